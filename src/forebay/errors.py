@@ -1,0 +1,239 @@
+"""All that forebay raises on purpose. Each error says what, where, expected, and what to do.
+
+ForebayError
+├── CacheNotFound        there is no cache at this root
+├── NothingPublished     there is a cache, but no generation of it yet
+├── LayerNotFound        the cache has no such layer
+├── ColumnNotFound       no layer of the cache has such a column
+├── LayerIncomplete      a layer lacks chunks that the rows asked for need
+├── RecipeMismatch       a cache is there, but another recipe built it
+├── RecipeInvalid        a recipe broke the contract between recipes and the core
+├── UnknownKind          no recipe or source of that kind is installed
+├── SettingsInvalid      a settings file has an unknown key or a wrong type
+├── Damaged              bytes at rest are not what was published
+│   ├── FormatTooNew     a newer forebay wrote it
+│   ├── NotForebay       the file is no file of ours
+│   ├── FileTruncated    the file is shorter or longer than was published
+│   ├── ChunkCorrupt     bytes of a chunk disagree with their digest
+│   ├── ChunkMissing     a generation lists a chunk whose file is gone
+│   └── IndexCorrupt     a generation, plan, recipe or cache.json disagrees with its digest
+├── KeyRefused           a generation is not tagged with the key in use, or needs one
+├── SourceNotFound       no file matches the source
+├── SourceChanged        a file behind a planned slice is not what it was
+├── BuildFailed          some chunks could not be made
+│   └── TooManyFailures  more samples failed than the caller allows
+├── BuildStopped         the build was asked to stop
+├── DiskFull             no room for what is still to be written
+└── MemoryTooSmall       the memory limit cannot hold one worker
+"""
+
+from collections.abc import Mapping, Sequence
+
+
+class ForebayError(Exception):
+    """The root of all that forebay raises on purpose; its text is one line that says what to do."""
+
+
+class CacheNotFound(ForebayError):
+    def __init__(self, root: str) -> None:
+        self.root = root
+        super().__init__(f"there is no cache at '{root}'; build one with `forebay build … --into {root}`")
+
+
+class NothingPublished(ForebayError):
+    def __init__(self, root: str, generation: int | None = None) -> None:
+        self.root = root
+        self.generation = generation
+        what = "no generation" if generation is None else f"no generation {generation}"
+        super().__init__(
+            f"the cache at '{root}' has {what} yet; see `forebay status {root}`, or finish its build first"
+        )
+
+
+class LayerNotFound(ForebayError):
+    def __init__(self, root: str, layer: str, known: Sequence[str]) -> None:
+        self.root, self.layer, self.known = root, layer, tuple(known)
+        super().__init__(
+            f"the cache at '{root}' has no layer '{layer}'; it has: {', '.join(known) or 'none'}"
+        )
+
+
+class ColumnNotFound(ForebayError):
+    def __init__(self, root: str, column: str, known: Sequence[str]) -> None:
+        self.root, self.column, self.known = root, column, tuple(known)
+        super().__init__(
+            f"the cache at '{root}' has no column '{column}'; it has: {', '.join(known) or 'none'}"
+        )
+
+
+class LayerIncomplete(ForebayError):
+    def __init__(self, root: str, layer: str, chunk: int) -> None:
+        self.root, self.layer, self.chunk = root, layer, chunk
+        super().__init__(
+            f"layer '{layer}' of '{root}' has no chunk {chunk} in this generation; finish its build, or open the "
+            f"cache with layers=['{layer}'] to see only the rows it has"
+        )
+
+
+class RecipeMismatch(ForebayError):
+    def __init__(self, root: str, layer: str, changed: Sequence[str]) -> None:
+        self.root, self.layer, self.changed = root, layer, tuple(changed)
+        super().__init__(
+            f"layer '{layer}' of the cache at '{root}' was built by another recipe (differs in: "
+            f"{', '.join(changed)}); build into a new root, or delete this one"
+        )
+
+
+class RecipeInvalid(ForebayError):
+    """A recipe returned something that its own declaration, or the core, does not allow."""
+
+
+class UnknownKind(ForebayError):
+    def __init__(self, what: str, kind: str, known: Sequence[str]) -> None:
+        self.what, self.kind, self.known = what, kind, tuple(known)
+        super().__init__(
+            f"no {what} of kind '{kind}' is installed (known: {', '.join(known)}); install the package that brings "
+            f"it, or pass the {what} itself"
+        )
+
+
+class SettingsInvalid(ForebayError):
+    def __init__(self, path: str, line: int | None, problem: str) -> None:
+        self.path, self.line, self.problem = path, line, problem
+        super().__init__(f"{path}{f':{line}' if line else ''}: {problem}")
+
+
+class Damaged(ForebayError):
+    """Bytes at rest are not what was published; `repair` is the way back."""
+
+
+class FormatTooNew(Damaged):
+    def __init__(self, where: str, found: object, supported: int) -> None:
+        self.where, self.found, self.supported = where, found, supported
+        super().__init__(
+            f"'{where}' has format version {found}, but this forebay reads up to {supported}; upgrade forebay"
+        )
+
+
+class NotForebay(Damaged):
+    def __init__(self, where: str, problem: str) -> None:
+        self.where, self.problem = where, problem
+        super().__init__(
+            f"'{where}' is not a file forebay wrote: {problem}; run `forebay verify`, then `forebay repair`"
+        )
+
+
+class FileTruncated(Damaged):
+    def __init__(self, where: str, found: int, expected: int) -> None:
+        self.where, self.found, self.expected = where, found, expected
+        super().__init__(
+            f"'{where}' has {found:,} bytes but {expected:,} were published; run `forebay repair`"
+        )
+
+
+class ChunkCorrupt(Damaged):
+    def __init__(
+        self,
+        root: str,
+        layer: str,
+        chunk: int,
+        problem: str,
+        *,
+        column: str | None = None,
+        block: int | None = None,
+        span: tuple[int, int] | None = None,
+    ) -> None:
+        self.root, self.layer, self.chunk, self.problem = root, layer, chunk, problem
+        self.column, self.block, self.span = column, block, span
+        where = f"chunk {chunk} of layer '{layer}' in '{root}'"
+        if block is not None:
+            where = f"block {block} of column '{column}' in {where}"
+        if span is not None:
+            where += f" (bytes {span[0]:,} to {span[1]:,})"
+        super().__init__(f"{where} is corrupt: {problem}; run `forebay repair {root}`")
+
+
+class ChunkMissing(Damaged):
+    def __init__(self, root: str, layer: str, chunk: int) -> None:
+        self.root, self.layer, self.chunk = root, layer, chunk
+        super().__init__(
+            f"chunk {chunk} of layer '{layer}' in '{root}' is published but its file is gone; run `forebay repair {root}`"
+        )
+
+
+class IndexCorrupt(Damaged):
+    def __init__(self, root: str, key: str, problem: str) -> None:
+        self.root, self.key, self.problem = root, key, problem
+        super().__init__(
+            f"'{key}' of the cache at '{root}' is corrupt: {problem}; run `forebay repair {root}`"
+        )
+
+
+class KeyRefused(ForebayError):
+    def __init__(self, root: str, key: str, problem: str) -> None:
+        self.root, self.key, self.problem = root, key, problem
+        super().__init__(f"'{key}' of the cache at '{root}' is refused: {problem}")
+
+
+class SourceNotFound(ForebayError):
+    def __init__(self, pattern: str, problem: str = "no file matches") -> None:
+        self.pattern = pattern
+        super().__init__(f"no source at '{pattern}': {problem}; check the path")
+
+
+class SourceChanged(ForebayError):
+    def __init__(self, root: str, files: Mapping[str, str]) -> None:
+        self.root, self.files = root, dict(files)
+        shown = "; ".join(f"'{path}' {how}" for path, how in list(files.items())[:3])
+        more = f" and {len(files) - 3} more" if len(files) > 3 else ""
+        super().__init__(
+            f"the source of '{root}' is not what it was: {shown}{more}; put the old content back, or build a new cache"
+        )
+
+
+class BuildFailed(ForebayError):
+    def __init__(self, root: str, failed: Mapping[int, str]) -> None:
+        self.root, self.failed = root, dict(failed)
+        shown = "; ".join(f"chunk {chunk}: {reason}" for chunk, reason in list(failed.items())[:3])
+        more = f" (and {len(failed) - 3} more)" if len(failed) > 3 else ""
+        super().__init__(
+            f"{len(failed)} chunk(s) of '{root}' could not be made: {shown}{more}; all others are published, "
+            f"run the same build again to retry"
+        )
+
+
+class TooManyFailures(BuildFailed):
+    def __init__(self, root: str, failures: int, samples: int, allowed: str) -> None:
+        self.root, self.failed = root, {}
+        self.failures, self.samples, self.allowed = failures, samples, allowed
+        ForebayError.__init__(
+            self,
+            f"{failures:,} of {samples:,} samples failed, more than the {allowed} allowed; "
+            f"see `forebay status {root}` for the reasons, or raise --max-failures",
+        )
+
+
+class BuildStopped(ForebayError):
+    def __init__(self, root: str, done: int, total: int) -> None:
+        self.root, self.done, self.total = root, done, total
+        super().__init__(
+            f"stopped: {done:,} of {total:,} chunks of '{root}' are published and safe; run the same command to go on"
+        )
+
+
+class DiskFull(ForebayError):
+    def __init__(self, root: str, needed: int, free: int) -> None:
+        self.root, self.needed, self.free = root, needed, free
+        super().__init__(
+            f"no room at '{root}': about {needed:,} bytes are needed, {free:,} are free; all published chunks stay "
+            f"valid, make room and run the same command to go on"
+        )
+
+
+class MemoryTooSmall(ForebayError):
+    def __init__(self, limit: int, needed: int) -> None:
+        self.limit, self.needed = limit, needed
+        super().__init__(
+            f"a memory limit of {limit:,} bytes cannot hold the build with one worker, which needs about {needed:,}; "
+            f"raise --memory-limit or choose smaller chunks in the recipe"
+        )

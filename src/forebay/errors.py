@@ -13,12 +13,12 @@ ForebayError
 ├── Damaged              bytes at rest are not what was published
 │   ├── FormatTooNew     a newer forebay wrote it
 │   ├── NotForebay       the file is no file of ours
-│   ├── FileTruncated    the file is shorter or longer than was published
 │   ├── ChunkCorrupt     bytes of a chunk disagree with their digest
 │   ├── ChunkMissing     a generation lists a chunk whose file is gone
 │   └── IndexCorrupt     a generation, plan, recipe or cache.json disagrees with its digest
 ├── KeyRefused           a generation is not tagged with the key in use, or needs one
 ├── SourceNotFound       no file matches the source
+├── SourceUnreadable     a file of the source cannot be decompressed or understood
 ├── SourceChanged        a file behind a planned slice is not what it was
 ├── BuildFailed          some chunks could not be made
 │   └── TooManyFailures  more samples failed than the caller allows
@@ -53,17 +53,13 @@ class NothingPublished(ForebayError):
 class LayerNotFound(ForebayError):
     def __init__(self, root: str, layer: str, known: Sequence[str]) -> None:
         self.root, self.layer, self.known = root, layer, tuple(known)
-        super().__init__(
-            f"the cache at '{root}' has no layer '{layer}'; it has: {', '.join(known) or 'none'}"
-        )
+        super().__init__(f"the cache at '{root}' has no layer '{layer}'; it has: {', '.join(known) or 'none'}")
 
 
 class ColumnNotFound(ForebayError):
     def __init__(self, root: str, column: str, known: Sequence[str]) -> None:
         self.root, self.column, self.known = root, column, tuple(known)
-        super().__init__(
-            f"the cache at '{root}' has no column '{column}'; it has: {', '.join(known) or 'none'}"
-        )
+        super().__init__(f"the cache at '{root}' has no column '{column}'; it has: {', '.join(known) or 'none'}")
 
 
 class LayerIncomplete(ForebayError):
@@ -123,14 +119,6 @@ class NotForebay(Damaged):
         )
 
 
-class FileTruncated(Damaged):
-    def __init__(self, where: str, found: int, expected: int) -> None:
-        self.where, self.found, self.expected = where, found, expected
-        super().__init__(
-            f"'{where}' has {found:,} bytes but {expected:,} were published; run `forebay repair`"
-        )
-
-
 class ChunkCorrupt(Damaged):
     def __init__(
         self,
@@ -157,16 +145,15 @@ class ChunkMissing(Damaged):
     def __init__(self, root: str, layer: str, chunk: int) -> None:
         self.root, self.layer, self.chunk = root, layer, chunk
         super().__init__(
-            f"chunk {chunk} of layer '{layer}' in '{root}' is published but its file is gone; run `forebay repair {root}`"
+            f"chunk {chunk} of layer '{layer}' in '{root}' is published but its file is gone; "
+            f"run `forebay repair {root}`"
         )
 
 
 class IndexCorrupt(Damaged):
     def __init__(self, root: str, key: str, problem: str) -> None:
         self.root, self.key, self.problem = root, key, problem
-        super().__init__(
-            f"'{key}' of the cache at '{root}' is corrupt: {problem}; run `forebay repair {root}`"
-        )
+        super().__init__(f"'{key}' of the cache at '{root}' is corrupt: {problem}; run `forebay repair {root}`")
 
 
 class KeyRefused(ForebayError):
@@ -179,6 +166,12 @@ class SourceNotFound(ForebayError):
     def __init__(self, pattern: str, problem: str = "no file matches") -> None:
         self.pattern = pattern
         super().__init__(f"no source at '{pattern}': {problem}; check the path")
+
+
+class SourceUnreadable(ForebayError):
+    def __init__(self, path: str, problem: str) -> None:
+        self.path, self.problem = path, problem
+        super().__init__(f"'{path}' cannot be read as a source: {problem}; mend the file or leave it out")
 
 
 class SourceChanged(ForebayError):
@@ -213,7 +206,7 @@ class TooManyFailures(BuildFailed):
         )
 
 
-class BuildStopped(ForebayError):
+class BuildStopped(ForebayError, KeyboardInterrupt):
     def __init__(self, root: str, done: int, total: int) -> None:
         self.root, self.done, self.total = root, done, total
         super().__init__(

@@ -1,0 +1,1 @@
+"""Plans, claims, builds, readers: the core, which knows no kind of data."""

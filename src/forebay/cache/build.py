@@ -1,0 +1,251 @@
+"""Building: claim what is missing, have it made, publish it.
+
+    what is missing ─▶ claim ─▶ crew makes and writes ─▶ release ─▶ … ─▶ generation
+                         ▲            │ died, I/O error: again, up to 3 times
+                         └────────────┘
+
+It knows no kind of data and no kind of engine.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from forebay.cache.claim import LEASE_SECONDS, Claims, Heartbeat
+from forebay.cache.crew import Crew, Died, Engine, Event, Made, Refused
+from forebay.cache.memory import MemoryGovernor
+from forebay.cache.publish import chunk_files, publish
+from forebay.cache.records import Progress
+from forebay.cache.schedule import Answer, Schedule
+from forebay.cache.work import BuildJob, Job
+from forebay.errors import BuildFailed, BuildStopped, DiskFull, SourceChanged, TooManyFailures
+from forebay.format import layout
+from forebay.format.chunk import ChunkRecord
+from forebay.store.base import Store, holds
+
+TRIES = 3
+TICK_SECONDS = 0.5
+PUBLISH_SECONDS = 60.0
+
+OnProgress = Callable[[Progress], None]
+Weigh = Callable[[int], int]  # what a chunk takes from the source
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """How to run a build; nothing of it changes a byte."""
+
+    workers: int
+    host: str
+    versions: Mapping[str, str]
+    memory_limit: int | None = None
+    max_failures: int | float | None = None  # a count, or a share below 1
+    lease_seconds: float = LEASE_SECONDS
+    publish_seconds: float = PUBLISH_SECONDS
+    on_progress: OnProgress = lambda progress: None
+
+
+@dataclass(slots=True)
+class Tally:
+    """What happened so far."""
+
+    total: int
+    present: int = 0
+    records: dict[int, ChunkRecord] = field(default_factory=dict)
+    failed: dict[int, str] = field(default_factory=dict)
+    deaths: list[str] = field(default_factory=list)
+    read: int = 0
+    note: str = ""
+
+    @property
+    def done(self) -> int:
+        return self.present + len(self.records)
+
+    @property
+    def written_bytes(self) -> int:
+        return sum(record.size for record in self.records.values())
+
+    @property
+    def rows(self) -> int:
+        return sum(record.rows for record in self.records.values())
+
+
+class Build:
+    """One run of one builder over the chunks it was asked for."""
+
+    def __init__(
+        self, job: Job, chunks: Sequence[int], tally: Tally, terms: Terms, streams: Mapping[int, str], weigh: Weigh
+    ) -> None:
+        self._job = job
+        self._store: Store = job.chunks.store
+        self._layer = job.chunks.layer
+        self._tally = tally
+        self._terms = terms
+        self._weigh = weigh
+        self._claims = Claims(self._store, self._layer, terms.host, terms.lease_seconds)
+        self._schedule = Schedule(chunks, streams, self._ask)
+        self._tries: Counter[int] = Counter()
+        self._again: dict[int, float] = {}  # chunk -> when to try it again
+        self._running: set[int] = set()
+        self._born_dead = 0
+        self._started = self._published = self._looked = time.monotonic()
+
+    def run(self, engine: Engine) -> None:
+        """Make every chunk, or raise; either way claims are released and workers are gone."""
+        if not self._schedule.pending:
+            return
+        first = 1 if self._terms.memory_limit else min(self._terms.workers, self._schedule.pending)
+        crew = engine.start(self._job, first)
+        governor = MemoryGovernor(self._terms.memory_limit, self._terms.workers)
+        try:
+            with Heartbeat(self._claims):
+                while self._step(crew, governor):
+                    self._show(crew)
+        except KeyboardInterrupt as error:
+            raise BuildStopped(self._store.address, self._tally.done, self._tally.total) from error
+        finally:
+            crew.stop()
+            for chunk in [*self._running, *self._again]:
+                self._claims.release(chunk)
+            for leftover in self._store.leftovers():
+                self._store.delete(leftover.key)
+
+    def _step(self, crew: Crew, governor: MemoryGovernor) -> bool:
+        """Hand out work, take what came back; False when there is nothing left to do or to wait for."""
+        for slot in crew.idle():
+            chunk = self._next(slot)
+            if chunk is None:
+                break
+            self._running.add(chunk)
+            crew.give(slot, chunk)
+        if not (self._running or self._again or self._schedule.elsewhere):
+            return False
+        for event in crew.wait(TICK_SECONDS if self._running else TICK_SECONDS / 2):
+            self._take(event)
+            governor.take(event)
+        governor.steer(crew, self._schedule.pending + len(self._running))
+        if not self._running and not self._schedule.pending:
+            self._schedule.look_again()
+        self._publish_now_and_then()
+        return True
+
+    def _next(self, slot: int) -> int | None:
+        now = time.monotonic()
+        due = next((chunk for chunk, when in self._again.items() if when <= now), None)
+        if due is not None:
+            del self._again[due]
+            return due
+        return self._schedule.next_for(slot)
+
+    def _ask(self, chunk: int) -> Answer:
+        """Whether a chunk is ours to make. The claim comes first, then the second look: nobody can slip between."""
+        if self._is_there(chunk):
+            return "done"
+        if not self._claims.take(chunk):
+            return "busy"
+        if self._is_there(chunk):
+            self._claims.release(chunk)
+            return "done"
+        return "mine"
+
+    def _is_there(self, chunk: int) -> bool:
+        there = isinstance(self._job, BuildJob) and holds(self._store, layout.chunk(self._layer, chunk))
+        self._tally.present += there
+        return there
+
+    def _take(self, event: Event) -> None:
+        if event.chunk is not None:
+            self._running.discard(event.chunk)
+        match event:
+            case Made():
+                self._made(event)
+            case Died(chunk=None):
+                self._died_at_birth(event)
+            case Died(chunk=int(chunk)):
+                self._tally.deaths.append(f"worker {event.pid} {event.reason} while making chunk {chunk}")
+                self._tally.note = self._tally.deaths[-1]
+                self._try_again(chunk, f"a worker was lost: {event.reason}")
+            case Refused():
+                self._refused(event)
+
+    def _made(self, made: Made) -> None:
+        if made.record is None:
+            self._tally.present += 1
+        else:
+            self._tally.records[made.chunk] = made.record
+        self._tally.read += self._weigh(made.chunk)
+        self._claims.release(made.chunk)
+        self._check_failures()
+
+    def _refused(self, refused: Refused) -> None:
+        if refused.trouble == "io":
+            self._try_again(refused.chunk, refused.reason)
+            return
+        self._running.add(refused.chunk)  # so that its claim is released on the way out
+        if refused.trouble == "disk-full":
+            raise DiskFull(self._store.address, self._needed_bytes(), self._store.free_bytes() or 0)
+        if refused.trouble == "source-changed":
+            raise SourceChanged(self._store.address, refused.files)
+        self._running.discard(refused.chunk)
+        self._give_up(refused.chunk, refused.reason)
+
+    def _try_again(self, chunk: int, reason: str) -> None:
+        self._tries[chunk] += 1
+        if self._tries[chunk] >= TRIES:
+            self._give_up(chunk, f"{reason} ({TRIES} tries)")
+        else:
+            self._again[chunk] = time.monotonic() + 0.2 * 4 ** (self._tries[chunk] - 1)
+
+    def _give_up(self, chunk: int, reason: str) -> None:
+        self._claims.fail(chunk, reason)
+        self._tally.failed[chunk] = reason
+        self._tally.note = f"chunk {chunk} failed: {reason}"
+        if len(self._tally.failed) >= TRIES and not self._tally.records:
+            raise BuildFailed(self._store.address, self._tally.failed)
+
+    def _died_at_birth(self, died: Died) -> None:
+        self._born_dead += 1
+        if self._born_dead >= TRIES and not self._tally.records:
+            raise BuildFailed(self._store.address, {-1: f"worker processes end before they begin: {died.reason}"})
+
+    def _check_failures(self) -> None:
+        allowed = self._terms.max_failures
+        if allowed is None:
+            return
+        failures = sum(record.failures for record in self._tally.records.values())
+        samples = sum(record.samples for record in self._tally.records.values())
+        if failures > (allowed if isinstance(allowed, int) else allowed * samples):
+            shown = f"{allowed:,}" if isinstance(allowed, int) else f"{allowed:.2%}"
+            raise TooManyFailures(self._store.address, failures, samples, shown)
+
+    def _needed_bytes(self) -> int:
+        """What is still to be written, judged by what was."""
+        left = self._tally.total - self._tally.done
+        files = chunk_files(self._store, self._layer)
+        sizes = [entry.size for entry in self._store.keys(layout.layer_folder(self._layer))] if files else [0]
+        return max(sizes) if not left else left * (sum(sizes) // len(sizes) or max(sizes))
+
+    def _publish_now_and_then(self) -> None:
+        if time.monotonic() - self._published >= self._terms.publish_seconds and self._tally.records:
+            publish(self._store, {self._layer: self._tally.records.values()}, self._terms.versions)
+            self._published = time.monotonic()
+
+    def _show(self, crew: Crew) -> None:
+        waiting = not self._running and bool(self._schedule.elsewhere)
+        self._terms.on_progress(
+            Progress(
+                phase="waiting" if waiting else "building",
+                done=self._tally.done,
+                total=self._tally.total,
+                rows=self._tally.rows,
+                read_bytes=self._tally.read,
+                written_bytes=self._tally.written_bytes,
+                seconds=time.monotonic() - self._started,
+                workers=len(crew.pids()),
+                busy=len(self._running),
+                pids=tuple(crew.pids()),
+                note=self._tally.note,
+            )
+        )
+        self._tally.note = ""

@@ -1,0 +1,164 @@
+"""Claims: who computes which chunk, so that builders on one cache do not do the same work twice.
+
+    nobody ──create 000035.1──▶ A works, beats ──publishes chunk, deletes 000035.1──▶ done
+                                 A stops beating ──B creates 000035.2──▶ B works …
+
+A claim is advice: two builders that both hold one make the same bytes, and the second is told that the chunk is there.
+It expires when its heartbeat has not moved for a lease on the observer's own clock, at once when the owner is known to
+be dead. Whoever creates the next attempt has it; creation happens once, so exactly one takes over.
+"""
+
+import threading
+import time
+from contextlib import suppress
+from typing import Literal
+
+import msgspec
+
+from forebay.format import layout
+from forebay.store.base import Store
+from forebay.store.owner import Owner, this_process
+
+LEASE_SECONDS = 60.0
+
+
+class Claim(msgspec.Struct, frozen=True, kw_only=True):
+    """The content of a claim file."""
+
+    owner: str
+    host: str
+    pid: int
+    beat: int = 0
+    state: Literal["working", "failed"] = "working"
+    reason: str = ""
+
+
+class Claims:
+    """The claims of one builder on one layer, and its view of everybody else's."""
+
+    def __init__(self, store: Store, layer: str, host: str, lease_seconds: float = LEASE_SECONDS) -> None:
+        self.lease_seconds = lease_seconds
+        self._store = store
+        self._layer = layer
+        self._owner = this_process()
+        self._host = host
+        self._held: dict[int, int] = {}  # chunk -> attempt
+        self._seen: dict[str, tuple[int, float]] = {}  # key -> beat, when this clock first saw it
+        self._beat = 0
+        self._lock = threading.Lock()
+        # A failure recorded before this builder began is tried again; one recorded since then is respected.
+        self._old_failures = {key for key, claim in self.read_all().items() if claim.state == "failed"}
+
+    def take(self, chunk: int) -> bool:
+        """Claim a chunk, unless a live builder has it or it failed since this builder began."""
+        attempts = self._attempts(chunk)
+        attempt = 1
+        if attempts:
+            last = max(attempts)
+            key = layout.claim(self._layer, chunk, last)
+            if not self._is_free(key, attempts[last]):
+                return False
+            attempt = last + 1
+        if not self._store.create(layout.claim(self._layer, chunk, attempt), [self._encode()]):
+            return False
+        with self._lock:
+            self._held[chunk] = attempt
+        return True
+
+    def release(self, chunk: int) -> None:
+        """Give up a chunk, made or not; nothing of its claims is left."""
+        with self._lock:
+            mine = self._held.pop(chunk)
+            for attempt in range(1, mine + 1):
+                self._store.delete(layout.claim(self._layer, chunk, attempt))
+
+    def fail(self, chunk: int, reason: str) -> None:
+        """Record that a chunk cannot be made."""
+        with self._lock:
+            attempt = self._held.pop(chunk)
+            self._store.replace(layout.claim(self._layer, chunk, attempt), [self._encode("failed", reason)])
+
+    def beat(self) -> None:
+        """Show that this builder lives: move the counter of everything it holds."""
+        with self._lock:
+            self._beat += 1
+            for chunk, attempt in self._held.items():
+                self._store.replace(layout.claim(self._layer, chunk, attempt), [self._encode()])
+
+    def read_all(self) -> dict[str, Claim]:
+        """Every claim on the layer, by key; looking also starts the clock of those not seen before."""
+        return read_claims(self._store, self._layer)
+
+    def watch(self) -> None:
+        """Look at every claim, so that the lease of a silent one runs."""
+        for key, claim in self.read_all().items():
+            self._is_free(key, claim)
+
+    def _attempts(self, chunk: int) -> dict[int, Claim]:
+        prefix = f"{layout.claims_folder(self._layer)}{chunk:06d}."
+        found: dict[int, Claim] = {}
+        for key, claim in read_claims(self._store, self._layer, prefix).items():
+            parsed = layout.parse_claim(key)
+            if parsed and parsed[0] == chunk:
+                found[parsed[1]] = claim
+        return found
+
+    def _is_free(self, key: str, claim: Claim) -> bool:
+        if claim.state == "failed":
+            return key in self._old_failures
+        return self._is_expired(key, claim)
+
+    def _is_expired(self, key: str, claim: Claim) -> bool:
+        if is_abandoned(claim):
+            return True
+        now = time.monotonic()
+        beat, since = self._seen.get(key, (None, now))
+        if beat != claim.beat:
+            beat, since = claim.beat, now
+        self._seen[key] = (claim.beat, since)
+        return now - since >= self.lease_seconds
+
+    def _encode(self, state: Literal["working", "failed"] = "working", reason: str = "") -> bytes:
+        claim = Claim(
+            owner=str(self._owner), host=self._host, pid=self._owner.pid, beat=self._beat, state=state, reason=reason
+        )
+        return msgspec.json.encode(claim)
+
+
+class Heartbeat(threading.Thread):
+    """Moves the counter of a builder's claims while it works; used as a context."""
+
+    def __init__(self, claims: Claims) -> None:
+        super().__init__(name="forebay-heartbeat", daemon=True)
+        self._claims = claims
+        self._stopped = threading.Event()
+
+    def run(self) -> None:
+        while not self._stopped.wait(self._claims.lease_seconds / 6):
+            with suppress(OSError):  # a full disk stops the build where it writes chunks, not here
+                self._claims.beat()
+
+    def __enter__(self) -> "Heartbeat":
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopped.set()
+        self.join()
+
+
+def read_claims(store: Store, layer: str, prefix: str | None = None) -> dict[str, Claim]:
+    """Every readable claim on a layer, by key; one that vanishes while it is read is no claim."""
+    claims: dict[str, Claim] = {}
+    for entry in store.keys(prefix or layout.claims_folder(layer)):
+        try:
+            claims[entry.key] = msgspec.json.decode(store.read(entry.key), type=Claim)
+        except (KeyError, msgspec.DecodeError, msgspec.ValidationError):
+            continue
+    return claims
+
+
+def is_abandoned(claim: Claim) -> bool:
+    """Whether the owner of a claim is known to be dead; only its own host can know."""
+    owner = Owner.parse(claim.owner)
+    return owner is not None and owner.is_dead()

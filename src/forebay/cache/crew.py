@@ -1,0 +1,70 @@
+"""The contract between a build and whoever runs its chunks."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from forebay.cache.work import Job
+from forebay.format.chunk import ChunkRecord
+
+Trouble = Literal["io", "disk-full", "source-changed", "error"]
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A chunk is written; `record` is None where somebody else had written it first."""
+
+    chunk: int
+    record: ChunkRecord | None
+    seconds: float
+    peak_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A chunk could not be made, and the worker lives."""
+
+    chunk: int
+    trouble: Trouble
+    reason: str
+    files: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Died:
+    """A worker is gone, with the chunk it held."""
+
+    chunk: int | None
+    pid: int
+    reason: str
+
+
+Event = Made | Refused | Died
+
+
+class Crew(Protocol):
+    """Workers at work on one job. A slot holds one worker and at most one chunk."""
+
+    def idle(self) -> list[int]:
+        """The slots that have nothing to do."""
+
+    def give(self, slot: int, chunk: int) -> None:
+        """Have a slot make a chunk."""
+
+    def wait(self, timeout: float) -> list[Event]:
+        """What happened, after at most `timeout` seconds."""
+
+    def resize(self, workers: int) -> None:
+        """Have this many slots from now on; one that is busy ends its chunk first."""
+
+    def pids(self) -> list[int]:
+        """The processes at work, for measuring them."""
+
+    def stop(self) -> None:
+        """End all work at once; what was under way is lost."""
+
+
+class Engine(Protocol):
+    """Who runs the chunks: local processes, this process, a cluster."""
+
+    def start(self, job: Job, workers: int) -> Crew: ...

@@ -1,0 +1,141 @@
+"""From what a caller asks for to runs of a build: which chunks, by which job, in which order."""
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from forebay.cache.build import Build, Tally, Terms, Weigh
+from forebay.cache.crew import Engine
+from forebay.cache.freshness import Freshness, check_freshness
+from forebay.cache.plan import Plan
+from forebay.cache.publish import UNPUBLISHED, chunk_files, load_generation, newest_generation, publish
+from forebay.cache.records import BuildReport
+from forebay.cache.work import BaseJob, BuildJob, ChunkJob, LayerJob, RepairJob
+from forebay.errors import BuildFailed, SourceChanged
+from forebay.format.chunk import ChunkRecord
+from forebay.format.generation import ChunkTable, Generation
+from forebay.recipe import LayerRecipe, Recipe
+from forebay.source import Source
+from forebay.store.base import Store
+
+
+@dataclass(frozen=True, slots=True)
+class Workplace:
+    """All that making chunks of one layer needs."""
+
+    job: ChunkJob
+    chunks: Sequence[int]  # every chunk that the layer should have
+    streams: dict[int, str]
+    weigh: Weigh
+    notes: tuple[str, ...] = ()
+
+
+def base_workplace(store: Store, source: Source, recipe: Recipe, layer: str, plan: Plan) -> Workplace:
+    """The base layer's work, once its source is found to be what was planned."""
+    newest = newest_generation(store)
+    table = newest.table(layer) if newest else ChunkTable.of([])
+    fresh = check_freshness(store, source, plan, layer, table)
+    if fresh.changed:
+        raise SourceChanged(store.address, fresh.changed)
+    job = BaseJob(store, layer, recipe, source, fresh.now)
+    return Workplace(job, range(len(plan)), plan.streams(), plan.weight_of, _notes(source, plan, fresh))
+
+
+def layer_workplace(store: Store, recipe: LayerRecipe, layer: str) -> Workplace:
+    """A further layer's work: whatever the base layer has published."""
+    pinned = load_generation(store)
+    job = LayerJob(store, layer, recipe, pinned.number)
+    return Workplace(job, pinned.table(pinned.base).chunks.tolist(), {}, lambda chunk: 0)
+
+
+def build_chunks(place: Workplace, wanted: Iterable[int], engine: Engine, terms: Terms) -> BuildReport:
+    """Make what is missing of the wanted chunks, in the order given, and publish."""
+    store, layer = place.job.store, place.job.layer
+    started = time.monotonic()
+    newest = drop_unsound(store, layer, terms)
+    listed, files = set(newest.table(layer).chunks.tolist()), chunk_files(store, layer)
+    order = list(wanted)
+    missing = [chunk for chunk in order if chunk not in files and chunk not in listed]
+    tally = Tally(total=len(order), present=len(order) - len(missing))
+    lost = [chunk for chunk in order if chunk in listed and chunk not in files]
+    notes = list(place.notes)
+    if lost:
+        again = remake_chunks(place, lost, newest, engine, terms)
+        notes.append(f"{len(again.records)} published chunk(s) had lost their files and were made again")
+    try:
+        Build(BuildJob(place.job), missing, tally, terms, place.streams, place.weigh).run(engine)
+    finally:
+        generation = publish(store, {layer: tally.records.values()}, terms.versions)
+    report = _report(store, layer, tally, generation, time.monotonic() - started, notes)
+    if tally.failed:
+        raise BuildFailed(store.address, tally.failed)
+    return report
+
+
+def remake_chunks(
+    place: Workplace, chunks: Iterable[int], generation: Generation, engine: Engine, terms: Terms
+) -> Tally:
+    """Make published chunks again. Where other bytes come out, a new revision is published."""
+    store, layer = place.job.store, place.job.layer
+    listed = published_records(generation, layer, chunks)
+    tally = Tally(total=len(listed))
+    job = RepairJob(place.job, listed)
+    Build(job, sorted(listed), tally, terms, place.streams, place.weigh).run(engine)
+    revised = [record for record in tally.records.values() if record.revision != listed[record.chunk].revision]
+    if revised:
+        publish(store, {layer: revised}, terms.versions)
+    return tally
+
+
+def published_records(generation: Generation, layer: str, chunks: Iterable[int]) -> dict[int, ChunkRecord]:
+    table = generation.table(layer)
+    positions = {chunk: table.position(chunk) for chunk in chunks}
+    return {chunk: table.record(at) for chunk, at in positions.items() if at is not None}
+
+
+def drop_unsound(store: Store, layer: str, terms: Terms) -> Generation:
+    """Adopt what is there; remove unlisted files of the layer that are no sound chunk of it."""
+    skipped: set[str] = set()
+    generation = publish(store, {}, terms.versions, skipped)
+    for key in skipped:
+        store.delete(key)
+    return generation
+
+
+def in_order(chunks: Sequence[int], mode: str, start: int | None, end: int | None) -> list[int]:
+    """The chunks of an inclusive range, from the near or the far end."""
+    first = 0 if start is None else start
+    last = max(chunks, default=0) if end is None else end
+    chosen = [chunk for chunk in chunks if first <= chunk <= last]
+    return chosen[::-1] if mode == "inverse" else chosen
+
+
+def _report(
+    store: Store, layer: str, tally: Tally, generation: Generation, seconds: float, notes: list[str]
+) -> BuildReport:
+    table = generation.table(layer)
+    return BuildReport(
+        root=store.address,
+        layer=layer,
+        chunks=tally.total,
+        made=len(tally.records),
+        present=tally.present,
+        failed=dict(tally.failed),
+        rows=int(table.rows.sum()),
+        failures=int(table.numbers["failures"].sum()),
+        samples=int(table.numbers["samples"].sum()),
+        written_bytes=tally.written_bytes,
+        seconds=seconds,
+        generation=None if generation.number == UNPUBLISHED else generation.number,
+        deaths=tuple(tally.deaths),
+        notes=tuple(notes),
+    )
+
+
+def _notes(source: Source, plan: Plan, fresh: Freshness) -> tuple[str, ...]:
+    planned = plan.files
+    new = sum(file.path not in planned for file in source.files())
+    grew = len(fresh.grown)
+    notes = [f"{new:,} file(s) of the source are not in the plan; `forebay grow` appends them"] if new else []
+    notes += [f"{grew:,} file(s) of the source grew; `forebay grow` appends what is new"] if grew else []
+    return tuple(notes)

@@ -1,0 +1,37 @@
+"""Keeping a build within a memory limit: as many workers as fit, judged by what workers were seen to need."""
+
+import os
+
+import psutil
+
+from forebay.cache.crew import Crew, Event, Made
+from forebay.errors import MemoryTooSmall
+
+_MARGIN = 1.15
+
+
+class MemoryGovernor:
+    """Begins with one worker, then allows as many as the measured peak of one leaves room for."""
+
+    def __init__(self, limit: int | None, workers: int) -> None:
+        self._limit = limit
+        self._workers = workers
+        self._peak = 0
+        self._allowed: int | None = None
+
+    def take(self, event: Event) -> None:
+        if isinstance(event, Made):
+            self._peak = max(self._peak, event.peak_bytes)
+
+    def steer(self, crew: Crew, left: int) -> None:
+        """Resize the crew when a higher peak, or the first one, was seen."""
+        if self._limit is None or not self._peak or crew.pids() == [os.getpid()]:
+            return
+        own = psutil.Process().memory_info().rss
+        allowed = int((self._limit - own) // (self._peak * _MARGIN))
+        if allowed < 1:
+            raise MemoryTooSmall(self._limit, own + int(self._peak * _MARGIN))
+        wanted = max(1, min(allowed, self._workers, left))
+        if wanted != self._allowed:
+            crew.resize(wanted)
+            self._allowed = wanted

@@ -1,0 +1,219 @@
+"""The plan: which parts of the source make which chunk. Append-only, fixed before any work starts.
+
+    segment 0   files  a b c      chunk 0 = a[0:900]   chunk 1 = a[900:1400] b[0:350]   chunk 2 = …
+    segment 1   files  b d        chunk 3 = b[350:800] d[0:120]                         grown later
+
+A later segment that names a file again holds what is now known of it.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from forebay.columns import Array, Ragged
+from forebay.errors import IndexCorrupt
+from forebay.format import layout
+from forebay.format.layout import FORMAT_VERSION
+from forebay.format.sealed import seal, unseal
+from forebay.source import Part, SourceFile
+from forebay.store.base import Buffer, Store
+
+_NUMBERS = {"size": np.uint64, "mtime_ns": np.int64, "digest": np.uint64, "has_digest": np.uint8, "stream": np.uint8}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Segment:
+    """One append to the plan: its files, its parts, and which parts make a chunk."""
+
+    number: int
+    first_chunk: int
+    source: Mapping[str, Any]  # the description of the source
+    weight: int  # what a chunk was meant to weigh, in the unit of the source
+    tensors: Mapping[str, Array]
+
+    @classmethod
+    def of(
+        cls,
+        chunks: Sequence[Sequence[Part]],
+        *,
+        number: int,
+        first_chunk: int,
+        source: Mapping[str, Any],
+        weight: int,
+    ) -> "Segment":
+        files = {part.file.path: part.file for parts in chunks for part in parts}
+        index = {path: position for position, path in enumerate(files)}
+        parts = [part for group in chunks for part in group]
+        tensors: dict[str, Array] = {
+            "chunk_parts": np.cumsum([0, *map(len, chunks)], dtype=np.uint64),
+            "part_file": np.array([index[part.file.path] for part in parts], np.uint64),
+            "part_start": np.array([part.start for part in parts], np.uint64),
+            "part_stop": np.array([part.stop for part in parts], np.uint64),
+        }
+        return cls(number, first_chunk, dict(source), weight, tensors | _file_tensors(list(files.values())))
+
+    def __len__(self) -> int:
+        return len(self.tensors["chunk_parts"]) - 1
+
+    @property
+    def file_count(self) -> int:
+        return len(self.tensors["file_size"])
+
+    def file(self, position: int) -> SourceFile:
+        numbers = {name: int(self.tensors[f"file_{name}"][position]) for name in _NUMBERS}
+        has_digest = numbers.pop("has_digest")
+        return SourceFile(
+            path=self._text("path", position),
+            etag=self._text("etag", position),
+            size=numbers["size"],
+            mtime_ns=numbers["mtime_ns"],
+            stream=bool(numbers["stream"]),
+            digest=numbers["digest"] if has_digest else None,
+        )
+
+    def parts(self, chunk: int) -> list[Part]:
+        """The parts of a chunk, counted from the start of this segment."""
+        first, last = self.tensors["chunk_parts"][chunk : chunk + 2].tolist()
+        return [
+            Part(self.file(file), start, stop)
+            for file, start, stop in zip(
+                self.tensors["part_file"][first:last].tolist(),
+                self.tensors["part_start"][first:last].tolist(),
+                self.tensors["part_stop"][first:last].tolist(),
+                strict=True,
+            )
+        ]
+
+    def places_of(self, file: int) -> list[tuple[int, int, int, int]]:
+        """(chunk, part of that chunk, start, stop) of everything planned from one file."""
+        found = np.flatnonzero(self.tensors["part_file"] == file)
+        chunks = np.searchsorted(self.tensors["chunk_parts"], found, side="right") - 1
+        within = found - self.tensors["chunk_parts"][chunks].astype(np.int64)
+        starts, stops = self.tensors["part_start"][found], self.tensors["part_stop"][found]
+        columns = ((chunks + self.first_chunk).tolist(), within.tolist(), starts.tolist(), stops.tolist())
+        return list(zip(*columns, strict=True))
+
+    def encode(self) -> list[Buffer]:
+        metadata = {
+            "format_version": FORMAT_VERSION,
+            "type": "plan",
+            "number": self.number,
+            "first_chunk": self.first_chunk,
+            "source": dict(self.source),
+            "weight": self.weight,
+        }
+        ordered = dict(sorted(self.tensors.items(), key=lambda item: (-item[1].dtype.itemsize, item[0])))
+        return seal(metadata, ordered)
+
+    def _text(self, name: str, position: int) -> str:
+        rows = Ragged(self.tensors[f"file_{name}"], self.tensors[f"file_{name}_offsets"])
+        return rows[position].tobytes().decode("utf-8", "surrogateescape")
+
+
+class Plan:
+    """All segments of a cache's plan."""
+
+    def __init__(self, segments: Sequence[Segment], digests: Sequence[str]) -> None:
+        self.segments = tuple(segments)
+        self.digests = tuple(digests)
+
+    def __len__(self) -> int:
+        """The number of chunks planned."""
+        return self.segments[-1].first_chunk + len(self.segments[-1]) if self.segments else 0
+
+    @property
+    def source(self) -> Mapping[str, Any]:
+        return self.segments[-1].source
+
+    @property
+    def weight(self) -> int:
+        return self.segments[0].weight
+
+    def parts(self, chunk: int) -> list[Part]:
+        segment = self.segments[self._segment_of(chunk)]
+        return segment.parts(chunk - segment.first_chunk)
+
+    def weight_of(self, chunk: int) -> int:
+        return sum(part.weight for part in self.parts(chunk))
+
+    def streams(self) -> dict[int, str]:
+        """chunk -> the compressed file whose parts should be made in order by one worker, where it has one."""
+        found: dict[int, str] = {}
+        for segment in self.segments:
+            files = segment.tensors["part_file"]
+            of_stream = np.flatnonzero(segment.tensors["file_stream"][files])
+            chunks = np.searchsorted(segment.tensors["chunk_parts"], of_stream, side="right") - 1
+            for chunk, file in zip(chunks.tolist(), files[of_stream].tolist(), strict=True):
+                found.setdefault(segment.first_chunk + chunk, segment._text("path", file))
+        return found
+
+    @cached_property
+    def files(self) -> dict[str, SourceFile]:
+        """Every planned file as it was last seen."""
+        return {file.path: file for segment in self.segments for file in map(segment.file, range(segment.file_count))}
+
+    def ends(self) -> dict[str, int]:
+        """How far every file is planned, in the unit of the source."""
+        ends: dict[str, int] = {}
+        for segment in self.segments:
+            stops = segment.tensors["part_stop"].tolist()
+            for file, stop in zip(segment.tensors["part_file"].tolist(), stops, strict=True):
+                path = segment._text("path", file)
+                ends[path] = max(stop, ends.get(path, 0))
+        return ends
+
+    def places_of(self, path: str) -> Iterator[tuple[int, int, int, int]]:
+        """(chunk, part of that chunk, start, stop) of everything planned from one file."""
+        for segment in self.segments:
+            for file in range(segment.file_count):
+                if segment._text("path", file) == path:
+                    yield from segment.places_of(file)
+
+    def _segment_of(self, chunk: int) -> int:
+        if not 0 <= chunk < len(self):
+            raise IndexError(f"chunk {chunk} of {len(self)} planned")
+        return next(i for i, s in enumerate(self.segments) if s.first_chunk <= chunk < s.first_chunk + len(s))
+
+
+def load_plan(store: Store) -> Plan:
+    """The plan as it is now: every segment, each checked against its digest."""
+    segments: list[Segment] = []
+    digests: list[str] = []
+    for entry in store.keys(layout.PLAN):
+        if layout.parse_numbered(entry.key) != len(segments):
+            continue
+        segment, digest = decode_segment(store.map(entry.key), store.address, entry.key)
+        planned = segments[-1].first_chunk + len(segments[-1]) if segments else 0
+        if (segment.number, segment.first_chunk) != (len(segments), planned):
+            raise IndexCorrupt(store.address, entry.key, f"it does not continue the plan at chunk {planned}")
+        segments.append(segment)
+        digests.append(digest)
+    return Plan(segments, digests)
+
+
+def decode_segment(view: memoryview, root: str, key: str) -> tuple[Segment, str]:
+    """A segment and the SHA-256 that its file carries."""
+    metadata, tensors = unseal(view, root, key, "plan")
+    facts = (metadata["number"], metadata["first_chunk"], metadata["source"], metadata["weight"])
+    return Segment(*facts, tensors), bytes(view[-32:]).hex()
+
+
+def _file_tensors(files: list[SourceFile]) -> dict[str, Array]:
+    columns: dict[str, list[int]] = {
+        "size": [file.size for file in files],
+        "mtime_ns": [file.mtime_ns for file in files],
+        "digest": [file.digest or 0 for file in files],
+        "has_digest": [file.digest is not None for file in files],
+        "stream": [file.stream for file in files],
+    }
+    tensors: dict[str, Array] = {
+        f"file_{name}": np.array(columns[name], dtype=dtype) for name, dtype in _NUMBERS.items()
+    }
+    for name in ("path", "etag"):
+        text = Ragged.of_bytes([getattr(file, name).encode("utf-8", "surrogateescape") for file in files])
+        tensors[f"file_{name}"] = text.values
+        tensors[f"file_{name}_offsets"] = text.offsets.astype(np.uint64)
+    return tensors

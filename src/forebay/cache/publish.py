@@ -1,0 +1,188 @@
+"""Publishing: from chunks that are there to the next generation."""
+
+import hashlib
+import platform
+import secrets
+from collections.abc import Iterable, Mapping
+
+import msgspec
+import numpy as np
+
+from forebay.cache.plan import load_plan
+from forebay.errors import CacheNotFound, Damaged, ForebayError, FormatTooNew, IndexCorrupt, NothingPublished
+from forebay.format import layout
+from forebay.format.chunk import ChunkRecord, adopt_chunk
+from forebay.format.codec import library_versions
+from forebay.format.generation import CacheDocument, ChunkTable, Generation, decode_generation
+from forebay.format.key import hmac_key
+from forebay.format.layout import FORMAT_VERSION
+from forebay.recipe import RecipeDocument
+from forebay.store.base import Store
+
+UNPUBLISHED = -1
+
+
+def begin_cache(store: Store, base: str) -> CacheDocument:
+    """The cache at a store, begun now if there is none."""
+    fresh = CacheDocument(cache_id=secrets.token_hex(16), base=base)
+    store.create(layout.CACHE, [msgspec.json.format(msgspec.json.encode(fresh)) + b"\n"])
+    return read_cache_document(store)
+
+
+def read_cache_document(store: Store) -> CacheDocument:
+    try:
+        text = store.read(layout.CACHE)
+    except KeyError as error:
+        raise CacheNotFound(store.address) from error
+    try:
+        version = msgspec.json.decode(text)["format_version"]
+        if version > FORMAT_VERSION:
+            raise FormatTooNew(f"{store.address}/{layout.CACHE}", version, FORMAT_VERSION)
+        return msgspec.json.decode(text, type=CacheDocument)
+    except (msgspec.MsgspecError, KeyError, TypeError, ValueError) as error:
+        raise IndexCorrupt(store.address, layout.CACHE, f"it cannot be read: {error}") from error
+
+
+def read_recipe_document(store: Store, layer: str) -> RecipeDocument | None:
+    """The recipe of a layer, None where there is no such layer."""
+    key = layout.recipe(layer)
+    try:
+        return msgspec.json.decode(store.read(key), type=RecipeDocument)
+    except KeyError:
+        return None
+    except (msgspec.MsgspecError, ForebayError) as error:
+        raise IndexCorrupt(store.address, key, f"it cannot be read: {error}") from error
+
+
+def layers_of(store: Store) -> list[str]:
+    """Every layer that has a recipe."""
+    recipes = (entry.key for entry in store.keys(layout.LAYERS) if entry.key.endswith("/recipe.json"))
+    return [key.removeprefix(layout.LAYERS).removesuffix("/recipe.json") for key in recipes]
+
+
+def generation_numbers(store: Store) -> list[int]:
+    numbers = (layout.parse_numbered(entry.key) for entry in store.keys(layout.GENERATIONS))
+    return sorted(number for number in numbers if number is not None)
+
+
+def load_generation(store: Store, number: int | None = None) -> Generation:
+    """A generation, the newest unless one is named, checked against its digest and the key in use."""
+    if number is None:
+        numbers = generation_numbers(store)
+        if not numbers:
+            read_cache_document(store)
+            raise NothingPublished(store.address)
+        number = numbers[-1]
+    key = layout.generation(number)
+    try:
+        view = store.map(key)
+    except KeyError as error:
+        read_cache_document(store)
+        raise NothingPublished(store.address, number) from error
+    generation = decode_generation(view, store.address, key, hmac_key())
+    if generation.number != number:
+        raise IndexCorrupt(store.address, key, f"it is generation {generation.number}")
+    return generation
+
+
+def newest_generation(store: Store) -> Generation | None:
+    return load_generation(store) if generation_numbers(store) else None
+
+
+def chunk_files(store: Store, layer: str) -> dict[int, int]:
+    """chunk -> the highest revision of it that has a file."""
+    found: dict[int, int] = {}
+    for entry in store.keys(layout.layer_folder(layer)):
+        parsed = layout.parse_chunk(entry.key)
+        if parsed:
+            found[parsed[0]] = max(parsed[1], found.get(parsed[0], 0))
+    return found
+
+
+def publish(
+    store: Store,
+    made: Mapping[str, Iterable[ChunkRecord]],
+    versions: Mapping[str, str],
+    skipped: set[str] | None = None,
+) -> Generation:
+    """The newest generation, after one more if there are chunks that it does not list.
+
+    `made` are records of chunks that this process wrote itself, by layer; any other unlisted chunk is adopted by
+    reading and hashing it. One that is not sound is not listed; its key goes into `skipped`. Where there is nothing to
+    list at all, nothing is published, and the answer has the number UNPUBLISHED.
+    """
+    while True:
+        newest = newest_generation(store)
+        draft = _draft(store, newest, made, versions, set() if skipped is None else skipped)
+        if newest is not None and newest.same_content(draft):
+            return newest
+        if newest is None and not any(map(len, draft.layers.values())):
+            return draft.numbered(UNPUBLISHED)
+        number = newest.number + 1 if newest else 0
+        if store.create(layout.generation(number), draft.numbered(number).encode(hmac_key())):
+            return load_generation(store, number)
+
+
+def builder_versions(recipe_versions: Mapping[str, str]) -> dict[str, str]:
+    """What shapes bytes here, for the record in a generation."""
+    own = {"python": platform.python_version(), "numpy": np.__version__, **library_versions()}
+    return {**own, **recipe_versions}
+
+
+def _draft(
+    store: Store,
+    newest: Generation | None,
+    made: Mapping[str, Iterable[ChunkRecord]],
+    versions: Mapping[str, str],
+    skipped: set[str],
+) -> Generation:
+    names = layers_of(store)
+    before = newest.layers if newest else {}
+    tables = {name: before.get(name) or ChunkTable.of([]) for name in names}
+    layers = {name: _with_unlisted(store, name, tables[name], made.get(name, ()), skipped) for name in names}
+    history = newest.versions if newest else ()
+    grew = any(len(layers[name]) > len(tables[name]) for name in names)
+    return Generation(
+        number=0,
+        cache=store.read(layout.CACHE).decode(),
+        recipes={name: store.read(layout.recipe(name)).decode() for name in names},
+        constants=_constants(store, names),
+        plan=load_plan(store).digests,
+        versions=(*history, dict(versions)) if grew and dict(versions) not in history else history,
+        layers=layers,
+    )
+
+
+def _with_unlisted(
+    store: Store, layer: str, table: ChunkTable, made: Iterable[ChunkRecord], skipped: set[str]
+) -> ChunkTable:
+    own = {record.chunk: record for record in made}
+    listed = set(table.chunks.tolist())
+    fresh = []
+    for chunk, revision in chunk_files(store, layer).items():
+        if chunk in own:
+            fresh += [own[chunk]] if chunk not in listed or own[chunk].revision else []
+        elif chunk not in listed:
+            fresh += _adopted(store, layer, chunk, revision, skipped)
+    return table.with_records(fresh) if fresh else table
+
+
+def _adopted(store: Store, layer: str, chunk: int, revision: int, skipped: set[str]) -> list[ChunkRecord]:
+    key = layout.chunk(layer, chunk, revision)
+    recipe = read_recipe_document(store, layer)
+    try:
+        view = store.map(key)
+        return [adopt_chunk(view, key, layer, chunk, recipe.fingerprint if recipe else "", revision)]
+    except (KeyError, Damaged):
+        skipped.add(key)
+        return []
+
+
+def _constants(store: Store, names: list[str]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for name in names:
+        try:
+            found[name] = hashlib.sha256(store.map(layout.constants(name))).hexdigest()
+        except KeyError:
+            continue
+    return found

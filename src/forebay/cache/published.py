@@ -1,0 +1,56 @@
+"""A published chunk, checked before it is believed."""
+
+import hashlib
+
+import xxhash
+
+from forebay.columns import Array, Ragged
+from forebay.errors import ChunkCorrupt, ChunkMissing, ForebayError
+from forebay.format import layout
+from forebay.format.chunk import ChunkFile, ChunkRecord
+from forebay.format.codec import CodecError
+from forebay.store.base import Store
+
+
+def open_chunk(store: Store, layer: str, record: ChunkRecord, *, keyed: bool = False) -> ChunkFile:
+    """Map a chunk whose size and head, and with a key whose SHA-256, are what the generation says."""
+    key = layout.chunk(layer, record.chunk, record.revision)
+    try:
+        view = store.map(key)
+    except KeyError as error:
+        raise ChunkMissing(store.address, layer, record.chunk) from error
+    problem = head_problem(view, record)
+    if problem is None and keyed and hashlib.sha256(view).digest() != record.sha256:
+        problem = "its SHA-256 is not the one the tagged generation lists"
+    if problem is not None:
+        raise ChunkCorrupt(store.address, layer, record.chunk, problem)
+    try:
+        return ChunkFile(view, key)
+    except ForebayError as error:
+        raise ChunkCorrupt(store.address, layer, record.chunk, str(error)) from error
+
+
+def head_problem(view: memoryview, record: ChunkRecord) -> str | None:
+    """What is wrong with the size or the head of a chunk, None where nothing is."""
+    if len(view) == 0:
+        return f"its file is empty, {record.size:,} bytes were published"
+    if len(view) != record.size:
+        return f"its file has {len(view):,} bytes, {record.size:,} were published"
+    if xxhash.xxh3_128_digest(view[: record.head_size]) != record.head:
+        return f"its header or index (bytes 0 to {record.head_size:,}) disagrees with its digest"
+    return None
+
+
+def read_column(store: Store, layer: str, file: ChunkFile, column: str) -> Array | Ragged:
+    """All rows of a column, every block checked."""
+    for block, span in file.bad_blocks(column):
+        raise corrupt_block(store.address, layer, file.meta.chunk, column, block, span)
+    try:
+        return file.decode(column)
+    except CodecError as error:
+        raise ChunkCorrupt(store.address, layer, file.meta.chunk, f"column '{column}': {error}") from error
+
+
+def corrupt_block(root: str, layer: str, chunk: int, column: str, block: int, span: tuple[int, int]) -> ChunkCorrupt:
+    problem = "its bytes disagree with their sum"
+    return ChunkCorrupt(root, layer, chunk, problem, column=column, block=block, span=span)

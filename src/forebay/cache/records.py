@@ -1,0 +1,208 @@
+"""What the verbs answer with: frozen records that the command line and the viewer show as they are."""
+
+from typing import Literal
+
+import msgspec
+
+
+class Progress(msgspec.Struct, frozen=True, kw_only=True):
+    """A moment in a long job."""
+
+    phase: Literal["planning", "building", "repairing", "waiting", "publishing", "verifying", "copying"]
+    done: int
+    total: int
+    unit: str = "chunks"
+    rows: int = 0
+    read_bytes: int = 0
+    written_bytes: int = 0
+    seconds: float = 0.0
+    workers: int = 0
+    busy: int = 0
+    pids: tuple[int, ...] = ()
+    note: str = ""
+
+
+class BuildReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What a build did."""
+
+    root: str
+    layer: str
+    chunks: int  # planned, or in the range asked for
+    made: int
+    present: int  # were there already, or made by another builder meanwhile
+    failed: dict[int, str]
+    rows: int
+    failures: int
+    samples: int
+    written_bytes: int
+    seconds: float
+    generation: int | None
+    deaths: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+class Bad(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that is not as it was published."""
+
+    key: str
+    problem: str
+    layer: str = ""
+    chunk: int = -1
+    column: str = ""
+    block: int = -1
+    start: int = -1
+    stop: int = -1
+
+
+class VerifyReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What a check of a cache found."""
+
+    root: str
+    generation: int
+    chunks: int
+    checked_bytes: int
+    seconds: float
+    bad: tuple[Bad, ...]
+    missing: dict[str, tuple[int, ...]]  # published, but the file is gone
+    gaps: dict[str, int]  # planned, but not published yet
+    foreign: tuple[str, ...]
+    stale: dict[str, str]
+    source_checked: bool
+
+    @property
+    def sound(self) -> bool:
+        return not (self.bad or self.missing or self.stale)
+
+
+class RepairReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What a repair did."""
+
+    root: str
+    restored: tuple[str, ...]  # the very bytes that were published are back
+    replaced: dict[str, str]  # key -> why other bytes had to be published
+    failed: dict[str, str]
+    generation: int | None
+
+
+class Gaps(msgspec.Struct, frozen=True, kw_only=True):
+    """Which chunks of a layer are missing."""
+
+    root: str
+    layer: str
+    planned: int
+    present: int
+    missing: tuple[int, ...]
+
+
+class ClaimStatus(msgspec.Struct, frozen=True, kw_only=True):
+    layer: str
+    chunk: int
+    host: str
+    pid: int
+    state: str  # working, abandoned or failed
+    reason: str = ""
+
+
+class FailedSample(msgspec.Struct, frozen=True, kw_only=True):
+    layer: str
+    chunk: int
+    sample: str
+    reason: str
+    detail: str
+
+
+class LayerStatus(msgspec.Struct, frozen=True, kw_only=True):
+    layer: str
+    planned: int
+    present: int
+    listed: int
+    missing: tuple[int, ...]
+    suspect: tuple[int, ...]  # size or head is not what was published
+    rows: int
+    samples: int
+    failures: int
+    reasons: dict[str, int]
+
+
+class Status(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a cache is, and what stands in its way."""
+
+    root: str
+    generation: int | None
+    complete: bool
+    layers: tuple[LayerStatus, ...]
+    claims: tuple[ClaimStatus, ...]
+    failed_samples: tuple[FailedSample, ...]  # the first few
+    stale: dict[str, str]
+    grown: tuple[str, ...]
+    source_checked: bool
+
+
+class LayerSummary(msgspec.Struct, frozen=True, kw_only=True):
+    layer: str
+    kind: str
+    fingerprint: str
+    fields: dict[str, object]
+    columns: tuple[str, ...]
+    chunks: int
+    rows: int
+    bytes: int
+    failures: int
+    statistics: dict[str, int | float | list[int]]
+
+
+class Summary(msgspec.Struct, frozen=True, kw_only=True):
+    """What a cache is."""
+
+    root: str
+    cache_id: str
+    base: str
+    generation: int
+    generations: int
+    planned_chunks: int
+    rows: int
+    bytes: int
+    source: dict[str, object]
+    source_files: int
+    layers: tuple[LayerSummary, ...]
+    versions: tuple[dict[str, str], ...]
+    tagged: bool
+
+
+class Estimate(msgspec.Struct, frozen=True, kw_only=True):
+    """What a build will take, judged by a sample."""
+
+    files: int
+    source_weight: int
+    unit: str
+    sampled_weight: int
+    chunks: int
+    rows: int
+    raw_bytes: int
+    stored_bytes: int
+    seconds: float
+    workers: int
+    failures: int
+    free_bytes: int | None
+    fits: bool
+
+
+class CleanReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What a cleaning removed."""
+
+    root: str
+    temporary: tuple[str, ...]
+    claims: tuple[str, ...]
+    superseded: tuple[str, ...]
+    generations: tuple[int, ...]
+    freed_bytes: int
+
+
+class CopyReport(msgspec.Struct, frozen=True, kw_only=True):
+    root: str
+    destination: str
+    copied: int
+    present: int
+    copied_bytes: int
+    generation: int
+    seconds: float

@@ -1,0 +1,197 @@
+"""The work on one chunk: read its slice, make its rows, write its file. What a worker process does."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+
+from forebay.cache.plan import Plan, load_plan
+from forebay.cache.publish import load_generation
+from forebay.cache.published import open_chunk, read_column
+from forebay.columns import Column, Columns
+from forebay.errors import RecipeInvalid, SourceChanged
+from forebay.format import layout
+from forebay.format.chunk import ChunkRecord, EncodedChunk, encode_chunk
+from forebay.format.generation import Generation
+from forebay.recipe import LayerRecipe, Recipe, Rows, fingerprint
+from forebay.source import Failure, Part, Sample, Source, SourceFile
+from forebay.store.base import Store
+
+PRESENT = Column(name="present", dtype="bool")
+
+
+@dataclass(frozen=True)
+class BaseJob:
+    """Making chunks of the base layer from a source. It travels to worker processes."""
+
+    store: Store
+    layer: str
+    recipe: Recipe
+    source: Source
+    now: Mapping[str, SourceFile] = field(default_factory=dict)  # files that look different but are the same
+
+    def encode(self, chunk: int) -> EncodedChunk:
+        """The bytes of one chunk; a pure function of the recipe and the slice."""
+        parts = self._plan.parts(chunk)
+        self._check_files(parts)
+        intake = Intake(self.source, parts)
+        rows = self.recipe.make(intake)
+        intake.check_exhausted()
+        if rows.present is not None:
+            raise RecipeInvalid(f"the recipe '{self.recipe.kind}' makes base rows; leave out those it cannot make")
+        sums = [self._part_sum(part) for part in parts]
+        self._check_files(parts)
+        return encode_chunk(
+            rows.columns,
+            self.recipe.columns(),
+            layer=self.layer,
+            chunk=chunk,
+            fingerprint=self._fingerprint,
+            samples=intake.count,
+            failures=(*intake.failures, *rows.failures),
+            statistics=rows.statistics,
+            sample_ids=getattr(self.recipe, "sample_ids", ""),
+            source_sums=sums,
+        )
+
+    @cached_property
+    def _plan(self) -> Plan:
+        return load_plan(self.store)
+
+    @cached_property
+    def _fingerprint(self) -> str:
+        return fingerprint(self.recipe)
+
+    def _part_sum(self, part: Part) -> int:
+        if part.file.digest is not None:
+            return part.file.digest
+        return self.source.digest(part.file, part.start, part.stop)
+
+    def _check_files(self, parts: list[Part]) -> None:
+        """Before and after reading: a file that changes meanwhile must not leave a chunk."""
+        for path in {part.file.path for part in parts}:
+            expected = self.now.get(path) or self._plan.files[path]
+            if not self.source.look(path).same_identity(expected):
+                raise SourceChanged(self.store.address, {path: "changed while it was read"})
+
+
+@dataclass(frozen=True)
+class LayerJob:
+    """Making chunks of a layer on top of the base layer's rows. It travels to worker processes."""
+
+    store: Store
+    layer: str
+    recipe: LayerRecipe
+    generation: int
+
+    def encode(self, chunk: int) -> EncodedChunk:
+        base = self._pinned.base
+        table = self._pinned.table(base)
+        position = table.position(chunk)
+        if position is None:
+            raise RecipeInvalid(f"layer '{self.layer}' needs chunk {chunk} of '{base}', which is not published")
+        record = table.record(position)
+        file = open_chunk(self.store, base, record, keyed=self._pinned.tagged)
+        columns = {name: read_column(self.store, base, file, name) for name in self.recipe.reads}
+        rows = self.recipe.make(columns)
+        return encode_chunk(
+            _with_presence(rows, record.rows, self.layer),
+            (*self.recipe.columns(), PRESENT),
+            layer=self.layer,
+            chunk=chunk,
+            fingerprint=self._fingerprint,
+            samples=record.rows,
+            failures=rows.failures,
+            statistics=rows.statistics,
+            base=record.ids.hex(),
+        )
+
+    @cached_property
+    def _pinned(self) -> Generation:
+        return load_generation(self.store, self.generation)
+
+    @cached_property
+    def _fingerprint(self) -> str:
+        return fingerprint(self.recipe)
+
+
+ChunkJob = BaseJob | LayerJob
+
+
+@dataclass(frozen=True)
+class BuildJob:
+    """Writing chunks that are not there."""
+
+    chunks: ChunkJob
+
+    def make(self, chunk: int) -> ChunkRecord | None:
+        """Make and write one chunk; None where somebody else has written it meanwhile."""
+        return write_chunk(self.chunks.store, self.chunks.layer, self.chunks.encode(chunk))
+
+
+@dataclass(frozen=True)
+class RepairJob:
+    """Writing published chunks again: in place where the bytes are the published ones, else as a new revision."""
+
+    chunks: ChunkJob
+    listed: Mapping[int, ChunkRecord]
+
+    def make(self, chunk: int) -> ChunkRecord | None:
+        store, layer, listed = self.chunks.store, self.chunks.layer, self.listed[chunk]
+        encoded = self.chunks.encode(chunk)
+        if encoded.sha256() == listed.sha256:
+            store.replace(layout.chunk(layer, chunk, listed.revision), encoded.buffers)
+            return encoded.record(listed.sha256, listed.revision)
+        return write_chunk(store, layer, encoded, listed.revision + 1)
+
+
+Job = BuildJob | RepairJob
+
+
+class Intake(Iterable[Sample]):
+    """The samples of a slice, once through; what has bad content is set aside as a failure."""
+
+    def __init__(self, source: Source, parts: list[Part]) -> None:
+        self.count = 0
+        self.failures: list[Failure] = []
+        self._samples = self._read(source, parts)
+
+    def __iter__(self) -> Iterator[Sample]:
+        return self._samples
+
+    def check_exhausted(self) -> None:
+        if next(self._samples, None) is not None:
+            raise RecipeInvalid("the recipe left samples unread; it must take all it is given")
+
+    def _read(self, source: Source, parts: list[Part]) -> Iterator[Sample]:
+        for part in parts:
+            for sample in source.read(part):
+                self.count += 1
+                if isinstance(sample, Failure):
+                    self.failures.append(sample)
+                else:
+                    yield sample
+
+
+def write_chunk(store: Store, layer: str, encoded: EncodedChunk, revision: int = 0) -> ChunkRecord | None:
+    """Create a chunk's file, hashing it while it is written."""
+    key = layout.chunk(layer, encoded.meta.chunk, revision)
+    with ThreadPoolExecutor(1) as pool:
+        sha256 = pool.submit(encoded.sha256)
+        created = store.create(key, encoded.buffers)
+        return encoded.record(sha256.result(), revision) if created else None
+
+
+def layer_columns(columns: tuple[Column, ...], is_base: bool) -> tuple[Column, ...]:
+    """The columns that a layer's chunks hold: those of its recipe and, above the base, the presence bits."""
+    return columns if is_base else (*columns, PRESENT)
+
+
+def _with_presence(rows: Rows, count: int, layer: str) -> Columns:
+    present = np.ones(count, np.bool_) if rows.present is None else np.asarray(rows.present, np.bool_)
+    for name, values in {**rows.columns, "present": present}.items():
+        if len(values) != count:
+            raise RecipeInvalid(f"layer '{layer}' made {len(values):,} rows of '{name}' for {count:,} base rows")
+    return {**rows.columns, "present": present}

@@ -1,0 +1,135 @@
+"""What rows are made of: columns, their types, and ragged values.
+
+fixed   tokens  uint16 (4,)      ragged  pixels  uint8
+        ┌──┬──┬──┬──┐                    ┌──┬──┬──┐
+row 0   │ 5│ 7│ 7│ 0│            row 0   │ 9│ 9│ 3│
+row 1   │ 1│ 0│ 0│ 0│            row 1   ├──┼──┴──┘
+        └──┴──┴──┴──┘                    │ 4│           values 9 9 3 4, offsets 0 3 4
+                                         └──┘
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any, Literal
+
+import ml_dtypes
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from forebay.errors import RecipeInvalid
+
+Array = NDArray[Any]
+Codec = Literal["none", "lz4", "zstd"]
+Level = Literal["fast", "default", "max"]
+Dtype = Literal[
+    "bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64",
+    "float16", "bfloat16", "float32", "float64",
+]  # fmt: skip
+
+# The one table of column types: our name, the tag in a safetensors header, the array type.
+DTYPES: dict[str, tuple[str, np.dtype[Any]]] = {
+    "bool": ("BOOL", np.dtype("?")),
+    "uint8": ("U8", np.dtype("u1")),
+    "uint16": ("U16", np.dtype("<u2")),
+    "uint32": ("U32", np.dtype("<u4")),
+    "uint64": ("U64", np.dtype("<u8")),
+    "int8": ("I8", np.dtype("i1")),
+    "int16": ("I16", np.dtype("<i2")),
+    "int32": ("I32", np.dtype("<i4")),
+    "int64": ("I64", np.dtype("<i8")),
+    "float16": ("F16", np.dtype("<f2")),
+    "bfloat16": ("BF16", np.dtype(ml_dtypes.bfloat16)),
+    "float32": ("F32", np.dtype("<f4")),
+    "float64": ("F64", np.dtype("<f8")),
+}
+
+BLOCK_BYTES = 64 * 1024
+
+
+class Column(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One named column: its type, and how its bytes rest.
+
+    `shape` is the shape of one row; for a ragged column, of one of the values a row is made of.
+    `rows_per_block` rows share one checksum and, when there is a codec, one compressed block.
+    """
+
+    name: str
+    dtype: Dtype
+    shape: tuple[int, ...] = ()
+    ragged: bool = False
+    codec: Codec = "none"
+    level: Level = "default"
+    rows_per_block: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.name or "." in self.name or "/" in self.name:
+            raise RecipeInvalid(f"column name '{self.name}' is empty or holds a dot or slash; use letters and _")
+        if self.name == "__metadata__":
+            raise RecipeInvalid("column name '__metadata__' is reserved by safetensors; choose another")
+        if any(side < 0 for side in self.shape):
+            raise RecipeInvalid(f"column '{self.name}' has the negative shape {self.shape}")
+        if self.rows_per_block < 0:
+            raise RecipeInvalid(f"column '{self.name}' has rows_per_block {self.rows_per_block}; 0 means automatic")
+
+    @property
+    def array_dtype(self) -> np.dtype[Any]:
+        return DTYPES[self.dtype][1]
+
+    @property
+    def item_bytes(self) -> int:
+        """Bytes of one row, or of one value of a ragged row."""
+        return self.array_dtype.itemsize * prod(self.shape)
+
+    @property
+    def block_rows(self) -> int:
+        """Rows per block: as declared, or as many as fill about 64 KiB (ragged: 64 rows)."""
+        if self.rows_per_block:
+            return self.rows_per_block
+        return 64 if self.ragged else max(1, BLOCK_BYTES // max(1, self.item_bytes))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ragged:
+    """Rows of different lengths: row *i* is `values[offsets[i]:offsets[i + 1]]`."""
+
+    values: Array
+    offsets: Array
+
+    @classmethod
+    def of(cls, rows: list[Array], dtype: np.dtype[Any], shape: tuple[int, ...] = ()) -> "Ragged":
+        """
+        >>> Ragged.of([np.array([9, 9, 3]), np.array([4])], np.dtype("u1")).offsets.tolist()
+        [0, 3, 4]
+        """
+        offsets = np.zeros(len(rows) + 1, np.int64)
+        np.cumsum([len(row) for row in rows], out=offsets[1:])
+        values = np.concatenate(rows).astype(dtype, copy=False) if rows else np.empty((0, *shape), dtype)
+        return cls(values, offsets)
+
+    @classmethod
+    def of_bytes(cls, rows: list[bytes]) -> "Ragged":
+        offsets = np.zeros(len(rows) + 1, np.int64)
+        np.cumsum([len(row) for row in rows], out=offsets[1:])
+        return cls(np.frombuffer(b"".join(rows), np.uint8), offsets)
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, row: int) -> Array:
+        if not -len(self) <= row < len(self):
+            raise IndexError(f"row {row} of {len(self)}")
+        row %= len(self)
+        return self.values[int(self.offsets[row]) : int(self.offsets[row + 1])]
+
+    @property
+    def lengths(self) -> Array:
+        return np.diff(self.offsets)
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.values.nbytes + self.offsets.nbytes)
+
+
+Columns = Mapping[str, Array | Ragged]

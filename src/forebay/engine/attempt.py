@@ -1,0 +1,32 @@
+"""One try at one chunk, with every outcome as an event."""
+
+import errno
+import resource
+import sys
+import time
+
+from forebay.cache.crew import Event, Made, Refused
+from forebay.cache.work import Job
+from forebay.errors import SourceChanged
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_RSS_UNIT = 1 if sys.platform == "darwin" else 1024
+
+
+def attempt_chunk(job: Job, chunk: int) -> Event:
+    """Make a chunk; whatever goes wrong comes back as words, not as an exception."""
+    started = time.monotonic()
+    try:
+        record = job.make(chunk)
+    except SourceChanged as error:
+        return Refused(chunk, "source-changed", str(error), error.files)
+    except OSError as error:
+        return Refused(chunk, "disk-full" if error.errno in _FULL else "io", f"{type(error).__name__}: {error}")
+    except Exception as error:  # a recipe may raise anything; one chunk's trouble must not end the others
+        return Refused(chunk, "error", f"{type(error).__name__}: {error}")
+    return Made(chunk, record, time.monotonic() - started, peak_bytes())
+
+
+def peak_bytes() -> int:
+    """The most memory this process has held."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _RSS_UNIT

@@ -1,0 +1,41 @@
+"""Chunks made in this very process: for notebooks, debuggers and stores that live in memory."""
+
+import os
+
+from forebay.cache.crew import Crew, Event
+from forebay.cache.work import Job
+from forebay.engine.attempt import attempt_chunk
+
+
+class InlineEngine:
+    def start(self, job: Job, workers: int) -> Crew:
+        return InlineCrew(job)
+
+
+class InlineCrew:
+    """One slot, worked on while the build waits for it."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._chunk: int | None = None
+
+    def idle(self) -> list[int]:
+        return [0] if self._chunk is None else []
+
+    def give(self, slot: int, chunk: int) -> None:
+        self._chunk = chunk
+
+    def wait(self, timeout: float) -> list[Event]:
+        if self._chunk is None:
+            return []
+        chunk, self._chunk = self._chunk, None
+        return [attempt_chunk(self._job, chunk)]
+
+    def resize(self, workers: int) -> None:
+        """There is always one slot."""
+
+    def pids(self) -> list[int]:
+        return [os.getpid()]
+
+    def stop(self) -> None:
+        self._chunk = None

@@ -1,0 +1,142 @@
+"""Chunks made by processes of this machine.
+
+Each worker is a fresh interpreter at the end of a pipe. It does not import the caller's script, so that a script needs
+no `if __name__ == "__main__"`; and it ends as soon as the builder does, however that came about.
+"""
+
+import contextlib
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from multiprocessing.connection import Pipe, wait
+from typing import Any
+
+from forebay.cache.crew import Crew, Died, Event
+from forebay.cache.work import Job
+from forebay.errors import RecipeInvalid
+
+_BOOT = "import sys; sys.path[:] = {path!r}; from forebay.engine.worker import main; main({fd})"
+
+
+class LocalEngine:
+    def start(self, job: Job, workers: int) -> Crew:
+        return LocalCrew(job, workers)
+
+
+class LocalCrew:
+    """Worker processes, each replaced when it dies."""
+
+    def __init__(self, job: Job, workers: int) -> None:
+        self._job = _pickled(job)
+        self._workers: dict[int, Worker] = {}
+        self._size = workers
+        self._next_slot = 0
+        self._fill()
+
+    def idle(self) -> list[int]:
+        return [slot for slot, worker in self._workers.items() if worker.chunk is None]
+
+    def give(self, slot: int, chunk: int) -> None:
+        self._workers[slot].give(chunk)
+
+    def wait(self, timeout: float) -> list[Event]:
+        by_pipe = {worker.pipe: slot for slot, worker in self._workers.items()}
+        events: list[Event] = []
+        if not by_pipe:
+            time.sleep(timeout)
+        for pipe in wait(list(by_pipe), timeout) if by_pipe else ():
+            slot = by_pipe[pipe]  # type: ignore[index]  # only connections were waited for
+            event = self._workers[slot].take()
+            events.append(event)
+            if isinstance(event, Died):
+                self._workers.pop(slot).close()
+        self._retire()
+        self._fill()
+        return events
+
+    def resize(self, workers: int) -> None:
+        self._size = workers
+        self._retire()
+        self._fill()
+
+    def pids(self) -> list[int]:
+        return [worker.process.pid for worker in self._workers.values()]
+
+    def stop(self) -> None:
+        for worker in self._workers.values():
+            worker.process.kill()
+        for worker in self._workers.values():
+            worker.close()
+        self._workers.clear()
+
+    def _retire(self) -> None:
+        for slot in self.idle()[: max(0, len(self._workers) - self._size)]:
+            self._workers.pop(slot).close()
+
+    def _fill(self) -> None:
+        while len(self._workers) < self._size:
+            self._workers[self._next_slot] = Worker(self._job)
+            self._next_slot += 1
+
+
+class Worker:
+    """One process and the pipe to it."""
+
+    def __init__(self, job: bytes) -> None:
+        self.chunk: int | None = None
+        self.pipe, far = Pipe()
+        with far:
+            boot = _BOOT.format(path=sys.path, fd=far.fileno())
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", boot],
+                pass_fds=[far.fileno()],
+                stdin=subprocess.DEVNULL,
+                process_group=0,  # Ctrl-C at the terminal is the builder's to handle
+            )
+        self._send(job)
+
+    def give(self, chunk: int) -> None:
+        self.chunk = chunk
+        self._send(pickle.dumps(chunk))
+
+    def take(self) -> Event:
+        """What the worker says; that it died, where it says nothing more."""
+        try:
+            event: Any = pickle.loads(self.pipe.recv_bytes())
+        except (EOFError, OSError):
+            return Died(self.chunk, self.process.pid, _cause_of_death(self.process.wait()))
+        self.chunk = None
+        known: Event = event
+        return known
+
+    def close(self) -> None:
+        """An idle worker ends when its pipe does."""
+        self.pipe.close()
+        self.process.wait()
+
+    def _send(self, message: bytes) -> None:
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # its death shows when it is waited for
+            self.pipe.send_bytes(message)
+
+
+def _pickled(job: Job) -> bytes:
+    for part in (job.chunks.recipe, getattr(job.chunks, "source", None)):
+        if type(part).__module__ == "__main__":
+            raise RecipeInvalid(
+                f"{type(part).__name__} is defined in the script itself, where worker processes cannot find it; "
+                "put it into a module of its own, or build with workers=0"
+            )
+    try:
+        return pickle.dumps(job)
+    except (TypeError, AttributeError, pickle.PicklingError) as error:
+        raise RecipeInvalid(f"the build cannot be sent to worker processes ({error}); build with workers=0") from error
+
+
+def _cause_of_death(code: int) -> str:
+    if code >= 0:
+        return f"exit code {code}"
+    name = signal.Signals(-code).name
+    hint = " (the kernel kills so when memory runs out)" if name == "SIGKILL" else ""
+    return f"killed by {name}{hint}"

@@ -1,0 +1,1 @@
+"""Arrays as bytes: keys, chunks, sealed indexes."""

@@ -1,0 +1,406 @@
+"""A chunk as bytes: columns in, buffers out, and back.
+
+    header   metadata (canonical JSON) and the tensors below, padded to a multiple of 4096
+    index    per column: name.offsets (ragged), name.blocks (compressed), name.sums; then .source     all uint64
+    data     the columns, widest items first; then .failures                                         the rest
+
+The bytes from the start to the end of the index are the *head*. Its digest is kept in the generation and checked
+before anything in it is believed; each block of data is checked against its sum in the index when it is first touched.
+"""
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import Any
+
+import msgspec
+import numpy as np
+import xxhash
+
+from forebay.columns import DTYPES, Array, Column, Columns, Ragged
+from forebay.errors import NotForebay, RecipeInvalid
+from forebay.format.blocks import block_count, raw_bounds, values_of
+from forebay.format.codec import CodecError, compressor, decompress
+from forebay.format.layout import FORMAT_VERSION
+from forebay.format.tensors import Tensor, as_bytes, encode_header, parse_header
+from forebay.recipe import canonical_json
+from forebay.source import Failure
+from forebay.store.base import Buffer
+
+Statistics = Mapping[str, int | float | list[int]]
+
+
+class ChunkMeta(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a chunk says of itself, in its header."""
+
+    format_version: int = FORMAT_VERSION
+    type: str = "chunk"
+    layer: str
+    chunk: int
+    fingerprint: str
+    rows: int
+    samples: int
+    columns: tuple[Column, ...]
+    failures: int
+    statistics: dict[str, int | float | list[int]]
+    content: str  # xxh3-128 over the decoded columns
+    ids: str  # xxh3-128 over the column of sample ids, or the content where there is none
+    base: str = ""  # ids of the base chunk that a later layer was made from
+    check: str = ""  # xxh3-64 over all of the above and the failures
+
+    def sealed(self, failures: Buffer) -> "ChunkMeta":
+        text = canonical_json(msgspec.to_builtins(msgspec.structs.replace(self, check="")))
+        return msgspec.structs.replace(self, check=xxhash.xxh3_64_hexdigest(text + bytes(failures)))
+
+
+class ChunkRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """What a generation keeps of a chunk."""
+
+    chunk: int
+    revision: int = 0
+    rows: int
+    samples: int
+    failures: int
+    size: int
+    head_size: int
+    head: bytes
+    sha256: bytes
+    content: bytes
+    ids: bytes
+    base: bytes
+    statistics: dict[str, int | float | list[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedChunk:
+    """The bytes of a chunk that is not written yet, as buffers, and the size of its head."""
+
+    meta: ChunkMeta
+    buffers: Sequence[Buffer]
+    head_size: int
+
+    @property
+    def size(self) -> int:
+        return sum(len(buffer) for buffer in self.buffers)
+
+    def sha256(self) -> bytes:
+        digest = hashlib.sha256()
+        for buffer in self.buffers:
+            digest.update(buffer)
+        return digest.digest()
+
+    def record(self, sha256: bytes, revision: int = 0) -> ChunkRecord:
+        head, left = xxhash.xxh3_128(), self.head_size
+        for buffer in self.buffers:
+            head.update(buffer[:left])
+            left -= min(left, len(buffer))
+        return _record(self.meta, self.size, self.head_size, head.digest(), sha256, revision)
+
+
+def encode_chunk(
+    columns: Columns,
+    declared: Sequence[Column],
+    *,
+    layer: str,
+    chunk: int,
+    fingerprint: str,
+    samples: int,
+    failures: Sequence[Failure] = (),
+    statistics: Statistics | None = None,
+    sample_ids: str = "",
+    base: str = "",
+    source_sums: Sequence[int] = (),
+) -> EncodedChunk:
+    """The one sequence of bytes for these rows under these declarations."""
+    rows = check_columns(columns, declared)
+    content = content_digest(columns, declared)
+    ids = content_digest(columns, [c for c in declared if c.name == sample_ids]) if sample_ids else content
+    failed = b"\n".join(canonical_json(msgspec.to_builtins(failure)) for failure in failures)
+    meta = ChunkMeta(
+        layer=layer,
+        chunk=chunk,
+        fingerprint=fingerprint,
+        rows=rows,
+        samples=samples,
+        columns=tuple(declared),
+        failures=len(failures),
+        statistics=dict(statistics or {}),
+        content=content,
+        ids=ids,
+        base=base,
+    ).sealed(failed)
+    index: list[tuple[str, str, Sequence[int], Buffer]] = []
+    data: list[tuple[str, str, Sequence[int], Buffer]] = []
+    for column in declared:
+        _encode_column(column, columns[column.name], rows, index, data)
+    index.append((".source", "U64", [len(source_sums)], as_bytes(np.array(source_sums, np.uint64))))
+    data.sort(key=lambda tensor: -_item_size(tensor[1]))  # stable: keeps every tensor aligned to its items
+    data.append((".failures", "U8", [len(failed)], failed))
+    tensors = [*index, *data]
+    header = encode_header(
+        msgspec.to_builtins(meta), [(name, tag, shape, len(buffer)) for name, tag, shape, buffer in tensors]
+    )
+    head_size = len(header) + sum(len(buffer) for *_, buffer in index)
+    return EncodedChunk(meta, [header, *(buffer for *_, buffer in tensors)], head_size)
+
+
+def check_columns(columns: Columns, declared: Sequence[Column]) -> int:
+    """The number of rows, once every column is what the recipe declared."""
+    names = [column.name for column in declared]
+    if sorted(columns) != sorted(names) or len(set(names)) != len(names):
+        raise RecipeInvalid(f"the recipe declares the columns {names} but made {sorted(columns)}")
+    counts = {column.name: _check_column(column, columns[column.name]) for column in declared}
+    if len(set(counts.values())) > 1:
+        raise RecipeInvalid(f"the recipe made columns of different lengths: {counts}")
+    return next(iter(counts.values()), 0)
+
+
+def content_digest(columns: Columns, declared: Sequence[Column]) -> str:
+    """xxh3-128 over names, types and decoded values: the same whatever the codec or block size."""
+    digest = xxhash.xxh3_128()
+    for column in declared:
+        rows = columns[column.name]
+        digest.update(canonical_json([column.name, column.dtype, list(column.shape), column.ragged, len(rows)]))
+        if isinstance(rows, Ragged):
+            digest.update(as_bytes(rows.offsets.astype("<u8", copy=False)))
+        digest.update(as_bytes(values_of(rows)))
+    text: str = digest.hexdigest()
+    return text
+
+
+class ChunkFile:
+    """A chunk at rest: header parsed, data untouched.
+
+    `view` must have passed its head digest, or be on its way through `adopt_chunk`.
+    """
+
+    def __init__(self, view: memoryview, where: str) -> None:
+        header = parse_header(view, where)
+        self.view = view
+        self.where = where
+        self.meta = _meta(header.metadata, where)
+        self.tensors = header.tensors
+        self.columns = {column.name: column for column in self.meta.columns}
+        self.head_size = _check_tensors(self.meta, header.tensors, header.data_start, where)
+
+    def offsets(self, column: str) -> Array:
+        return self.tensors[f"{column}.offsets"].array(self.view)
+
+    def block_bounds(self, column: str) -> Array:
+        """Where each stored block of a column begins in the file, and the end of the last."""
+        start = self.tensors[column].start
+        if self.columns[column].codec == "none":
+            return start + self.raw_bounds(column)
+        return start + self.tensors[f"{column}.blocks"].array(self.view).astype(np.int64)
+
+    def raw_bounds(self, column: str) -> Array:
+        declared = self.columns[column]
+        return raw_bounds(declared, self.meta.rows, self.offsets(column) if declared.ragged else None)
+
+    def sums(self, column: str) -> Array:
+        return self.tensors[f"{column}.sums"].array(self.view)
+
+    def fixed(self, column: str) -> Array:
+        """All rows of an uncompressed fixed column: a view of the file, not a copy."""
+        return self.tensors[column].array(self.view)
+
+    def flat(self, column: str) -> Array:
+        """All values of an uncompressed column: a view of the file, not a copy."""
+        return self.tensors[column].array(self.view)
+
+    def bad_blocks(self, column: str) -> list[tuple[int, tuple[int, int]]]:
+        """(block, byte range) of every block that disagrees with its sum."""
+        bounds, sums = self.block_bounds(column).tolist(), self.sums(column).tolist()
+        spans = list(pairwise(bounds))
+        view = self.view
+        return [(k, span) for k, span in enumerate(spans) if xxhash.xxh3_64_intdigest(view[slice(*span)]) != sums[k]]
+
+    def decode_block(self, column: str, block: int) -> Array:
+        """The values of one stored block, flat along rows (and along values, where ragged). Raises `CodecError`."""
+        declared = self.columns[column]
+        start, stop = self.block_bounds(column)[block : block + 2].tolist()
+        low, high = self.raw_bounds(column)[block : block + 2].tolist()
+        raw = decompress(declared.codec, self.view[start:stop], high - low)
+        return np.frombuffer(raw, declared.array_dtype).reshape(-1, *declared.shape)
+
+    def decode(self, column: str) -> Array | Ragged:
+        """All rows of a column. Raises `CodecError`."""
+        declared = self.columns[column]
+        if declared.codec == "none":
+            values = self.flat(column)
+        else:
+            blocks = [self.decode_block(column, k) for k in range(block_count(declared, self.meta.rows))]
+            values = np.concatenate(blocks) if blocks else np.empty((0, *declared.shape), declared.array_dtype)
+        return Ragged(values, self.offsets(column)) if declared.ragged else values.reshape(-1, *declared.shape)
+
+    def failures(self) -> list[Failure]:
+        lines = self._failure_bytes.split(b"\n") if self._failure_bytes else []
+        return [msgspec.json.decode(line, type=Failure) for line in lines]
+
+    @cached_property
+    def _failure_bytes(self) -> bytes:
+        tensor = self.tensors[".failures"]
+        return bytes(self.view[tensor.start : tensor.stop])
+
+    def source_sums(self) -> list[int]:
+        sums: list[int] = self.tensors[".source"].array(self.view).tolist()
+        return sums
+
+
+def adopt_chunk(
+    view: memoryview, where: str, layer: str, chunk: int, fingerprint: str, revision: int = 0
+) -> ChunkRecord:
+    """The record of a chunk that no generation lists yet, once all of it is found sound.
+
+    Whatever byte is wrong, one of these disagrees: the canonical header, the check over metadata and failures, the
+    sums, or the content digest over what decodes.
+    """
+    file = ChunkFile(view, where)
+    if (file.meta.layer, file.meta.chunk, file.meta.fingerprint) != (layer, chunk, fingerprint):
+        raise NotForebay(where, f"it is chunk {file.meta.chunk} of layer '{file.meta.layer}', or of another recipe")
+    _check_index(file)
+    for name in file.columns:
+        for block, span in file.bad_blocks(name):
+            raise NotForebay(
+                where, f"block {block} of column '{name}' (bytes {span[0]:,} to {span[1]:,}) fails its sum"
+            )
+    check_content(file)
+    head = xxhash.xxh3_128_digest(view[: file.head_size])
+    return _record(file.meta, len(view), file.head_size, head, hashlib.sha256(view).digest(), revision)
+
+
+def check_content(file: ChunkFile) -> None:
+    """Decode everything and hold it against the digests in the header."""
+    where, meta = file.where, file.meta
+    try:
+        columns = {name: file.decode(name) for name in file.columns}
+    except CodecError as error:
+        raise NotForebay(where, f"a block does not decompress: {error}") from error
+    if content_digest(columns, meta.columns) != meta.content:
+        raise NotForebay(where, "its content disagrees with its content digest")
+    if meta.sealed(file._failure_bytes) != meta:
+        raise NotForebay(where, "its metadata disagrees with its check")
+    entries = [(name, t.tag, t.shape, t.stop - t.start) for name, t in file.tensors.items()]
+    header = encode_header(msgspec.to_builtins(meta), entries)
+    if header != bytes(file.view[: len(header)]):
+        raise NotForebay(where, "its header is not written as forebay writes it")
+
+
+def _check_index(file: ChunkFile) -> None:
+    """Offsets and block edges rise from 0 to the end of what they point into."""
+    for name, column in file.columns.items():
+        end = file.tensors[name].shape[0]
+        if column.codec != "none":
+            edges = file.tensors[f"{name}.blocks"].array(file.view)
+            if not _sound_offsets(edges, end):
+                raise NotForebay(file.where, f"the block edges of column '{name}' do not rise from 0 to {end}")
+        if column.ragged:
+            offsets = file.offsets(name)
+            if not _sound_offsets(offsets, end if column.codec == "none" else int(offsets[-1])):
+                raise NotForebay(file.where, f"the offsets of column '{name}' do not rise from 0 to {end}")
+
+
+def _record(meta: ChunkMeta, size: int, head_size: int, head: bytes, sha256: bytes, revision: int) -> ChunkRecord:
+    return ChunkRecord(
+        chunk=meta.chunk,
+        revision=revision,
+        rows=meta.rows,
+        samples=meta.samples,
+        failures=meta.failures,
+        size=size,
+        head_size=head_size,
+        head=head,
+        sha256=sha256,
+        content=bytes.fromhex(meta.content),
+        ids=bytes.fromhex(meta.ids),
+        base=bytes.fromhex(meta.base or "00" * 16),
+        statistics=meta.statistics,
+    )
+
+
+def _check_column(column: Column, rows: Array | Ragged) -> int:
+    what = f"column '{column.name}'"
+    values = values_of(rows)
+    if isinstance(rows, Ragged) != column.ragged:
+        raise RecipeInvalid(f"{what} is declared {'ragged' if column.ragged else 'fixed'} but was made otherwise")
+    if values.dtype != column.array_dtype:
+        raise RecipeInvalid(f"{what} is declared {column.dtype} but was made {values.dtype}")
+    if values.shape[1:] != column.shape:
+        raise RecipeInvalid(f"{what} is declared with rows of shape {column.shape} but was made {values.shape[1:]}")
+    if isinstance(rows, Ragged) and not _sound_offsets(rows.offsets, len(values)):
+        raise RecipeInvalid(f"{what} has offsets that do not rise from 0 to {len(values)}")
+    return len(rows)
+
+
+def _sound_offsets(offsets: Array, end: int) -> bool:
+    return bool(len(offsets) and offsets[0] == 0 and offsets[-1] == end and (offsets[1:] >= offsets[:-1]).all())
+
+
+def _encode_column(
+    column: Column,
+    rows: Array | Ragged,
+    count: int,
+    index: list[tuple[str, str, Sequence[int], Buffer]],
+    data: list[tuple[str, str, Sequence[int], Buffer]],
+) -> None:
+    offsets = rows.offsets.astype("<u8", copy=False) if isinstance(rows, Ragged) else None
+    values = values_of(rows)
+    raw = as_bytes(values)
+    bounds = raw_bounds(column, count, offsets).tolist()
+    if offsets is not None:
+        index.append((f"{column.name}.offsets", "U64", offsets.shape, as_bytes(offsets)))
+    if column.codec == "none":
+        blocks: list[Buffer] = [raw[a:b] for a, b in pairwise(bounds)]
+        data.append((column.name, DTYPES[column.dtype][0], values.shape, raw))
+    else:
+        blocks = _compressed(compressor(column.codec, column.level), raw, bounds)
+        edges = np.cumsum([0, *map(len, blocks)], dtype=np.uint64)
+        index.append((f"{column.name}.blocks", "U64", edges.shape, as_bytes(edges)))
+        data.append((column.name, "U8", [int(edges[-1])], b"".join(blocks)))
+    sums = np.array([xxhash.xxh3_64_intdigest(block) for block in blocks], np.uint64)
+    index.append((f"{column.name}.sums", "U64", sums.shape, as_bytes(sums)))
+
+
+def _compressed(pack: Callable[[Buffer], Buffer], raw: memoryview, bounds: list[int]) -> list[Buffer]:
+    return [pack(raw[a:b]) for a, b in pairwise(bounds)]
+
+
+def _item_size(tag: str) -> int:
+    return next(dtype.itemsize for known, dtype in DTYPES.values() if known == tag)
+
+
+def _meta(metadata: dict[str, Any], where: str) -> ChunkMeta:
+    try:
+        meta = msgspec.convert(metadata, ChunkMeta)
+    except (msgspec.ValidationError, RecipeInvalid) as error:
+        raise NotForebay(where, f"its metadata is not a chunk's: {error}") from error
+    if meta.type != "chunk":
+        raise NotForebay(where, f"it is a {meta.type}, not a chunk")
+    return meta
+
+
+def _check_tensors(meta: ChunkMeta, tensors: dict[str, Tensor], data_start: int, where: str) -> int:
+    """Where the index ends, once every tensor that the metadata calls for is there with the right shape."""
+    shapes: dict[str, tuple[str, int | None]] = {".source": ("U64", None), ".failures": ("U8", None)}
+    for column in meta.columns:
+        blocks = block_count(column, meta.rows)
+        shapes[f"{column.name}.sums"] = ("U64", blocks)
+        if column.ragged:
+            shapes[f"{column.name}.offsets"] = ("U64", meta.rows + 1)
+        if column.codec != "none":
+            shapes[f"{column.name}.blocks"] = ("U64", blocks + 1)
+        plain = column.codec == "none"
+        shapes[column.name] = (
+            DTYPES[column.dtype][0] if plain else "U8",
+            meta.rows if plain and not column.ragged else None,
+        )
+    if shapes.keys() != tensors.keys():
+        raise NotForebay(where, f"it holds the tensors {sorted(tensors)}, not {sorted(shapes)}")
+    for name, (tag, length) in shapes.items():
+        tensor = tensors[name]
+        if tensor.tag != tag or (length is not None and tensor.shape[:1] != (length,)):
+            raise NotForebay(where, f"tensor '{name}' is {tensor.tag} {list(tensor.shape)}, not {tag} [{length}, …]")
+    index = [tensors[name] for name in shapes if name.endswith((".offsets", ".blocks", ".sums", ".source"))]
+    return max([data_start, *(tensor.stop for tensor in index)])

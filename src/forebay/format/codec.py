@@ -1,0 +1,62 @@
+"""Compression of one block of bytes. The same bytes in give the same bytes out, for one version of a library."""
+
+import threading
+from collections.abc import Callable
+
+import lz4.block
+import zstandard
+
+from forebay.columns import Codec, Level
+from forebay.store.base import Buffer
+
+_ZSTD_LEVELS: dict[Level, int] = {"fast": 1, "default": 3, "max": 19}
+_LZ4_MODES: dict[Level, dict[str, object]] = {
+    "fast": {"mode": "fast", "acceleration": 8},
+    "default": {"mode": "default"},
+    "max": {"mode": "high_compression", "compression": 12},
+}
+_thread = threading.local()  # a zstd context serves one thread at a time
+
+
+class CodecError(Exception):
+    """A block that does not decompress to what it should; the caller knows which block it was."""
+
+
+def compressor(codec: Codec, level: Level) -> Callable[[Buffer], Buffer]:
+    """A function from the bytes of a block to what is stored of it."""
+    if codec == "zstd":
+        return zstandard.ZstdCompressor(level=_ZSTD_LEVELS[level]).compress
+    if codec == "lz4":
+        return lambda block: lz4.block.compress(block, store_size=False, **_LZ4_MODES[level])
+    return lambda block: block
+
+
+def decompress(codec: Codec, block: Buffer, size: int) -> Buffer:
+    """The `size` bytes that a stored block holds."""
+    try:
+        raw = _decompress(codec, block, size)
+    except (zstandard.ZstdError, lz4.block.LZ4BlockError) as error:
+        raise CodecError(str(error)) from error
+    if len(raw) != size:
+        raise CodecError(f"it holds {len(raw):,} bytes, not {size:,}")
+    return raw
+
+
+def _decompress(codec: Codec, block: Buffer, size: int) -> Buffer:
+    if codec == "none" or not size:
+        return block if codec == "none" else b""
+    if codec == "lz4":
+        raw: bytes = lz4.block.decompress(block, uncompressed_size=size)
+        return raw
+    # The library allocates what the frame announces, so the announcement is checked first.
+    if zstandard.frame_content_size(block) != size:
+        raise CodecError("its frame announces another size")
+    if not hasattr(_thread, "zstd"):
+        _thread.zstd = zstandard.ZstdDecompressor()
+    unpacked: bytes = _thread.zstd.decompress(block)
+    return unpacked
+
+
+def library_versions() -> dict[str, str]:
+    """What shapes compressed bytes, for the record in a generation."""
+    return {"zstd": ".".join(map(str, zstandard.ZSTD_VERSION)), "lz4": lz4.library_version_string()}

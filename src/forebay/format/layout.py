@@ -1,0 +1,81 @@
+"""Where things are inside a cache. No other module builds a key.
+
+cache.json                            format version, cache id, base layer
+plan/000000.safetensors               append-only segments: chunk -> files and ranges
+layers/<layer>/recipe.json            the recipe, readable, with its fingerprint
+layers/<layer>/constants.safetensors  columns equal for all rows
+layers/<layer>/000035.safetensors     immutable rows
+layers/<layer>/000035.r1.safetensors  the same chunk, rebuilt with other bytes
+generations/000003.safetensors        what is published, create-only
+claims/<layer>/000035.1.json          who computes a chunk
+"""
+
+import re
+
+FORMAT_VERSION = 1
+
+CACHE = "cache.json"
+GENERATIONS = "generations/"
+PLAN = "plan/"
+LAYERS = "layers/"
+CLAIMS = "claims/"
+
+_NUMBERED = re.compile(r"(\d{6,})\.safetensors")
+_CHUNK = re.compile(r"(\d{6,})(?:\.r([1-9]\d*))?\.safetensors")
+_CLAIM = re.compile(r"(\d{6,})\.([1-9]\d*)\.json")
+_LAYER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*")
+
+
+def is_layer_name(name: str) -> bool:
+    return _LAYER.fullmatch(name) is not None
+
+
+def generation(number: int) -> str:
+    return f"{GENERATIONS}{number:06d}.safetensors"
+
+
+def plan_segment(number: int) -> str:
+    return f"{PLAN}{number:06d}.safetensors"
+
+
+def recipe(layer: str) -> str:
+    return f"{LAYERS}{layer}/recipe.json"
+
+
+def constants(layer: str) -> str:
+    return f"{LAYERS}{layer}/constants.safetensors"
+
+
+def layer_folder(layer: str) -> str:
+    return f"{LAYERS}{layer}/"
+
+
+def chunk(layer: str, index: int, revision: int = 0) -> str:
+    suffix = f".r{revision}" if revision else ""
+    return f"{LAYERS}{layer}/{index:06d}{suffix}.safetensors"
+
+
+def claims_folder(layer: str) -> str:
+    return f"{CLAIMS}{layer}/"
+
+
+def claim(layer: str, index: int, attempt: int) -> str:
+    return f"{CLAIMS}{layer}/{index:06d}.{attempt}.json"
+
+
+def parse_numbered(key: str) -> int | None:
+    """The number of a generation or a plan segment, None for a key that is neither."""
+    found = _NUMBERED.fullmatch(key.rpartition("/")[2])
+    return int(found[1]) if found else None
+
+
+def parse_chunk(key: str) -> tuple[int, int] | None:
+    """(chunk, revision) of a chunk's key, None for another key."""
+    found = _CHUNK.fullmatch(key.rpartition("/")[2])
+    return (int(found[1]), int(found[2] or 0)) if found else None
+
+
+def parse_claim(key: str) -> tuple[int, int] | None:
+    """(chunk, attempt) of a claim's key, None for another key."""
+    found = _CLAIM.fullmatch(key.rpartition("/")[2])
+    return (int(found[1]), int(found[2])) if found else None

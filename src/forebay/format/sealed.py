@@ -1,0 +1,74 @@
+"""Index files that carry their own digest: plans, generations, constants.
+
+header, padded to a multiple of 4096
+tensors
+.digest   SHA-256 of every byte before it
+.hmac     HMAC-SHA256 of every byte before it, only where a key is in use
+"""
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+from forebay.columns import Array
+from forebay.errors import FormatTooNew, IndexCorrupt, KeyRefused, NotForebay
+from forebay.format.key import VARIABLE, same_tag, tag
+from forebay.format.tensors import Header, as_bytes, encode_header, parse_header, tag_of
+from forebay.store.base import Buffer
+
+
+def seal(metadata: dict[str, Any], tensors: Mapping[str, Array], key: bytes | None = None) -> list[Buffer]:
+    """The bytes of an index file, as buffers."""
+    entries = [(name, tag_of(array), array.shape, array.nbytes) for name, array in tensors.items()]
+    entries.append((".digest", "U8", (32,), 32))
+    if key is not None:
+        entries.append((".hmac", "U8", (32,), 32))
+    buffers: list[Buffer] = [encode_header(metadata, entries), *map(as_bytes, tensors.values())]
+    buffers.append(_sha256(buffers))
+    if key is not None:
+        buffers.append(tag(key, buffers))
+    return buffers
+
+
+def unseal(
+    view: memoryview, root: str, where: str, kind: str, key: bytes | None = None
+) -> tuple[dict[str, Any], dict[str, Array]]:
+    """Metadata and tensors of an index file, once its digest, and its tag where a key is in use, are right."""
+    header = _checked_header(view, root, where)
+    tagged = header.tensors.get(".hmac")
+    if tagged is None and key is not None:
+        raise KeyRefused(root, where, f"it carries no tag, but {VARIABLE} is set; unset it, or publish with the key")
+    if tagged is not None:
+        if key is None:
+            raise KeyRefused(root, where, f"it is tagged; set {VARIABLE} to the key it was published with")
+        if not same_tag(bytes(view[tagged.start : tagged.stop]), tag(key, [view[: tagged.start]])):
+            raise KeyRefused(root, where, f"its tag was not made with the key in {VARIABLE}")
+    if header.metadata.get("type") != kind:
+        raise IndexCorrupt(root, where, f"it is a {header.metadata.get('type')}, not a {kind}")
+    arrays = {name: tensor.array(view) for name, tensor in header.tensors.items() if not name.startswith(".")}
+    return header.metadata, arrays
+
+
+def _checked_header(view: memoryview, root: str, where: str) -> Header:
+    try:
+        header = parse_header(view, where)
+    except FormatTooNew:
+        raise
+    except NotForebay as error:
+        raise IndexCorrupt(root, where, error.problem) from error
+    digest = header.tensors.get(".digest")
+    trailer = [name for name in header.tensors if name.startswith(".")]
+    if digest is None or digest.shape != (32,) or list(header.tensors)[-len(trailer) :] != trailer:
+        raise IndexCorrupt(root, where, "it carries no digest at its end")
+    if bytes(view[digest.start : digest.stop]) != _sha256([view[: digest.start]]):
+        raise IndexCorrupt(root, where, "its bytes disagree with its digest")
+    if trailer not in ([".digest"], [".digest", ".hmac"]):
+        raise IndexCorrupt(root, where, f"it ends with {trailer}")
+    return header
+
+
+def _sha256(buffers: list[Buffer]) -> bytes:
+    digest = hashlib.sha256()
+    for buffer in buffers:
+        digest.update(buffer)
+    return digest.digest()

@@ -1,0 +1,125 @@
+"""Safetensors files with one possible sequence of bytes.
+
+    8 bytes   length of the header, little endian
+    header    {"__metadata__":{"forebay":"…"},"name":{"dtype":…,"shape":…,"data_offsets":…},…} and spaces, up to
+              a multiple of 4096
+    data      the tensors, in the order of the header, without gaps
+
+The package's own writer has no fixed order of keys and knows no bfloat16 in numpy, so writing is ours. Reading trusts
+nothing: every number is checked before it is used.
+"""
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from forebay.columns import DTYPES, Array
+from forebay.errors import FormatTooNew, NotForebay
+from forebay.format.layout import FORMAT_VERSION
+from forebay.recipe import canonical_json
+
+ALIGNMENT = 4096
+MAX_HEADER_BYTES = 100_000_000  # what the safetensors package accepts
+
+_BY_TAG = {tag: dtype for tag, dtype in DTYPES.values()}
+_TAGS = {dtype: tag for tag, dtype in DTYPES.values()}
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """One tensor of a file: its type, and where its bytes are, counted from the start of the file."""
+
+    tag: str
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+
+    def array(self, view: memoryview) -> Array:
+        return np.frombuffer(view[self.start : self.stop], _BY_TAG[self.tag]).reshape(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """The metadata and the tensors of a file, in order."""
+
+    metadata: dict[str, Any]
+    tensors: dict[str, Tensor]
+    data_start: int
+
+
+def as_bytes(array: Array) -> memoryview:
+    """The bytes of a contiguous array, without a copy."""
+    flat = np.ascontiguousarray(array).reshape(-1)
+    return flat.view(np.uint8).data if flat.size else memoryview(b"")
+
+
+def tag_of(array: Array) -> str:
+    return _TAGS[array.dtype]
+
+
+def encode_header(metadata: dict[str, Any], tensors: Iterable[tuple[str, str, Sequence[int], int]]) -> bytes:
+    """The head of a file whose tensors are (name, tag, shape, bytes), padded so that data starts aligned."""
+    entries: dict[str, Any] = {"__metadata__": {"forebay": canonical_json(metadata).decode()}}
+    position = 0
+    for name, tag, shape, size in tensors:
+        entries[name] = {"dtype": tag, "shape": list(shape), "data_offsets": [position, position + size]}
+        position += size
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    padded = -(-(8 + len(text)) // ALIGNMENT) * ALIGNMENT - 8
+    return padded.to_bytes(8, "little") + text.ljust(padded)
+
+
+def parse_header(view: memoryview, where: str) -> Header:
+    """Read the head of a file, refusing whatever `encode_header` could not have written for a file of this size."""
+    text, data_start = _header_text(view, where)
+    metadata, entries = _header_entries(text, where)
+    tensors: dict[str, Tensor] = {}
+    position = data_start
+    for name, entry in entries.items():
+        tensors[name] = _tensor(name, entry, data_start, position, where)
+        position = tensors[name].stop
+    if position != len(view):
+        raise NotForebay(where, f"it has {len(view):,} bytes but its header describes {position:,}")
+    return Header(metadata, tensors, data_start)
+
+
+def _header_text(view: memoryview, where: str) -> tuple[bytes, int]:
+    if len(view) == 0:
+        raise NotForebay(where, "it is empty")
+    if len(view) < 8:
+        raise NotForebay(where, f"it has only {len(view)} bytes")
+    length = int.from_bytes(view[:8], "little")
+    if length > MAX_HEADER_BYTES or (8 + length) % ALIGNMENT or length < 2:
+        raise NotForebay(where, "it does not start as a safetensors file of ours does")
+    if 8 + length > len(view):
+        raise NotForebay(where, f"it ends inside its header ({len(view):,} of at least {8 + length:,} bytes)")
+    return bytes(view[8 : 8 + length]), 8 + length
+
+
+def _header_entries(text: bytes, where: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    try:
+        entries = json.loads(text)
+        metadata = json.loads(entries.pop("__metadata__")["forebay"])
+        version = metadata["format_version"]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise NotForebay(where, f"its header cannot be read ({type(error).__name__})") from error
+    if not isinstance(version, int) or version > FORMAT_VERSION:
+        raise FormatTooNew(where, version, FORMAT_VERSION)
+    return metadata, entries
+
+
+def _tensor(name: str, entry: Any, data_start: int, position: int, where: str) -> Tensor:
+    try:
+        tag, shape, (start, stop) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
+        expected = prod(shape) * _BY_TAG[tag].itemsize
+        sound = all(type(side) is int and side >= 0 for side in shape) and data_start + start == position
+        sound = sound and stop - start == expected
+    except (ValueError, KeyError, TypeError) as error:
+        raise NotForebay(where, f"tensor '{name}' is described wrongly ({type(error).__name__})") from error
+    if not sound:
+        raise NotForebay(where, f"tensor '{name}' is described wrongly")
+    return Tensor(tag, shape, position, position + expected)

@@ -1,0 +1,52 @@
+"""Which class stands behind a kind of recipe or source: the built-in ones here, others by entry point.
+
+A package adds its own with an entry point in the group `forebay.recipes` or `forebay.sources`, named as the kind.
+"""
+
+from collections.abc import Mapping
+from importlib import import_module
+from importlib.metadata import entry_points
+from typing import Any
+
+import msgspec
+
+from forebay.errors import RecipeInvalid, UnknownKind
+from forebay.recipe import AnyRecipe, RecipeDocument, differing_fields, fingerprint
+from forebay.source import Source
+
+RECIPES = {"raw": ("forebay.raw", "RawRecipe")}
+SOURCES = {"files": ("forebay.sources", "FileSource"), "lines": ("forebay.sources", "LineSource")}
+
+
+def recipe_class(kind: str) -> type[Any]:
+    return _find("recipe", kind, RECIPES)
+
+
+def source_class(kind: str) -> type[Any]:
+    return _find("source", kind, SOURCES)
+
+
+def reopen_recipe(kept: RecipeDocument) -> AnyRecipe:
+    """The recipe that a cache kept, ready to make chunks, once it is the same to the last dependency."""
+    recipe: AnyRecipe = msgspec.convert(kept.fields, recipe_class(kept.kind))
+    if fingerprint(recipe) != kept.fingerprint:
+        changed = ", ".join(differing_fields(kept, recipe))
+        raise RecipeInvalid(f"the recipe of layer '{kept.layer}' is not what it was (differs in: {changed})")
+    return recipe
+
+
+def reopen_source(description: Mapping[str, Any]) -> Source:
+    """The source that a plan describes."""
+    source: Source = source_class(str(description["kind"])).from_description(description)
+    return source
+
+
+def _find(what: str, kind: str, built_in: Mapping[str, tuple[str, str]]) -> type[Any]:
+    if kind in built_in:
+        module, name = built_in[kind]
+        found: type[Any] = getattr(import_module(module), name)
+        return found
+    for entry in entry_points(group=f"forebay.{what}s", name=kind):
+        loaded: type[Any] = entry.load()
+        return loaded
+    raise UnknownKind(what, kind, sorted(built_in))

@@ -1,0 +1,154 @@
+"""What a recipe is, and the fingerprint that names it.
+
+A recipe is frozen data. Everything that changes the bytes of a chunk is a field of it or the hash of a file it
+depends on; nothing else is. Two recipes with one fingerprint make the same chunks.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, is_dataclass
+from typing import Any, ClassVar, Protocol, runtime_checkable
+
+import msgspec
+import numpy as np
+
+from forebay.columns import Array, Column, Columns
+from forebay.errors import RecipeInvalid
+from forebay.source import Failure, Sample
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkTarget:
+    """How large a chunk should come out: a number of rows, or of bytes before compression."""
+
+    rows: int | None = None
+    bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """What a recipe made of a slice.
+
+    Statistics are summed over chunks where they are shown. `present` belongs to layers on top of a base layer: False
+    marks a row that could not be made.
+    """
+
+    columns: Columns
+    failures: tuple[Failure, ...] = ()
+    statistics: Mapping[str, int | float | list[int]] = field(default_factory=dict)
+    present: Array | None = None
+
+
+@runtime_checkable
+class Recipe(Protocol):
+    """How samples become rows of the base layer.
+
+    Optional members: `dependencies() -> Mapping[str, str]` (name → hash of a file it depends on),
+    `versions() -> Mapping[str, str]` (libraries that shape the bytes, recorded in generations), `constants() ->
+    Mapping[str, ndarray]` (columns equal for all rows), `sample_ids` (the name of the column that identifies rows).
+    """
+
+    kind: ClassVar[str]
+    revision: ClassVar[int]
+
+    def columns(self) -> tuple[Column, ...]: ...
+
+    def chunk_target(self) -> ChunkTarget: ...
+
+    def make(self, samples: Iterable[Sample]) -> Rows: ...
+
+
+@runtime_checkable
+class LayerRecipe(Protocol):
+    """How the rows of a base layer get further columns: `reads` names the base columns that `make` is given."""
+
+    kind: ClassVar[str]
+    revision: ClassVar[int]
+    reads: ClassVar[tuple[str, ...]]
+
+    def columns(self) -> tuple[Column, ...]: ...
+
+    def make(self, rows: Columns) -> Rows: ...
+
+
+AnyRecipe = Recipe | LayerRecipe
+
+
+class RecipeDocument(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A recipe as it is kept in `layers/<layer>/recipe.json`."""
+
+    format_version: int
+    layer: str
+    kind: str
+    revision: int
+    fingerprint: str
+    fields: dict[str, Any]
+    dependencies: dict[str, str]
+    reads: tuple[str, ...]
+    sample_ids: str
+    columns: tuple[Column, ...]
+
+
+def canonical_json(value: Any) -> bytes:
+    """The one way a value is written where its bytes are hashed: sorted keys, no spaces, ASCII."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode("ascii")
+
+
+def fields_of(recipe: AnyRecipe) -> dict[str, Any]:
+    values = asdict(recipe) if is_dataclass(recipe) and not isinstance(recipe, type) else msgspec.to_builtins(recipe)
+    if not isinstance(values, dict):
+        raise RecipeInvalid(f"a recipe is a msgspec.Struct or a dataclass, not {type(recipe).__name__}")
+    restored: dict[str, Any] = json.loads(canonical_json(values))
+    return restored
+
+
+def dependencies_of(recipe: AnyRecipe) -> dict[str, str]:
+    return dict(recipe.dependencies()) if hasattr(recipe, "dependencies") else {}
+
+
+def versions_of(recipe: AnyRecipe) -> dict[str, str]:
+    return dict(recipe.versions()) if hasattr(recipe, "versions") else {}
+
+
+def constants_of(recipe: AnyRecipe) -> dict[str, np.ndarray[Any, Any]]:
+    return dict(recipe.constants()) if hasattr(recipe, "constants") else {}
+
+
+def reads_of(recipe: AnyRecipe) -> tuple[str, ...]:
+    return tuple(getattr(recipe, "reads", ()))
+
+
+def fingerprint(recipe: AnyRecipe) -> str:
+    """SHA-256 over kind, revision, fields and the hashes of the files a recipe depends on."""
+    identity = {
+        "kind": recipe.kind,
+        "revision": recipe.revision,
+        "fields": fields_of(recipe),
+        "dependencies": dependencies_of(recipe),
+    }
+    return hashlib.sha256(canonical_json(identity)).hexdigest()
+
+
+def document(recipe: AnyRecipe, layer: str, format_version: int) -> RecipeDocument:
+    return RecipeDocument(
+        format_version=format_version,
+        layer=layer,
+        kind=recipe.kind,
+        revision=recipe.revision,
+        fingerprint=fingerprint(recipe),
+        fields=fields_of(recipe),
+        dependencies=dependencies_of(recipe),
+        reads=reads_of(recipe),
+        sample_ids=getattr(recipe, "sample_ids", ""),
+        columns=tuple(recipe.columns()),
+    )
+
+
+def differing_fields(kept: RecipeDocument, recipe: AnyRecipe) -> list[str]:
+    """The names of what a kept recipe and another one do not share."""
+    changed = [name for name in ("kind", "revision") if getattr(kept, name) != getattr(recipe, name)]
+    pairs = ((kept.fields, fields_of(recipe)), (kept.dependencies, dependencies_of(recipe)))
+    for old, new in pairs:
+        changed += sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
+    return changed

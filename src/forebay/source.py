@@ -1,0 +1,95 @@
+"""What a source is: ordered raw samples in files that have an identity, cut into parts.
+
+file a.jsonl  ├──────part──────┼───part───┤      chunk 0 = [a 0:900]
+file b.jsonl  ├─part─┼────────part────────┤      chunk 1 = [a 900:1400, b 0:350]   …
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, runtime_checkable
+
+import msgspec
+
+Unit = Literal["bytes", "samples"]
+
+
+class SourceFile(msgspec.Struct, frozen=True):
+    """One file of a source as it was when looked at: enough to tell whether it changed.
+
+    `stream` marks a file that can only be read from its beginning (a compressed one): it is scanned once by the
+    planner, which then knows the digest of its bytes, and its parts go to one worker in order.
+    """
+
+    path: str
+    size: int
+    mtime_ns: int = 0
+    etag: str = ""
+    stream: bool = False
+    digest: int | None = None
+
+    def same_identity(self, other: "SourceFile") -> bool:
+        return (self.size, self.mtime_ns, self.etag) == (other.size, other.mtime_ns, other.etag)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A range of one file, in the unit of the source."""
+
+    file: SourceFile
+    start: int
+    stop: int
+
+    @property
+    def weight(self) -> int:
+        return self.stop - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One raw sample. Its id is unique in the source and stays the same as the source grows."""
+
+    id: str
+    data: Any
+
+
+class Failure(msgspec.Struct, frozen=True):
+    """A sample that could not be made into a row: which, a short reason code, and a sentence."""
+
+    sample: str
+    reason: str
+    detail: str = ""
+
+
+@runtime_checkable
+class Source(Protocol):
+    """Where samples come from. A new source implements these and passes `forebay.testing.SourceContract`.
+
+    It is picklable, small, and opens nothing until asked. A missing file raises `FileNotFoundError`, trouble with
+    the disk or the network `OSError`; a sample with bad content is yielded as a `Failure`.
+    """
+
+    unit: Unit
+
+    def describe(self) -> Mapping[str, Any]:
+        """JSON values with a `kind` under which `forebay.kinds` finds this source again."""
+
+    def files(self) -> list[SourceFile]:
+        """Every file there is now, in the order of their samples."""
+
+    def look(self, path: str) -> SourceFile:
+        """One file as it is now; `FileNotFoundError` where it is gone."""
+
+    def cuts(self, file: SourceFile, start: int, first: int, every: int) -> Iterator[int]:
+        """Where parts of `file` from `start` on may end: about `first` after start, then about each `every`.
+
+        The last one is the end of the file. A file that has nothing after `start` gives none.
+        """
+
+    def scanned(self, file: SourceFile) -> SourceFile:
+        """The file as `cuts` left it: a stream now has its digest, another file is returned as it is."""
+
+    def read(self, part: Part) -> Iterable[Sample | Failure]:
+        """The samples of one part, in order."""
+
+    def digest(self, file: SourceFile, start: int, stop: int) -> int:
+        """A 64-bit hash of the raw content of a range; for a stream, of its first `stop` stored bytes."""

@@ -1,0 +1,68 @@
+"""From what a user names (files, folders, globs) to the files of a source.
+
+A source has a root, the folder that its files share, and names every file relative to it. So a source that moved, or
+that another machine mounts elsewhere, still has the same names and makes the same bytes.
+"""
+
+import glob
+import os
+from collections.abc import Iterable, Sequence
+
+from forebay.errors import SourceNotFound
+from forebay.source import SourceFile
+
+STREAM_SUFFIXES = (".gz", ".zst")
+
+
+def common_root(patterns: Sequence[str]) -> str:
+    """The deepest folder that all patterns share.
+
+    >>> common_root(["/data/text/*.jsonl", "/data/more/a.jsonl"])
+    '/data'
+    """
+    return os.path.commonpath([_fixed_folder(os.path.abspath(pattern)) for pattern in patterns])
+
+
+def find_files(root: str, patterns: Sequence[str], suffixes: tuple[str, ...] = ()) -> list[SourceFile]:
+    """Every file that a pattern names, once, sorted by name; a folder stands for all files below it."""
+    found: set[str] = set()
+    for pattern in patterns:
+        matches = {os.path.relpath(path, root) for path in _expand(os.path.join(root, pattern), suffixes)}
+        if not matches:
+            raise SourceNotFound(os.path.join(root, pattern))
+        found |= matches
+    return [look(root, name) for name in sorted(found)]
+
+
+def look(root: str, name: str) -> SourceFile:
+    status = os.stat(os.path.join(root, name))
+    return SourceFile(
+        path=name, size=status.st_size, mtime_ns=status.st_mtime_ns, stream=name.endswith(STREAM_SUFFIXES)
+    )
+
+
+def _fixed_folder(pattern: str) -> str:
+    """The folder above the first wildcard; a plain file's own folder; a folder itself."""
+    if not glob.has_magic(pattern):
+        return pattern if os.path.isdir(pattern) else os.path.dirname(pattern)
+    fixed = pattern[: min(pattern.index(mark) for mark in "*?[" if mark in pattern)]
+    return os.path.dirname(fixed)
+
+
+def _expand(pattern: str, suffixes: tuple[str, ...]) -> Iterable[str]:
+    if os.path.exists(pattern):
+        yield from _below(pattern, suffixes)
+        return
+    for path in glob.iglob(pattern, recursive=True):
+        yield from _below(path, suffixes)
+
+
+def _below(path: str, suffixes: tuple[str, ...]) -> Iterable[str]:
+    if not os.path.isdir(path):
+        yield path
+        return
+    for folder, folders, names in os.walk(path):
+        folders[:] = [name for name in folders if not name.startswith(".") and name != "__pycache__"]
+        for name in names:
+            if not name.startswith(".") and (not suffixes or name.endswith(suffixes)):
+                yield os.path.join(folder, name)

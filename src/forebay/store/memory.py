@@ -1,0 +1,50 @@
+"""A store in memory, for tests and for caches that need not outlive the process."""
+
+import threading
+from collections.abc import Iterator, Sequence
+
+from forebay.store.base import Buffer, Entry
+
+
+class MemoryStore:
+    """Values in a dictionary. It lives in one process: build into it with `workers=0`."""
+
+    def __init__(self, address: str = "memory") -> None:
+        self.address = address
+        self._values: dict[str, bytes] = {}
+        self._lock = threading.Lock()
+
+    def map(self, key: str) -> memoryview:
+        return memoryview(self._values[key])
+
+    def read(self, key: str, start: int = 0, stop: int | None = None) -> bytes:
+        return self._values[key][start:stop]
+
+    def create(self, key: str, data: Sequence[Buffer]) -> bool:
+        value = b"".join(data)
+        with self._lock:
+            if key in self._values:
+                return False
+            self._values[key] = value
+            return True
+
+    def replace(self, key: str, data: Sequence[Buffer]) -> None:
+        self._values[key] = b"".join(data)
+
+    def keys(self, prefix: str) -> Iterator[Entry]:
+        with self._lock:
+            found = sorted(key for key in self._values if key.startswith(prefix))
+            entries = [Entry(key, len(self._values[key])) for key in found]
+        yield from entries
+
+    def delete(self, key: str) -> None:
+        self._values.pop(key, None)
+
+    def leftovers(self) -> Iterator[Entry]:
+        return iter(())
+
+    def free_bytes(self) -> int | None:
+        return None
+
+    def __reduce__(self) -> tuple[object, ...]:
+        raise TypeError("a MemoryStore lives in one process and cannot be sent to another; use a folder, or workers=0")

@@ -1,0 +1,76 @@
+"""Who is writing: a name for this process that others on the same host can check for life.
+
+A process is named by its host (name, boot and pid namespace), its pid and its start time, so that neither a reused pid
+nor a restarted machine nor another container is taken for the process that is gone.
+"""
+
+import hashlib
+import os
+import socket
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import psutil
+
+_GONE = frozenset("ZXx")
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    host: str
+    pid: int
+    started: int
+
+    def __str__(self) -> str:
+        return f"{self.host}-{self.pid}-{self.started}"
+
+    @classmethod
+    def parse(cls, text: str) -> "Owner | None":
+        host, _, rest = text.partition("-")
+        pid, _, started = rest.partition("-")
+        return cls(host, int(pid), int(started)) if pid.isdigit() and started.isdigit() else None
+
+    def is_dead(self) -> bool:
+        """True only where this host can tell: the process is not there, or is another with the same pid."""
+        return self.host == this_host() and _start_time(self.pid) != self.started
+
+
+def this_process() -> Owner:
+    pid = os.getpid()
+    return Owner(this_host(), pid, _start_time(pid) or 0)
+
+
+@cache
+def this_host() -> str:
+    facts = [socket.gethostname(), _text("/proc/sys/kernel/random/boot_id"), _link("/proc/self/ns/pid")]
+    return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:12]
+
+
+def _start_time(pid: int) -> int | None:
+    """When a live process started, in a unit of this host; None where there is none (a zombie counts as none)."""
+    stat = _text(f"/proc/{pid}/stat")
+    if stat:
+        after_name = stat[stat.rindex(")") + 2 :].split()
+        return None if after_name[0] in _GONE else int(after_name[19])
+    if Path("/proc/self/stat").exists():
+        return None
+    try:
+        process = psutil.Process(pid)
+        return None if process.status() == psutil.STATUS_ZOMBIE else int(process.create_time())
+    except psutil.Error:
+        return None
+
+
+def _text(path: str) -> str:
+    try:
+        return Path(path).read_text()
+    except OSError:
+        return ""
+
+
+def _link(path: str) -> str:
+    try:
+        return os.readlink(path)
+    except OSError:
+        return ""

@@ -19,15 +19,19 @@ def block_count(column: Column, rows: int) -> int:
 
 def block_rows(column: Column, rows: int) -> Bounds:
     """The row at which each block begins, and the end of the last."""
-    return np.minimum(np.arange(block_count(column, rows) + 1, dtype=np.int64) * column.block_rows, rows)
+    step = min(column.block_rows, max(1, rows))
+    return np.minimum(np.arange(block_count(column, rows) + 1, dtype=np.int64) * step, rows)
+
+
+def value_bounds(column: Column, rows: int, offsets: Array | None) -> Bounds:
+    """Where each block begins, in rows, or in values of a ragged column, and the end of the last."""
+    edges = block_rows(column, rows)
+    return edges if offsets is None else offsets[edges].astype(np.int64)
 
 
 def raw_bounds(column: Column, rows: int, offsets: Array | None) -> Bounds:
     """Where each block begins, in bytes before compression, and the end of the last."""
-    edges = block_rows(column, rows)
-    if offsets is not None:
-        edges = offsets[edges].astype(np.int64)
-    return edges * column.item_bytes
+    return value_bounds(column, rows, offsets) * column.item_bytes
 
 
 def values_of(rows: Array | Ragged) -> Array:

@@ -9,9 +9,9 @@ before anything in it is believed; each block of data is checked against its sum
 """
 
 import hashlib
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
@@ -21,7 +21,7 @@ import xxhash
 
 from forebay.columns import DTYPES, Array, Column, Columns, Ragged
 from forebay.errors import NotForebay, RecipeInvalid
-from forebay.format.blocks import block_count, raw_bounds, values_of
+from forebay.format.blocks import block_count, raw_bounds, value_bounds, values_of
 from forebay.format.codec import CodecError, compressor, decompress
 from forebay.format.layout import FORMAT_VERSION
 from forebay.format.tensors import Tensor, as_bytes, encode_header, parse_header
@@ -30,6 +30,10 @@ from forebay.source import Failure
 from forebay.store.base import Buffer
 
 Statistics = Mapping[str, int | float | list[int]]
+Shape = tuple[str, int | None, tuple[int, ...]]  # tag, first side (None: any), the other sides
+
+_MOST = 1 << 62  # no count of rows, values or bytes comes near it, and none may wrap around
+_DIGEST = re.compile("[0-9a-f]{32}")
 
 
 class ChunkMeta(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -48,11 +52,11 @@ class ChunkMeta(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     content: str  # xxh3-128 over the decoded columns
     ids: str  # xxh3-128 over the column of sample ids, or the content where there is none
     base: str = ""  # ids of the base chunk that a later layer was made from
-    check: str = ""  # xxh3-64 over all of the above and the failures
+    check: str = ""  # xxh3-64 over all of the above, the sums of the source and the failures
 
-    def sealed(self, failures: Buffer) -> "ChunkMeta":
+    def sealed(self, source: Buffer, failures: Buffer) -> "ChunkMeta":
         text = canonical_json(msgspec.to_builtins(msgspec.structs.replace(self, check="")))
-        return msgspec.structs.replace(self, check=xxhash.xxh3_64_hexdigest(text + bytes(failures)))
+        return msgspec.structs.replace(self, check=xxhash.xxh3_64_hexdigest(text + bytes(source) + bytes(failures)))
 
 
 class ChunkRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,8 +119,10 @@ def encode_chunk(
 ) -> EncodedChunk:
     """The one sequence of bytes for these rows under these declarations."""
     rows = check_columns(columns, declared)
+    _check_statistics(statistics or {})
     content = content_digest(columns, declared)
-    ids = content_digest(columns, [c for c in declared if c.name == sample_ids]) if sample_ids else content
+    ids = content_digest(columns, [_named(sample_ids, declared)]) if sample_ids else content
+    source = as_bytes(np.array(source_sums, np.uint64))
     failed = b"\n".join(canonical_json(msgspec.to_builtins(failure)) for failure in failures)
     meta = ChunkMeta(
         layer=layer,
@@ -130,12 +136,12 @@ def encode_chunk(
         content=content,
         ids=ids,
         base=base,
-    ).sealed(failed)
+    ).sealed(source, failed)
     index: list[tuple[str, str, Sequence[int], Buffer]] = []
     data: list[tuple[str, str, Sequence[int], Buffer]] = []
     for column in declared:
         _encode_column(column, columns[column.name], rows, index, data)
-    index.append((".source", "U64", [len(source_sums)], as_bytes(np.array(source_sums, np.uint64))))
+    index.append((".source", "U64", [len(source_sums)], source))
     data.sort(key=lambda tensor: -_item_size(tensor[1]))  # stable: keeps every tensor aligned to its items
     data.append((".failures", "U8", [len(failed)], failed))
     tensors = [*index, *data]
@@ -221,9 +227,10 @@ class ChunkFile:
         """The values of one stored block, flat along rows (and along values, where ragged). Raises `CodecError`."""
         declared = self.columns[column]
         start, stop = self.block_bounds(column)[block : block + 2].tolist()
-        low, high = self.raw_bounds(column)[block : block + 2].tolist()
-        raw = decompress(declared.codec, self.view[start:stop], high - low)
-        return np.frombuffer(raw, declared.array_dtype).reshape(-1, *declared.shape)
+        offsets = self.offsets(column) if declared.ragged else None
+        low, high = value_bounds(declared, self.meta.rows, offsets)[block : block + 2].tolist()
+        raw = decompress(declared.codec, self.view[start:stop], (high - low) * declared.item_bytes)
+        return np.frombuffer(raw, declared.array_dtype).reshape(high - low, *declared.shape)
 
     def decode(self, column: str) -> Array | Ragged:
         """All rows of a column. Raises `CodecError`."""
@@ -233,20 +240,18 @@ class ChunkFile:
         else:
             blocks = [self.decode_block(column, k) for k in range(block_count(declared, self.meta.rows))]
             values = np.concatenate(blocks) if blocks else np.empty((0, *declared.shape), declared.array_dtype)
-        return Ragged(values, self.offsets(column)) if declared.ragged else values.reshape(-1, *declared.shape)
+        return Ragged(values, self.offsets(column)) if declared.ragged else values
 
     def failures(self) -> list[Failure]:
-        lines = self._failure_bytes.split(b"\n") if self._failure_bytes else []
-        return [msgspec.json.decode(line, type=Failure) for line in lines]
-
-    @cached_property
-    def _failure_bytes(self) -> bytes:
-        tensor = self.tensors[".failures"]
-        return bytes(self.view[tensor.start : tensor.stop])
+        text = self._bytes(".failures")
+        return [msgspec.json.decode(line, type=Failure) for line in text.split(b"\n")] if text else []
 
     def source_sums(self) -> list[int]:
         sums: list[int] = self.tensors[".source"].array(self.view).tolist()
         return sums
+
+    def _bytes(self, tensor: str) -> bytes:
+        return bytes(self.view[self.tensors[tensor].start : self.tensors[tensor].stop])
 
 
 def adopt_chunk(
@@ -280,7 +285,7 @@ def check_content(file: ChunkFile) -> None:
         raise NotForebay(where, f"a block does not decompress: {error}") from error
     if content_digest(columns, meta.columns) != meta.content:
         raise NotForebay(where, "its content disagrees with its content digest")
-    if meta.sealed(file._failure_bytes) != meta:
+    if meta.sealed(file._bytes(".source"), file._bytes(".failures")) != meta:
         raise NotForebay(where, "its metadata disagrees with its check")
     entries = [(name, t.tag, t.shape, t.stop - t.start) for name, t in file.tensors.items()]
     header = encode_header(msgspec.to_builtins(meta), entries)
@@ -298,8 +303,11 @@ def _check_index(file: ChunkFile) -> None:
                 raise NotForebay(file.where, f"the block edges of column '{name}' do not rise from 0 to {end}")
         if column.ragged:
             offsets = file.offsets(name)
-            if not _sound_offsets(offsets, end if column.codec == "none" else int(offsets[-1])):
+            last = int(offsets[-1])
+            if not _sound_offsets(offsets, end if column.codec == "none" else last):
                 raise NotForebay(file.where, f"the offsets of column '{name}' do not rise from 0 to {end}")
+            if last * max(1, column.item_bytes) >= _MOST:
+                raise NotForebay(file.where, f"the offsets of column '{name}' rise to {last:,}")
 
 
 def _record(meta: ChunkMeta, size: int, head_size: int, head: bytes, sha256: bytes, revision: int) -> ChunkRecord:
@@ -323,6 +331,8 @@ def _record(meta: ChunkMeta, size: int, head_size: int, head: bytes, sha256: byt
 def _check_column(column: Column, rows: Array | Ragged) -> int:
     what = f"column '{column.name}'"
     values = values_of(rows)
+    if not isinstance(values, np.ndarray) or values.ndim == 0:
+        raise RecipeInvalid(f"{what} was made as {type(values).__name__}, not as an array of rows")
     if isinstance(rows, Ragged) != column.ragged:
         raise RecipeInvalid(f"{what} is declared {'ragged' if column.ragged else 'fixed'} but was made otherwise")
     if values.dtype != column.array_dtype:
@@ -332,6 +342,20 @@ def _check_column(column: Column, rows: Array | Ragged) -> int:
     if isinstance(rows, Ragged) and not _sound_offsets(rows.offsets, len(values)):
         raise RecipeInvalid(f"{what} has offsets that do not rise from 0 to {len(values)}")
     return len(rows)
+
+
+def _check_statistics(statistics: Statistics) -> None:
+    try:
+        canonical_json(msgspec.convert(statistics, dict[str, int | float | list[int]]))
+    except (TypeError, ValueError, msgspec.ValidationError) as error:
+        raise RecipeInvalid(f"statistics are names with numbers or lists of integers: {error}") from error
+
+
+def _named(name: str, declared: Sequence[Column]) -> Column:
+    for column in declared:
+        if column.name == name:
+            return column
+    raise RecipeInvalid(f"the recipe calls '{name}' its sample ids, but declares no such column")
 
 
 def _sound_offsets(offsets: Array, end: int) -> bool:
@@ -378,29 +402,40 @@ def _meta(metadata: dict[str, Any], where: str) -> ChunkMeta:
         raise NotForebay(where, f"its metadata is not a chunk's: {error}") from error
     if meta.type != "chunk":
         raise NotForebay(where, f"it is a {meta.type}, not a chunk")
+    if not 0 <= meta.rows * max([1, *(column.item_bytes for column in meta.columns)]) < _MOST:
+        raise NotForebay(where, f"it cannot hold {meta.rows} rows of its columns")
+    if not all(map(_DIGEST.fullmatch, (meta.content, meta.ids, meta.base or meta.content))):
+        raise NotForebay(where, "its metadata holds a digest that is none")
     return meta
 
 
 def _check_tensors(meta: ChunkMeta, tensors: dict[str, Tensor], data_start: int, where: str) -> int:
     """Where the index ends, once every tensor that the metadata calls for is there with the right shape."""
-    shapes: dict[str, tuple[str, int | None]] = {".source": ("U64", None), ".failures": ("U8", None)}
+    index: dict[str, Shape] = {}
+    data: dict[str, Shape] = {}
     for column in meta.columns:
-        blocks = block_count(column, meta.rows)
-        shapes[f"{column.name}.sums"] = ("U64", blocks)
-        if column.ragged:
-            shapes[f"{column.name}.offsets"] = ("U64", meta.rows + 1)
-        if column.codec != "none":
-            shapes[f"{column.name}.blocks"] = ("U64", blocks + 1)
-        plain = column.codec == "none"
-        shapes[column.name] = (
-            DTYPES[column.dtype][0] if plain else "U8",
-            meta.rows if plain and not column.ragged else None,
-        )
-    if shapes.keys() != tensors.keys():
-        raise NotForebay(where, f"it holds the tensors {sorted(tensors)}, not {sorted(shapes)}")
-    for name, (tag, length) in shapes.items():
+        _expect_column(column, meta.rows, index, data)
+    index[".source"] = ("U64", None, ())
+    data = dict(sorted(data.items(), key=lambda item: -_item_size(item[1][0])))
+    expected = {**index, **data, ".failures": ("U8", None, ())}
+    if list(expected) != list(tensors):
+        raise NotForebay(where, f"it holds the tensors {list(tensors)}, not {list(expected)}")
+    for name, (tag, length, shape) in expected.items():
         tensor = tensors[name]
-        if tensor.tag != tag or (length is not None and tensor.shape[:1] != (length,)):
-            raise NotForebay(where, f"tensor '{name}' is {tensor.tag} {list(tensor.shape)}, not {tag} [{length}, …]")
-    index = [tensors[name] for name in shapes if name.endswith((".offsets", ".blocks", ".sums", ".source"))]
-    return max([data_start, *(tensor.stop for tensor in index)])
+        wanted = (tensor.shape[:1] if length is None else (length,)) + shape
+        if tensor.tag != tag or tensor.shape != wanted or not wanted:
+            raise NotForebay(where, f"tensor '{name}' is {tensor.tag} {list(tensor.shape)}, not {tag} {list(wanted)}")
+    return tensors[".source"].stop
+
+
+def _expect_column(column: Column, rows: int, index: dict[str, Shape], data: dict[str, Shape]) -> None:
+    """What the index and the data must hold of a column."""
+    blocks = block_count(column, rows)
+    if column.ragged:
+        index[f"{column.name}.offsets"] = ("U64", rows + 1, ())
+    if column.codec == "none":
+        data[column.name] = (DTYPES[column.dtype][0], None if column.ragged else rows, column.shape)
+    else:
+        index[f"{column.name}.blocks"] = ("U64", blocks + 1, ())
+        data[column.name] = ("U8", None, ())
+    index[f"{column.name}.sums"] = ("U64", blocks, ())

@@ -15,6 +15,12 @@ _LZ4_MODES: dict[Level, dict[str, object]] = {
     "default": {"mode": "default"},
     "max": {"mode": "high_compression", "compression": 12},
 }
+# The most that a stored block of so many bytes can hold, in each format.
+_MOST_BYTES: dict[Codec, Callable[[int], int]] = {
+    "none": lambda stored: stored,
+    "lz4": lambda stored: min(255 * stored, 0x7E000000),
+    "zstd": lambda stored: (stored // 4 + 1) * 128 * 1024,
+}
 _thread = threading.local()  # a zstd context serves one thread at a time
 
 
@@ -33,6 +39,8 @@ def compressor(codec: Codec, level: Level) -> Callable[[Buffer], Buffer]:
 
 def decompress(codec: Codec, block: Buffer, size: int) -> Buffer:
     """The `size` bytes that a stored block holds."""
+    if not 0 <= size <= _MOST_BYTES[codec](len(block)):
+        raise CodecError(f"{len(block):,} stored bytes cannot hold {size:,}")
     try:
         raw = _decompress(codec, block, size)
     except (zstandard.ZstdError, lz4.block.LZ4BlockError) as error:

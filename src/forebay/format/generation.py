@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from forebay.columns import Array
-from forebay.errors import IndexCorrupt
+from forebay.errors import IndexCorrupt, RecipeInvalid
 from forebay.format.chunk import ChunkRecord
 from forebay.format.layout import FORMAT_VERSION
 from forebay.format.sealed import seal, unseal
@@ -49,7 +49,7 @@ class ChunkTable:
                 name: np.frombuffer(b"".join(getattr(r, name) for r in ordered), np.uint8).reshape(-1, width)
                 for name, width in _DIGESTS.items()
             },
-            {name: _statistic([record.statistics.get(name) for record in ordered]) for name in names},
+            {name: _statistic(name, [record.statistics.get(name) for record in ordered]) for name in names},
         )
 
     def __len__(self) -> int:
@@ -141,8 +141,7 @@ class Generation:
         tensors: dict[str, Array] = {}
         for layer in sorted(self.layers):
             tensors.update(self._tensors(layer))
-        ordered = dict(sorted(tensors.items(), key=lambda item: (-item[1].dtype.itemsize, item[0])))
-        return seal(self.metadata(), ordered, key)
+        return seal(self.metadata(), tensors, key)
 
     def _tensors(self, layer: str) -> dict[str, Array]:
         table = self.layers[layer]
@@ -177,11 +176,14 @@ def _table(layer: str, tensors: Mapping[str, Array]) -> ChunkTable:
     )
 
 
-def _statistic(values: list[int | float | list[int] | None]) -> Array:
+def _statistic(name: str, values: list[int | float | list[int] | None]) -> Array:
     """One array for one statistic; a chunk without it counts as zero."""
     known = next(value for value in values if value is not None)
     zero: Any = [0] * len(known) if isinstance(known, list) else 0
-    array = np.array([zero if value is None else value for value in values])
+    try:
+        array = np.array([zero if value is None else value for value in values])
+    except ValueError as error:
+        raise RecipeInvalid(f"the statistic '{name}' has another length in every chunk; give it one") from error
     return array.astype(np.float64 if array.dtype.kind == "f" else np.int64)
 
 

@@ -12,7 +12,7 @@ VARIABLE = "FOREBAY_HMAC_KEY"
 
 def hmac_key() -> bytes | None:
     """The key in use, None where there is none."""
-    return os.environ.get(VARIABLE, "").encode() or None
+    return os.fsencode(os.environ.get(VARIABLE, "")) or None
 
 
 def tag(key: bytes, buffers: Sequence[Buffer]) -> bytes:

@@ -1,7 +1,7 @@
 """Index files that carry their own digest: plans, generations, constants.
 
 header, padded to a multiple of 4096
-tensors
+tensors   widest items first, then by name
 .digest   SHA-256 of every byte before it
 .hmac     HMAC-SHA256 of every byte before it, only where a key is in use
 """
@@ -19,11 +19,12 @@ from forebay.store.base import Buffer
 
 def seal(metadata: dict[str, Any], tensors: Mapping[str, Array], key: bytes | None = None) -> list[Buffer]:
     """The bytes of an index file, as buffers."""
-    entries = [(name, tag_of(array), array.shape, array.nbytes) for name, array in tensors.items()]
+    ordered = dict(sorted(tensors.items(), key=lambda item: (-item[1].dtype.itemsize, item[0])))  # keeps all aligned
+    entries = [(name, tag_of(array), array.shape, array.nbytes) for name, array in ordered.items()]
     entries.append((".digest", "U8", (32,), 32))
     if key is not None:
         entries.append((".hmac", "U8", (32,), 32))
-    buffers: list[Buffer] = [encode_header(metadata, entries), *map(as_bytes, tensors.values())]
+    buffers: list[Buffer] = [encode_header(metadata, entries), *map(as_bytes, ordered.values())]
     buffers.append(_sha256(buffers))
     if key is not None:
         buffers.append(tag(key, buffers))

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from forebay.columns import DTYPES, Array
-from forebay.errors import FormatTooNew, NotForebay
+from forebay.errors import FormatTooNew, NotForebay, RecipeInvalid
 from forebay.format.layout import FORMAT_VERSION
 from forebay.recipe import canonical_json
 
@@ -58,6 +58,8 @@ def as_bytes(array: Array) -> memoryview:
 
 
 def tag_of(array: Array) -> str:
+    if array.dtype not in _TAGS:
+        raise RecipeInvalid(f"arrays of {array.dtype} cannot be kept; use one of: {', '.join(DTYPES)}")
     return _TAGS[array.dtype]
 
 

@@ -96,10 +96,14 @@ def canonical_json(value: Any) -> bytes:
 
 
 def fields_of(recipe: AnyRecipe) -> dict[str, Any]:
-    values = asdict(recipe) if is_dataclass(recipe) and not isinstance(recipe, type) else msgspec.to_builtins(recipe)
-    if not isinstance(values, dict):
+    """The fields of a recipe as they read back from JSON."""
+    if not isinstance(recipe, msgspec.Struct) and (not is_dataclass(recipe) or isinstance(recipe, type)):
         raise RecipeInvalid(f"a recipe is a msgspec.Struct or a dataclass, not {type(recipe).__name__}")
-    restored: dict[str, Any] = json.loads(canonical_json(values))
+    try:
+        values = msgspec.to_builtins(recipe) if isinstance(recipe, msgspec.Struct) else asdict(recipe)
+        restored: dict[str, Any] = json.loads(canonical_json(values))
+    except (TypeError, ValueError) as error:
+        raise RecipeInvalid(f"a field of the recipe '{recipe.kind}' cannot be written as JSON: {error}") from error
     return restored
 
 
@@ -150,5 +154,10 @@ def differing_fields(kept: RecipeDocument, recipe: AnyRecipe) -> list[str]:
     changed = [name for name in ("kind", "revision") if getattr(kept, name) != getattr(recipe, name)]
     pairs = ((kept.fields, fields_of(recipe)), (kept.dependencies, dependencies_of(recipe)))
     for old, new in pairs:
-        changed += sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
+        changed += sorted(name for name in old.keys() | new.keys() if _written(old, name) != _written(new, name))
     return changed
+
+
+def _written(fields: Mapping[str, Any], name: str) -> bytes | None:
+    """A field as the fingerprint sees it, so that 1, 1.0, true and a field that is not there all differ."""
+    return canonical_json(fields[name]) if name in fields else None

@@ -7,6 +7,7 @@ import mmap
 import os
 import secrets
 import shutil
+import stat
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -91,9 +92,13 @@ class LocalStore:
 
     def _open(self, key: str) -> int:
         try:
-            return os.open(self._path(key), os.O_RDONLY | os.O_CLOEXEC)
+            descriptor = os.open(self._path(key), os.O_RDONLY | os.O_CLOEXEC)
         except (FileNotFoundError, NotADirectoryError) as error:
             raise KeyError(key) from error
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            raise KeyError(key)
+        return descriptor
 
     def _write_aside(self, final: str, data: Sequence[Buffer]) -> str:
         folder = os.path.dirname(final)

@@ -29,7 +29,9 @@ class MemoryStore:
             return True
 
     def replace(self, key: str, data: Sequence[Buffer]) -> None:
-        self._values[key] = b"".join(data)
+        value = b"".join(data)
+        with self._lock:
+            self._values[key] = value
 
     def keys(self, prefix: str) -> Iterator[Entry]:
         with self._lock:
@@ -38,7 +40,8 @@ class MemoryStore:
         yield from entries
 
     def delete(self, key: str) -> None:
-        self._values.pop(key, None)
+        with self._lock:
+            self._values.pop(key, None)
 
     def leftovers(self) -> Iterator[Entry]:
         return iter(())

@@ -64,7 +64,7 @@ def _start_time(pid: int) -> int | None:
 
 def _text(path: str) -> str:
     try:
-        return Path(path).read_text()
+        return Path(path).read_text("utf-8", "replace")  # a process may have any bytes for a name
     except OSError:
         return ""
 

@@ -1,0 +1,91 @@
+"""Every source we ship keeps the contract."""
+
+import gzip
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+import zstandard
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from forebay import sources
+from forebay.errors import SourceChanged
+from forebay.source import Source
+from forebay.testing import SourceContract, read_in_parts
+
+
+def lines_of(content: bytes) -> list[bytes]:
+    """What a line is: whatever stands before a newline, and what is left at the end if it is not empty."""
+    *finished, rest = content.split(b"\n")
+    return [*finished, rest] if rest else finished
+
+
+class TestLines(SourceContract):
+    def open_source(self, folder: Path) -> Source:
+        return sources.lines(folder)
+
+    def samples_of(self, content: bytes) -> list[bytes]:
+        return lines_of(content)
+
+    def test_a_file_that_grew_inside_its_last_line_is_refused(self, folder):
+        source = self.write(folder, {"a": b"one\ntwo"})
+        (folder / "a.txt").write_bytes(b"one\ntwo and more\n")
+        with pytest.raises(SourceChanged, match=r"a\.txt.*byte 7"):
+            list(source.cuts(source.files()[0], 7, 1, 1))
+
+
+class TestGzipLines(TestLines):
+    suffix = ".jsonl.gz"
+
+    def stored(self, content: bytes) -> bytes:
+        return gzip.compress(content, 1, mtime=0)
+
+    test_a_file_that_grew_inside_its_last_line_is_refused = None
+
+
+class TestZstdLines(TestLines):
+    suffix = ".jsonl.zst"
+
+    def stored(self, content: bytes) -> bytes:
+        return zstandard.ZstdCompressor(level=1).compress(content)
+
+    test_a_file_that_grew_inside_its_last_line_is_refused = None
+
+
+class TestFiles(SourceContract):
+    def open_source(self, folder: Path) -> Source:
+        return sources.files(folder)
+
+    def samples_of(self, content: bytes) -> list[bytes]:
+        return [content]
+
+    def test_a_file_that_grew_is_appended(self, folder):
+        """One file is one sample: what grew has changed."""
+        source = self.write(folder, {"a": b"12345"})
+        with pytest.raises(SourceChanged, match=r"a\.txt"):
+            list(source.cuts(source.files()[0], 3, 1, 1))
+
+    test_a_file_that_did_not_grow_has_nothing_more_to_cut = None
+
+
+CONTENTS = st.lists(
+    st.lists(st.sampled_from([b"", b"\n", b"\r\n", b"a", b"bb", b"\x00", b"\xff" * 9, b"\n\n"]), max_size=12).map(
+        b"".join
+    ),
+    min_size=1,
+    max_size=4,
+)
+KINDS = [TestLines, TestGzipLines, TestZstdLines, TestFiles]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+@given(contents=CONTENTS, first=st.integers(1, 30), every=st.integers(1, 30))
+@settings(max_examples=60, deadline=None)
+def test_whatever_the_content_and_the_cuts_every_sample_comes_once_and_in_order(kind, contents, first, every):
+    contract = kind()
+    with TemporaryDirectory() as folder:
+        source = contract.write(Path(folder), {str(number): content for number, content in enumerate(contents)})
+        samples = read_in_parts(source, first, every)
+    assert [sample.data for sample in samples] == [one for content in contents for one in contract.samples_of(content)]
+    assert len({sample.id for sample in samples}) == len(samples)

@@ -1,0 +1,51 @@
+"""Every store we ship keeps the contract."""
+
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from forebay.store import Entry, LocalStore, MemoryStore, Store
+from forebay.testing import StoreContract
+
+
+class TestLocalStore(StoreContract):
+    def make_store(self, folder: Path) -> Store:
+        return LocalStore(folder)
+
+    def reopen(self, store: Store) -> partial[LocalStore]:
+        return partial(LocalStore, store.address)
+
+
+class TestMemoryStore(StoreContract):
+    def make_store(self, folder: Path) -> Store:
+        return MemoryStore()
+
+
+KEYS = st.sampled_from(["a", "b", "f/a", "f/b", "f/g/a", "f-g"])
+STEPS = st.lists(
+    st.tuples(st.sampled_from(["create", "replace", "delete"]), KEYS, st.lists(st.binary(max_size=5), max_size=3)),
+    max_size=12,
+)
+
+
+@given(steps=STEPS)
+@settings(max_examples=25, deadline=None)
+def test_every_store_is_a_dictionary_of_what_was_created_replaced_and_deleted(steps):
+    with TemporaryDirectory() as folder:
+        for store in (LocalStore(folder), MemoryStore()):
+            model: dict[str, bytes] = {}
+            for action, key, buffers in steps:
+                if action == "create":
+                    assert store.create(key, buffers) == (key not in model)
+                    model.setdefault(key, b"".join(buffers))
+                elif action == "replace":
+                    store.replace(key, buffers)
+                    model[key] = b"".join(buffers)
+                else:
+                    store.delete(key)
+                    model.pop(key, None)
+            assert list(store.keys("")) == [Entry(key, len(model[key])) for key in sorted(model)]
+            assert {key: store.read(key) for key in model} == model

@@ -1,0 +1,254 @@
+"""Chunks: what goes in comes out, every bit of it, and the file is one that others can open."""
+
+import os
+import subprocess
+import sys
+from hashlib import sha256
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors
+import xxhash
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from made import CODECS, adopt, column_declared, encode, joined, raw, rows_of, small_chunk, table
+from safetensors import safe_open
+
+from forebay.columns import DTYPES, Column, Ragged
+from forebay.errors import RecipeInvalid
+from forebay.format.chunk import ChunkFile, adopt_chunk, content_digest
+from forebay.source import Failure
+from forebay.store import LocalStore
+
+
+@given(table())
+@settings(max_examples=120, deadline=None)
+def test_every_column_comes_back_to_the_last_bit(made):
+    columns, declared = made
+    file = adopt(joined(encode(columns, declared)))
+    assert list(file.columns) == [column.name for column in declared]
+    for name, rows in columns.items():
+        assert raw(file.decode(name)) == raw(rows)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("ragged", [False, True])
+def test_every_type_comes_back_through_every_codec_and_level(dtype, ragged):
+    for codec, level in CODECS:
+        for rows in (0, 1, 5):
+            column = Column(
+                name="x", dtype=dtype, shape=(2,), ragged=ragged, codec=codec, level=level, rows_per_block=2
+            )
+            made = rows_of(column, rows, seed=rows)
+            assert raw(adopt(joined(encode({"x": made}, [column]))).decode("x")) == raw(made)
+
+
+@given(column_declared(), st.integers(0, 12), st.integers(0, 2**32))
+@settings(max_examples=80, deadline=None)
+def test_blocks_one_after_the_other_are_the_column(column, rows, seed):
+    made = rows_of(column, rows, seed)
+    file = adopt(joined(encode({"x": made}, [column])))
+    blocks = [file.decode_block("x", block) for block in range(len(file.sums("x")))]
+    values = made.values if isinstance(made, Ragged) else made
+    assert b"".join(block.tobytes() for block in blocks) == values.tobytes()
+    assert sum(map(len, blocks)) == len(values)
+    assert all(block.shape[1:] == column.shape and block.dtype == column.array_dtype for block in blocks)
+    assert len(blocks) == -(-rows // column.block_rows)
+
+
+def test_nan_payloads_survive():
+    patterns = np.array([0x7FC00001, 0xFFC12345, 0x7F800001, 0x80000000], np.uint32).view(np.float32)
+    for codec, _ in CODECS:
+        chunk = encode({"x": patterns}, [Column(name="x", dtype="float32", codec=codec)])
+        assert adopt(joined(chunk)).decode("x").view(np.uint32).tolist() == patterns.view(np.uint32).tolist()
+
+
+def test_arrays_with_gaps_between_their_items_are_kept_by_value():
+    every_other = np.arange(20, dtype=np.int32).reshape(10, 2)[::2, ::-1]
+    chunk = encode({"x": every_other}, [Column(name="x", dtype="int32", shape=(2,))])
+    assert adopt(joined(chunk)).decode("x").tolist() == every_other.tolist()
+
+
+@given(table())
+@settings(max_examples=40, deadline=None)
+def test_the_safetensors_package_reads_every_tensor_as_we_do(made):
+    columns, declared = made
+    chunk = joined(encode(columns, declared))
+    file = adopt(chunk)
+    theirs = dict(safetensors.deserialize(chunk))
+    assert theirs.keys() == file.tensors.keys()
+    for name, tensor in file.tensors.items():
+        assert (theirs[name]["dtype"], tuple(theirs[name]["shape"])) == (tensor.tag, tensor.shape)
+        assert bytes(theirs[name]["data"]) == chunk[tensor.start : tensor.stop]
+
+
+def test_the_safetensors_package_opens_a_chunk_by_its_path(tmp_path):
+    declared = [Column(name=name, dtype=name, shape=(3,)) for name in DTYPES if name != "bfloat16"]
+    columns = {column.name: rows_of(column, 4, seed=1) for column in declared}
+    path = tmp_path / "chunk.safetensors"
+    path.write_bytes(joined(encode(columns, declared)))
+    with safe_open(path, framework="np") as opened:
+        assert '"type":"chunk"' in opened.metadata()["forebay"]
+        for name, rows in columns.items():
+            assert raw(opened.get_tensor(name)) == raw(rows)
+
+
+@given(table())
+@settings(max_examples=40, deadline=None)
+def test_data_starts_at_a_multiple_of_4096_and_every_tensor_is_aligned_without_gaps(made):
+    file = adopt(joined(encode(*made)))
+    tensors = list(file.tensors.values())
+    assert tensors[0].start % 4096 == 0
+    assert [tensor.start for tensor in tensors[1:]] == [tensor.stop for tensor in tensors[:-1]]
+    sizes = {tag: dtype.itemsize for tag, dtype in DTYPES.values()}
+    assert all(tensor.start % sizes[tensor.tag] == 0 for tensor in tensors)
+
+
+@pytest.mark.parametrize("columns", [1, 40, 400])
+def test_a_long_header_is_padded_too(columns):
+    declared = [Column(name=f"column_{number}", dtype="uint8") for number in range(columns)]
+    chunk = joined(encode({column.name: np.zeros(1, np.uint8) for column in declared}, declared))
+    assert (8 + int.from_bytes(chunk[:8], "little")) % 4096 == 0
+    assert len(adopt(chunk).columns) == columns
+
+
+def test_uncompressed_columns_are_views_of_the_mapped_file(tmp_path):
+    declared = [
+        Column(name="x", dtype="float32", shape=(8,), rows_per_block=3),
+        Column(name="r", dtype="uint16", ragged=True),
+        Column(name="z", dtype="float32", shape=(8,), codec="zstd"),
+    ]
+    columns = {column.name: rows_of(column, 50, seed=3) for column in declared}
+    store = LocalStore(tmp_path)
+    store.create("chunk", encode(columns, declared).buffers)
+    view = store.map("chunk")
+    whole = np.frombuffer(view, np.uint8)
+    file = ChunkFile(view, "chunk")
+    for shared in (file.decode("x"), file.fixed("x"), file.decode("r").values, file.decode_block("x", 1)):
+        assert np.shares_memory(shared, whole)
+        assert not shared.flags.writeable
+    assert not np.shares_memory(file.decode("z"), whole)
+
+
+@given(table(), st.sampled_from(CODECS), st.integers(0, 7))
+@settings(max_examples=40, deadline=None)
+def test_the_content_digest_does_not_depend_on_codec_or_blocks(made, codec, rows_per_block):
+    columns, declared = made
+    other = [
+        Column(name=c.name, dtype=c.dtype, shape=c.shape, ragged=c.ragged, codec=codec[0], level=codec[1],
+               rows_per_block=rows_per_block)
+        for c in declared
+    ]  # fmt: skip
+    one, another = encode(columns, declared), encode(columns, other)
+    assert one.meta.content == another.meta.content == content_digest(columns, declared)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        ({"x": np.array([1, 2, 3], np.int32)}, Column(name="x", dtype="int32")),
+        ({"x": np.array([1, 2, 4], np.uint32)}, Column(name="x", dtype="uint32")),
+        ({"y": np.array([1, 2, 3], np.uint32)}, Column(name="y", dtype="uint32")),
+        ({"x": np.array([[1], [2], [3]], np.uint32)}, Column(name="x", dtype="uint32", shape=(1,))),
+        ({"x": Ragged.of([np.array([1, 2, 3])], np.dtype("u4"))}, Column(name="x", dtype="uint32", ragged=True)),
+    ],
+)
+def test_other_content_has_another_digest(other):
+    columns, column = other
+    same = content_digest({"x": np.array([1, 2, 3], np.uint32)}, [Column(name="x", dtype="uint32")])
+    assert content_digest(columns, [column]) != same
+
+
+def test_rows_that_break_elsewhere_have_another_digest():
+    column = Column(name="x", dtype="uint8", ragged=True)
+    digests = {content_digest({"x": Ragged.of_bytes(rows)}, [column]) for rows in ([b"ab", b"c"], [b"a", b"bc"])}
+    assert len(digests) == 2
+
+
+@pytest.mark.parametrize("codec", ["none", "lz4", "zstd"])
+def test_failures_statistics_and_source_sums_come_back(codec):
+    encoded = small_chunk(codec)
+    file = adopt(joined(encoded))
+    assert file.failures() == [Failure("a.txt@17", "too-long", "9,000 bytes"), Failure("b", "empty")]
+    assert file.source_sums() == [2**64 - 1, 12]
+    assert file.meta.statistics == {"bytes": 12, "mean": 0.5, "histogram": [1, 2]}
+    assert file.meta == encoded.meta
+
+
+@pytest.mark.parametrize("codec", ["none", "lz4", "zstd"])
+def test_the_record_of_a_chunk_is_the_same_from_its_writer_and_from_its_file(codec):
+    encoded = small_chunk(codec)
+    chunk = joined(encoded)
+    record = encoded.record(encoded.sha256(), revision=2)
+    assert record == adopt_chunk(memoryview(chunk), "a chunk", "base", 7, "f" * 64, revision=2)
+    assert record.sha256 == sha256(chunk).digest()
+    assert record.size == encoded.size == len(chunk)
+    assert record.head == xxhash.xxh3_128_digest(chunk[: record.head_size])
+
+
+def test_the_ids_are_the_digest_of_the_column_of_sample_ids_alone():
+    ids, tokens = Column(name="id", dtype="uint8", ragged=True), Column(name="t", dtype="uint8")
+    rows = Ragged.of_bytes([b"a", b"b"])
+    one = encode({"id": rows, "t": np.zeros(2, np.uint8)}, [ids, tokens], sample_ids="id")
+    other = encode({"id": rows, "t": np.ones(2, np.uint8)}, [ids, tokens], sample_ids="id")
+    assert one.meta.content != other.meta.content
+    assert one.meta.ids == other.meta.ids == content_digest({"id": rows}, [ids])
+    assert encode({"id": rows}, [ids]).meta.ids == encode({"id": rows}, [ids]).meta.content
+
+
+def test_the_bytes_are_the_same_in_every_process():
+    script = "import hashlib, made; print([hashlib.sha256(made.joined(made.small_chunk(c))).hexdigest() for c in %r])"
+    codecs = ["none", "lz4", "zstd"]
+    expected = str([sha256(joined(small_chunk(codec))).hexdigest() for codec in codecs])
+    for seed in ("0", "4242"):
+        environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(Path(__file__).parent)}
+        command = [sys.executable, "-c", script % codecs]
+        said = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        assert said.stdout.strip() == expected
+
+
+X = Column(name="x", dtype="uint16", shape=(2,))
+R = Column(name="r", dtype="uint16", ragged=True)
+
+
+@pytest.mark.parametrize(
+    ("columns", "declared", "problem"),
+    [
+        ({}, [X], r"declares the columns \['x'\] but made \[\]"),
+        ({"x": np.zeros((1, 2), "u2"), "y": np.zeros(1)}, [X], r"but made \['x', 'y'\]"),
+        ({"x": np.zeros((1, 2), "u2")}, [X, X], r"\['x', 'x'\]"),
+        ({"x": np.zeros((1, 2), "i2")}, [X], "'x' is declared uint16 but was made int16"),
+        ({"x": np.zeros((1, 2), ">u2")}, [X], "'x' is declared uint16 but was made >u2"),
+        ({"x": np.zeros((1, 3), "u2")}, [X], r"rows of shape \(2,\) but was made \(3,\)"),
+        ({"x": np.zeros(2, "u2")}, [X], r"rows of shape \(2,\) but was made \(\)"),
+        ({"x": Ragged.of([np.zeros((1, 2), "u2")], np.dtype("u2"))}, [X], "'x' is declared fixed"),
+        ({"r": np.zeros(2, "u2")}, [R], "'r' is declared ragged"),
+        ({"x": [[1, 2]]}, [X], "'x' was made as list, not as an array of rows"),
+        ({"x": np.uint16(3)}, [X], "'x' was made as uint16, not as an array of rows"),
+        ({"x": np.array(3, "u2")}, [X], "not as an array of rows"),
+        ({"r": Ragged(np.zeros(3, "u2"), np.array([1, 3]))}, [R], "offsets that do not rise from 0 to 3"),
+        ({"r": Ragged(np.zeros(3, "u2"), np.array([0, 2]))}, [R], "offsets that do not rise from 0 to 3"),
+        ({"r": Ragged(np.zeros(3, "u2"), np.array([0, 2, 1, 3]))}, [R], "offsets that do not rise from 0 to 3"),
+        ({"r": Ragged(np.zeros(0, "u2"), np.array([], "i8"))}, [R], "offsets that do not rise from 0 to 0"),
+        (
+            {"x": np.zeros((1, 2), "u2"), "r": Ragged.of([], np.dtype("u2"))},
+            [X, R],
+            r"different lengths: \{'x': 1, 'r': 0\}",
+        ),
+    ],
+)  # fmt: skip
+def test_rows_that_are_not_what_was_declared_are_refused(columns, declared, problem):
+    with pytest.raises(RecipeInvalid, match=problem):
+        encode(columns, declared)
+
+
+def test_sample_ids_that_name_no_column_are_refused():
+    with pytest.raises(RecipeInvalid, match="'nope' its sample ids, but declares no such column"):
+        encode({"x": np.zeros((1, 2), "u2")}, [X], sample_ids="nope")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), "text", None, {"a": 1}, [0.5], np.int64(3)])
+def test_statistics_that_are_no_numbers_are_refused(value):
+    with pytest.raises(RecipeInvalid, match="statistics are names with numbers or lists of integers"):
+        encode({"x": np.zeros((1, 2), "u2")}, [X], statistics={"s": value})

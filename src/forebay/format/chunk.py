@@ -396,12 +396,12 @@ def _item_size(tag: str) -> int:
 
 
 def _meta(metadata: dict[str, Any], where: str) -> ChunkMeta:
+    if metadata.get("type") != "chunk":
+        raise NotForebay(where, f"it is a {metadata.get('type')}, not a chunk")
     try:
         meta = msgspec.convert(metadata, ChunkMeta)
     except (msgspec.ValidationError, RecipeInvalid) as error:
         raise NotForebay(where, f"its metadata is not a chunk's: {error}") from error
-    if meta.type != "chunk":
-        raise NotForebay(where, f"it is a {meta.type}, not a chunk")
     if not 0 <= meta.rows * max([1, *(column.item_bytes for column in meta.columns)]) < _MOST:
         raise NotForebay(where, f"it cannot hold {meta.rows} rows of its columns")
     if not all(map(_DIGEST.fullmatch, (meta.content, meta.ids, meta.base or meta.content))):

@@ -1,0 +1,162 @@
+"""Index files: every byte is under their digest, and under the key where there is one."""
+
+import hashlib
+import hmac
+
+import numpy as np
+import pytest
+import safetensors
+from hypothesis import given
+from hypothesis import strategies as st
+from made import joined, small_chunk
+
+from forebay.columns import DTYPES
+from forebay.errors import Damaged, FormatTooNew, IndexCorrupt, KeyRefused, RecipeInvalid
+from forebay.format.key import VARIABLE, hmac_key
+from forebay.format.sealed import seal, unseal
+
+KEY, OTHER_KEY = b"a key", b"another key"
+TENSORS = {
+    "names": np.frombuffer(b"abc", np.uint8),
+    "sizes": np.array([1, 2**63], np.uint64),
+    "share": np.array([[0.5], [0.25]], np.float32),
+    "nothing": np.empty((0, 3), np.int16),
+    "single": np.array(7, np.int64),
+}
+
+
+def sealed(key: bytes | None = None, **metadata: object) -> bytes:
+    return b"".join(seal({"format_version": 1, "type": "plan", **metadata}, TENSORS, key))
+
+
+def unsealed(content: bytes, key: bytes | None = None, kind: str = "plan"):
+    return unseal(memoryview(content), "root", "plan/000000.safetensors", kind, key)
+
+
+def refusal(content: bytes, key: bytes | None = None, kind: str = "plan") -> Damaged | KeyRefused:
+    with pytest.raises((Damaged, KeyRefused)) as refused:
+        unsealed(content, key, kind)
+    return refused.value
+
+
+@pytest.mark.parametrize("key", [None, KEY])
+def test_what_is_sealed_comes_back(key):
+    metadata, tensors = unsealed(sealed(key, text="ü", number=3), key)
+    assert metadata == {"format_version": 1, "type": "plan", "text": "ü", "number": 3}
+    assert tensors.keys() == TENSORS.keys()
+    for name, array in TENSORS.items():
+        assert (tensors[name].dtype, tensors[name].shape) == (array.dtype, array.shape)
+        assert tensors[name].tobytes() == array.tobytes()
+
+
+def test_the_safetensors_package_opens_it():
+    theirs = dict(safetensors.deserialize(sealed(KEY)))
+    assert bytes(theirs["sizes"]["data"]) == TENSORS["sizes"].tobytes()
+    assert len(theirs[".digest"]["data"]) == len(theirs[".hmac"]["data"]) == 32
+
+
+def test_the_digest_and_the_tag_cover_every_byte_before_them():
+    tagged = sealed(KEY)
+    assert tagged[-64:-32] == hashlib.sha256(tagged[:-64]).digest()
+    assert tagged[-32:] == hmac.digest(KEY, tagged[:-32], "sha256")
+
+
+@given(st.permutations(list(DTYPES)), st.integers(0, 3))
+def test_every_tensor_is_aligned_whatever_the_order_of_the_given_ones(names, rows):
+    tensors = {name: np.zeros(rows, DTYPES[name][1]) for name in names}
+    content = b"".join(seal({"format_version": 1, "type": "plan"}, tensors))
+    _, found = unsealed(content)
+    start = np.frombuffer(content, np.uint8).ctypes.data
+    assert all((array.ctypes.data - start) % array.dtype.itemsize == 0 for array in found.values() if array.size)
+    assert content == b"".join(seal({"format_version": 1, "type": "plan"}, dict(sorted(tensors.items()))))
+
+
+@pytest.mark.parametrize("key", [None, KEY])
+@pytest.mark.parametrize("flip", [0x01, 0x20, 0xFF])
+def test_every_flipped_byte_is_refused(key, flip):
+    content = bytearray(sealed(key))
+    for position in range(len(content)):
+        content[position] ^= flip
+        try:
+            unsealed(content, key)
+        except (Damaged, KeyRefused):
+            content[position] ^= flip
+        else:
+            pytest.fail(f"byte {position} of {len(content)} flipped by {flip:#x} went unseen")
+
+
+@pytest.mark.parametrize("key", [None, KEY])
+def test_every_truncation_is_refused(key):
+    content = sealed(key)
+    for length in range(len(content)):
+        with pytest.raises(IndexCorrupt):
+            unsealed(content[:length], key)
+    assert isinstance(refusal(content + b"\0", key), IndexCorrupt)
+
+
+@given(st.binary(max_size=200))
+def test_bytes_of_any_kind_are_refused(content):
+    assert isinstance(refusal(content), IndexCorrupt)
+
+
+def test_each_kind_of_damage_has_its_own_words():
+    content = sealed()
+    chunk = joined(small_chunk("none"))
+    assert refusal(b"").problem == "it is empty"
+    assert refusal(b"{}").problem == "it has only 2 bytes"
+    assert refusal(b'{"json": "but no safetensors"}').problem == "it does not start as a safetensors file of ours does"
+    assert "it ends inside its header" in refusal(content[:100]).problem
+    assert "bytes but its header describes" in refusal(content[:-5]).problem
+    assert refusal(content[:-1] + b"!").problem == "its bytes disagree with its digest"
+    assert refusal(content, kind="generation").problem == "it is a plan, not a generation"
+    assert refusal(chunk).problem == "it carries no digest at its end"
+    newer = refusal(sealed(format_version=2))
+    assert isinstance(newer, FormatTooNew)
+    assert (newer.found, newer.supported) == (2, 1)
+    assert "'plan/000000.safetensors' of the cache at 'root' is corrupt: it is empty" in str(refusal(b""))
+
+
+def test_a_keyed_reader_refuses_what_is_not_tagged_with_its_key():
+    assert "carries no tag, but FOREBAY_HMAC_KEY is set" in refusal(sealed(), KEY).problem
+    assert "its tag was not made with the key" in refusal(sealed(OTHER_KEY), KEY).problem
+    forged = bytearray(sealed(KEY))
+    forged[-1] ^= 1
+    assert "its tag was not made with the key" in refusal(bytes(forged), KEY).problem
+    assert all(isinstance(refusal(content, KEY), KeyRefused) for content in (sealed(), sealed(OTHER_KEY)))
+
+
+def test_a_reader_without_a_key_refuses_what_is_tagged():
+    refused = refusal(sealed(KEY))
+    assert isinstance(refused, KeyRefused)
+    assert "it is tagged; set FOREBAY_HMAC_KEY" in refused.problem
+
+
+def test_a_changed_file_with_a_new_digest_is_refused_by_the_key():
+    """Who has no key can make a digest, not a tag."""
+    content = bytearray(sealed(KEY))
+    content[-65] ^= 1
+    content[-64:-32] = hashlib.sha256(content[:-64]).digest()
+    assert "its tag was not made with the key" in refusal(bytes(content), KEY).problem
+
+
+def test_the_key_changes_nothing_but_the_tag():
+    plain, tagged, other = sealed(), sealed(KEY), sealed(OTHER_KEY)
+    assert tagged[:-32] == other[:-32]
+    assert tagged[-32:] != other[-32:]
+    assert plain[4096:-32] == tagged[4096:-64]
+
+
+@pytest.mark.parametrize(
+    ("value", "key"), [(None, None), ("", None), ("secret", b"secret"), (b"\xff\xfe", b"\xff\xfe"), ("ü", "ü".encode())]
+)
+def test_the_key_comes_from_the_environment_as_it_is(monkeypatch, value, key):
+    monkeypatch.delenv(VARIABLE, raising=False)
+    if value is not None:
+        monkeypatch.setenv(VARIABLE, value if isinstance(value, str) else value.decode("utf-8", "surrogateescape"))
+    assert hmac_key() == key
+
+
+@pytest.mark.parametrize("array", [np.array(["text"]), np.array([1j]), np.array([1], ">i4"), np.array([None])])
+def test_arrays_of_other_types_are_refused(array):
+    with pytest.raises(RecipeInvalid, match="cannot be kept; use one of: bool, uint8"):
+        seal({"format_version": 1, "type": "constants"}, {"x": array})

@@ -1,0 +1,216 @@
+"""docs/format.md says what the bytes are: a chunk typed from it, and a reader written from it, agree with forebay."""
+
+import hashlib
+import hmac
+import json
+import re
+from pathlib import Path
+
+import lz4.block
+import numpy as np
+import plain_reader
+import pytest
+import xxhash
+import zstandard
+
+from forebay.columns import DTYPES, Column, Ragged
+from forebay.format import layout
+from forebay.format.chunk import encode_chunk
+from forebay.format.codec import compressor
+from forebay.format.generation import ChunkTable, Generation
+from forebay.format.sealed import seal
+from forebay.source import Failure
+from forebay.store import MemoryStore
+
+FORMAT = (Path(__file__).parents[2] / "docs" / "format.md").read_text()
+
+
+def tables(first_heading: str) -> list[list[str]]:
+    """The rows of the table of docs/format.md whose first heading this is."""
+    lines = FORMAT[FORMAT.index(f"| {first_heading} |") :].split("\n\n")[0].splitlines()
+    return [[cell.strip().strip("`") for cell in line.strip("|").split("|")] for line in lines[2:]]
+
+
+def typed_chunk() -> bytes:
+    """Two rows: `n` is 1 and 515; `t` is "ab" and nothing. One sample failed."""
+    n = bytes.fromhex("0100 0302")
+    t = b"ab"
+    offsets = bytes.fromhex("0000000000000000 0200000000000000 0200000000000000")
+    source = bytes.fromhex("2a00000000000000")
+    failures = b'{"detail":"","reason":"empty","sample":"b@9"}'
+    digest_n = b'["n","uint16",[],false,2]' + n
+    digest_t = b'["t","uint8",[],true,2]' + offsets + t
+    metadata = (
+        '{"base":"","check":"%s","chunk":0,"columns":['
+        '{"codec":"none","dtype":"uint16","level":"default","name":"n","ragged":false,"rows_per_block":0,"shape":[]},'
+        '{"codec":"none","dtype":"uint8","level":"default","name":"t","ragged":true,"rows_per_block":0,"shape":[]}'
+        '],"content":"' + xxhash.xxh3_128_hexdigest(digest_n + digest_t) + '","failures":1,'
+        '"fingerprint":"0000000000000000000000000000000000000000000000000000000000000000","format_version":1,'
+        '"ids":"' + xxhash.xxh3_128_hexdigest(digest_t) + '","layer":"tiny","rows":2,"samples":3,'
+        '"statistics":{"bytes":2,"share":0.5},"type":"chunk"}'
+    )
+    check = xxhash.xxh3_64_hexdigest((metadata % "").encode() + source + failures)
+    header = (
+        '{"__metadata__":{"forebay":"' + (metadata % check).replace('"', '\\"') + '"},'
+        '"n.sums":{"dtype":"U64","shape":[1],"data_offsets":[0,8]},'
+        '"t.offsets":{"dtype":"U64","shape":[3],"data_offsets":[8,32]},'
+        '"t.sums":{"dtype":"U64","shape":[1],"data_offsets":[32,40]},'
+        '".source":{"dtype":"U64","shape":[1],"data_offsets":[40,48]},'
+        '"n":{"dtype":"U16","shape":[2],"data_offsets":[48,52]},'
+        '"t":{"dtype":"U8","shape":[2],"data_offsets":[52,54]},'
+        '".failures":{"dtype":"U8","shape":[45],"data_offsets":[54,99]}}'
+    ).encode()
+    sum_n, sum_t = (xxhash.xxh3_64_intdigest(block).to_bytes(8, "little") for block in (n, t))
+    data = sum_n + offsets + sum_t + source + n + t + failures
+    return bytes.fromhex("f80f000000000000") + header + b" " * (4088 - len(header)) + data
+
+
+def test_the_chunk_typed_from_the_text_is_the_one_we_write():
+    columns = {"n": np.array([1, 515], np.uint16), "t": Ragged.of_bytes([b"ab", b""])}
+    declared = [Column(name="n", dtype="uint16"), Column(name="t", dtype="uint8", ragged=True)]
+    written = encode_chunk(
+        columns,
+        declared,
+        layer="tiny",
+        chunk=0,
+        fingerprint="0" * 64,
+        samples=3,
+        failures=[Failure("b@9", "empty")],
+        statistics={"share": 0.5, "bytes": 2},
+        sample_ids="t",
+        source_sums=[42],
+    )
+    assert b"".join(written.buffers) == typed_chunk()
+    assert written.head_size == 4096 + 48
+    pinned = "2ee83434d24f775f1bcbefcdbe24176be7d0234f166a90eec27c1f34d965aac4"
+    assert hashlib.sha256(typed_chunk()).hexdigest() == pinned
+
+
+def every_column(codec: str, level: str, rows: int) -> tuple[dict[str, object], list[Column]]:
+    """All types, fixed and ragged, with shapes; blocks of the automatic size and of three rows."""
+    random = np.random.default_rng(rows)
+    declared = [
+        Column(name=f"{dtype}_{kind}", dtype=dtype, shape=shape, ragged=kind == "ragged", codec=codec, level=level,
+               rows_per_block=3 if shape else 0)
+        for dtype in DTYPES for kind, shape in (("fixed", ()), ("ragged", (2,)))
+    ]  # fmt: skip
+    declared.append(Column(name="grid", dtype="float32", shape=(2, 3), codec=codec, level=level, rows_per_block=4))
+    declared.append(Column(name="void", dtype="float32", shape=(0,), codec=codec, level=level))
+    columns: dict[str, object] = {}
+    for column in declared:
+        lengths = random.integers(0, 4, rows)
+        count = int(lengths.sum()) if column.ragged else rows
+        raw = random.integers(0, 2, count * column.item_bytes, np.uint8)
+        values = np.frombuffer(raw.tobytes(), column.array_dtype).reshape(count, *column.shape)
+        columns[column.name] = Ragged(values, np.append(0, np.cumsum(lengths))) if column.ragged else values
+    return columns, declared
+
+
+@pytest.mark.parametrize("rows", [0, 1, 200])
+@pytest.mark.parametrize(
+    ("codec", "level"), [("none", "default"), *((c, lv) for c in ("lz4", "zstd") for lv in ("fast", "default", "max"))]
+)
+def test_a_reader_written_from_the_text_reads_what_we_write(codec, level, rows):
+    columns, declared = every_column(codec, level, rows)
+    chunk = encode_chunk(columns, declared, layer="base", chunk=0, fingerprint="0" * 64, samples=rows)
+    metadata, found = plain_reader.read_chunk(b"".join(chunk.buffers))
+    assert metadata["rows"] == rows
+    assert list(found) == [column.name for column in declared]
+    for name, made in columns.items():
+        values, offsets = found[name] if isinstance(made, Ragged) else (found[name], None)
+        expected = made.values if isinstance(made, Ragged) else made
+        assert (values.dtype, values.shape, values.tobytes()) == (expected.dtype, expected.shape, expected.tobytes())
+        assert offsets is None or offsets.tolist() == made.offsets.tolist()
+
+
+def test_a_reader_written_from_the_text_reads_a_generation_and_its_chunks():
+    store = MemoryStore()
+    records = []
+    for chunk, revision in ((0, 0), (2, 1)):
+        columns, declared = every_column("zstd", "default", 5 + chunk)
+        encoded = encode_chunk(
+            columns, declared, layer="base", chunk=chunk, fingerprint="0" * 64, samples=9, statistics={"bytes": chunk}
+        )
+        store.create(layout.chunk("base", chunk, revision), encoded.buffers)
+        records.append(encoded.record(encoded.sha256(), revision))
+    generation = Generation(
+        number=4, cache='{"base": "base"}', recipes={"base": "{}"}, constants={}, plan=("0" * 64,), versions=(),
+        layers={"base": ChunkTable.of(records)},
+    )  # fmt: skip
+    store.create(layout.generation(4), generation.encode(None))
+
+    metadata, table = read = plain_reader.read_generation(store.read("generations/000004.safetensors"))
+    assert (metadata["number"], metadata["layers"], metadata["plan"]) == (4, ["base"], ["0" * 64])
+    assert table["base.rows"].tolist() == [5, 7]
+    assert table["base.statistics.bytes"].tolist() == [0, 2]
+    found = list(plain_reader.read_layer(store.read, read, "base"))
+    assert [(chunk["chunk"], chunk["rows"]) for chunk, _ in found] == [(0, 5), (2, 7)]
+    for chunk, columns in found:
+        expected, _ = every_column("zstd", "default", chunk["rows"])
+        assert columns["grid"].tobytes() == expected["grid"].tobytes()
+
+
+def typed_sealed() -> bytes:
+    """A constants file of two tensors, tagged: names in the order of their widths, not of the alphabet."""
+    header = (
+        rb'{"__metadata__":{"forebay":"{\"format_version\":1,\"layer\":\"tiny\",\"type\":\"constants\"}"},'
+        rb'"wide":{"dtype":"I32","shape":[1],"data_offsets":[0,4]},'
+        rb'"a":{"dtype":"U8","shape":[2],"data_offsets":[4,6]},'
+        rb'"b":{"dtype":"BOOL","shape":[],"data_offsets":[6,7]},'
+        rb'".digest":{"dtype":"U8","shape":[32],"data_offsets":[7,39]},'
+        rb'".hmac":{"dtype":"U8","shape":[32],"data_offsets":[39,71]}}'
+    )
+    content = bytes.fromhex("f80f000000000000") + header.ljust(4088) + bytes.fromhex("feffffff 0102 01")
+    content += hashlib.sha256(content).digest()
+    return content + hmac.digest(b"key", content, "sha256")
+
+
+def test_the_index_file_typed_from_the_text_is_the_one_we_write():
+    tensors = {"b": np.array(True), "a": np.array([1, 2], np.uint8), "wide": np.array([-2], np.int32)}
+    written = seal({"type": "constants", "format_version": 1, "layer": "tiny"}, tensors, b"key")
+    assert b"".join(written) == typed_sealed()
+
+
+def test_the_table_of_types_in_the_text_is_the_one_in_the_code():
+    rows = {name: (tag, int(size)) for name, tag, size, _ in tables("column type")}
+    assert rows == {name: (tag, dtype.itemsize) for name, (tag, dtype) in DTYPES.items()}
+    assert list(rows) == list(DTYPES)
+
+
+def test_the_levels_in_the_text_are_the_ones_in_the_code():
+    block = Path(__file__).read_bytes()
+    for codec, _, *levels in tables("codec"):
+        for name, level in zip(("fast", "default", "max"), levels, strict=True):
+            number = int((re.findall(r"\d+", level) or ["0"])[0])
+            if codec == "zstd":
+                expected = zstandard.ZstdCompressor(level=number).compress(block)
+            elif codec == "lz4":
+                mode = {"mode": "fast", "acceleration": number}
+                if "high" in level:
+                    mode = {"mode": "high_compression", "compression": number}
+                expected = lz4.block.compress(block, store_size=False, **mode)
+            else:
+                expected = block
+            assert compressor(codec, name)(block) == expected, (codec, name)
+
+
+def test_the_names_in_the_text_are_the_ones_in_the_code():
+    named = [name for name, _, _ in tables("name")]
+    assert named == [
+        layout.CACHE, layout.plan_segment(0), layout.recipe("<layer>"), layout.constants("<layer>"),
+        layout.chunk("<layer>", 35), layout.chunk("<layer>", 35, 1), layout.generation(3),
+        layout.claim("<layer>", 35, 1),
+    ]  # fmt: skip
+
+
+def test_the_keys_of_a_chunks_metadata_are_the_ones_in_the_text():
+    described = {key.strip("` ") for keys, _ in tables("key") for key in keys.split(",")}
+    header = typed_chunk()[8:4096]
+    assert described == json.loads(json.loads(header)["__metadata__"]["forebay"]).keys()
+
+
+def test_the_tensors_of_a_generation_are_the_ones_in_the_text():
+    rows = FORMAT[FORMAT.index("### Generations") : FORMAT.index("### Constants")].splitlines()
+    cells = [row.split("|")[1] for row in rows if row.startswith("| `<layer>")]
+    described = [name for cell in cells for name in re.findall(r"[`>]\.([\w.<>]+)`", cell)]
+    assert described == [*ChunkTable.of([]).numbers, *ChunkTable.of([]).digests, "statistics.<name>"]

@@ -18,7 +18,7 @@ from forebay.columns import Column, Ragged
 from forebay.errors import Damaged, FormatTooNew, NotForebay
 from forebay.format.chunk import ChunkFile, ChunkMeta, adopt_chunk
 from forebay.format.sealed import seal
-from forebay.format.tensors import encode_header
+from forebay.format.tensors import encode_header, parse_header
 
 CODECS = ["none", "lz4", "zstd"]
 
@@ -51,6 +51,15 @@ def test_every_truncation_is_refused(codec):
         with pytest.raises(NotForebay):
             adopt_chunk(chunk[:length], "a chunk", "base", 7, FINGERPRINT)
     assert "header describes" in refusal(bytes(chunk) + b"\0").problem
+
+
+def test_padding_of_anything_but_spaces_is_refused():
+    chunk = joined(small_chunk("none"))
+    padding = range(chunk.index(b"  "), 4096, 101)
+    for position in padding:
+        for white in b"\t\n\r":
+            changed = chunk[:position] + bytes([white]) + chunk[position + 1 :]
+            assert refusal(changed).problem == "its header is not written as forebay writes it"
 
 
 @given(st.binary(max_size=300))
@@ -244,3 +253,20 @@ def test_a_digest_that_is_none_is_refused():
 def test_a_header_that_makes_no_sense_is_refused(header):
     chunk = (4088).to_bytes(8, "little") + header.ljust(4088)
     assert isinstance(refusal(chunk), NotForebay)
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        '{"dtype":"U8","shape":[0],"data_offsets":[0,1]}', '{"dtype":"U8","shape":[2],"data_offsets":[0,1]}',
+        '{"dtype":"U8","shape":[1],"data_offsets":[1,2]}', '{"dtype":"U8","shape":[1.0],"data_offsets":[0,1]}',
+        '{"dtype":"U8","shape":[true],"data_offsets":[0,1]}', '{"dtype":"U7","shape":[1],"data_offsets":[0,1]}',
+        '{"dtype":"U8","shape":[1],"data_offsets":[0]}', '{"dtype":"U8","shape":1,"data_offsets":[0,1]}',
+        '{"dtype":"U8","shape":[-1,-1],"data_offsets":[0,1]}', '{"shape":[1],"data_offsets":[0,1]}',
+    ],
+)  # fmt: skip
+def test_a_tensor_that_is_described_wrongly_is_named(entry):
+    header = '{"__metadata__":{"forebay":"{\\"format_version\\":1}"},"x":' + entry + "}"
+    chunk = (4088).to_bytes(8, "little") + header.encode().ljust(4088) + b"x"
+    with pytest.raises(NotForebay, match="tensor 'x' is described wrongly"):
+        parse_header(memoryview(chunk), "a chunk")

@@ -13,13 +13,14 @@ import pytest
 import xxhash
 import zstandard
 
+from forebay.cache.plan import Segment
 from forebay.columns import DTYPES, Column, Ragged
 from forebay.format import layout
 from forebay.format.chunk import encode_chunk
 from forebay.format.codec import compressor
 from forebay.format.generation import ChunkTable, Generation
 from forebay.format.sealed import seal
-from forebay.source import Failure
+from forebay.source import Failure, Part, SourceFile
 from forebay.store import MemoryStore
 
 FORMAT = (Path(__file__).parents[2] / "docs" / "format.md").read_text()
@@ -178,7 +179,9 @@ def test_the_table_of_types_in_the_text_is_the_one_in_the_code():
 
 
 def test_the_levels_in_the_text_are_the_ones_in_the_code():
-    block = Path(__file__).read_bytes()
+    random = np.random.default_rng(0)  # words of a small language: every level finds something else in them
+    words = [random.bytes(length) for length in range(2, 14) for _ in range(40)]
+    block = b"".join(words[number] for number in random.geometric(0.01, 20_000) % len(words))
     for codec, _, *levels in tables("codec"):
         for name, level in zip(("fast", "default", "max"), levels, strict=True):
             number = int((re.findall(r"\d+", level) or ["0"])[0])
@@ -214,3 +217,21 @@ def test_the_tensors_of_a_generation_are_the_ones_in_the_text():
     cells = [row.split("|")[1] for row in rows if row.startswith("| `<layer>")]
     described = [name for cell in cells for name in re.findall(r"[`>]\.([\w.<>]+)`", cell)]
     assert described == [*ChunkTable.of([]).numbers, *ChunkTable.of([]).digests, "statistics.<name>"]
+
+
+def test_the_tensors_of_a_plan_are_the_ones_in_the_text():
+    rows = FORMAT[FORMAT.index("### Plan segments") : FORMAT.index("### Generations")].splitlines()
+    described = {}
+    for row in rows:
+        names, *tags = (re.findall(r"`(\w+)`", cell) for cell in row.split("|")[1:3]) if row.startswith("| `") else [[]]
+        described.update(zip(names, [*tags[0], *tags[0]] if names else [], strict=False))
+    parts = [Part(SourceFile("a.txt", 10), 0, 4), Part(SourceFile("b.gz", 9, 5, "etag", True, 77), 0, 30)]
+    segment = Segment.of([parts], number=0, first_chunk=0, source={"kind": "lines"}, weight=34)
+    metadata, tensors = plain_reader.read_tensors(b"".join(segment.encode()))
+    assert tensors.pop(".digest").shape == (32,)
+    assert {name: plain_reader.DTYPES[tag] for name, tag in described.items()} == {
+        name: array.dtype.str.replace("|", "") for name, array in tensors.items()
+    }
+    assert metadata == {
+        "format_version": 1, "type": "plan", "number": 0, "first_chunk": 0, "source": {"kind": "lines"}, "weight": 34,
+    }  # fmt: skip

@@ -2,6 +2,7 @@
 
 import pickle
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -14,24 +15,29 @@ def test_it_does_not_travel_to_another_process():
         pickle.dumps(MemoryStore())
 
 
-def test_listing_goes_on_while_other_threads_add_and_delete():
-    store = MemoryStore()
-    for number in range(200):
-        store.create(f"stays/{number:03d}", [b"x"])
+@pytest.mark.parametrize("change", ["delete", "replace"])
+def test_listing_goes_on_while_another_thread_adds_or_deletes(change):
+    store, listing = MemoryStore(), threading.Event()
+    for number in range(3000):
+        store.create(f"{number:04d}", [b"x"])
 
-    def churn(thread):
-        for turn in range(300):
-            store.replace(f"comes-and-goes/{thread}/{turn}", [b"x"])
-            store.delete(f"comes-and-goes/{thread}/{turn}")
+    def change_all():
+        for number in range(3000):
+            if change == "delete":
+                store.delete(f"{number:04d}")
+            else:
+                store.replace(f"new/{number:04d}", [b"y"])
+                listing.wait(0.001)
 
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
-        with ThreadPoolExecutor(3) as pool:
-            churning = [pool.submit(churn, thread) for thread in range(3)]
-            while not all(one.done() for one in churning):
-                assert len([entry for entry in store.keys("") if entry.key.startswith("stays/")]) == 200
-            for one in churning:
-                one.result()
+        with ThreadPoolExecutor(1) as pool:
+            changing = pool.submit(change_all)
+            while not changing.done():
+                listing.set()
+                keys = [entry.key for entry in store.keys("")]
+                assert keys == sorted(keys)
+            changing.result()
     finally:
         sys.setswitchinterval(interval)

@@ -1,3 +1,59 @@
-"""Turn raw training data once into a verified cache, then feed training from it at memory speed."""
+"""Turn raw training data once into a verified cache, then feed training from it at memory speed.
+
+import forebay as fb
+
+source = fb.sources.lines("data/*.jsonl")
+fb.build("caches/raw", source, fb.RawRecipe(), workers=2)    # idempotent: computes what is missing
+cache = fb.open_cache("caches/raw")                          # pins the newest generation
+cache[17], cache.read([5, 3, 9], columns=["data"])
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from forebay import errors, sources, testing
+    from forebay.api import build, clean, copy, estimate, gaps, grow, repair, status, summarize, verify
+    from forebay.cache.reader import Cache, RowId, open_cache
+    from forebay.cache.records import Progress
+    from forebay.columns import Column, Ragged
+    from forebay.raw import RawRecipe
+    from forebay.recipe import ChunkTarget, LayerRecipe, Recipe, Rows, fingerprint
+    from forebay.source import Failure, Part, Sample, Source, SourceFile
+    from forebay.store import LocalStore, MemoryStore, Store
+
+# Where each public name lives. A name is imported when it is first used.
+_HOMES = {
+    **dict.fromkeys(
+        ("build", "clean", "copy", "estimate", "gaps", "grow", "repair", "status", "summarize", "verify"), "forebay.api"
+    ),
+    **dict.fromkeys(("Cache", "RowId", "open_cache"), "forebay.cache.reader"),
+    **dict.fromkeys(("Column", "Ragged"), "forebay.columns"),
+    **dict.fromkeys(("ChunkTarget", "LayerRecipe", "Recipe", "Rows", "fingerprint"), "forebay.recipe"),
+    **dict.fromkeys(("Failure", "Part", "Sample", "Source", "SourceFile"), "forebay.source"),
+    **dict.fromkeys(("LocalStore", "MemoryStore", "Store"), "forebay.store"),
+    "Progress": "forebay.cache.records",
+    "RawRecipe": "forebay.raw",
+}
+_MODULES = ("errors", "sources", "testing")
+
+__all__ = [
+    "Cache", "ChunkTarget", "Column", "Failure", "LayerRecipe", "LocalStore", "MemoryStore", "Part", "Progress",
+    "Ragged", "RawRecipe", "Recipe", "RowId", "Rows", "Sample", "Source", "SourceFile", "Store", "build", "clean",
+    "copy", "errors", "estimate", "fingerprint", "gaps", "grow", "open_cache", "repair", "sources", "status",
+    "summarize", "testing", "verify",
+]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return import_module(f"forebay.{name}")
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'forebay' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

@@ -6,17 +6,40 @@ Everything here takes the root of a cache (a folder's path or a store) and answe
 import os
 import socket
 from collections.abc import Callable
+from functools import partial
 from typing import Literal, cast
 
 from forebay.cache.build import Terms
 from forebay.cache.claim import LEASE_SECONDS
+from forebay.cache.clean import clean_cache
+from forebay.cache.copy import copy_cache
 from forebay.cache.crew import Engine
+from forebay.cache.estimate import estimate_build
+from forebay.cache.grow import append_to_plan, named_alike
 from forebay.cache.making import Workplace, base_workplace, build_chunks, in_order, layer_workplace
+from forebay.cache.plan import load_plan
 from forebay.cache.prepare import prepare_base, prepare_layer
-from forebay.cache.publish import builder_versions
-from forebay.cache.records import BuildReport, Progress
+from forebay.cache.publish import builder_versions, load_generation, newest_generation, read_cache_document
+from forebay.cache.publish import read_recipe_document as kept_recipe
+from forebay.cache.records import (
+    BuildReport,
+    CleanReport,
+    CopyReport,
+    Estimate,
+    Gaps,
+    Progress,
+    RepairReport,
+    Status,
+    Summary,
+    VerifyReport,
+)
+from forebay.cache.repair import Means, Mending, repair_chunks, repair_index
+from forebay.cache.status import cache_status, find_gaps
+from forebay.cache.summary import summarize_cache
+from forebay.cache.verify import newest_sound, verify_cache
 from forebay.engine import InlineEngine, LocalEngine
-from forebay.errors import RecipeInvalid
+from forebay.errors import Damaged, LayerNotFound, RecipeInvalid, UnknownKind
+from forebay.kinds import reopen_recipe, reopen_source
 from forebay.recipe import AnyRecipe, LayerRecipe, Recipe, reads_of, versions_of
 from forebay.source import Source
 from forebay.store import Store, open_store
@@ -45,29 +68,165 @@ def build(
 
     A recipe that `reads` base columns adds a layer on the rows that are there; it needs no source. `workers=0` makes
     chunks in this process. `mode="inverse"` first checks every chunk that is there, then fills gaps from the far end.
+    The range is inclusive.
     """
     store = open_store(root)
     name = layer or recipe.kind
     terms = _terms(recipe, workers, memory_limit, max_failures, lease_seconds, on_progress)
-    place = _workplace(store, source, recipe, name, terms)
-    engine = _engine(workers)
+    place = _prepared(store, source, recipe, name, terms)
+    if mode == "inverse" and newest_generation(store) is not None:
+        repair(store, source=source, recipe=recipe, workers=workers, on_progress=on_progress)
     wanted = in_order(place.chunks, mode, start_chunk, end_chunk)
-    return build_chunks(place, wanted, engine, terms)
+    return build_chunks(place, wanted, _engine(workers), terms)
 
 
-def _workplace(store: Store, source: Source | None, recipe: AnyRecipe, layer: str, terms: Terms) -> Workplace:
+def grow(
+    root: Root,
+    source: Source,
+    *,
+    recipe: Recipe | None = None,
+    workers: int | None = None,
+    memory_limit: int | None = None,
+    max_failures: int | float | None = None,
+    lease_seconds: float = LEASE_SECONDS,
+    on_progress: OnProgress | None = None,
+) -> BuildReport:
+    """Append new files, and what was appended to known ones, as a new segment of the plan; then build it.
+
+    A known file with other content is an error that names it.
+    """
+    store = open_store(root)
+    base = read_cache_document(store).base
+    own = recipe or cast(Recipe, _kept_recipe(store, base))
+    prepare_layer(store, own, base)
+    terms = _terms(own, workers, memory_limit, max_failures, lease_seconds, on_progress)
+    alike = named_alike(source, load_plan(store))
+    plan, _ = append_to_plan(store, alike, partial(_planning, terms))
+    place = base_workplace(store, alike, own, base, plan, newest_generation(store))
+    return build_chunks(place, place.chunks, _engine(workers), terms)
+
+
+def verify(
+    root: Root, *, source: Source | None = None, full: bool = False, on_progress: OnProgress | None = None
+) -> VerifyReport:
+    """Check every published byte against its digest; `full` also decodes all rows and hashes the source again."""
+    store = open_store(root)
+    return verify_cache(store, source or _kept_source(store), full, on_progress or _silent)
+
+
+def repair(
+    root: Root,
+    *,
+    source: Source | None = None,
+    recipe: AnyRecipe | None = None,
+    copy: Root | None = None,
+    workers: int | None = None,
+    on_progress: OnProgress | None = None,
+) -> RepairReport:
+    """Put back exactly what `verify` finds bad or missing: from a copy of the cache, or made again from the source."""
+    store = open_store(root)
+    mending = Mending()
+    own_source = source or _kept_source(store)
+    recipe_of = partial(_recipe_for, store, recipe)
+    workplace_of = partial(_existing, store, own_source, recipe_of)
+    means = Means(store, None if copy is None else open_store(copy), own_source, recipe_of, workplace_of)
+    generation = repair_index(means, mending)
+    report = verify_cache(store, None, False, on_progress or _silent)
+    versions = builder_versions(versions_of(recipe) if recipe else {})
+    terms = Terms(
+        workers=_worker_count(workers),
+        host=socket.gethostname(),
+        versions=versions,
+        on_progress=on_progress or _silent,
+    )
+    repair_chunks(means, report, generation, _engine(workers), terms, mending)
+    newest = newest_generation(store)
+    return RepairReport(
+        root=store.address,
+        restored=tuple(mending.restored),
+        replaced=mending.replaced,
+        failed=mending.failed,
+        generation=newest.number if newest else None,
+    )
+
+
+def gaps(root: Root, *, layer: str | None = None) -> list[Gaps]:
+    """Which planned chunks are missing, per layer."""
+    return find_gaps(open_store(root), layer)
+
+
+def status(root: Root, *, source: Source | None = None) -> Status:
+    """How far a cache is: chunks present, missing, suspect, claimed by whom; failed samples; stale sources."""
+    store = open_store(root)
+    return cache_status(store, source or _kept_source(store))
+
+
+def summarize(root: Root) -> Summary:
+    """What a cache is."""
+    return summarize_cache(open_store(root))
+
+
+def estimate(source: Source, recipe: Recipe, *, into: Root | None = None, workers: int | None = None) -> Estimate:
+    """What a build will take, judged by a sample of at most 4 % of the source."""
+    store = None if into is None else open_store(into)
+    return estimate_build(source, recipe, store, _worker_count(workers))
+
+
+def clean(root: Root, *, keep_generations: int | None = None, lease_seconds: float = LEASE_SECONDS) -> CleanReport:
+    """Remove temporary files of dead writers, claims of dead builders, replaced chunks; never data in use."""
+    return clean_cache(open_store(root), keep_generations, lease_seconds)
+
+
+def copy(root: Root, destination: Root, *, on_progress: OnProgress | None = None) -> CopyReport:
+    """Copy what the newest generation lists, every chunk checked on the way."""
+    return copy_cache(open_store(root), open_store(destination), on_progress or _silent)
+
+
+def _prepared(store: Store, source: Source | None, recipe: AnyRecipe, layer: str, terms: Terms) -> Workplace:
+    """A layer's workplace, begun now if it is new."""
     if reads_of(recipe):
         prepare_layer(store, recipe, layer)
-        return layer_workplace(store, cast(LayerRecipe, recipe), layer)
+        return layer_workplace(store, cast(LayerRecipe, recipe), layer, load_generation(store))
     if source is None:
         raise RecipeInvalid(f"the recipe '{recipe.kind}' makes base rows and needs a source")
-
-    def on_file(done: int, total: int) -> None:
-        terms.on_progress(Progress(phase="planning", done=done, total=total, unit="files"))
-
     base = cast(Recipe, recipe)
-    plan = prepare_base(store, source, base, layer, on_file)
-    return base_workplace(store, source, base, layer, plan)
+    plan = prepare_base(store, source, base, layer, partial(_planning, terms))
+    return base_workplace(store, source, base, layer, plan, newest_generation(store))
+
+
+def _existing(store: Store, source: Source | None, recipe_of: Callable[[str], AnyRecipe], layer: str) -> Workplace:
+    """A layer's workplace in a cache that is there."""
+    newest, _ = newest_sound(store)
+    recipe = recipe_of(layer)
+    if reads_of(recipe):
+        return layer_workplace(store, cast(LayerRecipe, recipe), layer, newest)
+    if source is None:
+        raise UnknownKind("source", str(load_plan(store).source.get("kind")), [])
+    return base_workplace(store, source, cast(Recipe, recipe), layer, load_plan(store), newest)
+
+
+def _recipe_for(store: Store, given: AnyRecipe | None, layer: str) -> AnyRecipe:
+    kept = kept_recipe(store, layer)
+    if given is not None and kept is not None and kept.kind == given.kind:
+        prepare_layer(store, given, layer)
+        return given
+    return _kept_recipe(store, layer)
+
+
+def _kept_recipe(store: Store, layer: str) -> AnyRecipe:
+    kept = kept_recipe(store, layer)
+    if kept is None:
+        raise LayerNotFound(store.address, layer, [])
+    return reopen_recipe(kept)
+
+
+def _kept_source(store: Store) -> Source | None:
+    """The source that the plan describes, None where its kind is not installed or the plan cannot be read."""
+    try:
+        plan = load_plan(store)
+        return reopen_source(plan.source) if plan.segments else None
+    except (UnknownKind, Damaged):
+        return None
 
 
 def _terms(
@@ -85,7 +244,7 @@ def _terms(
         memory_limit=memory_limit,
         max_failures=max_failures,
         lease_seconds=lease_seconds,
-        on_progress=on_progress or (lambda progress: None),
+        on_progress=on_progress or _silent,
     )
 
 
@@ -97,3 +256,11 @@ def _worker_count(workers: int | None) -> int:
 
 def _engine(workers: int | None) -> Engine:
     return InlineEngine() if workers == 0 else LocalEngine()
+
+
+def _planning(terms: Terms, done: int, total: int) -> None:
+    terms.on_progress(Progress(phase="planning", done=done, total=total, unit="files"))
+
+
+def _silent(progress: Progress) -> None:
+    pass

@@ -79,6 +79,9 @@ class Source(Protocol):
     def look(self, path: str) -> SourceFile:
         """One file as it is now; `FileNotFoundError` where it is gone."""
 
+    def weight(self, file: SourceFile) -> int:
+        """How much a file holds, in the unit of the source; of a stream, judged by its beginning."""
+
     def cuts(self, file: SourceFile, start: int, first: int, every: int) -> Iterator[int]:
         """Where parts of `file` from `start` on may end: about `first` after start, then about each `every`.
 

@@ -185,7 +185,7 @@ class Build:
         self._running.add(refused.chunk)  # so that its claim is released on the way out
         if refused.trouble == "disk-full":
             raise DiskFull(self._store.address, self._needed_bytes(), self._store.free_bytes() or 0)
-        if refused.trouble == "source-changed":
+        if refused.trouble == "source-changed" and isinstance(self._job, BuildJob):
             raise SourceChanged(self._store.address, refused.files)
         self._running.discard(refused.chunk)
         self._give_up(refused.chunk, refused.reason)

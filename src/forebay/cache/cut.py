@@ -84,7 +84,7 @@ def try_recipe(source: Source, files: Sequence[SourceFile], recipe: Recipe, budg
 
 def sample_parts(source: Source, files: Sequence[SourceFile], budget: int) -> list[Part]:
     """Small parts at even distances over the whole source; of a stream, only its beginning."""
-    sizes = np.array([file.size if source.unit == "bytes" else 1 for file in files], np.int64)
+    sizes = np.array([source.weight(file) for file in files], np.int64)
     ends = np.cumsum(sizes)
     parts: list[Part] = []
     for place in range(SAMPLE_PLACES):

@@ -6,7 +6,7 @@ larger, planned ranges the same grown: what was planned holds, the rest can be a
 smaller, or other content       changed
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from forebay.cache.plan import Plan
@@ -32,6 +32,7 @@ class Freshness:
 
 def check_freshness(store: Store, source: Source, plan: Plan, layer: str, table: ChunkTable) -> Freshness:
     """Look at every planned file; hash only those whose look changed."""
+    past = Past(store, plan, layer, table)
     changed: dict[str, str] = {}
     missing: list[str] = []
     now: dict[str, SourceFile] = {}
@@ -45,7 +46,7 @@ def check_freshness(store: Store, source: Source, plan: Plan, layer: str, table:
             continue
         if found.size < known.size:
             changed[path] = f"has {found.size:,} bytes, {known.size:,} were planned"
-        elif not _same_content(store, source, plan, layer, table, known, found):
+        elif not past.is_same(source, known, found):
             changed[path] = "has other content than was planned"
         else:
             now[path] = found
@@ -53,23 +54,38 @@ def check_freshness(store: Store, source: Source, plan: Plan, layer: str, table:
     return Freshness(changed, tuple(missing), grown, now)
 
 
-def _same_content(
-    store: Store, source: Source, plan: Plan, layer: str, table: ChunkTable, known: SourceFile, found: SourceFile
-) -> bool:
-    if known.digest is not None:
-        return source.digest(found, 0, known.size) == known.digest
-    ranges = _published_ranges(store, plan, layer, table, known.path)
-    return all(source.digest(found, start, stop) == sum_ for start, stop, sum_ in ranges)
+def check_content(store: Store, source: Source, plan: Plan, layer: str, table: ChunkTable) -> dict[str, str]:
+    """Hash the planned ranges of every file again, whatever it looks like; path -> how it differs."""
+    past = Past(store, plan, layer, table)
+    stale: dict[str, str] = {}
+    for path, known in plan.files.items():
+        try:
+            found = source.look(path)
+            if found.size < known.size or not past.is_same(source, known, found):
+                stale[path] = "has other content than was planned"
+        except FileNotFoundError:
+            stale[path] = "is gone"
+    return stale
 
 
-def _published_ranges(
-    store: Store, plan: Plan, layer: str, table: ChunkTable, path: str
-) -> Iterator[tuple[int, int, int]]:
-    """(start, stop, digest) of every part of a file that a published chunk was made from.
+class Past:
+    """What the content of the source was, as far as published chunks know it."""
 
-    A part that was never read has no old content to be stale against.
-    """
-    for chunk, part, start, stop in plan.places_of(path):
-        position = table.position(chunk)
-        if position is not None:
-            yield start, stop, open_chunk(store, layer, table.record(position)).source_sums()[part]
+    def __init__(self, store: Store, plan: Plan, layer: str, table: ChunkTable) -> None:
+        self._store, self._plan, self._layer, self._table = store, plan, layer, table
+        self._sums: dict[int, list[int]] = {}  # chunk -> digests of its parts
+
+    def is_same(self, source: Source, known: SourceFile, found: SourceFile) -> bool:
+        """Whether all that was read of a file is still so. A part that was never read cannot be stale."""
+        if known.digest is not None:
+            return source.digest(found, 0, known.size) == known.digest
+        places = self._plan.places_of(known.path)
+        return all(self._is_same_part(source, found, *place) for place in places)
+
+    def _is_same_part(self, source: Source, found: SourceFile, chunk: int, part: int, start: int, stop: int) -> bool:
+        position = self._table.position(chunk)
+        if position is None:
+            return True
+        if chunk not in self._sums:
+            self._sums[chunk] = open_chunk(self._store, self._layer, self._table.record(position)).source_sums()
+        return source.digest(found, start, stop) == self._sums[chunk][part]

@@ -1,14 +1,15 @@
 """From what a caller asks for to runs of a build: which chunks, by which job, in which order."""
 
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 
 from forebay.cache.build import Build, Tally, Terms, Weigh
 from forebay.cache.crew import Engine
 from forebay.cache.freshness import Freshness, check_freshness
 from forebay.cache.plan import Plan
-from forebay.cache.publish import UNPUBLISHED, chunk_files, load_generation, newest_generation, publish
+from forebay.cache.publish import UNPUBLISHED, chunk_files, publish
 from forebay.cache.records import BuildReport
 from forebay.cache.work import BaseJob, BuildJob, ChunkJob, LayerJob, RepairJob
 from forebay.errors import BuildFailed, SourceChanged
@@ -27,23 +28,23 @@ class Workplace:
     chunks: Sequence[int]  # every chunk that the layer should have
     streams: dict[int, str]
     weigh: Weigh
+    changed: Mapping[str, str] = field(default_factory=dict)  # source files that are not what was planned
     notes: tuple[str, ...] = ()
 
 
-def base_workplace(store: Store, source: Source, recipe: Recipe, layer: str, plan: Plan) -> Workplace:
-    """The base layer's work, once its source is found to be what was planned."""
-    newest = newest_generation(store)
+def base_workplace(
+    store: Store, source: Source, recipe: Recipe, layer: str, plan: Plan, newest: Generation | None
+) -> Workplace:
+    """The base layer's work, with what has become of its source."""
     table = newest.table(layer) if newest else ChunkTable.of([])
     fresh = check_freshness(store, source, plan, layer, table)
-    if fresh.changed:
-        raise SourceChanged(store.address, fresh.changed)
     job = BaseJob(store, layer, recipe, source, fresh.now)
-    return Workplace(job, range(len(plan)), plan.streams(), plan.weight_of, _notes(source, plan, fresh))
+    notes = _notes(source, plan, fresh)
+    return Workplace(job, range(len(plan)), plan.streams(), plan.weight_of, fresh.changed, notes)
 
 
-def layer_workplace(store: Store, recipe: LayerRecipe, layer: str) -> Workplace:
+def layer_workplace(store: Store, recipe: LayerRecipe, layer: str, pinned: Generation) -> Workplace:
     """A further layer's work: whatever the base layer has published."""
-    pinned = load_generation(store)
     job = LayerJob(store, layer, recipe, pinned.number)
     return Workplace(job, pinned.table(pinned.base).chunks.tolist(), {}, lambda chunk: 0)
 
@@ -51,6 +52,8 @@ def layer_workplace(store: Store, recipe: LayerRecipe, layer: str) -> Workplace:
 def build_chunks(place: Workplace, wanted: Iterable[int], engine: Engine, terms: Terms) -> BuildReport:
     """Make what is missing of the wanted chunks, in the order given, and publish."""
     store, layer = place.job.store, place.job.layer
+    if place.changed:
+        raise SourceChanged(store.address, place.changed)
     started = time.monotonic()
     newest = drop_unsound(store, layer, terms)
     listed, files = set(newest.table(layer).chunks.tolist()), chunk_files(store, layer)
@@ -80,7 +83,8 @@ def remake_chunks(
     listed = published_records(generation, layer, chunks)
     tally = Tally(total=len(listed))
     job = RepairJob(place.job, listed)
-    Build(job, sorted(listed), tally, terms, place.streams, place.weigh).run(engine)
+    with suppress(BuildFailed):  # what could not be made is in the tally
+        Build(job, sorted(listed), tally, terms, place.streams, place.weigh).run(engine)
     revised = [record for record in tally.records.values() if record.revision != listed[record.chunk].revision]
     if revised:
         publish(store, {layer: revised}, terms.versions)

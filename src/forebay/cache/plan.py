@@ -24,7 +24,7 @@ from forebay.store.base import Buffer, Store
 _NUMBERS = {"size": np.uint64, "mtime_ns": np.int64, "digest": np.uint64, "has_digest": np.uint8, "stream": np.uint8}
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Segment:
     """One append to the plan: its files, its parts, and which parts make a chunk."""
 
@@ -62,11 +62,14 @@ class Segment:
     def file_count(self) -> int:
         return len(self.tensors["file_size"])
 
+    def path(self, position: int) -> str:
+        return self._text("path", position)
+
     def file(self, position: int) -> SourceFile:
         numbers = {name: int(self.tensors[f"file_{name}"][position]) for name in _NUMBERS}
         has_digest = numbers.pop("has_digest")
         return SourceFile(
-            path=self._text("path", position),
+            path=self.path(position),
             etag=self._text("etag", position),
             size=numbers["size"],
             mtime_ns=numbers["mtime_ns"],
@@ -87,9 +90,16 @@ class Segment:
             )
         ]
 
+    @cached_property
+    def _parts_by_file(self) -> tuple[Array, Array]:
+        """The parts ordered by file, and the file of each."""
+        order = np.argsort(self.tensors["part_file"], kind="stable")
+        return order, self.tensors["part_file"][order]
+
     def places_of(self, file: int) -> list[tuple[int, int, int, int]]:
         """(chunk, part of that chunk, start, stop) of everything planned from one file."""
-        found = np.flatnonzero(self.tensors["part_file"] == file)
+        order, files = self._parts_by_file
+        found = order[np.searchsorted(files, file, side="left") : np.searchsorted(files, file, side="right")]
         chunks = np.searchsorted(self.tensors["chunk_parts"], found, side="right") - 1
         within = found - self.tensors["chunk_parts"][chunks].astype(np.int64)
         starts, stops = self.tensors["part_start"][found], self.tensors["part_stop"][found]
@@ -147,7 +157,7 @@ class Plan:
             of_stream = np.flatnonzero(segment.tensors["file_stream"][files])
             chunks = np.searchsorted(segment.tensors["chunk_parts"], of_stream, side="right") - 1
             for chunk, file in zip(chunks.tolist(), files[of_stream].tolist(), strict=True):
-                found.setdefault(segment.first_chunk + chunk, segment._text("path", file))
+                found.setdefault(segment.first_chunk + chunk, segment.path(file))
         return found
 
     @cached_property
@@ -161,16 +171,23 @@ class Plan:
         for segment in self.segments:
             stops = segment.tensors["part_stop"].tolist()
             for file, stop in zip(segment.tensors["part_file"].tolist(), stops, strict=True):
-                path = segment._text("path", file)
+                path = segment.path(file)
                 ends[path] = max(stop, ends.get(path, 0))
         return ends
 
+    @cached_property
+    def _segments_of(self) -> dict[str, list[tuple[int, int]]]:
+        """path -> (segment, file in it)."""
+        found: dict[str, list[tuple[int, int]]] = {}
+        for number, segment in enumerate(self.segments):
+            for file in range(segment.file_count):
+                found.setdefault(segment.path(file), []).append((number, file))
+        return found
+
     def places_of(self, path: str) -> Iterator[tuple[int, int, int, int]]:
         """(chunk, part of that chunk, start, stop) of everything planned from one file."""
-        for segment in self.segments:
-            for file in range(segment.file_count):
-                if segment._text("path", file) == path:
-                    yield from segment.places_of(file)
+        for number, file in self._segments_of.get(path, ()):
+            yield from self.segments[number].places_of(file)
 
     def _segment_of(self, chunk: int) -> int:
         if not 0 <= chunk < len(self):

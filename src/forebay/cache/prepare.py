@@ -13,8 +13,8 @@ from forebay.format import layout
 from forebay.format.layout import FORMAT_VERSION
 from forebay.format.sealed import seal
 from forebay.recipe import AnyRecipe, Recipe, constants_of, differing_fields, document, fingerprint, reads_of
-from forebay.source import Part, Source
-from forebay.store.base import Store
+from forebay.source import Source
+from forebay.store.base import Buffer, Store
 
 OnFile = Callable[[int, int], None]
 
@@ -31,20 +31,18 @@ def prepare_base(store: Store, source: Source, recipe: Recipe, layer: str, on_fi
     plan = load_plan(store)
     if plan.segments:
         return plan
+    store.create(layout.plan_segment(0), first_segment(source, recipe, on_file).encode())
+    return load_plan(store)
+
+
+def first_segment(source: Source, recipe: Recipe, on_file: OnFile) -> Segment:
+    """The plan of a source that was never planned; the same source gives the same segment."""
     files = source.files()
     if not files:
         raise SourceNotFound(str(source.describe()))
     weight = chunk_weight(recipe.chunk_target(), try_recipe(source, files, recipe))
-    append_segment(store, plan, source, cut_source(source, files, weight, {}, on_file), weight)
-    return load_plan(store)
-
-
-def append_segment(store: Store, plan: Plan, source: Source, chunks: list[list[Part]], weight: int) -> bool:
-    """Add a segment to the plan; False where another builder added one first."""
-    segment = Segment.of(
-        chunks, number=len(plan.segments), first_chunk=len(plan), source=source.describe(), weight=weight
-    )
-    return store.create(layout.plan_segment(segment.number), segment.encode())
+    chunks = cut_source(source, files, weight, {}, on_file)
+    return Segment.of(chunks, number=0, first_chunk=0, source=source.describe(), weight=weight)
 
 
 def prepare_layer(store: Store, recipe: AnyRecipe, layer: str) -> None:
@@ -54,16 +52,22 @@ def prepare_layer(store: Store, recipe: AnyRecipe, layer: str) -> None:
     kept = read_recipe_document(store, layer)
     if kept is None:
         _check_names(store, recipe, layer)
-        constants = constants_of(recipe)
+        constants = sealed_constants(recipe, layer)
         if constants:
-            metadata = {"format_version": FORMAT_VERSION, "type": "constants", "layer": layer}
-            store.create(layout.constants(layer), seal(metadata, dict(sorted(constants.items()))))
+            store.create(layout.constants(layer), constants)
         text = msgspec.json.format(msgspec.json.encode(document(recipe, layer, FORMAT_VERSION)))
         store.create(layout.recipe(layer), [text + b"\n"])
         kept = read_recipe_document(store, layer)
     assert kept is not None
     if kept.fingerprint != fingerprint(recipe):
         raise RecipeMismatch(store.address, layer, differing_fields(kept, recipe))
+
+
+def sealed_constants(recipe: AnyRecipe, layer: str) -> list[Buffer]:
+    """The bytes of a layer's constants, none where its recipe has none."""
+    constants = constants_of(recipe)
+    metadata = {"format_version": FORMAT_VERSION, "type": "constants", "layer": layer}
+    return seal(metadata, dict(sorted(constants.items()))) if constants else []
 
 
 def _check_names(store: Store, recipe: AnyRecipe, layer: str) -> None:

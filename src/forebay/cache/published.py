@@ -9,7 +9,14 @@ from forebay.errors import ChunkCorrupt, ChunkMissing, ForebayError
 from forebay.format import layout
 from forebay.format.chunk import ChunkFile, ChunkRecord
 from forebay.format.codec import CodecError
+from forebay.format.generation import Generation
 from forebay.store.base import Store
+
+
+def published_record(generation: Generation, layer: str, chunk: int) -> ChunkRecord | None:
+    table = generation.table(layer)
+    at = table.position(chunk)
+    return None if at is None else table.record(at)
 
 
 def open_chunk(store: Store, layer: str, record: ChunkRecord, *, keyed: bool = False) -> ChunkFile:

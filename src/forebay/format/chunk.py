@@ -205,6 +205,22 @@ class ChunkFile:
         declared = self.columns[column]
         return raw_bounds(declared, self.meta.rows, self.offsets(column) if declared.ragged else None)
 
+    def block_span(self, column: str, block: int) -> tuple[int, int]:
+        """Where one stored block is in the file."""
+        declared, start = self.columns[column], self.tensors[column].start
+        if declared.codec != "none":
+            edges = self.tensors[f"{column}.blocks"].array(self.view)
+            return start + int(edges[block]), start + int(edges[block + 1])
+        low = block * declared.block_rows
+        high = min(low + declared.block_rows, self.meta.rows)
+        if declared.ragged:
+            offsets = self.offsets(column)
+            low, high = int(offsets[low]), int(offsets[high])
+        return start + low * declared.item_bytes, start + high * declared.item_bytes
+
+    def block_sum(self, column: str, block: int) -> int:
+        return int(self.sums(column)[block])
+
     def sums(self, column: str) -> Array:
         return self.tensors[f"{column}.sums"].array(self.view)
 

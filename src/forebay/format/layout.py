@@ -79,3 +79,18 @@ def parse_claim(key: str) -> tuple[int, int] | None:
     """(chunk, attempt) of a claim's key, None for another key."""
     found = _CLAIM.fullmatch(key.rpartition("/")[2])
     return (int(found[1]), int(found[2])) if found else None
+
+
+def is_known(key: str, layers: set[str]) -> bool:
+    """Whether a key is one that this module makes, for layers that there are."""
+    folder, _, name = key.rpartition("/")
+    if not folder:
+        return key == CACHE
+    if f"{folder}/" in (GENERATIONS, PLAN):
+        return parse_numbered(key) is not None
+    top, _, layer = folder.partition("/")
+    if layer not in layers:
+        return False
+    if f"{top}/" == CLAIMS:
+        return parse_claim(key) is not None
+    return f"{top}/" == LAYERS and (name in ("recipe.json", "constants.safetensors") or parse_chunk(key) is not None)

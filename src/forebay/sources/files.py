@@ -46,6 +46,9 @@ class FileSource:
     def look(self, path: str) -> SourceFile:
         return _plain(look(self.root, path))
 
+    def weight(self, file: SourceFile) -> int:
+        return file.size
+
     def cuts(self, file: SourceFile, start: int, first: int, every: int) -> Iterator[int]:
         if start:
             raise SourceChanged(self.root, {file.path: "grew, but it is one sample and cannot be appended to"})

@@ -18,6 +18,7 @@ from forebay.sources.streams import Stream, open_stream, stream_at
 
 _LOOK_AHEAD = 64 * 1024
 _HASH_BYTES = 1 << 22
+_JUDGED_BYTES = 1 << 22
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +51,16 @@ class LineSource:
     def look(self, path: str) -> SourceFile:
         return look(self.root, path)
 
+    def weight(self, file: SourceFile) -> int:
+        if not file.stream:
+            return file.size
+        with open_stream(self._path(file)) as stream:
+            return int(stream.skip(_JUDGED_BYTES) * max(1.0, file.size / max(1, stream.consumed)))
+
     def cuts(self, file: SourceFile, start: int, first: int, every: int) -> Iterator[int]:
         if file.stream:
             with open_stream(self._path(file)) as stream:
-                stream.skip(start)
+                self._pass_line_end(stream, file, start)
                 yield from _stream_cuts(stream, first, every)
             return
         with open(self._path(file), "rb") as plain:
@@ -102,6 +109,14 @@ class LineSource:
             while position < part.stop and (line := plain.readline(part.stop - position)):
                 yield line
                 position += len(line)
+
+    def _pass_line_end(self, stream: Stream, file: SourceFile, start: int) -> None:
+        """Stand at a position that must be the end of a line, or the beginning."""
+        if start:
+            stream.skip(start - 1)
+            stream.skip_line()
+        if stream.position != start:
+            raise SourceChanged(self.root, {file.path: f"has no line that starts at byte {start:,} any more"})
 
     def _check_line_start(self, plain: BinaryIO, file: SourceFile, start: int) -> None:
         if start:

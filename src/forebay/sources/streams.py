@@ -37,6 +37,11 @@ class Stream(AbstractContextManager["Stream"]):
         self._plain.close()
         self._file.close()
 
+    @property
+    def consumed(self) -> int:
+        """How much of the compressed file was read for what was taken."""
+        return self._file.tell()
+
     def at_end(self) -> bool:
         return not self._ready()
 

@@ -3,7 +3,6 @@
 A temporary name says which process writes it, so that `leftovers` can tell what a dead one left behind.
 """
 
-import mmap
 import os
 import secrets
 import shutil
@@ -14,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from forebay.store.base import Buffer, Entry
+from forebay.store.mapping import map_file
 from forebay.store.owner import Owner, this_host, this_process
 
 _TEMPORARY = ".tmp-"
@@ -30,9 +30,7 @@ class LocalStore:
     def map(self, key: str) -> memoryview:
         descriptor = self._open(key)
         try:
-            if os.fstat(descriptor).st_size == 0:
-                return memoryview(b"")
-            return memoryview(mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ))
+            return map_file(descriptor)
         finally:
             os.close(descriptor)
 

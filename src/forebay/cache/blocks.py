@@ -1,0 +1,54 @@
+"""Decoded blocks kept in memory: least recently used go first, bounded by bytes."""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+
+from forebay.columns import Array
+
+
+@dataclass(frozen=True, slots=True)
+class BlockStatistics:
+    hits: int
+    misses: int
+    blocks: int
+    bytes: int
+    limit_bytes: int
+
+
+class BlockCache:
+    """A dictionary of arrays that never holds more than `limit_bytes` of them. Safe to share between threads."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit = limit_bytes
+        self._blocks: OrderedDict[Hashable, Array] = OrderedDict()
+        self._bytes = self._hits = self._misses = 0
+        self._lock = threading.Lock()
+
+    def get(self, key: Hashable, decode: Callable[[], Array]) -> Array:
+        """The block under a key, decoded if it is not here. Two threads may both decode; one result is kept."""
+        with self._lock:
+            block = self._blocks.get(key)
+            if block is not None:
+                self._blocks.move_to_end(key)
+                self._hits += 1
+                return block
+            self._misses += 1
+        block = decode()
+        self._keep(key, block)
+        return block
+
+    def statistics(self) -> BlockStatistics:
+        with self._lock:
+            return BlockStatistics(self._hits, self._misses, len(self._blocks), self._bytes, self._limit)
+
+    def _keep(self, key: Hashable, block: Array) -> None:
+        with self._lock:
+            if key in self._blocks or block.nbytes > self._limit:
+                return
+            self._blocks[key] = block
+            self._bytes += block.nbytes
+            while self._bytes > self._limit:
+                _, dropped = self._blocks.popitem(last=False)
+                self._bytes -= dropped.nbytes

@@ -1,0 +1,86 @@
+"""Cleaning: remove what nobody needs. Nothing that a generation lists is ever removed."""
+
+import time
+
+from forebay.cache.claim import Claim, is_abandoned, read_claims
+from forebay.cache.publish import generation_numbers, layers_of, load_generation, read_cache_document
+from forebay.cache.records import CleanReport
+from forebay.format import layout
+from forebay.store.base import Entry, Store, holds
+from forebay.store.owner import Owner, this_host
+
+
+def clean_cache(store: Store, keep_generations: int | None, lease_seconds: float) -> CleanReport:
+    """Remove temporary files of dead writers, claims of dead builders, chunks that were replaced.
+
+    With `keep_generations`, also all generations but the newest so many; a run that pinned an older one cannot open it
+    again.
+    """
+    read_cache_document(store)
+    dropped = _old_generations(store, keep_generations)
+    freed = sum(_remove(store, Entry(layout.generation(n), len(store.map(layout.generation(n))))) for n in dropped)
+    temporary = list(store.leftovers())
+    superseded = _superseded(store)
+    freed += sum(_remove(store, entry) for entry in [*temporary, *superseded])
+    claims = [key for layer in layers_of(store) for key in _expired_claims(store, layer, lease_seconds)]
+    for key in claims:
+        store.delete(key)
+    return CleanReport(
+        root=store.address,
+        temporary=tuple(entry.key for entry in temporary),
+        claims=tuple(claims),
+        superseded=tuple(entry.key for entry in superseded),
+        generations=tuple(dropped),
+        freed_bytes=freed,
+    )
+
+
+def _remove(store: Store, entry: Entry) -> int:
+    store.delete(entry.key)
+    return entry.size
+
+
+def _old_generations(store: Store, keep: int | None) -> list[int]:
+    return [] if keep is None else generation_numbers(store)[: -max(1, keep)]
+
+
+def _superseded(store: Store) -> list[Entry]:
+    """Chunk files that no generation lists, of chunks that some generation lists in another revision."""
+    generations = [load_generation(store, number) for number in generation_numbers(store)]
+    found = []
+    for layer in layers_of(store):
+        listed = {
+            (int(chunk), int(revision))
+            for generation in generations
+            for chunk, revision in zip(
+                generation.table(layer).chunks, generation.table(layer).numbers["revision"], strict=True
+            )
+        }
+        chunks = {chunk for chunk, _ in listed}
+        for entry in store.keys(layout.layer_folder(layer)):
+            parsed = layout.parse_chunk(entry.key)
+            if parsed and parsed not in listed and parsed[0] in chunks:
+                found.append(entry)
+    return found
+
+
+def _expired_claims(store: Store, layer: str, lease_seconds: float) -> list[str]:
+    """Claims on chunks that are there, of owners known dead, or of other hosts that stay silent for a lease."""
+    claims = read_claims(store, layer)
+    gone = [key for key, claim in claims.items() if is_abandoned(claim) or _is_done(store, layer, key)]
+    remote = {key: claim for key, claim in claims.items() if key not in gone and _is_remote(claim)}
+    if remote:
+        time.sleep(lease_seconds)
+        now = read_claims(store, layer)
+        gone += [key for key, claim in remote.items() if key in now and now[key].beat == claim.beat]
+    return gone
+
+
+def _is_done(store: Store, layer: str, key: str) -> bool:
+    parsed = layout.parse_claim(key)
+    return parsed is not None and holds(store, layout.chunk(layer, parsed[0]))
+
+
+def _is_remote(claim: Claim) -> bool:
+    owner = Owner.parse(claim.owner)
+    return claim.state == "working" and (owner is None or owner.host != this_host())

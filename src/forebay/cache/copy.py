@@ -1,0 +1,76 @@
+"""Copying: a verified copy of what the newest generation lists, for backup; it can be interrupted and run again."""
+
+import hashlib
+import time
+from collections.abc import Callable
+
+from forebay.cache.publish import load_generation
+from forebay.cache.records import CopyReport, Progress
+from forebay.cache.verify import index_problems
+from forebay.errors import ChunkCorrupt, ChunkMissing, ForebayError, IndexCorrupt
+from forebay.format import layout
+from forebay.format.chunk import ChunkRecord
+from forebay.store.base import Store
+
+OnProgress = Callable[[Progress], None]
+
+
+def copy_cache(store: Store, destination: Store, on_progress: OnProgress) -> CopyReport:
+    """Copy chunk by chunk, each checked on the way; the generation goes last, so that half a copy is no cache yet."""
+    started = time.monotonic()
+    generation = load_generation(store)
+    for problem in index_problems(store, generation):
+        raise IndexCorrupt(store.address, problem.key, problem.problem)
+    for key in _index_keys(generation.recipes, generation.constants, len(generation.plan)):
+        _create_same(destination, key, store.map(key))
+    listed = [(layer, record) for layer, table in generation.layers.items() for record in table.records()]
+    copied, copied_bytes = 0, 0
+    for done, (layer, record) in enumerate(listed):
+        size = _copy_chunk(store, destination, layer, record)
+        copied += size > 0
+        copied_bytes += size
+        seconds = time.monotonic() - started
+        on_progress(
+            Progress(phase="copying", done=done + 1, total=len(listed), written_bytes=copied_bytes, seconds=seconds)
+        )
+    key = layout.generation(generation.number)
+    _create_same(destination, key, store.map(key))
+    return CopyReport(
+        root=store.address,
+        destination=destination.address,
+        copied=copied,
+        present=len(listed) - copied,
+        copied_bytes=copied_bytes,
+        generation=generation.number,
+        seconds=time.monotonic() - started,
+    )
+
+
+def _index_keys(recipes: object, constants: object, segments: int) -> list[str]:
+    assert isinstance(recipes, dict)
+    assert isinstance(constants, dict)
+    keys = [layout.CACHE, *map(layout.recipe, recipes), *map(layout.constants, constants)]
+    return [*keys, *map(layout.plan_segment, range(segments))]
+
+
+def _copy_chunk(store: Store, destination: Store, layer: str, record: ChunkRecord) -> int:
+    """The bytes that had to be copied; 0 where the destination has the chunk."""
+    key = layout.chunk(layer, record.chunk, record.revision)
+    try:
+        if hashlib.sha256(destination.map(key)).digest() == record.sha256:
+            return 0
+    except KeyError:
+        pass
+    try:
+        view = store.map(key)
+    except KeyError as error:
+        raise ChunkMissing(store.address, layer, record.chunk) from error
+    if hashlib.sha256(view).digest() != record.sha256:
+        raise ChunkCorrupt(store.address, layer, record.chunk, "its SHA-256 is not the published one")
+    destination.replace(key, [view])
+    return record.size
+
+
+def _create_same(destination: Store, key: str, value: memoryview) -> None:
+    if not destination.create(key, [value]) and destination.read(key) != value:
+        raise ForebayError(f"'{destination.address}' holds another cache ('{key}' differs); copy to a new place")

@@ -1,0 +1,49 @@
+"""Estimating: what a build will take, judged by a small sample of the source, before anything is written."""
+
+import time
+from math import ceil
+
+from forebay.cache.cut import SAMPLE_WEIGHT, chunk_weight, try_recipe
+from forebay.cache.records import Estimate
+from forebay.errors import SourceNotFound
+from forebay.recipe import Recipe
+from forebay.source import Source
+from forebay.store.base import Store
+
+SAMPLED_SHARE = 0.04
+
+
+def estimate_build(source: Source, recipe: Recipe, store: Store | None, workers: int) -> Estimate:
+    """Sample at most 4 % of the source, and scale."""
+    files = source.files()
+    if not files:
+        raise SourceNotFound(str(source.describe()))
+    total = sum(map(source.weight, files))
+    budget = max(1, min(SAMPLE_WEIGHT[source.unit], int(total * SAMPLED_SHARE)))
+    started = time.perf_counter()
+    trial = try_recipe(source, files, recipe, budget)
+    seconds = time.perf_counter() - started
+    scale = total / max(1, trial.weight)
+    chunks = max(1, ceil(total / chunk_weight(recipe.chunk_target(), trial)))
+    stored = _stored_bytes(trial.encoded.size - trial.encoded.head_size, scale) if trial.encoded else 0
+    stored += chunks * (trial.encoded.head_size if trial.encoded else 0)
+    free = store.free_bytes() if store else None
+    return Estimate(
+        files=len(files),
+        source_weight=total,
+        unit=source.unit,
+        sampled_weight=trial.weight,
+        chunks=chunks,
+        rows=round(trial.rows * scale),
+        raw_bytes=round(trial.raw_bytes * scale),
+        stored_bytes=stored,
+        seconds=seconds * scale / workers,
+        workers=workers,
+        failures=round(trial.failures * scale),
+        free_bytes=free,
+        fits=free is None or stored <= free,
+    )
+
+
+def _stored_bytes(sampled: int, scale: float) -> int:
+    return round(sampled * scale)

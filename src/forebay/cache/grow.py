@@ -1,0 +1,51 @@
+"""Growing: append what a source has and the plan has not, as a new segment."""
+
+from collections.abc import Callable
+
+from forebay.cache.cut import cut_source
+from forebay.cache.freshness import check_freshness
+from forebay.cache.plan import Plan, Segment, load_plan
+from forebay.cache.publish import newest_generation, read_cache_document
+from forebay.errors import SourceChanged
+from forebay.format import layout
+from forebay.format.generation import ChunkTable
+from forebay.source import Source, SourceFile
+from forebay.store.base import Store
+
+OnFile = Callable[[int, int], None]
+
+
+def named_alike(source: Source, plan: Plan) -> Source:
+    """A source whose files are named as the plan names them, so that a file known already is recognised."""
+    root = plan.segments[0].source.get("root") if plan.segments else None
+    if root is None or not hasattr(source, "rebased"):
+        return source
+    alike: Source = source.rebased(root)
+    return alike
+
+
+def append_to_plan(store: Store, source: Source, on_file: OnFile) -> tuple[Plan, list[SourceFile]]:
+    """The plan with whatever is new in the source, and the files that are new or grew."""
+    while True:
+        plan = load_plan(store)
+        fresh_files, starts = _what_is_new(store, source, plan)
+        chunks = cut_source(source, fresh_files, plan.weight, starts, on_file)
+        if not chunks:
+            return plan, []
+        number = len(plan.segments)
+        segment = Segment.of(chunks, number=number, first_chunk=len(plan), source=source.describe(), weight=plan.weight)
+        if store.create(layout.plan_segment(number), segment.encode()):
+            return load_plan(store), fresh_files
+
+
+def _what_is_new(store: Store, source: Source, plan: Plan) -> tuple[list[SourceFile], dict[str, int]]:
+    base = read_cache_document(store).base
+    newest = newest_generation(store)
+    table = newest.table(base) if newest else ChunkTable.of([])
+    fresh = check_freshness(store, source, plan, base, table)
+    if fresh.changed:
+        raise SourceChanged(store.address, fresh.changed)
+    known, grown = plan.files, set(fresh.grown)
+    files = [file for file in source.files() if file.path not in known or file.path in grown]
+    ends = plan.ends() if grown else {}
+    return files, {path: ends.get(path, 0) for path in grown}

@@ -1,0 +1,81 @@
+"""Mapped chunks of one layer, bounded in number, each checked when it is mapped.
+
+A gather works on plain addresses, so a map must outlive every gather that began while it was open: what is closed
+meanwhile is kept until the last of those has ended.
+"""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+
+from forebay.columns import Array
+from forebay.format.chunk import ChunkFile
+
+MAX_MAPS = 16_384  # a quarter of the maps that Linux grants a process by default
+
+
+class Maps:
+    """Open chunk files by position; the least recently touched are closed when there are too many."""
+
+    def __init__(self, count: int, open_chunk: Callable[[int], ChunkFile], limit: int = MAX_MAPS) -> None:
+        self.limit = limit
+        self._open = open_chunk
+        self._files: dict[int, ChunkFile] = {}
+        self._touched = np.zeros(count, np.int64)
+        self._clock = 0
+        self._lock = threading.Lock()
+        self._readers: dict[int, int] = {}  # ticket -> clock when it began
+        self._closed: list[tuple[int, ChunkFile]] = []  # clock when it was closed
+        self._on_close: list[Callable[[int], None]] = []
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def on_close(self, call: Callable[[int], None]) -> None:
+        self._on_close.append(call)
+
+    def get(self, position: int) -> ChunkFile:
+        file = self._files.get(position)
+        if file is not None:
+            self._touched[position] = self._clock
+            return file
+        opened = self._open(position)
+        with self._lock:
+            self._clock += 1
+            self._touched[position] = self._clock
+            kept = self._files.setdefault(position, opened)
+            self._close_oldest()
+        return kept
+
+    def touch(self, positions: Array) -> None:
+        self._touched[positions] = self._clock
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """While this is held, no map that was open since it began goes away."""
+        with self._lock:
+            self._clock += 1
+            ticket = self._clock
+            self._readers[ticket] = ticket
+        try:
+            yield
+        finally:
+            with self._lock:
+                del self._readers[ticket]
+                oldest = min(self._readers, default=self._clock + 1)
+                self._closed = [(when, file) for when, file in self._closed if when >= oldest]
+
+    def _close_oldest(self) -> None:
+        """Called under the lock. Closes an eighth at a time, so that looking for them is rare."""
+        if len(self._files) <= self.limit:
+            return
+        positions = np.fromiter(self._files, np.int64, len(self._files))
+        oldest = positions[np.argsort(self._touched[positions], kind="stable")]
+        for position in oldest[: max(1, self.limit // 8)].tolist():
+            for call in self._on_close:
+                call(position)
+            self._closed.append((self._clock, self._files.pop(position)))
+        if not self._readers:
+            self._closed.clear()

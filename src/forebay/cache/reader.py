@@ -1,0 +1,289 @@
+"""Reading: a pinned generation as rows.
+
+    row number ──starts──▶ (position of chunk, row in chunk) ──per column──▶ address or block ──▶ gathered array
+
+Row numbers count the rows that the base layer has in the pinned generation; further layers are joined chunk by chunk.
+A `Cache` is an address: pickled, it opens again elsewhere; forked, it forgets what the parent had checked.
+"""
+
+import hashlib
+import os
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from forebay.cache.blocks import BlockCache, BlockStatistics
+from forebay.cache.column import ColumnReader, Place, column_reader
+from forebay.cache.maps import MAX_MAPS, Maps
+from forebay.cache.publish import load_generation
+from forebay.cache.published import open_chunk, published_record, read_column
+from forebay.cache.work import layer_columns
+from forebay.columns import Array, Column, Ragged
+from forebay.errors import ChunkCorrupt, ColumnNotFound, IndexCorrupt, LayerIncomplete, LayerNotFound
+from forebay.format import layout
+from forebay.format.chunk import ChunkFile
+from forebay.format.generation import Generation
+from forebay.format.sealed import unseal
+from forebay.recipe import RecipeDocument
+from forebay.store.base import Store
+from forebay.store.opening import Root, open_store
+
+DEFAULT_MEMORY = 256 * 1024 * 1024
+_PIECE_ROWS = 4096
+
+_open_caches: "weakref.WeakSet[Cache]" = weakref.WeakSet()
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How a cache is read; nothing of it changes what is read."""
+
+    memory: int = DEFAULT_MEMORY
+    threads: int = 0
+    max_maps: int = MAX_MAPS
+
+
+@dataclass(frozen=True, slots=True)
+class RowId:
+    """The permanent name of a row."""
+
+    chunk: int
+    row: int
+
+
+class Cache:
+    """The rows of a pinned generation."""
+
+    def __init__(self, store: Store, generation: Generation, layers: tuple[str, ...], options: Options) -> None:
+        self.store = store
+        self.generation = generation
+        self.layers = layers
+        self._options = options
+        self._chunks = _common_chunks(generation, layers)
+        base = generation.table(generation.base)
+        rows = base.rows[np.searchsorted(base.chunks, self._chunks)]
+        self._starts = np.concatenate([[0], np.cumsum(rows, dtype=np.int64)])
+        self._columns = _columns_by_name(generation)
+        self._forget()
+        _open_caches.add(self)
+
+    @property
+    def root(self) -> str:
+        return self.store.address
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Every column that can be asked for; a further layer's presence bits are `<layer>.present`."""
+        return tuple(self._columns)
+
+    def column(self, name: str) -> Column:
+        """The declaration of a column."""
+        return self._find(name)[1]
+
+    def recipe(self, layer: str) -> RecipeDocument:
+        return self.generation.recipe(self._layer(layer))
+
+    def constants(self, layer: str) -> dict[str, Array]:
+        """The columns of a layer that are the same for all rows."""
+        if self._layer(layer) not in self.generation.constants:
+            return {}
+        key = layout.constants(layer)
+        try:
+            view = self.store.map(key)
+        except KeyError as error:
+            raise IndexCorrupt(self.root, key, "it is gone") from error
+        _, arrays = unseal(view, self.root, key, "constants")
+        if hashlib.sha256(view).hexdigest() != self.generation.constants[layer]:
+            raise IndexCorrupt(self.root, key, "it is not the one this generation was published with")
+        return arrays
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    def __getitem__(self, row: int) -> dict[str, Array]:
+        """One row, every column of the opened layers."""
+        count = len(self)
+        if not -count <= row < count:
+            raise IndexError(f"row {row} of {count:,} in '{self.root}'")
+        read = self.read([row % count])
+        return {name: values[0] for name, values in read.items()}
+
+    def __iter__(self) -> Iterator[dict[str, Array]]:
+        """Every row, chunk by chunk."""
+        for columns in self.chunks():
+            count = len(next(iter(columns.values())))
+            for row in range(count):
+                yield {name: values[row] for name, values in columns.items()}
+
+    def read(self, rows: ArrayLike, columns: Sequence[str] | None = None) -> dict[str, Array | Ragged]:
+        """Some rows, in the order given, repeats allowed: one array, or one `Ragged`, per column."""
+        numbers = self._row_numbers(rows)
+        readers = [(name, self._reader(name)) for name in self._wanted(columns)]
+        step = min(_PIECE_ROWS, max(1, self._options.max_maps // 8))
+        if len(numbers) <= step:
+            place = self._place(numbers)
+            return {name: reader.read(place) for name, reader in readers}
+        places = [self._place(numbers[at : at + step]) for at in range(0, len(numbers), step)]
+        return {name: _joined(self._map(reader.read, places)) for name, reader in readers}
+
+    def chunks(self, columns: Sequence[str] | None = None) -> Iterator[dict[str, Array | Ragged]]:
+        """All rows of one chunk after the other; uncompressed columns are views of the file, not copies."""
+        wanted = self._wanted(columns)
+        for position in range(len(self._chunks)):
+            yield {name: self._whole(name, position) for name in wanted}
+
+    def row_ids(self, rows: ArrayLike) -> list[RowId]:
+        """The permanent names of some rows."""
+        place = self._place(self._row_numbers(rows))
+        chunks = self._chunks[place.positions].tolist()
+        return [RowId(chunk, row) for chunk, row in zip(chunks, place.rows.tolist(), strict=True)]
+
+    def statistics(self) -> BlockStatistics:
+        """How the memory for decoded blocks is used."""
+        return self._blocks.statistics()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Another process gets the address, not what was mapped and decoded here.
+        return (_reopen, (self.store, self.generation.number, self.layers, self._options))
+
+    def _forget(self) -> None:
+        """Begin with nothing mapped, decoded or checked: a new cache, or a forked process."""
+        self._blocks = BlockCache(self._options.memory)
+        self._maps: dict[str, Maps] = {}
+        self._readers: dict[str, ColumnReader] = {}
+
+    def _map(self, call: Any, places: list[Place]) -> list[Array | Ragged]:
+        if self._options.threads < 2:
+            return [call(place) for place in places]
+        with ThreadPoolExecutor(self._options.threads) as pool:
+            return list(pool.map(call, places))
+
+    def _row_numbers(self, rows: ArrayLike) -> NDArray[np.int64]:
+        numbers = np.asarray(rows)
+        if numbers.ndim != 1 or (numbers.size and numbers.dtype.kind not in "iu"):
+            raise TypeError(f"rows are a list of whole numbers, not {numbers.dtype} of shape {numbers.shape}")
+        numbers = numbers.astype(np.int64, copy=False)
+        if len(numbers) and not (numbers.min() >= 0 and numbers.max() < len(self)):
+            wrong = numbers[(numbers < 0) | (numbers >= len(self))][0]
+            raise IndexError(f"row {wrong} of {len(self):,} in '{self.root}'")
+        return numbers
+
+    def _place(self, numbers: NDArray[np.int64]) -> Place:
+        positions = np.searchsorted(self._starts, numbers, side="right") - 1
+        return Place(positions, numbers - self._starts[positions])
+
+    def _wanted(self, columns: Sequence[str] | None) -> list[str]:
+        """The columns to read: those asked for, and the presence bits of every further layer among them."""
+        if columns is None:
+            return [name for name, (layer, _) in self._columns.items() if layer in self.layers]
+        layers = dict.fromkeys(self._find(name)[0] for name in columns)
+        bits = [f"{layer}.present" for layer in layers if layer != self.generation.base]
+        return list(dict.fromkeys([*columns, *bits]))
+
+    def _find(self, name: str) -> tuple[str, Column]:
+        found = self._columns.get(name)
+        if found is None:
+            raise ColumnNotFound(self.root, name, self.columns)
+        return found
+
+    def _layer(self, layer: str) -> str:
+        if layer not in self.generation.recipes:
+            raise LayerNotFound(self.root, layer, sorted(self.generation.recipes))
+        return layer
+
+    def _reader(self, name: str) -> ColumnReader:
+        reader = self._readers.get(name)
+        if reader is None:
+            layer, column = self._find(name)
+            rows = np.diff(self._starts)
+            reader = column_reader(column, rows, self._layer_maps(layer), self._blocks, (self.root, layer))
+            reader = self._readers.setdefault(name, reader)
+        return reader
+
+    def _layer_maps(self, layer: str) -> Maps:
+        if layer not in self._maps:
+            opened = partial(self._open_chunk, layer)
+            self._maps.setdefault(layer, Maps(len(self._chunks), opened, self._options.max_maps))
+        return self._maps[layer]
+
+    def _open_chunk(self, layer: str, position: int) -> ChunkFile:
+        chunk = int(self._chunks[position])
+        record = published_record(self.generation, layer, chunk)
+        if record is None:
+            raise LayerIncomplete(self.root, layer, chunk)
+        if layer != self.generation.base:
+            below = published_record(self.generation, self.generation.base, chunk)
+            if below is None or (below.ids, below.rows) != (record.base, record.rows):
+                raise ChunkCorrupt(self.root, layer, chunk, "it was made for other rows of the base layer")
+        return open_chunk(self.store, layer, record, keyed=self.generation.tagged)
+
+    def _whole(self, name: str, position: int) -> Array | Ragged:
+        layer, column = self._find(name)
+        return read_column(self.store, layer, self._layer_maps(layer).get(position), column.name)
+
+
+def open_cache(
+    root: Root,
+    *,
+    generation: int | None = None,
+    layers: Sequence[str] | None = None,
+    memory: int = DEFAULT_MEMORY,
+    threads: int = 0,
+    max_maps: int = MAX_MAPS,
+) -> Cache:
+    """Pin a generation, the newest unless one is named.
+
+    With `layers`, the cache has the rows that all of these have, and reads their columns by default; without, it has
+    the rows of the base layer. `memory` bounds the decoded blocks kept, in bytes.
+    """
+    store = open_store(root)
+    pinned = load_generation(store, generation)
+    names = tuple(dict.fromkeys([pinned.base, *(layers or ())]))
+    for name in names:
+        if name not in pinned.recipes:
+            raise LayerNotFound(store.address, name, sorted(pinned.recipes))
+    return Cache(store, pinned, names, Options(memory, threads, max_maps))
+
+
+def _reopen(store: Store, generation: int, layers: tuple[str, ...], options: Options) -> Cache:
+    return Cache(store, load_generation(store, generation), layers, options)
+
+
+def _common_chunks(generation: Generation, layers: Sequence[str]) -> NDArray[np.int64]:
+    chunks: NDArray[np.int64] = generation.table(generation.base).chunks
+    for layer in layers:
+        chunks = np.intersect1d(chunks, generation.table(layer).chunks, assume_unique=True)
+    return chunks
+
+
+def _columns_by_name(generation: Generation) -> Mapping[str, tuple[str, Column]]:
+    found: dict[str, tuple[str, Column]] = {}
+    for layer in sorted(generation.recipes, key=lambda name: (name != generation.base, name)):
+        is_base = layer == generation.base
+        for column in layer_columns(generation.recipe(layer).columns, is_base):
+            name = f"{layer}.present" if not is_base and column.name == "present" else column.name
+            found[name] = (layer, column)
+    return found
+
+
+def _joined(pieces: list[Array | Ragged]) -> Array | Ragged:
+    if isinstance(pieces[0], Ragged):
+        lengths = np.concatenate([piece.lengths for piece in pieces if isinstance(piece, Ragged)])
+        values = np.concatenate([piece.values for piece in pieces if isinstance(piece, Ragged)])
+        return Ragged(values, np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]))
+    return np.concatenate([piece for piece in pieces if not isinstance(piece, Ragged)])
+
+
+def _after_fork() -> None:
+    for cache in list(_open_caches):
+        cache._forget()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,118 @@
+"""How far a cache is: chunks there and missing, claims, failed samples, stale sources."""
+
+from collections import Counter
+from collections.abc import Iterator
+
+from forebay.cache.claim import Claim, is_abandoned, read_claims
+from forebay.cache.freshness import Freshness, check_freshness
+from forebay.cache.plan import Plan, load_plan
+from forebay.cache.publish import chunk_files, layers_of, newest_generation, read_cache_document
+from forebay.cache.published import open_chunk
+from forebay.cache.records import ClaimStatus, FailedSample, Gaps, LayerStatus, Status
+from forebay.errors import Damaged, LayerNotFound
+from forebay.format import layout
+from forebay.format.chunk import ChunkRecord
+from forebay.format.generation import ChunkTable, Generation
+from forebay.source import Source
+from forebay.store.base import Store
+
+SHOWN_FAILURES = 20
+
+
+def find_gaps(store: Store, layer: str | None) -> list[Gaps]:
+    """Which planned chunks have no file, per layer."""
+    read_cache_document(store)
+    names = layers_of(store)
+    if layer is not None and layer not in names:
+        raise LayerNotFound(store.address, layer, names)
+    planned = len(load_plan(store))
+    found = []
+    for name in [layer] if layer is not None else names:
+        present = chunk_files(store, name)
+        missing = tuple(chunk for chunk in range(planned) if chunk not in present)
+        found.append(
+            Gaps(root=store.address, layer=name, planned=planned, present=planned - len(missing), missing=missing)
+        )
+    return found
+
+
+def cache_status(store: Store, source: Source | None) -> Status:
+    read_cache_document(store)
+    plan, newest = load_plan(store), newest_generation(store)
+    layers = tuple(_layer_status(store, gaps, newest) for gaps in find_gaps(store, None))
+    fresh = _freshness(store, source, plan, newest)
+    return Status(
+        root=store.address,
+        generation=newest.number if newest else None,
+        complete=bool(layers) and all(not layer.missing and layer.listed == layer.planned for layer in layers),
+        layers=layers,
+        claims=tuple(
+            _claim_status(key, claim) for name in layers_of(store) for key, claim in read_claims(store, name).items()
+        ),
+        failed_samples=tuple(_failed_samples(store, newest))[:SHOWN_FAILURES] if newest else (),
+        stale=fresh.stale,
+        grown=fresh.grown,
+        source_checked=source is not None,
+    )
+
+
+def _layer_status(store: Store, gaps: Gaps, newest: Generation | None) -> LayerStatus:
+    table = newest.table(gaps.layer) if newest else ChunkTable.of([])
+    return LayerStatus(
+        layer=gaps.layer,
+        planned=gaps.planned,
+        present=gaps.present,
+        listed=len(table),
+        missing=gaps.missing,
+        suspect=tuple(record.chunk for record in table.records() if _is_suspect(store, gaps.layer, record)),
+        rows=int(table.rows.sum()),
+        samples=int(table.numbers["samples"].sum()),
+        failures=int(table.numbers["failures"].sum()),
+        reasons=dict(Counter(failure.reason for failure in _layer_failures(store, gaps.layer, table))),
+    )
+
+
+def _is_suspect(store: Store, layer: str, record: ChunkRecord) -> bool:
+    """Whether the size or the head of a listed chunk is not what was published; a gap is no suspect."""
+    try:
+        open_chunk(store, layer, record)
+    except Damaged:
+        return True
+    return False
+
+
+def _layer_failures(store: Store, layer: str, table: ChunkTable) -> Iterator[FailedSample]:
+    for position in (table.numbers["failures"] > 0).nonzero()[0].tolist():
+        record = table.record(position)
+        try:
+            failures = open_chunk(store, layer, record).failures()
+        except Damaged:
+            continue  # the chunk is listed as suspect
+        for failure in failures:
+            yield FailedSample(
+                layer=layer, chunk=record.chunk, sample=failure.sample, reason=failure.reason, detail=failure.detail
+            )
+
+
+def _failed_samples(store: Store, newest: Generation) -> Iterator[FailedSample]:
+    for layer, table in newest.layers.items():
+        yield from _layer_failures(store, layer, table)
+
+
+def _claim_status(key: str, claim: Claim) -> ClaimStatus:
+    parsed = layout.parse_claim(key)
+    return ClaimStatus(
+        layer=key.split("/")[1],
+        chunk=parsed[0] if parsed else -1,
+        host=claim.host,
+        pid=claim.pid,
+        state="abandoned" if claim.state == "working" and is_abandoned(claim) else claim.state,
+        reason=claim.reason,
+    )
+
+
+def _freshness(store: Store, source: Source | None, plan: Plan, newest: Generation | None) -> Freshness:
+    if source is None or not plan.segments:
+        return Freshness()
+    base = read_cache_document(store).base
+    return check_freshness(store, source, plan, base, newest.table(base) if newest else ChunkTable.of([]))

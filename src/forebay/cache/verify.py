@@ -1,0 +1,205 @@
+"""Verifying: hold every byte that is published against its digest.
+
+SHA-256 says whether a file is bad; the sums in it then say which blocks. `full` also decodes everything, and hashes the
+source again.
+"""
+
+import hashlib
+import os
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+from forebay.cache.freshness import check_content, check_freshness
+from forebay.cache.plan import decode_segment, load_plan
+from forebay.cache.publish import generation_numbers, load_generation, read_cache_document
+from forebay.cache.published import head_problem
+from forebay.cache.records import Bad, Progress, VerifyReport
+from forebay.errors import Damaged, ForebayError, NothingPublished
+from forebay.format import layout
+from forebay.format.chunk import ChunkFile, ChunkRecord
+from forebay.format.chunk import check_content as check_chunk_content
+from forebay.format.generation import Generation
+from forebay.source import Source
+from forebay.store.base import Store
+
+OnProgress = Callable[[Progress], None]
+Listed = tuple[str, ChunkRecord]  # layer, record
+
+
+def verify_cache(store: Store, source: Source | None, full: bool, on_progress: OnProgress) -> VerifyReport:
+    """Check all that the newest sound generation lists."""
+    started = time.monotonic()
+    generation, bad = newest_sound(store)
+    bad += index_problems(store, generation)
+    listed = [(layer, record) for layer in generation.layers for record in generation.layers[layer].records()]
+    found, checked_bytes = _check_all(store, listed, full, on_progress)
+    gone = [(layer, record.chunk) for (layer, record), problems in zip(listed, found, strict=True) if problems is None]
+    bad += [problem for problems in found if problems for problem in problems]
+    stale = stale_sources(store, generation, source, full) if source and not _plan_is_bad(bad) else {}
+    return VerifyReport(
+        root=store.address,
+        generation=generation.number,
+        chunks=len(listed),
+        checked_bytes=checked_bytes,
+        seconds=time.monotonic() - started,
+        bad=tuple(bad),
+        missing={layer: tuple(c for name, c in gone if name == layer) for layer in dict(gone)},
+        gaps={} if _plan_is_bad(bad) else _gap_counts(store, generation),
+        foreign=tuple(foreign_files(store)),
+        stale=stale,
+        source_checked=source is not None,
+    )
+
+
+def newest_sound(store: Store) -> tuple[Generation, list[Bad]]:
+    """The newest generation that can be believed, and what is wrong with any other."""
+    sound: Generation | None = None
+    bad: list[Bad] = []
+    for number in reversed(generation_numbers(store)):
+        try:
+            generation = load_generation(store, number)
+            sound = sound or generation
+        except Damaged as error:
+            bad.append(Bad(key=layout.generation(number), problem=str(error)))
+    if sound is None:
+        if not bad:
+            read_cache_document(store)
+        raise NothingPublished(store.address)
+    return sound, bad
+
+
+def index_problems(store: Store, generation: Generation) -> list[Bad]:
+    """What is wrong with cache.json, the recipes, the constants and the plan."""
+    texts = {layout.CACHE: generation.cache}
+    texts |= {layout.recipe(layer): text for layer, text in generation.recipes.items()}
+    found = [_text_problem(store, key, text) for key, text in texts.items()]
+    found += [_digest_problem(store, layout.constants(layer), digest) for layer, digest in generation.constants.items()]
+    found += [_segment_problem(store, number, digest) for number, digest in enumerate(generation.plan)]
+    return [problem for problem in found if problem is not None]
+
+
+def stale_sources(store: Store, generation: Generation, source: Source, full: bool) -> dict[str, str]:
+    plan, base = load_plan(store), generation.base
+    if full:
+        return check_content(store, source, plan, base, generation.table(base))
+    return check_freshness(store, source, plan, base, generation.table(base)).stale
+
+
+def foreign_files(store: Store) -> Iterator[str]:
+    """Keys that no part of forebay would have written."""
+    layers: set[str] = set()
+    for entry in store.keys(layout.LAYERS):
+        if entry.key.endswith("/recipe.json"):
+            layers.add(entry.key.split("/")[1])
+    for entry in store.keys(""):
+        if not layout.is_known(entry.key, layers):
+            yield entry.key
+
+
+def check_chunk(store: Store, layer: str, record: ChunkRecord, full: bool) -> list[Bad] | None:
+    """What is wrong with one chunk; None where its file is gone."""
+    key = layout.chunk(layer, record.chunk, record.revision)
+    try:
+        view = store.map(key)
+    except KeyError:
+        return None
+    if len(view) == record.size and hashlib.sha256(view).digest() == record.sha256:
+        return _content_problem(view, key, layer, record) if full else []
+    return _locate(view, key, layer, record)
+
+
+def _check_all(
+    store: Store, listed: list[Listed], full: bool, on_progress: OnProgress
+) -> tuple[list[list[Bad] | None], int]:
+    total = sum(record.size for _, record in listed)
+    found: list[list[Bad] | None] = []
+    started, read = time.monotonic(), 0
+    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+        for (_, record), problems in zip(
+            listed, pool.map(lambda one: check_chunk(store, one[0], one[1], full), listed), strict=True
+        ):
+            found.append(problems)
+            read += record.size
+            on_progress(
+                Progress(
+                    phase="verifying",
+                    done=len(found),
+                    total=len(listed),
+                    read_bytes=read,
+                    seconds=time.monotonic() - started,
+                )
+            )
+    return found, total
+
+
+def _locate(view: memoryview, key: str, layer: str, record: ChunkRecord) -> list[Bad]:
+    """Where in a bad file the damage is, as closely as its own sums can tell."""
+    chunk = record.chunk
+    problem = head_problem(view, record)
+    if problem is not None:
+        return [Bad(key=key, problem=problem, layer=layer, chunk=chunk, start=0, stop=record.head_size)]
+    file = ChunkFile(view, key)
+    bad = [
+        Bad(
+            key=key,
+            problem="its bytes disagree with their sum",
+            layer=layer,
+            chunk=chunk,
+            column=name,
+            block=block,
+            start=start,
+            stop=stop,
+        )
+        for name in file.columns
+        for block, (start, stop) in file.bad_blocks(name)
+    ]
+    tail = file.tensors[".failures"]
+    rest = Bad(
+        key=key, problem="its list of failures changed", layer=layer, chunk=chunk, start=tail.start, stop=tail.stop
+    )
+    return bad or [rest]
+
+
+def _content_problem(view: memoryview, key: str, layer: str, record: ChunkRecord) -> list[Bad]:
+    try:
+        check_chunk_content(ChunkFile(view, key))
+    except ForebayError as error:
+        return [Bad(key=key, problem=str(error), layer=layer, chunk=record.chunk)]
+    return []
+
+
+def _text_problem(store: Store, key: str, text: str) -> Bad | None:
+    try:
+        same = store.read(key) == text.encode()
+    except KeyError:
+        return Bad(key=key, problem="it is gone")
+    return None if same else Bad(key=key, problem="it is not what the generation was published with")
+
+
+def _digest_problem(store: Store, key: str, digest: str) -> Bad | None:
+    try:
+        same = hashlib.sha256(store.map(key)).hexdigest() == digest
+    except KeyError:
+        return Bad(key=key, problem="it is gone")
+    return None if same else Bad(key=key, problem="its SHA-256 is not the published one")
+
+
+def _segment_problem(store: Store, number: int, digest: str) -> Bad | None:
+    key = layout.plan_segment(number)
+    try:
+        _, found = decode_segment(store.map(key), store.address, key)
+    except KeyError:
+        return Bad(key=key, problem="it is gone")
+    except Damaged as error:
+        return Bad(key=key, problem=str(error))
+    return None if found == digest else Bad(key=key, problem="it is not the segment that was published")
+
+
+def _plan_is_bad(bad: list[Bad]) -> bool:
+    return any(problem.key.startswith(layout.PLAN) for problem in bad)
+
+
+def _gap_counts(store: Store, generation: Generation) -> dict[str, int]:
+    planned = len(load_plan(store))
+    return {layer: planned - len(table) for layer, table in generation.layers.items() if len(table) < planned}

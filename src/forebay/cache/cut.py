@@ -84,25 +84,39 @@ def try_recipe(source: Source, files: Sequence[SourceFile], recipe: Recipe, budg
 
 def sample_parts(source: Source, files: Sequence[SourceFile], budget: int) -> list[Part]:
     """Small parts at even distances over the whole source; of a stream, only its beginning."""
-    sizes = np.array([source.weight(file) for file in files], np.int64)
-    ends = np.cumsum(sizes)
+    weights = np.array([source.weight(file) for file in files], np.int64)
+    ends = np.cumsum(weights)
+    piece = ceil(budget / SAMPLE_PLACES)
     parts: list[Part] = []
     for place in range(SAMPLE_PLACES):
         at = int(ends[-1]) * place // SAMPLE_PLACES
         index = min(int(np.searchsorted(ends, at, side="right")), len(files) - 1)
-        part = _piece(source, files[index], at - int(ends[index] - sizes[index]), ceil(budget / SAMPLE_PLACES))
-        if part and not any(part.file == one.file and part.start < one.stop for one in parts):
-            parts.append(part)
+        offset = at - int(ends[index] - weights[index])
+        if weights[index] > piece:
+            found = _piece(source, files[index], offset, piece)
+        else:
+            found = _run(source, files, index + (offset > 0), piece)
+        known = {(part.file.path, part.start) for part in parts}
+        parts += [part for part in found if (part.file.path, part.start) not in known]
         if sum(one.weight for one in parts) >= budget:
             break
     return parts
 
 
-def _piece(source: Source, file: SourceFile, at: int, piece: int) -> Part | None:
+def _piece(source: Source, file: SourceFile, at: int, piece: int) -> list[Part]:
     """One part of about `piece` that begins near `at`, or at the beginning where the file cannot be cut there."""
     if at and not file.stream:
         edges = list(islice(source.cuts(file, 0, at, piece), 2))
         if len(edges) == 2:
-            return Part(file, edges[0], edges[1])
+            return [Part(file, edges[0], edges[1])]
     stop = next(source.cuts(file, 0, piece, piece), None)
-    return None if stop is None else Part(file, 0, stop)
+    return [] if stop is None else [Part(file, 0, stop)]
+
+
+def _run(source: Source, files: Sequence[SourceFile], index: int, piece: int) -> list[Part]:
+    """Whole files, one after the other, that weigh about `piece`: taken as they come, small and large alike."""
+    parts: list[Part] = []
+    while index < len(files) and sum(part.weight for part in parts) < piece:
+        parts += _piece(source, files[index], 0, piece)
+        index += 1
+    return parts

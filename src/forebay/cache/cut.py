@@ -1,15 +1,16 @@
 """Cutting a source into chunks, before any work starts."""
 
+import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import islice
 from math import ceil
 
 import numpy as np
 
-from forebay.format.chunk import EncodedChunk, encode_chunk
+from forebay.format.chunk import encode_chunk
 from forebay.recipe import ChunkTarget, Recipe
-from forebay.source import Failure, Part, Sample, Source, SourceFile
+from forebay.source import Part, Sample, Source, SourceFile
 
 CAP_BYTES = 128 * 1024 * 1024
 DEFAULT_CHUNK_BYTES = 32 * 1024 * 1024
@@ -21,14 +22,25 @@ OnFile = Callable[[int, int], None]  # files cut so far, files in all
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What a recipe made of a small part of the source."""
+    """What a recipe made of a small part of the source, per weight.
+
+    Places are chosen evenly by weight, so the mean over places stands for the whole, however uneven its files are.
+    """
 
     weight: int
-    rows: int
-    raw_bytes: int
-    encoded: EncodedChunk | None
-    samples: int
-    failures: int
+    seconds: float
+    samples: float
+    failures: float
+    rows: float
+    raw_bytes: float
+    stored_bytes: float  # data alone; every chunk has a head besides
+    head_bytes: float
+
+    @classmethod
+    def mean(cls, trials: Sequence["Trial"]) -> "Trial":
+        names = [one.name for one in fields(cls) if one.name != "weight"]
+        means = {name: sum(getattr(trial, name) for trial in trials) / max(1, len(trials)) for name in names}
+        return cls(weight=sum(trial.weight for trial in trials), **means)
 
 
 def cut_source(
@@ -58,49 +70,58 @@ def cut_source(
 
 def chunk_weight(target: ChunkTarget, trial: Trial) -> int:
     """What a slice must weigh to come out as large as the recipe wants, and at most 128 MiB."""
-    if not trial.weight or not trial.rows:
+    if not trial.rows or not trial.raw_bytes:
         return DEFAULT_CHUNK_BYTES
-    bytes_per_weight = max(trial.raw_bytes, 1) / trial.weight
-    wanted = (target.bytes or DEFAULT_CHUNK_BYTES) / bytes_per_weight
+    wanted = (target.bytes or DEFAULT_CHUNK_BYTES) / trial.raw_bytes
     if target.rows is not None:
-        wanted = target.rows * trial.weight / trial.rows
-    return max(1, int(min(wanted, CAP_BYTES / bytes_per_weight)))
+        wanted = target.rows / trial.rows
+    return max(1, int(min(wanted, CAP_BYTES / trial.raw_bytes)))
 
 
 def try_recipe(source: Source, files: Sequence[SourceFile], recipe: Recipe, budget: int | None = None) -> Trial:
     """Make rows of a few small parts spread over the source."""
-    parts = sample_parts(source, files, budget or SAMPLE_WEIGHT[source.unit])
+    places = sample_places(source, files, budget or SAMPLE_WEIGHT[source.unit])
+    return Trial.mean([_try_place(source, recipe, parts) for parts in places])
+
+
+def _try_place(source: Source, recipe: Recipe, parts: list[Part]) -> Trial:
+    started = time.perf_counter()
     seen = [sample for part in parts for sample in source.read(part)]
     samples = [sample for sample in seen if isinstance(sample, Sample)]
-    weight = sum(part.weight for part in parts)
-    if not samples:
-        return Trial(weight, 0, 0, None, len(seen), len(seen))
     made = recipe.make(iter(samples))
-    encoded = encode_chunk(made.columns, recipe.columns(), layer="trial", chunk=0, fingerprint="", samples=len(samples))
-    failures = len(made.failures) + sum(isinstance(sample, Failure) for sample in seen)
-    raw_bytes = sum(column.nbytes for column in made.columns.values())
-    return Trial(weight, encoded.meta.rows, raw_bytes, encoded, len(seen), failures)
+    encoded = encode_chunk(made.columns, recipe.columns(), layer="trial", chunk=0, fingerprint="", samples=len(seen))
+    weight = max(1, sum(part.weight for part in parts))
+    return Trial(
+        weight=weight,
+        seconds=(time.perf_counter() - started) / weight,
+        samples=len(seen) / weight,
+        failures=(len(made.failures) + len(seen) - len(samples)) / weight,
+        rows=encoded.meta.rows / weight,
+        raw_bytes=sum(column.nbytes for column in made.columns.values()) / weight,
+        stored_bytes=(encoded.size - encoded.head_size) / weight,
+        head_bytes=encoded.head_size,
+    )
 
 
-def sample_parts(source: Source, files: Sequence[SourceFile], budget: int) -> list[Part]:
-    """Small parts at even distances over the whole source; of a stream, only its beginning."""
+def sample_places(source: Source, files: Sequence[SourceFile], budget: int) -> list[list[Part]]:
+    """A few small parts at each of 16 places, evenly by weight; of a stream, only its beginning."""
     weights = np.array([source.weight(file) for file in files], np.int64)
     ends = np.cumsum(weights)
     piece = ceil(budget / SAMPLE_PLACES)
-    parts: list[Part] = []
+    places: list[list[Part]] = []
     for place in range(SAMPLE_PLACES):
         at = int(ends[-1]) * place // SAMPLE_PLACES
         index = min(int(np.searchsorted(ends, at, side="right")), len(files) - 1)
         offset = at - int(ends[index] - weights[index])
         if weights[index] > piece:
-            found = _piece(source, files[index], offset, piece)
+            parts = _piece(source, files[index], offset, piece)
         else:
-            found = _run(source, files, index + (offset > 0), piece)
-        known = {(part.file.path, part.start) for part in parts}
-        parts += [part for part in found if (part.file.path, part.start) not in known]
-        if sum(one.weight for one in parts) >= budget:
+            parts = _run(source, files, index + (offset > 0), piece)
+        if parts and parts not in places:
+            places.append(parts)
+        if sum(part.weight for parts in places for part in parts) >= 2 * budget:
             break
-    return parts
+    return places
 
 
 def _piece(source: Source, file: SourceFile, at: int, piece: int) -> list[Part]:

@@ -1,6 +1,5 @@
 """Estimating: what a build will take, judged by a small sample of the source, before anything is written."""
 
-import time
 from math import ceil
 
 from forebay.cache.cut import SAMPLE_WEIGHT, chunk_weight, try_recipe
@@ -20,13 +19,9 @@ def estimate_build(source: Source, recipe: Recipe, store: Store | None, workers:
         raise SourceNotFound(str(source.describe()))
     total = sum(map(source.weight, files))
     budget = max(1, min(SAMPLE_WEIGHT[source.unit], int(total * SAMPLED_SHARE)))
-    started = time.perf_counter()
     trial = try_recipe(source, files, recipe, budget)
-    seconds = time.perf_counter() - started
-    scale = total / max(1, trial.weight)
     chunks = max(1, ceil(total / chunk_weight(recipe.chunk_target(), trial)))
-    stored = _stored_bytes(trial.encoded.size - trial.encoded.head_size, scale) if trial.encoded else 0
-    stored += chunks * (trial.encoded.head_size if trial.encoded else 0)
+    stored = round(trial.stored_bytes * total + chunks * trial.head_bytes)
     free = store.free_bytes() if store else None
     return Estimate(
         files=len(files),
@@ -34,16 +29,12 @@ def estimate_build(source: Source, recipe: Recipe, store: Store | None, workers:
         unit=source.unit,
         sampled_weight=trial.weight,
         chunks=chunks,
-        rows=round(trial.rows * scale),
-        raw_bytes=round(trial.raw_bytes * scale),
+        rows=round(trial.rows * total),
+        raw_bytes=round(trial.raw_bytes * total),
         stored_bytes=stored,
-        seconds=seconds * scale / workers,
+        seconds=trial.seconds * total / workers,
         workers=workers,
-        failures=round(trial.failures * scale),
+        failures=round(trial.failures * total),
         free_bytes=free,
         fits=free is None or stored <= free,
     )
-
-
-def _stored_bytes(sampled: int, scale: float) -> int:
-    return round(sampled * scale)

@@ -119,8 +119,6 @@ def sample_places(source: Source, files: Sequence[SourceFile], budget: int) -> l
             parts = _run(source, files, index + (offset > 0), piece)
         if parts and parts not in places:
             places.append(parts)
-        if sum(part.weight for parts in places for part in parts) >= 2 * budget:
-            break
     return places
 
 

@@ -1,12 +1,12 @@
 """Which chunk comes next: in order, but the parts of one stream stay with one worker.
 
 lane None       3 7 8          chunks that can be made anywhere, any time
-lane a.gz       0 1 2          one worker reads a.gz from its beginning; who runs out of lanes takes from an end
-lane b.gz       4 5 6
+lane a.gz       0 1 2          one worker reads a.gz from its beginning
+lane b.gz       4 5 6          nobody else takes from its lane: that would decompress it again from the start
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Literal
 
 Answer = Literal["mine", "done", "busy"]
@@ -45,6 +45,10 @@ class Schedule:
         chunks, self.elsewhere = self.elsewhere, []
         self._fill(chunks)
 
+    def keep(self, slots: Collection[int]) -> None:
+        """Forget slots that are gone, so that another can go on with their lanes."""
+        self._open = {slot: lane for slot, lane in self._open.items() if slot in slots}
+
     def _fill(self, chunks: Iterable[int]) -> None:
         for chunk in chunks:
             self._lanes.setdefault(self._streams.get(chunk), deque()).append(chunk)
@@ -52,15 +56,12 @@ class Schedule:
             self._lanes[lane] = deque(sorted(self._lanes[lane]))
 
     def _pick(self, slot: int) -> int | None:
-        lanes = [lane for lane, chunks in self._lanes.items() if chunks]
-        if not lanes:
-            return None
-        others = {lane for other, lane in self._open.items() if other != slot} - {None}
         mine = self._open.get(slot)
-        free = [lane for lane in lanes if lane not in others]
-        if mine is not None and mine in free:
+        if mine is not None and self._lanes.get(mine):
             return self._lanes[mine].popleft()
-        if free:
-            self._open[slot] = free[0]
-            return self._lanes[free[0]].popleft()
-        return self._lanes[max(lanes, key=lambda lane: len(self._lanes[lane]))].pop()
+        taken = {lane for other, lane in self._open.items() if other != slot} - {None}
+        free = [lane for lane, chunks in self._lanes.items() if chunks and lane not in taken]
+        if not free:
+            return None
+        self._open[slot] = free[0]
+        return self._lanes[free[0]].popleft()

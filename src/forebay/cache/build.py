@@ -87,7 +87,7 @@ class Build:
         self._schedule = Schedule(chunks, streams, self._ask)
         self._tries: Counter[int] = Counter()
         self._again: dict[int, float] = {}  # chunk -> when to try it again
-        self._running: set[int] = set()
+        self._running: dict[int, int] = {}  # chunk -> slot
         self._born_dead = 0
         self._started = self._published = self._looked = time.monotonic()
 
@@ -106,19 +106,19 @@ class Build:
             raise BuildStopped(self._store.address, self._tally.done, self._tally.total) from error
         finally:
             crew.stop()
-            for chunk in [*self._running, *self._again]:
-                self._claims.release(chunk)
+            self._claims.release_all()
             for leftover in self._store.leftovers():
                 self._store.delete(leftover.key)
 
     def _step(self, crew: Crew, governor: MemoryGovernor) -> bool:
         """Hand out work, take what came back; False when there is nothing left to do or to wait for."""
-        for slot in crew.idle():
+        idle = crew.idle()
+        self._schedule.keep({*idle, *self._running.values()})
+        for slot in idle:
             chunk = self._next(slot)
-            if chunk is None:
-                break
-            self._running.add(chunk)
-            crew.give(slot, chunk)
+            if chunk is not None:
+                self._running[chunk] = slot
+                crew.give(slot, chunk)
         if not (self._running or self._again or self._schedule.elsewhere):
             return False
         for event in crew.wait(TICK_SECONDS if self._running else TICK_SECONDS / 2):
@@ -143,7 +143,11 @@ class Build:
         if self._is_there(chunk):
             return "done"
         if not self._claims.take(chunk):
-            return "busy"
+            reason = self._claims.failure(chunk)
+            if reason is None:
+                return "busy"
+            self._tally.failed[chunk] = reason
+            return "done"
         if self._is_there(chunk):
             self._claims.release(chunk)
             return "done"
@@ -156,7 +160,7 @@ class Build:
 
     def _take(self, event: Event) -> None:
         if event.chunk is not None:
-            self._running.discard(event.chunk)
+            self._running.pop(event.chunk, None)
         match event:
             case Made():
                 self._made(event)
@@ -182,12 +186,10 @@ class Build:
         if refused.trouble == "io":
             self._try_again(refused.chunk, refused.reason)
             return
-        self._running.add(refused.chunk)  # so that its claim is released on the way out
         if refused.trouble == "disk-full":
             raise DiskFull(self._store.address, self._needed_bytes(), self._store.free_bytes() or 0)
         if refused.trouble == "source-changed" and isinstance(self._job, BuildJob):
             raise SourceChanged(self._store.address, refused.files)
-        self._running.discard(refused.chunk)
         self._give_up(refused.chunk, refused.reason)
 
     def _try_again(self, chunk: int, reason: str) -> None:

@@ -65,6 +65,19 @@ class Claims:
             self._held[chunk] = attempt
         return True
 
+    def failure(self, chunk: int) -> str | None:
+        """Why a builder gave a chunk up since this one began; None where none did."""
+        attempts = self._attempts(chunk)
+        last = attempts[max(attempts)] if attempts else None
+        if last is None or last.state != "failed":
+            return None
+        return None if layout.claim(self._layer, chunk, max(attempts)) in self._old_failures else last.reason
+
+    def release_all(self) -> None:
+        """Give up whatever is held."""
+        for chunk in list(self._held):
+            self.release(chunk)
+
     def release(self, chunk: int) -> None:
         """Give up a chunk, made or not; nothing of its claims is left."""
         with self._lock:
@@ -148,13 +161,19 @@ class Heartbeat(threading.Thread):
 
 
 def read_claims(store: Store, layer: str, prefix: str | None = None) -> dict[str, Claim]:
-    """Every readable claim on a layer, by key; one that vanishes while it is read is no claim."""
+    """Every claim on a layer, by key; one that vanishes while it is read is no claim.
+
+    One that cannot be read has an unknown owner. It never beats, so it expires; left out, it would be in the way of
+    the next attempt for ever.
+    """
     claims: dict[str, Claim] = {}
     for entry in store.keys(prefix or layout.claims_folder(layer)):
         try:
             claims[entry.key] = msgspec.json.decode(store.read(entry.key), type=Claim)
-        except (KeyError, msgspec.DecodeError, msgspec.ValidationError):
+        except KeyError:
             continue
+        except (msgspec.DecodeError, msgspec.ValidationError):
+            claims[entry.key] = Claim(owner="", host="unknown", pid=0, reason="the claim cannot be read")
     return claims
 
 

@@ -1,6 +1,7 @@
 """Chunks made in this very process: for notebooks, debuggers and stores that live in memory."""
 
 import os
+import time
 
 from forebay.cache.crew import Crew, Event
 from forebay.cache.work import Job
@@ -27,6 +28,7 @@ class InlineCrew:
 
     def wait(self, timeout: float) -> list[Event]:
         if self._chunk is None:
+            time.sleep(timeout)
             return []
         chunk, self._chunk = self._chunk, None
         return [attempt_chunk(self._job, chunk)]

@@ -1,0 +1,179 @@
+"""Claims: a live one is respected, an expired one is taken over by exactly one, a dead owner's at once."""
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from forebay.cache.claim import Claim, Claims, Heartbeat, read_claims
+from forebay.format import layout
+from forebay.store import LocalStore, MemoryStore, Store
+
+LAYER = "raw"
+
+
+def claims_on(store: Store, lease_seconds: float = 60) -> Claims:
+    return Claims(store, LAYER, "here", lease_seconds)
+
+
+def claim_by_somebody_elsewhere(store: Store, chunk: int, beat: int = 0) -> None:
+    """A claim whose owner nobody here can check for life."""
+    elsewhere = Claim(owner="0123456789ab-1-1", host="elsewhere", pid=1, beat=beat)
+    store.replace(layout.claim(LAYER, chunk, 1), [msgspec.json.encode(elsewhere)])
+
+
+def take_when_all_are_ready(folder: str, barrier, results, lease_seconds: float) -> None:
+    mine = claims_on(LocalStore(folder), lease_seconds)
+    mine.take(35)
+    time.sleep(lease_seconds)
+    barrier.wait()
+    results.put(mine.take(35))
+    barrier.wait()  # nobody leaves, and so dies, before all have asked
+
+
+@pytest.fixture
+def dead_owner(tmp_path):
+    """A store with a claim on chunk 35 whose owner was killed."""
+    script = (
+        "import os, signal, sys; from forebay.cache.claim import Claims; from forebay.store import LocalStore\n"
+        f"assert Claims(LocalStore(sys.argv[1]), {LAYER!r}, 'here').take(35)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    ended = subprocess.run([sys.executable, "-c", script, tmp_path])
+    assert ended.returncode == -signal.SIGKILL
+    return LocalStore(tmp_path)
+
+
+def test_one_of_two_builders_gets_a_chunk_until_it_releases_it():
+    store = MemoryStore()
+    first, second = claims_on(store), claims_on(store)
+    assert first.take(35)
+    assert not second.take(35)
+    assert not first.take(35)
+    assert second.take(36)
+    first.release(35)
+    assert second.take(35)
+
+
+def test_nothing_is_left_of_the_claims_on_a_released_chunk(dead_owner):
+    mine = claims_on(dead_owner)
+    assert mine.take(35)
+    assert set(read_claims(dead_owner, LAYER)) == {layout.claim(LAYER, 35, 1), layout.claim(LAYER, 35, 2)}
+    mine.release(35)
+    assert read_claims(dead_owner, LAYER) == {}
+
+
+def test_a_silent_claim_is_respected_for_a_lease_and_free_after_it():
+    store = MemoryStore()
+    claim_by_somebody_elsewhere(store, 35)
+    mine = claims_on(store, lease_seconds=0.3)
+    seen = time.monotonic()
+    assert not mine.take(35)
+    while not mine.take(35):
+        time.sleep(0.01)
+    assert time.monotonic() - seen >= 0.3
+
+
+def test_a_claim_that_beats_is_never_free():
+    store = MemoryStore()
+    mine = claims_on(store, lease_seconds=0.3)
+    begun = time.monotonic()
+    beat = 0
+    while time.monotonic() - begun < 1:
+        beat += 1
+        claim_by_somebody_elsewhere(store, 35, beat)
+        assert not mine.take(35)
+        time.sleep(0.05)
+
+
+def test_the_lease_of_a_claim_counts_from_when_it_was_first_seen_not_from_when_it_was_made():
+    store = MemoryStore()
+    claim_by_somebody_elsewhere(store, 35)
+    time.sleep(0.4)
+    assert not claims_on(store, lease_seconds=0.3).take(35)
+
+
+def test_heartbeats_keep_all_that_a_builder_holds_alive_past_its_lease(tmp_path):
+    store = LocalStore(tmp_path)
+    holder, other = claims_on(store, lease_seconds=1.2), claims_on(store, lease_seconds=1.2)
+    assert holder.take(1)
+    assert holder.take(2)
+    with Heartbeat(holder):
+        begun = time.monotonic()
+        while time.monotonic() - begun < 3:
+            assert not other.take(1)
+            assert not other.take(2)
+            time.sleep(0.05)
+    holder.release(1)
+    assert other.take(1)
+
+
+def test_a_heartbeat_does_not_bring_back_a_released_claim(tmp_path):
+    store = LocalStore(tmp_path)
+    holder = claims_on(store, lease_seconds=0.01)
+    with Heartbeat(holder):
+        for _ in range(100):
+            assert holder.take(1)
+            holder.release(1)
+            assert read_claims(store, LAYER) == {}
+
+
+def test_the_claim_of_a_killed_builder_on_this_host_is_free_at_once(dead_owner):
+    assert claims_on(dead_owner, lease_seconds=3600).take(35)
+
+
+@pytest.mark.parametrize("builders", [12])
+def test_an_expired_claim_is_taken_over_by_exactly_one_of_many(tmp_path, builders):
+    store = LocalStore(tmp_path)
+    claim_by_somebody_elsewhere(store, 35)
+    context = multiprocessing.get_context("spawn")
+    barrier, results = context.Barrier(builders), context.Queue()
+    racers = [
+        context.Process(target=take_when_all_are_ready, args=(str(tmp_path), barrier, results, 0.2))
+        for _ in range(builders)
+    ]
+    for racer in racers:
+        racer.start()
+    taken = [results.get(timeout=60) for _ in racers]
+    for racer in racers:
+        racer.join()
+    assert sorted(taken) == [False] * (builders - 1) + [True]
+    assert set(read_claims(store, LAYER)) == {layout.claim(LAYER, 35, 1), layout.claim(LAYER, 35, 2)}
+
+
+def test_a_failure_from_before_is_tried_again_one_since_then_is_respected():
+    store = MemoryStore()
+    failing, witness = claims_on(store), claims_on(store)
+    assert failing.take(35)
+    failing.fail(35, "a bad sample")
+    assert not witness.take(35)
+    later = claims_on(store)
+    assert later.take(35)
+    later.release(35)
+    assert read_claims(store, LAYER) == {}
+
+
+def test_a_failure_is_kept_with_its_reason():
+    store = MemoryStore()
+    failing = claims_on(store)
+    assert failing.take(35)
+    failing.fail(35, "a bad sample")
+    (claim,) = read_claims(store, LAYER).values()
+    assert (claim.state, claim.reason, claim.pid) == ("failed", "a bad sample", os.getpid())
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"owner": 3}', bytes(100)])
+def test_a_claim_that_cannot_be_read_stops_nobody(tmp_path: Path, content: bytes):
+    store = LocalStore(tmp_path)
+    store.create(layout.claim(LAYER, 35, 1), [content])
+    mine = claims_on(store, lease_seconds=0.2)
+    end = time.monotonic() + 30
+    while not mine.take(35):
+        assert time.monotonic() < end, "the chunk can never be claimed"
+        time.sleep(0.02)

@@ -1,0 +1,109 @@
+"""Builders as processes of their own, and what they leave on disk.
+
+`python -m tests.builders '{"root": …, "source": …, "recipe": {…}, "build": {…}}'` builds lines with the obedient recipe
+and prints how it ended.
+"""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import forebay as fb
+from tests.recipes import NOTES, ObedientRecipe
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+def start_builder(
+    root: Path, source: Path, notes: Path | None = None, recipe: Mapping[str, Any] | None = None, **build: Any
+) -> "subprocess.Popen[str]":
+    """A builder that runs by itself; the end of its output is one line of JSON."""
+    task = {"root": str(root), "source": str(source), "recipe": recipe or {}, "build": build}
+    return start_python(["-m", "tests.builders", json.dumps(task)], notes)
+
+
+def start_python(arguments: list[str], notes: Path | None = None, cwd: Path = REPOSITORY) -> "subprocess.Popen[str]":
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)} | ({NOTES: str(notes)} if notes else {})
+    return subprocess.Popen(
+        [sys.executable, *arguments],
+        env=environment,
+        cwd=cwd,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def ending(process: "subprocess.Popen[str]", seconds: float = 60) -> dict[str, Any]:
+    """How a builder ended: {"error": …} or {"report": …}."""
+    out, err = process.communicate(timeout=seconds)
+    assert out, f"the builder ended with {process.returncode} and said nothing but: {err}"
+    answer: dict[str, Any] = json.loads(out.splitlines()[-1])
+    return answer
+
+
+def chunk_digests(root: Path, layer: str | None = None) -> dict[str, str]:
+    """The SHA-256 of every chunk file, by its name below the root."""
+    below = root / "layers" / layer if layer else root / "layers"
+    names = sorted(path for path in below.rglob("*.safetensors") if not path.name.startswith("."))
+    return {str(path.relative_to(root)): hashlib.sha256(path.read_bytes()).hexdigest() for path in names}
+
+
+def chunk_count(root: Path) -> int:
+    """How many chunk files there are now."""
+    return sum(1 for path in (root / "layers").glob("*/[0-9]*.safetensors"))
+
+
+def every_file(root: Path) -> list[str]:
+    return sorted(str(path.relative_to(root)) for path in root.rglob("*") if path.is_file())
+
+
+def wait_until(condition: Callable[[], Any], seconds: float = 60, what: str = "it did not happen") -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, what
+        time.sleep(0.005)
+
+
+def patient(seconds: float = 60) -> Callable[[fb.Progress], None]:
+    """A listener that ends a build that would never end."""
+    end = time.monotonic() + seconds
+
+    def listen(progress: fb.Progress) -> None:
+        assert time.monotonic() < end, f"the build still runs: {progress}"
+
+    return listen
+
+
+def children_of(pid: int) -> list[int]:
+    """The processes that a process started, while it lives."""
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def is_running(pid: int) -> bool:
+    """Whether there is such a process; one that only waits to be collected is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def main(text: str) -> None:
+    task = json.loads(text)
+    recipe = ObedientRecipe(**task["recipe"])
+    try:
+        report = fb.build(task["root"], fb.sources.lines(task["source"]), recipe, **task["build"])
+        answer = {"report": {"made": report.made, "present": report.present, "deaths": list(report.deaths)}}
+    except fb.errors.ForebayError as error:
+        answer = {"error": type(error).__name__, "text": str(error)}
+    print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

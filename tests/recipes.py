@@ -1,0 +1,145 @@
+"""Recipes that do as their samples say, and notes of which process made what.
+
+A sample is a line of 200 bytes that begins with an order:
+
+    keep                 it becomes a row, nothing else
+    die SIGKILL 2        the process that makes it gets this signal, the first two times
+    raise OSError 2      the recipe raises this, the first two times
+    append PATH 1        a line is appended to a file, once
+    stop PATH 1          it touches a file, then does not return
+
+Orders are followed only where a chunk is made: planning tries a recipe on a few samples in the builder itself. What
+must be counted across processes is kept in the folder that FOREBAY_TEST_NOTES names, never in a field: fields are part
+of the bytes.
+"""
+
+import os
+import signal
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import ClassVar
+
+import msgspec
+import numpy as np
+
+from forebay.cache.work import Intake
+from forebay.columns import Codec, Column, Columns, Ragged
+from forebay.recipe import ChunkTarget, Rows
+from forebay.source import Failure, Sample
+
+LINE_BYTES = 200
+NOTES = "FOREBAY_TEST_NOTES"
+
+
+class ObedientRecipe(msgspec.Struct, frozen=True, kw_only=True):
+    """Keep every line, do what it says, take `seconds` for a chunk of `rows` lines."""
+
+    kind: ClassVar[str] = "obedient"
+    revision: ClassVar[int] = 1
+    sample_ids: ClassVar[str] = "id"
+
+    rows: int = 2
+    seconds: float = 0.0
+    codec: Codec = "lz4"
+
+    def columns(self) -> tuple[Column, ...]:
+        return (
+            Column(name="data", dtype="uint8", ragged=True, codec=self.codec),
+            Column(name="id", dtype="uint8", ragged=True),
+        )
+
+    def chunk_target(self) -> ChunkTarget:
+        return ChunkTarget(rows=self.rows)
+
+    def make(self, samples: Iterable[Sample]) -> Rows:
+        taken = list(samples)
+        if isinstance(samples, Intake):
+            _write_note("makes", f"{os.getpid()} {taken[0].id}\n")
+            time.sleep(self.seconds)
+            for sample in taken:
+                _follow(sample)
+        data = Ragged.of_bytes([sample.data for sample in taken])
+        ids = Ragged.of_bytes([sample.id.encode() for sample in taken])
+        return Rows({"data": data, "id": ids}, statistics={"bytes": int(data.values.nbytes)})
+
+
+class LengthLayer(msgspec.Struct, frozen=True, kw_only=True):
+    """A layer over `data`: the length of every row, for rows whose number in the chunk is a multiple of `every`."""
+
+    kind: ClassVar[str] = "lengths"
+    revision: ClassVar[int] = 1
+    reads: ClassVar[tuple[str, ...]] = ("data",)
+
+    every: int = 2
+
+    def columns(self) -> tuple[Column, ...]:
+        return (Column(name="length", dtype="int32"),)
+
+    def make(self, rows: Columns) -> Rows:
+        data = rows["data"]
+        assert isinstance(data, Ragged)
+        length = np.diff(data.offsets.astype(np.int64)).astype(np.int32)
+        present = np.arange(len(data)) % self.every == 0
+        failures = tuple(Failure(str(row), "odd") for row in np.flatnonzero(~present))
+        return Rows({"length": np.where(present, length, 0)}, failures, present=present)
+
+
+def write_orders(path: Path, orders: Sequence[str]) -> Path:
+    """A source file with one line of 200 bytes per order."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"".join(order_line(number, order) for number, order in enumerate(orders)))
+    return path
+
+
+def order_line(number: int, order: str) -> bytes:
+    line = f"{order} #{number}".ljust(LINE_BYTES - 1).encode() + b"\n"
+    assert len(line) == LINE_BYTES
+    return line
+
+
+def orders(chunks: int, rows: int = 2, **by_chunk: str) -> list[str]:
+    """Lines for so many chunks; `c3="die SIGKILL 1"` gives the last line of chunk 3 that order."""
+    lines = ["keep"] * (chunks * rows)
+    for name, order in by_chunk.items():
+        lines[int(name[1:]) * rows + rows - 1] = order
+    return lines
+
+
+def makes(notes: Path, rows: int = 2) -> list[tuple[int, int]]:
+    """(pid, chunk) of every time a chunk was begun, in order; for a source of one file."""
+    text = (notes / "makes").read_text() if (notes / "makes").exists() else ""
+    pairs = [line.split() for line in text.splitlines()]
+    return [(int(pid), int(sample.rpartition("@")[2]) // (rows * LINE_BYTES)) for pid, sample in pairs]
+
+
+def _follow(sample: Sample) -> None:
+    match bytes(sample.data).decode().split():
+        case ["die", name, times, _] if _is_due(sample, times):
+            os.kill(os.getpid(), signal.Signals[name])
+        case ["raise", name, times, _] if _is_due(sample, times):
+            raise {"OSError": OSError, "ValueError": ValueError}[name](f"as line {sample.id} says")
+        case ["append", path, times, _] if _is_due(sample, times):
+            with open(path, "ab") as file:
+                file.write(b"more\n")
+        case ["stop", path, times, _] if _is_due(sample, times):
+            Path(path).touch()
+            time.sleep(600)
+
+
+def _is_due(sample: Sample, times: str) -> bool:
+    name = f"obeyed-{sample.id.replace('/', '_')}"
+    _write_note(name, "x")
+    return (Path(os.environ[NOTES]) / name).stat().st_size <= int(times)
+
+
+def _write_note(name: str, text: str) -> None:
+    """Append in one write, so that notes of many processes do not mix."""
+    folder = os.environ.get(NOTES)
+    if folder is None:
+        return
+    descriptor = os.open(os.path.join(folder, name), os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    try:
+        os.write(descriptor, text.encode())
+    finally:
+        os.close(descriptor)

@@ -6,15 +6,15 @@ compressed             blocks, decoded once and kept while there is room
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Protocol
+from functools import partial
+from itertools import pairwise
+from typing import NamedTuple, Protocol
 
 import numpy as np
-import xxhash
 from numpy.typing import NDArray
 
 from forebay.cache.blocks import BlockCache
-from forebay.cache.gather import gather
+from forebay.cache.gather import Window
 from forebay.cache.maps import Maps
 from forebay.cache.published import corrupt_block
 from forebay.columns import Array, Column, Ragged
@@ -25,8 +25,7 @@ from forebay.format.codec import CodecError
 Where = tuple[str, str]  # root, layer
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(NamedTuple):
     """Where some rows are: the position of their chunk among the cache's chunks, and their row in it."""
 
     positions: NDArray[np.int64]
@@ -38,7 +37,11 @@ class ColumnReader(Protocol):
 
 
 def column_reader(
-    column: Column, rows: NDArray[np.int64], maps: Maps, blocks: BlockCache, where: Where
+    column: Column,
+    rows: NDArray[np.int64],
+    maps: Maps,
+    blocks: BlockCache,
+    where: Where,
 ) -> ColumnReader:
     """The reader for a column over chunks of so many rows each."""
     checks = Checks(column, rows, maps, where)
@@ -54,26 +57,34 @@ class Checks:
         self._column = column
         self._maps = maps
         self._where = where
+        self._block_rows = column.block_rows
         self._first = np.concatenate([[0], np.cumsum(-(-rows // column.block_rows), dtype=np.int64)])
         self._checked = np.zeros(int(self._first[-1]), np.bool_)
+        self._all_checked = False
 
     def ensure(self, place: Place) -> None:
         """Check every block that these rows touch, unless it was."""
-        blocks = place.rows // self._column.block_rows
-        blocks += self._first[place.positions]
-        if self._checked[blocks].all():
+        if self._all_checked:
             return
-        for block in np.unique(blocks[~self._checked[blocks]]).tolist():
-            position = int(np.searchsorted(self._first, block, side="right")) - 1
-            self._check(self._maps.get(position), block - int(self._first[position]))
-            self._checked[block] = True
+        blocks = place.rows // self._block_rows
+        blocks += self._first[place.positions]
+        checked = self._checked[blocks]
+        if not checked.all():
+            self._check(np.unique(blocks[~checked]))
 
-    def _check(self, file: ChunkFile, block: int) -> None:
+    def _check(self, blocks: NDArray[np.int64]) -> None:
         name = self._column.name
-        start, stop = file.block_span(name, block)
-        if xxhash.xxh3_64_intdigest(file.view[start:stop]) != file.block_sum(name, block):
-            root, layer = self._where
-            raise corrupt_block(root, layer, file.meta.chunk, name, block, (start, stop))
+        positions = np.searchsorted(self._first, blocks, side="right") - 1
+        within = blocks - self._first[positions]
+        for position, chosen in runs(positions):
+            file = self._maps.get(position)
+            check = file.check(name)
+            bad = check.first_bad(within[chosen].tolist())
+            if bad is not None:
+                root, layer = self._where
+                raise corrupt_block(root, layer, file.meta.chunk, name, bad, check.span(bad))
+        self._checked[blocks] = True
+        self._all_checked = bool(self._checked[-1] and self._checked.all())
 
     def corrupt(self, file: ChunkFile, block: int, problem: str) -> ChunkCorrupt:
         root, layer = self._where
@@ -84,28 +95,40 @@ class PlainFixedReader:
     """Rows by address."""
 
     def __init__(self, column: Column, rows: NDArray[np.int64], maps: Maps, checks: Checks) -> None:
-        self._column = column
+        self._name = column.name
+        self._shape, self._dtype, self._row_bytes = column.shape, column.array_dtype, column.item_bytes
         self._maps = maps
         self._checks = checks
+        self._window = Window(column.item_bytes)
         self._addresses = np.zeros(len(rows), np.int64)  # of the first row in each mapped chunk, 0 where not mapped
         maps.on_close(self._closed)
 
     def read(self, place: Place) -> Array:
-        column = self._column
-        with self._maps.reading():
-            bases = self._bases(place.positions)
+        ticket = self._maps.begin_reading()
+        try:
+            addresses = self._bases(place.positions)
             self._checks.ensure(place)
-            rows = gather(bases + place.rows * column.item_bytes, column.item_bytes)
-        return rows.view(column.array_dtype).reshape(-1, *column.shape)
+            addresses += place.rows * self._row_bytes
+            rows = self._window.gather(addresses)
+        finally:
+            self._maps.end_reading(ticket)
+        return rows.view(self._dtype).reshape(len(rows), *self._shape)
 
     def _bases(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         bases = self._addresses[positions]
-        unmapped = np.flatnonzero(bases == 0)
-        for position, chosen in by_position(positions[unmapped]) if len(unmapped) else ():
-            address = self._maps.get(position).flat(self._column.name).ctypes.data
-            self._addresses[position] = bases[unmapped[chosen]] = address
+        if not bases.all():
+            unmapped = np.flatnonzero(bases == 0)
+            for position, chosen in by_position(positions[unmapped]):
+                file = self._maps.get(position)
+                rows = file.flat(self._name)
+                self._window.include(rows.ctypes.data, rows.nbytes)
+                bases[unmapped[chosen]] = rows.ctypes.data
+                self._maps.while_open(position, file, partial(self._opened, position, rows.ctypes.data))
         self._maps.touch(positions)
         return bases
+
+    def _opened(self, position: int, address: int) -> None:
+        self._addresses[position] = address
 
     def _closed(self, position: int) -> None:
         self._addresses[position] = 0
@@ -186,8 +209,17 @@ class CompressedReader:
             raise self._checks.corrupt(file, block, str(error)) from error
 
 
+def runs(values: NDArray[np.int64]) -> Iterator[tuple[int, slice]]:
+    """(value, where it stands) for every run of equal values in a sorted array."""
+    edges = [0, *(np.flatnonzero(values[1:] != values[:-1]) + 1).tolist(), len(values)]
+    for start, stop in pairwise(edges):
+        yield int(values[start]), slice(start, stop)
+
+
 def by_position(positions: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64]]]:
     """(value, the indices that have it) for every distinct value."""
+    if not len(positions):
+        return
     order = np.argsort(positions, kind="stable")
     values, starts = np.unique(positions[order], return_index=True)
     yield from zip(values.tolist(), np.split(order, starts[1:]), strict=True)

@@ -9,16 +9,51 @@ which only those that begin at a row are ever touched.
     ▲ low                         ▲ low + k
 """
 
+import threading
+
 import numpy as np
 from numpy.typing import NDArray
 
 from forebay.columns import Array
 
-_LARGEST = 2**62
+_LARGEST = 2**62  # bytes that numpy lets one array seem to have
+
+
+class Window:
+    """The span of addresses that items were found at, and the way to copy items out of it.
+
+    The caller holds the maps that addresses point into, and has checked what it copies.
+    """
+
+    def __init__(self, item_bytes: int) -> None:
+        self._item_bytes = item_bytes
+        self._lock = threading.Lock()
+        self._high = 0
+        # One attribute, so that a thread that gathers sees a beginning and the items that belong to it.
+        self._view: tuple[int, Array | None] = (0, None)
+
+    def include(self, low: int, size: int) -> None:
+        """Widen the window by a range that items lie in, before any address in it is used."""
+        with self._lock:
+            first = min(self._view[0], low) if self._high else low
+            self._high = max(self._high, low + size)
+            count = max(1, self._high - first)
+            fits = count * max(1, self._item_bytes) < _LARGEST
+            self._view = (first, _overlapping(first, count, self._item_bytes) if fits else None)
+
+    def gather(self, addresses: NDArray[np.int64]) -> Array:
+        """The items at some addresses, as one array of `(items, item_bytes)` bytes."""
+        if not len(addresses) or not self._item_bytes:
+            return np.empty((len(addresses), self._item_bytes), np.uint8)
+        first, items = self._view
+        if items is not None:
+            return items[addresses - first].view(np.uint8).reshape(-1, self._item_bytes)
+        singly = [_overlapping(address, 1, self._item_bytes) for address in addresses.tolist()]
+        return np.concatenate(singly).view(np.uint8).reshape(-1, self._item_bytes)
 
 
 class _Span:
-    """Something numpy can look at as an array: overlapping items from an address on."""
+    """Something numpy can look at as an array."""
 
     def __init__(self, low: int, count: int, item_bytes: int) -> None:
         self.__array_interface__ = {
@@ -30,15 +65,5 @@ class _Span:
         }
 
 
-def gather(addresses: NDArray[np.int64], item_bytes: int) -> Array:
-    """The items at some addresses, as one array of `(items, item_bytes)` bytes.
-
-    The caller holds the maps that the addresses point into, and has checked what it copies.
-    """
-    if not len(addresses) or not item_bytes:
-        return np.empty((len(addresses), item_bytes), np.uint8)
-    low = int(addresses.min())
-    count = int(addresses.max()) - low + 1
-    if count * item_bytes >= _LARGEST:  # maps too far apart for one array
-        return np.concatenate([np.asarray(_Span(one, 1, item_bytes)) for one in addresses.tolist()])
-    return np.asarray(_Span(low, count, item_bytes))[addresses - low].view(np.uint8).reshape(-1, item_bytes)
+def _overlapping(low: int, count: int, item_bytes: int) -> Array:
+    return np.asarray(_Span(low, count, item_bytes))

@@ -5,8 +5,7 @@ meanwhile is kept until the last of those has ended.
 """
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import numpy as np
 
@@ -26,7 +25,7 @@ class Maps:
         self._touched = np.zeros(count, np.int64)
         self._clock = 0
         self._lock = threading.Lock()
-        self._readers: dict[int, int] = {}  # ticket -> clock when it began
+        self._readers: set[int] = set()  # tickets: the clock when each began
         self._closed: list[tuple[int, ChunkFile]] = []  # clock when it was closed
         self._on_close: list[Callable[[int], None]] = []
 
@@ -49,21 +48,27 @@ class Maps:
             self._close_oldest()
         return kept
 
-    def touch(self, positions: Array) -> None:
-        self._touched[positions] = self._clock
+    def while_open(self, position: int, file: ChunkFile, call: Callable[[], None]) -> None:
+        """Note something that `on_close` takes back, unless another thread has closed the file meanwhile."""
+        with self._lock:
+            if self._files.get(position) is file:
+                call()
 
-    @contextmanager
-    def reading(self) -> Iterator[None]:
-        """While this is held, no map that was open since it began goes away."""
+    def touch(self, positions: Array) -> None:
+        if len(self._touched) > self.limit:
+            self._touched[positions] = self._clock
+
+    def begin_reading(self) -> int:
+        """A ticket; until it is given back, no map that was open since goes away."""
         with self._lock:
             self._clock += 1
-            ticket = self._clock
-            self._readers[ticket] = ticket
-        try:
-            yield
-        finally:
-            with self._lock:
-                del self._readers[ticket]
+            self._readers.add(self._clock)
+            return self._clock
+
+    def end_reading(self, ticket: int) -> None:
+        with self._lock:
+            self._readers.remove(ticket)
+            if self._closed:
                 oldest = min(self._readers, default=self._clock + 1)
                 self._closed = [(when, file) for when, file in self._closed if when >= oldest]
 

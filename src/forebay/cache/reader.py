@@ -20,6 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from forebay.cache.blocks import BlockCache, BlockStatistics
 from forebay.cache.column import ColumnReader, Place, column_reader
+from forebay.cache.finder import ChunkFinder
 from forebay.cache.maps import MAX_MAPS, Maps
 from forebay.cache.publish import load_generation
 from forebay.cache.published import open_chunk, published_record, read_column
@@ -69,6 +70,8 @@ class Cache:
         base = generation.table(generation.base)
         rows = base.rows[np.searchsorted(base.chunks, self._chunks)]
         self._starts = np.concatenate([[0], np.cumsum(rows, dtype=np.int64)])
+        self._count = int(self._starts[-1])
+        self._finder = ChunkFinder(self._starts)
         self._columns = _columns_by_name(generation)
         self._forget()
         _open_caches.add(self)
@@ -104,7 +107,7 @@ class Cache:
         return arrays
 
     def __len__(self) -> int:
-        return int(self._starts[-1])
+        return self._count
 
     def __getitem__(self, row: int) -> dict[str, Array]:
         """One row, every column of the opened layers."""
@@ -169,13 +172,14 @@ class Cache:
         if numbers.ndim != 1 or (numbers.size and numbers.dtype.kind not in "iu"):
             raise TypeError(f"rows are a list of whole numbers, not {numbers.dtype} of shape {numbers.shape}")
         numbers = numbers.astype(np.int64, copy=False)
-        if len(numbers) and not (numbers.min() >= 0 and numbers.max() < len(self)):
+        # Seen as unsigned, a negative number is larger than any row.
+        if len(numbers) and numbers.view(np.uint64).max() >= self._count:
             wrong = numbers[(numbers < 0) | (numbers >= len(self))][0]
             raise IndexError(f"row {wrong} of {len(self):,} in '{self.root}'")
         return numbers
 
     def _place(self, numbers: NDArray[np.int64]) -> Place:
-        positions = np.searchsorted(self._starts, numbers, side="right") - 1
+        positions = self._finder.find(numbers)
         return Place(positions, numbers - self._starts[positions])
 
     def _wanted(self, columns: Sequence[str] | None) -> list[str]:
@@ -242,6 +246,8 @@ def open_cache(
     With `layers`, the cache has the rows that all of these have, and reads their columns by default; without, it has
     the rows of the base layer. `memory` bounds the decoded blocks kept, in bytes.
     """
+    if max_maps < 1:
+        raise ValueError(f"max_maps is {max_maps}; a cache is read through at least one map")
     store = open_store(root)
     pinned = load_generation(store, generation)
     names = tuple(dict.fromkeys([pinned.base, *(layers or ())]))

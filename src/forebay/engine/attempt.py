@@ -4,6 +4,7 @@ import errno
 import resource
 import sys
 import time
+from pathlib import Path
 
 from forebay.cache.crew import Event, Made, Refused
 from forebay.cache.work import Job
@@ -28,5 +29,12 @@ def attempt_chunk(job: Job, chunk: int) -> Event:
 
 
 def peak_bytes() -> int:
-    """The most memory this process has held."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _RSS_UNIT
+    """The most memory this process has held.
+
+    Linux counts what the parent held before it started this program into `getrusage`, so its own figure is preferred.
+    """
+    try:
+        status = Path("/proc/self/status").read_text()
+    except OSError:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _RSS_UNIT
+    return int(status.partition("VmHWM:")[2].split()[0]) * 1024

@@ -189,6 +189,7 @@ class ChunkFile:
         self.meta = _meta(header.metadata, where)
         self.tensors = header.tensors
         self.columns = {column.name: column for column in self.meta.columns}
+        self._checks: dict[str, BlockCheck] = {}
         self.head_size = _check_tensors(self.meta, header.tensors, header.data_start, where)
 
     def offsets(self, column: str) -> Array:
@@ -205,21 +206,12 @@ class ChunkFile:
         declared = self.columns[column]
         return raw_bounds(declared, self.meta.rows, self.offsets(column) if declared.ragged else None)
 
-    def block_span(self, column: str, block: int) -> tuple[int, int]:
-        """Where one stored block is in the file."""
-        declared, start = self.columns[column], self.tensors[column].start
-        if declared.codec != "none":
-            edges = self.tensors[f"{column}.blocks"].array(self.view)
-            return start + int(edges[block]), start + int(edges[block + 1])
-        low = block * declared.block_rows
-        high = min(low + declared.block_rows, self.meta.rows)
-        if declared.ragged:
-            offsets = self.offsets(column)
-            low, high = int(offsets[low]), int(offsets[high])
-        return start + low * declared.item_bytes, start + high * declared.item_bytes
-
-    def block_sum(self, column: str, block: int) -> int:
-        return int(self.sums(column)[block])
+    def check(self, column: str) -> "BlockCheck":
+        """What it takes to check single blocks of a column, made once."""
+        check = self._checks.get(column)
+        if check is None:
+            check = self._checks.setdefault(column, BlockCheck(self, column))
+        return check
 
     def sums(self, column: str) -> Array:
         return self.tensors[f"{column}.sums"].array(self.view)
@@ -268,6 +260,37 @@ class ChunkFile:
 
     def _bytes(self, tensor: str) -> bytes:
         return bytes(self.view[self.tensors[tensor].start : self.tensors[tensor].stop])
+
+
+class BlockCheck:
+    """Checks single blocks of one column against their sums; lean, because a first epoch passes here per block."""
+
+    __slots__ = ("_bounds", "_end", "_size", "_start", "_sums", "_view")
+
+    def __init__(self, file: ChunkFile, column: str) -> None:
+        declared, tensor, sums = file.columns[column], file.tensors[column], file.tensors[f"{column}.sums"]
+        self._view = file.view
+        self._sums = file.view[sums.start : sums.stop].cast("Q") if sums.stop > sums.start else memoryview(b"")
+        self._start, self._end = tensor.start, tensor.stop
+        self._size = declared.block_rows * declared.item_bytes
+        # Blocks of a plain fixed column are all of one size; the others have their bounds in the index.
+        self._bounds = None if declared.codec == "none" and not declared.ragged else file.block_bounds(column)
+
+    def span(self, block: int) -> tuple[int, int]:
+        """Where a stored block is in the file."""
+        if self._bounds is not None:
+            return int(self._bounds[block]), int(self._bounds[block + 1])
+        start = self._start + block * self._size
+        return start, min(start + self._size, self._end)
+
+    def first_bad(self, blocks: list[int]) -> int | None:
+        """The first of some blocks that disagrees with its sum, None where all agree."""
+        view, sums, span, digest = self._view, self._sums, self.span, xxhash.xxh3_64_intdigest
+        for block in blocks:
+            start, stop = span(block)
+            if digest(view[start:stop]) != sums[block]:
+                return block
+        return None
 
 
 def adopt_chunk(

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from forebay.columns import DTYPES, Array
@@ -104,10 +105,10 @@ def _header_text(view: memoryview, where: str) -> tuple[bytes, int]:
 
 def _header_entries(text: bytes, where: str) -> tuple[dict[str, Any], dict[str, Any]]:
     try:
-        entries = json.loads(text)
-        metadata = json.loads(entries.pop("__metadata__")["forebay"])
+        entries = msgspec.json.decode(text)
+        metadata = msgspec.json.decode(entries.pop("__metadata__")["forebay"])
         version = metadata["format_version"]
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (msgspec.DecodeError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise NotForebay(where, f"its header cannot be read ({type(error).__name__})") from error
     if not isinstance(version, int) or version > FORMAT_VERSION:
         raise FormatTooNew(where, version, FORMAT_VERSION)

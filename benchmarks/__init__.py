@@ -1,0 +1,1 @@
+"""Measured in one run, interleaved, against named peers; ratios, because machines differ."""

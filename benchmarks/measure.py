@@ -1,0 +1,53 @@
+"""Timing two things side by side: interleaved, median of ten, so that a noisy machine disturbs both alike."""
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+ROUNDS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    name: str
+    ours: float  # seconds, median
+    theirs: float
+    amount: float  # of what `unit` counts, done in that time
+    unit: str
+    goal: float
+
+    @property
+    def ratio(self) -> float:
+        """How fast ours is, in units of theirs."""
+        return self.theirs / self.ours
+
+    def __str__(self) -> str:
+        rates = f"{self.amount / self.ours:10,.2f} vs {self.amount / self.theirs:10,.2f} {self.unit}/s"
+        verdict = "met" if self.ratio >= self.goal else "MISSED"
+        return f"{self.name:<62} {rates:<38} ratio {self.ratio:5.2f}  goal ≥ {self.goal:.2f}  {verdict}"
+
+
+def compare(
+    name: str,
+    ours: Callable[[], object],
+    theirs: Callable[[], object],
+    *,
+    amount: float,
+    unit: str,
+    goal: float,
+    before: Callable[[], object] = lambda: None,
+) -> Comparison:
+    """Time two calls, one after the other, ten times; `before` runs before each, untimed."""
+    times: dict[Callable[[], object], list[float]] = {ours: [], theirs: []}
+    for call in (ours, theirs):
+        before()
+        call()  # both warm
+    for round_ in range(ROUNDS):
+        for call in (ours, theirs) if round_ % 2 else (theirs, ours):
+            before()
+            started = time.perf_counter()
+            call()
+            times[call].append(time.perf_counter() - started)
+    medians = {call: statistics.median(values) for call, values in times.items()}
+    return Comparison(name, medians[ours], medians[theirs], amount, unit, goal)

@@ -1,0 +1,65 @@
+"""A source of numbers and a recipe that makes rows of them: data of any size without any files to read."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import msgspec
+import numpy as np
+
+import forebay as fb
+from forebay.source import Unit
+
+
+@dataclass(frozen=True, slots=True)
+class NumberSource:
+    """The numbers from 0 to `count`, as one file that is not there."""
+
+    unit: ClassVar[Unit] = "samples"
+    count: int
+
+    def describe(self) -> Mapping[str, Any]:
+        return {"kind": "numbers", "count": self.count}
+
+    def files(self) -> list[fb.SourceFile]:
+        return [self.look("numbers")]
+
+    def look(self, path: str) -> fb.SourceFile:
+        return fb.SourceFile(path=path, size=self.count)
+
+    def weight(self, file: fb.SourceFile) -> int:
+        return self.count
+
+    def cuts(self, file: fb.SourceFile, start: int, first: int, every: int) -> Iterator[int]:
+        yield from range(start + first, self.count, every)
+        yield self.count
+
+    def scanned(self, file: fb.SourceFile) -> fb.SourceFile:
+        return file
+
+    def read(self, part: fb.Part) -> Iterable[fb.Sample]:
+        return (fb.Sample(str(number), number) for number in range(part.start, part.stop))
+
+    def digest(self, file: fb.SourceFile, start: int, stop: int) -> int:
+        return start ^ stop
+
+
+class NoiseRecipe(msgspec.Struct, frozen=True, kw_only=True):
+    """Rows of `width` random uint16, the same for the same number."""
+
+    kind: ClassVar[str] = "noise"
+    revision: ClassVar[int] = 1
+    width: int
+    chunk_rows: int
+
+    def columns(self) -> tuple[fb.Column, ...]:
+        return (fb.Column(name="noise", dtype="uint16", shape=(self.width,)),)
+
+    def chunk_target(self) -> fb.ChunkTarget:
+        return fb.ChunkTarget(rows=self.chunk_rows)
+
+    def make(self, samples: Iterable[fb.Sample]) -> fb.Rows:
+        numbers = [sample.data for sample in samples]
+        random = np.random.default_rng(numbers[0] if numbers else 0)
+        shape = (len(numbers), self.width)
+        return fb.Rows({"noise": random.integers(0, 1 << 16, shape, np.uint16)})

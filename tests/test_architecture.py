@@ -1,0 +1,90 @@
+"""Arrows point one way: the table is the picture."""
+
+import ast
+from pathlib import Path
+
+import forebay
+
+SRC = Path(forebay.__file__).parent
+
+WORDS = {"errors", "columns", "source", "recipe"}
+CORE = WORDS | {"store", "format", "cache"}
+
+MAY_IMPORT: dict[str, set[str]] = {
+    "errors": set(),
+    "columns": {"errors"},
+    "source": set(),
+    "recipe": {"errors", "columns", "source"},
+    "store": {"errors"},
+    "format": WORDS | {"store"},
+    "cache": WORDS | {"store", "format"},  # knows no kind of data
+    "engine": {"errors", "cache"},
+    "sources": WORDS,  # knows no store
+    "raw": WORDS,
+    "masks": {"errors"},
+    "kinds": WORDS,
+    "api": CORE | {"engine", "kinds"},
+    "testing": CORE,
+    "torch": CORE | {"masks"},  # the only room that imports torch
+    "cli": CORE | {"api", "kinds", "raw", "sources", "engine"},
+}
+ONLY_IN = {"torch": "torch", "PIL": "masks", "click": "cli", "rich": "cli", "pytest": "testing"}
+
+
+def _room(path: Path) -> str:
+    return path.relative_to(SRC).parts[0].removesuffix(".py")
+
+
+def _modules() -> list[Path]:
+    return [path for path in SRC.rglob("*.py") if path != SRC / "__init__.py"]
+
+
+def _imports(path: Path) -> set[str]:
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{path}: imports are absolute"
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def test_every_room_imports_only_what_the_table_allows() -> None:
+    wrong = []
+    for path in _modules():
+        room = _room(path)
+        for name in _imports(path):
+            parts = name.split(".")
+            if parts[0] == "forebay" and len(parts) > 1 and parts[1] not in MAY_IMPORT[room] | {room}:
+                wrong.append(f"{path.relative_to(SRC)} imports {name}")
+    assert not wrong
+
+
+def test_the_table_names_exactly_the_rooms_there_are() -> None:
+    assert {_room(path) for path in _modules()} == set(MAY_IMPORT)
+
+
+def test_the_table_has_no_cycle() -> None:
+    order: list[str] = []
+    left = dict(MAY_IMPORT)
+    while left:
+        free = [room for room, below in left.items() if below <= set(order)]
+        assert free, f"a cycle among {sorted(left)}"
+        order += free
+        left = {room: below for room, below in left.items() if room not in free}
+
+
+def test_heavy_libraries_stay_in_their_room() -> None:
+    wrong = []
+    for path in _modules():
+        for name in _imports(path):
+            library = name.split(".")[0]
+            if library in ONLY_IN and _room(path) != ONLY_IN[library]:
+                wrong.append(f"{path.relative_to(SRC)} imports {name}")
+    assert not wrong
+
+
+def test_only_few_modules_read_the_environment() -> None:
+    readers = {str(path.relative_to(SRC)) for path in _modules() if "environ" in path.read_text()}
+    assert {reader for reader in readers if not reader.startswith("cli/")} == {"format/key.py"}

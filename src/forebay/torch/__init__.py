@@ -1,0 +1,17 @@
+"""Feeding PyTorch: the only room that imports torch."""
+
+from forebay.torch.block_mask import (
+    PortableBlockMask,
+    causal_block_mask,
+    document_block_mask,
+    image_block_mask,
+    prefix_block_mask,
+)
+
+__all__ = [
+    "PortableBlockMask",
+    "causal_block_mask",
+    "document_block_mask",
+    "image_block_mask",
+    "prefix_block_mask",
+]

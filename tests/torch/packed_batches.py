@@ -42,7 +42,7 @@ def row_lengths(sequence_length: int) -> st.SearchStrategy[list[int]]:
 
 
 @st.composite
-def packed_batches(draw: st.DrawFn, longest: int = 400) -> PackedBatch:
-    sequence_length = draw(st.integers(1, longest))
+def packed_batches(draw: st.DrawFn, longest: int = 4096) -> PackedBatch:
+    sequence_length = draw(st.integers(1, 300) | st.integers(1, longest))
     rows = draw(st.lists(row_lengths(sequence_length), min_size=1, max_size=3))
     return batch(rows, sequence_length)

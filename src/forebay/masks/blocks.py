@@ -92,10 +92,11 @@ def block_ranges(spans: Spans, block_size: BlockSize) -> BlockRanges:
     length = spans.sequence_length
     first_query = np.arange(0, length, queries)
     last_query = np.minimum(first_query + queries, length) - 1
-    start = spans.first[:, first_query] // keys
-    stop = _ceil_divide(spans.stop[:, last_query], keys)
-    full_start = _ceil_divide(spans.first[:, last_query], keys)
-    full_stop = np.maximum(spans.stop[:, first_query] // keys, full_start)
+    # `take`, not an index: an index would leave the rows transposed in memory.
+    start = spans.first.take(first_query, axis=1) // keys
+    stop = _ceil_divide(spans.stop.take(last_query, axis=1), keys)
+    full_start = _ceil_divide(spans.first.take(last_query, axis=1), keys)
+    full_stop = np.maximum(spans.stop.take(first_query, axis=1) // keys, full_start)
     if length % queries:
         # FlexAttention counts the queries beyond the end as seeing nothing: that row has no full block.
         full_start[:, -1] = full_stop[:, -1] = stop[:, -1]

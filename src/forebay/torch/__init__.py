@@ -7,8 +7,11 @@ from forebay.torch.block_mask import (
     image_block_mask,
     prefix_block_mask,
 )
+from forebay.torch.block_mask_cache import BlockMaskCache, BlockMaskStatistics
 
 __all__ = [
+    "BlockMaskCache",
+    "BlockMaskStatistics",
     "PortableBlockMask",
     "causal_block_mask",
     "document_block_mask",

@@ -4,7 +4,8 @@
     dense       SDPA with a boolean mask: S² memory, any device, gradients
     documents   one SDPA call per document: memory of the longest document, any device, gradients
 
-All take queries, keys and values `[rows, heads, S, head_dim]` and a block mask, whose `mask_mod` says who sees whom.
+All take queries, keys and values `[rows, heads, S, head_dim]` and a block mask, whose `mask_mod` says who
+sees whom.
 """
 
 from typing import Literal
@@ -32,7 +33,7 @@ def backend_for(query: Tensor) -> Backend:
 
 
 def flex_can_run(query: Tensor) -> bool:
-    """On CUDA always; on a CPU with AVX2 as long as no gradient is asked for (torch has no backward there)."""
+    """On CUDA always; on a CPU with AVX2 while no gradient is asked for (torch has no backward there)."""
     if query.device.type == "cpu":
         return not query.requires_grad and torch.backends.cpu.get_cpu_capability().startswith("AVX")
     return query.device.type == "cuda"
@@ -69,8 +70,8 @@ def _attend_slice(
 ) -> Tensor:
     tokens = torch.arange(start, stop, device=query.device)
     seen = dense_mask(mask.mask_mod, torch.tensor([row], device=query.device), tokens, tokens)
-    document = (tensor[row : row + 1, :, start:stop] for tensor in (query, key, value))
-    return scaled_dot_product_attention(*document, attn_mask=seen)
+    q, k, v = (tensor[row : row + 1, :, start:stop] for tensor in (query, key, value))
+    return scaled_dot_product_attention(q, k, v, attn_mask=seen)
 
 
 def _slices(lengths: list[int]) -> list[tuple[int, int]]:

@@ -73,12 +73,14 @@ class PackedSelfAttention(nn.Module):
             attended = attend_dense(query, key, value, mask)
         else:
             attended = attend_documents(query, key, value, mask, seq_lens)
-        return self.proj(_join_heads(attended))
+        projected: Tensor = self.proj(_join_heads(attended))
+        return projected
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         # The model moves: masks of the place it leaves are not needed again.
         self.cache.clear()
-        return super()._apply(fn, recurse)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # torch ships it untyped
+        return self
 
 
 class SeedAttention(nn.Module):
@@ -110,11 +112,13 @@ class SeedAttention(nn.Module):
         mask = self.cache.get(causal_block_mask, x.shape[1], device=x.device)
         flex = flex_can_run(query) if self.backend == "auto" else self.backend == "flex"
         attended = (attend_flex if flex else attend_dense)(query, key, value, mask)
-        return x + self.proj(_join_heads(attended))
+        residual: Tensor = self.proj(_join_heads(attended))
+        return x + residual
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         self.cache.clear()
-        return super()._apply(fn, recurse)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # torch ships it untyped
+        return self
 
 
 class MaskedViTBlock(nn.Module):
@@ -142,15 +146,16 @@ class MaskedViTBlock(nn.Module):
         seen = kept_with_cls(ignore, tokens=x.shape[1])
         attended = scaled_dot_product_attention(*heads, attn_mask=seen[:, None, None, :])
         x = x + self.proj(_join_heads(attended))
-        return x + self.mlp(self.norm2(x))
+        residual: Tensor = self.mlp(self.norm2(x))
+        return x + residual
 
 
 def kept_with_cls(ignore: Tensor, tokens: int) -> Tensor:
     """Which keys are seen, `[images, 1 + patches]`: CLS always, and each patch that is not ignored."""
     if ignore.dtype != torch.bool or ignore.shape[1:] != (tokens - 1,):
         raise ValueError(
-            f"ignore is {ignore.dtype} {tuple(ignore.shape)} but boolean [images, {tokens - 1}] is expected for "
-            f"{tokens} tokens with CLS; flatten the token_ignore_mask of this image size"
+            f"ignore is {ignore.dtype} {tuple(ignore.shape)} but boolean [images, {tokens - 1}] is expected "
+            f"for {tokens} tokens with CLS; flatten the token_ignore_mask of this image size"
         )
     cls = ignore.new_ones(len(ignore), 1)
     return torch.cat((cls, ~ignore), dim=1)
@@ -158,7 +163,8 @@ def kept_with_cls(ignore: Tensor, tokens: int) -> Tensor:
 
 def _split_heads(qkv: Tensor, n_head: int) -> tuple[Tensor, Tensor, Tensor]:
     """(rows, S, 3 · dim) → three of (rows, n_head, S, head_dim)."""
-    query, key, value = qkv.unflatten(-1, (3, n_head, -1)).permute(2, 0, 3, 1, 4)
+    rows, length, width = qkv.shape
+    query, key, value = qkv.view(rows, length, 3, n_head, width // (3 * n_head)).permute(2, 0, 3, 1, 4)
     return query, key, value
 
 

@@ -9,11 +9,12 @@ from torch.nn.attention.flex_attention import flex_attention
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
-# One compiled function for all layers: the second layer finds the kernel of the first. `fullgraph`, because past
-# the recompile limit torch would run FlexAttention uncompiled without a word, S × S scores and all.
+# One compiled function for all layers: the second layer finds the kernel of the first. `fullgraph`, because
+# past the recompile limit torch would run FlexAttention uncompiled without a word, S × S scores and all.
 compiled_flex_attention = torch.compile(flex_attention, fullgraph=True)
 
 
 def outside_graphs(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-    """Run as plain Python even when the caller is compiled: `torch.compile` ends its graph here and starts anew."""
-    return cast(Callable[Arguments, Result], torch.compiler.disable(function))
+    """Run as plain Python even when the caller is compiled: its graph ends here, a new one starts after."""
+    disabled = torch.compiler.disable(function)  # type: ignore[no-untyped-call]  # torch ships it untyped
+    return cast(Callable[Arguments, Result], disabled)

@@ -9,16 +9,21 @@ from forebay.torch.block_mask import (
     prefix_block_mask,
 )
 from forebay.torch.block_mask_cache import BlockMaskCache, BlockMaskStatistics
+from forebay.torch.isolation import Leak, PaddingLeak, document_leaks, padding_leaks
 
 __all__ = [
     "BlockMaskCache",
     "BlockMaskStatistics",
+    "Leak",
     "MaskedViTBlock",
     "PackedSelfAttention",
+    "PaddingLeak",
     "PortableBlockMask",
     "SeedAttention",
     "causal_block_mask",
     "document_block_mask",
+    "document_leaks",
     "image_block_mask",
+    "padding_leaks",
     "prefix_block_mask",
 ]

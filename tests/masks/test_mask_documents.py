@@ -1,11 +1,14 @@
 """Ids, positions, starts and labels of packed rows, against their definition token by token."""
 
+import doctest
+
 import numpy as np
 import pytest
 from hypothesis import given
 from row_cases import RowCase, row_cases
 
 from forebay import masks
+from forebay.masks import documents
 
 LENGTHS = [[3, 2, 0]]
 
@@ -19,6 +22,10 @@ def test_the_drawing_of_the_module_holds():
     assert masks.label_mask(LENGTHS, 7).astype(int).tolist() == [[1, 1, 0, 1, 0, 0, 0]]
     assert masks.label_mask(LENGTHS, 7, "shifted_by_model").astype(int).tolist() == [[0, 1, 1, 0, 1, 0, 0]]
     assert masks.cu_seqlens(LENGTHS, 7).tolist() == [0, 3, 5, 7]
+
+
+def test_the_examples_in_docstrings_hold():
+    assert doctest.testmod(documents) == (0, 2)
 
 
 def test_labels_are_the_next_token_or_the_token_itself():

@@ -47,31 +47,46 @@ def whole_lengths(seq_lens: ArrayLike, sequence_length: int | None = None) -> In
 
 
 def document_ids(seq_lens: ArrayLike, sequence_length: int | None = None) -> Ints:
-    """Which document each token belongs to, counted from 0 in its row; padding has the next number."""
+    """Which document each token belongs to, counted from 0 in its row; padding has the next number.
+
+    a a a b b . .     →     0 0 0 1 1 2 2
+    """
     whole = whole_lengths(seq_lens, sequence_length)
     return spread(np.cumsum(whole > 0, axis=1, dtype=np.int32) - 1, whole)
 
 
 def doc_start(seq_lens: ArrayLike, sequence_length: int | None = None) -> Ints:
-    """Where the document of each token starts in its row."""
+    """Where the document of each token starts in its row.
+
+    a a a b b . .     →     0 0 0 3 3 5 5
+    """
     whole = whole_lengths(seq_lens, sequence_length)
     return spread(np.cumsum(whole, axis=1, dtype=np.int32) - whole, whole)
 
 
 def doc_stop(seq_lens: ArrayLike, sequence_length: int | None = None) -> Ints:
-    """Where the document of each token stops in its row: one past its last token."""
+    """Where the document of each token stops in its row: one past its last token.
+
+    a a a b b . .     →     3 3 3 5 5 7 7
+    """
     whole = whole_lengths(seq_lens, sequence_length)
     return spread(np.cumsum(whole, axis=1, dtype=np.int32), whole)
 
 
 def positions(seq_lens: ArrayLike, sequence_length: int | None = None) -> Ints:
-    """Place of each token in its own document, from 0."""
+    """Place of each token in its own document, from 0.
+
+    a a a b b . .     →     0 1 2 0 1 0 1
+    """
     start = doc_start(seq_lens, sequence_length)
     return np.arange(start.shape[1], dtype=np.int32) - start
 
 
 def padding_mask(seq_lens: ArrayLike, sequence_length: int | None = None) -> Bools:
-    """True = PAD: the tokens after the last document of each row."""
+    """True = PAD: the tokens after the last document of each row.
+
+    a a a b b . .     →     . . . . . 1 1
+    """
     whole = whole_lengths(seq_lens, sequence_length)
     column = np.arange(whole[0].sum())
     padded: Bools = column >= len(column) - whole[:, -1:]

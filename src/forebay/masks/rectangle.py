@@ -26,7 +26,11 @@ IGNORE_THRESHOLD = 0.9
 
 
 def pixel_mask(rectangles: ArrayLike, size: Size) -> Bools:
-    """True = PAD, `[images, height, width]`: every pixel outside the rectangle."""
+    """True = PAD, `[images, height, width]`: every pixel outside the rectangle.
+
+    rectangle (1, 0, 2, 1) in 2 × 4       1 . . 1
+                                          1 1 1 1
+    """
     left, top, width, height = _checked(rectangles, size).T[:, :, None]
     y, x = np.arange(size[0]), np.arange(size[1])
     rows = (y >= top) & (y < top + height)
@@ -39,6 +43,9 @@ def token_ignore_mask(
     rectangles: ArrayLike, size: Size, patch: int, threshold: float = IGNORE_THRESHOLD
 ) -> Bools:
     """True = ignored, `[images, height/patch, width/patch]`: the padded share reaches `threshold`.
+
+    pixels   1 1 1 . . .      patch 2      1 . .      half of the second patch is padding: kept
+             1 1 1 . . .
 
     With patch 16, 230 padded pixels of 256 keep the token and 231 ignore it.
     """

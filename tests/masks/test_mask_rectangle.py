@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from forebay import masks
 
 ANY_SIDE = st.integers(1, 40)
+THRESHOLDS = st.sampled_from([0.25, 0.5, 0.75, 1.0]) | st.floats(0.1, 1.0)  # the first are met exactly
 
 
 @st.composite
@@ -34,7 +35,7 @@ def test_a_pixel_outside_the_rectangle_is_padding(case):
     assert (masks.pixel_mask(*case) == pixels_by_hand(*case)).all()
 
 
-@given(letterboxes(sides=st.sampled_from([4, 8, 12, 24])), st.sampled_from([1, 2, 4]), st.floats(0.1, 1.0))
+@given(letterboxes(sides=st.sampled_from([4, 8, 12, 24])), st.sampled_from([1, 2, 4]), THRESHOLDS)
 def test_a_token_is_ignored_when_its_padded_share_reaches_the_threshold(case, patch, threshold):
     boxes, (height, width) = case
     shares = (

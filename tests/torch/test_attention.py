@@ -105,8 +105,9 @@ def test_a_model_that_moves_forgets_its_masks():
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
 def test_a_compiled_module_looks_masks_up_between_graphs():
-    """A mask baked into the graph would be served for the next batch as well."""
+    """A mask baked into the graph would be served for the next batch too. Two graphs: before and after."""
     torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
     module = PackedSelfAttention(16, 2, backend="dense")
     compiled = torch.compile(module, backend="eager")
     x = torch.randn(1, 140, 16)
@@ -114,6 +115,7 @@ def test_a_compiled_module_looks_masks_up_between_graphs():
         seq_lens = random_batch(1, 140, seed, mean_length=30).seq_lens
         torch.testing.assert_close(compiled(x, seq_lens), module(x, seq_lens), atol=1e-5, rtol=0)
     assert (module.cache.statistics.misses, module.cache.statistics.hits) == (3, 3)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2
 
 
 def test_heads_must_divide_the_width():
@@ -142,9 +144,13 @@ def test_images_attend_to_kept_tokens_and_cls_only(ignore: Tensor):
 
 
 def test_cls_is_seen_even_when_all_patches_are_ignored():
-    block = MaskedViTBlock(16, 2)
-    out = block(torch.randn(1, 5, 16), torch.ones(1, 4, dtype=torch.bool))
-    assert out.isfinite().all()
+    torch.manual_seed(0)
+    block, x = MaskedViTBlock(16, 2), torch.randn(1, 5, 16)
+    out = block(x, torch.ones(1, 4, dtype=torch.bool))
+    alone = block(x[:, :1], torch.ones(1, 0, dtype=torch.bool))
+    torch.testing.assert_close(out[:, :1], alone, atol=1e-5, rtol=0)
+    x[:, 0] = torch.randn(16)
+    assert not torch.allclose(block(x, torch.ones(1, 4, dtype=torch.bool))[:, 1:], out[:, 1:])
 
 
 def test_a_mask_of_another_size_is_refused(ignore: Tensor):

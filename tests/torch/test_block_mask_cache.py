@@ -47,6 +47,7 @@ def test_any_difference_is_a_miss():
         lambda: cache.get(document_block_mask, LENGTHS, 120, window=9),
         lambda: cache.get(document_block_mask, LENGTHS, 120, block_size=64),
         lambda: cache.get(document_block_mask, LENGTHS, 120, device="meta"),
+        lambda: cache.get(document_block_mask, LENGTHS, 300),
         lambda: cache.get(document_block_mask, LENGTHS.flatten()[None], 300),
         lambda: cache.get(prefix_block_mask, LENGTHS, LENGTHS, 120),
         lambda: cache.get(prefix_block_mask, LENGTHS, LENGTHS // 2, 120),

@@ -70,8 +70,9 @@ def test_flex_attention_without_compile_equals_sdpa(name):
 def test_compiled_flex_attention_equals_sdpa_and_compiles_once_for_all_documents(kind):
     query, key, value = heads()
     for seed in range(4):
-        case = random_batch(ROWS, LENGTH, seed, mean_length=40)
-        mask = document_block_mask(*case, kind=kind, window=None if seed < 2 else 10 * seed)
+        case = random_batch(ROWS, LENGTH, seed, mean_length=80)
+        mask = document_block_mask(*case, kind=kind, window=None if seed < 2 else 40 * seed, block_size=32)
+        assert mask.full_kv_num_blocks.sum() > 0
         attended = attend_flex(query, key, value, mask)
         expected = sdpa_with_the_dense_mask(query, key, value, mask)
         torch.testing.assert_close(attended, expected, atol=1e-5, rtol=0)

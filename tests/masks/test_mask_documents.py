@@ -97,6 +97,11 @@ def test_lengths_that_make_no_row_are_refused(seq_lens, sequence_length, sentenc
         masks.document_ids(seq_lens, sequence_length)
 
 
+def test_an_unknown_style_of_labels_is_refused():
+    with pytest.raises(ValueError, match="style is 'last' but 'next' or 'shifted_by_model'"):
+        masks.label_mask(LENGTHS, 7, "last")
+
+
 def test_lengths_are_integers():
     with pytest.raises(TypeError, match="float64 but lengths are integers"):
         masks.document_ids([[1.0]], 3)

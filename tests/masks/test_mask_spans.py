@@ -71,6 +71,11 @@ def test_spans_are_monotone_and_contain_their_query(case: RowCase, window: int):
             assert ((spans.first <= query) & (query < spans.stop)).all()
 
 
+def test_an_unknown_kind_is_refused():
+    with pytest.raises(ValueError, match="kind is 'Causal' but 'causal' or 'bidirectional'"):
+        masks.document_spans([[3]], 3, "Causal")
+
+
 def test_a_window_of_nothing_is_refused():
     with pytest.raises(ValueError, match="window is 0 but a token sees at least itself"):
         masks.windowed(masks.causal_spans(3), 0)

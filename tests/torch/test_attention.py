@@ -123,6 +123,32 @@ def test_heads_must_divide_the_width():
         PackedSelfAttention(10, 3)
 
 
+def test_lengths_of_another_batch_are_refused():
+    with pytest.raises(ValueError, match="x has 3 rows but seq_lens has 1"):
+        PackedSelfAttention(16, 2)(torch.randn(3, 140, 16), ROWS.seq_lens[:1])
+
+
+def test_an_unknown_backend_is_refused():
+    with pytest.raises(ValueError, match="backend is 'sdpa' but one of"):
+        PackedSelfAttention(16, 2, backend="sdpa")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_flex_trains_on_the_gpu_with_the_gradients_of_sdpa():
+    torch.manual_seed(0)
+    flex = PackedSelfAttention(64, 4, backend="flex").cuda()
+    dense = copy.deepcopy(flex)
+    dense.backend = "dense"
+    x = torch.randn(len(ROWS.seq_lens), ROWS.sequence_length, 64, device="cuda")
+    outputs = [module(x, ROWS.seq_lens) for module in (flex, dense)]
+    torch.testing.assert_close(*outputs, atol=1e-3, rtol=1e-3)
+    for output in outputs:
+        output.square().sum().backward()
+    for one, other in zip(flex.parameters(), dense.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad, atol=1e-2, rtol=1e-2)
+
+
 BOXES, SIZE, PATCH = [[0, 8, 32, 16], [12, 0, 8, 32]], (32, 32), 8
 
 

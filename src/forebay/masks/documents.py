@@ -17,7 +17,7 @@ What is left of a row up to `sequence_length` is padding, and counts as one more
 Without `sequence_length` the fullest row decides.
 """
 
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -100,12 +100,10 @@ def label_mask(seq_lens: ArrayLike, sequence_length: int | None = None, style: L
     next                1 1 0 1 0 0 0     the label is the next token; a document's last token has none
     shifted_by_model    0 1 1 0 1 0 0     the label is the token itself; nothing predicts a document's first
     """
-    edge = (
-        _last_tokens(seq_lens, sequence_length)
-        if style == "next"
-        else _first_tokens(seq_lens, sequence_length)
-    )
-    return ~(edge | padding_mask(seq_lens, sequence_length))
+    if style not in get_args(LabelStyle):
+        raise ValueError(f"style is {style!r} but 'next' or 'shifted_by_model' is expected")
+    without_label = _last_tokens if style == "next" else _first_tokens
+    return ~(without_label(seq_lens, sequence_length) | padding_mask(seq_lens, sequence_length))
 
 
 def labels(tokens: ArrayLike, seq_lens: ArrayLike, style: LabelStyle = "next") -> NDArray[np.int64]:

@@ -14,7 +14,7 @@ neither `first` nor `stop` ever goes down from one query to the next.
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -47,6 +47,8 @@ def document_spans(
               . . . 1 .                        . . . 1 1
               . . . 1 1                        . . . 1 1
     """
+    if kind not in get_args(DocumentKind):
+        raise ValueError(f"kind is {kind!r} but 'causal' or 'bidirectional' is expected")
     first = doc_start(seq_lens, sequence_length)
     if kind == "causal":
         return Spans(first, _causal_stop(first))

@@ -39,6 +39,18 @@ def flex_can_run(query: Tensor) -> bool:
     return query.device.type == "cuda"
 
 
+def attend_packed(
+    query: Tensor, key: Tensor, value: Tensor, mask: BlockMask, seq_lens: Tensor, backend: Backend
+) -> Tensor:
+    match backend:
+        case "flex":
+            return attend_flex(query, key, value, mask)
+        case "dense":
+            return attend_dense(query, key, value, mask)
+        case "documents":
+            return attend_documents(query, key, value, mask, seq_lens)
+
+
 def attend_flex(query: Tensor, key: Tensor, value: Tensor, mask: BlockMask) -> Tensor:
     attended: Tensor = compiled_flex_attention(query, key, value, block_mask=mask)
     return attended

@@ -8,21 +8,15 @@ All masks come from one `BlockMaskCache`, which layers share when it is passed t
 """
 
 from collections.abc import Callable
-from typing import Literal, Self
+from typing import Literal, Self, get_args
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention.flex_attention import BlockMask
 from torch.nn.functional import scaled_dot_product_attention
 
 from forebay.masks.spans import DocumentKind
-from forebay.torch.attend import (
-    Backend,
-    attend_dense,
-    attend_documents,
-    attend_flex,
-    backend_for,
-    flex_can_run,
-)
+from forebay.torch.attend import Backend, attend_dense, attend_flex, attend_packed, backend_for, flex_can_run
 from forebay.torch.block_mask import DEFAULT_BLOCK_SIZE, causal_block_mask, document_block_mask
 from forebay.torch.block_mask_cache import BlockMaskCache
 
@@ -50,31 +44,34 @@ class PackedSelfAttention(nn.Module):
     ) -> None:
         super().__init__()
         self.n_head = _checked_heads(dim, n_head)
+        _check_backend(backend, ("auto", *get_args(Backend)))
         self.kind, self.window, self.block_size, self.backend = kind, window, block_size, backend
         self.qkv = nn.Linear(dim, 3 * dim)
         self.proj = nn.Linear(dim, dim)
         self.cache = cache if cache is not None else BlockMaskCache()
 
     def forward(self, x: Tensor, seq_lens: Tensor) -> Tensor:
+        if len(seq_lens) != len(x):
+            raise ValueError(
+                f"x has {len(x)} rows but seq_lens has {len(seq_lens)}; pass the lengths of this batch"
+            )
         query, key, value = _split_heads(self.qkv(x), self.n_head)
-        mask = self.cache.get(
+        mask = self._mask(seq_lens, x.shape[1], x.device)
+        backend = backend_for(query) if self.backend == "auto" else self.backend
+        attended = attend_packed(query, key, value, mask, seq_lens, backend)
+        projected: Tensor = self.proj(_join_heads(attended))
+        return projected
+
+    def _mask(self, seq_lens: Tensor, sequence_length: int, device: torch.device) -> BlockMask:
+        return self.cache.get(
             document_block_mask,
             seq_lens,
-            x.shape[1],
+            sequence_length,
             kind=self.kind,
             window=self.window,
             block_size=self.block_size,
-            device=x.device,
+            device=device,
         )
-        backend = backend_for(query) if self.backend == "auto" else self.backend
-        if backend == "flex":
-            attended = attend_flex(query, key, value, mask)
-        elif backend == "dense":
-            attended = attend_dense(query, key, value, mask)
-        else:
-            attended = attend_documents(query, key, value, mask, seq_lens)
-        projected: Tensor = self.proj(_join_heads(attended))
-        return projected
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         # The model moves: masks of the place it leaves are not needed again.
@@ -100,6 +97,7 @@ class SeedAttention(nn.Module):
     ) -> None:
         super().__init__()
         self.n_head = _checked_heads(dim, n_head)
+        _check_backend(backend, ("auto", "flex", "dense"))
         self.backend = backend
         self.qkv = nn.Linear(dim, 3 * dim)
         self.proj = nn.Linear(dim, dim)
@@ -159,6 +157,11 @@ def kept_with_cls(ignore: Tensor, tokens: int) -> Tensor:
         )
     cls = ignore.new_ones(len(ignore), 1)
     return torch.cat((cls, ~ignore), dim=1)
+
+
+def _check_backend(backend: str, known: tuple[str, ...]) -> None:
+    if backend not in known:
+        raise ValueError(f"backend is {backend!r} but one of {', '.join(known)} is expected")
 
 
 def _split_heads(qkv: Tensor, n_head: int) -> tuple[Tensor, Tensor, Tensor]:

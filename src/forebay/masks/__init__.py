@@ -1,0 +1,65 @@
+"""Masks from facts: document lengths and rectangles in, masks out. numpy only.
+
+documents    lengths → ids, positions, starts, labels, cu_seqlens
+spans        lengths → the span of keys each query sees: causal, bidirectional, window, prefix-LM
+blocks       spans → the block lists of FlexAttention
+rectangle    rectangle → pixel mask, token mask, boxes, latent weights
+draw         pictures of both (needs pillow; import `forebay.masks.draw`)
+"""
+
+from forebay.masks.blocks import (
+    BlockList,
+    BlockLists,
+    BlockRanges,
+    block_ranges,
+    key_block_lists,
+    span_block_lists,
+)
+from forebay.masks.documents import (
+    cu_seqlens,
+    doc_start,
+    doc_stop,
+    document_ids,
+    label_mask,
+    labels,
+    padding_mask,
+    positions,
+    whole_lengths,
+)
+from forebay.masks.rectangle import (
+    flip_rectangles,
+    latent_weights,
+    pixel_mask,
+    resize_rectangles,
+    token_ignore_mask,
+)
+from forebay.masks.spans import Spans, causal_spans, dense_mask, document_spans, prefix_spans, windowed
+
+__all__ = [
+    "BlockList",
+    "BlockLists",
+    "BlockRanges",
+    "Spans",
+    "block_ranges",
+    "causal_spans",
+    "cu_seqlens",
+    "dense_mask",
+    "doc_start",
+    "doc_stop",
+    "document_ids",
+    "document_spans",
+    "flip_rectangles",
+    "key_block_lists",
+    "label_mask",
+    "labels",
+    "latent_weights",
+    "padding_mask",
+    "pixel_mask",
+    "positions",
+    "prefix_spans",
+    "resize_rectangles",
+    "span_block_lists",
+    "token_ignore_mask",
+    "whole_lengths",
+    "windowed",
+]

@@ -1,0 +1,130 @@
+"""Pictures of masks, as PNG or in a notebook. The only module of this room that needs pillow.
+
+    packed_row     who sees whom in a packed row: one colour per document, dark where whole blocks are seen
+    letterbox      which pixels of an image are padding, and which tokens are ignored
+
+Both return a `Picture`: `picture.save("mask.png")`, or leave it as the last line of a notebook cell.
+"""
+
+import io
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from PIL import Image, ImageDraw
+
+from forebay.masks.documents import document_ids, padding_mask
+from forebay.masks.rectangle import IGNORE_THRESHOLD, Size, pixel_mask, token_ignore_mask
+from forebay.masks.spans import Spans, document_spans
+
+Pixels = NDArray[np.uint8]  # (height, width, 3)
+
+UNSEEN = (250, 250, 248)
+PADDING = (190, 190, 186)
+GRID = (120, 120, 120)
+IGNORED = (200, 60, 50)
+DOCUMENTS = ((86, 140, 201), (233, 150, 71), (106, 176, 106), (190, 112, 168), (214, 190, 80), (94, 178, 184))
+FULL_BLOCK_SHADE = 0.72
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A finished drawing; a notebook shows it as it is."""
+
+    image: Image.Image
+
+    def png(self) -> bytes:
+        buffer = io.BytesIO()
+        self.image.save(buffer, format="PNG")
+        return buffer.getvalue()
+
+    def save(self, path: str) -> None:
+        with open(path, "wb") as file:
+            file.write(self.png())
+
+    def _repr_png_(self) -> bytes:
+        return self.png()
+
+
+def packed_row(
+    seq_lens: ArrayLike,
+    sequence_length: int | None = None,
+    *,
+    row: int = 0,
+    spans: Spans | None = None,
+    block_size: int | None = None,
+    pixels: int = 480,
+) -> Picture:
+    """The mask of one packed row, queries down and keys across: causal documents, unless `spans` say other.
+
+    A row longer than the picture is sampled, so that no size of row needs S² memory. With `block_size` the
+    blocks of FlexAttention are ruled, and those it computes without a mask are dark.
+    """
+    seen = spans if spans is not None else document_spans(seq_lens, sequence_length)
+    colours = _document_colours(seq_lens, sequence_length, row)
+    token = np.arange(pixels) * seen.sequence_length // pixels
+    first, stop = seen.first[row, token][:, None], seen.stop[row, token][:, None]
+    canvas = np.where(((token >= first) & (token < stop))[:, :, None], colours[token][:, None], UNSEEN)
+    if block_size is None:
+        return Picture(Image.fromarray(canvas.astype(np.uint8)))
+    shaded = np.where(
+        _in_full_block(seen, row, token, block_size)[:, :, None], canvas * FULL_BLOCK_SHADE, canvas
+    )
+    image = Image.fromarray(shaded.astype(np.uint8))
+    _rule(image, seen.sequence_length, block_size)
+    return Picture(image)
+
+
+def letterbox(
+    rectangle: ArrayLike,
+    size: Size,
+    patch: int,
+    *,
+    threshold: float = IGNORE_THRESHOLD,
+    image: Pixels | None = None,
+    scale: int = 1,
+) -> Picture:
+    """One letterboxed image: its padding in grey, its patches ruled, ignored tokens crossed out."""
+    box = np.asarray(rectangle)[None]
+    content = DOCUMENTS[0] if image is None else image
+    canvas = np.where(pixel_mask(box, size)[0][:, :, None], PADDING, content)
+    drawing = Image.fromarray(canvas.repeat(scale, axis=0).repeat(scale, axis=1).astype(np.uint8))
+    _rule(drawing, size[1], patch)
+    _cross_out(drawing, token_ignore_mask(box, size, patch, threshold)[0], patch * scale)
+    return Picture(drawing)
+
+
+def _document_colours(seq_lens: ArrayLike, sequence_length: int | None, row: int) -> NDArray[np.int64]:
+    """(sequence_length, 3): neighbours differ, padding is grey."""
+    numbers = document_ids(seq_lens, sequence_length)[row] % len(DOCUMENTS)
+    padded = padding_mask(seq_lens, sequence_length)[row]
+    return np.where(padded[:, None], PADDING, np.array(DOCUMENTS)[numbers])
+
+
+def _in_full_block(spans: Spans, row: int, token: NDArray[np.int64], block_size: int) -> NDArray[np.bool_]:
+    start = token // block_size * block_size
+    last = start + block_size - 1
+    whole = last < spans.sequence_length
+    last = np.minimum(last, spans.sequence_length - 1)
+    sees_all = (spans.first[row, last][:, None] <= start) & (spans.stop[row, start][:, None] > last)
+    full: NDArray[np.bool_] = sees_all & whole[:, None] & whole
+    return full
+
+
+def _rule(image: Image.Image, length: int, step: int) -> None:
+    """Thin lines at every `step` of `length`, both ways."""
+    pen = ImageDraw.Draw(image)
+    per_unit = image.width / length
+    for place in range(step, max(length, int(image.height / per_unit)), step):
+        at = round(place * per_unit)
+        pen.line([(at, 0), (at, image.height)], fill=GRID)
+        pen.line([(0, at), (image.width, at)], fill=GRID)
+
+
+def _cross_out(image: Image.Image, ignored: NDArray[np.bool_], side: int) -> None:
+    pen = ImageDraw.Draw(image)
+    for y, x in np.argwhere(ignored) * side:
+        left, top = int(x) + 3, int(y) + 3
+        right, bottom = int(x) + side - 3, int(y) + side - 3
+        pen.line([(left, top), (right, bottom)], fill=IGNORED)
+        pen.line([(left, bottom), (right, top)], fill=IGNORED)

@@ -1,0 +1,29 @@
+"""Feeding PyTorch: the only room that imports torch."""
+
+from forebay.torch.attention import MaskedViTBlock, PackedSelfAttention, SeedAttention
+from forebay.torch.block_mask import (
+    PortableBlockMask,
+    causal_block_mask,
+    document_block_mask,
+    image_block_mask,
+    prefix_block_mask,
+)
+from forebay.torch.block_mask_cache import BlockMaskCache, BlockMaskStatistics
+from forebay.torch.isolation import Leak, PaddingLeak, document_leaks, padding_leaks
+
+__all__ = [
+    "BlockMaskCache",
+    "BlockMaskStatistics",
+    "Leak",
+    "MaskedViTBlock",
+    "PackedSelfAttention",
+    "PaddingLeak",
+    "PortableBlockMask",
+    "SeedAttention",
+    "causal_block_mask",
+    "document_block_mask",
+    "document_leaks",
+    "image_block_mask",
+    "padding_leaks",
+    "prefix_block_mask",
+]

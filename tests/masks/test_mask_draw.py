@@ -1,0 +1,66 @@
+"""Pictures of masks: the right colours in the right places, as PNG, from rows of any length."""
+
+import io
+
+import numpy as np
+from PIL import Image
+
+from forebay.masks import dense_mask, document_spans, pixel_mask, token_ignore_mask, windowed
+from forebay.masks.draw import DOCUMENTS, FULL_BLOCK_SHADE, IGNORED, PADDING, UNSEEN, letterbox, packed_row
+
+LENGTHS, TOKENS = [[9, 4, 0], [2, 3, 5]], 16
+
+
+def colours(picture) -> np.ndarray:
+    return np.asarray(Image.open(io.BytesIO(picture.png())))
+
+
+def test_a_token_pair_is_coloured_exactly_where_the_mask_is_true():
+    for spans in (
+        None,
+        document_spans(LENGTHS, TOKENS, "bidirectional"),
+        windowed(document_spans(LENGTHS, TOKENS), 3),
+    ):
+        drawn = colours(packed_row(LENGTHS, TOKENS, row=1, spans=spans, pixels=TOKENS))
+        seen = dense_mask(spans if spans is not None else document_spans(LENGTHS, TOKENS))[1]
+        assert ((drawn != UNSEEN).any(axis=-1) == seen).all()
+
+
+def test_documents_differ_in_colour_and_padding_is_grey():
+    drawn = colours(packed_row(LENGTHS, TOKENS, pixels=TOKENS))
+    diagonal = [tuple(map(int, drawn[token, token])) for token in range(TOKENS)]
+    assert diagonal == [DOCUMENTS[0]] * 9 + [DOCUMENTS[1]] * 4 + [PADDING] * 3
+
+
+def test_blocks_computed_without_a_mask_are_dark():
+    drawn = colours(packed_row([[16]], 16, block_size=4, pixels=160))
+    dark = (np.array(DOCUMENTS[0]) * FULL_BLOCK_SHADE).astype(np.uint8)
+    block_centres = drawn[15::40, 15::40]
+    assert ((block_centres == dark).all(axis=-1) == np.tri(4, k=-1, dtype=bool)).all()
+
+
+def test_a_row_of_any_length_is_drawn_in_the_same_size():
+    assert colours(packed_row([[100_000, 20_000]], 131_072, block_size=8192)).shape == (480, 480, 3)
+
+
+def test_padding_is_grey_and_ignored_tokens_are_crossed_out():
+    box, size, patch = (0, 16, 64, 32), (64, 64), 16
+    drawn = colours(letterbox(box, size, patch))
+    padded = pixel_mask([box], size)[0]
+    centres = slice(6, None, patch), slice(4, None, patch)  # beside the strokes of the cross
+    assert ((drawn[centres] == PADDING).all(axis=-1) == padded[centres]).all()
+    crossed = (drawn[3::patch, 3::patch] == IGNORED).all(axis=-1)
+    assert (crossed == token_ignore_mask([box], size, patch)[0]).all()
+
+
+def test_the_content_of_the_image_itself_is_shown():
+    image = np.random.default_rng(0).integers(0, 255, (32, 32, 3), dtype=np.uint8)
+    drawn = colours(letterbox((0, 0, 32, 32), (32, 32), 32, image=image))
+    assert (drawn == image).all()
+
+
+def test_a_notebook_shows_the_same_png_that_is_saved(tmp_path):
+    picture = packed_row(LENGTHS, TOKENS)
+    picture.save(str(tmp_path / "mask.png"))
+    assert picture._repr_png_() == (tmp_path / "mask.png").read_bytes()
+    assert picture.png().startswith(b"\x89PNG")

@@ -1,0 +1,184 @@
+"""Attention over packed rows and padded images: three backends with one result, and who sees whom."""
+
+import copy
+
+import pytest
+import torch
+from packed_batches import PackedBatch, batch, random_batch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+
+from forebay.masks import token_ignore_mask
+from forebay.torch import BlockMaskCache, MaskedViTBlock, PackedSelfAttention, document_block_mask
+from forebay.torch.attend import attend_dense, attend_documents, backend_for, flex_can_run
+
+ROWS = batch([[70, 50, 1], [130], []], 140)
+
+
+def heads(case: PackedBatch, requires_grad: bool = False) -> list[Tensor]:
+    torch.manual_seed(0)
+    shape = (len(case.seq_lens), 2, case.sequence_length, 8)
+    return [torch.randn(shape, requires_grad=requires_grad) for _ in range(3)]
+
+
+def attention_by_document(query: Tensor, key: Tensor, value: Tensor, case: PackedBatch) -> Tensor:
+    """Causal attention of each document alone, padding included, by slicing: no mask of ours is involved."""
+    out = torch.zeros_like(query)
+    for row, lengths in enumerate(case.seq_lens.tolist()):
+        start = 0
+        for length in [*lengths, case.sequence_length - sum(lengths)]:
+            at = (slice(row, row + 1), slice(None), slice(start, start + length))
+            if length:
+                out[at] = scaled_dot_product_attention(query[at], key[at], value[at], is_causal=True)
+            start += length
+    return out
+
+
+@pytest.mark.parametrize("backend", ["dense", "documents"])
+def test_sdpa_equals_separate_attention_per_document(backend):
+    query, key, value = heads(ROWS)
+    mask = document_block_mask(*ROWS)
+    attended = (
+        attend_dense(query, key, value, mask)
+        if backend == "dense"
+        else attend_documents(query, key, value, mask, ROWS.seq_lens)
+    )
+    torch.testing.assert_close(attended, attention_by_document(query, key, value, ROWS), atol=1e-5, rtol=0)
+
+
+def gradients(attended: Tensor, inputs: list[Tensor]) -> list[Tensor]:
+    torch.manual_seed(1)
+    return list(torch.autograd.grad((attended * torch.randn_like(attended)).sum(), inputs))
+
+
+@pytest.mark.parametrize("backend", ["dense", "documents"])
+def test_gradients_equal_those_of_separate_attention_per_document(backend):
+    inputs = heads(ROWS, requires_grad=True)
+    mask = document_block_mask(*ROWS)
+    attended = (
+        attend_dense(*inputs, mask) if backend == "dense" else attend_documents(*inputs, mask, ROWS.seq_lens)
+    )
+    expected = gradients(attention_by_document(*inputs, ROWS), inputs)
+    for found, wanted in zip(gradients(attended, inputs), expected, strict=True):
+        torch.testing.assert_close(found, wanted, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(("kind", "window"), [("causal", None), ("causal", 9), ("bidirectional", 9)])
+def test_backends_of_the_module_agree_in_output_and_parameter_gradients(kind, window):
+    torch.manual_seed(0)
+    dense = PackedSelfAttention(16, 2, kind=kind, window=window, backend="dense")
+    by_document = copy.deepcopy(dense)
+    by_document.backend = "documents"
+    x = torch.randn(len(ROWS.seq_lens), ROWS.sequence_length, 16)
+    outputs = [module(x, ROWS.seq_lens) for module in (dense, by_document)]
+    torch.testing.assert_close(*outputs, atol=1e-5, rtol=0)
+    for output in outputs:
+        output.square().sum().backward()
+    for one, other in zip(dense.parameters(), by_document.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad, atol=1e-3, rtol=1e-5)
+
+
+def test_the_cpu_trains_with_sdpa_and_evaluates_with_flex():
+    query = heads(ROWS)[0]
+    assert flex_can_run(query) == torch.backends.cpu.get_cpu_capability().startswith("AVX")
+    assert not flex_can_run(query.clone().requires_grad_())
+    assert backend_for(query.clone().requires_grad_()) == "dense"
+    assert backend_for(torch.empty(1, 1, 8193, 1, requires_grad=True)) == "documents"
+
+
+def test_layers_that_share_a_cache_build_one_mask_per_batch():
+    cache = BlockMaskCache()
+    layers = nn.ModuleList(PackedSelfAttention(16, 2, backend="dense", cache=cache) for _ in range(4))
+    x = torch.randn(len(ROWS.seq_lens), ROWS.sequence_length, 16)
+    for layer in layers:
+        x = layer(x, ROWS.seq_lens)
+    assert (cache.statistics.misses, cache.statistics.hits) == (1, 3)
+
+
+def test_a_model_that_moves_forgets_its_masks():
+    model = nn.Sequential(PackedSelfAttention(16, 2, backend="dense"))
+    model[0](torch.randn(3, 140, 16), ROWS.seq_lens)
+    assert len(model[0].cache) == 1
+    model.to("meta")
+    assert len(model[0].cache) == 0
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+def test_a_compiled_module_looks_masks_up_between_graphs():
+    """A mask baked into the graph would be served for the next batch too. Two graphs: before and after."""
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    module = PackedSelfAttention(16, 2, backend="dense")
+    compiled = torch.compile(module, backend="eager")
+    x = torch.randn(1, 140, 16)
+    for seed in range(3):
+        seq_lens = random_batch(1, 140, seed, mean_length=30).seq_lens
+        torch.testing.assert_close(compiled(x, seq_lens), module(x, seq_lens), atol=1e-5, rtol=0)
+    assert (module.cache.statistics.misses, module.cache.statistics.hits) == (3, 3)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2
+
+
+def test_heads_must_divide_the_width():
+    with pytest.raises(ValueError, match="dim 10 does not divide into 3 heads"):
+        PackedSelfAttention(10, 3)
+
+
+def test_lengths_of_another_batch_are_refused():
+    with pytest.raises(ValueError, match="x has 3 rows but seq_lens has 1"):
+        PackedSelfAttention(16, 2)(torch.randn(3, 140, 16), ROWS.seq_lens[:1])
+
+
+def test_an_unknown_backend_is_refused():
+    with pytest.raises(ValueError, match="backend is 'sdpa' but one of"):
+        PackedSelfAttention(16, 2, backend="sdpa")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_flex_trains_on_the_gpu_with_the_gradients_of_sdpa():
+    torch.manual_seed(0)
+    flex = PackedSelfAttention(64, 4, backend="flex").cuda()
+    dense = copy.deepcopy(flex)
+    dense.backend = "dense"
+    x = torch.randn(len(ROWS.seq_lens), ROWS.sequence_length, 64, device="cuda")
+    outputs = [module(x, ROWS.seq_lens) for module in (flex, dense)]
+    torch.testing.assert_close(*outputs, atol=1e-3, rtol=1e-3)
+    for output in outputs:
+        output.square().sum().backward()
+    for one, other in zip(flex.parameters(), dense.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad, atol=1e-2, rtol=1e-2)
+
+
+BOXES, SIZE, PATCH = [[0, 8, 32, 16], [12, 0, 8, 32]], (32, 32), 8
+
+
+@pytest.fixture
+def ignore() -> Tensor:
+    return torch.from_numpy(token_ignore_mask(BOXES, SIZE, PATCH)).flatten(1)
+
+
+def test_images_attend_to_kept_tokens_and_cls_only(ignore: Tensor):
+    """Equal to the same block on a shorter sequence from which the ignored tokens were taken out."""
+    torch.manual_seed(0)
+    block = MaskedViTBlock(16, 2)
+    x = torch.randn(2, 17, 16)
+    out = block(x, ignore)
+    for image in range(2):
+        kept = torch.cat((torch.tensor([True]), ~ignore[image]))
+        short = block(x[image : image + 1, kept], torch.zeros(1, int(kept.sum()) - 1, dtype=torch.bool))
+        torch.testing.assert_close(out[image : image + 1, kept], short, atol=1e-5, rtol=0)
+
+
+def test_cls_is_seen_even_when_all_patches_are_ignored():
+    torch.manual_seed(0)
+    block, x = MaskedViTBlock(16, 2), torch.randn(1, 5, 16)
+    out = block(x, torch.ones(1, 4, dtype=torch.bool))
+    alone = block(x[:, :1], torch.ones(1, 0, dtype=torch.bool))
+    torch.testing.assert_close(out[:, :1], alone, atol=1e-5, rtol=0)
+    x[:, 0] = torch.randn(16)
+    assert not torch.allclose(block(x, torch.ones(1, 4, dtype=torch.bool))[:, 1:], out[:, 1:])
+
+
+def test_a_mask_of_another_size_is_refused(ignore: Tensor):
+    with pytest.raises(ValueError, match=r"boolean \[images, 20\] is expected for 21 tokens with CLS"):
+        MaskedViTBlock(16, 2)(torch.randn(2, 21, 16), ignore)

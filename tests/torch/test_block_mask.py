@@ -1,0 +1,207 @@
+"""Block masks built from lengths, against `create_block_mask` on every index pair and the dense mask."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from packed_batches import PackedBatch, batch, packed_batches, random_batch
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask
+
+from forebay import masks
+from forebay.torch import causal_block_mask, document_block_mask, image_block_mask, prefix_block_mask
+from forebay.torch.mask_mod import captured_tensors, dense_mask
+
+PAIRS = ("kv", "full_kv", "q", "full_q")
+block_sizes = st.sampled_from([16, 64, 128, (128, 64), (32, 128), 7])
+fewer = settings(max_examples=30, deadline=None)
+
+
+def assert_equal_blocks(mask: BlockMask, expected: BlockMask) -> None:
+    """Equal counts, and equal indices as far as the counts reach."""
+    assert mask.seq_lengths == expected.seq_lengths
+    assert mask.BLOCK_SIZE == expected.BLOCK_SIZE
+    for pair in PAIRS:
+        count, wanted_count = getattr(mask, f"{pair}_num_blocks"), getattr(expected, f"{pair}_num_blocks")
+        assert torch.equal(count, wanted_count), pair
+        assert count.dtype == torch.int32
+        indices, wanted = getattr(mask, f"{pair}_indices"), getattr(expected, f"{pair}_indices")
+        assert indices.shape == wanted.shape
+        assert indices.is_contiguous()
+        used = torch.arange(indices.shape[-1]) < count[..., None]
+        assert torch.equal(indices[used], wanted[used]), pair
+
+
+def assert_equal_to_torch(mask: BlockMask, definition: Tensor) -> None:
+    """`definition` [rows, S, S] says who sees whom; torch makes its mask from that and from our mask_mod."""
+    rows, length, _ = definition.shape
+    index = torch.arange(length)
+    assert torch.equal(dense_mask(mask.mask_mod, torch.arange(rows), index, index)[:, 0], definition)
+
+    def by_definition(b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
+        return definition[b, q, kv]
+
+    assert_equal_blocks(
+        mask,
+        create_block_mask(by_definition, rows, 1, length, length, device="cpu", BLOCK_SIZE=mask.BLOCK_SIZE),
+    )
+
+
+def definition(case: PackedBatch, kind: str, window: int | None) -> Tensor:
+    ids = torch.from_numpy(masks.document_ids(case.seq_lens, case.sequence_length))
+    query, key = torch.arange(case.sequence_length)[:, None], torch.arange(case.sequence_length)
+    seen = ids[:, :, None] == ids[:, None, :]
+    if kind == "causal":
+        seen &= key <= query
+    if window is not None:
+        seen &= (query - key).abs() < window
+    return seen
+
+
+@pytest.mark.parametrize("kind", ["causal", "bidirectional"])
+@given(case=packed_batches(), block_size=block_sizes, window=st.none() | st.integers(1, 5000))
+@fewer
+def test_documents_equal_create_block_mask(kind, case: PackedBatch, block_size, window):
+    mask = document_block_mask(*case, kind=kind, window=window, block_size=block_size)
+    assert_equal_to_torch(mask, definition(case, kind, window))
+
+
+@given(packed_batches(), block_sizes, st.randoms(use_true_random=False))
+@fewer
+def test_prefix_lm_equals_create_block_mask(case: PackedBatch, block_size, random):
+    prefix = case.seq_lens.clone().apply_(lambda length: random.randint(0, length))
+    spans = masks.prefix_spans(case.seq_lens, prefix, case.sequence_length)
+    mask = prefix_block_mask(case.seq_lens, prefix, case.sequence_length, block_size=block_size)
+    assert_equal_to_torch(mask, torch.from_numpy(masks.dense_mask(spans)))
+
+
+@given(st.integers(1, 400), block_sizes)
+@fewer
+def test_a_row_without_documents_equals_create_block_mask(length: int, block_size):
+    mask = causal_block_mask(length, block_size=block_size)
+    assert_equal_to_torch(mask, torch.ones(1, length, length, dtype=torch.bool).tril())
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 64), st.integers(1, 96)), min_size=1, max_size=3),
+    block_sizes,
+    st.integers(0, 2),
+)
+@fewer
+def test_padding_of_images_equals_create_block_mask(contents, block_size, leading_tokens):
+    size, patch = (64, 96), 8
+    boxes = [[(96 - width) // 2, (64 - height) // 2, width, height] for height, width in contents]
+    mask = image_block_mask(
+        boxes, size, patch, threshold=0.999, leading_tokens=leading_tokens, block_size=block_size
+    )
+    kept = ~masks.token_ignore_mask(boxes, size, patch, 0.999).reshape(len(boxes), -1)
+    kept = np.concatenate((np.ones((len(boxes), leading_tokens), bool), kept), axis=1)
+    length = kept.shape[1]
+    assert_equal_to_torch(mask, torch.from_numpy(kept)[:, None, :].expand(-1, length, length))
+
+
+@pytest.mark.parametrize("length", [1024, 2049, 4096])
+@pytest.mark.parametrize(("kind", "window"), [("causal", None), ("bidirectional", None), ("causal", 500)])
+def test_long_rows_equal_create_block_mask(length: int, kind, window):
+    case = random_batch(2, length, seed=length)
+    mask = document_block_mask(*case, kind=kind, window=window)
+    assert_equal_to_torch(mask, definition(case, kind, window))
+    assert mask.full_kv_num_blocks.sum() > 0
+
+
+def test_no_query_row_is_empty():
+    mask = document_block_mask(*batch([[], [3], [1, 1, 1]], 300))
+    seen = dense_mask(mask.mask_mod, torch.arange(3), torch.arange(300), torch.arange(300))
+    assert seen.any(dim=-1).all()
+    assert ((mask.kv_num_blocks + mask.full_kv_num_blocks) > 0).all()
+
+
+def test_lengths_may_be_lists_or_read_only_arrays():
+    array = np.array([[3, 2]], np.int32)
+    array.flags.writeable = False
+    expected = document_block_mask(torch.tensor([[3, 2]], dtype=torch.int32), 9)
+    assert_equal_blocks(document_block_mask([[3, 2]], 9), expected)
+    assert_equal_blocks(document_block_mask(array, 9), expected)
+
+
+def test_without_a_sequence_length_the_fullest_row_decides():
+    assert document_block_mask([[3, 2], [1, 1]]).seq_lengths == (5, 5)
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        document_block_mask([[100, 60]], 200),
+        document_block_mask([[100, 60]], 200, kind="bidirectional"),
+        prefix_block_mask([[100, 60]], [[10, 0]], 200),
+        image_block_mask([[0, 8, 32, 16]], (32, 32), 8),
+        causal_block_mask(200),
+    ],
+    ids=["causal", "bidirectional", "prefix", "image", "plain"],
+)
+def test_a_mask_moves_whole(mask: BlockMask):
+    """What `mask_mod` closes over goes along; the mask left behind stays as it was."""
+    before = [tensor.device.type for tensor in captured_tensors(mask.mask_mod)]
+    moved = mask.to("meta")
+    assert isinstance(moved, type(mask))
+    assert moved.kv_indices.device.type == "meta"
+    assert all(tensor.device.type == "meta" for tensor in captured_tensors(moved.mask_mod))
+    assert len(captured_tensors(moved.mask_mod)) == len(before)
+    assert before == ["cpu"] * len(before)
+
+    here = [torch.zeros(1, dtype=torch.int64, device="meta")] * 4
+    assert moved.mask_mod(*here).device.type == "meta"
+
+
+def test_a_mask_moved_to_where_it_is_works_the_same():
+    mask = document_block_mask([[100, 60]], 200, block_size=64)
+    again = mask.to("cpu")
+    assert_equal_blocks(again, mask)
+    index = torch.arange(200)
+    assert torch.equal(
+        dense_mask(again.mask_mod, torch.zeros(1, dtype=torch.int64), index, index),
+        dense_mask(mask.mask_mod, torch.zeros(1, dtype=torch.int64), index, index),
+    )
+
+
+def test_a_mask_can_be_built_for_another_device():
+    mask = document_block_mask([[100, 60]], 200, device="meta")
+    assert mask.kv_indices.device.type == "meta"
+    assert captured_tensors(mask.mask_mod)[0].device.type == "meta"
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_a_mask_moved_to_the_gpu_is_the_mask_built_there():
+    case = random_batch(2, 1000, seed=0)
+    moved, built = document_block_mask(*case).to("cuda"), document_block_mask(*case, device="cuda")
+    assert captured_tensors(moved.mask_mod)[0].is_cuda
+    assert_equal_blocks(moved.to("cpu"), built.to("cpu"))
+
+
+MEMORY_PROBE = """
+import re, torch
+from forebay.torch import document_block_mask
+lengths = torch.full((1, 131), 1000, dtype=torch.int32)
+document_block_mask(lengths[:, :1], 1000)
+
+def resident(field):
+    return int(re.search(field + r":\\s+(\\d+) kB", open("/proc/self/status").read())[1]) * 1024
+
+before = resident("VmRSS")
+mask = document_block_mask(lengths, 131072, kind="{kind}", window={window})
+assert mask.kv_indices.shape == (1, 1, 1024, 1024)
+print(resident("VmHWM") - before)
+"""
+
+
+@pytest.mark.parametrize(("kind", "window"), [("causal", None), ("bidirectional", 5000)])
+def test_a_row_of_131072_tokens_takes_less_than_200_megabytes(kind, window):
+    """Resident memory at its peak against before; the dense mask would take 17 GB."""
+    probe = MEMORY_PROBE.format(kind=kind, window=window)
+    run = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
+    assert int(run.stdout) < 200e6

@@ -1,0 +1,117 @@
+"""FlexAttention with our masks: equal to SDPA, compiled and not, and compiled once for all documents.
+
+The few tests that compile C++ are here; they share shapes so that few kernels are built.
+"""
+
+import pytest
+import torch
+from packed_batches import batch, random_batch
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
+from torch.nn.functional import scaled_dot_product_attention
+
+from forebay.torch import (
+    PackedSelfAttention,
+    SeedAttention,
+    causal_block_mask,
+    document_block_mask,
+    image_block_mask,
+    prefix_block_mask,
+)
+from forebay.torch.attend import attend_flex
+from forebay.torch.mask_mod import dense_mask
+
+# torch warns itself while it loads its compiler.
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
+
+ROWS, LENGTH = 2, 200
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler():
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    with torch.no_grad():
+        yield
+
+
+def heads(length: int = LENGTH) -> list[torch.Tensor]:
+    torch.manual_seed(0)
+    return [torch.randn(ROWS, 2, length, 16) for _ in range(3)]
+
+
+def sdpa_with_the_dense_mask(query, key, value, mask: BlockMask) -> torch.Tensor:
+    tokens = torch.arange(query.shape[2])
+    seen = dense_mask(mask.mask_mod, torch.arange(mask.shape[0]), tokens, tokens)
+    return scaled_dot_product_attention(query, key, value, attn_mask=seen)
+
+
+DOCUMENTS = batch([[70, 50, 1], [130]], LENGTH)
+MASKS = {
+    "causal": document_block_mask(*DOCUMENTS),
+    "window": document_block_mask(*DOCUMENTS, window=20, block_size=32),
+    "bidirectional": document_block_mask(*DOCUMENTS, kind="bidirectional"),
+    "prefix": prefix_block_mask(DOCUMENTS.seq_lens, DOCUMENTS.seq_lens // 2, LENGTH),
+    "plain": causal_block_mask(LENGTH, block_size=64),
+    "image": image_block_mask([[0, 40, 160, 80], [60, 0, 16, 160]], (160, 80 + 80), 16),
+}
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize("name", MASKS)
+def test_flex_attention_without_compile_equals_sdpa(name):
+    mask = MASKS[name]
+    query, key, value = heads(mask.seq_lengths[0])
+    attended = flex_attention(query, key, value, block_mask=mask)
+    expected = sdpa_with_the_dense_mask(query, key, value, mask)
+    torch.testing.assert_close(attended, expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("kind", ["causal", "bidirectional"])
+def test_compiled_flex_attention_equals_sdpa_and_compiles_once_for_all_documents(kind):
+    query, key, value = heads()
+    for seed in range(4):
+        case = random_batch(ROWS, LENGTH, seed, mean_length=80)
+        mask = document_block_mask(*case, kind=kind, window=None if seed < 2 else 40 * seed, block_size=32)
+        assert mask.full_kv_num_blocks.sum() > 0
+        attended = attend_flex(query, key, value, mask)
+        expected = sdpa_with_the_dense_mask(query, key, value, mask)
+        torch.testing.assert_close(attended, expected, atol=1e-5, rtol=0)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+
+
+def test_packed_self_attention_takes_flex_without_gradients_and_agrees_with_sdpa():
+    torch.manual_seed(0)
+    module = PackedSelfAttention(32, 2)
+    x = torch.randn(ROWS, LENGTH, 32)
+    attended = module(x, DOCUMENTS.seq_lens)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+    with torch.enable_grad():
+        trained = module(x, DOCUMENTS.seq_lens)
+    torch.testing.assert_close(attended, trained.detach(), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float16, 5e-3), (torch.bfloat16, 4e-2)]
+)
+def test_a_seed_gives_equal_output_in_every_dtype(dtype, tolerance):
+    torch.manual_seed(0)
+    seed = SeedAttention(32, 2, backend="dense")
+    torch.nn.init.normal_(seed.proj.weight, std=0.2)
+    x = torch.randn(2, 150, 32)
+    expected = seed(x)
+    seed.backend = "flex"
+    seed.to(dtype)
+    assert len(seed.cache) == 0
+    torch.testing.assert_close(seed(x.to(dtype)).float(), expected, atol=tolerance, rtol=0)
+
+
+def test_one_mask_serves_float32_and_autocast():
+    torch.manual_seed(0)
+    seed = SeedAttention(32, 2, backend="flex")
+    torch.nn.init.normal_(seed.proj.weight, std=0.2)
+    x = torch.randn(2, 150, 32)
+    expected = seed(x)
+    for dtype in (torch.bfloat16, torch.float16):
+        with torch.autocast("cpu", dtype):
+            torch.testing.assert_close(seed(x).float(), expected, atol=4e-2, rtol=0)
+    assert (seed.cache.statistics.misses, seed.cache.statistics.hits) == (1, 2)

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from forebay.cache.plan import Plan
+from forebay.cache.publish import sound_record
 from forebay.cache.published import open_chunk
 from forebay.format.generation import ChunkTable
 from forebay.source import Source, SourceFile
@@ -83,9 +84,15 @@ class Past:
         return all(self._is_same_part(source, found, *place) for place in places)
 
     def _is_same_part(self, source: Source, found: SourceFile, chunk: int, part: int, start: int, stop: int) -> bool:
-        position = self._table.position(chunk)
-        if position is None:
-            return True
         if chunk not in self._sums:
-            self._sums[chunk] = open_chunk(self._store, self._layer, self._table.record(position)).source_sums()
-        return source.digest(found, start, stop) == self._sums[chunk][part]
+            self._sums[chunk] = self._read_sums(chunk)
+        sums = self._sums[chunk]
+        return not sums or source.digest(found, start, stop) == sums[part]
+
+    def _read_sums(self, chunk: int) -> list[int]:
+        """The digests that a chunk keeps; none where there is no chunk. A killed build leaves some that are unlisted."""
+        position = self._table.position(chunk)
+        if position is not None:
+            return open_chunk(self._store, self._layer, self._table.record(position)).source_sums()
+        record = sound_record(self._store, self._layer, chunk)
+        return open_chunk(self._store, self._layer, record).source_sums() if record else []

@@ -176,15 +176,21 @@ def _with_unlisted(
     return table.with_records(fresh) if fresh else table
 
 
-def _adopted(store: Store, layer: str, chunk: int, revision: int, skipped: set[str]) -> list[ChunkRecord]:
+def sound_record(store: Store, layer: str, chunk: int, revision: int = 0) -> ChunkRecord | None:
+    """The record of a chunk's file, listed or not, once all of it is read; None where there is no sound one."""
     key = layout.chunk(layer, chunk, revision)
     recipe = read_recipe_document(store, layer)
     try:
-        view = store.map(key)
-        return [adopt_chunk(view, key, layer, chunk, recipe.fingerprint if recipe else "", revision)]
+        return adopt_chunk(store.map(key), key, layer, chunk, recipe.fingerprint if recipe else "", revision)
     except (KeyError, Damaged):
-        skipped.add(key)
-        return []
+        return None
+
+
+def _adopted(store: Store, layer: str, chunk: int, revision: int, skipped: set[str]) -> list[ChunkRecord]:
+    record = sound_record(store, layer, chunk, revision)
+    if record is None:
+        skipped.add(layout.chunk(layer, chunk, revision))
+    return [record] if record else []
 
 
 def _constants(store: Store, names: list[str]) -> dict[str, str]:

@@ -25,6 +25,7 @@ from forebay.format.chunk import ChunkRecord
 from forebay.store.base import Store, holds
 
 TRIES = 3
+HOPELESS = 20  # failed chunks, with none made, that end a build
 TICK_SECONDS = 0.5
 PUBLISH_SECONDS = 60.0
 
@@ -203,7 +204,7 @@ class Build:
         self._claims.fail(chunk, reason)
         self._tally.failed[chunk] = reason
         self._tally.note = f"chunk {chunk} failed: {reason}"
-        if len(self._tally.failed) >= TRIES and not self._tally.records:
+        if len(self._tally.failed) >= HOPELESS and not self._tally.records:
             raise BuildFailed(self._store.address, self._tally.failed)
 
     def _died_at_birth(self, died: Died) -> None:

@@ -9,10 +9,11 @@ from forebay.cache.build import Build, Tally, Terms, Weigh
 from forebay.cache.crew import Engine
 from forebay.cache.freshness import Freshness, check_freshness
 from forebay.cache.plan import Plan
-from forebay.cache.publish import UNPUBLISHED, chunk_files, publish
+from forebay.cache.publish import UNPUBLISHED, chunk_files, publish, sound_record
 from forebay.cache.records import BuildReport
 from forebay.cache.work import BaseJob, BuildJob, ChunkJob, LayerJob, RepairJob
 from forebay.errors import BuildFailed, SourceChanged
+from forebay.format import layout
 from forebay.format.chunk import ChunkRecord
 from forebay.format.generation import ChunkTable, Generation
 from forebay.recipe import LayerRecipe, Recipe
@@ -65,6 +66,8 @@ def build_chunks(place: Workplace, wanted: Iterable[int], engine: Engine, terms:
     if lost:
         again = remake_chunks(place, lost, newest, engine, terms)
         notes.append(f"{len(again.records)} published chunk(s) had lost their files and were made again")
+        tally.failed |= again.failed
+        tally.present -= len(lost) - len(again.records)
     try:
         Build(BuildJob(place.job), missing, tally, terms, place.streams, place.weigh).run(engine)
     finally:
@@ -102,7 +105,10 @@ def drop_unsound(store: Store, layer: str, terms: Terms) -> Generation:
     skipped: set[str] = set()
     generation = publish(store, {}, terms.versions, skipped)
     for key in skipped:
-        store.delete(key)
+        parsed = layout.parse_chunk(key)
+        # Another builder may have removed it and made a sound one since.
+        if parsed and sound_record(store, key.split("/")[1], *parsed) is None:
+            store.delete(key)
     return generation
 
 

@@ -1,0 +1,265 @@
+"""A build computes what is missing and nothing else, and says what stands in its way."""
+
+import gzip
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from tests.builders import chunk_count, chunk_digests, ending, every_file, patient, start_builder, wait_until
+from tests.recipes import NOTES, LengthLayer, ObedientRecipe, makes, order_line, orders, write_orders
+
+import forebay as fb
+from forebay.errors import BuildFailed, BuildStopped, SourceChanged, TooManyFailures
+
+
+@pytest.fixture
+def notes(tmp_path, monkeypatch) -> Path:
+    folder = tmp_path / "notes"
+    folder.mkdir()
+    monkeypatch.setenv(NOTES, str(folder))
+    return folder
+
+
+@pytest.fixture
+def file(tmp_path) -> Path:
+    return write_orders(tmp_path / "source.txt", orders(8))
+
+
+def build(root: Path, file: Path, **options):
+    return fb.build(
+        root, fb.sources.lines(file), ObedientRecipe(), **{"workers": 0, "on_progress": patient()} | options
+    )
+
+
+def stop_after(chunks: int):
+    def listen(progress: fb.Progress) -> None:
+        if progress.phase == "building" and progress.done >= chunks:
+            raise KeyboardInterrupt
+
+    return listen
+
+
+def made(notes: Path) -> list[int]:
+    return [chunk for _, chunk in makes(notes)]
+
+
+def test_building_again_makes_nothing_and_publishes_nothing(tmp_path, file, notes):
+    first = build(tmp_path / "cache", file)
+    before = {name: (tmp_path / "cache" / name).read_bytes() for name in every_file(tmp_path / "cache")}
+    second = build(tmp_path / "cache", file)
+    assert (first.made, first.present, first.rows) == (8, 0, 16)
+    assert (second.made, second.present, second.generation) == (0, 8, first.generation)
+    assert made(notes) == list(range(8))
+    assert {name: (tmp_path / "cache" / name).read_bytes() for name in every_file(tmp_path / "cache")} == before
+
+
+def test_inverse_goes_from_the_far_end(tmp_path, file, notes):
+    build(tmp_path / "cache", file, mode="inverse")
+    assert made(notes) == list(range(8))[::-1]
+
+
+def test_inverse_first_puts_right_what_is_there_then_fills_gaps(tmp_path, file, notes):
+    build(tmp_path / "cache", file, start_chunk=2, end_chunk=4)
+    before = chunk_digests(tmp_path / "cache")
+    damaged = tmp_path / "cache/layers/obedient/000003.safetensors"
+    content = bytearray(damaged.read_bytes())
+    content[-1] ^= 1
+    damaged.write_bytes(content)
+    (notes / "makes").unlink()
+    build(tmp_path / "cache", file, mode="inverse")
+    assert made(notes) == [3, 7, 6, 5, 1, 0]
+    assert chunk_digests(tmp_path / "cache").items() >= before.items()
+
+
+def test_a_range_is_inclusive_and_the_rest_can_follow(tmp_path, file, notes):
+    report = build(tmp_path / "cache", file, start_chunk=2, end_chunk=4)
+    assert (report.chunks, report.made) == (3, 3)
+    assert made(notes) == [2, 3, 4]
+    assert fb.gaps(tmp_path / "cache")[0].missing == (0, 1, 5, 6, 7)
+    assert len(fb.open_cache(tmp_path / "cache")) == 6
+    assert build(tmp_path / "cache", file).made == 5
+
+
+def test_an_interrupted_build_publishes_what_it_made_releases_its_claims_and_goes_on_from_there(tmp_path, file, notes):
+    with pytest.raises(BuildStopped, match=r"3 of 8 chunks.*run the same command to go on") as caught:
+        build(tmp_path / "cache", file, on_progress=stop_after(3))
+    assert isinstance(caught.value, KeyboardInterrupt)
+    assert len(fb.open_cache(tmp_path / "cache")) == 6
+    assert fb.status(tmp_path / "cache").claims == ()
+    assert build(tmp_path / "cache", file).made == 5
+    assert made(notes) == list(range(8))
+
+
+def test_chunks_of_a_killed_build_are_adopted(tmp_path, notes):
+    file = write_orders(tmp_path / "source.txt", orders(60))
+    root = tmp_path / "cache"
+    builder = start_builder(root, file, notes, {"seconds": 0.02}, workers=1)
+    wait_until(lambda: chunk_count(root) >= 5)
+    builder.kill()
+    builder.communicate()
+    present = chunk_count(root)
+    assert not list(root.glob("generations/*"))
+    report = fb.build(root, fb.sources.lines(file), ObedientRecipe(seconds=0.02), workers=0)
+    assert (report.made, report.present, report.rows) == (60 - present, present, 120)
+    assert len(made(notes)) <= 61
+    assert fb.verify(root, full=True).sound
+
+
+@pytest.mark.parametrize("garbage", [b"", b"garbage", bytes(10_000)], ids=["empty", "short", "zeros"])
+def test_an_unlisted_file_that_is_no_sound_chunk_is_removed_and_made(tmp_path, file, garbage):
+    build(tmp_path / "other", file)
+    build(tmp_path / "cache", file, end_chunk=3)
+    (tmp_path / "cache/layers/obedient/000005.safetensors").write_bytes(garbage)
+    assert build(tmp_path / "cache", file).made == 4
+    assert chunk_digests(tmp_path / "cache") == chunk_digests(tmp_path / "other")
+
+
+def test_an_unlisted_chunk_with_one_wrong_byte_is_removed_and_made(tmp_path, file):
+    build(tmp_path / "other", file)
+    build(tmp_path / "cache", file, end_chunk=3)
+    content = bytearray((tmp_path / "other/layers/obedient/000005.safetensors").read_bytes())
+    content[-3] ^= 64
+    (tmp_path / "cache/layers/obedient/000005.safetensors").write_bytes(content)
+    build(tmp_path / "cache", file)
+    assert chunk_digests(tmp_path / "cache") == chunk_digests(tmp_path / "other")
+
+
+def test_a_published_chunk_that_lost_its_file_is_made_again_in_place(tmp_path, file, notes):
+    build(tmp_path / "cache", file)
+    before = chunk_digests(tmp_path / "cache")
+    (tmp_path / "cache/layers/obedient/000005.safetensors").unlink()
+    report = build(tmp_path / "cache", file)
+    assert "1 published chunk(s) had lost their files and were made again" in report.notes
+    assert chunk_digests(tmp_path / "cache") == before
+
+
+def test_a_published_chunk_that_lost_its_file_and_cannot_be_made_again_is_an_error(tmp_path, notes):
+    file = write_orders(tmp_path / "source.txt", orders(4))
+    build(tmp_path / "cache", file)
+    (tmp_path / "cache/layers/obedient/000002.safetensors").unlink()
+    stamp = file.stat()
+    write_orders(file, orders(4, c2="raise ValueError 9"))
+    os.utime(file, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
+    with pytest.raises(BuildFailed, match=r"chunk 2: ValueError"):
+        build(tmp_path / "cache", file)
+
+
+def test_what_another_builder_gave_up_during_the_run_is_not_waited_for(tmp_path, notes):
+    file = write_orders(tmp_path / "source.txt", orders(30, c0="raise ValueError 99"))
+    builders = [
+        start_builder(tmp_path / "cache", file, notes, {"seconds": 0.05}, workers=1, lease_seconds=2) for _ in range(2)
+    ]
+    endings = [ending(builder) for builder in builders]
+    assert "BuildFailed" in {one.get("error") for one in endings}
+    assert all("chunk 0: ValueError" in one["text"] for one in endings if "error" in one)
+    assert fb.gaps(tmp_path / "cache")[0].missing == (0,)
+
+
+def test_too_many_failed_samples_stop_the_build(tmp_path):
+    (tmp_path / "source.txt").write_bytes(b"short\n" * 50 + b"much too long a line\n" * 3)
+    recipe = fb.RawRecipe(chunk_bytes=100, max_sample_bytes=10)
+    source = fb.sources.lines(tmp_path / "source.txt")
+    with pytest.raises(TooManyFailures, match="more than the 2 allowed"):
+        fb.build(tmp_path / "cache", source, recipe, workers=0, max_failures=2)
+    assert fb.build(tmp_path / "cache", source, recipe, workers=0, max_failures=3).failures == 3
+
+
+def test_progress_ends_with_everything_done(tmp_path, file):
+    seen: list[fb.Progress] = []
+    build(tmp_path / "cache", file, on_progress=seen.append)
+    building = [progress for progress in seen if progress.phase == "building"]
+    assert [progress.done for progress in building] == list(range(1, 9))
+    assert {progress.total for progress in building} == {8}
+    assert building[-1].rows == 16
+    assert building[-1].read_bytes == file.stat().st_size
+    chunks = (tmp_path / "cache/layers/obedient").glob("0*.safetensors")
+    assert building[-1].written_bytes == sum(path.stat().st_size for path in chunks)
+
+
+# The source, before and while it is read.
+
+
+def test_a_file_that_was_only_touched_is_still_the_same(tmp_path, file):
+    build(tmp_path / "cache", file, end_chunk=3)
+    os.utime(file, (1, 1))
+    report = build(tmp_path / "cache", file)
+    assert (report.made, report.notes) == (4, ())
+    build(tmp_path / "other", file)
+    assert chunk_digests(tmp_path / "cache") == chunk_digests(tmp_path / "other")
+
+
+@pytest.mark.parametrize("published", [True, False], ids=["listed", "not-yet-listed"])
+@pytest.mark.parametrize("same_size", [True, False])
+def test_a_file_with_other_content_is_named_and_nothing_is_made_of_it(tmp_path, file, same_size, published):
+    root = tmp_path / "cache"
+    build(root, file, end_chunk=3)
+    if not published:  # as a killed build leaves it
+        shutil.rmtree(root / "generations")
+    before = chunk_digests(root)
+    changed = bytearray(file.read_bytes())
+    changed[350] ^= 1
+    file.write_bytes(changed if same_size else changed[:-200])
+    os.utime(file, (1, 1))
+    with pytest.raises(SourceChanged, match=r"source\.txt") as caught:
+        build(root, file)
+    assert set(caught.value.files) == {"source.txt"}
+    assert chunk_digests(root) == before
+
+
+def test_a_stream_with_other_content_is_named_even_where_nothing_was_made_of_it(tmp_path):
+    file = tmp_path / "source.txt.gz"
+    file.write_bytes(zipped(orders(8)))
+    build(tmp_path / "cache", file, end_chunk=0)
+    file.write_bytes(zipped(orders(8, c7="keep this")))
+    os.utime(file, (1, 1))
+    with pytest.raises(SourceChanged, match=r"source\.txt\.gz"):
+        build(tmp_path / "cache", file)
+
+
+def test_a_file_that_grew_is_reported_and_what_was_planned_is_built(tmp_path, file):
+    build(tmp_path / "cache", file, end_chunk=3)
+    with open(file, "ab") as more:
+        more.write(order_line(99, "keep"))
+    report = build(tmp_path / "cache", file)
+    assert report.made == 4
+    assert report.notes == ("1 file(s) of the source grew; `forebay grow` appends what is new",)
+
+
+def test_a_file_that_came_later_is_reported(tmp_path):
+    write_orders(tmp_path / "source/a.txt", orders(4))
+    build(tmp_path / "cache", tmp_path / "source")
+    write_orders(tmp_path / "source/b.txt", orders(4))
+    report = build(tmp_path / "cache", tmp_path / "source")
+    assert report.notes == ("1 file(s) of the source are not in the plan; `forebay grow` appends them",)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_file_that_changes_while_it_is_read_leaves_no_chunk(tmp_path, notes, workers):
+    file = tmp_path / "source.txt"
+    write_orders(file, orders(8, c2=f"append {file} 1"))
+    with pytest.raises(SourceChanged, match=r"source\.txt.*changed while it was read"):
+        build(tmp_path / "cache", file, workers=workers)
+    assert not (tmp_path / "cache/layers/obedient/000002.safetensors").exists()
+    assert fb.status(tmp_path / "cache").claims == ()
+
+
+def test_a_file_that_is_gone_fails_only_the_chunks_that_need_it(tmp_path):
+    write_orders(tmp_path / "source/a.txt", orders(3))
+    write_orders(tmp_path / "source/b.txt", orders(1))
+    build(tmp_path / "cache", tmp_path / "source", end_chunk=0)
+    (tmp_path / "source/b.txt").unlink()
+    with pytest.raises(BuildFailed, match="FileNotFoundError") as caught:
+        build(tmp_path / "cache", tmp_path / "source")
+    assert set(caught.value.failed) == {3}
+
+
+def test_a_layer_over_rows_that_are_there_needs_no_source(tmp_path, file):
+    build(tmp_path / "cache", file, end_chunk=3)
+    file.unlink()
+    report = fb.build(tmp_path / "cache", None, LengthLayer(), workers=0)
+    assert (report.made, report.rows, report.failures) == (4, 8, 4)
+
+
+def zipped(lines: list[str]) -> bytes:
+    return gzip.compress(b"".join(order_line(number, order) for number, order in enumerate(lines)), mtime=0)

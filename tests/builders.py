@@ -14,8 +14,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import forebay as fb
 from tests.recipes import NOTES, ObedientRecipe
+
+import forebay as fb
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 

@@ -15,9 +15,9 @@ import pytest
 import zstandard
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.builders import chunk_digests
 
 import forebay as fb
-from tests.builders import chunk_digests
 
 STORED: dict[str, Callable[[bytes], bytes]] = {
     ".txt": bytes,

@@ -1,0 +1,248 @@
+"""Worker processes: their deaths are reported and made good, and they never outlive their builder."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+from tests.builders import (
+    REPOSITORY,
+    children_of,
+    chunk_count,
+    chunk_digests,
+    ending,
+    is_running,
+    patient,
+    start_builder,
+    wait_until,
+)
+from tests.recipes import NOTES, LengthLayer, ObedientRecipe, makes, orders, write_orders
+
+import forebay as fb
+from forebay.errors import BuildFailed, RecipeInvalid
+
+
+@pytest.fixture
+def notes(tmp_path, monkeypatch) -> Path:
+    folder = tmp_path / "notes"
+    folder.mkdir()
+    monkeypatch.setenv(NOTES, str(folder))
+    return folder
+
+
+def source_of(tmp_path: Path, lines: list[str]) -> fb.Source:
+    return fb.sources.lines(write_orders(tmp_path / "source.txt", lines))
+
+
+def undisturbed_digests(tmp_path: Path, source: fb.Source) -> dict[str, str]:
+    """What a build without any orders followed would be: the orders were followed already."""
+    fb.build(tmp_path / "undisturbed", source, ObedientRecipe(), workers=0)
+    return chunk_digests(tmp_path / "undisturbed")
+
+
+@pytest.mark.parametrize("cause", ["SIGKILL", "SIGSEGV"])
+def test_a_worker_that_dies_is_reported_with_its_chunk_and_replaced_and_the_chunk_is_made(tmp_path, notes, cause):
+    source = source_of(tmp_path, orders(6, c3=f"die {cause} 2"))
+    seen = []
+    report = fb.build(
+        tmp_path / "cache", source, ObedientRecipe(), workers=2, on_progress=lambda now: seen.append(now.note)
+    )
+    assert report.made == 6
+    assert len(report.deaths) == 2
+    for death in report.deaths:
+        assert "chunk 3" in death
+        assert cause in death
+        assert death in seen
+    tries = [pid for pid, chunk in makes(notes) if chunk == 3]
+    assert len(set(tries)) == 3
+    assert [pid for pid in tries[:2] if f"worker {pid}" in "".join(report.deaths)] == tries[:2]
+    assert chunk_digests(tmp_path / "cache") == undisturbed_digests(tmp_path, source)
+    assert fb.status(tmp_path / "cache").claims == ()
+
+
+@pytest.mark.parametrize(("cause", "says"), [("die SIGKILL 3", "SIGKILL"), ("raise OSError 3", "OSError")])
+def test_a_chunk_that_fails_three_times_is_recorded_with_its_reason_and_all_others_are_published(
+    tmp_path, notes, cause, says
+):
+    source = source_of(tmp_path, orders(6, c3=cause))
+    with pytest.raises(BuildFailed, match=rf"chunk 3: .*{says}.*3 tries") as caught:
+        fb.build(tmp_path / "cache", source, ObedientRecipe(), workers=2)
+    assert set(caught.value.failed) == {3}
+    assert [chunk for _, chunk in makes(notes)].count(3) == 3
+    status = fb.status(tmp_path / "cache")
+    assert [(claim.chunk, claim.state) for claim in status.claims] == [(3, "failed")]
+    assert says in status.claims[0].reason
+    assert (status.layers[0].missing, status.layers[0].listed) == ((3,), 5)
+
+    report = fb.build(tmp_path / "cache", source, ObedientRecipe(), workers=2)
+    assert (report.made, report.present) == (1, 5)
+    assert chunk_digests(tmp_path / "cache") == undisturbed_digests(tmp_path, source)
+    assert fb.status(tmp_path / "cache").claims == ()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_input_output_error_is_tried_again(tmp_path, notes, workers):
+    source = source_of(tmp_path, orders(4, c1="raise OSError 2"))
+    report = fb.build(tmp_path / "cache", source, ObedientRecipe(), workers=workers)
+    assert report.made == 4
+    assert [chunk for _, chunk in makes(notes)].count(1) == 3
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_error_of_the_recipe_fails_its_chunk_at_once_and_the_others_go_on(tmp_path, notes, workers):
+    source = source_of(tmp_path, orders(6, c2="raise ValueError 1"))
+    with pytest.raises(BuildFailed, match=r"chunk 2: ValueError: as line source.txt@1000 says"):
+        fb.build(tmp_path / "cache", source, ObedientRecipe(), workers=workers)
+    assert sorted(chunk for _, chunk in makes(notes)) == [0, 1, 2, 3, 4, 5]
+    assert fb.gaps(tmp_path / "cache")[0].missing == (2,)
+    assert len(fb.open_cache(tmp_path / "cache")) == 10
+
+
+def test_bad_chunks_at_the_beginning_do_not_keep_good_ones_from_being_made(tmp_path, notes):
+    bad = {f"c{chunk}": "raise ValueError 9" for chunk in range(4)}
+    source = source_of(tmp_path, orders(9, **bad))
+    with pytest.raises(BuildFailed) as caught:
+        fb.build(tmp_path / "cache", source, ObedientRecipe(), workers=0)
+    assert set(caught.value.failed) == {0, 1, 2, 3}
+    assert fb.gaps(tmp_path / "cache")[0].missing == (0, 1, 2, 3)
+
+
+def test_a_recipe_that_fails_on_everything_is_not_tried_on_everything(tmp_path, notes):
+    bad = {f"c{chunk}": "raise ValueError 9" for chunk in range(60)}
+    source = source_of(tmp_path, orders(60, **bad))
+    with pytest.raises(BuildFailed, match="as line"):
+        fb.build(tmp_path / "cache", source, ObedientRecipe(), workers=0)
+    assert 3 <= len(makes(notes)) < 60
+
+
+def test_workers_that_cannot_even_begin_end_the_build(tmp_path, notes, monkeypatch):
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    source = source_of(tmp_path, orders(2))
+    with pytest.raises(BuildFailed, match="exit code 1"):
+        fb.build(tmp_path / "cache", source, ObedientRecipe(), workers=1, on_progress=patient(30))
+
+
+def test_workers_end_with_a_builder_that_is_killed(tmp_path, notes):
+    stuck = tmp_path / "stuck"
+    write_orders(tmp_path / "source.txt", orders(40, c7=f"stop {stuck} 1"))
+    builder = start_builder(
+        tmp_path / "cache", tmp_path / "source.txt", notes, {"seconds": 0.05}, workers=2, lease_seconds=5
+    )
+    wait_until(stuck.exists)
+    wait_until(lambda: chunk_count(tmp_path / "cache") > 8)
+    workers = children_of(builder.pid)
+    assert len(workers) == 2
+    builder.kill()
+    builder.communicate()
+    wait_until(lambda: not any(map(is_running, workers)), 10, "workers outlived their builder")
+    after = chunk_count(tmp_path / "cache")
+    report = fb.build(
+        tmp_path / "cache", fb.sources.lines(tmp_path / "source.txt"), ObedientRecipe(seconds=0.05), workers=2
+    )
+    assert (report.made, report.present) == (40 - after, after)
+
+
+def test_workers_are_gone_when_a_build_returns(tmp_path, notes):
+    before = set(children_of(os.getpid()))
+    seen: set[int] = set()
+    fb.build(
+        tmp_path / "cache",
+        source_of(tmp_path, orders(6)),
+        ObedientRecipe(),
+        workers=2,
+        on_progress=lambda progress: seen.update(progress.pids),
+    )
+    assert len(seen) == 2
+    assert set(children_of(os.getpid())) == before
+
+
+def run_script(tmp_path: Path, text: str) -> subprocess.CompletedProcess[str]:
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(text))
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    return subprocess.run(
+        [sys.executable, script, tmp_path], env=environment, capture_output=True, text=True, timeout=60
+    )
+
+
+def test_a_script_without_a_main_guard_builds_with_workers(tmp_path):
+    (tmp_path / "source.txt").write_bytes(b"some words\n" * 500)
+    ended = run_script(
+        tmp_path,
+        """
+        import sys
+        import forebay as fb
+        print("once")
+        report = fb.build(
+            sys.argv[1] + "/cache", fb.sources.lines(sys.argv[1] + "/source.txt"), fb.RawRecipe(chunk_bytes=2000), workers=2
+        )
+        print(report.made == report.chunks > 3)
+        """,
+    )
+    assert (ended.stdout, ended.stderr) == ("once\nTrue\n", "")
+
+
+def test_a_recipe_defined_in_the_script_itself_is_refused_with_what_to_do(tmp_path):
+    (tmp_path / "source.txt").write_bytes(b"some words\n" * 500)
+    ended = run_script(
+        tmp_path,
+        """
+        import sys
+        import forebay as fb
+        class Mine(fb.RawRecipe, frozen=True): pass
+        source = fb.sources.lines(sys.argv[1] + "/source.txt")
+        try:
+            fb.build(sys.argv[1] + "/cache", source, Mine(), workers=2)
+        except fb.errors.RecipeInvalid as error:
+            print(error)
+        print(fb.build(sys.argv[1] + "/cache", source, Mine(), workers=0).made)
+        """,
+    )
+    assert ended.stderr == ""
+    first, second = ended.stdout.splitlines()
+    assert first.startswith("Mine is defined in the script itself")
+    assert "module of its own" in first
+    assert "workers=0" in first
+    assert second == "1"
+
+
+def test_a_store_in_memory_is_refused_by_worker_processes(tmp_path):
+    source = source_of(tmp_path, orders(2))
+    with pytest.raises(RecipeInvalid, match="workers=0"):
+        fb.build(fb.MemoryStore(), source, ObedientRecipe(), workers=2)
+
+
+def test_an_interrupt_from_the_terminal_stops_cleanly_and_a_rerun_goes_on(tmp_path, notes):
+    write_orders(tmp_path / "source.txt", orders(40))
+    builder = start_builder(tmp_path / "cache", tmp_path / "source.txt", notes, {"seconds": 0.05}, workers=2)
+    wait_until(lambda: chunk_count(tmp_path / "cache") > 3)
+    workers = children_of(builder.pid)
+    builder.send_signal(signal.SIGINT)
+    ended = ending(builder)
+    assert ended["error"] == "BuildStopped"
+    assert "run the same command to go on" in ended["text"]
+    assert not any(map(is_running, workers))
+    present = chunk_count(tmp_path / "cache")
+    assert 3 < present < 40
+    status = fb.status(tmp_path / "cache")
+    assert (status.claims, status.layers[0].listed) == ((), present)
+    assert not list((tmp_path / "cache").rglob(".tmp-*"))
+    report = fb.build(
+        tmp_path / "cache", fb.sources.lines(tmp_path / "source.txt"), ObedientRecipe(seconds=0.05), workers=2
+    )
+    assert (report.made, report.present) == (40 - present, present)
+    assert sum(1 for _ in makes(notes)) <= 40 + 2
+
+
+def test_a_layer_is_made_by_workers_as_it_is_in_process(tmp_path, notes):
+    source = source_of(tmp_path, orders(6))
+    for name, workers in (("one", 0), ("two", 2)):
+        fb.build(tmp_path / name, source, ObedientRecipe(), workers=0)
+        report = fb.build(tmp_path / name, None, LengthLayer(), workers=workers)
+        assert (report.made, report.rows, report.failures) == (6, 12, 6)
+    assert chunk_digests(tmp_path / "one") == chunk_digests(tmp_path / "two")
+    rows = fb.open_cache(tmp_path / "two").read(range(12), columns=["lengths.present"])
+    assert rows["lengths.present"].tolist() == [True, False] * 6

@@ -37,9 +37,7 @@ def main() -> None:
     warnings.filterwarnings("ignore", category=DeprecationWarning)
     # One kernel per size: without this the third size would be compiled for dynamic shapes.
     torch._dynamo.config.automatic_dynamic_shapes = False
-    table = Table(
-        title=f"block mask of causal packed documents, CPU, {torch.get_num_threads()} threads, milliseconds"
-    )
+    table = Table(title=f"block mask of causal packed documents, CPU, {torch.get_num_threads()} threads, milliseconds")
     for heading in HEADINGS:
         table.add_column(heading, justify="right")
     for rows, sequence_length in SIZES:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from forebay import errors, sources, testing
+    from forebay import errors, masks, sources, testing
     from forebay.api import build, clean, copy, estimate, gaps, grow, repair, status, summarize, verify
     from forebay.cache.reader import Cache, RowId, open_cache
     from forebay.cache.records import Progress
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 # Where each public name lives. A name is imported when it is first used.
 _HOMES = {
     **dict.fromkeys(
-        ("build", "clean", "copy", "estimate", "gaps", "grow", "repair", "status", "summarize", "verify"), "forebay.api"
+        ("build", "clean", "copy", "estimate", "gaps", "grow", "masks", "repair", "status", "summarize", "verify"), "forebay.api"
     ),
     **dict.fromkeys(("Cache", "RowId", "open_cache"), "forebay.cache.reader"),
     **dict.fromkeys(("Column", "Ragged"), "forebay.columns"),
@@ -37,12 +37,12 @@ _HOMES = {
     "Progress": "forebay.cache.records",
     "RawRecipe": "forebay.raw",
 }
-_MODULES = ("errors", "sources", "testing")
+_MODULES = ("errors", "masks", "sources", "testing")
 
 __all__ = [
     "Cache", "ChunkTarget", "Column", "Failure", "LayerRecipe", "LocalStore", "MemoryStore", "Part", "Progress",
     "Ragged", "RawRecipe", "Recipe", "RowId", "Rows", "Sample", "Source", "SourceFile", "Store", "build", "clean",
-    "copy", "errors", "estimate", "fingerprint", "gaps", "grow", "open_cache", "repair", "sources", "status",
+    "copy", "errors", "estimate", "fingerprint", "gaps", "grow", "masks", "open_cache", "repair", "sources", "status",
     "summarize", "testing", "verify",
 ]  # fmt: skip
 

@@ -20,7 +20,7 @@ def test_the_drawing_of_the_module_holds():
     assert masks.doc_stop(LENGTHS, 7).tolist() == [[3, 3, 3, 5, 5, 7, 7]]
     assert masks.padding_mask(LENGTHS, 7).tolist() == [[False] * 5 + [True] * 2]
     assert masks.label_mask(LENGTHS, 7).astype(int).tolist() == [[1, 1, 0, 1, 0, 0, 0]]
-    assert masks.label_mask(LENGTHS, 7, "shifted_by_model").astype(int).tolist() == [[0, 1, 1, 0, 1, 0, 0]]
+    assert masks.label_mask(LENGTHS, 7, "aligned").astype(int).tolist() == [[0, 1, 1, 0, 1, 0, 0]]
     assert masks.cu_seqlens(LENGTHS, 7).tolist() == [0, 3, 5, 7]
 
 
@@ -31,7 +31,7 @@ def test_the_examples_in_docstrings_hold():
 def test_labels_are_the_next_token_or_the_token_itself():
     tokens = [[5, 6, 7, 8, 9, 0, 0]]
     assert masks.labels(tokens, LENGTHS).tolist() == [[6, 7, -100, 9, -100, -100, -100]]
-    assert masks.labels(tokens, LENGTHS, "shifted_by_model").tolist() == [[-100, 6, 7, -100, 9, -100, -100]]
+    assert masks.labels(tokens, LENGTHS, "aligned").tolist() == [[-100, 6, 7, -100, 9, -100, -100]]
 
 
 def test_without_a_sequence_length_the_fullest_row_decides():
@@ -66,7 +66,7 @@ def test_no_label_is_padding_or_of_another_document(case: RowCase):
     rows, length = len(case.seq_lens), case.sequence_length
     tokens = np.arange(rows * length).reshape(rows, length)
     ids, padded = masks.document_ids(*case), masks.padding_mask(*case)
-    for style, ahead in (("next", 1), ("shifted_by_model", 0)):
+    for style, ahead in (("next", 1), ("aligned", 0)):
         labels = masks.labels(tokens, case.seq_lens, style)
         for row, place in np.argwhere(labels != -100):
             predicted_from = place + ahead - 1
@@ -98,7 +98,7 @@ def test_lengths_that_make_no_row_are_refused(seq_lens, sequence_length, sentenc
 
 
 def test_an_unknown_style_of_labels_is_refused():
-    with pytest.raises(ValueError, match="style is 'last' but 'next' or 'shifted_by_model'"):
+    with pytest.raises(ValueError, match="style is 'last' but 'next' or 'aligned'"):
         masks.label_mask(LENGTHS, 7, "last")
 
 

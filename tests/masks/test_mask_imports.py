@@ -3,9 +3,7 @@
 import subprocess
 import sys
 
-PROBE = (
-    "import sys, forebay, forebay.masks; print([name for name in ('torch', 'PIL') if name in sys.modules])"
-)
+PROBE = "import sys, forebay, forebay.masks; print([name for name in ('torch', 'PIL') if name in sys.modules])"
 
 
 def test_masks_import_neither_torch_nor_pillow():

@@ -38,9 +38,7 @@ def test_a_pixel_outside_the_rectangle_is_padding(case):
 @given(letterboxes(sides=st.sampled_from([4, 8, 12, 24])), st.sampled_from([1, 2, 4]), THRESHOLDS)
 def test_a_token_is_ignored_when_its_padded_share_reaches_the_threshold(case, patch, threshold):
     boxes, (height, width) = case
-    shares = (
-        pixels_by_hand(*case).reshape(-1, height // patch, patch, width // patch, patch).mean(axis=(2, 4))
-    )
+    shares = pixels_by_hand(*case).reshape(-1, height // patch, patch, width // patch, patch).mean(axis=(2, 4))
     expected = shares >= threshold
     if expected.all(axis=(1, 2)).any():
         with pytest.raises(ValueError, match="all tokens of image"):
@@ -63,9 +61,7 @@ def test_with_patch_16_two_hundred_thirty_padded_pixels_keep_and_one_more_ignore
 @given(letterboxes())
 def test_a_flipped_box_is_the_box_of_the_flipped_mask(case):
     boxes, size = case
-    assert (
-        masks.pixel_mask(masks.flip_rectangles(boxes, size), size) == pixels_by_hand(*case)[:, :, ::-1]
-    ).all()
+    assert (masks.pixel_mask(masks.flip_rectangles(boxes, size), size) == pixels_by_hand(*case)[:, :, ::-1]).all()
     assert (masks.flip_rectangles(masks.flip_rectangles(boxes, size), size) == boxes).all()
 
 

@@ -44,13 +44,9 @@ def test_a_prefix_is_seen_by_its_whole_document(case: RowCase, random):
     # The padding tail has no prefix.
     prefix_of = np.pad(prefix, ((0, 0), (0, 1)))
     whole = masks.whole_lengths(*case)
-    in_prefix = masks.positions(*case) < np.stack(
-        [np.repeat(p, n) for p, n in zip(prefix_of, whole, strict=True)]
-    )
+    in_prefix = masks.positions(*case) < np.stack([np.repeat(p, n) for p, n in zip(prefix_of, whole, strict=True)])
     expected = same_document(case) & ((key <= query) | in_prefix[:, None, :])
-    assert (
-        masks.dense_mask(masks.prefix_spans(case.seq_lens, prefix, case.sequence_length)) == expected
-    ).all()
+    assert (masks.dense_mask(masks.prefix_spans(case.seq_lens, prefix, case.sequence_length)) == expected).all()
 
 
 @given(st.integers(1, 40))

@@ -55,9 +55,7 @@ def gradients(attended: Tensor, inputs: list[Tensor]) -> list[Tensor]:
 def test_gradients_equal_those_of_separate_attention_per_document(backend):
     inputs = heads(ROWS, requires_grad=True)
     mask = document_block_mask(*ROWS)
-    attended = (
-        attend_dense(*inputs, mask) if backend == "dense" else attend_documents(*inputs, mask, ROWS.seq_lens)
-    )
+    attended = attend_dense(*inputs, mask) if backend == "dense" else attend_documents(*inputs, mask, ROWS.seq_lens)
     expected = gradients(attention_by_document(*inputs, ROWS), inputs)
     for found, wanted in zip(gradients(attended, inputs), expected, strict=True):
         torch.testing.assert_close(found, wanted, atol=1e-5, rtol=0)

@@ -95,9 +95,7 @@ def test_a_row_without_documents_equals_create_block_mask(length: int, block_siz
 def test_padding_of_images_equals_create_block_mask(contents, block_size, leading_tokens):
     size, patch = (64, 96), 8
     boxes = [[(96 - width) // 2, (64 - height) // 2, width, height] for height, width in contents]
-    mask = image_block_mask(
-        boxes, size, patch, threshold=0.999, leading_tokens=leading_tokens, block_size=block_size
-    )
+    mask = image_block_mask(boxes, size, patch, threshold=0.999, leading_tokens=leading_tokens, block_size=block_size)
     kept = ~masks.token_ignore_mask(boxes, size, patch, 0.999).reshape(len(boxes), -1)
     kept = np.concatenate((np.ones((len(boxes), leading_tokens), bool), kept), axis=1)
     length = kept.shape[1]

@@ -90,9 +90,7 @@ def test_packed_self_attention_takes_flex_without_gradients_and_agrees_with_sdpa
     torch.testing.assert_close(attended, trained.detach(), atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize(
-    ("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float16, 5e-3), (torch.bfloat16, 4e-2)]
-)
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float16, 5e-3), (torch.bfloat16, 4e-2)])
 def test_a_seed_gives_equal_output_in_every_dtype(dtype, tolerance):
     torch.manual_seed(0)
     seed = SeedAttention(32, 2, backend="dense")

@@ -24,7 +24,7 @@ from numpy.typing import ArrayLike, NDArray
 
 Ints = NDArray[np.int32]
 Bools = NDArray[np.bool_]
-LabelStyle = Literal["next", "shifted_by_model"]
+LabelStyle = Literal["next", "aligned"]
 
 IGNORED_LABEL = -100
 
@@ -96,12 +96,12 @@ def padding_mask(seq_lens: ArrayLike, sequence_length: int | None = None) -> Boo
 def label_mask(seq_lens: ArrayLike, sequence_length: int | None = None, style: LabelStyle = "next") -> Bools:
     """True where the loss counts. Never on padding, and never across a document boundary.
 
-    tokens              a a a b b . .
-    next                1 1 0 1 0 0 0     the label is the next token; a document's last token has none
-    shifted_by_model    0 1 1 0 1 0 0     the label is the token itself; nothing predicts a document's first
+    tokens     a a a b b . .
+    next       1 1 0 1 0 0 0     the label is the next token; a document's last token has none
+    aligned    0 1 1 0 1 0 0     the label is the token itself; nothing predicts a document's first
     """
     if style not in get_args(LabelStyle):
-        raise ValueError(f"style is {style!r} but 'next' or 'shifted_by_model' is expected")
+        raise ValueError(f"style is {style!r} but 'next' or 'aligned' is expected")
     without_label = _last_tokens if style == "next" else _first_tokens
     return ~(without_label(seq_lens, sequence_length) | padding_mask(seq_lens, sequence_length))
 
@@ -109,9 +109,9 @@ def label_mask(seq_lens: ArrayLike, sequence_length: int | None = None, style: L
 def labels(tokens: ArrayLike, seq_lens: ArrayLike, style: LabelStyle = "next") -> NDArray[np.int64]:
     """Labels `[rows, sequence_length]`, -100 where the loss must not look.
 
-    tokens              5 6 7 8 9 0 0     seq_lens [[3, 2]]
-    next                6 7 . 9 . . .     . = -100
-    shifted_by_model    . 6 7 . 9 . .
+    tokens     5 6 7 8 9 0 0     seq_lens [[3, 2]]
+    next       6 7 . 9 . . .     . = -100
+    aligned    . 6 7 . 9 . .
     """
     wanted = np.array(tokens, np.int64)
     counted = label_mask(seq_lens, wanted.shape[1], style)

@@ -67,9 +67,7 @@ def packed_row(
     canvas = np.where(((token >= first) & (token < stop))[:, :, None], colours[token][:, None], UNSEEN)
     if block_size is None:
         return Picture(Image.fromarray(canvas.astype(np.uint8)))
-    shaded = np.where(
-        _in_full_block(seen, row, token, block_size)[:, :, None], canvas * FULL_BLOCK_SHADE, canvas
-    )
+    shaded = np.where(_in_full_block(seen, row, token, block_size)[:, :, None], canvas * FULL_BLOCK_SHADE, canvas)
     image = Image.fromarray(shaded.astype(np.uint8))
     _rule(image, seen.sequence_length, block_size)
     return Picture(image)

@@ -39,9 +39,7 @@ def pixel_mask(rectangles: ArrayLike, size: Size) -> Bools:
     return ~content
 
 
-def token_ignore_mask(
-    rectangles: ArrayLike, size: Size, patch: int, threshold: float = IGNORE_THRESHOLD
-) -> Bools:
+def token_ignore_mask(rectangles: ArrayLike, size: Size, patch: int, threshold: float = IGNORE_THRESHOLD) -> Bools:
     """True = ignored, `[images, height/patch, width/patch]`: the padded share reaches `threshold`.
 
     pixels   1 1 1 . . .      patch 2      1 . .      half of the second patch is padding: kept
@@ -102,9 +100,7 @@ def _cell_content(rectangles: Rectangles, size: Size, grid: Size) -> NDArray[np.
     return rows[:, :, None] * columns[:, None, :]
 
 
-def _overlap(
-    start: NDArray[np.int64], stop: NDArray[np.int64], length: int, cells: int
-) -> NDArray[np.float64]:
+def _overlap(start: NDArray[np.int64], stop: NDArray[np.int64], length: int, cells: int) -> NDArray[np.float64]:
     edges = np.arange(cells + 1) * length / cells
     shared: NDArray[np.float64] = np.minimum(stop, edges[1:]) - np.maximum(start, edges[:-1])
     return np.maximum(shared, 0.0)

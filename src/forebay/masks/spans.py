@@ -36,9 +36,7 @@ class Spans:
         return int(self.first.shape[1])
 
 
-def document_spans(
-    seq_lens: ArrayLike, sequence_length: int | None = None, kind: DocumentKind = "causal"
-) -> Spans:
+def document_spans(seq_lens: ArrayLike, sequence_length: int | None = None, kind: DocumentKind = "causal") -> Spans:
     """A token sees its own document: up to itself (`causal`), or all of it (`bidirectional`).
 
     causal    1 . . . .       bidirectional    1 1 1 . .

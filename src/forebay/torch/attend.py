@@ -59,9 +59,7 @@ def attend_flex(query: Tensor, key: Tensor, value: Tensor, mask: BlockMask) -> T
 def attend_dense(query: Tensor, key: Tensor, value: Tensor, mask: BlockMask) -> Tensor:
     rows = torch.arange(mask.shape[0], device=query.device)
     tokens = torch.arange(query.shape[2], device=query.device)
-    return scaled_dot_product_attention(
-        query, key, value, attn_mask=dense_mask(mask.mask_mod, rows, tokens, tokens)
-    )
+    return scaled_dot_product_attention(query, key, value, attn_mask=dense_mask(mask.mask_mod, rows, tokens, tokens))
 
 
 @outside_graphs
@@ -69,9 +67,7 @@ def attend_documents(query: Tensor, key: Tensor, value: Tensor, mask: BlockMask,
     """Each document by itself, with its own corner of the mask."""
     whole = whole_lengths(seq_lens.cpu().numpy(), query.shape[2]).tolist()
     rows = [
-        torch.cat(
-            [_attend_slice(query, key, value, mask, row, start, stop) for start, stop in _slices(lengths)], 2
-        )
+        torch.cat([_attend_slice(query, key, value, mask, row, start, stop) for start, stop in _slices(lengths)], 2)
         for row, lengths in enumerate(whole)
     ]
     return torch.cat(rows)

@@ -52,9 +52,7 @@ class PackedSelfAttention(nn.Module):
 
     def forward(self, x: Tensor, seq_lens: Tensor) -> Tensor:
         if len(seq_lens) != len(x):
-            raise ValueError(
-                f"x has {len(x)} rows but seq_lens has {len(seq_lens)}; pass the lengths of this batch"
-            )
+            raise ValueError(f"x has {len(x)} rows but seq_lens has {len(seq_lens)}; pass the lengths of this batch")
         query, key, value = _split_heads(self.qkv(x), self.n_head)
         mask = self._mask(seq_lens, x.shape[1], x.device)
         backend = backend_for(query) if self.backend == "auto" else self.backend

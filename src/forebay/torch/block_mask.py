@@ -68,9 +68,7 @@ def document_block_mask(
     if window is not None:
         spans = windowed(spans, window)
     first = _tensor(spans.first, device)
-    mask_mod = (
-        causal_span_mask_mod(first) if kind == "causal" else span_mask_mod(first, _tensor(spans.stop, device))
-    )
+    mask_mod = causal_span_mask_mod(first) if kind == "causal" else span_mask_mod(first, _tensor(spans.stop, device))
     return _span_block_mask(spans, mask_mod, block_size, device)
 
 
@@ -129,9 +127,7 @@ def image_block_mask(
     ignored = token_ignore_mask(boxes, size, patch, threshold).reshape(len(boxes), -1)
     keep = np.pad(~ignored, ((0, 0), (leading_tokens, 0)), constant_values=True)
     pair = _pair(block_size)
-    return _block_mask(
-        key_block_lists(keep, pair), key_mask_mod(_tensor(keep, device)), keep.shape[1], pair, device
-    )
+    return _block_mask(key_block_lists(keep, pair), key_mask_mod(_tensor(keep, device)), keep.shape[1], pair, device)
 
 
 def _span_block_mask(
@@ -146,9 +142,7 @@ def _block_mask(
 ) -> PortableBlockMask:
     kv, full_kv = _with_heads(lists.kv, device), _with_heads(lists.full_kv, device)
     q, full_q = _with_heads(lists.q, device), _with_heads(lists.full_q, device)
-    return PortableBlockMask(
-        (length, length), *kv, *full_kv, *q, *full_q, BLOCK_SIZE=block_size, mask_mod=mask_mod
-    )
+    return PortableBlockMask((length, length), *kv, *full_kv, *q, *full_q, BLOCK_SIZE=block_size, mask_mod=mask_mod)
 
 
 def _with_heads(blocks: BlockList, device: Device) -> tuple[Tensor, Tensor]:

@@ -66,9 +66,7 @@ class BlockMaskCache:
 
     def __init__(self, max_entries: int = DEFAULT_MAX_ENTRIES, max_bytes: int = DEFAULT_MAX_BYTES) -> None:
         if max_entries < 1 or max_bytes < 1:
-            raise ValueError(
-                f"a cache of {max_entries} entries and {max_bytes} bytes holds nothing; pass 1 or more"
-            )
+            raise ValueError(f"a cache of {max_entries} entries and {max_bytes} bytes holds nothing; pass 1 or more")
         self.max_entries = max_entries
         self.max_bytes = max_bytes
         self._lock = threading.Lock()

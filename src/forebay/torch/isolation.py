@@ -104,9 +104,7 @@ def _leaks_of(document: int, moved: Tensor, ids: Tensor, tolerance: float) -> li
     # `not <=` so that NaN is a leak.
     reached = ~(moved <= tolerance) & (ids != document)
     pairs = {(int(row), int(ids[row, token])) for row, token in torch.nonzero(reached)}
-    return [
-        Leak(row, document, other, float(moved[row, ids[row] == other].max())) for row, other in sorted(pairs)
-    ]
+    return [Leak(row, document, other, float(moved[row, ids[row] == other].max())) for row, other in sorted(pairs)]
 
 
 def _steady_output(model: Model, inputs: Tensor) -> Tensor:

@@ -56,9 +56,7 @@ def moved_mask_mod(mask_mod: MaskMod, device: torch.device | str) -> MaskMod:
         return mask_mod
     assert isinstance(mask_mod, FunctionType)
     cells = tuple(CellType(_moved(cell.cell_contents, device)) for cell in _cells(mask_mod))
-    moved = FunctionType(
-        mask_mod.__code__, mask_mod.__globals__, mask_mod.__name__, mask_mod.__defaults__, cells
-    )
+    moved = FunctionType(mask_mod.__code__, mask_mod.__globals__, mask_mod.__name__, mask_mod.__defaults__, cells)
     moved.__qualname__ = mask_mod.__qualname__
     return moved
 

@@ -68,7 +68,9 @@ class Source(Protocol):
     the disk or the network `OSError`; a sample with bad content is yielded as a `Failure`.
     """
 
-    unit: Unit
+    @property
+    def unit(self) -> Unit:
+        """What the ranges of its parts count."""
 
     def describe(self) -> Mapping[str, Any]:
         """JSON values with a `kind` under which `forebay.kinds` finds this source again."""

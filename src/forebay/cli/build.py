@@ -1,0 +1,89 @@
+"""`forebay build`: plan, then compute what is missing."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+from forebay import api
+from forebay.cli.dry_run import dry_run_of
+from forebay.cli.kind_group import FROM_OPTIONS, KindGroup, gathered
+from forebay.cli.kinds import KINDS, Kind
+from forebay.cli.options import decorated, failures_option, json_option, memory_option, workers_option
+from forebay.cli.progress import shown_progress
+from forebay.cli.settings import Settings
+from forebay.cli.show import show
+from forebay.cli.source_paths import refuse_standard_input
+
+RUN_OPTIONS = (
+    click.option("--into", metavar="CACHE", help="Where the cache is, or will be."),
+    click.option("--layer", help="The layer's name.  [default: the kind]"),
+    workers_option,
+    click.option("--start-chunk", type=click.IntRange(min=0), metavar="A", help="First chunk to build."),
+    click.option("--end-chunk", type=click.IntRange(min=0), metavar="B", help="Last chunk to build, inclusive."),
+    click.option(
+        "--mode",
+        type=click.Choice(["forward", "inverse"]),
+        help="inverse: check what is there first, then fill gaps from the far end.",
+    ),
+    click.option("--resume", is_flag=True, help="Go on where a build stopped; always so, accepted for clarity."),
+    click.option("--engine", type=click.Choice(["local"]), help="Who makes the chunks: processes of this machine."),
+    memory_option,
+    failures_option,
+    click.option("--dry-run", is_flag=True, help="Say what would be built; write nothing."),
+    json_option,
+)
+
+
+@click.group(cls=KindGroup, subcommand_metavar="KIND|SETTINGS.toml|CACHE [ARGS]...")
+def build() -> None:
+    """Build a cache: plan, then compute what is missing, and nothing else.
+
+    Name a kind of data and its sources, or a settings file ([source] [recipe] [build]; flags win; paths in it are
+    relative to its folder), or a cache that was begun. Ctrl-C stops at once and says how to go on.
+
+    \b
+    Example: forebay build raw 'data/*.jsonl' --into caches/raw
+             forebay build wiki.toml --workers 8
+             forebay build caches/raw --start-chunk 35 --end-chunk 44
+    """
+
+
+def build_command(kind: Kind) -> click.Command:
+    """The subcommand of one kind."""
+
+    def command(
+        dry_run: bool, resume: bool, as_json: bool, from_file: str | None, from_cache: str | None, **flags: Any
+    ) -> None:
+        settings = gathered(kind.name, from_file, from_cache, flags)
+        _check(settings)
+        show(dry_run_of(settings) if dry_run else _built(settings, as_json), as_json)
+
+    options = (*FROM_OPTIONS, *kind.options, *RUN_OPTIONS)
+    text = f"{kind.summary}\n\n{kind.details}\n\nExample: forebay build {kind.example} --into caches/{kind.name}"
+    argument = click.argument("paths", nargs=-1, metavar="SOURCE...", callback=refuse_standard_input)
+    return click.command(kind.name, help=text)(decorated(command, argument, *options))
+
+
+def _check(settings: Settings) -> None:
+    wanted = settings.build
+    if wanted.into is None:
+        raise click.UsageError("Missing option '--into'.")
+    if wanted.start_chunk is not None and wanted.end_chunk is not None and wanted.start_chunk > wanted.end_chunk:
+        raise click.UsageError(f"--start-chunk {wanted.start_chunk} comes after --end-chunk {wanted.end_chunk}.")
+
+
+def _built(settings: Settings, as_json: bool) -> Any:
+    with shown_progress(as_json) as on_progress:
+        return api.build(
+            str(settings.build.into), settings.source, settings.recipe, on_progress=on_progress, **_terms(settings)
+        )
+
+
+def _terms(settings: Settings) -> Mapping[str, Any]:
+    names = ("layer", "workers", "mode", "start_chunk", "end_chunk", "memory_limit", "max_failures")
+    return {name: getattr(settings.build, name) for name in names}
+
+
+for known in KINDS.values():
+    build.add_command(build_command(known))

@@ -1,0 +1,47 @@
+"""Records as pictures and lines; nothing here prints."""
+
+from collections.abc import Callable
+from typing import Any
+
+from rich.console import Group, RenderableType
+
+from forebay.cache.records import (
+    BuildReport,
+    CleanReport,
+    CopyReport,
+    Estimate,
+    Gaps,
+    RepairReport,
+    Status,
+    Summary,
+    VerifyReport,
+)
+from forebay.cli.drawing.estimate import draw_dry_run, draw_estimate
+from forebay.cli.drawing.findings import draw_repair, draw_verify
+from forebay.cli.drawing.peek import draw_peek
+from forebay.cli.drawing.reports import draw_build, draw_clean, draw_copy, draw_demo
+from forebay.cli.drawing.status import draw_gaps, draw_status
+from forebay.cli.drawing.summary import draw_summary
+from forebay.cli.records import DemoReport, DryRun, Peek
+
+DRAWINGS: dict[type[Any], Callable[[Any], RenderableType]] = {
+    BuildReport: draw_build,
+    CleanReport: draw_clean,
+    CopyReport: draw_copy,
+    DemoReport: draw_demo,
+    DryRun: draw_dry_run,
+    Estimate: draw_estimate,
+    Gaps: draw_gaps,
+    Peek: draw_peek,
+    RepairReport: draw_repair,
+    Status: draw_status,
+    Summary: draw_summary,
+    VerifyReport: draw_verify,
+}
+
+
+def draw(record: Any) -> RenderableType:
+    """A record, or a list of them, as a person reads it."""
+    if isinstance(record, (list, tuple)):
+        return Group(*map(draw, record))
+    return DRAWINGS[type(record)](record)

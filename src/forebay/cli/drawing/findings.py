@@ -1,0 +1,64 @@
+"""What a check found, and what a repair did."""
+
+from collections.abc import Iterator
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from forebay.cache.records import Bad, RepairReport, VerifyReport
+from forebay.cli.drawing.pieces import facts, listing, next_command, title
+from forebay.cli.words import command_line, counted, human_bytes, in_ranges
+
+
+def draw_verify(report: VerifyReport) -> RenderableType:
+    verdict = ("sound", "bold green") if report.sound else ("not sound", "bold red")
+    speed = human_bytes(report.checked_bytes / max(report.seconds, 1e-3))
+    checked = f"{counted(report.chunks, 'chunk')}, {human_bytes(report.checked_bytes)} at {speed}/s"
+    head = title(report.root, f"generation {report.generation}", checked, "")
+    parts: list[RenderableType] = [Text.assemble(head, " · ", verdict)]
+    parts += listing("bad", map(_bad_row, report.bad), "bold red")
+    parts += listing("missing", _missing_rows(report), "bold red")
+    parts += listing("stale sources", report.stale.items(), "bold red")
+    parts += listing("foreign files, left alone", ((key,) for key in report.foreign), "yellow")
+    parts += [facts((f"layer {layer}", f"{counted(gap, 'chunk')} not built yet") for layer, gap in report.gaps.items())]
+    if not report.source_checked:
+        parts.append(Text("the source was not checked: its kind is not installed", style="yellow"))
+    return Group(*parts, _next_step(report))
+
+
+def draw_repair(report: RepairReport) -> RenderableType:
+    if not (report.restored or report.replaced or report.failed):
+        return title(report.root, "nothing to repair")
+    parts: list[RenderableType] = [title(report.root, f"generation {report.generation}")]
+    parts += listing("restored, byte for byte", ((key,) for key in report.restored), "green")
+    parts += listing("replaced by other bytes", report.replaced.items(), "yellow")
+    parts += listing("failed", report.failed.items(), "bold red")
+    return Group(*parts, next_command(command_line("verify", report.root)))
+
+
+def _bad_row(bad: Bad) -> tuple[str, str, str]:
+    return bad.key, ", ".join(_where(bad)), bad.problem
+
+
+def _where(bad: Bad) -> Iterator[str]:
+    if bad.chunk >= 0:
+        yield f"layer {bad.layer} chunk {bad.chunk}"
+    if bad.column:
+        yield f"column {bad.column}"
+    if bad.block >= 0:
+        yield f"block {bad.block}"
+    if bad.start >= 0:
+        yield f"bytes {bad.start:,} to {bad.stop:,}"
+
+
+def _missing_rows(report: VerifyReport) -> Iterator[tuple[str, str]]:
+    for layer, chunks in report.missing.items():
+        yield f"layer {layer}", f"{counted(len(chunks), 'chunk')}: {in_ranges(chunks)}"
+
+
+def _next_step(report: VerifyReport) -> Text:
+    if report.bad or report.missing:
+        return next_command(command_line("repair", report.root))
+    if report.stale:
+        return Text("next: put the old files back, or build a new cache from the new ones")
+    return next_command(command_line("gaps" if report.gaps else "peek", report.root))

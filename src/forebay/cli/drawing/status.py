@@ -1,0 +1,99 @@
+"""How far a cache is.
+
+caches/raw · generation 3 · unfinished
+raw  ██████████████████████░░░░░░██████████  30 of 34 chunks · 1,762 rows
+"""
+
+from collections.abc import Collection, Iterator
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from forebay.cache.records import Gaps, LayerStatus, Status
+from forebay.cli.drawing.pieces import facts, listing, next_command, title
+from forebay.cli.words import command_line, counted, in_ranges
+
+CELLS = 40
+
+
+def draw_status(status: Status) -> RenderableType:
+    published = "nothing published yet" if status.generation is None else f"generation {status.generation}"
+    parts: list[RenderableType] = [title(status.root, published, "complete" if status.complete else "unfinished")]
+    for layer in status.layers:
+        parts += [_layer_line(layer), facts(_layer_facts(layer))]
+    parts += listing("claims", (_claim_row(status, at) for at in range(len(status.claims))))
+    parts += listing("the first failed samples", _failed_rows(status))
+    parts += listing("stale sources", status.stale.items(), "bold red")
+    parts += listing("sources that grew", ((path,) for path in status.grown))
+    if not status.source_checked:
+        parts.append(Text("the source was not checked: its kind is not installed", style="yellow"))
+    return Group(*parts, *_next_step(status))
+
+
+def draw_gaps(gaps: Gaps) -> RenderableType:
+    counts = f"{gaps.present:,} of {counted(gaps.planned, 'chunk')} there"
+    if not gaps.missing:
+        return title(gaps.root, f"layer {gaps.layer}", counts, "no gaps")
+    return Group(
+        title(gaps.root, f"layer {gaps.layer}", counts),
+        facts([("missing", in_ranges(gaps.missing))]),
+        next_command(fill_command(gaps.root, gaps.layer)),
+    )
+
+
+def fill_command(root: str, layer: str) -> str:
+    """What builds whatever is missing, from the source and the recipe that the cache keeps."""
+    return command_line("build", root, "--layer", layer)
+
+
+def presence(planned: int, missing: Collection[int], suspect: Collection[int], cells: int = CELLS) -> Text:
+    """Chunks as a row of cells: there, partly there, not there, suspect."""
+    gone, bad = set(missing), set(suspect)
+    width = min(cells, planned)
+    picture = Text()
+    for cell in range(width):
+        members = range(cell * planned // width, (cell + 1) * planned // width)
+        picture.append(*_cell(members, gone, bad))
+    return picture
+
+
+def _cell(members: range, gone: set[int], bad: set[int]) -> tuple[str, str]:
+    if any(chunk in bad for chunk in members):
+        return "!", "bold red"
+    absent = sum(chunk in gone for chunk in members)
+    if absent == 0:
+        return "█", "green"
+    return ("░", "dim") if absent == len(members) else ("▒", "yellow")
+
+
+def _layer_line(layer: LayerStatus) -> Text:
+    counts = f"{layer.present:,} of {counted(layer.planned, 'chunk')} · {counted(layer.rows, 'row')}"
+    picture = presence(layer.planned, layer.missing, layer.suspect)
+    return Text.assemble((layer.layer, "bold"), "  ", picture, f"  {counts}")
+
+
+def _layer_facts(layer: LayerStatus) -> Iterator[tuple[str, str | Text]]:
+    yield "missing", in_ranges(layer.missing)
+    yield "suspect", Text(in_ranges(layer.suspect), style="bold red")
+    if layer.failures:
+        reasons = ", ".join(f"{reason} {count:,}" for reason, count in layer.reasons.items())
+        yield "failed", f"{layer.failures:,} of {counted(layer.samples, 'sample')}: {reasons}"
+
+
+def _claim_row(status: Status, position: int) -> tuple[str, ...]:
+    claim = status.claims[position]
+    return f"{claim.layer} chunk {claim.chunk}", claim.state, f"{claim.host}, process {claim.pid}", claim.reason
+
+
+def _failed_rows(status: Status) -> Iterator[tuple[str, ...]]:
+    for failed in status.failed_samples:
+        yield failed.sample, failed.reason, failed.detail, f"chunk {failed.chunk}"
+
+
+def _next_step(status: Status) -> Iterator[Text]:
+    if any(layer.suspect for layer in status.layers):
+        yield next_command(command_line("verify", status.root))
+    elif status.stale:
+        yield Text("next: put the old files back, or build a new cache from the new ones")
+    elif not status.complete:
+        yield next_command(command_line("gaps", status.root))

@@ -1,0 +1,57 @@
+"""A cache as a tree: source, layers, counts, short fingerprints."""
+
+from collections.abc import Mapping
+
+from rich.console import RenderableType
+from rich.text import Text
+from rich.tree import Tree
+
+from forebay.cache.records import LayerSummary, Summary
+from forebay.cli.drawing.pieces import title
+from forebay.cli.words import counted, human_bytes, printable
+
+SHORT = 12
+
+
+def draw_summary(summary: Summary) -> RenderableType:
+    tree = Tree(title(summary.root, f"{counted(summary.rows, 'row')}", human_bytes(summary.bytes)), guide_style="dim")
+    tree.add(_named("id", summary.cache_id[:SHORT]))
+    tree.add(_named("source", f"{counted(summary.source_files, 'file')}, {_values(summary.source)}"))
+    tree.add(_named("plan", counted(summary.planned_chunks, "chunk")))
+    for layer in summary.layers:
+        _add_layer(tree, layer, is_base=layer.layer == summary.base)
+    tagged = ", tagged with a key" if summary.tagged else ""
+    tree.add(_named("generation", f"{summary.generation}, {summary.generations:,} kept{tagged}"))
+    for versions in summary.versions:
+        tree.add(_named("built with", _values(versions)))
+    return tree
+
+
+def _add_layer(tree: Tree, layer: LayerSummary, is_base: bool) -> None:
+    role = "decides the rows" if is_base else "further columns"
+    branch = tree.add(_named("layer", f"{layer.layer}, {role}"))
+    recipe = branch.add(_named("recipe", f"{layer.kind} {layer.fingerprint[:SHORT]}"))
+    for name, value in layer.fields.items():
+        recipe.add(_named(name, str(value)))
+    columns = branch.add(Text("columns"))
+    for column in layer.columns:
+        columns.add(Text(printable(column)))
+    failed = f", {counted(layer.failures, 'sample')} failed" if layer.failures else ""
+    counts = f"{counted(layer.chunks, 'chunk')}, {counted(layer.rows, 'row')}, {human_bytes(layer.bytes)}{failed}"
+    branch.add(_named("holds", counts))
+    if layer.statistics:
+        branch.add(_named("statistics", _values(layer.statistics)))
+
+
+def _named(name: str, value: str) -> Text:
+    return Text.assemble((f"{name} ", "dim"), printable(value))
+
+
+def _values(pairs: Mapping[str, object]) -> str:
+    return ", ".join(f"{name} {_value(value)}" for name, value in pairs.items() if value not in ([], ""))
+
+
+def _value(value: object) -> str:
+    if isinstance(value, list):
+        return " ".join(map(str, value))
+    return f"{value:,}" if isinstance(value, int) else str(value)

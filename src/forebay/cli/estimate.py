@@ -1,0 +1,58 @@
+"""`forebay estimate`: what a build will take."""
+
+from typing import Any
+
+import click
+
+from forebay import api
+from forebay.cache.records import Estimate
+from forebay.cli.kind_group import FROM_OPTIONS, KindGroup, gathered
+from forebay.cli.kinds import KINDS, Kind
+from forebay.cli.options import Decorator, decorated, json_option, workers_option
+from forebay.cli.show import say_error, show
+from forebay.cli.source_paths import refuse_standard_input
+from forebay.cli.words import human_bytes
+
+
+@click.group(cls=KindGroup, subcommand_metavar="KIND|SETTINGS.toml|CACHE [ARGS]...")
+def estimate() -> None:
+    """Say what a build will take, from a sample, before building.
+
+    Takes the kind, the sources and the recipe options of `forebay build`. With --into, exit code 1 when the disk there
+    cannot hold it.
+
+    Example: forebay estimate raw 'data/*.jsonl' --into caches/raw
+    """
+
+
+def estimate_command(kind: Kind) -> click.Command:
+    """The subcommand of one kind."""
+
+    def command(as_json: bool, from_file: str | None, from_cache: str | None, **flags: Any) -> None:
+        settings = gathered(kind.name, from_file, from_cache, flags)
+        found = api.estimate(settings.source, settings.recipe, into=settings.build.into, workers=settings.build.workers)
+        show(found, as_json)
+        if not found.fits:
+            say_error(_no_room(settings.build.into, found))
+            click.get_current_context().exit(1)
+
+    options: tuple[Decorator, ...] = (
+        *FROM_OPTIONS,
+        click.option("--layer", hidden=True),
+        *kind.options,
+        click.option("--into", metavar="CACHE", help="Where the cache will be: compare with the free disk there."),
+        workers_option,
+        json_option,
+    )
+    text = f"{kind.summary}\n\n{kind.details}\n\nExample: forebay estimate {kind.example} --into caches/{kind.name}"
+    argument = click.argument("paths", nargs=-1, metavar="SOURCE...", callback=refuse_standard_input)
+    return click.command(kind.name, help=text)(decorated(command, argument, *options))
+
+
+def _no_room(into: str | None, found: Estimate) -> str:
+    needed, free = human_bytes(found.stored_bytes), human_bytes(found.free_bytes or 0)
+    return f"no room at '{into}': about {needed} are needed, {free} are free; make room or choose another disk"
+
+
+for known in KINDS.values():
+    estimate.add_command(estimate_command(known))

@@ -1,0 +1,8 @@
+"""The kinds of data that `build` and `estimate` know. A further kind is one file here and one line below."""
+
+from forebay.cli.kinds.base import Kind
+from forebay.cli.kinds.raw import RAW
+
+__all__ = ["KINDS", "Kind"]
+
+KINDS: dict[str, Kind] = {kind.name: kind for kind in (RAW,)}

@@ -1,0 +1,56 @@
+"""Samples kept as they are: files, or lines of files."""
+
+from typing import Literal
+
+import click
+import msgspec
+
+from forebay.cli.kinds.base import Kind
+from forebay.cli.sizes import SizeType
+from forebay.source import Source
+from forebay.sources import files, lines
+
+LINE_SUFFIXES = (".jsonl", ".txt", ".gz", ".zst")
+
+
+class RawSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Files, folders or globs, and what one sample of them is."""
+
+    paths: tuple[str, ...]
+    unit: Literal["files", "lines"] | None = None
+    suffix: tuple[str, ...] = ()
+
+    def open(self) -> Source:
+        if self._chosen_unit() == "files":
+            return files(*self.paths, suffixes=self.suffix)
+        if self.suffix:
+            raise click.UsageError(
+                f"--suffix chooses whole files of folders; for lines, name a glob like 'folder/**/*{self.suffix[0]}'"
+            )
+        return lines(*self.paths)
+
+    def _chosen_unit(self) -> Literal["files", "lines"]:
+        if self.unit is not None:
+            return self.unit
+        return "lines" if all(path.endswith(LINE_SUFFIXES) for path in self.paths) else "files"
+
+
+RAW = Kind(
+    name="raw",
+    summary="Samples as they are: one row per file or per line.",
+    details=(
+        "SOURCE is a file, a folder or a quoted glob. When every SOURCE ends in .jsonl, .txt, .gz or .zst, each line "
+        "is a sample (.gz and .zst are decompressed); otherwise each file is. --unit says it outright."
+    ),
+    example="raw 'data/*.jsonl'",
+    source=RawSource,
+    options=(
+        click.option("--unit", type=click.Choice(["files", "lines"]), help="What one sample is."),
+        click.option("--suffix", multiple=True, help="Only files of folders that end so, like .py; can be repeated."),
+        click.option("--codec", type=click.Choice(["none", "lz4", "zstd"]), help="Compression.  [recipe; zstd]"),
+        click.option("--level", type=click.Choice(["fast", "default", "max"]), help="How hard.  [recipe; default]"),
+        click.option("--rows-per-block", type=click.IntRange(min=1), help="Rows read at once.  [recipe; 64]"),
+        click.option("--chunk-bytes", type=SizeType(), help="Size of a chunk, decoded.  [recipe; 16MiB]"),
+        click.option("--max-sample-bytes", type=SizeType(), help="Longer samples fail.  [recipe; 64MiB]"),
+    ),
+)

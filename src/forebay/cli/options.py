@@ -1,0 +1,32 @@
+"""Options and arguments that several verbs share."""
+
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from forebay.cli.sizes import AllowedType, SizeType
+
+Command = Callable[..., Any]
+Decorator = Callable[[Command], Command]
+
+cache_argument: Decorator = click.argument("cache")
+json_option: Decorator = click.option(
+    "--json", "as_json", is_flag=True, help="Print the record as JSON on standard output, and no progress."
+)
+workers_option: Decorator = click.option(
+    "--workers", type=click.IntRange(min=0), help="Worker processes; 0 works in this one. [default: one per core]"
+)
+memory_option: Decorator = click.option(
+    "--memory-limit", type=SizeType(), help="Most memory that builder and workers may hold, like 16GB."
+)
+failures_option: Decorator = click.option(
+    "--max-failures", type=AllowedType(), help="Fail when more samples fail than a count (20) or a share (1%)."
+)
+
+
+def decorated(command: Command, *decorators: Decorator) -> Command:
+    """A command with options in the order in which help shows them."""
+    for decorator in reversed(decorators):
+        command = decorator(command)
+    return command

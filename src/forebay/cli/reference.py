@@ -1,0 +1,66 @@
+"""docs/cli.md, made of what `--help` says: `python -m forebay.cli.reference > docs/cli.md`."""
+
+from collections.abc import Iterator
+
+import click
+
+from forebay.cli.main import cli
+
+REFRESH = "python -m forebay.cli.reference > docs/cli.md"
+_HEAD = f"""# The command line
+
+This page is what `--help` says of every command; a test compares them. Refresh it with `{REFRESH}`.
+
+`forebay VERB [CACHE]`. Results go to standard output, progress and errors to standard error. Every verb takes `--json`.
+
+| exit code | means |
+|---|---|
+| 0 | fine |
+| 1 | failure, or damage found; one line on standard error says what and what to do |
+| 2 | wrong usage |
+| 130 | stopped by Ctrl-C or SIGTERM; what is published is safe, and the command to go on is printed |
+
+## A settings file
+
+```toml
+[source]
+paths = ["data/*.jsonl"]         # relative to this file
+unit = "lines"
+
+[recipe]
+kind = "raw"
+codec = "zstd"                   # every field of the recipe: see the options of its kind
+chunk_bytes = "16MiB"
+
+[build]
+into = "caches/raw"
+workers = 8
+memory_limit = "16GB"
+max_failures = "1%"
+```
+
+`forebay build settings.toml` builds it; flags win over the file. An unknown key, a wrong type or a missing section is
+an error that names the key, its line and the nearest valid name.
+"""
+
+
+def reference() -> str:
+    blocks = (f"\n## {name}\n\n```text\n{text}\n```\n" for name, text in helps())
+    return _HEAD + "".join(blocks)
+
+
+def helps() -> Iterator[tuple[str, str]]:
+    """Every command's full name and help, in the order of help."""
+    yield from _helps(cli, click.Context(cli, info_name="forebay", **cli.context_settings))
+
+
+def _helps(command: click.Command, ctx: click.Context) -> Iterator[tuple[str, str]]:
+    yield ctx.command_path, command.get_help(ctx)
+    if isinstance(command, click.Group):
+        for name in command.list_commands(ctx):
+            inner = command.commands[name]
+            yield from _helps(inner, click.Context(inner, info_name=name, parent=ctx))
+
+
+if __name__ == "__main__":
+    click.echo(reference(), nl=False)

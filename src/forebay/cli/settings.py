@@ -1,0 +1,117 @@
+"""All that a build is told, gathered from a settings file, flags, or the cache itself. Flags win."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import click
+import msgspec
+
+from forebay.cache.plan import load_plan
+from forebay.cache.publish import layers_of, read_cache_document, read_recipe_document
+from forebay.cli.kinds import KINDS, Kind
+from forebay.cli.settings_file import checked_kind, checked_section, read_settings_file
+from forebay.errors import LayerNotFound, NothingPublished, UnknownKind
+from forebay.kinds import reopen_source
+from forebay.recipe import Recipe, RecipeDocument
+from forebay.source import Source
+from forebay.store import open_store
+
+Count = Annotated[int, msgspec.Meta(ge=0)]
+Positive = Annotated[int, msgspec.Meta(gt=0)]
+
+
+class BuildSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How to run a build; nothing of it changes a byte but the name of the layer."""
+
+    into: str | None = None
+    layer: str | None = None
+    workers: Count | None = None
+    mode: Literal["forward", "inverse"] = "forward"
+    start_chunk: Count | None = None
+    end_chunk: Count | None = None
+    engine: Literal["local"] = "local"
+    memory_limit: Positive | None = None
+    max_failures: Count | Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    source: Source
+    recipe: Recipe
+    build: BuildSettings
+
+
+def from_words(kind: Kind, flags: Mapping[str, Any]) -> Settings:
+    """`forebay build raw SOURCE…`"""
+    if "paths" not in flags:
+        raise click.UsageError("Missing argument 'SOURCE...'.")
+    return _settings(kind, *_sorted(kind, flags))
+
+
+def from_file(path: str, flags: Mapping[str, Any]) -> Settings:
+    """`forebay build settings.toml`; paths in the file are relative to its folder."""
+    file = read_settings_file(path)
+    kind = KINDS[checked_kind(file, KINDS)]
+    folder = os.path.dirname(path)
+    source, recipe, build = _sorted(kind, flags)
+    return _settings(
+        kind,
+        {**_paths_from(folder, checked_section(file, "source", kind.source)), **source},
+        {**checked_section(file, "recipe", kind.recipe), **recipe},
+        {**_paths_from(folder, checked_section(file, "build", BuildSettings)), **build},
+    )
+
+
+def from_cache(root: str, flags: Mapping[str, Any]) -> Settings:
+    """`forebay build CACHE`: the source and the recipe that the cache keeps."""
+    kept = kept_recipe(root, flags.get("layer"))
+    kind = KINDS[kept.kind]
+    source, recipe, build = _sorted(kind, flags)
+    if source or "into" in build:
+        raise click.UsageError(f"'{root}' is a cache and knows its source; `forebay grow` appends other data.")
+    plan = load_plan(open_store(root))
+    if not plan.segments:
+        raise NothingPublished(root)
+    return Settings(
+        reopen_source(plan.source),
+        msgspec.convert({**kept.fields, **recipe}, kind.recipe),
+        msgspec.convert({**build, "into": root, "layer": kept.layer}, BuildSettings),
+    )
+
+
+def kept_recipe(root: str, layer: str | None) -> RecipeDocument:
+    """The recipe of a layer, the base layer unless one is named, if its kind is known here."""
+    store = open_store(root)
+    name = layer or read_cache_document(store).base
+    kept = read_recipe_document(store, name)
+    if kept is None:
+        raise LayerNotFound(root, name, layers_of(store))
+    if kept.kind not in KINDS:
+        raise UnknownKind("recipe", kept.kind, list(KINDS))
+    return kept
+
+
+def _settings(kind: Kind, source: dict[str, Any], recipe: dict[str, Any], build: dict[str, Any]) -> Settings:
+    return Settings(
+        msgspec.convert(source, kind.source).open(),
+        msgspec.convert(recipe, kind.recipe),
+        msgspec.convert(build, BuildSettings),
+    )
+
+
+def _sorted(kind: Kind, flags: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """Flags by the section they belong to."""
+    structs = (kind.source, kind.recipe, BuildSettings)
+    names = [{field.name for field in msgspec.structs.fields(struct)} for struct in structs]
+    source, recipe, build = ({name: flags[name] for name in known if name in flags} for known in names)
+    return source, recipe, build
+
+
+def _paths_from(folder: str, section: dict[str, Any]) -> dict[str, Any]:
+    if "paths" in section:
+        section = {**section, "paths": tuple(os.path.join(folder, path) for path in section["paths"])}
+    if section.get("into"):
+        section = {**section, "into": os.path.join(folder, section["into"])}
+    return section

@@ -1,0 +1,169 @@
+"""Settings of a build in a TOML file: every mistake is named with its key, its line and the nearest valid name.
+
+[source]                         [recipe]                     [build]
+paths = ["data/*.jsonl"]         kind = "raw"                 into = "caches/raw"
+unit = "lines"                   codec = "zstd"               workers = 2
+"""
+
+import difflib
+import re
+import tomllib
+import typing
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from types import UnionType
+from typing import Any, Literal, NoReturn
+
+import msgspec
+
+from forebay.cli.sizes import parse_allowed, parse_size
+from forebay.errors import SettingsInvalid
+
+SECTIONS = ("source", "recipe", "build")
+_REQUIRED = ("source", "recipe")
+_NAME = r"""(?:[A-Za-z0-9_-]+|"[^"]*"|'[^']*')"""
+_DOTTED = rf"{_NAME}(?:\s*\.\s*{_NAME})*"
+_HEADER = re.compile(rf"\s*\[\[?\s*({_DOTTED})\s*\]")
+_KEY = re.compile(rf"\s*({_DOTTED})\s*=")
+_AT_LINE = re.compile(r"\s*\(at (?:line (\d+), column \d+|end of document)\)$")
+
+
+@dataclass(frozen=True, slots=True)
+class SettingsFile:
+    """A file that is TOML and has the right sections."""
+
+    path: str
+    text: str
+    sections: dict[str, dict[str, Any]]
+
+    def fail(self, problem: str, *names: str) -> NoReturn:
+        """Refuse the file, pointing at the line of a section or of a key in it."""
+        raise SettingsInvalid(self.path, line_of(self.text, names), problem)
+
+
+def read_settings_file(path: str) -> SettingsFile:
+    text = _read_text(path)
+    try:
+        document = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        found = _AT_LINE.search(str(error))
+        line = int(found[1]) if found and found[1] else text.rstrip("\n").count("\n") + 1
+        raise SettingsInvalid(path, line, f"this is not TOML: {_AT_LINE.sub('', str(error))}") from error
+    file = SettingsFile(path, text, document)
+    for name, section in document.items():
+        if name not in SECTIONS:
+            file.fail(f"unknown section [{name}]; {nearest(name, SECTIONS)}", name)
+        if not isinstance(section, dict):
+            file.fail(f"'{name}' is a section; write [{name}] on a line of its own", name)
+    for name in _REQUIRED:
+        if name not in document:
+            file.fail(f"the section [{name}] is missing; a build has [source], [recipe] and [build]")
+    return file
+
+
+def checked_kind(file: SettingsFile, known: Collection[str]) -> str:
+    """The kind of data, which decides what the other keys are."""
+    recipe = file.sections["recipe"]
+    if "kind" not in recipe:
+        file.fail(f'[recipe] has no kind; add kind = "{next(iter(known))}" (known: {", ".join(known)})', "recipe")
+    kind = recipe["kind"]
+    if not isinstance(kind, str) or kind not in known:
+        file.fail(f"unknown kind {kind!r} in [recipe]; {nearest(str(kind), known)}", "recipe", "kind")
+    return kind
+
+
+def checked_section(file: SettingsFile, section: str, struct: type[Any]) -> dict[str, Any]:
+    """The keys of a section, each known to the struct and of its type."""
+    fields = {field.name: field for field in msgspec.structs.fields(struct)}
+    given = {
+        key: value for key, value in file.sections.get(section, {}).items() if (section, key) != ("recipe", "kind")
+    }
+    for key in given:
+        if key not in fields:
+            file.fail(f"unknown key '{key}' in [{section}]; {nearest(key, fields)}", section, key)
+    for name, field in fields.items():
+        if field.required and name not in given:
+            file.fail(f"[{section}] has no '{name}'", section)
+    return {key: _typed(file, section, key, value, fields[key].type) for key, value in given.items()}
+
+
+def nearest(name: str, known: Collection[str]) -> str:
+    """A hint at what was meant.
+
+    >>> nearest("worker", ["workers", "mode"])
+    "did you mean 'workers'?"
+    """
+    found = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f"did you mean '{found[0]}'?" if found else f"known: {', '.join(known)}"
+
+
+def line_of(text: str, names: tuple[str, ...]) -> int | None:
+    """The line where a section, or a key of it, is written; that of the section where the key hides inside a value."""
+    if not names:
+        return None
+    places = list(_places(text))
+    for wanted in (names, names[:1]):
+        for line, path in places:
+            if path[: len(wanted)] == wanted:
+                return line
+    return None
+
+
+def _places(text: str) -> Iterator[tuple[int, tuple[str, ...]]]:
+    """Every line that opens a section or sets a key, with its full name; lines inside long strings are passed over."""
+    section: tuple[str, ...] = ()
+    quote = ""
+    for number, line in enumerate(text.splitlines(), 1):
+        if quote:
+            quote = "" if quote in line else quote
+            continue
+        if header := _HEADER.match(line):
+            section = _names(header[1])
+            yield number, section
+        elif key := _KEY.match(line):
+            yield number, (*section, *_names(key[1]))
+        quote = next((mark for mark in ('"""', "'''") if line.count(mark) % 2), "")
+
+
+def _names(dotted: str) -> tuple[str, ...]:
+    return tuple(name.strip("\"'") for name in re.findall(_NAME, dotted))
+
+
+def _read_text(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.read()
+    except UnicodeDecodeError as error:
+        raise SettingsInvalid(path, None, f"this is not UTF-8 text: {error}") from error
+    except OSError as error:
+        raise SettingsInvalid(path, None, f"cannot be read: {error.strerror}; check the path") from error
+
+
+def _typed(file: SettingsFile, section: str, key: str, value: Any, kind: Any) -> Any:
+    where = (section, key)
+    choices = _choices(kind)
+    if isinstance(value, str) and choices and value not in choices:
+        hint = f"{nearest(value, choices)} (one of: {', '.join(choices)})"
+        file.fail(f"'{key}' in [{section}] cannot be '{value}'; {hint}", *where)
+    try:
+        return msgspec.convert(_measured(key, value), kind)
+    except (msgspec.ValidationError, ValueError) as error:
+        file.fail(f"'{key}' in [{section}] has the wrong type or value: {error}", *where)
+
+
+def _measured(key: str, value: Any) -> Any:
+    """Sizes and shares may be written as on the command line."""
+    if isinstance(value, str) and (key.endswith("_bytes") or key == "memory_limit"):
+        return parse_size(value)
+    if isinstance(value, str) and key == "max_failures":
+        return parse_allowed(value)
+    return value
+
+
+def _choices(kind: Any) -> tuple[str, ...]:
+    """The words that a field may be, if it is such a field."""
+    if typing.get_origin(kind) is Literal:
+        return typing.get_args(kind)
+    if isinstance(kind, UnionType) or typing.get_origin(kind) is typing.Union:
+        return tuple(choice for part in typing.get_args(kind) for choice in _choices(part))
+    return ()

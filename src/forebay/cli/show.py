@@ -1,0 +1,40 @@
+"""The one module that prints: records on standard output, all else on standard error."""
+
+import sys
+from typing import Any
+
+import click
+import msgspec
+from rich.console import Console
+from rich.text import Text
+
+from forebay.cli.drawing import draw
+from forebay.cli.words import printable
+
+_PIPE_WIDTH = 1000  # a line that goes into a file or a pipe is not broken
+
+
+def show(record: Any, as_json: bool) -> None:
+    """A record, or a list of them, for a person or for a program."""
+    if as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(record), indent=2).decode())
+    else:
+        console = console_for(sys.stdout)
+        with console.capture() as picture:
+            console.print(draw(record))
+        click.echo("\n".join(line.rstrip() for line in picture.get().splitlines()), color=True)
+
+
+def say(line: str) -> None:
+    """A line beside the result."""
+    console_for(sys.stderr).print(Text(line), soft_wrap=True)
+
+
+def say_error(line: str) -> None:
+    """What went wrong, on one line."""
+    console_for(sys.stderr).print(Text.assemble(("forebay: ", "bold red"), printable(line)), soft_wrap=True)
+
+
+def console_for(stream: Any) -> Console:
+    wide = None if stream.isatty() else _PIPE_WIDTH
+    return Console(file=stream, width=wide, highlight=False, emoji=False, markup=False)

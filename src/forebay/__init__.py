@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 # Where each public name lives. A name is imported when it is first used.
 _HOMES = {
     **dict.fromkeys(
-        ("build", "clean", "copy", "estimate", "gaps", "grow", "masks", "repair", "status", "summarize", "verify"), "forebay.api"
+        ("build", "clean", "copy", "estimate", "gaps", "grow", "masks", "repair", "status", "summarize", "verify"),
+        "forebay.api",
     ),
     **dict.fromkeys(("Cache", "RowId", "open_cache"), "forebay.cache.reader"),
     **dict.fromkeys(("Column", "Ragged"), "forebay.columns"),

@@ -21,7 +21,8 @@ ForebayError
 ├── SourceUnreadable     a file of the source cannot be decompressed or understood
 ├── SourceChanged        a file behind a planned slice is not what it was
 ├── BuildFailed          some chunks could not be made
-│   └── TooManyFailures  more samples failed than the caller allows
+│   ├── TooManyFailures  more samples failed than the caller allows
+│   └── WorkersFailed    worker processes end before they begin
 ├── BuildStopped         the build was asked to stop
 ├── DiskFull             no room for what is still to be written
 └── MemoryTooSmall       the memory limit cannot hold one worker
@@ -203,6 +204,16 @@ class TooManyFailures(BuildFailed):
             self,
             f"{failures:,} of {samples:,} samples failed, more than the {allowed} allowed; "
             f"see `forebay status {root}` for the reasons, or raise --max-failures",
+        )
+
+
+class WorkersFailed(BuildFailed):
+    def __init__(self, root: str, reason: str) -> None:
+        self.root, self.failed, self.reason = root, {}, reason
+        ForebayError.__init__(
+            self,
+            f"the worker processes for '{root}' end before they begin ({reason}); their own words stand above, "
+            f"or build with workers=0 to see the cause here",
         )
 
 

@@ -19,7 +19,7 @@ from forebay.cache.publish import chunk_files, publish
 from forebay.cache.records import Progress
 from forebay.cache.schedule import Answer, Schedule
 from forebay.cache.work import BuildJob, Job
-from forebay.errors import BuildFailed, BuildStopped, DiskFull, SourceChanged, TooManyFailures
+from forebay.errors import BuildFailed, BuildStopped, DiskFull, SourceChanged, TooManyFailures, WorkersFailed
 from forebay.format import layout
 from forebay.format.chunk import ChunkRecord
 from forebay.store.base import Store, holds
@@ -56,20 +56,23 @@ class Tally:
     records: dict[int, ChunkRecord] = field(default_factory=dict)
     failed: dict[int, str] = field(default_factory=dict)
     deaths: list[str] = field(default_factory=list)
+    rows: int = 0
+    samples: int = 0
+    failures: int = 0
     read: int = 0
+    written_bytes: int = 0
     note: str = ""
 
     @property
     def done(self) -> int:
         return self.present + len(self.records)
 
-    @property
-    def written_bytes(self) -> int:
-        return sum(record.size for record in self.records.values())
-
-    @property
-    def rows(self) -> int:
-        return sum(record.rows for record in self.records.values())
+    def add(self, record: ChunkRecord) -> None:
+        self.records[record.chunk] = record
+        self.rows += record.rows
+        self.samples += record.samples
+        self.failures += record.failures
+        self.written_bytes += record.size
 
 
 class Build:
@@ -90,7 +93,7 @@ class Build:
         self._again: dict[int, float] = {}  # chunk -> when to try it again
         self._running: dict[int, int] = {}  # chunk -> slot
         self._born_dead = 0
-        self._started = self._published = self._looked = time.monotonic()
+        self._started = self._published = time.monotonic()
 
     def run(self, engine: Engine) -> None:
         """Make every chunk, or raise; either way claims are released and workers are gone."""
@@ -178,7 +181,7 @@ class Build:
         if made.record is None:
             self._tally.present += 1
         else:
-            self._tally.records[made.chunk] = made.record
+            self._tally.add(made.record)
         self._tally.read += self._weigh(made.chunk)
         self._claims.release(made.chunk)
         self._check_failures()
@@ -210,14 +213,13 @@ class Build:
     def _died_at_birth(self, died: Died) -> None:
         self._born_dead += 1
         if self._born_dead >= TRIES and not self._tally.records:
-            raise BuildFailed(self._store.address, {-1: f"worker processes end before they begin: {died.reason}"})
+            raise WorkersFailed(self._store.address, died.reason)
 
     def _check_failures(self) -> None:
         allowed = self._terms.max_failures
         if allowed is None:
             return
-        failures = sum(record.failures for record in self._tally.records.values())
-        samples = sum(record.samples for record in self._tally.records.values())
+        failures, samples = self._tally.failures, self._tally.samples
         if failures > (allowed if isinstance(allowed, int) else allowed * samples):
             shown = f"{allowed:,}" if isinstance(allowed, int) else f"{allowed:.2%}"
             raise TooManyFailures(self._store.address, failures, samples, shown)

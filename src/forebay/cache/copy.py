@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from forebay.cache.publish import load_generation
 from forebay.cache.records import CopyReport, Progress
-from forebay.cache.verify import index_problems
-from forebay.errors import ChunkCorrupt, ChunkMissing, ForebayError, IndexCorrupt
+from forebay.cache.verify import check_index
+from forebay.errors import ChunkCorrupt, ChunkMissing, ForebayError
 from forebay.format import layout
 from forebay.format.chunk import ChunkRecord
 from forebay.store.base import Store
@@ -19,8 +19,7 @@ def copy_cache(store: Store, destination: Store, on_progress: OnProgress) -> Cop
     """Copy chunk by chunk, each checked on the way; the generation goes last, so that half a copy is no cache yet."""
     started = time.monotonic()
     generation = load_generation(store)
-    for problem in index_problems(store, generation):
-        raise IndexCorrupt(store.address, problem.key, problem.problem)
+    check_index(store, generation)
     for key in _index_keys(generation.recipes, generation.constants, len(generation.plan)):
         _create_same(destination, key, store.map(key))
     listed = [(layer, record) for layer, table in generation.layers.items() for record in table.records()]

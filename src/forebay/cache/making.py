@@ -9,8 +9,9 @@ from forebay.cache.build import Build, Tally, Terms, Weigh
 from forebay.cache.crew import Engine
 from forebay.cache.freshness import Freshness, check_freshness
 from forebay.cache.plan import Plan
-from forebay.cache.publish import UNPUBLISHED, chunk_files, publish, sound_record
+from forebay.cache.publish import UNPUBLISHED, chunk_files, newest_generation, publish, sound_record
 from forebay.cache.records import BuildReport
+from forebay.cache.verify import check_index
 from forebay.cache.work import BaseJob, BuildJob, ChunkJob, LayerJob, RepairJob
 from forebay.errors import BuildFailed, SourceChanged
 from forebay.format import layout
@@ -102,6 +103,9 @@ def published_records(generation: Generation, layer: str, chunks: Iterable[int])
 
 def drop_unsound(store: Store, layer: str, terms: Terms) -> Generation:
     """Adopt what is there; remove unlisted files of the layer that are no sound chunk of it."""
+    newest = newest_generation(store)
+    if newest is not None:
+        check_index(store, newest)
     skipped: set[str] = set()
     generation = publish(store, {}, terms.versions, skipped)
     for key in skipped:

@@ -6,7 +6,8 @@ import msgspec
 
 from forebay.cache.cut import chunk_weight, cut_source, try_recipe
 from forebay.cache.plan import Plan, Segment, load_plan
-from forebay.cache.publish import begin_cache, layers_of, read_recipe_document
+from forebay.cache.publish import begin_cache, layers_of, newest_generation, read_cache_document, read_recipe_document
+from forebay.cache.verify import check_index
 from forebay.columns import Column
 from forebay.errors import RecipeInvalid, RecipeMismatch, SourceNotFound
 from forebay.format import layout
@@ -21,6 +22,9 @@ OnFile = Callable[[int, int], None]
 
 def prepare_base(store: Store, source: Source, recipe: Recipe, layer: str, on_file: OnFile) -> Plan:
     """The plan of a cache whose base layer this recipe makes."""
+    newest = newest_generation(store)
+    if newest is not None:
+        check_index(store, newest)
     cache = begin_cache(store, layer)
     if cache.base != layer:
         raise RecipeInvalid(
@@ -51,10 +55,9 @@ def prepare_layer(store: Store, recipe: AnyRecipe, layer: str) -> None:
         raise RecipeInvalid(f"'{layer}' is no name for a layer; use letters, digits, - and _")
     kept = read_recipe_document(store, layer)
     if kept is None:
+        _check_reads(store, recipe)
         _check_names(store, recipe, layer)
-        constants = sealed_constants(recipe, layer)
-        if constants:
-            store.create(layout.constants(layer), constants)
+        _keep_constants(store, recipe, layer)
         text = msgspec.json.format(msgspec.json.encode(document(recipe, layer, FORMAT_VERSION)))
         store.create(layout.recipe(layer), [text + b"\n"])
         kept = read_recipe_document(store, layer)
@@ -68,6 +71,29 @@ def sealed_constants(recipe: AnyRecipe, layer: str) -> list[Buffer]:
     constants = constants_of(recipe)
     metadata = {"format_version": FORMAT_VERSION, "type": "constants", "layer": layer}
     return seal(metadata, dict(sorted(constants.items()))) if constants else []
+
+
+def _keep_constants(store: Store, recipe: AnyRecipe, layer: str) -> None:
+    """What a builder left that died before it kept the recipe is no constant of this layer."""
+    constants = sealed_constants(recipe, layer)
+    if constants:
+        store.replace(layout.constants(layer), constants)
+    else:
+        store.delete(layout.constants(layer))
+
+
+def _check_reads(store: Store, recipe: AnyRecipe) -> None:
+    """A layer stands on a cache that is there, and reads columns that its base layer has."""
+    if not reads_of(recipe):
+        return
+    base = read_cache_document(store).base
+    known = [column.name for column in _columns(store, base)]
+    for name in reads_of(recipe):
+        if name not in known:
+            raise RecipeInvalid(
+                f"the recipe '{recipe.kind}' reads the column '{name}', which the base layer '{base}' has not; it has: "
+                f"{', '.join(known)}"
+            )
 
 
 def _check_names(store: Store, recipe: AnyRecipe, layer: str) -> None:

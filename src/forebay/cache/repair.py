@@ -16,7 +16,7 @@ from forebay.cache.prepare import first_segment, sealed_constants
 from forebay.cache.publish import publish_over_damaged
 from forebay.cache.published import published_record
 from forebay.cache.records import VerifyReport
-from forebay.cache.verify import index_problems, newest_sound
+from forebay.cache.verify import index_problems, newest_sound, orphans
 from forebay.errors import Damaged, ForebayError
 from forebay.format import layout
 from forebay.format.chunk import ChunkRecord
@@ -67,25 +67,50 @@ def repair_index(means: Means, mending: Mending) -> Generation:
 def repair_chunks(
     means: Means, report: VerifyReport, generation: Generation, engine: Engine, terms: Terms, mending: Mending
 ) -> None:
-    """Take bad and missing chunks from a copy where it has them, make the others again."""
+    """Take bad and missing chunks from a copy where it has them, make the others again.
+
+    A base chunk that came out with other rows leaves chunks of further layers without the rows they were made for;
+    those are made again too.
+    """
+    tried: set[str] = set()
     for layer, records in bad_chunks(report, generation).items():
         left = [record for record in records if not _take_from_copy(means, layer, record, mending)]
-        if not left:
-            continue
-        try:
-            place = means.workplace_of(layer)
-            tally = remake_chunks(place, [record.chunk for record in left], generation, engine, terms)
-        except ForebayError as error:
-            mending.failed |= {_key(layer, record): str(error) for record in left}
-            continue
-        for record in left:
-            made = tally.records.get(record.chunk)
-            if made is None:
-                mending.failed[_key(layer, record)] = tally.failed.get(record.chunk, "it was not made")
-            elif made.revision == record.revision:
-                mending.restored.append(_key(layer, made))
-            else:
-                mending.replaced[_key(layer, made)] = _why_other_bytes(record, made)
+        _remake(means, layer, left, generation, engine, terms, mending)
+        tried |= {_key(layer, record) for record in records}
+    newest, _ = newest_sound(means.store)
+    orphaned: dict[str, list[ChunkRecord]] = {}
+    for layer, record in orphans(newest):
+        if _key(layer, record) not in tried:
+            orphaned.setdefault(layer, []).append(record)
+    for layer, records in orphaned.items():
+        _remake(means, layer, records, newest, engine, terms, mending)
+
+
+def _remake(
+    means: Means,
+    layer: str,
+    records: list[ChunkRecord],
+    generation: Generation,
+    engine: Engine,
+    terms: Terms,
+    mending: Mending,
+) -> None:
+    if not records:
+        return
+    try:
+        place = means.workplace_of(layer)
+        tally = remake_chunks(place, [record.chunk for record in records], generation, engine, terms)
+    except ForebayError as error:
+        mending.failed |= {_key(layer, record): str(error) for record in records}
+        return
+    for record in records:
+        made = tally.records.get(record.chunk)
+        if made is None:
+            mending.failed[_key(layer, record)] = tally.failed.get(record.chunk, "it was not made")
+        elif made.revision == record.revision:
+            mending.restored.append(_key(layer, made))
+        else:
+            mending.replaced[_key(layer, made)] = _why_other_bytes(record, made)
 
 
 def bad_chunks(report: VerifyReport, generation: Generation) -> dict[str, list[ChunkRecord]]:
@@ -166,6 +191,8 @@ def _take_from_copy(means: Means, layer: str, record: ChunkRecord, mending: Mend
 
 
 def _why_other_bytes(listed: ChunkRecord, made: ChunkRecord) -> str:
+    if listed.base != made.base:
+        return "the rows of the base layer that it was made for are others now"
     if listed.content == made.content:
         return "the same content came out as other bytes with the library versions installed now"
     return "the source or the libraries installed now gave other content"

@@ -10,12 +10,14 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
+
 from forebay.cache.freshness import check_content, check_freshness
 from forebay.cache.plan import decode_segment, load_plan
-from forebay.cache.publish import generation_numbers, load_generation, read_cache_document
+from forebay.cache.publish import generation_numbers, layers_of, load_generation, read_cache_document
 from forebay.cache.published import head_problem
 from forebay.cache.records import Bad, Progress, VerifyReport
-from forebay.errors import Damaged, ForebayError, NothingPublished
+from forebay.errors import Damaged, ForebayError, IndexCorrupt, NothingPublished
 from forebay.format import layout
 from forebay.format.chunk import ChunkFile, ChunkRecord
 from forebay.format.chunk import check_content as check_chunk_content
@@ -36,6 +38,15 @@ def verify_cache(store: Store, source: Source | None, full: bool, on_progress: O
     found, checked_bytes = _check_all(store, listed, full, on_progress)
     gone = [(layer, record.chunk) for (layer, record), problems in zip(listed, found, strict=True) if problems is None]
     bad += [problem for problems in found if problems for problem in problems]
+    bad += [
+        Bad(
+            key=layout.chunk(layer, record.chunk, record.revision),
+            problem="it was made for other rows of the base layer",
+            layer=layer,
+            chunk=record.chunk,
+        )
+        for layer, record in orphans(generation)
+    ]
     stale = stale_sources(store, generation, source, full) if source and not _plan_is_bad(bad) else {}
     return VerifyReport(
         root=store.address,
@@ -46,7 +57,7 @@ def verify_cache(store: Store, source: Source | None, full: bool, on_progress: O
         bad=tuple(bad),
         missing={layer: tuple(c for name, c in gone if name == layer) for layer in dict(gone)},
         gaps={} if _plan_is_bad(bad) else _gap_counts(store, generation),
-        foreign=tuple(foreign_files(store)),
+        foreign=tuple(foreign_files(store, generation)),
         stale=stale,
         source_checked=source is not None,
     )
@@ -63,8 +74,9 @@ def newest_sound(store: Store) -> tuple[Generation, list[Bad]]:
         except Damaged as error:
             bad.append(Bad(key=layout.generation(number), problem=str(error)))
     if sound is None:
-        if not bad:
-            read_cache_document(store)
+        if bad:
+            raise IndexCorrupt(store.address, bad[0].key, "no generation can be read, and this is the newest")
+        read_cache_document(store)
         raise NothingPublished(store.address)
     return sound, bad
 
@@ -79,6 +91,26 @@ def index_problems(store: Store, generation: Generation) -> list[Bad]:
     return [problem for problem in found if problem is not None]
 
 
+def check_index(store: Store, generation: Generation) -> None:
+    """Refuse to build on, or to copy, what is not what the generation was published with."""
+    for problem in index_problems(store, generation):
+        raise IndexCorrupt(store.address, problem.key, problem.problem)
+
+
+def orphans(generation: Generation) -> list[tuple[str, ChunkRecord]]:
+    """(layer, record) of chunks that were made for other rows than the base layer now has under their number."""
+    base = generation.table(generation.base)
+    found: list[tuple[str, ChunkRecord]] = []
+    for layer, table in generation.layers.items():
+        if layer == generation.base or not len(base):
+            continue
+        at = np.minimum(np.searchsorted(base.chunks, table.chunks), len(base) - 1)
+        same = (base.chunks[at] == table.chunks) & (base.rows[at] == table.rows)
+        same &= (base.digests["ids"][at] == table.digests["base"]).all(axis=1)
+        found += [(layer, table.record(position)) for position in np.flatnonzero(~same).tolist()]
+    return found
+
+
 def stale_sources(store: Store, generation: Generation, source: Source, full: bool) -> dict[str, str]:
     plan, base = load_plan(store), generation.base
     if full:
@@ -86,12 +118,9 @@ def stale_sources(store: Store, generation: Generation, source: Source, full: bo
     return check_freshness(store, source, plan, base, generation.table(base)).stale
 
 
-def foreign_files(store: Store) -> Iterator[str]:
+def foreign_files(store: Store, generation: Generation) -> Iterator[str]:
     """Keys that no part of forebay would have written."""
-    layers: set[str] = set()
-    for entry in store.keys(layout.LAYERS):
-        if entry.key.endswith("/recipe.json"):
-            layers.add(entry.key.split("/")[1])
+    layers = {*layers_of(store), *generation.recipes}
     for entry in store.keys(""):
         if not layout.is_known(entry.key, layers):
             yield entry.key

@@ -1,5 +1,6 @@
 """The work on one chunk: read its slice, make its rows, write its file. What a worker process does."""
 
+import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -144,7 +145,17 @@ class RepairJob:
         if encoded.sha256() == listed.sha256:
             store.replace(layout.chunk(layer, chunk, listed.revision), encoded.buffers)
             return encoded.record(listed.sha256, listed.revision)
-        return write_chunk(store, layer, encoded, listed.revision + 1)
+        return self._revise(encoded, listed.revision + 1)
+
+    def _revise(self, encoded: EncodedChunk, revision: int) -> ChunkRecord:
+        """Write a chunk under the next free revision, or find that a repair which died has written it."""
+        store, layer = self.chunks.store, self.chunks.layer
+        while (record := write_chunk(store, layer, encoded, revision)) is None:
+            key = layout.chunk(layer, encoded.meta.chunk, revision)
+            if hashlib.sha256(store.map(key)).digest() == encoded.sha256():
+                return encoded.record(encoded.sha256(), revision)
+            revision += 1
+        return record
 
 
 Job = BuildJob | RepairJob

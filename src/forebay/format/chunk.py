@@ -251,7 +251,10 @@ class ChunkFile:
         return Ragged(values, self.offsets(column)) if declared.ragged else values
 
     def failures(self) -> list[Failure]:
+        """What could not be made, once it is what the header was sealed with."""
         text = self._bytes(".failures")
+        if self.meta.sealed(self._bytes(".source"), text) != self.meta:
+            raise NotForebay(self.where, "its list of failures disagrees with its check")
         return [msgspec.json.decode(line, type=Failure) for line in text.split(b"\n")] if text else []
 
     def source_sums(self) -> list[int]:

@@ -79,9 +79,19 @@ class ChunkTable:
 
     def with_records(self, records: Iterable[ChunkRecord]) -> "ChunkTable":
         """The table with further chunks, each taking the place of an older record of it."""
-        merged = {record.chunk: record for record in self.records()}
-        merged.update({record.chunk: record for record in records})
-        return ChunkTable.of(merged.values())
+        fresh = ChunkTable.of(records)
+        kept = np.flatnonzero(~np.isin(self.chunks, fresh.chunks))
+        order = np.argsort(np.concatenate([self.chunks[kept], fresh.chunks]), kind="stable")
+
+        def merged(old: Array, new: Array) -> Array:
+            return np.concatenate([old[kept], new])[order]
+
+        names = sorted({*self.statistics, *fresh.statistics})
+        return ChunkTable(
+            {name: merged(self.numbers[name], fresh.numbers[name]) for name in _NUMBERS},
+            {name: merged(self.digests[name], fresh.digests[name]) for name in _DIGESTS},
+            {name: merged(*_alike(name, self, fresh)) for name in names},
+        )
 
     def totals(self) -> dict[str, int | float | list[int]]:
         return {name: values.sum(axis=0).tolist() for name, values in self.statistics.items()}
@@ -185,6 +195,20 @@ def _statistic(name: str, values: list[int | float | list[int] | None]) -> Array
     except ValueError as error:
         raise RecipeInvalid(f"the statistic '{name}' has another length in every chunk; give it one") from error
     return array.astype(np.float64 if array.dtype.kind == "f" else np.int64)
+
+
+def _alike(name: str, left: ChunkTable, right: ChunkTable) -> tuple[Array, Array]:
+    """One statistic of two tables, in one type and shape; a table without it counts as zeros."""
+    known = left.statistics.get(name, right.statistics.get(name))
+    assert known is not None
+    pair = [table.statistics.get(name) for table in (left, right)]
+    old, new = (
+        np.zeros((len(table), *known.shape[1:]), known.dtype) if values is None else values
+        for table, values in zip((left, right), pair, strict=True)
+    )
+    if len(left) and len(right) and old.shape[1:] != new.shape[1:]:
+        raise RecipeInvalid(f"the statistic '{name}' has another length in every chunk; give it one")
+    return old, new
 
 
 def _same(left: Mapping[str, Array], right: Mapping[str, Array]) -> bool:

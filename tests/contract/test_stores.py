@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forebay.store import Entry, LocalStore, MemoryStore, Store
-from forebay.testing import StoreContract
+from forebay.testing import SharedStoreContract, StoreContract
 
 
-class TestLocalStore(StoreContract):
+class TestLocalStore(SharedStoreContract):
     def make_store(self, folder: Path) -> Store:
         return LocalStore(folder)
 

@@ -6,6 +6,6 @@ class TestMyStore(StoreContract):
 """
 
 from forebay.testing.source import SourceContract, read_in_parts
-from forebay.testing.store import StoreContract
+from forebay.testing.store import SharedStoreContract, StoreContract
 
-__all__ = ["SourceContract", "StoreContract", "read_in_parts"]
+__all__ = ["SharedStoreContract", "SourceContract", "StoreContract", "read_in_parts"]

@@ -1,7 +1,7 @@
 """What every store promises, as tests to inherit.
 
-`make_store` gives a fresh store. A store that other processes can open too also gives `reopen`, a picklable function
-that opens it there; the races are then run between real processes as well.
+`make_store` gives a fresh store. A store that other processes can open inherits `SharedStoreContract` instead, and gives
+`reopen`, a picklable function that opens it there: the races are then run between real processes as well.
 """
 
 import multiprocessing
@@ -27,10 +27,6 @@ class StoreContract:
     def make_store(self, folder: Path) -> Store:
         """A fresh, empty store; `folder` does not exist yet and may be used."""
         raise NotImplementedError
-
-    def reopen(self, store: Store) -> Reopen | None:
-        """How another process opens the same store; None where it cannot."""
-        return None
 
     @pytest.fixture
     def store(self, tmp_path: Path) -> Store:
@@ -171,12 +167,6 @@ class StoreContract:
             won = list(pool.map(lambda racer: race(store, barrier, racer), range(RACERS)))
         check_race(store, won)
 
-    def test_of_many_processes_that_create_one_key_exactly_one_wins(self, store: Store) -> None:
-        reopen = self.reopen(store)
-        if reopen is None:
-            pytest.skip("this store lives in one process")
-        check_race(store, in_processes(race_in_process, reopen))
-
     def test_readers_see_a_whole_value_while_threads_replace_it(self, store: Store) -> None:
         store.replace("seen", [racer_value(0)])
         with ThreadPoolExecutor(3) as pool:
@@ -187,12 +177,20 @@ class StoreContract:
             for writer in writers:
                 writer.result()
 
+
+class SharedStoreContract(StoreContract):
+    """For stores that several processes have open at once."""
+
+    def reopen(self, store: Store) -> Reopen:
+        """How another process opens the same store."""
+        raise NotImplementedError
+
+    def test_of_many_processes_that_create_one_key_exactly_one_wins(self, store: Store) -> None:
+        check_race(store, in_processes(race_in_process, self.reopen(store)))
+
     def test_readers_see_a_whole_value_while_processes_replace_it(self, store: Store) -> None:
-        reopen = self.reopen(store)
-        if reopen is None:
-            pytest.skip("this store lives in one process")
         store.replace("seen", [racer_value(0)])
-        for seen in in_processes(replace_in_process, reopen):
+        for seen in in_processes(replace_in_process, self.reopen(store)):
             for value in seen:
                 check_whole(value)
         assert list(store.leftovers()) == []

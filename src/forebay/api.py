@@ -258,8 +258,8 @@ def _engine(workers: int | None) -> Engine:
     return InlineEngine() if workers == 0 else LocalEngine()
 
 
-def _planning(terms: Terms, done: int, total: int) -> None:
-    terms.on_progress(Progress(phase="planning", done=done, total=total, unit="files"))
+def _planning(terms: Terms, done: int, total: int, passed: int) -> None:
+    terms.on_progress(Progress(phase="planning", done=done, total=total, unit="files", read_bytes=passed))
 
 
 def _silent(progress: Progress) -> None:

@@ -17,7 +17,7 @@ DEFAULT_CHUNK_BYTES = 32 * 1024 * 1024
 SAMPLE_PLACES = 16
 SAMPLE_WEIGHT = {"bytes": 4 * 1024 * 1024, "samples": 64}
 
-OnFile = Callable[[int, int], None]  # files cut so far, files in all
+OnCut = Callable[[int, int, int], None]  # files cut so far, files in all, weight passed so far
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Trial:
 
 
 def cut_source(
-    source: Source, files: Sequence[SourceFile], weight: int, starts: Mapping[str, int], on_file: OnFile
+    source: Source, files: Sequence[SourceFile], weight: int, starts: Mapping[str, int], on_cut: OnCut
 ) -> list[list[Part]]:
     """Parts in the order of the source, grouped into chunks of about `weight`.
 
@@ -52,10 +52,14 @@ def cut_source(
     """
     chunks: list[list[Part]] = []
     open_chunk: list[Part] = []
-    used = 0
+    used = passed = 0
     for count, file in enumerate(files):
         start = starts.get(file.path, 0)
-        stops = list(source.cuts(file, start, weight - used, weight))
+        stops: list[int] = []
+        for stop in source.cuts(file, start, weight - used, weight):
+            stops.append(stop)
+            on_cut(count, len(files), passed + stop - start)
+        passed += stops[-1] - start if stops else 0
         scanned = source.scanned(file)
         for stop in stops:
             open_chunk.append(Part(scanned, start, stop))
@@ -64,7 +68,7 @@ def cut_source(
             if used >= weight:
                 chunks.append(open_chunk)
                 open_chunk, used = [], 0
-        on_file(count + 1, len(files))
+    on_cut(len(files), len(files), passed)
     return [*chunks, open_chunk] if open_chunk else chunks
 
 

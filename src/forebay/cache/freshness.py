@@ -90,7 +90,7 @@ class Past:
         return not sums or source.digest(found, start, stop) == sums[part]
 
     def _read_sums(self, chunk: int) -> list[int]:
-        """The digests that a chunk keeps; none where there is no chunk. A killed build leaves some that are unlisted."""
+        """The digests that a chunk keeps, listed or left by a killed build; none where there is no chunk."""
         position = self._table.position(chunk)
         if position is not None:
             return open_chunk(self._store, self._layer, self._table.record(position)).source_sums()

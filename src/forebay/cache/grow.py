@@ -1,8 +1,6 @@
 """Growing: append what a source has and the plan has not, as a new segment."""
 
-from collections.abc import Callable
-
-from forebay.cache.cut import cut_source
+from forebay.cache.cut import OnCut, cut_source
 from forebay.cache.freshness import check_freshness
 from forebay.cache.plan import Plan, Segment, load_plan
 from forebay.cache.publish import newest_generation, read_cache_document
@@ -11,8 +9,6 @@ from forebay.format import layout
 from forebay.format.generation import ChunkTable
 from forebay.source import Source, SourceFile
 from forebay.store.base import Store
-
-OnFile = Callable[[int, int], None]
 
 
 def named_alike(source: Source, plan: Plan) -> Source:
@@ -24,12 +20,12 @@ def named_alike(source: Source, plan: Plan) -> Source:
     return alike
 
 
-def append_to_plan(store: Store, source: Source, on_file: OnFile) -> tuple[Plan, list[SourceFile]]:
+def append_to_plan(store: Store, source: Source, on_cut: OnCut) -> tuple[Plan, list[SourceFile]]:
     """The plan with whatever is new in the source, and the files that are new or grew."""
     while True:
         plan = load_plan(store)
         fresh_files, starts = _what_is_new(store, source, plan)
-        chunks = cut_source(source, fresh_files, plan.weight, starts, on_file)
+        chunks = cut_source(source, fresh_files, plan.weight, starts, on_cut)
         if not chunks:
             return plan, []
         number = len(plan.segments)

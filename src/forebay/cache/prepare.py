@@ -1,10 +1,8 @@
 """The beginning of a build: the cache, the layer's recipe, the plan — created once, checked ever after."""
 
-from collections.abc import Callable
-
 import msgspec
 
-from forebay.cache.cut import chunk_weight, cut_source, try_recipe
+from forebay.cache.cut import OnCut, chunk_weight, cut_source, try_recipe
 from forebay.cache.plan import Plan, Segment, load_plan
 from forebay.cache.publish import begin_cache, layers_of, newest_generation, read_cache_document, read_recipe_document
 from forebay.cache.verify import check_index
@@ -17,10 +15,8 @@ from forebay.recipe import AnyRecipe, Recipe, constants_of, differing_fields, do
 from forebay.source import Source
 from forebay.store.base import Buffer, Store
 
-OnFile = Callable[[int, int], None]
 
-
-def prepare_base(store: Store, source: Source, recipe: Recipe, layer: str, on_file: OnFile) -> Plan:
+def prepare_base(store: Store, source: Source, recipe: Recipe, layer: str, on_cut: OnCut) -> Plan:
     """The plan of a cache whose base layer this recipe makes."""
     newest = newest_generation(store)
     if newest is not None:
@@ -35,17 +31,17 @@ def prepare_base(store: Store, source: Source, recipe: Recipe, layer: str, on_fi
     plan = load_plan(store)
     if plan.segments:
         return plan
-    store.create(layout.plan_segment(0), first_segment(source, recipe, on_file).encode())
+    store.create(layout.plan_segment(0), first_segment(source, recipe, on_cut).encode())
     return load_plan(store)
 
 
-def first_segment(source: Source, recipe: Recipe, on_file: OnFile) -> Segment:
+def first_segment(source: Source, recipe: Recipe, on_cut: OnCut) -> Segment:
     """The plan of a source that was never planned; the same source gives the same segment."""
     files = source.files()
     if not files:
         raise SourceNotFound(str(source.describe()))
     weight = chunk_weight(recipe.chunk_target(), try_recipe(source, files, recipe))
-    chunks = cut_source(source, files, weight, {}, on_file)
+    chunks = cut_source(source, files, weight, {}, on_cut)
     return Segment.of(chunks, number=0, first_chunk=0, source=source.describe(), weight=weight)
 
 

@@ -123,8 +123,9 @@ def publish(
             return load_generation(store, number)
 
 
-def publish_over_damaged(store: Store, sound: Generation) -> Generation:
-    """What a sound generation lists, and all chunks besides, published above every generation that is damaged."""
+def publish_over_damaged(store: Store, sound: Generation | None) -> Generation:
+    """What a sound generation lists, and all sound chunks besides, published above every generation that is damaged."""
+    read_cache_document(store)
     while True:
         draft = _draft(store, sound, {}, {}, set())
         number = generation_numbers(store)[-1] + 1

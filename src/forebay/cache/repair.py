@@ -13,11 +13,11 @@ from forebay.cache.crew import Engine
 from forebay.cache.making import Workplace, remake_chunks
 from forebay.cache.plan import decode_segment
 from forebay.cache.prepare import first_segment, sealed_constants
-from forebay.cache.publish import publish_over_damaged
+from forebay.cache.publish import generation_numbers, publish_over_damaged
 from forebay.cache.published import published_record
 from forebay.cache.records import VerifyReport
 from forebay.cache.verify import index_problems, newest_sound, orphans
-from forebay.errors import Damaged, ForebayError
+from forebay.errors import Damaged, ForebayError, IndexCorrupt
 from forebay.format import layout
 from forebay.format.chunk import ChunkRecord
 from forebay.format.generation import Generation
@@ -49,7 +49,10 @@ class Means:
 def repair_index(means: Means, mending: Mending) -> Generation:
     """Put back cache.json, recipes, constants and plan, then see to a sound newest generation."""
     store = means.store
-    generation, bad = newest_sound(store)
+    try:
+        generation, bad = newest_sound(store)
+    except IndexCorrupt:
+        return _list_anew(store, mending)
     for problem in index_problems(store, generation):
         try:
             store.replace(problem.key, _published_bytes(means, generation, problem.key))
@@ -61,6 +64,17 @@ def repair_index(means: Means, mending: Mending) -> Generation:
     for problem in bad:
         store.delete(problem.key)
         mending.replaced[problem.key] = f"it could not be read; generation {generation.number} stands in its place"
+    return generation
+
+
+def _list_anew(store: Store, mending: Mending) -> Generation:
+    """No generation can be read: chunks prove themselves by their own digests, and are listed again."""
+    damaged = generation_numbers(store)
+    generation = publish_over_damaged(store, None)
+    for number in damaged:
+        store.delete(layout.generation(number))
+        why = f"it could not be read; generation {generation.number} lists every chunk that was found sound"
+        mending.replaced[layout.generation(number)] = why
     return generation
 
 
@@ -162,7 +176,7 @@ def _planned_again(means: Means, generation: Generation, key: str) -> list[Buffe
         raise Damaged(advice)
     recipe = means.recipe_of(generation.base)
     assert isinstance(recipe, Recipe)
-    value = first_segment(means.source, recipe, lambda done, total: None).encode()
+    value = first_segment(means.source, recipe, lambda *_: None).encode()
     whole = memoryview(b"".join(value))
     if decode_segment(whole, means.store.address, key)[1] != generation.plan[0]:
         raise Damaged(f"{advice} (planning the source again gave another plan)")

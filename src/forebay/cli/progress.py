@@ -69,7 +69,7 @@ class Pace:
         found = [f"{progress.rows / seconds:,.0f} rows/s"] if progress.rows else []
         found += [f"read {human_bytes(progress.read_bytes / seconds)}/s"] if progress.read_bytes else []
         found += [f"written {human_bytes(progress.written_bytes / seconds)}/s"] if progress.written_bytes else []
-        found += [f"CPU {self._usage.cpu_percent:.0f} %"] if self._usage.cpu_percent else []
+        found += [f"CPU {self._usage.cpu_percent:.0f} %"] if self._usage.cpu_percent or progress.workers else []
         found += [f"memory {human_bytes(self._usage.memory_bytes)}"]
         return [*found, f"busy {progress.busy}/{progress.workers}"] if progress.workers else found
 

@@ -1,0 +1,85 @@
+"""The command line as a test runs it: in this process, or as a process of its own."""
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from click.testing import CliRunner, Result
+
+from forebay.cli.main import cli
+
+COMMAND = [sys.executable, "-m", "forebay.cli"]
+
+
+@dataclass(frozen=True)
+class Ran:
+    """How a command ended."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+def run(*words: object, code: int = 0) -> Ran:
+    """Run a command in this process; it must end with an exit code, and never with a traceback."""
+    result: Result = CliRunner().invoke(cli, [str(word) for word in words], prog_name="forebay")
+    ran = Ran(result.exit_code, result.stdout, result.stderr)
+    assert "Traceback" not in ran.err, ran.err
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    assert ran.code == code, (words, ran)
+    return ran
+
+
+def run_process(*words: object, code: int = 0, **options: Any) -> Ran:
+    """Run a command as a user does."""
+    done = subprocess.run(
+        [*COMMAND, *map(str, words)], capture_output=True, text=True, check=False, timeout=120, **options
+    )
+    assert done.returncode == code, (words, done)
+    return Ran(done.returncode, done.stdout, done.stderr)
+
+
+def wait_until(what: Callable[[], bool], process: "subprocess.Popen[str]", seconds: float = 60) -> None:
+    """Wait for something that a running command does."""
+    deadline = time.monotonic() + seconds
+    while not what():
+        assert process.poll() is None, f"it ended before its time: {process.communicate()}"
+        assert time.monotonic() < deadline, "it takes too long"
+        time.sleep(0.01)
+
+
+def write_lines(folder: Path, name: str = "a.jsonl", count: int = 60) -> Path:
+    """A file of lines, about 60 bytes each."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / name
+    path.write_text(
+        "".join(f'{{"text": "line {number:03d} of {name}", "fill": "{"x" * 20}"}}\n' for number in range(count))
+    )
+    return path
+
+
+def build_lines(tmp_path: Path, *flags: object) -> tuple[Path, Path]:
+    """A small cache of lines in some ten chunks: its root and its source."""
+    source = write_lines(tmp_path / "data")
+    root = tmp_path / "cache"
+    run("build", "raw", source, "--into", root, "--chunk-bytes", "400", "--workers", 0, *flags)
+    return root, source
+
+
+def chunk_path(root: Path, chunk: int) -> Path:
+    return root / "layers" / "raw" / f"{chunk:06d}.safetensors"
+
+
+def flip(path: Path, position: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[position] ^= 1
+    path.write_bytes(content)

@@ -1,0 +1,101 @@
+"""Progress: a bar on a terminal, plain lines elsewhere, at most one every two seconds."""
+
+import io
+import os
+import pty
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from tests.cli.running import COMMAND, write_lines
+
+from forebay.cache.records import Progress
+from forebay.cli import progress as progress_module
+from forebay.cli.measure import Meter
+from forebay.cli.progress import Lines, Pace
+
+HALF = Progress(
+    phase="building",
+    done=17,
+    total=34,
+    rows=800,
+    read_bytes=14_000_000,
+    written_bytes=2_500_000,
+    seconds=4.0,
+    workers=2,
+    busy=2,
+    pids=(os.getpid(),),
+)
+
+
+def lines_of(*moments: Progress) -> list[str]:
+    text = io.StringIO()
+    shown = Lines(Console(file=text, width=1000))
+    for moment in moments:
+        shown(moment)
+    return text.getvalue().splitlines()
+
+
+def moment(**changes: object) -> Progress:
+    return Progress(**{name: changes.get(name, getattr(HALF, name)) for name in Progress.__struct_fields__})
+
+
+def test_a_line_says_all_there_is_to_know(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(progress_module, "LINE_SECONDS", 0)
+    (line,) = lines_of(HALF)
+    assert re.fullmatch(
+        r"building 17/34 chunks  50 %, 200 rows/s, read 3\.5 MB/s, written 625\.0 kB/s, CPU \d+ %, "
+        r"memory [\d.]+ MB, busy 2/2, ETA 4\.0 s",
+        line,
+    )
+
+
+def test_there_is_at_most_one_line_in_two_seconds_but_every_note():
+    notes = [moment(note=f"chunk {number} failed: \x1b[31m") for number in range(3)]
+    assert lines_of(HALF, *notes, HALF) == [rf"note: chunk {number} failed: \x1b[31m" for number in range(3)]
+
+
+def test_the_time_left_counts_only_what_this_build_made():
+    pace = Pace()
+    pace.follow(moment(done=30, seconds=0.1))
+    assert pace.time_left(moment(done=32, seconds=10.0)) == "ETA 10 s"
+    assert pace.time_left(moment(done=34, seconds=20.0)) == ""
+
+
+def test_the_meter_sums_processes_and_survives_those_that_end():
+    meter = Meter()
+    alone = meter.measure([]).memory_bytes
+    with subprocess.Popen(["sleep", "30"]) as process:
+        both = meter.measure([process.pid]).memory_bytes
+        process.kill()
+    assert 0 < alone < both
+    assert meter.measure([process.pid, 2**22 + 1]).memory_bytes > 0
+
+
+def test_a_terminal_gets_a_bar_and_the_result(tmp_path: Path):
+    source = write_lines(tmp_path / "data")
+    words = ["build", "raw", source, "--into", tmp_path / "cache", "--chunk-bytes", "400", "--workers", "1"]
+    shown = on_terminal(*words)
+    assert "━" in shown
+    assert "12/12 chunks  100 %" in shown
+    assert "12 made" in shown
+    assert "━" not in on_terminal("verify", tmp_path / "cache", "--json")
+
+
+def on_terminal(*words: object) -> str:
+    """What a terminal of 80 columns gets to see."""
+    ours, theirs = pty.openpty()
+    environment = {**os.environ, "COLUMNS": "80", "TERM": "xterm"}
+    with subprocess.Popen([*COMMAND, *map(str, words)], stdout=theirs, stderr=theirs, env=environment) as process:
+        os.close(theirs)
+        seen = b""
+        try:
+            while piece := os.read(ours, 65536):
+                seen += piece
+        except OSError:  # the other end is closed
+            pass
+        assert process.wait() == 0, seen
+    os.close(ours)
+    return seen.decode()

@@ -1,0 +1,123 @@
+"""Settings files: what they may say, and how a mistake in one is named."""
+
+import re
+from pathlib import Path
+
+import pytest
+from tests.cli.running import Ran, run, write_lines
+
+GOOD = """\
+# settings of a small build
+[source]
+paths = ["data/*.jsonl"]
+
+[recipe]
+kind = "raw"
+chunk_bytes = "400B"
+
+[build]
+into = "cache"
+workers = 0
+"""
+
+
+def built(tmp_path: Path, text: str, *flags: object, code: int = 0) -> Ran:
+    write_lines(tmp_path / "data")
+    settings = tmp_path / "small.toml"
+    settings.write_text(text)
+    return run("build", settings, *flags, code=code)
+
+
+def test_a_settings_file_builds_with_paths_relative_to_it(tmp_path: Path):
+    assert built(tmp_path, GOOD, "--json").json["rows"] == 60
+    assert (tmp_path / "cache" / "cache.json").exists()
+
+
+def test_flags_win_over_the_file(tmp_path: Path):
+    write_lines(tmp_path / "more", "b.jsonl", count=7)
+    other = tmp_path / "other"
+    report = built(tmp_path, GOOD, tmp_path / "more" / "b.jsonl", "--into", other, "--codec", "none", "--json").json
+    assert (report["rows"], report["root"]) == (7, str(other))
+    assert run("info", other, "--json").json["layers"][0]["fields"]["codec"] == "none"
+
+
+def test_an_estimate_takes_the_same_file(tmp_path: Path):
+    built(tmp_path, GOOD)
+    assert run("estimate", tmp_path / "small.toml", "--json").json["rows"] > 0
+
+
+def test_all_that_flags_say_can_be_in_the_file(tmp_path: Path):
+    more = 'layer = "lines"\nmode = "forward"\nstart_chunk = 0\nend_chunk = 2\nengine = "local"\n'
+    report = built(tmp_path, f'{GOOD}{more}memory_limit = "2GB"\nmax_failures = "1%"\n', "--json").json
+    assert (report["layer"], report["made"]) == ("lines", 3)
+
+
+@pytest.mark.parametrize(
+    ("change", "line", "words"),
+    [
+        (("workers = 0", "worker = 0"), 11, "unknown key 'worker' in [build]; did you mean 'workers'?"),
+        (("paths =", "path ="), 3, "unknown key 'path' in [source]; did you mean 'paths'?"),
+        (("chunk_bytes =", "chunk_byte ="), 7, "unknown key 'chunk_byte' in [recipe]; did you mean 'chunk_bytes'?"),
+        (("workers = 0", "zzz = 0"), 11, "unknown key 'zzz' in [build]; known: into, layer, workers"),
+        (("workers = 0", 'workers = "two"'), 11, "'workers' in [build] has the wrong type or value: Expected `int"),
+        (("workers = 0", "workers = -1"), 11, "'workers' in [build] has the wrong type or value: Expected `int` >= 0"),
+        (("workers = 0", "workers = true"), 11, "got `bool`"),
+        (('"400B"', '"lots"'), 7, "'chunk_bytes' in [recipe] has the wrong type or value: 'lots' is no size"),
+        (('"400B"', "[1]"), 7, "'chunk_bytes' in [recipe] has the wrong type"),
+        (('["data/*.jsonl"]', '"data"'), 3, "'paths' in [source] has the wrong type or value: Expected `array`"),
+        (
+            ("workers = 0", 'mode = "invers"'),
+            11,
+            "cannot be 'invers'; did you mean 'inverse'? (one of: forward, inverse)",
+        ),
+        (("workers = 0", 'mode = "???"'), 11, "cannot be '???'; known: forward, inverse"),
+        (('kind = "raw"', 'kind = "rawr"'), 6, "unknown kind 'rawr' in [recipe]; did you mean 'raw'?"),
+        (('kind = "raw"', "kind = 3"), 6, "unknown kind 3 in [recipe]"),
+        (('kind = "raw"\n', ""), 5, '[recipe] has no kind; add kind = "raw"'),
+        (("[build]", "[biuld]"), 9, "unknown section [biuld]; did you mean 'build'?"),
+        (("[build]\n", "[build]\n[extra.deep]\n"), 10, "unknown section [extra]"),
+        (('[source]\npaths = ["data/*.jsonl"]\n', ""), None, "the section [source] is missing"),
+        (('paths = ["data/*.jsonl"]\n', ""), 2, "[source] has no 'paths'"),
+        (("workers = 0", "workers 0"), 11, "this is not TOML: Expected '=' after a key"),
+        (("workers = 0", 'workers = """'), 11, "this is not TOML"),
+        (("# settings of a small build", "source = 3"), 1, "'source' is a section"),
+    ],
+)
+def test_a_mistake_is_named_with_its_line_and_what_was_meant(
+    tmp_path: Path, change: tuple[str, str], line: int | None, words: str
+):
+    if change[1] == "source = 3":
+        text = "source = 3\n[recipe]\nkind = 'raw'\n"
+    else:
+        assert change[0] in GOOD
+        text = GOOD.replace(*change)
+    ran = built(tmp_path, text, code=1)
+    where = f"small.toml:{line}: " if line else "small.toml: "
+    assert where in ran.err, ran.err
+    assert words in ran.err, ran.err
+    assert ran.err.count("\n") == 1
+    assert not (tmp_path / "cache").exists()
+
+
+def test_lines_inside_long_strings_are_no_keys(tmp_path: Path):
+    text = 'source.paths = ["""\n[build]\nworker = 1\n"""]\nrecipe.kind = "raw"\n\n[build]\nworker = 2\n'
+    assert "small.toml:8: unknown key 'worker' in [build]" in built(tmp_path, text, code=1).err
+
+
+def test_dotted_and_quoted_keys_have_lines_too(tmp_path: Path):
+    text = 'source.paths = ["data"]\nrecipe.kind = "raw"\nbuild . "worker" = 2\n'
+    assert "small.toml:3: unknown key 'worker' in [build]" in built(tmp_path, text, code=1).err
+    text = 'source = {paths = ["data"]}\nrecipe = {kind = "raw"}\nbuild = {worker = 2}\n'
+    assert "small.toml:3: unknown key 'worker' in [build]" in built(tmp_path, text, code=1).err
+
+
+def test_a_settings_file_that_is_not_there_or_not_text(tmp_path: Path):
+    assert "cannot be read: No such file" in run("build", tmp_path / "gone.toml", code=1).err
+    (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe\x00")
+    assert "is not UTF-8 text" in run("build", tmp_path / "bytes.toml", code=1).err
+
+
+def test_another_recipe_names_the_fields_that_differ(tmp_path: Path):
+    built(tmp_path, GOOD)
+    ran = built(tmp_path, GOOD.replace('"400B"', "500"), "--level", "max", code=1)
+    assert re.search(r"built by another recipe \(differs in: chunk_bytes, level\)", ran.err)

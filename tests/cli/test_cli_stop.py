@@ -1,0 +1,87 @@
+"""Ctrl-C, SIGTERM and the demo: real processes."""
+
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sysconfig
+from pathlib import Path
+
+import pytest
+from tests.cli.running import COMMAND, run, run_process, wait_until
+
+LIBRARY = os.path.join(sysconfig.get_path("stdlib"), "[c-e]*")
+WORDS = ["build", "raw", LIBRARY, "--suffix", ".py", "--level", "max", "--chunk-bytes", "128KiB", "--workers", "2"]
+
+
+def chunk_count(root: Path) -> int:
+    return len(list((root / "layers" / "raw").glob("*.safetensors"))) if root.exists() else 0
+
+
+def start(*words: object) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        [*COMMAND, *map(str, words)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        stdin=subprocess.DEVNULL,
+    )
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_a_build_cleanly_and_the_command_to_go_on_is_right(tmp_path: Path, number: signal.Signals):
+    root = tmp_path / "my cache"
+    process = start(*WORDS, "--into", root)
+    wait_until(lambda: chunk_count(root) >= 2, process)
+    process.send_signal(number)
+    out, err = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert out == ""
+    assert "Traceback" not in err
+    said = re.search(
+        r"stopped: .* is published and safe \(chunks: raw (\d+) of (\d+)\); go on with:\n  (forebay .*)\n", err
+    )
+    assert said is not None, err
+    present, planned = int(said[1]), int(said[2])
+    assert 2 <= present == chunk_count(root) < planned
+    status = run("status", root, "--json").json
+    assert status["layers"][0]["listed"] == present
+    assert status["claims"] == []
+    assert not [path for path in root.rglob("*") if ".tmp-" in path.name]
+    run_process(*shlex.split(said[3])[1:])
+    assert run("status", root, "--json").json["complete"]
+
+
+def test_a_signal_while_planning_says_how_to_start_again(tmp_path: Path):
+    folder = tmp_path / "data"
+    folder.mkdir()
+    os.mkfifo(folder / "never.txt")  # whoever plans this waits for ever
+    process = start("estimate", "raw", folder / "never.txt", "--unit", "files")
+    try:
+        process.communicate(timeout=3)
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=20)
+    assert "Traceback" not in err
+    if process.returncode == 130:  # else the core refused it, which is as good
+        assert "start it again with:\n  forebay estimate raw" in err
+
+
+def test_the_demo_does_what_it_says(tmp_path: Path):
+    size = ["--names", "[e-h]*", "--chunk-bytes", "128KiB"]
+    ran = run_process("demo", "--into", tmp_path / "demo", "--json", *size)
+    report = ran.json
+    assert [step["command"].split()[1] for step in report["steps"]] == [
+        "estimate", "build", "status", "build", "verify", "verify", "repair", "verify", "peek", "info",
+    ]  # fmt: skip
+    assert [step["exit_code"] for step in report["steps"]] == [0, 130, 0, 0, 0, 1, 0, 0, 0, 0]
+    for words in ("$ forebay build raw", "stopped: ", "go on with:", "not sound", "restored, byte for byte"):
+        assert words in ran.err
+    again = run_process("demo", "--into", tmp_path / "demo", code=2)
+    assert "is not empty" in again.err
+
+
+def test_the_demo_fails_when_a_step_does_not_do_what_it_should(tmp_path: Path):
+    ran = run_process("demo", "--into", tmp_path / "demo", "--names", "no_such_name*", code=1)
+    assert "the demo failed: `forebay estimate` ended with exit code 1 instead of 0" in ran.err

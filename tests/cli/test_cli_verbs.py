@@ -1,0 +1,230 @@
+"""What each verb shows, for a person and as JSON."""
+
+import re
+from pathlib import Path
+
+import pytest
+from tests.cli.running import build_lines, chunk_path, flip, run, write_lines
+
+import forebay as fb
+
+
+def test_build_says_what_it_did_and_a_second_one_finds_nothing_to_do(tmp_path: Path):
+    root, source = build_lines(tmp_path)
+    first = run("verify", root)
+    again = run("build", "raw", source, "--into", root, "--chunk-bytes", "400", "--workers", 0)
+    assert re.search(r"chunks\s+0 made, (\d+) were there, \1 asked for", again.out)
+    assert f"next: forebay verify {root}" in again.out
+    assert "· sound" in first.out
+
+
+def test_worker_processes_make_the_same_bytes(tmp_path: Path):
+    root, source = build_lines(tmp_path)
+    other = tmp_path / "other"
+    run(
+        "build", "raw", source, "--into", other, "--chunk-bytes", "400", "--workers", 2, "--engine", "local", "--resume"
+    )
+    assert chunk_path(other, 3).read_bytes() == chunk_path(root, 3).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("names", "unit"), [(["a.jsonl"], "lines"), (["a.txt", "b.jsonl"], "lines"), (["a.jsonl", "b.md"], "files")]
+)
+def test_the_unit_follows_the_names_unless_it_is_said(tmp_path: Path, names: list[str], unit: str):
+    paths = [write_lines(tmp_path / "data", name, count=4) for name in names]
+    rows = 4 * len(paths) if unit == "lines" else len(paths)
+    assert run("build", "raw", *paths, "--into", tmp_path / "one", "--workers", 0, "--json").json["rows"] == rows
+    said = run("build", "raw", *paths, "--into", tmp_path / "two", "--workers", 0, "--json", "--unit", "files")
+    assert said.json["rows"] == len(paths)
+
+
+def test_suffixes_choose_the_files_of_a_folder(tmp_path: Path):
+    write_lines(tmp_path / "data", "a.py")
+    write_lines(tmp_path / "data", "b.md")
+    ran = run("build", "raw", tmp_path / "data", "--suffix", ".py", "--into", tmp_path / "c", "--workers", 0, "--json")
+    assert ran.json["rows"] == 1
+
+
+def test_a_range_leaves_gaps_and_gaps_names_the_command_that_fills_them(tmp_path: Path):
+    root, _ = build_lines(tmp_path, "--start-chunk", 2, "--end-chunk", 4)
+    planned = run("gaps", root, "--json").json[0]["planned"]
+    shown = run("gaps", root).out
+    assert f"missing  0–1, 5–{planned - 1}" in shown
+    command = re.search(r"next: forebay (.*)", shown)
+    assert command is not None
+    run(*command[1].split(), "--workers", 0)
+    assert "no gaps" in run("gaps", root).out
+
+
+def test_inverse_mode_fills_from_the_far_end(tmp_path: Path):
+    root, _ = build_lines(tmp_path, "--end-chunk", 0)
+    run("build", root, "--mode", "inverse", "--workers", 0)
+    assert run("gaps", root, "--json").json[0]["missing"] == []
+
+
+def test_status_draws_the_chunks_and_names_what_is_missing(tmp_path: Path):
+    root, _ = build_lines(tmp_path, "--start-chunk", 2, "--end-chunk", 4)
+    planned = run("gaps", root, "--json").json[0]["planned"]
+    shown = run("status", root).out
+    assert f"raw  ░░███{'░' * (planned - 5)}  3 of {planned} chunks" in shown
+    assert "unfinished" in shown
+
+
+def test_status_is_exit_code_1_for_a_suspect_chunk(tmp_path: Path):
+    root, _ = build_lines(tmp_path)
+    chunk_path(root, 1).write_bytes(b"short")
+    shown = run("status", root, code=1).out
+    assert "raw  █!█" in shown
+    assert re.search(r"suspect\s+1\b", shown)
+
+
+def test_status_is_exit_code_1_for_a_stale_source(tmp_path: Path):
+    root, source = build_lines(tmp_path)
+    source.write_text(source.read_text().replace("line 007", "line 700"))
+    assert "a.jsonl  has other content than was planned" in run("status", root, code=1).out
+
+
+def test_status_names_failed_samples_and_their_reasons(tmp_path: Path):
+    root, _ = build_lines(tmp_path, "--max-sample-bytes", 60)
+    shown = run("status", root).out
+    assert re.search(r"failed\s+60 of 60 samples: too-long 60", shown)
+    assert re.search(r"a\.jsonl@0 +too-long +63 bytes +chunk 0", shown)
+
+
+def test_verify_names_layer_column_block_and_bytes_and_repair_puts_them_back(tmp_path: Path):
+    root, _ = build_lines(tmp_path)
+    path = chunk_path(root, 3)
+    before = path.read_bytes()
+    flip(path, 4096 + 160)  # the first values of `data` lie after offsets, sums and digests
+    chunk_path(root, 5).unlink()
+    (root / "notes.md").write_text("mine")
+    shown = run("verify", root, code=1).out
+    assert re.search(r"layers/raw/000003.safetensors  layer raw chunk 3, column \w+, block 0, bytes [\d,]+ to", shown)
+    assert re.search(r"layer raw\s+1 chunk: 5", shown)
+    assert "notes.md" in shown
+    assert shown.rstrip().endswith(f"next: forebay repair {root}")
+    repaired = run("repair", root, "--workers", 0).out
+    assert "restored, byte for byte" in repaired
+    assert path.read_bytes() == before
+    assert "· sound" in run("verify", root, "--full").out
+    assert "nothing to repair" in run("repair", root).out
+
+
+def test_verify_tells_a_stale_source(tmp_path: Path):
+    root, source = build_lines(tmp_path)
+    source.write_text(source.read_text().replace("line 007", "line 700"))
+    assert "stale sources" in run("verify", root, code=1).out
+
+
+def test_repair_takes_from_a_copy_and_fails_without_source_or_copy(tmp_path: Path):
+    root, source = build_lines(tmp_path)
+    copied = run("copy", root, tmp_path / "backup").out
+    assert f"next: forebay repair {root} --from {tmp_path / 'backup'}" in copied
+    source.unlink()
+    flip(chunk_path(root, 3), 4200)
+    assert "failed" in run("repair", root, "--workers", 0, code=1).out
+    assert "restored" in run("repair", root, "--from", tmp_path / "backup").out
+
+
+def test_grow_appends_files_and_lines(tmp_path: Path):
+    root, source = build_lines(tmp_path)
+    with source.open("a") as file:
+        file.write('{"text": "one more"}\n')
+    write_lines(tmp_path / "data", "b.jsonl", count=5)
+    grown = run("grow", root, tmp_path / "data" / "*.jsonl", "--workers", 0, "--json").json
+    assert grown["rows"] == 66
+    assert "one more" in run("peek", root, "--row", 60).out
+
+
+def test_info_draws_the_cache_as_a_tree(tmp_path: Path):
+    root, _ = build_lines(tmp_path)
+    shown = run("info", root).out
+    fingerprint = fb.fingerprint(fb.RawRecipe(chunk_bytes=400))
+    for words in ("60 rows", "├── source 1 file", f"recipe raw {fingerprint[:12]}", "codec zstd", "data: uint8 ragged"):
+        assert words in shown
+
+
+def test_peek_shows_text_as_text_and_other_bytes_as_numbers(tmp_path: Path):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "a.bin").write_bytes(bytes([255, 254, 0, 1]))
+    (tmp_path / "data" / "b.md").write_text("# Grüße\n\nline\n" + "long " * 400)
+    (tmp_path / "data" / "c.ansi").write_bytes(b"\x1b[31mred")
+    run("build", "raw", tmp_path / "data", "--into", tmp_path / "cache", "--workers", 0)
+    shown = run("peek", tmp_path / "cache").out
+    assert "uint8 [4]  255 254 0 1" in shown
+    assert "# Grüße" in shown
+    assert "more characters" in shown
+    assert "\x1b" not in shown
+    one = run("peek", tmp_path / "cache", "--row", 1, "--column", "id").out
+    assert re.search(r"id\s+b\.md", one)
+    assert "Grüße" not in one
+
+
+def test_a_row_beyond_the_last_is_wrong_usage(tmp_path: Path):
+    root, _ = build_lines(tmp_path)
+    assert "there is no row 60" in run("peek", root, "--row", 60, code=2).err
+
+
+def test_estimate_compares_with_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    source = write_lines(tmp_path / "data")
+    shown = run("estimate", "raw", source, "--into", tmp_path / "cache").out
+    assert "enough" in shown
+    assert not (tmp_path / "cache").exists()
+    monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 10})())
+    ran = run("estimate", "raw", source, "--into", tmp_path / "cache", code=1)
+    assert "not enough" in ran.out
+    assert f"no room at '{tmp_path / 'cache'}'" in ran.err
+
+
+def test_a_dry_run_writes_nothing_and_says_what_would_be_built(tmp_path: Path):
+    source = write_lines(tmp_path / "data")
+    shown = run("build", "raw", source, "--into", tmp_path / "new", "--dry-run").out
+    assert "of a new cache" in shown
+    assert not (tmp_path / "new").exists()
+    root, _ = build_lines(tmp_path, "--end-chunk", 3)
+    before = sorted((path, path.stat().st_mtime_ns) for path in root.rglob("*"))
+    shown = run("build", root, "--dry-run", "--start-chunk", 2, "--end-chunk", 6).out
+    assert re.search(r"would build\s+3 chunks of \d+ planned: 4–6", shown)
+    ran = run("build", "raw", source, "--into", root, "--codec", "none", "--dry-run", code=1)
+    assert "differs in: chunk_bytes, codec" in ran.err
+    assert sorted((path, path.stat().st_mtime_ns) for path in root.rglob("*")) == before
+
+
+def test_clean_removes_leftovers_and_old_generations(tmp_path: Path):
+    root, _ = build_lines(tmp_path, "--end-chunk", 3)
+    assert "nothing to clean" in run("clean", root).out
+    run("build", root, "--workers", 0)
+    assert re.search(r"old generations\n\s+0", run("clean", root, "--keep-generations", 1).out)
+
+
+def test_names_with_strange_marks_do_not_reach_the_terminal(tmp_path: Path):
+    source = write_lines(tmp_path / "data", "a\x1b[31m.jsonl")
+    root = tmp_path / "[bold]cache"
+    run("build", "raw", source, "--into", root, "--chunk-bytes", "400", "--workers", 0, "--max-sample-bytes", 60)
+    for verb in ("status", "info", "peek", "verify", "gaps"):
+        shown = run(verb, root).out
+        assert "\x1b" not in shown
+        assert "[bold]cache" in shown
+
+
+def test_json_of_every_verb_is_json_and_nothing_else(tmp_path: Path):
+    source = write_lines(tmp_path / "data")
+    root, backup = tmp_path / "cache", tmp_path / "backup"
+    words = [str(source), "--chunk-bytes", "400", "--into", str(root), "--workers", "0"]
+    for line in (
+        ["estimate", "raw", *words],
+        ["build", "raw", *words, "--dry-run"],
+        ["build", "raw", *words],
+        ["status", root],
+        ["gaps", root],
+        ["verify", root],
+        ["copy", root, backup],
+        ["repair", root, "--from", backup],
+        ["grow", root, source, "--workers", 0],
+        ["info", root],
+        ["peek", root],
+        ["clean", root],
+    ):
+        ran = run(*line, "--json")
+        assert isinstance(ran.json, dict | list), line
+        assert ran.err == "", line

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from forebay.cache.plan import Plan
 from forebay.cache.publish import sound_record
 from forebay.cache.published import open_chunk
+from forebay.errors import Damaged
 from forebay.format.generation import ChunkTable
 from forebay.source import Source, SourceFile
 from forebay.store.base import Store
@@ -90,9 +91,12 @@ class Past:
         return not sums or source.digest(found, start, stop) == sums[part]
 
     def _read_sums(self, chunk: int) -> list[int]:
-        """The digests that a chunk keeps, listed or left by a killed build; none where there is no chunk."""
+        """The digests that a chunk keeps, listed or left by a killed build; none where there is no sound chunk."""
         position = self._table.position(chunk)
         if position is not None:
-            return open_chunk(self._store, self._layer, self._table.record(position)).source_sums()
+            try:
+                return open_chunk(self._store, self._layer, self._table.record(position)).source_sums()
+            except Damaged:
+                return []  # what it was made from cannot be told any more; verify reports the chunk itself
         record = sound_record(self._store, self._layer, chunk)
         return open_chunk(self._store, self._layer, record).source_sums() if record else []

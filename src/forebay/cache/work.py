@@ -57,6 +57,10 @@ class BaseJob:
             source_sums=sums,
         )
 
+    def touched(self, chunk: int) -> list[str]:
+        """The files of a chunk whose look differs from the plan; whether their content does may be unknown."""
+        return sorted({part.file.path for part in self._plan.parts(chunk)} & self.now.keys())
+
     @cached_property
     def _plan(self) -> Plan:
         return load_plan(self.store)
@@ -109,6 +113,9 @@ class LayerJob:
             base=record.ids.hex(),
         )
 
+    def touched(self, chunk: int) -> list[str]:
+        return []
+
     @cached_property
     def _pinned(self) -> Generation:
         return load_generation(self.store, self.generation)
@@ -145,6 +152,10 @@ class RepairJob:
         if encoded.sha256() == listed.sha256:
             store.replace(layout.chunk(layer, chunk, listed.revision), encoded.buffers)
             return encoded.record(listed.sha256, listed.revision)
+        touched = self.chunks.touched(chunk)
+        if touched and encoded.meta.content != listed.content.hex():
+            how = "looks different from when it was planned, and gives other rows"
+            raise SourceChanged(store.address, dict.fromkeys(touched, how))
         return self._revise(encoded, listed.revision + 1)
 
     def _revise(self, encoded: EncodedChunk, revision: int) -> ChunkRecord:

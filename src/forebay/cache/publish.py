@@ -35,9 +35,7 @@ def read_cache_document(store: Store) -> CacheDocument:
     except KeyError as error:
         raise CacheNotFound(store.address) from error
     try:
-        version = msgspec.json.decode(text)["format_version"]
-        if version > FORMAT_VERSION:
-            raise FormatTooNew(f"{store.address}/{layout.CACHE}", version, FORMAT_VERSION)
+        _check_version(store, layout.CACHE, text)
         return msgspec.json.decode(text, type=CacheDocument)
     except (msgspec.MsgspecError, KeyError, TypeError, ValueError) as error:
         raise IndexCorrupt(store.address, layout.CACHE, f"it cannot be read: {error}") from error
@@ -47,11 +45,22 @@ def read_recipe_document(store: Store, layer: str) -> RecipeDocument | None:
     """The recipe of a layer, None where there is no such layer."""
     key = layout.recipe(layer)
     try:
-        return msgspec.json.decode(store.read(key), type=RecipeDocument)
+        text = store.read(key)
     except KeyError:
         return None
-    except (msgspec.MsgspecError, ForebayError) as error:
+    try:
+        _check_version(store, key, text)
+        return msgspec.json.decode(text, type=RecipeDocument)
+    except FormatTooNew:
+        raise
+    except (msgspec.MsgspecError, KeyError, TypeError, ValueError, ForebayError) as error:
         raise IndexCorrupt(store.address, key, f"it cannot be read: {error}") from error
+
+
+def _check_version(store: Store, key: str, text: bytes) -> None:
+    version = msgspec.json.decode(text)["format_version"]
+    if version > FORMAT_VERSION:
+        raise FormatTooNew(f"{store.address}/{key}", version, FORMAT_VERSION)
 
 
 def layers_of(store: Store) -> list[str]:

@@ -172,8 +172,10 @@ def _copied_index(copy: Store, generation: Generation, key: str) -> bytes:
 
 def _planned_again(means: Means, generation: Generation, key: str) -> list[Buffer]:
     advice = f"'{key}' cannot be put back without a copy of the cache; run `forebay repair … --from COPY`"
-    if means.source is None or len(generation.plan) != 1:
+    if len(generation.plan) != 1:
         raise Damaged(advice)
+    if means.source is None:
+        raise Damaged(f"{advice}, or pass the source itself to `forebay.repair`, so that it is planned again")
     recipe = means.recipe_of(generation.base)
     assert isinstance(recipe, Recipe)
     value = first_segment(means.source, recipe, lambda *_: None).encode()

@@ -167,7 +167,9 @@ def _locate(view: memoryview, key: str, layer: str, record: ChunkRecord) -> list
     chunk = record.chunk
     problem = head_problem(view, record)
     if problem is not None:
-        return [Bad(key=key, problem=problem, layer=layer, chunk=chunk, start=0, stop=record.head_size)]
+        sizes = sorted((len(view), record.size))
+        start, stop = sizes if len(view) != record.size else (0, record.head_size)
+        return [Bad(key=key, problem=problem, layer=layer, chunk=chunk, start=start, stop=stop)]
     file = ChunkFile(view, key)
     bad = [
         Bad(

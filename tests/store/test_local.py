@@ -159,3 +159,18 @@ def test_reading_a_folder_leaves_no_descriptor_open(tmp_path):
         with pytest.raises(KeyError):
             store.map("folder")
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_link_that_was_made_but_whose_answer_was_lost_is_a_creation(tmp_path, monkeypatch):
+    link = os.link
+
+    def lossy(source, target, **options):
+        link(source, target, **options)
+        link(source, target, **options)  # the file system asks again, and finds its own work
+
+    monkeypatch.setattr(os, "link", lossy)
+    store = LocalStore(tmp_path)
+    assert store.create("key", [b"value"])
+    monkeypatch.undo()
+    assert store.read("key") == b"value"
+    assert not store.create("key", [b"another"])

@@ -46,13 +46,11 @@ class LocalStore:
         final = self._path(key)
         temporary = self._write_aside(final, data)
         try:
-            os.link(temporary, final)
-        except FileExistsError:
-            return False
+            created = _link(temporary, final)
         finally:
             os.unlink(temporary)
         _sync_folder(os.path.dirname(final))
-        return True
+        return created
 
     def replace(self, key: str, data: Sequence[Buffer]) -> None:
         final = self._path(key)
@@ -167,6 +165,18 @@ def _make_folder(folder: str) -> None:
     with suppress(FileExistsError):
         os.mkdir(folder)
     _sync_folder(parent)
+
+
+def _link(temporary: str, final: str) -> bool:
+    """Give a file its name; False where the name is taken by another.
+
+    A network file system may carry out a link, lose its answer and be asked again: a second name is success.
+    """
+    try:
+        os.link(temporary, final)
+    except FileExistsError:
+        return os.stat(temporary).st_nlink > 1
+    return True
 
 
 def _sync_folder(folder: str) -> None:

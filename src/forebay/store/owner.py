@@ -33,7 +33,12 @@ class Owner:
 
     def is_dead(self) -> bool:
         """True only where this host can tell: the process is not there, or is another with the same pid."""
-        return self.host == this_host() and _start_time(self.pid) != self.started
+        if self.host != this_host():
+            return False
+        try:
+            return _start_time(self.pid) != self.started
+        except PermissionError:  # it lives, and is hidden from this user
+            return False
 
 
 def this_process() -> Owner:
@@ -54,12 +59,22 @@ def _start_time(pid: int) -> int | None:
         after_name = stat[stat.rindex(")") + 2 :].split()
         return None if after_name[0] in _GONE else int(after_name[19])
     if Path("/proc/self/stat").exists():
+        _no_process(pid)
         return None
     try:
         process = psutil.Process(pid)
         return None if process.status() == psutil.STATUS_ZOMBIE else int(process.create_time())
     except psutil.Error:
         return None
+
+
+def _no_process(pid: int) -> None:
+    """None where there is no such process; one that is hidden (`hidepid`) raises `PermissionError`."""
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return
+    raise PermissionError(f"process {pid} cannot be looked at")
 
 
 def _text(path: str) -> str:

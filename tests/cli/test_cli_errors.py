@@ -222,6 +222,11 @@ def test_a_chunk_that_failed_is_in_the_status_until_it_is_made(tmp_path: Path, m
     shown = run("status", tmp_path / "cache", code=1).out
     assert "raw chunk 1  failed" in shown
     assert "b.md  is gone" in shown
+    write_lines(tmp_path / "data", "b.md")
+    shown = run("status", tmp_path / "cache", code=1).out
+    assert "is gone" not in shown
+    run("build", tmp_path / "cache", "--workers", 0)
+    assert run("status", tmp_path / "cache", "--json").json["claims"] == []
 
 
 def test_a_place_that_cannot_be_written(tmp_path: Path):

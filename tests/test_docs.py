@@ -1,6 +1,9 @@
-"""Every Python block of the README and the docs runs; blocks of one page share their names, in order."""
+"""Every Python block and every command of the README and the docs runs; those of one page share a folder, in order."""
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,13 +17,32 @@ def _blocks(page: Path) -> list[str]:
     return BLOCK.findall(page.read_text())
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if _blocks(page)], ids=lambda page: page.name)
-def test_the_python_blocks_of_a_page_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _commands(page: Path) -> list[str]:
+    """The `forebay` commands of a page; `make` is what runs this test."""
+    return re.findall(r"^\$ (forebay .*)$", page.read_text(), re.MULTILINE)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with data of the names that the pages use."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "data").mkdir()
-    for part in range(3):
-        lines = [f'{{"text": "document {number} of part {part}"}}\n' for number in range(2000)]
-        (tmp_path / "data" / f"part-{part}.jsonl").write_text("".join(lines))
+    for name in ("part-0", "part-1", "new/part-2"):
+        file = tmp_path / "data" / f"{name}.jsonl"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("".join(f'{{"text": "document {number} of {name}"}}\n' for number in range(2000)))
+    return tmp_path
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if _commands(page)], ids=lambda page: page.name)
+def test_the_commands_of_a_page_run(page: Path, folder: Path) -> None:
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    for command in _commands(page):
+        run = subprocess.run(command, shell=True, env={**os.environ, "PATH": path}, capture_output=True, text=True)
+        assert run.returncode == 0, f"{command}\n{run.stderr}"
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if _blocks(page)], ids=lambda page: page.name)
+def test_the_python_blocks_of_a_page_run(page: Path, folder: Path) -> None:
     names: dict[str, object] = {"__name__": f"docs_{page.stem}"}
     for number, block in enumerate(_blocks(page)):
         exec(compile(block, f"{page.name} block {number}", "exec"), names)

@@ -24,7 +24,11 @@ def common_root(patterns: Sequence[str]) -> str:
 
 
 def find_files(root: str, patterns: Sequence[str], suffixes: tuple[str, ...] = ()) -> list[SourceFile]:
-    """Every file that a pattern names, once, sorted by name; a folder stands for all files below it."""
+    """Every file that a pattern names, once, sorted by name.
+
+    A folder stands for all files below it, hidden ones left out. `suffixes` choose among the files of folders and
+    globs; a file named by itself is meant.
+    """
     found: set[str] = set()
     for pattern in patterns:
         matches = {os.path.relpath(path, root) for path in _expand(os.path.join(root, pattern), suffixes)}
@@ -50,19 +54,17 @@ def _fixed_folder(pattern: str) -> str:
 
 
 def _expand(pattern: str, suffixes: tuple[str, ...]) -> Iterable[str]:
-    if os.path.exists(pattern):
-        yield from _below(pattern, suffixes)
+    if os.path.isfile(pattern):
+        yield pattern
         return
-    for path in glob.iglob(pattern, recursive=True):
-        yield from _below(path, suffixes)
+    for path in [pattern] if os.path.isdir(pattern) else glob.iglob(pattern, recursive=True):
+        yield from (file for file in _below(path) if not suffixes or file.endswith(suffixes))
 
 
-def _below(path: str, suffixes: tuple[str, ...]) -> Iterable[str]:
+def _below(path: str) -> Iterable[str]:
     if not os.path.isdir(path):
         yield path
         return
     for folder, folders, names in os.walk(path):
         folders[:] = [name for name in folders if not name.startswith(".") and name != "__pycache__"]
-        for name in names:
-            if not name.startswith(".") and (not suffixes or name.endswith(suffixes)):
-                yield os.path.join(folder, name)
+        yield from (os.path.join(folder, name) for name in names if not name.startswith("."))

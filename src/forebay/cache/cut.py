@@ -8,11 +8,13 @@ from math import ceil
 
 import numpy as np
 
+from forebay.errors import ForebayError
 from forebay.format.chunk import encode_chunk
 from forebay.recipe import ChunkTarget, Recipe
 from forebay.source import Part, Sample, Source, SourceFile
 
 CAP_BYTES = 128 * 1024 * 1024
+OVERWEIGHT = 1.25  # how far a chunk may go past its weight, unless one part alone does
 DEFAULT_CHUNK_BYTES = 32 * 1024 * 1024
 SAMPLE_PLACES = 16
 SAMPLE_WEIGHT = {"bytes": 4 * 1024 * 1024, "samples": 64}
@@ -62,6 +64,9 @@ def cut_source(
         passed += stops[-1] - start if stops else 0
         scanned = source.scanned(file)
         for stop in stops:
+            if open_chunk and used + stop - start > OVERWEIGHT * weight:
+                chunks.append(open_chunk)
+                open_chunk, used = [], 0
             open_chunk.append(Part(scanned, start, stop))
             used += stop - start
             start = stop
@@ -79,13 +84,25 @@ def chunk_weight(target: ChunkTarget, trial: Trial) -> int:
     wanted = (target.bytes or DEFAULT_CHUNK_BYTES) / trial.raw_bytes
     if target.rows is not None:
         wanted = target.rows / trial.rows
-    return max(1, int(min(wanted, CAP_BYTES / trial.raw_bytes)))
+    return max(1, int(min(wanted, CAP_BYTES / OVERWEIGHT / trial.raw_bytes)))
 
 
 def try_recipe(source: Source, files: Sequence[SourceFile], recipe: Recipe, budget: int | None = None) -> Trial:
-    """Make rows of a few small parts spread over the source."""
+    """Make rows of a few small parts spread over the source. One that the recipe fails on is left out.
+
+    The build then says which chunk fails, and makes the others; what is wrong with the recipe itself, or with the
+    source, is raised.
+    """
     places = sample_places(source, files, budget or SAMPLE_WEIGHT[source.unit])
-    return Trial.mean([_try_place(source, recipe, parts) for parts in places])
+    trials = []
+    for parts in places:
+        try:
+            trials.append(_try_place(source, recipe, parts))
+        except (OSError, ForebayError):
+            raise
+        except Exception:  # a recipe may raise anything
+            continue
+    return Trial.mean(trials)
 
 
 def _try_place(source: Source, recipe: Recipe, parts: list[Part]) -> Trial:

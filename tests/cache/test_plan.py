@@ -1,0 +1,257 @@
+"""The plan: which slice makes which chunk, known before any work, append-only, believed only while it is sound."""
+
+import gzip
+import json
+import random
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.builders import chunk_digests, every_file, start_python
+from tests.recipes import NOTES, ObedientRecipe, makes, order_line, orders, write_orders
+
+import forebay as fb
+from forebay.cache.plan import Plan, Segment, load_plan
+from forebay.errors import Damaged, IndexCorrupt, SourceNotFound, SourceUnreadable
+from forebay.source import Part, SourceFile
+from forebay.store import LocalStore, MemoryStore
+
+MIB = 1 << 20
+
+COUNT_READ_BYTES = """
+import json, sys
+from pathlib import Path
+import forebay as fb
+from forebay.cache.prepare import first_segment
+
+def read_bytes():
+    return int(Path("/proc/self/io").read_text().split()[1])
+
+source = fb.sources.lines(sys.argv[1])
+recipe = fb.RawRecipe(chunk_bytes=int(sys.argv[2]))
+first_segment(fb.sources.lines(sys.argv[3]), recipe, lambda *progress: None)  # what is imported late, is by now
+before = read_bytes()
+segment = first_segment(source, recipe, lambda *progress: None)
+print(json.dumps({"read": read_bytes() - before, "chunks": len(segment), "weight": segment.weight}))
+"""
+
+
+def planning(tmp_path: Path, source: Path, chunk_bytes: int) -> dict[str, int]:
+    """What planning a source reads, measured by the kernel in a process of its own."""
+    (tmp_path / "small.txt").write_bytes(b"small\n")
+    (tmp_path / "small.txt.gz").write_bytes(gzip.compress(b"small\n"))
+    small = tmp_path / ("small.txt.gz" if source.suffix == ".gz" else "small.txt")
+    process = start_python(["-c", COUNT_READ_BYTES, str(source), str(chunk_bytes), str(small)])
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    answer: dict[str, int] = json.loads(out)
+    return answer
+
+
+def sparse_lines(path: Path, size: int, every: int) -> Path:
+    """A file of `size` bytes that takes no room: zeros, with a newline after each `every`."""
+    with open(path, "wb") as file:
+        for position in range(every - 1, size, every):
+            file.seek(position)
+            file.write(b"\n")
+        file.truncate(size)
+    return path
+
+
+def test_planning_a_plain_file_reads_only_near_the_cuts(tmp_path):
+    source = sparse_lines(tmp_path / "large.txt", 3 << 30, (1 << 18) - 5)
+    asked = planning(tmp_path, source, 64 * MIB)
+    assert asked["chunks"] > 40
+    assert asked["read"] < 64 * MIB
+
+
+def test_what_planning_reads_of_plain_files_grows_with_the_chunks_not_with_the_bytes(tmp_path):
+    line = random.Random(0).randbytes(999).replace(b"\n", b" ") + b"\n"
+    source = tmp_path / "large.txt"
+    source.write_bytes(line * 100_000)
+    once = planning(tmp_path, source, 2 * MIB)
+    with open(source, "ab") as file:
+        file.write(line * 100_000)
+    twice = planning(tmp_path, source, 4 * MIB)
+    assert abs(once["chunks"] - twice["chunks"]) <= 1
+    assert abs(once["read"] - twice["read"]) < 2 * MIB
+
+
+def test_planning_a_stream_decompresses_it_once_and_reads_it_once_more_for_its_digest(tmp_path):
+    content = random.Random(0).randbytes(24 * MIB).hex().encode()
+    lines = b"\n".join(content[start : start + 999] for start in range(0, len(content), 999))
+    source = tmp_path / "large.txt.gz"
+    source.write_bytes(gzip.compress(lines, 1))
+    asked = planning(tmp_path, source, 4 * MIB)
+    assert asked["chunks"] > 8
+    beginnings = 16 * MIB  # judged and tried, whatever the size of the file
+    assert asked["read"] < 2.2 * source.stat().st_size + beginnings
+
+
+def test_every_slice_says_which_range_of_which_file_and_what_the_file_was(tmp_path):
+    first = write_orders(tmp_path / "source/a.txt", orders(3))
+    second = write_orders(tmp_path / "source/b.txt", orders(2))
+    fb.build(tmp_path / "cache", fb.sources.lines(tmp_path / "source"), ObedientRecipe(rows=4), workers=0)
+    plan = load_plan(LocalStore(tmp_path / "cache"))
+    assert [[(part.file.path, part.start, part.stop) for part in plan.parts(chunk)] for chunk in range(len(plan))] == [
+        [("a.txt", 0, 800)],
+        [("a.txt", 800, 1200), ("b.txt", 0, 400)],
+        [("b.txt", 400, 800)],
+    ]
+    for chunk in range(len(plan)):
+        for part in plan.parts(chunk):
+            status = {"a.txt": first, "b.txt": second}[part.file.path].stat()
+            assert (part.file.size, part.file.mtime_ns) == (status.st_size, status.st_mtime_ns)
+
+
+def test_the_plan_is_there_before_any_chunk_is_made(tmp_path):
+    source = fb.sources.lines(write_orders(tmp_path / "source.txt", orders(5)))
+    seen = []
+
+    def look(progress: fb.Progress) -> None:
+        if progress.phase == "building":
+            seen.append(len(load_plan(LocalStore(tmp_path / "cache"))))
+
+    fb.build(tmp_path / "cache", source, ObedientRecipe(), workers=0, on_progress=look)
+    assert seen == [5] * 5
+
+
+def test_a_plan_is_made_once_and_only_appended_to(tmp_path):
+    file = write_orders(tmp_path / "source.txt", orders(4))
+    source = fb.sources.lines(file)
+    fb.build(tmp_path / "cache", source, ObedientRecipe(), workers=0)
+    first = (tmp_path / "cache/plan/000000.safetensors").read_bytes()
+    with open(file, "ab") as more:
+        more.write(b"".join(order_line(number, "keep") for number in range(3)))
+    fb.build(tmp_path / "cache", source, ObedientRecipe(), workers=0)
+    assert [name for name in every_file(tmp_path / "cache") if name.startswith("plan/")] == ["plan/000000.safetensors"]
+    fb.grow(tmp_path / "cache", source, recipe=ObedientRecipe(), workers=0)
+    assert (tmp_path / "cache/plan/000000.safetensors").read_bytes() == first
+    plan = load_plan(LocalStore(tmp_path / "cache"))
+    assert [(len(segment), segment.first_chunk) for segment in plan.segments] == [(4, 0), (2, 4)]
+    assert [(part.start, part.stop) for part in plan.parts(4)] == [(1600, 2000)]
+
+
+def test_two_who_plan_at_once_end_with_one_plan(tmp_path):
+    source = fb.sources.lines(write_orders(tmp_path / "source.txt", orders(4)))
+    fb.build(tmp_path / "one", source, ObedientRecipe(), workers=0)
+    fb.build(tmp_path / "two", source, ObedientRecipe(), workers=0)
+    plans = [(tmp_path / name / "plan/000000.safetensors").read_bytes() for name in ("one", "two")]
+    assert plans[0] == plans[1]
+
+
+@pytest.mark.parametrize("kind", ["flipped", "truncated", "empty", "garbage"])
+def test_a_corrupt_plan_is_refused_and_nothing_is_built_by_it(tmp_path, kind):
+    source = fb.sources.lines(write_orders(tmp_path / "source.txt", orders(4)))
+    fb.build(tmp_path / "cache", source, ObedientRecipe(), workers=0, end_chunk=1)
+    file = tmp_path / "cache/plan/000000.safetensors"
+    content = file.read_bytes()
+    flipped = content[:-60] + bytes([content[-60] ^ 1]) + content[-59:]
+    file.write_bytes({"flipped": flipped, "truncated": content[:-9], "empty": b"", "garbage": b"x" * 9999}[kind])
+    before = chunk_digests(tmp_path / "cache")
+    with pytest.raises(Damaged, match=r"plan/000000\.safetensors"):
+        fb.build(tmp_path / "cache", source, ObedientRecipe(), workers=0)
+    assert chunk_digests(tmp_path / "cache") == before
+
+
+@pytest.mark.parametrize("kind", ["gone", "another"])
+def test_a_plan_other_than_the_published_one_is_refused(tmp_path, kind):
+    file = write_orders(tmp_path / "source.txt", orders(4))
+    source = fb.sources.lines(file)
+    fb.build(tmp_path / "cache", source, ObedientRecipe(), workers=0, end_chunk=1)
+    with open(file, "ab") as more:
+        more.write(order_line(9, "keep"))
+    if kind == "gone":
+        (tmp_path / "cache/plan/000000.safetensors").unlink()
+    else:
+        fb.build(tmp_path / "other", source, ObedientRecipe(), workers=0)
+        shutil.copy(tmp_path / "other/plan/000000.safetensors", tmp_path / "cache/plan/000000.safetensors")
+    with pytest.raises(IndexCorrupt, match=r"plan/000000\.safetensors.*repair"):
+        fb.build(tmp_path / "cache", source, ObedientRecipe(), workers=0)
+
+
+def segment(number: int, first_chunk: int) -> Segment:
+    file = SourceFile("a", 9, 1)
+    return Segment.of([[Part(file, 0, 9)]], number=number, first_chunk=first_chunk, source={"kind": "x"}, weight=9)
+
+
+def test_a_segment_that_does_not_continue_the_plan_is_refused():
+    store = MemoryStore()
+    store.create("plan/000000.safetensors", segment(0, 0).encode())
+    store.create("plan/000001.safetensors", segment(1, 7).encode())
+    with pytest.raises(IndexCorrupt, match="does not continue the plan at chunk 1"):
+        load_plan(store)
+
+
+def test_a_segment_reads_back_as_it_was(tmp_path):
+    files = [
+        SourceFile("a", 2**40, -5, "etag", False, None),
+        SourceFile("b/\udce9ü.gz", 7, 2**62, "", True, 2**64 - 1),
+    ]
+    chunks = [[Part(files[0], 0, 2**39)], [Part(files[0], 2**39, 2**40), Part(files[1], 0, 3)], [Part(files[1], 3, 70)]]
+    made = Segment.of(chunks, number=0, first_chunk=0, source={"kind": "x", "root": "/"}, weight=2**39)
+    store = LocalStore(tmp_path)
+    store.create("plan/000000.safetensors", made.encode())
+    plan = load_plan(store)
+    assert [plan.parts(chunk) for chunk in range(3)] == chunks
+    assert plan.files == {file.path: file for file in files}
+    assert plan.streams() == {1: "b/\udce9ü.gz", 2: "b/\udce9ü.gz"}
+    assert plan.ends() == {"a": 2**40, "b/\udce9ü.gz": 70}
+    assert list(plan.places_of("b/\udce9ü.gz")) == [(1, 1, 0, 3), (2, 0, 3, 70)]
+    with pytest.raises(IndexError):
+        plan.parts(3)
+    assert isinstance(plan, Plan)
+    assert plan.weight == 2**39
+
+
+def test_the_chunks_of_one_stream_are_made_by_one_worker_in_order(tmp_path, monkeypatch):
+    notes = tmp_path / "notes"
+    notes.mkdir()
+    monkeypatch.setenv(NOTES, str(notes))
+    source = tmp_path / "source.txt.gz"
+    source.write_bytes(gzip.compress(write_orders(tmp_path / "plain", orders(20, c9="die SIGKILL 1")).read_bytes()))
+    fb.build(tmp_path / "cache", fb.sources.lines(source), ObedientRecipe(seconds=0.02), workers=3)
+    done = makes(notes)
+    assert [chunk for _, chunk in done if chunk != 9] == [chunk for chunk in range(20) if chunk != 9]
+    assert len({pid for pid, chunk in done if chunk <= 9}) <= 2  # the last try at 9 may be anybody's
+    assert len({pid for pid, chunk in done if chunk > 9}) == 1
+
+
+def test_two_streams_are_read_at_once_each_by_its_worker(tmp_path, monkeypatch):
+    notes = tmp_path / "notes"
+    notes.mkdir()
+    monkeypatch.setenv(NOTES, str(notes))
+    for name in ("a", "b"):
+        content = write_orders(tmp_path / "plain", orders(10)).read_bytes()
+        (tmp_path / "source").mkdir(exist_ok=True)
+        (tmp_path / f"source/{name}.gz").write_bytes(gzip.compress(content))
+    fb.build(tmp_path / "cache", fb.sources.lines(tmp_path / "source"), ObedientRecipe(seconds=0.05), workers=3)
+    pairs = [line.split() for line in (notes / "makes").read_text().splitlines()]
+    readers = {name: {pid for pid, sample in pairs if sample.startswith(name)} for name in ("a.gz", "b.gz")}
+    assert [len(readers["a.gz"]), len(readers["b.gz"])] == [1, 1]
+    assert readers["a.gz"] != readers["b.gz"]
+
+
+def test_a_source_without_files_is_refused(tmp_path):
+    with pytest.raises(SourceNotFound, match="nowhere"):
+        fb.build(tmp_path / "cache", fb.sources.lines(tmp_path / "nowhere*"), ObedientRecipe(), workers=0)
+
+
+def test_a_stream_that_ends_too_early_is_named_while_planning(tmp_path):
+    source = tmp_path / "source.txt.gz"
+    source.write_bytes(gzip.compress(np.random.default_rng(0).bytes(100_000).hex().encode())[:-500])
+    with pytest.raises(SourceUnreadable, match=r"source\.txt\.gz"):
+        fb.build(tmp_path / "cache", fb.sources.lines(source), fb.RawRecipe(), workers=0)
+    assert not list((tmp_path / "cache").glob("plan/*"))
+
+
+def test_a_recipe_that_fails_on_a_sample_tried_while_planning_fails_only_its_chunk(tmp_path):
+    source = fb.sources.lines(write_orders(tmp_path / "source.txt", orders(4)))
+    with pytest.raises(fb.errors.BuildFailed, match="ValueError: not today"):
+        fb.build(tmp_path / "cache", source, Grumpy(), workers=0)
+
+
+class Grumpy(fb.RawRecipe, frozen=True):
+    def make(self, samples):
+        raise ValueError("not today")

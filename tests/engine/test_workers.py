@@ -176,9 +176,8 @@ def test_a_script_without_a_main_guard_builds_with_workers(tmp_path):
         import sys
         import forebay as fb
         print("once")
-        report = fb.build(
-            sys.argv[1] + "/cache", fb.sources.lines(sys.argv[1] + "/source.txt"), fb.RawRecipe(chunk_bytes=2000), workers=2
-        )
+        source = fb.sources.lines(sys.argv[1] + "/source.txt")
+        report = fb.build(sys.argv[1] + "/cache", source, fb.RawRecipe(chunk_bytes=2000), workers=2)
         print(report.made == report.chunks > 3)
         """,
     )

@@ -15,14 +15,14 @@ from dataclasses import dataclass, field
 from forebay.cache.claim import LEASE_SECONDS, Claims, Heartbeat
 from forebay.cache.crew import Crew, Died, Engine, Event, Made, Refused
 from forebay.cache.memory import MemoryGovernor
-from forebay.cache.publish import chunk_files, publish
+from forebay.cache.publish import publish
 from forebay.cache.records import Progress
 from forebay.cache.schedule import Answer, Schedule
 from forebay.cache.work import BuildJob, Job
 from forebay.errors import BuildFailed, BuildStopped, DiskFull, SourceChanged, TooManyFailures, WorkersFailed
 from forebay.format import layout
 from forebay.format.chunk import ChunkRecord
-from forebay.store.base import Store, holds
+from forebay.store.base import Store, holds, is_full
 
 TRIES = 3
 HOPELESS = 20  # failed chunks, with none made, that end a build
@@ -87,6 +87,7 @@ class Build:
         self._tally = tally
         self._terms = terms
         self._weigh = weigh
+        self._chunks = chunks
         self._claims = Claims(self._store, self._layer, terms.host, terms.lease_seconds)
         self._schedule = Schedule(chunks, streams, self._ask)
         self._tries: Counter[int] = Counter()
@@ -108,6 +109,10 @@ class Build:
                     self._show(crew)
         except KeyboardInterrupt as error:
             raise BuildStopped(self._store.address, self._tally.done, self._tally.total) from error
+        except OSError as error:
+            if is_full(error):  # no room even for a claim or a generation
+                raise self._disk_full() from error
+            raise
         finally:
             crew.stop()
             self._claims.release_all()
@@ -191,7 +196,7 @@ class Build:
             self._try_again(refused.chunk, refused.reason)
             return
         if refused.trouble == "disk-full":
-            raise DiskFull(self._store.address, self._needed_bytes(), self._store.free_bytes() or 0)
+            raise self._disk_full()
         if refused.trouble == "source-changed" and isinstance(self._job, BuildJob):
             raise SourceChanged(self._store.address, refused.files)
         self._give_up(refused.chunk, refused.reason)
@@ -224,12 +229,14 @@ class Build:
             shown = f"{allowed:,}" if isinstance(allowed, int) else f"{allowed:.2%}"
             raise TooManyFailures(self._store.address, failures, samples, shown)
 
-    def _needed_bytes(self) -> int:
-        """What is still to be written, judged by what was."""
-        left = self._tally.total - self._tally.done
-        files = chunk_files(self._store, self._layer)
-        sizes = [entry.size for entry in self._store.keys(layout.layer_folder(self._layer))] if files else [0]
-        return max(sizes) if not left else left * (sum(sizes) // len(sizes) or max(sizes))
+    def _disk_full(self) -> DiskFull:
+        """What is still to be written, judged by what was, or by the source; and what is free."""
+        sizes = [
+            entry.size for entry in self._store.keys(layout.layer_folder(self._layer)) if layout.parse_chunk(entry.key)
+        ]
+        left = [chunk for chunk in self._chunks if chunk not in self._tally.records]
+        needed = len(left) * sum(sizes) // len(sizes) if sizes else sum(map(self._weigh, left))
+        return DiskFull(self._store.address, needed, self._store.free_bytes() or 0)
 
     def _publish_now_and_then(self) -> None:
         if time.monotonic() - self._published >= self._terms.publish_seconds and self._tally.records:

@@ -13,13 +13,13 @@ from forebay.cache.publish import UNPUBLISHED, chunk_files, newest_generation, p
 from forebay.cache.records import BuildReport
 from forebay.cache.verify import check_index
 from forebay.cache.work import BaseJob, BuildJob, ChunkJob, LayerJob, RepairJob
-from forebay.errors import BuildFailed, SourceChanged
+from forebay.errors import BuildFailed, DiskFull, SourceChanged
 from forebay.format import layout
 from forebay.format.chunk import ChunkRecord
 from forebay.format.generation import ChunkTable, Generation
 from forebay.recipe import LayerRecipe, Recipe
 from forebay.source import Source
-from forebay.store.base import Store
+from forebay.store.base import Store, is_full
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +53,17 @@ def layer_workplace(store: Store, recipe: LayerRecipe, layer: str, pinned: Gener
 
 def build_chunks(place: Workplace, wanted: Iterable[int], engine: Engine, terms: Terms) -> BuildReport:
     """Make what is missing of the wanted chunks, in the order given, and publish."""
+    try:
+        return _build_missing(place, wanted, engine, terms)
+    except OSError as error:
+        store = place.job.store
+        if not is_full(error):
+            raise
+        next_generation = max((entry.size for entry in store.keys(layout.GENERATIONS)), default=0)
+        raise DiskFull(store.address, next_generation, store.free_bytes() or 0) from error
+
+
+def _build_missing(place: Workplace, wanted: Iterable[int], engine: Engine, terms: Terms) -> BuildReport:
     store, layer = place.job.store, place.job.layer
     if place.changed:
         raise SourceChanged(store.address, place.changed)
@@ -71,8 +82,11 @@ def build_chunks(place: Workplace, wanted: Iterable[int], engine: Engine, terms:
         tally.present -= len(lost) - len(again.records)
     try:
         Build(BuildJob(place.job), missing, tally, terms, place.streams, place.weigh).run(engine)
-    finally:
-        generation = publish(store, {layer: tally.records.values()}, terms.versions)
+    except BaseException:
+        with suppress(OSError):  # no room to list what was made hides nothing of why the build ended; a rerun lists it
+            publish(store, {layer: tally.records.values()}, terms.versions)
+        raise
+    generation = publish(store, {layer: tally.records.values()}, terms.versions)
     report = _report(store, layer, tally, generation, time.monotonic() - started, notes)
     if tally.failed:
         raise BuildFailed(store.address, tally.failed)

@@ -7,17 +7,26 @@ from forebay.cache.plan import Plan, Segment, load_plan
 from forebay.cache.publish import begin_cache, layers_of, newest_generation, read_cache_document, read_recipe_document
 from forebay.cache.verify import check_index
 from forebay.columns import Column
-from forebay.errors import RecipeInvalid, RecipeMismatch, SourceNotFound
+from forebay.errors import DiskFull, RecipeInvalid, RecipeMismatch, SourceNotFound
 from forebay.format import layout
 from forebay.format.layout import FORMAT_VERSION
 from forebay.format.sealed import seal
 from forebay.recipe import AnyRecipe, Recipe, constants_of, differing_fields, document, fingerprint, reads_of
 from forebay.source import Source
-from forebay.store.base import Buffer, Store
+from forebay.store.base import Buffer, Store, is_full
 
 
 def prepare_base(store: Store, source: Source, recipe: Recipe, layer: str, on_cut: OnCut) -> Plan:
     """The plan of a cache whose base layer this recipe makes."""
+    try:
+        return _begun(store, source, recipe, layer, on_cut)
+    except OSError as error:
+        if not is_full(error):
+            raise
+        raise DiskFull(store.address, sum(map(source.weight, source.files())), store.free_bytes() or 0) from error
+
+
+def _begun(store: Store, source: Source, recipe: Recipe, layer: str, on_cut: OnCut) -> Plan:
     newest = newest_generation(store)
     if newest is not None:
         check_index(store, newest)

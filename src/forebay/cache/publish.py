@@ -4,6 +4,7 @@ import hashlib
 import platform
 import secrets
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 
 import msgspec
 import numpy as np
@@ -24,6 +25,8 @@ UNPUBLISHED = -1
 
 def begin_cache(store: Store, base: str) -> CacheDocument:
     """The cache at a store, begun now if there is none."""
+    with suppress(CacheNotFound):
+        return read_cache_document(store)
     fresh = CacheDocument(cache_id=secrets.token_hex(16), base=base)
     store.create(layout.CACHE, [msgspec.json.format(msgspec.json.encode(fresh)) + b"\n"])
     return read_cache_document(store)

@@ -1,6 +1,5 @@
 """One try at one chunk, with every outcome as an event."""
 
-import errno
 import resource
 import sys
 import time
@@ -9,8 +8,8 @@ from pathlib import Path
 from forebay.cache.crew import Event, Made, Refused
 from forebay.cache.work import Job
 from forebay.errors import SourceChanged
+from forebay.store.base import is_full
 
-_FULL = (errno.ENOSPC, errno.EDQUOT)
 _RSS_UNIT = 1 if sys.platform == "darwin" else 1024
 
 
@@ -22,7 +21,7 @@ def attempt_chunk(job: Job, chunk: int) -> Event:
     except SourceChanged as error:
         return Refused(chunk, "source-changed", str(error), error.files)
     except OSError as error:
-        return Refused(chunk, "disk-full" if error.errno in _FULL else "io", f"{type(error).__name__}: {error}")
+        return Refused(chunk, "disk-full" if is_full(error) else "io", f"{type(error).__name__}: {error}")
     except Exception as error:  # a recipe may raise anything; one chunk's trouble must not end the others
         return Refused(chunk, "error", f"{type(error).__name__}: {error}")
     return Made(chunk, record, time.monotonic() - started, peak_bytes())

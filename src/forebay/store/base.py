@@ -1,5 +1,6 @@
 """The contract of a store."""
 
+import errno
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
@@ -55,3 +56,8 @@ def holds(store: Store, key: str) -> bool:
     except KeyError:
         return False
     return True
+
+
+def is_full(error: OSError) -> bool:
+    """Whether an error means that there is no room left."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)

@@ -35,7 +35,7 @@ class Trial:
     failures: float
     rows: float
     raw_bytes: float
-    stored_bytes: float  # data alone; every chunk has a head besides
+    stored_bytes: float  # index and data, which grow with the rows; every chunk has a header besides
     head_bytes: float
 
     @classmethod
@@ -119,8 +119,8 @@ def _try_place(source: Source, recipe: Recipe, parts: list[Part]) -> Trial:
         failures=(len(made.failures) + len(seen) - len(samples)) / weight,
         rows=encoded.meta.rows / weight,
         raw_bytes=sum(column.nbytes for column in made.columns.values()) / weight,
-        stored_bytes=(encoded.size - encoded.head_size) / weight,
-        head_bytes=encoded.head_size,
+        stored_bytes=(encoded.size - len(encoded.buffers[0])) / weight,
+        head_bytes=len(encoded.buffers[0]),
     )
 
 

@@ -1,0 +1,81 @@
+"""A cache read by many threads and by other processes; each in a process of its own, so that a crash is seen."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.layer_recipes import stored_cache
+
+import forebay as fb
+from forebay.columns import Array, Column, Ragged
+from forebay.format.chunk import ChunkFile
+
+HERE = Path(__file__).parents[2]
+NUMBERED = (
+    Column(name="plain", dtype="int64", shape=(3,), rows_per_block=4),
+    Column(name="other", dtype="int64", rows_per_block=5),
+    Column(name="packed", dtype="int64", codec="zstd", rows_per_block=4),
+    Column(name="ragged", dtype="int64", ragged=True, rows_per_block=3),
+)
+
+
+def run(*arguments: object) -> str:
+    """The output of a command of `reading_process`, which must end well."""
+    command = [sys.executable, "-X", "faulthandler", "-W", "error", "-m", "tests.integration.reading_process"]
+    done = subprocess.run(
+        [*command, *map(str, arguments)], cwd=HERE, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def numbered_chunks(chunks: int, rows: int) -> list[dict[str, Array | Ragged]]:
+    """Rows that say in every column which row they are."""
+    made: list[dict[str, Array | Ragged]] = []
+    for chunk in range(chunks):
+        numbers = np.arange(chunk * rows, (chunk + 1) * rows, dtype=np.int64)
+        made.append(
+            {
+                "plain": np.stack([numbers, numbers, numbers], axis=1),
+                "other": numbers * 2,
+                "packed": numbers * 3,
+                "ragged": Ragged(np.repeat(numbers, numbers % 3), np.concatenate([[0], np.cumsum(numbers % 3)])),
+            }
+        )
+    return made
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("processes") / "cache"
+    stored_cache(fb.LocalStore(path), NUMBERED, numbered_chunks(40, 25))
+    return path
+
+
+@pytest.mark.parametrize("max_maps", [1, 2, 9])
+def test_many_threads_read_right_rows_while_maps_are_closed_under_them(root: Path, max_maps: int) -> None:
+    reads = int(run("hammer", root, 8, 4, max_maps).split()[0])
+    assert reads > 100
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_other_processes_read_the_same_rows(root: Path, method: str) -> None:
+    assert run("children", root, method) == "same rows\n"
+
+
+def test_a_forked_process_checks_what_its_parent_had_checked(tmp_path: Path) -> None:
+    path = tmp_path / "cache"
+    stored_cache(fb.LocalStore(path), NUMBERED, numbered_chunks(2, 25))
+    chunk = path / "layers/stored/000000.safetensors"
+    position = ChunkFile(memoryview(chunk.read_bytes()), "").tensors["plain"].start
+    said = run("fork-checks-again", path, chunk, position)
+    assert f"block 0 of column 'plain' in chunk 0 of layer 'stored' in '{path}'" in said
+
+
+def test_memory_of_its_own_does_not_grow_with_the_rows_read(tmp_path: Path) -> None:
+    chunk = {"x": np.random.default_rng(0).integers(0, 255, (2048, 4096), np.uint8)}
+    stored_cache(fb.LocalStore(tmp_path / "cache"), [Column(name="x", dtype="uint8", shape=(4096,))], [chunk] * 16)
+    early, late = map(int, run("anonymous-memory", tmp_path / "cache").split())
+    assert late - early < 4 * 1024 * 1024, "128 MiB were read"

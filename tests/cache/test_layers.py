@@ -1,0 +1,274 @@
+"""Layers: further columns over the same rows, joined when they are read."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.layer_recipes import (
+    MOOD,
+    AdditionLayer,
+    LengthLayer,
+    LineRecipe,
+    LongingLayer,
+    MoodyLayer,
+    RenamingRecipe,
+    ShortLayer,
+    flip,
+    layered_cache,
+    number_cache,
+    tree,
+    write_lines,
+)
+
+import forebay as fb
+from forebay.errors import (
+    BuildFailed,
+    CacheNotFound,
+    ChunkCorrupt,
+    ChunkMissing,
+    IndexCorrupt,
+    LayerIncomplete,
+    RecipeInvalid,
+    RecipeMismatch,
+)
+
+
+def test_a_layer_adds_columns_row_by_row_with_presence_bits(tmp_path: Path) -> None:
+    cache = fb.open_cache(layered_cache(tmp_path), layers=["length"])
+    assert len(cache) == 20
+    read = cache.read([19, 0, 7, 7, 4])
+    assert list(read) == ["number", "vector", "text", "length", "times", "length.present"]
+    assert read["number"].tolist() == [19, 0, 7, 7, 4]
+    assert read["times"].tolist() == [0, 0, 0, 0, 8]
+    assert read["length.present"].tolist() == [False, True, False, False, True]
+    assert [cache[row]["times"] for row in range(6)] == [0, 2, 4, 0, 8, 10]
+    for chunk in cache.chunks(["number", "times"]):
+        present = chunk["length.present"]
+        assert np.array_equal(chunk["times"][present], chunk["number"][present] * 2)
+
+
+def test_a_layers_column_brings_its_presence_bits_and_only_them(tmp_path: Path) -> None:
+    cache = fb.open_cache(layered_cache(tmp_path))
+    assert list(cache[3]) == ["number", "vector", "text"]
+    assert list(cache.read([3], columns=["times"])) == ["times", "length.present"]
+    assert list(cache.read([3], columns=["length.present"])) == ["length.present"]
+    assert cache.column("length.present").dtype == "bool"
+    assert cache.recipe("length").fields == {"times": 2}
+
+
+def test_rows_of_the_base_need_nothing_of_the_layer(tmp_path: Path) -> None:
+    root = layered_cache(tmp_path)
+    shutil.rmtree(root / "layers/length")
+    cache = fb.open_cache(root)
+    assert cache.read(np.arange(20))["number"].tolist() == list(range(20))
+    with pytest.raises(ChunkMissing):
+        cache.read([0], columns=["times"])
+
+
+def test_a_layer_needs_nothing_of_base_columns_that_are_not_asked_for(tmp_path: Path) -> None:
+    root = layered_cache(tmp_path)
+    for path in (root / "layers/numbers").glob("0*.safetensors"):
+        path.unlink()
+    assert fb.open_cache(root).read([1, 2], columns=["times"])["times"].tolist() == [2, 4]
+
+
+def test_constants_of_each_layer_are_kept_once_and_checked(tmp_path: Path) -> None:
+    root = layered_cache(tmp_path)
+    cache = fb.open_cache(root)
+    assert cache.constants("length")["factor"].tolist() == [2]
+    assert cache.constants("numbers")["scale"].tolist() == [0.5]
+    shutil.copy(root / "layers/numbers/constants.safetensors", root / "layers/length/constants.safetensors")
+    with pytest.raises(IndexCorrupt, match="not the one this generation was published with"):
+        cache.constants("length")
+    (root / "layers/length/constants.safetensors").unlink()
+    with pytest.raises(IndexCorrupt, match="it is gone"):
+        cache.constants("length")
+
+
+def test_a_layer_without_constants_has_none(tmp_path: Path) -> None:
+    root = number_cache(tmp_path)
+    fb.build(root, None, AdditionLayer(name="more"), workers=0)
+    assert fb.open_cache(root).constants("addition") == {}
+
+
+def test_constants_left_by_a_layer_that_never_began_do_not_survive(tmp_path: Path) -> None:
+    """A build killed between the two files of a layer leaves constants without a recipe."""
+    root = number_cache(tmp_path)
+    stray = root / "layers/length/constants.safetensors"
+    stray.parent.mkdir()
+    stray.write_bytes((root / "layers/numbers/constants.safetensors").read_bytes())
+    fb.build(root, None, LengthLayer(times=5), workers=0)
+    assert fb.open_cache(root).constants("length")["factor"].tolist() == [5]
+
+
+def test_a_layer_that_loses_a_row_is_an_error_and_publishes_nothing(tmp_path: Path) -> None:
+    root = number_cache(tmp_path)
+    with pytest.raises(BuildFailed, match=r"layer 'short' made 3 rows of 'length' for 4 base rows"):
+        fb.build(root, None, ShortLayer(), workers=0)
+    assert not list((root / "layers/short").glob("0*"))
+    assert len(fb.open_cache(root, layers=["short"])) == 0
+
+
+def test_an_unfinished_layer_says_which_chunk_it_lacks_or_shows_what_it_has(tmp_path: Path) -> None:
+    root = number_cache(tmp_path)
+    fb.build(root, None, LengthLayer(), workers=0, start_chunk=1, end_chunk=2)
+    whole = fb.open_cache(root)
+    assert whole.read([4, 11], columns=["times"])["times"].tolist() == [8, 0]
+    with pytest.raises(LayerIncomplete, match=r"layer 'length' of .* has no chunk 0 .* layers=\['length'\]"):
+        whole.read([4, 0], columns=["times"])
+    some = fb.open_cache(root, layers=["length"])
+    assert some.read(np.arange(len(some)))["number"].tolist() == list(range(4, 12))
+    assert some.row_ids([0, 7]) == [fb.RowId(1, 0), fb.RowId(2, 3)]
+    assert [len(chunk["times"]) for chunk in some.chunks()] == [4, 4]
+    fb.build(root, None, LengthLayer(), workers=0)
+    assert len(fb.open_cache(root, layers=["length"])) == 20
+    assert len(some) == 8, "what was opened stays as it was"
+
+
+def test_two_layers_give_the_rows_that_both_have(tmp_path: Path) -> None:
+    root = number_cache(tmp_path)
+    fb.build(root, None, LengthLayer(), workers=0, start_chunk=0, end_chunk=2)
+    fb.build(root, None, AdditionLayer(name="more"), layer="add", workers=0, start_chunk=2, end_chunk=4)
+    cache = fb.open_cache(root, layers=["length", "add"])
+    assert cache.read(np.arange(len(cache)))["more"].tolist() == [9, 10, 11, 12]
+
+
+def test_a_layer_made_for_other_base_rows_is_refused(tmp_path: Path) -> None:
+    """The base chunk is made again with other sample ids; what the layer says is of rows that are no more."""
+    write_lines(tmp_path / "raw/a.txt", 0, 8)
+    source, recipe = fb.sources.lines(tmp_path / "raw"), RenamingRecipe()
+    root = tmp_path / "cache"
+    fb.build(root, source, recipe, workers=0)
+    fb.build(root, None, LengthLayer(), workers=0)
+    (root / "layers/renaming/000001.safetensors").unlink()
+    MOOD["add"] = 1
+    try:
+        report = fb.repair(root, source=source, recipe=recipe, workers=0)
+        assert list(report.replaced) == ["layers/renaming/000001.r1.safetensors"]
+        assert list(report.failed) == ["layers/length/000001.safetensors"], "its recipe is not known here"
+        cache = fb.open_cache(root)
+        assert cache.read([0], columns=["times"])["times"].tolist() == [0]
+        with pytest.raises(ChunkCorrupt, match=r"chunk 1 of layer 'length' .* made for other rows of the base layer"):
+            cache.read([4], columns=["times"])
+        bad = fb.verify(root).bad
+        assert [(problem.layer, problem.chunk) for problem in bad] == [("length", 1)]
+        assert fb.repair(root, recipe=LengthLayer(), workers=0).replaced.keys() == {
+            "layers/length/000001.r1.safetensors"
+        }
+        assert fb.open_cache(root).read([4], columns=["times"])["times"].tolist() == [8]
+        assert fb.verify(root).sound
+    finally:
+        MOOD["add"] = 0
+
+
+def test_a_chunk_of_another_cache_with_other_base_rows_is_refused(tmp_path: Path) -> None:
+    """Put under the same name, sound in itself, and adopted, it still says which rows it was made for."""
+    layered_cache(tmp_path / "other", rows=24)
+    write_lines(tmp_path / "raw/a.txt", 100, 10)
+    root = tmp_path / "cache"
+    fb.build(root, fb.sources.lines(tmp_path / "raw"), LineRecipe(), workers=0)
+    fb.build(root, None, LengthLayer(), workers=0, start_chunk=1, end_chunk=1)
+    shutil.copy(tmp_path / "other/cache/layers/length/000000.safetensors", root / "layers/length/000000.safetensors")
+    fb.build(root, None, LengthLayer(), workers=0)
+    with pytest.raises(ChunkCorrupt, match="made for other rows"):
+        fb.open_cache(root).read([0], columns=["times"])
+    assert [(bad.layer, bad.chunk) for bad in fb.verify(root).bad] == [("length", 0)]
+
+
+@pytest.mark.parametrize("name", ["number", "text"])
+def test_a_column_name_that_another_layer_has_is_refused(tmp_path: Path, name: str) -> None:
+    root = number_cache(tmp_path)
+    before = tree(root)
+    with pytest.raises(RecipeInvalid, match=f"layer 'numbers' has a column '{name}' already; choose another"):
+        fb.build(root, None, AdditionLayer(name=name), workers=0)
+    assert tree(root) == before
+
+
+def test_presence_bits_have_a_name_of_their_own(tmp_path: Path) -> None:
+    root = number_cache(tmp_path)
+    with pytest.raises(RecipeInvalid, match="presence bits are called 'present'"):
+        fb.build(root, None, AdditionLayer(name="present"), workers=0)
+
+
+def test_a_layer_name_that_is_no_name_is_refused(tmp_path: Path) -> None:
+    root = number_cache(tmp_path)
+    for name in ("../up", "a/b", "-x", "ä"):
+        with pytest.raises(RecipeInvalid, match="is no name for a layer"):
+            fb.build(root, None, LengthLayer(), layer=name, workers=0)
+
+
+def test_another_recipe_for_a_layer_names_the_fields_that_differ(tmp_path: Path) -> None:
+    root = layered_cache(tmp_path)
+    with pytest.raises(RecipeMismatch, match=r"layer 'length' .*differs in: times"):
+        fb.build(root, None, LengthLayer(times=3), workers=0)
+
+
+def test_a_layer_on_no_cache_is_an_error_that_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(CacheNotFound):
+        fb.build(tmp_path / "nowhere", None, LengthLayer(), workers=0)
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_a_layer_that_reads_a_column_the_base_has_not_is_refused_before_it_begins(tmp_path: Path) -> None:
+    root = number_cache(tmp_path)
+    before = tree(root)
+    with pytest.raises(RecipeInvalid, match=r"'weight'.*number, vector, text"):
+        fb.build(root, None, LongingLayer(name="x"), workers=0)
+    assert tree(root) == before
+
+
+def test_a_base_recipe_without_a_source_and_a_second_base_are_refused(tmp_path: Path) -> None:
+    root = number_cache(tmp_path)
+    with pytest.raises(RecipeInvalid, match="makes base rows and needs a source"):
+        fb.build(root, None, LineRecipe(), workers=0)
+    with pytest.raises(RecipeInvalid, match="has the base layer 'numbers'"):
+        fb.build(root, fb.sources.lines(tmp_path / "raw"), fb.RawRecipe(), workers=0)
+
+
+def test_an_interrupted_layer_goes_on_and_has_the_same_bytes(tmp_path: Path) -> None:
+    whole = layered_cache(tmp_path / "whole")
+    root = number_cache(tmp_path / "broken")
+    fb.build(root, None, LengthLayer(), workers=0, mode="inverse", start_chunk=2)
+    (root / "layers/length/000003.safetensors").unlink()
+    report = fb.build(root, None, LengthLayer(), workers=2)
+    assert (report.made, report.present) == (2, 3)
+    chunks = {name: value for name, value in tree(whole / "layers/length").items() if name.startswith("0")}
+    assert len(chunks) == 5
+    assert {name: value for name, value in tree(root / "layers/length").items() if name.startswith("0")} == chunks
+
+
+def test_a_layer_that_fails_on_one_chunk_publishes_the_others_and_retries(tmp_path: Path) -> None:
+    root = number_cache(tmp_path)
+    MOOD["add"] = 9
+    try:
+        with pytest.raises(BuildFailed, match="chunk 2: ValueError: in no mood"):
+            fb.build(root, None, MoodyLayer(), workers=0)
+    finally:
+        MOOD["add"] = 0
+    assert len(fb.open_cache(root, layers=["moody-layer"])) == 16
+    MOOD["add"] = -1
+    try:
+        assert fb.build(root, None, MoodyLayer(), workers=0).made == 1
+    finally:
+        MOOD["add"] = 0
+    assert len(fb.open_cache(root, layers=["moody-layer"])) == 20
+
+
+def test_a_layer_is_never_made_from_a_base_chunk_that_is_corrupt(tmp_path: Path) -> None:
+    root = number_cache(tmp_path)
+    path = root / "layers/numbers/000001.safetensors"
+    flip(path, path.stat().st_size - 1)
+    with pytest.raises(BuildFailed, match="chunk 1: ChunkCorrupt"):
+        fb.build(root, None, LengthLayer(), workers=0)
+    assert len(fb.open_cache(root, layers=["length"])) == 16
+
+
+def test_a_layer_follows_the_base_as_it_grows(tmp_path: Path) -> None:
+    root = layered_cache(tmp_path)
+    write_lines(tmp_path / "raw/c.txt", 20, 4)
+    fb.grow(root, fb.sources.lines(tmp_path / "raw"), recipe=LineRecipe(), workers=0)
+    with pytest.raises(LayerIncomplete):
+        fb.open_cache(root).read([20], columns=["times"])
+    assert fb.build(root, None, LengthLayer(), workers=0).made == 1
+    assert fb.open_cache(root).read([22], columns=["times"])["times"].tolist() == [44]

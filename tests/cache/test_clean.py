@@ -1,0 +1,185 @@
+"""Cleaning: what dead processes left and what was replaced goes; nothing in use does."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from tests.cache.test_status import put_claim
+from tests.layer_recipes import MOOD, LineRecipe, MoodyRecipe, flip, identities, number_cache, tree, write_lines
+
+import forebay as fb
+from forebay.errors import CacheNotFound, IndexCorrupt
+from forebay.store.owner import Owner, this_host, this_process
+
+
+def dead_owner() -> Owner:
+    """A process that lived on this host and is gone."""
+    code = "from forebay.store.owner import this_process; print(this_process())"
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    owner = Owner.parse(said.strip())
+    assert owner is not None
+    return owner
+
+
+def temporary(root: Path, folder: str, owner: object) -> Path:
+    path = root / folder / f".tmp-{owner}-0123abcd"
+    path.write_bytes(b"half a chunk")
+    return path
+
+
+def revised_cache(folder: Path) -> Path:
+    """A cache whose chunk 1 was replaced by a revision in its second generation."""
+    write_lines(folder / "raw/a.txt", 0, 12)
+    root, source = folder / "cache", fb.sources.lines(folder / "raw")
+    fb.build(root, source, MoodyRecipe(), workers=0)
+    flip(root / "layers/moody/000001.safetensors", 4300)
+    MOOD["add"] = 1
+    try:
+        fb.repair(root, source=source, recipe=MoodyRecipe(), workers=0)
+    finally:
+        MOOD["add"] = 0
+    return root
+
+
+def test_a_clean_cache_is_left_as_it_is(tmp_path: Path) -> None:
+    root = number_cache(tmp_path)
+    before = identities(root)
+    report = fb.clean(root)
+    assert (report.temporary, report.claims, report.superseded, report.generations, report.freed_bytes) == (
+        (),
+        (),
+        (),
+        (),
+        0,
+    )
+    assert identities(root) == before
+
+
+def test_temporary_files_of_dead_writers_go_and_those_of_live_ones_stay(tmp_path: Path) -> None:
+    root = number_cache(tmp_path)
+    gone = [temporary(root, "layers/numbers", dead_owner()), temporary(root, "generations", dead_owner())]
+    live = temporary(root, "layers/numbers", this_process())
+    remote = temporary(root, "layers/numbers", "0123456789ab-17-4")
+    old = temporary(root, "plan", "0123456789ab-17-5")
+    os.utime(old, (1, 1))
+    report = fb.clean(root)
+    assert set(report.temporary) == {str(path.relative_to(root)) for path in [*gone, old]}
+    assert report.freed_bytes == 36
+    assert live.exists()
+    assert remote.exists()
+    assert not any(path.exists() for path in [*gone, old])
+    assert fb.verify(root).foreign == ()
+
+
+def test_claims_of_dead_builders_and_of_chunks_that_are_there_go(tmp_path: Path) -> None:
+    write_lines(tmp_path / "raw/a.txt", 0, 20)
+    root = tmp_path / "cache"
+    fb.build(root, fb.sources.lines(tmp_path / "raw"), LineRecipe(), workers=0, end_chunk=2)
+    dead = put_claim(root, "numbers/000003.1.json", dead_owner())
+    failed = put_claim(root, "numbers/000003.2.json", dead_owner(), state="failed", reason="no mood")
+    done = put_claim(root, "numbers/000000.1.json", "0123456789ab-17-4")
+    live = put_claim(root, "numbers/000004.1.json", this_process())
+    report = fb.clean(root)
+    assert set(report.claims) == {str(path.relative_to(root)) for path in (dead, failed, done)}
+    assert live.exists()
+    assert not any(path.exists() for path in (dead, failed, done))
+
+
+def test_claims_of_other_hosts_go_only_when_they_stay_silent_for_a_lease(tmp_path: Path) -> None:
+    write_lines(tmp_path / "raw/a.txt", 0, 20)
+    root = tmp_path / "cache"
+    fb.build(root, fb.sources.lines(tmp_path / "raw"), LineRecipe(), workers=0, end_chunk=0)
+    silent = put_claim(root, "numbers/000003.1.json", "0123456789ab-17-4", beat=5)
+    beating = put_claim(root, "numbers/000004.1.json", "0123456789ab-18-4", beat=1)
+    code = (
+        "import sys, time, pathlib; path = pathlib.Path(sys.argv[1])\n"
+        "for beat in range(2, 60):\n"
+        "    path.write_text(path.read_text().replace(f'\"beat\":{beat - 1}', f'\"beat\":{beat}'))\n"
+        "    time.sleep(0.05)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code, str(beating)]) as other:
+        time.sleep(0.3)
+        report = fb.clean(root, lease_seconds=0.7)
+        other.kill()
+    assert report.claims == ("claims/numbers/000003.1.json",)
+    assert not silent.exists()
+    assert beating.exists()
+
+
+def test_what_any_generation_lists_stays(tmp_path: Path) -> None:
+    root = revised_cache(tmp_path)
+    before = tree(root)
+    report = fb.clean(root)
+    assert report.superseded == ()
+    assert tree(root) == before
+
+
+def test_with_its_generation_the_replaced_chunk_goes(tmp_path: Path) -> None:
+    root = revised_cache(tmp_path)
+    rows = fb.open_cache(root).read(range(12))["number"].tolist()
+    size = (root / "layers/moody/000001.safetensors").stat().st_size
+    old = (root / "generations/000000.safetensors").stat().st_size
+    report = fb.clean(root, keep_generations=1)
+    assert report.generations == (0,)
+    assert report.superseded == ("layers/moody/000001.safetensors",)
+    assert report.freed_bytes == size + old
+    assert fb.open_cache(root).read(range(12))["number"].tolist() == rows
+    assert fb.verify(root, full=True).sound
+    assert fb.status(root).complete
+    assert fb.build(root, fb.sources.lines(tmp_path / "raw"), MoodyRecipe(), workers=0).made == 0
+
+
+@pytest.mark.parametrize(("keep", "left"), [(1, 1), (2, 2), (99, 7), (0, 1), (-3, 1)])
+def test_the_newest_so_many_generations_are_kept_and_always_one(tmp_path: Path, keep: int, left: int) -> None:
+    root = number_cache(tmp_path)
+    for number in range(3):
+        write_lines(tmp_path / f"raw/c{number}.txt", 20 + 4 * number, 4)
+        fb.grow(root, fb.sources.lines(tmp_path / "raw"), recipe=LineRecipe(), workers=0)
+    there = sorted((root / "generations").iterdir())
+    report = fb.clean(root, keep_generations=keep)
+    assert sorted((root / "generations").iterdir()) == there[-left:]
+    assert report.generations == tuple(int(path.stem) for path in there[:-left])
+    assert len(fb.open_cache(root)) == 32
+    assert fb.verify(root).sound
+
+
+def test_a_chunk_that_is_not_listed_yet_stays_for_the_next_build(tmp_path: Path) -> None:
+    root = number_cache(tmp_path)
+    (root / "generations/000000.safetensors").unlink()
+    before = tree(root)
+    assert fb.clean(root).superseded == ()
+    assert tree(root) == before
+
+
+def test_a_revision_that_no_generation_lists_goes(tmp_path: Path) -> None:
+    root = number_cache(tmp_path)
+    (root / "layers/numbers/000001.r1.safetensors").write_bytes(b"left by a repair that died")
+    assert fb.clean(root).superseded == ("layers/numbers/000001.r1.safetensors",)
+    assert fb.verify(root).sound
+
+
+def test_nothing_is_removed_where_a_generation_cannot_be_read(tmp_path: Path) -> None:
+    """What it lists is unknown, so everything might be in use."""
+    root = revised_cache(tmp_path)
+    flip(root / "generations/000000.safetensors", 4500)
+    before = tree(root)
+    with pytest.raises(IndexCorrupt):
+        fb.clean(root)
+    assert tree(root) == before
+
+
+def test_foreign_files_are_not_ours_to_remove(tmp_path: Path) -> None:
+    root = number_cache(tmp_path)
+    (root / "notes.txt").write_text("mine")
+    (root / "layers/numbers/mine.safetensors").write_text("mine")
+    fb.clean(root, keep_generations=1)
+    assert fb.verify(root).foreign == ("layers/numbers/mine.safetensors", "notes.txt")
+
+
+def test_there_must_be_a_cache(tmp_path: Path) -> None:
+    with pytest.raises(CacheNotFound):
+        fb.clean(tmp_path)
+    assert this_host() in str(this_process())

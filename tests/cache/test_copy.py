@@ -1,0 +1,114 @@
+"""Copying: a verified copy, begun again where it was interrupted."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.layer_recipes import LineRecipe, flip, identities, layered_cache, number_cache, tree, write_lines
+
+import forebay as fb
+from forebay.errors import ChunkCorrupt, ChunkMissing, ForebayError, IndexCorrupt, NothingPublished
+from forebay.format.key import VARIABLE
+
+
+def test_a_copy_is_a_cache_of_its_own(tmp_path: Path) -> None:
+    root = layered_cache(tmp_path)
+    seen: list[fb.Progress] = []
+    report = fb.copy(root, tmp_path / "copy", on_progress=seen.append)
+    assert (report.copied, report.present, report.generation) == (10, 0, 2)
+    assert report.copied_bytes == sum(path.stat().st_size for path in (root / "layers").rglob("0*"))
+    assert [moment.done for moment in seen] == list(range(1, 11))
+    copied, whole = tree(tmp_path / "copy"), tree(root)
+    assert copied == {
+        name: whole[name]
+        for name in whole
+        if name not in ("generations/000000.safetensors", "generations/000001.safetensors")
+    }
+    assert fb.verify(tmp_path / "copy", full=True).sound
+    rows = fb.open_cache(tmp_path / "copy", layers=["length"]).read(np.arange(20))
+    assert rows["times"].tolist() == fb.open_cache(root, layers=["length"]).read(np.arange(20))["times"].tolist()
+
+
+def test_a_copy_can_be_built_on(tmp_path: Path) -> None:
+    root = number_cache(tmp_path)
+    fb.copy(root, tmp_path / "copy")
+    write_lines(tmp_path / "raw/c.txt", 20, 4)
+    fb.grow(tmp_path / "copy", fb.sources.lines(tmp_path / "raw"), recipe=LineRecipe(), workers=0)
+    assert len(fb.open_cache(tmp_path / "copy")) == 24
+    assert len(fb.open_cache(root)) == 20
+
+
+class Interrupted(Exception):
+    pass
+
+
+def test_an_interrupted_copy_is_no_cache_and_goes_on_when_run_again(tmp_path: Path) -> None:
+    root = layered_cache(tmp_path)
+
+    def stop(progress: fb.Progress) -> None:
+        if progress.done == 4:
+            raise Interrupted
+
+    with pytest.raises(Interrupted):
+        fb.copy(root, tmp_path / "copy", on_progress=stop)
+    with pytest.raises(NothingPublished):
+        fb.open_cache(tmp_path / "copy")
+    before = identities(tmp_path / "copy")
+    report = fb.copy(root, tmp_path / "copy")
+    assert (report.copied, report.present) == (6, 4)
+    assert {name: fact for name, fact in identities(tmp_path / "copy").items() if name in before} == before
+    assert fb.verify(tmp_path / "copy").sound
+
+
+def test_copying_again_copies_what_is_new_and_mends_what_is_bad(tmp_path: Path) -> None:
+    root = number_cache(tmp_path)
+    fb.copy(root, tmp_path / "copy")
+    flip(tmp_path / "copy/layers/numbers/000002.safetensors", 4300)
+    write_lines(tmp_path / "raw/c.txt", 20, 4)
+    fb.grow(root, fb.sources.lines(tmp_path / "raw"), recipe=LineRecipe(), workers=0)
+    report = fb.copy(root, tmp_path / "copy")
+    assert (report.copied, report.present, report.generation) == (2, 4, 2)
+    assert tree(tmp_path / "copy/layers") == tree(root / "layers")
+    assert fb.verify(tmp_path / "copy").sound
+
+
+@pytest.mark.parametrize("where", [100, 4300])
+def test_a_corrupt_chunk_is_refused_and_nothing_is_published(tmp_path: Path, where: int) -> None:
+    root = number_cache(tmp_path)
+    flip(root / "layers/numbers/000002.safetensors", where)
+    with pytest.raises(
+        ChunkCorrupt, match=r"chunk 2 of layer 'numbers'.*SHA-256 is not the published one.*forebay repair"
+    ):
+        fb.copy(root, tmp_path / "copy")
+    assert not (tmp_path / "copy/layers/numbers/000002.safetensors").exists()
+    with pytest.raises(NothingPublished):
+        fb.open_cache(tmp_path / "copy")
+
+
+def test_a_missing_chunk_and_a_damaged_index_are_refused(tmp_path: Path) -> None:
+    root = number_cache(tmp_path)
+    (root / "layers/numbers/000002.safetensors").unlink()
+    with pytest.raises(ChunkMissing, match="chunk 2"):
+        fb.copy(root, tmp_path / "copy")
+    flip(root / "layers/numbers/recipe.json", 50)
+    with pytest.raises(IndexCorrupt, match=r"recipe\.json"):
+        fb.copy(root, tmp_path / "other")
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_place_that_holds_another_cache_is_refused_and_left_alone(tmp_path: Path) -> None:
+    root, other = number_cache(tmp_path / "a"), number_cache(tmp_path / "b")
+    before = tree(other)
+    with pytest.raises(ForebayError, match=r"holds another cache .*copy to a new place"):
+        fb.copy(root, other)
+    assert tree(other) == before
+
+
+def test_copies_go_between_stores_and_keep_their_tag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, "secret")
+    root = number_cache(tmp_path)
+    store = fb.MemoryStore()
+    fb.copy(root, store)
+    fb.copy(store, tmp_path / "back")
+    assert tree(tmp_path / "back") == tree(root)
+    assert fb.open_cache(store).generation.tagged

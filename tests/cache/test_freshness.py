@@ -1,0 +1,142 @@
+"""Freshness: whether the files behind a plan are still what they were."""
+
+import gzip
+import os
+from pathlib import Path
+
+import pytest
+from tests.layer_recipes import LineRecipe, flip, number_cache, tree, write_lines
+
+import forebay as fb
+from forebay.cache.freshness import check_content, check_freshness
+from forebay.cache.plan import load_plan
+from forebay.errors import SourceChanged
+
+
+def touch(path: Path) -> None:
+    os.utime(path, ns=(1, path.stat().st_mtime_ns + 1))
+
+
+def fresh(root: Path, raw: Path):
+    store, source = fb.LocalStore(root), fb.sources.lines(raw)
+    generation = fb.open_cache(root).generation
+    return check_freshness(store, source, load_plan(store), "numbers", generation.table("numbers"))
+
+
+def test_files_that_look_as_they_did_are_not_read(tmp_path: Path) -> None:
+    root = number_cache(tmp_path)
+    for path in (tmp_path / "raw").iterdir():
+        path.chmod(0)  # root reads anyway, so the content is changed too, and the time kept
+        status = path.stat()
+        path.write_bytes(b"x" * status.st_size)
+        os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    found = fresh(root, tmp_path / "raw")
+    assert (found.stale, found.grown, found.now) == ({}, (), {})
+
+
+def test_another_time_alone_is_looked_into_and_forgiven(tmp_path: Path) -> None:
+    root = number_cache(tmp_path)
+    touch(tmp_path / "raw/b.txt")
+    found = fresh(root, tmp_path / "raw")
+    assert (found.stale, list(found.now)) == ({}, ["b.txt"])
+    assert fb.build(root, fb.sources.lines(tmp_path / "raw"), LineRecipe(), workers=0).made == 0
+
+
+@pytest.mark.parametrize("position", [0, 30, 69])
+def test_one_other_byte_anywhere_is_a_change(tmp_path: Path, position: int) -> None:
+    root = number_cache(tmp_path)
+    flip(tmp_path / "raw/a.txt", position, 1)
+    touch(tmp_path / "raw/a.txt")
+    assert fresh(root, tmp_path / "raw").changed == {"a.txt": "has other content than was planned"}
+
+
+def test_a_smaller_file_is_changed_and_a_larger_one_grew_if_what_was_planned_holds(tmp_path: Path) -> None:
+    root = number_cache(tmp_path)
+    (tmp_path / "raw/a.txt").write_bytes((tmp_path / "raw/a.txt").read_bytes()[:-7])
+    (tmp_path / "raw/b.txt").write_bytes((tmp_path / "raw/b.txt").read_bytes() + b"000020\n")
+    found = fresh(root, tmp_path / "raw")
+    assert found.changed == {"a.txt": "has 63 bytes, 70 were planned"}
+    assert found.grown == ("b.txt",)
+    flip(tmp_path / "raw/b.txt", 3, 1)
+    assert fresh(root, tmp_path / "raw").changed.keys() == {"a.txt", "b.txt"}
+
+
+def test_a_file_that_is_gone_is_missing_and_no_hindrance_to_reading(tmp_path: Path) -> None:
+    root = number_cache(tmp_path)
+    (tmp_path / "raw/a.txt").unlink()
+    assert fresh(root, tmp_path / "raw").stale == {"a.txt": "is gone"}
+    assert len(fb.open_cache(root)) == 20
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_a_compressed_file_is_judged_by_its_stored_bytes(tmp_path: Path, full: bool) -> None:
+    (tmp_path / "raw").mkdir()
+    path = tmp_path / "raw/a.txt.gz"
+    path.write_bytes(gzip.compress(b"".join(b"%06d\n" % number for number in range(20)), mtime=0))
+    root = tmp_path / "cache"
+    fb.build(root, fb.sources.lines(path), LineRecipe(), workers=0)
+    touch(path)
+    assert fb.verify(root, full=full).stale == {}
+    flip(path, 20)
+    touch(path)
+    assert fb.verify(root, full=full).stale == {"a.txt.gz": "has other content than was planned"}
+
+
+def test_building_on_a_changed_source_is_an_error_that_names_the_file_and_makes_nothing(tmp_path: Path) -> None:
+    root = number_cache(tmp_path)
+    (root / "layers/numbers/000004.safetensors").unlink()
+    before = tree(root)
+    (tmp_path / "raw/a.txt").write_bytes(b"999999\n" * 10)
+    with pytest.raises(
+        SourceChanged, match=r"'a\.txt' has other content than was planned; put the old content back"
+    ) as caught:
+        fb.build(root, fb.sources.lines(tmp_path / "raw"), LineRecipe(), workers=0)
+    assert caught.value.files.keys() == {"a.txt"}
+    assert tree(root) == before
+
+
+def test_content_is_checked_whatever_files_look_like(tmp_path: Path) -> None:
+    root = number_cache(tmp_path)
+    store, source = fb.LocalStore(root), fb.sources.lines(tmp_path / "raw")
+    table = fb.open_cache(root).generation.table("numbers")
+    assert check_content(store, source, load_plan(store), "numbers", table) == {}
+    for name, position in (("a.txt", 0), ("b.txt", 69)):
+        path = tmp_path / "raw" / name
+        status = path.stat()
+        flip(path, position, 1)
+        os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert check_content(store, source, load_plan(store), "numbers", table).keys() == {"a.txt", "b.txt"}
+
+
+@pytest.mark.parametrize("damage", ["gone", "head", "empty"])
+def test_a_damaged_chunk_does_not_hide_what_became_of_the_source(tmp_path: Path, damage: str) -> None:
+    """Files restored from a backup have other times; a chunk lost with them must still come back."""
+    root = number_cache(tmp_path)
+    before = tree(root)
+    path = root / "layers/numbers/000000.safetensors"
+    if damage == "gone":
+        path.unlink()
+    elif damage == "head":
+        flip(path, 12)
+    else:
+        path.write_bytes(b"")
+    touch(tmp_path / "raw/a.txt")
+    assert fb.verify(root).stale == {}
+    assert fb.status(root).stale == {}
+    assert fb.repair(root, recipe=LineRecipe(), workers=0).restored == ("layers/numbers/000000.safetensors",)
+    assert tree(root) == before
+
+
+def test_a_lost_chunk_is_not_replaced_by_rows_of_a_changed_file(tmp_path: Path) -> None:
+    """With its only chunk gone nobody knows what a file was; other rows from a file that looks other are refused."""
+    write_lines(tmp_path / "raw/a.txt", 0, 4)
+    root, source = tmp_path / "cache", fb.sources.lines(tmp_path / "raw")
+    fb.build(root, source, LineRecipe(), workers=0)
+    key = "layers/numbers/000000.safetensors"
+    (root / key).unlink()
+    (tmp_path / "raw/a.txt").write_bytes(b"000009\n" * 4)
+    touch(tmp_path / "raw/a.txt")
+    report = fb.repair(root, source=source, recipe=LineRecipe(), workers=0)
+    assert report.replaced == {}
+    assert "'a.txt' looks different from when it was planned, and gives other rows" in report.failed[key]
+    assert not list((root / "layers/numbers").glob("0*"))

@@ -1,0 +1,156 @@
+"""Status and gaps: what is there, what is missing, who works on it, what failed, what is stale."""
+
+import os
+import socket
+from pathlib import Path
+
+import msgspec
+import pytest
+from tests.layer_recipes import (
+    MOOD,
+    LengthLayer,
+    LineRecipe,
+    MoodyLayer,
+    flip,
+    layered_cache,
+    number_cache,
+    write_lines,
+)
+
+import forebay as fb
+from forebay.cache.claim import Claim
+from forebay.cache.records import ClaimStatus, FailedSample, Gaps
+from forebay.errors import BuildFailed, CacheNotFound, IndexCorrupt, LayerNotFound
+from forebay.store.owner import Owner, this_host, this_process
+
+
+def put_claim(root: Path, name: str, owner: object, **facts: object) -> Path:
+    path = root / "claims" / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(msgspec.json.encode(Claim(owner=str(owner), host="elsewhere", pid=4711, **facts)))  # type: ignore[arg-type]
+    return path
+
+
+def test_a_complete_cache_is_complete(tmp_path: Path) -> None:
+    root = layered_cache(tmp_path)
+    status = fb.status(root)
+    assert (status.root, status.generation, status.complete, status.source_checked) == (str(root), 2, True, True)
+    assert (status.claims, status.stale, status.grown) == ((), {}, ())
+    length, numbers = status.layers
+    assert (numbers.layer, numbers.planned, numbers.present, numbers.listed) == ("numbers", 5, 5, 5)
+    assert (numbers.missing, numbers.suspect, numbers.rows, numbers.samples) == ((), (), 20, 20)
+    assert (length.failures, length.reasons) == (5, {"three": 5})
+
+
+def test_gaps_are_planned_chunks_without_a_file(tmp_path: Path) -> None:
+    write_lines(tmp_path / "raw/a.txt", 0, 20)
+    root = tmp_path / "cache"
+    fb.build(root, fb.sources.lines(tmp_path / "raw"), LineRecipe(), workers=0, start_chunk=1, end_chunk=3)
+    assert fb.gaps(root) == [Gaps(root=str(root), layer="numbers", planned=5, present=3, missing=(0, 4))]
+    (root / "layers/numbers/000002.safetensors").unlink()
+    assert fb.gaps(root, layer="numbers")[0].missing == (0, 2, 4)
+    fb.build(root, None, LengthLayer(), workers=0, start_chunk=1, end_chunk=1)
+    assert [(gaps.layer, gaps.missing) for gaps in fb.gaps(root)] == [("length", (0, 2, 3, 4)), ("numbers", (0, 2, 4))]
+    status = fb.status(root)
+    assert not status.complete
+    assert [(layer.layer, layer.missing, layer.listed) for layer in status.layers] == [
+        ("length", (0, 2, 3, 4), 1),
+        ("numbers", (0, 2, 4), 3),
+    ]
+    with pytest.raises(LayerNotFound, match="has no layer 'sol'; it has: length, numbers"):
+        fb.gaps(root, layer="sol")
+
+
+def test_chunks_of_another_size_or_head_are_suspect(tmp_path: Path) -> None:
+    root = number_cache(tmp_path)
+    flip(root / "layers/numbers/000001.safetensors", 100)
+    path = root / "layers/numbers/000003.safetensors"
+    path.write_bytes(path.read_bytes() + b" ")
+    (status,) = fb.status(root).layers
+    assert status.suspect == (1, 3)
+
+
+def test_failed_samples_are_shown_with_reason_and_counted(tmp_path: Path) -> None:
+    (tmp_path / "raw").mkdir()
+    (tmp_path / "raw/a.txt").write_bytes(b"000001\n------\n000002\n" * 30)
+    root = tmp_path / "cache"
+    fb.build(root, fb.sources.lines(tmp_path / "raw"), LineRecipe(), workers=0)
+    status = fb.status(root)
+    assert status.layers[0].reasons == {"no-number": 30}
+    assert (status.layers[0].failures, status.layers[0].samples, status.layers[0].rows) == (30, 90, 60)
+    assert len(status.failed_samples) == 20
+    assert status.failed_samples[0] == FailedSample(
+        layer="numbers", chunk=0, sample="a.txt@7", reason="no-number", detail="not a number"
+    )
+
+
+def test_a_damaged_list_of_failures_is_not_shown_and_no_traceback(tmp_path: Path) -> None:
+    (tmp_path / "raw").mkdir()
+    (tmp_path / "raw/a.txt").write_bytes(b"000001\n------\n")
+    root = tmp_path / "cache"
+    fb.build(root, fb.sources.lines(tmp_path / "raw"), LineRecipe(), workers=0)
+    path = root / "layers/numbers/000000.safetensors"
+    size = path.stat().st_size
+    for position in (size - 1, size - 10, size - 30):
+        flip(path, position)
+        status = fb.status(root)
+        assert status.failed_samples == ()
+        assert status.layers[0].failures == 1
+        flip(path, position)
+    assert len(fb.status(root).failed_samples) == 1
+
+
+def test_claims_say_who_works_who_is_gone_and_what_failed(tmp_path: Path) -> None:
+    root = number_cache(tmp_path)
+    put_claim(root, "numbers/000000.1.json", this_process())
+    put_claim(root, "numbers/000001.2.json", Owner(this_host(), 2**22 + 7, 1))
+    put_claim(root, "numbers/000002.1.json", "another-1-1")
+    MOOD["add"] = 5
+    try:
+        with pytest.raises(BuildFailed):
+            fb.build(root, None, MoodyLayer(), layer="moody", workers=0)
+    finally:
+        MOOD["add"] = 0
+    found = fb.status(root).claims
+    assert [(claim.layer, claim.chunk, claim.state) for claim in found] == [
+        ("moody", 1, "failed"), ("numbers", 0, "working"), ("numbers", 1, "abandoned"), ("numbers", 2, "working")
+    ]  # fmt: skip
+    assert found[0] == ClaimStatus(
+        layer="moody",
+        chunk=1,
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        state="failed",
+        reason="ValueError: in no mood",
+    )
+    assert (found[1].host, found[1].pid) == ("elsewhere", 4711)
+
+
+def test_stale_and_grown_sources_are_named(tmp_path: Path) -> None:
+    root = number_cache(tmp_path)
+    (tmp_path / "raw/a.txt").write_bytes(b"999999\n" * 10)
+    with open(tmp_path / "raw/b.txt", "ab") as file:
+        file.write(b"000020\n")
+    status = fb.status(root)
+    assert status.stale == {"a.txt": "has other content than was planned"}
+    assert status.grown == ("b.txt",)
+    assert status.complete, "all that was planned is there"
+
+
+def test_a_cache_without_a_generation_has_a_status(tmp_path: Path) -> None:
+    root = number_cache(tmp_path)
+    (root / "generations/000000.safetensors").unlink()
+    status = fb.status(root)
+    assert (status.generation, status.complete) == (None, False)
+    assert (status.layers[0].present, status.layers[0].listed) == (5, 0)
+
+
+def test_no_cache_and_a_damaged_one_are_said(tmp_path: Path) -> None:
+    for call in (fb.status, fb.gaps):
+        with pytest.raises(CacheNotFound):
+            call(tmp_path / "nowhere")
+    root = number_cache(tmp_path)
+    flip(root / "plan/000000.safetensors", 4300)
+    for call in (fb.status, fb.gaps):
+        with pytest.raises(IndexCorrupt, match=r"plan/000000.safetensors"):
+            call(root)

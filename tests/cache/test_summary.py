@@ -1,0 +1,55 @@
+"""What a cache is."""
+
+from pathlib import Path
+
+import pytest
+from tests.layer_recipes import LengthLayer, LineRecipe, layered_cache, write_lines
+
+import forebay as fb
+from forebay.cache.summary import describe_column
+from forebay.columns import Column
+from forebay.errors import CacheNotFound
+
+
+def test_a_summary_has_counts_recipes_source_and_versions(tmp_path: Path) -> None:
+    root = layered_cache(tmp_path)
+    summary = fb.summarize(root)
+    assert (summary.root, summary.base, summary.generation, summary.generations) == (str(root), "numbers", 2, 3)
+    assert (summary.planned_chunks, summary.rows, summary.source_files, summary.tagged) == (5, 20, 2, False)
+    assert summary.source == {"kind": "lines", "root": str(tmp_path / "raw"), "patterns": ["."]}
+    assert summary.bytes == sum(path.stat().st_size for path in (root / "layers").rglob("0*"))
+    assert set(summary.versions[0]) >= {"python", "numpy", "zstd", "lz4"}
+    layers = {layer.layer: layer for layer in summary.layers}
+    assert layers["numbers"].fingerprint == fb.fingerprint(LineRecipe())
+    assert layers["numbers"].fields == {"chunk_rows": 4, "codec": "zstd", "scale": 0.5}
+    assert layers["numbers"].columns == ("number: int64", "vector: float32 [2] zstd", "text: uint8 ragged lz4")
+    assert layers["numbers"].statistics == {"sum": sum(range(20))}
+    assert layers["length"].columns[-1] == "present: bool"
+    assert (layers["length"].chunks, layers["length"].rows, layers["length"].failures) == (5, 20, 5)
+
+
+def test_a_summary_follows_what_is_published(tmp_path: Path) -> None:
+    root = layered_cache(tmp_path)
+    write_lines(tmp_path / "raw/c.txt", 20, 4)
+    fb.grow(root, fb.sources.lines(tmp_path / "raw"), recipe=LineRecipe(), workers=0)
+    summary = fb.summarize(root)
+    assert (summary.rows, summary.planned_chunks, summary.source_files) == (24, 6, 3)
+    assert {layer.layer: layer.rows for layer in summary.layers} == {"numbers": 24, "length": 20}
+
+
+def test_there_must_be_a_cache(tmp_path: Path) -> None:
+    with pytest.raises(CacheNotFound):
+        fb.summarize(tmp_path)
+    assert LengthLayer().kind == "length"
+
+
+@pytest.mark.parametrize(
+    ("column", "text"),
+    [
+        (Column(name="n", dtype="int64"), "n: int64"),
+        (Column(name="x", dtype="bfloat16", shape=(3, 4), codec="lz4"), "x: bfloat16 [3, 4] lz4"),
+        (Column(name="t", dtype="uint8", ragged=True), "t: uint8 ragged"),
+    ],
+)
+def test_a_column_is_described_in_a_few_words(column: Column, text: str) -> None:
+    assert describe_column(column) == text

@@ -4,6 +4,7 @@ import os
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 from tests.layer_recipes import (
     MOOD,
@@ -19,8 +20,10 @@ from tests.layer_recipes import (
 )
 
 import forebay as fb
-from forebay.errors import IndexCorrupt, NothingPublished
+from forebay.errors import FormatTooNew, IndexCorrupt, NothingPublished
 from forebay.format.chunk import ChunkFile
+from forebay.format.layout import FORMAT_VERSION
+from forebay.format.sealed import seal
 
 
 @pytest.fixture
@@ -348,3 +351,19 @@ def test_what_repair_put_back_reads_as_before(tmp_path: Path) -> None:
         fb.open_cache(root)[4]
     fb.repair(root, recipe=LineRecipe(), workers=0)
     assert fb.open_cache(root)[4]["number"] == 4
+
+
+@pytest.mark.parametrize("key", [None, b"secret"])
+def test_a_generation_of_a_newer_forebay_is_not_taken_for_damage(tmp_path: Path, key: bytes | None) -> None:
+    """What it lists is unknown here, so nothing may be published over it, nor may it be removed."""
+    root = number_cache(tmp_path)
+    newer = {"format_version": FORMAT_VERSION + 1, "type": "generation", "number": 1}
+    path = root / "generations/000001.safetensors"
+    path.write_bytes(b"".join(seal(newer, {"new": np.arange(3)}, key)))
+    before = tree(root)
+    for call in (fb.verify, fb.repair, fb.clean, fb.open_cache):
+        with pytest.raises(FormatTooNew, match="upgrade forebay"):
+            call(root)
+    assert tree(root) == before
+    flip(path, path.stat().st_size - 100)
+    assert list(fb.repair(root, recipe=LineRecipe(), workers=0).replaced) == ["generations/000001.safetensors"]

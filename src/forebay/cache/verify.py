@@ -17,11 +17,12 @@ from forebay.cache.plan import decode_segment, load_plan
 from forebay.cache.publish import generation_numbers, layers_of, load_generation, read_cache_document
 from forebay.cache.published import head_problem
 from forebay.cache.records import Bad, Progress, VerifyReport
-from forebay.errors import Damaged, ForebayError, IndexCorrupt, NothingPublished
+from forebay.errors import Damaged, ForebayError, FormatTooNew, IndexCorrupt, NothingPublished
 from forebay.format import layout
 from forebay.format.chunk import ChunkFile, ChunkRecord
 from forebay.format.chunk import check_content as check_chunk_content
 from forebay.format.generation import Generation
+from forebay.format.sealed import is_whole
 from forebay.source import Source
 from forebay.store.base import Store
 
@@ -72,6 +73,8 @@ def newest_sound(store: Store) -> tuple[Generation, list[Bad]]:
             generation = load_generation(store, number)
             sound = sound or generation
         except Damaged as error:
+            if isinstance(error, FormatTooNew) and is_whole(store.map(layout.generation(number))):
+                raise  # it is sound, and of a newer forebay, which alone may judge it
             bad.append(Bad(key=layout.generation(number), problem=str(error)))
     if sound is None:
         if bad:

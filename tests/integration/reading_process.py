@@ -87,12 +87,13 @@ def children(root: str, method: str) -> None:
     def read_on() -> None:
         while not stopped.is_set():
             cache.read([0, len(cache) - 1])
+            time.sleep(0.001)
 
     threads = [threading.Thread(target=read_on) for _ in range(3)]
     for thread in threads:
         thread.start()
     try:
-        for _ in range(10 if method == "fork" else 2):
+        for _ in range(6 if method == "fork" else 1):
             here, there = context.Pipe(duplex=False)
             process = context.Process(target=send_digest, args=(cache, there))
             process.start()

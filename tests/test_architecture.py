@@ -18,7 +18,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "store": {"errors"},
     "format": WORDS | {"store"},
     "cache": WORDS | {"store", "format"},  # knows no kind of data
-    "engine": {"errors", "cache"},
+    "engine": {"errors", "store", "cache"},
     "sources": WORDS,  # knows no store
     "raw": WORDS,
     "masks": {"errors"},

@@ -140,3 +140,14 @@ def test_a_lost_chunk_is_not_replaced_by_rows_of_a_changed_file(tmp_path: Path) 
     assert report.replaced == {}
     assert "'a.txt' looks different from when it was planned, and gives other rows" in report.failed[key]
     assert not list((root / "layers/numbers").glob("0*"))
+
+
+def test_a_file_that_is_one_sample_and_grew_before_it_was_read_is_refused(tmp_path):
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "a.txt").write_bytes(b"planned")
+    source = fb.sources.files(data)
+    part = fb.Part(source.files()[0], 0, 7)
+    (data / "a.txt").write_bytes(b"planned, and more")
+    with pytest.raises(fb.errors.SourceChanged, match=r"a\.txt.*one sample"):
+        list(source.read(part))

@@ -161,7 +161,6 @@ def test_another_folder_can_be_added_and_its_names_are_relative_to_the_first(tmp
     assert grown(root, tmp_path / "more", tmp_path / "raw").made == 0, "both folders are known by now"
 
 
-@pytest.mark.xfail(strict=True, reason="sources join `root/../more`, which needs `root` to be there")
 def test_the_first_folder_need_not_be_there_any_more(tmp_path: Path) -> None:
     root = number_cache(tmp_path)
     shutil.rmtree(tmp_path / "raw")

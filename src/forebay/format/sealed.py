@@ -38,7 +38,9 @@ def unseal(
     header = _checked_header(view, root, where)
     tagged = header.tensors.get(".hmac")
     if tagged is None and key is not None:
-        raise KeyRefused(root, where, f"it carries no tag, but {VARIABLE} is set; unset it, or publish with the key")
+        raise KeyRefused(
+            root, where, f"it carries no tag, but {VARIABLE} is set; unset it, or build a new cache with the key set"
+        )
     if tagged is not None:
         if key is None:
             raise KeyRefused(root, where, f"it is tagged; set {VARIABLE} to the key it was published with")

@@ -9,7 +9,7 @@ import xxhash
 
 from forebay.errors import SourceChanged
 from forebay.source import Part, Sample, SourceFile, Unit
-from forebay.sources.paths import common_root, find_files, look
+from forebay.sources.paths import common_root, find_files, full_path, look
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class FileSource:
 
     def rebased(self, root: str) -> "FileSource":
         """The same files, named relative to another root."""
-        moved = tuple(os.path.relpath(os.path.join(self.root, pattern), root) for pattern in self.patterns)
+        moved = tuple(os.path.relpath(full_path(self.root, pattern), root) for pattern in self.patterns)
         return replace(self, root=root, patterns=moved)
 
     def files(self) -> list[SourceFile]:
@@ -58,14 +58,18 @@ class FileSource:
         return file
 
     def read(self, part: Part) -> Iterable[Sample]:
-        yield Sample(part.file.path, self._content(part.file.path))
+        content = self._content(part.file.path)
+        if len(content) != part.stop:
+            how = f"has {len(content):,} bytes, {part.stop:,} were planned, and it is one sample"
+            raise SourceChanged(self.root, {part.file.path: how})
+        yield Sample(part.file.path, content)
 
     def digest(self, file: SourceFile, start: int, stop: int) -> int:
         value: int = xxhash.xxh3_64_intdigest(self._content(file.path)[start:stop])
         return value
 
     def _content(self, path: str) -> bytes:
-        with open(os.path.join(self.root, path), "rb") as file:
+        with open(full_path(self.root, path), "rb") as file:
             return file.read()
 
 

@@ -13,7 +13,7 @@ import xxhash
 
 from forebay.errors import SourceChanged
 from forebay.source import Part, Sample, SourceFile, Unit
-from forebay.sources.paths import common_root, find_files, look
+from forebay.sources.paths import common_root, find_files, full_path, look
 from forebay.sources.streams import Stream, open_stream, stream_at
 
 _LOOK_AHEAD = 64 * 1024
@@ -42,7 +42,7 @@ class LineSource:
 
     def rebased(self, root: str) -> "LineSource":
         """The same files, named relative to another root."""
-        moved = tuple(os.path.relpath(os.path.join(self.root, pattern), root) for pattern in self.patterns)
+        moved = tuple(os.path.relpath(full_path(self.root, pattern), root) for pattern in self.patterns)
         return replace(self, root=root, patterns=moved)
 
     def files(self) -> list[SourceFile]:
@@ -99,7 +99,7 @@ class LineSource:
         return value
 
     def _path(self, file: SourceFile) -> str:
-        return os.path.join(self.root, file.path)
+        return full_path(self.root, file.path)
 
     def _plain_lines(self, part: Part) -> Iterator[bytes]:
         with open(self._path(part.file), "rb", buffering=1 << 20) as plain:

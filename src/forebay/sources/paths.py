@@ -31,15 +31,24 @@ def find_files(root: str, patterns: Sequence[str], suffixes: tuple[str, ...] = (
     """
     found: set[str] = set()
     for pattern in patterns:
-        matches = {os.path.relpath(path, root) for path in _expand(os.path.join(root, pattern), suffixes)}
+        matches = {os.path.relpath(path, root) for path in _expand(full_path(root, pattern), suffixes)}
         if not matches:
-            raise SourceNotFound(os.path.join(root, pattern))
+            raise SourceNotFound(full_path(root, pattern))
         found |= matches
     return [look(root, name) for name in sorted(found)]
 
 
+def full_path(root: str, name: str) -> str:
+    """Where a file is; `..` is resolved by name, so that a root which is gone does not stand in the way.
+
+    >>> full_path("/data/text", "../more/a.jsonl")
+    '/data/more/a.jsonl'
+    """
+    return os.path.normpath(os.path.join(root, name))
+
+
 def look(root: str, name: str) -> SourceFile:
-    status = os.stat(os.path.join(root, name))
+    status = os.stat(full_path(root, name))
     return SourceFile(
         path=name, size=status.st_size, mtime_ns=status.st_mtime_ns, stream=name.endswith(STREAM_SUFFIXES)
     )

@@ -1,11 +1,13 @@
 """Claims: a live one is respected, an expired one is taken over by exactly one, a dead owner's at once."""
 
+import contextlib
 import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -14,6 +16,7 @@ import pytest
 from forebay.cache.claim import Claim, Claims, Heartbeat, read_claims
 from forebay.format import layout
 from forebay.store import LocalStore, MemoryStore, Store
+from forebay.store.base import Buffer
 
 LAYER = "raw"
 
@@ -67,6 +70,40 @@ def test_nothing_is_left_of_the_claims_on_a_released_chunk(dead_owner):
     assert set(read_claims(dead_owner, LAYER)) == {layout.claim(LAYER, 35, 1), layout.claim(LAYER, 35, 2)}
     mine.release(35)
     assert read_claims(dead_owner, LAYER) == {}
+
+
+class Interrupted(MemoryStore):
+    """A store in which Ctrl-C strikes right after something was created or deleted."""
+
+    armed = False
+
+    def create(self, key: str, data: Sequence[Buffer]) -> bool:
+        created = super().create(key, data)
+        self._strike()
+        return created
+
+    def delete(self, key: str) -> None:
+        self._strike()
+        super().delete(key)
+
+    def _strike(self) -> None:
+        if self.armed:
+            self.armed = False
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("moment", ["taking", "releasing"])
+def test_an_interruption_while_a_claim_is_taken_or_released_leaves_nothing_behind(moment):
+    store = Interrupted()
+    mine = claims_on(store)
+    store.armed = moment == "taking"
+    with contextlib.suppress(KeyboardInterrupt):
+        mine.take(35)
+    store.armed = moment == "releasing"
+    with contextlib.suppress(KeyboardInterrupt):
+        mine.release(35)
+    mine.release_all()
+    assert read_claims(store, LAYER) == {}
 
 
 def test_a_silent_claim_is_respected_for_a_lease_and_free_after_it():

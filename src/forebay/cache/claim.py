@@ -59,11 +59,11 @@ class Claims:
             if not self._is_free(key, attempts[last]):
                 return False
             attempt = last + 1
-        if not self._store.create(layout.claim(self._layer, chunk, attempt), [self._encode()]):
-            return False
         with self._lock:
-            self._held[chunk] = attempt
-        return True
+            self._held[chunk] = attempt  # first, so that an interruption while it is created leaves nothing behind
+            if not self._store.create(layout.claim(self._layer, chunk, attempt), [self._encode()]):
+                del self._held[chunk]
+        return chunk in self._held
 
     def failure(self, chunk: int) -> str | None:
         """Why a builder gave a chunk up since this one began; None where none did."""
@@ -81,15 +81,16 @@ class Claims:
     def release(self, chunk: int) -> None:
         """Give up a chunk, made or not; nothing of its claims is left."""
         with self._lock:
-            mine = self._held.pop(chunk)
-            for attempt in range(1, mine + 1):
+            for attempt in range(1, self._held[chunk] + 1):
                 self._store.delete(layout.claim(self._layer, chunk, attempt))
+            del self._held[chunk]
 
     def fail(self, chunk: int, reason: str) -> None:
         """Record that a chunk cannot be made."""
         with self._lock:
-            attempt = self._held.pop(chunk)
-            self._store.replace(layout.claim(self._layer, chunk, attempt), [self._encode("failed", reason)])
+            key = layout.claim(self._layer, chunk, self._held[chunk])
+            self._store.replace(key, [self._encode("failed", reason)])
+            del self._held[chunk]
 
     def beat(self) -> None:
         """Show that this builder lives: move the counter of everything it holds."""

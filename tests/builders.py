@@ -30,15 +30,19 @@ def start_builder(
 
 
 def start_python(arguments: list[str], notes: Path | None = None, cwd: Path = REPOSITORY) -> "subprocess.Popen[str]":
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)} | ({NOTES: str(notes)} if notes else {})
     return subprocess.Popen(
         [sys.executable, *arguments],
-        env=environment,
+        env=script_environment() | ({NOTES: str(notes)} if notes else {}),
         cwd=cwd,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
+
+
+def script_environment() -> dict[str, str]:
+    """Where a script finds what this process finds."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(REPOSITORY), *filter(None, sys.path)])}
 
 
 def ending(process: "subprocess.Popen[str]", seconds: float = 60) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from tests.recipes import NOTES, LengthLayer, ObedientRecipe, makes, order_line,
 
 import forebay as fb
 from forebay.errors import BuildFailed, BuildStopped, SourceChanged, TooManyFailures
+from forebay.store.owner import Owner, this_host, this_process
 
 
 @pytest.fixture
@@ -104,6 +105,17 @@ def test_chunks_of_a_killed_build_are_adopted(tmp_path, notes):
     assert (report.made, report.present, report.rows) == (60 - present, present, 120)
     assert len(made(notes)) <= 61
     assert fb.verify(root, full=True).sound
+
+
+def test_what_a_dead_writer_left_is_gone_after_a_build_and_what_a_live_one_writes_is_not(tmp_path, file):
+    folder = tmp_path / "cache/layers/obedient"
+    folder.mkdir(parents=True)
+    dead = folder / f".tmp-{Owner(this_host(), os.getpid(), 1)}-0123abcd"
+    live = folder / f".tmp-{this_process()}-0123abcd"
+    for path in (dead, live):
+        path.write_bytes(b"half a chunk")
+    build(tmp_path / "cache", file)
+    assert (dead.exists(), live.exists()) == (False, True)
 
 
 @pytest.mark.parametrize("garbage", [b"", b"garbage", bytes(10_000)], ids=["empty", "short", "zeros"])

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 from tests.builders import (
-    REPOSITORY,
     children_of,
     chunk_count,
     chunk_digests,
     ending,
     is_running,
     patient,
+    script_environment,
     start_builder,
     wait_until,
 )
@@ -162,9 +162,8 @@ def test_workers_are_gone_when_a_build_returns(tmp_path, notes):
 def run_script(tmp_path: Path, text: str) -> subprocess.CompletedProcess[str]:
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(text))
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
     return subprocess.run(
-        [sys.executable, script, tmp_path], env=environment, capture_output=True, text=True, timeout=60
+        [sys.executable, script, tmp_path], env=script_environment(), capture_output=True, text=True, timeout=60
     )
 
 

@@ -133,7 +133,7 @@ def test_a_plan_is_made_once_and_only_appended_to(tmp_path):
     assert [(part.start, part.stop) for part in plan.parts(4)] == [(1600, 2000)]
 
 
-def test_two_who_plan_at_once_end_with_one_plan(tmp_path):
+def test_planning_one_source_twice_gives_the_same_bytes(tmp_path):
     source = fb.sources.lines(write_orders(tmp_path / "source.txt", orders(4)))
     fb.build(tmp_path / "one", source, ObedientRecipe(), workers=0)
     fb.build(tmp_path / "two", source, ObedientRecipe(), workers=0)

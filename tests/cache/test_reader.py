@@ -242,6 +242,22 @@ def test_a_byte_that_changes_after_opening_is_found_on_first_touch(tmp_path: Pat
         list(cache.chunks([column]))
 
 
+def test_a_row_that_is_a_block_of_its_own_is_checked_as_it_is_handed_out(tmp_path: Path) -> None:
+    column = Column(name="wide", dtype="uint32", shape=(300,), rows_per_block=1)
+    rows = np.arange(10 * 300, dtype=np.uint32).reshape(10, 300)
+    stored_cache(fb.LocalStore(tmp_path), [column], [{"wide": rows[:4]}, {"wide": rows[4:]}])
+    path = next((tmp_path / "layers").glob("*/000001.safetensors"))
+    start, stop = ChunkFile(memoryview(path.read_bytes()), "").block_bounds("wide")[3:5].tolist()
+    cache = fb.open_cache(tmp_path)
+    assert (cache.read([8, 0, 8])["wide"] == rows[[8, 0, 8]]).all()
+    flip(path, stop - 1)
+    for opened in (cache, cache, fb.open_cache(tmp_path)):
+        assert (opened.read([0, 6, 8])["wide"] == rows[[0, 6, 8]]).all()
+        with pytest.raises(ChunkCorrupt) as caught:
+            opened.read([6, 7, 7])
+        assert (caught.value.chunk, caught.value.block, caught.value.span) == (1, 3, (start, stop))
+
+
 def test_a_chunk_whose_file_is_gone_is_named(tmp_path: Path) -> None:
     root = number_cache(tmp_path)
     (root / "layers/numbers/000003.safetensors").unlink()

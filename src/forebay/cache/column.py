@@ -72,19 +72,37 @@ class Checks:
         if not checked.all():
             self._check(np.unique(blocks[~checked]))
 
+    def ensure_copies(self, place: Place, copies: Array) -> None:
+        """Check copies of rows that are blocks of their own, unless their blocks were."""
+        if self._all_checked:
+            return
+        blocks = place.rows + self._first[place.positions]
+        fresh = np.flatnonzero(~self._checked[blocks])
+        where = zip(fresh.tolist(), place.positions[fresh].tolist(), place.rows[fresh].tolist(), strict=True)
+        for index, position, row in where:
+            file = self._maps.get(position)
+            if not file.check(self._column.name).agrees(row, copies[index].data):
+                raise self._corrupt_block(file, row)
+        self._note_checked(blocks[fresh])
+
     def _check(self, blocks: NDArray[np.int64]) -> None:
         name = self._column.name
         positions = np.searchsorted(self._first, blocks, side="right") - 1
         within = blocks - self._first[positions]
         for position, chosen in runs(positions):
             file = self._maps.get(position)
-            check = file.check(name)
-            bad = check.first_bad(within[chosen].tolist())
+            bad = file.check(name).first_bad(within[chosen].tolist())
             if bad is not None:
-                root, layer = self._where
-                raise corrupt_block(root, layer, file.meta.chunk, name, bad, check.span(bad))
+                raise self._corrupt_block(file, bad)
+        self._note_checked(blocks)
+
+    def _note_checked(self, blocks: NDArray[np.int64]) -> None:
         self._checked[blocks] = True
-        self._all_checked = bool(self._checked[-1] and self._checked.all())
+        self._all_checked = bool(len(self._checked) and self._checked[-1] and self._checked.all())
+
+    def _corrupt_block(self, file: ChunkFile, block: int) -> ChunkCorrupt:
+        (root, layer), name = self._where, self._column.name
+        return corrupt_block(root, layer, file.meta.chunk, name, block, file.check(name).span(block))
 
     def corrupt(self, file: ChunkFile, block: int, problem: str) -> ChunkCorrupt:
         root, layer = self._where
@@ -101,18 +119,28 @@ class PlainFixedReader:
         self._checks = checks
         self._window = Window(column.item_bytes)
         self._addresses = np.zeros(len(rows), np.int64)  # of the first row in each mapped chunk, 0 where not mapped
+        self._copied = self._copy_then_check if column.block_rows == 1 else self._check_then_copy
         maps.on_close(self._closed)
 
     def read(self, place: Place) -> Array:
         ticket = self._maps.begin_reading()
         try:
             addresses = self._bases(place.positions)
-            self._checks.ensure(place)
             addresses += place.rows * self._row_bytes
-            rows = self._window.gather(addresses)
+            rows = self._copied(place, addresses)
         finally:
             self._maps.end_reading(ticket)
         return rows.view(self._dtype).reshape(len(rows), *self._shape)
+
+    def _check_then_copy(self, place: Place, addresses: NDArray[np.int64]) -> Array:
+        self._checks.ensure(place)
+        return self._window.gather(addresses)
+
+    def _copy_then_check(self, place: Place, addresses: NDArray[np.int64]) -> Array:
+        """Large rows are blocks of their own: their copies, still warm, are checked before they are handed out."""
+        rows = self._window.gather(addresses)
+        self._checks.ensure_copies(place, rows)
+        return rows
 
     def _bases(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         bases = self._addresses[positions]

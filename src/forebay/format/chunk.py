@@ -286,6 +286,10 @@ class BlockCheck:
         start = self._start + block * self._size
         return start, min(start + self._size, self._end)
 
+    def agrees(self, block: int, stored: Buffer) -> bool:
+        """Whether these bytes are what was stored as a block."""
+        return bool(xxhash.xxh3_64_intdigest(stored) == self._sums[block])
+
     def first_bad(self, blocks: list[int]) -> int | None:
         """The first of some blocks that disagrees with its sum, None where all agree."""
         view, sums, span, digest = self._view, self._sums, self.span, xxhash.xxh3_64_intdigest

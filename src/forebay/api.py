@@ -74,10 +74,11 @@ def build(
     name = layer or recipe.kind
     terms = _terms(recipe, workers, memory_limit, max_failures, lease_seconds, on_progress)
     place = _prepared(store, source, recipe, name, terms)
+    engine = _engine(workers)
     if mode == "inverse" and newest_generation(store) is not None:
-        repair(store, source=source, recipe=recipe, workers=workers, on_progress=on_progress)
+        _repair(store, source, recipe, None, engine, terms)
     wanted = in_order(place.chunks, mode, start_chunk, end_chunk)
-    return build_chunks(place, wanted, _engine(workers), terms)
+    return build_chunks(place, wanted, engine, terms)
 
 
 def grow(
@@ -121,32 +122,20 @@ def repair(
     recipe: AnyRecipe | None = None,
     copy: Root | None = None,
     workers: int | None = None,
+    memory_limit: int | None = None,
     on_progress: OnProgress | None = None,
 ) -> RepairReport:
     """Put back exactly what `verify` finds bad or missing: from a copy of the cache, or made again from the source."""
-    store = open_store(root)
-    mending = Mending()
-    own_source = source or _kept_source(store)
-    recipe_of = partial(_recipe_for, store, recipe)
-    workplace_of = partial(_existing, store, own_source, recipe_of)
-    means = Means(store, None if copy is None else open_store(copy), own_source, recipe_of, workplace_of)
-    generation = repair_index(means, mending)
-    report = verify_cache(store, None, False, on_progress or _silent)
     versions = builder_versions(versions_of(recipe) if recipe else {})
     terms = Terms(
         workers=_worker_count(workers),
         host=socket.gethostname(),
         versions=versions,
+        memory_limit=memory_limit,
         on_progress=on_progress or _silent,
     )
-    repair_chunks(means, report, generation, _engine(workers), terms, mending)
-    newest = newest_generation(store)
-    return RepairReport(
-        root=store.address,
-        restored=tuple(mending.restored),
-        replaced=mending.replaced,
-        failed=mending.failed,
-        generation=newest.number if newest else None,
+    return _repair(
+        open_store(root), source, recipe, None if copy is None else open_store(copy), _engine(workers), terms
     )
 
 
@@ -180,6 +169,26 @@ def clean(root: Root, *, keep_generations: int | None = None, lease_seconds: flo
 def copy(root: Root, destination: Root, *, on_progress: OnProgress | None = None) -> CopyReport:
     """Copy what the newest generation lists, every chunk checked on the way."""
     return copy_cache(open_store(root), open_store(destination), on_progress or _silent)
+
+
+def _repair(
+    store: Store, source: Source | None, recipe: AnyRecipe | None, copy: Store | None, engine: Engine, terms: Terms
+) -> RepairReport:
+    mending = Mending()
+    own_source = source or _kept_source(store)
+    recipe_of = partial(_recipe_for, store, recipe)
+    means = Means(store, copy, own_source, recipe_of, partial(_existing, store, own_source, recipe_of))
+    generation = repair_index(means, mending)
+    report = verify_cache(store, None, False, terms.on_progress)
+    repair_chunks(means, report, generation, engine, terms, mending)
+    newest = newest_generation(store)
+    return RepairReport(
+        root=store.address,
+        restored=tuple(mending.restored),
+        replaced=mending.replaced,
+        failed=mending.failed,
+        generation=newest.number if newest else None,
+    )
 
 
 def _prepared(store: Store, source: Source | None, recipe: AnyRecipe, layer: str, terms: Terms) -> Workplace:

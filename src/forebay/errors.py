@@ -191,8 +191,8 @@ class BuildFailed(ForebayError):
         shown = "; ".join(f"chunk {chunk}: {reason}" for chunk, reason in list(failed.items())[:3])
         more = f" (and {len(failed) - 3} more)" if len(failed) > 3 else ""
         super().__init__(
-            f"{len(failed)} chunk(s) of '{root}' could not be made: {shown}{more}; all others are published, "
-            f"run the same build again to retry"
+            f"{len(failed)} chunk(s) of '{root}' could not be made: {shown}{more}; all that was made is "
+            f"published, run the same build again to retry"
         )
 
 
@@ -213,7 +213,7 @@ class WorkersFailed(BuildFailed):
         ForebayError.__init__(
             self,
             f"the worker processes for '{root}' end before they begin ({reason}); their own words stand above, "
-            f"or build with workers=0 to see the cause here",
+            f"or build with no workers (workers=0, --workers 0) to see the cause here",
         )
 
 

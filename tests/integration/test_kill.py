@@ -9,6 +9,7 @@ import random
 import signal
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -132,26 +133,28 @@ def newest(root: Path):
     return fb.open_cache(root).generation.table("obedient").records()
 
 
-def tell(campaign: Campaign, capsys: pytest.CaptureFixture[str]) -> int:
-    """Print where the kills landed; how many of them between the first and the last chunk."""
+def tell(campaign: Campaign, record_property: Callable[[str, object], None]) -> int:
+    """Say where the kills landed, at the end of the run; how many of them between the first and the last chunk."""
     inside = [count for count in campaign.landed if 0 < count < campaign.chunks]
-    with capsys.disabled():
-        print(
-            f"\n{len(campaign.landed)} kills landed with so many of {campaign.chunks} chunks published: "
+    record_property(
+        "told",
+        (
+            f"{len(campaign.landed)} kills landed with so many of {campaign.chunks} chunks published: "
             f"{' '.join(map(str, campaign.landed))}; {len(inside)} inside the build; "
             f"{len(makes(campaign.notes))} chunks begun; one builder stopped for {campaign.slept:.1f} s"
-        )
+        ),
+    )
     return len(inside)
 
 
-def test_twenty_kills_and_a_long_stop_leave_the_bytes_of_an_undisturbed_build(tmp_path, capsys):
+def test_twenty_kills_and_a_long_stop_leave_the_bytes_of_an_undisturbed_build(tmp_path, record_property):
     campaign = run_campaign(tmp_path, kills=20, chunks=100, seconds=0.15, seed=random.randrange(10**6))
-    assert tell(campaign, capsys) >= 15
+    assert tell(campaign, record_property) >= 15
     assert_as_if_nothing_had_happened(campaign, tmp_path)
 
 
 @pytest.mark.long
-def test_two_hundred_kills_leave_the_bytes_of_an_undisturbed_build(tmp_path, capsys):
+def test_two_hundred_kills_leave_the_bytes_of_an_undisturbed_build(tmp_path, record_property):
     campaign = run_campaign(tmp_path, kills=200, chunks=800, seconds=0.15, seed=random.randrange(10**6))
-    assert tell(campaign, capsys) >= 150
+    assert tell(campaign, record_property) >= 150
     assert_as_if_nothing_had_happened(campaign, tmp_path)

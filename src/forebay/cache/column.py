@@ -19,7 +19,7 @@ from forebay.cache.maps import Maps
 from forebay.cache.published import corrupt_block
 from forebay.columns import Array, Column, Ragged
 from forebay.errors import ChunkCorrupt
-from forebay.format.chunk import ChunkFile
+from forebay.format.chunk_file import ChunkFile
 from forebay.format.codec import CodecError
 
 Where = tuple[str, str]  # root, layer

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import numpy as np
 
 from forebay.columns import Array
-from forebay.format.chunk import ChunkFile
+from forebay.format.chunk_file import ChunkFile
 
 MAX_MAPS = 16_384  # a quarter of the maps that Linux grants a process by default
 

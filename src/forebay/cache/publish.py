@@ -12,7 +12,8 @@ import numpy as np
 from forebay.cache.plan import load_plan
 from forebay.errors import CacheNotFound, Damaged, ForebayError, FormatTooNew, IndexCorrupt, NothingPublished
 from forebay.format import layout
-from forebay.format.chunk import ChunkRecord, adopt_chunk
+from forebay.format.chunk import ChunkRecord
+from forebay.format.chunk_file import adopt_chunk
 from forebay.format.codec import library_versions
 from forebay.format.generation import CacheDocument, ChunkTable, Generation, decode_generation
 from forebay.format.key import hmac_key

@@ -7,7 +7,8 @@ import xxhash
 from forebay.columns import Array, Ragged
 from forebay.errors import ChunkCorrupt, ChunkMissing, ForebayError
 from forebay.format import layout
-from forebay.format.chunk import ChunkFile, ChunkRecord
+from forebay.format.chunk import ChunkRecord
+from forebay.format.chunk_file import ChunkFile
 from forebay.format.codec import CodecError
 from forebay.format.generation import Generation
 from forebay.store.base import Store

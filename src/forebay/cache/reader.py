@@ -28,7 +28,7 @@ from forebay.cache.work import layer_columns
 from forebay.columns import Array, Column, Ragged
 from forebay.errors import ChunkCorrupt, ColumnNotFound, IndexCorrupt, LayerIncomplete, LayerNotFound
 from forebay.format import layout
-from forebay.format.chunk import ChunkFile
+from forebay.format.chunk_file import ChunkFile
 from forebay.format.generation import Generation
 from forebay.format.sealed import unseal
 from forebay.recipe import RecipeDocument

@@ -19,8 +19,9 @@ from forebay.cache.published import head_problem
 from forebay.cache.records import Bad, Progress, VerifyReport
 from forebay.errors import Damaged, ForebayError, FormatTooNew, IndexCorrupt, NothingPublished
 from forebay.format import layout
-from forebay.format.chunk import ChunkFile, ChunkRecord
-from forebay.format.chunk import check_content as check_chunk_content
+from forebay.format.chunk import ChunkRecord
+from forebay.format.chunk_file import ChunkFile
+from forebay.format.chunk_file import check_content as check_chunk_content
 from forebay.format.generation import Generation
 from forebay.format.sealed import is_whole
 from forebay.source import Source

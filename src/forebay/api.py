@@ -5,7 +5,7 @@ Everything here takes the root of a cache (a folder's path or a store) and answe
 
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Literal, cast
 
@@ -38,7 +38,8 @@ from forebay.cache.status import cache_status, find_gaps
 from forebay.cache.summary import summarize_cache
 from forebay.cache.verify import newest_sound, verify_cache
 from forebay.engine import InlineEngine, LocalEngine
-from forebay.errors import Damaged, LayerNotFound, RecipeInvalid, UnknownKind
+from forebay.errors import BuildFailed, Damaged, LayerNotFound, RecipeInvalid, UnknownKind
+from forebay.format import layout
 from forebay.kinds import reopen_recipe, reopen_source
 from forebay.recipe import AnyRecipe, LayerRecipe, Recipe, reads_of, versions_of
 from forebay.source import Source
@@ -76,7 +77,9 @@ def build(
     place = _prepared(store, source, recipe, name, terms)
     engine = _engine(workers)
     if mode == "inverse" and newest_generation(store) is not None:
-        _repair(store, source, recipe, None, engine, terms)
+        mended = _repair(store, source, recipe, None, engine, terms)
+        if mended.failed:
+            raise BuildFailed(store.address, _by_chunk(mended.failed))
     wanted = in_order(place.chunks, mode, start_chunk, end_chunk)
     return build_chunks(place, wanted, engine, terms)
 
@@ -96,6 +99,7 @@ def grow(
 
     A known file with other content is an error that names it.
     """
+    _check_source(source)
     store = open_store(root)
     base = read_cache_document(store).base
     own = recipe or cast(Recipe, _kept_recipe(store, base))
@@ -198,6 +202,7 @@ def _prepared(store: Store, source: Source | None, recipe: AnyRecipe, layer: str
         return layer_workplace(store, cast(LayerRecipe, recipe), layer, load_generation(store))
     if source is None:
         raise RecipeInvalid(f"the recipe '{recipe.kind}' makes base rows and needs a source")
+    _check_source(source)
     base = cast(Recipe, recipe)
     plan = prepare_base(store, source, base, layer, partial(_planning, terms))
     return base_workplace(store, source, base, layer, plan, newest_generation(store))
@@ -269,6 +274,18 @@ def _engine(workers: int | None) -> Engine:
 
 def _planning(terms: Terms, done: int, total: int, passed: int) -> None:
     terms.on_progress(Progress(phase="planning", done=done, total=total, unit="files", read_bytes=passed))
+
+
+def _check_source(source: object) -> None:
+    if not isinstance(source, Source):
+        raise TypeError(
+            f"a source is needed, for instance fb.sources.lines('data/*.jsonl'), not {type(source).__name__}"
+        )
+
+
+def _by_chunk(failed: Mapping[str, str]) -> dict[int, str]:
+    parsed = {key: layout.parse_chunk(key) for key in failed}
+    return {chunk[0] if (chunk := parsed[key]) else -1: reason for key, reason in failed.items()}
 
 
 def _silent(progress: Progress) -> None:

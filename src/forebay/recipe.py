@@ -107,6 +107,15 @@ def fields_of(recipe: AnyRecipe) -> dict[str, Any]:
     return restored
 
 
+def check_recipe(recipe: AnyRecipe) -> None:
+    """Refuse a recipe whose fields are not of the types it declares, before anything is written for it."""
+    if isinstance(recipe, msgspec.Struct):
+        try:
+            msgspec.convert(fields_of(recipe), type(recipe))
+        except msgspec.ValidationError as error:
+            raise RecipeInvalid(f"the recipe '{recipe.kind}' has a field of the wrong type: {error}") from error
+
+
 def dependencies_of(recipe: AnyRecipe) -> dict[str, str]:
     return dict(recipe.dependencies()) if hasattr(recipe, "dependencies") else {}
 

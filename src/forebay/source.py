@@ -64,6 +64,7 @@ class Failure(msgspec.Struct, frozen=True):
 class Source(Protocol):
     """Where samples come from. A new source implements these and passes `forebay.testing.SourceContract`.
 
+    Optional: `files_grow = False` where a file that got longer is another sample, not an old one with more behind it.
     It is picklable, small, and opens nothing until asked. A missing file raises `FileNotFoundError`, trouble with
     the disk or the network `OSError`; a sample with bad content is yielded as a `Failure`.
     """

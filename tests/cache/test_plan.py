@@ -246,10 +246,11 @@ def test_a_stream_that_ends_too_early_is_named_while_planning(tmp_path):
     assert not list((tmp_path / "cache").glob("plan/*"))
 
 
-def test_a_recipe_that_fails_on_a_sample_tried_while_planning_fails_only_its_chunk(tmp_path):
+def test_a_recipe_that_fails_on_all_it_is_tried_on_is_refused_and_leaves_nothing_behind(tmp_path):
     source = fb.sources.lines(write_orders(tmp_path / "source.txt", orders(4)))
-    with pytest.raises(fb.errors.BuildFailed, match="ValueError: not today"):
+    with pytest.raises(fb.errors.RecipeInvalid, match="not today"):
         fb.build(tmp_path / "cache", source, Grumpy(), workers=0)
+    assert not (tmp_path / "cache").exists()
 
 
 class Grumpy(fb.RawRecipe, frozen=True):

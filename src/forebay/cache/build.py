@@ -89,6 +89,7 @@ class Build:
         self._weigh = weigh
         self._chunks = chunks
         self._claims = Claims(self._store, self._layer, terms.host, terms.lease_seconds)
+        self._chunks = chunks
         self._schedule = Schedule(chunks, streams, self._ask)
         self._tries: Counter[int] = Counter()
         self._again: dict[int, float] = {}  # chunk -> when to try it again
@@ -102,7 +103,8 @@ class Build:
             return
         first = 1 if self._terms.memory_limit else min(self._terms.workers, self._schedule.pending)
         crew = engine.start(self._job, first)
-        governor = MemoryGovernor(self._terms.memory_limit, self._terms.workers)
+        heaviest = max(map(self._weigh, self._chunks)) if self._terms.memory_limit else 0
+        governor = MemoryGovernor(self._terms.memory_limit, self._terms.workers, heaviest)
         try:
             with Heartbeat(self._claims):
                 while self._step(crew, governor):
@@ -132,7 +134,7 @@ class Build:
             return False
         for event in crew.wait(TICK_SECONDS if self._running else TICK_SECONDS / 2):
             self._take(event)
-            governor.take(event)
+            governor.take(event, 0 if event.chunk is None else self._weigh(event.chunk))
         governor.steer(crew, self._schedule.pending + len(self._running))
         if not self._running and not self._schedule.pending:
             self._schedule.look_again()

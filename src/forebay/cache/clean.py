@@ -56,7 +56,9 @@ def _superseded(store: Store) -> list[Entry]:
                 generation.table(layer).chunks, generation.table(layer).numbers["revision"], strict=True
             )
         }
-        chunks = {chunk for chunk, _ in listed}
+        # What somebody works on may be about to be published in a new revision.
+        claimed = {parsed[0] for key in read_claims(store, layer) if (parsed := layout.parse_claim(key))}
+        chunks = {chunk for chunk, _ in listed} - claimed
         for entry in store.keys(layout.layer_folder(layer)):
             parsed = layout.parse_chunk(entry.key)
             if parsed and parsed not in listed and parsed[0] in chunks:
@@ -65,9 +67,13 @@ def _superseded(store: Store) -> list[Entry]:
 
 
 def _expired_claims(store: Store, layer: str, lease_seconds: float) -> list[str]:
-    """Claims on chunks that are there, of owners known dead, or of other hosts that stay silent for a lease."""
+    """Claims of owners known dead or silent for a lease on another host, and failures of chunks that are there now."""
     claims = read_claims(store, layer)
-    gone = [key for key, claim in claims.items() if is_abandoned(claim) or _is_done(store, layer, key)]
+    gone = [
+        key
+        for key, claim in claims.items()
+        if is_abandoned(claim) or (claim.state == "failed" and _is_done(store, layer, key))
+    ]
     remote = {key: claim for key, claim in claims.items() if key not in gone and _is_remote(claim)}
     if remote:
         time.sleep(lease_seconds)

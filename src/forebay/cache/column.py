@@ -213,7 +213,7 @@ class CompressedReader:
         rows: list[Array] = [np.empty(0)] * len(place.rows)
         for position, block, chosen in self._by_block(place):
             decoded = self._block(position, block)
-            offsets = self._maps.get(position).offsets(self._column.name).astype(np.int64)
+            offsets = self._maps.get(position).offsets(self._column.name)
             first = int(offsets[block * self._column.block_rows])
             for index in chosen.tolist():
                 row = int(place.rows[index])

@@ -8,15 +8,17 @@ from math import ceil
 
 import numpy as np
 
-from forebay.errors import ForebayError
+from forebay.errors import ForebayError, RecipeInvalid
 from forebay.format.chunk import encode_chunk
 from forebay.recipe import ChunkTarget, Recipe
-from forebay.source import Part, Sample, Source, SourceFile
+from forebay.source import Part, Sample, Source, SourceFile, Unit
 
 CAP_BYTES = 128 * 1024 * 1024
 OVERWEIGHT = 1.25  # how far a chunk may go past its weight, unless one part alone does
 DEFAULT_CHUNK_BYTES = 32 * 1024 * 1024
+DEFAULT_CHUNK_SAMPLES = 1000
 SAMPLE_PLACES = 16
+MOST_FILES_PER_PLACE = 1000
 SAMPLE_WEIGHT = {"bytes": 4 * 1024 * 1024, "samples": 64}
 
 OnCut = Callable[[int, int, int], None]  # files cut so far, files in all, weight passed so far
@@ -77,10 +79,10 @@ def cut_source(
     return [*chunks, open_chunk] if open_chunk else chunks
 
 
-def chunk_weight(target: ChunkTarget, trial: Trial) -> int:
+def chunk_weight(target: ChunkTarget, trial: Trial, unit: Unit = "bytes") -> int:
     """What a slice must weigh to come out as large as the recipe wants, and at most 128 MiB."""
     if not trial.rows or not trial.raw_bytes:
-        return DEFAULT_CHUNK_BYTES
+        return DEFAULT_CHUNK_BYTES if unit == "bytes" else DEFAULT_CHUNK_SAMPLES
     wanted = (target.bytes or DEFAULT_CHUNK_BYTES) / trial.raw_bytes
     if target.rows is not None:
         wanted = target.rows / trial.rows
@@ -95,13 +97,17 @@ def try_recipe(source: Source, files: Sequence[SourceFile], recipe: Recipe, budg
     """
     places = sample_places(source, files, budget or SAMPLE_WEIGHT[source.unit])
     trials = []
+    failed: Exception | None = None
     for parts in places:
         try:
             trials.append(_try_place(source, recipe, parts))
         except (OSError, ForebayError):
             raise
-        except Exception:  # a recipe may raise anything
+        except Exception as error:  # a recipe may raise anything
+            failed = error
             continue
+    if places and not trials:
+        raise RecipeInvalid(f"the recipe '{recipe.kind}' fails on all it was tried on: {failed!r}") from failed
     return Trial.mean(trials)
 
 
@@ -156,7 +162,10 @@ def _piece(source: Source, file: SourceFile, at: int, piece: int) -> list[Part]:
 def _run(source: Source, files: Sequence[SourceFile], index: int, piece: int) -> list[Part]:
     """Whole files, one after the other, that weigh about `piece`: taken as they come, small and large alike."""
     parts: list[Part] = []
-    while index < len(files) and sum(part.weight for part in parts) < piece:
-        parts += _piece(source, files[index], 0, piece)
-        index += 1
+    weight = 0
+    for file in files[index : index + MOST_FILES_PER_PLACE]:
+        parts += _piece(source, file, 0, piece)
+        weight += parts[-1].weight if parts else 0
+        if weight >= piece:
+            break
     return parts

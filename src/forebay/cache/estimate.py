@@ -20,7 +20,7 @@ def estimate_build(source: Source, recipe: Recipe, store: Store | None, workers:
     total = sum(map(source.weight, files))
     budget = max(1, min(SAMPLE_WEIGHT[source.unit], int(total * SAMPLED_SHARE)))
     trial = try_recipe(source, files, recipe, budget)
-    chunks = max(1, ceil(total / chunk_weight(recipe.chunk_target(), trial)))
+    chunks = max(1, ceil(total / chunk_weight(recipe.chunk_target(), trial, source.unit)))
     stored = round(trial.stored_bytes * total + chunks * trial.head_bytes)
     free = store.free_bytes() if store else None
     return Estimate(

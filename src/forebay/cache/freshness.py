@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from forebay.cache.plan import Plan
 from forebay.cache.publish import sound_record
 from forebay.cache.published import open_chunk
+from forebay.cache.records import GONE
 from forebay.errors import Damaged
 from forebay.format.generation import ChunkTable
 from forebay.source import Source, SourceFile
@@ -29,12 +30,13 @@ class Freshness:
 
     @property
     def stale(self) -> dict[str, str]:
-        return {**self.changed, **dict.fromkeys(self.missing, "is gone")}
+        return {**self.changed, **dict.fromkeys(self.missing, GONE)}
 
 
 def check_freshness(store: Store, source: Source, plan: Plan, layer: str, table: ChunkTable) -> Freshness:
     """Look at every planned file; hash only those whose look changed."""
     past = Past(store, plan, layer, table)
+    files_grow = getattr(source, "files_grow", True)
     changed: dict[str, str] = {}
     missing: list[str] = []
     now: dict[str, SourceFile] = {}
@@ -46,7 +48,7 @@ def check_freshness(store: Store, source: Source, plan: Plan, layer: str, table:
             continue
         if known.same_identity(found):
             continue
-        if found.size < known.size:
+        if found.size < known.size or (found.size != known.size and not files_grow):
             changed[path] = f"has {found.size:,} bytes, {known.size:,} were planned"
         elif not past.is_same(source, known, found):
             changed[path] = "has other content than was planned"
@@ -66,7 +68,7 @@ def check_content(store: Store, source: Source, plan: Plan, layer: str, table: C
             if found.size < known.size or not past.is_same(source, known, found):
                 stale[path] = "has other content than was planned"
         except FileNotFoundError:
-            stale[path] = "is gone"
+            stale[path] = GONE
     return stale
 
 

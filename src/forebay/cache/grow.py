@@ -2,9 +2,9 @@
 
 from forebay.cache.cut import OnCut, cut_source
 from forebay.cache.freshness import check_freshness
-from forebay.cache.plan import Plan, Segment, load_plan
+from forebay.cache.plan import Plan, Segment, check_kind, load_plan
 from forebay.cache.publish import newest_generation, read_cache_document
-from forebay.errors import ForebayError, SourceChanged
+from forebay.errors import SourceChanged
 from forebay.format import layout
 from forebay.format.generation import ChunkTable
 from forebay.source import Source, SourceFile
@@ -24,7 +24,7 @@ def append_to_plan(store: Store, source: Source, on_cut: OnCut) -> tuple[Plan, l
     """The plan with whatever is new in the source, and the files that are new or grew."""
     while True:
         plan = load_plan(store)
-        _check_kind(store, source, plan)
+        check_kind(store, source, plan)
         fresh_files, starts = _what_is_new(store, source, plan)
         chunks = cut_source(source, fresh_files, plan.weight, starts, on_cut)
         if not chunks:
@@ -33,16 +33,6 @@ def append_to_plan(store: Store, source: Source, on_cut: OnCut) -> tuple[Plan, l
         segment = Segment.of(chunks, number=number, first_chunk=len(plan), source=source.describe(), weight=plan.weight)
         if store.create(layout.plan_segment(number), segment.encode()):
             return load_plan(store), fresh_files
-
-
-def _check_kind(store: Store, source: Source, plan: Plan) -> None:
-    """Parts count in the unit of their source, and `repair` reads all of them with one source."""
-    old, new = (plan.source.get("kind") if plan.segments else None), source.describe().get("kind")
-    if old is not None and old != new:
-        raise ForebayError(
-            f"the cache at '{store.address}' was built from a source of kind '{old}' and cannot grow by one of kind "
-            f"'{new}'; use '{old}' again, or build a new cache"
-        )
 
 
 def _what_is_new(store: Store, source: Source, plan: Plan) -> tuple[list[SourceFile], dict[str, int]]:

@@ -9,11 +9,11 @@ from forebay.cache.build import Build, Tally, Terms, Weigh
 from forebay.cache.crew import Engine
 from forebay.cache.freshness import Freshness, check_freshness
 from forebay.cache.plan import Plan
-from forebay.cache.publish import UNPUBLISHED, chunk_files, newest_generation, publish, sound_record
+from forebay.cache.publish import UNPUBLISHED, chunk_files, lost_chunks, newest_generation, publish, sound_record
 from forebay.cache.records import BuildReport
 from forebay.cache.verify import check_index
 from forebay.cache.work import BaseJob, BuildJob, ChunkJob, LayerJob, RepairJob
-from forebay.errors import BuildFailed, DiskFull, SourceChanged
+from forebay.errors import BuildFailed, DiskFull, ForebayError, SourceChanged
 from forebay.format import layout
 from forebay.format.chunk import ChunkRecord
 from forebay.format.generation import ChunkTable, Generation
@@ -40,9 +40,21 @@ def base_workplace(
     """The base layer's work, with what has become of its source."""
     table = newest.table(layer) if newest else ChunkTable.of([])
     fresh = check_freshness(store, source, plan, layer, table)
+    check_same_source(store, plan, {file.path for file in source.files()}, set(fresh.missing))
     job = BaseJob(store, layer, recipe, source, fresh.now)
     notes = _notes(source, plan, fresh)
     return Workplace(job, range(len(plan)), plan.streams(), plan.weight_of, fresh.changed, notes)
+
+
+def check_same_source(store: Store, plan: Plan, given: set[str], gone: set[str]) -> None:
+    """A build goes on with a source that was planned: all files of a segment, but for those that are gone."""
+    for segment in plan.segments:
+        planned = {segment.path(file) for file in range(segment.file_count)}
+        if planned & given and planned - given <= gone:
+            return
+    absent = sorted({path for path in plan.files if path not in given})
+    if plan.segments and absent:
+        raise SourceChanged(store.address, dict.fromkeys(absent, "was planned and is not in the source given"))
 
 
 def layer_workplace(store: Store, recipe: LayerRecipe, layer: str, pinned: Generation) -> Workplace:
@@ -69,11 +81,12 @@ def _build_missing(place: Workplace, wanted: Iterable[int], engine: Engine, term
         raise SourceChanged(store.address, place.changed)
     started = time.monotonic()
     newest = drop_unsound(store, layer, terms)
-    listed, files = set(newest.table(layer).chunks.tolist()), chunk_files(store, layer)
+    table, files = newest.table(layer), chunk_files(store, layer)
+    listed, gone = set(table.chunks.tolist()), lost_chunks(store, layer, table)
     order = list(wanted)
     missing = [chunk for chunk in order if chunk not in files and chunk not in listed]
     tally = Tally(total=len(order), present=len(order) - len(missing))
-    lost = [chunk for chunk in order if chunk in listed and chunk not in files]
+    lost = [chunk for chunk in order if chunk in gone]
     notes = list(place.notes)
     if lost:
         again = remake_chunks(place, lost, newest, engine, terms)
@@ -83,7 +96,8 @@ def _build_missing(place: Workplace, wanted: Iterable[int], engine: Engine, term
     try:
         Build(BuildJob(place.job), missing, tally, terms, place.streams, place.weigh).run(engine)
     except BaseException:
-        with suppress(OSError):  # no room to list what was made hides nothing of why the build ended; a rerun lists it
+        # That what was made cannot be listed now must not hide why the build ended; a rerun lists it.
+        with suppress(OSError, ForebayError):
             publish(store, {layer: tally.records.values()}, terms.versions)
         raise
     generation = publish(store, {layer: tally.records.values()}, terms.versions)
@@ -162,7 +176,7 @@ def _report(
 
 def _notes(source: Source, plan: Plan, fresh: Freshness) -> tuple[str, ...]:
     planned = plan.files
-    new = sum(file.path not in planned for file in source.files())
+    new = sum(file.path not in planned and file.size > 0 for file in source.files())
     grew = len(fresh.grown)
     notes = [f"{new:,} file(s) of the source are not in the plan; `forebay grow` appends them"] if new else []
     notes += [f"{grew:,} file(s) of the source grew; `forebay grow` appends what is new"] if grew else []

@@ -12,7 +12,7 @@ import numpy as np
 from forebay.columns import Array
 from forebay.format.chunk_file import ChunkFile
 
-MAX_MAPS = 16_384  # a quarter of the maps that Linux grants a process by default
+MAX_MAPS = 8192  # per layer; an eighth of the maps that Linux grants a process by default
 
 
 class Maps:

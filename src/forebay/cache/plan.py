@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 
 from forebay.columns import Array, Ragged
-from forebay.errors import IndexCorrupt
+from forebay.errors import ForebayError, IndexCorrupt
 from forebay.format import layout
 from forebay.format.layout import FORMAT_VERSION
 from forebay.format.sealed import seal, unseal
-from forebay.source import Part, SourceFile
+from forebay.source import Part, Source, SourceFile
 from forebay.store.base import Buffer, Store
 
 _NUMBERS = {"size": np.uint64, "mtime_ns": np.int64, "digest": np.uint64, "has_digest": np.uint8, "stream": np.uint8}
@@ -106,6 +106,14 @@ class Segment:
         columns = ((chunks + self.first_chunk).tolist(), within.tolist(), starts.tolist(), stops.tolist())
         return list(zip(*columns, strict=True))
 
+    def weights(self) -> Array:
+        """What every chunk of this segment takes from the source."""
+        parts = self.tensors["part_stop"].astype(np.int64) - self.tensors["part_start"].astype(np.int64)
+        passed = np.concatenate([[0], np.cumsum(parts)])
+        edges = self.tensors["chunk_parts"].astype(np.int64)
+        weights: Array = passed[edges[1:]] - passed[edges[:-1]]
+        return weights
+
     def encode(self) -> list[Buffer]:
         metadata = {
             "format_version": FORMAT_VERSION,
@@ -146,8 +154,13 @@ class Plan:
         segment = self.segments[self._segment_of(chunk)]
         return segment.parts(chunk - segment.first_chunk)
 
+    @cached_property
+    def weights(self) -> Array:
+        """What every chunk takes from the source, in its unit."""
+        return np.concatenate([np.zeros(0, np.int64), *(segment.weights() for segment in self.segments)])
+
     def weight_of(self, chunk: int) -> int:
-        return sum(part.weight for part in self.parts(chunk))
+        return int(self.weights[chunk])
 
     def streams(self) -> dict[int, str]:
         """chunk -> the compressed file whose parts should be made in order by one worker, where it has one."""
@@ -193,6 +206,16 @@ class Plan:
         if not 0 <= chunk < len(self):
             raise IndexError(f"chunk {chunk} of {len(self)} planned")
         return next(i for i, s in enumerate(self.segments) if s.first_chunk <= chunk < s.first_chunk + len(s))
+
+
+def check_kind(store: Store, source: Source, plan: Plan) -> None:
+    """Parts count in the unit of their source, and `repair` reads all of them with one source."""
+    old, new = (plan.source.get("kind") if plan.segments else None), source.describe().get("kind")
+    if old is not None and old != new:
+        raise ForebayError(
+            f"the cache at '{store.address}' was built from a source of kind '{old}' and cannot grow by one of kind "
+            f"'{new}'; use '{old}' again, or build a new cache"
+        )
 
 
 def load_plan(store: Store) -> Plan:

@@ -1,19 +1,31 @@
 """The beginning of a build: the cache, the layer's recipe, the plan — created once, checked ever after."""
 
+import os
+
 import msgspec
 
 from forebay.cache.cut import OnCut, chunk_weight, cut_source, try_recipe
-from forebay.cache.plan import Plan, Segment, load_plan
+from forebay.cache.plan import Plan, Segment, check_kind, load_plan
 from forebay.cache.publish import begin_cache, layers_of, newest_generation, read_cache_document, read_recipe_document
 from forebay.cache.verify import check_index
 from forebay.columns import Column
-from forebay.errors import DiskFull, RecipeInvalid, RecipeMismatch, SourceNotFound
+from forebay.errors import DiskFull, IndexCorrupt, RecipeInvalid, RecipeMismatch, SourceNotFound, SourceUnreadable
 from forebay.format import layout
 from forebay.format.layout import FORMAT_VERSION
 from forebay.format.sealed import seal
-from forebay.recipe import AnyRecipe, Recipe, constants_of, differing_fields, document, fingerprint, reads_of
+from forebay.recipe import (
+    AnyRecipe,
+    Recipe,
+    check_recipe,
+    constants_of,
+    differing_fields,
+    document,
+    fingerprint,
+    reads_of,
+)
 from forebay.source import Source
 from forebay.store.base import Buffer, Store, is_full
+from forebay.store.local import LocalStore
 
 
 def prepare_base(store: Store, source: Source, recipe: Recipe, layer: str, on_cut: OnCut) -> Plan:
@@ -30,6 +42,13 @@ def _begun(store: Store, source: Source, recipe: Recipe, layer: str, on_cut: OnC
     newest = newest_generation(store)
     if newest is not None:
         check_index(store, newest)
+    plan = load_plan(store)
+    check_recipe(recipe)
+    check_kind(store, source, plan)
+    # Planned before anything is written: a source or a recipe that does not work leaves nothing behind.
+    first = None if plan.segments else first_segment(source, recipe, on_cut)
+    if first is not None:
+        _check_apart(store, first)
     cache = begin_cache(store, layer)
     if cache.base != layer:
         raise RecipeInvalid(
@@ -37,11 +56,21 @@ def _begun(store: Store, source: Source, recipe: Recipe, layer: str, on_cut: OnC
             f"the base columns it reads"
         )
     prepare_layer(store, recipe, layer)
-    plan = load_plan(store)
-    if plan.segments:
-        return plan
-    store.create(layout.plan_segment(0), first_segment(source, recipe, on_cut).encode())
+    if first is not None:
+        store.create(layout.plan_segment(0), first.encode())
     return load_plan(store)
+
+
+def _check_apart(store: Store, segment: Segment) -> None:
+    """A cache that lies among the files of its source would become part of it."""
+    if not isinstance(store, LocalStore) or "root" not in segment.source:
+        return
+    own = os.path.abspath(store.address) + os.sep
+    root = str(segment.source["root"])
+    for file in range(segment.file_count):
+        path = os.path.normpath(os.path.join(root, segment.path(file)))
+        if path.startswith(own):
+            raise SourceUnreadable(path, f"it lies in the cache itself; build the cache at '{store.address}' elsewhere")
 
 
 def first_segment(source: Source, recipe: Recipe, on_cut: OnCut) -> Segment:
@@ -49,7 +78,7 @@ def first_segment(source: Source, recipe: Recipe, on_cut: OnCut) -> Segment:
     files = source.files()
     if not files:
         raise SourceNotFound(str(source.describe()))
-    weight = chunk_weight(recipe.chunk_target(), try_recipe(source, files, recipe))
+    weight = chunk_weight(recipe.chunk_target(), try_recipe(source, files, recipe), source.unit)
     chunks = cut_source(source, files, weight, {}, on_cut)
     return Segment.of(chunks, number=0, first_chunk=0, source=source.describe(), weight=weight)
 
@@ -58,6 +87,7 @@ def prepare_layer(store: Store, recipe: AnyRecipe, layer: str) -> None:
     """Keep the recipe of a layer, or hold it against the one that is kept."""
     if not layout.is_layer_name(layer):
         raise RecipeInvalid(f"'{layer}' is no name for a layer; use letters, digits, - and _")
+    check_recipe(recipe)
     kept = read_recipe_document(store, layer)
     if kept is None:
         _check_reads(store, recipe)
@@ -69,6 +99,9 @@ def prepare_layer(store: Store, recipe: AnyRecipe, layer: str) -> None:
     assert kept is not None
     if kept.fingerprint != fingerprint(recipe):
         raise RecipeMismatch(store.address, layer, differing_fields(kept, recipe))
+    if kept != document(recipe, layer, FORMAT_VERSION):
+        problem = "it declares other columns than its recipe, with the same fingerprint; raise the recipe's revision"
+        raise IndexCorrupt(store.address, layout.recipe(layer), f"{problem} where `columns` or `reads` changed")
 
 
 def sealed_constants(recipe: AnyRecipe, layer: str) -> list[Buffer]:

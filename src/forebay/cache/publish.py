@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 
 from forebay.cache.plan import load_plan
+from forebay.cache.presence import layer_columns
 from forebay.errors import CacheNotFound, Damaged, ForebayError, FormatTooNew, IndexCorrupt, NothingPublished
 from forebay.format import layout
 from forebay.format.chunk import ChunkRecord
@@ -19,7 +20,7 @@ from forebay.format.generation import CacheDocument, ChunkTable, Generation, dec
 from forebay.format.key import hmac_key
 from forebay.format.layout import FORMAT_VERSION
 from forebay.recipe import RecipeDocument
-from forebay.store.base import Store
+from forebay.store.base import Store, holds
 
 UNPUBLISHED = -1
 
@@ -112,6 +113,13 @@ def chunk_files(store: Store, layer: str) -> dict[int, int]:
     return found
 
 
+def lost_chunks(store: Store, layer: str, table: ChunkTable) -> set[int]:
+    """Listed chunks whose file, in the revision that is listed, is gone."""
+    found = {layout.parse_chunk(entry.key) for entry in store.keys(layout.layer_folder(layer))}
+    listed = zip(table.chunks.tolist(), table.numbers["revision"].tolist(), strict=True)
+    return {chunk for chunk, revision in listed if (chunk, revision) not in found}
+
+
 def publish(
     store: Store,
     made: Mapping[str, Iterable[ChunkRecord]],
@@ -159,33 +167,34 @@ def _draft(
     versions: Mapping[str, str],
     skipped: set[str],
 ) -> Generation:
-    names = layers_of(store)
     before = newest.layers if newest else {}
+    names = sorted({*layers_of(store), *before})  # a layer once published is never dropped
+    plan = load_plan(store)
     tables = {name: before.get(name) or ChunkTable.of([]) for name in names}
-    layers = {name: _with_unlisted(store, name, tables[name], made.get(name, ()), skipped) for name in names}
+    layers = {name: _with_unlisted(store, name, tables[name], made.get(name, ()), skipped, len(plan)) for name in names}
     history = newest.versions if newest else ()
-    grew = any(len(layers[name]) > len(tables[name]) for name in names)
+    changed = any(layers[name] is not tables[name] for name in names)
     return Generation(
         number=0,
         cache=store.read(layout.CACHE).decode(),
         recipes={name: store.read(layout.recipe(name)).decode() for name in names},
         constants=_constants(store, names),
-        plan=load_plan(store).digests,
-        versions=(*history, dict(versions)) if grew and dict(versions) not in history else history,
+        plan=plan.digests,
+        versions=(*history, dict(versions)) if changed and versions and dict(versions) not in history else history,
         layers=layers,
     )
 
 
 def _with_unlisted(
-    store: Store, layer: str, table: ChunkTable, made: Iterable[ChunkRecord], skipped: set[str]
+    store: Store, layer: str, table: ChunkTable, made: Iterable[ChunkRecord], skipped: set[str], planned: int
 ) -> ChunkTable:
     own = {record.chunk: record for record in made}
     listed = set(table.chunks.tolist())
     fresh = []
     for chunk, revision in chunk_files(store, layer).items():
-        if chunk in own:
+        if chunk in own and holds(store, layout.chunk(layer, chunk, own[chunk].revision)):
             fresh += [own[chunk]] if chunk not in listed or own[chunk].revision else []
-        elif chunk not in listed:
+        elif chunk not in listed and chunk < planned:
             fresh += _adopted(store, layer, chunk, revision, skipped)
     return table.with_records(fresh) if fresh else table
 
@@ -194,8 +203,13 @@ def sound_record(store: Store, layer: str, chunk: int, revision: int = 0) -> Chu
     """The record of a chunk's file, listed or not, once all of it is read; None where there is no sound one."""
     key = layout.chunk(layer, chunk, revision)
     recipe = read_recipe_document(store, layer)
+    if recipe is None:
+        return None
+    declared = layer_columns(recipe.columns, is_base=not recipe.reads)
     try:
-        return adopt_chunk(store.map(key), key, layer, chunk, recipe.fingerprint if recipe else "", revision)
+        return adopt_chunk(store.map(key), key, layer, chunk, recipe.fingerprint, revision, declared)
+    except FormatTooNew:
+        raise  # not damage: a newer forebay made it
     except (KeyError, Damaged):
         return None
 

@@ -33,9 +33,13 @@ def open_chunk(store: Store, layer: str, record: ChunkRecord, *, keyed: bool = F
     if problem is not None:
         raise ChunkCorrupt(store.address, layer, record.chunk, problem)
     try:
-        return ChunkFile(view, key)
+        file = ChunkFile(view, key)
     except ForebayError as error:
         raise ChunkCorrupt(store.address, layer, record.chunk, str(error)) from error
+    if (file.meta.layer, file.meta.chunk, file.meta.rows) != (layer, record.chunk, record.rows):
+        found = f"chunk {file.meta.chunk} of layer '{file.meta.layer}' with {file.meta.rows:,} rows"
+        raise ChunkCorrupt(store.address, layer, record.chunk, f"its file is {found}; {record.rows:,} were published")
+    return file
 
 
 def head_problem(view: memoryview, record: ChunkRecord) -> str | None:

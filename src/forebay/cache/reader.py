@@ -7,6 +7,7 @@ A `Cache` is an address: pickled, it opens again elsewhere; forked, it forgets w
 """
 
 import hashlib
+import operator
 import os
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,9 +23,9 @@ from forebay.cache.blocks import BlockCache, BlockStatistics
 from forebay.cache.column import ColumnReader, Place, column_reader
 from forebay.cache.finder import ChunkFinder
 from forebay.cache.maps import MAX_MAPS, Maps
+from forebay.cache.presence import layer_columns
 from forebay.cache.publish import load_generation
 from forebay.cache.published import open_chunk, published_record, read_column
-from forebay.cache.work import layer_columns
 from forebay.columns import Array, Column, Ragged
 from forebay.errors import ChunkCorrupt, ColumnNotFound, IndexCorrupt, LayerIncomplete, LayerNotFound
 from forebay.format import layout
@@ -72,7 +73,8 @@ class Cache:
         self._starts = np.concatenate([[0], np.cumsum(rows, dtype=np.int64)])
         self._count = int(self._starts[-1])
         self._finder = ChunkFinder(self._starts)
-        self._columns = _columns_by_name(generation)
+        self._declared = {name: _declared(generation, name) for name in generation.recipes}
+        self._columns = _columns_by_name(generation, self._declared)
         self._forget()
         _open_caches.add(self)
 
@@ -109,9 +111,14 @@ class Cache:
     def __len__(self) -> int:
         return self._count
 
+    def __repr__(self) -> str:
+        return (
+            f"<Cache '{self.root}', generation {self.generation.number}, {len(self):,} rows, {', '.join(self.layers)}>"
+        )
+
     def __getitem__(self, row: int) -> dict[str, Array]:
         """One row, every column of the opened layers."""
-        count = len(self)
+        count, row = len(self), operator.index(row)
         if not -count <= row < count:
             raise IndexError(f"row {row} of {count:,} in '{self.root}'")
         read = self.read([row % count])
@@ -225,7 +232,10 @@ class Cache:
             below = published_record(self.generation, self.generation.base, chunk)
             if below is None or (below.ids, below.rows) != (record.base, record.rows):
                 raise ChunkCorrupt(self.root, layer, chunk, "it was made for other rows of the base layer")
-        return open_chunk(self.store, layer, record, keyed=self.generation.tagged)
+        file = open_chunk(self.store, layer, record, keyed=self.generation.tagged)
+        if file.meta.columns != self._declared[layer]:
+            raise ChunkCorrupt(self.root, layer, chunk, "its columns are not those that the layer's recipe declares")
+        return file
 
     def _whole(self, name: str, position: int) -> Array | Ragged:
         layer, column = self._find(name)
@@ -268,12 +278,18 @@ def _common_chunks(generation: Generation, layers: Sequence[str]) -> NDArray[np.
     return chunks
 
 
-def _columns_by_name(generation: Generation) -> Mapping[str, tuple[str, Column]]:
+def _declared(generation: Generation, layer: str) -> tuple[Column, ...]:
+    return layer_columns(generation.recipe(layer).columns, layer == generation.base)
+
+
+def _columns_by_name(
+    generation: Generation, declared: Mapping[str, tuple[Column, ...]]
+) -> Mapping[str, tuple[str, Column]]:
     found: dict[str, tuple[str, Column]] = {}
-    for layer in sorted(generation.recipes, key=lambda name: (name != generation.base, name)):
-        is_base = layer == generation.base
-        for column in layer_columns(generation.recipe(layer).columns, is_base):
-            name = f"{layer}.present" if not is_base and column.name == "present" else column.name
+    for layer in sorted(declared, key=lambda name: (name != generation.base, name)):
+        for column in declared[layer]:
+            is_bits = layer != generation.base and column.name == "present"
+            name = f"{layer}.present" if is_bits else column.name
             found[name] = (layer, column)
     return found
 

@@ -4,6 +4,8 @@ from typing import Literal
 
 import msgspec
 
+GONE = "is gone"  # how a source file differs that is not there any more
+
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
     """A moment in a long job."""
@@ -71,7 +73,8 @@ class VerifyReport(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def sound(self) -> bool:
-        return not (self.bad or self.missing or self.stale)
+        """Whether every published byte is right and nothing is stale; raw data that is gone makes no cache wrong."""
+        return not (self.bad or self.missing or any(how != GONE for how in self.stale.values()))
 
 
 class RepairReport(msgspec.Struct, frozen=True, kw_only=True):

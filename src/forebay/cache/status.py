@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from forebay.cache.claim import Claim, is_abandoned, read_claims
 from forebay.cache.freshness import Freshness, check_freshness
 from forebay.cache.plan import Plan, load_plan
-from forebay.cache.publish import chunk_files, layers_of, newest_generation, read_cache_document
+from forebay.cache.publish import chunk_files, layers_of, lost_chunks, newest_generation, read_cache_document
 from forebay.cache.published import open_chunk
 from forebay.cache.records import ClaimStatus, FailedSample, Gaps, LayerStatus, Status
-from forebay.errors import Damaged, LayerNotFound
+from forebay.errors import ChunkMissing, Damaged, LayerNotFound
 from forebay.format import layout
 from forebay.format.chunk import ChunkRecord
 from forebay.format.generation import ChunkTable, Generation
@@ -25,10 +25,11 @@ def find_gaps(store: Store, layer: str | None) -> list[Gaps]:
     names = layers_of(store)
     if layer is not None and layer not in names:
         raise LayerNotFound(store.address, layer, names)
-    planned = len(load_plan(store))
+    planned, newest = len(load_plan(store)), newest_generation(store)
     found = []
     for name in [layer] if layer is not None else names:
-        present = chunk_files(store, name)
+        table = newest.table(name) if newest else ChunkTable.of([])
+        present = chunk_files(store, name).keys() - lost_chunks(store, name, table)
         missing = tuple(chunk for chunk in range(planned) if chunk not in present)
         found.append(
             Gaps(root=store.address, layer=name, planned=planned, present=planned - len(missing), missing=missing)
@@ -76,6 +77,8 @@ def _is_suspect(store: Store, layer: str, record: ChunkRecord) -> bool:
     """Whether the size or the head of a listed chunk is not what was published; a gap is no suspect."""
     try:
         open_chunk(store, layer, record)
+    except ChunkMissing:
+        return False
     except Damaged:
         return True
     return False

@@ -1,9 +1,9 @@
 """What a cache is: its recipes, its source, its counts."""
 
 from forebay.cache.plan import load_plan
+from forebay.cache.presence import layer_columns
 from forebay.cache.publish import generation_numbers, load_generation
 from forebay.cache.records import LayerSummary, Summary
-from forebay.cache.work import layer_columns
 from forebay.columns import Column
 from forebay.format.generation import Generation
 from forebay.store.base import Store

@@ -9,9 +9,10 @@ from functools import cached_property
 import numpy as np
 
 from forebay.cache.plan import Plan, load_plan
+from forebay.cache.presence import PRESENT
 from forebay.cache.publish import load_generation
 from forebay.cache.published import open_chunk, read_column
-from forebay.columns import Column, Columns
+from forebay.columns import Columns
 from forebay.errors import RecipeInvalid, SourceChanged
 from forebay.format import layout
 from forebay.format.chunk import ChunkRecord, EncodedChunk, encode_chunk
@@ -19,8 +20,6 @@ from forebay.format.generation import Generation
 from forebay.recipe import LayerRecipe, Recipe, Rows, fingerprint
 from forebay.source import Failure, Part, Sample, Source, SourceFile
 from forebay.store.base import Store
-
-PRESENT = Column(name="present", dtype="bool")
 
 
 @dataclass(frozen=True)
@@ -76,8 +75,11 @@ class BaseJob:
 
     def _check_files(self, parts: list[Part]) -> None:
         """Before and after reading: a file that changes meanwhile must not leave a chunk."""
-        for path in {part.file.path for part in parts}:
-            expected = self.now.get(path) or self._plan.files[path]
+        latest = {part.file.path: part.file for part in parts}
+        if len(self._plan.segments) > 1:  # a later segment may know a file better
+            latest = {path: self._plan.files[path] for path in latest}
+        for path, planned in latest.items():
+            expected = self.now.get(path) or planned
             if not self.source.look(path).same_identity(expected):
                 raise SourceChanged(self.store.address, {path: "changed while it was read"})
 
@@ -204,11 +206,6 @@ def write_chunk(store: Store, layer: str, encoded: EncodedChunk, revision: int =
         sha256 = pool.submit(encoded.sha256)
         created = store.create(key, encoded.buffers)
         return encoded.record(sha256.result(), revision) if created else None
-
-
-def layer_columns(columns: tuple[Column, ...], is_base: bool) -> tuple[Column, ...]:
-    """The columns that a layer's chunks hold: those of its recipe and, above the base, the presence bits."""
-    return columns if is_base else (*columns, PRESENT)
 
 
 def _with_presence(rows: Rows, count: int, layer: str) -> Columns:

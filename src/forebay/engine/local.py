@@ -137,6 +137,7 @@ def _pickled(job: Job) -> bytes:
 def _cause_of_death(code: int) -> str:
     if code >= 0:
         return f"exit code {code}"
-    name = signal.Signals(-code).name
+    known = {number.value: number.name for number in signal.Signals}
+    name = known.get(-code, f"signal {-code}")
     hint = " (the kernel kills so when memory runs out)" if name == "SIGKILL" else ""
     return f"killed by {name}{hint}"

@@ -5,7 +5,9 @@ goes through `adopt_chunk`, which looks at all of it.
 """
 
 import hashlib
+import json
 import re
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -107,7 +109,7 @@ class ChunkFile:
         text = self._bytes(".failures")
         if self.meta.sealed(self._bytes(".source"), text) != self.meta:
             raise NotForebay(self.where, "its list of failures disagrees with its check")
-        return [msgspec.json.decode(line, type=Failure) for line in text.split(b"\n")] if text else []
+        return [msgspec.convert(json.loads(line), Failure) for line in text.split(b"\n")] if text else []
 
     def source_sums(self) -> list[int]:
         sums: list[int] = self.tensors[".source"].array(self.view).tolist()
@@ -153,7 +155,13 @@ class BlockCheck:
 
 
 def adopt_chunk(
-    view: memoryview, where: str, layer: str, chunk: int, fingerprint: str, revision: int = 0
+    view: memoryview,
+    where: str,
+    layer: str,
+    chunk: int,
+    fingerprint: str,
+    revision: int = 0,
+    columns: Sequence[Column] | None = None,
 ) -> ChunkRecord:
     """The record of a chunk that no generation lists yet, once all of it is found sound.
 
@@ -163,6 +171,8 @@ def adopt_chunk(
     file = ChunkFile(view, where)
     if (file.meta.layer, file.meta.chunk, file.meta.fingerprint) != (layer, chunk, fingerprint):
         raise NotForebay(where, f"it is chunk {file.meta.chunk} of layer '{file.meta.layer}', or of another recipe")
+    if columns is not None and file.meta.columns != tuple(columns):
+        raise NotForebay(where, "its columns are not those that the layer's recipe declares")
     _check_index(file)
     for name in file.columns:
         for block, span in file.bad_blocks(name):

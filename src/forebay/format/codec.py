@@ -21,6 +21,7 @@ _MOST_BYTES: dict[Codec, Callable[[int], int]] = {
     "lz4": lambda stored: min(255 * stored, 0x7E000000),
     "zstd": lambda stored: (stored // 4 + 1) * 128 * 1024,
 }
+MOST_BLOCK_BYTES = 1 << 31
 _thread = threading.local()  # a zstd context serves one thread at a time
 
 
@@ -41,6 +42,8 @@ def decompress(codec: Codec, block: Buffer, size: int) -> Buffer:
     """The `size` bytes that a stored block holds."""
     if not 0 <= size <= _MOST_BYTES[codec](len(block)):
         raise CodecError(f"{len(block):,} stored bytes cannot hold {size:,}")
+    if size > MOST_BLOCK_BYTES:
+        raise CodecError(f"a block of {size:,} bytes is more than any of ours")
     try:
         raw = _decompress(codec, block, size)
     except (zstandard.ZstdError, lz4.block.LZ4BlockError) as error:

@@ -175,10 +175,18 @@ def decode_generation(view: memoryview, root: str, where: str, key: bytes | None
         )
     except KeyError as error:
         raise IndexCorrupt(root, where, f"it has no {error}") from error
+    except (TypeError, ValueError) as error:
+        raise IndexCorrupt(root, where, f"it cannot be understood: {error}") from error
 
 
 def _table(layer: str, tensors: Mapping[str, Array]) -> ChunkTable:
     prefix = f"{layer}.statistics."
+    chunks = tensors[f"{layer}.chunk"]
+    count = len(chunks)
+    if any(len(values) != count for name, values in tensors.items() if name.startswith(f"{layer}.")):
+        raise ValueError(f"the facts of layer '{layer}' are of different lengths")
+    if (chunks[1:] <= chunks[:-1]).any():
+        raise ValueError(f"the chunks of layer '{layer}' are out of order")
     return ChunkTable(
         {name: tensors[f"{layer}.{name}"] for name in _NUMBERS},
         {name: tensors[f"{layer}.{name}"] for name in _DIGESTS},

@@ -106,13 +106,21 @@ def _header_text(view: memoryview, where: str) -> tuple[bytes, int]:
 def _header_entries(text: bytes, where: str) -> tuple[dict[str, Any], dict[str, Any]]:
     try:
         entries = msgspec.json.decode(text)
-        metadata = msgspec.json.decode(entries.pop("__metadata__")["forebay"])
+        metadata = _decoded(entries.pop("__metadata__")["forebay"])
         version = metadata["format_version"]
     except (msgspec.DecodeError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise NotForebay(where, f"its header cannot be read ({type(error).__name__})") from error
     if not isinstance(version, int) or version > FORMAT_VERSION:
         raise FormatTooNew(where, version, FORMAT_VERSION)
     return metadata, entries
+
+
+def _decoded(text: str) -> Any:
+    """Names that are not UTF-8 stand in our JSON as lone surrogates, which only the slower parser reads."""
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.DecodeError, UnicodeEncodeError):
+        return json.loads(text)
 
 
 def _tensor(name: str, entry: Any, data_start: int, position: int, where: str) -> Tensor:

@@ -18,6 +18,7 @@ class FileSource:
 
     kind: ClassVar[str] = "files"
     unit: ClassVar[Unit] = "bytes"
+    files_grow: ClassVar[bool] = False  # a file is one sample: with more bytes it is another one
 
     root: str
     patterns: tuple[str, ...]

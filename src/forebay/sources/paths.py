@@ -6,9 +6,10 @@ that another machine mounts elsewhere, still has the same names and makes the sa
 
 import glob
 import os
+import stat
 from collections.abc import Iterable, Sequence
 
-from forebay.errors import SourceNotFound
+from forebay.errors import SourceNotFound, SourceUnreadable
 from forebay.source import SourceFile
 
 STREAM_SUFFIXES = (".gz", ".zst")
@@ -20,6 +21,8 @@ def common_root(patterns: Sequence[str]) -> str:
     >>> common_root(["/data/text/*.jsonl", "/data/more/a.jsonl"])
     '/data'
     """
+    if not patterns:
+        raise SourceNotFound("", "no path was given")
     return os.path.commonpath([_fixed_folder(os.path.abspath(pattern)) for pattern in patterns])
 
 
@@ -35,7 +38,7 @@ def find_files(root: str, patterns: Sequence[str], suffixes: tuple[str, ...] = (
         if not matches:
             raise SourceNotFound(full_path(root, pattern))
         found |= matches
-    return [look(root, name) for name in sorted(found)]
+    return [_found(root, name) for name in sorted(found)]
 
 
 def full_path(root: str, name: str) -> str:
@@ -49,9 +52,22 @@ def full_path(root: str, name: str) -> str:
 
 def look(root: str, name: str) -> SourceFile:
     status = os.stat(full_path(root, name))
+    if not stat.S_ISREG(status.st_mode):
+        raise SourceUnreadable(full_path(root, name), "it is no regular file")
     return SourceFile(
         path=name, size=status.st_size, mtime_ns=status.st_mtime_ns, stream=name.endswith(STREAM_SUFFIXES)
     )
+
+
+def _found(root: str, name: str) -> SourceFile:
+    try:
+        return look(root, name)
+    except FileNotFoundError as error:
+        raise SourceUnreadable(full_path(root, name), "it is a link to nothing, or vanished meanwhile") from error
+
+
+def _raise(error: OSError) -> None:
+    raise error
 
 
 def _fixed_folder(pattern: str) -> str:
@@ -74,6 +90,6 @@ def _below(path: str) -> Iterable[str]:
     if not os.path.isdir(path):
         yield path
         return
-    for folder, folders, names in os.walk(path):
+    for folder, folders, names in os.walk(path, onerror=_raise):
         folders[:] = [name for name in folders if not name.startswith(".") and name != "__pycache__"]
         yield from (os.path.join(folder, name) for name in names if not name.startswith("."))

@@ -119,7 +119,7 @@ class LocalStore:
             return
         for item in found:
             key = f"{folder}/{item.name}" if folder else item.name
-            if item.is_dir(follow_symlinks=False):
+            if item.is_dir():
                 yield from self._walk(key)
             else:
                 with suppress(FileNotFoundError):

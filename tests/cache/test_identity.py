@@ -1,0 +1,205 @@
+"""A cache goes on with what it began with: the same recipe, kind of source, files and chunks."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.layer_recipes import number_cache, stored_cache, write_lines
+
+import forebay as fb
+from forebay.cache.publish import load_generation, publish
+from forebay.columns import Column
+from forebay.errors import (
+    BuildFailed,
+    ChunkCorrupt,
+    ForebayError,
+    FormatTooNew,
+    IndexCorrupt,
+    RecipeInvalid,
+    SourceChanged,
+    SourceUnreadable,
+)
+from forebay.format import layout
+from forebay.store import LocalStore
+
+
+def text_cache(folder: Path, lines: int = 300) -> tuple[Path, fb.Source]:
+    """A raw cache of a few chunks."""
+    source = fb.sources.lines(write_lines(folder / "raw/a.txt", 0, lines))
+    fb.build(folder / "cache", source, RECIPE, workers=0)
+    return folder / "cache", source
+
+
+RECIPE = fb.RawRecipe(chunk_bytes=800)
+
+
+def test_a_kept_recipe_that_declares_other_columns_is_refused_even_without_a_generation(tmp_path):
+    root, source = text_cache(tmp_path)
+    shutil.rmtree(root / "generations")
+    recipe = root / layout.recipe("raw")
+    recipe.write_text(
+        recipe.read_text().replace('"rows_per_block": 64,\n      "shape"', '"rows_per_block": 65,\n      "shape"')
+    )
+    text = recipe.read_text().replace('"rows_per_block": 64', '"rows_per_block": 65', 2)
+    recipe.write_text(text)
+    with pytest.raises(ForebayError):
+        fb.build(root, source, RECIPE, workers=0)
+
+
+def test_a_chunk_whose_columns_are_not_the_recipes_is_refused(tmp_path):
+    store = LocalStore(tmp_path)
+    stored_cache(store, [Column(name="n", dtype="int64", rows_per_block=4)], [{"n": np.arange(20)}])
+    cache = fb.open_cache(store)
+    cache._declared = {name: (Column(name="n", dtype="int64", rows_per_block=5),) for name in cache._declared}
+    with pytest.raises(ChunkCorrupt, match="not those that the layer's recipe declares"):
+        cache.read([0])
+
+
+def test_another_kind_of_source_is_refused(tmp_path):
+    root, _ = text_cache(tmp_path)
+    with pytest.raises(ForebayError, match="kind 'lines' and cannot grow by one of kind 'files'"):
+        fb.build(root, fb.sources.files(tmp_path / "raw"), RECIPE, workers=0)
+
+
+def test_another_source_of_the_same_kind_is_refused_and_named(tmp_path):
+    root, _ = text_cache(tmp_path)
+    other = fb.sources.lines(write_lines(tmp_path / "raw/b.txt", 0, 10))
+    with pytest.raises(SourceChanged, match=r"'a\.txt' was planned and is not in the source given"):
+        fb.build(root, other, RECIPE, workers=0)
+
+
+def test_the_first_build_can_be_repeated_after_the_cache_grew_from_elsewhere(tmp_path):
+    root, source = text_cache(tmp_path)
+    fb.grow(root, fb.sources.lines(write_lines(tmp_path / "more/b.txt", 300, 10)), workers=0)
+    assert fb.build(root, source, RECIPE, workers=0).made == 0
+
+
+def test_a_file_that_is_one_sample_is_stale_when_it_gets_longer(tmp_path):
+    (tmp_path / "raw").mkdir()
+    (tmp_path / "raw/a.txt").write_text("hello")
+    (tmp_path / "raw/empty.txt").write_text("")
+    source = fb.sources.files(tmp_path / "raw")
+    fb.build(tmp_path / "cache", source, fb.RawRecipe(), workers=0)
+    (tmp_path / "raw/a.txt").write_text("hello, quite different")
+    (tmp_path / "raw/empty.txt").write_text("full")
+    assert set(fb.status(tmp_path / "cache").stale) == {"a.txt", "empty.txt"}
+    for call in (
+        lambda: fb.build(tmp_path / "cache", source, fb.RawRecipe(), workers=0),
+        lambda: fb.grow(tmp_path / "cache", source),
+    ):
+        with pytest.raises(SourceChanged, match="22 bytes, 5 were planned"):
+            call()
+
+
+def test_raw_data_that_is_gone_makes_no_cache_unsound(tmp_path):
+    root, _ = text_cache(tmp_path)
+    shutil.rmtree(tmp_path / "raw")
+    report = fb.verify(root)
+    assert report.sound
+    assert report.stale == {"a.txt": "is gone"}
+
+
+def test_a_chunk_beyond_the_plan_is_not_adopted(tmp_path):
+    root, source = text_cache(tmp_path, lines=40)
+    other, _ = text_cache(tmp_path / "other", lines=300)
+    planned = len(list((root / "layers/raw").glob("0*")))
+    shutil.copy(other / layout.chunk("raw", planned + 1), root / layout.chunk("raw", planned + 1))
+    rows = len(fb.open_cache(root))
+    fb.build(root, source, RECIPE, workers=0)
+    assert len(fb.open_cache(root)) == rows
+
+
+def test_a_layer_folder_on_another_disk_is_still_there(tmp_path):
+    root, source = text_cache(tmp_path)
+    shutil.move(root / "layers/raw", tmp_path / "elsewhere")
+    (root / "layers/raw").symlink_to(tmp_path / "elsewhere")
+    assert fb.build(root, source, RECIPE, workers=0).made == 0
+    assert len(fb.open_cache(root)) == 300
+
+
+def test_versions_are_recorded_also_where_only_a_revision_is_new(tmp_path):
+    root, _ = text_cache(tmp_path)
+    store = LocalStore(root)
+    generation = load_generation(store)
+    old = generation.table("raw").record(0)
+    store.create(layout.chunk("raw", 0, 1), [store.read(layout.chunk("raw", 0))])
+    revised = type(old)(**{**{name: getattr(old, name) for name in old.__struct_fields__}, "revision": 1})
+    assert {"lib": "2"} in publish(store, {"raw": [revised]}, {"lib": "2"}).versions
+
+
+def test_a_lost_revision_is_seen_and_made_again(tmp_path):
+    root, source = text_cache(tmp_path)
+    store = LocalStore(root)
+    old = load_generation(store).table("raw").record(0)
+    store.create(layout.chunk("raw", 0, 1), [store.read(layout.chunk("raw", 0))])
+    revised = type(old)(**{**{name: getattr(old, name) for name in old.__struct_fields__}, "revision": 1})
+    publish(store, {"raw": [revised]}, {})
+    store.delete(layout.chunk("raw", 0, 1))
+    assert fb.gaps(root)[0].missing == (0,)
+    fb.build(root, source, RECIPE, workers=0)
+    assert fb.verify(root).sound
+
+
+def test_a_chunk_of_a_newer_forebay_is_neither_removed_nor_replaced(tmp_path):
+    root, source = text_cache(tmp_path)
+    shutil.rmtree(root / "generations")
+    path = root / layout.chunk("raw", 1)
+    newer = path.read_bytes().replace(b'\\"format_version\\":1', b'\\"format_version\\":9')
+    path.write_bytes(newer)
+    with pytest.raises(FormatTooNew):
+        fb.build(root, source, RECIPE, workers=0)
+    assert path.read_bytes() == newer
+
+
+def test_an_inverse_build_says_what_it_could_not_repair(tmp_path):
+    for name in ("a", "b"):
+        write_lines(tmp_path / f"raw/{name}.txt", 0, 200)
+    root, source = tmp_path / "cache", fb.sources.lines(tmp_path / "raw")
+    report = fb.build(root, source, RECIPE, workers=0)
+    path = root / layout.chunk("raw", report.chunks - 1)
+    value = bytearray(path.read_bytes())
+    value[-1] ^= 1
+    path.write_bytes(value)
+    (tmp_path / "raw/b.txt").unlink()
+    with pytest.raises(BuildFailed, match=r"b\.txt"):
+        fb.build(root, source, RECIPE, mode="inverse", workers=0)
+
+
+def test_a_field_of_the_wrong_type_is_refused_before_anything_is_written(tmp_path):
+    source = fb.sources.lines(write_lines(tmp_path / "raw/a.txt", 0, 10))
+    with pytest.raises(RecipeInvalid, match="codec"):
+        fb.build(tmp_path / "cache", source, fb.RawRecipe(codec="gzip"), workers=0)
+    assert not (tmp_path / "cache").exists()
+
+
+def test_a_cache_among_the_files_of_its_source_is_refused(tmp_path):
+    root, _ = text_cache(tmp_path)
+    shutil.rmtree(root / "plan")
+    shutil.rmtree(root / "generations")
+    with pytest.raises((SourceUnreadable, IndexCorrupt)):
+        fb.build(root, fb.sources.lines(tmp_path), RECIPE, workers=0)
+
+
+@pytest.mark.parametrize("name", [b"caf\xe9.txt"])
+def test_names_that_are_not_utf_8_are_names_like_any_other(tmp_path, name):
+    folder = bytes(tmp_path) + b"/r\xe9w"
+    Path(folder.decode("utf-8", "surrogateescape")).mkdir()
+    with open(folder + b"/" + name, "wb") as file:
+        file.write(b"x" * 50 + b"\nshort\n")
+    source = fb.sources.lines(folder.decode("utf-8", "surrogateescape"))
+    root = tmp_path / "cache"
+    fb.build(root, source, fb.RawRecipe(max_sample_bytes=20), workers=0)
+    assert fb.status(root).failed_samples[0].reason == "too-long"
+    assert bytes(fb.open_cache(root)[0]["data"]) == b"short"
+    assert fb.verify(root, full=True).sound
+
+
+def test_planning_many_small_files_looks_at_a_few(tmp_path):
+    root = number_cache(tmp_path)
+    assert fb.open_cache(root)
+    (tmp_path / "small").mkdir()
+    for number in range(3000):
+        (tmp_path / f"small/{number:05d}").write_bytes(b"ab")
+    report = fb.build(tmp_path / "many", fb.sources.files(tmp_path / "small"), fb.RawRecipe(), workers=0)
+    assert report.rows == 3000

@@ -1,6 +1,9 @@
 """Attention over packed rows and padded images: three backends with one result, and who sees whom."""
 
 import copy
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -10,7 +13,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from forebay.masks import token_ignore_mask
 from forebay.torch import BlockMaskCache, MaskedViTBlock, PackedSelfAttention, document_block_mask
-from forebay.torch.attend import attend_dense, attend_documents, backend_for, flex_can_run
+from forebay.torch.attend import attend_dense, attend_documents, backend_for, fits_cuda, flex_can_run
 
 ROWS = batch([[70, 50, 1], [130], []], 140)
 
@@ -77,11 +80,42 @@ def test_backends_of_the_module_agree_in_output_and_parameter_gradients(kind, wi
 
 
 def test_the_cpu_trains_with_sdpa_and_evaluates_with_flex():
-    query = heads(ROWS)[0]
-    assert flex_can_run(query) == torch.backends.cpu.get_cpu_capability().startswith("AVX")
-    assert not flex_can_run(query.clone().requires_grad_())
-    assert backend_for(query.clone().requires_grad_()) == "dense"
-    assert backend_for(torch.empty(1, 1, 8193, 1, requires_grad=True)) == "documents"
+    query, mask = heads(ROWS)[0], document_block_mask(*ROWS)
+    assert flex_can_run(query, mask) == torch.backends.cpu.get_cpu_capability().startswith("AVX")
+    assert not flex_can_run(query.clone().requires_grad_(), mask)
+    assert backend_for(query.clone().requires_grad_(), mask) == "dense"
+    assert backend_for(torch.empty(1, 1, 8193, 1, requires_grad=True), mask) == "documents"
+
+
+def test_double_precision_falls_back_to_sdpa():
+    query, mask = heads(ROWS)[0].double(), document_block_mask(*ROWS)
+    assert backend_for(query, mask) == "dense"
+    module = PackedSelfAttention(16, 2).double().eval()
+    with torch.no_grad():
+        assert module(torch.randn(3, 140, 16).double(), ROWS.seq_lens).dtype == torch.float64
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "block_size", "fits"),
+    [(16, (128, 128), True), (64, (256, 128), True), (8, (128, 128), False), (64, (128, 64), False)],
+)
+def test_what_the_kernels_of_cuda_can_do(head_dim, block_size, fits):
+    assert fits_cuda(head_dim, block_size) == fits
+
+
+WITHOUT_COMPILER = """
+import torch
+from forebay.torch import PackedSelfAttention
+with torch.no_grad():
+    print(tuple(PackedSelfAttention(32, 2)(torch.randn(2, 77, 32), torch.tensor([[9], [9]])).shape))
+"""
+
+
+def test_a_machine_without_a_c_compiler_evaluates_with_sdpa():
+    environment = {**os.environ, "CXX": "/nowhere/g++"}
+    command = [sys.executable, "-W", "ignore", "-c", WITHOUT_COMPILER]
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "(2, 77, 32)"
 
 
 def test_layers_that_share_a_cache_build_one_mask_per_batch():

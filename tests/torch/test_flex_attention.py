@@ -3,6 +3,8 @@
 The few tests that compile C++ are here; they share shapes so that few kernels are built.
 """
 
+from functools import partial
+
 import pytest
 import torch
 from packed_batches import batch, random_batch
@@ -12,12 +14,14 @@ from torch.nn.functional import scaled_dot_product_attention
 from forebay.torch import (
     PackedSelfAttention,
     SeedAttention,
+    attend,
     causal_block_mask,
     document_block_mask,
+    graphs,
     image_block_mask,
     prefix_block_mask,
 )
-from forebay.torch.attend import attend_flex
+from forebay.torch.attend import attend_dense, attend_flex
 from forebay.torch.mask_mod import dense_mask
 
 # torch warns itself while it loads its compiler.
@@ -29,6 +33,7 @@ ROWS, LENGTH = 2, 200
 @pytest.fixture(autouse=True)
 def fresh_compiler():
     torch._dynamo.reset()
+    graphs._kernels.clear()
     torch._dynamo.utils.counters.clear()
     with torch.no_grad():
         yield
@@ -88,6 +93,79 @@ def test_packed_self_attention_takes_flex_without_gradients_and_agrees_with_sdpa
     with torch.enable_grad():
         trained = module(x, DOCUMENTS.seq_lens)
     torch.testing.assert_close(attended, trained.detach(), atol=1e-5, rtol=0)
+
+
+def test_batches_of_any_size_can_be_evaluated():
+    """The last batch of an epoch is smaller: torch's C++ template does not compile for a size left open."""
+    torch.manual_seed(0)
+    module = PackedSelfAttention(32, 2).eval()
+    for rows in (4, 3, 1):
+        x, case = torch.randn(rows, LENGTH, 32), random_batch(rows, LENGTH, rows, mean_length=80)
+        module.backend = "flex"
+        attended = module(x, case.seq_lens)
+        module.backend = "dense"
+        torch.testing.assert_close(attended, module(x, case.seq_lens), atol=1e-5, rtol=0)
+
+
+@pytest.fixture
+def quick_compiler(monkeypatch):
+    """What torch traces and guards, without the C++ compiler after it."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+
+
+def signatures() -> list[tuple[torch.Tensor, BlockMask]]:
+    shapes = [(rows, 2, length, head_dim) for rows in (1, 2, 3) for length in (40, 50) for head_dim in (8, 16)]
+    return [(torch.randn(shape), document_block_mask([[20, 9]] * shape[0], shape[2])) for shape in shapes]
+
+
+@pytest.mark.usefixtures("quick_compiler")
+def test_more_signatures_than_torch_recompiles_one_function_for():
+    cases = signatures()
+    assert len(cases) == 12 > torch._dynamo.config.recompile_limit
+    for query, mask in cases * 2:
+        attended = attend_flex(query, query, query, mask)
+        torch.testing.assert_close(attended, attend_dense(query, query, query, mask), atol=1e-5, rtol=0)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == len(graphs._kernels) == 12
+
+
+@pytest.mark.usefixtures("quick_compiler")
+def test_kernels_are_bounded_and_the_least_recently_used_leaves_first(monkeypatch):
+    monkeypatch.setattr(graphs, "MAX_KERNELS", 3)
+    cases = signatures()
+    for case in (0, 1, 2, 0, 3):
+        query, mask = cases[case]
+        attend_flex(query, query, query, mask)
+    kept = [graphs.flex_signature(query, query, query, mask) for query, mask in (cases[2], cases[0], cases[3])]
+    assert list(graphs._kernels) == kept
+
+
+def test_a_kernel_that_does_not_compile_is_warned_about_once_and_sdpa_goes_on(monkeypatch):
+    def no_kernel(*_: object) -> torch.Tensor:
+        raise torch._dynamo.exc.BackendCompilerFailed(no_kernel, RuntimeError("C++ compile error"), None)
+
+    monkeypatch.setattr(attend, "compiled_flex_attention", no_kernel)
+    monkeypatch.setattr(attend, "_broken_flex", [])
+    module, x = PackedSelfAttention(32, 2), torch.randn(ROWS, LENGTH, 32)
+    with pytest.warns(RuntimeWarning, match="FlexAttention did not compile"):
+        attended = module(x, DOCUMENTS.seq_lens)
+    assert torch.equal(module(x, DOCUMENTS.seq_lens), attended)
+    module.backend = "dense"
+    torch.testing.assert_close(attended, module(x, DOCUMENTS.seq_lens), atol=1e-5, rtol=0)
+    module.backend = "flex"
+    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed):
+        module(x, DOCUMENTS.seq_lens)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+def test_a_compiled_model_keeps_its_static_kernels():
+    """The model's own graphs may leave sizes open; its attention runs between them."""
+    torch.manual_seed(0)
+    module = PackedSelfAttention(32, 2).eval()
+    compiled = torch.compile(module, backend="eager")
+    for rows in (4, 3, 1):
+        x, case = torch.randn(rows, LENGTH, 32), random_batch(rows, LENGTH, rows, mean_length=80)
+        torch.testing.assert_close(compiled(x, case.seq_lens), module(x, case.seq_lens), atol=1e-5, rtol=0)
+    assert len(graphs._kernels) == 3
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float16, 5e-3), (torch.bfloat16, 4e-2)])

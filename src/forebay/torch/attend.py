@@ -8,12 +8,16 @@ All take queries, keys and values `[rows, heads, S, head_dim]` and a block mask,
 sees whom.
 """
 
+import shutil
+import warnings
+from functools import cache
 from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 from torch.nn.functional import scaled_dot_product_attention
+from torch.utils._triton import has_triton
 
 from forebay.masks.documents import whole_lengths
 from forebay.torch.graphs import compiled_flex_attention, outside_graphs
@@ -22,21 +26,94 @@ from forebay.torch.mask_mod import dense_mask
 Backend = Literal["flex", "dense", "documents"]
 
 DENSE_LIMIT_BYTES = 64 << 20
+FLEX_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+CUDA_SMALLEST_HEAD_DIM = 16
+CUDA_BLOCK = 128
+
+_broken_flex: list[str] = []  # why `auto` no longer takes FlexAttention in this process
 
 
-def backend_for(query: Tensor) -> Backend:
+def backend_for(query: Tensor, mask: BlockMask) -> Backend:
     """FlexAttention where it can run; else a dense mask while that is small, else document by document."""
-    if flex_can_run(query):
+    if flex_can_run(query, mask) and not _broken_flex:
         return "flex"
+    return sdpa_for(query)
+
+
+def sdpa_for(query: Tensor) -> Backend:
     rows, _, length, _ = query.shape
     return "dense" if rows * length * length <= DENSE_LIMIT_BYTES else "documents"
 
 
-def flex_can_run(query: Tensor) -> bool:
-    """On CUDA always; on a CPU with AVX2 while no gradient is asked for (torch has no backward there)."""
+def flex_can_run(query: Tensor, mask: BlockMask) -> bool:
+    """Whether torch has a kernel for these heads and blocks here.
+
+    cpu      no gradient asked for (torch has no backward there), AVX2, and a C++ compiler
+    cuda     Triton, heads of 16 or more, blocks of a multiple of 128 tokens
+    both     float32, bfloat16 or float16
+    """
+    if query.dtype not in FLEX_DTYPES:
+        return False
     if query.device.type == "cpu":
-        return not query.requires_grad and torch.backends.cpu.get_cpu_capability().startswith("AVX")
-    return query.device.type == "cuda"
+        asks_gradient = query.requires_grad and torch.is_grad_enabled()
+        return not asks_gradient and torch.backends.cpu.get_cpu_capability().startswith("AVX") and has_cpp_compiler()
+    return query.device.type == "cuda" and has_triton() and fits_cuda(query.shape[-1], mask.BLOCK_SIZE)
+
+
+def fits_cuda(head_dim: int, block_size: tuple[int, int]) -> bool:
+    return head_dim >= CUDA_SMALLEST_HEAD_DIM and not any(side % CUDA_BLOCK for side in block_size)
+
+
+@cache
+def has_cpp_compiler() -> bool:
+    """Whether the C++ compiler that torch would call is there; looked for once."""
+    configured = torch._inductor.config.cpp.cxx
+    names = [configured] if isinstance(configured, str) else configured
+    return any(name is not None and shutil.which(name) is not None for name in names)
+
+
+@outside_graphs
+def attend_auto(query: Tensor, key: Tensor, value: Tensor, mask: BlockMask, seq_lens: Tensor) -> Tensor:
+    """By the best backend there is. Should FlexAttention fail to compile after all, a warning says so once,
+    and this process goes on with SDPA."""
+    attended = _flex_if_possible(query, key, value, mask)
+    return attended if attended is not None else attend_packed(query, key, value, mask, seq_lens, sdpa_for(query))
+
+
+def attend_causal(
+    query: Tensor, key: Tensor, value: Tensor, mask: BlockMask, backend: Literal["auto", "flex", "dense"]
+) -> Tensor:
+    """Rows without documents: SDPA knows this mask by name, and makes no S² one."""
+    if backend == "flex":
+        return attend_flex(query, key, value, mask)
+    attended = _flex_if_possible(query, key, value, mask) if backend == "auto" else None
+    return attended if attended is not None else scaled_dot_product_attention(query, key, value, is_causal=True)
+
+
+@outside_graphs
+def _flex_if_possible(query: Tensor, key: Tensor, value: Tensor, mask: BlockMask) -> Tensor | None:
+    if backend_for(query, mask) != "flex":
+        return None
+    try:
+        return attend_flex(query, key, value, mask)
+    except _compile_errors() as error:
+        give_up_flex(error)
+        return None
+
+
+def _compile_errors() -> tuple[type[Exception], ...]:
+    # Looked up when something was raised: importing torch's compiler takes a second.
+    return torch._dynamo.exc.TorchDynamoException, torch._dynamo.exc.FailOnRecompileLimitHit
+
+
+def give_up_flex(error: Exception) -> None:
+    _broken_flex.append(f"{type(error).__name__}: {error}")
+    warnings.warn(
+        f"FlexAttention did not compile ({type(error).__name__}: {str(error)[:200]}); attention goes on with SDPA, "
+        "equal and slower on long rows. Pass backend='flex' to see the whole error",
+        RuntimeWarning,
+        stacklevel=2,
+    )
 
 
 def attend_packed(
@@ -52,8 +129,7 @@ def attend_packed(
 
 
 def attend_flex(query: Tensor, key: Tensor, value: Tensor, mask: BlockMask) -> Tensor:
-    attended: Tensor = compiled_flex_attention(query, key, value, block_mask=mask)
-    return attended
+    return compiled_flex_attention(query, key, value, mask)
 
 
 def attend_dense(query: Tensor, key: Tensor, value: Tensor, mask: BlockMask) -> Tensor:

@@ -16,7 +16,7 @@ from torch.nn.attention.flex_attention import BlockMask
 from torch.nn.functional import scaled_dot_product_attention
 
 from forebay.masks.spans import DocumentKind
-from forebay.torch.attend import Backend, attend_dense, attend_flex, attend_packed, backend_for, flex_can_run
+from forebay.torch.attend import Backend, attend_auto, attend_causal, attend_packed
 from forebay.torch.block_mask import DEFAULT_BLOCK_SIZE, causal_block_mask, document_block_mask
 from forebay.torch.block_mask_cache import BlockMaskCache
 
@@ -27,8 +27,9 @@ class PackedSelfAttention(nn.Module):
         attention = PackedSelfAttention(dim=512, n_head=8)
         y = attention(x, batch["seq_lens"])                  # x, y: (rows, sequence_length, dim)
 
-    `backend="auto"` takes FlexAttention where it can run, and SDPA elsewhere; all give equal results. Keep
-    `seq_lens` on the CPU: the mask is made from it there, and goes to the device of `x`.
+    `backend="auto"` takes FlexAttention where it can run, and SDPA elsewhere; all give equal results. A kernel
+    is compiled for each new shape of `x`, some seconds on a CPU: for rows of many lengths pass "dense" or
+    "documents". Keep `seq_lens` on the CPU: the mask is made from it there, and goes to the device of `x`.
     """
 
     def __init__(
@@ -55,8 +56,10 @@ class PackedSelfAttention(nn.Module):
             raise ValueError(f"x has {len(x)} rows but seq_lens has {len(seq_lens)}; pass the lengths of this batch")
         query, key, value = _split_heads(self.qkv(x), self.n_head)
         mask = self._mask(seq_lens, x.shape[1], x.device)
-        backend = backend_for(query) if self.backend == "auto" else self.backend
-        attended = attend_packed(query, key, value, mask, seq_lens, backend)
+        if self.backend == "auto":
+            attended = attend_auto(query, key, value, mask, seq_lens)
+        else:
+            attended = attend_packed(query, key, value, mask, seq_lens, self.backend)
         projected: Tensor = self.proj(_join_heads(attended))
         return projected
 
@@ -106,8 +109,7 @@ class SeedAttention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         query, key, value = _split_heads(self.qkv(x), self.n_head)
         mask = self.cache.get(causal_block_mask, x.shape[1], device=x.device)
-        flex = flex_can_run(query) if self.backend == "auto" else self.backend == "flex"
-        attended = (attend_flex if flex else attend_dense)(query, key, value, mask)
+        attended = attend_causal(query, key, value, mask, self.backend)
         residual: Tensor = self.proj(_join_heads(attended))
         return x + residual
 

@@ -10,6 +10,9 @@ from PIL import Image
 DOCS = Path(__file__).parents[2] / "docs"
 GUIDE = DOCS / "guide-masks.md"
 
+# torch warns itself while it loads its compiler.
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
+
 
 @pytest.fixture(scope="module")
 def drawn(tmp_path_factory) -> Path:

@@ -5,7 +5,7 @@ import torch
 from packed_batches import batch
 from torch import Tensor, nn
 
-from forebay.masks import token_ignore_mask
+from forebay.masks import document_ids, padding_mask, token_ignore_mask
 from forebay.torch import MaskedViTBlock, PackedSelfAttention, SeedAttention, document_leaks, padding_leaks
 
 CASE = batch([[9, 5, 1], [12], []], 20)
@@ -44,6 +44,7 @@ def test_attention_across_documents_is_found_and_named(tokens):
     nn.init.normal_(model[1].proj.weight)
     leaks = document_leaks(model, tokens, CASE.seq_lens)
     first_row = [(0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3)]
+    assert all(leak.row == leak.changed_row for leak in leaks)
     assert {(leak.row, leak.changed, leak.reached) for leak in leaks} == {
         *((0, changed, reached) for changed, reached in first_row),
         (1, 0, 1),
@@ -58,6 +59,69 @@ def test_a_leak_between_rows_is_found(tokens):
         return ids / ids.float().mean()
 
     assert {leak.row for leak in document_leaks(normalised_by_the_batch, tokens, CASE.seq_lens)} == {0, 1, 2}
+
+
+ROWS_ALIKE = [[9, 11], [9, 11]]
+
+
+def test_rows_that_swap_places_are_found():
+    """Each document reaches the one with its own number in the other row, and nothing else."""
+    leaks = document_leaks(lambda x: x.flip(0), torch.randn(2, 20, 16), ROWS_ALIKE)
+    assert {(leak.changed_row, leak.changed, leak.row, leak.reached) for leak in leaks} == {
+        (0, 0, 1, 0), (0, 1, 1, 1), (1, 0, 0, 0), (1, 1, 0, 1),
+    }  # fmt: skip
+    assert "row 0: changing document 0 moved the output of document 0 of row 1 by" in str(leaks[0])
+
+
+def test_the_mean_over_rows_is_found_with_one_document_per_row():
+    leaks = document_leaks(lambda x: x + x.mean(0), torch.randn(2, 20, 16), [[20], [20]])
+    assert {(leak.changed_row, leak.row) for leak in leaks} == {(0, 1), (1, 0)}
+
+
+def test_a_leak_through_the_spread_of_another_document_is_found():
+    first = torch.from_numpy(document_ids(ROWS_ALIKE, 20) == 0)[..., None]
+
+    def scaled_by_the_first(x: Tensor) -> Tensor:
+        spread = torch.stack([row[:9].std() for row in x])[:, None, None]
+        return torch.where(first, x, x * spread)
+
+    leaks = document_leaks(scaled_by_the_first, torch.randn(2, 20, 16), ROWS_ALIKE)
+    assert {(leak.changed_row, leak.changed, leak.row, leak.reached) for leak in leaks} == {(0, 0, 0, 1), (1, 0, 1, 1)}
+
+
+def test_zeroed_outputs_of_padding_are_accepted():
+    torch.manual_seed(0)
+    attention = PackedSelfAttention(16, 2, backend="dense")
+    padded = torch.from_numpy(padding_mask(CASE.seq_lens, 20))[..., None]
+    x = torch.randn(3, 20, 16)
+    assert document_leaks(lambda x: attention(x, CASE.seq_lens).masked_fill(padded, 0), x, CASE.seq_lens) == []
+
+
+def test_every_document_must_react():
+    """Row 1 is dead: that nothing moved there proves nothing about it."""
+    alive = torch.tensor([1.0, 0.0])[:, None, None]
+    with pytest.raises(ValueError, match="does not react to document 0 of row 1"):
+        document_leaks(lambda x: x * alive, torch.randn(2, 20, 16), ROWS_ALIKE)
+
+
+def test_a_single_document_proves_nothing():
+    with pytest.raises(ValueError, match="one single document"):
+        document_leaks(lambda x: x, torch.randn(1, 20, 16), [[20]])
+
+
+def test_outputs_that_are_not_per_token_or_not_numbers_are_refused():
+    x = torch.randn(2, 20, 16)
+    with pytest.raises(ValueError, match=r"has shape \(2, 16\) but \[2, 20, …\] is expected"):
+        document_leaks(lambda x: x.mean(1), x, ROWS_ALIKE)
+    with pytest.raises(ValueError, match="has NaN"):
+        document_leaks(lambda x: x / 0 * 0, x, ROWS_ALIKE)
+    with pytest.raises(TypeError, match="gives a tuple"):
+        document_leaks(lambda x: (x,), x, ROWS_ALIKE)
+
+
+def test_no_graph_is_recorded(tokens):
+    embedding = nn.Embedding(50, 16)
+    assert document_leaks(lambda ids: embedding(ids).requires_grad_(False), tokens, CASE.seq_lens) == []
 
 
 def test_embeddings_can_be_checked_too():
@@ -128,3 +192,27 @@ def test_padding_pixels_that_reach_the_output_are_found(images):
 def test_a_model_that_ignores_the_content_proves_nothing(images):
     with pytest.raises(ValueError, match="does not react to the content"):
         padding_leaks(lambda pixels: torch.zeros(2, 5), images, BOXES, PATCH)
+
+
+def test_a_threshold_on_bytes_is_found(images):
+    """Grey padding of 114: one more is still below the threshold of the model, another byte may not be."""
+    stored = torch.full((2, 3, 32, 32), 114, dtype=torch.uint8)
+    stored[:, :, 8:24] = (images[:, :, 8:24] * 255).to(torch.uint8)
+
+    def bright_share(pixels: Tensor) -> Tensor:
+        return torch.stack(((pixels > 127).float().mean((1, 2, 3)), pixels[:, :, 8:24].float().mean((1, 2, 3))), 1)
+
+    leaks = padding_leaks(bright_share, stored, [[0, 8, 32, 16]] * 2, PATCH)
+    assert [(leak.changed_image, leak.image) for leak in leaks] == [(0, 0), (1, 1)]
+
+
+def test_padding_that_reaches_another_image_is_found(images):
+    leaks = padding_leaks(lambda pixels: pixels.mean((2, 3)).flip(0), images, BOXES, PATCH)
+    assert [(leak.changed_image, leak.image) for leak in leaks] == [(0, 1), (1, 0)]
+    assert "image 1: changing the padding of image 0 moved the output by" in str(leaks[0])
+
+
+@pytest.mark.parametrize("boxes", [[[0, 0, 32, 32]] * 2, [[0, 4, 32, 24]] * 2])
+def test_images_without_ignored_patches_prove_nothing(images, boxes):
+    with pytest.raises(ValueError, match="no patch of these images is ignored"):
+        padding_leaks(lambda pixels: pixels.mean((1, 2, 3)), images, boxes, PATCH)

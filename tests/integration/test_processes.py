@@ -57,7 +57,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("max_maps", [1, 2, 9])
 def test_many_threads_read_right_rows_while_maps_are_closed_under_them(root: Path, max_maps: int) -> None:
     reads = int(run("hammer", root, 8, 3, max_maps).split()[0])
-    assert reads > 100
+    assert reads > 10
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])

@@ -126,6 +126,17 @@ def test_lengths_may_be_lists_or_read_only_arrays():
     assert_equal_blocks(document_block_mask(array, 9), expected)
 
 
+@pytest.mark.parametrize("block_size", [128.0, "128", (128,), (1, 2, 3), None])
+def test_a_block_size_that_is_no_size_is_refused(block_size):
+    with pytest.raises(TypeError, match=r"one integer or two \(queries, keys\) are expected"):
+        document_block_mask([[3, 2]], 9, block_size=block_size)
+
+
+@pytest.mark.parametrize("block_size", [np.int64(64), [64, 64], np.array([64, 64]), (np.int32(64), 64)])
+def test_a_block_size_may_be_any_integers(block_size):
+    assert document_block_mask([[3, 2]], 9, block_size=block_size).BLOCK_SIZE == (64, 64)
+
+
 def test_without_a_sequence_length_the_fullest_row_decides():
     assert document_block_mask([[3, 2], [1, 1]]).seq_lengths == (5, 5)
 

@@ -28,7 +28,7 @@ def test_the_same_content_is_a_hit_whatever_carries_it():
     assert cache.get(document_block_mask, LENGTHS.clone(), 120) is mask
     assert cache.get(document_block_mask, LENGTHS.long(), sequence_length=120) is mask
     assert cache.get(document_block_mask, LENGTHS.numpy(), 120, block_size=128) is mask
-    assert cache.get(document_block_mask, LENGTHS.tolist(), 120, block_size=(128, 128), device="cpu") is mask
+    assert cache.get(document_block_mask, LENGTHS.tolist(), 120, block_size=[128, np.int64(128)], device="cpu") is mask
     statistics = cache.statistics
     assert (statistics.hits, statistics.misses, statistics.entries) == (4, 1, 1)
 
@@ -58,6 +58,56 @@ def test_any_difference_is_a_miss():
     masks = [request() for request in requests]
     assert cache.statistics.misses == len({id(mask) for mask in masks}) == len(requests)
     assert [request() for request in requests] == masks
+
+
+class Lengths:
+    """Another library's array: hashed by its identity, while its content changes."""
+
+    def __init__(self, values: list[list[int]]) -> None:
+        self.values = np.array(values)
+
+    def __array__(self, dtype=None, copy=None) -> np.ndarray:
+        return self.values.copy()
+
+
+@pytest.mark.parametrize(
+    "carry",
+    [
+        torch.tensor,
+        np.array,
+        lambda values: values,
+        lambda values: tuple(map(tuple, values)),
+        lambda values: tuple(map(torch.tensor, values)),
+        lambda values: list(map(np.array, values)),
+        Lengths,
+    ],
+    ids=["tensor", "array", "lists", "tuples", "tensors", "arrays", "foreign"],
+)
+def test_arrays_are_known_by_content_never_by_identity(carry):
+    cache = BlockMaskCache()
+    mask = cache.get(document_block_mask, carry([[60, 30]]), 120)
+    assert cache.get(document_block_mask, LENGTHS[:1], 120) is mask
+    assert cache.get(document_block_mask, carry([[60, 31]]), 120) is not mask
+
+
+def test_an_array_changed_in_place_is_another_mask():
+    cache, rows, foreign = BlockMaskCache(), (torch.tensor([60, 30]),), Lengths([[60, 30]])
+    before = [cache.get(document_block_mask, lengths, 120) for lengths in (rows, foreign)]
+    rows[0][1] = foreign.values[0, 1] = 40
+    after = [cache.get(document_block_mask, lengths, 120) for lengths in (rows, foreign)]
+    assert before[0] is before[1]
+    assert after[0] is after[1]
+    assert after[0] is not before[0]
+
+
+@pytest.mark.parametrize("window", [{8}, bytearray(b"8"), object()])
+def test_what_has_no_content_to_compare_is_refused_by_name(window):
+    with pytest.raises(TypeError, match=f"window is a {type(window).__name__}, which a mask cannot be kept by"):
+        BlockMaskCache().get(document_block_mask, LENGTHS, 120, window=window)
+
+
+def test_a_batch_of_eight_long_rows_is_kept_by_default():
+    assert BlockMaskCache().max_bytes == 256 << 20 > 8 * (16_793_600 + 4 * 131_072)
 
 
 @pytest.mark.parametrize(

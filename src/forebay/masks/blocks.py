@@ -14,6 +14,7 @@ found by counting. Work is O(rows · blocks), plus the lists themselves.
 """
 
 from dataclasses import dataclass
+from operator import index
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,6 +62,18 @@ class BlockLists:
     full_kv: BlockList
     q: BlockList
     full_q: BlockList
+
+
+def block_pair(block_size: object) -> BlockSize:
+    """`block_size` as (queries, keys), from one integer or two of any kind: 128 becomes (128, 128)."""
+    sides = tuple(block_size) if isinstance(block_size, tuple | list | np.ndarray) else (block_size, block_size)
+    try:
+        queries, keys = (index(side) for side in sides)
+    except (TypeError, ValueError):
+        raise TypeError(
+            f"block_size is {block_size!r} but one integer or two (queries, keys) are expected; 128 is usual"
+        ) from None
+    return _checked_block_size((queries, keys))
 
 
 def span_block_lists(spans: Spans, block_size: BlockSize) -> BlockLists:

@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
-from forebay.masks.blocks import BlockList, BlockLists, key_block_lists, span_block_lists
+from forebay.masks.blocks import BlockList, BlockLists, block_pair, key_block_lists, span_block_lists
 from forebay.masks.rectangle import IGNORE_THRESHOLD, Size, token_ignore_mask
 from forebay.masks.spans import DocumentKind, Spans, causal_spans, document_spans, prefix_spans, windowed
 from forebay.torch.mask_mod import (
@@ -126,14 +126,14 @@ def image_block_mask(
     boxes, device = _on_host(rectangles, device)
     ignored = token_ignore_mask(boxes, size, patch, threshold).reshape(len(boxes), -1)
     keep = np.pad(~ignored, ((0, 0), (leading_tokens, 0)), constant_values=True)
-    pair = _pair(block_size)
+    pair = block_pair(block_size)
     return _block_mask(key_block_lists(keep, pair), key_mask_mod(_tensor(keep, device)), keep.shape[1], pair, device)
 
 
 def _span_block_mask(
     spans: Spans, mask_mod: MaskMod, block_size: int | tuple[int, int], device: Device
 ) -> PortableBlockMask:
-    pair = _pair(block_size)
+    pair = block_pair(block_size)
     return _block_mask(span_block_lists(spans, pair), mask_mod, spans.sequence_length, pair, device)
 
 
@@ -159,7 +159,3 @@ def _on_host(values: Tensor | ArrayLike, device: Device) -> tuple[NDArray[np.gen
 
 def _tensor(array: NDArray[np.generic], device: Device) -> Tensor:
     return torch.from_numpy(array).to(device)
-
-
-def _pair(block_size: int | tuple[int, int]) -> tuple[int, int]:
-    return (block_size, block_size) if isinstance(block_size, int) else block_size

@@ -25,7 +25,7 @@ from forebay.torch.graphs import outside_graphs
 from forebay.torch.mask_mod import captured_tensors
 
 DEFAULT_MAX_ENTRIES = 8
-DEFAULT_MAX_BYTES = 64 << 20
+DEFAULT_MAX_BYTES = 256 << 20  # 15 rows of 131,072 tokens
 
 Arguments = ParamSpec("Arguments")
 

@@ -4,12 +4,15 @@ import hashlib
 import inspect
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
+
+from forebay.masks.blocks import block_pair
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +34,28 @@ def block_mask_key(
     bound.apply_defaults()
     given = dict(bound.arguments)
     device = _device(given.pop("device", None), given)
-    block_size = given.pop("block_size", None)
-    arrays = {name: value for name, value in given.items() if isinstance(value, Tensor | np.ndarray | list)}
-    parameters = tuple((name, value) for name, value in given.items() if name not in arrays)
-    pair = (block_size, block_size) if isinstance(block_size, int) else block_size
+    pair = block_pair(given.pop("block_size")) if "block_size" in given else None
+    arrays = {name: value for name, value in given.items() if _is_array(value)}
+    parameters = tuple((name, _by_value(name, value)) for name, value in given.items() if name not in arrays)
     return BlockMaskKey(build, _digest(arrays), parameters, pair, device)
+
+
+def _is_array(value: object) -> bool:
+    """What has a content that may change under its identity: tensors, arrays, lists, tuples, nested or not."""
+    return isinstance(value, list | tuple) or (hasattr(value, "__array__") and not isinstance(value, np.generic))
+
+
+def _by_value(name: str, value: object) -> Hashable:
+    """A number, a word, None or the like; an object known by its identity only would give stale masks."""
+    if isinstance(value, np.generic):
+        return cast(Hashable, value.item())
+    singular = value is None or callable(value)
+    if isinstance(value, Hashable) and (singular or type(value).__hash__ is not object.__hash__):
+        return value
+    raise TypeError(
+        f"{name} is a {type(value).__name__}, which a mask cannot be kept by; pass a tensor, an array, a list or "
+        "a plain value, or build this mask without the cache"
+    )
 
 
 def _device(device: object, given: Mapping[str, object]) -> torch.device:
@@ -53,6 +73,8 @@ def _digest(arrays: Mapping[str, object]) -> str:
     digest = hashlib.blake2b(digest_size=16)
     for name, value in arrays.items():
         array = _host_array(value)
+        if array.dtype == object:
+            raise TypeError(f"{name} holds {type(array.flat[0]).__name__} but numbers are expected")
         digest.update(f"{name} {array.shape} {array.dtype.str}".encode())
         digest.update(array.tobytes())
     return digest.hexdigest()
@@ -60,5 +82,7 @@ def _digest(arrays: Mapping[str, object]) -> str:
 
 def _host_array(value: object) -> NDArray[np.generic]:
     """Integers of any width are the same content."""
-    array = value.cpu().numpy() if isinstance(value, Tensor) else np.asarray(value)
+    if isinstance(value, list | tuple):
+        value = [_host_array(item) if _is_array(item) else item for item in value]
+    array = value.detach().cpu().numpy() if isinstance(value, Tensor) else np.asarray(value)
     return array.astype(np.int64) if np.issubdtype(array.dtype, np.integer) else array

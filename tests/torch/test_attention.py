@@ -12,8 +12,15 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from forebay.masks import token_ignore_mask
-from forebay.torch import BlockMaskCache, MaskedViTBlock, PackedSelfAttention, document_block_mask
-from forebay.torch.attend import attend_dense, attend_documents, backend_for, fits_cuda, flex_can_run
+from forebay.torch import (
+    BlockMaskCache,
+    MaskedViTBlock,
+    PackedSelfAttention,
+    SeedAttention,
+    attend,
+    document_block_mask,
+)
+from forebay.torch.attend import attend_dense, attend_documents, attend_packed, backend_for, fits_cuda, flex_can_run
 
 ROWS = batch([[70, 50, 1], [130], []], 140)
 
@@ -64,7 +71,9 @@ def test_gradients_equal_those_of_separate_attention_per_document(backend):
         torch.testing.assert_close(found, wanted, atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize(("kind", "window"), [("causal", None), ("causal", 9), ("bidirectional", 9)])
+@pytest.mark.parametrize(
+    ("kind", "window"), [("causal", None), ("bidirectional", None), ("causal", 9), ("bidirectional", 9)]
+)
 def test_backends_of_the_module_agree_in_output_and_parameter_gradients(kind, window):
     torch.manual_seed(0)
     dense = PackedSelfAttention(16, 2, kind=kind, window=window, backend="dense")
@@ -160,6 +169,36 @@ def test_lengths_of_another_batch_are_refused():
         PackedSelfAttention(16, 2)(torch.randn(3, 140, 16), ROWS.seq_lens[:1])
 
 
+@pytest.mark.parametrize("backend", ["flex", "dense", "documents"])
+def test_a_mask_of_another_batch_is_refused_by_every_backend(backend):
+    query, key, value = heads(ROWS)
+    mask = document_block_mask(ROWS.seq_lens[:2], ROWS.sequence_length)
+    with pytest.raises(ValueError, match="query has 3 rows of 140 tokens but the mask is for 2 of 140"):
+        attend_packed(query, key, value, mask, ROWS.seq_lens, backend)
+    with pytest.raises(ValueError, match="query has 3 rows but seq_lens has 2"):
+        attend_documents(query, key, value, document_block_mask(*ROWS), ROWS.seq_lens[:2])
+
+
+@pytest.mark.parametrize("carry", [Tensor.tolist, Tensor.numpy])
+@pytest.mark.parametrize("backend", ["dense", "documents"])
+def test_lengths_may_be_lists_or_arrays(backend, carry):
+    module, x = PackedSelfAttention(16, 2, backend=backend), torch.randn(3, 140, 16)
+    assert torch.equal(module(x, carry(ROWS.seq_lens)), module(x, ROWS.seq_lens))
+
+
+@pytest.mark.parametrize("kind", ["causal", "bidirectional"])
+def test_plain_documents_are_attended_to_without_a_mask(kind, monkeypatch):
+    def no_mask(*_: object) -> Tensor:
+        raise AssertionError("a mask was made")
+
+    monkeypatch.setattr(attend, "dense_mask", no_mask)
+    x = torch.randn(3, 140, 16)
+    PackedSelfAttention(16, 2, kind=kind, backend="documents")(x, ROWS.seq_lens)
+    SeedAttention(16, 2, backend="dense")(x)
+    with pytest.raises(AssertionError, match="a mask was made"):
+        PackedSelfAttention(16, 2, kind=kind, window=9, backend="documents")(x, ROWS.seq_lens)
+
+
 def test_an_unknown_backend_is_refused():
     with pytest.raises(ValueError, match="backend is 'sdpa' but one of"):
         PackedSelfAttention(16, 2, backend="sdpa")
@@ -212,5 +251,11 @@ def test_cls_is_seen_even_when_all_patches_are_ignored():
 
 
 def test_a_mask_of_another_size_is_refused(ignore: Tensor):
-    with pytest.raises(ValueError, match=r"boolean \[images, 20\] is expected for 21 tokens with CLS"):
+    with pytest.raises(ValueError, match=r"boolean \[2, 20\] is expected for 2 images of 21 tokens with CLS"):
         MaskedViTBlock(16, 2)(torch.randn(2, 21, 16), ignore)
+
+
+def test_a_mask_of_another_batch_is_refused(ignore: Tensor):
+    """One row would be broadcast over all images without a word."""
+    with pytest.raises(ValueError, match=r"\(1, 16\) but boolean \[2, 16\] is expected"):
+        MaskedViTBlock(16, 2)(torch.randn(2, 17, 16), ignore[:1])

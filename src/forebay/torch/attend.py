@@ -11,15 +11,18 @@ sees whom.
 import shutil
 import warnings
 from functools import cache
+from itertools import accumulate
 from typing import Literal
 
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils._triton import has_triton
 
 from forebay.masks.documents import whole_lengths
+from forebay.masks.spans import DocumentKind
 from forebay.torch.graphs import compiled_flex_attention, outside_graphs
 from forebay.torch.mask_mod import dense_mask
 
@@ -73,11 +76,21 @@ def has_cpp_compiler() -> bool:
 
 
 @outside_graphs
-def attend_auto(query: Tensor, key: Tensor, value: Tensor, mask: BlockMask, seq_lens: Tensor) -> Tensor:
+def attend_auto(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: BlockMask,
+    seq_lens: Tensor | ArrayLike,
+    sees: DocumentKind | None = None,
+) -> Tensor:
     """By the best backend there is. Should FlexAttention fail to compile after all, a warning says so once,
     and this process goes on with SDPA."""
+    _check_mask(query, mask)
     attended = _flex_if_possible(query, key, value, mask)
-    return attended if attended is not None else attend_packed(query, key, value, mask, seq_lens, sdpa_for(query))
+    if attended is not None:
+        return attended
+    return attend_packed(query, key, value, mask, seq_lens, sdpa_for(query), sees)
 
 
 def attend_causal(
@@ -117,15 +130,23 @@ def give_up_flex(error: Exception) -> None:
 
 
 def attend_packed(
-    query: Tensor, key: Tensor, value: Tensor, mask: BlockMask, seq_lens: Tensor, backend: Backend
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: BlockMask,
+    seq_lens: Tensor | ArrayLike,
+    backend: Backend,
+    sees: DocumentKind | None = None,
 ) -> Tensor:
+    """By one backend; `sees` as in `attend_documents`."""
+    _check_mask(query, mask)
     match backend:
         case "flex":
             return attend_flex(query, key, value, mask)
         case "dense":
             return attend_dense(query, key, value, mask)
         case "documents":
-            return attend_documents(query, key, value, mask, seq_lens)
+            return attend_documents(query, key, value, mask, seq_lens, sees)
 
 
 def attend_flex(query: Tensor, key: Tensor, value: Tensor, mask: BlockMask) -> Tensor:
@@ -139,26 +160,47 @@ def attend_dense(query: Tensor, key: Tensor, value: Tensor, mask: BlockMask) -> 
 
 
 @outside_graphs
-def attend_documents(query: Tensor, key: Tensor, value: Tensor, mask: BlockMask, seq_lens: Tensor) -> Tensor:
-    """Each document by itself, with its own corner of the mask."""
-    whole = whole_lengths(seq_lens.cpu().numpy(), query.shape[2]).tolist()
+def attend_documents(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: BlockMask,
+    seq_lens: Tensor | ArrayLike,
+    sees: DocumentKind | None = None,
+) -> Tensor:
+    """Each document by itself. With `sees` a document is plainly causal, or sees all of itself, and no mask is
+    made; without, each has its own corner of the mask."""
+    lengths = seq_lens.cpu().numpy() if isinstance(seq_lens, Tensor) else seq_lens
+    whole = whole_lengths(lengths, query.shape[2]).tolist()
+    if len(whole) != len(query):
+        raise ValueError(f"query has {len(query)} rows but seq_lens has {len(whole)}; pass the lengths of this batch")
     rows = [
-        torch.cat([_attend_slice(query, key, value, mask, row, start, stop) for start, stop in _slices(lengths)], 2)
-        for row, lengths in enumerate(whole)
+        torch.cat([_attend_slice(query, key, value, mask, row, place, sees) for place in _slices(documents)], 2)
+        for row, documents in enumerate(whole)
     ]
     return torch.cat(rows)
 
 
 def _attend_slice(
-    query: Tensor, key: Tensor, value: Tensor, mask: BlockMask, row: int, start: int, stop: int
+    query: Tensor, key: Tensor, value: Tensor, mask: BlockMask, row: int, place: slice, sees: DocumentKind | None
 ) -> Tensor:
-    tokens = torch.arange(start, stop, device=query.device)
+    q, k, v = (tensor[row : row + 1, :, place] for tensor in (query, key, value))
+    if sees is not None:
+        return scaled_dot_product_attention(q, k, v, is_causal=sees == "causal")
+    tokens = torch.arange(place.start, place.stop, device=query.device)
     seen = dense_mask(mask.mask_mod, torch.tensor([row], device=query.device), tokens, tokens)
-    q, k, v = (tensor[row : row + 1, :, start:stop] for tensor in (query, key, value))
     return scaled_dot_product_attention(q, k, v, attn_mask=seen)
 
 
-def _slices(lengths: list[int]) -> list[tuple[int, int]]:
-    """Where each document lies in its row: [3, 2, 0] gives (0, 3), (3, 5)."""
-    starts = [sum(lengths[:number]) for number in range(len(lengths))]
-    return [(start, start + length) for start, length in zip(starts, lengths, strict=True) if length]
+def _slices(lengths: list[int]) -> list[slice]:
+    """Where each document lies in its row: [3, 2, 0] gives 0:3 and 3:5."""
+    return [slice(stop - length, stop) for stop, length in zip(accumulate(lengths), lengths, strict=True) if length]
+
+
+def _check_mask(query: Tensor, mask: BlockMask) -> None:
+    rows, _, length, _ = query.shape
+    if mask.shape[0] not in (1, rows) or mask.seq_lengths[0] != length:
+        raise ValueError(
+            f"query has {rows} rows of {length} tokens but the mask is for {mask.shape[0]} of {mask.seq_lengths[0]}; "
+            "make the mask from the seq_lens of this batch"
+        )

@@ -57,11 +57,15 @@ class PackedSelfAttention(nn.Module):
         query, key, value = _split_heads(self.qkv(x), self.n_head)
         mask = self._mask(seq_lens, x.shape[1], x.device)
         if self.backend == "auto":
-            attended = attend_auto(query, key, value, mask, seq_lens)
+            attended = attend_auto(query, key, value, mask, seq_lens, self._sees())
         else:
-            attended = attend_packed(query, key, value, mask, seq_lens, self.backend)
+            attended = attend_packed(query, key, value, mask, seq_lens, self.backend, self._sees())
         projected: Tensor = self.proj(_join_heads(attended))
         return projected
+
+    def _sees(self) -> DocumentKind | None:
+        """What a document sees of itself, where that needs no mask: with a window it does."""
+        return self.kind if self.window is None else None
 
     def _mask(self, seq_lens: Tensor, sequence_length: int, device: torch.device) -> BlockMask:
         return self.cache.get(
@@ -141,19 +145,19 @@ class MaskedViTBlock(nn.Module):
 
     def forward(self, x: Tensor, ignore: Tensor) -> Tensor:
         heads = _split_heads(self.qkv(self.norm1(x)), self.n_head)
-        seen = kept_with_cls(ignore, tokens=x.shape[1])
+        seen = kept_with_cls(ignore, images=x.shape[0], tokens=x.shape[1])
         attended = scaled_dot_product_attention(*heads, attn_mask=seen[:, None, None, :])
         x = x + self.proj(_join_heads(attended))
         residual: Tensor = self.mlp(self.norm2(x))
         return x + residual
 
 
-def kept_with_cls(ignore: Tensor, tokens: int) -> Tensor:
+def kept_with_cls(ignore: Tensor, images: int, tokens: int) -> Tensor:
     """Which keys are seen, `[images, 1 + patches]`: CLS always, and each patch that is not ignored."""
-    if ignore.dtype != torch.bool or ignore.shape[1:] != (tokens - 1,):
+    if ignore.dtype != torch.bool or ignore.shape != (images, tokens - 1):
         raise ValueError(
-            f"ignore is {ignore.dtype} {tuple(ignore.shape)} but boolean [images, {tokens - 1}] is expected "
-            f"for {tokens} tokens with CLS; flatten the token_ignore_mask of this image size"
+            f"ignore is {ignore.dtype} {tuple(ignore.shape)} but boolean [{images}, {tokens - 1}] is expected "
+            f"for {images} images of {tokens} tokens with CLS; flatten the token_ignore_mask of these images"
         )
     cls = ignore.new_ones(len(ignore), 1)
     return torch.cat((cls, ~ignore), dim=1)

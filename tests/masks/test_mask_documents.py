@@ -105,3 +105,14 @@ def test_an_unknown_style_of_labels_is_refused():
 def test_lengths_are_integers():
     with pytest.raises(TypeError, match="float64 but lengths are integers"):
         masks.document_ids([[1.0]], 3)
+
+
+@pytest.mark.parametrize("sequence_length", [7.0, "7", True])
+def test_a_sequence_length_is_an_integer(sequence_length):
+    with pytest.raises(TypeError, match="but a number of tokens is expected; pass an int"):
+        masks.document_ids(LENGTHS, sequence_length)
+
+
+def test_an_empty_batch_is_refused_as_such():
+    with pytest.raises(ValueError, match="seq_lens has no rows; an empty batch has no masks"):
+        masks.document_ids(np.zeros((0, 3), np.int32), 7)

@@ -107,3 +107,14 @@ def test_rectangles_are_whole_pixels():
 def test_an_image_that_does_not_divide_into_patches_is_refused():
     with pytest.raises(ValueError, match="20 × 16 pixels does not divide into patches of 16"):
         masks.token_ignore_mask([[0, 0, 16, 16]], (20, 16), 16)
+
+
+def test_a_small_integer_type_does_not_wrap_around():
+    with pytest.raises(ValueError, match=r"rectangle 0 is \(200, 0, 100, 8\) but the image is 224 × 224"):
+        masks.pixel_mask(np.array([[200, 0, 100, 8]], np.uint8), (224, 224))
+
+
+@pytest.mark.parametrize("threshold", [0, -0.1, 1.1, 90, float("nan")])
+def test_a_threshold_is_a_share(threshold):
+    with pytest.raises(ValueError, match="a share of padding above 0 and up to 1 is expected"):
+        masks.token_ignore_mask([[0, 0, 16, 16]], (32, 32), 16, threshold)

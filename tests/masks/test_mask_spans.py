@@ -82,3 +82,8 @@ def test_a_prefix_longer_than_its_document_is_named():
         masks.prefix_spans([[3, 2]], [[0, 3]], 7)
     with pytest.raises(ValueError, match=r"prefix_lens has shape \(1, 1\) but seq_lens has \(1, 2\)"):
         masks.prefix_spans([[3, 2]], [[0]], 7)
+
+
+def test_prefixes_are_integers():
+    with pytest.raises(TypeError, match="prefix_lens is float64 but lengths are integers"):
+        masks.prefix_spans([[3, 2]], [[1.5, 0.0]], 7)

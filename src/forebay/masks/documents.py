@@ -38,7 +38,7 @@ def whole_lengths(seq_lens: ArrayLike, sequence_length: int | None = None) -> In
     lengths = np.asarray(seq_lens)
     _check_lengths(lengths)
     totals = lengths.sum(axis=1, dtype=np.int64)
-    width = int(totals.max()) if sequence_length is None else sequence_length
+    width = int(totals.max()) if sequence_length is None else _checked_sequence_length(sequence_length)
     _check_totals(totals, width)
     whole = np.empty((lengths.shape[0], lengths.shape[1] + 1), np.int32)
     whole[:, :-1] = lengths
@@ -148,7 +148,9 @@ def _first_tokens(seq_lens: ArrayLike, sequence_length: int | None) -> Bools:
 
 
 def _check_lengths(lengths: NDArray[np.integer]) -> None:
-    if lengths.ndim != 2 or lengths.shape[0] == 0:
+    if lengths.shape[:1] == (0,):
+        raise ValueError("seq_lens has no rows; an empty batch has no masks, skip it")
+    if lengths.ndim != 2:
         raise ValueError(
             f"seq_lens has shape {lengths.shape} but [rows, max_documents] is expected; "
             "wrap the lengths of a single row in one more list"
@@ -158,6 +160,12 @@ def _check_lengths(lengths: NDArray[np.integer]) -> None:
     if lengths.size and int(lengths.min()) < 0:
         row = int(np.argmax((lengths < 0).any(axis=1)))
         raise ValueError(f"seq_lens of row {row} has a negative length; lengths are 0 (no document) or more")
+
+
+def _checked_sequence_length(sequence_length: object) -> int:
+    if isinstance(sequence_length, int | np.integer) and not isinstance(sequence_length, bool):
+        return int(sequence_length)
+    raise TypeError(f"sequence_length is {sequence_length!r} but a number of tokens is expected; pass an int")
 
 
 def _check_totals(totals: NDArray[np.int64], width: int) -> None:

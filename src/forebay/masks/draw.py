@@ -11,7 +11,13 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from PIL import Image, ImageDraw
+
+try:
+    from PIL import Image, ImageDraw
+except ModuleNotFoundError as missing:
+    raise ModuleNotFoundError(
+        "forebay.masks.draw needs pillow: pip install 'forebay[pictures]'", name="PIL"
+    ) from missing
 
 from forebay.masks.documents import document_ids, padding_mask
 from forebay.masks.rectangle import IGNORE_THRESHOLD, Size, pixel_mask, token_ignore_mask

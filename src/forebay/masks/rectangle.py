@@ -48,6 +48,7 @@ def token_ignore_mask(rectangles: ArrayLike, size: Size, patch: int, threshold: 
     With patch 16, 230 padded pixels of 256 keep the token and 231 ignore it.
     """
     _check_patch(size, patch)
+    _check_threshold(threshold)
     content = _cell_content(_checked(rectangles, size), size, (size[0] // patch, size[1] // patch))
     padded = patch * patch - content
     ignored: Bools = padded / (patch * patch) >= threshold
@@ -115,6 +116,7 @@ def _checked(rectangles: ArrayLike, size: Size) -> Rectangles:
         )
     if not np.issubdtype(boxes.dtype, np.integer):
         raise TypeError(f"rectangles are {boxes.dtype} but pixels are whole; round them where they are made")
+    boxes = boxes.astype(np.int64)  # before the sum: uint8 would wrap around
     outside = (boxes < 0).any(axis=1) | (boxes[:, :2] + boxes[:, 2:] > (size[1], size[0])).any(axis=1)
     if outside.any():
         image = int(outside.argmax())
@@ -122,7 +124,7 @@ def _checked(rectangles: ArrayLike, size: Size) -> Rectangles:
             f"rectangle {image} is {tuple(boxes[image].tolist())} but the image is {size[1]} × {size[0]}; "
             "pass (left, top, width, height) in pixels of this size, or resize_rectangles first"
         )
-    return boxes.astype(np.int64)
+    return boxes
 
 
 def _check_patch(size: Size, patch: int) -> None:
@@ -130,6 +132,13 @@ def _check_patch(size: Size, patch: int) -> None:
         raise ValueError(
             f"an image of {size[0]} × {size[1]} pixels does not divide into patches of {patch}; "
             "letterbox to a multiple of the patch"
+        )
+
+
+def _check_threshold(threshold: float) -> None:
+    if not 0 < threshold <= 1:
+        raise ValueError(
+            f"threshold is {threshold} but a share of padding above 0 and up to 1 is expected, such as 0.9"
         )
 
 

@@ -107,6 +107,8 @@ def _checked_prefixes(prefix_lens: ArrayLike, lengths: Ints) -> Ints:
         raise ValueError(
             f"prefix_lens has shape {prefix.shape} but seq_lens has {lengths.shape}; give one per document"
         )
+    if prefix.size and not np.issubdtype(prefix.dtype, np.integer):
+        raise TypeError(f"prefix_lens is {prefix.dtype} but lengths are integers; cast them first")
     bad = (prefix < 0) | (prefix > lengths)
     if bad.any():
         row, document = np.argwhere(bad)[0]

@@ -1,5 +1,10 @@
 """Feeding PyTorch: the only room that imports torch."""
 
+try:
+    import torch as _torch  # noqa: F401  # first, so that the sentence below is the one that is read
+except ModuleNotFoundError as missing:
+    raise ModuleNotFoundError("forebay.torch needs PyTorch: pip install 'forebay[torch]'", name="torch") from missing
+
 from forebay.torch.attention import MaskedViTBlock, PackedSelfAttention, SeedAttention
 from forebay.torch.block_mask import (
     PortableBlockMask,

@@ -43,15 +43,15 @@ def disk(tmp_path, monkeypatch) -> Iterator[Disk]:
         finally:
             subprocess.run(["umount", "--lazy", folder], check=True)
         return
-    budget, write = [6 * MIB], os.write
+    budget, write = [6 * MIB], os.writev
 
-    def write_while_there_is_room(descriptor: int, data: bytes) -> int:
-        if len(data) > budget[0]:
+    def write_while_there_is_room(descriptor: int, data: list[memoryview]) -> int:
+        if sum(map(len, data)) > budget[0]:
             raise OSError(errno.ENOSPC, "No space left on device")
-        budget[0] -= len(data)
+        budget[0] -= sum(map(len, data))
         return write(descriptor, data)
 
-    monkeypatch.setattr(os, "write", write_while_there_is_room)
+    monkeypatch.setattr(os, "writev", write_while_there_is_room)
     yield Disk(folder / "cache", lambda: budget.__setitem__(0, 1 << 40))
 
 

@@ -17,6 +17,8 @@ from forebay.store.mapping import map_file
 from forebay.store.owner import Owner, this_host, this_process
 
 _TEMPORARY = ".tmp-"
+_BUFFERS_AT_ONCE = 512  # systems take 1,024
+_LARGE_BUFFER = 1 << 20
 _FOREIGN_LEFTOVER_SECONDS = 24 * 3600
 
 
@@ -102,8 +104,7 @@ class LocalStore:
         temporary = os.path.join(folder, f"{_TEMPORARY}{this_process()}-{secrets.token_hex(4)}")
         try:
             with open(temporary, "xb", buffering=0) as file:
-                for buffer in data:
-                    _write_all(file.fileno(), buffer)
+                _write_all(file.fileno(), data)
                 os.fsync(file.fileno())
         except BaseException:
             with suppress(FileNotFoundError):
@@ -150,10 +151,28 @@ def _read_exactly(descriptor: int, start: int, stop: int) -> bytes:
     return b"".join(pieces)
 
 
-def _write_all(descriptor: int, buffer: Buffer) -> None:
-    rest = memoryview(buffer).cast("B")
+def _write_all(descriptor: int, data: Sequence[Buffer]) -> None:
+    """Write small buffers together with the large one behind them.
+
+    What is written in one go is cached in large pieces, and is then mapped with few page faults.
+    """
+    waiting: list[memoryview] = []
+    for buffer in data:
+        if len(buffer):
+            waiting.append(memoryview(buffer).cast("B"))
+        if len(waiting) == _BUFFERS_AT_ONCE or sum(map(len, waiting[-1:])) >= _LARGE_BUFFER:
+            _write_together(descriptor, waiting)
+            waiting = []
+    _write_together(descriptor, waiting)
+
+
+def _write_together(descriptor: int, rest: list[memoryview]) -> None:
     while rest:
-        rest = rest[os.write(descriptor, rest) :]
+        written = os.writev(descriptor, rest)
+        while rest and written >= len(rest[0]):
+            written -= len(rest.pop(0))
+        if written:
+            rest[0] = rest[0][written:]
 
 
 def _make_folder(folder: str) -> None:

@@ -3,6 +3,7 @@
 A process keeps the last stream it read open, so that the parts of one file, read in order, decompress it once.
 """
 
+import atexit
 import gzip
 import zlib
 from collections.abc import Iterator
@@ -106,6 +107,12 @@ def stream_at(path: str, file: SourceFile, position: int) -> Stream:
         _last.append(Stream(path, file))
         _last[0].skip(position)
     return _last[0]
+
+
+@atexit.register
+def _close_last() -> None:
+    while _last:
+        _last.pop().close()
 
 
 def _decompressed(file: BinaryIO, path: str) -> IO[bytes]:

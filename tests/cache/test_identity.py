@@ -15,7 +15,6 @@ from forebay.errors import (
     ChunkCorrupt,
     ForebayError,
     FormatTooNew,
-    IndexCorrupt,
     RecipeInvalid,
     SourceChanged,
     SourceUnreadable,
@@ -173,12 +172,13 @@ def test_a_field_of_the_wrong_type_is_refused_before_anything_is_written(tmp_pat
     assert not (tmp_path / "cache").exists()
 
 
-def test_a_cache_among_the_files_of_its_source_is_refused(tmp_path):
-    root, _ = text_cache(tmp_path)
-    shutil.rmtree(root / "plan")
-    shutil.rmtree(root / "generations")
-    with pytest.raises((SourceUnreadable, IndexCorrupt)):
-        fb.build(root, fb.sources.lines(tmp_path), RECIPE, workers=0)
+def test_a_cache_among_the_files_of_its_source_never_becomes_part_of_it(tmp_path):
+    write_lines(tmp_path / "raw/a.txt", 0, 30)
+    source, root = fb.sources.lines(tmp_path / "raw"), tmp_path / "raw/cache"
+    assert fb.build(root, source, RECIPE, workers=0).rows == 30
+    with pytest.raises(SourceUnreadable, match="it lies in the cache itself"):
+        fb.grow(root, source, workers=0)
+    assert len(fb.open_cache(root)) == 30
 
 
 @pytest.mark.parametrize("name", [b"caf\xe9.txt"])

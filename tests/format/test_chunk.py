@@ -126,7 +126,7 @@ def test_uncompressed_columns_are_views_of_the_mapped_file(tmp_path):
     view = store.map("chunk")
     whole = np.frombuffer(view, np.uint8)
     file = ChunkFile(view, "chunk")
-    for shared in (file.decode("x"), file.fixed("x"), file.decode("r").values, file.decode_block("x", 1)):
+    for shared in (file.decode("x"), file.flat("x"), file.decode("r").values, file.decode_block("x", 1)):
         assert np.shares_memory(shared, whole)
         assert not shared.flags.writeable
     assert not np.shares_memory(file.decode("z"), whole)

@@ -2,7 +2,7 @@
 
 from forebay.cache.cut import OnCut, cut_source
 from forebay.cache.freshness import check_freshness
-from forebay.cache.plan import Plan, Segment, check_kind, load_plan
+from forebay.cache.plan import Plan, Segment, check_apart, check_kind, load_plan
 from forebay.cache.publish import newest_generation, read_cache_document
 from forebay.errors import SourceChanged
 from forebay.format import layout
@@ -31,6 +31,7 @@ def append_to_plan(store: Store, source: Source, on_cut: OnCut) -> tuple[Plan, l
             return plan, []
         number = len(plan.segments)
         segment = Segment.of(chunks, number=number, first_chunk=len(plan), source=source.describe(), weight=plan.weight)
+        check_apart(store, segment)
         if store.create(layout.plan_segment(number), segment.encode()):
             return load_plan(store), fresh_files
 

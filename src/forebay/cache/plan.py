@@ -6,6 +6,7 @@
 A later segment that names a file again holds what is now known of it.
 """
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,12 +15,13 @@ from typing import Any
 import numpy as np
 
 from forebay.columns import Array, Ragged
-from forebay.errors import ForebayError, IndexCorrupt
+from forebay.errors import ForebayError, IndexCorrupt, SourceUnreadable
 from forebay.format import layout
 from forebay.format.layout import FORMAT_VERSION
 from forebay.format.sealed import seal, unseal
 from forebay.source import Part, Source, SourceFile
 from forebay.store.base import Buffer, Store
+from forebay.store.local import LocalStore
 
 _NUMBERS = {"size": np.uint64, "mtime_ns": np.int64, "digest": np.uint64, "has_digest": np.uint8, "stream": np.uint8}
 
@@ -216,6 +218,18 @@ def check_kind(store: Store, source: Source, plan: Plan) -> None:
             f"the cache at '{store.address}' was built from a source of kind '{old}' and cannot grow by one of kind "
             f"'{new}'; use '{old}' again, or build a new cache"
         )
+
+
+def check_apart(store: Store, segment: Segment) -> None:
+    """A cache that lies among the files of its source would become part of it."""
+    if not isinstance(store, LocalStore) or "root" not in segment.source:
+        return
+    own = os.path.abspath(store.address) + os.sep
+    root = str(segment.source["root"])
+    for file in range(segment.file_count):
+        path = os.path.normpath(os.path.join(root, segment.path(file)))
+        if path.startswith(own):
+            raise SourceUnreadable(path, f"it lies in the cache itself; build the cache at '{store.address}' elsewhere")
 
 
 def load_plan(store: Store) -> Plan:

@@ -1,15 +1,13 @@
 """The beginning of a build: the cache, the layer's recipe, the plan — created once, checked ever after."""
 
-import os
-
 import msgspec
 
 from forebay.cache.cut import OnCut, chunk_weight, cut_source, try_recipe
-from forebay.cache.plan import Plan, Segment, check_kind, load_plan
+from forebay.cache.plan import Plan, Segment, check_apart, check_kind, load_plan
 from forebay.cache.publish import begin_cache, layers_of, newest_generation, read_cache_document, read_recipe_document
 from forebay.cache.verify import check_index
 from forebay.columns import Column
-from forebay.errors import DiskFull, IndexCorrupt, RecipeInvalid, RecipeMismatch, SourceNotFound, SourceUnreadable
+from forebay.errors import DiskFull, IndexCorrupt, RecipeInvalid, RecipeMismatch, SourceNotFound
 from forebay.format import layout
 from forebay.format.layout import FORMAT_VERSION
 from forebay.format.sealed import seal
@@ -25,7 +23,6 @@ from forebay.recipe import (
 )
 from forebay.source import Source
 from forebay.store.base import Buffer, Store, is_full
-from forebay.store.local import LocalStore
 
 
 def prepare_base(store: Store, source: Source, recipe: Recipe, layer: str, on_cut: OnCut) -> Plan:
@@ -48,7 +45,7 @@ def _begun(store: Store, source: Source, recipe: Recipe, layer: str, on_cut: OnC
     # Planned before anything is written: a source or a recipe that does not work leaves nothing behind.
     first = None if plan.segments else first_segment(source, recipe, on_cut)
     if first is not None:
-        _check_apart(store, first)
+        check_apart(store, first)
     cache = begin_cache(store, layer)
     if cache.base != layer:
         raise RecipeInvalid(
@@ -59,18 +56,6 @@ def _begun(store: Store, source: Source, recipe: Recipe, layer: str, on_cut: OnC
     if first is not None:
         store.create(layout.plan_segment(0), first.encode())
     return load_plan(store)
-
-
-def _check_apart(store: Store, segment: Segment) -> None:
-    """A cache that lies among the files of its source would become part of it."""
-    if not isinstance(store, LocalStore) or "root" not in segment.source:
-        return
-    own = os.path.abspath(store.address) + os.sep
-    root = str(segment.source["root"])
-    for file in range(segment.file_count):
-        path = os.path.normpath(os.path.join(root, segment.path(file)))
-        if path.startswith(own):
-            raise SourceUnreadable(path, f"it lies in the cache itself; build the cache at '{store.address}' elsewhere")
 
 
 def first_segment(source: Source, recipe: Recipe, on_cut: OnCut) -> Segment:

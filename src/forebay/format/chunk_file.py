@@ -70,10 +70,6 @@ class ChunkFile:
     def sums(self, column: str) -> Array:
         return self.tensors[f"{column}.sums"].array(self.view)
 
-    def fixed(self, column: str) -> Array:
-        """All rows of an uncompressed fixed column: a view of the file, not a copy."""
-        return self.tensors[column].array(self.view)
-
     def flat(self, column: str) -> Array:
         """All values of an uncompressed column: a view of the file, not a copy."""
         return self.tensors[column].array(self.view)

@@ -6,7 +6,7 @@ depends on; nothing else is. Two recipes with one fingerprint make the same chun
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, is_dataclass
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
@@ -46,7 +46,11 @@ class Recipe(Protocol):
 
     Optional members: `dependencies() -> Mapping[str, str]` (name → hash of a file it depends on),
     `versions() -> Mapping[str, str]` (libraries that shape the bytes, recorded in generations), `constants() ->
-    Mapping[str, ndarray]` (columns equal for all rows), `sample_ids` (the name of the column that identifies rows).
+    Mapping[str, ndarray]` (columns equal for all rows), `sample_ids` (the name of the column that identifies rows),
+    `identity(sample) -> bytes | None`: 16 bytes that are equal for equal samples. A recipe that has it deduplicates:
+    planning finds, in the order of the source, every sample that is equal to an earlier one, and `make` is not given
+    it. A sample whose identity is None is never left out. Where the member itself is None (a property may say so), the
+    recipe does not deduplicate.
     """
 
     kind: ClassVar[str]
@@ -73,6 +77,7 @@ class LayerRecipe(Protocol):
 
 
 AnyRecipe = Recipe | LayerRecipe
+Identity = Callable[[Sample], bytes | None]
 
 
 class RecipeDocument(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -126,6 +131,12 @@ def versions_of(recipe: AnyRecipe) -> dict[str, str]:
 
 def constants_of(recipe: AnyRecipe) -> dict[str, np.ndarray[Any, Any]]:
     return dict(recipe.constants()) if hasattr(recipe, "constants") else {}
+
+
+def identity_of(recipe: AnyRecipe) -> Identity | None:
+    """What tells equal samples, None where the recipe does not deduplicate."""
+    found: Identity | None = getattr(recipe, "identity", None)
+    return found
 
 
 def reads_of(recipe: AnyRecipe) -> tuple[str, ...]:

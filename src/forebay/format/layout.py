@@ -2,6 +2,7 @@
 
 cache.json                            format version, cache id, base layer
 plan/000000.safetensors               append-only segments: chunk -> files and ranges
+identities/000000.<hash>.safetensors  the samples that a segment kept, where its recipe deduplicates
 layers/<layer>/recipe.json            the recipe, readable, with its fingerprint
 layers/<layer>/constants.safetensors  columns equal for all rows
 layers/<layer>/000035.safetensors     immutable rows
@@ -17,12 +18,14 @@ FORMAT_VERSION = 1
 CACHE = "cache.json"
 GENERATIONS = "generations/"
 PLAN = "plan/"
+IDENTITIES = "identities/"
 LAYERS = "layers/"
 CLAIMS = "claims/"
 
 _NUMBERED = re.compile(r"(\d{6,})\.safetensors")
 _CHUNK = re.compile(r"(\d{6,})(?:\.r([1-9]\d*))?\.safetensors")
 _CLAIM = re.compile(r"(\d{6,})\.([1-9]\d*)\.json")
+_IDENTITIES = re.compile(r"(\d{6,})\.[0-9a-f]{16}\.safetensors")
 _LAYER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*")
 
 
@@ -36,6 +39,11 @@ def generation(number: int) -> str:
 
 def plan_segment(number: int) -> str:
     return f"{PLAN}{number:06d}.safetensors"
+
+
+def identities(segment: int, digest: str) -> str:
+    """Named by its content too, so that planners of the same segment cannot take each other's file for their own."""
+    return f"{IDENTITIES}{segment:06d}.{digest[:16]}.safetensors"
 
 
 def recipe(layer: str) -> str:
@@ -69,6 +77,12 @@ def parse_numbered(key: str) -> int | None:
     return int(found[1]) if found else None
 
 
+def parse_identities(key: str) -> int | None:
+    """The segment that a file of identities was written for, None for another key."""
+    found = _IDENTITIES.fullmatch(key.rpartition("/")[2])
+    return int(found[1]) if found else None
+
+
 def parse_chunk(key: str) -> tuple[int, int] | None:
     """(chunk, revision) of a chunk's key, None for another key."""
     found = _CHUNK.fullmatch(key.rpartition("/")[2])
@@ -88,6 +102,8 @@ def is_known(key: str, layers: set[str]) -> bool:
         return key == CACHE
     if f"{folder}/" in (GENERATIONS, PLAN):
         return parse_numbered(key) is not None
+    if f"{folder}/" == IDENTITIES:
+        return parse_identities(key) is not None
     top, _, layer = folder.partition("/")
     if layer not in layers:
         return False

@@ -106,7 +106,7 @@ def grow(
     prepare_layer(store, own, base)
     terms = _terms(own, workers, memory_limit, max_failures, lease_seconds, on_progress)
     alike = named_alike(source, load_plan(store))
-    plan, _ = append_to_plan(store, alike, partial(_planning, terms))
+    plan, _ = append_to_plan(store, alike, own, partial(_planning, terms), memory_limit)
     place = base_workplace(store, alike, own, base, plan, newest_generation(store))
     return build_chunks(place, place.chunks, _engine(workers), terms)
 
@@ -204,7 +204,7 @@ def _prepared(store: Store, source: Source | None, recipe: AnyRecipe, layer: str
         raise RecipeInvalid(f"the recipe '{recipe.kind}' makes base rows and needs a source")
     _check_source(source)
     base = cast(Recipe, recipe)
-    plan = prepare_base(store, source, base, layer, partial(_planning, terms))
+    plan = prepare_base(store, source, base, layer, partial(_planning, terms), terms.memory_limit)
     return base_workplace(store, source, base, layer, plan, newest_generation(store))
 
 

@@ -3,6 +3,7 @@
 import time
 
 from forebay.cache.claim import Claim, is_abandoned, read_claims
+from forebay.cache.plan import load_plan
 from forebay.cache.publish import generation_numbers, layers_of, load_generation, read_cache_document
 from forebay.cache.records import CleanReport
 from forebay.format import layout
@@ -20,7 +21,7 @@ def clean_cache(store: Store, keep_generations: int | None, lease_seconds: float
     dropped = _old_generations(store, keep_generations)
     freed = sum(_remove(store, Entry(layout.generation(n), len(store.map(layout.generation(n))))) for n in dropped)
     temporary = list(store.leftovers())
-    superseded = _superseded(store)
+    superseded = [*_superseded(store), *_unnamed_identities(store)]
     freed += sum(_remove(store, entry) for entry in [*temporary, *superseded])
     claims = [key for layer in layers_of(store) for key in _expired_claims(store, layer, lease_seconds)]
     for key in claims:
@@ -64,6 +65,18 @@ def _superseded(store: Store) -> list[Entry]:
             if parsed and parsed not in listed and parsed[0] in chunks:
                 found.append(entry)
     return found
+
+
+def _unnamed_identities(store: Store) -> list[Entry]:
+    """Identities that a planner wrote for a segment which another planner then added first.
+
+    Those of a segment that is not there yet may be about to be named.
+    """
+    found = list(store.keys(layout.IDENTITIES))
+    segments = load_plan(store).segments if found else ()
+    named = {layout.identities(segment.number, segment.identities) for segment in segments}
+    numbers = {segment.number for segment in segments}
+    return [entry for entry in found if entry.key not in named and layout.parse_identities(entry.key) in numbers]
 
 
 def _expired_claims(store: Store, layer: str, lease_seconds: float) -> list[str]:

@@ -4,12 +4,14 @@ import hashlib
 import time
 from collections.abc import Callable
 
+from forebay.cache.plan import load_plan
 from forebay.cache.publish import load_generation
 from forebay.cache.records import CopyReport, Progress
-from forebay.cache.verify import check_index
-from forebay.errors import ChunkCorrupt, ChunkMissing, ForebayError
+from forebay.cache.verify import check_index, identity_problems
+from forebay.errors import ChunkCorrupt, ChunkMissing, ForebayError, IndexCorrupt
 from forebay.format import layout
 from forebay.format.chunk import ChunkRecord
+from forebay.format.generation import Generation
 from forebay.store.base import Store
 
 OnProgress = Callable[[Progress], None]
@@ -20,7 +22,7 @@ def copy_cache(store: Store, destination: Store, on_progress: OnProgress) -> Cop
     started = time.monotonic()
     generation = load_generation(store)
     check_index(store, generation)
-    for key in _index_keys(generation.recipes, generation.constants, len(generation.plan)):
+    for key in [*_identity_keys(store, generation), *_index_keys(generation)]:
         _create_same(destination, key, store.map(key))
     listed = [(layer, record) for layer, table in generation.layers.items() for record in table.records()]
     copied, copied_bytes = 0, 0
@@ -45,11 +47,16 @@ def copy_cache(store: Store, destination: Store, on_progress: OnProgress) -> Cop
     )
 
 
-def _index_keys(recipes: object, constants: object, segments: int) -> list[str]:
-    assert isinstance(recipes, dict)
-    assert isinstance(constants, dict)
-    keys = [layout.CACHE, *map(layout.recipe, recipes), *map(layout.constants, constants)]
-    return [*keys, *map(layout.plan_segment, range(segments))]
+def _index_keys(generation: Generation) -> list[str]:
+    keys = [layout.CACHE, *map(layout.recipe, generation.recipes), *map(layout.constants, generation.constants)]
+    return [*keys, *map(layout.plan_segment, range(len(generation.plan)))]
+
+
+def _identity_keys(store: Store, generation: Generation) -> list[str]:
+    for problem in identity_problems(store, generation):
+        raise IndexCorrupt(store.address, problem.key, problem.problem)
+    segments = load_plan(store).segments[: len(generation.plan)]
+    return [layout.identities(segment.number, segment.identities) for segment in segments if segment.identities]
 
 
 def _copy_chunk(store: Store, destination: Store, layer: str, record: ChunkRecord) -> int:
@@ -71,5 +78,5 @@ def _copy_chunk(store: Store, destination: Store, layer: str, record: ChunkRecor
 
 
 def _create_same(destination: Store, key: str, value: memoryview) -> None:
-    if not destination.create(key, [value]) and destination.read(key) != value:
+    if not destination.create(key, [value]) and destination.map(key) != value:
         raise ForebayError(f"'{destination.address}' holds another cache ('{key}' differs); copy to a new place")

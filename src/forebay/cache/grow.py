@@ -1,12 +1,13 @@
 """Growing: append what a source has and the plan has not, as a new segment."""
 
 from forebay.cache.cut import OnCut, cut_source
+from forebay.cache.duplicates import deduplicate
 from forebay.cache.freshness import check_freshness
 from forebay.cache.plan import Plan, Segment, check_apart, check_kind, load_plan
 from forebay.cache.publish import newest_generation, read_cache_document
 from forebay.errors import SourceChanged
-from forebay.format import layout
 from forebay.format.generation import ChunkTable
+from forebay.recipe import Recipe
 from forebay.source import Source, SourceFile
 from forebay.store.base import Store
 
@@ -20,7 +21,9 @@ def named_alike(source: Source, plan: Plan) -> Source:
     return alike
 
 
-def append_to_plan(store: Store, source: Source, on_cut: OnCut) -> tuple[Plan, list[SourceFile]]:
+def append_to_plan(
+    store: Store, source: Source, recipe: Recipe, on_cut: OnCut, memory_limit: int | None = None
+) -> tuple[Plan, list[SourceFile]]:
     """The plan with whatever is new in the source, and the files that are new or grew."""
     while True:
         plan = load_plan(store)
@@ -32,7 +35,8 @@ def append_to_plan(store: Store, source: Source, on_cut: OnCut) -> tuple[Plan, l
         number = len(plan.segments)
         segment = Segment.of(chunks, number=number, first_chunk=len(plan), source=source.describe(), weight=plan.weight)
         check_apart(store, segment)
-        if store.create(layout.plan_segment(number), segment.encode()):
+        draft = deduplicate(store, source, recipe, segment, plan, on_cut, memory_limit)
+        if draft.append(store):
             return load_plan(store), fresh_files
 
 

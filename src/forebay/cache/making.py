@@ -180,4 +180,6 @@ def _notes(source: Source, plan: Plan, fresh: Freshness) -> tuple[str, ...]:
     grew = len(fresh.grown)
     notes = [f"{new:,} file(s) of the source are not in the plan; `forebay grow` appends them"] if new else []
     notes += [f"{grew:,} file(s) of the source grew; `forebay grow` appends what is new"] if grew else []
+    left_out = plan.duplicates
+    notes += [f"{left_out:,} sample(s) of the plan are duplicates of earlier ones and are left out"] if left_out else []
     return tuple(notes)

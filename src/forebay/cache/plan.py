@@ -3,12 +3,13 @@
     segment 0   files  a b c      chunk 0 = a[0:900]   chunk 1 = a[900:1400] b[0:350]   chunk 2 = …
     segment 1   files  b d        chunk 3 = b[350:800] d[0:120]                         grown later
 
-A later segment that names a file again holds what is now known of it.
+A later segment that names a file again holds what is now known of it. Where the recipe deduplicates, the plan also says
+which samples of a slice are equal to earlier ones.
 """
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -26,6 +27,14 @@ from forebay.store.local import LocalStore
 _NUMBERS = {"size": np.uint64, "mtime_ns": np.int64, "digest": np.uint64, "has_digest": np.uint8, "stream": np.uint8}
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class LeftOut:
+    """What a deduplicating plan knows of the slice of a chunk."""
+
+    ordinals: Array  # which of its samples, failed ones counted too, are equal to earlier ones; rising
+    check: int  # what `Census` made of all its samples
+
+
 @dataclass(frozen=True, eq=False)
 class Segment:
     """One append to the plan: its files, its parts, and which parts make a chunk."""
@@ -35,6 +44,7 @@ class Segment:
     source: Mapping[str, Any]  # the description of the source
     weight: int  # what a chunk was meant to weigh, in the unit of the source
     tensors: Mapping[str, Array]
+    identities: str = ""  # the digest of the file of identities that it added, where its recipe deduplicates
 
     @classmethod
     def of(
@@ -92,6 +102,17 @@ class Segment:
             )
         ]
 
+    def left_out(self, chunk: int) -> LeftOut | None:
+        """What is left out of a chunk, counted from the start of this segment; None where nothing was ever judged."""
+        if not self.identities:
+            return None
+        first, last = self.tensors["chunk_duplicates"][chunk : chunk + 2].tolist()
+        return LeftOut(self.tensors["duplicates"][first:last], int(self.tensors["chunk_check"][chunk]))
+
+    def without_duplicates(self, tensors: Mapping[str, Array], identities: str) -> "Segment":
+        """The same segment, with what `Census` and `find_duplicates` found."""
+        return replace(self, tensors={**self.tensors, **tensors}, identities=identities)
+
     @cached_property
     def _parts_by_file(self) -> tuple[Array, Array]:
         """The parts ordered by file, and the file of each."""
@@ -124,7 +145,7 @@ class Segment:
             "first_chunk": self.first_chunk,
             "source": dict(self.source),
             "weight": self.weight,
-        }
+        } | ({"identities": self.identities} if self.identities else {})
         ordered = dict(sorted(self.tensors.items(), key=lambda item: (-item[1].dtype.itemsize, item[0])))
         return seal(metadata, ordered)
 
@@ -155,6 +176,15 @@ class Plan:
     def parts(self, chunk: int) -> list[Part]:
         segment = self.segments[self._segment_of(chunk)]
         return segment.parts(chunk - segment.first_chunk)
+
+    def left_out(self, chunk: int) -> LeftOut | None:
+        segment = self.segments[self._segment_of(chunk)]
+        return segment.left_out(chunk - segment.first_chunk)
+
+    @property
+    def duplicates(self) -> int:
+        """How many samples are left out in all."""
+        return sum(len(segment.tensors["duplicates"]) for segment in self.segments if segment.identities)
 
     @cached_property
     def weights(self) -> Array:
@@ -252,7 +282,7 @@ def decode_segment(view: memoryview, root: str, key: str) -> tuple[Segment, str]
     """A segment and the SHA-256 that its file carries."""
     metadata, tensors = unseal(view, root, key, "plan")
     facts = (metadata["number"], metadata["first_chunk"], metadata["source"], metadata["weight"])
-    return Segment(*facts, tensors), bytes(view[-32:]).hex()
+    return Segment(*facts, tensors, metadata.get("identities", "")), bytes(view[-32:]).hex()
 
 
 def _file_tensors(files: list[SourceFile]) -> dict[str, Array]:

@@ -3,6 +3,7 @@
 import msgspec
 
 from forebay.cache.cut import OnCut, chunk_weight, cut_source, try_recipe
+from forebay.cache.duplicates import deduplicate
 from forebay.cache.plan import Plan, Segment, check_apart, check_kind, load_plan
 from forebay.cache.publish import begin_cache, layers_of, newest_generation, read_cache_document, read_recipe_document
 from forebay.cache.verify import check_index
@@ -25,17 +26,19 @@ from forebay.source import Source
 from forebay.store.base import Buffer, Store, is_full
 
 
-def prepare_base(store: Store, source: Source, recipe: Recipe, layer: str, on_cut: OnCut) -> Plan:
+def prepare_base(
+    store: Store, source: Source, recipe: Recipe, layer: str, on_cut: OnCut, memory_limit: int | None = None
+) -> Plan:
     """The plan of a cache whose base layer this recipe makes."""
     try:
-        return _begun(store, source, recipe, layer, on_cut)
+        return _begun(store, source, recipe, layer, on_cut, memory_limit)
     except OSError as error:
         if not is_full(error):
             raise
         raise DiskFull(store.address, sum(map(source.weight, source.files())), store.free_bytes() or 0) from error
 
 
-def _begun(store: Store, source: Source, recipe: Recipe, layer: str, on_cut: OnCut) -> Plan:
+def _begun(store: Store, source: Source, recipe: Recipe, layer: str, on_cut: OnCut, memory_limit: int | None) -> Plan:
     newest = newest_generation(store)
     if newest is not None:
         check_index(store, newest)
@@ -43,9 +46,11 @@ def _begun(store: Store, source: Source, recipe: Recipe, layer: str, on_cut: OnC
     check_recipe(recipe)
     check_kind(store, source, plan)
     # Planned before anything is written: a source or a recipe that does not work leaves nothing behind.
-    first = None if plan.segments else first_segment(source, recipe, on_cut)
-    if first is not None:
+    draft = None
+    if not plan.segments:
+        first = first_segment(source, recipe, on_cut)
         check_apart(store, first)
+        draft = deduplicate(store, source, recipe, first, plan, on_cut, memory_limit)
     cache = begin_cache(store, layer)
     if cache.base != layer:
         raise RecipeInvalid(
@@ -53,8 +58,8 @@ def _begun(store: Store, source: Source, recipe: Recipe, layer: str, on_cut: OnC
             f"the base columns it reads"
         )
     prepare_layer(store, recipe, layer)
-    if first is not None:
-        store.create(layout.plan_segment(0), first.encode())
+    if draft is not None:
+        draft.append(store)
     return load_plan(store)
 
 

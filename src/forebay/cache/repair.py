@@ -7,16 +7,19 @@ of the cache, or is made again; it goes back in place only when it is, to the by
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from forebay.cache.build import Terms
 from forebay.cache.crew import Engine
+from forebay.cache.duplicates import deduplicate
+from forebay.cache.identities import load_identities
 from forebay.cache.making import Workplace, remake_chunks
-from forebay.cache.plan import decode_segment
+from forebay.cache.plan import Plan, Segment, decode_segment, load_plan
 from forebay.cache.prepare import first_segment, sealed_constants
-from forebay.cache.publish import generation_numbers, publish_over_damaged
+from forebay.cache.publish import generation_numbers, publish_over_damaged, read_cache_document
 from forebay.cache.published import published_record
 from forebay.cache.records import VerifyReport
-from forebay.cache.verify import index_problems, newest_sound, orphans
+from forebay.cache.verify import identity_problems, index_problems, newest_sound, orphans
 from forebay.errors import Damaged, ForebayError, IndexCorrupt
 from forebay.format import layout
 from forebay.format.chunk import ChunkRecord
@@ -54,17 +57,23 @@ def repair_index(means: Means, mending: Mending) -> Generation:
     except IndexCorrupt:
         return _list_anew(store, mending)
     for problem in index_problems(store, generation):
-        try:
-            store.replace(problem.key, _published_bytes(means, generation, problem.key))
-            mending.restored.append(problem.key)
-        except ForebayError as error:
-            mending.failed[problem.key] = str(error)
+        _put_back(means, mending, problem.key, partial(_published_bytes, means, generation, problem.key))
+    for problem in identity_problems(store, generation):  # named by segments that may be back only now
+        _put_back(means, mending, problem.key, partial(_identity_bytes, means, problem.key))
     if bad:
         generation = publish_over_damaged(store, generation)
     for problem in bad:
         store.delete(problem.key)
         mending.replaced[problem.key] = f"it could not be read; generation {generation.number} stands in its place"
     return generation
+
+
+def _put_back(means: Means, mending: Mending, key: str, published: Callable[[], list[Buffer]]) -> None:
+    try:
+        means.store.replace(key, published())
+        mending.restored.append(key)
+    except ForebayError as error:
+        mending.failed[key] = str(error)
 
 
 def _list_anew(store: Store, mending: Mending) -> Generation:
@@ -170,6 +179,33 @@ def _copied_index(copy: Store, generation: Generation, key: str) -> bytes:
     raise Damaged(f"'{key}' cannot be put back: the copy at '{copy.address}' has other bytes")
 
 
+def _identity_bytes(means: Means, key: str) -> list[Buffer]:
+    """A segment's identities, from a copy, or taken again from the source; right only if their digest is."""
+    plan = load_plan(means.store)
+    segment = plan.segments[layout.parse_identities(key) or 0]
+    if means.copy is not None:
+        return [_copied_identities(means.copy, segment, key)]
+    if means.source is None:
+        raise Damaged(f"'{key}' cannot be put back without its source or a copy; run `forebay repair … --from COPY`")
+    recipe = means.recipe_of(read_cache_document(means.store).base)
+    assert isinstance(recipe, Recipe)
+    earlier = Plan(plan.segments[: segment.number], plan.digests[: segment.number])
+    draft = deduplicate(means.store, means.source, recipe, segment, earlier, lambda *_: None)
+    if draft.segment.identities != segment.identities:
+        raise Damaged(
+            f"'{key}' cannot be put back: the source now has other samples; run `forebay repair … --from COPY`"
+        )
+    return list(draft.identities)
+
+
+def _copied_identities(copy: Store, segment: Segment, key: str) -> memoryview:
+    try:
+        load_identities(copy, segment)
+    except Damaged as error:
+        raise Damaged(f"'{key}' cannot be put back: the copy at '{copy.address}' has no sound one") from error
+    return copy.map(key)
+
+
 def _planned_again(means: Means, generation: Generation, key: str) -> list[Buffer]:
     advice = f"'{key}' cannot be put back without a copy of the cache; run `forebay repair … --from COPY`"
     if len(generation.plan) != 1:
@@ -178,7 +214,8 @@ def _planned_again(means: Means, generation: Generation, key: str) -> list[Buffe
         raise Damaged(f"{advice}, or pass the source itself to `forebay.repair`, so that it is planned again")
     recipe = means.recipe_of(generation.base)
     assert isinstance(recipe, Recipe)
-    value = first_segment(means.source, recipe, lambda *_: None).encode()
+    first = first_segment(means.source, recipe, lambda *_: None)
+    value = deduplicate(means.store, means.source, recipe, first, Plan((), ()), lambda *_: None).segment.encode()
     whole = memoryview(b"".join(value))
     if decode_segment(whole, means.store.address, key)[1] != generation.plan[0]:
         raise Damaged(f"{advice} (planning the source again gave another plan)")

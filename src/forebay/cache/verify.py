@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from forebay.cache.freshness import check_content, check_freshness
+from forebay.cache.identities import load_identities
 from forebay.cache.plan import decode_segment, load_plan
 from forebay.cache.publish import generation_numbers, layers_of, load_generation, read_cache_document
 from forebay.cache.published import head_problem
@@ -35,7 +36,7 @@ def verify_cache(store: Store, source: Source | None, full: bool, on_progress: O
     """Check all that the newest sound generation lists."""
     started = time.monotonic()
     generation, bad = newest_sound(store)
-    bad += index_problems(store, generation)
+    bad += [*index_problems(store, generation), *identity_problems(store, generation)]
     listed = [(layer, record) for layer in generation.layers for record in generation.layers[layer].records()]
     found, checked_bytes = _check_all(store, listed, full, on_progress)
     gone = [(layer, record.chunk) for (layer, record), problems in zip(listed, found, strict=True) if problems is None]
@@ -93,6 +94,22 @@ def index_problems(store: Store, generation: Generation) -> list[Bad]:
     found += [_digest_problem(store, layout.constants(layer), digest) for layer, digest in generation.constants.items()]
     found += [_segment_problem(store, number, digest) for number, digest in enumerate(generation.plan)]
     return [problem for problem in found if problem is not None]
+
+
+def identity_problems(store: Store, generation: Generation) -> list[Bad]:
+    """What is wrong with the identities that the sound segments of the plan name. Only growing needs them."""
+    found = []
+    for number, digest in enumerate(generation.plan):
+        key = layout.plan_segment(number)
+        if _segment_problem(store, number, digest) is not None:
+            continue
+        segment, _ = decode_segment(store.map(key), store.address, key)
+        try:
+            if segment.identities:
+                load_identities(store, segment)
+        except Damaged as error:
+            found.append(Bad(key=layout.identities(number, segment.identities), problem=str(error)))
+    return found
 
 
 def check_index(store: Store, generation: Generation) -> None:

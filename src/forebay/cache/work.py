@@ -8,6 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
+from forebay.cache.census import Sieve
 from forebay.cache.plan import Plan, load_plan
 from forebay.cache.presence import PRESENT
 from forebay.cache.publish import load_generation
@@ -17,7 +18,7 @@ from forebay.errors import RecipeInvalid, SourceChanged
 from forebay.format import layout
 from forebay.format.chunk import ChunkRecord, EncodedChunk, encode_chunk
 from forebay.format.generation import Generation
-from forebay.recipe import LayerRecipe, Recipe, Rows, fingerprint
+from forebay.recipe import LayerRecipe, Recipe, Rows, fingerprint, identity_of
 from forebay.source import Failure, Part, Sample, Source, SourceFile
 from forebay.store.base import Store
 
@@ -36,9 +37,13 @@ class BaseJob:
         """The bytes of one chunk; a pure function of the recipe and the slice."""
         parts = self._plan.parts(chunk)
         self._check_files(parts)
-        intake = Intake(self.source, parts)
+        sieve = self._sieve(chunk)
+        intake = Intake(self.source, parts, sieve)
         rows = self.recipe.make(intake)
         intake.check_exhausted()
+        if sieve is not None and not sieve.saw_what_was_planned():
+            changed = dict.fromkeys((part.file.path for part in parts), "has other samples than were planned")
+            raise SourceChanged(self.store.address, changed)
         if rows.present is not None:
             raise RecipeInvalid(f"the recipe '{self.recipe.kind}' makes base rows; leave out those it cannot make")
         sums = [self._part_sum(part) for part in parts]
@@ -51,7 +56,7 @@ class BaseJob:
             fingerprint=self._fingerprint,
             samples=intake.count,
             failures=(*intake.failures, *rows.failures),
-            statistics=rows.statistics,
+            statistics=rows.statistics if sieve is None else {**rows.statistics, "duplicates": sieve.left_out},
             sample_ids=getattr(self.recipe, "sample_ids", ""),
             source_sums=sums,
         )
@@ -67,6 +72,15 @@ class BaseJob:
     @cached_property
     def _fingerprint(self) -> str:
         return fingerprint(self.recipe)
+
+    def _sieve(self, chunk: int) -> Sieve | None:
+        planned = self._plan.left_out(chunk)
+        identity = identity_of(self.recipe)
+        if planned is None:
+            return None
+        if identity is None:
+            raise RecipeInvalid(f"chunk {chunk} is planned without duplicates, but its recipe has no `identity`")
+        return Sieve(identity, planned)
 
     def _part_sum(self, part: Part) -> int:
         if part.file.digest is not None:
@@ -175,11 +189,15 @@ Job = BuildJob | RepairJob
 
 
 class Intake(Iterable[Sample]):
-    """The samples of a slice, once through; what has bad content is set aside as a failure."""
+    """The samples of a slice, once through; what has bad content is set aside as a failure.
 
-    def __init__(self, source: Source, parts: list[Part]) -> None:
+    A sample that the sieve leaves out counts, and is not given.
+    """
+
+    def __init__(self, source: Source, parts: list[Part], sieve: Sieve | None = None) -> None:
         self.count = 0
         self.failures: list[Failure] = []
+        self._sieve = sieve
         self._samples = self._read(source, parts)
 
     def __iter__(self) -> Iterator[Sample]:
@@ -193,9 +211,10 @@ class Intake(Iterable[Sample]):
         for part in parts:
             for sample in source.read(part):
                 self.count += 1
+                kept = self._sieve is None or self._sieve.keeps(sample)
                 if isinstance(sample, Failure):
                     self.failures.append(sample)
-                else:
+                elif kept:
                     yield sample
 
 

@@ -14,8 +14,12 @@ from forebay.errors import RecipeInvalid, UnknownKind
 from forebay.recipe import AnyRecipe, RecipeDocument, differing_fields, fingerprint
 from forebay.source import Source
 
-RECIPES = {"raw": ("forebay.raw", "RawRecipe")}
-SOURCES = {"files": ("forebay.sources", "FileSource"), "lines": ("forebay.sources", "LineSource")}
+RECIPES = {"raw": ("forebay.raw", "RawRecipe"), "tokens": ("forebay.tokens", "TokenRecipe")}
+SOURCES = {
+    "files": ("forebay.sources", "FileSource"),
+    "jsonl": ("forebay.sources", "JsonlSource"),
+    "lines": ("forebay.sources", "LineSource"),
+}
 
 
 def recipe_class(kind: str) -> type[Any]:

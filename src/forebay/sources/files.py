@@ -9,7 +9,7 @@ import xxhash
 
 from forebay.errors import SourceChanged
 from forebay.source import Part, Sample, SourceFile, Unit
-from forebay.sources.paths import common_root, find_files, full_path, look
+from forebay.sources.paths import find_files, full_path, look, named_below, renamed
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +38,7 @@ class FileSource:
 
     def rebased(self, root: str) -> "FileSource":
         """The same files, named relative to another root."""
-        moved = tuple(os.path.relpath(full_path(self.root, pattern), root) for pattern in self.patterns)
-        return replace(self, root=root, patterns=moved)
+        return replace(self, root=root, patterns=renamed(self.root, self.patterns, root))
 
     def files(self) -> list[SourceFile]:
         return [_plain(file) for file in find_files(self.root, self.patterns, self.suffixes)]
@@ -80,9 +79,7 @@ def files(*paths: str | os.PathLike[str], suffixes: Iterable[str] = (), root: st
     >>> files("src", suffixes=[".py"]).patterns
     ('.',)
     """
-    names = [os.path.abspath(path) for path in paths]
-    shared = os.path.abspath(root) if root else common_root(names)
-    return FileSource(shared, tuple(os.path.relpath(name, shared) for name in names), tuple(suffixes))
+    return FileSource(*named_below(paths, root), tuple(suffixes))
 
 
 def _plain(file: SourceFile) -> SourceFile:

@@ -26,6 +26,26 @@ def common_root(patterns: Sequence[str]) -> str:
     return os.path.commonpath([_fixed_folder(os.path.abspath(pattern)) for pattern in patterns])
 
 
+def named_below(paths: Sequence[str | os.PathLike[str]], root: str | None) -> tuple[str, tuple[str, ...]]:
+    """A root for what a user names, and every name relative to it.
+
+    >>> named_below(["/data/text/*.jsonl", "/data/more"], root="/data")
+    ('/data', ('text/*.jsonl', 'more'))
+    """
+    names = [os.path.abspath(path) for path in paths]
+    shared = os.path.abspath(root) if root else common_root(names)
+    return shared, tuple(os.path.relpath(name, shared) for name in names)
+
+
+def renamed(root: str, patterns: Sequence[str], new_root: str) -> tuple[str, ...]:
+    """The same patterns, relative to another root.
+
+    >>> renamed("/data/text", ["*.jsonl"], "/data")
+    ('text/*.jsonl',)
+    """
+    return tuple(os.path.relpath(full_path(root, pattern), new_root) for pattern in patterns)
+
+
 def find_files(root: str, patterns: Sequence[str], suffixes: tuple[str, ...] = ()) -> list[SourceFile]:
     """Every file that a pattern names, once, sorted by name.
 

@@ -1,4 +1,4 @@
-"""Compressed files as streams of lines with a position.
+"""Compressed files as streams of bytes with a position.
 
 A process keeps the last stream it read open, so that the parts of one file, read in order, decompress it once.
 """
@@ -7,7 +7,7 @@ import atexit
 import gzip
 import zlib
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from typing import IO, BinaryIO, cast
 
 import zstandard
@@ -20,16 +20,19 @@ _last: "list[Stream]" = []
 
 
 class Stream(AbstractContextManager["Stream"]):
-    """Decompressed bytes, forward only. `position` counts what was taken."""
+    """Decompressed bytes of a file as it was when looked at, forward only.
 
-    def __init__(self, path: str, file: SourceFile | None = None) -> None:
+    `position` and `newlines` count what was taken; what was appended to the file since is not seen.
+    """
+
+    def __init__(self, path: str, file: SourceFile) -> None:
         self.path = path
         self.file = file
         self.position = 0
-        self._file: BinaryIO = open(path, "rb")  # noqa: SIM115 — closed by `close`
-        self._plain: IO[bytes] = _decompressed(self._file, path)
-        self._buffer = b""
-        self._at = 0
+        self.newlines = 0
+        self._file: BinaryIO = open(path, "rb", buffering=0)  # noqa: SIM115 — closed by `close`
+        self._plain = _decompressed(cast(BinaryIO, _Beginning(self._file, file.size)), path)
+        self._peeked = b""
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -43,70 +46,52 @@ class Stream(AbstractContextManager["Stream"]):
         """How much of the compressed file was read for what was taken."""
         return self._file.tell()
 
-    def at_end(self) -> bool:
-        return not self._ready()
+    def read(self, count: int) -> bytes:
+        """At most `count` bytes, none at the end."""
+        data = self._peeked[:count] or self._decompress(count)
+        self._peeked = self._peeked[len(data) :]
+        self.position += len(data)
+        self.newlines += data.count(b"\n")
+        return data
 
     def skip(self, count: int) -> int:
         """Pass over bytes; how many there were."""
         left = count
-        while left > 0 and self._ready():
-            left -= self._take(min(left, len(self._buffer) - self._at))
+        while left > 0 and (data := self.read(min(left, _BLOCK))):
+            left -= len(data)
         return count - left
 
-    def skip_line(self) -> bool:
-        """Pass over the rest of a line; False at the end of the file."""
-        passed = False
-        while self._ready():
-            passed = True
-            found = self._buffer.find(b"\n", self._at)
-            self._take((found + 1 if found >= 0 else len(self._buffer)) - self._at)
-            if found >= 0:
-                break
-        return passed
+    def at_end(self) -> bool:
+        self._peeked = self._peeked or self._decompress(1)
+        return not self._peeked
 
-    def lines(self, stop: int) -> Iterator[bytes]:
-        """Whole lines up to a position."""
-        while self.position < stop and self._ready():
-            start, pieces = self.position, []
-            while self._ready():
-                found = self._buffer.find(b"\n", self._at)
-                end = found + 1 if found >= 0 else len(self._buffer)
-                pieces.append(self._buffer[self._at : end])
-                self._take(end - self._at)
-                if found >= 0:
-                    break
-            if self.position > start:
-                yield b"".join(pieces)
-
-    def _ready(self) -> bool:
-        if self._at == len(self._buffer):
-            self._buffer, self._at = self._read_block(), 0
-        return bool(self._buffer)
-
-    def _read_block(self) -> bytes:
+    def _decompress(self, count: int) -> bytes:
         try:
-            return self._plain.read(_BLOCK)
+            return self._plain.read(count)
         except (EOFError, zlib.error, gzip.BadGzipFile, zstandard.ZstdError) as error:
-            raise SourceUnreadable(self.path, f"after {self.position:,} decompressed bytes: {error}") from error
-
-    def _take(self, count: int) -> int:
-        self._at += count
-        self.position += count
-        return count
+            where = f"line {self.newlines + 1:,}, after {self.position:,} decompressed bytes"
+            raise SourceUnreadable(self.path, f"{where}: {error}") from error
 
 
-def open_stream(path: str) -> Stream:
-    return Stream(path)
+@contextmanager
+def stream_at(path: str, file: SourceFile, position: int) -> Iterator[Stream]:
+    """A stream that stands at a position: the last one of this process if it does, else one from the beginning.
 
-
-def stream_at(path: str, file: SourceFile, position: int) -> Stream:
-    """A stream of this process that stands at a position: the last one if it does, else one from the beginning."""
-    if _last and (_last[0].file, _last[0].path, _last[0].position) != (file, path, position):
-        _last.pop().close()
-    if not _last:
-        _last.append(Stream(path, file))
-        _last[0].skip(position)
-    return _last[0]
+    It is the caller's alone, and becomes the last one when the caller is done.
+    """
+    if _last and (_last[0].file, _last[0].path, _last[0].position) == (file, path, position):
+        stream = _last.pop()
+    else:
+        _close_last()
+        stream = Stream(path, file)
+    try:
+        stream.skip(position - stream.position)
+        yield stream
+    except BaseException:
+        stream.close()
+        raise
+    _close_last()
+    _last.append(stream)
 
 
 @atexit.register
@@ -115,8 +100,21 @@ def _close_last() -> None:
         _last.pop().close()
 
 
+class _Beginning:
+    """The first `size` bytes of a file."""
+
+    def __init__(self, file: BinaryIO, size: int) -> None:
+        self._file = file
+        self._left = size
+
+    def read(self, count: int = -1) -> bytes:
+        data = self._file.read(min(count, self._left) if count >= 0 else self._left)
+        self._left -= len(data)
+        return data
+
+
 def _decompressed(file: BinaryIO, path: str) -> IO[bytes]:
     if path.endswith(".gz"):
         return cast(IO[bytes], gzip.GzipFile(fileobj=file, mode="rb"))
-    reader: IO[bytes] = zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True)
+    reader: IO[bytes] = zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True, closefd=False)
     return reader

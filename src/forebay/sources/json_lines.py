@@ -1,0 +1,135 @@
+"""Documents from blocks of JSON lines, as fast as they can be parsed.
+
+A block in which every line is an object is decoded by one call. A block in which anything is wrong is gone through
+line by line, so that each failure has its line and its reason.
+"""
+
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from forebay.source import Failure, Sample
+from forebay.sources.reading import Reading
+
+_BOM = b"\xef\xbb\xbf"
+_NEWLINE, _OPEN, _CLOSE, _RETURN = b"\n{}\r"
+_JSON_TYPES = {b"{": "an object", b"[": "an array", b"t": "true", b"f": "false"}
+_TROUBLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
+
+def read_documents(reading: Reading, path: str, field: str) -> Iterator[Sample | Failure]:
+    """The document of every line; what is wrong with a line is a failure."""
+    for block in reading:
+        begin = reading.position
+        at = len(_BOM) if begin == 0 and block.startswith(_BOM) else 0
+        documents = _all_at_once(block, at, field)
+        if documents is None:
+            yield from _one_by_one(reading, block, at, path, field)
+        else:
+            del block
+            for start, document in documents:
+                yield Sample(f"{path}@{begin + start}", document.text)
+
+
+def check_field(field: str) -> None:
+    """Refuse a name that no field can be found by."""
+    _decoder(field)
+
+
+def _all_at_once(block: bytes, at: int, field: str) -> Iterator[tuple[int, Any]] | None:
+    """Where each line of a block begins, and what it holds; None where anything is wrong."""
+    try:
+        documents = _decoder(field).decode_lines(memoryview(block)[at:])
+    except _TROUBLE:
+        return None
+    starts = _line_starts(block, at)
+    return zip(starts, documents, strict=True) if 0 < len(starts) == len(documents) else None
+
+
+def _line_starts(block: bytes, at: int) -> list[int]:
+    """Where the lines of a block begin, if each is from `{` to `}`; else none.
+
+    No value goes on from one such line to the next, as inside of a value no `{` comes right after a `}`. So a block
+    that holds as many values as lines holds one in every line.
+    """
+    content = np.frombuffer(block, np.uint8)
+    ends = np.flatnonzero(content == _NEWLINE)
+    if not len(ends) or ends[-1] != len(content) - 1:
+        ends = np.append(ends, len(content))
+    starts = np.concatenate([[at], ends[:-1] + 1])
+    lasts = ends - 1 - (content[ends - 1] == _RETURN)
+    whole = (starts < lasts).all() and (content[starts] == _OPEN).all() and (content[lasts] == _CLOSE).all()
+    return [0, *starts[1:].tolist()] if whole else []
+
+
+def _one_by_one(reading: Reading, block: bytes, at: int, path: str, field: str) -> Iterator[Sample | Failure]:
+    decode = _decoder(field).decode
+    view = memoryview(block)
+    first_line = 0  # known when it is needed
+    for index, (begin, end) in enumerate(_line_bounds(block)):
+        sample = f"{path}@{reading.position + begin}"
+        line = view[max(begin, at) : end]
+        try:
+            yield Sample(sample, decode(line).text)
+        except _TROUBLE as error:
+            if end >= len(block) - 1 and _is_blank(line) and reading.ends_file(block):
+                return
+            first_line = first_line or reading.first_line()
+            reason, detail = _problem(line, field, error)
+            yield Failure(sample, reason, f"line {first_line + index}: {detail}")
+
+
+def _line_bounds(block: bytes) -> Iterator[tuple[int, int]]:
+    begin = 0
+    while begin < len(block):
+        end = block.find(b"\n", begin)
+        end = end if end >= 0 else len(block)
+        yield begin, end
+        begin = end + 1
+
+
+def _is_blank(line: memoryview) -> bool:
+    return len(line) < 100 and not bytes(line).strip()
+
+
+def _problem(line: memoryview, field: str, error: Exception) -> tuple[str, str]:
+    """Why a line holds no document: a reason code and a sentence."""
+    if _is_blank(line):
+        return "bad-json", "empty line"
+    if isinstance(error, UnicodeDecodeError):
+        return "not-utf8", _first_bad_byte(line)
+    if isinstance(error, RecursionError):
+        return "bad-json", "it is nested too deeply"
+    try:
+        value = bytes(_raw_decoder(field).decode(line).text)[:1]
+    except msgspec.DecodeError as malformed:
+        return "bad-json", str(malformed)
+    if not value:
+        return "no-text", f"the object has no field '{field}'"
+    if value == b"n":
+        return "null", f"the field '{field}' is null"
+    return "not-text", f"the field '{field}' is {_JSON_TYPES.get(value, 'a number')}, not a string"
+
+
+def _first_bad_byte(line: memoryview) -> str:
+    try:
+        str(line, "utf-8")
+    except UnicodeDecodeError as error:
+        return f"byte 0x{line[error.start]:02x} at offset {error.start} of the line is not UTF-8 ({error.reason})"
+    raise AssertionError("a string in the line is not UTF-8, but the line is")
+
+
+@lru_cache(maxsize=16)
+def _decoder(field: str) -> msgspec.json.Decoder[Any]:
+    document = msgspec.defstruct("Document", [("text", str)], rename={"text": field}, gc=False)
+    return msgspec.json.Decoder(document)
+
+
+@lru_cache(maxsize=16)
+def _raw_decoder(field: str) -> msgspec.json.Decoder[Any]:
+    """Takes any value of the field as it is written; nothing stands for a field that is missing."""
+    document = msgspec.defstruct("Raw", [("text", msgspec.Raw, msgspec.Raw())], rename={"text": field})
+    return msgspec.json.Decoder(document)

@@ -1,0 +1,95 @@
+"""One part of a file of separated pieces while it is read: its blocks, and where in the file they stand."""
+
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import BinaryIO
+
+from forebay.errors import SourceChanged
+from forebay.source import Part
+from forebay.sources.paths import full_path
+from forebay.sources.separators import whole_pieces
+from forebay.sources.streams import Stream, stream_at
+
+_COUNTED_BYTES = 1 << 20
+
+
+class Reading:
+    """The blocks of one part; `position` is the offset in the file at which the current one begins."""
+
+    def __init__(self, root: str, part: Part, separator: bytes) -> None:
+        self._root, self._part, self._separator = root, part, separator
+        self._path = full_path(root, part.file.path)
+        self._stream: Stream | None = None
+        self._newlines = 0  # before the current block, known where it is a stream
+        self.position = part.start
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self._stream_blocks() if self._part.file.stream else self._plain_blocks()
+
+    def first_line(self) -> int:
+        """The number, from 1, of the line in which the current block begins."""
+        if self._part.file.stream:
+            return 1 + self._newlines
+        counter = _line_counter(self._path, self._part.file.size, self._part.file.mtime_ns)
+        return 1 + counter.before(self.position)
+
+    def ends_file(self, block: bytes) -> bool:
+        """Whether the file, as it was planned, ends with the current block."""
+        end = self.position + len(block)
+        if self._stream is None:
+            return end >= self._part.file.size
+        return end == self._stream.position and self._stream.at_end()
+
+    def _stream_blocks(self) -> Iterator[bytes]:
+        with stream_at(self._path, self._part.file, self._part.start) as self._stream:
+            self._newlines = self._stream.newlines
+            for block in whole_pieces(self._stream.read, self._part.weight, self._separator):
+                yield block
+                self.position += len(block)
+                self._newlines += block.count(b"\n")
+                del block
+
+    def _plain_blocks(self) -> Iterator[bytes]:
+        with open(self._path, "rb", buffering=0) as plain:
+            check_piece_start(plain, self._root, self._part.file.path, self._part.start, self._separator)
+            plain.seek(self._part.start)
+            for block in whole_pieces(plain.read, self._part.weight, self._separator):
+                yield block
+                self.position += len(block)
+                del block
+
+
+def check_piece_start(plain: BinaryIO, root: str, path: str, start: int, separator: bytes) -> None:
+    """A piece that was planned must still begin where it did."""
+    plain.seek(max(0, start - len(separator)))
+    if start and plain.read(len(separator)) != separator:
+        raise piece_moved(root, path, start, separator)
+
+
+def piece_moved(root: str, path: str, start: int, separator: bytes) -> SourceChanged:
+    what = "line" if separator == b"\n" else "document"
+    return SourceChanged(root, {path: f"has no {what} that starts at byte {start:,} any more"})
+
+
+class _LineCounter:
+    """Counts the newlines of a plain file, on from where it last stood."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._position = self._newlines = 0
+
+    def before(self, position: int) -> int:
+        if position < self._position:
+            self._position = self._newlines = 0
+        with open(self._path, "rb", buffering=0) as plain:
+            plain.seek(self._position)
+            while self._position < position and (content := plain.read(min(_COUNTED_BYTES, position - self._position))):
+                self._position += len(content)
+                self._newlines += content.count(b"\n")
+        return self._newlines
+
+
+@lru_cache(maxsize=4)
+def _line_counter(path: str, size: int, mtime_ns: int) -> _LineCounter:
+    """One counter for a file as it was planned: its failures come in order, mostly."""
+    return _LineCounter(path)

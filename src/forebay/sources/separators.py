@@ -1,0 +1,105 @@
+"""Finding separators so that the answer does not depend on where the search began.
+
+Separators are those that `bytes.split` finds from the beginning of the file, left to right. A separator may overlap
+itself, as three newlines do in a run of four; so a search from the middle first goes back to where nothing overlaps:
+
+    text        a \\n \\n \\n \\n b        separator \\n\\n\\n
+    split       a └──────────┘ \\n b      the one that counts
+    not         a \\n └──────────┘ b      what a search from the second newline would find
+"""
+
+from collections.abc import Callable, Iterator
+from typing import BinaryIO
+
+_BLOCK = 128 * 1024  # decoding is fastest while a block and what is made of it stay in the processor's cache
+_LOOK_AHEAD = 64 * 1024
+_LOOK_BACK = 64 * 1024
+
+
+def whole_pieces(read: Callable[[int], bytes], length: int, separator: bytes) -> Iterator[bytes]:
+    """The next `length` bytes in blocks that end behind a separator, and what is left. A long piece comes whole."""
+    reach = len(separator) - 1
+    held: list[bytes] = []  # the beginning of a piece: no separator in it,
+    seam = b""  # but perhaps the beginning of one at its end
+    while length > 0 and (content := read(min(_BLOCK, length))):
+        length -= len(content)
+        end = last_end(seam + content, separator) - len(seam)
+        if end > 0:
+            held.append(content[:end])
+            block = b"".join(held)
+            held.clear()
+            yield block
+            del block  # before the next one is put together
+            content, seam = content[end:], b""
+        held.append(content)
+        seam = (seam + content)[-reach:] if reach else b""
+    if rest := b"".join(held):
+        held.clear()
+        yield rest
+
+
+def end_after(plain: BinaryIO, separator: bytes, start: int, at: int) -> int | None:
+    """Where the first separator that begins at `at` or later ends in a file, in which a piece begins at `start`."""
+    cursor = _overlap_start_in(plain, separator, start, at)
+    plain.seek(cursor)
+    ahead = b""  # from `cursor` on
+    while content := plain.read(_LOOK_AHEAD):
+        ahead += content
+        while (found := ahead.find(separator)) >= 0:
+            cursor += found + len(separator)
+            if cursor - len(separator) >= at:
+                return cursor
+            ahead = ahead[found + len(separator) :]
+        passed = max(0, len(ahead) - len(separator) + 1)
+        cursor, ahead = cursor + passed, ahead[passed:]
+    return None
+
+
+def _overlap_start_in(plain: BinaryIO, separator: bytes, start: int, at: int) -> int:
+    """`overlap_start` for a place in a file, in which a piece begins at `start`."""
+    if len(separator) == 1:
+        return max(start, at)
+    behind = _LOOK_BACK
+    while True:
+        low = max(start, at - behind)
+        plain.seek(low)
+        content = plain.read(max(0, at - low) + len(separator) - 1)
+        found = overlap_start(content, separator, max(0, at - low))
+        if low == start or found >= len(separator):
+            return low + found
+        behind *= 2
+
+
+def first_end(content: bytes, separator: bytes, at: int) -> int:
+    """Where the first separator that begins at `at` or later ends, -1 where there is none.
+
+    >>> first_end(b"a----b", b"---", 2)
+    -1
+    """
+    cursor = overlap_start(content, separator, at)
+    while 0 <= (found := content.find(separator, cursor)) < at:
+        cursor = found + len(separator)
+    return -1 if found < 0 else found + len(separator)
+
+
+def last_end(content: bytes, separator: bytes) -> int:
+    """Where the last separator ends, 0 where there is none.
+
+    >>> last_end(b"a----b", b"---")
+    4
+    """
+    found = content.rfind(separator)
+    if found < 0:
+        return 0
+    cursor = overlap_start(content, separator, found)
+    while (found := content.find(separator, cursor)) >= 0:
+        cursor = found + len(separator)
+    return cursor
+
+
+def overlap_start(content: bytes, separator: bytes, at: int) -> int:
+    """The last place up to `at` that no separator, real or not, reaches across."""
+    reach = len(separator) - 1
+    while (found := content.find(separator, max(0, at - reach), at + reach)) >= 0 and found < at:
+        at = found
+    return at

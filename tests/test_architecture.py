@@ -21,6 +21,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "engine": {"errors", "store", "cache"},
     "sources": WORDS,  # knows no store
     "raw": WORDS,
+    "tokens": WORDS | {"hub"},
     "masks": {"errors"},
     "kinds": WORDS,
     "api": CORE | {"engine", "kinds"},

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from forebay.recipe import ChunkTarget, LayerRecipe, Recipe, Rows, fingerprint
     from forebay.source import Failure, Part, Sample, Source, SourceFile
     from forebay.store import LocalStore, MemoryStore, Store
+    from forebay.tokens import TokenRecipe
 
 # Where each public name lives. A name is imported when it is first used.
 _HOMES = {
@@ -37,13 +38,14 @@ _HOMES = {
     **dict.fromkeys(("LocalStore", "MemoryStore", "Store"), "forebay.store"),
     "Progress": "forebay.cache.records",
     "RawRecipe": "forebay.raw",
+    "TokenRecipe": "forebay.tokens",
 }
 _MODULES = ("errors", "masks", "sources", "testing")
 
 __all__ = [
     "Cache", "ChunkTarget", "Column", "Failure", "LayerRecipe", "LocalStore", "MemoryStore", "Part", "Progress",
-    "Ragged", "RawRecipe", "Recipe", "RowId", "Rows", "Sample", "Source", "SourceFile", "Store", "build", "clean",
-    "copy", "errors", "estimate", "fingerprint", "gaps", "grow", "masks", "open_cache", "repair", "sources", "status",
+    "Ragged", "RawRecipe", "Recipe", "RowId", "Rows", "Sample", "Source", "SourceFile", "Store", "TokenRecipe", "build",
+    "clean", "copy", "errors", "estimate", "fingerprint", "gaps", "grow", "masks", "open_cache", "repair", "sources", "status",
     "summarize", "testing", "verify",
 ]  # fmt: skip
 

@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Literal, cast
 
+import msgspec
+
 from forebay.cache.build import Terms
 from forebay.cache.claim import LEASE_SECONDS
 from forebay.cache.clean import clean_cache
@@ -27,6 +29,7 @@ from forebay.cache.records import (
     CopyReport,
     Estimate,
     Gaps,
+    LayerSummary,
     Progress,
     RepairReport,
     Status,
@@ -34,13 +37,14 @@ from forebay.cache.records import (
     VerifyReport,
 )
 from forebay.cache.repair import Means, Mending, repair_chunks, repair_index
+from forebay.cache.settle import settle
 from forebay.cache.status import cache_status, find_gaps
 from forebay.cache.summary import summarize_cache
 from forebay.cache.verify import newest_sound, verify_cache
 from forebay.engine import InlineEngine, LocalEngine
 from forebay.errors import BuildFailed, Damaged, LayerNotFound, RecipeInvalid, UnknownKind
 from forebay.format import layout
-from forebay.kinds import reopen_recipe, reopen_source
+from forebay.kinds import recipe_class, reopen_recipe, reopen_source
 from forebay.recipe import AnyRecipe, LayerRecipe, Recipe, reads_of, versions_of
 from forebay.source import Source
 from forebay.store import Store, open_store
@@ -73,11 +77,12 @@ def build(
     """
     store = open_store(root)
     name = layer or recipe.kind
-    terms = _terms(recipe, workers, memory_limit, max_failures, lease_seconds, on_progress)
-    place = _prepared(store, source, recipe, name, terms)
+    settled, notes = settle(store, source, recipe, name)
+    terms = _terms(settled, workers, memory_limit, max_failures, lease_seconds, on_progress)
+    place = _prepared(store, source, settled, name, terms).noting(notes)
     engine = _engine(workers)
     if mode == "inverse" and newest_generation(store) is not None:
-        mended = _repair(store, source, recipe, None, engine, terms)
+        mended = _repair(store, source, settled, None, engine, terms)
         if mended.failed:
             raise BuildFailed(store.address, _by_chunk(mended.failed))
     wanted = in_order(place.chunks, mode, start_chunk, end_chunk)
@@ -102,12 +107,12 @@ def grow(
     _check_source(source)
     store = open_store(root)
     base = read_cache_document(store).base
-    own = recipe or cast(Recipe, _kept_recipe(store, base))
+    own, notes = settle(store, source, recipe or cast(Recipe, _kept_recipe(store, base)), base)
     prepare_layer(store, own, base)
     terms = _terms(own, workers, memory_limit, max_failures, lease_seconds, on_progress)
     alike = named_alike(source, load_plan(store))
     plan, _ = append_to_plan(store, alike, own, partial(_planning, terms), memory_limit)
-    place = base_workplace(store, alike, own, base, plan, newest_generation(store))
+    place = base_workplace(store, alike, own, base, plan, newest_generation(store)).noting(notes)
     return build_chunks(place, place.chunks, _engine(workers), terms)
 
 
@@ -156,13 +161,14 @@ def status(root: Root, *, source: Source | None = None) -> Status:
 
 def summarize(root: Root) -> Summary:
     """What a cache is."""
-    return summarize_cache(open_store(root))
+    return _with_figures(summarize_cache(open_store(root)))
 
 
 def estimate(source: Source, recipe: Recipe, *, into: Root | None = None, workers: int | None = None) -> Estimate:
-    """What a build will take, judged by a sample of at most 4 % of the source."""
+    """What a build will take, judged by a sample of at most 5 % of the source."""
     store = None if into is None else open_store(into)
-    return estimate_build(source, recipe, store, _worker_count(workers))
+    settled, _ = settle(None, source, recipe, recipe.kind)
+    return estimate_build(source, settled, store, _worker_count(workers))
 
 
 def clean(root: Root, *, keep_generations: int | None = None, lease_seconds: float = LEASE_SECONDS) -> CleanReport:
@@ -222,8 +228,9 @@ def _existing(store: Store, source: Source | None, recipe_of: Callable[[str], An
 def _recipe_for(store: Store, given: AnyRecipe | None, layer: str) -> AnyRecipe:
     kept = kept_recipe(store, layer)
     if given is not None and kept is not None and kept.kind == given.kind:
-        prepare_layer(store, given, layer)
-        return given
+        settled, _ = settle(store, None, given, layer)
+        prepare_layer(store, settled, layer)
+        return settled
     return _kept_recipe(store, layer)
 
 
@@ -274,6 +281,22 @@ def _engine(workers: int | None) -> Engine:
 
 def _planning(terms: Terms, done: int, total: int, passed: int) -> None:
     terms.on_progress(Progress(phase="planning", done=done, total=total, unit="files", read_bytes=passed))
+
+
+def _with_figures(summary: Summary) -> Summary:
+    """What each layer's kind, if it is installed, derives from the sums over its chunks."""
+    layers = tuple(msgspec.structs.replace(layer, figures=_derived("figures", layer)) for layer in summary.layers)
+    base = next((layer for layer in layers if layer.layer == summary.base), None)
+    return msgspec.structs.replace(summary, layers=layers, metadata=_derived("metadata", base) if base else {})
+
+
+def _derived(name: str, layer: LayerSummary) -> dict[str, object]:
+    try:
+        derive = getattr(recipe_class(layer.kind), name, None)
+    except UnknownKind:
+        return {}
+    holds = {"chunks": layer.chunks, "rows": layer.rows, "bytes": layer.bytes}
+    return derive(layer.fields, layer.statistics, holds) if derive else {}
 
 
 def _check_source(source: object) -> None:

@@ -9,6 +9,10 @@ ForebayError
 ├── RecipeMismatch       a cache is there, but another recipe built it
 ├── RecipeInvalid        a recipe broke the contract between recipes and the core
 ├── UnknownKind          no recipe or source of that kind is installed
+├── LibraryMissing       an optional library is needed and not installed
+├── TokenizerUnusable    a tokenizer cannot be found, loaded or used as asked
+├── EncodersDiffer       the fast encoder a cache was planned with gives other ids than the reference
+├── DocumentTooLong      a document does not fit a row, and the recipe says that this is an error
 ├── SettingsInvalid      a settings file has an unknown key or a wrong type
 ├── Damaged              bytes at rest are not what was published
 │   ├── FormatTooNew     a newer forebay wrote it
@@ -20,6 +24,9 @@ ForebayError
 ├── SourceNotFound       no file matches the source
 ├── SourceUnreadable     a file of the source cannot be decompressed or understood
 ├── SourceChanged        a file behind a planned slice is not what it was
+├── HubUnreachable       the Hugging Face hub does not answer, or not in time
+├── HubNotFound          the hub has no such repository, revision or file, or not for this user
+├── DownloadCorrupt      what came from the hub is not what the hub lists
 ├── BuildFailed          some chunks could not be made
 │   ├── TooManyFailures  more samples failed than the caller allows
 │   └── WorkersFailed    worker processes end before they begin
@@ -91,6 +98,38 @@ class UnknownKind(ForebayError):
         super().__init__(
             f"no {what} of kind '{kind}' is installed (known: {', '.join(known)}); install the package that brings "
             f"it, or pass the {what} itself"
+        )
+
+
+class LibraryMissing(ForebayError):
+    def __init__(self, library: str, needed_for: str, extra: str) -> None:
+        self.library, self.needed_for, self.extra = library, needed_for, extra
+        super().__init__(f"'{library}' is not installed, and {needed_for} needs it: pip install 'forebay[{extra}]'")
+
+
+class TokenizerUnusable(ForebayError):
+    def __init__(self, name: str, problem: str) -> None:
+        self.name, self.problem = name, problem
+        super().__init__(f"the tokenizer '{name}' cannot be used: {problem}")
+
+
+class EncodersDiffer(ForebayError):
+    def __init__(self, tokenizer: str, problem: str, planned: bool) -> None:
+        self.tokenizer, self.problem, self.planned = tokenizer, problem, planned
+        way_out = (
+            "install the fastokens version that `forebay info` names, or build a new cache"
+            if planned
+            else "leave the encoder open, or choose encoder='tokenizers'"
+        )
+        super().__init__(f"{problem} (tokenizer '{tokenizer}'); {way_out}")
+
+
+class DocumentTooLong(ForebayError):
+    def __init__(self, document: str, tokens: int, capacity: int) -> None:
+        self.document, self.tokens, self.capacity = document, tokens, capacity
+        super().__init__(
+            f"document '{document}' has {tokens:,} tokens but a row holds {capacity:,}; raise `sequence_length` or set "
+            f"long_documents='split'"
         )
 
 
@@ -182,6 +221,32 @@ class SourceChanged(ForebayError):
         more = f" and {len(files) - 3} more" if len(files) > 3 else ""
         super().__init__(
             f"the source of '{root}' is not what it was: {shown}{more}; put the old content back, or build a new cache"
+        )
+
+
+class HubUnreachable(ForebayError, OSError):
+    """An `OSError` too: what needed the network may be tried again."""
+
+    def __init__(self, endpoint: str, what: str, cause: str) -> None:
+        self.endpoint, self.what, self.cause = endpoint, what, cause
+        super().__init__(
+            f"the hub at {endpoint} gave no usable answer for {what}: {cause}; check the network, name a mirror with "
+            f"HF_ENDPOINT, or use local files instead"
+        )
+
+
+class HubNotFound(ForebayError):
+    def __init__(self, what: str, problem: str, advice: str) -> None:
+        self.what, self.problem, self.advice = what, problem, advice
+        super().__init__(f"the hub does not give {what}: {problem}; {advice}")
+
+
+class DownloadCorrupt(ForebayError):
+    def __init__(self, what: str, problem: str) -> None:
+        self.what, self.problem = what, problem
+        super().__init__(
+            f"{what} does not arrive as the hub lists it: {problem}; try again later, without a proxy or mirror on the "
+            f"way, or fetch it by other means and use local files"
         )
 
 

@@ -148,7 +148,7 @@ def fingerprint(recipe: AnyRecipe) -> str:
     identity = {
         "kind": recipe.kind,
         "revision": recipe.revision,
-        "fields": fields_of(recipe),
+        "fields": _without_places(fields_of(recipe), recipe),
         "dependencies": dependencies_of(recipe),
     }
     return hashlib.sha256(canonical_json(identity)).hexdigest()
@@ -172,10 +172,24 @@ def document(recipe: AnyRecipe, layer: str, format_version: int) -> RecipeDocume
 def differing_fields(kept: RecipeDocument, recipe: AnyRecipe) -> list[str]:
     """The names of what a kept recipe and another one do not share."""
     changed = [name for name in ("kind", "revision") if getattr(kept, name) != getattr(recipe, name)]
-    pairs = ((kept.fields, fields_of(recipe)), (kept.dependencies, dependencies_of(recipe)))
+    fields = (_without_places(fields, recipe) for fields in (kept.fields, fields_of(recipe)))
+    pairs = (tuple(fields), (kept.dependencies, dependencies_of(recipe)))
     for old, new in pairs:
         changed += sorted(name for name in old.keys() | new.keys() if _written(old, name) != _written(new, name))
     return changed
+
+
+def same_document(kept: RecipeDocument, made: RecipeDocument, recipe: AnyRecipe) -> bool:
+    """Whether two documents of a recipe say the same, wherever its dependencies lie."""
+    one, other = (
+        msgspec.structs.replace(document, fields=_without_places(document.fields, recipe)) for document in (kept, made)
+    )
+    return one == other
+
+
+def _without_places(fields: Mapping[str, Any], recipe: AnyRecipe) -> dict[str, Any]:
+    located = getattr(recipe, "located", ())
+    return {name: value for name, value in fields.items() if name not in located}
 
 
 def _written(fields: Mapping[str, Any], name: str) -> bytes | None:

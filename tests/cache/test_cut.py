@@ -82,7 +82,7 @@ def test_progress_counts_the_files_that_are_cut():
 
 
 def trial(rows: float = 0.01, raw_bytes: float = 1.0) -> Trial:
-    return Trial(1000, 0.0, rows, 0.0, rows, raw_bytes, raw_bytes, 4096)
+    return Trial(1000, 0.0, 10, 0, 1000 * rows, round(1000 * raw_bytes), 4096, round(1000 * raw_bytes))
 
 
 @pytest.mark.parametrize(

@@ -1,50 +1,51 @@
 """Cutting a source into chunks, before any work starts."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from math import ceil
+from typing import get_args
 
+import msgspec
 import numpy as np
 
+from forebay.columns import Codec, Column
 from forebay.errors import ForebayError, RecipeInvalid
-from forebay.format.chunk import encode_chunk
-from forebay.recipe import ChunkTarget, Recipe
+from forebay.format.chunk import EncodedChunk, encode_chunk
+from forebay.recipe import ChunkTarget, Recipe, Rows
 from forebay.source import Part, Sample, Source, SourceFile, Unit
 
 CAP_BYTES = 128 * 1024 * 1024
 OVERWEIGHT = 1.25  # how far a chunk may go past its weight, unless one part alone does
 DEFAULT_CHUNK_BYTES = 32 * 1024 * 1024
 DEFAULT_CHUNK_SAMPLES = 1000
-SAMPLE_PLACES = 16
+SAMPLE_PLACES = 24
 MOST_FILES_PER_PLACE = 1000
-SAMPLE_WEIGHT = {"bytes": 4 * 1024 * 1024, "samples": 64}
+SAMPLE_WEIGHT = {"bytes": 4 * 1024 * 1024, "samples": 512}
+HEADS = 16
+HEAD_WEIGHT = {"bytes": 16 * 1024, "samples": 4}
 
 OnCut = Callable[[int, int, int], None]  # files cut so far, files in all, weight passed so far
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What a recipe made of a small part of the source, per weight.
-
-    Places are chosen evenly by weight, so the mean over places stands for the whole, however uneven its files are.
-    """
+    """What a recipe made of a small part of the source."""
 
     weight: int
     seconds: float
-    samples: float
-    failures: float
-    rows: float
-    raw_bytes: float
-    stored_bytes: float  # index and data, which grow with the rows; every chunk has a header besides
-    head_bytes: float
+    samples: int
+    failures: int
+    rows: float  # that so much would fill in a large chunk
+    raw_bytes: int
+    head_bytes: int  # every chunk has a header
+    stored_bytes: int  # index and data, which grow with the rows
+    made: Rows | None = None
 
-    @classmethod
-    def mean(cls, trials: Sequence["Trial"]) -> "Trial":
-        names = [one.name for one in fields(cls) if one.name != "weight"]
-        means = {name: sum(getattr(trial, name) for trial in trials) / max(1, len(trials)) for name in names}
-        return cls(weight=sum(trial.weight for trial in trials), **means)
+    def scaled(self, amount: float, total: int) -> float:
+        """What was counted in the sample, for a source that weighs `total`."""
+        return amount / max(1, self.weight) * total
 
 
 def cut_source(
@@ -86,67 +87,140 @@ def chunk_weight(target: ChunkTarget, trial: Trial, unit: Unit = "bytes") -> int
     wanted = (target.bytes or DEFAULT_CHUNK_BYTES) / trial.raw_bytes
     if target.rows is not None:
         wanted = target.rows / trial.rows
-    return max(1, int(min(wanted, CAP_BYTES / OVERWEIGHT / trial.raw_bytes)))
+    return max(1, int(trial.weight * min(wanted, CAP_BYTES / OVERWEIGHT / trial.raw_bytes)))
 
 
 def try_recipe(source: Source, files: Sequence[SourceFile], recipe: Recipe, budget: int | None = None) -> Trial:
-    """Make rows of a few small parts spread over the source. One that the recipe fails on is left out.
+    """Make rows of a few small parts spread over the source. Those that the recipe fails on are left out.
 
     The build then says which chunk fails, and makes the others; what is wrong with the recipe itself, or with the
     source, is raised.
     """
     places = sample_places(source, files, budget or SAMPLE_WEIGHT[source.unit])
-    trials = []
-    failed: Exception | None = None
+    try:
+        return _try_places(source, recipe, places)
+    except (OSError, ForebayError):
+        raise
+    except Exception as error:  # a recipe may raise anything
+        return _try_places(source, recipe, _that_work(source, recipe, places, error))
+
+
+def _that_work(source: Source, recipe: Recipe, places: list[list[Part]], failed: Exception) -> list[list[Part]]:
+    working = []
     for parts in places:
         try:
-            trials.append(_try_place(source, recipe, parts))
+            _try_places(source, recipe, [parts])
         except (OSError, ForebayError):
             raise
-        except Exception as error:  # a recipe may raise anything
+        except Exception as error:
             failed = error
-            continue
-    if places and not trials:
+        else:
+            working.append(parts)
+    if not working:
         raise RecipeInvalid(f"the recipe '{recipe.kind}' fails on all it was tried on: {failed!r}") from failed
-    return Trial.mean(trials)
+    return working
 
 
-def _try_place(source: Source, recipe: Recipe, parts: list[Part]) -> Trial:
+def _try_places(source: Source, recipe: Recipe, places: list[list[Part]]) -> Trial:
+    """All places together, as one small chunk."""
     started = time.perf_counter()
-    seen = [sample for part in parts for sample in source.read(part)]
-    samples = [sample for sample in seen if isinstance(sample, Sample)]
-    made = recipe.make(iter(samples))
-    encoded = encode_chunk(made.columns, recipe.columns(), layer="trial", chunk=0, fingerprint="", samples=len(seen))
-    weight = max(1, sum(part.weight for part in parts))
+    glance = Glance(source, [part for parts in places for part in parts])
+    made = recipe.make(glance)
+    encoded = _encoded(made, recipe.columns(), glance.count)
+    seconds = time.perf_counter() - started
+    rows_from = getattr(recipe, "rows_from", None)
     return Trial(
-        weight=weight,
-        seconds=(time.perf_counter() - started) / weight,
-        samples=len(seen) / weight,
-        failures=(len(made.failures) + len(seen) - len(samples)) / weight,
-        rows=encoded.meta.rows / weight,
-        raw_bytes=sum(column.nbytes for column in made.columns.values()) / weight,
-        stored_bytes=(encoded.size - len(encoded.buffers[0])) / weight,
+        weight=max(1, sum(part.weight for parts in places for part in parts)),
+        seconds=seconds,
+        samples=glance.count,
+        failures=len(made.failures) + glance.failures,
+        rows=rows_from(made.statistics) if rows_from else encoded.meta.rows,
+        raw_bytes=sum(column.nbytes for column in made.columns.values()),
         head_bytes=len(encoded.buffers[0]),
+        stored_bytes=_body_bytes(encoded),
+        made=made,
     )
 
 
+class Glance:
+    """The samples of some parts, read for judging only; a source may have a cheaper way for that."""
+
+    def __init__(self, source: Source, parts: Sequence[Part]) -> None:
+        self.count = 0
+        self.failures = 0
+        self._read = getattr(source, "glance", source.read)
+        self._parts = parts
+
+    def __iter__(self) -> Iterator[Sample]:
+        for part in self._parts:
+            for sample in self._read(part):
+                self.count += 1
+                if isinstance(sample, Sample):
+                    yield sample
+                else:
+                    self.failures += 1
+
+
+def bytes_by_codec(trial: Trial, recipe: Recipe) -> dict[str, int]:
+    """How large the rows of a trial are under each codec, where the recipe leaves the choice."""
+    if trial.made is None or not hasattr(recipe, "codec"):
+        return {}
+    found = {}
+    for codec in get_args(Codec):
+        columns = [msgspec.structs.replace(column, codec=codec) for column in recipe.columns()]
+        found[codec] = _body_bytes(_encoded(trial.made, columns, trial.samples))
+    return found
+
+
+def _encoded(made: Rows, columns: Sequence[Column], samples: int) -> EncodedChunk:
+    return encode_chunk(made.columns, tuple(columns), layer="trial", chunk=0, fingerprint="", samples=samples)
+
+
+def _body_bytes(encoded: EncodedChunk) -> int:
+    return encoded.size - len(encoded.buffers[0])
+
+
+def sample_heads(source: Source, files: Sequence[SourceFile]) -> Iterator[Sample]:
+    """The first few samples of a few files spread over the source."""
+    chosen = {round(at) for at in np.linspace(0, len(files) - 1, min(HEADS, len(files)))}
+    for index in sorted(chosen):
+        weight = HEAD_WEIGHT[source.unit]
+        stop = next(source.cuts(files[index], 0, weight, weight), None)
+        if stop is not None:
+            yield from Glance(source, [Part(files[index], 0, stop)])
+
+
 def sample_places(source: Source, files: Sequence[SourceFile], budget: int) -> list[list[Part]]:
-    """A few small parts at each of 16 places, evenly by weight; of a stream, only its beginning."""
+    """A few small parts at each of 24 places, evenly by weight.
+
+    A stream is only read from its beginning: the places in it make one part there, as long as all of them.
+    """
     weights = np.array([source.weight(file) for file in files], np.int64)
     ends = np.cumsum(weights)
     piece = ceil(budget / SAMPLE_PLACES)
-    places: list[list[Part]] = []
+    found: dict[int, list[int]] = {}  # file -> the offsets of the places in it
     for place in range(SAMPLE_PLACES):
-        at = int(ends[-1]) * place // SAMPLE_PLACES
+        at = int(ends[-1]) * (2 * place + 1) // (2 * SAMPLE_PLACES)
         index = min(int(np.searchsorted(ends, at, side="right")), len(files) - 1)
-        offset = at - int(ends[index] - weights[index])
-        if weights[index] > piece:
-            parts = _piece(source, files[index], offset, piece)
-        else:
-            parts = _run(source, files, index + (offset > 0), piece)
-        if parts and parts not in places:
-            places.append(parts)
+        found.setdefault(index, []).append(at - int(ends[index] - weights[index]))
+    places: list[list[Part]] = []
+    for index, offsets in found.items():
+        for parts in _in_file(source, files, index, offsets, piece, int(weights[index])):
+            if parts and parts not in places:
+                places.append(parts)
     return places
+
+
+def _in_file(
+    source: Source, files: Sequence[SourceFile], index: int, offsets: list[int], piece: int, weight: int
+) -> Iterator[list[Part]]:
+    """The parts of the places that fall into one file."""
+    if weight <= piece:
+        yield _run(source, files, index, piece)
+    elif files[index].stream:
+        yield _piece(source, files[index], 0, piece * len(offsets))
+    else:
+        yield from (_piece(source, files[index], offset, piece) for offset in offsets)
 
 
 def _piece(source: Source, file: SourceFile, at: int, piece: int) -> list[Part]:

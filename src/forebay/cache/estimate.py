@@ -2,26 +2,28 @@
 
 from math import ceil
 
-from forebay.cache.cut import SAMPLE_WEIGHT, chunk_weight, try_recipe
+from forebay.cache.cut import Trial, bytes_by_codec, chunk_weight, try_recipe
 from forebay.cache.records import Estimate
 from forebay.errors import SourceNotFound
 from forebay.recipe import Recipe
 from forebay.source import Source
 from forebay.store.base import Store
 
-SAMPLED_SHARE = 0.04
+SAMPLED_SHARE = 0.042  # parts end with a whole sample, so a little more than asked for is read
+MOST_SAMPLED = {"bytes": 32 * 1024 * 1024, "samples": 8192}
 
 
 def estimate_build(source: Source, recipe: Recipe, store: Store | None, workers: int) -> Estimate:
-    """Sample at most 4 % of the source, and scale."""
+    """Sample at most 5 % of the source, and scale."""
     files = source.files()
     if not files:
         raise SourceNotFound(str(source.describe()))
     total = sum(map(source.weight, files))
-    budget = max(1, min(SAMPLE_WEIGHT[source.unit], int(total * SAMPLED_SHARE)))
+    budget = max(1, min(MOST_SAMPLED[source.unit], int(total * SAMPLED_SHARE)))
     trial = try_recipe(source, files, recipe, budget)
     chunks = max(1, ceil(total / chunk_weight(recipe.chunk_target(), trial, source.unit)))
-    stored = round(trial.stored_bytes * total + chunks * trial.head_bytes)
+    heads = chunks * trial.head_bytes
+    stored = round(trial.scaled(trial.stored_bytes, total) + heads)
     free = store.free_bytes() if store else None
     return Estimate(
         files=len(files),
@@ -29,12 +31,22 @@ def estimate_build(source: Source, recipe: Recipe, store: Store | None, workers:
         unit=source.unit,
         sampled_weight=trial.weight,
         chunks=chunks,
-        rows=round(trial.rows * total),
-        raw_bytes=round(trial.raw_bytes * total),
+        rows=round(trial.scaled(trial.rows, total)),
+        raw_bytes=round(trial.scaled(trial.raw_bytes, total)),
         stored_bytes=stored,
-        seconds=trial.seconds * total / workers,
+        by_codec={
+            codec: round(trial.scaled(size, total) + heads) for codec, size in bytes_by_codec(trial, recipe).items()
+        },
+        seconds=trial.scaled(trial.seconds, total) / workers,
         workers=workers,
-        failures=round(trial.failures * total),
+        failures=round(trial.scaled(trial.failures, total)),
+        statistics=_scaled_statistics(trial, total),
         free_bytes=free,
         fits=free is None or stored <= free,
     )
+
+
+def _scaled_statistics(trial: Trial, total: int) -> dict[str, int]:
+    """What the recipe counts, for the whole source."""
+    counted = trial.made.statistics if trial.made else {}
+    return {name: round(trial.scaled(value, total)) for name, value in counted.items() if not isinstance(value, list)}

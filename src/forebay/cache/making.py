@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from forebay.cache.build import Build, Tally, Terms, Weigh
 from forebay.cache.crew import Engine
@@ -32,6 +32,9 @@ class Workplace:
     weigh: Weigh
     changed: Mapping[str, str] = field(default_factory=dict)  # source files that are not what was planned
     notes: tuple[str, ...] = ()
+
+    def noting(self, notes: tuple[str, ...]) -> "Workplace":
+        return replace(self, notes=(*notes, *self.notes))
 
 
 def base_workplace(

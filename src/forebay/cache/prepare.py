@@ -21,6 +21,7 @@ from forebay.recipe import (
     document,
     fingerprint,
     reads_of,
+    same_document,
 )
 from forebay.source import Source
 from forebay.store.base import Buffer, Store, is_full
@@ -89,7 +90,7 @@ def prepare_layer(store: Store, recipe: AnyRecipe, layer: str) -> None:
     assert kept is not None
     if kept.fingerprint != fingerprint(recipe):
         raise RecipeMismatch(store.address, layer, differing_fields(kept, recipe))
-    if kept != document(recipe, layer, FORMAT_VERSION):
+    if not same_document(kept, document(recipe, layer, FORMAT_VERSION), recipe):
         problem = "it declares other columns than its recipe, with the same fingerprint; raise the recipe's revision"
         raise IndexCorrupt(store.address, layout.recipe(layer), f"{problem} where `columns` or `reads` changed")
 

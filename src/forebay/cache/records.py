@@ -152,6 +152,7 @@ class LayerSummary(msgspec.Struct, frozen=True, kw_only=True):
     bytes: int
     failures: int
     statistics: dict[str, int | float | list[int]]
+    figures: dict[str, object] = {}  # what the recipe's kind derives from the statistics
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
@@ -170,6 +171,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     layers: tuple[LayerSummary, ...]
     versions: tuple[dict[str, str], ...]
     tagged: bool
+    metadata: dict[str, object] = {}  # the base layer's facts under the names that hand-made caches of its kind use
 
 
 class Estimate(msgspec.Struct, frozen=True, kw_only=True):
@@ -183,9 +185,11 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
     rows: int
     raw_bytes: int
     stored_bytes: int
+    by_codec: dict[str, int]  # stored bytes, had another codec been chosen
     seconds: float
     workers: int
     failures: int
+    statistics: dict[str, int]  # what the recipe counts, scaled
     free_bytes: int | None
     fits: bool
 

@@ -5,6 +5,7 @@ no `if __name__ == "__main__"`; and it ends as soon as the builder does, however
 """
 
 import contextlib
+import os
 import pickle
 import signal
 import subprocess
@@ -93,6 +94,8 @@ class Worker:
                 [sys.executable, "-c", boot],
                 pass_fds=[far.fileno()],
                 stdin=subprocess.DEVNULL,
+                # A worker is one core's work: a library that starts a thread per core would crowd out the others.
+                env={"RAYON_NUM_THREADS": "1", **os.environ},
                 process_group=0,  # Ctrl-C at the terminal is the builder's to handle
             )
         self._send(job)

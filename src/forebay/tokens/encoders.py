@@ -1,0 +1,97 @@
+"""Who turns text into ids: `fastokens` for speed, Hugging Face `tokenizers` as the reference.
+
+Neither lets the *text* of a special token become its id: a document that quotes `<|endoftext|>` ends nowhere.
+"""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from importlib import import_module
+from importlib.metadata import version
+from importlib.util import find_spec
+from typing import Any, Literal, Protocol
+
+import numpy as np
+
+from forebay.columns import Array
+from forebay.errors import LibraryMissing, TokenizerUnusable
+from forebay.tokens.vocabulary import Vocabulary
+
+EncoderName = Literal["fastokens", "tokenizers"]
+
+
+class Encoder(Protocol):
+    """Texts to ids, all in one go."""
+
+    def encode(self, texts: Sequence[str]) -> tuple[Array, Array]:
+        """The ids of all texts one after the other (uint32), and where each text's begin (int64, one more)."""
+
+
+class FastEncoder:
+    """`fastokens`, through its flat interface: no Python object per token."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        native: Any = import_module("fastokens")
+        try:
+            self._tokenizer = native.Tokenizer.from_json_str(vocabulary.json.decode())
+        except Exception as error:  # the library has no class of its own for what it does not support
+            raise TokenizerUnusable(vocabulary.name, f"fastokens does not support it: {error}") from error
+        self._tokenizer.no_truncation()
+
+    def encode(self, texts: Sequence[str]) -> tuple[Array, Array]:
+        ids, offsets = self._tokenizer.encode_batch_flat(list(texts), split_special_tokens=True)
+        return np.frombuffer(ids, "<u4"), np.frombuffer(offsets, "<u8").astype(np.int64)
+
+
+class ReferenceEncoder:
+    """Hugging Face `tokenizers`: what all others are held against."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._tokenizer = reference_tokenizer(vocabulary)
+
+    def encode(self, texts: Sequence[str]) -> tuple[Array, Array]:
+        encoded = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        ids = [np.array(one.ids, np.uint32) for one in encoded]
+        offsets = np.zeros(len(ids) + 1, np.int64)
+        np.cumsum([len(one) for one in ids], out=offsets[1:])
+        return np.concatenate([np.zeros(0, np.uint32), *ids]), offsets
+
+
+ENCODERS: dict[str, type[Any]] = {"fastokens": FastEncoder, "tokenizers": ReferenceEncoder}
+
+
+def is_installed(name: str) -> bool:
+    return find_spec(name) is not None
+
+
+@lru_cache(maxsize=2)
+def open_encoder(name: EncoderName, vocabulary: Vocabulary) -> Encoder:
+    if not is_installed(name):
+        raise LibraryMissing(name, "a cache that is made with this encoder", "tokens")
+    encoder: Encoder = ENCODERS[name](vocabulary)
+    return encoder
+
+
+def encoder_version(name: str) -> str:
+    return version(name) if is_installed(name) else ""
+
+
+@lru_cache(maxsize=2)
+def reference_tokenizer(vocabulary: Vocabulary) -> Any:
+    """The Hugging Face tokenizer, with special tokens as plain text, never truncating or padding."""
+    if not is_installed("tokenizers"):
+        raise LibraryMissing("tokenizers", "reading and checking a tokenizer", "tokens")
+    library: Any = import_module("tokenizers")
+    try:
+        tokenizer = library.Tokenizer.from_str(vocabulary.json.decode())
+    except Exception as error:  # the library raises bare exceptions
+        raise TokenizerUnusable(vocabulary.name, f"it cannot be loaded: {error}") from error
+    tokenizer.encode_special_tokens = True
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def decode(vocabulary: Vocabulary, ids: Array) -> str:
+    """Ids as text, control tokens left out."""
+    text: str = reference_tokenizer(vocabulary).decode(ids.tolist(), skip_special_tokens=True)
+    return text

@@ -1,0 +1,156 @@
+"""How documents become rows of tokens."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any, ClassVar, Literal
+
+import msgspec
+import numpy as np
+import xxhash
+
+from forebay.columns import DTYPES, Array, Codec, Column, Dtype, Level
+from forebay.errors import RecipeInvalid
+from forebay.recipe import ChunkTarget, Rows
+from forebay.source import Sample
+from forebay.tokens.choice import choose_encoder
+from forebay.tokens.documents import Frame, encode_documents
+from forebay.tokens.encoders import ENCODERS, EncoderName, encoder_version, open_encoder
+from forebay.tokens.figures import old_metadata, row_statistics, token_figures
+from forebay.tokens.rows import LongDocuments, cut_long, pack_rows
+from forebay.tokens.vocabulary import Vocabulary, load_vocabulary
+
+BLOCK_TOKENS = 128 * 1024  # compresses a fifth better than 16 K, and decodes in a third of a millisecond
+
+SAMPLE_MARKS = 16 * 1024  # of a document, for holding two encoders against each other
+
+
+class TokenRecipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Pack tokenized documents, best fit, padded to `sequence_length`.
+
+    `tokenizer` is `"gpt2"`, a `tokenizer.json` or a hub name. `eos` ends every document, `bos` begins it if given; each
+    is a token's text, its id, or None. `encoder="auto"` is decided when a cache is planned, and kept.
+    """
+
+    kind: ClassVar[str] = "tokens"
+    revision: ClassVar[int] = 1
+    located: ClassVar[tuple[str, ...]] = ("tokenizer",)  # says where, not what: the hash of the file stands for it
+
+    tokenizer: str
+    sequence_length: int = 512
+    long_documents: LongDocuments = "split"
+    chunk_size: int = 8000
+    eos: str | int | None = "auto"
+    bos: str | int | None = None
+    pad: str | int = "auto"
+    deduplicate: bool = False
+    codec: Codec = "zstd"
+    level: Level = "default"
+    rows_per_block: int = 0
+    encoder: Literal["auto", "fastokens", "tokenizers"] = "auto"
+
+    def __post_init__(self) -> None:
+        for name in ("sequence_length", "chunk_size"):
+            if getattr(self, name) < 1:
+                raise RecipeInvalid(f"{name} is {getattr(self, name)}; it must be at least 1")
+        if self.sequence_length <= (self.eos is not None) + (self.bos is not None):
+            raise RecipeInvalid(f"sequence_length {self.sequence_length} has no room for text beside eos and bos")
+
+    def columns(self) -> tuple[Column, ...]:
+        rest = partial(Column, codec=self.codec, level=self.level, rows_per_block=self._rows_per_block())
+        return (
+            rest(name="tokens", dtype=self._dtype(), shape=(self.sequence_length,)),
+            rest(name="seq_lens", dtype="uint32", ragged=True),
+            rest(name="documents", dtype="uint32", shape=(2,), ragged=True),
+        )
+
+    def chunk_target(self) -> ChunkTarget:
+        return ChunkTarget(rows=self.chunk_size)
+
+    def dependencies(self) -> Mapping[str, str]:
+        return {"tokenizer.json": self.vocabulary().sha256}
+
+    def versions(self) -> Mapping[str, str]:
+        return {name: version for name in ENCODERS if (version := encoder_version(name))}
+
+    def constants(self) -> Mapping[str, Array]:
+        """The tokenizer itself: a cache can be read as text wherever it goes."""
+        return {"tokenizer": np.frombuffer(self.vocabulary().json, np.uint8)}
+
+    @property
+    def deduplicates(self) -> bool:
+        return self.deduplicate
+
+    def identity(self, sample: Sample) -> bytes:
+        """Two documents with the same text are one."""
+        data = sample.data.encode("utf-8", "surrogatepass") if isinstance(sample.data, str) else sample.data
+        digest: bytes = xxhash.xxh3_128_digest(data)
+        return digest
+
+    def settled(
+        self, kept: Mapping[str, Any] | None, samples: Callable[[], Iterable[Sample]]
+    ) -> tuple["TokenRecipe", tuple[str, ...]]:
+        """The recipe with its encoder chosen, and what there is to say about it."""
+        vocabulary = self.vocabulary()
+        self._frame(vocabulary)
+        texts = [sample.data[:SAMPLE_MARKS] for sample in samples() if isinstance(sample.data, str)]
+        wanted = self.encoder if kept is None or self.encoder != "auto" else kept.get("encoder", "auto")
+        encoder, notes = choose_encoder(wanted, vocabulary, texts, planned=kept is not None)
+        return msgspec.structs.replace(self, encoder=encoder), notes
+
+    def rows_from(self, statistics: Mapping[str, Any]) -> float:
+        """In a large chunk nearly every row is full."""
+        tokens: int = statistics["tokens"]
+        return tokens / self.sequence_length
+
+    def make(self, samples: Iterable[Sample]) -> Rows:
+        vocabulary = self.vocabulary()
+        frame = self._frame(vocabulary)
+        documents = encode_documents(samples, open_encoder(self._encoder(), vocabulary), frame)
+        cut = cut_long(documents, self.sequence_length, self.long_documents)
+        packed = pack_rows(documents, cut.lengths, self.sequence_length, self._pad(vocabulary))
+        return Rows(
+            {"tokens": packed.tokens, "seq_lens": packed.seq_lens, "documents": packed.documents},
+            (*documents.failures, *cut.failures),
+            row_statistics(documents, cut.lengths, packed, self.sequence_length),
+        )
+
+    def vocabulary(self) -> Vocabulary:
+        return load_vocabulary(self.tokenizer)
+
+    @staticmethod
+    def figures(fields: Mapping[str, Any], statistics: Mapping[str, Any], holds: Mapping[str, int]) -> dict[str, Any]:
+        """What the sums over all chunks say: shares, ratios, bytes per token."""
+        return token_figures(fields, statistics, holds)
+
+    @staticmethod
+    def metadata(fields: Mapping[str, Any], statistics: Mapping[str, Any], holds: Mapping[str, int]) -> dict[str, Any]:
+        """The same facts under the names that hand-made token caches give them."""
+        return old_metadata(fields, statistics, holds)
+
+    def _rows_per_block(self) -> int:
+        """Compressed rows are read a block at a time, and large blocks compress better; others are only checked so."""
+        automatic = 0 if self.codec == "none" else max(1, BLOCK_TOKENS // self.sequence_length)
+        return self.rows_per_block or automatic
+
+    def _dtype(self) -> Dtype:
+        return "uint16" if self.vocabulary().size <= 1 << 16 else "uint32"
+
+    def _frame(self, vocabulary: Vocabulary) -> Frame:
+        begin = () if self.bos is None else (vocabulary.id_of(self.bos, "bos"),)
+        end: Sequence[int] = ()
+        if self.eos is not None:
+            end = (vocabulary.end_of_document() if self.eos == "auto" else vocabulary.id_of(self.eos, "eos"),)
+        self._pad(vocabulary)
+        return Frame(begin, tuple(end), vocabulary.size, DTYPES[self._dtype()][1])
+
+    def _pad(self, vocabulary: Vocabulary) -> int:
+        """The id on padding. Nothing reads it as padding: `seq_lens` says where that is."""
+        if self.pad != "auto":
+            return vocabulary.id_of(self.pad, "pad")
+        own = vocabulary.padding()
+        return own if own is not None else 0
+
+    def _encoder(self) -> EncoderName:
+        if self.encoder != "auto":
+            return self.encoder
+        return choose_encoder("auto", self.vocabulary(), (), planned=False)[0]

@@ -1,0 +1,111 @@
+"""Which `tokenizer.json` a name stands for, and the ids in it."""
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from importlib import import_module
+from typing import Any
+
+from forebay.errors import TokenizerUnusable
+from forebay.tokens.gpt2 import gpt2_json
+
+# What publishers call the token that ends a document, in the order in which one is taken.
+END_TOKENS = ("<|endoftext|>", "<|end_of_text|>", "<｜end▁of▁sentence｜>", "</s>", "<eos>", "[EOS]", "<|eos|>", "[SEP]")
+PAD_TOKENS = ("<|pad|>", "<pad>", "[PAD]", "<|finetune_right_pad_id|>")
+_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """The bytes of a `tokenizer.json`, and what they say of its ids."""
+
+    name: str
+    json: bytes
+
+    @cached_property
+    def sha256(self) -> str:
+        return hashlib.sha256(self.json).hexdigest()
+
+    @cached_property
+    def ids(self) -> Mapping[str, int]:
+        """Every token of the model and every added one."""
+        model = self._document["model"]
+        found = model.get("vocab", {})
+        known = dict(found) if isinstance(found, dict) else {piece: at for at, (piece, *_) in enumerate(found)}
+        return known | {token["content"]: token["id"] for token in self._document.get("added_tokens") or ()}
+
+    @cached_property
+    def size(self) -> int:
+        """One more than the largest id."""
+        return max(self.ids.values(), default=-1) + 1
+
+    @cached_property
+    def special(self) -> tuple[str, ...]:
+        """The texts that a tokenizer would turn into control tokens, if it were let."""
+        return tuple(token["content"] for token in self._document.get("added_tokens") or () if token.get("special"))
+
+    def id_of(self, token: str | int, role: str) -> int:
+        """The id of a token given by text or number, if the vocabulary has it."""
+        number = self.ids.get(token, -1) if isinstance(token, str) else token
+        if not 0 <= number < self.size:
+            raise TokenizerUnusable(
+                self.name, f"it has no token {token!r} for '{role}' (its {self.size:,} ids start at 0); name another"
+            )
+        return number
+
+    def end_of_document(self) -> int:
+        """The id that ends a document by the publisher's own custom."""
+        found = next((self.ids[token] for token in END_TOKENS if token in self.ids), None)
+        if found is None:
+            raise TokenizerUnusable(
+                self.name, "none of its tokens is known to end a document; give eos='<the token>', or eos=None for none"
+            )
+        return found
+
+    def padding(self) -> int | None:
+        return next((self.ids[token] for token in PAD_TOKENS if token in self.ids), None)
+
+    @cached_property
+    def _document(self) -> Mapping[str, Any]:
+        try:
+            document = json.loads(self.json)
+            if not isinstance(document, dict) or "model" not in document:
+                raise ValueError("it has no 'model'")
+        except ValueError as error:
+            raise TokenizerUnusable(self.name, f"it is no tokenizer.json: {error}") from error
+        return document
+
+
+def load_vocabulary(name: str) -> Vocabulary:
+    """`"gpt2"`, a path to a `tokenizer.json` (or its folder), or a name on the Hugging Face hub."""
+    path = os.path.join(name, "tokenizer.json") if os.path.isdir(name) else name
+    if os.path.isfile(path):
+        status = os.stat(path)
+        return _from_file(os.path.abspath(path), status.st_size, status.st_mtime_ns)
+    if name == "gpt2":
+        return _gpt2()
+    if name.endswith(".json") or name.startswith((".", "/", "~")) or not _HUB_NAME.fullmatch(name):
+        raise TokenizerUnusable(name, "there is no such file; give 'gpt2', a tokenizer.json or a hub's org/name")
+    return _from_hub(name)
+
+
+@lru_cache(maxsize=1)
+def _gpt2() -> Vocabulary:
+    return Vocabulary("gpt2", gpt2_json())
+
+
+@lru_cache(maxsize=4)
+def _from_file(path: str, size: int, mtime_ns: int) -> Vocabulary:
+    """Read again when the file changed."""
+    with open(path, "rb") as file:
+        return Vocabulary(path, file.read())
+
+
+@lru_cache(maxsize=4)
+def _from_hub(name: str) -> Vocabulary:
+    hub: Any = import_module("forebay.hub")  # only a name on the hub needs its library
+    return Vocabulary(name, hub.tokenizer_json(name))

@@ -44,8 +44,7 @@ class Part:
         return self.stop - self.start
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
+class Sample(msgspec.Struct, frozen=True):
     """One raw sample. Its id is unique in the source and stays the same as the source grows."""
 
     id: str
@@ -64,7 +63,8 @@ class Failure(msgspec.Struct, frozen=True):
 class Source(Protocol):
     """Where samples come from. A new source implements these and passes `forebay.testing.SourceContract`.
 
-    Optional: `files_grow = False` where a file that got longer is another sample, not an old one with more behind it.
+    Optional: `files_grow = False` where a file that got longer is another sample, not an old one with more behind it;
+    `glance(part)`, which gives what `read` gives, for judging only, where that can be had for less.
     It is picklable, small, and opens nothing until asked. A missing file raises `FileNotFoundError`, trouble with
     the disk or the network `OSError`; a sample with bad content is yielded as a `Failure`.
     """

@@ -1,6 +1,7 @@
 """Every source we ship keeps the contract."""
 
 import gzip
+import json
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -22,6 +23,8 @@ def lines_of(content: bytes) -> list[bytes]:
 
 
 class TestLines(SourceContract):
+    test_bad_content_is_a_failure_with_an_id_and_a_reason_whatever_the_cuts = None
+
     def open_source(self, folder: Path) -> Source:
         return sources.lines(folder)
 
@@ -54,6 +57,8 @@ class TestZstdLines(TestLines):
 
 
 class TestFiles(SourceContract):
+    test_bad_content_is_a_failure_with_an_id_and_a_reason_whatever_the_cuts = None
+
     def open_source(self, folder: Path) -> Source:
         return sources.files(folder)
 
@@ -69,6 +74,40 @@ class TestFiles(SourceContract):
     test_a_file_that_did_not_grow_has_nothing_more_to_cut = None
 
 
+class TestJsonl(SourceContract):
+    """Every line of the content is the text of an object, byte for character."""
+
+    suffix = ".jsonl"
+    broken = b'{"text": "fine"}\n{"text": null}\n\n{"text": \xff}\n{"text": "fine again"}'
+
+    def open_source(self, folder: Path) -> Source:
+        return sources.jsonl(folder)
+
+    def samples_of(self, content: bytes) -> list[str]:
+        return [line.decode("latin-1") for line in lines_of(content)]
+
+    def stored(self, content: bytes) -> bytes:
+        objects = [json.dumps({"text": text}).encode() for text in self.samples_of(content)]
+        end = b"\n" if content.endswith(b"\n") else b""
+        return b"\n".join(objects) + end
+
+
+class TestGzipJsonl(TestJsonl):
+    suffix = ".jsonl.gz"
+    broken = gzip.compress(TestJsonl.broken, mtime=0)
+
+    def stored(self, content: bytes) -> bytes:
+        return gzip.compress(super().stored(content), 1, mtime=0)
+
+
+class TestZstdJsonl(TestJsonl):
+    suffix = ".jsonl.zst"
+    broken = zstandard.compress(TestJsonl.broken)
+
+    def stored(self, content: bytes) -> bytes:
+        return zstandard.compress(super().stored(content), 1)
+
+
 CONTENTS = st.lists(
     st.lists(st.sampled_from([b"", b"\n", b"\r\n", b"a", b"bb", b"\x00", b"\xff" * 9, b"\n\n"]), max_size=12).map(
         b"".join
@@ -76,7 +115,7 @@ CONTENTS = st.lists(
     min_size=1,
     max_size=4,
 )
-KINDS = [TestLines, TestGzipLines, TestZstdLines, TestFiles]
+KINDS = [TestLines, TestGzipLines, TestZstdLines, TestFiles, TestJsonl, TestGzipJsonl, TestZstdJsonl]
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)

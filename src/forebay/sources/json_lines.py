@@ -9,13 +9,11 @@ from functools import lru_cache
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from forebay.source import Failure, Sample
 from forebay.sources.reading import Reading
 
 _BOM = b"\xef\xbb\xbf"
-_NEWLINE, _OPEN, _CLOSE, _RETURN = b"\n{}\r"
 _JSON_TYPES = {b"{": "an object", b"[": "an array", b"t": "true", b"f": "false"}
 _TROUBLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
@@ -50,36 +48,42 @@ def _all_at_once(block: bytes, at: int, field: str) -> Iterator[tuple[int, Any]]
 
 
 def _line_starts(block: bytes, at: int) -> list[int]:
-    """Where the lines of a block begin, if each is from `{` to `}`; else none.
+    """Where the lines of a block begin, if all end with `}` and the next begins with `{`; else none.
 
     No value goes on from one such line to the next, as inside of a value no `{` comes right after a `}`. So a block
     that holds as many values as lines holds one in every line.
     """
-    content = np.frombuffer(block, np.uint8)
-    ends = np.flatnonzero(content == _NEWLINE)
-    if not len(ends) or ends[-1] != len(content) - 1:
-        ends = np.append(ends, len(content))
-    starts = np.concatenate([[at], ends[:-1] + 1])
-    lasts = ends - 1 - (content[ends - 1] == _RETURN)
-    whole = (starts < lasts).all() and (content[starts] == _OPEN).all() and (content[lasts] == _CLOSE).all()
-    return [0, *starts[1:].tolist()] if whole else []
+    starts = [0]
+    end = block.find(b"\n", at)
+    last = len(block) - 1
+    while 0 <= end < last:
+        if block[end - 1 : end + 2] != b"}\n{" and block[end - 2 : end + 2] != b"}\r\n{":
+            return []
+        starts.append(end + 1)
+        end = block.find(b"\n", end + 1)
+    return starts
 
 
 def _one_by_one(reading: Reading, block: bytes, at: int, path: str, field: str) -> Iterator[Sample | Failure]:
-    decode = _decoder(field).decode
-    view = memoryview(block)
     first_line = 0  # known when it is needed
     for index, (begin, end) in enumerate(_line_bounds(block)):
         sample = f"{path}@{reading.position + begin}"
-        line = view[max(begin, at) : end]
-        try:
-            yield Sample(sample, decode(line).text)
-        except _TROUBLE as error:
-            if end >= len(block) - 1 and _is_blank(line) and reading.ends_file(block):
-                return
+        line = memoryview(block)[max(begin, at) : end]
+        document = _document(line, field)
+        if not isinstance(document, Exception):
+            yield Sample(sample, document)
+        elif end < len(block) - 1 or not _is_blank(line) or not reading.ends_file(block):
             first_line = first_line or reading.first_line()
-            reason, detail = _problem(line, field, error)
+            reason, detail = _problem(line, field, document)
             yield Failure(sample, reason, f"line {first_line + index}: {detail}")
+
+
+def _document(line: memoryview, field: str) -> str | Exception:
+    try:
+        text: str = _decoder(field).decode(line).text
+        return text
+    except _TROUBLE as error:
+        return error
 
 
 def _line_bounds(block: bytes) -> Iterator[tuple[int, int]]:

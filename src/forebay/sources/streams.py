@@ -14,6 +14,7 @@ import zstandard
 
 from forebay.errors import SourceUnreadable
 from forebay.source import SourceFile
+from forebay.sources.zstd_frames import ends_whole
 
 _BLOCK = 1 << 20
 _last: "list[Stream]" = []
@@ -67,9 +68,12 @@ class Stream(AbstractContextManager["Stream"]):
 
     def _decompress(self, count: int) -> bytes:
         try:
-            return self._plain.read(count)
+            data = self._plain.read(count)
+            if not data and self.path.endswith(".zst") and not ends_whole(self._file, self.file.size):
+                raise EOFError("the file ends in the middle of a frame")
+            return data
         except (EOFError, zlib.error, gzip.BadGzipFile, zstandard.ZstdError) as error:
-            where = f"line {self.newlines + 1:,}, after {self.position:,} decompressed bytes"
+            where = f"line {self.newlines + 1}, after {self.position:,} decompressed bytes"
             raise SourceUnreadable(self.path, f"{where}: {error}") from error
 
 

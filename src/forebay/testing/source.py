@@ -1,7 +1,7 @@
 """What every source promises, as tests to inherit.
 
 A subclass says how a source is opened over a folder, which samples a file's content stands for, and, for a compressed
-kind, how content is stored.
+or structured kind, how content is stored. A kind that can meet bad content gives an example of it.
 """
 
 import json
@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from forebay.source import Part, Sample, Source, SourceFile
+from forebay.source import Failure, Part, Sample, Source, SourceFile
 
 LINES = b"".join(b"line %d %s\n" % (number, b"." * (number * 37 % 91)) for number in range(300))
 CONTENTS = {
@@ -26,19 +26,21 @@ CONTENTS = {
     "many": LINES,
     "long": b"x" * 200_000 + b"\n" + b"y" * 100_000,
 }
+NEW = b"new 1\nnew 2\n"
 LARGE = LINES * 150  # more than any buffer on the way
 STEPS = [(1, 1), (7, 13), (100, 100), (5000, 1), (1 << 40, 1 << 40)]
 
 
 class SourceContract:
     suffix = ".txt"
+    broken: bytes | None = None  # a file, as it is stored, that holds good samples and bad ones
 
     def open_source(self, folder: Path) -> Source:
         """A source over every file of a folder."""
         raise NotImplementedError
 
-    def samples_of(self, content: bytes) -> list[bytes]:
-        """The samples that a file of this content holds."""
+    def samples_of(self, content: bytes) -> list[Any]:
+        """The data of the samples that a file of this content holds."""
         raise NotImplementedError
 
     def stored(self, content: bytes) -> bytes:
@@ -148,12 +150,12 @@ class SourceContract:
         planned = parts_of(source, 1000, 1000)
         old = [sample for part in planned for sample in read_part(source, part)]
         with open(folder / ("a" + self.suffix), "ab") as file:
-            file.write(self.stored(b"new 1\nnew 2\n"))
+            file.write(self.stored(NEW))
         (after,) = source.files()
         end = planned[-1].stop
         fresh = cut_file(source, after, end, 3, 3)
         assert source.digest(after, 0, before.size) == source.digest(before, 0, before.size)
-        assert [sample.data for part in fresh for sample in read_part(source, part)] == [b"new 1", b"new 2"]
+        assert [sample.data for part in fresh for sample in read_part(source, part)] == self.samples_of(NEW)
         assert [*old, *(sample for part in fresh for sample in read_part(source, part))] == read_in_parts(source, 9, 9)
 
     def test_a_file_that_did_not_grow_has_nothing_more_to_cut(self, folder: Path) -> None:
@@ -167,6 +169,25 @@ class SourceContract:
         assert source.look(before.path).same_identity(before)
         os.utime(folder / ("a" + self.suffix), ns=(1, 1))
         assert not source.look(before.path).same_identity(before)
+
+    def test_bad_content_is_a_failure_with_an_id_and_a_reason_whatever_the_cuts(self, folder: Path) -> None:
+        if self.broken is None:
+            pytest.skip("this kind takes any content")
+        folder.mkdir()
+        (folder / ("a" + self.suffix)).write_bytes(self.broken)
+        source = self.open_source(folder)
+        seen = [one for part in parts_of(source, 1 << 40, 1 << 40) for one in source.read(part)]
+        assert {type(one) for one in seen} == {Sample, Failure}
+        assert all(one.sample and one.reason and one.detail for one in seen if isinstance(one, Failure))
+        ids = [one.sample if isinstance(one, Failure) else one.id for one in seen]
+        assert len(set(ids)) == len(ids)
+        assert [one for part in parts_of(source, 1, 1) for one in source.read(part)] == seen
+
+    def test_a_glance_shows_what_reading_gives(self, folder: Path) -> None:
+        source: Any = self.write(folder, {"a": LINES})
+        glance = getattr(source, "glance", source.read)
+        for part in parts_of(source, 500, 700):
+            assert list(glance(part)) == list(source.read(part))
 
     def test_a_file_that_is_gone_is_not_found(self, folder: Path) -> None:
         source = self.write(folder, {"a": LINES})

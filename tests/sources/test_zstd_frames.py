@@ -1,0 +1,47 @@
+"""A Zstandard file is whole exactly where its last frame ends."""
+
+import io
+
+import pytest
+import zstandard
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.sources.written import read_all
+
+import forebay as fb
+from forebay.errors import SourceUnreadable
+from forebay.sources.zstd_frames import ends_whole
+
+SKIPPABLE = (0x184D2A53).to_bytes(4, "little") + (5).to_bytes(4, "little") + b"12345"
+
+
+def frame(content: bytes, checksum: bool, sized: bool) -> bytes:
+    compressor = zstandard.ZstdCompressor(level=1, write_checksum=checksum, write_content_size=sized)
+    return compressor.compress(content)
+
+
+FRAMES = st.just(SKIPPABLE) | st.builds(
+    frame,
+    st.binary(max_size=40)
+    | st.integers(1, 400_000).map(lambda count: b"a" * count)
+    | st.just(bytes(range(256)) * 2000),
+    st.booleans(),
+    st.booleans(),
+)
+
+
+@given(frames=st.lists(FRAMES, max_size=4), data=st.data())
+@settings(max_examples=60, deadline=None)
+def test_a_file_is_whole_where_a_frame_ends_and_nowhere_else(frames, data):
+    content = b"".join(frames)
+    ends = {len(b"".join(frames[:count])) for count in range(len(frames) + 1)}
+    size = data.draw(st.integers(0, len(content)) | st.sampled_from(sorted(ends)))
+    assert ends_whole(io.BytesIO(content), size) == (size in ends)
+
+
+@pytest.mark.parametrize("lost", [1, 3, 4, 5, 1000])
+def test_a_file_that_lost_its_end_is_not_read_as_if_it_were_whole(tmp_path, lost):
+    content = frame(b"".join(b"%d\n" % number for number in range(9000)), checksum=True, sized=False)
+    (tmp_path / "a.zst").write_bytes(content[:-lost])
+    with pytest.raises(SourceUnreadable, match=r"a\.zst.*line \d+.*middle of a frame"):
+        read_all(fb.sources.lines(tmp_path))

@@ -19,7 +19,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "format": WORDS | {"store"},
     "cache": WORDS | {"store", "format"},  # knows no kind of data
     "engine": {"errors", "store", "cache"},
-    "sources": WORDS,  # knows no store
+    "hub": {"errors"},
+    "sources": WORDS | {"hub"},  # knows no store
     "raw": WORDS,
     "tokens": WORDS | {"hub"},
     "masks": {"errors"},
@@ -29,7 +30,15 @@ MAY_IMPORT: dict[str, set[str]] = {
     "torch": CORE | {"masks"},  # the only room that imports torch
     "cli": CORE | {"api", "kinds", "raw", "sources", "engine"},
 }
-ONLY_IN = {"torch": "torch", "PIL": "masks", "click": "cli", "rich": "cli", "pytest": "testing"}
+ONLY_IN = {
+    "torch": "torch",
+    "PIL": "masks",
+    "click": "cli",
+    "rich": "cli",
+    "pytest": "testing",
+    "huggingface_hub": "hub",
+    "httpx2": "hub",
+}
 
 
 def _room(path: Path) -> str:

@@ -1,0 +1,134 @@
+"""A repository of the hub: the commit behind a revision, the files of a commit, their addresses.
+
+A commit never changes, so what it holds is asked once and kept on disk:
+
+{folder}/commits/…     the commit that a revision was last seen at
+{folder}/listings/…    the files of a commit
+"""
+
+import os
+import re
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Literal
+from urllib.parse import parse_qs, quote, urlencode, urlsplit
+
+import msgspec
+from huggingface_hub import cached_assets_path, hf_hub_url
+from huggingface_hub.errors import HFValidationError
+from huggingface_hub.utils import validate_repo_id
+
+from forebay.errors import HubNotFound, HubUnreachable
+from forebay.hub.asking import address, fetch
+from forebay.hub.kept import keep, kept_path, read_kept
+from forebay.hub.listing import Listing, RemoteFile, read_page
+from forebay.hub.patience import Patience
+
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_NEXT_PAGE = re.compile(r'<([^>]+)>\s*;\s*rel="?next"?')
+_README = "README.md"
+
+Kind = Literal["dataset", "model"]
+
+
+class _Info(msgspec.Struct):
+    sha: str
+
+
+@dataclass(frozen=True, slots=True)
+class Repository:
+    """A data set or a model by its name. `folder` is where facts about it are kept."""
+
+    name: str
+    kind: Kind = "dataset"
+    endpoint: str | None = None
+    folder: str | None = None
+    patience: Patience = field(default_factory=Patience)
+
+    @property
+    def address(self) -> str:
+        return address(self.endpoint)
+
+    @property
+    def what(self) -> str:
+        return f"the {'data set' if self.kind == 'dataset' else self.kind} '{self.name}'"
+
+    def commit(self, revision: str | None = None) -> str:
+        """The commit behind a branch, a tag or a commit; of the main branch where none is named."""
+        self._check_name()
+        if revision is not None and _COMMIT.fullmatch(revision):
+            return revision
+        named = revision or "main"
+        what = f"revision '{named}' of {self.what}"
+        body, _ = fetch(self._api(f"revision/{quote(named, safe='')}", expand="sha"), self.patience, self.address, what)
+        try:
+            sha = msgspec.json.decode(body, type=_Info).sha
+        except msgspec.DecodeError as error:
+            raise HubUnreachable(self.address, what, f"its answer is not the hub's: {error}") from error
+        keep(self._kept("commits", named), sha.encode())
+        return sha
+
+    def last_commit(self, revision: str | None = None) -> str | None:
+        """The commit that a revision was last seen at from this machine."""
+        known = read_kept(self._kept("commits", revision or "main"))
+        return known.decode() if known else None
+
+    def listing(self, commit: str) -> Listing:
+        """The files of a commit; asked once, then known."""
+        return _listing(self, commit)
+
+    def url(self, commit: str, path: str) -> str:
+        return hf_hub_url(self.name, path, repo_type=self.kind, revision=commit, endpoint=self.address)
+
+    def place(self, name: str) -> str:
+        """A folder among all that is kept of the hub."""
+        return os.path.join(self.folder or cached_assets_path("forebay", "hub"), name)
+
+    def ask_listing(self, commit: str) -> Listing:
+        """The files of a commit, from the hub."""
+        files: list[RemoteFile] = []
+        page: dict[str, str] | None = {}
+        while page is not None:
+            url = self._api(f"tree/{commit}", recursive="true", expand="false", **page)
+            found, page = self._ask_page(url, f"commit {commit} of {self.what}")
+            files += found
+        has_readme = any(file.path == _README for file in files)
+        readme = self._read_text(commit, _README) if has_readme else ""
+        return Listing(tuple(sorted(files, key=lambda file: file.path)), readme)
+
+    def _ask_page(self, url: str, what: str) -> tuple[list[RemoteFile], dict[str, str] | None]:
+        body, headers = fetch(url, self.patience, self.address, what)
+        following = _NEXT_PAGE.search(headers.get("link", ""))
+        # Only the cursor is taken from the address of the next page: the token goes to no other host.
+        cursor = parse_qs(urlsplit(following[1]).query).get("cursor") if following else None
+        try:
+            return read_page(body), {"cursor": cursor[0]} if cursor else None
+        except msgspec.DecodeError as error:
+            raise HubUnreachable(self.address, what, f"its answer is not the hub's: {error}") from error
+
+    def _read_text(self, commit: str, path: str) -> str:
+        body, _ = fetch(self.url(commit, path), self.patience, self.address, f"'{path}' of {self.what}")
+        return body.decode("utf-8", "replace")
+
+    def _api(self, path: str, **parameters: str) -> str:
+        return f"{self.address}/api/{self.kind}s/{self.name}/{path}?{urlencode(parameters)}"
+
+    def _kept(self, folder: str, *names: str) -> str:
+        return kept_path(self.place(folder), self.address, self.kind, self.name, *names)
+
+    def _check_name(self) -> None:
+        try:
+            validate_repo_id(self.name)
+        except HFValidationError as error:
+            raise HubNotFound(self.what, "that is no name there", "write it as 'organisation/name'") from error
+
+
+@lru_cache(maxsize=16)
+def _listing(repository: Repository, commit: str) -> Listing:
+    place = repository._kept("listings", commit)
+    known = read_kept(place)
+    if known is not None:
+        return msgspec.json.decode(known, type=Listing)
+    listing = repository.ask_listing(commit)
+    keep(place, msgspec.json.encode(listing))
+    return listing

@@ -1,0 +1,118 @@
+"""Files of the hub while they are read: downloaded whole, held by the processes that read them, then removed.
+
+{folder}/<hash>         a file that is whole and checked
+{folder}/<hash>.part    what has come of it, by a download under way or a killed one
+{folder}/<hash>.lock    held alone by who downloads or removes, shared by who reads
+
+A killed process leaves its file, or a part of it; the next who wants it goes on with it. What nobody took up within a
+day is removed by the next download.
+"""
+
+import errno
+import os
+import shutil
+import time
+from contextlib import suppress
+
+from forebay.errors import DiskFull
+from forebay.hub.arrival import is_sound
+from forebay.hub.download import download, part_path
+from forebay.hub.listing import RemoteFile
+from forebay.hub.locks import FileLock
+from forebay.hub.repository import Repository
+
+_LOCK = ".lock"
+_FORGOTTEN_SECONDS = 24 * 3600.0
+_PAUSE = 0.05
+
+
+class Held:
+    """A file of the hub on this disk, kept there until every holder lets go."""
+
+    def __init__(self, path: str, lock: FileLock) -> None:
+        self.path = path
+        self._lock = lock
+
+    def remove(self) -> None:
+        """Remove the file, unless another process reads it: then that one does."""
+        try:
+            if self._lock.alone():
+                _unlink(self.path)
+                self._lock.remove()
+        finally:
+            self._lock.close()
+
+    def keep(self) -> None:
+        """Let go and leave the file for later."""
+        self._lock.close()
+
+
+def take(repository: Repository, commit: str, file: RemoteFile, folder: str) -> Held:
+    """Have a file of the hub in a folder; where another process is at it, wait and have the same."""
+    os.makedirs(folder, exist_ok=True)
+    sweep(folder)
+    path = os.path.join(folder, file.identity)
+    while True:
+        lock = FileLock.shared(path + _LOCK)  # waits while another downloads
+        try:
+            if _is_whole(path, file) or (lock.alone() and _downloaded(repository, commit, file, path, lock)):
+                return Held(path, lock)
+        except BaseException:
+            lock.close()
+            raise
+        lock.close()
+        time.sleep(_PAUSE)  # another is about to download it
+
+
+def sweep(folder: str) -> None:
+    """Remove what dead processes left and nobody took up."""
+    names = [name for name in os.listdir(folder) if not name.endswith(_LOCK)]
+    for path in {os.path.join(folder, name.removesuffix(".part")) for name in names}:
+        if _is_forgotten(path):
+            _remove_unheld(path)
+
+
+def _is_whole(path: str, file: RemoteFile) -> bool:
+    if not os.path.exists(path) or not is_sound(path, file):
+        return False
+    os.utime(path)  # so that nobody takes it for forgotten
+    return True
+
+
+def _downloaded(repository: Repository, commit: str, file: RemoteFile, path: str, lock: FileLock) -> bool:
+    """Download a file, alone, then share it; False where somebody removed it before it was shared."""
+    what = f"'{file.path}' of {repository.what}"
+    try:
+        download(file, repository.url(commit, file.path), path, repository.patience, repository.address, what)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        folder = os.path.dirname(path)
+        raise DiskFull(folder, file.size, shutil.disk_usage(folder).free) from error
+    lock.share()
+    return os.path.exists(path)
+
+
+def _remove_unheld(path: str) -> None:
+    lock = FileLock.if_free(path + _LOCK)
+    if lock is None:
+        return
+    try:
+        _unlink(path)
+        _unlink(part_path(path))
+        lock.remove()
+    finally:
+        lock.close()
+
+
+def _unlink(path: str) -> None:
+    with suppress(FileNotFoundError):
+        os.unlink(path)
+
+
+def _is_forgotten(path: str) -> bool:
+    times = []
+    for leftover in (path, part_path(path)):
+        with suppress(FileNotFoundError):
+            times.append(os.stat(leftover).st_mtime)
+    return bool(times) and time.time() - max(times) > _FORGOTTEN_SECONDS

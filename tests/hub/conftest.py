@@ -1,0 +1,19 @@
+"""A hub for a test, and the client's connections closed behind it."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import huggingface_hub
+import pytest
+from tests.hub.server import HubServer
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[HubServer]:
+    """A hub of its own that nothing but the test knows; what is kept of it is kept in the test's folder."""
+    monkeypatch.setattr("huggingface_hub.utils._cache_assets.HF_ASSETS_CACHE", str(tmp_path / "assets"))
+    monkeypatch.setenv("HF_ASSETS_CACHE", str(tmp_path / "assets"))
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    with HubServer() as server:
+        yield server
+        huggingface_hub.utils.close_session()

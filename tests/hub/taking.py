@@ -1,0 +1,19 @@
+"""A process that takes the file `a.parquet` of `org/set` from a hub, reads it, and lets go when told by a file."""
+
+import hashlib
+from pathlib import Path
+
+from tests.builders import wait_until
+
+from forebay.hub import Patience, Repository, take
+
+
+def main(address: str, folder: str) -> None:
+    owner = Repository("org/set", "dataset", address, f"{folder}/kept", Patience(timeout=30, first_wait=0.01))
+    commit = owner.commit()
+    file = owner.listing(commit).file("a.parquet")
+    assert file is not None
+    held = take(owner, commit, file, f"{folder}/spool")
+    print(hashlib.sha256(Path(held.path).read_bytes()).hexdigest(), flush=True)
+    wait_until(Path(folder, "let-go").exists)
+    held.remove()

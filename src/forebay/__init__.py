@@ -45,8 +45,8 @@ _MODULES = ("errors", "masks", "sources", "testing")
 __all__ = [
     "Cache", "ChunkTarget", "Column", "Failure", "LayerRecipe", "LocalStore", "MemoryStore", "Part", "Progress",
     "Ragged", "RawRecipe", "Recipe", "RowId", "Rows", "Sample", "Source", "SourceFile", "Store", "TokenRecipe", "build",
-    "clean", "copy", "errors", "estimate", "fingerprint", "gaps", "grow", "masks", "open_cache", "repair", "sources", "status",
-    "summarize", "testing", "verify",
+    "clean", "copy", "errors", "estimate", "fingerprint", "gaps", "grow", "masks", "open_cache", "repair", "sources",
+    "status", "summarize", "testing", "verify",
 ]  # fmt: skip
 
 

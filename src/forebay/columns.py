@@ -8,7 +8,7 @@ row 1   │ 1│ 0│ 0│ 0│            row 1   ├──┼──┴──�
                                          └──┘
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any, Literal
@@ -133,3 +133,16 @@ class Ragged:
 
 
 Columns = Mapping[str, Array | Ragged]
+
+
+def join(pieces: Sequence[Array | Ragged]) -> Array | Ragged:
+    """The values of one column from several places, one after the other.
+
+    >>> join([Ragged.of_bytes([b"a", b"bc"]), Ragged.of_bytes([b"d"])]).offsets.tolist()
+    [0, 1, 3, 4]
+    """
+    ragged = [piece for piece in pieces if isinstance(piece, Ragged)]
+    if len(ragged) < len(pieces):
+        return np.concatenate([piece for piece in pieces if not isinstance(piece, Ragged)])
+    lengths = np.concatenate([piece.lengths for piece in ragged])
+    return Ragged(np.concatenate([piece.values for piece in ragged]), np.concatenate([[0], np.cumsum(lengths)]))

@@ -6,14 +6,14 @@ depends on; nothing else is. Two recipes with one fingerprint make the same chun
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, is_dataclass
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import msgspec
 import numpy as np
 
-from forebay.columns import Array, Column, Columns
+from forebay.columns import Array, Column, Columns, join
 from forebay.errors import RecipeInvalid
 from forebay.source import Failure, Sample
 
@@ -38,6 +38,17 @@ class Rows:
     failures: tuple[Failure, ...] = ()
     statistics: Mapping[str, int | float | list[int]] = field(default_factory=dict)
     present: Array | None = None
+
+
+def join_rows(made: Sequence[Rows], columns: Sequence[Column]) -> Rows:
+    """The rows of several slices, one after the other, and the sums of their statistics."""
+    names = {name: None for rows in made for name in rows.statistics}
+    sums = {name: np.sum([rows.statistics[name] for rows in made if name in rows.statistics], axis=0) for name in names}
+    return Rows(
+        {column.name: join([rows.columns[column.name] for rows in made]) for column in columns},
+        tuple(failure for rows in made for failure in rows.failures),
+        {name: value.tolist() for name, value in sums.items()},
+    )
 
 
 @runtime_checkable

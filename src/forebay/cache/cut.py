@@ -13,7 +13,7 @@ import numpy as np
 from forebay.columns import Codec, Column
 from forebay.errors import ForebayError, RecipeInvalid
 from forebay.format.chunk import EncodedChunk, encode_chunk
-from forebay.recipe import ChunkTarget, Recipe, Rows
+from forebay.recipe import ChunkTarget, Recipe, Rows, join_rows
 from forebay.source import Part, Sample, Source, SourceFile, Unit
 
 CAP_BYTES = 128 * 1024 * 1024
@@ -97,49 +97,44 @@ def try_recipe(source: Source, files: Sequence[SourceFile], recipe: Recipe, budg
     source, is raised.
     """
     places = sample_places(source, files, budget or SAMPLE_WEIGHT[source.unit])
-    try:
-        return _try_places(source, recipe, places)
-    except (OSError, ForebayError):
-        raise
-    except Exception as error:  # a recipe may raise anything
-        return _try_places(source, recipe, _that_work(source, recipe, places, error))
-
-
-def _that_work(source: Source, recipe: Recipe, places: list[list[Part]], failed: Exception) -> list[list[Part]]:
-    working = []
-    for parts in places:
-        try:
-            _try_places(source, recipe, [parts])
-        except (OSError, ForebayError):
-            raise
-        except Exception as error:
-            failed = error
-        else:
-            working.append(parts)
-    if not working:
-        raise RecipeInvalid(f"the recipe '{recipe.kind}' fails on all it was tried on: {failed!r}") from failed
-    return working
-
-
-def _try_places(source: Source, recipe: Recipe, places: list[list[Part]]) -> Trial:
-    """All places together, as one small chunk."""
     started = time.perf_counter()
-    glance = Glance(source, [part for parts in places for part in parts])
-    made = recipe.make(glance)
-    encoded = _encoded(made, recipe.columns(), glance.count)
+    glances = [Glance(source, parts) for parts in places]
+    made = _made(recipe, glances)
+    if not made:
+        return Trial(1, 0.0, 0, 0, 0.0, 0, 0, 0)
+    rows = join_rows([rows for _, rows in made], recipe.columns())
+    used = [glance for glance, _ in made]
+    samples = sum(glance.count for glance in used)
+    encoded = _encoded(rows, recipe.columns(), samples)
     seconds = time.perf_counter() - started
     rows_from = getattr(recipe, "rows_from", None)
     return Trial(
-        weight=max(1, sum(part.weight for parts in places for part in parts)),
+        weight=max(1, sum(glance.weight for glance in used)),
         seconds=seconds,
-        samples=glance.count,
-        failures=len(made.failures) + glance.failures,
-        rows=rows_from(made.statistics) if rows_from else encoded.meta.rows,
-        raw_bytes=sum(column.nbytes for column in made.columns.values()),
+        samples=samples,
+        failures=len(rows.failures) + sum(glance.failures for glance in used),
+        rows=rows_from(rows.statistics) if rows_from else encoded.meta.rows,
+        raw_bytes=sum(column.nbytes for column in rows.columns.values()),
         head_bytes=len(encoded.buffers[0]),
         stored_bytes=_body_bytes(encoded),
-        made=made,
+        made=rows,
     )
+
+
+def _made(recipe: Recipe, glances: Sequence["Glance"]) -> list[tuple["Glance", Rows]]:
+    """What the recipe makes of each place: what belongs together in the source stays together."""
+    made: list[tuple[Glance, Rows]] = []
+    failed: Exception | None = None
+    for glance in glances:
+        try:
+            made.append((glance, recipe.make(glance)))
+        except (OSError, ForebayError):
+            raise
+        except Exception as error:  # a recipe may raise anything
+            failed = error
+    if failed is not None and not made:
+        raise RecipeInvalid(f"the recipe '{recipe.kind}' fails on all it was tried on: {failed!r}") from failed
+    return made
 
 
 class Glance:
@@ -148,6 +143,7 @@ class Glance:
     def __init__(self, source: Source, parts: Sequence[Part]) -> None:
         self.count = 0
         self.failures = 0
+        self.weight = sum(part.weight for part in parts)
         self._read = getattr(source, "glance", source.read)
         self._parts = parts
 

@@ -9,7 +9,7 @@ from forebay.recipe import Recipe
 from forebay.source import Source
 from forebay.store.base import Store
 
-SAMPLED_SHARE = 0.042  # parts end with a whole sample, so a little more than asked for is read
+SAMPLED_SHARE = 0.0475  # parts end with a whole sample, so a little more than asked for is read
 MOST_SAMPLED = {"bytes": 32 * 1024 * 1024, "samples": 8192}
 
 

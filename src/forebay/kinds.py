@@ -19,6 +19,7 @@ SOURCES = {
     "files": ("forebay.sources", "FileSource"),
     "jsonl": ("forebay.sources", "JsonlSource"),
     "lines": ("forebay.sources", "LineSource"),
+    "text": ("forebay.sources", "TextSource"),
 }
 
 

@@ -108,6 +108,63 @@ class TestZstdJsonl(TestJsonl):
         return zstandard.compress(super().stored(content), 1)
 
 
+class TestText(SourceContract):
+    """Documents are lines of the content, byte for character, with a separator in place of the newline."""
+
+    suffix = ".txt"
+    separator = "<|end|>"
+    broken = b"fine<|end|>\xff bad<|end|>\nfine <|end|> bad \xe2\x82"
+
+    def open_source(self, folder: Path) -> Source:
+        return sources.text(folder, separator=self.separator)
+
+    def samples_of(self, content: bytes) -> list[str]:
+        return [line.decode("latin-1") for line in lines_of(content)]
+
+    def stored(self, content: bytes) -> bytes:
+        return content.decode("latin-1").replace("\n", self.separator).encode()
+
+
+class TestGzipText(TestText):
+    suffix = ".txt.gz"
+    broken = gzip.compress(TestText.broken, mtime=0)
+
+    def stored(self, content: bytes) -> bytes:
+        return gzip.compress(super().stored(content), 1, mtime=0)
+
+
+class TestWholeText(SourceContract):
+    suffix = ".md"
+
+    def open_source(self, folder: Path) -> Source:
+        return sources.text(folder)
+
+    def samples_of(self, content: bytes) -> list[str]:
+        return [content.decode("latin-1")]
+
+    def stored(self, content: bytes) -> bytes:
+        return content.decode("latin-1").encode()
+
+    def test_a_file_that_grew_is_appended(self, folder):
+        """One file is one document: what grew has changed."""
+        source = self.write(folder, {"a": b"12345"})
+        assert not source.files_grow
+        with pytest.raises(SourceChanged, match=r"a\.md"):
+            list(source.cuts(source.files()[0], 3, 1, 1))
+
+    test_a_file_that_did_not_grow_has_nothing_more_to_cut = None
+    test_bad_content_is_a_failure_with_an_id_and_a_reason_whatever_the_cuts = None
+
+
+class TestWholeZstdText(TestWholeText):
+    suffix = ".md.zst"
+
+    def stored(self, content: bytes) -> bytes:
+        return zstandard.compress(super().stored(content), 1)
+
+    test_a_file_that_grew_is_appended = None
+
+
 CONTENTS = st.lists(
     st.lists(st.sampled_from([b"", b"\n", b"\r\n", b"a", b"bb", b"\x00", b"\xff" * 9, b"\n\n"]), max_size=12).map(
         b"".join
@@ -115,7 +172,10 @@ CONTENTS = st.lists(
     min_size=1,
     max_size=4,
 )
-KINDS = [TestLines, TestGzipLines, TestZstdLines, TestFiles, TestJsonl, TestGzipJsonl, TestZstdJsonl]
+KINDS = [
+    TestLines, TestGzipLines, TestZstdLines, TestFiles, TestJsonl, TestGzipJsonl, TestZstdJsonl,
+    TestText, TestGzipText, TestWholeText, TestWholeZstdText,
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)

@@ -67,8 +67,8 @@ BAD_LINES = {
     b'{"text": "\\ud800"}': ("bad-json", ""),
     b'{"text": "\\udc00 a"}': ("bad-json", "surrogate"),
     b'{"text": 5, "more": [}': ("bad-json", "invalid character"),
-    b'{"text": "ab\xff"}': ("not-utf8", "byte 0xff at offset 12 of the line"),
-    b'{"text": "\xed\xa0\x80"}': ("not-utf8", "byte 0xed at offset 10 of the line"),
+    b'{"text": "ab\xff"}': ("not-utf8", "byte 0xff at offset 44 of the file"),
+    b'{"text": "\xed\xa0\x80"}': ("not-utf8", "byte 0xed at offset 42 of the file"),
     b'{"a": ' + b"[" * 100_000 + b"]" * 100_000 + b', "text": "a"}': ("bad-json", "nested too deeply"),
 }
 

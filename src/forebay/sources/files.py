@@ -5,11 +5,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-import xxhash
-
-from forebay.errors import SourceChanged
 from forebay.source import Part, Sample, SourceFile, Unit
-from forebay.sources.paths import find_files, full_path, look, named_below, renamed
+from forebay.sources.paths import find_files, look, named_below, renamed
+from forebay.sources.stored import digest
+from forebay.sources.whole import cut_whole, read_whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,27 +49,16 @@ class FileSource:
         return file.size
 
     def cuts(self, file: SourceFile, start: int, first: int, every: int) -> Iterator[int]:
-        if start:
-            raise SourceChanged(self.root, {file.path: "grew, but it is one sample and cannot be appended to"})
-        yield file.size
+        return cut_whole(self.root, file, start)
 
     def scanned(self, file: SourceFile) -> SourceFile:
         return file
 
     def read(self, part: Part) -> Iterable[Sample]:
-        content = self._content(part.file.path)
-        if len(content) != part.stop:
-            how = f"has {len(content):,} bytes, {part.stop:,} were planned, and it is one sample"
-            raise SourceChanged(self.root, {part.file.path: how})
-        yield Sample(part.file.path, content)
+        yield Sample(part.file.path, read_whole(self.root, part))
 
     def digest(self, file: SourceFile, start: int, stop: int) -> int:
-        value: int = xxhash.xxh3_64_intdigest(self._content(file.path)[start:stop])
-        return value
-
-    def _content(self, path: str) -> bytes:
-        with open(full_path(self.root, path), "rb") as file:
-            return file.read()
+        return digest(self.root, file, start, stop)
 
 
 def files(*paths: str | os.PathLike[str], suffixes: Iterable[str] = (), root: str | None = None) -> FileSource:

@@ -12,8 +12,9 @@ import msgspec
 
 from forebay.source import Failure, Sample
 from forebay.sources.reading import Reading
+from forebay.sources.separators import piece_bounds
+from forebay.sources.utf8 import BOM, not_utf8
 
-_BOM = b"\xef\xbb\xbf"
 _JSON_TYPES = {b"{": "an object", b"[": "an array", b"t": "true", b"f": "false"}
 _TROUBLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
@@ -22,7 +23,7 @@ def read_documents(reading: Reading, path: str, field: str) -> Iterator[Sample |
     """The document of every line; what is wrong with a line is a failure."""
     for block in reading:
         begin = reading.position
-        at = len(_BOM) if begin == 0 and block.startswith(_BOM) else 0
+        at = len(BOM) if begin == 0 and block.startswith(BOM) else 0
         documents = _all_at_once(block, at, field)
         if documents is None:
             yield from _one_by_one(reading, block, at, path, field)
@@ -66,7 +67,7 @@ def _line_starts(block: bytes, at: int) -> list[int]:
 
 def _one_by_one(reading: Reading, block: bytes, at: int, path: str, field: str) -> Iterator[Sample | Failure]:
     first_line = 0  # known when it is needed
-    for index, (begin, end) in enumerate(_line_bounds(block)):
+    for index, (begin, end) in enumerate(piece_bounds(block, b"\n")):
         sample = f"{path}@{reading.position + begin}"
         line = memoryview(block)[max(begin, at) : end]
         document = _document(line, field)
@@ -74,8 +75,8 @@ def _one_by_one(reading: Reading, block: bytes, at: int, path: str, field: str) 
             yield Sample(sample, document)
         elif end < len(block) - 1 or not _is_blank(line) or not reading.ends_file(block):
             first_line = first_line or reading.first_line()
-            reason, detail = _problem(line, field, document)
-            yield Failure(sample, reason, f"line {first_line + index}: {detail}")
+            offset = reading.position + max(begin, at)
+            yield _failure(sample, first_line + index, offset, line, field, document)
 
 
 def _document(line: memoryview, field: str) -> str | Exception:
@@ -86,25 +87,22 @@ def _document(line: memoryview, field: str) -> str | Exception:
         return error
 
 
-def _line_bounds(block: bytes) -> Iterator[tuple[int, int]]:
-    begin = 0
-    while begin < len(block):
-        end = block.find(b"\n", begin)
-        end = end if end >= 0 else len(block)
-        yield begin, end
-        begin = end + 1
-
-
 def _is_blank(line: memoryview) -> bool:
     return len(line) < 100 and not bytes(line).strip()
+
+
+def _failure(sample: str, number: int, offset: int, line: memoryview, field: str, error: Exception) -> Failure:
+    if isinstance(error, UnicodeDecodeError):
+        bad = _first_bad_byte(line)
+        return not_utf8(sample, number, line[bad.start], offset + bad.start, bad.reason)
+    reason, detail = _problem(line, field, error)
+    return Failure(sample, reason, f"line {number}: {detail}")
 
 
 def _problem(line: memoryview, field: str, error: Exception) -> tuple[str, str]:
     """Why a line holds no document: a reason code and a sentence."""
     if _is_blank(line):
         return "bad-json", "empty line"
-    if isinstance(error, UnicodeDecodeError):
-        return "not-utf8", _first_bad_byte(line)
     if isinstance(error, RecursionError):
         return "bad-json", "it is nested too deeply"
     try:
@@ -118,11 +116,12 @@ def _problem(line: memoryview, field: str, error: Exception) -> tuple[str, str]:
     return "not-text", f"the field '{field}' is {_JSON_TYPES.get(value, 'a number')}, not a string"
 
 
-def _first_bad_byte(line: memoryview) -> str:
+def _first_bad_byte(line: memoryview) -> UnicodeDecodeError:
+    """Where a line stops to be UTF-8: the parser counts within the string it was at."""
     try:
         str(line, "utf-8")
     except UnicodeDecodeError as error:
-        return f"byte 0x{line[error.start]:02x} at offset {error.start} of the line is not UTF-8 ({error.reason})"
+        return error
     raise AssertionError("a string in the line is not UTF-8, but the line is")
 
 

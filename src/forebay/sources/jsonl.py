@@ -8,7 +8,9 @@ from typing import Any, ClassVar
 from forebay.source import Failure, Part, Sample, SourceFile, Unit
 from forebay.sources.json_lines import check_field, read_documents
 from forebay.sources.paths import find_files, look, named_below, renamed
-from forebay.sources.separated import SeparatedFiles
+from forebay.sources.reading import Reading
+from forebay.sources.separated import cut_between_pieces
+from forebay.sources.stored import digest, scanned, weigh
 
 SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".json")
 
@@ -47,23 +49,19 @@ class JsonlSource:
         return look(self.root, path)
 
     def weight(self, file: SourceFile) -> int:
-        return self._lines.weight(file)
+        return weigh(self.root, file)
 
     def cuts(self, file: SourceFile, start: int, first: int, every: int) -> Iterator[int]:
-        return self._lines.cuts(file, start, first, every)
+        return cut_between_pieces(self.root, b"\n", file, start, first, every)
 
     def scanned(self, file: SourceFile) -> SourceFile:
-        return self._lines.scanned(file)
+        return scanned(self.root, file)
 
     def read(self, part: Part) -> Iterable[Sample | Failure]:
-        return read_documents(self._lines.reading(part), part.file.path, self.text)
+        return read_documents(Reading(self.root, part, b"\n"), part.file.path, self.text)
 
     def digest(self, file: SourceFile, start: int, stop: int) -> int:
-        return self._lines.digest(file, start, stop)
-
-    @property
-    def _lines(self) -> SeparatedFiles:
-        return SeparatedFiles(self.root)
+        return digest(self.root, file, start, stop)
 
 
 def jsonl(*paths: str | os.PathLike[str], text: str = "text", root: str | None = None) -> JsonlSource:

@@ -7,7 +7,9 @@ from typing import Any, ClassVar
 
 from forebay.source import Part, Sample, SourceFile, Unit
 from forebay.sources.paths import find_files, look, named_below, renamed
-from forebay.sources.separated import SeparatedFiles
+from forebay.sources.reading import Reading
+from forebay.sources.separated import cut_between_pieces
+from forebay.sources.stored import digest, scanned, weigh
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,16 +40,16 @@ class LineSource:
         return look(self.root, path)
 
     def weight(self, file: SourceFile) -> int:
-        return self._lines.weight(file)
+        return weigh(self.root, file)
 
     def cuts(self, file: SourceFile, start: int, first: int, every: int) -> Iterator[int]:
-        return self._lines.cuts(file, start, first, every)
+        return cut_between_pieces(self.root, b"\n", file, start, first, every)
 
     def scanned(self, file: SourceFile) -> SourceFile:
-        return self._lines.scanned(file)
+        return scanned(self.root, file)
 
     def read(self, part: Part) -> Iterable[Sample]:
-        reading = self._lines.reading(part)
+        reading = Reading(self.root, part, b"\n")
         for block in reading:
             position = reading.position
             lines = block.split(b"\n")
@@ -59,11 +61,7 @@ class LineSource:
                 position += len(line) + 1
 
     def digest(self, file: SourceFile, start: int, stop: int) -> int:
-        return self._lines.digest(file, start, stop)
-
-    @property
-    def _lines(self) -> SeparatedFiles:
-        return SeparatedFiles(self.root)
+        return digest(self.root, file, start, stop)
 
 
 def lines(*paths: str | os.PathLike[str], root: str | None = None) -> LineSource:

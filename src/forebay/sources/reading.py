@@ -79,6 +79,8 @@ class _LineCounter:
         self._position = self._newlines = 0
 
     def before(self, position: int) -> int:
+        if position == self._position:
+            return self._newlines
         if position < self._position:
             self._position = self._newlines = 0
         with open(self._path, "rb", buffering=0) as plain:

@@ -38,6 +38,20 @@ def whole_pieces(read: Callable[[int], bytes], length: int, separator: bytes) ->
         yield rest
 
 
+def piece_bounds(block: bytes, separator: bytes) -> Iterator[tuple[int, int]]:
+    """Where the pieces of a block begin and end, their separators left out.
+
+    >>> list(piece_bounds(b"one||two||", b"||"))
+    [(0, 3), (5, 8)]
+    """
+    begin = 0
+    while begin < len(block):
+        end = block.find(separator, begin)
+        end = end if end >= 0 else len(block)
+        yield begin, end
+        begin = end + len(separator)
+
+
 def end_after(plain: BinaryIO, separator: bytes, start: int, at: int) -> int | None:
     """Where the first separator that begins at `at` or later ends in a file, in which a piece begins at `start`."""
     cursor = _overlap_start_in(plain, separator, start, at)

@@ -42,11 +42,6 @@ class Stream(AbstractContextManager["Stream"]):
         self._plain.close()
         self._file.close()
 
-    @property
-    def consumed(self) -> int:
-        """How much of the compressed file was read for what was taken."""
-        return self._file.tell()
-
     def read(self, count: int) -> bytes:
         """At most `count` bytes, none at the end."""
         data = self._peeked[:count] or self._decompress(count)

@@ -1,0 +1,126 @@
+"""Text files as documents: one per file, or several with a separator between them."""
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+from forebay.source import Failure, Part, Sample, SourceFile, Unit
+from forebay.sources.paths import STREAM_SUFFIXES, find_files, look, named_below, renamed
+from forebay.sources.reading import Reading
+from forebay.sources.separated import cut_between_pieces
+from forebay.sources.separators import piece_bounds
+from forebay.sources.stored import digest, scanned, weigh
+from forebay.sources.utf8 import BOM, not_utf8
+from forebay.sources.whole import cut_whole, read_whole
+
+
+@dataclass(frozen=True, slots=True)
+class TextSource:
+    """The documents of UTF-8 text files; a byte order mark at the start of a file is left out.
+
+    Without a separator a file is one document, named as the file is. With one, documents are what `str.split` gives,
+    but for nothing behind the last separator; their ids are `file@offset`, the offset in bytes (after decompression).
+    """
+
+    kind: ClassVar[str] = "text"
+    unit: ClassVar[Unit] = "bytes"
+
+    root: str
+    patterns: tuple[str, ...]
+    separator: str | None = None
+    suffixes: tuple[str, ...] = ()
+
+    def describe(self) -> Mapping[str, Any]:
+        return {
+            "kind": self.kind,
+            "root": self.root,
+            "patterns": list(self.patterns),
+            "separator": self.separator,
+            "suffixes": list(self.suffixes),
+        }
+
+    @classmethod
+    def from_description(cls, description: Mapping[str, Any]) -> "TextSource":
+        patterns, suffixes = tuple(description["patterns"]), tuple(description["suffixes"])
+        return cls(description["root"], patterns, description["separator"], suffixes)
+
+    @property
+    def files_grow(self) -> bool:
+        return self.separator is not None  # a file that is one document is another one with more behind it
+
+    def rebased(self, root: str) -> "TextSource":
+        """The same files, named relative to another root."""
+        return replace(self, root=root, patterns=renamed(self.root, self.patterns, root))
+
+    def files(self) -> list[SourceFile]:
+        stored = tuple(suffix + ending for suffix in self.suffixes for ending in ("", *STREAM_SUFFIXES))
+        return find_files(self.root, self.patterns, stored)
+
+    def look(self, path: str) -> SourceFile:
+        return look(self.root, path)
+
+    def weight(self, file: SourceFile) -> int:
+        return weigh(self.root, file)
+
+    def cuts(self, file: SourceFile, start: int, first: int, every: int) -> Iterator[int]:
+        if self.separator is None:
+            return cut_whole(self.root, file, start)
+        return cut_between_pieces(self.root, self.separator.encode(), file, start, first, every)
+
+    def scanned(self, file: SourceFile) -> SourceFile:
+        return scanned(self.root, file)
+
+    def read(self, part: Part) -> Iterable[Sample | Failure]:
+        if self.separator is None:
+            return _only_document(self.root, part)
+        separator = self.separator.encode()
+        return _documents(Reading(self.root, part, separator), part.file.path, separator)
+
+    def digest(self, file: SourceFile, start: int, stop: int) -> int:
+        return digest(self.root, file, start, stop)
+
+
+def text(
+    *paths: str | os.PathLike[str],
+    separator: str | None = None,
+    suffixes: Iterable[str] = (".txt", ".md"),
+    root: str | None = None,
+) -> TextSource:
+    r"""The documents of text files, folders or globs, `.gz` and `.zst` too: one per file, or with a separator between.
+
+    >>> text("/data/books", separator="<|endoftext|>").patterns
+    ('.',)
+    >>> text("/data/notes.txt", separator="\n---\n").separator  # a line of its own
+    '\n---\n'
+    """
+    if separator is not None and not separator.encode():
+        raise ValueError("a separator has at least one character; leave it out for one document per file")
+    return TextSource(*named_below(paths, root), separator, tuple(suffixes))
+
+
+def _only_document(root: str, part: Part) -> Iterator[Sample | Failure]:
+    content = read_whole(root, part)
+    begin = len(BOM) if content.startswith(BOM) else 0
+    try:
+        yield Sample(part.file.path, str(memoryview(content)[begin:], "utf-8"))
+    except UnicodeDecodeError as error:
+        bad = begin + error.start
+        yield not_utf8(part.file.path, 1 + content.count(b"\n", 0, bad), content[bad], bad, error.reason)
+
+
+def _documents(reading: Reading, path: str, separator: bytes) -> Iterator[Sample | Failure]:
+    for block in reading:
+        newlines = counted = 0
+        for begin, end in piece_bounds(block, separator):
+            sample = f"{path}@{reading.position + begin}"
+            if reading.position + begin == 0 and block.startswith(BOM):
+                begin = min(len(BOM), end)
+            try:
+                yield Sample(sample, str(memoryview(block)[begin:end], "utf-8"))
+            except UnicodeDecodeError as error:
+                bad = begin + error.start
+                newlines, counted = newlines + block.count(b"\n", counted, bad), bad
+                line, offset = reading.first_line() + newlines, reading.position + bad
+                yield not_utf8(sample, line, block[bad], offset, error.reason)
+        del block

@@ -4,7 +4,8 @@
         hub.add("org/set", {"data/train-0.parquet": shard})
         hub.spoil("train-0", Drop(after=1000), Status(503, {"Retry-After": "1"}))   # the next two answers
 
-Each spoiling is used up by one answer for a path that contains the words given.
+Each spoiling is used up by one answer to a request whose path and range (`/datasets/… bytes=0-99`, or `None` for the
+whole file) contain the words given.
 """
 
 import hashlib
@@ -138,10 +139,15 @@ class HubServer:
     def asked(self, words: str) -> list[Request]:
         return [request for request in self.requests if words in request.path]
 
-    def next_spoiling(self, path: str) -> Spoiling | None:
+    def forgive(self) -> None:
+        """No more of what was to be spoiled."""
+        with self._lock:
+            self._spoilings.clear()
+
+    def next_spoiling(self, request: Request) -> Spoiling | None:
         with self._lock:
             for words, spoilings in self._spoilings:
-                if words in path and spoilings:
+                if words in f"{request.path} {request.range}" and spoilings:
                     return spoilings.pop(0)
         return None
 
@@ -238,9 +244,10 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         hub = self.server.hub
-        hub.requests.append(Request(self.path, self.headers.get("Range"), self.headers.get("Authorization")))
+        request = Request(self.path, self.headers.get("Range"), self.headers.get("Authorization"))
+        hub.requests.append(request)
         parts = urlsplit(self.path)
-        spoiling = hub.next_spoiling(self.path)
+        spoiling = hub.next_spoiling(request)
         if isinstance(spoiling, Status):
             self._send(spoiling.code, {**spoiling.headers}, b"")
             return

@@ -14,7 +14,7 @@ from tests.builders import start_python, wait_until
 from tests.hub.server import Drop, Flip, HubServer, IgnoreRange, Retag, Stall, Status, Truncate, Wait, blob_hash
 
 from forebay.errors import DiskFull, DownloadCorrupt, HubNotFound, HubUnreachable
-from forebay.hub import Patience, Repository, take
+from forebay.hub import Patience, Repository, sweep, take
 
 SHARD = random.Random(0).randbytes(300_000)
 QUICK = Patience(retries=3, timeout=5, first_wait=0.01)
@@ -280,15 +280,14 @@ def test_a_file_damaged_on_disk_is_downloaded_again(hub, tmp_path):
     assert fetched(hub, tmp_path) == SHARD
 
 
-def test_what_nobody_took_up_for_a_day_is_removed_by_the_next(hub, tmp_path):
-    hub.add("org/set", {"a.parquet": SHARD})
+def test_what_nobody_took_up_for_a_day_is_swept(tmp_path):
     spool = tmp_path / "spool"
     spool.mkdir()
     for name in ("old", "old.part", "young.part"):
         (spool / name).write_bytes(b"x")
     for name in ("old", "old.part"):
         os.utime(spool / name, (1e9, 1e9))
-    fetched(hub, tmp_path)
+    sweep(str(spool))
     assert os.listdir(spool) == ["young.part"]
 
 

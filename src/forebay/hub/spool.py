@@ -4,8 +4,8 @@
 {folder}/<hash>.part    what has come of it, by a download under way or a killed one
 {folder}/<hash>.lock    held alone by who downloads or removes, shared by who reads
 
-A killed process leaves its file, or a part of it; the next who wants it goes on with it. What nobody took up within a
-day is removed by the next download.
+A killed process leaves its file, or a part of it; the next who wants it goes on with it. `sweep` removes what nobody
+took up within a day.
 """
 
 import errno
@@ -50,7 +50,6 @@ class Held:
 def take(repository: Repository, commit: str, file: RemoteFile, folder: str) -> Held:
     """Have a file of the hub in a folder; where another process is at it, wait and have the same."""
     os.makedirs(folder, exist_ok=True)
-    sweep(folder)
     path = os.path.join(folder, file.identity)
     while True:
         lock = FileLock.shared(path + _LOCK)  # waits while another downloads
@@ -66,6 +65,8 @@ def take(repository: Repository, commit: str, file: RemoteFile, folder: str) -> 
 
 def sweep(folder: str) -> None:
     """Remove what dead processes left and nobody took up."""
+    if not os.path.isdir(folder):
+        return
     names = [name for name in os.listdir(folder) if not name.endswith(_LOCK)]
     for path in {os.path.join(folder, name.removesuffix(".part")) for name in names}:
         if _is_forgotten(path):

@@ -1,0 +1,205 @@
+"""The Parquet shards of a data set on the Hugging Face hub, one at a time.
+
+planning    the footers and a few rows, by range reads          nothing is downloaded
+building    a shard is downloaded whole into the spool, checked, read part by part, and removed
+
+A shard is a stream: its parts go to one worker in order, so that it is downloaded once, and each worker has one.
+"""
+
+import atexit
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from math import ceil
+from typing import Any, ClassVar
+
+from forebay.columns import Array
+from forebay.errors import SourceUnreadable
+from forebay.hub import Patience, RangeFile, RemoteFile, Repository, parquet_shards, sweep, take
+from forebay.source import Failure, Part, Sample, SourceFile, Unit
+from forebay.sources.parquet_rows import ParquetFile, check_footer, open_parquet, read_rows, row_cuts, row_group_ends
+
+_JUDGED_SHARDS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class HubSource:
+    """The column `text` of the shards of a subset and split, as they are at one commit.
+
+    A sample's id is `file#row`. `spool` is the folder for the shards at hand, by default one in the cache of the hub's
+    own library (HF_HOME). It and `patience` are of this machine and run, and no part of the description.
+    """
+
+    kind: ClassVar[str] = "hub"
+    unit: ClassVar[Unit] = "samples"
+    files_grow: ClassVar[bool] = False
+
+    name: str
+    subset: str | None
+    split: str
+    text: str
+    commit: str
+    endpoint: str | None = None
+    spool: str | None = None
+    patience: Patience = field(default_factory=Patience)
+
+    def describe(self) -> Mapping[str, Any]:
+        return {
+            "kind": self.kind,
+            "name": self.name,
+            "subset": self.subset,
+            "split": self.split,
+            "text": self.text,
+            "revision": self.commit,
+            "endpoint": self.endpoint,
+        }
+
+    @classmethod
+    def from_description(cls, description: Mapping[str, Any]) -> "HubSource":
+        names = ("name", "subset", "split", "text", "revision", "endpoint")
+        return cls(*(description[name] for name in names))
+
+    def files(self) -> list[SourceFile]:
+        return [_source_file(shard) for shard in _shards(self)]
+
+    def look(self, path: str) -> SourceFile:
+        return _source_file(self._remote(path))
+
+    def weight(self, file: SourceFile) -> int:
+        """Judged by the rows per byte of a few shards: asking all of them takes a request each."""
+        return round(file.size * _rows_per_byte(self))
+
+    def cuts(self, file: SourceFile, start: int, first: int, every: int) -> Iterator[int]:
+        return row_cuts(_group_ends(self, self._remote(file.path)), start, first, every)
+
+    def scanned(self, file: SourceFile) -> SourceFile:
+        return file
+
+    def read(self, part: Part) -> Iterable[Sample | Failure]:
+        shard = _shard_at(self, self._remote(part.file.path))
+        rows = shard.parquet.metadata.num_rows
+        if part.stop > rows:
+            raise SourceUnreadable(part.file.path, f"it has {rows:,} rows, {part.stop:,} were planned")
+        yield from read_rows(shard.parquet, self.text, part)
+        if part.stop == rows:
+            let_go()
+
+    def glance(self, part: Part) -> Iterable[Sample | Failure]:
+        with _open_remote(self, self._remote(part.file.path)) as parquet:
+            yield from read_rows(parquet, self.text, part)
+
+    def digest(self, file: SourceFile, start: int, stop: int) -> int:
+        """From the hash that the hub lists, which stands for the whole file."""
+        return _digest(self._remote(file.path))
+
+    @property
+    def repository(self) -> Repository:
+        return Repository(self.name, "dataset", self.endpoint, self.spool, self.patience)
+
+    def _remote(self, path: str) -> RemoteFile:
+        found = _remotes(self).get(path)
+        if found is None:
+            raise FileNotFoundError(f"'{path}' is not in {self.repository.what} at commit {self.commit}")
+        return found
+
+
+def hub(
+    name: str,
+    subset: str | None = None,
+    *,
+    split: str = "train",
+    text: str = "text",
+    revision: str | None = None,
+    spool: str | os.PathLike[str] | None = None,
+    endpoint: str | None = None,
+    download_retries: int = 5,
+    download_timeout: float = 300.0,
+) -> HubSource:
+    """The documents of a data set on the Hugging Face hub: `hub("HuggingFaceFW/fineweb-edu", "sample-10BT")`.
+
+    The revision (a branch, a tag, a commit; by default the main branch) is asked for now, and the commit it stands for
+    is what every builder reads. A shard is downloaded with `download_retries` more tries after a failure, each given up
+    after `download_timeout` seconds without a byte.
+    """
+    patience = Patience(download_retries, download_timeout)
+    folder = None if spool is None else os.path.abspath(spool)
+    commit = Repository(name, "dataset", endpoint, folder, patience).commit(revision)
+    return HubSource(name, subset, split, text, commit, endpoint, folder, patience)
+
+
+@lru_cache(maxsize=8)
+def _remotes(source: HubSource) -> dict[str, RemoteFile]:
+    return {file.path: file for file in source.repository.listing(source.commit).files}
+
+
+@lru_cache(maxsize=8)
+def _shards(source: HubSource) -> list[RemoteFile]:
+    listing = source.repository.listing(source.commit)
+    return parquet_shards(listing, source.repository.what, source.subset, source.split)
+
+
+@lru_cache(maxsize=8)
+def _rows_per_byte(source: HubSource) -> float:
+    shards = _shards(source)
+    judged = shards[:: ceil(len(shards) / _JUDGED_SHARDS)]
+    rows = sum(int(_group_ends(source, shard)[-1]) for shard in judged)
+    return rows / max(1, sum(shard.size for shard in judged))
+
+
+@lru_cache(maxsize=64)
+def _group_ends(source: HubSource, shard: RemoteFile) -> Array:
+    with _open_remote(source, shard) as parquet:
+        check_footer(parquet, shard.path)
+        return row_group_ends(parquet)
+
+
+def _open_remote(source: HubSource, shard: RemoteFile) -> ParquetFile:
+    return open_parquet(RangeFile(source.repository, source.commit, shard), shard.path, source.text)
+
+
+def _source_file(shard: RemoteFile) -> SourceFile:
+    return SourceFile(path=shard.path, size=shard.size, etag=shard.identity, stream=True, digest=_digest(shard))
+
+
+def _digest(shard: RemoteFile) -> int:
+    return int(shard.identity[:16], 16)
+
+
+class _Shard:
+    """The shard that this process has at hand."""
+
+    def __init__(self, source: HubSource, remote: RemoteFile) -> None:
+        repository = source.repository
+        self.owner = (source, remote)
+        folder = repository.place("shards")
+        sweep(folder)
+        self._held = take(repository, source.commit, remote, folder)
+        try:
+            self.parquet = open_parquet(self._held.path, remote.path, source.text)
+        except BaseException:
+            self._held.remove()
+            raise
+
+    def remove(self) -> None:
+        self.parquet.close()
+        self._held.remove()
+
+
+_at_hand: list[_Shard] = []
+
+
+def _shard_at(source: HubSource, remote: RemoteFile) -> _Shard:
+    """A shard on this disk: the one at hand, or another in its place. The old one goes before the new one comes."""
+    if _at_hand and _at_hand[0].owner != (source, remote):
+        let_go()
+    if not _at_hand:
+        _at_hand.append(_Shard(source, remote))
+    return _at_hand[0]
+
+
+@atexit.register
+def let_go() -> None:
+    """Remove the shard at hand, unless another process reads it."""
+    while _at_hand:
+        _at_hand.pop().remove()

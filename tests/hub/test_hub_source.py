@@ -1,0 +1,236 @@
+"""A data set on the hub as a source: planned by range reads, built shard by shard, the same as from local files."""
+
+import hashlib
+import json
+import os
+import pickle
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from tests.builders import chunk_digests, start_python, wait_until
+from tests.hub.data_sets import README, documents, shard
+from tests.hub.recipes import DocumentRecipe
+from tests.hub.server import Drop, Flip, HubServer, IgnoreRange, Stall, Status, Truncate
+
+import forebay as fb
+from forebay.errors import BuildFailed, HubUnreachable, SourceUnreadable
+from forebay.hub import Patience
+from forebay.sources.hub_shards import HubSource, let_go
+from forebay.sources.hub_shards import hub as hub_source
+from forebay.testing import read_in_parts
+from forebay.testing.source import cut_file
+
+QUICK = Patience(retries=4, timeout=1, first_wait=0.01)
+SHARDS = {f"sample/{number}.parquet": shard(documents(120, f"s{number}")) for number in range(4)}
+FILES = {"README.md": README.encode(), "data/x/0.parquet": shard(["other"]), **SHARDS}
+TEXTS = [text for number in range(4) for text in documents(120, f"s{number}")]
+
+
+@pytest.fixture
+def source(hub: HubServer, tmp_path: Path) -> Iterator[HubSource]:
+    hub.add("org/set", FILES)
+    yield replace(hub_source("org/set", "sample", endpoint=hub.address, spool=tmp_path / "spool"), patience=QUICK)
+    let_go()
+
+
+def shards_at_rest(folder: Path) -> list[str]:
+    return sorted(os.listdir(folder / "spool" / "shards")) if (folder / "spool" / "shards").exists() else []
+
+
+def test_the_parts_of_all_shards_hold_their_documents_once_and_in_order(source, tmp_path):
+    for first, every in ((1, 1), (7, 13), (50, 50), (10, 12), (1 << 40, 1 << 40)):
+        samples = read_in_parts(source, first, every)
+        assert [sample.data for sample in samples] == TEXTS
+        assert len({sample.id for sample in samples}) == len(TEXTS)
+    assert samples[0].id == "sample/0.parquet#0"
+    assert samples[-1].id == "sample/3.parquet#119"
+    assert shards_at_rest(tmp_path) == []
+
+
+def test_a_glance_gives_what_reading_gives_by_range_reads_of_that_column_only(hub, source, tmp_path):
+    big = shard(documents(4000, "big"), rows_per_group=500)
+    commit = hub.add("org/set", {"a.parquet": big})
+    source = replace(source, subset=None, commit=commit)
+    (part, *_) = cut_file(source, source.files()[0], 500, 30, 30)
+    hub.requests.clear()
+    seen = list(source.glance(part))
+    assert shards_at_rest(tmp_path) == []
+    asked = [request.range for request in hub.asked("a.parquet")]
+    assert None not in asked
+    spans = [[int(number) for number in span.removeprefix("bytes=").split("-")] for span in asked]
+    footer = min(1 << 16, len(big))
+    assert sum(stop - start + 1 for start, stop in spans) < footer + len(big) / 4
+    assert seen == list(source.read(part))
+    assert len(seen) == part.weight
+
+
+def test_planning_downloads_no_shard(hub, source, tmp_path):
+    fb.estimate(source, DocumentRecipe())
+    assert all(request.range for request in hub.asked(".parquet"))
+    assert shards_at_rest(tmp_path) == []
+
+
+def test_a_source_stands_for_one_commit_whatever_is_pushed_later(hub, source):
+    again = type(source).from_description(json.loads(json.dumps(source.describe())))
+    hub.add("org/set", {"README.md": README.encode(), "sample/0.parquet": shard(["new"])})
+    assert again.describe() == source.describe()
+    assert again.files() == source.files()
+    assert again.describe()["revision"] == source.commit
+    newer = hub_source("org/set", "sample", endpoint=hub.address)
+    assert newer.commit != source.commit
+    assert [sample.data for sample in read_in_parts(newer, 10, 10)] == ["new"]
+    assert [sample.data for sample in read_in_parts(source, 99, 99)] == TEXTS
+
+
+def test_files_carry_the_hash_that_the_hub_lists(source):
+    for file in source.files():
+        sha256 = hashlib.sha256(SHARDS[file.path])
+        assert (file.size, file.etag) == (len(SHARDS[file.path]), sha256.hexdigest())
+        assert file.digest == int.from_bytes(sha256.digest()[:8]) == source.digest(file, 0, file.size)
+        assert file.stream
+        assert source.look(file.path) == file == source.scanned(file)
+    with pytest.raises(FileNotFoundError, match=r"none\.parquet"):
+        source.look("none.parquet")
+
+
+def test_it_travels_small_to_another_process(source):
+    again = pickle.loads(pickle.dumps(source))
+    assert again == source
+    assert len(pickle.dumps(source)) < 1000
+
+
+def test_a_file_of_many_parts_is_cut_evenly_and_shares_no_chunk_with_the_next(hub, source):
+    files = {f"{n}.parquet": shard(["x"] * rows, rows_per_group=25) for n, rows in enumerate((1043, 997, 1011))}
+    source = replace(source, subset=None, commit=hub.add("org/set", files))
+    for file, rows in zip(source.files(), (1043, 997, 1011), strict=True):
+        cuts = list(source.cuts(file, 0, 100, 100))
+        assert cuts[-1] == rows
+        assert all(85 <= stop - start <= 125 for start, stop in pairwise([0, *cuts]))
+
+
+def test_the_disk_never_holds_more_than_one_shard_per_worker(hub, source, tmp_path):
+    """Watched while two workers build: bytes in the spool stay below two shards; afterwards nothing is left."""
+    most, done = [0], threading.Event()
+
+    def watch() -> None:
+        while not done.is_set():
+            most[0] = max(most[0], spool_bytes(tmp_path))
+            time.sleep(0.001)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        fb.build(tmp_path / "cache", source, DocumentRecipe(rows=10), workers=2)
+    finally:
+        done.set()
+        watcher.join()
+    assert 0 < most[0] <= 2 * max(map(len, SHARDS.values()))
+    assert shards_at_rest(tmp_path) == []
+
+
+def test_a_build_over_a_hub_that_misbehaves_is_the_build_from_local_files(hub, source, tmp_path):
+    hub.spoil("sample/0.parquet None", Flip(at=100), Drop(after=2000))
+    hub.spoil("sample/0", Drop(after=2000), Status(500))
+    hub.spoil("sample/1", Status(429, {"Retry-After": "0"}), Truncate(after=500), Drop(after=1))
+    hub.spoil("sample/2.parquet None", Stall(after=3000))
+    hub.spoil("sample/2", Status(503, {"Retry-After": "0"}))
+    hub.spoil("sample/3.parquet None", Drop(after=1500))
+    hub.spoil("sample/3.parquet bytes=1500-", IgnoreRange())
+    hub.spoil("/api/", Status(502))
+    recipe = DocumentRecipe(rows=10)
+    report = fb.build(tmp_path / "from-hub", source, recipe, workers=2)
+    assert hub.unspent == 0
+    assert report.rows == len(TEXTS)
+    for name, content in SHARDS.items():
+        (tmp_path / "local" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "local" / name).write_bytes(content)
+    local = fb.sources.parquet(tmp_path / "local", root=str(tmp_path / "local"))
+    fb.build(tmp_path / "from-files", local, recipe, workers=0)
+    assert texts_of(tmp_path / "from-hub") == texts_of(tmp_path / "from-files") == TEXTS
+    assert shards_at_rest(tmp_path) == []
+    fb.verify(tmp_path / "from-hub", source=source, full=True)
+
+
+def test_chunks_are_the_same_for_any_number_of_workers(source, tmp_path):
+    for workers in (0, 1, 2):
+        fb.build(tmp_path / str(workers), source, DocumentRecipe(rows=25), workers=workers)
+    assert chunk_digests(tmp_path / "0") == chunk_digests(tmp_path / "1") == chunk_digests(tmp_path / "2")
+
+
+def test_a_builder_killed_during_a_download_is_resumed_by_the_next(hub, source, tmp_path):
+    code = (
+        "import pickle; from pathlib import Path; import forebay as fb\n"
+        "from tests.hub.recipes import DocumentRecipe\n"
+        f"source = pickle.loads(Path({str(tmp_path / 'source')!r}).read_bytes())\n"
+        f"fb.build({str(tmp_path / 'cache')!r}, source, DocumentRecipe(rows=10), workers=1)"
+    )
+    (tmp_path / "source").write_bytes(pickle.dumps(replace(source, patience=Patience(timeout=60))))
+    size = len(SHARDS["sample/0.parquet"])
+    hub.spoil("sample/0.parquet None", Stall(after=size - 1000))
+    builder = start_python(["-c", code])
+    part = tmp_path / "spool" / "shards" / (hashlib.sha256(SHARDS["sample/0.parquet"]).hexdigest() + ".part")
+    wait_until(lambda: part.exists() and part.stat().st_size == size - 1000)
+    os.kill(builder.pid, signal.SIGKILL)
+    builder.communicate()
+    hub.requests.clear()
+    fb.build(tmp_path / "cache", source, DocumentRecipe(rows=10), workers=1)
+    assert hub.asked("sample/0")[0].range == f"bytes={size - 1000}-"
+    assert texts_of(tmp_path / "cache") == TEXTS
+    assert shards_at_rest(tmp_path) == []
+
+
+def test_a_hub_that_is_gone_fails_the_chunks_with_the_way_out_and_a_rerun_goes_on(hub, source, tmp_path):
+    impatient = replace(source, patience=Patience(retries=0, timeout=1))
+    hub.spoil("sample/2.parquet None", *[Status(503)] * 1000)
+    with pytest.raises(
+        BuildFailed, match=r"HubUnreachable: .*'sample/2\.parquet' of the data set 'org/set'.*local files"
+    ):
+        fb.build(tmp_path / "cache", impatient, DocumentRecipe(rows=60), workers=0)
+    hub.forgive()
+    fb.build(tmp_path / "cache", source, DocumentRecipe(rows=60), workers=0)
+    assert texts_of(tmp_path / "cache") == TEXTS
+
+
+def test_what_was_built_can_be_looked_at_and_built_on_without_the_hub(hub, source, tmp_path):
+    fb.build(tmp_path / "cache", source, DocumentRecipe(), workers=0)
+    hub.spoil("", *[Status(503)] * 1000)
+    asked = len(hub.requests)
+    assert fb.build(tmp_path / "cache", source, DocumentRecipe(), workers=0).made == 0
+    assert not fb.status(tmp_path / "cache", source=source).stale
+    assert len(hub.requests) == asked
+
+
+def test_offline_the_source_says_what_to_do():
+    with pytest.raises(HubUnreachable, match=r"'org/set'.*HF_ENDPOINT.*local files"):
+        hub_source("org/set", endpoint="http://127.0.0.1:9", download_retries=0)
+
+
+def test_a_shard_without_the_column_names_those_it_has(source):
+    with pytest.raises(SourceUnreadable, match=r"sample/0\.parquet.*no column 'content'.*'id', 'text', 'url'"):
+        fb.estimate(replace(source, text="content"), DocumentRecipe())
+
+
+def test_a_shard_that_is_no_parquet_file_is_unreadable(hub, source, tmp_path):
+    source = replace(source, subset=None, commit=hub.add("org/set", {"a.parquet": b"PAR1 nothing of the kind PAR1"}))
+    with pytest.raises(SourceUnreadable, match=r"a\.parquet"):
+        fb.estimate(source, DocumentRecipe())
+
+
+def texts_of(root: Path) -> list[str]:
+    return [bytes(row["data"]).decode() for row in fb.open_cache(root)]
+
+
+def spool_bytes(folder: Path) -> int:
+    total = 0
+    for name in shards_at_rest(folder):
+        try:
+            total += (folder / "spool" / "shards" / name).stat().st_size
+        except FileNotFoundError:
+            continue
+    return total

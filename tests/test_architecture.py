@@ -28,7 +28,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "api": CORE | {"engine", "kinds"},
     "testing": CORE,
     "torch": CORE | {"masks"},  # the only room that imports torch
-    "cli": CORE | {"api", "kinds", "raw", "sources", "engine"},
+    "cli": CORE | {"api", "kinds", "raw", "sources", "tokens", "engine"},
 }
 ONLY_IN = {
     "torch": "torch",

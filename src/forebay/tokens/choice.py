@@ -39,9 +39,9 @@ def _trouble_with_fastokens(vocabulary: Vocabulary, texts: Sequence[str]) -> str
     reference = open_encoder("tokenizers", vocabulary)
     try:
         fast = open_encoder("fastokens", vocabulary)
+        differing = first_difference(fast, reference, [*hard_strings(vocabulary), *texts])
     except TokenizerUnusable as error:
-        return str(error)
-    differing = first_difference(fast, reference, [*hard_strings(vocabulary), *texts])
+        return error.problem
     if differing is None:
         return None
     shown = differing if len(differing) <= SHOWN_MARKS else differing[:SHOWN_MARKS] + "…"

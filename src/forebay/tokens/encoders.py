@@ -3,7 +3,8 @@
 Neither lets the *text* of a special token become its id: a document that quotes `<|endoftext|>` ends nowhere.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from importlib import import_module
 from importlib.metadata import version
@@ -31,14 +32,14 @@ class FastEncoder:
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         native: Any = import_module("fastokens")
-        try:
+        self._name = vocabulary.name
+        with _told(self._name, "fastokens does not support it"):
             self._tokenizer = native.Tokenizer.from_json_str(vocabulary.json.decode())
-        except Exception as error:  # the library has no class of its own for what it does not support
-            raise TokenizerUnusable(vocabulary.name, f"fastokens does not support it: {error}") from error
-        self._tokenizer.no_truncation()
+            self._tokenizer.no_truncation()
 
     def encode(self, texts: Sequence[str]) -> tuple[Array, Array]:
-        ids, offsets = self._tokenizer.encode_batch_flat(list(texts), split_special_tokens=True)
+        with _told(self._name, "fastokens fails on a text"):
+            ids, offsets = self._tokenizer.encode_batch_flat(list(texts), split_special_tokens=True)
         return np.frombuffer(ids, "<u4"), np.frombuffer(offsets, "<u8").astype(np.int64)
 
 
@@ -46,10 +47,12 @@ class ReferenceEncoder:
     """Hugging Face `tokenizers`: what all others are held against."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
+        self._name = vocabulary.name
         self._tokenizer = reference_tokenizer(vocabulary)
 
     def encode(self, texts: Sequence[str]) -> tuple[Array, Array]:
-        encoded = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        with _told(self._name, "tokenizers fails on a text"):
+            encoded = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         ids = [np.array(one.ids, np.uint32) for one in encoded]
         offsets = np.zeros(len(ids) + 1, np.int64)
         np.cumsum([len(one) for one in ids], out=offsets[1:])
@@ -81,14 +84,23 @@ def reference_tokenizer(vocabulary: Vocabulary) -> Any:
     if not is_installed("tokenizers"):
         raise LibraryMissing("tokenizers", "reading and checking a tokenizer", "tokens")
     library: Any = import_module("tokenizers")
-    try:
+    with _told(vocabulary.name, "it cannot be loaded"):
         tokenizer = library.Tokenizer.from_str(vocabulary.json.decode())
-    except Exception as error:  # the library raises bare exceptions
-        raise TokenizerUnusable(vocabulary.name, f"it cannot be loaded: {error}") from error
     tokenizer.encode_special_tokens = True
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
+
+
+@contextmanager
+def _told(name: str, what: str) -> Iterator[None]:
+    """Whatever a library raises, in our words. Its panics are no `Exception`."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit, MemoryError):
+        raise
+    except BaseException as error:
+        raise TokenizerUnusable(name, f"{what}: {error}") from error
 
 
 def decode(vocabulary: Vocabulary, ids: Array) -> str:

@@ -75,8 +75,10 @@ class Vocabulary:
             document = json.loads(self.json)
             if not isinstance(document, dict) or "model" not in document:
                 raise ValueError("it has no 'model'")
+            if document["model"].get("dropout"):
+                raise ValueError("its model draws ids at random ('dropout'), set that to null")
         except ValueError as error:
-            raise TokenizerUnusable(self.name, f"it is no tokenizer.json: {error}") from error
+            raise TokenizerUnusable(self.name, f"its tokenizer.json is of no use: {error}") from error
         return document
 
 

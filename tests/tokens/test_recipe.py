@@ -1,0 +1,293 @@
+"""Documents in, rows out: nothing lost, nothing shared, every choice recorded."""
+
+import json
+from collections import defaultdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.tokens.vocabularies import added, byte_level, written
+
+import forebay as fb
+from forebay.cache.records import BuildReport
+from forebay.errors import DocumentTooLong, EncodersDiffer, RecipeInvalid, RecipeMismatch, TokenizerUnusable
+from forebay.source import Failure, Sample
+from forebay.tokens.encoders import decode
+from forebay.tokens.vocabulary import load_vocabulary
+
+GPT2 = load_vocabulary("gpt2")
+EOS = 50256
+documents = st.lists(st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=120), max_size=12)
+
+
+def made(texts, **fields) -> fb.Rows:
+    recipe = fb.TokenRecipe(**{"tokenizer": "gpt2", "sequence_length": 16, "encoder": "fastokens", **fields})
+    return recipe.make(Sample(f"d{number}", text) for number, text in enumerate(texts))
+
+
+def pieces_of(rows: fb.Rows):
+    """(document, offset, tokens) of every piece, row by row."""
+    tokens, lengths, sources = (rows.columns[name] for name in ("tokens", "seq_lens", "documents"))
+    for row in range(len(tokens)):
+        begin = 0
+        for length, (document, offset) in zip(lengths[row].tolist(), sources[row].tolist(), strict=True):
+            yield document, offset, tokens[row, begin : begin + length]
+            begin += length
+
+
+def whole_documents(rows: fb.Rows) -> dict[int, np.ndarray]:
+    found = defaultdict(list)
+    for document, offset, tokens in pieces_of(rows):
+        found[document].append((offset, tokens))
+    joined = {}
+    for document, pieces in found.items():
+        pieces.sort(key=lambda piece: piece[0])
+        assert [offset for offset, _ in pieces] == np.cumsum([0, *(len(t) for _, t in pieces[:-1])]).tolist()
+        joined[document] = np.concatenate([tokens for _, tokens in pieces])
+    return joined
+
+
+@settings(deadline=None)
+@given(documents, st.integers(2, 40))
+def test_rows_in_the_order_of_documents_give_every_text_back(texts, sequence_length):
+    rows = made(texts, sequence_length=sequence_length)
+    whole = whole_documents(rows)
+    assert sorted(whole) == list(range(len(texts)))
+    for number, text in enumerate(texts):
+        assert whole[number][-1] == EOS
+        assert decode(GPT2, whole[number][:-1]) == text
+
+
+@settings(deadline=None)
+@given(documents, st.integers(2, 40))
+def test_sums_and_padding_add_up(texts, sequence_length):
+    rows = made(texts, sequence_length=sequence_length, pad=7)
+    tokens, lengths = rows.columns["tokens"], rows.columns["seq_lens"]
+    used = np.array([lengths[row].sum() for row in range(len(lengths))], np.int64)
+    assert ((used > 0) & (used <= sequence_length)).all()
+    assert all((tokens[row, count:] == 7).all() for row, count in enumerate(used))
+    statistics = rows.statistics
+    assert statistics["tokens"] == statistics["tokens_in"] == used.sum()
+    assert statistics["tokens_dropped"] == 0
+    assert statistics["documents"] == len(texts)
+    assert sum(statistics["rows_by_use"]) == len(tokens)
+    assert statistics["rows_by_use"][-1] == np.count_nonzero(used == sequence_length)
+    assert statistics["text_bytes"] == sum(len(text.encode()) for text in texts)
+
+
+@settings(deadline=None)
+@given(documents)
+def test_two_documents_never_share_a_piece_and_a_piece_never_spans_rows(texts):
+    for document, offset, tokens in pieces_of(made(texts)):
+        own = np.concatenate([whole_documents(made(texts))[document]])
+        assert (own[offset : offset + len(tokens)] == tokens).all()
+        assert np.count_nonzero(tokens == EOS) <= 1
+
+
+def test_the_text_of_the_end_token_stays_text():
+    rows = made(["one<|endoftext|>two"])
+    whole = whole_documents(rows)[0]
+    assert np.flatnonzero(whole == EOS).tolist() == [len(whole) - 1]
+    assert decode(GPT2, whole[:-1]) == "one<|endoftext|>two"
+
+
+def test_a_document_can_begin_and_end_with_what_is_asked_for():
+    for fields, first, last in [
+        ({"bos": "<|endoftext|>"}, EOS, EOS),
+        ({"bos": 5, "eos": None}, 5, None),
+        ({"eos": "!"}, None, 0),
+        ({"eos": None}, None, None),
+    ]:
+        whole = whole_documents(made(["some text here"], **fields))[0].tolist()
+        assert first is None or whole[0] == first
+        assert last is None or whole[-1] == last
+        assert len(whole) == 3 + (first is not None) + (last is not None)
+
+
+def test_padding_is_the_vocabulary_s_own_pad_or_zero(tmp_path):
+    assert made(["x"]).columns["tokens"][0, -1] == 0
+    own = written(tmp_path, byte_level(added_tokens=[added("<eos>", 256), added("<pad>", 257)]))
+    assert made(["x"], tokenizer=own).columns["tokens"][0, -1] == 257
+
+
+LONG = " word" * 40  # 41 tokens with its end
+
+
+def test_a_long_document_is_split_and_nothing_is_lost():
+    rows = made([LONG, "short"])
+    assert rows.statistics["documents_split"] == 1
+    assert len(whole_documents(rows)[0]) == 41
+    assert max(len(tokens) for _, _, tokens in pieces_of(rows)) == 16
+
+
+def test_a_long_document_can_be_truncated_and_the_loss_is_counted():
+    rows = made([LONG, "short"], long_documents="truncate")
+    assert len(whole_documents(rows)[0]) == 16
+    assert rows.statistics["tokens_dropped"] == 25
+    assert rows.statistics["documents_cut"] == 1
+    assert rows.statistics["tokens"] + 25 == rows.statistics["tokens_in"]
+
+
+def test_a_long_document_can_be_dropped_and_is_recorded():
+    rows = made([LONG, "short"], long_documents="drop")
+    assert sorted(whole_documents(rows)) == [1]
+    assert rows.failures == (Failure("d0", "too-long", "41 tokens, a row holds 16"),)
+    assert rows.statistics["tokens_dropped"] == 41
+
+
+def test_a_long_document_can_be_an_error_that_names_it():
+    with pytest.raises(DocumentTooLong, match="document 'd1' has 41 tokens but a row holds 16"):
+        made(["short", LONG], long_documents="error")
+
+
+def test_what_is_no_text_is_recorded_and_the_rest_is_made():
+    rows = made(["", b"\xff", 7, b"bytes are text", "x"])
+    assert [(failure.sample, failure.reason) for failure in rows.failures] == [
+        ("d0", "empty"),
+        ("d1", "not-utf8"),
+        ("d2", "not-text"),
+    ]
+    assert sorted(whole_documents(rows)) == [3, 4]
+
+
+def test_no_documents_make_no_rows():
+    rows = made([])
+    assert rows.columns["tokens"].shape == (0, 16)
+    assert len(rows.columns["seq_lens"]) == len(rows.columns["documents"]) == 0
+
+
+def test_many_ids_take_four_bytes(tmp_path):
+    tokens = [added(f"<{number}>", number) for number in range(257, 70_000)]
+    path = written(tmp_path, byte_level(added_tokens=[added("<eos>", 256), *tokens]))
+    recipe = fb.TokenRecipe(tokenizer=path)
+    assert recipe.columns()[0].dtype == "uint32"
+    assert fb.TokenRecipe(tokenizer="gpt2").columns()[0].dtype == "uint16"
+
+
+def test_a_document_that_ends_a_row_exactly_leaves_no_padding():
+    rows = made([" word" * 15] * 3)
+    assert rows.columns["tokens"].shape == (3, 16)
+    assert rows.statistics["rows_by_use"][-1] == 3
+
+
+@pytest.mark.parametrize(
+    "fields", [{"sequence_length": 0}, {"chunk_size": 0}, {"sequence_length": 1}, {"sequence_length": 2, "bos": 0}]
+)
+def test_a_recipe_without_room_for_text_is_refused(fields):
+    with pytest.raises(RecipeInvalid):
+        fb.TokenRecipe(tokenizer="gpt2", **fields)
+
+
+# — as a cache —
+
+
+def corpus(folder: Path, count: int = 30) -> Path:
+    path = folder / "corpus.jsonl"
+    lines = (json.dumps({"text": f"Document {number}. " + "It goes on. " * (number % 9)}) for number in range(count))
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def build(folder: Path, root: str = "cache", **fields) -> BuildReport:
+    recipe = fb.TokenRecipe(**{"tokenizer": "gpt2", "sequence_length": 32, "chunk_size": 8, **fields})
+    return fb.build(folder / root, fb.sources.jsonl(folder / "corpus.jsonl"), recipe, workers=0)
+
+
+def test_the_encoder_is_chosen_when_a_cache_is_planned_and_recorded(tmp_path):
+    corpus(tmp_path)
+    build(tmp_path)
+    (layer,) = fb.summarize(tmp_path / "cache").layers
+    assert layer.fields["encoder"] == "fastokens"
+    build(tmp_path, encoder="fastokens")
+    with pytest.raises(RecipeMismatch, match="encoder"):
+        build(tmp_path, encoder="tokenizers")
+
+
+def test_a_builder_whose_fast_encoder_differs_does_not_go_on_with_another(tmp_path):
+    document = json.loads(byte_level())
+    corpus(tmp_path)
+    path = written(tmp_path, json.dumps(document).encode())
+    build(tmp_path, tokenizer=path)
+    # The same cache, now with a tokenizer that the fast encoder gets wrong, is another cache.
+    document["added_tokens"].append(added("a", 257, special=False))
+    written(tmp_path, json.dumps(document).encode())
+    with pytest.raises(EncodersDiffer):
+        build(tmp_path, tokenizer=path)
+    with pytest.raises(RecipeMismatch, match=r"tokenizer\.json"):
+        build(tmp_path, tokenizer=path, encoder="tokenizers")
+
+
+def test_a_note_says_why_the_reference_was_taken(tmp_path):
+    corpus(tmp_path)
+    path = written(tmp_path, byte_level(normalizer={"type": "NFKC"}))
+    report = build(tmp_path, tokenizer=path)
+    assert any("fastokens does not support it" in note for note in report.notes)
+
+
+def test_both_encoders_make_the_same_rows(tmp_path):
+    corpus(tmp_path)
+    build(tmp_path, "fast", encoder="fastokens")
+    build(tmp_path, "reference", encoder="tokenizers")
+    fast, reference = fb.open_cache(tmp_path / "fast"), fb.open_cache(tmp_path / "reference")
+    everything = np.arange(len(fast))
+    assert (fast.read(everything, ["tokens"])["tokens"] == reference.read(everything, ["tokens"])["tokens"]).all()
+
+
+def test_a_tokenizer_that_moved_is_the_same_and_one_that_changed_is_another(tmp_path):
+    corpus(tmp_path)
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    build(tmp_path, tokenizer=written(tmp_path / "a", byte_level()))
+    assert build(tmp_path, tokenizer=written(tmp_path / "b", byte_level())).made == 0
+    changed = byte_level(added_tokens=[added("<eos>", 256), added("<more>", 257)])
+    with pytest.raises(RecipeMismatch, match=r"tokenizer\.json"):
+        build(tmp_path, tokenizer=written(tmp_path / "b", changed))
+
+
+def test_a_cache_carries_its_tokenizer(tmp_path):
+    corpus(tmp_path)
+    build(tmp_path)
+    kept = fb.open_cache(tmp_path / "cache").constants("tokens")["tokenizer"]
+    assert kept.tobytes() == GPT2.json
+
+
+def test_the_summary_has_the_names_that_hand_made_caches_use_computed_from_the_rows(tmp_path):
+    corpus(tmp_path)
+    build(tmp_path)
+    cache, summary = fb.open_cache(tmp_path / "cache"), fb.summarize(tmp_path / "cache")
+    lengths = cache.read(np.arange(len(cache)), ["seq_lens"])["seq_lens"]
+    tokens = int(lengths.values.sum())
+    assert summary.metadata == {
+        "version": "1.0",
+        "total_chunks": summary.layers[0].chunks,
+        "total_sequences": len(cache),
+        "max_length": 32,
+        "compression_enabled": True,
+        "utilization_stats": {
+            "avg_utilization": tokens / (32 * len(cache)),
+            "total_tokens": tokens,
+            "efficiency_ratio": 1.0,
+        },
+    }
+    figures = summary.layers[0].figures
+    assert figures["padding_share"] == pytest.approx(1 - tokens / (32 * len(cache)))
+    assert figures["bytes_per_token"] == pytest.approx(summary.bytes / tokens)
+
+
+def test_an_equal_document_is_left_out_when_asked(tmp_path):
+    path = tmp_path / "corpus.jsonl"
+    texts = ["one", "two", "one", "three", "two", "one"]
+    path.write_text("".join(json.dumps({"n": number, "text": text}) + "\n" for number, text in enumerate(texts)))
+    build(tmp_path, deduplicate=True)
+    (layer,) = fb.summarize(tmp_path / "cache").layers
+    assert layer.statistics["duplicates"] == 3
+    assert layer.statistics["documents"] == 3
+
+
+def test_an_eos_that_is_not_in_the_vocabulary_is_refused_before_anything_is_written(tmp_path):
+    corpus(tmp_path)
+    with pytest.raises(TokenizerUnusable, match="no token '</s>' for 'eos'"):
+        build(tmp_path, eos="</s>")
+    assert not (tmp_path / "cache" / "cache.json").exists()

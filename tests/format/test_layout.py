@@ -10,6 +10,7 @@ from forebay.format import layout
 def test_every_key_is_the_one_the_documents_name():
     assert layout.CACHE == "cache.json"
     assert layout.plan_segment(0) == "plan/000000.safetensors"
+    assert layout.identities(3, "0123456789abcdef" * 4) == "identities/000003.0123456789abcdef.safetensors"
     assert layout.recipe("lune") == "layers/lune/recipe.json"
     assert layout.constants("lune") == "layers/lune/constants.safetensors"
     assert layout.chunk("lune", 35) == "layers/lune/000035.safetensors"
@@ -26,6 +27,8 @@ def test_a_key_says_what_it_names(number, revision):
     assert layout.parse_claim(layout.claim("x", number, revision + 1)) == (number, revision + 1)
     assert layout.parse_numbered(layout.generation(number)) == number
     assert layout.parse_numbered(layout.plan_segment(number)) == number
+    assert layout.parse_identities(layout.identities(number, "0" * 64)) == number
+    assert layout.parse_numbered(layout.identities(number, "0" * 64)) is None
 
 
 @pytest.mark.parametrize(
@@ -37,6 +40,7 @@ def test_a_key_says_what_it_names(number, revision):
 )  # fmt: skip
 def test_another_key_names_nothing(key):
     assert layout.parse_chunk(key) is layout.parse_claim(key) is layout.parse_numbered(key) is None
+    assert layout.parse_identities(key) is None
 
 
 @pytest.mark.parametrize("name", ["tokens", "lune-2", "_x", "A0"])

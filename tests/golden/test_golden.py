@@ -12,7 +12,9 @@ import plain_reader
 import pytest
 import xxhash
 import zstandard
+from tests.distinct import DistinctRecipe, write_file
 
+import forebay as fb
 from forebay.cache.plan import Segment
 from forebay.columns import DTYPES, Column, Ragged
 from forebay.format import layout
@@ -200,8 +202,8 @@ def test_the_levels_in_the_text_are_the_ones_in_the_code():
 def test_the_names_in_the_text_are_the_ones_in_the_code():
     named = [name for name, _, _ in tables("name")]
     assert named == [
-        layout.CACHE, layout.plan_segment(0), layout.recipe("<layer>"), layout.constants("<layer>"),
-        layout.chunk("<layer>", 35), layout.chunk("<layer>", 35, 1), layout.generation(3),
+        layout.CACHE, layout.plan_segment(0), layout.identities(0, "<hash>"), layout.recipe("<layer>"),
+        layout.constants("<layer>"), layout.chunk("<layer>", 35), layout.chunk("<layer>", 35, 1), layout.generation(3),
         layout.claim("<layer>", 35, 1),
     ]  # fmt: skip
 
@@ -219,12 +221,17 @@ def test_the_tensors_of_a_generation_are_the_ones_in_the_text():
     assert described == [*ChunkTable.of([]).numbers, *ChunkTable.of([]).digests, "statistics.<name>"]
 
 
-def test_the_tensors_of_a_plan_are_the_ones_in_the_text():
-    rows = FORMAT[FORMAT.index("### Plan segments") : FORMAT.index("### Generations")].splitlines()
-    described = {}
-    for row in rows:
+def tensors_described(heading: str, next_heading: str) -> dict[str, str]:
+    """The tensors that a section of docs/format.md lists, with their tags."""
+    described: dict[str, str] = {}
+    for row in FORMAT[FORMAT.index(heading) : FORMAT.index(next_heading)].splitlines():
         names, *tags = (re.findall(r"`(\w+)`", cell) for cell in row.split("|")[1:3]) if row.startswith("| `") else [[]]
         described.update(zip(names, [*tags[0], *tags[0]] if names else [], strict=False))
+    return described
+
+
+def test_the_tensors_of_a_plan_are_the_ones_in_the_text():
+    described = tensors_described("### Plan segments", "### Duplicates")
     parts = [Part(SourceFile("a.txt", 10), 0, 4), Part(SourceFile("b.gz", 9, 5, "etag", True, 77), 0, 30)]
     segment = Segment.of([parts], number=0, first_chunk=0, source={"kind": "lines"}, weight=34)
     metadata, tensors = plain_reader.read_tensors(b"".join(segment.encode()))
@@ -235,3 +242,48 @@ def test_the_tensors_of_a_plan_are_the_ones_in_the_text():
     assert metadata == {
         "format_version": 1, "type": "plan", "number": 0, "first_chunk": 0, "source": {"kind": "lines"}, "weight": 34,
     }  # fmt: skip
+
+
+def test_a_plan_that_leaves_out_duplicates_and_its_identities_are_as_the_text_says(tmp_path):
+    lines = [b"a", b"bb", b"a", b"", b"bb", b"", b"ccc", b"a"]
+    source = fb.sources.lines(write_file(tmp_path / "source.txt", lines))
+    fb.build(tmp_path / "cache", source, DistinctRecipe(chunk_bytes=60), workers=0)
+    metadata, tensors = plain_reader.read_tensors((tmp_path / "cache/plan/000000.safetensors").read_bytes())
+    described = tensors_described("### Duplicates", "### Identities")
+    assert {name: tensors[name].dtype.str for name in described} == {
+        name: plain_reader.DTYPES[tag] for name, tag in described.items()
+    }
+    slices = [range_of_lines(lines, *tensors["part_start"][chunk : chunk + 1], *tensors["part_stop"][chunk : chunk + 1])
+              for chunk in range(len(tensors["part_start"]))]  # fmt: skip
+    assert len(slices) > 2
+    seen: set[bytes] = set()
+    for chunk, samples in enumerate(slices):
+        names = [xxhash.xxh3_128_digest(line) if line else b"" for line in samples]
+        repeated = [i for i, name in enumerate(names) if name and name in [*seen, *names[:i]]]
+        seen |= {*names} - {b""}
+        first, last = tensors["chunk_duplicates"][chunk : chunk + 2].tolist()
+        assert tensors["duplicates"][first:last].tolist() == repeated
+        judged = b"".join(b"\1" + name if name else b"\0" for name in names)
+        assert tensors["chunk_check"][chunk] == xxhash.xxh3_64_intdigest(judged)
+
+    file = (tmp_path / f"cache/identities/000000.{metadata['identities'][:16]}.safetensors").read_bytes()
+    assert file == typed_identities(sorted(seen))
+    assert metadata["identities"] == file[-32:].hex()
+
+
+def range_of_lines(lines: list[bytes], start: int, stop: int) -> list[bytes]:
+    return b"".join(line + b"\n" for line in lines)[int(start) : int(stop)].split(b"\n")[:-1]
+
+
+def typed_identities(names: list[bytes]) -> bytes:
+    """Three identities, each as two numbers: all the upper halves, then all the lower ones."""
+    assert len(names) == 3
+    header = (
+        rb'{"__metadata__":{"forebay":"{\"format_version\":1,\"number\":0,\"type\":\"identities\"}"},'
+        rb'"high":{"dtype":"U64","shape":[3],"data_offsets":[0,24]},'
+        rb'"low":{"dtype":"U64","shape":[3],"data_offsets":[24,48]},'
+        rb'".digest":{"dtype":"U8","shape":[32],"data_offsets":[48,80]}}'
+    )
+    halves = [name[:8][::-1] for name in names] + [name[8:][::-1] for name in names]
+    content = bytes.fromhex("f80f000000000000") + header.ljust(4088) + b"".join(halves)
+    return content + hashlib.sha256(content).digest()

@@ -16,7 +16,7 @@ import numpy as np
 from forebay.cache.scratch import Scratch
 from forebay.columns import Array
 
-RECORD_BYTES = 96  # what sorting holds at a time for one sample: its record, a copy, the order, what lexsort needs
+RECORD_BYTES = 144  # what merging holds at a time for one record of 24 bytes: its block, its order, and copies
 
 
 @dataclass(frozen=True, slots=True, eq=False)

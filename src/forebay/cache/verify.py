@@ -108,7 +108,8 @@ def identity_problems(store: Store, generation: Generation) -> list[Bad]:
             if segment.identities:
                 load_identities(store, segment)
         except Damaged as error:
-            found.append(Bad(key=layout.identities(number, segment.identities), problem=str(error)))
+            problem = error.problem if isinstance(error, IndexCorrupt) else str(error)
+            found.append(Bad(key=layout.identities(number, segment.identities), problem=problem))
     return found
 
 

@@ -1,0 +1,111 @@
+"""Deduplication is what its definition says: of equal samples the first stays, however the cache comes to be."""
+
+import gzip
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tests.builders import chunk_digests
+from tests.distinct import DistinctRecipe, distinct_lines, rows_of
+
+import forebay as fb
+from forebay.cache.duplicates import LIMIT_SHARE
+from forebay.cache.runs import RECORD_BYTES
+
+ALPHABET = [b"", b"a", b"b", b"ab", b"abc", b"abd", b"ba", b"\0", b"\0a", b"bad", b"a bad one", b"x" * 30]
+FILES = st.lists(st.lists(st.sampled_from(ALPHABET) | st.binary(max_size=3).map(lambda b: b.replace(b"\n", b" "))),
+                 min_size=1, max_size=5)  # fmt: skip
+RECIPES = st.builds(DistinctRecipe, alike=st.integers(0, 2), chunk_bytes=st.integers(100, 900))
+LIMITS = st.none() | st.integers(1, 40).map(lambda records: records * RECORD_BYTES * LIMIT_SHARE)
+MODES = st.sampled_from(["forward", "inverse"])
+
+
+def write(folder: Path, number: int, lines: list[bytes], packed: bool) -> None:
+    folder.mkdir(exist_ok=True)
+    content = b"".join(line + b"\n" for line in lines)
+    name = f"{number:02d}.txt"
+    if packed:
+        (folder / f"{name}.gz").write_bytes(gzip.compress(content, 1, mtime=0))
+    else:
+        (folder / name).write_bytes(content)
+
+
+def kept(files: list[list[bytes]], recipe: DistinctRecipe) -> list[bytes]:
+    return [line for line in distinct_lines(files, recipe.alike) if b"bad" not in line]
+
+
+def values(store: fb.MemoryStore) -> dict[str, bytes]:
+    """Plan, identities and chunks."""
+    found = {entry.key: store.read(entry.key) for entry in store.keys("")}
+    return {key: value for key, value in found.items() if key.startswith(("plan/", "identities/", "layers/"))}
+
+
+def counts(root: object) -> tuple[int, int]:
+    """Samples, and duplicates among them."""
+    (layer,) = fb.status(root).layers
+    (summary,) = fb.summarize(root).layers
+    return layer.samples, summary.statistics["duplicates"]
+
+
+@given(files=FILES.filter(any), recipe=RECIPES, limits=st.tuples(LIMITS, LIMITS), mode=MODES, packed=st.booleans())
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_the_first_of_equal_lines_is_kept_in_whatever_file_and_chunk_and_little_memory(
+    files, recipe, limits, mode, packed
+):
+    with TemporaryDirectory() as name:
+        for number, lines in enumerate(files):
+            write(Path(name, "source"), number, lines, packed)
+        source, stores = fb.sources.lines(Path(name, "source")), [fb.MemoryStore(), fb.MemoryStore()]
+        fb.build(stores[0], source, recipe, workers=0, memory_limit=limits[0])
+        fb.build(stores[1], source, recipe, workers=0, memory_limit=limits[1], mode=mode)
+    assert rows_of(stores[0]) == kept(files, recipe)
+    total = sum(map(len, files))
+    assert counts(stores[0]) == (total, total - len(distinct_lines(files, recipe.alike)))
+    assert values(stores[0]) == values(stores[1])
+
+
+@given(
+    steps=st.lists(FILES, min_size=1, max_size=4).filter(lambda steps: any(steps[0])),
+    recipe=RECIPES,
+    limit=LIMITS,
+    packed=st.booleans(),
+)
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_what_a_cache_grows_by_is_held_against_all_it_has(steps, recipe, limit, packed):
+    store, written = fb.MemoryStore(), []
+    with TemporaryDirectory() as name:
+        source = fb.sources.lines(Path(name, "source"))
+        for files in steps:
+            for lines in files:
+                write(Path(name, "source"), len(written), lines, packed)
+                written.append(lines)
+            if not values(store):
+                fb.build(store, source, recipe, workers=0, memory_limit=limit)
+            else:
+                fb.grow(store, source, recipe=recipe, workers=0, memory_limit=limit)
+            assert rows_of(store) == kept(written, recipe)
+        total = sum(map(len, written))
+        assert counts(store) == (total, total - len(distinct_lines(written, recipe.alike)))
+        assert fb.verify(store, full=True).sound
+        assert fb.verify(store).foreign == ()
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@given(files=FILES.filter(any), more=FILES, recipe=RECIPES, mode=MODES)
+@settings(max_examples=3, deadline=None, suppress_health_check=list(HealthCheck))
+def test_however_many_workers_make_them_the_chunks_are_the_same(workers, files, more, recipe, mode):
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        source = fb.sources.lines(folder / "source")
+        for number, lines in enumerate(files):
+            write(folder / "source", number, lines, packed=False)
+        for root, count, order in (("reference", 0, "forward"), ("cache", workers, mode)):
+            fb.build(folder / root, source, recipe, workers=count, mode=order)
+        for number, lines in enumerate(more, len(files)):
+            write(folder / "source", number, lines, packed=False)
+        for root, count in (("reference", 0), ("cache", workers)):
+            fb.grow(folder / root, source, recipe=recipe, workers=count)
+        assert rows_of(folder / "cache") == kept([*files, *more], recipe)
+        assert chunk_digests(folder / "cache") == chunk_digests(folder / "reference")

@@ -216,6 +216,13 @@ def test_a_shard_without_the_column_names_those_it_has(source):
         fb.estimate(replace(source, text="content"), DocumentRecipe())
 
 
+def test_a_shard_without_rows_is_nothing(hub, source):
+    files = {"0.parquet": shard([]), "1.parquet": shard(["one", "two"]), "2.parquet": shard([], rows_per_group=1)}
+    source = replace(source, subset=None, commit=hub.add("org/set", files))
+    assert [sample.data for sample in read_in_parts(source, 5, 5)] == ["one", "two"]
+    assert fb.estimate(source, DocumentRecipe()).rows == 2
+
+
 def test_a_shard_that_is_no_parquet_file_is_unreadable(hub, source, tmp_path):
     source = replace(source, subset=None, commit=hub.add("org/set", {"a.parquet": b"PAR1 nothing of the kind PAR1"}))
     with pytest.raises(SourceUnreadable, match=r"a\.parquet"):

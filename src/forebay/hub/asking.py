@@ -14,7 +14,7 @@ from forebay.errors import HubNotFound, HubUnreachable
 from forebay.hub.patience import Passing, Patience, patiently
 
 _CONNECT_SECONDS = 20.0
-_MAY_PASS = frozenset({408, 425, 429, 500, 502, 503, 504})
+_MAY_PASS = frozenset({408, 425, 429, *range(500, 600)})
 _LARGEST_ANSWER = 64 << 20
 
 
@@ -27,7 +27,7 @@ def address(endpoint: str | None) -> str:
 def ask(
     url: str, patience: Patience, endpoint: str, what: str, headers: Mapping[str, str] | None = None
 ) -> Iterator[httpx2.Response]:
-    """An answer whose body is still to be read: 200, 206 or 416. Trouble on the way, also later, is `Passing`.
+    """An answer whose body is still to be read: 200, or 206 or 416 to a range. Trouble, also later, is `Passing`.
 
     A redirect to another host goes without the token: the client drops it.
     """
@@ -39,7 +39,7 @@ def ask(
             yield response
     except (OfflineModeIsEnabled, httpx2.UnsupportedProtocol, httpx2.InvalidURL) as error:
         raise HubUnreachable(endpoint, what, str(error)) from error
-    except (httpx2.TransportError, httpx2.TooManyRedirects) as error:
+    except httpx2.RequestError as error:
         raise Passing(f"{type(error).__name__}: {error}") from error
 
 
@@ -49,7 +49,7 @@ def fetch(url: str, patience: Patience, endpoint: str, what: str) -> tuple[bytes
     def attempt() -> tuple[bytes, Mapping[str, str]]:
         with ask(url, patience, endpoint, what) as response:
             body = bytearray()
-            for piece in response.iter_raw():
+            for piece in response.iter_bytes():
                 body += piece
                 if len(body) > _LARGEST_ANSWER:
                     raise HubUnreachable(endpoint, what, f"its answer is longer than {_LARGEST_ANSWER:,} bytes")
@@ -60,7 +60,7 @@ def fetch(url: str, patience: Patience, endpoint: str, what: str) -> tuple[bytes
 
 def _check(response: httpx2.Response, endpoint: str, what: str) -> None:
     status = response.status_code
-    if status in (200, 206, 416):
+    if status == 200 or (status in (206, 416) and "range" in response.request.headers):
         return
     elsewhere = response.url.netloc != httpx2.URL(endpoint).netloc
     # Storage behind the hub refuses a signed address that is too old; the hub signs a new one when asked again.

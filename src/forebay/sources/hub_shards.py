@@ -20,7 +20,7 @@ from forebay.hub import Patience, RangeFile, RemoteFile, Repository, parquet_sha
 from forebay.source import Failure, Part, Sample, SourceFile, Unit
 from forebay.sources.parquet_rows import ParquetFile, check_footer, open_parquet, read_rows, row_cuts, row_group_ends
 
-_JUDGED_SHARDS = 8
+_JUDGED_SHARDS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,9 @@ class HubSource:
         return _source_file(self._remote(path))
 
     def weight(self, file: SourceFile) -> int:
-        """Judged by the rows per byte of a few shards: asking all of them takes a request each."""
+        """Its rows; in a data set of many shards, judged by a few of them, for each takes requests of its own."""
+        if len(_shards(self)) <= _JUDGED_SHARDS:
+            return _rows(self, self._remote(file.path))
         return round(file.size * _rows_per_byte(self))
 
     def cuts(self, file: SourceFile, start: int, first: int, every: int) -> Iterator[int]:
@@ -143,8 +145,11 @@ def _shards(source: HubSource) -> list[RemoteFile]:
 def _rows_per_byte(source: HubSource) -> float:
     shards = _shards(source)
     judged = shards[:: ceil(len(shards) / _JUDGED_SHARDS)]
-    rows = sum(int(_group_ends(source, shard)[-1]) for shard in judged)
-    return rows / max(1, sum(shard.size for shard in judged))
+    return sum(_rows(source, shard) for shard in judged) / max(1, sum(shard.size for shard in judged))
+
+
+def _rows(source: HubSource, shard: RemoteFile) -> int:
+    return int(_group_ends(source, shard).max(initial=0))
 
 
 @lru_cache(maxsize=64)

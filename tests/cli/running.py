@@ -4,7 +4,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -75,11 +75,38 @@ def build_lines(tmp_path: Path, *flags: object) -> tuple[Path, Path]:
     return root, source
 
 
-def chunk_path(root: Path, chunk: int) -> Path:
-    return root / "layers" / "raw" / f"{chunk:06d}.safetensors"
+def write_documents(folder: Path, texts: Sequence[str], name: str = "a.jsonl", field: str = "text") -> Path:
+    """A file of JSON lines with one document each."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / name
+    path.write_text("".join(json.dumps({field: text}) + "\n" for text in texts))
+    return path
+
+
+def story(number: int) -> str:
+    """A document of its own, some forty tokens long."""
+    return f"Story {number}. " + " ".join(f"In chapter {part} nothing happens." for part in range(6))
+
+
+def build_tokens(tmp_path: Path, texts: Sequence[str], *flags: object) -> tuple[Path, Path]:
+    """A small cache of packed tokens, 64 in a row: its root and its source."""
+    source = write_documents(tmp_path / "data", texts)
+    root = tmp_path / "cache"
+    words = ["--sequence-length", 64, "--chunk-size", 8, "--workers", 0, *flags]
+    run("build", "tokens", source, "--into", root, *words)
+    return root, source
+
+
+def chunk_path(root: Path, chunk: int, layer: str = "raw") -> Path:
+    return root / "layers" / layer / f"{chunk:06d}.safetensors"
 
 
 def flip(path: Path, position: int) -> None:
     content = bytearray(path.read_bytes())
     content[position] ^= 1
     path.write_bytes(content)
+
+
+def stories(number: int) -> list[str]:
+    """One slice of a function source."""
+    return [story(10 * number + at) for at in range(10)]

@@ -73,7 +73,7 @@ def test_the_version_is_said():
         (["build", "raw", "data"], "Missing option '--into'"),
         (["build", "raw", "--into", "cache"], "Missing argument 'SOURCE...'"),
         (["build", "rwa", "data"], "did you mean 'raw'?"),
-        (["build", "data/*.jsonl", "--into", "cache"], "forebay build raw data/*.jsonl"),
+        (["build", "data/*.jsonl", "--into", "cache"], "forebay build tokens data/*.jsonl"),
         (["build", "raw", "-", "--into", "cache"], "save it first"),
         (["estimate", "raw", "/dev/stdin"], "save it first"),
         (["grow", "cache", "-"], "save it first"),

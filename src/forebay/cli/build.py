@@ -9,6 +9,7 @@ from forebay import api
 from forebay.cli.dry_run import dry_run_of
 from forebay.cli.kind_group import FROM_OPTIONS, KindGroup, gathered
 from forebay.cli.kinds import KINDS, Kind
+from forebay.cli.old_names import naming_verbs
 from forebay.cli.options import decorated, failures_option, json_option, memory_option, workers_option
 from forebay.cli.progress import shown_progress
 from forebay.cli.settings import Settings
@@ -36,6 +37,7 @@ RUN_OPTIONS = (
 
 
 @click.group(cls=KindGroup, subcommand_metavar="KIND|SETTINGS.toml|CACHE [ARGS]...")
+@naming_verbs
 def build() -> None:
     """Build a cache: plan, then compute what is missing, and nothing else.
 
@@ -43,9 +45,9 @@ def build() -> None:
     relative to its folder), or a cache that was begun. Ctrl-C stops at once and says how to go on.
 
     \b
-    Example: forebay build raw 'data/*.jsonl' --into caches/raw
+    Example: forebay build tokens 'data/*.jsonl' --into caches/edu
              forebay build wiki.toml --workers 8
-             forebay build caches/raw --start-chunk 35 --end-chunk 44
+             forebay build caches/edu --start-chunk 35 --end-chunk 44
     """
 
 
@@ -59,7 +61,7 @@ def build_command(kind: Kind) -> click.Command:
         _check(settings)
         show(dry_run_of(settings) if dry_run else _built(settings, as_json), as_json)
 
-    options = (*FROM_OPTIONS, *kind.options, *RUN_OPTIONS)
+    options = (*FROM_OPTIONS, naming_verbs, *kind.options, *RUN_OPTIONS)
     text = f"{kind.summary}\n\n{kind.details}\n\nExample: forebay build {kind.example} --into caches/{kind.name}"
     argument = click.argument("paths", nargs=-1, metavar="SOURCE...", callback=refuse_standard_input)
     return click.command(kind.name, help=text)(decorated(command, argument, *options))

@@ -18,6 +18,6 @@ def clean(cache: str, keep_generations: int | None, as_json: bool) -> None:
 
     A claim that another machine left is watched for a minute before it is judged.
 
-    Example: forebay clean caches/raw --keep-generations 3
+    Example: forebay clean caches/edu --keep-generations 3
     """
     show(api.clean(cache, keep_generations=keep_generations), as_json)

@@ -17,7 +17,7 @@ def copy(cache: str, destination: str, as_json: bool) -> None:
 
     It can be interrupted and run again; a later `forebay repair CACHE --from DEST` takes chunks from the copy.
 
-    Example: forebay copy caches/raw backup/raw
+    Example: forebay copy caches/edu backup/edu
     """
     with shown_progress(as_json) as on_progress:
         report = api.copy(cache, destination, on_progress=on_progress)

@@ -1,9 +1,12 @@
 """What a build would do, found out without writing anything."""
 
+from dataclasses import replace
+
 from forebay import api
 from forebay.cache.making import in_order
 from forebay.cache.plan import load_plan
 from forebay.cache.publish import read_recipe_document
+from forebay.cache.settle import settle
 from forebay.cli.records import DryRun
 from forebay.cli.settings import Settings
 from forebay.errors import RecipeMismatch
@@ -13,7 +16,8 @@ from forebay.store import open_store
 
 def dry_run_of(settings: Settings) -> DryRun:
     root, layer = str(settings.build.into), settings.build.layer or settings.recipe.kind
-    planned, missing = _gaps(root, layer, settings)
+    recipe, _ = settle(open_store(root), settings.source, settings.recipe, layer)
+    planned, missing = _gaps(root, layer, replace(settings, recipe=recipe))
     return DryRun(
         root=root,
         layer=layer,

@@ -21,7 +21,7 @@ def estimate() -> None:
     Takes the kind, the sources and the recipe options of `forebay build`. With --into, exit code 1 when the disk there
     cannot hold it.
 
-    Example: forebay estimate raw 'data/*.jsonl' --into caches/raw
+    Example: forebay estimate tokens 'data/*.jsonl' --into caches/edu
     """
 
 

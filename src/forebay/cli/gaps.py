@@ -14,6 +14,6 @@ from forebay.cli.show import show
 def gaps(cache: str, layer: str | None, as_json: bool) -> None:
     """List the planned chunks that are missing, and the command that fills them.
 
-    Example: forebay gaps caches/raw
+    Example: forebay gaps caches/edu
     """
     show(api.gaps(cache, layer=layer), as_json)

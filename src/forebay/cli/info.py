@@ -13,6 +13,6 @@ from forebay.cli.show import show
 def info(cache: str, as_json: bool) -> None:
     """Draw a cache as a tree: source, recipes, columns, counts, fingerprints.
 
-    Example: forebay info caches/raw
+    Example: forebay info caches/edu
     """
     show(api.summarize(cache), as_json)

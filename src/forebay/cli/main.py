@@ -78,7 +78,7 @@ class Forebay(click.Group):
 def cli() -> None:
     """Turn raw training data once into a verified cache.
 
-    Example: forebay build raw 'data/*.jsonl' --into caches/raw
+    Example: forebay build tokens 'data/*.jsonl' --into caches/edu
     """
 
 

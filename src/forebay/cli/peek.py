@@ -7,6 +7,7 @@ import numpy as np
 
 from forebay.cache.reader import Cache, open_cache
 from forebay.cli.options import cache_argument, json_option
+from forebay.cli.packed_rows import KIND, peek_packed
 from forebay.cli.records import Cell, Peek, PeekedRow
 from forebay.cli.show import show
 from forebay.columns import Array, Column
@@ -21,20 +22,26 @@ KEPT_VALUES = 64
 @click.option("--column", "columns", multiple=True, help="Only this column, of any layer; can be given again.")
 @json_option
 def peek(cache: str, count: int, chosen: tuple[int, ...], columns: tuple[str, ...], as_json: bool) -> None:
-    """Show a few rows: text as text, arrays by their first values.
+    """Show a few rows: text and tokens as text, arrays by their first values.
 
-    Example: forebay peek caches/raw --row 17 --column data
+    Packed tokens are shown as the documents they are from, with what is padding; --column shows the ids themselves.
+
+    Example: forebay peek caches/edu --row 17
     """
     opened = open_cache(cache)
     beyond = [row for row in chosen if row >= len(opened)]
     if beyond:
         raise click.BadParameter(f"there is no row {beyond[0]:,}; '{cache}' has {len(opened):,}", param_hint="'--row'")
     rows = list(chosen) or list(range(min(count, len(opened))))
-    show(_peeked(opened, rows, list(columns) or None), as_json)
+    show(peek_packed(opened, rows) if _is_packed(opened, columns) else _peeked(opened, rows, columns), as_json)
 
 
-def _peeked(cache: Cache, rows: list[int], columns: list[str] | None) -> Peek:
-    read = cache.read(np.array(rows, np.int64), columns)
+def _is_packed(cache: Cache, columns: tuple[str, ...]) -> bool:
+    return not columns and cache.recipe(cache.generation.base).kind == KIND
+
+
+def _peeked(cache: Cache, rows: list[int], columns: tuple[str, ...]) -> Peek:
+    read = cache.read(np.array(rows, np.int64), columns or None)
     shown = tuple(
         PeekedRow(
             row=row,

@@ -1,4 +1,4 @@
-"""What only the command line answers with: rows to look at, a build not made, a demo."""
+"""What only the command line answers with: rows to look at, a build that is not made, a demo."""
 
 import msgspec
 
@@ -28,6 +28,42 @@ class Peek(msgspec.Struct, frozen=True, kw_only=True):
     generation: int
     rows: int
     shown: tuple[PeekedRow, ...]
+
+
+class PackedPiece(msgspec.Struct, frozen=True, kw_only=True):
+    """A document, or a part of one, in a row; `text` is without what begins and ends a document."""
+
+    document: int  # which of the documents of its chunk
+    offset: int  # where in the document it begins, in tokens
+    tokens: int
+    bos: bool
+    eos: bool
+    goes_on: bool  # the document has more behind it, in another row or nowhere
+    source: str  # the document's id; empty where the source is not within reach
+    text: str | None  # None where no tokenizer can be had
+
+
+class PackedRow(msgspec.Struct, frozen=True, kw_only=True):
+    row: int
+    chunk: int
+    row_in_chunk: int
+    utilization: float
+    padding: int
+    text: str | None
+    pieces: tuple[PackedPiece, ...]
+    tokens: list[int]
+    seq_lens: list[int]
+    documents: list[list[int]]
+
+
+class PackedPeek(msgspec.Struct, frozen=True, kw_only=True):
+    """A few rows of packed tokens as a person would read them."""
+
+    root: str
+    generation: int
+    rows: int
+    shown: tuple[PackedRow, ...]
+    note: str = ""
 
 
 class DryRun(msgspec.Struct, frozen=True, kw_only=True):

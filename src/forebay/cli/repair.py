@@ -20,7 +20,7 @@ def repair(ctx: click.Context, cache: str, copy: str | None, workers: int | None
     A file goes back in place only when it is, to the byte, what was published. Exit code 1 when something could not be
     put back.
 
-    Example: forebay repair caches/raw --from backup/raw
+    Example: forebay repair caches/edu --from backup/edu
     """
     with shown_progress(as_json) as on_progress:
         report = api.repair(cache, copy=copy, workers=workers, on_progress=on_progress)

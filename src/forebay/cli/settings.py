@@ -12,6 +12,8 @@ from forebay.cache.plan import load_plan
 from forebay.cache.publish import layers_of, read_cache_document, read_recipe_document
 from forebay.cli.kinds import KINDS, Kind
 from forebay.cli.settings_file import checked_kind, checked_section, read_settings_file
+from forebay.cli.show import say
+from forebay.cli.source_paths import is_on_hub
 from forebay.errors import LayerNotFound, NothingPublished, UnknownKind
 from forebay.kinds import reopen_source
 from forebay.recipe import Recipe, RecipeDocument
@@ -44,22 +46,28 @@ class Settings:
 
 
 def from_words(kind: Kind, flags: Mapping[str, Any]) -> Settings:
-    """`forebay build raw SOURCE…`"""
+    """`forebay build tokens SOURCE…`"""
     if "paths" not in flags:
         raise click.UsageError("Missing argument 'SOURCE...'.")
-    return _settings(kind, *_sorted(kind, flags))
+    source, recipe, build = _sorted(kind, flags)
+    return _settings(kind, source, _placed(kind, "", recipe), build)
 
 
 def from_file(path: str, flags: Mapping[str, Any]) -> Settings:
     """`forebay build settings.toml`; paths in the file are relative to its folder."""
     file = read_settings_file(path)
+    for note in file.notes:
+        say(f"note: {note}")
     kind = KINDS[checked_kind(file, KINDS)]
     folder = os.path.dirname(path)
     source, recipe, build = _sorted(kind, flags)
     return _settings(
         kind,
         {**_paths_from(folder, checked_section(file, "source", kind.source)), **source},
-        {**checked_section(file, "recipe", kind.recipe), **recipe},
+        {
+            **_placed(kind, folder, checked_section(file, "recipe", kind.recipe, kind.recipe_fields({}))),
+            **_placed(kind, "", recipe),
+        },
         {**_paths_from(folder, checked_section(file, "build", BuildSettings)), **build},
     )
 
@@ -76,7 +84,7 @@ def from_cache(root: str, flags: Mapping[str, Any]) -> Settings:
         raise NothingPublished(root)
     return Settings(
         reopen_source(plan.source),
-        msgspec.convert({**kept.fields, **recipe}, kind.recipe),
+        msgspec.convert(kind.recipe_fields({**kept.fields, **_placed(kind, "", recipe)}), kind.recipe),
         msgspec.convert({**build, "into": root, "layer": kept.layer}, BuildSettings),
     )
 
@@ -96,7 +104,7 @@ def kept_recipe(root: str, layer: str | None) -> RecipeDocument:
 def _settings(kind: Kind, source: dict[str, Any], recipe: dict[str, Any], build: dict[str, Any]) -> Settings:
     return Settings(
         msgspec.convert(source, kind.source).open(),
-        msgspec.convert(recipe, kind.recipe),
+        msgspec.convert(kind.recipe_fields(recipe), kind.recipe),
         msgspec.convert(build, BuildSettings),
     )
 
@@ -110,8 +118,19 @@ def _sorted(kind: Kind, flags: Mapping[str, Any]) -> tuple[dict[str, Any], dict[
 
 
 def _paths_from(folder: str, section: dict[str, Any]) -> dict[str, Any]:
+    """A section with its paths relative to a folder; what is on the hub is in no folder."""
     if "paths" in section:
-        section = {**section, "paths": tuple(os.path.join(folder, path) for path in section["paths"])}
-    if section.get("into"):
-        section = {**section, "into": os.path.join(folder, section["into"])}
-    return section
+        paths = (path if is_on_hub(path) else os.path.join(folder, path) for path in section["paths"])
+        section = {**section, "paths": tuple(paths)}
+    found = {name: os.path.join(folder, section[name]) for name in ("into", "spool") if section.get(name)}
+    return {**section, **found}
+
+
+def _placed(kind: Kind, folder: str, recipe: dict[str, Any]) -> dict[str, Any]:
+    """A recipe whose files, where they are files, can be found from any folder."""
+    found = {
+        name: os.path.abspath(os.path.join(folder, recipe[name]))
+        for name in getattr(kind.recipe, "located", ())
+        if name in recipe and os.path.exists(os.path.join(folder, recipe[name]))
+    }
+    return {**recipe, **found}

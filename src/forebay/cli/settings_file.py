@@ -9,13 +9,14 @@ import difflib
 import re
 import tomllib
 import typing
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
 from types import UnionType
 from typing import Any, Literal, NoReturn
 
 import msgspec
 
+from forebay.cli.old_settings import Refused, modernized
 from forebay.cli.sizes import parse_allowed, parse_size
 from forebay.errors import SettingsInvalid
 
@@ -35,10 +36,12 @@ class SettingsFile:
     path: str
     text: str
     sections: dict[str, dict[str, Any]]
+    origins: Mapping[tuple[str, ...], tuple[str, ...]] = field(default_factory=dict)  # of keys with older names
+    notes: tuple[str, ...] = ()
 
     def fail(self, problem: str, *names: str) -> NoReturn:
         """Refuse the file, pointing at the line of a section or of a key in it."""
-        raise SettingsInvalid(self.path, line_of(self.text, names), problem)
+        raise SettingsInvalid(self.path, line_of(self.text, self.origins.get(names, names)), problem)
 
 
 def read_settings_file(path: str) -> SettingsFile:
@@ -49,14 +52,18 @@ def read_settings_file(path: str) -> SettingsFile:
         found = _AT_LINE.search(str(error))
         line = int(found[1]) if found and found[1] else text.rstrip("\n").count("\n") + 1
         raise SettingsInvalid(path, line, f"this is not TOML: {_AT_LINE.sub('', str(error))}") from error
-    file = SettingsFile(path, text, document)
-    for name, section in document.items():
+    try:
+        modern = modernized(document)
+    except Refused as error:
+        SettingsFile(path, text, {}).fail(error.problem, *error.place.names)
+    file = SettingsFile(path, text, modern.sections, modern.origins, tuple(modern.notes))
+    for name, section in file.sections.items():
         if name not in SECTIONS:
             file.fail(f"unknown section [{name}]; {nearest(name, SECTIONS)}", name)
         if not isinstance(section, dict):
             file.fail(f"'{name}' is a section; write [{name}] on a line of its own", name)
     for name in _REQUIRED:
-        if name not in document:
+        if name not in file.sections:
             file.fail(f"the section [{name}] is missing; a build has [source], [recipe] and [build]")
     return file
 
@@ -72,8 +79,10 @@ def checked_kind(file: SettingsFile, known: Collection[str]) -> str:
     return kind
 
 
-def checked_section(file: SettingsFile, section: str, struct: type[Any]) -> dict[str, Any]:
-    """The keys of a section, each known to the struct and of its type."""
+def checked_section(
+    file: SettingsFile, section: str, struct: type[Any], defaults: Collection[str] = ()
+) -> dict[str, Any]:
+    """The keys of a section, each known to the struct and of its type; all that have no default are there."""
     fields = {field.name: field for field in msgspec.structs.fields(struct)}
     given = {
         key: value for key, value in file.sections.get(section, {}).items() if (section, key) != ("recipe", "kind")
@@ -81,8 +90,8 @@ def checked_section(file: SettingsFile, section: str, struct: type[Any]) -> dict
     for key in given:
         if key not in fields:
             file.fail(f"unknown key '{key}' in [{section}]; {nearest(key, fields)}", section, key)
-    for name, field in fields.items():
-        if field.required and name not in given:
+    for name, known in fields.items():
+        if known.required and name not in given and name not in defaults:
             file.fail(f"[{section}] has no '{name}'", section)
     return {key: _typed(file, section, key, value, fields[key].type) for key, value in given.items()}
 

@@ -3,6 +3,15 @@
 import click
 
 STANDARD_INPUT = ("-", "/dev/stdin")
+HUB = "hub:"
+
+
+def is_on_hub(path: str) -> bool:
+    """
+    >>> is_on_hub("hub:HuggingFaceFW/fineweb-edu"), is_on_hub("data/hub.jsonl")
+    (True, False)
+    """
+    return path.startswith(HUB)
 
 
 def refuse_standard_input(ctx: click.Context, param: click.Parameter, paths: tuple[str, ...]) -> tuple[str, ...]:

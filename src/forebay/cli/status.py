@@ -18,7 +18,7 @@ def status(ctx: click.Context, cache: str, as_json: bool) -> None:
     Chunks present, missing, suspect and claimed by whom; failed samples by reason; stale sources. Exit code 1 when a
     chunk is suspect, a claim failed or a source is stale.
 
-    Example: forebay status caches/raw
+    Example: forebay status caches/edu
     """
     found = api.status(cache)
     show(found, as_json)

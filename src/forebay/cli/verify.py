@@ -19,7 +19,7 @@ def verify(ctx: click.Context, cache: str, full: bool, as_json: bool) -> None:
     Lists bad chunks with layer, column, block and byte range, missing chunks, foreign files and stale sources. Exit
     code 1 when something is damaged or stale.
 
-    Example: forebay verify caches/raw --full
+    Example: forebay verify caches/edu --full
     """
     with shown_progress(as_json) as on_progress:
         report = api.verify(cache, full=full, on_progress=on_progress)

@@ -27,13 +27,29 @@ def _table(estimate: Estimate) -> RenderableType:
             ("source", f"{counted(estimate.files, 'file')}, {_weight(estimate, estimate.source_weight)}"),
             ("chunks", f"{estimate.chunks:,}"),
             ("rows", f"{estimate.rows:,}"),
+            ("tokens", _tokens(estimate)),
             ("decoded", human_bytes(estimate.raw_bytes)),
             ("stored", f"{human_bytes(estimate.stored_bytes)}{_ratio(estimate)}"),
+            ("by codec", _by_codec(estimate)),
             ("time", f"{human_time(estimate.seconds)} with {counted(estimate.workers, 'worker')}"),
             ("failures", f"about {counted(estimate.failures, 'sample')}" if estimate.failures else ""),
             ("free disk", _room(estimate)),
         ]
     )
+
+
+def _tokens(estimate: Estimate) -> str:
+    """What a recipe of packed tokens counts; nothing for others."""
+    counts = estimate.statistics
+    if "tokens_in" not in counts:
+        return ""
+    lost = f", {counts['tokens_dropped']:,} dropped" if counts["tokens_dropped"] else ""
+    documents = f"{counts['documents']:,} documents, {counts['documents_split']:,} of them split"
+    return f"{counts['tokens_in']:,} in {documents}{lost}"
+
+
+def _by_codec(estimate: Estimate) -> str:
+    return ", ".join(f"{codec} {human_bytes(size)}" for codec, size in estimate.by_codec.items())
 
 
 def _sampled(estimate: Estimate) -> str:

@@ -1,16 +1,19 @@
 """A cache as a tree: source, layers, counts, short fingerprints."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
-from rich.console import RenderableType
+from rich.console import Group, RenderableType
 from rich.text import Text
 from rich.tree import Tree
 
 from forebay.cache.records import LayerSummary, Summary
 from forebay.cli.drawing.pieces import title
+from forebay.cli.drawing.token_figures import draw_token_figures
 from forebay.cli.words import counted, human_bytes, printable
 
 SHORT = 12
+# Kinds whose figures deserve more than a list of numbers.
+FIGURES: dict[str, Callable[[LayerSummary], RenderableType]] = {"tokens": draw_token_figures}
 
 
 def draw_summary(summary: Summary) -> RenderableType:
@@ -39,7 +42,9 @@ def _add_layer(tree: Tree, layer: LayerSummary, is_base: bool) -> None:
     failed = f", {counted(layer.failures, 'sample')} failed" if layer.failures else ""
     counts = f"{counted(layer.chunks, 'chunk')}, {counted(layer.rows, 'row')}, {human_bytes(layer.bytes)}{failed}"
     branch.add(_named("holds", counts))
-    if layer.statistics:
+    if layer.kind in FIGURES:
+        branch.add(Group(Text("figures"), FIGURES[layer.kind](layer)))
+    elif layer.statistics:
         branch.add(_named("statistics", _values(layer.statistics)))
 
 

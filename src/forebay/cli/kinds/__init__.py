@@ -2,7 +2,8 @@
 
 from forebay.cli.kinds.base import Kind
 from forebay.cli.kinds.raw import RAW
+from forebay.cli.kinds.tokens import TOKENS
 
 __all__ = ["KINDS", "Kind"]
 
-KINDS: dict[str, Kind] = {kind.name: kind for kind in (RAW,)}
+KINDS: dict[str, Kind] = {kind.name: kind for kind in (TOKENS, RAW)}

@@ -1,5 +1,6 @@
 """What the command line must know about a kind of data."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -16,12 +17,15 @@ class SourceSettings(Protocol):
     def open(self) -> Source: ...
 
 
+RecipeFields = Callable[[dict[str, Any]], dict[str, Any]]
+
+
 @dataclass(frozen=True, slots=True)
 class Kind:
     """A kind of data as a subcommand of `build` and `estimate`.
 
     Every option is named as the field of the source settings or of the recipe that it sets, so that flags and settings
-    files have the same words.
+    files have the same words. `recipe_fields` makes what a user wrote into the fields of the recipe.
     """
 
     name: str
@@ -30,6 +34,7 @@ class Kind:
     example: str  # what follows `forebay build`, without --into
     source: type[Any]
     options: tuple[Decorator, ...]
+    recipe_fields: RecipeFields = dict
 
     @property
     def recipe(self) -> type[Any]:

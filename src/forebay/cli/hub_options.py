@@ -1,0 +1,18 @@
+"""Options for what is on the Hugging Face hub."""
+
+import click
+
+from forebay.cli.options import Decorator
+
+REVISION_OPTION: Decorator = click.option(
+    "--revision", help="Which commit, tag or branch on the hub.  [default: the newest]"
+)
+DOWNLOAD_OPTIONS: tuple[Decorator, ...] = (
+    click.option("--spool", metavar="DIR", help="Where shards from the hub wait while they are read."),
+    click.option("--download-retries", type=click.IntRange(min=0), help="How often to ask again.  [default: 5]"),
+    click.option(
+        "--download-timeout",
+        type=click.FloatRange(min=0, min_open=True),
+        help="Seconds without a byte before asking again.  [default: 300]",
+    ),
+)

@@ -1,0 +1,117 @@
+"""The flags and keys of the hand-made cache script that forebay replaces, and what each became here: one table.
+
+Settings files may use the old keys, `forebay build` knows the old flags, and the guide shows the table.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import click
+
+from forebay.cli.options import Command
+
+
+@dataclass(frozen=True, slots=True)
+class OldKey:
+    """A key of the old configuration: where it went, and what its values became; nowhere if it has no effect."""
+
+    section: str = ""
+    key: str = ""
+    values: Mapping[Any, Any] = field(default_factory=dict)  # old value -> ours; the same where there is none
+    remark: str = ""
+
+    def translated(self, value: Any) -> Any:
+        """Our value for an old one; `KeyError` where the old key has no such value."""
+        return self.values[in_toml(value)] if self.values else value
+
+
+@dataclass(frozen=True, slots=True)
+class OldFlag:
+    """A flag of the old script: the verb that does it here, or the same flag."""
+
+    verb: str = ""
+    remark: str = ""
+
+
+KEYS: dict[str, OldKey] = {
+    "sequence_length": OldKey("recipe", "sequence_length", remark="tokens in a row"),
+    "compression": OldKey(
+        "recipe", "codec", {"true": "zstd", "false": "none"}, 'codec = "lz4" is there too, and larger by a third'
+    ),
+    "chunk_size": OldKey("recipe", "chunk_size", remark="rows in a chunk"),
+    "validation": OldKey(remark="every block is checked when it is first read, always"),
+    "parallel_workers": OldKey("build", "workers", remark="worker processes"),
+    "memory_limit": OldKey("build", "memory_limit", remark="of the builder and its workers together"),
+    "compression_level": OldKey("recipe", "level", {'"fast"': "fast", '"default"': "default", '"max"': "max"}),
+    "streaming": OldKey(remark="a source is always read part by part, whatever its size"),
+    "deduplicate": OldKey("recipe", "deduplicate", remark="exact, the first of equal documents stays"),
+    "optimize_packing": OldKey(remark="rows are always packed best fit, and no token is lost"),
+    "io_threads": OldKey(remark="every worker writes its own chunks, one file at a time"),
+    "write_buffer": OldKey(remark="a chunk is put together in memory and written in one go"),
+    "sync_frequency": OldKey(remark="every chunk is synced before it is published"),
+    "download_retries": OldKey("source", "download_retries", remark="of a hub: source; local files need none"),
+    "download_timeout": OldKey("source", "download_timeout", remark="of a hub: source; local files need none"),
+    "chunk_download": OldKey(remark="the hub is always read shard by shard, and a broken download goes on"),
+}
+
+FLAGS: dict[str, OldFlag] = {
+    "--mode": OldFlag(remark="inverse checks what is there, then fills gaps from the far end"),
+    "--start-chunk": OldFlag(remark="the first chunk to build"),
+    "--end-chunk": OldFlag(remark="the last chunk to build, inclusive"),
+    "--resume": OldFlag(remark="a build always goes on where it stopped"),
+    "--estimate-space": OldFlag("estimate", "takes the kind, the sources and the flags of build"),
+    "--cleanup": OldFlag("clean", "never removes data in use"),
+    "--validate": OldFlag("verify", "every byte against its digest"),
+    "--repair": OldFlag("repair", "puts back exactly what is bad"),
+}
+
+
+def in_toml(value: Any) -> str:
+    """
+    >>> in_toml(True), in_toml("fast"), in_toml(5)
+    ('true', '"fast"', '5')
+    """
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f'"{value}"' if isinstance(value, str) else str(value)
+
+
+def guide_table() -> str:
+    """The table of the guide."""
+    rows = [f"| `{flag}` | {_flag_became(flag, old)} | {old.remark} |" for flag, old in FLAGS.items()]
+    rows += [f"| `{name}` | {_key_became(old)} | {old.remark} |" for name, old in KEYS.items()]
+    return "\n".join(["| old | here | |", "|---|---|---|", *rows])
+
+
+def _flag_became(flag: str, old: OldFlag) -> str:
+    return f"`forebay {old.verb}`" if old.verb else f"`{flag}`"
+
+
+def _key_became(old: OldKey) -> str:
+    if not old.section:
+        return "no effect"
+    words = [
+        f"`{old.key}` in `[{old.section}]`",
+        *(f"`{before}` is `{in_toml(now)}`" for before, now in old.values.items()),
+    ]
+    return ", ".join(words)
+
+
+def naming_verbs(command: Command) -> Command:
+    """A command that meets the old flags which are verbs here by naming the verb."""
+    for flag, old in FLAGS.items():
+        if old.verb:
+            option = click.option(
+                flag, is_flag=True, hidden=True, expose_value=False, is_eager=True, callback=_name_verb
+            )
+            command = option(command)
+    return command
+
+
+def _name_verb(ctx: click.Context, param: click.Parameter, given: bool) -> None:
+    if given:
+        flag = param.opts[0]
+        verb = FLAGS[flag].verb
+        rest = ("tokens", "SOURCE…", "--into", "CACHE") if verb == "estimate" else ("CACHE",)
+        raise click.UsageError(f"{flag} is a command of its own here: forebay {verb} {' '.join(rest)}", ctx)

@@ -1,0 +1,120 @@
+"""Rows of packed tokens as a person would read them: pieces of documents as text, and the padding behind them.
+
+Everything that is needed is in the cache: the tokenizer is a constant of its layer. The names of the documents come
+from the source, where it is within reach.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from forebay.cache.reader import Cache
+from forebay.cli.piece_names import PieceNames
+from forebay.cli.records import PackedPeek, PackedPiece, PackedRow
+from forebay.columns import Array
+from forebay.errors import LibraryMissing, TokenizerUnusable
+from forebay.tokens import Vocabulary
+from forebay.tokens.encoders import decode
+
+KIND = "tokens"
+COLUMNS = ("tokens", "seq_lens", "documents")
+
+
+def peek_packed(cache: Cache, rows: list[int]) -> PackedPeek:
+    """Some rows of a cache whose base layer is packed tokens."""
+    reader = RowReader(cache)
+    numbers = np.array(rows, np.int64)
+    read = cache.read(numbers, COLUMNS)
+    shown = [
+        reader.row(row, name.chunk, name.row, {column: read[column][at] for column in COLUMNS})
+        for at, (row, name) in enumerate(zip(rows, cache.row_ids(numbers), strict=True))
+    ]
+    return PackedPeek(
+        root=cache.root, generation=cache.generation.number, rows=len(cache), shown=tuple(shown), note=reader.note
+    )
+
+
+@dataclass(frozen=True)
+class RowReader:
+    """Reads tokens back as text."""
+
+    cache: Cache
+
+    @cached_property
+    def note(self) -> str:
+        """Why there is no text, where there is none."""
+        try:
+            self._text(np.zeros(0, np.uint32))
+            return ""
+        except (LibraryMissing, TokenizerUnusable) as error:
+            return str(error)
+
+    def row(self, row: int, chunk: int, row_in_chunk: int, columns: dict[str, Any]) -> PackedRow:
+        tokens, lengths, documents = (columns[name] for name in COLUMNS)
+        names = self._names.of(chunk, documents[:, 0].tolist())
+        stops = np.cumsum(lengths, dtype=np.int64)
+        pieces = [
+            self._piece(tokens[stop - length : stop], document, offset, names.get(document, ""))
+            for length, stop, (document, offset) in zip(
+                lengths.tolist(), stops.tolist(), documents.tolist(), strict=True
+            )
+        ]
+        used = int(stops[-1]) if len(stops) else 0
+        return PackedRow(
+            row=row,
+            chunk=chunk,
+            row_in_chunk=row_in_chunk,
+            utilization=used / len(tokens),
+            padding=len(tokens) - used,
+            pieces=tuple(pieces),
+            text=None if self.note else self._text(tokens[:used]),
+            tokens=tokens.tolist(),
+            seq_lens=lengths.tolist(),
+            documents=documents.tolist(),
+        )
+
+    def _piece(self, tokens: Array, document: int, offset: int, name: str) -> PackedPiece:
+        """One piece; what begins and ends a document is told by flags, not by its text."""
+        begins = offset == 0 and self._begin is not None and int(tokens[0]) == self._begin
+        ends = self._end is not None and int(tokens[-1]) == self._end
+        inside = tokens[int(begins) : len(tokens) - int(ends)]
+        return PackedPiece(
+            document=document,
+            offset=offset,
+            tokens=len(tokens),
+            bos=begins,
+            eos=ends,
+            goes_on=self._end is not None and not ends,
+            source=name,
+            text=None if self.note else self._text(inside),
+        )
+
+    def _text(self, ids: Array) -> str:
+        return decode(self._vocabulary, ids)
+
+    @cached_property
+    def _names(self) -> PieceNames:
+        return PieceNames(self.cache)
+
+    @cached_property
+    def _fields(self) -> dict[str, Any]:
+        return self.cache.recipe(self.cache.generation.base).fields
+
+    @cached_property
+    def _vocabulary(self) -> Vocabulary:
+        kept = self.cache.constants(self.cache.generation.base)["tokenizer"]
+        return Vocabulary(str(self._fields["tokenizer"]), kept.tobytes())
+
+    @cached_property
+    def _begin(self) -> int | None:
+        bos = self._fields["bos"]
+        return None if bos is None else self._vocabulary.id_of(bos, "bos")
+
+    @cached_property
+    def _end(self) -> int | None:
+        eos = self._fields["eos"]
+        if eos is None:
+            return None
+        return self._vocabulary.end_of_document() if eos == "auto" else self._vocabulary.id_of(eos, "eos")

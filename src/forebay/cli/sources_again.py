@@ -1,0 +1,55 @@
+"""The source of a cache that is there, with other data in it: what `grow` reads."""
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import click
+
+from forebay import sources
+from forebay.cache.plan import load_plan
+from forebay.cache.publish import read_cache_document
+from forebay.cli.source_paths import HUB, is_on_hub
+from forebay.errors import NothingPublished
+from forebay.kinds import reopen_source
+from forebay.source import Source
+from forebay.sources.paths import common_root
+from forebay.store import open_store
+
+# What a data set on the hub is known by; a newer revision of it is the same data set.
+HUB_IDENTITY = ("subset", "split", "text", "endpoint")
+
+
+def source_like_before(cache: str, paths: Sequence[str], download: Mapping[str, Any]) -> Source:
+    """Other data, read as the plan's source reads its own; `download` says how, where it is on the hub."""
+    described = _described(cache)
+    if described["kind"] == "hub":
+        return _on_hub(cache, described, paths, download)
+    if "patterns" not in described:
+        raise click.UsageError(
+            f"'{cache}' was built from a source of kind '{described['kind']}', which no path names; grow it in Python: "
+            f"fb.grow({cache!r}, source)"
+        )
+    if any(map(is_on_hub, paths)) or download:
+        raise click.UsageError(f"'{cache}' was built from files, and grows by files; the hub needs a cache of its own.")
+    names = [os.path.abspath(path) for path in paths]
+    root = common_root(names)
+    patterns = [os.path.relpath(name, root) for name in names]
+    return reopen_source({**described, "root": root, "patterns": patterns})
+
+
+def _described(cache: str) -> Mapping[str, Any]:
+    store = open_store(cache)
+    read_cache_document(store)
+    plan = load_plan(store)
+    if not plan.segments:
+        raise NothingPublished(cache)
+    return plan.source
+
+
+def _on_hub(cache: str, described: Mapping[str, Any], paths: Sequence[str], download: Mapping[str, Any]) -> Source:
+    """The same data set at another revision: one source must read all that the plan has."""
+    own = f"{HUB}{described['name']}"
+    if list(paths) != [own]:
+        raise click.UsageError(f"'{cache}' was built from {own}, and grows by a newer revision of it: name {own}.")
+    return sources.hub(described["name"], **{name: described[name] for name in HUB_IDENTITY}, **download)

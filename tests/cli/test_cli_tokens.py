@@ -1,0 +1,273 @@
+"""Packed tokens on the command line: sources of every format, recipe flags, growth, failures, figures."""
+
+import gzip
+import json
+import re
+from pathlib import Path
+
+import pytest
+from tests.cli.running import build_tokens, run, story, write_documents
+
+import forebay as fb
+
+STORIES = [story(number) for number in range(40)]
+SMALL = ["--sequence-length", 64, "--chunk-size", 8, "--workers", 0]
+
+
+def recipe_of(root: Path) -> dict[str, object]:
+    fields: dict[str, object] = run("info", root, "--json").json["layers"][0]["fields"]
+    return fields
+
+
+def documents_in(root: Path) -> int:
+    count: int = run("info", root, "--json").json["layers"][0]["statistics"]["documents"]
+    return count
+
+
+def write_texts(folder: Path, texts: list[str], suffix: str) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for number, text in enumerate(texts):
+        (folder / f"{number}{suffix}").write_text(text)
+
+
+def test_the_words_of_the_command_line_are_those_of_python(tmp_path: Path):
+    root, source = build_tokens(tmp_path, STORIES)
+    other = tmp_path / "other"
+    recipe = fb.TokenRecipe(tokenizer="gpt2", sequence_length=64, chunk_size=8)
+    fb.build(other, fb.sources.jsonl(source), recipe, workers=0)
+    ours, theirs = fb.summarize(root).layers[0], fb.summarize(other).layers[0]
+    assert (ours.fingerprint, ours.rows, ours.bytes) == (theirs.fingerprint, theirs.rows, theirs.bytes)
+
+
+def test_every_field_of_the_recipe_has_a_flag(tmp_path: Path):
+    flags = [
+        *("--long-documents", "truncate", "--eos", "none", "--bos", "<|endoftext|>", "--pad", 5, "--deduplicate"),
+        *("--codec", "lz4", "--level", "fast", "--rows-per-block", 3, "--encoder", "tokenizers", "--tokenizer", "gpt2"),
+    ]
+    root, _ = build_tokens(tmp_path, STORIES, *flags)
+    assert recipe_of(root) == {
+        "tokenizer": "gpt2",
+        "sequence_length": 64,
+        "long_documents": "truncate",
+        "chunk_size": 8,
+        "eos": None,
+        "bos": "<|endoftext|>",
+        "pad": 5,
+        "deduplicate": True,
+        "codec": "lz4",
+        "level": "fast",
+        "rows_per_block": 3,
+        "encoder": "tokenizers",
+    }
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.jsonl.gz", "folder", "glob"])
+def test_json_lines_are_known_by_their_names(tmp_path: Path, name: str):
+    path = write_documents(tmp_path / "data", STORIES, "a.json" if name == "a.json" else "a.jsonl")
+    if name == "a.jsonl.gz":
+        path.with_name(name).write_bytes(gzip.compress(path.read_bytes()))
+    source = {"folder": tmp_path / "data", "glob": tmp_path / "data" / "*"}.get(name, tmp_path / "data" / name)
+    (tmp_path / "data" / "LICENSE").write_text("not meant")
+    run("build", "tokens", source, "--into", tmp_path / "cache", *SMALL)
+    assert documents_in(tmp_path / "cache") == 40
+
+
+def test_the_field_of_the_text_can_be_named(tmp_path: Path):
+    source = write_documents(tmp_path / "data", STORIES, field="content")
+    run("build", "tokens", source, "--into", tmp_path / "cache", "--text", "content", *SMALL)
+    assert documents_in(tmp_path / "cache") == 40
+
+
+@pytest.mark.parametrize("suffix", [".txt", ".md"])
+def test_text_files_are_a_document_each(tmp_path: Path, suffix: str):
+    write_texts(tmp_path / "data", STORIES[:7], suffix)
+    run("build", "tokens", tmp_path / "data", "--into", tmp_path / "cache", *SMALL)
+    assert documents_in(tmp_path / "cache") == 7
+
+
+def test_a_separator_makes_several_documents_of_a_file(tmp_path: Path):
+    (tmp_path / "notes").write_text("\n---\n".join(STORIES[:5]))
+    run("build", "tokens", tmp_path / "notes", "--into", tmp_path / "cache", "--separator", r"\n---\n", *SMALL)
+    assert documents_in(tmp_path / "cache") == 5
+    assert STORIES[1] in run("peek", tmp_path / "cache", "--rows", 9).out.replace("\n  ▌ ", "")
+
+
+def test_suffixes_choose_text_files_of_a_folder(tmp_path: Path):
+    write_texts(tmp_path / "data", STORIES[:3], ".rst")
+    write_texts(tmp_path / "data", STORIES[:4], ".txt")
+    run("build", "tokens", tmp_path / "data", "--into", tmp_path / "cache", "--suffix", ".rst", *SMALL)
+    assert documents_in(tmp_path / "cache") == 3
+
+
+def test_parquet_is_known_by_its_name(tmp_path: Path):
+    parquet = pytest.importorskip("pyarrow.parquet")
+    table = pytest.importorskip("pyarrow").table({"text": STORIES, "more": list(range(40))})
+    parquet.write_table(table, tmp_path / "a.parquet")
+    run("build", "tokens", tmp_path / "a.parquet", "--into", tmp_path / "cache", *SMALL)
+    assert documents_in(tmp_path / "cache") == 40
+
+
+def test_mixed_formats_are_wrong_usage_until_one_is_chosen(tmp_path: Path):
+    write_documents(tmp_path / "data", STORIES)
+    write_texts(tmp_path / "data", STORIES[:2], ".txt")
+    words = ["build", "tokens", tmp_path / "data", "--into", tmp_path / "cache"]
+    said = run(*words, code=2).err
+    assert "several formats (0.txt is text, a.jsonl is jsonl); choose one with --format jsonl|parquet|text" in said
+    run(*words, "--format", "text", *SMALL)
+    assert documents_in(tmp_path / "cache") == 2
+
+
+def test_names_that_say_nothing_are_wrong_usage(tmp_path: Path):
+    write_texts(tmp_path / "data", STORIES[:2], ".rst")
+    assert "say it with --format" in run("estimate", "tokens", tmp_path / "data", code=2).err
+
+
+@pytest.mark.parametrize(
+    ("flags", "hint"),
+    [
+        (["--subset", "x"], "name the data set as hub:org/name"),
+        (["--separator", "x"], "--separator separates documents of plain text; the format here is jsonl"),
+        (["--format", "text", "--text", "x"], "--text names a field"),
+        (["--eos", "<|nothing|>"], ""),
+    ],
+)
+def test_flags_that_do_not_fit_the_source_are_refused(tmp_path: Path, flags: list[str], hint: str):
+    source = write_documents(tmp_path / "data", STORIES)
+    ran = run("build", "tokens", source, "--into", tmp_path / "cache", *flags, code=2 if hint else 1)
+    assert hint in ran.err
+    assert not (tmp_path / "cache").exists()
+
+
+def test_standard_input_is_refused_with_a_hint():
+    assert "save it first" in run("build", "tokens", "-", "--into", "cache", code=2).err
+
+
+def test_a_tokenizer_file_is_found_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "tokenizer.json").write_bytes(fb.TokenRecipe(tokenizer="gpt2").vocabulary().json)
+    monkeypatch.chdir(tmp_path)
+    root, _ = build_tokens(tmp_path, STORIES, "--tokenizer", "tokenizer.json", "--end-chunk", 0)
+    monkeypatch.chdir("/")
+    run("build", root, "--workers", 0)
+    assert recipe_of(root)["tokenizer"] == str(tmp_path / "tokenizer.json")
+
+
+def test_a_settings_file_has_the_same_words(tmp_path: Path):
+    write_documents(tmp_path / "data", STORIES, field="content")
+    (tmp_path / "edu.toml").write_text("""
+        [source]
+        paths = ["data/*.jsonl"]
+        text = "content"
+
+        [recipe]
+        kind = "tokens"
+        sequence_length = 64
+        eos = "none"
+
+        [build]
+        into = "cache"
+        workers = 0
+    """)
+    run("build", tmp_path / "edu.toml")
+    assert recipe_of(tmp_path / "cache") | {"sequence_length": 64, "eos": None, "tokenizer": "gpt2"} == recipe_of(
+        tmp_path / "cache"
+    )
+    assert run("estimate", tmp_path / "edu.toml", "--json").json["rows"] > 0
+
+
+def test_status_names_failures_with_file_and_line(tmp_path: Path):
+    root, _ = build_tokens(tmp_path, STORIES)
+    more = tmp_path / "data" / "bad.jsonl"
+    more.write_bytes(b'{"text": "fine"}\n{"text": \n{"other": 1}\n{"text": null}\n{"text": ""}\n{"text": "\xff"}\n')
+    run("grow", root, more, "--workers", 0)
+    shown = run("status", root).out
+    for words in (
+        r"bad\.jsonl@17 +bad-json +line 2: ",
+        r"bad\.jsonl@27 +no-text +line 3: ",
+        r"bad\.jsonl@40 +null +line 4: ",
+        r"bad\.jsonl@55 +empty +",
+        r"bad\.jsonl@68 +not-utf8 +line 6: ",
+    ):
+        assert re.search(words, shown), (words, shown)
+    assert re.search(r"failed\s+5 of 46 samples: ", shown)
+
+
+def test_failures_can_be_too_many(tmp_path: Path):
+    source = write_documents(tmp_path / "data", ["", "", "fine"])
+    ran = run("build", "tokens", source, "--into", tmp_path / "cache", "--max-failures", 1, *SMALL, code=1)
+    assert "2 of 3 samples failed, more than the 1 allowed" in ran.err
+
+
+def test_a_cache_of_tokens_grows_by_files_and_by_lines(tmp_path: Path):
+    root, source = build_tokens(tmp_path, STORIES)
+    with source.open("a") as file:
+        file.write(json.dumps({"text": "one more"}) + "\n")
+    write_documents(tmp_path / "data", ["and another"], "b.jsonl")
+    run("grow", root, tmp_path / "data", "--workers", 0)
+    assert documents_in(root) == 42
+    assert "and another" in run("peek", root, "--rows", 999).out
+
+
+def test_a_cache_that_was_made_by_a_function_grows_in_python(tmp_path: Path):
+    root = tmp_path / "cache"
+    source = fb.sources.function("tests.cli.running:stories", slices=3)
+    fb.build(root, source, fb.TokenRecipe(tokenizer="gpt2", sequence_length=64), workers=0)
+    assert "grow it in Python: fb.grow(" in run("grow", root, tmp_path, code=2).err
+
+
+def test_a_cache_of_files_does_not_grow_from_the_hub(tmp_path: Path):
+    root, _ = build_tokens(tmp_path, STORIES)
+    assert "grows by files" in run("grow", root, "hub:org/name", code=2).err
+
+
+def test_info_draws_the_figures(tmp_path: Path):
+    root, _ = build_tokens(tmp_path, [*STORIES, "long " * 200, STORIES[0]], "--deduplicate")
+    shown = run("info", root).out
+    record = run("info", root, "--json").json
+    counts = record["layers"][0]["statistics"]
+    assert counts["tokens_in"] == counts["tokens"]
+    for words in (
+        r"documents +41, 1 of them split",
+        rf"tokens +{counts['tokens_in']:,} in, {counts['tokens']:,} stored, none dropped",
+        rf"padding +{100 * record['layers'][0]['figures']['padding_share']:.3f} %",
+        r"duplicates +1 left out",
+        r"stored +\d+\.\d+ bytes \(\d+\.\d+ bits\) per token, compression ratio \d\.\d+",
+        r"rows by use +[·▁▂▃▄▅▆▇█]{21}  empty to full",
+    ):
+        assert re.search(words, shown), (words, shown)
+
+
+def test_info_says_what_was_dropped(tmp_path: Path):
+    root, _ = build_tokens(tmp_path, [*STORIES, "long " * 200], "--long-documents", "truncate")
+    assert re.search(r"documents +41, 1 of them cut off", run("info", root).out)
+    assert re.search(r"tokens +[\d,]+ in, [\d,]+ stored, 138 dropped \(\d\.\d\d %\)", run("info", root).out)
+
+
+def test_info_has_the_metadata_of_the_old_script_computed(tmp_path: Path):
+    root, _ = build_tokens(tmp_path, STORIES)
+    cache = fb.open_cache(root)
+    used = int(sum(int(row["seq_lens"].sum()) for row in cache))
+    assert run("info", root, "--json").json["metadata"] == {
+        "version": "1.0",
+        "total_chunks": len(list((root / "layers" / "tokens").glob("0*.safetensors"))),
+        "total_sequences": len(cache),
+        "max_length": 64,
+        "compression_enabled": True,
+        "utilization_stats": {
+            "avg_utilization": used / (64 * len(cache)),
+            "total_tokens": used,
+            "efficiency_ratio": 1.0,
+        },
+    }
+
+
+def test_an_estimate_has_tokens_and_bytes_per_codec(tmp_path: Path):
+    source = write_documents(tmp_path / "data", STORIES * 20)
+    shown = run("estimate", "tokens", source, *SMALL[:-2]).out
+    assert re.search(r"tokens +[\d,]+ in [\d,]+ documents, 0 of them split", shown)
+    assert re.search(r"by codec +none [\d.]+ kB, lz4 [\d.]+ kB, zstd [\d.]+ kB", shown)
+
+
+def test_a_dry_run_knows_the_encoder_that_was_chosen(tmp_path: Path):
+    root, source = build_tokens(tmp_path, STORIES, "--end-chunk", 0)
+    ran = run("build", "tokens", source, "--into", root, *SMALL, "--dry-run")
+    assert re.search(r"would build +\d+ chunks of \d+ planned", ran.out)

@@ -12,7 +12,7 @@ import hashlib
 import json
 import socket
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -95,6 +95,7 @@ class HubServer:
         self.reached = threading.Event()  # a `Wait` or `Stall` was reached
         self.elsewhere: HubServer | None = None  # where large files are given from
         self.token: str | None = None
+        self.on_request: Callable[[Request], None] = lambda request: None
         self._blobs: dict[str, bytes] = {}
         self._repositories: dict[str, tuple[str, dict[str, bytes]]] = {}
         self._large: tuple[str, ...] = (".parquet",)
@@ -247,6 +248,7 @@ class _Handler(BaseHTTPRequestHandler):
         hub = self.server.hub
         request = Request(self.path, self.headers.get("Range"), self.headers.get("Authorization"))
         hub.requests.append(request)
+        hub.on_request(request)
         parts = urlsplit(self.path)
         spoiling = hub.next_spoiling(request)
         if isinstance(spoiling, Status):

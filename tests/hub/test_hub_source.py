@@ -5,8 +5,6 @@ import json
 import os
 import pickle
 import signal
-import threading
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
@@ -16,7 +14,7 @@ import pytest
 from tests.builders import chunk_digests, start_python, wait_until
 from tests.hub.data_sets import README, documents, shard
 from tests.hub.recipes import DocumentRecipe
-from tests.hub.server import Drop, Flip, HubServer, IgnoreRange, Stall, Status, Truncate
+from tests.hub.server import Drop, Flip, HubServer, IgnoreRange, Request, Stall, Status, Truncate
 
 import forebay as fb
 from forebay.errors import BuildFailed, HubUnreachable, SourceUnreadable
@@ -29,6 +27,7 @@ from forebay.testing.source import cut_file
 QUICK = Patience(retries=4, timeout=1, first_wait=0.01)
 SHARDS = {f"sample/{number}.parquet": shard(documents(120, f"s{number}")) for number in range(4)}
 FILES = {"README.md": README.encode(), "data/x/0.parquet": shard(["other"]), **SHARDS}
+HASHES = {hashlib.sha256(content).hexdigest() for content in SHARDS.values()}
 TEXTS = [text for number in range(4) for text in documents(120, f"s{number}")]
 
 
@@ -115,22 +114,25 @@ def test_a_file_of_many_parts_is_cut_evenly_and_shares_no_chunk_with_the_next(hu
 
 
 def test_the_disk_never_holds_more_than_one_shard_per_worker(hub, source, tmp_path):
-    """Watched while two workers build: bytes in the spool stay below two shards; afterwards nothing is left."""
-    most, done = [0], threading.Event()
+    """When a worker of two asks for a shard, there is at most the other's; when all is built, there is nothing."""
+    there: list[int] = []
 
-    def watch() -> None:
-        while not done.is_set():
-            most[0] = max(most[0], spool_bytes(tmp_path))
-            time.sleep(0.001)
+    def count(request: Request) -> None:
+        if ".parquet" in request.path and request.range is None:
+            there.append(sum(name in HASHES for name in shards_at_rest(tmp_path)))
 
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    try:
-        fb.build(tmp_path / "cache", source, DocumentRecipe(rows=10), workers=2)
-    finally:
-        done.set()
-        watcher.join()
-    assert 0 < most[0] <= 2 * max(map(len, SHARDS.values()))
+    hub.on_request = count
+    fb.build(tmp_path / "cache", source, DocumentRecipe(rows=10), workers=2)
+    assert len(there) == len(SHARDS)
+    assert max(there) <= 1
+    assert shards_at_rest(tmp_path) == []
+
+
+def test_who_moves_on_to_another_shard_removes_the_one_before(source, tmp_path):
+    for file in source.files():
+        assert len(list(source.read(fb.Part(file, 0, 5)))) == 5
+        assert [name for name in shards_at_rest(tmp_path) if name in HASHES] == [file.etag]
+    let_go()
     assert shards_at_rest(tmp_path) == []
 
 
@@ -231,13 +233,3 @@ def test_a_shard_that_is_no_parquet_file_is_unreadable(hub, source, tmp_path):
 
 def texts_of(root: Path) -> list[str]:
     return [bytes(row["data"]).decode() for row in fb.open_cache(root)]
-
-
-def spool_bytes(folder: Path) -> int:
-    total = 0
-    for name in shards_at_rest(folder):
-        try:
-            total += (folder / "spool" / "shards" / name).stat().st_size
-        except FileNotFoundError:
-            continue
-    return total

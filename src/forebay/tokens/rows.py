@@ -76,7 +76,16 @@ def _laid_out(documents: Documents, placed: Pieces, row: Array, edges: Array, ca
     starts = np.cumsum(documents.lengths) - documents.lengths
     sources = starts[placed.document] + placed.offset
     flat, ids = tokens.reshape(-1), documents.ids
-    # Pieces are long: copying each is several times faster than an index per token.
-    for to, start, length in zip(targets.tolist(), sources.tolist(), placed.length.tolist(), strict=True):
+    # Runs are long: copying each is several times faster than an index per token.
+    for to, start, length in zip(*_runs(targets, sources, placed.length), strict=True):
         flat[to : to + length] = ids[start : start + length]
     return tokens
+
+
+def _runs(targets: Array, sources: Array, lengths: Array) -> tuple[list[int], list[int], list[int]]:
+    """Pieces that follow one another both in their document and in the rows, as most of a long one do, as one copy."""
+    if not len(lengths):
+        return [], [], []
+    goes_on = (targets[1:] == targets[:-1] + lengths[:-1]) & (sources[1:] == sources[:-1] + lengths[:-1])
+    first = np.flatnonzero(np.concatenate([[True], ~goes_on]))
+    return targets[first].tolist(), sources[first].tolist(), np.add.reduceat(lengths, first).tolist()

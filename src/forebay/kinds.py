@@ -20,6 +20,7 @@ SOURCES = {
     "hub": ("forebay.sources.hub_shards", "HubSource"),
     "jsonl": ("forebay.sources", "JsonlSource"),
     "lines": ("forebay.sources", "LineSource"),
+    "parquet": ("forebay.sources.parquet_files", "ParquetSource"),
     "text": ("forebay.sources", "TextSource"),
 }
 

@@ -5,10 +5,12 @@ import json
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import pyarrow as pa
 import pytest
 import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.sources.written import parquet_of
 
 from forebay import sources
 from forebay.errors import SourceChanged
@@ -165,6 +167,26 @@ class TestWholeZstdText(TestWholeText):
     test_a_file_that_grew_is_appended = None
 
 
+class TestParquet(SourceContract):
+    """Every line of the content is a row, byte for character."""
+
+    suffix = ".parquet"
+    broken = parquet_of(pa.array([b"fine", None, b"bad \xff", b"fine"], pa.binary()))
+
+    def open_source(self, folder: Path) -> Source:
+        return sources.parquet(folder)
+
+    def samples_of(self, content: bytes) -> list[str]:
+        return [line.decode("latin-1") for line in lines_of(content)]
+
+    def stored(self, content: bytes) -> bytes:
+        return parquet_of(pa.array(self.samples_of(content), pa.string()), rows_per_group=99)
+
+    def test_a_file_that_grew_is_appended(self, folder):
+        """Its footer stands at its end: what grew has changed."""
+        assert not self.write(folder, {"a": b"12345"}).files_grow
+
+
 CONTENTS = st.lists(
     st.lists(st.sampled_from([b"", b"\n", b"\r\n", b"a", b"bb", b"\x00", b"\xff" * 9, b"\n\n"]), max_size=12).map(
         b"".join
@@ -174,7 +196,7 @@ CONTENTS = st.lists(
 )
 KINDS = [
     TestLines, TestGzipLines, TestZstdLines, TestFiles, TestJsonl, TestGzipJsonl, TestZstdJsonl,
-    TestText, TestGzipText, TestWholeText, TestWholeZstdText,
+    TestText, TestGzipText, TestWholeText, TestWholeZstdText, TestParquet,
 ]  # fmt: skip
 
 

@@ -1,9 +1,12 @@
 """Files for sources to read, and all that a source gives."""
 
 import gzip
+import io
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import zstandard
 
 from forebay.source import Failure, Sample, Source
@@ -21,6 +24,15 @@ def write(folder: Path, name: str, content: bytes) -> Path:
     path = folder / name
     path.write_bytes(STORED[path.suffix if path.suffix in STORED else ""](content))
     return path
+
+
+def parquet_of(texts: pa.Array, rows_per_group: int = 1 << 20, **options: object) -> bytes:
+    """A Parquet file with a column `text` between two others."""
+    numbers = list(range(len(texts)))
+    table = pa.table({"id": numbers, "text": texts, "title": [f"no {number}" for number in numbers]})
+    file = io.BytesIO()
+    pq.write_table(table, file, row_group_size=rows_per_group, **options)
+    return file.getvalue()
 
 
 def read_all(source: Source, first: int = 1 << 40, every: int = 1 << 40) -> list[Sample | Failure]:

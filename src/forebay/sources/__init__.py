@@ -1,4 +1,4 @@
-"""Where samples come from: files as they are, lines of files, documents of text files, JSON lines and the hub."""
+"""Where samples come from: files as they are, lines, documents of text files, JSON lines, Parquet and the hub."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -10,21 +10,27 @@ from forebay.sources.text import TextSource, text
 
 if TYPE_CHECKING:
     from forebay.sources.hub_shards import HubSource, hub
+    from forebay.sources.parquet_files import ParquetSource, parquet
 
 # What needs an optional library is imported when it is first used. No module here may be named as such a function:
 # importing it would put the module in the function's place.
-_HOMES = dict.fromkeys(("HubSource", "hub"), "forebay.sources.hub_shards")
+_HOMES = {
+    **dict.fromkeys(("HubSource", "hub"), "forebay.sources.hub_shards"),
+    **dict.fromkeys(("ParquetSource", "parquet"), "forebay.sources.parquet_files"),
+}
 
 __all__ = [
     "FileSource",
     "HubSource",
     "JsonlSource",
     "LineSource",
+    "ParquetSource",
     "TextSource",
     "files",
     "hub",
     "jsonl",
     "lines",
+    "parquet",
     "text",
 ]
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from forebay.source import Part, Sample, SourceFile, Unit
-from forebay.sources.paths import find_files, look, named_below, renamed
+from forebay.sources.paths import find_files, look, named_below, plain_file, renamed
 from forebay.sources.stored import digest
 from forebay.sources.whole import cut_whole, read_whole
 
@@ -40,10 +40,10 @@ class FileSource:
         return replace(self, root=root, patterns=renamed(self.root, self.patterns, root))
 
     def files(self) -> list[SourceFile]:
-        return [_plain(file) for file in find_files(self.root, self.patterns, self.suffixes)]
+        return [plain_file(file) for file in find_files(self.root, self.patterns, self.suffixes)]
 
     def look(self, path: str) -> SourceFile:
-        return _plain(look(self.root, path))
+        return plain_file(look(self.root, path))
 
     def weight(self, file: SourceFile) -> int:
         return file.size
@@ -68,7 +68,3 @@ def files(*paths: str | os.PathLike[str], suffixes: Iterable[str] = (), root: st
     ('.',)
     """
     return FileSource(*named_below(paths, root), tuple(suffixes))
-
-
-def _plain(file: SourceFile) -> SourceFile:
-    return SourceFile(path=file.path, size=file.size, mtime_ns=file.mtime_ns)

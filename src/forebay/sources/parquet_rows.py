@@ -1,7 +1,10 @@
 """Rows of a Parquet file as documents: only the column asked for is read, a few rows at a time."""
 
 from collections.abc import Iterator
-from typing import IO, Any
+from contextlib import contextmanager
+from io import RawIOBase
+from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -13,26 +16,27 @@ try:
     import pyarrow as pa
     from pyarrow.parquet import ParquetFile
 except ModuleNotFoundError as missing:
-    raise LibraryMissing("pyarrow", "reading Parquet files", "remote") from missing
+    raise LibraryMissing("pyarrow", "reading Parquet files", "tokens") from missing
 
-__all__ = ["ParquetFile", "check_footer", "open_parquet", "read_rows", "row_cuts", "row_group_ends"]
+from forebay.sources.parquet_values import documents, holds_text
+
+__all__ = ["ParquetFile", "check_footer", "open_parquet", "read_rows", "row_cuts", "row_group_ends", "stored_spans"]
 
 _BUFFER = 1 << 22
-_BATCH_ROWS = 64
+_BATCH_BYTES = 1 << 18
+_MOST_BATCH_ROWS = 1024
 _EVEN_PARTS = 8
 _SLACK = 8
 
 
-def open_parquet(place: "str | IO[bytes]", path: str, column: str) -> ParquetFile:
-    """A Parquet file that has the column; `path` is its name in errors."""
-    try:
-        parquet = ParquetFile(place, buffer_size=_BUFFER, pre_buffer=False)
-    except pa.ArrowInvalid as error:
-        raise SourceUnreadable(path, f"it is no Parquet file: {error}") from error
-    if column not in parquet.schema_arrow.names:
-        known = ", ".join(f"'{name}'" for name in parquet.schema_arrow.names)
+def open_parquet(place: str | RawIOBase, path: str, column: str) -> ParquetFile:
+    """A Parquet file that has a text column of this name; `path` is its name in errors."""
+    with _understood(path):
+        parquet = ParquetFile(place, buffer_size=_BUFFER, pre_buffer=False, page_checksum_verification=True)
+    problem = _column_problem(parquet.schema_arrow, column)
+    if problem:
         parquet.close()
-        raise SourceUnreadable(path, f"it has no column '{column}'; it has: {known}")
+        raise SourceUnreadable(path, problem)
     return parquet
 
 
@@ -79,25 +83,94 @@ def _near_end(ends: Array, position: int, slack: int) -> int:
 
 
 def read_rows(parquet: ParquetFile, column: str, part: Part) -> Iterator[Sample | Failure]:
-    """The documents of some rows; memory holds a few rows at a time."""
+    """The documents of some rows; memory holds a few rows at a time.
+
+    A row group cannot be entered but at its beginning: what comes before is decoded and passed over, unless the rows
+    read last from this file end before these in the same group.
+    """
     ends = row_group_ends(parquet)
+    rows = int(ends[-1]) if len(ends) else 0
+    if part.stop > rows:
+        raise SourceUnreadable(part.file.path, f"it has {rows:,} rows, {part.stop:,} were planned")
     group = int(np.searchsorted(ends, part.start, side="right"))
-    while group < len(ends) and (begin := int(ends[group - 1]) if group else 0) < part.stop:
-        yield from _group_rows(parquet, column, part, group, begin)
-        group += 1
+    group_start = int(ends[group - 1]) if group else 0
+    cursor = _cursors.pop(parquet, None)
+    if cursor is None or cursor.column != column or not group_start <= cursor.row <= part.start:
+        cursor = _Cursor(parquet, column, group, group_start)
+    while cursor.row < part.stop:
+        with _understood(part.file.path):
+            first_row, values = cursor.take(part.start, part.stop)
+        yield from documents(values, part.file.path, first_row)
+    _cursors[parquet] = cursor
 
 
-def _group_rows(parquet: ParquetFile, column: str, part: Part, group: int, row: int) -> Iterator[Sample | Failure]:
-    for batch in parquet.iter_batches(_BATCH_ROWS, row_groups=[group], columns=[column], use_threads=False):
-        for offset, value in enumerate(batch.column(0).to_pylist()):
-            if part.start <= row + offset < part.stop:
-                yield _document(f"{part.file.path}#{row + offset}", row + offset, value)
-        row += len(batch)
-        if row >= part.stop:
-            return
+class _Cursor:
+    """The rows of one column from the beginning of a row group on."""
+
+    def __init__(self, parquet: ParquetFile, column: str, group: int, row: int) -> None:
+        self.column = column
+        self.row = row  # the next to be taken
+        groups = list(range(group, parquet.metadata.num_row_groups))
+        rows = _batch_rows(parquet, column, group)
+        self._batches = parquet.iter_batches(rows, row_groups=groups, columns=[column], use_threads=False)
+        self._left: pa.Array = pa.array([], pa.string())
+
+    def take(self, start: int, stop: int) -> tuple[int, pa.Array]:
+        """Some of the rows from `start` to `stop`: the number of the first, and their values."""
+        self._pass(max(0, start - self.row))
+        while not len(self._left):
+            batch = next(self._batches)
+            self._left = batch.column(batch.schema.get_field_index(self.column))
+            self._pass(max(0, start - self.row))
+        first_row, values = self.row, self._left[: stop - self.row]
+        self._pass(len(values))
+        return first_row, values
+
+    def _pass(self, count: int) -> None:
+        passed = min(count, len(self._left))
+        self._left = self._left[passed:]
+        self.row += passed
 
 
-def _document(name: str, row: int, value: Any) -> Sample | Failure:
-    if value is None:
-        return Failure(name, "null", f"row {row}: it is null")
-    return Sample(name, value)
+_cursors: "WeakKeyDictionary[ParquetFile, _Cursor]" = WeakKeyDictionary()
+
+
+def _batch_rows(parquet: ParquetFile, column: str, group: int) -> int:
+    """So many rows that a batch stays small, by the mean of the row group."""
+    if group >= parquet.metadata.num_row_groups:
+        return 1
+    rows = parquet.metadata.row_group(group).num_rows
+    mean = _column_chunk(parquet, column, group).total_uncompressed_size / max(1, rows)
+    return int(min(max(_BATCH_BYTES / max(1, mean), 1), _MOST_BATCH_ROWS))
+
+
+def stored_spans(parquet: ParquetFile, column: str) -> list[tuple[int, int]]:
+    """Which bytes of the file hold a column, for every row group."""
+    chunks = [_column_chunk(parquet, column, group) for group in range(parquet.metadata.num_row_groups)]
+    begins = [chunk.dictionary_page_offset or chunk.data_page_offset for chunk in chunks]
+    return [(begin, begin + chunk.total_compressed_size) for begin, chunk in zip(begins, chunks, strict=True)]
+
+
+def _column_chunk(parquet: ParquetFile, column: str, group: int) -> Any:
+    """What the footer says of a column in a row group."""
+    columns = parquet.metadata.row_group(group)
+    return next(chunk for chunk in map(columns.column, range(columns.num_columns)) if chunk.path_in_schema == column)
+
+
+@contextmanager
+def _understood(path: str) -> Iterator[None]:
+    """What pyarrow says of a file it does not understand, as one of our errors; trouble with the disk goes through."""
+    try:
+        yield
+    except (pa.ArrowException, OSError, StopIteration) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
+        raise SourceUnreadable(path, f"it is no sound Parquet file: {error or 'rows are missing'}") from error
+
+
+def _column_problem(schema: pa.Schema, column: str) -> str:
+    if column not in schema.names:
+        known = ", ".join(f"'{name}'" for name in schema.names)
+        return f"it has no column '{column}'; it has: {known}"
+    kind = schema.field(column).type
+    return "" if holds_text(kind) else f"its column '{column}' holds {kind}, not text"

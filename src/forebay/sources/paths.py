@@ -79,6 +79,11 @@ def look(root: str, name: str) -> SourceFile:
     )
 
 
+def plain_file(file: SourceFile) -> SourceFile:
+    """A file of a kind that is not decompressed, whatever its name ends with."""
+    return SourceFile(path=file.path, size=file.size, mtime_ns=file.mtime_ns)
+
+
 def _found(root: str, name: str) -> SourceFile:
     try:
         return look(root, name)

@@ -1,0 +1,80 @@
+"""Rows of Parquet files as documents: row groups are what is cut and read, and only the text column of them."""
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any, ClassVar
+
+from forebay.source import Failure, Part, Sample, SourceFile, Unit
+from forebay.sources.parquet_digest import row_digest
+from forebay.sources.parquet_rows import ParquetFile, check_footer, open_parquet, read_rows, row_cuts, row_group_ends
+from forebay.sources.paths import find_files, full_path, look, named_below, plain_file, renamed
+
+SUFFIXES = (".parquet",)
+
+
+@dataclass(frozen=True, slots=True)
+class ParquetSource:
+    """The column `text` of every row of some files. A sample's id is `file#row`, counted from 0.
+
+    A row that is null or no UTF-8 is a failure that names the row; a file without such a column is an error.
+    """
+
+    kind: ClassVar[str] = "parquet"
+    unit: ClassVar[Unit] = "samples"
+    files_grow: ClassVar[bool] = False  # its footer stands at the end
+
+    root: str
+    patterns: tuple[str, ...]
+    text: str = "text"
+
+    def describe(self) -> Mapping[str, Any]:
+        return {"kind": self.kind, "root": self.root, "patterns": list(self.patterns), "text": self.text}
+
+    @classmethod
+    def from_description(cls, description: Mapping[str, Any]) -> "ParquetSource":
+        return cls(description["root"], tuple(description["patterns"]), description["text"])
+
+    def rebased(self, root: str) -> "ParquetSource":
+        """The same files, named relative to another root."""
+        return replace(self, root=root, patterns=renamed(self.root, self.patterns, root))
+
+    def files(self) -> list[SourceFile]:
+        return [plain_file(file) for file in find_files(self.root, self.patterns, SUFFIXES)]
+
+    def look(self, path: str) -> SourceFile:
+        return plain_file(look(self.root, path))
+
+    def weight(self, file: SourceFile) -> int:
+        return int(_parquet(full_path(self.root, file.path), file, self.text).metadata.num_rows)
+
+    def cuts(self, file: SourceFile, start: int, first: int, every: int) -> Iterator[int]:
+        parquet = _parquet(full_path(self.root, file.path), file, self.text)
+        return row_cuts(row_group_ends(parquet), start, first, every)
+
+    def scanned(self, file: SourceFile) -> SourceFile:
+        return file
+
+    def read(self, part: Part) -> Iterable[Sample | Failure]:
+        return read_rows(_parquet(full_path(self.root, part.file.path), part.file, self.text), self.text, part)
+
+    def digest(self, file: SourceFile, start: int, stop: int) -> int:
+        return row_digest(full_path(self.root, file.path), self.text, start, stop)
+
+
+def parquet(*paths: str | os.PathLike[str], text: str = "text", root: str | None = None) -> ParquetSource:
+    """The documents of `.parquet` files, folders or globs: a row each, only the column `text` is read.
+
+    >>> parquet("/data/shards/*.parquet", text="content").text
+    'content'
+    """
+    return ParquetSource(*named_below(paths, root), text)
+
+
+@lru_cache(maxsize=4)
+def _parquet(path: str, file: SourceFile, column: str) -> ParquetFile:
+    """An open file, kept so that what follows the rows read last is read without a new start."""
+    opened = open_parquet(path, path, column)
+    check_footer(opened, path)
+    return opened

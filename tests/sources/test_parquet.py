@@ -1,0 +1,189 @@
+"""Parquet: every row of the text column comes back, whatever it is stored as, and never more of it than is needed."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.sources.measured import measure_reading
+from tests.sources.written import parquet_of, read_all, texts
+
+import forebay as fb
+from forebay.errors import SourceUnreadable
+from forebay.source import Failure, Sample
+from forebay.testing.source import parts_of
+
+KINDS = {
+    "string": pa.string(),
+    "large_string": pa.large_string(),
+    "string_view": pa.string_view(),
+    "binary": pa.binary(),
+    "large_binary": pa.large_binary(),
+    "binary_view": pa.binary_view(),
+    "dictionary": pa.dictionary(pa.int32(), pa.string()),
+}
+TEXTS = st.text(st.characters(codec="utf-8"), max_size=20)
+
+
+def column(documents: list[str | None], kind: str) -> pa.Array:
+    array = pa.array(documents, pa.large_string())
+    return array.dictionary_encode() if kind == "dictionary" else array.cast(KINDS[kind])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(
+    documents=st.lists(TEXTS | st.none(), max_size=30),
+    rows_per_group=st.integers(1, 12),
+    first=st.integers(1, 15),
+    every=st.integers(1, 15),
+)
+@settings(max_examples=25, deadline=None)
+def test_rows_come_back_as_they_were_written(kind, documents, rows_per_group, first, every):
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "a.parquet"
+        path.write_bytes(parquet_of(column(documents, kind), rows_per_group))
+        seen = read_all(fb.sources.parquet(path), first, every)
+    expected = [
+        Failure(f"a.parquet#{row}", "null", f"row {row}: the text is null")
+        if text is None
+        else Sample(f"a.parquet#{row}", text)
+        for row, text in enumerate(documents)
+    ]
+    assert seen == expected
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.binary()])
+def test_invalid_utf8_is_a_failure_that_names_row_and_byte(tmp_path, kind):
+    stored = pa.array([b"one", b"tw\xff", None, b"\xc3\xa9"], pa.binary())
+    array = stored if kind == pa.binary() else pa.Array.from_buffers(kind, 4, stored.buffers())
+    (tmp_path / "a.parquet").write_bytes(parquet_of(array))
+    one, bad, null, four = read_all(fb.sources.parquet(tmp_path))
+    assert (one.data, null.reason, four.data) == ("one", "null", "é")
+    assert (bad.sample, bad.reason) == ("a.parquet#1", "not-utf8")
+    assert bad.detail == "row 1: byte 0xff at offset 2 of the text is not UTF-8 (invalid start byte)"
+
+
+def test_a_file_without_the_column_is_an_error_that_names_it_and_what_it_has(tmp_path):
+    (tmp_path / "a.parquet").write_bytes(parquet_of(pa.array(["fine"])))
+    pq.write_table(pa.table({"content": ["x"], "url": ["y"]}), tmp_path / "b.parquet")
+    with pytest.raises(SourceUnreadable, match=r"b\.parquet.*no column 'text'; it has: 'content', 'url'"):
+        fb.build(tmp_path / "cache", fb.sources.parquet(tmp_path), fb.RawRecipe(), workers=0)
+    assert not (tmp_path / "cache").exists()
+    assert texts(fb.sources.parquet(tmp_path / "b.parquet", text="content")) == ["x"]
+
+
+@pytest.mark.parametrize("values", [[1, 2], [[b"a"], []], [{"text": "a"}, None], [1.5, None]])
+def test_a_column_that_holds_no_text_is_an_error_that_says_what_it_holds(tmp_path, values):
+    pq.write_table(pa.table({"text": values}), tmp_path / "a.parquet")
+    with pytest.raises(SourceUnreadable, match=r"a\.parquet.*column 'text' holds (int64|list|struct|double).*not text"):
+        read_all(fb.sources.parquet(tmp_path))
+
+
+def test_columns_of_nearly_the_same_name_are_told_apart(tmp_path):
+    table = pa.table({"text.x": ["no"], "text": ["yes"], "a": [{"text": "no"}]})
+    pq.write_table(table, tmp_path / "a.parquet")
+    assert texts(fb.sources.parquet(tmp_path)) == ["yes"]
+    assert texts(fb.sources.parquet(tmp_path, text="text.x")) == ["no"]
+
+
+def damaged(whole: bytes) -> dict[str, bytes]:
+    return {
+        "nothing": b"",
+        "other": b"id,text\n1,a\n",
+        "truncated": whole[: len(whole) // 2],
+        "footer": whole[:-60] + bytes(20) + whole[-40:],
+        "footer length": whole[:-8] + b"\xff\xff\xff\x7f" + whole[-4:],
+    }
+
+
+@pytest.mark.parametrize("how", damaged(b""))
+def test_a_damaged_file_is_unreadable_at_planning(tmp_path, how):
+    (tmp_path / "a.parquet").write_bytes(damaged(parquet_of(pa.array(["a"] * 50)))[how])
+    with pytest.raises(SourceUnreadable, match=r"a\.parquet.*Parquet"):
+        parts_of(fb.sources.parquet(tmp_path), 1, 1)
+
+
+def test_a_damaged_page_is_unreadable_when_it_is_read(tmp_path):
+    documents = pa.array([os.urandom(20).hex() for _ in range(2000)])
+    whole = bytearray(parquet_of(documents, use_dictionary=False, write_page_checksum=True))
+    whole[len(whole) // 3] ^= 1
+    (tmp_path / "a.parquet").write_bytes(whole)
+    source = fb.sources.parquet(tmp_path)
+    parts = parts_of(source, 1 << 40, 1 << 40)
+    with pytest.raises(SourceUnreadable, match=r"a\.parquet.*(CRC|checksum)"):
+        list(source.read(parts[0]))
+
+
+def test_the_digest_of_rows_covers_their_text_and_the_footer_and_nothing_else(tmp_path):
+    path = tmp_path / "a.parquet"
+    texts_of = [f"document {number} " + os.urandom(9).hex() for number in range(90)]
+    path.write_bytes(parquet_of(pa.array(texts_of), rows_per_group=30, compression="none", use_dictionary=False))
+    source = fb.sources.parquet(path)
+    (file,) = source.files()
+    ranges = [(0, 30), (10, 20), (30, 60), (25, 35), (0, 90)]
+    whole = path.read_bytes()
+    before = [source.digest(file, *rows) for rows in ranges]
+    assert before == [source.digest(file, *rows) for rows in ranges]
+
+    def after(position: int) -> list[bool]:
+        changed = bytearray(whole)
+        changed[position] ^= 1
+        path.write_bytes(changed)
+        os.utime(path, ns=(file.mtime_ns, file.mtime_ns))
+        return [source.digest(file, *rows) != old for rows, old in zip(ranges, before, strict=True)]
+
+    assert after(whole.index(b"document 45 ") + 9) == [False, False, True, True, True]
+    assert after(whole.index(b"document 3 ") + 9) == [True, True, False, True, True]
+    assert after(whole.index(b"no 45")) == [False] * 5  # another column
+    assert after(whole.rindex(b"title")) == [True] * 5  # the footer
+    assert after(0) == [False] * 5
+
+
+def test_parts_within_a_row_group_are_read_in_any_order(tmp_path):
+    documents = [f"{number} " + "x" * (number % 50) for number in range(3000)]
+    (tmp_path / "a.parquet").write_bytes(parquet_of(pa.array(documents), rows_per_group=1100))
+    source = fb.sources.parquet(tmp_path)
+    parts = parts_of(source, 170, 130)
+    assert any(part.stop % 1100 for part in parts[:-1])
+    for order in (parts, parts[::-1], parts[::2] + parts[1::2]):
+        for part in order:
+            assert [sample.data for sample in source.read(part)] == documents[part.start : part.stop]
+    left, right = source.read(parts[0]), source.read(parts[1])
+    assert [(one.id, two.id) for one, two in zip(left, right, strict=False)][:2] == [
+        ("a.parquet#0", f"a.parquet#{parts[1].start}"),
+        ("a.parquet#1", f"a.parquet#{parts[1].start + 1}"),
+    ]
+
+
+def test_a_large_row_group_is_never_in_memory_as_a_whole(tmp_path):
+    path = tmp_path / "a.parquet"
+    schema = pa.schema({"text": pa.string()})
+    with pq.ParquetWriter(path, schema, compression="none", use_dictionary=False) as writer:
+        texts_of = [os.urandom(2500).hex() for _ in range(1000)]
+        writer.write_table(pa.table({"text": texts_of * 24}, schema=schema), row_group_size=1 << 20)
+    assert pq.ParquetFile(path).metadata.num_row_groups == 1
+    assert path.stat().st_size > 110_000_000
+    rows, size, peak = measure_reading(f"fb.sources.parquet({str(path)!r})", every=2000)
+    assert (rows, size) == (24_000, 24_000 * 5000)
+    assert peak < 90_000_000  # the column takes 120 MB
+
+
+def test_without_pyarrow_the_error_says_what_to_install(tmp_path):
+    (tmp_path / "pyarrow.py").write_text("raise ModuleNotFoundError('no pyarrow', name='pyarrow')")
+    script = """
+import forebay as fb
+try:
+    fb.sources.parquet(".")
+except fb.errors.ForebayError as error:
+    print(error)
+"""
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, env=environment)
+    assert "'pyarrow' is not installed" in run.stdout
+    assert "pip install 'forebay[tokens]'" in run.stdout

@@ -77,14 +77,9 @@ class TokenRecipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return {"tokenizer": np.frombuffer(self.vocabulary().json, np.uint8)}
 
     @property
-    def deduplicates(self) -> bool:
-        return self.deduplicate
-
-    def identity(self, sample: Sample) -> bytes:
-        """Two documents with the same text are one."""
-        data = sample.data.encode("utf-8", "surrogatepass") if isinstance(sample.data, str) else sample.data
-        digest: bytes = xxhash.xxh3_128_digest(data)
-        return digest
+    def identity(self) -> Callable[[Sample], bytes | None] | None:
+        """Two documents with the same text are one, where that is asked for."""
+        return _text_identity if self.deduplicate else None
 
     def settled(
         self, kept: Mapping[str, Any] | None, samples: Callable[[], Iterable[Sample]]
@@ -154,3 +149,10 @@ class TokenRecipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         if self.encoder != "auto":
             return self.encoder
         return choose_encoder("auto", self.vocabulary(), (), planned=False)[0]
+
+
+def _text_identity(sample: Sample) -> bytes | None:
+    """A hash of the text; what is no text fails by itself."""
+    data = sample.data.encode("utf-8", "surrogatepass") if isinstance(sample.data, str) else sample.data
+    digest: bytes | None = xxhash.xxh3_128_digest(data) if isinstance(data, bytes) else None
+    return digest

@@ -17,7 +17,7 @@ from tests.hub.recipes import DocumentRecipe
 from tests.hub.server import Drop, Flip, HubServer, IgnoreRange, Request, Stall, Status, Truncate
 
 import forebay as fb
-from forebay.errors import BuildFailed, HubUnreachable, SourceUnreadable
+from forebay.errors import BuildFailed, HubUnreachable, SourceChanged, SourceUnreadable
 from forebay.hub import Patience
 from forebay.sources.hub_shards import HubSource, let_go
 from forebay.sources.hub_shards import hub as hub_source
@@ -39,7 +39,7 @@ def source(hub: HubServer, tmp_path: Path) -> Iterator[HubSource]:
 
 
 def shards_at_rest(folder: Path) -> list[str]:
-    return sorted(os.listdir(folder / "spool" / "shards")) if (folder / "spool" / "shards").exists() else []
+    return sorted(os.listdir(folder / "spool")) if (folder / "spool").exists() else []
 
 
 def test_the_parts_of_all_shards_hold_their_documents_once_and_in_order(source, tmp_path):
@@ -176,7 +176,7 @@ def test_a_builder_killed_during_a_download_is_resumed_by_the_next(hub, source, 
     size = len(SHARDS["sample/0.parquet"])
     hub.spoil("sample/0.parquet None", Stall(after=size - 1000))
     builder = start_python(["-c", code])
-    part = tmp_path / "spool" / "shards" / (hashlib.sha256(SHARDS["sample/0.parquet"]).hexdigest() + ".part")
+    part = tmp_path / "spool" / (hashlib.sha256(SHARDS["sample/0.parquet"]).hexdigest() + ".part")
     wait_until(lambda: part.exists() and part.stat().st_size == size - 1000)
     os.kill(builder.pid, signal.SIGKILL)
     builder.communicate()
@@ -204,8 +204,22 @@ def test_what_was_built_can_be_looked_at_and_built_on_without_the_hub(hub, sourc
     hub.spoil("", *[Status(503)] * 1000)
     asked = len(hub.requests)
     assert fb.build(tmp_path / "cache", source, DocumentRecipe(), workers=0).made == 0
-    assert not fb.status(tmp_path / "cache", source=source).stale
+    assert not fb.status(tmp_path / "cache").stale
+    assert not fb.verify(tmp_path / "cache", full=True).stale
     assert len(hub.requests) == asked
+
+
+def test_what_is_pushed_later_is_appended_by_growing(hub, source, tmp_path):
+    fb.build(tmp_path / "cache", source, DocumentRecipe(), workers=0)
+    hub.add("org/set", {**FILES, "sample/4.parquet": shard(["pushed later"])})
+    newer = hub_source("org/set", "sample", endpoint=hub.address, spool=tmp_path / "spool")
+    fb.grow(tmp_path / "cache", newer, recipe=DocumentRecipe(), workers=0)
+    assert texts_of(tmp_path / "cache") == [*TEXTS, "pushed later"]
+    changed = {**FILES, "sample/1.parquet": shard(["other content"])}
+    hub.add("org/set", changed)
+    newest = hub_source("org/set", "sample", endpoint=hub.address)
+    with pytest.raises(SourceChanged, match=r"sample/1\.parquet"):
+        fb.grow(tmp_path / "cache", newest, recipe=DocumentRecipe(), workers=0)
 
 
 def test_offline_the_source_says_what_to_do():

@@ -27,8 +27,8 @@ _JUDGED_SHARDS = 32
 class HubSource:
     """The column `text` of the shards of a subset and split, as they are at one commit.
 
-    A sample's id is `file#row`. `spool` is the folder for the shards at hand, by default one in the cache of the hub's
-    own library (HF_HOME). It and `patience` are of this machine and run, and no part of the description.
+    A sample's id is `file#row`. `spool` is the folder for the shards at hand; by default one beside what else is kept of
+    the hub, below HF_HOME. It and `patience` are of this machine and run, and no part of the description.
     """
 
     kind: ClassVar[str] = "hub"
@@ -97,7 +97,7 @@ class HubSource:
 
     @property
     def repository(self) -> Repository:
-        return Repository(self.name, "dataset", self.endpoint, self.spool, self.patience)
+        return Repository(self.name, "dataset", self.endpoint, patience=self.patience)
 
     def _remote(self, path: str) -> RemoteFile:
         found = _remotes(self).get(path)
@@ -125,8 +125,8 @@ def hub(
     after `download_timeout` seconds without a byte.
     """
     patience = Patience(download_retries, download_timeout)
+    commit = Repository(name, "dataset", endpoint, patience=patience).commit(revision)
     folder = None if spool is None else os.path.abspath(spool)
-    commit = Repository(name, "dataset", endpoint, folder, patience).commit(revision)
     return HubSource(name, subset, split, text, commit, endpoint, folder, patience)
 
 
@@ -177,7 +177,7 @@ class _Shard:
     def __init__(self, source: HubSource, remote: RemoteFile) -> None:
         repository = source.repository
         self.owner = (source, remote)
-        folder = repository.place("shards")
+        folder = source.spool or repository.place("shards")
         sweep(folder)
         self._held = take(repository, source.commit, remote, folder)
         try:

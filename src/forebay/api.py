@@ -47,7 +47,7 @@ from forebay.format import layout
 from forebay.kinds import recipe_class, reopen_recipe, reopen_source
 from forebay.recipe import AnyRecipe, LayerRecipe, Recipe, reads_of, versions_of
 from forebay.source import Source
-from forebay.store import Store, open_store
+from forebay.store import LocalStore, Store, open_store
 from forebay.store.opening import Root
 
 OnProgress = Callable[[Progress], None]
@@ -238,7 +238,8 @@ def _kept_recipe(store: Store, layer: str) -> AnyRecipe:
     kept = kept_recipe(store, layer)
     if kept is None:
         raise LayerNotFound(store.address, layer, [])
-    return reopen_recipe(kept)
+    constants = os.path.join(store.address, layout.constants(layer)) if isinstance(store, LocalStore) else None
+    return reopen_recipe(kept, constants)
 
 
 def _kept_source(store: Store) -> Source | None:

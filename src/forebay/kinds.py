@@ -33,9 +33,15 @@ def source_class(kind: str) -> type[Any]:
     return _find("source", kind, SOURCES)
 
 
-def reopen_recipe(kept: RecipeDocument) -> AnyRecipe:
-    """The recipe that a cache kept, ready to make chunks, once it is the same to the last dependency."""
+def reopen_recipe(kept: RecipeDocument, constants: str | None = None) -> AnyRecipe:
+    """The recipe that a cache kept, ready to make chunks, once it is the same to the last dependency.
+
+    A recipe that has `reopened(dependencies, constants)` may take what it depends on from the file of its
+    layer's constants.
+    """
     recipe: AnyRecipe = msgspec.convert(kept.fields, recipe_class(kept.kind))
+    if constants is not None and hasattr(recipe, "reopened"):
+        recipe = recipe.reopened(kept.dependencies, constants)
     if fingerprint(recipe) != kept.fingerprint:
         changed = ", ".join(differing_fields(kept, recipe))
         raise RecipeInvalid(f"the recipe of layer '{kept.layer}' is not what it was (differs in: {changed})")

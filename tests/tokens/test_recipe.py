@@ -253,6 +253,32 @@ def test_a_cache_carries_its_tokenizer(tmp_path):
     assert kept.tobytes() == GPT2.json
 
 
+def test_a_cache_grows_and_is_repaired_without_the_tokenizer_s_file(tmp_path):
+    source = corpus(tmp_path)
+    tokenizer = Path(written(tmp_path, byte_level()))
+    build(tmp_path, tokenizer=str(tokenizer))
+    tokenizer.unlink()
+    with source.open("a") as file:
+        file.write(json.dumps({"text": "appended"}) + "\n")
+    assert fb.grow(tmp_path / "cache", fb.sources.jsonl(source), workers=1).made == 1
+    victim = tmp_path / "cache" / "layers" / "tokens" / "000001.safetensors"
+    before = victim.read_bytes()
+    victim.write_bytes(before[:-1] + bytes([before[-1] ^ 1]))
+    fb.repair(tmp_path / "cache", workers=0)
+    assert victim.read_bytes() == before
+
+
+def test_a_damaged_tokenizer_in_a_cache_is_put_back_from_its_file(tmp_path):
+    corpus(tmp_path)
+    build(tmp_path, tokenizer=written(tmp_path, byte_level()))
+    constants = tmp_path / "cache" / "layers" / "tokens" / "constants.safetensors"
+    before = constants.read_bytes()
+    constants.write_bytes(before[:5000] + bytes([before[5000] ^ 1]) + before[5001:])
+    assert not fb.verify(tmp_path / "cache").sound
+    fb.repair(tmp_path / "cache", workers=0)
+    assert constants.read_bytes() == before
+
+
 def test_the_summary_has_the_names_that_hand_made_caches_use_computed_from_the_rows(tmp_path):
     corpus(tmp_path)
     build(tmp_path)

@@ -10,12 +10,17 @@ from functools import cached_property, lru_cache
 from importlib import import_module
 from typing import Any
 
+from safetensors import SafetensorError, safe_open
+
 from forebay.errors import TokenizerUnusable
 from forebay.tokens.gpt2 import gpt2_json
 
 # What publishers call the token that ends a document, in the order in which one is taken.
 END_TOKENS = ("<|endoftext|>", "<|end_of_text|>", "<｜end▁of▁sentence｜>", "</s>", "<eos>", "[EOS]", "<|eos|>", "[SEP]")
 PAD_TOKENS = ("<|pad|>", "<pad>", "[PAD]", "<|finetune_right_pad_id|>")
+TOKENIZER_FILE = "tokenizer.json"
+CONSTANTS_SUFFIX = ".safetensors"
+CONSTANT = "tokenizer"  # under this name a token cache keeps the file among its constants
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
@@ -83,8 +88,11 @@ class Vocabulary:
 
 
 def load_vocabulary(name: str) -> Vocabulary:
-    """`"gpt2"`, a path to a `tokenizer.json` (or its folder), or a name on the Hugging Face hub."""
-    path = os.path.join(name, "tokenizer.json") if os.path.isdir(name) else name
+    """`"gpt2"`, a path to a `tokenizer.json` (or its folder), or a name on the Hugging Face hub.
+
+    The constants of a token cache will do as well: the file lies among them.
+    """
+    path = os.path.join(name, TOKENIZER_FILE) if os.path.isdir(name) else name
     if os.path.isfile(path):
         status = os.stat(path)
         return _from_file(os.path.abspath(path), status.st_size, status.st_mtime_ns)
@@ -103,8 +111,22 @@ def _gpt2() -> Vocabulary:
 @lru_cache(maxsize=4)
 def _from_file(path: str, size: int, mtime_ns: int) -> Vocabulary:
     """Read again when the file changed."""
+    if path.endswith(CONSTANTS_SUFFIX):
+        found = vocabulary_in(path)
+        if found is None:
+            raise TokenizerUnusable(path, "no tokenizer is kept in it")
+        return found
     with open(path, "rb") as file:
         return Vocabulary(path, file.read())
+
+
+def vocabulary_in(constants: str) -> Vocabulary | None:
+    """The tokenizer among the constants of a token cache, None where it cannot be read; it is not checked here."""
+    try:
+        with safe_open(constants, "numpy") as tensors:
+            return Vocabulary(constants, tensors.get_tensor(CONSTANT).tobytes())
+    except (OSError, SafetensorError):
+        return None
 
 
 @lru_cache(maxsize=4)

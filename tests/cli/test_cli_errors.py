@@ -9,8 +9,12 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from tests.cli.running import Ran, build_lines, chunk_path, flip, run, run_process, write_lines
+from tests.cli.running import Ran, build_lines, chunk_path, flip, run, run_process, write_documents, write_lines
+from tests.hub.data_sets import shard
+from tests.hub.server import Flip, HubServer
 from tests.layer_recipes import LineRecipe
+from tests.tokens.test_encoders import unsupported
+from tests.tokens.vocabularies import byte_level
 
 import forebay as fb
 from forebay import errors
@@ -188,6 +192,59 @@ def small_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ran:
     source = write_lines(tmp_path / "data")
     words = ["--chunk-bytes", 400, "--memory-limit", "1MB", "--workers", 1]
     return run("build", "raw", source, "--into", tmp_path / "cache", *words, code=1)
+
+
+@shows(errors.LibraryMissing, "pip install 'forebay[tokens]'")
+def no_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ran:
+    (tmp_path / "tokenizer.json").write_bytes(byte_level())  # one that no other test has loaded
+    monkeypatch.setattr("forebay.tokens.encoders.find_spec", lambda name: None)
+    return build_one(tmp_path, "--tokenizer", tmp_path / "tokenizer.json", code=1)
+
+
+@shows(errors.TokenizerUnusable, "give 'gpt2', a tokenizer.json or a hub's org/name")
+def no_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ran:
+    return build_one(tmp_path, "--tokenizer", "nowhere.json", code=1)
+
+
+@shows(errors.EncodersDiffer, "leave the encoder open, or choose encoder='tokenizers'")
+def unsupported_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ran:
+    (tmp_path / "tokenizer.json").write_bytes(unsupported().json)
+    return build_one(tmp_path, "--tokenizer", tmp_path / "tokenizer.json", "--encoder", "fastokens", code=1)
+
+
+@shows(errors.DocumentTooLong, "document 'a.jsonl@0' has 3 tokens but a row holds 2; raise `sequence_length` or set")
+def long_document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ran:
+    return build_one(tmp_path, "--long-documents", "error", "--sequence-length", 2, code=1)
+
+
+@shows(errors.HubUnreachable, "name a mirror with HF_ENDPOINT, or use local files instead")
+def no_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ran:
+    environment = {**os.environ, "HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path), "NO_PROXY": "127.0.0.1"}
+    return run_process("estimate", "tokens", "hub:org/name", "--download-retries", 0, env=environment, code=1)
+
+
+@shows(errors.HubNotFound, "the hub does not give ")
+def not_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ran:
+    with HubServer() as hub:
+        return run_process("estimate", "tokens", "hub:org/name", env=_environment(hub, tmp_path), code=1)
+
+
+@shows(errors.DownloadCorrupt, "does not arrive as the hub lists it")
+def spoiled_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ran:
+    with HubServer() as hub:
+        hub.add("org/name", {"train-0.parquet": shard(["text"] * 5)})
+        hub.spoil("train-0.parquet None", *(Flip(20) for _ in range(9)))
+        words = ["hub:org/name", "--into", tmp_path / "cache", "--workers", 0, "--download-retries", 0]
+        return run_process("build", "tokens", *words, env=_environment(hub, tmp_path), code=1)
+
+
+def _environment(hub: HubServer, folder: Path) -> dict[str, str]:
+    return {**os.environ, "HF_ENDPOINT": hub.address, "HF_HOME": str(folder), "NO_PROXY": "127.0.0.1"}
+
+
+def build_one(tmp_path: Path, *flags: object, code: int) -> Ran:
+    source = write_documents(tmp_path / "data", ["one document"])
+    return run("build", "tokens", source, "--into", tmp_path / "cache", "--workers", 0, *flags, code=code)
 
 
 def _all_errors(error: type[errors.ForebayError]) -> Iterator[type[errors.ForebayError]]:

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 from tests.builders import chunk_count, chunk_digests
+from tests.distinct import CountingSource, CountRecipe
+from tests.layer_recipes import tree
 
 import forebay as fb
 from forebay.errors import DiskFull
@@ -156,6 +158,21 @@ def test_a_disk_too_small_for_the_first_chunk_says_how_much_is_needed(disk, sour
     with pytest.raises(DiskFull) as caught:
         fb.build(disk.root, source, fb.RawRecipe(codec="none", chunk_bytes=10 * MIB), workers=0)
     assert 14 * MIB < caught.value.needed < 20 * MIB
+
+
+def test_a_disk_without_room_to_sort_samples_is_a_full_disk_and_nothing_is_left_on_it(disk):
+    if not os.path.ismount(disk.root.parent):
+        pytest.skip("no file system can be mounted here")
+    recipe = CountRecipe(period=1 << 40, chunk_bytes=800_000)
+    fb.build(disk.root, CountingSource(10_000), recipe, workers=0, memory_limit=MIB)
+    before = tree(disk.root.parent)
+    with pytest.raises(DiskFull):
+        fb.build(disk.root.parent / "another", CountingSource(350_000), recipe, workers=0, memory_limit=MIB)
+    with pytest.raises(DiskFull):
+        fb.grow(disk.root, CountingSource(350_000), recipe=recipe, workers=0, memory_limit=MIB)
+    assert tree(disk.root.parent) == before
+    disk.enlarge()
+    assert fb.grow(disk.root, CountingSource(350_000), recipe=recipe, workers=0, memory_limit=MIB).rows == 350_000
 
 
 def fill(path: Path) -> None:

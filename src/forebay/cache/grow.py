@@ -5,11 +5,11 @@ from forebay.cache.duplicates import deduplicate
 from forebay.cache.freshness import check_freshness
 from forebay.cache.plan import Plan, Segment, check_apart, check_kind, load_plan
 from forebay.cache.publish import newest_generation, read_cache_document
-from forebay.errors import SourceChanged
+from forebay.errors import DiskFull, SourceChanged
 from forebay.format.generation import ChunkTable
 from forebay.recipe import Recipe
 from forebay.source import Source, SourceFile
-from forebay.store.base import Store
+from forebay.store.base import Store, is_full
 
 
 def named_alike(source: Source, plan: Plan) -> Source:
@@ -25,6 +25,17 @@ def append_to_plan(
     store: Store, source: Source, recipe: Recipe, on_cut: OnCut, memory_limit: int | None = None
 ) -> tuple[Plan, list[SourceFile]]:
     """The plan with whatever is new in the source, and the files that are new or grew."""
+    try:
+        return _appended(store, source, recipe, on_cut, memory_limit)
+    except OSError as error:
+        if not is_full(error):
+            raise
+        raise DiskFull(store.address, sum(map(source.weight, source.files())), store.free_bytes() or 0) from error
+
+
+def _appended(
+    store: Store, source: Source, recipe: Recipe, on_cut: OnCut, memory_limit: int | None
+) -> tuple[Plan, list[SourceFile]]:
     while True:
         plan = load_plan(store)
         check_kind(store, source, plan)

@@ -16,7 +16,7 @@ from forebay.hub.patience import Patience
 from forebay.hub.ranges import RangeFile
 from forebay.hub.repository import Repository
 from forebay.hub.shards import parquet_shards
-from forebay.hub.spool import Held, sweep, take
+from forebay.hub.spool import Held, clear, sweep, take
 from forebay.hub.tokenizer import tokenizer_json
 
 __all__ = [
@@ -26,6 +26,7 @@ __all__ = [
     "RangeFile",
     "RemoteFile",
     "Repository",
+    "clear",
     "parquet_shards",
     "sweep",
     "take",

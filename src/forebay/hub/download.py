@@ -10,11 +10,12 @@ from forebay.hub.asking import ask
 from forebay.hub.listing import RemoteFile
 from forebay.hub.patience import Patience, patiently
 
+PART = ".part"
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-\d+/(\d+|\*)")
 
 
 def part_path(path: str) -> str:
-    return f"{path}.part"
+    return path + PART
 
 
 def download(file: RemoteFile, url: str, path: str, patience: Patience, endpoint: str, what: str) -> None:

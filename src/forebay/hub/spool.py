@@ -5,7 +5,7 @@
 {folder}/<hash>.lock    held alone by who downloads or removes, shared by who reads
 
 A killed process leaves its file, or a part of it; the next who wants it goes on with it. `sweep` removes what nobody
-took up within a day.
+took up within a day, `clear` what is whole and held by nobody.
 """
 
 import errno
@@ -16,7 +16,7 @@ from contextlib import suppress
 
 from forebay.errors import DiskFull
 from forebay.hub.arrival import is_sound
-from forebay.hub.download import download, part_path
+from forebay.hub.download import PART, download, part_path
 from forebay.hub.listing import RemoteFile
 from forebay.hub.locks import FileLock
 from forebay.hub.repository import Repository
@@ -65,12 +65,22 @@ def take(repository: Repository, commit: str, file: RemoteFile, folder: str) -> 
 
 def sweep(folder: str) -> None:
     """Remove what dead processes left and nobody took up."""
-    if not os.path.isdir(folder):
-        return
-    names = [name for name in os.listdir(folder) if not name.endswith(_LOCK)]
-    for path in {os.path.join(folder, name.removesuffix(".part")) for name in names}:
+    for path in _places(folder):
         if _is_forgotten(path):
+            _remove_unheld(path, part_path(path))
+
+
+def clear(folder: str) -> None:
+    """Remove every whole file that nobody holds; parts stay, to be gone on with."""
+    for path in _places(folder):
+        if os.path.exists(path):
             _remove_unheld(path)
+
+
+def _places(folder: str) -> set[str]:
+    """Where files are, whole or in part."""
+    names = os.listdir(folder) if os.path.isdir(folder) else []
+    return {os.path.join(folder, name.removesuffix(PART)) for name in names if not name.endswith(_LOCK)}
 
 
 def _is_whole(path: str, file: RemoteFile) -> bool:
@@ -94,13 +104,13 @@ def _downloaded(repository: Repository, commit: str, file: RemoteFile, path: str
     return os.path.exists(path)
 
 
-def _remove_unheld(path: str) -> None:
+def _remove_unheld(path: str, *others: str) -> None:
     lock = FileLock.if_free(path + _LOCK)
     if lock is None:
         return
     try:
-        _unlink(path)
-        _unlink(part_path(path))
+        for leftover in (path, *others):
+            _unlink(leftover)
         lock.remove()
     finally:
         lock.close()

@@ -15,8 +15,7 @@ from math import ceil
 from typing import Any, ClassVar
 
 from forebay.columns import Array
-from forebay.errors import SourceUnreadable
-from forebay.hub import Patience, RangeFile, RemoteFile, Repository, parquet_shards, sweep, take
+from forebay.hub import Patience, RangeFile, RemoteFile, Repository, clear, parquet_shards, sweep, take
 from forebay.source import Failure, Part, Sample, SourceFile, Unit
 from forebay.sources.parquet_rows import ParquetFile, check_footer, open_parquet, read_rows, row_cuts, row_group_ends
 
@@ -27,7 +26,7 @@ _JUDGED_SHARDS = 32
 class HubSource:
     """The column `text` of the shards of a subset and split, as they are at one commit.
 
-    A sample's id is `file#row`. `spool` is the folder for the shards at hand; by default one beside what else is kept of
+    A sample's id is `file#row`. `spool` is the folder for the shards at hand, by default one beside all that is kept of
     the hub, below HF_HOME. It and `patience` are of this machine and run, and no part of the description.
     """
 
@@ -61,6 +60,7 @@ class HubSource:
         return cls(*(description[name] for name in names))
 
     def files(self) -> list[SourceFile]:
+        _planned_spools.add(self.folder)
         return [_source_file(shard) for shard in _shards(self)]
 
     def look(self, path: str) -> SourceFile:
@@ -80,16 +80,12 @@ class HubSource:
 
     def read(self, part: Part) -> Iterable[Sample | Failure]:
         shard = _shard_at(self, self._remote(part.file.path))
-        rows = shard.parquet.metadata.num_rows
-        if part.stop > rows:
-            raise SourceUnreadable(part.file.path, f"it has {rows:,} rows, {part.stop:,} were planned")
         yield from read_rows(shard.parquet, self.text, part)
-        if part.stop == rows:
+        if part.stop == shard.parquet.metadata.num_rows:
             let_go()
 
     def glance(self, part: Part) -> Iterable[Sample | Failure]:
-        with _open_remote(self, self._remote(part.file.path)) as parquet:
-            yield from read_rows(parquet, self.text, part)
+        return read_rows(_remote_parquet(self, self._remote(part.file.path)), self.text, part)
 
     def digest(self, file: SourceFile, start: int, stop: int) -> int:
         """From the hash that the hub lists, which stands for the whole file."""
@@ -98,6 +94,11 @@ class HubSource:
     @property
     def repository(self) -> Repository:
         return Repository(self.name, "dataset", self.endpoint, patience=self.patience)
+
+    @property
+    def folder(self) -> str:
+        """Where its shards are while they are read."""
+        return self.spool or self.repository.place("shards")
 
     def _remote(self, path: str) -> RemoteFile:
         found = _remotes(self).get(path)
@@ -154,13 +155,15 @@ def _rows(source: HubSource, shard: RemoteFile) -> int:
 
 @lru_cache(maxsize=64)
 def _group_ends(source: HubSource, shard: RemoteFile) -> Array:
-    with _open_remote(source, shard) as parquet:
-        check_footer(parquet, shard.path)
-        return row_group_ends(parquet)
+    return row_group_ends(_remote_parquet(source, shard))
 
 
-def _open_remote(source: HubSource, shard: RemoteFile) -> ParquetFile:
-    return open_parquet(RangeFile(source.repository, source.commit, shard), shard.path, source.text)
+@lru_cache(maxsize=4)
+def _remote_parquet(source: HubSource, shard: RemoteFile) -> ParquetFile:
+    """A shard on the hub, opened by its footer; a few are kept, for planning comes back to them."""
+    parquet = open_parquet(RangeFile(source.repository, source.commit, shard), shard.path, source.text)
+    check_footer(parquet, shard.path)
+    return parquet
 
 
 def _source_file(shard: RemoteFile) -> SourceFile:
@@ -175,11 +178,9 @@ class _Shard:
     """The shard that this process has at hand."""
 
     def __init__(self, source: HubSource, remote: RemoteFile) -> None:
-        repository = source.repository
         self.owner = (source, remote)
-        folder = source.spool or repository.place("shards")
-        sweep(folder)
-        self._held = take(repository, source.commit, remote, folder)
+        sweep(source.folder)
+        self._held = take(source.repository, source.commit, remote, source.folder)
         try:
             self.parquet = open_parquet(self._held.path, remote.path, source.text)
         except BaseException:
@@ -192,6 +193,7 @@ class _Shard:
 
 
 _at_hand: list[_Shard] = []
+_planned_spools: set[str] = set()  # of sources whose files this process listed: what a builder does, a worker does not
 
 
 def _shard_at(source: HubSource, remote: RemoteFile) -> _Shard:
@@ -203,8 +205,15 @@ def _shard_at(source: HubSource, remote: RemoteFile) -> _Shard:
     return _at_hand[0]
 
 
-@atexit.register
 def let_go() -> None:
     """Remove the shard at hand, unless another process reads it."""
     while _at_hand:
         _at_hand.pop().remove()
+
+
+@atexit.register
+def leave_nothing() -> None:
+    """At the end of a builder its workers are gone, killed as they held their shards: those go too."""
+    let_go()
+    for folder in _planned_spools:
+        clear(folder)

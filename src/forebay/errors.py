@@ -22,6 +22,7 @@ ForebayError
 │   └── IndexCorrupt     a generation, plan, recipe or cache.json disagrees with its digest
 ├── KeyRefused           a generation is not tagged with the key in use, or needs one
 ├── SourceNotFound       no file matches the source
+├── SourceInvalid        a source cannot be made of what was given
 ├── SourceUnreadable     a file of the source cannot be decompressed or understood
 ├── SourceChanged        a file behind a planned slice is not what it was
 ├── HubUnreachable       the Hugging Face hub does not answer, or not in time
@@ -206,6 +207,10 @@ class SourceNotFound(ForebayError):
     def __init__(self, pattern: str, problem: str = "no file matches") -> None:
         self.pattern = pattern
         super().__init__(f"no source at '{pattern}': {problem}; check the path")
+
+
+class SourceInvalid(ForebayError):
+    """What was given cannot be a source: a function without a name, a spool of no known format."""
 
 
 class SourceUnreadable(ForebayError):

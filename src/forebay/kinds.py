@@ -17,6 +17,7 @@ from forebay.source import Source
 RECIPES = {"raw": ("forebay.raw", "RawRecipe"), "tokens": ("forebay.tokens", "TokenRecipe")}
 SOURCES = {
     "files": ("forebay.sources", "FileSource"),
+    "function": ("forebay.sources", "FunctionSource"),
     "hub": ("forebay.sources.hub_shards", "HubSource"),
     "jsonl": ("forebay.sources", "JsonlSource"),
     "lines": ("forebay.sources", "LineSource"),

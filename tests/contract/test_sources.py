@@ -10,6 +10,7 @@ import pytest
 import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.sources import functions
 from tests.sources.written import parquet_of
 
 from forebay import sources
@@ -187,6 +188,34 @@ class TestParquet(SourceContract):
         assert not self.write(folder, {"a": b"12345"}).files_grow
 
 
+class TestFunction(SourceContract):
+    """Every line of a file is a document, byte for character; a slice is a file, and its only part."""
+
+    def open_source(self, folder: Path) -> Source:
+        functions.FOLDER[:] = [folder]
+        return sources.function(functions.lines_of_folder, slices=len(list(folder.iterdir())))
+
+    def samples_of(self, content: bytes) -> list[str]:
+        return [line.decode("latin-1") for line in lines_of(content)]
+
+    def test_files_are_named_in_order_and_look_the_same_one_by_one(self, folder):
+        source = self.write(folder, {"b": b"1\n", "a": b"2\n", "c": b""})
+        assert [file.path.rpartition("/")[2] for file in source.files()] == ["0", "1", "2"]
+        assert [source.look(file.path) for file in source.files()] == source.files()
+
+    def test_a_file_that_is_gone_is_not_found(self, folder):
+        source = self.write(folder, {"a": b"1\n"})
+        for path in ("tests.sources.functions:lines_of_folder/1", "other:function/0", "a.txt"):
+            with pytest.raises(FileNotFoundError, match=path):
+                source.look(path)
+
+    # What a function gives has no end to cut at, no time to look at, and grows by slices.
+    test_cuts_rise_and_the_last_is_the_end = None
+    test_a_file_that_grew_is_appended = None
+    test_a_file_that_changed_has_another_identity = None
+    test_bad_content_is_a_failure_with_an_id_and_a_reason_whatever_the_cuts = None
+
+
 CONTENTS = st.lists(
     st.lists(st.sampled_from([b"", b"\n", b"\r\n", b"a", b"bb", b"\x00", b"\xff" * 9, b"\n\n"]), max_size=12).map(
         b"".join
@@ -196,7 +225,7 @@ CONTENTS = st.lists(
 )
 KINDS = [
     TestLines, TestGzipLines, TestZstdLines, TestFiles, TestJsonl, TestGzipJsonl, TestZstdJsonl,
-    TestText, TestGzipText, TestWholeText, TestWholeZstdText, TestParquet,
+    TestText, TestGzipText, TestWholeText, TestWholeZstdText, TestParquet, TestFunction,
 ]  # fmt: skip
 
 

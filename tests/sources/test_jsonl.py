@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.sources.written import STORED, read_all, texts, write
 
 import forebay as fb
-from forebay.errors import SourceNotFound, SourceUnreadable
+from forebay.errors import SourceInvalid, SourceNotFound, SourceUnreadable
 from forebay.source import Failure, Sample
 
 ENDINGS = pytest.mark.parametrize("ending", STORED, ids=lambda ending: ending or "plain")
@@ -153,6 +153,12 @@ def test_the_text_may_be_any_field(field):
         line = json.dumps({"_" + field: "no", field: "yes", field + "_": 5}, ensure_ascii=False).encode()
         path = write(Path(folder), "a.jsonl", line)
         assert texts(fb.sources.jsonl(path, text=field)) == ["yes"]
+
+
+@pytest.mark.parametrize("field", ['a"b', "a\\b", "a\nb"])
+def test_a_field_that_cannot_be_asked_for_is_refused_at_once(tmp_path, field):
+    with pytest.raises(SourceInvalid, match="no field can be found"):
+        fb.sources.jsonl(tmp_path, text=field)
 
 
 @pytest.mark.parametrize("ending", [".gz", ".zst"])

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.sources.written import STORED, read_all, texts, write
 
 import forebay as fb
-from forebay.errors import SourceChanged
+from forebay.errors import SourceChanged, SourceInvalid
 from forebay.source import Failure
 
 ENDINGS = pytest.mark.parametrize("ending", STORED, ids=lambda ending: ending or "plain")
@@ -113,5 +113,5 @@ def test_folders_take_text_files_and_compressed_ones_of_the_suffixes_asked_for(t
 
 
 def test_a_separator_of_nothing_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="at least one character"):
+    with pytest.raises(SourceInvalid, match="at least one character"):
         fb.sources.text(tmp_path, separator="")

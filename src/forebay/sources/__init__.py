@@ -1,11 +1,13 @@
-"""Where samples come from: files as they are, lines, documents of text files, JSON lines, Parquet and the hub."""
+"""Where samples come from: files, lines, documents of text, JSON lines, Parquet, the hub, iterables and functions."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from forebay.sources.files import FileSource, files
+from forebay.sources.function import FunctionSource, function
 from forebay.sources.jsonl import JsonlSource, jsonl
 from forebay.sources.lines import LineSource, lines
+from forebay.sources.spool import documents
 from forebay.sources.text import TextSource, text
 
 if TYPE_CHECKING:
@@ -21,12 +23,15 @@ _HOMES = {
 
 __all__ = [
     "FileSource",
+    "FunctionSource",
     "HubSource",
     "JsonlSource",
     "LineSource",
     "ParquetSource",
     "TextSource",
+    "documents",
     "files",
+    "function",
     "hub",
     "jsonl",
     "lines",

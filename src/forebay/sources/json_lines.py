@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from forebay.errors import SourceInvalid
 from forebay.source import Failure, Sample
 from forebay.sources.reading import Reading
 from forebay.sources.separators import piece_bounds
@@ -35,7 +36,10 @@ def read_documents(reading: Reading, path: str, field: str) -> Iterator[Sample |
 
 def check_field(field: str) -> None:
     """Refuse a name that no field can be found by."""
-    _decoder(field)
+    try:
+        _decoder(field)
+    except ValueError as error:
+        raise SourceInvalid(f"no field can be found by the name {field!r}: {error}") from error
 
 
 def _all_at_once(block: bytes, at: int, field: str) -> Iterator[tuple[int, Any]] | None:

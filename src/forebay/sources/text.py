@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
+from forebay.errors import SourceInvalid
 from forebay.source import Failure, Part, Sample, SourceFile, Unit
 from forebay.sources.paths import STREAM_SUFFIXES, find_files, look, named_below, renamed
 from forebay.sources.reading import Reading
@@ -95,7 +96,7 @@ def text(
     '\n---\n'
     """
     if separator is not None and not separator.encode():
-        raise ValueError("a separator has at least one character; leave it out for one document per file")
+        raise SourceInvalid("a separator has at least one character; leave it out for one document per file")
     return TextSource(*named_below(paths, root), separator, tuple(suffixes))
 
 

@@ -234,7 +234,7 @@ def spoiled_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ran:
     with HubServer() as hub:
         hub.add("org/name", {"train-0.parquet": shard(["text"] * 5)})
         hub.spoil("train-0.parquet None", *(Flip(20) for _ in range(9)))
-        words = ["hub:org/name", "--into", tmp_path / "cache", "--workers", 0, "--download-retries", 0]
+        words = ["hub:org/name", "--into", tmp_path / "cache", "--workers", 0, "--download-retries", 0, "--json"]
         return run_process("build", "tokens", *words, env=_environment(hub, tmp_path), code=1)
 
 
@@ -244,7 +244,7 @@ def _environment(hub: HubServer, folder: Path) -> dict[str, str]:
 
 def build_one(tmp_path: Path, *flags: object, code: int) -> Ran:
     source = write_documents(tmp_path / "data", ["one document"])
-    return run("build", "tokens", source, "--into", tmp_path / "cache", "--workers", 0, *flags, code=code)
+    return run("build", "tokens", source, "--into", tmp_path / "cache", "--workers", 0, "--json", *flags, code=code)
 
 
 def _all_errors(error: type[errors.ForebayError]) -> Iterator[type[errors.ForebayError]]:

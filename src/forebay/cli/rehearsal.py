@@ -13,14 +13,16 @@ import msgspec
 from rich.text import Text
 
 from forebay import api
+from forebay.cache.reader import open_cache
 from forebay.cache.records import Gaps, VerifyReport
 from forebay.cli.records import DemoReport, DemoStep
 from forebay.cli.show import console_for
 from forebay.cli.words import command_line
+from forebay.columns import Ragged
 from forebay.errors import ForebayError
 from forebay.format import layout
 
-LAYER = "raw"
+LAYER = "tokens"
 POLL_SECONDS = 0.01
 STOPPED = 130
 
@@ -41,11 +43,12 @@ class Rehearsal:
         self._say(f"This demo works in {self._root}; everything is real, every command can be repeated.")
         self._act("What will it take?", ["estimate", *self._source, "--into", self._root])
         self._interrupt("Build it, and pull the plug part-way (Ctrl-C).", build)
-        self._act("How far did it get?", ["status", self._root])
+        self._act("How far did it get, and which documents could not be read?", ["status", self._root])
         self._act("The same command goes on where it stopped.", build)
         self._act("Check every byte.", ["verify", self._root])
         self._damage_and_repair()
-        self._act("What is in it?", ["peek", self._root, "--rows", "2"])
+        rows = [word for row in self._telling_rows() for word in ("--row", str(row))]
+        self._act("What is in it?", ["peek", self._root, *rows])
         self._act("What is it?", ["info", self._root])
         return DemoReport(root=self._root, steps=tuple(self._steps), seconds=time.monotonic() - started)
 
@@ -93,6 +96,14 @@ class Rehearsal:
             found = api.gaps(self._root, layer=LAYER)[0]
             return found if found.planned else None
         return None
+
+    def _telling_rows(self) -> list[int]:
+        """The row with the most pieces and the one with the most padding, of the first chunk."""
+        cache = open_cache(self._root)
+        pieces = next(cache.chunks(["seq_lens"]))["seq_lens"]
+        assert isinstance(pieces, Ragged)
+        used = [int(pieces[row].sum()) for row in range(len(pieces))]
+        return [int(pieces.lengths.argmax()), used.index(min(used))]
 
     def _flip_a_bit(self) -> tuple[str, int, str]:
         gaps = self._gaps()

@@ -93,6 +93,13 @@ def test_pieces_of_two_versions_are_not_put_together(hub, tmp_path):
     assert ranges(hub) == [None, "bytes=100000-", None]
 
 
+def test_tags_that_change_with_every_answer_are_not_believed_twice(hub, tmp_path):
+    hub.add("org/set", {"a.parquet": SHARD})
+    hub.spoil("a.parquet", Drop(after=100_000), Retag('"1"'), Drop(after=150_000), Retag('"2"'))
+    assert fetched(hub, tmp_path) == SHARD
+    assert ranges(hub) == [None, "bytes=100000-", None, "bytes=150000-"]
+
+
 def test_a_part_left_behind_is_taken_up(hub, tmp_path):
     hub.add("org/set", {"a.parquet": SHARD})
     leave_part(tmp_path, SHARD[:200_000])

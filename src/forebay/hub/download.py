@@ -51,11 +51,11 @@ class _Fetching:
                 known = max(0, known - len(piece))
 
     def _check_tag(self, response: httpx2.Response) -> None:
-        tag = response.headers.get("etag")
-        if tag and self._tag and tag != self._tag:
-            self._tag = None
-            raise self._arrival.refused(f"its ETag changed from {tag} while it was downloaded")
-        self._tag = tag or self._tag
+        tag, known = response.headers.get("etag"), self._tag
+        if tag and known and tag != known:
+            self._tag = ""  # one that changes more than once says nothing; the hash decides
+            raise self._arrival.refused(f"its ETag changed from {known} to {tag} while it was downloaded")
+        self._tag = tag if known is None else known
 
     def _begins_at(self, response: httpx2.Response) -> int:
         """Where the body of an answer begins in the file; 0 where the server knows no ranges."""

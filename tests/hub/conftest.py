@@ -1,5 +1,6 @@
 """A hub for a test, and the client's connections closed behind it."""
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +18,8 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[HubServer]:
     monkeypatch.setenv("HF_HUB_OFFLINE", "0")
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     huggingface_hub.utils.close_session()  # the next one is opened with this environment
+    threads = set(threading.enumerate())
     with HubServer() as server:
         yield server
         huggingface_hub.utils.close_session()
+    assert set(threading.enumerate()) <= threads

@@ -14,7 +14,7 @@ from tests.builders import start_python, wait_until
 from tests.hub.server import Drop, Flip, HubServer, IgnoreRange, Retag, Stall, Status, Truncate, Wait, blob_hash
 
 from forebay.errors import DiskFull, DownloadCorrupt, HubNotFound, HubUnreachable
-from forebay.hub import Patience, Repository, sweep, take
+from forebay.hub import HubFile, Patience, Repository, sweep, take
 
 SHARD = random.Random(0).randbytes(300_000)
 QUICK = Patience(retries=3, timeout=5, first_wait=0.01)
@@ -31,7 +31,7 @@ def fetched(hub: HubServer, folder: Path, patience: Patience = QUICK, path: str 
     commit = owner.commit()
     file = owner.listing(commit).file(path)
     assert file is not None
-    held = take(owner, commit, file, str(folder / "spool"))
+    held = take(HubFile(owner, commit, file), str(folder / "spool"))
     content = Path(held.path).read_bytes()
     held.remove()
     return content

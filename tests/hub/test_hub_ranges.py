@@ -7,7 +7,7 @@ import pytest
 from tests.hub.server import Drop, HubServer, IgnoreRange, Stall, Status, Truncate
 
 from forebay.errors import DownloadCorrupt, HubUnreachable
-from forebay.hub import Patience, RangeFile, Repository
+from forebay.hub import HubFile, Patience, RangeFile, Repository
 
 CONTENT = random.Random(3).randbytes(100_000)
 HASTY = Patience(retries=3, timeout=0.3, first_wait=0.01)
@@ -18,7 +18,7 @@ def open_file(hub: HubServer, tmp_path) -> RangeFile:
     owner = Repository("org/set", "dataset", hub.address, str(tmp_path), HASTY)
     file = owner.listing(commit).file("a.parquet")
     assert file is not None
-    return RangeFile(owner, commit, file)
+    return RangeFile(HubFile(owner, commit, file))
 
 
 def ranges(hub: HubServer) -> list[str | None]:

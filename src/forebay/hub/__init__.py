@@ -11,6 +11,7 @@ try:
 except ModuleNotFoundError as missing:
     raise LibraryMissing("huggingface_hub", "reading from the Hugging Face hub", "remote") from missing
 
+from forebay.hub.hub_file import HubFile
 from forebay.hub.listing import Listing, RemoteFile
 from forebay.hub.patience import Patience
 from forebay.hub.ranges import RangeFile
@@ -21,6 +22,7 @@ from forebay.hub.tokenizer import tokenizer_json
 
 __all__ = [
     "Held",
+    "HubFile",
     "Listing",
     "Patience",
     "RangeFile",

@@ -1,39 +1,32 @@
 """Downloading a file: resumed where it broke off, checked against size and hash, moved into place when it is whole."""
 
 import os
-import re
 
 import httpx2
 
 from forebay.hub.arrival import Arrival
-from forebay.hub.asking import ask
-from forebay.hub.listing import RemoteFile
-from forebay.hub.patience import Patience, patiently
+from forebay.hub.content_range import begins_at
+from forebay.hub.hub_file import HubFile
 
 PART = ".part"
-_CONTENT_RANGE = re.compile(r"bytes (\d+)-\d+/(\d+|\*)")
 
 
 def part_path(path: str) -> str:
     return path + PART
 
 
-def download(file: RemoteFile, url: str, path: str, patience: Patience, endpoint: str, what: str) -> None:
+def download(file: HubFile, path: str) -> None:
     """Have a file at `path`. One process at a time may: see `forebay.hub.spool`."""
-    with Arrival(part_path(path), file, what) as arrival:
-        fetching = _Fetching(file, url, arrival, patience, endpoint, what)
-        patiently(fetching.attempt, patience, endpoint, what, lambda: arrival.size)
+    with Arrival(part_path(path), file.listed, file.what) as arrival:
+        file.patiently(_Fetching(file, arrival).attempt, lambda: arrival.size)
     os.replace(part_path(path), path)
 
 
 class _Fetching:
     """The tries at one file. The tag of the first answer is remembered: pieces of two versions are not put together."""
 
-    def __init__(
-        self, file: RemoteFile, url: str, arrival: Arrival, patience: Patience, endpoint: str, what: str
-    ) -> None:
-        self._file, self._url, self._arrival = file, url, arrival
-        self._patience, self._endpoint, self._what = patience, endpoint, what
+    def __init__(self, file: HubFile, arrival: Arrival) -> None:
+        self._file, self._arrival = file, arrival
         self._tag: str | None = None
 
     def attempt(self) -> None:
@@ -43,9 +36,12 @@ class _Fetching:
 
     def _ask_for_rest(self) -> None:
         headers = {"range": f"bytes={self._arrival.size}-"} if self._arrival.size else {}
-        with ask(self._url, self._patience, self._endpoint, self._what, headers) as response:
+        with self._file.ask(headers) as response:
             self._check_tag(response)
-            known = self._arrival.size - self._begins_at(response)
+            begin = begins_at(response, self._arrival.size, self._file.size)
+            if begin is None:
+                raise self._arrival.refused(f"HTTP {response.status_code} does not give byte {self._arrival.size:,}")
+            known = self._arrival.size - begin
             for piece in response.iter_raw():
                 self._arrival.add(piece[known:])
                 known = max(0, known - len(piece))
@@ -56,14 +52,3 @@ class _Fetching:
             self._tag = ""  # one that changes more than once says nothing; the hash decides
             raise self._arrival.refused(f"its ETag changed from {known} to {tag} while it was downloaded")
         self._tag = tag if known is None else known
-
-    def _begins_at(self, response: httpx2.Response) -> int:
-        """Where the body of an answer begins in the file; 0 where the server knows no ranges."""
-        if response.status_code == 200:
-            return 0
-        found = _CONTENT_RANGE.fullmatch(response.headers.get("content-range", ""))
-        if response.status_code == 416 or found is None or int(found[1]) != self._arrival.size:
-            raise self._arrival.refused(f"HTTP {response.status_code} does not give byte {self._arrival.size:,}")
-        if found[2] not in ("*", str(self._file.size)):
-            raise self._arrival.refused(f"it has {found[2]} bytes, {self._file.size} are listed")
-        return int(found[1])

@@ -17,9 +17,9 @@ from contextlib import suppress
 from forebay.errors import DiskFull
 from forebay.hub.arrival import is_sound
 from forebay.hub.download import PART, download, part_path
+from forebay.hub.hub_file import HubFile
 from forebay.hub.listing import RemoteFile
 from forebay.hub.locks import FileLock
-from forebay.hub.repository import Repository
 
 _LOCK = ".lock"
 _FORGOTTEN_SECONDS = 24 * 3600.0
@@ -47,14 +47,14 @@ class Held:
         self._lock.close()
 
 
-def take(repository: Repository, commit: str, file: RemoteFile, folder: str) -> Held:
+def take(file: HubFile, folder: str) -> Held:
     """Have a file of the hub in a folder; where another process is at it, wait and have the same."""
     os.makedirs(folder, exist_ok=True)
-    path = os.path.join(folder, file.identity)
+    path = os.path.join(folder, file.listed.identity)
     while True:
         lock = FileLock.shared(path + _LOCK)  # waits while another downloads
         try:
-            if _is_whole(path, file) or (lock.alone() and _downloaded(repository, commit, file, path, lock)):
+            if _is_whole(path, file.listed) or (lock.alone() and _downloaded(file, path, lock)):
                 return Held(path, lock)
         except BaseException:
             lock.close()
@@ -90,11 +90,10 @@ def _is_whole(path: str, file: RemoteFile) -> bool:
     return True
 
 
-def _downloaded(repository: Repository, commit: str, file: RemoteFile, path: str, lock: FileLock) -> bool:
+def _downloaded(file: HubFile, path: str, lock: FileLock) -> bool:
     """Download a file, alone, then share it; False where somebody removed it before it was shared."""
-    what = f"'{file.path}' of {repository.what}"
     try:
-        download(file, repository.url(commit, file.path), path, repository.patience, repository.address, what)
+        download(file, path)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise

@@ -4,6 +4,7 @@ import os
 from dataclasses import replace
 
 from forebay.errors import HubNotFound, HubUnreachable
+from forebay.hub.hub_file import HubFile
 from forebay.hub.patience import Patience
 from forebay.hub.repository import Repository
 from forebay.hub.spool import take
@@ -27,7 +28,7 @@ def tokenizer_json(
     if file is None:
         advice = "save one with the `tokenizers` library, and give the path of that file"
         raise HubNotFound(f"the tokenizer of {repository.what}", f"it has no file '{_TOKENIZER}'", advice)
-    held = take(repository, commit, file, repository.place("tokenizers"))
+    held = take(HubFile(repository, commit, file), repository.place("tokenizers"))
     try:
         with open(held.path, "rb") as content:
             return content.read()

@@ -15,7 +15,7 @@ from math import ceil
 from typing import Any, ClassVar
 
 from forebay.columns import Array
-from forebay.hub import Patience, RangeFile, RemoteFile, Repository, clear, parquet_shards, sweep, take
+from forebay.hub import HubFile, Patience, RangeFile, RemoteFile, Repository, clear, parquet_shards, sweep, take
 from forebay.source import Failure, Part, Sample, SourceFile, Unit
 from forebay.sources.parquet_rows import ParquetFile, check_footer, open_parquet, read_rows, row_cuts, row_group_ends
 
@@ -161,7 +161,7 @@ def _group_ends(source: HubSource, shard: RemoteFile) -> Array:
 @lru_cache(maxsize=4)
 def _remote_parquet(source: HubSource, shard: RemoteFile) -> ParquetFile:
     """A shard on the hub, opened by its footer; a few are kept, for planning comes back to them."""
-    parquet = open_parquet(RangeFile(source.repository, source.commit, shard), shard.path, source.text)
+    parquet = open_parquet(RangeFile(HubFile(source.repository, source.commit, shard)), shard.path, source.text)
     check_footer(parquet, shard.path)
     return parquet
 
@@ -180,7 +180,7 @@ class _Shard:
     def __init__(self, source: HubSource, remote: RemoteFile) -> None:
         self.owner = (source, remote)
         sweep(source.folder)
-        self._held = take(source.repository, source.commit, remote, source.folder)
+        self._held = take(HubFile(source.repository, source.commit, remote), source.folder)
         try:
             self.parquet = open_parquet(self._held.path, remote.path, source.text)
         except BaseException:

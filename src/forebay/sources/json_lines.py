@@ -13,7 +13,7 @@ import msgspec
 from forebay.errors import SourceInvalid
 from forebay.source import Failure, Sample
 from forebay.sources.reading import Reading
-from forebay.sources.separators import piece_bounds
+from forebay.sources.separators import Block, piece_bounds
 from forebay.sources.utf8 import BOM, not_utf8
 
 _JSON_TYPES = {b"{": "an object", b"[": "an array", b"t": "true", b"f": "false"}
@@ -42,7 +42,7 @@ def check_field(field: str) -> None:
         raise SourceInvalid(f"no field can be found by the name {field!r}: {error}") from error
 
 
-def _all_at_once(block: bytes, at: int, field: str) -> Iterator[tuple[int, Any]] | None:
+def _all_at_once(block: Block, at: int, field: str) -> Iterator[tuple[int, Any]] | None:
     """Where each line of a block begins, and what it holds; None where anything is wrong."""
     try:
         documents = _decoder(field).decode_lines(memoryview(block)[at:])
@@ -52,7 +52,7 @@ def _all_at_once(block: bytes, at: int, field: str) -> Iterator[tuple[int, Any]]
     return zip(starts, documents, strict=True) if 0 < len(starts) == len(documents) else None
 
 
-def _line_starts(block: bytes, at: int) -> list[int]:
+def _line_starts(block: Block, at: int) -> list[int]:
     """Where the lines of a block begin, if all end with `}` and the next begins with `{`; else none.
 
     No value goes on from one such line to the next, as inside of a value no `{` comes right after a `}`. So a block
@@ -69,7 +69,7 @@ def _line_starts(block: bytes, at: int) -> list[int]:
     return starts
 
 
-def _one_by_one(reading: Reading, block: bytes, at: int, path: str, field: str) -> Iterator[Sample | Failure]:
+def _one_by_one(reading: Reading, block: Block, at: int, path: str, field: str) -> Iterator[Sample | Failure]:
     first_line = 0  # known when it is needed
     for index, (begin, end) in enumerate(piece_bounds(block, b"\n")):
         sample = f"{path}@{reading.position + begin}"
@@ -77,7 +77,7 @@ def _one_by_one(reading: Reading, block: bytes, at: int, path: str, field: str) 
         document = _document(line, field)
         if not isinstance(document, Exception):
             yield Sample(sample, document)
-        elif end < len(block) - 1 or not _is_blank(line) or not reading.ends_file(block):
+        elif end < len(block) - 1 or not _is_blank(line) or not reading.ends_file():
             first_line = first_line or reading.first_line()
             offset = reading.position + max(begin, at)
             yield _failure(sample, first_line + index, offset, line, field, document)

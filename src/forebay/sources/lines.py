@@ -9,6 +9,7 @@ from forebay.source import Part, Sample, SourceFile, Unit
 from forebay.sources.paths import find_files, look, named_below, renamed
 from forebay.sources.reading import Reading
 from forebay.sources.separated import cut_between_pieces
+from forebay.sources.separators import piece_bounds
 from forebay.sources.stored import digest, scanned, weigh
 
 
@@ -51,14 +52,9 @@ class LineSource:
     def read(self, part: Part) -> Iterable[Sample]:
         reading = Reading(self.root, part, b"\n")
         for block in reading:
-            position = reading.position
-            lines = block.split(b"\n")
-            if not lines[-1]:
-                lines.pop()  # what stands behind the last newline is no line
+            for begin, end in piece_bounds(block, b"\n"):
+                yield Sample(f"{part.file.path}@{reading.position + begin}", bytes(memoryview(block)[begin:end]))
             del block
-            for line in lines:
-                yield Sample(f"{part.file.path}@{position}", line)
-                position += len(line) + 1
 
     def digest(self, file: SourceFile, start: int, stop: int) -> int:
         return digest(self.root, file, start, stop)

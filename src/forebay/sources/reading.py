@@ -7,13 +7,13 @@ from typing import BinaryIO
 from forebay.errors import SourceChanged
 from forebay.source import Part
 from forebay.sources.paths import full_path
-from forebay.sources.separators import whole_pieces
+from forebay.sources.separators import Block, whole_pieces
 from forebay.sources.streams import Stream, stream_at
 
 _COUNTED_BYTES = 1 << 20
 
 
-class Reading:
+class Reading(Iterator[Block]):
     """The blocks of one part; `position` is the offset in the file at which the current one begins."""
 
     def __init__(self, root: str, part: Part, separator: bytes) -> None:
@@ -21,10 +21,17 @@ class Reading:
         self._path = full_path(root, part.file.path)
         self._stream: Stream | None = None
         self._newlines = 0  # before the current block, known where it is a stream
+        self._blocks = self._stream_blocks() if part.file.stream else self._plain_blocks()
+        self._passed = (0, 0)  # bytes and newlines of the current block
         self.position = part.start
 
-    def __iter__(self) -> Iterator[bytes]:
-        return self._stream_blocks() if self._part.file.stream else self._plain_blocks()
+    def __next__(self) -> Block:
+        size, newlines = self._passed
+        self.position, self._newlines = self.position + size, self._newlines + newlines
+        self._passed = (0, 0)
+        block = next(self._blocks)
+        self._passed = (len(block), block.count(b"\n") if self._part.file.stream else 0)
+        return block
 
     def first_line(self) -> int:
         """The number, from 1, of the line in which the current block begins."""
@@ -33,30 +40,23 @@ class Reading:
         counter = _line_counter(self._path, self._part.file.size, self._part.file.mtime_ns)
         return 1 + counter.before(self.position)
 
-    def ends_file(self, block: bytes) -> bool:
+    def ends_file(self) -> bool:
         """Whether the file, as it was planned, ends with the current block."""
-        end = self.position + len(block)
+        end = self.position + self._passed[0]
         if self._stream is None:
             return end >= self._part.file.size
         return end == self._stream.position and self._stream.at_end()
 
-    def _stream_blocks(self) -> Iterator[bytes]:
+    def _stream_blocks(self) -> Iterator[Block]:
         with stream_at(self._path, self._part.file, self._part.start) as self._stream:
             self._newlines = self._stream.newlines
-            for block in whole_pieces(self._stream.read, self._part.weight, self._separator):
-                yield block
-                self.position += len(block)
-                self._newlines += block.count(b"\n")
-                del block
+            yield from whole_pieces(self._stream.read, self._part.weight, self._separator)
 
-    def _plain_blocks(self) -> Iterator[bytes]:
+    def _plain_blocks(self) -> Iterator[Block]:
         with open(self._path, "rb", buffering=0) as plain:
             check_piece_start(plain, self._root, self._part.file.path, self._part.start, self._separator)
             plain.seek(self._part.start)
-            for block in whole_pieces(plain.read, self._part.weight, self._separator):
-                yield block
-                self.position += len(block)
-                del block
+            yield from whole_pieces(plain.read, self._part.weight, self._separator)
 
 
 def check_piece_start(plain: BinaryIO, root: str, path: str, start: int, separator: bytes) -> None:

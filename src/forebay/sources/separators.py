@@ -11,34 +11,39 @@ itself, as three newlines do in a run of four; so a search from the middle first
 from collections.abc import Callable, Iterator
 from typing import BinaryIO
 
+Block = bytes | bytearray
+
 _BLOCK = 128 * 1024  # decoding is fastest while a block and what is made of it stay in the processor's cache
 _LOOK_AHEAD = 64 * 1024
 _LOOK_BACK = 64 * 1024
 
 
-def whole_pieces(read: Callable[[int], bytes], length: int, separator: bytes) -> Iterator[bytes]:
-    """The next `length` bytes in blocks that end behind a separator, and what is left. A long piece comes whole."""
+def whole_pieces(read: Callable[[int], bytes], length: int, separator: bytes) -> Iterator[Block]:
+    """The next `length` bytes in blocks that end behind a separator, and what is left. A long piece comes whole.
+
+    Nothing here holds on to a block that was handed out: a long one is in memory once.
+    """
     reach = len(separator) - 1
-    held: list[bytes] = []  # the beginning of a piece: no separator in it,
+    held = bytearray()  # the beginning of a piece: no separator in it,
     seam = b""  # but perhaps the beginning of one at its end
     while length > 0 and (content := read(min(_BLOCK, length))):
         length -= len(content)
         end = last_end(seam + content, separator) - len(seam)
         if end > 0:
-            held.append(content[:end])
-            block = b"".join(held)
-            held.clear()
-            yield block
-            del block  # before the next one is put together
+            full: list[Block] = [content[:end]]
+            if held:
+                held += full.pop()
+                full, held = [held], bytearray()
             content, seam = content[end:], b""
-        held.append(content)
+            yield full.pop()
+        held += content
         seam = (seam + content)[-reach:] if reach else b""
-    if rest := b"".join(held):
-        held.clear()
-        yield rest
+    if held:
+        full, held = [held], bytearray()
+        yield full.pop()
 
 
-def piece_bounds(block: bytes, separator: bytes) -> Iterator[tuple[int, int]]:
+def piece_bounds(block: Block, separator: bytes) -> Iterator[tuple[int, int]]:
     """Where the pieces of a block begin and end, their separators left out.
 
     >>> list(piece_bounds(b"one||two||", b"||"))
@@ -84,7 +89,7 @@ def _overlap_start_in(plain: BinaryIO, separator: bytes, start: int, at: int) ->
         behind *= 2
 
 
-def first_end(content: bytes, separator: bytes, at: int) -> int:
+def first_end(content: Block, separator: bytes, at: int) -> int:
     """Where the first separator that begins at `at` or later ends, -1 where there is none.
 
     >>> first_end(b"a----b", b"---", 2)
@@ -111,7 +116,7 @@ def last_end(content: bytes, separator: bytes) -> int:
     return cursor
 
 
-def overlap_start(content: bytes, separator: bytes, at: int) -> int:
+def overlap_start(content: Block, separator: bytes, at: int) -> int:
     """The last place up to `at` that no separator, real or not, reaches across."""
     reach = len(separator) - 1
     while (found := content.find(separator, max(0, at - reach), at + reach)) >= 0 and found < at:

@@ -1,13 +1,14 @@
 """How much a compressed file holds, judged for little: the size it states, held against the beginning of it.
 
-A gzip file states the size of its last member at its end, a Zstandard frame that of itself at its beginning. Either
-is the size of the file if it was written in one go; where it does not fit with how well the beginning is compressed,
+A gzip file states the size of its last member at its end, a Zstandard file may state that of its first frame at its
+beginning: all it holds if it was written in one go, and never more. Where it is far less than the beginning promises,
 the beginning alone is asked. The answer depends on the file only.
 """
 
 import io
 import zlib
 from functools import lru_cache
+from typing import BinaryIO
 
 import zstandard
 
@@ -15,10 +16,11 @@ from forebay.errors import SourceUnreadable
 from forebay.source import SourceFile
 from forebay.sources.zstd_frames import whole_blocks
 
-_JUDGED_SHARE = 200  # one part in so many is read,
-_LEAST_JUDGED = 4 * 1024
-_MOST_JUDGED = 256 * 1024
+_JUDGED_SHARE = 100  # one part in so many is read,
+_LEAST_JUDGED = 16 * 1024
+_MOST_JUDGED = 256 * 1024  # which holds the first block of any file
 _FITS = 1.6  # two members of one size, of which one is stated, are a factor of 2 off
+_MOST_RATIO = 1032  # what deflate can do; more than that was not meant as a size
 _PIECE = 1 << 20
 _GZIP = 31  # to zlib: with gzip's header and trailer
 
@@ -28,16 +30,27 @@ def stream_weight(path: str, file: SourceFile) -> int:
     """About how many bytes a compressed file holds."""
     with open(path, "rb", buffering=0) as raw:
         head = raw.read(min(max(file.size // _JUDGED_SHARE, _LEAST_JUDGED), _MOST_JUDGED))
-        raw.seek(max(0, file.size - 4))
-        trailer = raw.read(4)
-    try:
-        if path.endswith(".gz"):
-            judged, stated = _gzip_ratio(head) * file.size, int.from_bytes(trailer, "little")
-        else:
-            judged, stated = _zstd_ratio(head) * file.size, _zstd_content_size(head)
-    except (zlib.error, zstandard.ZstdError) as error:
-        raise SourceUnreadable(path, str(error)) from error
-    return stated if judged / _FITS < stated < judged * _FITS else int(judged)
+        try:
+            ratio, stated = _judge_gzip(raw, head, file) if path.endswith(".gz") else _judge_zstd(raw, head, file)
+        except (zlib.error, zstandard.ZstdError) as error:
+            raise SourceUnreadable(path, str(error)) from error
+    judged = ratio * file.size
+    return stated if judged / _FITS < stated <= file.size * _MOST_RATIO else int(judged)
+
+
+def _judge_gzip(raw: BinaryIO, head: bytes, file: SourceFile) -> tuple[float, int]:
+    """How well the beginning is compressed, and the size that is stated."""
+    raw.seek(max(0, file.size - 4))
+    return _gzip_ratio(head), int.from_bytes(raw.read(4), "little")
+
+
+def _judge_zstd(raw: BinaryIO, head: bytes, file: SourceFile) -> tuple[float, int]:
+    stated: int = zstandard.frame_content_size(head) if head else 0
+    whole = whole_blocks(head)
+    if not whole and stated < file.size:  # nothing is stated, or no more than a part of it
+        head += raw.read(_MOST_JUDGED)
+        whole = whole_blocks(head)
+    return _zstd_ratio(head[:whole]), stated
 
 
 def _gzip_ratio(head: bytes) -> float:
@@ -52,15 +65,9 @@ def _gzip_ratio(head: bytes) -> float:
     return made / max(1, taken)
 
 
-def _zstd_ratio(head: bytes) -> float:
-    whole = whole_blocks(head) or len(head)
+def _zstd_ratio(blocks: bytes) -> float:
     made = 0
-    with zstandard.ZstdDecompressor().stream_reader(io.BytesIO(head[:whole]), read_across_frames=True) as reader:
+    with zstandard.ZstdDecompressor().stream_reader(io.BytesIO(blocks), read_across_frames=True) as reader:
         while piece := reader.read(_PIECE):
             made += len(piece)
-    return made / max(1, whole)
-
-
-def _zstd_content_size(head: bytes) -> int:
-    size: int = zstandard.frame_content_size(head) if head else 0
-    return size
+    return made / max(1, len(blocks))

@@ -1,0 +1,25 @@
+"""A line of any length is in memory a few times over, not more."""
+
+import json
+
+import pytest
+from tests.sources.measured import measure_reading
+from tests.sources.written import write
+
+LENGTH = 30_000_000
+KINDS = {
+    "lines": ("lines({path})", lambda text: text.replace("\n", " ").encode() + b"\n", 2.3),
+    "text": ("text({path}, separator='|')", lambda text: text.encode() + b"|", 2.3),
+    "jsonl": ("jsonl({path})", lambda text: json.dumps({"text": text}).encode() + b"\n", 3.0),
+}
+
+
+@pytest.mark.parametrize("ending", ["", ".zst"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_long_line_takes_a_small_multiple_of_its_size(tmp_path, kind, ending):
+    call, line, times = KINDS[kind]
+    content = line("some words and\n an escape " * (LENGTH // 26))
+    path = write(tmp_path, f"a.txt{ending}", content * 2)
+    samples, _, peak = measure_reading("fb.sources." + call.format(path=repr(str(path))), every=1 << 20)
+    assert samples == 2
+    assert peak < times * len(content)

@@ -194,6 +194,12 @@ def small_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ran:
     return run("build", "raw", source, "--into", tmp_path / "cache", *words, code=1)
 
 
+@shows(errors.SourceInvalid, "a separator has at least one character; leave it out for one document per file")
+def empty_separator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ran:
+    path = write_lines(tmp_path / "data", "a.txt")
+    return run("estimate", "tokens", path, "--separator", "", code=1)
+
+
 @shows(errors.LibraryMissing, "pip install 'forebay[tokens]'")
 def no_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ran:
     (tmp_path / "tokenizer.json").write_bytes(byte_level())  # one that no other test has loaded

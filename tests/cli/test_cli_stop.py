@@ -69,7 +69,7 @@ def test_a_signal_while_planning_says_how_to_start_again(tmp_path: Path):
 
 
 def test_the_demo_does_what_it_says(tmp_path: Path):
-    size = ["--names", "[f-h]*", "--chunk-size", 60]
+    size = ["--names", "[f-h]*", "--chunk-size", 30]
     ran = run_process("demo", "--into", tmp_path / "demo", "--json", *size)
     report = ran.json
     assert [step["command"].split()[1] for step in report["steps"]] == [

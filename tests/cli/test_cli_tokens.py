@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from tests.cli.running import build_tokens, run, story, write_documents
+from tests.cli.running import build_tokens, run, stories, story, write_documents
 
 import forebay as fb
 
@@ -209,7 +209,7 @@ def test_a_cache_of_tokens_grows_by_files_and_by_lines(tmp_path: Path):
 
 def test_a_cache_that_was_made_by_a_function_grows_in_python(tmp_path: Path):
     root = tmp_path / "cache"
-    source = fb.sources.function("tests.cli.running:stories", slices=3)
+    source = fb.sources.function(stories, slices=3)
     fb.build(root, source, fb.TokenRecipe(tokenizer="gpt2", sequence_length=64), workers=0)
     assert "grow it in Python: fb.grow(" in run("grow", root, tmp_path, code=2).err
 

@@ -1,0 +1,90 @@
+"""One build, or the bare work it cannot do without, in a process of its own: nothing is warm from an earlier round.
+
+    python -m benchmarks.tokens_runs build ROOT WORKERS FILE…    everything `fb.build` does, from a source to a cache
+    python -m benchmarks.tokens_runs bare FILE…                  JSON parsing and `fastokens`, nothing kept
+    python -m benchmarks.tokens_runs estimate FILE…              twice, and what the second one read
+
+Each prints one line of JSON. Imports are not counted; the bare work does not count loading the tokenizer either.
+"""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import fastokens
+import msgspec
+
+import forebay as fb
+from benchmarks.tokens_corpus import Document
+from forebay.cache.records import Estimate
+from forebay.tokens.gpt2 import gpt2_json
+
+BLOCK_BYTES = 1 << 20
+RECIPE = fb.TokenRecipe(tokenizer="gpt2")
+
+
+def build(root: str, workers: str, *files: str) -> dict[str, Any]:
+    source = fb.sources.jsonl(*files)
+    started = time.perf_counter()
+    report = fb.build(root, source, RECIPE, workers=int(workers))
+    seconds = time.perf_counter() - started
+    return {"seconds": seconds, "planning": seconds - report.seconds, "rows": report.rows, "chunks": report.chunks}
+
+
+def bare(*files: str) -> dict[str, Any]:
+    tokenizer = fastokens.Tokenizer.from_json_str(gpt2_json().decode())
+    decoder = msgspec.json.Decoder(Document)
+    tokens = documents = 0
+    started = time.perf_counter()
+    for file in files:
+        for block in _blocks(file):
+            texts = [document.text for document in decoder.decode_lines(block)]
+            ids, _ = tokenizer.encode_batch_flat(texts, split_special_tokens=True)
+            tokens += len(ids) // 4
+            documents += len(texts)
+    return {"seconds": time.perf_counter() - started, "tokens": tokens, "documents": documents}
+
+
+def _blocks(file: str) -> Any:
+    with open(file, "rb", buffering=0) as plain:
+        rest = b""
+        while block := plain.read(BLOCK_BYTES):
+            end = block.rfind(b"\n") + 1
+            if end:
+                yield rest + block[:end]
+                rest = b""
+            rest += block[end:]
+    if rest:
+        yield rest
+
+
+def estimate(*files: str) -> dict[str, Any]:
+    """The first call reads modules and the tokenizer as well, so the second one is looked at."""
+    source = fb.sources.jsonl(*files)
+    fb.estimate(source, RECIPE)
+    before, started = _bytes_read(), time.perf_counter()
+    found: Estimate = fb.estimate(source, RECIPE)
+    seconds = time.perf_counter() - started
+    return {"rows": found.rows, "bytes": found.stored_bytes, "read": _bytes_read() - before, "seconds": seconds}
+
+
+def _bytes_read() -> int:
+    """What this process asked the kernel for so far."""
+    return int(Path("/proc/self/io").read_text().partition("rchar:")[2].split()[0])
+
+
+def run(what: str, *arguments: object, environment: dict[str, str]) -> dict[str, Any]:
+    """One of the above, in a process of its own."""
+    command = [sys.executable, "-m", "benchmarks.tokens_runs", what, *map(str, arguments)]
+    finished = subprocess.run(command, env=environment, capture_output=True, text=True)
+    if finished.returncode:
+        raise RuntimeError(f"`{what}` failed: {finished.stderr.strip()[-2000:]}")
+    answer: dict[str, Any] = json.loads(finished.stdout.splitlines()[-1])
+    return answer
+
+
+if __name__ == "__main__":
+    print(json.dumps({"build": build, "bare": bare, "estimate": estimate}[sys.argv[1]](*sys.argv[2:])))

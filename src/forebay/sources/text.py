@@ -90,8 +90,8 @@ def text(
 ) -> TextSource:
     r"""The documents of text files, folders or globs, `.gz` and `.zst` too: one per file, or with a separator between.
 
-    >>> text("/data/books", separator="<|endoftext|>").patterns
-    ('.',)
+    >>> text("/data/books/*.txt.zst", separator="<|endoftext|>").patterns
+    ('*.txt.zst',)
     >>> text("/data/notes.txt", separator="\n---\n").separator  # a line of its own
     '\n---\n'
     """

@@ -42,7 +42,7 @@ from forebay.cache.status import cache_status, find_gaps
 from forebay.cache.summary import summarize_cache
 from forebay.cache.verify import newest_sound, verify_cache
 from forebay.engine import InlineEngine, LocalEngine
-from forebay.errors import BuildFailed, Damaged, LayerNotFound, RecipeInvalid, UnknownKind
+from forebay.errors import BuildFailed, Damaged, LayerNotFound, LibraryMissing, RecipeInvalid, UnknownKind
 from forebay.format import layout
 from forebay.kinds import recipe_class, reopen_recipe, reopen_source
 from forebay.recipe import AnyRecipe, LayerRecipe, Recipe, reads_of, versions_of
@@ -247,7 +247,7 @@ def _kept_source(store: Store) -> Source | None:
     try:
         plan = load_plan(store)
         return reopen_source(plan.source) if plan.segments else None
-    except (UnknownKind, Damaged):
+    except (UnknownKind, LibraryMissing, Damaged):
         return None
 
 

@@ -9,7 +9,7 @@ from forebay.cache.plan import Plan, load_plan
 from forebay.cache.publish import chunk_files, layers_of, lost_chunks, newest_generation, read_cache_document
 from forebay.cache.published import open_chunk
 from forebay.cache.records import ClaimStatus, FailedSample, Gaps, LayerStatus, Status
-from forebay.errors import ChunkMissing, Damaged, LayerNotFound
+from forebay.errors import ChunkMissing, Damaged, HubUnreachable, LayerNotFound
 from forebay.format import layout
 from forebay.format.chunk import ChunkRecord
 from forebay.format.generation import ChunkTable, Generation
@@ -51,9 +51,9 @@ def cache_status(store: Store, source: Source | None) -> Status:
             _claim_status(key, claim) for name in layers_of(store) for key, claim in read_claims(store, name).items()
         ),
         failed_samples=tuple(_failed_samples(store, newest))[:SHOWN_FAILURES] if newest else (),
-        stale=fresh.stale,
-        grown=fresh.grown,
-        source_checked=source is not None,
+        stale=fresh.stale if fresh else {},
+        grown=fresh.grown if fresh else (),
+        source_checked=fresh is not None,
     )
 
 
@@ -114,8 +114,15 @@ def _claim_status(key: str, claim: Claim) -> ClaimStatus:
     )
 
 
-def _freshness(store: Store, source: Source | None, plan: Plan, newest: Generation | None) -> Freshness:
-    if source is None or not plan.segments:
+def _freshness(store: Store, source: Source | None, plan: Plan, newest: Generation | None) -> Freshness | None:
+    """What became of the source; None where it cannot be asked."""
+    if source is None:
+        return None
+    if not plan.segments:
         return Freshness()
     base = read_cache_document(store).base
-    return check_freshness(store, source, plan, base, newest.table(base) if newest else ChunkTable.of([]))
+    table = newest.table(base) if newest else ChunkTable.of([])
+    try:
+        return check_freshness(store, source, plan, base, table)
+    except HubUnreachable:
+        return None

@@ -18,7 +18,7 @@ from forebay.cache.plan import decode_segment, load_plan
 from forebay.cache.publish import generation_numbers, layers_of, load_generation, read_cache_document
 from forebay.cache.published import head_problem
 from forebay.cache.records import Bad, Progress, VerifyReport
-from forebay.errors import Damaged, ForebayError, FormatTooNew, IndexCorrupt, NothingPublished
+from forebay.errors import Damaged, ForebayError, FormatTooNew, HubUnreachable, IndexCorrupt, NothingPublished
 from forebay.format import layout
 from forebay.format.chunk import ChunkRecord
 from forebay.format.chunk_file import ChunkFile
@@ -50,7 +50,7 @@ def verify_cache(store: Store, source: Source | None, full: bool, on_progress: O
         )
         for layer, record in orphans(generation)
     ]
-    stale = stale_sources(store, generation, source, full) if source and not _plan_is_bad(bad) else {}
+    stale = stale_sources(store, generation, source, full) if source and not _plan_is_bad(bad) else None
     return VerifyReport(
         root=store.address,
         generation=generation.number,
@@ -61,8 +61,8 @@ def verify_cache(store: Store, source: Source | None, full: bool, on_progress: O
         missing={layer: tuple(c for name, c in gone if name == layer) for layer in dict(gone)},
         gaps={} if _plan_is_bad(bad) else _gap_counts(store, generation),
         foreign=tuple(foreign_files(store, generation)),
-        stale=stale,
-        source_checked=source is not None,
+        stale=stale or {},
+        source_checked=stale is not None,
     )
 
 
@@ -133,11 +133,15 @@ def orphans(generation: Generation) -> list[tuple[str, ChunkRecord]]:
     return found
 
 
-def stale_sources(store: Store, generation: Generation, source: Source, full: bool) -> dict[str, str]:
+def stale_sources(store: Store, generation: Generation, source: Source, full: bool) -> dict[str, str] | None:
+    """How source files differ from what was planned; None where the source cannot be asked."""
     plan, base = load_plan(store), generation.base
-    if full:
-        return check_content(store, source, plan, base, generation.table(base))
-    return check_freshness(store, source, plan, base, generation.table(base)).stale
+    try:
+        if full:
+            return check_content(store, source, plan, base, generation.table(base))
+        return check_freshness(store, source, plan, base, generation.table(base)).stale
+    except HubUnreachable:
+        return None
 
 
 def foreign_files(store: Store, generation: Generation) -> Iterator[str]:

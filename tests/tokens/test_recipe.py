@@ -304,9 +304,9 @@ def test_the_summary_has_the_names_that_hand_made_caches_use_computed_from_the_r
 
 def test_an_equal_document_is_left_out_when_asked(tmp_path):
     path = tmp_path / "corpus.jsonl"
-    texts = ["one", "two", "one", "three", "two", "one"]
+    texts = ["one", "two", "one", "", "three", "two", "one", ""]
     path.write_text("".join(json.dumps({"n": number, "text": text}) + "\n" for number, text in enumerate(texts)))
-    build(tmp_path, deduplicate=True)
+    assert build(tmp_path, deduplicate=True).failures == 2
     (layer,) = fb.summarize(tmp_path / "cache").layers
     assert layer.statistics["duplicates"] == 3
     assert layer.statistics["documents"] == 3

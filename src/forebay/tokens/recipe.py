@@ -158,7 +158,7 @@ class TokenRecipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 def _text_identity(sample: Sample) -> bytes | None:
-    """A hash of the text; what is no text fails by itself."""
+    """A hash of the text. What is no text, or empty, is no duplicate: it fails by itself, and is recorded."""
     data = sample.data.encode("utf-8", "surrogatepass") if isinstance(sample.data, str) else sample.data
-    digest: bytes | None = xxhash.xxh3_128_digest(data) if isinstance(data, bytes) else None
+    digest: bytes | None = xxhash.xxh3_128_digest(data) if isinstance(data, bytes) and data else None
     return digest

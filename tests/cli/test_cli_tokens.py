@@ -128,6 +128,7 @@ def test_names_that_say_nothing_are_wrong_usage(tmp_path: Path):
         (["--subset", "x"], "name the data set as hub:org/name"),
         (["--separator", "x"], "--separator separates documents of plain text; the format here is jsonl"),
         (["--format", "text", "--text", "x"], "--text names a field"),
+        (["--pad", "none"], "'pad' cannot be none"),
         (["--eos", "<|nothing|>"], ""),
     ],
 )
@@ -189,6 +190,11 @@ def test_status_names_failures_with_file_and_line(tmp_path: Path):
     ):
         assert re.search(words, shown), (words, shown)
     assert re.search(r"failed\s+5 of 46 samples: ", shown)
+
+
+def test_equal_documents_stay_unless_they_are_to_be_left_out(tmp_path: Path):
+    root, _ = build_tokens(tmp_path, [STORIES[0]] * 3)
+    assert documents_in(root) == 3
 
 
 def test_failures_can_be_too_many(tmp_path: Path):

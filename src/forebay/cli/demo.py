@@ -21,7 +21,7 @@ NAMES = "[!stA-Z]*"
 @click.option("--chunk-size", default=250, hidden=True)
 @json_option
 def demo(into: str | None, names: str, chunk_size: int, as_json: bool) -> None:
-    """Do a real job end to end: the text of the Python standard library as packed tokens.
+    """Do a real job end to end: Python's standard library as packed tokens.
 
     Estimate, build, interrupt, resume, verify, damage, repair, look: every command is printed as you would type it for
     data of your own. Exit code 1 when a step does not do what it should.

@@ -31,8 +31,10 @@ class PieceNames:
     def _read(self, chunk: int) -> tuple[str, ...]:
         try:
             plan = load_plan(self._cache.store)
+            if "root" not in plan.source:  # it is no folder: a hub, a function
+                return ()
             source, parts = reopen_source(plan.source), plan.parts(chunk)
-            if "root" not in plan.source or any(_is_costly(part) or _is_other(source, part) for part in parts):
+            if any(_is_costly(part) or _is_other(source, part) for part in parts):
                 return ()
             return tuple(_given(source, parts, plan.left_out(chunk)))
         except (ForebayError, OSError):

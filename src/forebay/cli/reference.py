@@ -25,22 +25,23 @@ This page is what `--help` says of every command; a test compares them. Refresh 
 ```toml
 [source]
 paths = ["data/*.jsonl"]         # relative to this file
-unit = "lines"
+text = "text"
 
 [recipe]
-kind = "raw"
-codec = "zstd"                   # every field of the recipe: see the options of its kind
-chunk_bytes = "16MiB"
+kind = "tokens"
+tokenizer = "gpt2"               # every field of the recipe: see the options of its kind
+sequence_length = 512
 
 [build]
-into = "caches/raw"
+into = "caches/edu"
 workers = 8
 memory_limit = "16GB"
 max_failures = "1%"
 ```
 
 `forebay build settings.toml` builds it; flags win over the file. An unknown key, a wrong type or a missing section is
-an error that names the key, its line and the nearest valid name.
+an error that names the key, its line and the nearest valid name. The keys of the cache script that forebay replaces are
+accepted, and say what they became: [guide-tokens.md](guide-tokens.md#coming-from-the-old-cache-script).
 """
 
 

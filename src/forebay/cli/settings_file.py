@@ -1,8 +1,8 @@
 """Settings of a build in a TOML file: every mistake is named with its key, its line and the nearest valid name.
 
 [source]                         [recipe]                     [build]
-paths = ["data/*.jsonl"]         kind = "raw"                 into = "caches/raw"
-unit = "lines"                   codec = "zstd"               workers = 2
+paths = ["data/*.jsonl"]         kind = "tokens"              into = "caches/edu"
+text = "text"                    sequence_length = 512        workers = 2
 """
 
 import difflib

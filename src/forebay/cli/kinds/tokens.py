@@ -10,7 +10,7 @@ from forebay.cli.hub_options import DOWNLOAD_OPTIONS, REVISION_OPTION
 from forebay.cli.kinds.base import Kind
 from forebay.cli.kinds.text_format import TextFormat, format_of, formats, suffixes_of
 from forebay.cli.source_paths import HUB, is_on_hub
-from forebay.cli.token_names import TokenNameType, named_token
+from forebay.cli.token_names import NO_TOKEN, TokenNameType, named_token
 from forebay.source import Source
 
 DEFAULT_TOKENIZER = "gpt2"
@@ -71,6 +71,8 @@ class TokenSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 def recipe_fields(fields: dict[str, Any]) -> dict[str, Any]:
     """What a user wrote, as the fields of a recipe: `none` is no token, a tokenizer nobody named is GPT-2's."""
+    if fields.get("pad") == NO_TOKEN:
+        raise click.UsageError("'pad' cannot be none: the rest of a row is filled with something.")
     named = {name: named_token(value) for name, value in fields.items() if name in ("eos", "bos")}
     return {"tokenizer": DEFAULT_TOKENIZER, **fields, **named}
 

@@ -96,7 +96,7 @@ def try_recipe(source: Source, files: Sequence[SourceFile], recipe: Recipe, budg
     The build then says which chunk fails, and makes the others; what is wrong with the recipe itself, or with the
     source, is raised.
     """
-    places = sample_places(source, files, budget or SAMPLE_WEIGHT[source.unit])
+    places = sample_places(source, files, budget or _planning_budget(source, files))
     started = time.perf_counter()
     glances = [Glance(source, parts) for parts in places]
     made = _made(recipe, glances)
@@ -119,6 +119,13 @@ def try_recipe(source: Source, files: Sequence[SourceFile], recipe: Recipe, budg
         stored_bytes=_body_bytes(encoded),
         made=rows,
     )
+
+
+def _planning_budget(source: Source, files: Sequence[SourceFile]) -> int:
+    """A few MiB of bytes; of samples, which may be costly to get, a fourth at most."""
+    if source.unit == "bytes":
+        return SAMPLE_WEIGHT["bytes"]
+    return min(SAMPLE_WEIGHT["samples"], max(SAMPLE_PLACES, sum(map(source.weight, files)) // 4))
 
 
 def _made(recipe: Recipe, glances: Sequence["Glance"]) -> list[tuple["Glance", Rows]]:

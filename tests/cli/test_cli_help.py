@@ -11,6 +11,7 @@ import pytest
 from tests.cli.running import run, run_process
 
 from forebay.cli.main import cli
+from forebay.cli.old_names import FLAGS
 from forebay.cli.reference import REFRESH, helps, reference
 
 DOCS = Path(__file__).parents[2] / "docs" / "cli.md"
@@ -59,6 +60,12 @@ def test_help_does_not_depend_on_the_terminal():
         run_process("build", "raw", "--help", env={"COLUMNS": "40", "PATH": ""}).out
         == HELPS["forebay build raw"] + "\n"
     )
+
+
+def test_the_pages_name_only_options_that_there_are():
+    known = {flag for text in HELPS.values() for flag in re.findall(r"--[a-z-]+", text)} | set(FLAGS)
+    for page in (DOCS.parent / "guide-tokens.md", DOCS.parents[1] / "README.md"):
+        assert set(re.findall(r"(?<![-\w])--[a-z][a-z-]*", page.read_text())) <= known
 
 
 def test_the_version_is_said():

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from tests.cli.running import Ran, run, write_lines
 
+DOCS = Path(__file__).parents[2] / "docs"
 GOOD = """\
 # settings of a small build
 [source]
@@ -31,6 +32,16 @@ def built(tmp_path: Path, text: str, *flags: object, code: int = 0) -> Ran:
 def test_a_settings_file_builds_with_paths_relative_to_it(tmp_path: Path):
     assert built(tmp_path, GOOD, "--json").json["rows"] == 60
     assert (tmp_path / "cache" / "cache.json").exists()
+
+
+@pytest.mark.parametrize("page", ["cli.md", "guide-tokens.md"])
+def test_the_settings_files_of_the_docs_are_understood(tmp_path: Path, page: str):
+    write_lines(tmp_path / "data")
+    blocks = re.findall(r"^```toml\n(.*?)^```", (DOCS / page).read_text(), re.DOTALL | re.MULTILINE)
+    for block in blocks:
+        (tmp_path / "shown.toml").write_text(block)
+        assert run("estimate", tmp_path / "shown.toml", "--json").json["chunks"] > 0
+    assert blocks
 
 
 def test_flags_win_over_the_file(tmp_path: Path):

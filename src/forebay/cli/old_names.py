@@ -37,16 +37,18 @@ class OldFlag:
 KEYS: dict[str, OldKey] = {
     "sequence_length": OldKey("recipe", "sequence_length", remark="tokens in a row"),
     "compression": OldKey(
-        "recipe", "codec", {"true": "zstd", "false": "none"}, 'codec = "lz4" is there too, and larger by a third'
+        "recipe", "codec", {"true": "zstd", "false": "none"}, 'codec = "lz4" is there too, and larger by about a third'
     ),
     "chunk_size": OldKey("recipe", "chunk_size", remark="rows in a chunk"),
     "validation": OldKey(remark="every block is checked when it is first read, always"),
     "parallel_workers": OldKey("build", "workers", remark="worker processes"),
     "memory_limit": OldKey("build", "memory_limit", remark="of the builder and its workers together"),
-    "compression_level": OldKey("recipe", "level", {'"fast"': "fast", '"default"': "default", '"max"': "max"}),
+    "compression_level": OldKey(
+        "recipe", "level", {'"fast"': "fast", '"default"': "default", '"max"': "max"}, "fast, default or max"
+    ),
     "streaming": OldKey(remark="a source is always read part by part, whatever its size"),
     "deduplicate": OldKey("recipe", "deduplicate", remark="exact, the first of equal documents stays"),
-    "optimize_packing": OldKey(remark="rows are always packed best fit, and no token is lost"),
+    "optimize_packing": OldKey(remark="rows are always packed best fit"),
     "io_threads": OldKey(remark="every worker writes its own chunks, one file at a time"),
     "write_buffer": OldKey(remark="a chunk is put together in memory and written in one go"),
     "sync_frequency": OldKey(remark="every chunk is synced before it is published"),
@@ -93,7 +95,7 @@ def _key_became(old: OldKey) -> str:
         return "no effect"
     words = [
         f"`{old.key}` in `[{old.section}]`",
-        *(f"`{before}` is `{in_toml(now)}`" for before, now in old.values.items()),
+        *(f"`{before}` is `{in_toml(now)}`" for before, now in old.values.items() if before != in_toml(now)),
     ]
     return ", ".join(words)
 

@@ -28,11 +28,11 @@ from forebay.cache.prepare import first_segment
 def read_bytes():
     return int(Path("/proc/self/io").read_text().split()[1])
 
-source = fb.sources.lines(sys.argv[1])
+source, small = fb.sources.lines(sys.argv[1]), fb.sources.lines(sys.argv[3])
 recipe = fb.RawRecipe(chunk_bytes=int(sys.argv[2]))
-first_segment(fb.sources.lines(sys.argv[3]), recipe, lambda *progress: None)  # what is imported late, is by now
+first_segment(small, small.files(), recipe, lambda *progress: None)  # what is imported late, is by now
 before = read_bytes()
-segment = first_segment(source, recipe, lambda *progress: None)
+segment = first_segment(source, source.files(), recipe, lambda *progress: None)
 print(json.dumps({"read": read_bytes() - before, "chunks": len(segment), "weight": segment.weight}))
 """
 

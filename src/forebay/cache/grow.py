@@ -3,7 +3,7 @@
 from forebay.cache.cut import OnCut, cut_source
 from forebay.cache.duplicates import deduplicate
 from forebay.cache.freshness import check_freshness
-from forebay.cache.plan import Plan, Segment, check_apart, check_kind, load_plan
+from forebay.cache.plan import Plan, Segment, check_kind, files_apart, load_plan
 from forebay.cache.publish import newest_generation, read_cache_document
 from forebay.errors import DiskFull, SourceChanged
 from forebay.format.generation import ChunkTable
@@ -45,7 +45,6 @@ def _appended(
             return plan, []
         number = len(plan.segments)
         segment = Segment.of(chunks, number=number, first_chunk=len(plan), source=source.describe(), weight=plan.weight)
-        check_apart(store, segment)
         draft = deduplicate(store, source, recipe, segment, plan, on_cut, memory_limit)
         if draft.append(store):
             return load_plan(store), fresh_files
@@ -59,6 +58,6 @@ def _what_is_new(store: Store, source: Source, plan: Plan) -> tuple[list[SourceF
     if fresh.changed:
         raise SourceChanged(store.address, fresh.changed)
     known, grown = plan.files, set(fresh.grown)
-    files = [file for file in source.files() if file.path not in known or file.path in grown]
+    files = [file for file in files_apart(store, source) if file.path not in known or file.path in grown]
     ends = plan.ends() if grown else {}
     return files, {path: ends.get(path, 0) for path in grown}

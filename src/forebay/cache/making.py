@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from forebay.cache.build import Build, Tally, Terms, Weigh
 from forebay.cache.crew import Engine
 from forebay.cache.freshness import Freshness, check_freshness
-from forebay.cache.plan import Plan
+from forebay.cache.plan import Plan, check_kind, files_apart
 from forebay.cache.publish import UNPUBLISHED, chunk_files, lost_chunks, newest_generation, publish, sound_record
 from forebay.cache.records import BuildReport
 from forebay.cache.verify import check_index
@@ -18,7 +18,7 @@ from forebay.format import layout
 from forebay.format.chunk import ChunkRecord
 from forebay.format.generation import ChunkTable, Generation
 from forebay.recipe import LayerRecipe, Recipe
-from forebay.source import Source
+from forebay.source import Source, SourceFile
 from forebay.store.base import Store, is_full
 
 
@@ -41,11 +41,12 @@ def base_workplace(
     store: Store, source: Source, recipe: Recipe, layer: str, plan: Plan, newest: Generation | None
 ) -> Workplace:
     """The base layer's work, with what has become of its source."""
+    check_kind(store, source, plan)
     table = newest.table(layer) if newest else ChunkTable.of([])
     fresh = check_freshness(store, source, plan, layer, table)
     check_same_source(store, plan, {file.path for file in source.files()}, set(fresh.missing))
     job = BaseJob(store, layer, recipe, source, fresh.now)
-    notes = _notes(source, plan, fresh)
+    notes = _notes(files_apart(store, source), plan, fresh)
     return Workplace(job, range(len(plan)), plan.streams(), plan.weight_of, fresh.changed, notes)
 
 
@@ -177,9 +178,9 @@ def _report(
     )
 
 
-def _notes(source: Source, plan: Plan, fresh: Freshness) -> tuple[str, ...]:
+def _notes(files: Sequence[SourceFile], plan: Plan, fresh: Freshness) -> tuple[str, ...]:
     planned = plan.files
-    new = sum(file.path not in planned and file.size > 0 for file in source.files())
+    new = sum(file.path not in planned and file.size > 0 for file in files)
     grew = len(fresh.grown)
     notes = [f"{new:,} file(s) of the source are not in the plan; `forebay grow` appends them"] if new else []
     notes += [f"{grew:,} file(s) of the source grew; `forebay grow` appends what is new"] if grew else []

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from forebay.columns import Array, Ragged
-from forebay.errors import ForebayError, IndexCorrupt, SourceUnreadable
+from forebay.errors import ForebayError, IndexCorrupt
 from forebay.format import layout
 from forebay.format.layout import FORMAT_VERSION
 from forebay.format.sealed import seal, unseal
@@ -241,25 +241,34 @@ class Plan:
 
 
 def check_kind(store: Store, source: Source, plan: Plan) -> None:
-    """Parts count in the unit of their source, and `repair` reads all of them with one source."""
-    old, new = (plan.source.get("kind") if plan.segments else None), source.describe().get("kind")
-    if old is not None and old != new:
+    """Parts count in the unit of their source, and `repair` reads all of them with one source.
+
+    So does a build that goes on: what it has still to make is read as what is there was.
+    """
+    if not plan.segments:
+        return
+    planned, given = plan.source, source.describe()
+    old, new = planned.get("kind"), given.get("kind")
+    if old != new:
         raise ForebayError(
             f"the cache at '{store.address}' was built from a source of kind '{old}' and cannot grow by one of kind "
             f"'{new}'; use '{old}' again, or build a new cache"
         )
+    for name in getattr(source, "read_by", ()):
+        if planned.get(name) != given.get(name):
+            raise ForebayError(
+                f"the cache at '{store.address}' was built from a source with {name}={planned.get(name)!r} and cannot "
+                f"go on with {name}={given.get(name)!r}; give the same again, or build a new cache"
+            )
 
 
-def check_apart(store: Store, segment: Segment) -> None:
-    """A cache that lies among the files of its source would become part of it."""
-    if not isinstance(store, LocalStore) or "root" not in segment.source:
-        return
+def files_apart(store: Store, source: Source) -> list[SourceFile]:
+    """The files of a source, but for those of a cache that lies among them: it must not become part of itself."""
+    root = source.describe().get("root")
+    if not isinstance(store, LocalStore) or root is None:
+        return source.files()
     own = os.path.abspath(store.address) + os.sep
-    root = str(segment.source["root"])
-    for file in range(segment.file_count):
-        path = os.path.normpath(os.path.join(root, segment.path(file)))
-        if path.startswith(own):
-            raise SourceUnreadable(path, f"it lies in the cache itself; build the cache at '{store.address}' elsewhere")
+    return [file for file in source.files() if not os.path.normpath(os.path.join(root, file.path)).startswith(own)]
 
 
 def load_plan(store: Store) -> Plan:

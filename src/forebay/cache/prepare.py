@@ -1,10 +1,12 @@
 """The beginning of a build: the cache, the layer's recipe, the plan — created once, checked ever after."""
 
+from collections.abc import Sequence
+
 import msgspec
 
 from forebay.cache.cut import OnCut, chunk_weight, cut_source, try_recipe
 from forebay.cache.duplicates import deduplicate
-from forebay.cache.plan import Plan, Segment, check_apart, check_kind, load_plan
+from forebay.cache.plan import Plan, Segment, check_kind, files_apart, load_plan
 from forebay.cache.publish import begin_cache, layers_of, newest_generation, read_cache_document, read_recipe_document
 from forebay.cache.verify import check_index
 from forebay.columns import Column
@@ -23,7 +25,7 @@ from forebay.recipe import (
     reads_of,
     same_document,
 )
-from forebay.source import Source
+from forebay.source import Source, SourceFile
 from forebay.store.base import Buffer, Store, is_full
 
 
@@ -49,8 +51,7 @@ def _begun(store: Store, source: Source, recipe: Recipe, layer: str, on_cut: OnC
     # Planned before anything is written: a source or a recipe that does not work leaves nothing behind.
     draft = None
     if not plan.segments:
-        first = first_segment(source, recipe, on_cut)
-        check_apart(store, first)
+        first = first_segment(source, files_apart(store, source), recipe, on_cut)
         draft = deduplicate(store, source, recipe, first, plan, on_cut, memory_limit)
     cache = begin_cache(store, layer)
     if cache.base != layer:
@@ -64,9 +65,8 @@ def _begun(store: Store, source: Source, recipe: Recipe, layer: str, on_cut: OnC
     return load_plan(store)
 
 
-def first_segment(source: Source, recipe: Recipe, on_cut: OnCut) -> Segment:
+def first_segment(source: Source, files: Sequence[SourceFile], recipe: Recipe, on_cut: OnCut) -> Segment:
     """The plan of a source that was never planned; the same source gives the same segment."""
-    files = source.files()
     if not files:
         raise SourceNotFound(str(source.describe()))
     weight = chunk_weight(recipe.chunk_target(), try_recipe(source, files, recipe), source.unit)

@@ -14,7 +14,7 @@ from forebay.cache.crew import Engine
 from forebay.cache.duplicates import deduplicate
 from forebay.cache.identities import load_identities
 from forebay.cache.making import Workplace, remake_chunks
-from forebay.cache.plan import Plan, Segment, decode_segment, load_plan
+from forebay.cache.plan import Plan, Segment, decode_segment, files_apart, load_plan
 from forebay.cache.prepare import first_segment, sealed_constants
 from forebay.cache.publish import generation_numbers, publish_over_damaged, read_cache_document
 from forebay.cache.published import published_record
@@ -214,7 +214,7 @@ def _planned_again(means: Means, generation: Generation, key: str) -> list[Buffe
         raise Damaged(f"{advice}, or pass the source itself to `forebay.repair`, so that it is planned again")
     recipe = means.recipe_of(generation.base)
     assert isinstance(recipe, Recipe)
-    first = first_segment(means.source, recipe, lambda *_: None)
+    first = first_segment(means.source, files_apart(means.store, means.source), recipe, lambda *_: None)
     value = deduplicate(means.store, means.source, recipe, first, Plan((), ()), lambda *_: None).segment.encode()
     whole = memoryview(b"".join(value))
     if decode_segment(whole, means.store.address, key)[1] != generation.plan[0]:

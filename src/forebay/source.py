@@ -64,7 +64,8 @@ class Source(Protocol):
     """Where samples come from. A new source implements these and passes `forebay.testing.SourceContract`.
 
     Optional: `files_grow = False` where a file that got longer is another sample, not an old one with more behind it;
-    `glance(part)`, which gives what `read` gives, for judging only, where that can be had for less.
+    `glance(part)`, which gives what `read` gives, for judging only, where that can be had for less; `read_by`, the
+    keys of its description that decide which samples are read from a file: a cache keeps to one choice of these.
     It is picklable, small, and opens nothing until asked. A missing file raises `FileNotFoundError`, trouble with
     the disk or the network `OSError`; a sample with bad content is yielded as a `Failure`.
     """

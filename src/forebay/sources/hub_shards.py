@@ -32,6 +32,7 @@ class HubSource:
 
     kind: ClassVar[str] = "hub"
     unit: ClassVar[Unit] = "samples"
+    read_by: ClassVar[tuple[str, ...]] = ("text",)
     files_grow: ClassVar[bool] = False
 
     name: str

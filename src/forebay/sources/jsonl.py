@@ -26,6 +26,7 @@ class JsonlSource:
 
     kind: ClassVar[str] = "jsonl"
     unit: ClassVar[Unit] = "bytes"
+    read_by: ClassVar[tuple[str, ...]] = ("text",)
 
     root: str
     patterns: tuple[str, ...]

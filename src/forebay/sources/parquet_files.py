@@ -23,6 +23,7 @@ class ParquetSource:
 
     kind: ClassVar[str] = "parquet"
     unit: ClassVar[Unit] = "samples"
+    read_by: ClassVar[tuple[str, ...]] = ("text",)
     files_grow: ClassVar[bool] = False  # its footer stands at the end
 
     root: str

@@ -26,6 +26,7 @@ class TextSource:
 
     kind: ClassVar[str] = "text"
     unit: ClassVar[Unit] = "bytes"
+    read_by: ClassVar[tuple[str, ...]] = ("separator",)
 
     root: str
     patterns: tuple[str, ...]

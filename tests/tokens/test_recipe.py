@@ -93,6 +93,47 @@ def test_the_text_of_the_end_token_stays_text():
     assert decode(GPT2, whole[:-1]) == "one<|endoftext|>two"
 
 
+def words(folder: Path, *known: str, added_tokens: list) -> str:
+    """A tokenizer that knows some words, whatever else they are, and one for all others."""
+    vocabulary = {word: number for number, word in enumerate(("[UNK]", *known))}
+    model = {"type": "WordLevel", "vocab": vocabulary, "unk_token": "[UNK]"}
+    rest = dict.fromkeys(("normalizer", "post_processor", "decoder", "truncation", "padding"))
+    document = {"version": "1.0", "added_tokens": added_tokens, "pre_tokenizer": {"type": "WhitespaceSplit"}, **rest}
+    return written(folder, json.dumps(document | {"model": model}).encode())
+
+
+def test_a_document_whose_text_would_become_a_control_token_is_recorded_not_forged(tmp_path):
+    unknown, end = added("[UNK]", 0), added("</s>", 3)
+    tokenizer = words(tmp_path, "one", "two", "</s>", added_tokens=[unknown, end])
+    rows = made(["one two", "one </s> two", "two other", "</s>", "one"], tokenizer=tokenizer, encoder="tokenizers")
+    assert {number: ids.tolist() for number, ids in whole_documents(rows).items()} == {
+        0: [1, 2, 3],
+        2: [2, 0, 3],
+        4: [1, 3],
+    }
+    assert sorted((failure.sample, failure.reason) for failure in rows.failures) == [
+        ("d1", "control-token"),
+        ("d3", "control-token"),
+    ]
+    assert rows.statistics["documents"] == 3
+    assert rows.statistics["text_bytes"] == len("one two" + "two other" + "one")
+
+
+@pytest.mark.parametrize("encoder", ["fastokens", "tokenizers"])
+def test_an_added_token_that_is_not_marked_as_special_ends_no_document_by_its_text(tmp_path, encoder):
+    ends = [added("<eos>", 256), added("<|im_end|>", 257, special=False)]
+    tokenizer = written(tmp_path, byte_level(added_tokens=ends))
+    rows = made(["a", "b<|im_end|>c"], tokenizer=tokenizer, encoder=encoder, eos="<|im_end|>")
+    assert [(failure.sample, failure.reason) for failure in rows.failures] == [("d1", "control-token")]
+    assert [ids[-1] for ids in whole_documents(rows).values()] == [257]
+
+
+def test_an_ordinary_token_may_end_documents_and_be_in_their_text():
+    rows = made(["one\ntwo"], eos=198)
+    assert not rows.failures
+    assert np.count_nonzero(whole_documents(rows)[0] == 198) == 2
+
+
 def test_a_document_can_begin_and_end_with_what_is_asked_for():
     for fields, first, last in [
         ({"bos": "<|endoftext|>"}, EOS, EOS),

@@ -23,6 +23,7 @@ class Frame:
     end: tuple[int, ...]
     size: int  # ids are below it
     dtype: np.dtype[Any]
+    control: frozenset[int] = frozenset()  # ids that no text may have
 
     def around(self, ids: Array, offsets: Array) -> tuple[Array, Array]:
         """The ids of some documents with begin and end, and the length of each."""
@@ -51,13 +52,17 @@ class Documents:
 
 
 def encode_documents(samples: Iterable[Sample], encoder: Encoder, frame: Frame) -> Documents:
-    """Encode all samples. What is no text, or empty, is set aside."""
+    """Encode all samples. What is no text, or empty, or would forge a control token, is set aside."""
     ids: list[Array] = [np.zeros(0, frame.dtype)]
     lengths: list[Array] = [np.zeros(0, np.int64)]
     numbers: list[int] = []
     found = Documents(ids[0], lengths[0], lengths[0], [])
     for batch in _batches(_texts(samples, found, numbers)):
-        framed, each = frame.around(*_encoded(batch, encoder, frame))
+        encoded = _encoded(batch, encoder, frame)
+        forged = _forged(*encoded, frame)
+        if forged:
+            encoded = _encoded(_set_aside(forged, batch, found, numbers), encoder, frame)
+        framed, each = frame.around(*encoded)
         ids.append(framed)
         lengths.append(each)
     found.ids, found.lengths = np.concatenate(ids), np.concatenate(lengths)
@@ -109,3 +114,24 @@ def _encoded(batch: list[str], encoder: Encoder, frame: Frame) -> tuple[Array, A
     if len(ids) and int(ids.max()) >= frame.size:
         raise TokenizerUnusable("", f"it gave the id {int(ids.max()):,}, but its vocabulary has {frame.size:,}")
     return ids, offsets
+
+
+def _forged(ids: Array, offsets: Array, frame: Frame) -> list[int]:
+    """Which texts became a control token: some models know its text as a word like any other."""
+    if not frame.control or not len(ids) or int(ids.max()) < min(frame.control):
+        return []
+    places = np.flatnonzero(np.isin(ids, list(frame.control)))
+    found: list[int] = np.unique(np.searchsorted(offsets, places, side="right") - 1).tolist()
+    return found
+
+
+def _set_aside(forged: list[int], batch: list[str], found: Documents, numbers: list[int]) -> list[str]:
+    """The batch, which is the last of what was found so far, without some of its texts: those are failures."""
+    first = len(numbers) - len(batch)
+    for at in reversed(forged):
+        found.failures.append(
+            Failure(found.names.pop(first + at), "control-token", "the tokenizer makes a control token of its text")
+        )
+        found.text_bytes -= len(batch[at].encode())
+        del numbers[first + at]
+    return [text for at, text in enumerate(batch) if at not in forged]

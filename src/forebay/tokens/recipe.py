@@ -142,7 +142,8 @@ class TokenRecipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         if self.eos is not None:
             end = (vocabulary.end_of_document() if self.eos == "auto" else vocabulary.id_of(self.eos, "eos"),)
         self._pad(vocabulary)
-        return Frame(begin, tuple(end), vocabulary.size, DTYPES[self._dtype()][1])
+        control = vocabulary.control_ids([*begin, *end])
+        return Frame(begin, tuple(end), vocabulary.size, DTYPES[self._dtype()][1], control)
 
     def _pad(self, vocabulary: Vocabulary) -> int:
         """The id on padding. Nothing reads it as padding: `seq_lens` says where that is."""

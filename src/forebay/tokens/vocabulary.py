@@ -4,7 +4,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from importlib import import_module
@@ -52,6 +52,17 @@ class Vocabulary:
     def special(self) -> tuple[str, ...]:
         """The texts that a tokenizer would turn into control tokens, if it were let."""
         return tuple(token["content"] for token in self._document.get("added_tokens") or () if token.get("special"))
+
+    def control_ids(self, chosen: Iterable[int]) -> frozenset[int]:
+        """The ids that no text may have: those of control tokens, and of `chosen` marks of a document's ends.
+
+        An ordinary token that is chosen for that stays one. The token for what is unknown comes of text, so it is none.
+        """
+        model = self._document["model"]
+        unknown = {self.ids.get(model.get("unk_token"), -1), model.get("unk_id")}
+        added = {token["id"] for token in self._document.get("added_tokens") or ()}
+        marks = added | {self.ids[token] for token in END_TOKENS if token in self.ids}
+        return frozenset(({self.ids[token] for token in self.special} | marks.intersection(chosen)) - unknown)
 
     def id_of(self, token: str | int, role: str) -> int:
         """The id of a token given by text or number, if the vocabulary has it."""

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from datetime import date
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -38,6 +39,13 @@ def test_mappings_give_the_field_asked_for_and_what_is_no_document_is_a_failure(
     assert [one.reason if isinstance(one, Failure) else one.data for one in seen] == [
         "one", "null", "no-text", "not-text", "two", "bad-json",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("value", [b"bytes", date(2026, 1, 1), object()])
+def test_what_is_no_text_is_not_made_text_by_writing_it(tmp_path, value):
+    with pytest.raises(SourceInvalid, match=rf"'text' of document 1 is {type(value).__name__}; expected a str"):
+        fb.sources.documents([{"text": "one"}, {"text": value}], tmp_path / "a.jsonl")
+    assert os.listdir(tmp_path) == []
 
 
 @SPOOLS

@@ -15,6 +15,7 @@ from forebay.errors import SourceInvalid
 from forebay.sources.jsonl import JsonlSource, jsonl
 
 _SUFFIXES = (".jsonl", ".jsonl.zst")
+_JSON_VALUES = (str, int, float, list, dict, type(None))  # bytes, dates and the like would be written as some text
 
 
 def documents(
@@ -48,6 +49,9 @@ def _line(document: str | Mapping[str, Any], field: str, number: int) -> bytes:
         raise SourceInvalid(
             f"document {number} is {type(document).__name__}; expected a str, or a mapping with '{field}'"
         )
+    if not isinstance(kept.get(field), _JSON_VALUES):
+        kind = type(kept[field]).__name__
+        raise SourceInvalid(f"the field '{field}' of document {number} is {kind}; expected a str")
     try:
         return msgspec.json.encode(kept) + b"\n"
     except UnicodeEncodeError:

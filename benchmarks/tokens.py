@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,19 +26,31 @@ from benchmarks.measure import Comparison
 from benchmarks.tokens_corpus import MB, beginning, decompress, repeat, size, texts
 from benchmarks.tokens_goal import Goal
 from benchmarks.tokens_memory import worker_peak
-from benchmarks.tokens_peers import PeersMissing, peers_python, tiktoken_memmap, trl_packing, versions
+from benchmarks.tokens_peers import peers_python, tiktoken_memmap, trl_packing, versions
 from benchmarks.tokens_runs import run
 from benchmarks.tokens_text import check_round_trip, document_lengths
 from forebay.tokens import pack_best_fit, split_documents
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 ENVIRONMENT = {**os.environ, "RAYON_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)}
-TRL_MEGABYTES, TIKTOKEN_MEGABYTES = 12, 48  # of the text, for peers: some five seconds each
 # sequence length, rows per chunk (None: the default), most padding in per cent
 PADDING = ((512, None, 0.35), (512, 32_000, 0.20), (2048, None, 0.10), (8192, None, 0.15))
 WINDOW = 10_000  # documents packed at once
 
 Run = Callable[[], dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Peer:
+    run: Callable[[Path, list[Path], dict[str, str]], dict[str, Any]]
+    megabytes: int  # of the text that it is timed on: some five seconds
+    goal: float
+
+
+PEERS = {
+    "datasets.map, HF tokenizer, TRL pack_dataset": Peer(trl_packing, 12, 20),
+    "tiktoken + numpy.memmap": Peer(tiktoken_memmap, 48, 4),
+}
 
 
 def main(arguments: Sequence[str] = ()) -> None:
@@ -126,46 +139,46 @@ class Bench:
                 error = 100 * (found[what] / value - 1)
                 note = f"{found[what]:,} for {value:,}"
                 yield Goal(f"estimate of {name}: error of {what}", abs(error), "≤", 5, "%", 2, note)
+            yield Goal(f"estimate of {name}: share that is sampled", 100 * found["sampled"], "≤", 5, "%")
             share = 100 * found["read"] / MB / size(files)
-            note = f"in {found['seconds']:.2f} s"
-            yield Goal(f"estimate of {name}: share of the files read", share, "≤", 5, "%", 2, note)
+            note = f"in {found['seconds']:.2f} s, what is read twice counted twice"
+            yield Goal(f"estimate of {name}: bytes read / bytes of the files", share, "≤", 5, "%", 2, note)
 
     def rates(self) -> Iterator[object]:
         """End to end, one worker, against the bare work and peers; two workers against one."""
         files = repeat(self.text, self.folder / "repeated", self.options.megabytes)
         amount = size(files)
-        best = _best_of(
-            self.options.rounds,
-            one=lambda: self._build(files, 1),
-            bare=lambda: run("bare", *files, environment=ENVIRONMENT),
-            two=lambda: self._build(files, 2),
-        )
-        one, two, bare = best["one"], best["two"], best["bare"]
+        runs: dict[str, Run] = {
+            "one": lambda: self._build(files, 1),
+            "bare": lambda: run("bare", *files, environment=ENVIRONMENT),
+            "two": lambda: self._build(files, 2),
+        }
+        python = None if self.options.without_peers else peers_python(self.options.peers)
+        parts = {} if python is None else self._shares(files[0])
+        for name, part in parts.items():
+            runs[name] = partial(PEERS[name].run, python, [part], ENVIRONMENT)
+        best = _best_of(self.options.rounds, runs)
+        one, bare = best["one"], best["bare"]
         yield (
             f"{amount:.0f} MB, {bare['documents']:,} documents, {bare['tokens'] / 1e6:.1f} M tokens; one worker: "
             f"{one['seconds']:.2f} s, {one['planning']:.2f} s of it before the first chunk is given out"
         )
         seconds = one["seconds"]
         yield _ratio("build, one worker / JSON parsing + fastokens alone", seconds, bare["seconds"], amount, 0.55)
-        yield _ratio("build, two workers / one worker", two["seconds"], seconds, amount, 1.7)
-        if not self.options.without_peers:
-            yield from self._peers(files, amount, seconds)
-
-    def _peers(self, files: list[Path], amount: float, seconds: float) -> Iterator[object]:
-        try:
-            python = peers_python(self.options.peers)
+        yield _ratio("build, two workers / one worker", best["two"]["seconds"], seconds, amount, 1.7)
+        if python is not None:
             yield f"peers: {versions(python)}"
-            for name, peer, share, goal in (
-                ("datasets.map + HF tokenizer + TRL pack_dataset", trl_packing, TRL_MEGABYTES, 20),
-                ("tiktoken + numpy.memmap", tiktoken_memmap, TIKTOKEN_MEGABYTES, 4),
-            ):
-                part = beginning(files[0], self.folder / "part.jsonl", min(share, amount / len(files)))
-                taken = min((peer(python, [part], ENVIRONMENT) for _ in range(2)), key=lambda each: each["seconds"])
-                self._check_tokens(name, part, taken["tokens"])
-                theirs = taken["seconds"] * amount / size([part])
-                yield _ratio(f"build / {name} ({size([part]):.0f} MB of it)", seconds, theirs, amount, goal)
-        except PeersMissing as error:
-            yield f"NOT MEASURED against peers: {error}"
+        for name, part in parts.items():
+            self._check_tokens(name, part, best[name]["tokens"])
+            theirs = best[name]["seconds"] * amount / size([part])
+            yield _ratio(f"build / {name} ({size([part]):.0f} MB)", seconds, theirs, amount, PEERS[name].goal)
+
+    def _shares(self, file: Path) -> dict[str, Path]:
+        """The beginning of the text, as much of it as each peer is timed on."""
+        return {
+            name: beginning(file, self.folder / f"part-of-{peer.megabytes}.jsonl", peer.megabytes)
+            for name, peer in PEERS.items()
+        }
 
     def _check_tokens(self, name: str, part: Path, tokens: int) -> None:
         """A peer that makes other tokens of the text does other work."""
@@ -192,11 +205,11 @@ class Bench:
             return worker_peak(Path(scratch, "cache"), files, 1, ENVIRONMENT)
 
 
-def _best_of(rounds: int, **runs: Run) -> dict[str, dict[str, Any]]:
+def _best_of(rounds: int, runs: dict[str, Run]) -> dict[str, dict[str, Any]]:
     """The fastest of each, where all took turns."""
     taken: dict[str, list[dict[str, Any]]] = {name: [] for name in runs}
     for round_ in range(rounds):
-        for name in sorted(runs, reverse=bool(round_ % 2)):
+        for name in list(runs)[:: -1 if round_ % 2 else 1]:
             taken[name].append(runs[name]())
     return {name: min(each, key=lambda answer: answer["seconds"]) for name, each in taken.items()}
 

@@ -16,10 +16,6 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 SCRIPTS = REPOSITORY / "benchmarks" / "peers"
 
 
-class PeersMissing(Exception):
-    """The environment of the peers could not be made; why."""
-
-
 def peers_python(folder: Path) -> Path:
     """The interpreter of the peers' environment, made if it is not there."""
     python = folder / "bin" / "python"
@@ -57,7 +53,7 @@ def tiktoken_memmap(python: Path, files: list[Path], environment: dict[str, str]
 def _run(command: list[str], environment: dict[str, str] | None = None) -> str:
     finished = subprocess.run(command, env=environment or dict(os.environ), capture_output=True, text=True)
     if finished.returncode:
-        raise PeersMissing(f"{' '.join(command[:4])} …: {finished.stderr.strip()[-1000:]}")
+        raise RuntimeError(f"{' '.join(command[:4])} …: {finished.stderr.strip()[-2000:]}")
     return finished.stdout
 
 

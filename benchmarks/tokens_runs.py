@@ -68,7 +68,13 @@ def estimate(*files: str) -> dict[str, Any]:
     before, started = _bytes_read(), time.perf_counter()
     found: Estimate = fb.estimate(source, RECIPE)
     seconds = time.perf_counter() - started
-    return {"rows": found.rows, "bytes": found.stored_bytes, "read": _bytes_read() - before, "seconds": seconds}
+    return {
+        "rows": found.rows,
+        "bytes": found.stored_bytes,
+        "sampled": found.sampled_weight / found.source_weight,
+        "read": _bytes_read() - before,
+        "seconds": seconds,
+    }
 
 
 def _bytes_read() -> int:

@@ -78,6 +78,12 @@ def test_a_file_without_the_column_is_an_error_that_names_it_and_what_it_has(tmp
     assert texts(fb.sources.parquet(tmp_path / "b.parquet", text="content")) == ["x"]
 
 
+def test_two_columns_of_the_name_are_an_error(tmp_path):
+    pq.write_table(pa.Table.from_arrays([pa.array(["a"]), pa.array(["b"])], ["text", "text"]), tmp_path / "a.parquet")
+    with pytest.raises(SourceUnreadable, match=r"a\.parquet.* it has 2 columns 'text'"):
+        read_all(fb.sources.parquet(tmp_path))
+
+
 @pytest.mark.parametrize("values", [[1, 2], [[b"a"], []], [{"text": "a"}, None], [1.5, None]])
 def test_a_column_that_holds_no_text_is_an_error_that_says_what_it_holds(tmp_path, values):
     pq.write_table(pa.table({"text": values}), tmp_path / "a.parquet")
@@ -172,6 +178,24 @@ def test_a_large_row_group_is_never_in_memory_as_a_whole(tmp_path):
     rows, size, peak = measure_reading(f"fb.sources.parquet({str(path)!r})", every=2000)
     assert (rows, size) == (24_000, 24_000 * 5000)
     assert peak < 90_000_000  # the column takes 120 MB
+
+
+def test_a_long_text_that_is_stored_once_and_read_in_every_row_is_not_in_memory_for_all_of_them(tmp_path):
+    pq.write_table(pa.table({"text": ["x" * 200_000] * 1000}), tmp_path / "a.parquet")
+    rows, size, peak = measure_reading(f"fb.sources.parquet({str(tmp_path / 'a.parquet')!r})", every=2000)
+    assert (rows, size) == (1000, 200_000_000)
+    assert peak < 150_000_000
+
+
+def test_long_texts_behind_a_row_group_of_short_ones_are_read_a_few_at_a_time(tmp_path):
+    schema = pa.schema({"text": pa.string()})
+    options = {"use_dictionary": False, "compression": "none", "write_batch_size": 1}
+    with pq.ParquetWriter(tmp_path / "a.parquet", schema, **options) as writer:
+        for text, count in [("x", 2000), ("x" * 200_000, 1000)]:
+            writer.write_table(pa.table({"text": [text] * count}, schema=schema))
+    rows, size, peak = measure_reading(f"fb.sources.parquet({str(tmp_path / 'a.parquet')!r})", every=3000)
+    assert (rows, size) == (3000, 2000 + 200_000_000)
+    assert peak < 90_000_000
 
 
 def test_without_pyarrow_the_error_says_what_to_install(tmp_path):

@@ -25,6 +25,7 @@ __all__ = ["ParquetFile", "check_footer", "open_parquet", "read_rows", "row_cuts
 _BUFFER = 1 << 22
 _BATCH_BYTES = 1 << 18
 _MOST_BATCH_ROWS = 1024
+_MOST_DICTIONARY_ROWS = 64  # a text that is stored once may be in every row: the mean says nothing of that
 _EVEN_PARTS = 8
 _SLACK = 8
 
@@ -110,9 +111,7 @@ class _Cursor:
     def __init__(self, parquet: ParquetFile, column: str, group: int, row: int) -> None:
         self.column = column
         self.row = row  # the next to be taken
-        groups = list(range(group, parquet.metadata.num_row_groups))
-        rows = _batch_rows(parquet, column, group)
-        self._batches = parquet.iter_batches(rows, row_groups=groups, columns=[column], use_threads=False)
+        self._batches = _batches(parquet, column, group)
         self._left: pa.Array = pa.array([], pa.string())
 
     def take(self, start: int, stop: int) -> tuple[int, pa.Array]:
@@ -135,13 +134,20 @@ class _Cursor:
 _cursors: "WeakKeyDictionary[ParquetFile, _Cursor]" = WeakKeyDictionary()
 
 
+def _batches(parquet: ParquetFile, column: str, first: int) -> Iterator[pa.RecordBatch]:
+    """A few rows at a time from a row group on; how many is judged for each group by itself."""
+    for group in range(first, parquet.metadata.num_row_groups):
+        rows = _batch_rows(parquet, column, group)
+        yield from parquet.iter_batches(rows, row_groups=[group], columns=[column], use_threads=False)
+
+
 def _batch_rows(parquet: ParquetFile, column: str, group: int) -> int:
     """So many rows that a batch stays small, by the mean of the row group."""
-    if group >= parquet.metadata.num_row_groups:
-        return 1
     rows = parquet.metadata.row_group(group).num_rows
-    mean = _column_chunk(parquet, column, group).total_uncompressed_size / max(1, rows)
-    return int(min(max(_BATCH_BYTES / max(1, mean), 1), _MOST_BATCH_ROWS))
+    chunk = _column_chunk(parquet, column, group)
+    mean = chunk.total_uncompressed_size / max(1, rows)
+    most = _MOST_DICTIONARY_ROWS if chunk.has_dictionary_page else _MOST_BATCH_ROWS
+    return int(min(max(_BATCH_BYTES / max(1, mean), 1), most))
 
 
 def stored_spans(parquet: ParquetFile, column: str) -> list[tuple[int, int]]:
@@ -172,5 +178,7 @@ def _column_problem(schema: pa.Schema, column: str) -> str:
     if column not in schema.names:
         known = ", ".join(f"'{name}'" for name in schema.names)
         return f"it has no column '{column}'; it has: {known}"
+    if schema.names.count(column) > 1:
+        return f"it has {schema.names.count(column)} columns '{column}'"
     kind = schema.field(column).type
     return "" if holds_text(kind) else f"its column '{column}' holds {kind}, not text"

@@ -1,15 +1,15 @@
 """Which `tokenizer.json` a name stands for, and the ids in it."""
 
 import hashlib
-import json
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from importlib import import_module
 from typing import Any
 
+import msgspec
 from safetensors import SafetensorError, safe_open
 
 from forebay.errors import TokenizerUnusable
@@ -22,6 +22,26 @@ TOKENIZER_FILE = "tokenizer.json"
 CONSTANTS_SUFFIX = ".safetensors"
 CONSTANT = "tokenizer"  # under this name a token cache keeps the file among its constants
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+
+
+class _AddedToken(msgspec.Struct, frozen=True):
+    id: int
+    content: str
+    special: bool = False
+
+
+class _Model(msgspec.Struct, frozen=True):
+    vocab: dict[str, int] | list[tuple[str, float]] = {}
+    dropout: float | None = None
+    unk_token: str | None = None
+    unk_id: int | None = None
+
+
+class _Document(msgspec.Struct, frozen=True):
+    """What of a `tokenizer.json` is looked at here."""
+
+    model: _Model
+    added_tokens: list[_AddedToken] | None = None
 
 
 @dataclass(frozen=True)
@@ -38,10 +58,9 @@ class Vocabulary:
     @cached_property
     def ids(self) -> Mapping[str, int]:
         """Every token of the model and every added one."""
-        model = self._document["model"]
-        found = model.get("vocab", {})
-        known = dict(found) if isinstance(found, dict) else {piece: at for at, (piece, *_) in enumerate(found)}
-        return known | {token["content"]: token["id"] for token in self._document.get("added_tokens") or ()}
+        found = self._document.model.vocab
+        known = dict(found) if isinstance(found, dict) else {piece: at for at, (piece, _) in enumerate(found)}
+        return known | {token.content: token.id for token in self._added}
 
     @cached_property
     def size(self) -> int:
@@ -51,17 +70,16 @@ class Vocabulary:
     @cached_property
     def special(self) -> tuple[str, ...]:
         """The texts that a tokenizer would turn into control tokens, if it were let."""
-        return tuple(token["content"] for token in self._document.get("added_tokens") or () if token.get("special"))
+        return tuple(token.content for token in self._added if token.special)
 
     def control_ids(self, chosen: Iterable[int]) -> frozenset[int]:
         """The ids that no text may have: those of control tokens, and of `chosen` marks of a document's ends.
 
         An ordinary token that is chosen for that stays one. The token for what is unknown comes of text, so it is none.
         """
-        model = self._document["model"]
-        unknown = {self.ids.get(model.get("unk_token"), -1), model.get("unk_id")}
-        added = {token["id"] for token in self._document.get("added_tokens") or ()}
-        marks = added | {self.ids[token] for token in END_TOKENS if token in self.ids}
+        model = self._document.model
+        unknown = {self.ids.get(model.unk_token or "", -1), model.unk_id}
+        marks = {token.id for token in self._added} | {self.ids[token] for token in END_TOKENS if token in self.ids}
         return frozenset(({self.ids[token] for token in self.special} | marks.intersection(chosen)) - unknown)
 
     def id_of(self, token: str | int, role: str) -> int:
@@ -85,16 +103,18 @@ class Vocabulary:
     def padding(self) -> int | None:
         return next((self.ids[token] for token in PAD_TOKENS if token in self.ids), None)
 
+    @property
+    def _added(self) -> Sequence[_AddedToken]:
+        return self._document.added_tokens or ()
+
     @cached_property
-    def _document(self) -> Mapping[str, Any]:
+    def _document(self) -> _Document:
         try:
-            document = json.loads(self.json)
-            if not isinstance(document, dict) or "model" not in document:
-                raise ValueError("it has no 'model'")
-            if document["model"].get("dropout"):
-                raise ValueError("its model draws ids at random ('dropout'), set that to null")
-        except ValueError as error:
+            document = msgspec.json.decode(self.json, type=_Document)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise TokenizerUnusable(self.name, f"its tokenizer.json is of no use: {error}") from error
+        if document.model.dropout:
+            raise TokenizerUnusable(self.name, "its model draws ids at random ('dropout'); set that to null")
         return document
 
 

@@ -1,6 +1,7 @@
 """Layers: further columns over the same rows, joined when they are read."""
 
 import shutil
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,7 @@ from tests.layer_recipes import (
 )
 
 import forebay as fb
+from forebay.cache.prepare import prepare_layer
 from forebay.errors import (
     BuildFailed,
     CacheNotFound,
@@ -32,6 +34,8 @@ from forebay.errors import (
     RecipeInvalid,
     RecipeMismatch,
 )
+from forebay.store import LocalStore
+from forebay.store.base import Buffer
 
 
 def test_a_layer_adds_columns_row_by_row_with_presence_bits(tmp_path: Path) -> None:
@@ -98,6 +102,44 @@ def test_constants_left_by_a_layer_that_never_began_do_not_survive(tmp_path: Pat
     stray = root / "layers/length/constants.safetensors"
     stray.parent.mkdir()
     stray.write_bytes((root / "layers/numbers/constants.safetensors").read_bytes())
+    fb.build(root, None, LengthLayer(times=5), workers=0)
+    assert fb.open_cache(root).constants("length")["factor"].tolist() == [5]
+
+
+class LateStore(LocalStore):
+    """A builder that has seen no recipe, and then waits until another has kept its own."""
+
+    def __init__(self, folder: Path, other: Callable[[], object]) -> None:
+        super().__init__(folder)
+        self.others = [other]
+
+    def _wait(self, key: str) -> None:
+        if key.startswith("layers/length/") and self.others:
+            self.others.pop()()
+
+    def create(self, key: str, data: Sequence[Buffer]) -> bool:
+        self._wait(key)
+        return super().create(key, data)
+
+    def replace(self, key: str, data: Sequence[Buffer]) -> None:
+        self._wait(key)
+        super().replace(key, data)
+
+
+def test_a_builder_whose_recipe_came_too_late_leaves_no_constants(tmp_path: Path) -> None:
+    root = number_cache(tmp_path)
+    late = LateStore(root, lambda: prepare_layer(LocalStore(root), LengthLayer(times=5), "length"))
+    with pytest.raises(RecipeMismatch, match="differs in: times"):
+        fb.build(late, None, LengthLayer(times=3), workers=0)
+    assert not late.others
+    fb.build(root, None, LengthLayer(times=5), workers=0)
+    assert fb.open_cache(root).constants("length")["factor"].tolist() == [5]
+
+
+def test_constants_that_a_killed_builder_did_not_come_to_are_kept_by_the_next(tmp_path: Path) -> None:
+    root = number_cache(tmp_path)
+    prepare_layer(LocalStore(root), LengthLayer(times=5), "length")
+    (root / "layers/length/constants.safetensors").unlink()
     fb.build(root, None, LengthLayer(times=5), workers=0)
     assert fb.open_cache(root).constants("length")["factor"].tolist() == [5]
 

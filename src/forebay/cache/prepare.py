@@ -83,9 +83,7 @@ def prepare_layer(store: Store, recipe: AnyRecipe, layer: str) -> None:
     if kept is None:
         _check_reads(store, recipe)
         _check_names(store, recipe, layer)
-        _keep_constants(store, recipe, layer)
-        text = msgspec.json.format(msgspec.json.encode(document(recipe, layer, FORMAT_VERSION)))
-        store.create(layout.recipe(layer), [text + b"\n"])
+        _keep_recipe(store, recipe, layer)
         kept = read_recipe_document(store, layer)
     assert kept is not None
     if kept.fingerprint != fingerprint(recipe):
@@ -93,6 +91,15 @@ def prepare_layer(store: Store, recipe: AnyRecipe, layer: str) -> None:
     if not same_document(kept, document(recipe, layer, FORMAT_VERSION), recipe):
         problem = "it declares other columns than its recipe, with the same fingerprint; raise the recipe's revision"
         raise IndexCorrupt(store.address, layout.recipe(layer), f"{problem} where `columns` or `reads` changed")
+    if not _has_constants(store, layer):  # who kept the recipe may have died before it kept these
+        _keep_constants(store, recipe, layer)
+
+
+def _keep_recipe(store: Store, recipe: AnyRecipe, layer: str) -> None:
+    """Of two builders that begin a layer, the one whose recipe is kept keeps its constants, and the other none."""
+    text = msgspec.json.format(msgspec.json.encode(document(recipe, layer, FORMAT_VERSION)))
+    if store.create(layout.recipe(layer), [text + b"\n"]):
+        _keep_constants(store, recipe, layer)
 
 
 def sealed_constants(recipe: AnyRecipe, layer: str) -> list[Buffer]:
@@ -103,12 +110,20 @@ def sealed_constants(recipe: AnyRecipe, layer: str) -> list[Buffer]:
 
 
 def _keep_constants(store: Store, recipe: AnyRecipe, layer: str) -> None:
-    """What a builder left that died before it kept the recipe is no constant of this layer."""
+    """In place of whatever may lie there without a recipe."""
     constants = sealed_constants(recipe, layer)
     if constants:
         store.replace(layout.constants(layer), constants)
     else:
         store.delete(layout.constants(layer))
+
+
+def _has_constants(store: Store, layer: str) -> bool:
+    try:
+        store.read(layout.constants(layer), 0, 1)
+    except KeyError:
+        return False
+    return True
 
 
 def _check_reads(store: Store, recipe: AnyRecipe) -> None:

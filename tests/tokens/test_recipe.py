@@ -221,6 +221,11 @@ def test_a_recipe_without_room_for_text_is_refused(fields):
         fb.TokenRecipe(tokenizer="gpt2", **fields)
 
 
+def test_a_row_longer_than_any_chunk_should_be_is_refused():
+    with pytest.raises(RecipeInvalid, match="sequence_length is 2,147,483,648; a row holds at most 16,777,216 tokens"):
+        fb.TokenRecipe(tokenizer="gpt2", sequence_length=1 << 31)
+
+
 # — as a cache —
 
 

@@ -5,6 +5,7 @@ pieces      ├ 5 ┤├2┤├─ 3 ─┤├ 2 ┤           a document longer
 rows        ├ 5 ┤  ├─ 3 ─┤├2┤  ├ 2 ┤···   every piece goes where it leaves least room
 """
 
+from collections import defaultdict
 from dataclasses import dataclass
 
 import numpy as np
@@ -63,7 +64,7 @@ def _fill(values: list[int], counts: list[int], capacity: int) -> Array:
     Items of one length are placed together: a bin with the least room that holds one takes as many of them as it can,
     because after each its room is less still. So the work grows with the kinds of room, not with the items.
     """
-    rooms: list[list[int]] = [[] for _ in range(capacity + 1)]  # room -> the bins that have it, oldest first
+    rooms: defaultdict[int, list[int]] = defaultdict(list)  # room -> the bins that have it, oldest first
     open_rooms = 0  # bit r is set where rooms[r] holds a bin
     bins: list[int] = []
     takes: list[int] = []
@@ -97,6 +98,7 @@ def _fill(values: list[int], counts: list[int], capacity: int) -> Array:
             if fitting:
                 del here[:used]
                 if not here:
+                    del rooms[room]
                     open_rooms &= ~(1 << room)
     return np.repeat(np.array(bins, np.int64), np.array(takes, np.int64))
 

@@ -21,6 +21,8 @@ from forebay.tokens.vocabulary import CONSTANT, TOKENIZER_FILE, Vocabulary, load
 
 BLOCK_TOKENS = 128 * 1024  # compresses a fifth better than 16 K, and decodes in a third of a millisecond
 
+MOST_TOKENS = 1 << 24  # of a row: one alone is a large chunk then
+
 SAMPLE_MARKS = 16 * 1024  # of a document, for holding two encoders against each other
 
 
@@ -52,6 +54,10 @@ class TokenRecipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         for name in ("sequence_length", "chunk_size"):
             if getattr(self, name) < 1:
                 raise RecipeInvalid(f"{name} is {getattr(self, name)}; it must be at least 1")
+        if self.sequence_length > MOST_TOKENS:
+            raise RecipeInvalid(
+                f"sequence_length is {self.sequence_length:,}; a row holds at most {MOST_TOKENS:,} tokens"
+            )
         if self.sequence_length <= (self.eos is not None) + (self.bos is not None):
             raise RecipeInvalid(f"sequence_length {self.sequence_length} has no room for text beside eos and bos")
 

@@ -18,7 +18,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "store": {"errors"},
     "format": WORDS | {"store"},
     "cache": WORDS | {"store", "format"},  # knows no kind of data
-    "engine": {"errors", "store", "cache"},
+    "engine": {"errors", "recipe", "store", "cache"},
     "hub": {"errors"},
     "sources": WORDS | {"hub"},  # knows no store
     "raw": WORDS,

@@ -6,6 +6,7 @@ Everything here takes the root of a cache (a folder's path or a store) and answe
 import os
 import socket
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from functools import partial
 from typing import Literal, cast
 
@@ -50,6 +51,8 @@ from forebay.source import Source
 from forebay.store import LocalStore, Store, open_store
 from forebay.store.opening import Root
 
+LONG_WORK_BYTES = 64 * 1024 * 1024
+
 OnProgress = Callable[[Progress], None]
 Mode = Literal["forward", "inverse"]
 
@@ -77,16 +80,18 @@ def build(
     """
     store = open_store(root)
     name = layer or recipe.kind
-    settled, notes = settle(store, source, recipe, name)
-    terms = _terms(settled, workers, memory_limit, max_failures, lease_seconds, on_progress)
-    place = _prepared(store, source, settled, name, terms).noting(notes)
-    engine = _engine(workers)
-    if mode == "inverse" and newest_generation(store) is not None:
-        mended = _repair(store, source, settled, None, engine, terms)
-        if mended.failed:
-            raise BuildFailed(store.address, _by_chunk(mended.failed))
-    wanted = in_order(place.chunks, mode, start_chunk, end_chunk)
-    return build_chunks(place, wanted, engine, terms)
+    with closing(_engine(workers)) as engine:
+        if source is not None and _is_long_work(store, source):
+            engine.get_ready(recipe, 1 if memory_limit else _worker_count(workers))
+        settled, notes = settle(store, source, recipe, name)
+        terms = _terms(settled, workers, memory_limit, max_failures, lease_seconds, on_progress)
+        place = _prepared(store, source, settled, name, terms).noting(notes)
+        if mode == "inverse" and newest_generation(store) is not None:
+            mended = _repair(store, source, settled, None, engine, terms)
+            if mended.failed:
+                raise BuildFailed(store.address, _by_chunk(mended.failed))
+        wanted = in_order(place.chunks, mode, start_chunk, end_chunk)
+        return build_chunks(place, wanted, engine, terms)
 
 
 def grow(
@@ -278,6 +283,12 @@ def _worker_count(workers: int | None) -> int:
 
 def _engine(workers: int | None) -> Engine:
     return InlineEngine() if workers == 0 else LocalEngine()
+
+
+def _is_long_work(store: Store, source: Source) -> bool:
+    """Whether there is enough to do that workers should start while it is planned."""
+    _check_source(source)
+    return newest_generation(store) is None and sum(file.size for file in source.files()) >= LONG_WORK_BYTES
 
 
 def _planning(terms: Terms, done: int, total: int, passed: int) -> None:

@@ -72,7 +72,7 @@ def test_a_document_of_100_mb_in_one_line_is_packed_within_the_limit(tmp_path, c
     report, peak = build(source, tmp_path / "cache")
     with capsys.disabled():
         print(f"\na document of 100 MB, {suffix}: the worker held at most {peak / MB:.0f} MB")
-    assert report["text_bytes"] == DOCUMENT
+    assert report["characters"] == DOCUMENT
     assert (report["documents"], report["documents_split"], report["failures"]) == (1, 1, 0)
     assert report["tokens"] == report["tokens_in"] > DOCUMENT / 10
     assert DOCUMENT < peak < LIMIT

@@ -6,6 +6,7 @@ from typing import Literal, Protocol
 
 from forebay.cache.work import Job
 from forebay.format.chunk import ChunkRecord
+from forebay.recipe import AnyRecipe
 
 Trouble = Literal["io", "disk-full", "source-changed", "error"]
 
@@ -67,4 +68,10 @@ class Crew(Protocol):
 class Engine(Protocol):
     """Who runs the chunks: local processes, this process, a cluster."""
 
+    def get_ready(self, recipe: AnyRecipe, workers: int) -> None:
+        """Begin to start so many workers, and have them load what a recipe needs: its `get_ready()`, if it has one."""
+
     def start(self, job: Job, workers: int) -> Crew: ...
+
+    def close(self) -> None:
+        """End what was started and not used."""

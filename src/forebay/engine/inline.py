@@ -6,9 +6,16 @@ import time
 from forebay.cache.crew import Crew, Event
 from forebay.cache.work import Job
 from forebay.engine.attempt import attempt_chunk
+from forebay.recipe import AnyRecipe
 
 
 class InlineEngine:
+    def get_ready(self, recipe: AnyRecipe, workers: int) -> None:
+        """This process is."""
+
+    def close(self) -> None:
+        """Nothing was started."""
+
     def start(self, job: Job, workers: int) -> Crew:
         return InlineCrew(job)
 

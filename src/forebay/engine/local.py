@@ -17,20 +17,42 @@ from typing import Any
 from forebay.cache.crew import Crew, Died, Event
 from forebay.cache.work import Job
 from forebay.errors import RecipeInvalid
+from forebay.recipe import AnyRecipe
 
+_ENVIRONMENT = {
+    # A worker is one core's work: a library that starts a thread per core would crowd out the others.
+    "RAYON_NUM_THREADS": "1",
+    # Every chunk takes arrays as large as the one before did: they are kept, not given back and faulted in again.
+    "MALLOC_MMAP_THRESHOLD_": str(256 << 20),
+    "MALLOC_TRIM_THRESHOLD_": str(256 << 20),
+}
 _BOOT = "import sys; sys.path[:] = {path!r}; from forebay.engine.worker import main; main({fd})"
 
 
 class LocalEngine:
+    """Starts workers; some may start while the work is still being planned."""
+
+    def __init__(self) -> None:
+        self._ready: list[Worker] = []
+
+    def get_ready(self, recipe: AnyRecipe, workers: int) -> None:
+        self._ready += [Worker(_pickled_recipe(recipe)) for _ in range(workers)]
+
     def start(self, job: Job, workers: int) -> Crew:
-        return LocalCrew(job, workers)
+        ready, self._ready = self._ready[:workers], self._ready[workers:]
+        return LocalCrew(job, workers, ready)
+
+    def close(self) -> None:
+        while self._ready:
+            self._ready.pop().end()
 
 
 class LocalCrew:
     """Worker processes, each replaced when it dies."""
 
-    def __init__(self, job: Job, workers: int) -> None:
+    def __init__(self, job: Job, workers: int, ready: "list[Worker]") -> None:
         self._job = _pickled(job)
+        self._ready = ready
         self._workers: dict[int, Worker] = {}
         self._size = workers
         self._next_slot = 0
@@ -78,14 +100,16 @@ class LocalCrew:
 
     def _fill(self) -> None:
         while len(self._workers) < self._size:
-            self._workers[self._next_slot] = Worker(self._job)
+            worker = self._ready.pop() if self._ready else Worker(pickle.dumps(None))
+            worker.begin(self._job)
+            self._workers[self._next_slot] = worker
             self._next_slot += 1
 
 
 class Worker:
     """One process and the pipe to it."""
 
-    def __init__(self, job: bytes) -> None:
+    def __init__(self, needs: bytes) -> None:
         self.chunk: int | None = None
         self.pipe, far = Pipe()
         with far:
@@ -94,10 +118,12 @@ class Worker:
                 [sys.executable, "-c", boot],
                 pass_fds=[far.fileno()],
                 stdin=subprocess.DEVNULL,
-                # A worker is one core's work: a library that starts a thread per core would crowd out the others.
-                env={"RAYON_NUM_THREADS": "1", **os.environ},
+                env={**_ENVIRONMENT, **os.environ},
                 process_group=0,  # Ctrl-C at the terminal is the builder's to handle
             )
+        self._send(needs)
+
+    def begin(self, job: bytes) -> None:
         self._send(job)
 
     def give(self, chunk: int) -> None:
@@ -119,9 +145,22 @@ class Worker:
         self.pipe.close()
         self.process.wait()
 
+    def end(self) -> None:
+        """Whatever it is doing."""
+        self.process.kill()
+        self.close()
+
     def _send(self, message: bytes) -> None:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # its death shows when it is waited for
             self.pipe.send_bytes(message)
+
+
+def _pickled_recipe(recipe: AnyRecipe) -> bytes:
+    """What cannot be sent is refused when the job is sent; until then a worker starts without it."""
+    try:
+        return pickle.dumps(recipe)
+    except (TypeError, AttributeError, pickle.PicklingError):
+        return pickle.dumps(None)
 
 
 def _pickled(job: Job) -> bytes:

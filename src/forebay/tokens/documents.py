@@ -48,7 +48,7 @@ class Documents:
     numbers: Array  # (documents,) int64, which sample of the slice a document is
     names: list[str]  # (documents,) the ids of the samples
     failures: list[Failure] = field(default_factory=list)
-    text_bytes: int = 0
+    characters: int = 0
 
 
 def encode_documents(samples: Iterable[Sample], encoder: Encoder, frame: Frame) -> Documents:
@@ -76,7 +76,7 @@ def _texts(samples: Iterable[Sample], found: Documents, numbers: list[int]) -> I
         if isinstance(text, Failure):
             found.failures.append(text)
             continue
-        found.text_bytes += len(text) if text.isascii() else len(text.encode())
+        found.characters += len(text)
         found.names.append(sample.id)
         numbers.append(number)
         yield text
@@ -132,6 +132,6 @@ def _set_aside(forged: list[int], batch: list[str], found: Documents, numbers: l
         found.failures.append(
             Failure(found.names.pop(first + at), "control-token", "the tokenizer makes a control token of its text")
         )
-        found.text_bytes -= len(batch[at].encode())
+        found.characters -= len(batch[at])
         del numbers[first + at]
     return [text for at, text in enumerate(batch) if at not in forged]

@@ -19,7 +19,7 @@ def row_statistics(documents: Documents, kept: Array, packed: Packed, capacity: 
         "documents": len(documents.lengths),
         "documents_split": int(np.count_nonzero(kept > capacity)),
         "documents_cut": int(np.count_nonzero((kept < documents.lengths) & (kept > 0))),
-        "text_bytes": documents.text_bytes,
+        "characters": documents.characters,
         "tokens_in": int(documents.lengths.sum()),
         "tokens": int(used.sum()),
         "tokens_dropped": int((documents.lengths - kept).sum()),
@@ -45,7 +45,7 @@ def token_figures(fields: Mapping[str, Any], statistics: Mapping[str, Any], hold
         "bytes_per_token": _ratio(stored, tokens),
         "bits_per_token": _ratio(8 * stored, tokens),
         "compression_ratio": _ratio(statistics.get("raw_bytes", 0), stored),
-        "text_bytes_per_token": _ratio(statistics.get("text_bytes", 0), statistics.get("tokens_in", 0)),
+        "characters_per_token": _ratio(statistics.get("characters", 0), statistics.get("tokens_in", 0)),
         "tokens_per_document": _ratio(statistics.get("tokens_in", 0), statistics.get("documents", 0)),
     }
 

@@ -14,7 +14,7 @@ from forebay.recipe import ChunkTarget, Rows
 from forebay.source import Sample
 from forebay.tokens.choice import choose_encoder
 from forebay.tokens.documents import Frame, encode_documents
-from forebay.tokens.encoders import ENCODERS, EncoderName, encoder_version, open_encoder
+from forebay.tokens.encoders import ENCODERS, EncoderName, encoder_version, is_installed, open_encoder
 from forebay.tokens.figures import old_metadata, row_statistics, token_figures
 from forebay.tokens.rows import LongDocuments, cut_long, pack_rows
 from forebay.tokens.vocabulary import CONSTANT, TOKENIZER_FILE, Vocabulary, load_vocabulary, vocabulary_in
@@ -46,7 +46,7 @@ class TokenRecipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     pad: str | int = "auto"
     deduplicate: bool = False
     codec: Codec = "zstd"
-    level: Level = "default"
+    level: Level = "fast"
     rows_per_block: int = 0
     encoder: Literal["auto", "fastokens", "tokenizers"] = "auto"
 
@@ -103,6 +103,11 @@ class TokenRecipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         own = vocabulary_in(constants)
         is_sound = own is not None and own.sha256 == dependencies.get(TOKENIZER_FILE)
         return msgspec.structs.replace(self, tokenizer=constants) if is_sound else self
+
+    def get_ready(self) -> None:
+        """Load the encoder that will most likely be used."""
+        likely: EncoderName = "fastokens" if is_installed("fastokens") else "tokenizers"
+        open_encoder(likely if self.encoder == "auto" else self.encoder, self.vocabulary())
 
     def rows_from(self, statistics: Mapping[str, Any]) -> float:
         """In a large chunk nearly every row is full."""

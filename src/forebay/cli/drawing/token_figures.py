@@ -37,7 +37,7 @@ def _figures(counts: Mapping[str, Any], figures: Mapping[str, Any]) -> Iterator[
     yield (
         "text",
         (
-            f"{figures['text_bytes_per_token']:.2f} bytes per token, "
+            f"{figures['characters_per_token']:.2f} characters per token, "
             f"{figures['tokens_per_document']:,.0f} tokens per document"
         ),
     )

@@ -125,7 +125,7 @@ TOKENS = Kind(
         click.option("--pad", type=TokenNameType(), help="What fills a row.  [recipe; by vocabulary, else 0]"),
         click.option("--deduplicate/--keep-duplicates", default=None, help="Of equal documents, keep one.  [recipe]"),
         click.option("--codec", type=click.Choice(["none", "lz4", "zstd"]), help="Compression.  [recipe; zstd]"),
-        click.option("--level", type=click.Choice(["fast", "default", "max"]), help="How hard.  [recipe; default]"),
+        click.option("--level", type=click.Choice(["fast", "default", "max"]), help="How hard.  [recipe; fast]"),
         click.option("--rows-per-block", type=click.IntRange(min=0), help="Rows read at once; 0: by length. [recipe]"),
         click.option(
             "--encoder",

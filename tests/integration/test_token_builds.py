@@ -11,6 +11,7 @@ import pytest
 from tests.builders import chunk_count, chunk_digests, start_python, wait_until
 
 import forebay as fb
+from forebay.errors import BuildFailed
 from forebay.tokens.encoders import decode
 from forebay.tokens.vocabulary import load_vocabulary
 
@@ -171,3 +172,23 @@ def start_tokens(source: Path, root: Path, pause: float = 0.0, **build):
         "         on_progress=lambda progress: time.sleep(pause), **build)\n"
     )
     return start_python(["-c", script, json.dumps([str(source), str(root), FIELDS, build, pause])])
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_tokenizer_that_changes_while_chunks_are_made_is_in_none_of_them(corpus, reference, tmp_path, workers):
+    path = tmp_path / "tokenizer.json"
+    path.write_bytes(load_vocabulary("gpt2").json)
+
+    def swap_two_words(progress):
+        if progress.phase != "planning" and progress.done >= 2:
+            document = json.loads(load_vocabulary("gpt2").json)
+            words = document["model"]["vocab"]
+            words["the"], words["of"] = words["of"], words["the"]
+            path.write_text(json.dumps(document))
+
+    recipe = fb.TokenRecipe(**FIELDS | {"tokenizer": str(path)})
+    with pytest.raises(BuildFailed, match=r"differs in: tokenizer\.json"):
+        fb.build(tmp_path / "cache", fb.sources.jsonl(corpus[0]), recipe, workers=workers, on_progress=swap_two_words)
+    made = chunk_digests(tmp_path / "cache")
+    assert 2 <= len(made) < len(reference)
+    assert made.items() <= reference.items()

@@ -11,16 +11,46 @@ import numpy as np
 from forebay.cache.census import Sieve
 from forebay.cache.plan import Plan, load_plan
 from forebay.cache.presence import PRESENT
-from forebay.cache.publish import load_generation
+from forebay.cache.publish import load_generation, read_recipe_document
 from forebay.cache.published import open_chunk, read_column
 from forebay.columns import Columns
-from forebay.errors import RecipeInvalid, SourceChanged
+from forebay.errors import LayerNotFound, RecipeInvalid, RecipeMismatch, SourceChanged
 from forebay.format import layout
 from forebay.format.chunk import ChunkRecord, EncodedChunk, encode_chunk
 from forebay.format.generation import Generation
-from forebay.recipe import LayerRecipe, Recipe, Rows, fingerprint, identity_of
+from forebay.recipe import (
+    AnyRecipe,
+    LayerRecipe,
+    Recipe,
+    RecipeDocument,
+    Rows,
+    differing_fields,
+    fingerprint,
+    identity_of,
+)
 from forebay.source import Failure, Part, Sample, Source, SourceFile
 from forebay.store.base import Store
+
+
+@dataclass(frozen=True, slots=True)
+class KeptRecipe:
+    """The recipe that a layer's chunks are made by, as the cache keeps it."""
+
+    root: str
+    layer: str
+    document: RecipeDocument
+
+    @classmethod
+    def of(cls, store: Store, layer: str) -> "KeptRecipe":
+        document = read_recipe_document(store, layer)
+        if document is None:
+            raise LayerNotFound(store.address, layer, [])
+        return cls(store.address, layer, document)
+
+    def check(self, recipe: AnyRecipe) -> None:
+        """Before and after a chunk is made: a file that the recipe depends on may change meanwhile."""
+        if fingerprint(recipe) != self.document.fingerprint:
+            raise RecipeMismatch(self.root, self.layer, differing_fields(self.document, recipe))
 
 
 @dataclass(frozen=True)
@@ -36,6 +66,7 @@ class BaseJob:
     def encode(self, chunk: int) -> EncodedChunk:
         """The bytes of one chunk; a pure function of the recipe and the slice."""
         parts = self._plan.parts(chunk)
+        self._kept.check(self.recipe)
         self._check_files(parts)
         sieve = self._sieve(chunk)
         intake = Intake(self.source, parts, sieve)
@@ -48,12 +79,13 @@ class BaseJob:
             raise RecipeInvalid(f"the recipe '{self.recipe.kind}' makes base rows; leave out those it cannot make")
         sums = [self._part_sum(part) for part in parts]
         self._check_files(parts)
+        self._kept.check(self.recipe)
         return encode_chunk(
             rows.columns,
             self.recipe.columns(),
             layer=self.layer,
             chunk=chunk,
-            fingerprint=self._fingerprint,
+            fingerprint=self._kept.document.fingerprint,
             samples=intake.count,
             failures=(*intake.failures, *rows.failures),
             statistics=rows.statistics if sieve is None else {**rows.statistics, "duplicates": sieve.left_out},
@@ -70,8 +102,8 @@ class BaseJob:
         return load_plan(self.store)
 
     @cached_property
-    def _fingerprint(self) -> str:
-        return fingerprint(self.recipe)
+    def _kept(self) -> "KeptRecipe":
+        return KeptRecipe.of(self.store, self.layer)
 
     def _sieve(self, chunk: int) -> Sieve | None:
         planned = self._plan.left_out(chunk)
@@ -116,13 +148,15 @@ class LayerJob:
         record = table.record(position)
         file = open_chunk(self.store, base, record, keyed=self._pinned.tagged)
         columns = {name: read_column(self.store, base, file, name) for name in self.recipe.reads}
+        self._kept.check(self.recipe)
         rows = self.recipe.make(columns)
+        self._kept.check(self.recipe)
         return encode_chunk(
             _with_presence(rows, record.rows, self.layer),
             (*self.recipe.columns(), PRESENT),
             layer=self.layer,
             chunk=chunk,
-            fingerprint=self._fingerprint,
+            fingerprint=self._kept.document.fingerprint,
             samples=record.rows,
             failures=rows.failures,
             statistics=rows.statistics,
@@ -137,8 +171,8 @@ class LayerJob:
         return load_generation(self.store, self.generation)
 
     @cached_property
-    def _fingerprint(self) -> str:
-        return fingerprint(self.recipe)
+    def _kept(self) -> "KeptRecipe":
+        return KeptRecipe.of(self.store, self.layer)
 
 
 ChunkJob = BaseJob | LayerJob

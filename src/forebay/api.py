@@ -39,7 +39,7 @@ from forebay.cache.records import (
 )
 from forebay.cache.repair import Means, Mending, repair_chunks, repair_index
 from forebay.cache.settle import settle
-from forebay.cache.status import cache_status, find_gaps
+from forebay.cache.status import SHOWN_FAILURES, cache_status, find_gaps
 from forebay.cache.summary import summarize_cache
 from forebay.cache.verify import newest_sound, verify_cache
 from forebay.engine import InlineEngine, LocalEngine
@@ -90,6 +90,7 @@ def build(
             mended = _repair(store, source, settled, None, engine, terms)
             if mended.failed:
                 raise BuildFailed(store.address, _by_chunk(mended.failed))
+            place = place.noting(_mended(mended))
         wanted = in_order(place.chunks, mode, start_chunk, end_chunk)
         return build_chunks(place, wanted, engine, terms)
 
@@ -158,10 +159,13 @@ def gaps(root: Root, *, layer: str | None = None) -> list[Gaps]:
     return find_gaps(open_store(root), layer)
 
 
-def status(root: Root, *, source: Source | None = None) -> Status:
-    """How far a cache is: chunks present, missing, suspect, claimed by whom; failed samples; stale sources."""
+def status(root: Root, *, source: Source | None = None, failures: int | None = SHOWN_FAILURES) -> Status:
+    """How far a cache is: chunks present, missing, suspect, claimed by whom; failed samples; stale sources.
+
+    Of the failed samples, the first `failures` are listed, and all of them where that is None.
+    """
     store = open_store(root)
-    return cache_status(store, source or _kept_source(store))
+    return cache_status(store, source or _kept_source(store), failures)
 
 
 def summarize(root: Root) -> Summary:
@@ -316,6 +320,13 @@ def _check_source(source: object) -> None:
         raise TypeError(
             f"a source is needed, for instance fb.sources.lines('data/*.jsonl'), not {type(source).__name__}"
         )
+
+
+def _mended(report: RepairReport) -> tuple[str, ...]:
+    """What an inverse build found damaged or lost, and put right."""
+    notes = [f"{len(report.restored):,} damaged or lost file(s) were put back as they were"] if report.restored else []
+    notes += [f"'{key}' was replaced by other bytes: {why}" for key, why in report.replaced.items()]
+    return tuple(notes)
 
 
 def _by_chunk(failed: Mapping[str, str]) -> dict[int, str]:

@@ -204,3 +204,11 @@ def test_planning_many_small_files_looks_at_a_few(tmp_path):
         (tmp_path / f"small/{number:05d}").write_bytes(b"ab")
     report = fb.build(tmp_path / "many", fb.sources.files(tmp_path / "small"), fb.RawRecipe(), workers=0)
     assert report.rows == 3000
+
+
+def test_an_inverse_build_says_what_it_put_back(tmp_path):
+    source, root = fb.sources.lines(write_lines(tmp_path / "raw/a.txt", 0, 60)), tmp_path / "cache"
+    fb.build(root, source, RECIPE, workers=0)
+    next((root / "layers").rglob("000001.safetensors")).unlink()
+    report = fb.build(root, source, RECIPE, mode="inverse", workers=0)
+    assert "1 damaged or lost file(s) were put back as they were" in report.notes

@@ -176,6 +176,7 @@ def test_a_long_document_can_be_dropped_and_is_recorded():
     assert sorted(whole_documents(rows)) == [1]
     assert rows.failures == (Failure("d0", "too-long", "41 tokens, a row holds 16"),)
     assert rows.statistics["tokens_dropped"] == 41
+    assert (rows.statistics["documents"], rows.statistics["documents_dropped"]) == (1, 1)
 
 
 def test_a_long_document_can_be_an_error_that_names_it():
@@ -246,6 +247,8 @@ def test_the_encoder_is_chosen_when_a_cache_is_planned_and_recorded(tmp_path):
     build(tmp_path)
     (layer,) = fb.summarize(tmp_path / "cache").layers
     assert layer.fields["encoder"] == "fastokens"
+    assert (layer.fields["eos"], layer.fields["bos"], layer.fields["pad"]) == (50256, None, 0)
+    assert build(tmp_path, eos="<|endoftext|>", pad="!").made == 0
     build(tmp_path, encoder="fastokens")
     with pytest.raises(RecipeMismatch, match="encoder"):
         build(tmp_path, encoder="tokenizers")

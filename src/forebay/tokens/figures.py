@@ -16,7 +16,8 @@ def row_statistics(documents: Documents, kept: Array, packed: Packed, capacity: 
     """Counts of one chunk; they are summed over chunks."""
     used = _used(packed)
     return {
-        "documents": len(documents.lengths),
+        "documents": int(np.count_nonzero(kept)),
+        "documents_dropped": int(np.count_nonzero(kept == 0)),
         "documents_split": int(np.count_nonzero(kept > capacity)),
         "documents_cut": int(np.count_nonzero((kept < documents.lengths) & (kept > 0))),
         "characters": documents.characters,
@@ -46,7 +47,7 @@ def token_figures(fields: Mapping[str, Any], statistics: Mapping[str, Any], hold
         "bits_per_token": _ratio(8 * stored, tokens),
         "compression_ratio": _ratio(statistics.get("raw_bytes", 0), stored),
         "characters_per_token": _ratio(statistics.get("characters", 0), statistics.get("tokens_in", 0)),
-        "tokens_per_document": _ratio(statistics.get("tokens_in", 0), statistics.get("documents", 0)),
+        "tokens_per_document": _ratio(tokens, statistics.get("documents", 0)),
     }
 
 

@@ -1,8 +1,8 @@
 """How documents become rows of tokens."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -24,6 +24,14 @@ BLOCK_TOKENS = 128 * 1024  # compresses a fifth better than 16 K, and decodes in
 MOST_TOKENS = 1 << 24  # of a row: one alone is a large chunk then
 
 SAMPLE_MARKS = 16 * 1024  # of a document, for holding two encoders against each other
+
+
+class Ids(NamedTuple):
+    """The tokens around documents and behind them. Nobody reads padding by its id: `seq_lens` says where it is."""
+
+    eos: int | None
+    bos: int | None
+    pad: int
 
 
 class TokenRecipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -90,13 +98,13 @@ class TokenRecipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     def settled(
         self, kept: Mapping[str, Any] | None, samples: Callable[[], Iterable[Sample]]
     ) -> tuple["TokenRecipe", tuple[str, ...]]:
-        """The recipe with its encoder chosen, and what there is to say about it."""
+        """The recipe with its encoder chosen and its tokens known by id, and what there is to say about the choice."""
         vocabulary = self.vocabulary()
-        self._frame(vocabulary)
+        own = msgspec.structs.replace(self, **self._ids(vocabulary)._asdict())
         texts = [sample.data[:SAMPLE_MARKS] for sample in samples() if isinstance(sample.data, str)]
         wanted = self.encoder if kept is None or self.encoder != "auto" else kept.get("encoder", "auto")
         encoder, notes = choose_encoder(wanted, vocabulary, texts, planned=kept is not None)
-        return msgspec.structs.replace(self, encoder=encoder), notes
+        return msgspec.structs.replace(own, encoder=encoder), notes
 
     def reopened(self, dependencies: Mapping[str, str], constants: str) -> "TokenRecipe":
         """The recipe of a cache that is there: with the tokenizer that lies in it, if that is sound."""
@@ -119,7 +127,7 @@ class TokenRecipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         frame = self._frame(vocabulary)
         documents = encode_documents(samples, open_encoder(self._encoder(), vocabulary), frame)
         cut = cut_long(documents, self.sequence_length, self.long_documents)
-        packed = pack_rows(documents, cut.lengths, self.sequence_length, self._pad(vocabulary))
+        packed = pack_rows(documents, cut.lengths, self.sequence_length, self._ids(vocabulary).pad)
         return Rows(
             {"tokens": packed.tokens, "seq_lens": packed.seq_lens, "documents": packed.documents},
             (*documents.failures, *cut.failures),
@@ -148,20 +156,18 @@ class TokenRecipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return "uint16" if self.vocabulary().size <= 1 << 16 else "uint32"
 
     def _frame(self, vocabulary: Vocabulary) -> Frame:
-        begin = () if self.bos is None else (vocabulary.id_of(self.bos, "bos"),)
-        end: Sequence[int] = ()
-        if self.eos is not None:
-            end = (vocabulary.end_of_document() if self.eos == "auto" else vocabulary.id_of(self.eos, "eos"),)
-        self._pad(vocabulary)
+        ids = self._ids(vocabulary)
+        begin, end = (() if number is None else (number,) for number in (ids.bos, ids.eos))
         control = vocabulary.control_ids([*begin, *end])
-        return Frame(begin, tuple(end), vocabulary.size, DTYPES[self._dtype()][1], control)
+        return Frame(begin, end, vocabulary.size, DTYPES[self._dtype()][1], control)
 
-    def _pad(self, vocabulary: Vocabulary) -> int:
-        """The id on padding. Nothing reads it as padding: `seq_lens` says where that is."""
-        if self.pad != "auto":
-            return vocabulary.id_of(self.pad, "pad")
-        own = vocabulary.padding()
-        return own if own is not None else 0
+    def _ids(self, vocabulary: Vocabulary) -> Ids:
+        eos = vocabulary.end_of_document() if self.eos == "auto" else self.eos
+        return Ids(
+            eos=None if eos is None else vocabulary.id_of(eos, "eos"),
+            bos=None if self.bos is None else vocabulary.id_of(self.bos, "bos"),
+            pad=vocabulary.padding() if self.pad == "auto" else vocabulary.id_of(self.pad, "pad"),
+        )
 
     def _encoder(self) -> EncoderName:
         if self.encoder != "auto":

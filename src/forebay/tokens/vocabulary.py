@@ -100,8 +100,9 @@ class Vocabulary:
             )
         return found
 
-    def padding(self) -> int | None:
-        return next((self.ids[token] for token in PAD_TOKENS if token in self.ids), None)
+    def padding(self) -> int:
+        """The id for padding by the publisher's own custom, else 0."""
+        return next((self.ids[token] for token in PAD_TOKENS if token in self.ids), 0)
 
     @property
     def _added(self) -> Sequence[_AddedToken]:

@@ -154,6 +154,22 @@ def test_a_small_file_is_checked_by_the_hash_that_git_gives_it(hub, tmp_path):
     assert len(blob_hash(text)) == 40
 
 
+@pytest.mark.parametrize("name", ["../../elsewhere", "/tmp/elsewhere", "0" * 39 + "/", "0" * 40 + "\n", ""])
+def test_what_is_no_hash_names_no_file_on_this_disk(hub, tmp_path, monkeypatch, name):
+    monkeypatch.setattr(hub, "_entry", lambda path, content: {"type": "file", "path": path, "oid": name, "size": 1})
+    commit = hub.add("org/set", {"a.parquet": b"x"})
+    with pytest.raises(HubUnreachable, match="its answer is not the hub's"):
+        repository(hub, tmp_path).listing(commit)
+
+
+def test_a_listing_that_a_crash_left_empty_is_asked_for_again(hub, tmp_path):
+    commit = hub.add("org/set", {"a.parquet": b"x"})
+    (listed,) = repository(hub, tmp_path).listing(commit).files
+    for kept in (tmp_path / "kept/listings").iterdir():
+        kept.write_bytes(b"")
+    assert repository(hub, tmp_path, HASTY).listing(commit).files == (listed,)  # another one, which remembers nothing
+
+
 def test_retries_in_a_row_are_counted_and_the_last_trouble_is_named(hub, tmp_path):
     hub.add("org/set", {"a.parquet": SHARD})
     hub.spoil("a.parquet", *[Status(503)] * 9)

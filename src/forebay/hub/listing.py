@@ -1,6 +1,13 @@
 """What a commit of a repository holds, as data."""
 
+from typing import Annotated
+
 import msgspec
+
+# A file on this disk is named by its hash: nothing else may stand there.
+_Sha1 = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{40}\Z")]
+_Sha256 = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{64}\Z")]
+_Size = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class RemoteFile(msgspec.Struct, frozen=True):
@@ -28,15 +35,15 @@ class Listing(msgspec.Struct, frozen=True):
 
 
 class _Lfs(msgspec.Struct):
-    oid: str
-    size: int
+    oid: _Sha256
+    size: _Size
 
 
 class _Entry(msgspec.Struct):
     type: str
     path: str
-    oid: str
-    size: int = 0
+    oid: _Sha1
+    size: _Size = 0
     lfs: _Lfs | None = None
 
 

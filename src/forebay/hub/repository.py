@@ -126,9 +126,17 @@ class Repository:
 @lru_cache(maxsize=16)
 def _listing(repository: Repository, commit: str) -> Listing:
     place = repository._kept("listings", commit)
-    known = read_kept(place)
+    known = _understood(read_kept(place))
     if known is not None:
-        return msgspec.json.decode(known, type=Listing)
+        return known
     listing = repository.ask_listing(commit)
     keep(place, msgspec.json.encode(listing))
     return listing
+
+
+def _understood(kept: bytes | None) -> Listing | None:
+    """What was kept, None where a crash of the machine left no more than its name."""
+    try:
+        return None if kept is None else msgspec.json.decode(kept, type=Listing)
+    except msgspec.DecodeError:
+        return None

@@ -36,7 +36,7 @@ def _configs(readme: str) -> dict[str, dict[str, Any]]:
     head = _HEAD.match(readme)
     try:
         facts = yaml.safe_load(head[1]) if head else None
-    except yaml.YAMLError:
+    except (yaml.YAMLError, ValueError):  # a date of no calendar is a ValueError
         return {}  # a README is prose first; the names of the files are left
     configs = facts.get("configs") if isinstance(facts, dict) else None
     known = [config for config in configs if isinstance(config, dict)] if isinstance(configs, list) else []

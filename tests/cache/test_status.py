@@ -78,10 +78,19 @@ def test_failed_samples_are_shown_with_reason_and_counted(tmp_path: Path) -> Non
     status = fb.status(root)
     assert status.layers[0].reasons == {"no-number": 30}
     assert (status.layers[0].failures, status.layers[0].samples, status.layers[0].rows) == (30, 90, 60)
-    assert len(status.failed_samples) == 20
+    assert (len(status.failed_samples), status.failed_samples_left_out) == (20, 10)
     assert status.failed_samples[0] == FailedSample(
         layer="numbers", chunk=0, sample="a.txt@7", reason="no-number", detail="not a number"
     )
+
+
+@pytest.mark.parametrize(("asked", "listed"), [(0, 0), (7, 7), (30, 30), (99, 30), (None, 30)])
+def test_as_many_failed_samples_are_listed_as_are_asked_for(tmp_path: Path, asked: int | None, listed: int) -> None:
+    (tmp_path / "raw").mkdir()
+    (tmp_path / "raw/a.txt").write_bytes(b"000001\n------\n000002\n" * 30)
+    fb.build(tmp_path / "cache", fb.sources.lines(tmp_path / "raw"), LineRecipe(), workers=0)
+    status = fb.status(tmp_path / "cache", failures=asked)
+    assert (len(status.failed_samples), status.failed_samples_left_out) == (listed, 30 - listed)
 
 
 def test_a_damaged_list_of_failures_is_not_shown_and_no_traceback(tmp_path: Path) -> None:
@@ -133,7 +142,7 @@ def test_stale_and_grown_sources_are_named(tmp_path: Path) -> None:
         file.write(b"000020\n")
     status = fb.status(root)
     assert status.stale == {"a.txt": "has other content than was planned"}
-    assert status.grown == ("b.txt",)
+    assert (status.grown, status.source_root) == (("b.txt",), str(tmp_path / "raw"))
     assert status.complete, "all that was planned is there"
 
 

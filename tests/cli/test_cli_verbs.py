@@ -84,11 +84,39 @@ def test_status_is_exit_code_1_for_a_stale_source(tmp_path: Path):
     assert "a.jsonl  has other content than was planned" in run("status", root, code=1).out
 
 
+def build_failing_lines(tmp_path: Path) -> Path:
+    """A cache where 50 of 60 lines are too long."""
+    (tmp_path / "a.txt").write_text("".join("x" * (63 if number < 50 else 5) + "\n" for number in range(60)))
+    words = ["--max-sample-bytes", 60, "--chunk-bytes", 400, "--workers", 0]
+    run("build", "raw", tmp_path / "a.txt", "--into", tmp_path / "cache", *words)
+    return tmp_path / "cache"
+
+
 def test_status_names_failed_samples_and_their_reasons(tmp_path: Path):
-    root, _ = build_lines(tmp_path, "--max-sample-bytes", 60)
+    root = build_failing_lines(tmp_path)
     shown = run("status", root).out
-    assert re.search(r"failed\s+60 of 60 samples: too-long 60", shown)
-    assert re.search(r"a\.jsonl@0 +too-long +63 bytes +chunk 0", shown)
+    assert re.search(r"failed\s+50 of 60 samples: too-long 50", shown)
+    assert re.search(r"a\.txt@0 +too-long +63 bytes +chunk 0", shown)
+    assert f"… and 30 more: forebay status {root} --failures all" in shown
+
+
+@pytest.mark.parametrize(("asked", "listed"), [("0", 0), ("3", 3), ("all", 50)])
+def test_status_lists_as_many_failed_samples_as_are_asked_for(tmp_path: Path, asked: str, listed: int):
+    root = build_failing_lines(tmp_path)
+    assert run("status", root, "--failures", asked).out.count("too-long  63 bytes") == listed
+    record = run("status", root, "--failures", asked, "--json").json
+    assert (len(record["failed_samples"]), record["failed_samples_left_out"]) == (listed, 50 - listed)
+    assert "neither a count nor 'all'" in run("status", root, "--failures", "-1", code=2).err
+
+
+def test_status_says_how_to_append_what_a_source_grew_by(tmp_path: Path):
+    root, source = build_lines(tmp_path)
+    with source.open("a") as file:
+        file.write("one more line\n")
+    command = f"grow {root} {source}"
+    assert f"next: forebay {command}\n" in run("status", root).out
+    run(*command.split(), "--workers", 0)
+    assert "sources that grew" not in run("status", root).out
 
 
 def test_verify_names_layer_column_block_and_bytes_and_repair_puts_them_back(tmp_path: Path):

@@ -135,7 +135,9 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     complete: bool
     layers: tuple[LayerStatus, ...]
     claims: tuple[ClaimStatus, ...]
-    failed_samples: tuple[FailedSample, ...]  # the first few
+    failed_samples: tuple[FailedSample, ...]  # the first few, unless more were asked for
+    failed_samples_left_out: int
+    source_root: str  # the folder that names of source files are relative to; empty where there is none
     stale: dict[str, str]
     grown: tuple[str, ...]
     source_checked: bool

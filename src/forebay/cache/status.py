@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator
+from itertools import islice
 
 from forebay.cache.claim import Claim, is_abandoned, read_claims
 from forebay.cache.freshness import Freshness, check_freshness
@@ -37,11 +38,12 @@ def find_gaps(store: Store, layer: str | None) -> list[Gaps]:
     return found
 
 
-def cache_status(store: Store, source: Source | None) -> Status:
+def cache_status(store: Store, source: Source | None, shown_failures: int | None = SHOWN_FAILURES) -> Status:
     read_cache_document(store)
     plan, newest = load_plan(store), newest_generation(store)
     layers = tuple(_layer_status(store, gaps, newest) for gaps in find_gaps(store, None))
     fresh = _freshness(store, source, plan, newest)
+    failed = tuple(islice(_failed_samples(store, newest), shown_failures)) if newest else ()
     return Status(
         root=store.address,
         generation=newest.number if newest else None,
@@ -50,7 +52,9 @@ def cache_status(store: Store, source: Source | None) -> Status:
         claims=tuple(
             _claim_status(key, claim) for name in layers_of(store) for key, claim in read_claims(store, name).items()
         ),
-        failed_samples=tuple(_failed_samples(store, newest))[:SHOWN_FAILURES] if newest else (),
+        failed_samples=failed,
+        failed_samples_left_out=sum(layer.failures for layer in layers) - len(failed),
+        source_root=str(plan.source.get("root", "")) if plan.segments else "",
         stale=fresh.stale if fresh else {},
         grown=fresh.grown if fresh else (),
         source_checked=fresh is not None,

@@ -4,7 +4,9 @@ caches/raw · generation 3 · unfinished
 raw  ██████████████████████░░░░░░██████████  30 of 34 chunks · 1,762 rows
 """
 
+import os
 from collections.abc import Collection, Iterator
+from itertools import islice
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -14,6 +16,7 @@ from forebay.cli.drawing.pieces import facts, listing, next_command, title
 from forebay.cli.words import command_line, counted, in_ranges
 
 CELLS = 40
+NAMED_FILES = 5  # in a command to go on with; run again, status names the next ones
 
 
 def draw_status(status: Status) -> RenderableType:
@@ -22,7 +25,7 @@ def draw_status(status: Status) -> RenderableType:
     for layer in status.layers:
         parts += [_layer_line(layer), facts(_layer_facts(layer))]
     parts += listing("claims", (_claim_row(status, at) for at in range(len(status.claims))))
-    parts += listing("the first failed samples", _failed_rows(status))
+    parts += _failed(status)
     parts += listing("stale sources", status.stale.items(), "bold red")
     parts += listing("sources that grew", ((path,) for path in status.grown))
     if not status.source_checked:
@@ -85,9 +88,13 @@ def _claim_row(status: Status, position: int) -> tuple[str, ...]:
     return f"{claim.layer} chunk {claim.chunk}", claim.state, f"{claim.host}, process {claim.pid}", claim.reason
 
 
-def _failed_rows(status: Status) -> Iterator[tuple[str, ...]]:
-    for failed in status.failed_samples:
-        yield failed.sample, failed.reason, failed.detail, f"chunk {failed.chunk}"
+def _failed(status: Status) -> list[RenderableType]:
+    rows = [(failed.sample, failed.reason, failed.detail, f"chunk {failed.chunk}") for failed in status.failed_samples]
+    more = status.failed_samples_left_out
+    if not more:
+        return listing("failed samples", rows)
+    every = command_line("status", status.root, "--failures", "all")
+    return [*listing("the first failed samples", rows), Text.assemble(f"  … and {more:,} more: ", (every, "cyan"))]
 
 
 def _next_step(status: Status) -> Iterator[Text]:
@@ -97,3 +104,6 @@ def _next_step(status: Status) -> Iterator[Text]:
         yield Text("next: put the old files back, or build a new cache from the new ones")
     elif not status.complete:
         yield next_command(command_line("gaps", status.root))
+    elif status.grown and status.source_root:
+        files = (os.path.normpath(os.path.join(status.source_root, path)) for path in status.grown)
+        yield next_command(command_line("grow", status.root, *islice(files, NAMED_FILES)))

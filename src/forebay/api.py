@@ -43,7 +43,15 @@ from forebay.cache.status import SHOWN_FAILURES, cache_status, find_gaps
 from forebay.cache.summary import summarize_cache
 from forebay.cache.verify import newest_sound, verify_cache
 from forebay.engine import InlineEngine, LocalEngine
-from forebay.errors import BuildFailed, Damaged, LayerNotFound, LibraryMissing, RecipeInvalid, UnknownKind
+from forebay.errors import (
+    BuildFailed,
+    Damaged,
+    LayerNotFound,
+    LibraryMissing,
+    RecipeInvalid,
+    SourceNeeded,
+    UnknownKind,
+)
 from forebay.format import layout
 from forebay.kinds import recipe_class, reopen_recipe, reopen_source
 from forebay.recipe import AnyRecipe, LayerRecipe, Recipe, reads_of, versions_of
@@ -229,9 +237,9 @@ def _existing(store: Store, source: Source | None, recipe_of: Callable[[str], An
     recipe = recipe_of(layer)
     if reads_of(recipe):
         return layer_workplace(store, cast(LayerRecipe, recipe), layer, newest)
-    if source is None:
-        raise UnknownKind("source", str(load_plan(store).source.get("kind")), [])
-    return base_workplace(store, source, cast(Recipe, recipe), layer, load_plan(store), newest)
+    plan = load_plan(store)
+    reading = source or reopen_source(plan.source)  # which says what is in the way
+    return base_workplace(store, reading, cast(Recipe, recipe), layer, plan, newest)
 
 
 def _recipe_for(store: Store, given: AnyRecipe | None, layer: str) -> AnyRecipe:
@@ -252,11 +260,11 @@ def _kept_recipe(store: Store, layer: str) -> AnyRecipe:
 
 
 def _kept_source(store: Store) -> Source | None:
-    """The source that the plan describes, None where its kind is not installed or the plan cannot be read."""
+    """The source that the plan describes, None where it cannot be opened by that or the plan cannot be read."""
     try:
         plan = load_plan(store)
         return reopen_source(plan.source) if plan.segments else None
-    except (UnknownKind, LibraryMissing, Damaged):
+    except (UnknownKind, LibraryMissing, SourceNeeded, Damaged):
         return None
 
 

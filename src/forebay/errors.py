@@ -23,6 +23,8 @@ ForebayError
 ├── KeyRefused           a generation is not tagged with the key in use, or needs one
 ├── SourceNotFound       no file matches the source
 ├── SourceInvalid        a source cannot be made of what was given
+├── SourceNeeded         a cache names its source, and cannot open it by that name
+├── FunctionFailed       the function that is a source raised something
 ├── SourceUnreadable     a file of the source cannot be decompressed or understood
 ├── SourceChanged        a file behind a planned slice is not what it was
 ├── HubUnreachable       the Hugging Face hub does not answer, or not in time
@@ -211,6 +213,22 @@ class SourceNotFound(ForebayError):
 
 class SourceInvalid(ForebayError):
     """What was given cannot be a source: a function without a name, a spool of no known format."""
+
+
+class SourceNeeded(ForebayError):
+    def __init__(self, function: str, slices: int) -> None:
+        self.function, self.slices = function, slices
+        made = f"fb.sources.function({function.replace(':', '.')}, slices={slices})"
+        super().__init__(
+            f"the source is the Python function '{function}', and no code is run because a cache names it; pass it "
+            f"from Python, for instance fb.repair(root, source={made})"
+        )
+
+
+class FunctionFailed(ForebayError):
+    def __init__(self, function: str, number: int, problem: str) -> None:
+        self.function, self.number, self.problem = function, number, problem
+        super().__init__(f"the function '{function}' failed for slice {number}: {problem}; mend it, and build again")
 
 
 class SourceUnreadable(ForebayError):

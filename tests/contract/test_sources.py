@@ -14,9 +14,10 @@ from tests.sources import functions
 from tests.sources.written import parquet_of
 
 from forebay import sources
-from forebay.errors import SourceChanged
+from forebay.errors import SourceChanged, SourceNeeded
 from forebay.source import Source
 from forebay.testing import SourceContract, read_in_parts
+from forebay.testing.source import LINES
 
 
 def lines_of(content: bytes) -> list[bytes]:
@@ -208,6 +209,13 @@ class TestFunction(SourceContract):
         for path in ("tests.sources.functions:lines_of_folder/1", "other:function/0", "a.txt"):
             with pytest.raises(FileNotFoundError, match=path):
                 source.look(path)
+
+    test_its_description_is_json_from_which_it_opens_again = None
+
+    def test_its_description_is_json_that_opens_nothing(self, folder: Path) -> None:
+        described = json.loads(json.dumps(self.write(folder, {"a": LINES}).describe()))
+        with pytest.raises(SourceNeeded, match="functions:lines_of_folder"):
+            sources.FunctionSource.from_description(described)  # a name in a file is never imported
 
     # What a function gives has no end to cut at, no time to look at, and grows by slices.
     test_cuts_rise_and_the_last_is_the_end = None

@@ -35,6 +35,16 @@ def one_text(slice_number: int) -> str:
     return "one document, not in a list"
 
 
+def failing(slice_number: int) -> Iterator[str]:
+    yield "fine"
+    if slice_number == 7:
+        raise ValueError("no such day")
+
+
+def unreachable(slice_number: int) -> Iterator[str]:
+    raise ConnectionResetError("the archive hung up")
+
+
 class Books:
     @staticmethod
     def pages(slice_number: int) -> list[str]:

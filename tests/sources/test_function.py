@@ -4,12 +4,14 @@ import subprocess
 import sys
 
 import pytest
+from click.testing import CliRunner
 from tests.sources import functions
 from tests.sources.recipes import TextRecipe
 from tests.sources.written import read_all, texts
 
 import forebay as fb
-from forebay.errors import SourceChanged, SourceInvalid
+from forebay.cli.main import cli
+from forebay.errors import BuildFailed, SourceChanged, SourceInvalid
 from forebay.source import Failure
 
 
@@ -77,6 +79,47 @@ def test_what_is_no_document_is_a_failure():
 def test_a_function_that_returns_one_text_is_refused():
     with pytest.raises(SourceInvalid, match="returned str for slice 0; return an iterable"):
         read_all(fb.sources.function(functions.one_text, slices=1))
+
+
+def test_a_chunk_whose_function_raises_fails_by_the_function_and_the_slice(tmp_path):
+    source = fb.sources.function(functions.failing, slices=9)
+    with pytest.raises(BuildFailed) as caught:
+        fb.build(tmp_path, source, TextRecipe(chunk_rows=2), workers=0)
+    (reason,) = caught.value.failed.values()
+    assert "the function 'tests.sources.functions:failing' failed for slice 7: ValueError('no such day')" in reason
+    assert len(fb.open_cache(tmp_path)) > 5
+
+
+def test_what_a_function_meets_on_a_disk_or_a_network_names_it_and_may_be_tried_again():
+    with pytest.raises(OSError, match="functions:unreachable' failed for slice 0: ConnectionResetError"):
+        read_all(fb.sources.function(functions.unreachable, slices=1))
+
+
+def test_a_cache_never_has_the_function_it_names_called(tmp_path):
+    """Verbs leave the source unchecked, and what needs it says how to give it, in one line."""
+    source, recipe = fb.sources.function(functions.numbered, slices=9), TextRecipe(chunk_rows=5)
+    fb.build(tmp_path, source, recipe, workers=0)
+    (damaged, *_) = sorted(tmp_path.glob("layers/*/000001.safetensors"))
+    damaged.write_bytes(b"\0" + damaged.read_bytes()[1:])
+    functions.CALLS.clear()
+    assert not fb.status(tmp_path).source_checked
+    assert len(fb.verify(tmp_path, full=True).bad) == 1
+    (words,) = fb.repair(tmp_path, recipe=recipe, workers=0).failed.values()
+    assert "the Python function 'tests.sources.functions:numbered'" in words
+    assert "source=fb.sources.function(tests.sources.functions.numbered, slices=9)" in words
+    assert functions.CALLS == []
+    assert len(fb.repair(tmp_path, source=source, recipe=recipe, workers=0).restored) == 1
+
+
+def test_the_command_line_says_that_a_function_is_given_in_python(tmp_path):
+    source = fb.sources.function(functions.numbered, slices=9)
+    fb.build(tmp_path / "cache", source, fb.TokenRecipe(tokenizer="gpt2"), workers=0)
+    for words, code in ((["status"], 0), (["verify", "--full"], 0), (["build"], 1)):
+        done = CliRunner().invoke(cli, [*words, str(tmp_path / "cache")])
+        assert done.exit_code == code, done.output
+        assert "Traceback" not in done.output
+    assert "the source is the Python function 'tests.sources.functions:numbered'" in done.output
+    assert "slices=9" in done.output
 
 
 def test_a_static_method_of_a_module_can_be_a_source():

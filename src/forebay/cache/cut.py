@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from forebay.columns import Codec, Column
-from forebay.errors import ForebayError, RecipeInvalid
+from forebay.errors import ForebayError, FunctionFailed, RecipeInvalid
 from forebay.format.chunk import EncodedChunk, encode_chunk
 from forebay.recipe import ChunkTarget, Recipe, Rows, join_rows
 from forebay.source import Part, Sample, Source, SourceFile, Unit
@@ -135,10 +135,14 @@ def _made(recipe: Recipe, glances: Sequence["Glance"]) -> list[tuple["Glance", R
     for glance in glances:
         try:
             made.append((glance, recipe.make(glance)))
+        except FunctionFailed as error:
+            failed = error
         except (OSError, ForebayError):
             raise
         except Exception as error:  # a recipe may raise anything
             failed = error
+    if isinstance(failed, FunctionFailed) and not made:
+        raise failed
     if failed is not None and not made:
         raise RecipeInvalid(f"the recipe '{recipe.kind}' fails on all it was tried on: {failed!r}") from failed
     return made

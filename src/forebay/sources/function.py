@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import xxhash
 
-from forebay.errors import SourceInvalid
+from forebay.errors import ForebayError, FunctionFailed, SourceInvalid, SourceNeeded
 from forebay.source import Failure, Part, Sample, SourceFile, Unit
 
 _MOST_REMEMBERED = 1 << 16
@@ -21,6 +21,7 @@ class FunctionSource:
 
     Each slice is a file of weight 1, `module:name/17`, whose documents are `module:name/17#0` and so on. The function
     must give the same documents for a slice whenever it is asked; `version` tells that it does not any more.
+    A cache names the function, and that is all: what a file says is never imported.
     """
 
     kind: ClassVar[str] = "function"
@@ -36,7 +37,7 @@ class FunctionSource:
 
     @classmethod
     def from_description(cls, description: Mapping[str, Any]) -> "FunctionSource":
-        return cls(description["function"], description["slices"], description["version"])
+        raise SourceNeeded(str(description["function"]), int(description["slices"]))
 
     def files(self) -> list[SourceFile]:
         return [self._file(number) for number in range(self.slices)]
@@ -83,14 +84,24 @@ class FunctionSource:
 
     def _documents(self, path: str, running: Any) -> Iterator[Sample | Failure]:
         number = int(path.rpartition("/")[2])
-        made = _resolve(self.function)(number)
+        try:
+            for index, document in enumerate(self._made(number)):
+                yield _checked(f"{path}#{index}", index, document, running)
+        except ForebayError:
+            raise
+        except OSError as error:  # it may be over soon: such a chunk is tried again
+            raise OSError(f"the function '{self.function}' failed for slice {number}: {error!r}") from error
+        except Exception as error:  # it may raise anything
+            raise FunctionFailed(self.function, number, repr(error)) from error
+
+    def _made(self, number: int) -> Iterable[object]:
+        made: object = _resolve(self.function)(number)
         if isinstance(made, str | bytes) or not isinstance(made, Iterable):
             kind = type(made).__name__
             raise SourceInvalid(
                 f"'{self.function}' returned {kind} for slice {number}; return an iterable of documents"
             )
-        for index, document in enumerate(made):
-            yield _checked(f"{path}#{index}", index, document, running)
+        return made
 
 
 def function(function: Callable[[int], Iterable[str]], slices: int, version: str = "") -> FunctionSource:

@@ -152,6 +152,19 @@ def test_a_tokenizer_file_is_found_from_any_folder(tmp_path: Path, monkeypatch: 
     assert recipe_of(root)["tokenizer"] == str(tmp_path / "tokenizer.json")
 
 
+@pytest.mark.parametrize("flags", [[], ["--chunk-size", 8]])
+def test_a_build_goes_on_when_the_file_of_its_tokenizer_is_gone(tmp_path: Path, flags: list[object]):
+    tokenizer = tmp_path / "tokenizer.json"
+    tokenizer.write_bytes(fb.TokenRecipe(tokenizer="gpt2").vocabulary().json)
+    root, _ = build_tokens(tmp_path, STORIES, "--tokenizer", tokenizer, "--end-chunk", 0)
+    tokenizer.unlink()
+    run("estimate", root)
+    run("build", root, "--dry-run", *flags)
+    run("build", root, "--workers", 0, *flags)
+    assert run("status", root, "--json").json["complete"]
+    assert documents_in(root) == 40
+
+
 def test_a_settings_file_has_the_same_words(tmp_path: Path):
     write_documents(tmp_path / "data", STORIES, field="content")
     (tmp_path / "edu.toml").write_text("""

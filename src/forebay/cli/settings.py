@@ -3,7 +3,7 @@
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 import click
 import msgspec
@@ -15,8 +15,9 @@ from forebay.cli.settings_file import checked_kind, checked_section, read_settin
 from forebay.cli.show import say
 from forebay.cli.source_paths import is_on_hub
 from forebay.errors import LayerNotFound, NothingPublished, UnknownKind
-from forebay.kinds import reopen_source
-from forebay.recipe import Recipe, RecipeDocument
+from forebay.format import layout
+from forebay.kinds import reopen_recipe, reopen_source
+from forebay.recipe import Recipe, RecipeDocument, fields_of
 from forebay.source import Source
 from forebay.store import open_store
 
@@ -84,9 +85,18 @@ def from_cache(root: str, flags: Mapping[str, Any]) -> Settings:
         raise NothingPublished(root)
     return Settings(
         reopen_source(plan.source),
-        msgspec.convert(kind.recipe_fields({**kept.fields, **_placed(kind, "", recipe)}), kind.recipe),
+        _kept_but_for(kind, root, kept, _placed(kind, "", recipe)),
         msgspec.convert({**build, "into": root, "layer": kept.layer}, BuildSettings),
     )
+
+
+def _kept_but_for(kind: Kind, root: str, kept: RecipeDocument, given: dict[str, Any]) -> Recipe:
+    """The recipe that a cache keeps, ready for use wherever its files have gone, with fields that a user gave."""
+    reopened = cast(Recipe, reopen_recipe(kept, os.path.join(root, layout.constants(kept.layer))))
+    if not given:
+        return reopened
+    changed: Recipe = msgspec.convert(kind.recipe_fields({**fields_of(reopened), **given}), kind.recipe)
+    return changed
 
 
 def kept_recipe(root: str, layer: str | None) -> RecipeDocument:

@@ -83,11 +83,12 @@ class LayerIncomplete(ForebayError):
 
 
 class RecipeMismatch(ForebayError):
-    def __init__(self, root: str, layer: str, changed: Sequence[str]) -> None:
-        self.root, self.layer, self.changed = root, layer, tuple(changed)
+    def __init__(self, root: str, layer: str, changed: Mapping[str, str]) -> None:
+        self.root, self.layer, self.changed = root, layer, dict(changed)
+        differs = ", ".join(f"{name}: {how}" for name, how in changed.items())
         super().__init__(
-            f"layer '{layer}' of the cache at '{root}' was built by another recipe (differs in: "
-            f"{', '.join(changed)}); build into a new root, or delete this one"
+            f"layer '{layer}' of the cache at '{root}' was built by another recipe (differs in: {differs}); go on with "
+            f"its own by `forebay build {root}`, build into a new root, or delete this one"
         )
 
 

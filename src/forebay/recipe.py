@@ -17,6 +17,8 @@ from forebay.columns import Array, Column, Columns, join
 from forebay.errors import RecipeInvalid
 from forebay.source import Failure, Sample
 
+SHOWN_MARKS = 24  # of a value in an error's text
+
 
 @dataclass(frozen=True, slots=True)
 class ChunkTarget:
@@ -180,14 +182,21 @@ def document(recipe: AnyRecipe, layer: str, format_version: int) -> RecipeDocume
     )
 
 
-def differing_fields(kept: RecipeDocument, recipe: AnyRecipe) -> list[str]:
-    """The names of what a kept recipe and another one do not share."""
-    changed = [name for name in ("kind", "revision") if getattr(kept, name) != getattr(recipe, name)]
+def differing_fields(kept: RecipeDocument, recipe: AnyRecipe) -> dict[str, str]:
+    """What a kept recipe and another one do not share: name -> what it is in each."""
+    names = ("kind", "revision")
     fields = (_without_places(fields, recipe) for fields in (kept.fields, fields_of(recipe)))
-    pairs = (tuple(fields), (kept.dependencies, dependencies_of(recipe)))
-    for old, new in pairs:
-        changed += sorted(name for name in old.keys() | new.keys() if _written(old, name) != _written(new, name))
-    return changed
+    pairs: tuple[tuple[Mapping[str, Any], Mapping[str, Any]], ...] = (
+        ({name: getattr(kept, name) for name in names}, {name: getattr(recipe, name) for name in names}),
+        (next(fields), next(fields)),
+        (kept.dependencies, dependencies_of(recipe)),
+    )
+    return {
+        name: f"{_shown(old, name)} here, {_shown(new, name)} given"
+        for old, new in pairs
+        for name in sorted(old.keys() | new.keys())
+        if _written(old, name) != _written(new, name)
+    }
 
 
 def same_document(kept: RecipeDocument, made: RecipeDocument, recipe: AnyRecipe) -> bool:
@@ -201,6 +210,12 @@ def same_document(kept: RecipeDocument, made: RecipeDocument, recipe: AnyRecipe)
 def _without_places(fields: Mapping[str, Any], recipe: AnyRecipe) -> dict[str, Any]:
     located = getattr(recipe, "located", ())
     return {name: value for name, value in fields.items() if name not in located}
+
+
+def _shown(fields: Mapping[str, Any], name: str) -> str:
+    """A field in an error's text; of a long one, as of a hash, the beginning tells enough."""
+    text = (_written(fields, name) or b"nothing").decode()
+    return text if len(text) <= SHOWN_MARKS else f"{text[: SHOWN_MARKS - 1]}…"
 
 
 def _written(fields: Mapping[str, Any], name: str) -> bytes | None:

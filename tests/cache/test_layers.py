@@ -129,7 +129,7 @@ class LateStore(LocalStore):
 def test_a_builder_whose_recipe_came_too_late_leaves_no_constants(tmp_path: Path) -> None:
     root = number_cache(tmp_path)
     late = LateStore(root, lambda: prepare_layer(LocalStore(root), LengthLayer(times=5), "length"))
-    with pytest.raises(RecipeMismatch, match="differs in: times"):
+    with pytest.raises(RecipeMismatch, match="differs in: times: "):
         fb.build(late, None, LengthLayer(times=3), workers=0)
     assert not late.others
     fb.build(root, None, LengthLayer(times=5), workers=0)
@@ -242,7 +242,7 @@ def test_a_layer_name_that_is_no_name_is_refused(tmp_path: Path) -> None:
 
 def test_another_recipe_for_a_layer_names_the_fields_that_differ(tmp_path: Path) -> None:
     root = layered_cache(tmp_path)
-    with pytest.raises(RecipeMismatch, match=r"layer 'length' .*differs in: times"):
+    with pytest.raises(RecipeMismatch, match=r"layer 'length' .*differs in: times: "):
         fb.build(root, None, LengthLayer(times=3), workers=0)
 
 

@@ -60,7 +60,10 @@ def no_column(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ran:
     return run("peek", root, "--column", "tokens", code=1)
 
 
-@shows(errors.RecipeMismatch, "(differs in: chunk_bytes, codec)")
+@shows(
+    errors.RecipeMismatch,
+    '(differs in: chunk_bytes: 400 here, 16777216 given, codec: "zstd" here, "lz4" given); go on with its own by',
+)
 def other_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ran:
     root, source = build_lines(tmp_path)
     run("build", root, "--codec", "lz4", code=1)

@@ -214,7 +214,7 @@ def test_a_dry_run_writes_nothing_and_says_what_would_be_built(tmp_path: Path):
     shown = run("build", root, "--dry-run", "--start-chunk", 2, "--end-chunk", 6).out
     assert re.search(r"would build\s+3 chunks of \d+ planned: 4–6", shown)
     ran = run("build", "raw", source, "--into", root, "--codec", "none", "--dry-run", code=1)
-    assert "differs in: chunk_bytes, codec" in ran.err
+    assert "differs in: chunk_bytes: 400 here, 16777216 given, codec: " in ran.err
     assert sorted((path, path.stat().st_mtime_ns) for path in root.rglob("*")) == before
 
 

@@ -19,9 +19,9 @@ class ShownType(click.ParamType):  # type: ignore[type-arg]  # generic in new ve
     name = "count"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str | int:
-        if value == ALL or isinstance(value, int):
-            return value
-        if not value.isdecimal():
+        if value == ALL:
+            return ALL
+        if not str(value).isdecimal():
             self.fail(f"'{value}' is neither a count nor '{ALL}'", param, ctx)
         return int(value)
 

@@ -311,6 +311,22 @@ def test_a_cache_inside_a_file(tmp_path: Path):
     assert "there is no cache at" in run("status", source, code=1).err
 
 
+def test_a_cache_in_place_of_a_file(tmp_path: Path):
+    source = write_lines(tmp_path / "data")
+    ran = run("build", "raw", source, "--into", source, "--workers", 0, code=1)
+    assert ran.err.startswith(f"forebay: '{source}': there is a file, and a cache is a folder; check the path")
+    assert ran.err.count("\n") == 1
+
+
+def test_a_parquet_file_without_the_column_says_which_flag_names_it(tmp_path: Path):
+    (tmp_path / "a.parquet").write_bytes(shard(["one"], column="content"))
+    ran = run("estimate", "tokens", tmp_path / "a.parquet", code=1)
+    assert (
+        "it has no column 'text'; it has: 'id', 'content', 'url'; name the one that holds the text (--text, text=)"
+        in ran.err
+    )
+
+
 def test_copying_onto_another_cache_is_refused(tmp_path: Path):
     root, _ = build_lines(tmp_path / "one")
     other, _ = build_lines(tmp_path / "two")

@@ -52,6 +52,17 @@ def test_a_line_says_all_there_is_to_know(monkeypatch: pytest.MonkeyPatch):
     )
 
 
+def test_planning_claims_no_speed(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(progress_module, "LINE_SECONDS", 0)
+    begun, on = (
+        Progress(phase="planning", done=done, total=9, unit="files", read_bytes=size)
+        for done, size in ((0, 0), (4, 7_000_000))
+    )
+    first, second = lines_of(begun, on)
+    assert re.fullmatch(r"planning 0/9 files  0 %,( CPU \d+ %,)? memory [\d.]+ MB", first)
+    assert re.fullmatch(r"planning 4/9 files  44 %, 7\.0 MB planned,( CPU \d+ %,)? memory [\d.]+ MB", second)
+
+
 def test_there_is_at_most_one_line_in_two_seconds_but_every_note():
     notes = [moment(note=f"chunk {number} failed: \x1b[31m") for number in range(3)]
     assert lines_of(HALF, *notes, HALF) == [rf"note: chunk {number} failed: \x1b[31m" for number in range(3)]

@@ -85,6 +85,8 @@ def test_all_that_flags_say_can_be_in_the_file(tmp_path: Path):
         (('kind = "raw"', 'kind = "rawr"'), 6, "unknown kind 'rawr' in [recipe]; did you mean 'raw'?"),
         (('kind = "raw"', "kind = 3"), 6, "unknown kind 3 in [recipe]"),
         (('kind = "raw"\n', ""), 5, '[recipe] has no kind; add kind = "tokens" (known: tokens, raw)'),
+        (('kind = "raw"', 'kind = "raw"\nworkers = 2'), 7, "unknown key 'workers' in [recipe]; it belongs in [build]"),
+        (("workers = 0", 'level = "fast"'), 11, "unknown key 'level' in [build]; it belongs in [recipe]"),
         (("[build]", "[biuld]"), 9, "unknown section [biuld]; did you mean 'build'?"),
         (("[build]\n", "[build]\n[extra.deep]\n"), 10, "unknown section [extra]"),
         (('[source]\npaths = ["data/*.jsonl"]\n', ""), None, "the section [source] is missing"),
@@ -108,6 +110,11 @@ def test_a_mistake_is_named_with_its_line_and_what_was_meant(
     assert words in ran.err, ran.err
     assert ran.err.count("\n") == 1
     assert not (tmp_path / "cache").exists()
+
+
+def test_a_file_that_names_no_cache_is_told_which_key_does(tmp_path: Path):
+    said = built(tmp_path, GOOD.replace('into = "cache"\n', ""), code=2).err
+    assert f"Missing option '--into', or set 'into' in [build] of '{tmp_path / 'small.toml'}'." in said
 
 
 def test_lines_inside_long_strings_are_no_keys(tmp_path: Path):

@@ -62,6 +62,23 @@ def test_inverse_mode_fills_from_the_far_end(tmp_path: Path):
     assert run("gaps", root, "--json").json[0]["missing"] == []
 
 
+def test_a_range_beyond_the_plan_is_wrong_usage(tmp_path: Path):
+    root, source = build_lines(tmp_path)
+    planned = run("gaps", root, "--json").json[0]["planned"]
+    hint = f"--start-chunk {planned} is beyond the plan: '{root}' has {planned} chunks, from 0 on."
+    assert hint in run("build", root, "--start-chunk", planned, "--workers", 0, code=2).err
+    assert hint in run("build", root, "--start-chunk", planned, "--dry-run", code=2).err
+    run("build", root, "--start-chunk", planned - 1, "--workers", 0)
+    words = ["--into", tmp_path / "new", "--chunk-bytes", 400, "--workers", 0, "--start-chunk", 99]
+    assert f"has {planned} chunks" in run("build", "raw", source, *words, code=2).err
+
+
+def test_an_inverse_build_says_what_it_mended(tmp_path: Path):
+    root, _ = build_lines(tmp_path)
+    flip(chunk_path(root, 3), 4200)
+    assert "1 damaged or lost file(s) were put back" in run("build", root, "--mode", "inverse", "--workers", 0).out
+
+
 def test_status_draws_the_chunks_and_names_what_is_missing(tmp_path: Path):
     root, _ = build_lines(tmp_path, "--start-chunk", 2, "--end-chunk", 4)
     planned = run("gaps", root, "--json").json[0]["planned"]

@@ -1,5 +1,7 @@
 """`forebay build`: plan, then compute what is missing."""
 
+import errno
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -7,7 +9,7 @@ import click
 
 from forebay import api
 from forebay.cli.dry_run import dry_run_of
-from forebay.cli.kind_group import FROM_OPTIONS, KindGroup, gathered
+from forebay.cli.kind_group import FROM_OPTIONS, KindGroup, gathered, is_cache
 from forebay.cli.kinds import KINDS, Kind
 from forebay.cli.old_names import naming_verbs
 from forebay.cli.options import decorated, failures_option, json_option, memory_option, workers_option
@@ -58,8 +60,10 @@ def build_command(kind: Kind) -> click.Command:
         dry_run: bool, resume: bool, as_json: bool, from_file: str | None, from_cache: str | None, **flags: Any
     ) -> None:
         settings = gathered(kind.name, from_file, from_cache, flags)
-        _check(settings)
-        show(dry_run_of(settings) if dry_run else _built(settings, as_json), as_json)
+        _check(settings, from_file)
+        record = dry_run_of(settings) if dry_run else _built(settings, as_json)
+        _check_start(settings)
+        show(record, as_json)
 
     options = (*FROM_OPTIONS, naming_verbs, *kind.options, *RUN_OPTIONS)
     text = f"{kind.summary}\n\n{kind.details}\n\nExample: forebay build {kind.example} --into caches/{kind.name}"
@@ -67,12 +71,25 @@ def build_command(kind: Kind) -> click.Command:
     return click.command(kind.name, help=text)(decorated(command, argument, *options))
 
 
-def _check(settings: Settings) -> None:
+def _check(settings: Settings, file: str | None) -> None:
     wanted = settings.build
     if wanted.into is None:
-        raise click.UsageError("Missing option '--into'.")
+        key = f", or set 'into' in [build] of '{file}'" if file else ""
+        raise click.UsageError(f"Missing option '--into'{key}.")
+    if os.path.isfile(wanted.into):
+        raise NotADirectoryError(errno.ENOTDIR, "there is a file, and a cache is a folder", wanted.into)
     if wanted.start_chunk is not None and wanted.end_chunk is not None and wanted.start_chunk > wanted.end_chunk:
         raise click.UsageError(f"--start-chunk {wanted.start_chunk} comes after --end-chunk {wanted.end_chunk}.")
+
+
+def _check_start(settings: Settings) -> None:
+    """How many chunks there are is known when they are planned: then no range is taken that has none of them."""
+    start, root = settings.build.start_chunk, str(settings.build.into)
+    if not start or not is_cache(root):
+        return
+    planned = api.gaps(root, layer=settings.build.layer or settings.recipe.kind)[0].planned
+    if planned and start >= planned:
+        raise click.UsageError(f"--start-chunk {start} is beyond the plan: '{root}' has {planned:,} chunks, from 0 on.")
 
 
 def _built(settings: Settings, as_json: bool) -> Any:

@@ -9,10 +9,14 @@ REVISION_OPTION: Decorator = click.option(
 )
 DOWNLOAD_OPTIONS: tuple[Decorator, ...] = (
     click.option("--spool", metavar="DIR", help="Where shards from the hub wait while they are read."),
-    click.option("--download-retries", type=click.IntRange(min=0), help="How often to ask again.  [default: 5]"),
+    click.option(
+        "--download-retries",
+        type=click.IntRange(min=0),
+        help="How often to ask again for data (not for a tokenizer).  [default: 5]",
+    ),
     click.option(
         "--download-timeout",
         type=click.FloatRange(min=0, min_open=True),
-        help="Seconds without a byte before asking again.  [default: 300]",
+        help="Seconds without a byte before asking again for data.  [default: 300]",
     ),
 )

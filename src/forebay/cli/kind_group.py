@@ -9,7 +9,8 @@ import click
 from forebay.cli.kinds import KINDS
 from forebay.cli.options import Decorator
 from forebay.cli.settings import Settings, from_cache, from_file, from_words, kept_recipe
-from forebay.cli.settings_file import checked_kind, nearest, read_settings_file
+from forebay.cli.settings_file import checked_kind, closest, read_settings_file
+from forebay.cli.words import command_line
 from forebay.format import layout
 
 # How a group tells the subcommand of a kind where the settings are.
@@ -35,10 +36,17 @@ class KindGroup(click.Group):
             kind = kept_recipe(word, _layer_among(args)).kind
             return kind, self.commands[kind], ["--from-cache", *args]
         raise click.UsageError(
-            f"'{word}' is no kind of data, no settings file and no cache; {nearest(word, list(self.commands))} "
-            f"(as in: forebay {ctx.info_name} {next(iter(self.commands))} {word} …)",
-            ctx,
+            f"'{word}' is no kind of data, no settings file and no cache; {self._hint(ctx, args)}", ctx
         )
+
+    def _hint(self, ctx: click.Context, args: list[str]) -> str:
+        """What was meant: a kind with a slip in it, or a source without its kind."""
+        meant = closest(args[0], list(self.commands))
+        kinds = ", ".join(self.commands)
+        if meant is None:
+            example = command_line(str(ctx.info_name), next(iter(self.commands)), *args)
+            return f"a source comes after its kind ({kinds}), as in: {example}"
+        return f"did you mean: {command_line(str(ctx.info_name), meant, *args[1:])}"
 
 
 def is_settings_file(word: str) -> bool:

@@ -65,10 +65,7 @@ class Pace:
         return f"ETA {human_time((progress.total - progress.done) * progress.seconds / made)}"
 
     def facts(self, progress: Progress) -> list[str]:
-        seconds = max(progress.seconds, 1e-3)
-        found = [f"{progress.rows / seconds:,.0f} rows/s"] if progress.rows else []
-        found += [f"read {human_bytes(progress.read_bytes / seconds)}/s"] if progress.read_bytes else []
-        found += [f"written {human_bytes(progress.written_bytes / seconds)}/s"] if progress.written_bytes else []
+        found = _speeds(progress) if progress.seconds else _passed(progress)
         found += [f"CPU {self._usage.cpu_percent:.0f} %"] if self._usage.cpu_percent or progress.workers else []
         found += [f"memory {human_bytes(self._usage.memory_bytes)}"]
         return [*found, f"busy {progress.busy}/{progress.workers}"] if progress.workers else found
@@ -118,6 +115,19 @@ class Lines:
         self._shown = time.monotonic()
         parts = [f"{progress.phase} {_counts(progress)}", *self._pace.facts(progress), self._pace.time_left(progress)]
         self._console.print(Text(", ".join(part for part in parts if part)))
+
+
+def _speeds(progress: Progress) -> list[str]:
+    seconds = max(progress.seconds, 1e-3)
+    found = [f"{progress.rows / seconds:,.0f} rows/s"] if progress.rows else []
+    found += [f"read {human_bytes(progress.read_bytes / seconds)}/s"] if progress.read_bytes else []
+    found += [f"written {human_bytes(progress.written_bytes / seconds)}/s"] if progress.written_bytes else []
+    return found
+
+
+def _passed(progress: Progress) -> list[str]:
+    """Planning passes most of a source without reading it, and so has no speed."""
+    return [f"{human_bytes(progress.read_bytes)} planned"] if progress.read_bytes else []
 
 
 def _counts(progress: Progress) -> str:

@@ -61,15 +61,16 @@ def from_file(path: str, flags: Mapping[str, Any]) -> Settings:
         say(f"note: {note}")
     kind = KINDS[checked_kind(file, KINDS)]
     folder = os.path.dirname(path)
+    structs: dict[str, type[Any]] = {"source": kind.source, "recipe": kind.recipe, "build": BuildSettings}
     source, recipe, build = _sorted(kind, flags)
     return _settings(
         kind,
-        {**_paths_from(folder, checked_section(file, "source", kind.source)), **source},
+        {**_paths_from(folder, checked_section(file, "source", structs)), **source},
         {
-            **_placed(kind, folder, checked_section(file, "recipe", kind.recipe, kind.recipe_fields({}))),
+            **_placed(kind, folder, checked_section(file, "recipe", structs, kind.recipe_fields({}))),
             **_placed(kind, "", recipe),
         },
-        {**_paths_from(folder, checked_section(file, "build", BuildSettings)), **build},
+        {**_paths_from(folder, checked_section(file, "build", structs)), **build},
     )
 
 

@@ -80,20 +80,30 @@ def checked_kind(file: SettingsFile, known: Collection[str]) -> str:
 
 
 def checked_section(
-    file: SettingsFile, section: str, struct: type[Any], defaults: Collection[str] = ()
+    file: SettingsFile, section: str, structs: Mapping[str, type[Any]], defaults: Collection[str] = ()
 ) -> dict[str, Any]:
-    """The keys of a section, each known to the struct and of its type; all that have no default are there."""
-    fields = {field.name: field for field in msgspec.structs.fields(struct)}
+    """The keys of a section, each known to its struct and of its type; all that have no default are there."""
+    fields = {field.name: field for field in msgspec.structs.fields(structs[section])}
     given = {
         key: value for key, value in file.sections.get(section, {}).items() if (section, key) != ("recipe", "kind")
     }
     for key in given:
         if key not in fields:
-            file.fail(f"unknown key '{key}' in [{section}]; {nearest(key, fields)}", section, key)
+            file.fail(
+                f"unknown key '{key}' in [{section}]; {_home(key, structs) or nearest(key, fields)}", section, key
+            )
     for name, known in fields.items():
         if known.required and name not in given and name not in defaults:
             file.fail(f"[{section}] has no '{name}'", section)
     return {key: _typed(file, section, key, value, fields[key].type) for key, value in given.items()}
+
+
+def _home(key: str, structs: Mapping[str, type[Any]]) -> str:
+    """Where a key belongs that stands in the wrong section; empty where it belongs nowhere."""
+    homes = [
+        name for name, struct in structs.items() if key in {field.name for field in msgspec.structs.fields(struct)}
+    ]
+    return f"it belongs in [{homes[0]}]" if homes else ""
 
 
 def nearest(name: str, known: Collection[str]) -> str:
@@ -102,8 +112,16 @@ def nearest(name: str, known: Collection[str]) -> str:
     >>> nearest("worker", ["workers", "mode"])
     "did you mean 'workers'?"
     """
-    found = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    return f"did you mean '{found[0]}'?" if found else f"known: {', '.join(known)}"
+    found = closest(name, known)
+    return f"did you mean '{found}'?" if found else f"known: {', '.join(known)}"
+
+
+def closest(name: str, known: Collection[str]) -> str | None:
+    """
+    >>> closest("token", ["tokens", "raw"]), closest("data", ["tokens", "raw"])
+    ('tokens', None)
+    """
+    return next(iter(difflib.get_close_matches(name, known, n=1, cutoff=0.5)), None)
 
 
 def line_of(text: str, names: tuple[str, ...]) -> int | None:

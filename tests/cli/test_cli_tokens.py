@@ -117,6 +117,30 @@ def test_mixed_formats_are_wrong_usage_until_one_is_chosen(tmp_path: Path):
     assert documents_in(tmp_path / "cache") == 2
 
 
+@pytest.mark.parametrize("glob", ["*.py", "*", "**/*.p?"])
+def test_every_file_that_a_glob_names_is_meant_where_the_format_is_given(tmp_path: Path, glob: str):
+    write_texts(tmp_path / "odd", STORIES[:3], ".py")
+    words = ["build", "tokens", tmp_path / "odd" / glob, "--into", tmp_path / "cache", *SMALL]
+    assert "say it with --format" in run(*words, code=2).err
+    run(*words, "--format", "text")
+    assert documents_in(tmp_path / "cache") == 3
+
+
+def test_json_lines_may_have_names_that_a_glob_spells_out(tmp_path: Path):
+    write_documents(tmp_path / "odd", STORIES, "a.log")
+    words = ["--into", tmp_path / "cache", "--format", "jsonl", *SMALL]
+    run("build", "tokens", tmp_path / "odd" / "*.log", *words)
+    assert documents_in(tmp_path / "cache") == 40
+
+
+@pytest.mark.parametrize(("chosen", "endings"), [("text", ".txt, .md"), ("jsonl", ".jsonl, .json")])
+def test_a_folder_without_fitting_names_says_what_was_looked_for(tmp_path: Path, chosen: str, endings: str):
+    write_texts(tmp_path / "odd", STORIES[:2], ".py")
+    said = run("estimate", "tokens", tmp_path / "odd", "--format", chosen, code=1).err
+    assert f"no source at '{tmp_path / 'odd'}': no file there ends in {endings}; name others by a glob like" in said
+    assert "--suffix" in said
+
+
 def test_names_that_say_nothing_are_wrong_usage(tmp_path: Path):
     write_texts(tmp_path / "data", STORIES[:2], ".rst")
     assert "say it with --format" in run("estimate", "tokens", tmp_path / "data", code=2).err

@@ -177,8 +177,11 @@ def test_folders_and_globs_take_the_files_of_this_kind_only(tmp_path):
     assert found == ["a.jsonl", "b.json", "c.jsonl.gz", "d.jsonl.zst"]
     assert [file.path for file in fb.sources.jsonl(tmp_path / "*").files()] == found
     assert [file.path for file in fb.sources.jsonl(tmp_path / "e.txt").files()] == ["e.txt"]  # named, so meant
-    with pytest.raises(SourceNotFound):
-        fb.sources.jsonl(tmp_path / "*.txt").files()
+    assert [file.path for file in fb.sources.jsonl(tmp_path / "*.txt").files()] == ["e.txt"]
+    with pytest.raises(SourceNotFound, match=r"no file there ends in \.jsonl, \.json; name others by a glob"):
+        fb.sources.jsonl(tmp_path / "e*").files()
+    with pytest.raises(SourceNotFound, match="no file matches"):
+        fb.sources.jsonl(tmp_path / "x*").files()
 
 
 def test_one_stream_is_read_by_two_at_once(tmp_path):

@@ -50,13 +50,13 @@ def find_files(root: str, patterns: Sequence[str], suffixes: tuple[str, ...] = (
     """Every file that a pattern names, once, sorted by name.
 
     A folder stands for all files below it, hidden ones left out. `suffixes` choose among the files of folders and
-    globs; a file named by itself is meant.
+    globs; a file named by itself is meant, and so is one whose ending a glob names, as `*.py` does.
     """
     found: set[str] = set()
     for pattern in patterns:
         matches = {os.path.relpath(path, root) for path in _expand(full_path(root, pattern), suffixes)}
         if not matches:
-            raise SourceNotFound(full_path(root, pattern))
+            raise SourceNotFound(full_path(root, pattern), _why_none(full_path(root, pattern), suffixes))
         found |= matches
     return [_found(root, name) for name in sorted(found)]
 
@@ -107,8 +107,33 @@ def _expand(pattern: str, suffixes: tuple[str, ...]) -> Iterable[str]:
     if os.path.isfile(pattern):
         yield pattern
         return
-    for path in [pattern] if os.path.isdir(pattern) else glob.iglob(pattern, recursive=True):
-        yield from (file for file in _below(path) if not suffixes or file.endswith(suffixes))
+    for path in _matches(pattern):
+        is_meant = not suffixes or (names_ending(pattern) and not os.path.isdir(path))
+        yield from (file for file in _below(path) if is_meant or file.endswith(suffixes))
+
+
+def _matches(pattern: str) -> Iterable[str]:
+    return [pattern] if os.path.isdir(pattern) else glob.iglob(pattern, recursive=True)
+
+
+def names_ending(pattern: str) -> bool:
+    """Whether a glob says how the files end that it names; `.gz` and `.zst` say nothing of what is in them.
+
+    >>> names_ending("odd/*.py"), names_ending("part-*.jsonl.gz"), names_ending("data/*"), names_ending("*.gz")
+    (True, True, False, False)
+    """
+    for suffix in STREAM_SUFFIXES:
+        pattern = pattern.removesuffix(suffix)
+    ending = os.path.splitext(pattern)[1]
+    return bool(ending) and not glob.has_magic(ending)
+
+
+def _why_none(pattern: str, suffixes: tuple[str, ...]) -> str:
+    """What to say where nothing was found: that nothing is there, or that its names do not fit."""
+    if not suffixes or not any(_matches(pattern)):
+        return "no file matches"
+    endings = ", ".join(suffix for suffix in suffixes if not suffix.endswith(STREAM_SUFFIXES))
+    return f"no file there ends in {endings}; name others by a glob like '*.py', or by --suffix if they are plain text"
 
 
 def _below(path: str) -> Iterable[str]:

@@ -1,5 +1,6 @@
 """Text to packed tokens: local files in one of three formats, or a data set of the Hugging Face hub."""
 
+import os
 from typing import Any
 
 import click
@@ -43,12 +44,16 @@ class TokenSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         field = {} if self.text is None else {"text": self.text}
         if chosen == "text":
             self._refuse("text", "names a field of JSON lines or a column of Parquet; plain text has none")
-            return sources.text(
-                *self.paths, separator=_separator(self.separator), suffixes=self.suffix or suffixes_of("text")
-            )
+            return sources.text(*self.paths, separator=_separator(self.separator), suffixes=self._suffixes())
         self._refuse("separator", f"separates documents of plain text; the format here is {chosen}")
         self._refuse("suffix", f"chooses among files of plain text; the format here is {chosen}")
         return sources.parquet(*self.paths, **field) if chosen == "parquet" else sources.jsonl(*self.paths, **field)
+
+    def _suffixes(self) -> tuple[str, ...]:
+        """How text files of folders end; where a user says what globs name, every file of them is meant."""
+        if self.format is not None and not self.suffix and not any(map(os.path.isdir, self.paths)):
+            return ()
+        return self.suffix or suffixes_of("text")
 
     def _hub(self) -> Source:
         if len(self.paths) > 1:

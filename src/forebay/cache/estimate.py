@@ -5,12 +5,13 @@ from math import ceil
 from forebay.cache.cut import Trial, bytes_by_codec, chunk_weight, try_recipe
 from forebay.cache.records import Estimate
 from forebay.errors import SourceNotFound
-from forebay.recipe import Recipe
+from forebay.recipe import Recipe, identity_of
 from forebay.source import Source
 from forebay.store.base import Store
 
-SAMPLED_SHARE = 0.0475  # parts end with a whole sample, so a little more than asked for is read
+SAMPLED_SHARE = 0.0375  # the rest of 5 % goes into finding where samples begin and end
 MOST_SAMPLED = {"bytes": 32 * 1024 * 1024, "samples": 8192}
+WITH_DUPLICATES = "duplicates are counted as if they stayed: only a build, which reads all, finds out how many there are"
 
 
 def estimate_build(source: Source, recipe: Recipe, store: Store | None, workers: int) -> Estimate:
@@ -43,6 +44,7 @@ def estimate_build(source: Source, recipe: Recipe, store: Store | None, workers:
         statistics=_scaled_statistics(trial, total),
         free_bytes=free,
         fits=free is None or stored <= free,
+        notes=() if identity_of(recipe) is None else (WITH_DUPLICATES,),
     )
 
 

@@ -11,6 +11,7 @@ from forebay.sources.paths import find_files, look, named_below, renamed
 from forebay.sources.reading import Reading
 from forebay.sources.separated import cut_between_pieces
 from forebay.sources.stored import digest, scanned, weigh
+from forebay.sources.streams import judged_stream_at
 
 SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".json")
 
@@ -60,6 +61,9 @@ class JsonlSource:
 
     def read(self, part: Part) -> Iterable[Sample | Failure]:
         return read_documents(Reading(self.root, part, b"\n"), part.file.path, self.text)
+
+    def glance(self, part: Part) -> Iterable[Sample | Failure]:
+        return read_documents(Reading(self.root, part, b"\n", judged_stream_at), part.file.path, self.text)
 
     def digest(self, file: SourceFile, start: int, stop: int) -> int:
         return digest(self.root, file, start, stop)

@@ -11,6 +11,7 @@ from forebay.sources.reading import Reading
 from forebay.sources.separated import cut_between_pieces
 from forebay.sources.separators import piece_bounds
 from forebay.sources.stored import digest, scanned, weigh
+from forebay.sources.streams import judged_stream_at
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +51,10 @@ class LineSource:
         return scanned(self.root, file)
 
     def read(self, part: Part) -> Iterable[Sample]:
-        reading = Reading(self.root, part, b"\n")
-        for block in reading:
-            for begin, end in piece_bounds(block, b"\n"):
-                yield Sample(f"{part.file.path}@{reading.position + begin}", bytes(memoryview(block)[begin:end]))
-            del block
+        return _lines(Reading(self.root, part, b"\n"), part.file.path)
+
+    def glance(self, part: Part) -> Iterable[Sample]:
+        return _lines(Reading(self.root, part, b"\n", judged_stream_at), part.file.path)
 
     def digest(self, file: SourceFile, start: int, stop: int) -> int:
         return digest(self.root, file, start, stop)
@@ -63,3 +63,10 @@ class LineSource:
 def lines(*paths: str | os.PathLike[str], root: str | None = None) -> LineSource:
     """Every line of some files, folders or globs."""
     return LineSource(*named_below(paths, root))
+
+
+def _lines(reading: Reading, path: str) -> Iterator[Sample]:
+    for block in reading:
+        for begin, end in piece_bounds(block, b"\n"):
+            yield Sample(f"{path}@{reading.position + begin}", bytes(memoryview(block)[begin:end]))
+        del block

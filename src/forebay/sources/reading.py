@@ -8,7 +8,7 @@ from forebay.errors import SourceChanged
 from forebay.source import Part
 from forebay.sources.paths import full_path
 from forebay.sources.separators import Block, whole_pieces
-from forebay.sources.streams import Stream, stream_at
+from forebay.sources.streams import OpenStream, Stream, stream_at
 
 _COUNTED_BYTES = 1 << 20
 
@@ -16,8 +16,9 @@ _COUNTED_BYTES = 1 << 20
 class Reading(Iterator[Block]):
     """The blocks of one part; `position` is the offset in the file at which the current one begins."""
 
-    def __init__(self, root: str, part: Part, separator: bytes) -> None:
+    def __init__(self, root: str, part: Part, separator: bytes, stream_at: OpenStream = stream_at) -> None:
         self._root, self._part, self._separator = root, part, separator
+        self._stream_at = stream_at
         self._path = full_path(root, part.file.path)
         self._stream: Stream | None = None
         self._newlines = 0  # before the current block, known where it is a stream
@@ -48,7 +49,7 @@ class Reading(Iterator[Block]):
         return end == self._stream.position and self._stream.at_end()
 
     def _stream_blocks(self) -> Iterator[Block]:
-        with stream_at(self._path, self._part.file, self._part.start) as self._stream:
+        with self._stream_at(self._path, self._part.file, self._part.start) as self._stream:
             self._newlines = self._stream.newlines
             yield from whole_pieces(self._stream.read, self._part.weight, self._separator)
 

@@ -5,14 +5,19 @@ stream: it is decompressed once to find the cuts; its parts are then read one af
 """
 
 import sys
+from collections import deque
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import BinaryIO
 
 from forebay.source import SourceFile
 from forebay.sources.paths import full_path
 from forebay.sources.reading import check_piece_start, piece_moved
 from forebay.sources.separators import end_after, first_end, whole_pieces
-from forebay.sources.streams import Stream
+from forebay.sources.streams import Stream, judged_stream_at
+
+_LONG_PIECE = 1024 * 1024
+_MOST_SEARCHED = 64
 
 
 def cut_between_pieces(
@@ -21,27 +26,56 @@ def cut_between_pieces(
     """Where parts of a file may end: behind a separator. Positions count bytes, of a stream after decompression."""
     path = full_path(root, file.path)
     if file.stream:
-        with Stream(path, file) as stream:
-            stream.skip(start - len(separator))
+        with judged_stream_at(path, file, max(0, start - len(separator))) as stream:
             if start and stream.read(len(separator)) != separator:
                 raise piece_moved(root, file.path, start, separator)
             yield from _stream_cuts(stream, separator, first, every)
         return
     with open(path, "rb", buffering=0) as plain:
         check_piece_start(plain, root, file.path, start, separator)
-        yield from _plain_cuts(plain, separator, start, file.size, first, every)
+        search = _Search(plain, separator, _searched(path, file, separator))
+        yield from _plain_cuts(search, start, file.size, first, every)
 
 
-def _plain_cuts(plain: BinaryIO, separator: bytes, start: int, size: int, first: int, every: int) -> Iterator[int]:
+def _plain_cuts(search: "_Search", start: int, size: int, first: int, every: int) -> Iterator[int]:
     cut, step = start, first
     while cut + step < size:
-        found = end_after(plain, separator, cut, cut + step - len(separator))
-        if found is None or found >= size:
+        found = search.end_after(cut, cut + step)
+        if found >= size:
             break
         yield (cut := found)
         step = every
     if size > start:
         yield size
+
+
+class _Search:
+    """Looks for separators in a plain file, but never twice through a long piece."""
+
+    def __init__(self, plain: BinaryIO, separator: bytes, searched: deque[tuple[int, int]]) -> None:
+        self._plain, self._separator, self._searched = plain, separator, searched
+
+    def end_after(self, start: int, position: int) -> int:
+        """The first end of a separator at `position` or later, beyond any file where there is none.
+
+        A piece begins at `start`.
+        """
+        at = position - len(self._separator)
+        known = next((end for begin, end in self._searched if begin <= at and position <= end), None)
+        if known is not None:
+            return known
+        limit, behind = min((stretch for stretch in self._searched if stretch[0] > at), default=(sys.maxsize,) * 2)
+        found = end_after(self._plain, self._separator, start, at, limit)
+        end = behind if found is None else found
+        if end - at >= _LONG_PIECE:
+            self._searched.append((at, end))
+        return end
+
+
+@lru_cache(maxsize=256)
+def _searched(path: str, file: SourceFile, separator: bytes) -> deque[tuple[int, int]]:
+    """Stretches of a file in which no separator begins but the one that ends there: of long pieces, the last few."""
+    return deque(maxlen=_MOST_SEARCHED)
 
 
 def _stream_cuts(stream: Stream, separator: bytes, first: int, every: int) -> Iterator[int]:

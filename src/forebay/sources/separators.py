@@ -8,14 +8,15 @@ itself, as three newlines do in a run of four; so a search from the middle first
     not         a \\n └──────────┘ b      what a search from the second newline would find
 """
 
+import sys
 from collections.abc import Callable, Iterator
 from typing import BinaryIO
 
 Block = bytes | bytearray
 
 _BLOCK = 128 * 1024  # decoding is fastest while a block and what is made of it stay in the processor's cache
-_LOOK_AHEAD = 64 * 1024
-_LOOK_BACK = 64 * 1024
+_LOOK = 4 * 1024  # the least that is read to find a separator; after a while, a fourth of what was read in vain
+_MOST_LOOK = 1024 * 1024
 
 
 def whole_pieces(read: Callable[[int], bytes], length: int, separator: bytes) -> Iterator[Block]:
@@ -57,12 +58,15 @@ def piece_bounds(block: Block, separator: bytes) -> Iterator[tuple[int, int]]:
         begin = end + len(separator)
 
 
-def end_after(plain: BinaryIO, separator: bytes, start: int, at: int) -> int | None:
-    """Where the first separator that begins at `at` or later ends in a file, in which a piece begins at `start`."""
+def end_after(plain: BinaryIO, separator: bytes, start: int, at: int, limit: int = sys.maxsize) -> int | None:
+    """Where the first separator that begins at `at` or later ends in a file, in which a piece begins at `start`.
+
+    None where there is none, or none that begins before `limit`: nothing is looked for there.
+    """
     cursor = _overlap_start_in(plain, separator, start, at)
     plain.seek(cursor)
     ahead = b""  # from `cursor` on
-    while content := plain.read(_LOOK_AHEAD):
+    while cursor < limit and (content := plain.read(min(max(_LOOK, (cursor - at) // 4), _MOST_LOOK))):
         ahead += content
         while (found := ahead.find(separator)) >= 0:
             cursor += found + len(separator)
@@ -78,7 +82,7 @@ def _overlap_start_in(plain: BinaryIO, separator: bytes, start: int, at: int) ->
     """`overlap_start` for a place in a file, in which a piece begins at `start`."""
     if len(separator) == 1:
         return max(start, at)
-    behind = _LOOK_BACK
+    behind = _LOOK
     while True:
         low = max(start, at - behind)
         plain.seek(low)

@@ -6,7 +6,7 @@ A process keeps the last stream it read open, so that the parts of one file, rea
 import atexit
 import gzip
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import IO, BinaryIO, cast
 
@@ -14,25 +14,29 @@ import zstandard
 
 from forebay.errors import SourceUnreadable
 from forebay.source import SourceFile
+from forebay.sources.beginnings import StoredBytes, kept_beginning
 from forebay.sources.zstd_frames import ends_whole
 
 _BLOCK = 1 << 20
 _last: "list[Stream]" = []
 
+OpenStream = Callable[[str, SourceFile, int], "AbstractContextManager[Stream]"]
+
 
 class Stream(AbstractContextManager["Stream"]):
     """Decompressed bytes of a file as it was when looked at, forward only.
 
-    `position` and `newlines` count what was taken; what was appended to the file since is not seen.
+    `position` and `newlines` count what was taken; what was appended to the file since is not seen. What is `kept` of
+    its beginning is not read again.
     """
 
-    def __init__(self, path: str, file: SourceFile) -> None:
+    def __init__(self, path: str, file: SourceFile, kept: bytearray | None = None) -> None:
         self.path = path
         self.file = file
         self.position = 0
         self.newlines = 0
         self._file: BinaryIO = open(path, "rb", buffering=0)  # noqa: SIM115 — closed by `close`
-        self._plain = _decompressed(cast(BinaryIO, _Beginning(self._file, file.size)), path)
+        self._plain = _decompressed(cast(BinaryIO, StoredBytes(self._file, file.size, kept)), path)
         self._peeked = b""
 
     def __exit__(self, *_: object) -> None:
@@ -93,23 +97,18 @@ def stream_at(path: str, file: SourceFile, position: int) -> Iterator[Stream]:
     _last.append(stream)
 
 
+@contextmanager
+def judged_stream_at(path: str, file: SourceFile, position: int) -> Iterator[Stream]:
+    """A stream of its own for judging: the beginning of the file is read from the disk once."""
+    with Stream(path, file, kept_beginning(path, file)) as stream:
+        stream.skip(position)
+        yield stream
+
+
 @atexit.register
 def _close_last() -> None:
     while _last:
         _last.pop().close()
-
-
-class _Beginning:
-    """The first `size` bytes of a file."""
-
-    def __init__(self, file: BinaryIO, size: int) -> None:
-        self._file = file
-        self._left = size
-
-    def read(self, count: int = -1) -> bytes:
-        data = self._file.read(min(count, self._left) if count >= 0 else self._left)
-        self._left -= len(data)
-        return data
 
 
 def _decompressed(file: BinaryIO, path: str) -> IO[bytes]:

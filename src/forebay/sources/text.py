@@ -12,6 +12,7 @@ from forebay.sources.reading import Reading
 from forebay.sources.separated import cut_between_pieces
 from forebay.sources.separators import piece_bounds
 from forebay.sources.stored import digest, scanned, weigh
+from forebay.sources.streams import OpenStream, judged_stream_at, stream_at
 from forebay.sources.utf8 import BOM, not_utf8
 from forebay.sources.whole import cut_whole, read_whole
 
@@ -74,10 +75,16 @@ class TextSource:
         return scanned(self.root, file)
 
     def read(self, part: Part) -> Iterable[Sample | Failure]:
+        return self._read(part, stream_at)
+
+    def glance(self, part: Part) -> Iterable[Sample | Failure]:
+        return self._read(part, judged_stream_at)
+
+    def _read(self, part: Part, stream_at: OpenStream) -> Iterator[Sample | Failure]:
         if self.separator is None:
-            return _only_document(self.root, part)
+            return _only_document(self.root, part, stream_at)
         separator = self.separator.encode()
-        return _documents(Reading(self.root, part, separator), part.file.path, separator)
+        return _documents(Reading(self.root, part, separator, stream_at), part.file.path, separator)
 
     def digest(self, file: SourceFile, start: int, stop: int) -> int:
         return digest(self.root, file, start, stop)
@@ -101,8 +108,8 @@ def text(
     return TextSource(*named_below(paths, root), separator, tuple(suffixes))
 
 
-def _only_document(root: str, part: Part) -> Iterator[Sample | Failure]:
-    content = read_whole(root, part)
+def _only_document(root: str, part: Part, stream_at: OpenStream) -> Iterator[Sample | Failure]:
+    content = read_whole(root, part, stream_at)
     begin = len(BOM) if content.startswith(BOM) else 0
     try:
         yield Sample(part.file.path, str(memoryview(content)[begin:], "utf-8"))

@@ -14,6 +14,7 @@ import zstandard
 
 from forebay.errors import SourceUnreadable
 from forebay.source import SourceFile
+from forebay.sources.beginnings import StoredBytes, kept_beginning
 from forebay.sources.zstd_frames import whole_blocks
 
 _JUDGED_SHARE = 100  # one part in so many is read,
@@ -29,9 +30,10 @@ _GZIP = 31  # to zlib: with gzip's header and trailer
 def stream_weight(path: str, file: SourceFile) -> int:
     """About how many bytes a compressed file holds."""
     with open(path, "rb", buffering=0) as raw:
-        head = raw.read(min(max(file.size // _JUDGED_SHARE, _LEAST_JUDGED), _MOST_JUDGED))
+        stored = StoredBytes(raw, file.size, kept_beginning(path, file))
+        head = stored.read(min(max(file.size // _JUDGED_SHARE, _LEAST_JUDGED), _MOST_JUDGED))
         try:
-            ratio, stated = _judge_gzip(raw, head, file) if path.endswith(".gz") else _judge_zstd(raw, head, file)
+            ratio, stated = _judge_gzip(raw, head, file) if path.endswith(".gz") else _judge_zstd(stored, head, file)
         except (zlib.error, zstandard.ZstdError) as error:
             raise SourceUnreadable(path, str(error)) from error
     judged = ratio * file.size
@@ -44,11 +46,11 @@ def _judge_gzip(raw: BinaryIO, head: bytes, file: SourceFile) -> tuple[float, in
     return _gzip_ratio(head), int.from_bytes(raw.read(4), "little")
 
 
-def _judge_zstd(raw: BinaryIO, head: bytes, file: SourceFile) -> tuple[float, int]:
+def _judge_zstd(stored: StoredBytes, head: bytes, file: SourceFile) -> tuple[float, int]:
     stated: int = zstandard.frame_content_size(head) if head else 0
     whole = whole_blocks(head)
     if not whole and stated < file.size:  # nothing is stated, or no more than a part of it
-        head += raw.read(_MOST_JUDGED)
+        head += stored.read(_MOST_JUDGED)
         whole = whole_blocks(head)
     return _zstd_ratio(head[:whole]), stated
 

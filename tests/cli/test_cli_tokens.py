@@ -51,7 +51,7 @@ def test_every_field_of_the_recipe_has_a_flag(tmp_path: Path):
         "long_documents": "truncate",
         "chunk_size": 8,
         "eos": None,
-        "bos": "<|endoftext|>",
+        "bos": 50256,  # what a token's text means is settled when a cache is planned
         "pad": 5,
         "deduplicate": True,
         "codec": "lz4",
@@ -285,6 +285,11 @@ def test_info_says_what_was_dropped(tmp_path: Path):
     assert re.search(r"tokens +[\d,]+ in, [\d,]+ stored, 138 dropped \(\d\.\d\d %\)", run("info", root).out)
 
 
+def test_info_says_how_many_documents_were_dropped(tmp_path: Path):
+    root, _ = build_tokens(tmp_path, [*STORIES, "long " * 200], "--long-documents", "drop")
+    assert re.search(r"documents +40, 1 more dropped\n", run("info", root).out)
+
+
 def test_info_has_the_metadata_of_the_old_script_computed(tmp_path: Path):
     root, _ = build_tokens(tmp_path, STORIES)
     cache = fb.open_cache(root)
@@ -308,6 +313,14 @@ def test_an_estimate_has_tokens_and_bytes_per_codec(tmp_path: Path):
     shown = run("estimate", "tokens", source, *SMALL[:-2]).out
     assert re.search(r"tokens +[\d,]+ in [\d,]+ documents, 0 of them split", shown)
     assert re.search(r"by codec +none [\d.]+ kB, lz4 [\d.]+ kB, zstd [\d.]+ kB", shown)
+    assert "duplicates" not in shown
+
+
+def test_an_estimate_says_that_it_knows_nothing_of_duplicates(tmp_path: Path):
+    source = write_documents(tmp_path / "data", STORIES * 20)
+    words = ["estimate", "tokens", source, *SMALL[:-2], "--deduplicate"]
+    assert "duplicates are counted as if they stayed" in run(*words).out
+    assert len(run(*words, "--json").json["notes"]) == 1
 
 
 def test_a_dry_run_knows_the_encoder_that_was_chosen(tmp_path: Path):

@@ -11,7 +11,7 @@ from forebay.store.base import Store
 
 SAMPLED_SHARE = 0.0375  # the rest of 5 % goes into finding where samples begin and end
 MOST_SAMPLED = {"bytes": 32 * 1024 * 1024, "samples": 8192}
-WITH_DUPLICATES = "duplicates are counted as if they stayed: only a build, which reads all, finds out how many there are"
+WITH_DUPLICATES = "duplicates are counted as if they stayed: only a build, which reads all, finds out how many they are"
 
 
 def estimate_build(source: Source, recipe: Recipe, store: Store | None, workers: int) -> Estimate:

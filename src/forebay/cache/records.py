@@ -194,6 +194,7 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
     statistics: dict[str, int]  # what the recipe counts, scaled
     free_bytes: int | None
     fits: bool
+    notes: tuple[str, ...] = ()
 
 
 class CleanReport(msgspec.Struct, frozen=True, kw_only=True):

@@ -4,13 +4,14 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from forebay.cache.records import Estimate
-from forebay.cli.drawing.pieces import facts, title
+from forebay.cli.drawing.pieces import facts, listing, title
 from forebay.cli.records import DryRun
 from forebay.cli.words import counted, human_bytes, human_time, in_ranges
 
 
 def draw_estimate(estimate: Estimate) -> RenderableType:
-    return Group(title("estimate", _sampled(estimate)), _table(estimate))
+    notes = listing("notes", ((note,) for note in estimate.notes), "yellow")
+    return Group(title("estimate", _sampled(estimate)), _table(estimate), *notes)
 
 
 def draw_dry_run(run: DryRun) -> RenderableType:

@@ -46,13 +46,15 @@ def _figures(counts: Mapping[str, Any], figures: Mapping[str, Any]) -> Iterator[
 
 def _documents(counts: Mapping[str, Any]) -> str:
     """
-    >>> _documents({"documents": 1200, "documents_split": 30, "documents_cut": 0})
-    '1,200, 30 of them split'
+    >>> _documents({"documents": 1200, "documents_split": 30, "documents_cut": 0, "documents_dropped": 7})
+    '1,200, 30 of them split, 7 more dropped'
     """
-    words = {"split": counts["documents_split"], "cut off": counts["documents_cut"]}
-    return ", ".join(
-        [f"{counts['documents']:,}", *(f"{count:,} of them {word}" for word, count in words.items() if count)]
-    )
+    words = {
+        "of them split": counts["documents_split"],
+        "of them cut off": counts["documents_cut"],
+        "more dropped": counts.get("documents_dropped", 0),
+    }
+    return ", ".join([f"{counts['documents']:,}", *(f"{count:,} {word}" for word, count in words.items() if count)])
 
 
 def _tokens(counts: Mapping[str, Any], figures: Mapping[str, Any]) -> str:

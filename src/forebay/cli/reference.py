@@ -11,7 +11,8 @@ _HEAD = f"""# The command line
 
 This page is what `--help` says of every command; a test compares them. Refresh it with `{REFRESH}`.
 
-`forebay VERB [CACHE]`. Results go to standard output, progress and errors to standard error. Every verb takes `--json`.
+`forebay VERB [CACHE]`. Results go to standard output, progress and errors to standard error. Every verb takes
+`--json`; an error is a line of text on standard error then, too.
 
 | exit code | means |
 |---|---|

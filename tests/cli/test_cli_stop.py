@@ -70,7 +70,7 @@ def test_a_signal_while_planning_says_how_to_start_again(tmp_path: Path):
 
 def test_the_demo_does_what_it_says(tmp_path: Path):
     size = ["--names", "[f-h]*", "--chunk-size", 30]
-    ran = run_process("demo", "--into", tmp_path / "demo", "--json", *size)
+    ran = run_process("demo", "--json", *size, env={**os.environ, "TMPDIR": str(tmp_path)})
     report = ran.json
     assert [step["command"].split()[1] for step in report["steps"]] == [
         "estimate", "build", "status", "build", "verify", "verify", "repair", "verify", "peek", "info",
@@ -85,10 +85,16 @@ def test_the_demo_does_what_it_says(tmp_path: Path):
         "restored, byte for byte",
     ):
         assert words in ran.err
-    again = run_process("demo", "--into", tmp_path / "demo", code=2)
-    assert "is not empty" in again.err
+    assert report["root"].startswith(str(tmp_path))
+    assert list(tmp_path.iterdir()) == [], "a temporary folder is not left behind"
+
+
+def test_the_demo_needs_a_folder_of_its_own(tmp_path: Path):
+    (tmp_path / "mine").touch()
+    assert "is not empty" in run_process("demo", "--into", tmp_path, code=2).err
 
 
 def test_the_demo_fails_when_a_step_does_not_do_what_it_should(tmp_path: Path):
     ran = run_process("demo", "--into", tmp_path / "demo", "--names", "no_such_name*", code=1)
     assert "forebay: the demo failed: " in ran.err
+    assert (tmp_path / "demo").exists()

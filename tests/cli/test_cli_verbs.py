@@ -1,12 +1,17 @@
 """What each verb shows, for a person and as JSON."""
 
+import io
 import re
 from pathlib import Path
 
+import msgspec
 import pytest
+from rich.console import Console
 from tests.cli.running import build_lines, chunk_path, flip, run, write_lines
 
 import forebay as fb
+from forebay.cache.records import ClaimStatus
+from forebay.cli.drawing import draw
 
 
 def test_build_says_what_it_did_and_a_second_one_finds_nothing_to_do(tmp_path: Path):
@@ -99,6 +104,14 @@ def test_status_is_exit_code_1_for_a_stale_source(tmp_path: Path):
     root, source = build_lines(tmp_path)
     source.write_text(source.read_text().replace("line 007", "line 700"))
     assert "a.jsonl  has other content than was planned" in run("status", root, code=1).out
+
+
+def test_who_holds_a_claim_is_not_broken_on_a_narrow_terminal(tmp_path: Path):
+    root, _ = build_lines(tmp_path)
+    claim = ClaimStatus(layer="raw", chunk=3, host="node-17", pid=4711, state="failed", reason="a long reason " * 9)
+    text = io.StringIO()
+    Console(file=text, width=48).print(draw(msgspec.structs.replace(fb.status(root), claims=(claim,))))
+    assert "raw chunk 3  failed  node-17, process 4711\n" in text.getvalue()
 
 
 def build_failing_lines(tmp_path: Path) -> Path:

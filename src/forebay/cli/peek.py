@@ -24,7 +24,8 @@ KEPT_VALUES = 64
 def peek(cache: str, count: int, chosen: tuple[int, ...], columns: tuple[str, ...], as_json: bool) -> None:
     """Show a few rows: text and tokens as text, arrays by their first values.
 
-    Packed tokens are shown as the documents they are from, with what is padding; --column shows the ids themselves.
+    Packed tokens are shown as the documents they are from, with what is padding; --column shows the ids themselves,
+    --json every token and all of the text.
 
     Example: forebay peek caches/edu --row 17
     """

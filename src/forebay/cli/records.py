@@ -87,3 +87,4 @@ class DemoReport(msgspec.Struct, frozen=True, kw_only=True):
     root: str
     steps: tuple[DemoStep, ...]
     seconds: float
+    kept: bool = True  # whether the cache is still there

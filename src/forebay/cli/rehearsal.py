@@ -40,7 +40,7 @@ class Rehearsal:
     def perform(self) -> DemoReport:
         started = time.monotonic()
         build = ["build", *self._source, "--into", self._root]
-        self._say(f"This demo works in {self._root}; everything is real, every command can be repeated.")
+        self._say(f"This demo works in {self._root}; everything is real.")
         self._act("What will it take?", ["estimate", *self._source, "--into", self._root])
         self._interrupt("Build it, and pull the plug part-way (Ctrl-C).", build)
         self._act("How far did it get, and which documents could not be read?", ["status", self._root])

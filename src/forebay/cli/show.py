@@ -1,5 +1,6 @@
 """The one module that prints: records on standard output, all else on standard error."""
 
+import re
 import sys
 from typing import Any
 
@@ -12,17 +13,27 @@ from forebay.cli.drawing import draw
 from forebay.cli.words import printable
 
 _PIPE_WIDTH = 1000  # a line that goes into a file or a pipe is not broken
+_NUMBERS = re.compile(r"\[\n\s+([-+.\deE]+(?:,\n\s+[-+.\deE]+)*)\n\s*\]")
 
 
 def show(record: Any, as_json: bool) -> None:
     """A record, or a list of them, for a person or for a program."""
     if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(record), indent=2).decode())
+        click.echo(_numbers_on_one_line(msgspec.json.format(msgspec.json.encode(record), indent=2).decode()))
     else:
         console = console_for(sys.stdout)
         with console.capture() as picture:
             console.print(draw(record))
         click.echo("\n".join(line.rstrip() for line in picture.get().splitlines()), color=True)
+
+
+def _numbers_on_one_line(text: str) -> str:
+    r"""Indented JSON with every list of numbers on a line; inside strings there are no line ends.
+
+    >>> _numbers_on_one_line(msgspec.json.format('{"ids":[1,-2.5],"of":["a"]}'))
+    '{\n  "ids": [1, -2.5],\n  "of": [\n    "a"\n  ]\n}'
+    """
+    return _NUMBERS.sub(lambda found: f"[{' '.join(found[1].split())}]", text)
 
 
 def say(line: str) -> None:

@@ -45,4 +45,7 @@ def draw_clean(report: CleanReport) -> RenderableType:
 
 def draw_demo(report: DemoReport) -> RenderableType:
     done = f"{counted(len(report.steps), 'command')} did what they should in {human_time(report.seconds)}"
-    return Group(Text(done, style="bold green"), facts([("cache", report.root)]))
+    return Group(
+        Text(done, style="bold green"),
+        facts([("cache", report.root if report.kept else "removed; --keep or --into leaves it")]),
+    )

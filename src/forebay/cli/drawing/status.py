@@ -11,7 +11,7 @@ from itertools import islice
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from forebay.cache.records import Gaps, LayerStatus, Status
+from forebay.cache.records import ClaimStatus, Gaps, LayerStatus, Status
 from forebay.cli.drawing.pieces import facts, listing, next_command, title
 from forebay.cli.words import command_line, counted, in_ranges
 
@@ -24,7 +24,7 @@ def draw_status(status: Status) -> RenderableType:
     parts: list[RenderableType] = [title(status.root, published, "complete" if status.complete else "unfinished")]
     for layer in status.layers:
         parts += [_layer_line(layer), facts(_layer_facts(layer))]
-    parts += listing("claims", (_claim_row(status, at) for at in range(len(status.claims))))
+    parts += listing("claims", (row for claim in status.claims for row in _claim_rows(claim)))
     parts += _failed(status)
     parts += listing("stale sources", status.stale.items(), "bold red")
     parts += listing("sources that grew", ((path,) for path in status.grown))
@@ -83,9 +83,11 @@ def _layer_facts(layer: LayerStatus) -> Iterator[tuple[str, str | Text]]:
         yield "failed", f"{layer.failures:,} of {counted(layer.samples, 'sample')}: {reasons}"
 
 
-def _claim_row(status: Status, position: int) -> tuple[str, ...]:
-    claim = status.claims[position]
-    return f"{claim.layer} chunk {claim.chunk}", claim.state, f"{claim.host}, process {claim.pid}", claim.reason
+def _claim_rows(claim: ClaimStatus) -> Iterator[tuple[str, ...]]:
+    """Whose a claim is, and below that, where there is room for it, why it failed."""
+    yield f"{claim.layer} chunk {claim.chunk}", claim.state, f"{claim.host}, process {claim.pid}"
+    if claim.reason:
+        yield "", "", claim.reason
 
 
 def _failed(status: Status) -> list[RenderableType]:

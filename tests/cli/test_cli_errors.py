@@ -9,7 +9,17 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from tests.cli.running import Ran, build_lines, chunk_path, flip, run, run_process, write_documents, write_lines
+from tests.cli.running import (
+    Ran,
+    build_lines,
+    chunk_path,
+    flip,
+    run,
+    run_process,
+    stories,
+    write_documents,
+    write_lines,
+)
 from tests.hub.data_sets import shard
 from tests.hub.server import Flip, HubServer
 from tests.layer_recipes import LineRecipe
@@ -226,6 +236,14 @@ def long_document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ran:
     return build_one(tmp_path, "--long-documents", "error", "--sequence-length", 2, code=1)
 
 
+@shows(errors.SourceNeeded, "and no code is run because a cache names it; pass it from Python")
+def function_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ran:
+    source = fb.sources.function(stories, slices=2)
+    fb.build(tmp_path / "cache", source, fb.TokenRecipe(tokenizer="gpt2", sequence_length=64), workers=0)
+    run("status", tmp_path / "cache")
+    return run("build", tmp_path / "cache", code=1)
+
+
 @shows(errors.HubUnreachable, "name a mirror with HF_ENDPOINT, or use local files instead")
 def no_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ran:
     environment = {**os.environ, "HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path), "NO_PROXY": "127.0.0.1"}
@@ -277,8 +295,8 @@ def test_an_error_is_one_line_that_says_what_to_do(
 
 def test_no_error_is_left_out():
     # Damaged and NotForebay reach a user inside what repair and verify report; layers come with later kinds; a
-    # stopped build is in test_cli_stop.py.
-    elsewhere = {errors.Damaged, errors.NotForebay, errors.LayerIncomplete, errors.BuildStopped}
+    # stopped build is in test_cli_stop.py; a function can be a source in Python only.
+    elsewhere = {errors.Damaged, errors.NotForebay, errors.LayerIncomplete, errors.BuildStopped, errors.FunctionFailed}
     ours = {error for error in _all_errors(errors.ForebayError) if error.__module__ == errors.__name__}
     assert set(SCENES) | elsewhere == ours
 

@@ -130,8 +130,8 @@ def test_bad_lines_are_listed_with_file_and_line_and_the_rest_is_made(tmp_path):
     assert found == {("bad.jsonl", reason) for reason in reasons}
     details = {failed.reason: failed.detail for failed in fb.status(tmp_path / "cache").failed_samples}
     assert [
-        details[reason].partition(":")[0] for reason in ("bad-json", "null", "not-utf8", "no-text", "not-text")
-    ] == [f"line {number}" for number in (2, 3, 4, 5, 7)]
+        details[reason].partition(":")[0] for reason in ("bad-json", "null", "not-utf8", "no-text", "empty", "not-text")
+    ] == [f"line {number}" for number in range(2, 8)]
     assert texts_of(tmp_path / "cache") == ["fine", "also fine"]
 
 

@@ -55,6 +55,8 @@ BAD_LINES = {
     b'{"text": ["a"]}': ("not-text", "the field 'text' is an array, not a string"),
     b'{"text": {"text": "a"}}': ("not-text", "the field 'text' is an object, not a string"),
     b'{"Text": "a"}': ("no-text", "the object has no field 'text'"),
+    b'{"\xff": "a"}': ("no-text", "(its fields have no readable names)"),
+    b'{"\\ud800": "a"}': ("bad-json", "surrogate"),
     b"{}": ("no-text", "the object has no field 'text'"),
     b"": ("bad-json", "empty line"),
     b" \r": ("bad-json", "empty line"),
@@ -86,6 +88,28 @@ def test_a_bad_line_is_a_failure_with_its_number_and_the_others_are_read(tmp_pat
     assert failure.detail.startswith("line 3: ")
     assert words in failure.detail
     assert read_all(source, 1, 1) == [one, two, failure, four]
+
+
+@pytest.mark.parametrize("ending", ["", ".gz"])
+@pytest.mark.parametrize("other", [b'{"text": "fine"}', b"{broken"])
+def test_a_document_without_text_is_a_failure_with_its_line(tmp_path, ending, other):
+    content = b"".join(b'{"text": "%s"}\n' % (b"" if number in (2, 9_000) else b"fine") for number in range(9_002))
+    source = fb.sources.jsonl(write(tmp_path, f"a.jsonl{ending}", content + other))
+    seen = [one for one in read_all(source, 50_000, 50_000) if isinstance(one, Failure) and one.reason == "empty"]
+    assert [one.sample for one in seen] == [f"a.jsonl{ending}@{place}" for place in (34, 9_000 * 17 - 4)]
+    assert [one.detail for one in seen] == [f"line {n}: the document has no text" for n in (3, 9_001)]
+
+
+def test_an_object_without_the_field_is_told_by_the_fields_it_has(tmp_path):
+    long = {f"field {number}\n" + "é" * 50: number for number in range(9)}
+    lines = [json.dumps(one) for one in ({"id": 1, "text": "a"}, {}, long)]
+    source = fb.sources.jsonl(write(tmp_path, "a.jsonl", "\n".join(lines).encode()), text="txt")
+    first, second, third = (one.detail for one in read_all(source))
+    assert first == "line 1: the object has no field 'txt' (it has: id, text)"
+    assert second == "line 2: the object has no field 'txt' (it is empty)"
+    assert third.startswith("line 3: the object has no field 'txt' (it has: field 0\\n\\xe9")
+    assert third.endswith("…)")
+    assert len(third) < 300
 
 
 def test_two_values_in_one_line_do_not_make_up_for_an_empty_one(tmp_path):

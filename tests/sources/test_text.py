@@ -68,7 +68,17 @@ def test_without_a_separator_a_file_is_one_document_named_as_the_file(tmp_path, 
         write(tmp_path, name + ending, text.encode())
     whole, empty = read_all(fb.sources.text(tmp_path))
     assert (whole.id, whole.data) == (f"a.txt{ending}", content)
-    assert (empty.id, empty.data) == (f"b.md{ending}", "")
+    assert empty == Failure(f"b.md{ending}", "empty", "line 1: the document has no text")
+
+
+@ENDINGS
+def test_a_document_without_text_is_a_failure_with_its_line(tmp_path, ending):
+    path = write(tmp_path, f"a.txt{ending}", b"\xef\xbb\xbf|one\ntwo||\n|" + b"word\n|" * 30_000 + b"|end")
+    seen = [one for one in read_all(fb.sources.text(path, separator="|"), 50_000, 50_000) if isinstance(one, Failure)]
+    assert [(one.sample.partition("@")[2], one.reason) for one in seen] == [
+        ("0", "empty"), ("12", "empty"), ("180015", "empty"),
+    ]  # fmt: skip
+    assert [one.detail for one in seen] == [f"line {n}: the document has no text" for n in (1, 2, 30_003)]
 
 
 @ENDINGS

@@ -4,6 +4,7 @@ A block in which every line is an object is decoded by one call. A block in whic
 line by line, so that each failure has its line and its reason.
 """
 
+from collections import deque
 from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
@@ -12,11 +13,14 @@ import msgspec
 
 from forebay.errors import SourceInvalid
 from forebay.source import Failure, Sample
-from forebay.sources.reading import Reading
+from forebay.sources.empty import empty
+from forebay.sources.reading import Reading, handed_out
 from forebay.sources.separators import Block, piece_bounds
 from forebay.sources.utf8 import BOM, not_utf8
 
 _JSON_TYPES = {b"{": "an object", b"[": "an array", b"t": "true", b"f": "false"}
+_SHOWN_FIELDS = 6
+_SHOWN_MARKS = 30
 _TROUBLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
@@ -27,11 +31,15 @@ def read_documents(reading: Reading, path: str, field: str) -> Iterator[Sample |
         at = len(BOM) if begin == 0 and block.startswith(BOM) else 0
         documents = _all_at_once(block, at, field)
         if documents is None:
-            yield from _one_by_one(reading, block, at, path, field)
-        else:
+            found = deque(_one_by_one(reading, block, at, path, field))
             del block
-            for start, document in documents:
-                yield Sample(f"{path}@{begin + start}", document.text)
+            yield from handed_out(found)
+            continue
+        del block
+        for index, (start, document) in enumerate(documents):
+            sample = f"{path}@{begin + start}"
+            yield Sample(sample, document.text) if document.text else _empty(sample, reading.first_line() + index)
+        del documents, document
 
 
 def check_field(field: str) -> None:
@@ -76,7 +84,7 @@ def _one_by_one(reading: Reading, block: Block, at: int, path: str, field: str) 
         line = memoryview(block)[max(begin, at) : end]
         document = _document(line, field)
         if not isinstance(document, Exception):
-            yield Sample(sample, document)
+            yield Sample(sample, document) if document else _empty(sample, reading.first_line() + index)
         elif end < len(block) - 1 or not _is_blank(line) or not reading.ends_file():
             first_line = first_line or reading.first_line()
             offset = reading.position + max(begin, at)
@@ -88,7 +96,11 @@ def _document(line: memoryview, field: str) -> str | Exception:
         text: str = _decoder(field).decode(line).text
         return text
     except _TROUBLE as error:
-        return error
+        return error.with_traceback(None)  # which would hold the line
+
+
+def _empty(sample: str, number: int) -> Failure:
+    return empty(sample, f"line {number}")
 
 
 def _is_blank(line: memoryview) -> bool:
@@ -114,10 +126,21 @@ def _problem(line: memoryview, field: str, error: Exception) -> tuple[str, str]:
     except msgspec.DecodeError as malformed:
         return "bad-json", str(malformed)
     if not value:
-        return "no-text", f"the object has no field '{field}'"
+        return "no-text", f"the object has no field '{field}' ({_fields_of(line)})"
     if value == b"n":
         return "null", f"the field '{field}' is null"
     return "not-text", f"the field '{field}' is {_JSON_TYPES.get(value, 'a number')}, not a string"
+
+
+def _fields_of(line: memoryview) -> str:
+    """What an object has instead, in a few words of ASCII whatever it is."""
+    try:
+        names = list(msgspec.json.decode(line, type=dict[str, msgspec.Raw]))
+    except _TROUBLE:
+        return "its fields have no readable names"
+    shown = [ascii(name)[1:-1][:_SHOWN_MARKS] for name in names[:_SHOWN_FIELDS]]
+    more = [] if len(names) <= _SHOWN_FIELDS else ["…"]
+    return f"it has: {', '.join([*shown, *more])}" if names else "it is empty"
 
 
 def _first_bad_byte(line: memoryview) -> UnicodeDecodeError:

@@ -1,15 +1,16 @@
 """Lines of files as samples; `.gz` and `.zst` are decompressed on the way."""
 
 import os
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from forebay.source import Part, Sample, SourceFile, Unit
 from forebay.sources.paths import find_files, look, named_below, renamed
-from forebay.sources.reading import Reading
+from forebay.sources.reading import Reading, handed_out
 from forebay.sources.separated import cut_between_pieces
-from forebay.sources.separators import piece_bounds
+from forebay.sources.separators import Block, piece_bounds
 from forebay.sources.stored import digest, scanned, weigh
 from forebay.sources.streams import judged_stream_at
 
@@ -67,6 +68,11 @@ def lines(*paths: str | os.PathLike[str], root: str | None = None) -> LineSource
 
 def _lines(reading: Reading, path: str) -> Iterator[Sample]:
     for block in reading:
-        for begin, end in piece_bounds(block, b"\n"):
-            yield Sample(f"{path}@{reading.position + begin}", bytes(memoryview(block)[begin:end]))
+        found = deque(_samples(block, path, reading.position))
         del block
+        yield from handed_out(found)
+
+
+def _samples(block: Block, path: str, position: int) -> Iterator[Sample]:
+    for begin, end in piece_bounds(block, b"\n"):
+        yield Sample(f"{path}@{position + begin}", bytes(memoryview(block)[begin:end]))

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import pyarrow as pa
 
 from forebay.source import Failure, Sample
+from forebay.sources.empty import empty
 
 
 def holds_text(kind: pa.DataType) -> bool:
@@ -27,11 +28,13 @@ def holds_text(kind: pa.DataType) -> bool:
 
 
 def documents(values: pa.Array, path: str, first_row: int) -> Iterator[Sample | Failure]:
-    """A document for every value; one that is null or no UTF-8 is a failure."""
+    """A document for every value; one that is empty, null or no UTF-8 is a failure."""
     for row, value in enumerate(_plain(values), first_row):
         sample = f"{path}#{row}"
-        if isinstance(value, str):
+        if isinstance(value, str) and value:
             yield Sample(sample, value)
+        elif value == "" or value == b"":
+            yield empty(sample, f"row {row}")
         elif value is None:
             yield Failure(sample, "null", f"row {row}: the text is null")
         else:

@@ -1,8 +1,9 @@
 """One part of a file of separated pieces while it is read: its blocks, and where in the file they stand."""
 
+from collections import deque
 from collections.abc import Iterator
 from functools import lru_cache
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
 
 from forebay.errors import SourceChanged
 from forebay.source import Part
@@ -11,6 +12,8 @@ from forebay.sources.separators import Block, whole_pieces
 from forebay.sources.streams import OpenStream, Stream, stream_at
 
 _COUNTED_BYTES = 1 << 20
+
+T = TypeVar("T")
 
 
 class Reading(Iterator[Block]):
@@ -58,6 +61,12 @@ class Reading(Iterator[Block]):
             check_piece_start(plain, self._root, self._part.file.path, self._part.start, self._separator)
             plain.seek(self._part.start)
             yield from whole_pieces(plain.read, self._part.weight, self._separator)
+
+
+def handed_out(found: deque[T]) -> Iterator[T]:
+    """What was found in a block, which itself can be let go by then; nothing is held that was handed out."""
+    while found:
+        yield found.popleft()
 
 
 def check_piece_start(plain: BinaryIO, root: str, path: str, start: int, separator: bytes) -> None:

@@ -1,16 +1,18 @@
 """Text files as documents: one per file, or several with a separator between them."""
 
 import os
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from forebay.errors import SourceInvalid
 from forebay.source import Failure, Part, Sample, SourceFile, Unit
+from forebay.sources.empty import empty
 from forebay.sources.paths import STREAM_SUFFIXES, find_files, look, named_below, renamed
-from forebay.sources.reading import Reading
+from forebay.sources.reading import Reading, handed_out
 from forebay.sources.separated import cut_between_pieces
-from forebay.sources.separators import piece_bounds
+from forebay.sources.separators import Block, piece_bounds
 from forebay.sources.stored import digest, scanned, weigh
 from forebay.sources.streams import OpenStream, judged_stream_at, stream_at
 from forebay.sources.utf8 import BOM, not_utf8
@@ -109,27 +111,51 @@ def text(
 
 
 def _only_document(root: str, part: Part, stream_at: OpenStream) -> Iterator[Sample | Failure]:
-    content = read_whole(root, part, stream_at)
+    yield _whole_document(read_whole(root, part, stream_at), part.file.path)
+
+
+def _whole_document(content: bytes, path: str) -> Sample | Failure:
     begin = len(BOM) if content.startswith(BOM) else 0
+    if begin == len(content):
+        return empty(path, "line 1")
     try:
-        yield Sample(part.file.path, str(memoryview(content)[begin:], "utf-8"))
+        return Sample(path, str(memoryview(content)[begin:], "utf-8"))
     except UnicodeDecodeError as error:
         bad = begin + error.start
-        yield not_utf8(part.file.path, 1 + content.count(b"\n", 0, bad), content[bad], bad, error.reason)
+        return not_utf8(path, 1 + content.count(b"\n", 0, bad), content[bad], bad, error.reason)
 
 
 def _documents(reading: Reading, path: str, separator: bytes) -> Iterator[Sample | Failure]:
     for block in reading:
-        newlines = counted = 0
-        for begin, end in piece_bounds(block, separator):
-            sample = f"{path}@{reading.position + begin}"
-            if reading.position + begin == 0 and block.startswith(BOM):
-                begin = min(len(BOM), end)
-            try:
-                yield Sample(sample, str(memoryview(block)[begin:end], "utf-8"))
-            except UnicodeDecodeError as error:
-                bad = begin + error.start
-                newlines, counted = newlines + block.count(b"\n", counted, bad), bad
-                line, offset = reading.first_line() + newlines, reading.position + bad
-                yield not_utf8(sample, line, block[bad], offset, error.reason)
+        found = deque(_in_block(reading, block, path, separator))
         del block
+        yield from handed_out(found)
+
+
+def _in_block(reading: Reading, block: Block, path: str, separator: bytes) -> Iterator[Sample | Failure]:
+    lines = _Lines(reading, block)
+    for begin, end in piece_bounds(block, separator):
+        sample = f"{path}@{reading.position + begin}"
+        if reading.position + begin == 0 and block.startswith(BOM):
+            begin = min(len(BOM), end)
+        if begin == end:
+            yield empty(sample, f"line {lines.at(begin)}")
+            continue
+        try:
+            yield Sample(sample, str(memoryview(block)[begin:end], "utf-8"))
+        except UnicodeDecodeError as error:
+            bad = begin + error.start
+            yield not_utf8(sample, lines.at(bad), block[bad], reading.position + bad, error.reason)
+
+
+class _Lines:
+    """The numbers of lines in a block, asked for in order."""
+
+    def __init__(self, reading: Reading, block: Block) -> None:
+        self._reading, self._block = reading, block
+        self._counted = self._newlines = 0
+
+    def at(self, place: int) -> int:
+        self._newlines += self._block.count(b"\n", self._counted, place)
+        self._counted = place
+        return self._reading.first_line() + self._newlines

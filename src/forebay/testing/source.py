@@ -212,9 +212,15 @@ def parts_of(source: Source, first: int, every: int) -> list[Part]:
 
 
 def read_part(source: Source, part: Part) -> list[Sample]:
-    samples = list(source.read(part))
-    assert all(isinstance(sample, Sample) for sample in samples)
-    return [sample for sample in samples if isinstance(sample, Sample)]
+    """The samples of one part; a document without text may come as the failure `empty` too."""
+    return [as_sample(found) for found in source.read(part)]
+
+
+def as_sample(found: Sample | Failure) -> Sample:
+    if isinstance(found, Sample):
+        return found
+    assert found.reason == "empty", found
+    return Sample(found.sample, "")
 
 
 def read_in_parts(source: Source, first: int, every: int) -> list[Sample]:

@@ -32,6 +32,7 @@ ForebayError
 ├── DownloadCorrupt      what came from the hub is not what the hub lists
 ├── BuildFailed          some chunks could not be made
 │   ├── TooManyFailures  more samples failed than the caller allows
+│   ├── NothingMade      every sample failed
 │   └── WorkersFailed    worker processes end before they begin
 ├── BuildStopped         the build was asked to stop
 ├── DiskFull             no room for what is still to be written
@@ -293,6 +294,17 @@ class TooManyFailures(BuildFailed):
             self,
             f"{failures:,} of {samples:,} samples failed, more than the {allowed} allowed; "
             f"see `forebay status {root}` for the reasons, or raise --max-failures",
+        )
+
+
+class NothingMade(BuildFailed):
+    def __init__(self, root: str, failures: int, reason: str, count: int, example: str, advice: str) -> None:
+        self.root, self.failed = root, {}
+        self.failures, self.reason, self.count, self.example = failures, reason, count, example
+        ForebayError.__init__(
+            self,
+            f"nothing could be made: all {failures:,} sample(s) failed, {count:,} as '{reason}' ({example}); "
+            f"{advice}; what is at '{root}' keeps to this source and recipe, delete it or choose another root",
         )
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from forebay.cache.build import Build, Tally, Terms, Weigh
 from forebay.cache.crew import Engine
 from forebay.cache.freshness import Freshness, check_freshness
+from forebay.cache.nothing import check_something_made
 from forebay.cache.plan import Plan, check_kind, files_apart
 from forebay.cache.publish import UNPUBLISHED, chunk_files, lost_chunks, newest_generation, publish, sound_record
 from forebay.cache.records import BuildReport
@@ -108,6 +109,9 @@ def _build_missing(place: Workplace, wanted: Iterable[int], engine: Engine, term
     report = _report(store, layer, tally, generation, time.monotonic() - started, notes)
     if tally.failed:
         raise BuildFailed(store.address, tally.failed)
+    made = generation.table(layer)
+    if len(made) == len(place.chunks):
+        check_something_made(store, layer, made)
     return report
 
 

@@ -1,0 +1,44 @@
+"""A build that made no row at all: what went wrong most often, with one example."""
+
+from collections import Counter
+
+from forebay.cache.published import open_chunk
+from forebay.errors import NothingMade
+from forebay.format.generation import ChunkTable
+from forebay.source import Failure
+from forebay.store.base import Store
+
+_MOST_MARKS = 300
+_ADVICE = {
+    "no-text": "name a field that the objects have as the text (text=…, --text …)",
+    "not-text": "name another field as the text (text=…, --text …)",
+    "null": "name another field as the text (text=…, --text …)",
+    "bad-json": "check that the files are JSON lines, one object in each line",
+    "not-utf8": "convert the files to UTF-8, or read them as what they are",
+}
+
+
+def check_something_made(store: Store, layer: str, table: ChunkTable) -> None:
+    """Raise where every sample of a layer failed: there is nothing to train on."""
+    failures = int(table.numbers["failures"].sum())
+    if failures == 0 or int(table.rows.sum()) or failures < int(table.numbers["samples"].sum()):
+        return
+    counts: Counter[str] = Counter()
+    examples: dict[str, Failure] = {}
+    for record in table.records():
+        for failure in open_chunk(store, layer, record).failures():
+            counts[failure.reason] += 1
+            examples.setdefault(failure.reason, failure)
+    reason, count = counts.most_common(1)[0]
+    raise NothingMade(store.address, failures, reason, count, _words(examples[reason]), _advice(examples[reason]))
+
+
+def _words(example: Failure) -> str:
+    words = f"'{example.sample}': {example.detail}" if example.detail else f"'{example.sample}'"
+    return words if len(words) <= _MOST_MARKS else f"{words[:_MOST_MARKS]}…"
+
+
+def _advice(example: Failure) -> str:
+    if example.reason == "bad-json" and "`array`" in example.detail:
+        return "it looks like one JSON array, not JSON lines: write one object in each line"
+    return _ADVICE.get(example.reason, "see `forebay status` for more of them")

@@ -185,6 +185,13 @@ def many_failures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ran:
     return run("build", "raw", source, "--into", tmp_path / "cache", *words, code=1)
 
 
+@shows(errors.NothingMade, "nothing could be made: all 60 sample(s) failed, 60 as 'too-long'")
+def nothing_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ran:
+    source = write_lines(tmp_path / "data")
+    words = ["--max-sample-bytes", 5, "--workers", 0]
+    return run("build", "raw", source, "--into", tmp_path / "cache", *words, code=1)
+
+
 @shows(errors.DiskFull, "make room and run the same command to go on")
 def full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ran:
     source = write_lines(tmp_path / "data")

@@ -24,6 +24,7 @@ ForebayError
 │   ├── TooManyFailures  more samples failed than the caller allows
 │   └── WorkersFailed    worker processes end before they begin
 ├── BuildStopped         the build was asked to stop
+├── StateMismatch        a loader's state is of another cache, generation or order
 ├── DiskFull             no room for what is still to be written
 └── MemoryTooSmall       the memory limit cannot hold one worker
 """
@@ -222,6 +223,16 @@ class BuildStopped(ForebayError, KeyboardInterrupt):
         self.root, self.done, self.total = root, done, total
         super().__init__(
             f"stopped: {done:,} of {total:,} chunks of '{root}' are published and safe; run the same command to go on"
+        )
+
+
+class StateMismatch(ForebayError):
+    def __init__(self, root: str, differs: Mapping[str, tuple[object, object]]) -> None:
+        self.root, self.differs = root, dict(differs)
+        shown = ", ".join(f"{name} {then!r} then, {now!r} now" for name, (then, now) in differs.items())
+        super().__init__(
+            f"the state does not belong to this loader over '{root}': {shown}; open the cache and make the loader as "
+            f"they were, or start without the state"
         )
 
 

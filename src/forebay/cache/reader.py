@@ -87,6 +87,16 @@ class Cache:
         """Every column that can be asked for; a further layer's presence bits are `<layer>.present`."""
         return tuple(self._columns)
 
+    @property
+    def chunk_numbers(self) -> NDArray[np.int64]:
+        """The chunks that the rows lie in, in order of rows."""
+        return self._chunks
+
+    @property
+    def chunk_starts(self) -> NDArray[np.int64]:
+        """The number of the first row of each of these chunks, and at the end the number of rows."""
+        return self._starts
+
     def column(self, name: str) -> Column:
         """The declaration of a column."""
         return self._find(name)[1]

@@ -15,16 +15,21 @@ from forebay.torch.block_mask import (
 )
 from forebay.torch.block_mask_cache import BlockMaskCache, BlockMaskStatistics
 from forebay.torch.isolation import Leak, PaddingLeak, document_leaks, padding_leaks
+from forebay.torch.loader import Loader
+from forebay.torch.stream import Located, Stream
 
 __all__ = [
     "BlockMaskCache",
     "BlockMaskStatistics",
     "Leak",
+    "Loader",
+    "Located",
     "MaskedViTBlock",
     "PackedSelfAttention",
     "PaddingLeak",
     "PortableBlockMask",
     "SeedAttention",
+    "Stream",
     "causal_block_mask",
     "document_block_mask",
     "document_leaks",

@@ -25,6 +25,8 @@ ForebayError
 │   └── WorkersFailed    worker processes end before they begin
 ├── BuildStopped         the build was asked to stop
 ├── StateMismatch        a loader's state is of another cache, generation or order
+├── SelectionEmpty       no row of the cache is in a split or passes a filter
+├── SelectionLost        the file that keeps the bits of a selection is gone
 ├── DiskFull             no room for what is still to be written
 └── MemoryTooSmall       the memory limit cannot hold one worker
 """
@@ -233,6 +235,23 @@ class StateMismatch(ForebayError):
         super().__init__(
             f"the state does not belong to this loader over '{root}': {shown}; open the cache and make the loader as "
             f"they were, or start without the state"
+        )
+
+
+class SelectionEmpty(ForebayError):
+    def __init__(self, root: str, rule: str, rows: int, chunks: int) -> None:
+        self.root, self.rule, self.rows, self.chunks = root, rule, rows, chunks
+        super().__init__(
+            f"none of the {rows:,} rows in {chunks:,} chunks of '{root}' is in the selection '{rule}'; choose another "
+            f"fraction or seed, or smaller chunks in the recipe"
+        )
+
+
+class SelectionLost(ForebayError):
+    def __init__(self, path: str) -> None:
+        self.path = path
+        super().__init__(
+            f"the selection that was kept in '{path}' is gone; it goes with the process that made it, so make it here"
         )
 
 

@@ -16,11 +16,14 @@ from forebay.torch.block_mask import (
 from forebay.torch.block_mask_cache import BlockMaskCache, BlockMaskStatistics
 from forebay.torch.isolation import Leak, PaddingLeak, document_leaks, padding_leaks
 from forebay.torch.loader import Loader
+from forebay.torch.rules import Split, Where
 from forebay.torch.stream import Located, Stream
+from forebay.torch.transform import Coins, Transform
 
 __all__ = [
     "BlockMaskCache",
     "BlockMaskStatistics",
+    "Coins",
     "Leak",
     "Loader",
     "Located",
@@ -29,7 +32,10 @@ __all__ = [
     "PaddingLeak",
     "PortableBlockMask",
     "SeedAttention",
+    "Split",
     "Stream",
+    "Transform",
+    "Where",
     "causal_block_mask",
     "document_block_mask",
     "document_leaks",

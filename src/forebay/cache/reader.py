@@ -145,18 +145,37 @@ class Cache:
         """Some rows, in the order given, repeats allowed: one array, or one `Ragged`, per column."""
         numbers = self._row_numbers(rows)
         readers = [(name, self._reader(name)) for name in self._wanted(columns)]
-        step = min(_PIECE_ROWS, max(1, self._options.max_maps // 8))
+        step = self._step
         if len(numbers) <= step:
             place = self._place(numbers)
             return {name: reader.read(place) for name, reader in readers}
         places = [self._place(numbers[at : at + step]) for at in range(0, len(numbers), step)]
         return {name: _joined(self._map(reader.read, places)) for name, reader in readers}
 
+    def read_batches(
+        self, rows: ArrayLike, size: int, columns: Sequence[str] | None = None
+    ) -> Iterator[dict[str, Array | Ragged]]:
+        """What `read` gives for so many rows at a time; they are found and checked together, copied one after another."""
+        numbers = self._row_numbers(rows)
+        readers = {name: self._reader(name) for name in self._wanted(columns)}
+        step = self._step // size * size
+        if not step:
+            yield from (self.read(numbers[at : at + size], columns) for at in range(0, len(numbers), size))
+            return
+        for at in range(0, len(numbers), step):
+            place = self._place(numbers[at : at + step])
+            batches = [reader.read_batches(place, size) for reader in readers.values()]
+            yield from (dict(zip(readers, batch, strict=True)) for batch in zip(*batches, strict=True))
+
     def chunks(self, columns: Sequence[str] | None = None) -> Iterator[dict[str, Array | Ragged]]:
         """All rows of one chunk after the other; uncompressed columns are views of the file, not copies."""
         wanted = self._wanted(columns)
         for position in range(len(self._chunks)):
             yield {name: self._whole(name, position) for name in wanted}
+
+    def at_generation(self, number: int) -> "Cache":
+        """The same cache with another generation pinned."""
+        return self if number == self.generation.number else _reopen(self.store, number, self.layers, self._options)
 
     def row_ids(self, rows: ArrayLike) -> list[RowId]:
         """The permanent names of some rows."""
@@ -177,6 +196,11 @@ class Cache:
         self._blocks = BlockCache(self._options.memory)
         self._maps: dict[str, Maps] = {}
         self._readers: dict[str, ColumnReader] = {}
+
+    @property
+    def _step(self) -> int:
+        """Rows that are looked for at once: not more than an eighth of the maps, so that none is closed under them."""
+        return min(_PIECE_ROWS, max(1, self._options.max_maps // 8))
 
     def _map(self, call: Any, places: list[Place]) -> list[Array | Ragged]:
         if self._options.threads < 2:

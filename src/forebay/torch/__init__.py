@@ -17,6 +17,7 @@ from forebay.torch.block_mask_cache import BlockMaskCache, BlockMaskStatistics
 from forebay.torch.isolation import Leak, PaddingLeak, document_leaks, padding_leaks
 from forebay.torch.loader import Loader
 from forebay.torch.rules import Split, Where
+from forebay.torch.schedule import Schedule
 from forebay.torch.stream import Located, Stream
 from forebay.torch.transform import Coins, Transform
 
@@ -31,6 +32,7 @@ __all__ = [
     "PackedSelfAttention",
     "PaddingLeak",
     "PortableBlockMask",
+    "Schedule",
     "SeedAttention",
     "Split",
     "Stream",

@@ -2,7 +2,7 @@
 
 from importlib import import_module
 
-PARTS = ("core", "masks")
+PARTS = ("core", "masks", "loader")
 
 
 def main() -> None:

@@ -25,6 +25,8 @@ ForebayError
 │   └── WorkersFailed    worker processes end before they begin
 ├── BuildStopped         the build was asked to stop
 ├── StateMismatch        a loader's state is of another cache, generation or order
+│   └── GenerationGone   the generation it was taken on is no longer published
+├── WindowTooLarge       a shuffle window does not fit the memory for decoded blocks
 ├── SelectionEmpty       no row of the cache is in a split or passes a filter
 ├── SelectionLost        the file that keeps the bits of a selection is gone
 ├── DiskFull             no room for what is still to be written
@@ -252,6 +254,25 @@ class SelectionLost(ForebayError):
         self.path = path
         super().__init__(
             f"the selection that was kept in '{path}' is gone; it goes with the process that made it, so make it here"
+        )
+
+
+class GenerationGone(StateMismatch):
+    def __init__(self, root: str, generation: int) -> None:
+        self.root, self.generation, self.differs = root, generation, {}
+        ForebayError.__init__(
+            self,
+            f"the state was taken on generation {generation} of '{root}', which is no longer there; put it back from a "
+            f"copy, keep generations in use (`forebay clean --keep-generations`), or start without the state",
+        )
+
+
+class WindowTooLarge(ForebayError):
+    def __init__(self, root: str, rows: int, lanes: int, needed: int, limit: int) -> None:
+        self.root, self.rows, self.lanes, self.needed, self.limit = root, rows, lanes, needed, limit
+        super().__init__(
+            f"a shuffle window of {rows:,} rows in {lanes} lanes of '{root}' keeps about {needed:,} bytes decoded, but "
+            f"the cache may keep {limit:,}; open it with memory={needed}, or choose a smaller window"
         )
 
 

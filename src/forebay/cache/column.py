@@ -246,7 +246,8 @@ class CompressedReader:
         return self._read_ragged(place) if self._column.ragged else self._read_fixed(place)
 
     def read_batches(self, place: Place, size: int) -> Iterator[Array | Ragged]:
-        yield from cut_batches(self.read(place), size)
+        for some in _slices(len(place.rows), size):
+            yield self.read(Place(place.positions[some], place.rows[some]))
 
     def _read_fixed(self, place: Place) -> Array:
         column = self._column

@@ -88,6 +88,11 @@ class Cache:
         return tuple(self._columns)
 
     @property
+    def default_columns(self) -> tuple[str, ...]:
+        """Those that are read unless others are asked for: the columns of the opened layers."""
+        return tuple(name for name, (layer, _) in self._columns.items() if layer in self.layers)
+
+    @property
     def chunk_numbers(self) -> NDArray[np.int64]:
         """The chunks that the rows lie in, in order of rows."""
         return self._chunks
@@ -155,7 +160,7 @@ class Cache:
     def read_batches(
         self, rows: ArrayLike, size: int, columns: Sequence[str] | None = None
     ) -> Iterator[dict[str, Array | Ragged]]:
-        """What `read` gives for so many rows at a time; they are found and checked together, copied one after another."""
+        """What `read` gives, so many rows at a time: found and checked together, copied one batch after the other."""
         numbers = self._row_numbers(rows)
         readers = {name: self._reader(name) for name in self._wanted(columns)}
         step = self._step // size * size
@@ -226,7 +231,7 @@ class Cache:
     def _wanted(self, columns: Sequence[str] | None) -> list[str]:
         """The columns to read: those asked for, and the presence bits of every further layer among them."""
         if columns is None:
-            return [name for name, (layer, _) in self._columns.items() if layer in self.layers]
+            return list(self.default_columns)
         layers = dict.fromkeys(self._find(name)[0] for name in columns)
         bits = [f"{layer}.present" for layer in layers if layer != self.generation.base]
         return list(dict.fromkeys([*columns, *bits]))

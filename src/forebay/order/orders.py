@@ -40,6 +40,7 @@ class GlobalOrder:
 
     size: int
     seed: int
+    part: int = 0  # of an epoch that grew: each part has a shuffle of its own
 
     def rows_at(self, epoch: int, positions: Numbers) -> Numbers:
-        return permute(positions, self.size, key_of("order", self.seed, epoch))
+        return permute(positions, self.size, key_of("order", self.seed, epoch, self.part))

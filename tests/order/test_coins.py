@@ -109,6 +109,14 @@ def test_every_integer_of_a_range_is_drawn() -> None:
     assert set(Coins(0, 0, rows).integers("crop", -3, 4).tolist()) == set(range(-3, 4))
 
 
+def test_every_row_may_have_an_epoch_of_its_own() -> None:
+    names = [(0, 1), (4, 2), (4, 3)]
+    each = Coins(0, np.array([7, 0, 2]), coins_of(names).rows).words("crop", (3,))
+    assert each.tolist() == [
+        coins_of([name], 0, epoch).words("crop", (3,))[0].tolist() for name, epoch in zip(names, (7, 0, 2), strict=True)
+    ]
+
+
 def test_what_is_no_share_range_or_epoch_is_refused() -> None:
     coins = coins_of([(0, 0)])
     with pytest.raises(ValueError, match="probability is 2"):

@@ -27,7 +27,7 @@ _ROUNDS = 10
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Coins:
-    """The coins of some rows in one epoch; what a transform draws its random choices from.
+    """The coins of some rows, what a transform draws its random choices from.
 
     >>> coins = Coins(seed=0, epoch=3, rows=row_keys([0, 0], [4, 5]))
     >>> coins.flip("mirror").tolist()
@@ -35,7 +35,7 @@ class Coins:
     """
 
     seed: int
-    epoch: int
+    epoch: int | NDArray[np.int64]  # one for all, or one for each row
     rows: Words  # (rows,), from `row_keys`
 
     def uniform(self, purpose: str, shape: tuple[int, ...] = ()) -> NDArray[np.float64]:
@@ -59,7 +59,7 @@ class Coins:
         """64 random bits each, `(rows, *shape)`."""
         count = prod(shape)
         draws = np.arange(-(-count // 2), dtype=np.uint64)
-        counter = (self.rows[:, None] & _LOW, self.rows[:, None] >> _HALF, _checked_epoch(self.epoch), draws)
+        counter = (self.rows[:, None] & _LOW, self.rows[:, None] >> _HALF, _epochs(self.epoch), draws)
         block = philox(counter, _key(self.seed, purpose))
         words = np.stack([block[0] | block[1] << _HALF, block[2] | block[3] << _HALF], axis=-1)
         return words.reshape(len(self.rows), 2 * len(draws))[:, :count].reshape(len(self.rows), *shape)
@@ -87,7 +87,8 @@ def _key(seed: int, purpose: str) -> tuple[int, int]:
     return key % 2**32, key >> 32
 
 
-def _checked_epoch(epoch: int) -> np.uint64:
-    if not 0 <= epoch < 2**32:
+def _epochs(epoch: int | NDArray[np.int64]) -> Words:
+    epochs = np.asarray(epoch, np.int64).reshape(-1, 1)
+    if epochs.size and not 0 <= epochs.min() <= epochs.max() < 2**32:
         raise ValueError(f"epoch is {epoch}; epochs count from 0 to below 2**32")
-    return np.uint64(epoch)
+    return epochs.astype(np.uint64)

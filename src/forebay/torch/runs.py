@@ -69,4 +69,5 @@ class Runs:
 
     def _coins(self, located: Located, some: slice) -> Coins:
         sources = None if located.sources is None else located.sources[some]
-        return row_coins(self.stream.caches, self.stream.seed, self.epoch, located.rows[some], sources)
+        epoch = self.epoch if located.epochs is None else located.epochs[some]
+        return row_coins(self.stream.caches, self.stream.seed, epoch, located.rows[some], sources)

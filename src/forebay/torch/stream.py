@@ -19,6 +19,7 @@ class Located(NamedTuple):
     rows: Numbers
     sources: Numbers | None = None  # index into `Stream.caches`; None where there is one cache
     tags: Mapping[str, Numbers] = {}  # further entries of the batch, one number per row: dataset_id, local_index
+    epochs: Numbers | None = None  # how often each row's cache was gone through before; None where it is the epoch
 
 
 @runtime_checkable

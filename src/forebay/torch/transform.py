@@ -20,8 +20,10 @@ from forebay.torch.batch import Batch
 Transform = Callable[[Batch, Coins], Batch]
 
 
-def row_coins(caches: Sequence[Cache], seed: int, epoch: int, rows: Numbers, sources: Numbers | None = None) -> Coins:
-    """The coins of some rows, each of the cache that `sources` says; of the first without."""
+def row_coins(
+    caches: Sequence[Cache], seed: int, epoch: int | Numbers, rows: Numbers, sources: Numbers | None = None
+) -> Coins:
+    """The coins of some rows, each of the cache that `sources` says, of the first without; in one epoch or one each."""
     if sources is None:
         return Coins(seed, epoch, _names(caches[0], 0, rows))
     names = np.empty(len(rows), np.uint64)

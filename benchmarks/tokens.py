@@ -18,6 +18,7 @@ from forebay.columns import Codec
 
 LENGTH = 2048
 CHUNK_ROWS = 8000
+PACKED_BLOCK_ROWS = 64  # 128 K tokens
 
 
 class StreamRecipe(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,10 +31,11 @@ class StreamRecipe(msgspec.Struct, frozen=True, kw_only=True):
     codec: Codec = "none"
 
     def columns(self) -> tuple[fb.Column, ...]:
+        shared = {"codec": self.codec, "rows_per_block": 0 if self.codec == "none" else PACKED_BLOCK_ROWS}
         return (
-            fb.Column(name="tokens", dtype="uint16", shape=(LENGTH,), codec=self.codec),
-            fb.Column(name="seq_lens", dtype="uint32", ragged=True),
-            fb.Column(name="documents", dtype="uint32", shape=(2,), ragged=True),
+            fb.Column(name="tokens", dtype="uint16", shape=(LENGTH,), **shared),
+            fb.Column(name="seq_lens", dtype="uint32", ragged=True, **shared),
+            fb.Column(name="documents", dtype="uint32", shape=(2,), ragged=True, **shared),
         )
 
     def chunk_target(self) -> fb.ChunkTarget:

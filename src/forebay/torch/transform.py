@@ -8,7 +8,8 @@ A coin belongs to a row, an epoch and a purpose. So the choice is the same in a 
 number of ranks, threads or workers, and after any resume.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 
@@ -17,7 +18,11 @@ from forebay.order.bijection import Numbers, key_of
 from forebay.order.coins import Coins, Words, row_keys
 from forebay.torch.batch import Batch
 
-Transform = Callable[[Batch, Coins], Batch]
+
+class Transform(Protocol):
+    """A batch made of a batch, with the coins of its rows."""
+
+    def __call__(self, batch: Batch, coins: Coins, /) -> Batch: ...
 
 
 def row_coins(

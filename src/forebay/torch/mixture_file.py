@@ -53,8 +53,9 @@ def open_mixture(path: str | os.PathLike[str]) -> Mixture:
     """The mixture that a TOML file describes, its caches opened."""
     name = os.fspath(path)
     document = _document(name)
-    ingredients = [_ingredient(os.path.dirname(os.path.abspath(name)), entry) for entry in document.cache]
+    folder = os.path.dirname(os.path.abspath(name))
     try:
+        ingredients = [_ingredient(folder, entry) for entry in document.cache]
         return Mixture.of(
             ingredients,
             seed=document.seed,

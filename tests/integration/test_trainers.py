@@ -7,6 +7,7 @@ these libraries about each other; each is named by its text.
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader
 
 import forebay as fb
-from forebay.torch import CacheDataset, Loader, Schedule, Split
+from forebay.torch import CacheDataset, Loader, Schedule, Split, document_leaks
 
 ROWS, BATCH, STEPS, STOP = 64, 4, 14, 6
 VOCABULARY = 65_536
@@ -56,8 +57,8 @@ def rows_of(batch: dict[str, torch.Tensor]) -> list[int]:
 class TestTransformers:
     """`transformers.Trainer` on a tiny GPT-2 with random weights."""
 
-    def run(self, folder: Path, cache: fb.Cache, stop: int | None = None) -> tuple[dict[int, tuple], list[list[int]]]:
-        """(loss, learning rate) by step, and the rows of the batches; from the checkpoint of a folder if it has one."""
+    def run(self, folder: Path, cache: fb.Cache, stop: int | None = None) -> tuple[dict[int, tuple], list, Any]:
+        """(loss, rate) by step, the rows of the batches, the model; from the checkpoint of a folder if it has one."""
         transformers = import_module("transformers")
         seen: list[list[int]] = []
 
@@ -100,18 +101,29 @@ class TestTransformers:
         checkpoint = folder / f"checkpoint-{STOP}"
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint.exists() else None)
         history = {entry["step"]: (entry["loss"], entry["learning_rate"]) for entry in trainer.state.log_history[:-1]}
-        return history, seen
+        return history, seen, trainer.model
 
     def test_stopped_and_resumed_it_trains_as_if_it_had_not_been(self, tmp_path: Path, cache: fb.Cache) -> None:
-        whole, rows = self.run(tmp_path / "whole", cache)
+        whole, rows, model = self.run(tmp_path / "whole", cache)
         assert len(whole) == STEPS
         assert whole[STEPS][0] < whole[1][0]
-        stopped, _ = self.run(tmp_path / "stopped", cache, stop=STOP)
+        stopped, _, _ = self.run(tmp_path / "stopped", cache, stop=STOP)
         assert list(stopped) == list(range(1, STOP + 1))
-        resumed, rows_again = self.run(tmp_path / "stopped", cache)
+        resumed, rows_again, model_again = self.run(tmp_path / "stopped", cache)
         assert resumed == whole
         assert rows_again[-2:] == rows[-2:]
         assert 0 < len({row for batch in rows for row in batch}) < ROWS, "only the training side"
+        weights = zip(model.parameters(), model_again.parameters(), strict=True)
+        assert all(torch.equal(one, other) for one, other in weights)
+
+    def test_positions_keep_the_documents_of_a_row_apart(self, tmp_path: Path, cache: fb.Cache) -> None:
+        model = self.run(tmp_path, cache, stop=1)[2].eval()
+        batch = next(iter(Loader(cache, global_batch_size=6, shuffle=None)))
+
+        def logits(tokens: torch.Tensor) -> torch.Tensor:
+            return model(input_ids=tokens, position_ids=batch["positions"]).logits
+
+        assert not document_leaks(logits, batch["tokens"], batch["seq_lens"])
 
 
 @pytest.mark.filterwarnings(r"ignore:`isinstance\(treespec, LeafSpec\)` is deprecated:FutureWarning")

@@ -32,7 +32,10 @@ class CacheDataset(Dataset[Row]):
     A row of a token cache has `tokens`, `labels`, `positions` and `seq_lens`, as in a `Loader`; the lengths are padded
     with zeros to the longest of the rows asked for together. `names` chooses tensors, and calls them what a model does:
 
-        CacheDataset(cache, labels="aligned", names={"input_ids": "tokens", "labels": "labels"})
+        names = {"input_ids": "tokens", "labels": "labels", "position_ids": "positions"}
+        CacheDataset(cache, labels="aligned", names=names)
+
+    So named, `transformers` sees by the positions where documents begin, and keeps them apart (without `use_cache`).
 
     `transform` is given batches, as in a `Loader`, and coins of the epoch that `set_epoch` named last.
     """

@@ -98,11 +98,11 @@ def numbers_of(batches: Iterable[dict]) -> list[list[int]]:
     return [batch["tokens"][:, 0].tolist() for batch in batches]
 
 
-def interleaved(by_rank: Sequence[list[list[int]]], start: int = 0) -> list[list[int]]:
-    """The global batches that the batches of all ranks make: position p is with rank p % world size."""
-    world, found = len(by_rank), []
-    for parts in zip(*by_rank, strict=True):
-        size, taken = sum(map(len, parts)), [iter(part) for part in parts]
-        found.append([next(taken[position % world]) for position in range(start, start + size)])
-        start += size
+def interleaved(starts: Sequence[int], by_rank: Sequence[list[list[int]]]) -> list[list[int]]:
+    """The global batches, from these positions on, that the batches of all ranks make: rank p % ranks has p."""
+    found = []
+    for start, *parts in zip(starts, *by_rank, strict=True):
+        taken = [iter(part) for part in parts]
+        positions = range(start, start + sum(map(len, parts)))
+        found.append([next(taken[position % len(parts)]) for position in positions])
     return found

@@ -165,9 +165,9 @@ class Cache:
         readers = {name: self._reader(name) for name in self._wanted(columns)}
         step = self._step // size * size
         if not step:
-            yield from (self.read(numbers[at : at + size], columns) for at in range(0, len(numbers), size))
+            yield from (self.read(numbers[at : at + size], columns) for at in range(0, max(1, len(numbers)), size))
             return
-        for at in range(0, len(numbers), step):
+        for at in range(0, max(1, len(numbers)), step):  # no rows are one empty batch
             place = self._place(numbers[at : at + step])
             batches = [reader.read_batches(place, size) for reader in readers.values()]
             yield from (dict(zip(readers, batch, strict=True)) for batch in zip(*batches, strict=True))

@@ -24,10 +24,10 @@ def gather_batches(
 def _from_many(
     caches: Sequence[Cache], rows: Numbers, sources: Numbers, size: int, columns: Sequence[str] | None
 ) -> Iterator[Read]:
-    present = np.unique(sources).tolist()
+    present = np.unique(sources).tolist() or [0]
     read = [caches[source].read(rows[sources == source], columns) for source in present]
     at = np.argsort(np.argsort(sources, kind="stable"), kind="stable")  # where each row stands in what was read
-    names = [name for name in read[0] if all(name in one for one in read)] if read else []
+    names = [name for name in read[0] if all(name in one for one in read)]
     merged = {name: _merged([one[name] for one in read], at) for name in names}
     batches = [cut_batches(values, size) for values in merged.values()]
     yield from (dict(zip(merged, batch, strict=True)) for batch in zip(*batches, strict=True))

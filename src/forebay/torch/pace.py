@@ -12,7 +12,7 @@ _MOST, _LEAST = 128, 4
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """`threads` make `ahead` runs of `run` batches each before they are asked for."""
+    """`threads` make `ahead` runs of `run` batches each before they are asked for; without threads, one when it is."""
 
     threads: int
     run: int
@@ -23,8 +23,6 @@ class Pace:
         """Runs for all threads and one to take from, in `prefetch` batches, or in as many as 32 MiB hold."""
         if threads < 0 or (prefetch is not None and prefetch < 1):
             raise ValueError(f"threads is {threads} and prefetch is {prefetch}; 0 or more, and 1 or more are expected")
-        if not threads:
-            return cls(0, 1, 1)
         wanted = prefetch or min(_MOST, max(_LEAST, _AHEAD_BYTES // max(1, batch_bytes)))
         ahead = min(wanted, 2 * threads + 1)
         return cls(threads, wanted // ahead, ahead)

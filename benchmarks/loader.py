@@ -92,6 +92,7 @@ def first_epoch(root: Path, plain: PlainRows) -> Comparison:
 
 
 def whole_batch(cache: fb.Cache, plain: PlainRows) -> Comparison:
+    _check_equal(next(iter(Loader(cache, global_batch_size=BATCH, shuffle=None))), derived(plain, np.arange(BATCH)))
     batches, order = _forever(Loader(cache, global_batch_size=BATCH)), _endless_order(len(cache))
 
     def theirs() -> None:
@@ -114,6 +115,12 @@ def derived(plain: PlainRows, rows: np.ndarray) -> dict[str, torch.Tensor]:
     positions = (np.arange(tokens.size) - np.repeat(stops - lengths, lengths)).reshape(tokens.shape)
     arrays = {"tokens": tokens, "labels": labels, "positions": positions}
     return {name: torch.from_numpy(array) for name, array in arrays.items()}
+
+
+def _check_equal(ours: Mapping[str, torch.Tensor], theirs: Mapping[str, torch.Tensor]) -> None:
+    for name, tensor in theirs.items():
+        if not torch.equal(ours[name], tensor):
+            raise AssertionError(f"{name} differ; timing them would compare different things")
 
 
 def first_batch(root: Path) -> None:

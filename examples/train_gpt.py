@@ -17,7 +17,7 @@ from torch.nn.functional import cross_entropy
 from torch.optim.lr_scheduler import LambdaLR
 
 import forebay as fb
-from forebay.torch import BlockMaskCache, Loader, PackedSelfAttention, Schedule, Split
+from forebay.torch import BlockMaskCache, Growth, Loader, PackedSelfAttention, Schedule, Split
 
 Batch = dict[str, Tensor]
 
@@ -65,14 +65,18 @@ class Training:
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         length = self.cache.column("tokens").shape[0]
         self.model = GPT(options.vocabulary, length, options.dim, options.heads, options.layers).to(self.device)
-        self.loader = self._loader("train")
+        self.loader = Loader(
+            self.cache,
+            global_batch_size=options.batch,
+            seed=options.seed,
+            selection=Split("train", fraction=options.train_fraction),  # by chunk: no document is on both sides
+            growth="epoch",  # new rows come with the next epoch
+            on_growth=self.follow,
+        )
+        rows = self.loader.stream.size(self.loader.epoch)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=options.learning_rate)
         self.schedule = Schedule(
-            self.cache,
-            epochs=options.epochs,
-            effective_batch=options.batch,
-            train_fraction=options.train_fraction,
-            full_rows=options.full_rows,
+            rows, epochs=options.epochs, effective_batch=options.batch, full_rows=options.full_rows
         )
         self.scheduler = LambdaLR(self.optimizer, self.schedule)
         self.parts = {
@@ -82,16 +86,10 @@ class Training:
             "loader": self.loader,
         }
 
-    def _loader(self, side: str) -> Loader:
-        rows = Split(side, fraction=self.options.train_fraction)  # by chunk: no document is on both sides
-        return Loader(
-            self.cache,
-            global_batch_size=self.options.batch,
-            seed=self.options.seed,
-            selection=rows,
-            growth="epoch",  # new rows come with the next epoch
-            on_growth=lambda growth: print(f"the cache has grown: {growth}", flush=True),
-        )
+    def follow(self, growth: Growth) -> None:
+        """More rows, more steps; the learning rate goes on from where it is."""
+        print(f"the cache has grown: {growth}", flush=True)
+        self.schedule.update(growth.new_rows)
 
     def loss(self, batch: Batch) -> Tensor:
         # The lengths stay here: masks are made from them, and go to the device.
@@ -110,10 +108,15 @@ class Training:
 
     @torch.no_grad()
     def validate(self) -> float:
-        return torch.stack([self.loss(batch) for batch in self._loader("validation")]).mean().item()
+        rows = Split("validation", fraction=self.options.train_fraction)
+        held_out = Loader(
+            self.cache, global_batch_size=self.options.batch, selection=rows, shuffle=None, drop_last=False
+        )
+        return torch.stack([self.loss(batch) for batch in held_out]).mean().item()
 
     def save(self) -> None:
         """Whole or not at all: a kill while writing leaves the checkpoint before."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
         aside = self.path.with_suffix(".part")
         torch.save({name: part.state_dict() for name, part in self.parts.items()}, aside)
         os.replace(aside, self.path)
@@ -124,7 +127,6 @@ class Training:
         saved = torch.load(self.path, weights_only=True)
         for name, part in self.parts.items():
             part.load_state_dict(saved[name])
-        self.schedule.update(self.cache)  # more rows, more steps; the learning rate goes on from where it is
         print(f"resumed at step {self.schedule.step}, epoch {self.loader.epoch}")
 
 
@@ -134,10 +136,9 @@ def train(options: argparse.Namespace) -> None:
     while run.loader.epoch < options.epochs:
         epoch = run.loader.epoch
         for batch in run.loader:
-            loss, step = run.step(batch), run.schedule.step
+            rate, loss, step = run.scheduler.get_last_lr()[0], run.step(batch), run.schedule.step
             # The checksum is for people who compare two runs: equal batches, equal numbers.
             mark = zlib.crc32(batch["tokens"].numpy())
-            rate = run.optimizer.param_groups[0]["lr"]
             print(f"step {step} epoch {epoch} batch {mark:08x} rate {rate:.3e} loss {loss:.9g}", flush=True)
             if step % options.save_every == 0:
                 run.save()
@@ -153,7 +154,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--train-fraction", type=float, default=0.9)
-    parser.add_argument("--full-rows", type=int, help="rows the cache will have when it is complete, for the warm-up")
+    parser.add_argument("--full-rows", type=int, help="to train on when the cache is complete, for the warm-up")
     parser.add_argument("--learning-rate", type=float, default=1e-3)
     parser.add_argument("--vocabulary", type=int, default=50_257)
     parser.add_argument("--dim", type=int, default=128)

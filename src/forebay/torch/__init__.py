@@ -14,6 +14,8 @@ except ModuleNotFoundError as missing:
 
 if TYPE_CHECKING:
     from forebay.order.coins import Coins
+    from forebay.order.quality import ShuffleQuality
+    from forebay.order.window import Window
     from forebay.torch.attention import MaskedViTBlock, PackedSelfAttention, SeedAttention
     from forebay.torch.block_mask import (
         PortableBlockMask,
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     )
     from forebay.torch.block_mask_cache import BlockMaskCache, BlockMaskStatistics
     from forebay.torch.dataset import CacheDataset
+    from forebay.torch.growth import Growth
     from forebay.torch.isolation import Leak, PaddingLeak, document_leaks, padding_leaks
     from forebay.torch.loader import Loader
     from forebay.torch.mixture import Ingredient, Mixture, change_weights
@@ -36,6 +39,8 @@ if TYPE_CHECKING:
 # Where each public name lives.
 _HOMES = {
     "Coins": "forebay.order.coins",
+    "ShuffleQuality": "forebay.order.quality",
+    "Window": "forebay.order.window",
     **dict.fromkeys(("MaskedViTBlock", "PackedSelfAttention", "SeedAttention"), "forebay.torch.attention"),
     **dict.fromkeys(
         ("PortableBlockMask", "causal_block_mask", "document_block_mask", "image_block_mask", "prefix_block_mask"),
@@ -44,6 +49,7 @@ _HOMES = {
     **dict.fromkeys(("BlockMaskCache", "BlockMaskStatistics"), "forebay.torch.block_mask_cache"),
     "CacheDataset": "forebay.torch.dataset",
     **dict.fromkeys(("Leak", "PaddingLeak", "document_leaks", "padding_leaks"), "forebay.torch.isolation"),
+    "Growth": "forebay.torch.growth",
     "Loader": "forebay.torch.loader",
     **dict.fromkeys(("Ingredient", "Mixture", "change_weights"), "forebay.torch.mixture"),
     "open_mixture": "forebay.torch.mixture_file",
@@ -54,10 +60,11 @@ _HOMES = {
 }
 
 __all__ = [
-    "BlockMaskCache", "BlockMaskStatistics", "CacheDataset", "Coins", "Ingredient", "Leak", "Loader", "Located",
-    "MaskedViTBlock", "Mixture", "PackedSelfAttention", "PaddingLeak", "PortableBlockMask", "Schedule", "SeedAttention",
-    "Split", "Stream", "Transform", "Where", "causal_block_mask", "change_weights", "document_block_mask",
-    "document_leaks", "image_block_mask", "open_mixture", "padding_leaks", "prefix_block_mask",
+    "BlockMaskCache", "BlockMaskStatistics", "CacheDataset", "Coins", "Growth", "Ingredient", "Leak", "Loader",
+    "Located", "MaskedViTBlock", "Mixture", "PackedSelfAttention", "PaddingLeak", "PortableBlockMask", "Schedule",
+    "SeedAttention", "ShuffleQuality", "Split", "Stream", "Transform", "Where", "Window", "causal_block_mask",
+    "change_weights", "document_block_mask", "document_leaks", "image_block_mask", "open_mixture", "padding_leaks",
+    "prefix_block_mask",
 ]  # fmt: skip
 
 

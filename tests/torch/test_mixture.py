@@ -91,30 +91,35 @@ def test_stopped_anywhere_it_goes_on_with_any_number_of_ranks_and_batch_size(
     mixture = weighted(caches, some, seed=seed, epoch_rows=96)
     whole = [row for batch in epochs_of(loader_of(mixture, batch_size), 3) for row in batch]
 
-    def rank_rows(rank: int, world: int, size: int, state: str | None, count: int | None) -> tuple[list, str]:
+    def rank_rows(
+        rank: int, world: int, size: int, state: str | None, count: int | None
+    ) -> tuple[list[int], list[list[tuple[int, int]]], str]:
+        """Where the batches start, and what this rank has of them: so many, or to the end of the third epoch."""
         loader = loader_of(weighted(caches, some, seed=seed, epoch_rows=96), size, rank=rank, world_size=world)
         if state is not None:
             loader.load_state_dict(json.loads(state))
-        found: list[list[tuple[int, int]]] = []
+        starts, found = [], []
         while loader.epoch < 3 and len(found) != count:
             for batch in loader:
+                starts.append(loader.position - size)
                 found.append(rows_of(batch))
                 if len(found) == count:
                     break
-        return found, json.dumps(loader.state_dict())
+        return starts, found, json.dumps(loader.state_dict())
 
-    first, states = zip(*(rank_rows(rank, before, batch_size, None, stop) for rank in range(before)), strict=True)
-    assert len(set(states)) == 1
-    state = json.loads(states[0])
-    rest, _ = zip(*(rank_rows(rank, after, after * later_batch, states[0], None) for rank in range(after)), strict=True)
-    began = [row for batch in interleaved(first) for row in batch]
-    went_on = [row for batch in interleaved(rest, state["position"]) for row in batch]
+    def global_rows(world: int, size: int, state: str | None, count: int | None) -> tuple[list, str]:
+        starts, found, states = zip(*(rank_rows(rank, world, size, state, count) for rank in range(world)), strict=True)
+        assert len(set(states)) == 1, "all ranks have the same state"
+        return [row for batch in interleaved(starts[0], found) for row in batch], states[0]
+
+    began, state = global_rows(before, batch_size, None, stop)
     assert began == whole[: len(began)]
-    if 96 % (after * later_batch) == 0 and state["position"] % (after * later_batch) == 0:
+    went_on, _ = global_rows(after, after * later_batch, state, None)
+    position = json.loads(state)["position"]
+    if (96 - position) % (after * later_batch) == 96 % (after * later_batch) == 0:
         assert began + went_on == whole
     else:  # another batch size leaves another rest of an epoch out
-        left = 96 - state["position"]
-        kept = left // (after * later_batch) * after * later_batch
+        kept = (96 - position) // (after * later_batch) * after * later_batch
         assert went_on[:kept] == whole[len(began) : len(began) + kept]
 
 

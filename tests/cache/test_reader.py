@@ -97,6 +97,21 @@ def test_rows_are_read_in_any_order_with_repeats_whatever_their_type_and_codec(e
         assert raw(read[column.name]) == raw(picked(column, chunks, numbers)), column.name
 
 
+@pytest.mark.parametrize("max_maps", [8192, 20, 1])
+@pytest.mark.parametrize("size", [1, 3, 5, 100])
+@pytest.mark.parametrize("numbers", [[], [15, 0, 15, 15, 3, 9, 2, 10], list(range(15, -1, -1))])
+def test_batches_are_what_reading_so_many_rows_at_a_time_gives(
+    everything: Any, numbers: list[int], size: int, max_maps: int
+) -> None:
+    cache = fb.open_cache(everything[0].store, max_maps=max_maps)
+    batches = list(cache.read_batches(numbers, size))
+    expected = [cache.read(numbers[at : at + size]) for at in range(0, max(1, len(numbers)), size)]
+    assert len(batches) == len(expected)
+    for batch, read in zip(batches, expected, strict=True):
+        assert list(batch) == list(read)
+        assert all(raw(batch[name]) == raw(read[name]) for name in read)
+
+
 def test_no_rows_have_the_type_and_shape_of_the_column(everything: Any) -> None:
     read = everything[0].read(np.array([], np.int32), columns=["bfloat16_none", "fixed_zstd_max", "ragged_lz4_fast"])
     assert read["bfloat16_none"].dtype == ml_dtypes.bfloat16

@@ -11,6 +11,7 @@ feed is left alone, and says so by `is_mine`.
 import atexit
 import os
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from queue import SimpleQueue
@@ -18,7 +19,7 @@ from typing import Any, Generic, TypeVar
 
 Made = TypeVar("Made")
 
-_PATIENCE_SECONDS = 5.0  # for a task under way, when a feed is stopped; what takes longer is left behind
+_PATIENCE_SECONDS = 2.0  # for tasks under way, when a feed is stopped; what takes longer is left behind
 _running: "weakref.WeakSet[Feed[Any]]" = weakref.WeakSet()
 
 
@@ -71,9 +72,10 @@ class Feed(Generic[Made]):
         self._stopped = True
         for _ in self._threads:
             self._tasks.put(None)
+        end = time.monotonic() + _PATIENCE_SECONDS
         for thread in self._threads:
             if thread is not threading.current_thread():  # the garbage collector may run in one of them
-                thread.join(_PATIENCE_SECONDS)
+                thread.join(max(0.0, end - time.monotonic()))
         _running.discard(self)
 
     def _work(self) -> None:

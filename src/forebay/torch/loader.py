@@ -25,7 +25,7 @@ from forebay.torch.growing import Growing
 from forebay.torch.growth import Growth, Policy
 from forebay.torch.pace import Pace, batch_bytes
 from forebay.torch.ranks import current_ranks
-from forebay.torch.runs import Making, Runs
+from forebay.torch.runs import Making, Run, Runs
 from forebay.torch.shuffle import Shuffle, choose_ordering, refuse_large_window
 from forebay.torch.stream import Rule, Stream
 from forebay.torch.transform import Transform
@@ -160,15 +160,17 @@ class Loader:
             feed = self._feed(stop)
             try:
                 while self.position < stop and feed.is_mine:
-                    made = feed.take()
-                    while made:
+                    run = feed.take()
+                    while run.batches:
                         self._check_turn(turn)
                         self.position = min(stop, self.position + self.global_batch_size)
-                        yield made.pop()
+                        yield run.batches.pop()
+                    if run.error is not None:
+                        raise run.error
             finally:
                 feed.stop()
 
-    def _feed(self, stop: int) -> Feed[list[Batch]]:
+    def _feed(self, stop: int) -> Feed[Run]:
         pace, size = self._pace, self.global_batch_size
         runs = Runs(self.stream, self.epoch, self.position, stop, size, pace.run, self.ranks, self._making)
         return Feed(runs.make, len(runs), threads=pace.threads, ahead=pace.ahead)

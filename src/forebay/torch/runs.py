@@ -30,6 +30,14 @@ class Making:
 
 
 @dataclass(frozen=True, slots=True)
+class Run:
+    """The batches of a run, the last one first, so that each is taken off the end; then what the next one raised."""
+
+    batches: list[Batch]
+    error: Exception | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Runs:
     """Positions `start` to `stop` of an epoch, in batches of `batch_size`, `length` of them to a run."""
 
@@ -45,14 +53,19 @@ class Runs:
     def __len__(self) -> int:
         return -(-(self.stop - self.start) // (self.batch_size * self.length))
 
-    def make(self, number: int) -> list[Batch]:
-        """The batches of one run, the last one first, so that each can be taken off the end."""
+    def make(self, number: int) -> Run:
+        """One run, up to the first error in it."""
         start = self.start + number * self.batch_size * self.length
         stop = min(self.stop, start + self.batch_size * self.length)
         located = self.stream.locate(self.epoch, self._positions(start, stop))
-        batches = list(self._batches(located))
+        batches, error = [], None
+        try:
+            for batch in self._batches(located):
+                batches.append(batch)
+        except Exception as raised:  # it belongs to one batch: those before it are good
+            error = raised
         batches.reverse()
-        return batches
+        return Run(batches, error)
 
     def _positions(self, start: int, stop: int) -> Numbers:
         rank, world = self.ranks.rank, self.ranks.world_size

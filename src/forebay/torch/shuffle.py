@@ -53,9 +53,9 @@ def row_bytes(cache: Cache, columns: Sequence[Column]) -> int:
 
 def refuse_large_window(cache: Cache, columns: Sequence[str], window: Window, ranks: Ranks) -> None:
     """A window that does not stay decoded while it is mixed would be decoded again and again."""
-    decoded = decoded_columns(cache, columns)
+    fixed = sum(column.item_bytes for column in decoded_columns(cache, columns) if not column.ragged)
     lanes = -(-window.lanes // ranks.world_size)
-    needed, limit = 2 * lanes * window.rows * row_bytes(cache, decoded), cache.statistics().limit_bytes
+    needed, limit = 2 * lanes * window.rows * fixed, cache.statistics().limit_bytes
     if needed > limit:
         raise WindowTooLarge(cache.root, window.rows, lanes, needed, limit)
 

@@ -51,10 +51,19 @@ def token_root(folder: Path, start_chunk: int = 0) -> Path:
     return folder / "cache"
 
 
+@pytest.fixture(scope="module")
+def numbers(tmp_path_factory: pytest.TempPathFactory) -> fb.Cache:
+    return fb.open_cache(number_root(tmp_path_factory.mktemp("numbers")))
+
+
+@pytest.fixture(scope="module")
+def tokens(tmp_path_factory: pytest.TempPathFactory) -> fb.Cache:
+    return fb.open_cache(token_root(tmp_path_factory.mktemp("tokens")))
+
+
 @pytest.mark.parametrize("seed", [0, 1])
-def test_tokens_are_split_by_chunk_and_no_chunk_is_on_both_sides(tmp_path: Path, seed: int) -> None:
-    root = token_root(tmp_path)
-    found = sides(root, "tokens", seed)
+def test_tokens_are_split_by_chunk_and_no_chunk_is_on_both_sides(tokens: fb.Cache, seed: int) -> None:
+    found = sides(Path(tokens.root), "tokens", seed)
     assert set(found.values()) == set(SIDES)
     for chunk in range(20):
         assert len({found[number] for number in range(5 * chunk, 5 * chunk + 5)}) == 1
@@ -80,8 +89,8 @@ def test_filling_a_gap_moves_no_chunk_to_the_other_side(tmp_path: Path) -> None:
     assert {number: after[number] for number in before} == before
 
 
-def test_rows_with_sample_ids_are_split_one_by_one(tmp_path: Path) -> None:
-    found = sides(number_root(tmp_path), "number")
+def test_rows_with_sample_ids_are_split_one_by_one(numbers: fb.Cache) -> None:
+    found = sides(Path(numbers.root), "number")
     mixed = [
         chunk for chunk in range(22) if len({found.get(9 * chunk + row, "none") for row in range(9)} - {"none"}) > 1
     ]
@@ -105,15 +114,14 @@ def test_neither_growth_nor_a_filled_gap_nor_another_cache_moves_a_sample(tmp_pa
     assert {number: after[number] for number in shared} == {number: other[number] for number in shared}
 
 
-def test_seed_and_fraction_make_other_splits(tmp_path: Path) -> None:
-    cache = fb.open_cache(number_root(tmp_path))
+def test_seed_and_fraction_make_other_splits(numbers: fb.Cache) -> None:
     small, large, other = (
-        selected(cache, Split("train", fraction=fraction, seed=seed), "number")
+        selected(numbers, Split("train", fraction=fraction, seed=seed), "number")
         for fraction, seed in [(0.5, 0), (0.8, 0), (0.8, 1)]
     )
     assert set(small) < set(large)
     assert set(large) != set(other)
-    assert abs(len(large) / len(cache) - 0.8) < 0.1
+    assert abs(len(large) / len(numbers) - 0.8) < 0.1
 
 
 def test_a_split_is_of_the_rows_that_the_opened_layers_have(tmp_path: Path) -> None:
@@ -131,47 +139,42 @@ def even(columns: dict[str, np.ndarray]) -> np.ndarray:
     return columns["number"] % 2 == 0
 
 
-def test_a_filter_keeps_the_rows_that_pass(tmp_path: Path) -> None:
-    cache = fb.open_cache(number_root(tmp_path))
-    assert selected(cache, Where("even", even, ["number"]), "number") == [
+def test_a_filter_keeps_the_rows_that_pass(numbers: fb.Cache) -> None:
+    assert selected(numbers, Where("even", even, ["number"]), "number") == [
         number for number in range(200) if number % 7 and number % 2 == 0
     ]
 
 
-def test_a_filter_within_a_split_keeps_what_is_in_both(tmp_path: Path) -> None:
-    cache = fb.open_cache(number_root(tmp_path))
+def test_a_filter_within_a_split_keeps_what_is_in_both(numbers: fb.Cache) -> None:
     split = Split("train", fraction=0.6)
-    both = selected(cache, Where("even", even, ["number"], within=split), "number")
-    assert both == [number for number in selected(cache, split, "number") if number % 2 == 0]
+    both = selected(numbers, Where("even", even, ["number"], within=split), "number")
+    assert both == [number for number in selected(numbers, split, "number") if number % 2 == 0]
 
 
-def test_a_predicate_must_answer_for_every_row(tmp_path: Path) -> None:
-    cache = fb.open_cache(number_root(tmp_path))
+def test_a_predicate_must_answer_for_every_row(numbers: fb.Cache) -> None:
     with pytest.raises(TypeError, match=r"the predicate 'sum' gave int64 of shape \(\) for 9 rows"):
-        Where("sum", lambda columns: columns["number"].sum(), ["number"]).of(cache)
+        Where("sum", lambda columns: columns["number"].sum(), ["number"]).of(numbers)
 
 
-def test_an_empty_side_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
-    cache = fb.open_cache(token_root(tmp_path))
+def test_an_empty_side_is_an_error_that_says_what_to_do(tokens: fb.Cache) -> None:
     with pytest.raises(SelectionEmpty, match=r"none of the 100 rows in 20 chunks .* choose another fraction"):
-        Split("validation", fraction=1.0).of(cache)
+        Split("validation", fraction=1.0).of(tokens)
     with pytest.raises(SelectionEmpty, match="where never"):
-        Where("never", lambda columns: np.zeros(len(columns["tokens"]), bool), ["tokens"]).of(cache)
+        Where("never", lambda columns: np.zeros(len(columns["tokens"]), bool), ["tokens"]).of(tokens)
 
 
-def test_what_is_no_split_is_refused(tmp_path: Path) -> None:
+def test_what_is_no_split_is_refused(tokens: fb.Cache) -> None:
     with pytest.raises(ValueError, match="side is 'test'"):
         Split("test")
     with pytest.raises(ValueError, match="fraction is 80"):
         Split("train", fraction=80)
     with pytest.raises(ValueError, match="names no column of sample ids"):
-        Split("train", by="sample").of(fb.open_cache(token_root(tmp_path)))
+        Split("train", by="sample").of(tokens)
 
 
-def test_a_pickled_selection_is_a_name_of_a_file_and_selects_the_same(tmp_path: Path) -> None:
-    cache = fb.open_cache(number_root(tmp_path))
+def test_a_pickled_selection_is_a_name_of_a_file_and_selects_the_same(numbers: fb.Cache) -> None:
     for rule in (Split("train"), Split("train", by="chunk"), Where("even", even, ["number"])):
-        selection = rule.of(cache)
+        selection = rule.of(numbers)
         packed = pickle.dumps(selection)
         assert len(packed) < 1000
         again = pickle.loads(packed)
@@ -179,45 +182,43 @@ def test_a_pickled_selection_is_a_name_of_a_file_and_selects_the_same(tmp_path: 
         assert again.rows(np.arange(len(again))).tolist() == selection.rows(np.arange(len(selection))).tolist()
 
 
-def test_a_selection_is_gone_with_the_process_that_made_it(tmp_path: Path) -> None:
-    root = number_root(tmp_path)
+def test_a_selection_is_gone_with_the_process_that_made_it(numbers: fb.Cache) -> None:
     code = (
         "import sys, pickle, forebay as fb; from forebay.torch import Split; "
-        f"sys.stdout.buffer.write(pickle.dumps(Split('train').of(fb.open_cache({str(root)!r}))))"
+        f"sys.stdout.buffer.write(pickle.dumps(Split('train').of(fb.open_cache({numbers.root!r}))))"
     )
     run = subprocess.run([sys.executable, "-c", code], env=script_environment(), check=True, capture_output=True)
     with pytest.raises(SelectionLost, match="make it here"):
         pickle.loads(run.stdout)
 
 
-def test_a_forked_child_leaves_the_selections_of_its_parent_alone(tmp_path: Path) -> None:
-    root = number_root(tmp_path)
+def test_a_forked_child_leaves_the_selections_of_its_parent_alone(numbers: fb.Cache) -> None:
     code = (
         "import os, sys, pickle, forebay as fb; from forebay.torch import Split; "
-        f"kept = Split('train').of(fb.open_cache({str(root)!r})); child = os.fork(); "
+        f"kept = Split('train').of(fb.open_cache({numbers.root!r})); child = os.fork(); "
         "child or sys.exit(0); os.waitpid(child, 0); pickle.loads(pickle.dumps(kept)); print(len(kept))"
     )
     run = subprocess.run([sys.executable, "-c", code], env=script_environment(), check=True, capture_output=True)
-    assert int(run.stdout) == len(Split("train").of(fb.open_cache(root)))
+    assert int(run.stdout) == len(Split("train").of(numbers))
 
 
-def test_a_folder_keeps_a_split_and_a_damaged_one_is_made_again(tmp_path: Path) -> None:
-    cache, folder = fb.open_cache(number_root(tmp_path)), tmp_path / "kept"
+def test_a_folder_keeps_a_split_and_a_damaged_one_is_made_again(tmp_path: Path, numbers: fb.Cache) -> None:
+    folder = tmp_path / "kept"
     rule = Split("train", folder=str(folder))
-    first = rule.of(cache).digest
+    first = rule.of(numbers).digest
     (file,) = folder.iterdir()
     status = file.stat()
-    assert rule.of(cache).digest == first
+    assert rule.of(numbers).digest == first
     assert (file.stat().st_ino, file.stat().st_mtime_ns) == (status.st_ino, status.st_mtime_ns), "it is not made again"
     flip(file, file.stat().st_size - 40)
-    assert rule.of(cache).digest == first
+    assert rule.of(numbers).digest == first
     assert file.stat().st_ino != status.st_ino
 
 
-def test_bits_are_mapped_and_no_more_than_one_per_row(tmp_path: Path) -> None:
-    cache, folder = fb.open_cache(number_root(tmp_path)), tmp_path / "kept"
-    kept = Split("train", folder=str(folder)).of(cache)
-    assert kept.bits.nbytes <= len(cache) / 8 + 128
+def test_bits_are_mapped_and_no_more_than_one_per_row(tmp_path: Path, numbers: fb.Cache) -> None:
+    folder = tmp_path / "kept"
+    kept = Split("train", folder=str(folder)).of(numbers)
+    assert kept.bits.nbytes <= len(numbers) / 8 + 128
     assert not kept.bits.flags.writeable
     mapped = Path(f"/proc/{os.getpid()}/maps").read_text()
     assert str(folder) in mapped

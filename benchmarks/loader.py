@@ -29,7 +29,7 @@ import forebay as fb
 from benchmarks.loader_peers import PEERS, TOKENIZER, PeerFailed, Reading, environment, installed, peer_readings, script
 from benchmarks.measure import Comparison, compare
 from benchmarks.numbers import NarrowRecipe, NumberSource
-from benchmarks.tokens import PlainRows, build_tokens, write_plain
+from benchmarks.token_rows import PlainRows, build_tokens, write_plain
 from forebay.torch import Loader
 
 BATCH = 32

@@ -12,7 +12,7 @@ from tests.token_caches import grow_cache, token_cache
 from torch.optim.lr_scheduler import LambdaLR
 
 import forebay as fb
-from forebay.torch import Schedule
+from forebay.torch import CacheDataset, Loader, Schedule
 
 
 def document_schedule(rows: int, **options: object) -> Schedule:
@@ -70,6 +70,13 @@ def test_rows_are_counted_in_a_cache_and_in_the_grown_one(tmp_path: Path) -> Non
     assert schedule.update(fb.open_cache(root)) == 40
     assert schedule.update(fb.open_cache(root)) == 40
     assert len(schedule.totals) == 1, "nothing had been trained yet"
+
+
+def test_what_counts_no_rows_is_refused(tmp_path: Path) -> None:
+    cache = fb.open_cache(token_cache(tmp_path, 20))
+    assert Schedule(CacheDataset(cache), epochs=1, effective_batch=4).total == 5
+    with pytest.raises(TypeError, match="not a Loader"):
+        Schedule(Loader(cache, global_batch_size=4), epochs=1, effective_batch=4)
 
 
 def test_torch_drives_it_and_a_resume_with_growth_has_no_jump() -> None:

@@ -215,6 +215,8 @@ def test_a_state_is_small_and_belongs_to_its_mixture(caches: list[fb.Cache]) -> 
     loader = loader_of(weighted(caches, [5, 3, 2]), 10)
     state = loader.state_dict()
     assert len(json.dumps(state)) < 1200
+    odd = weighted(caches, np.array([5, 3, 2], np.float32))
+    assert json.loads(json.dumps(odd.state())) == state["stream"]
     for other, differs in [
         (weighted(caches, [5, 3, 2], seed=1), "seed 0 then, 1 now"),
         (weighted(caches, [5, 3, 3]), r"phases \[\[0, \[5, 3, 2\]\]\] then"),

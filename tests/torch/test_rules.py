@@ -145,6 +145,20 @@ def test_a_filter_keeps_the_rows_that_pass(numbers: fb.Cache) -> None:
     ]
 
 
+def test_a_predicate_is_asked_once_per_chunk_however_often_its_rule_is_applied(numbers: fb.Cache) -> None:
+    asked = []
+
+    def every(columns: dict[str, np.ndarray]) -> np.ndarray:
+        asked.append(len(columns["number"]))
+        return columns["number"] >= 0
+
+    rule = Where("every", every, ["number"])
+    assert [len(rule.of(cache)) for cache in (numbers, fb.open_cache(numbers.root))] == [len(numbers)] * 2
+    assert len(asked) == len(numbers.chunk_numbers)
+    Where("every", every, ["number"]).of(numbers)
+    assert len(asked) == 2 * len(numbers.chunk_numbers), "a name alone says nothing of what a predicate does"
+
+
 def test_a_filter_within_a_split_keeps_what_is_in_both(numbers: fb.Cache) -> None:
     split = Split("train", fraction=0.6)
     both = selected(numbers, Where("even", even, ["number"], within=split), "number")
@@ -182,24 +196,22 @@ def test_a_pickled_selection_is_a_name_of_a_file_and_selects_the_same(numbers: f
         assert again.rows(np.arange(len(again))).tolist() == selection.rows(np.arange(len(selection))).tolist()
 
 
-def test_a_selection_is_gone_with_the_process_that_made_it(numbers: fb.Cache) -> None:
-    code = (
-        "import sys, pickle, forebay as fb; from forebay.torch import Split; "
-        f"sys.stdout.buffer.write(pickle.dumps(Split('train').of(fb.open_cache({numbers.root!r}))))"
-    )
-    run = subprocess.run([sys.executable, "-c", code], env=script_environment(), check=True, capture_output=True)
+def test_a_selection_is_gone_with_the_process_that_made_it_and_not_with_a_forked_child(numbers: fb.Cache) -> None:
+    code = f"""
+import os, pickle, sys, forebay as fb
+from forebay.torch import Split
+packed = pickle.dumps(Split('train').of(fb.open_cache({numbers.root!r})))
+child = os.fork()
+if child == 0:
+    sys.exit(0)
+os.waitpid(child, 0)
+assert len(pickle.loads(packed)) == {len(Split("train").of(numbers))}
+sys.stdout.buffer.write(packed)
+"""
+    run = subprocess.run([sys.executable, "-c", code], env=script_environment(), capture_output=True)
+    assert run.returncode == 0, run.stderr.decode()
     with pytest.raises(SelectionLost, match="make it here"):
         pickle.loads(run.stdout)
-
-
-def test_a_forked_child_leaves_the_selections_of_its_parent_alone(numbers: fb.Cache) -> None:
-    code = (
-        "import os, sys, pickle, forebay as fb; from forebay.torch import Split; "
-        f"kept = Split('train').of(fb.open_cache({numbers.root!r})); child = os.fork(); "
-        "child or sys.exit(0); os.waitpid(child, 0); pickle.loads(pickle.dumps(kept)); print(len(kept))"
-    )
-    run = subprocess.run([sys.executable, "-c", code], env=script_environment(), check=True, capture_output=True)
-    assert int(run.stdout) == len(Split("train").of(numbers))
 
 
 def test_a_folder_keeps_a_split_and_a_damaged_one_is_made_again(tmp_path: Path, numbers: fb.Cache) -> None:

@@ -78,8 +78,8 @@ class CacheDataset(Dataset[Row]):
         batch = self._batch(rows)
         if self._transform is not None:
             batch = self._transform(batch, row_coins([self.cache], self.seed, self.epoch, rows))
-        split = {name: _split(batch, name) for name in batch if not name.endswith(".offsets")}
-        return [self._named({name: values[row] for name, values in split.items()}) for row in range(len(rows))]
+        split = {name: _split(batch, ours) for name, ours in self._names_in(batch).items()}
+        return [{name: values[row] for name, values in split.items()} for row in range(len(rows))]
 
     @property
     def epoch(self) -> int:
@@ -103,13 +103,15 @@ class CacheDataset(Dataset[Row]):
         read, buffers = self.cache.read(rows, self._columns), Buffers(0, pinned=False)
         return training_batch(read, self._training, buffers) if self._training else plain_batch(read, buffers)
 
-    def _named(self, row: Row) -> Row:
+    def _names_in(self, batch: Batch) -> Mapping[str, str]:
+        """What a row's tensors are called → what they are called in the batch."""
+        known = [name for name in batch if not name.endswith(".offsets")]
         if self._names is None:
-            return row
-        missing = [name for name in self._names.values() if name not in row]
-        if missing:
-            raise ColumnNotFound(self.cache.root, missing[0], sorted(row))
-        return {name: row[ours] for name, ours in self._names.items()}
+            return dict(zip(known, known, strict=True))
+        for name in self._names.values():
+            if name not in known:
+                raise ColumnNotFound(self.cache.root, name, sorted(known))
+        return self._names
 
 
 def _row_training(labels: LabelStyle | None, derive: Sequence[Literal["positions", "document_ids"]]) -> Training:

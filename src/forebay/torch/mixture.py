@@ -74,7 +74,7 @@ class Mixture:
         ]
         sizes = [stream.size(0) for stream in streams]
         weights, rows = _weights(ingredients, sizes)
-        phases = [Phase(0, weights), *(Phase(row, tuple(changed)) for row, changed in changes)]
+        phases = [Phase(0, weights), *(Phase(row, _plain(changed)) for row, changed in changes)]
         return cls(streams, phases, rows if epoch_rows is None else epoch_rows, seed)
 
     @property
@@ -108,7 +108,7 @@ class Mixture:
         """The same mixture with other weights from a position on; every cache goes on where it is."""
         start = epoch * self.epoch_rows + position
         kept = [phase for phase in self.phases if phase.start < start]
-        return Mixture(self.streams, [*kept, Phase(start, tuple(weights))], self.epoch_rows, self.seed)
+        return Mixture(self.streams, [*kept, Phase(start, _plain(weights))], self.epoch_rows, self.seed)
 
     def state(self) -> dict[str, Any]:
         return {
@@ -157,11 +157,16 @@ def _weights(ingredients: Sequence[Ingredient], sizes: Sequence[int]) -> tuple[t
     weights = [weight for weight, repeat in given if weight is not None and repeat is None]
     repeats = [repeat for weight, repeat in given if repeat is not None and weight is None]
     if given and len(weights) == len(given):
-        return tuple(weights), sum(sizes)
+        return _plain(weights), sum(sizes)
     if given and len(repeats) == len(given):
         rows = [round(Fraction(str(repeat)) * size) for repeat, size in zip(repeats, sizes, strict=True)]
         return tuple(rows), sum(rows)
     raise ValueError(f"(weight, repeat) are {given}; give one or more caches, all with a weight or all with a repeat")
+
+
+def _plain(weights: Sequence[float]) -> tuple[float, ...]:
+    """As JSON gives them back, whichever kind of number they were."""
+    return tuple(weight if isinstance(weight, int) else float(weight) for weight in weights)
 
 
 def _check_columns(caches: Sequence[Cache]) -> None:

@@ -7,7 +7,7 @@ whole chunks as ranges, single rows as one bit each in a mapped file.
 import hashlib
 import secrets
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -87,6 +87,8 @@ class Where:
     predicate: Callable[[Columns], Chosen]
     columns: Sequence[str]
     within: Rule | None = None
+    # What a predicate does may change under its name, so what it chose is known by this object alone.
+    _token: str = field(default_factory=lambda: secrets.token_hex(16), init=False, repr=False, compare=False)
 
     @property
     def digest(self) -> str:
@@ -95,7 +97,7 @@ class Where:
     def of(self, cache: Cache) -> Selection:
         """The rows that pass."""
         outer = self.within.of(cache) if self.within else None
-        key = f"{secrets.token_hex(16)}.safetensors"  # what a predicate does may change under its name
+        key = _key(cache, f"{self.digest} {self._token}")
         selection = keep_bits(None, key, len(cache), lambda: _joined(self._chosen(cache, outer), len(cache)))
         return _checked(selection, cache, self.digest)
 

@@ -1,11 +1,15 @@
 """The learning rate's schedule while the cache grows: a multiplier for `torch.optim.lr_scheduler.LambdaLR`."""
 
 import warnings
-from collections.abc import Mapping, Sized
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from forebay.cache.reader import Cache
 from forebay.order.schedule import Decay, Multiplier, training_steps, warmup_steps
+from forebay.torch.dataset import CacheDataset
+
+Counted = int | Cache | CacheDataset
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +23,9 @@ class Terms:
     decay: Decay
     rewarm: int
 
-    def steps(self, rows: Sized | int) -> int:
+    def steps(self, rows: Counted) -> int:
+        if not isinstance(rows, int | Cache | CacheDataset):  # a loader has a length too, but it counts batches
+            raise TypeError(f"rows are a number, a cache or a CacheDataset, not a {type(rows).__name__}")
         sequences = rows if isinstance(rows, int) else len(rows)
         return training_steps(sequences, self.epochs, self.train_fraction, self.effective_batch)
 
@@ -33,6 +39,8 @@ class Schedule:
         schedule = Schedule(cache, epochs=5, effective_batch=72, train_fraction=0.8, full_rows=2_500_000)
         scheduler = LambdaLR(optimizer, schedule)            # saves and restores the schedule's state with its own
         schedule.update(grown_cache)
+
+    A `CacheDataset` has its selected rows only: count it with a `train_fraction` of 1.
     """
 
     # `LambdaLR` keeps and restores `__dict__`: the state alone lies there, not what was asked for.
@@ -44,12 +52,12 @@ class Schedule:
 
     def __init__(
         self,
-        rows: Sized | int,
+        rows: Counted,
         *,
         epochs: float,
         effective_batch: int,
         train_fraction: float = 1.0,
-        full_rows: Sized | int | None = None,
+        full_rows: Counted | None = None,
         warmup_share: float = 0.025,
         floor: float = 0.1,
         decay: Decay = "cosine",
@@ -78,7 +86,7 @@ class Schedule:
         totals = tuple((start, total) for start, total in self.totals)
         return Multiplier(self.warmup, totals, terms.floor, terms.decay, terms.rewarm)(step)
 
-    def update(self, rows: Sized | int) -> int:
+    def update(self, rows: Counted) -> int:
         """Count the steps anew, from the step that training has reached; the steps in all."""
         total = self._terms.steps(rows)
         if total != self.total:

@@ -35,8 +35,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text("".join(f'{{"text": "document {number} of {name}"}}\n' for number in range(2000)))
     recipe = ByteTokens(chunk_rows=128)
-    fb.build(root / "caches" / "edu", fb.sources.lines(root / "data" / "part-0.jsonl"), recipe, workers=0)
-    fb.grow(root / "caches" / "edu", fb.sources.lines(root / "data" / "*.jsonl"), recipe=recipe, workers=0)
+    fb.build(root / "caches" / "stories", fb.sources.lines(root / "data" / "part-0.jsonl"), recipe, workers=0)
+    fb.grow(root / "caches" / "stories", fb.sources.lines(root / "data" / "*.jsonl"), recipe=recipe, workers=0)
     fb.build(root / "caches" / "code", fb.sources.lines(root / "data" / "new"), recipe, workers=0)
     return root
 

@@ -19,7 +19,7 @@ import sys
 import sysconfig
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +27,7 @@ import torch
 
 import forebay as fb
 from benchmarks.loader_peers import PEERS, TOKENIZER, PeerFailed, Reading, environment, installed, peer_readings, script
-from benchmarks.measure import Comparison, compare
+from benchmarks.measure import ROUNDS, Comparison, compare
 from benchmarks.numbers import NarrowRecipe, NumberSource
 from benchmarks.token_rows import PlainRows, build_tokens, write_plain
 from forebay.torch import Loader
@@ -39,6 +39,7 @@ EVERY_PYTHON_FILE = f"{sysconfig.get_paths()['stdlib']}/**/*.py"
 
 Batches = Iterator[Mapping[str, torch.Tensor]]
 Order = Iterator[np.ndarray]
+Call = Callable[[], None]
 
 
 def main() -> None:
@@ -77,7 +78,7 @@ def raw_tokens(cache: fb.Cache, plain: PlainRows) -> Comparison:
     batches, order = _forever(Loader(cache, global_batch_size=BATCH, columns=["tokens"])), _endless_order(len(cache))
     _take(batches, len(cache) // BATCH)  # every block is checked by now
     name = "raw tokens / memmap fancy indexing"
-    return compare(name, lambda: _take(batches), lambda: _gather(plain, order), goal=0.7, **_per_round(ROUND_BATCHES))
+    return _compare(name, lambda: _take(batches), lambda: _gather(plain, order), goal=0.7)
 
 
 def first_epoch(root: Path, plain: PlainRows) -> Comparison:
@@ -88,7 +89,7 @@ def first_epoch(root: Path, plain: PlainRows) -> Comparison:
         _take(iter(Loader(fb.open_cache(root), global_batch_size=BATCH, columns=["tokens"])), count)
 
     name = "raw tokens, first epoch, checking / memmap fancy indexing"
-    return compare(name, ours, lambda: _gather(plain, order, count), goal=0.7, rounds=3, **_per_round(count))
+    return _compare(name, ours, lambda: _gather(plain, order, count), goal=0.7, batches=count, rounds=3)
 
 
 def whole_batch(cache: fb.Cache, plain: PlainRows) -> Comparison:
@@ -100,7 +101,7 @@ def whole_batch(cache: fb.Cache, plain: PlainRows) -> Comparison:
             derived(plain, rows)
 
     name = "tokens, labels, positions / the same over memmap"
-    return compare(name, lambda: _take(batches), theirs, goal=0.9, **_per_round(ROUND_BATCHES))
+    return _compare(name, lambda: _take(batches), theirs, goal=0.9)
 
 
 def derived(plain: PlainRows, rows: np.ndarray) -> dict[str, torch.Tensor]:
@@ -186,8 +187,10 @@ def _rows_per_second(batches: Batches) -> float:
     return ROUND_BATCHES * BATCH / (time.perf_counter() - started)
 
 
-def _per_round(batches: int) -> dict[str, object]:
-    return {"amount": batches * BATCH, "unit": "rows"}
+def _compare(
+    name: str, ours: Call, theirs: Call, goal: float, batches: int = ROUND_BATCHES, rounds: int = ROUNDS
+) -> Comparison:
+    return compare(name, ours, theirs, amount=batches * BATCH, unit="rows", goal=goal, rounds=rounds)
 
 
 def _forever(loader: Loader) -> Batches:

@@ -5,7 +5,7 @@ length is no multiple of a row's, so no row comes twice until the stream has bee
 """
 
 from collections.abc import Iterable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
@@ -31,11 +31,12 @@ class StreamRecipe(msgspec.Struct, frozen=True, kw_only=True):
     codec: Codec = "none"
 
     def columns(self) -> tuple[fb.Column, ...]:
-        shared = {"codec": self.codec, "rows_per_block": 0 if self.codec == "none" else PACKED_BLOCK_ROWS}
+        block_rows = 0 if self.codec == "none" else PACKED_BLOCK_ROWS
+        stored = partial(fb.Column, codec=self.codec, rows_per_block=block_rows)
         return (
-            fb.Column(name="tokens", dtype="uint16", shape=(LENGTH,), **shared),
-            fb.Column(name="seq_lens", dtype="uint32", ragged=True, **shared),
-            fb.Column(name="documents", dtype="uint32", shape=(2,), ragged=True, **shared),
+            stored(name="tokens", dtype="uint16", shape=(LENGTH,)),
+            stored(name="seq_lens", dtype="uint32", ragged=True),
+            stored(name="documents", dtype="uint32", shape=(2,), ragged=True),
         )
 
     def chunk_target(self) -> fb.ChunkTarget:

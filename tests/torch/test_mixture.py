@@ -253,6 +253,11 @@ def test_what_makes_no_mixture_is_refused(tmp_path: Path, caches: list[fb.Cache]
         weighted(caches, [1, -1, 2])
     with pytest.raises(ValueError, match="epoch_rows is 0"):
         weighted(caches, [1, 1, 1], epoch_rows=0)
+    (tmp_path / "none").mkdir()
+    (tmp_path / "none" / "a.txt").write_text("no number\n")
+    fb.build(tmp_path / "empty", fb.sources.lines(tmp_path / "none"), NumberedTokens(), workers=0)
+    with pytest.raises(ValueError, match="empty' has no rows"):
+        weighted([caches[0], fb.open_cache(tmp_path / "empty")], [1, 1])
     longer = fb.open_cache(token_cache(tmp_path, 5, sequence_length=16))
     with pytest.raises(ValueError, match=r"column 'tokens' has rows of shape \(8,\) in .* but \(16,\) in"):
         weighted([caches[0], longer], [1, 1])

@@ -73,6 +73,8 @@ class Mixture:
             _stream(each, shuffle, key_of("mixture", seed, number), window) for number, each in enumerate(ingredients)
         ]
         sizes = [stream.size(0) for stream in streams]
+        if 0 in sizes:
+            raise ValueError(f"'{ingredients[sizes.index(0)].cache.root}' has no rows; leave it out of the mixture")
         weights, rows = _weights(ingredients, sizes)
         phases = [Phase(0, weights), *(Phase(row, _plain(changed)) for row, changed in changes)]
         return cls(streams, phases, rows if epoch_rows is None else epoch_rows, seed)

@@ -5,6 +5,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from forebay.errors import Damaged, SelectionLost
@@ -56,4 +57,5 @@ def _own_folder() -> str:
 
 def _remove(process: int) -> None:
     if process == os.getpid():
-        shutil.rmtree(_own_folders.pop(process))
+        with suppress(FileNotFoundError):  # temporary folders may be swept by others
+            shutil.rmtree(_own_folders.pop(process))

@@ -271,8 +271,8 @@ class WindowTooLarge(ForebayError):
     def __init__(self, root: str, rows: int, lanes: int, needed: int, limit: int) -> None:
         self.root, self.rows, self.lanes, self.needed, self.limit = root, rows, lanes, needed, limit
         super().__init__(
-            f"a shuffle window of {rows:,} rows in {lanes} lanes of '{root}' keeps {needed:,} bytes decoded "
-            f"or more, but the cache may keep {limit:,}; open it with memory={needed}, or choose a smaller window"
+            f"a shuffle window of {rows:,} rows in {lanes} lanes of '{root}' keeps {needed:,} bytes decoded, "
+            f"but the cache may keep {limit:,}; open it with memory={needed}, or choose a smaller window"
         )
 
 

@@ -83,16 +83,17 @@ def test_a_state_of_another_version_is_refused(cache: fb.Cache) -> None:
 
 
 class CountingStream:
-    """A stream of many rows that counts the positions it is asked for."""
+    """A stream of many rows that notes the positions it is asked for."""
 
     def __init__(self, cache: fb.Cache, rows: int) -> None:
-        self.caches, self.seed, self.asked, self._rows = (cache,), 0, 0, rows
+        self.caches, self.seed, self._rows = (cache,), 0, rows
+        self.asked: list[int] = []
 
     def size(self, epoch: int) -> int:
         return self._rows
 
     def locate(self, epoch: int, positions: Array) -> Located:
-        self.asked += len(positions)
+        self.asked += positions.tolist()
         return Located(positions % len(self.caches[0]), tags={"position": positions})
 
     def state(self) -> dict[str, object]:
@@ -108,7 +109,8 @@ def test_resuming_far_into_an_epoch_looks_at_no_row_before_it(cache: fb.Cache) -
     loader.load_state_dict({"version": 1, "epoch": 3, "position": 90_000_000, "stream": stream.state()})
     batch = next(iter(loader))
     assert batch["position"].tolist() == [90_000_000, 90_000_001, 90_000_002, 90_000_003]
-    assert stream.asked == 4
+    assert min(stream.asked) == 90_000_000
+    assert len(stream.asked) < 5000
 
 
 def test_a_gap_filled_meanwhile_moves_no_row_of_the_running_epoch(tmp_path: Path) -> None:

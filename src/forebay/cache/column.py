@@ -89,7 +89,7 @@ class Checks:
         where = zip(fresh.tolist(), place.positions[fresh].tolist(), place.rows[fresh].tolist(), strict=True)
         for index, position, row in where:
             file = self._maps.get(position)
-            if not file.check(self._column.name).agrees(row, copies[index].data):
+            if not file.check(self._column.name).agrees(row, copies[index].reshape(-1).view(np.uint8).data):
                 raise self._corrupt_block(file, row)
         self._note_checked(blocks[fresh])
 
@@ -125,7 +125,7 @@ class Addresses:
         self._tensor = tensor
         self._window = Window(item_bytes)
         self._known = np.zeros(count, np.int64)  # 0 where a chunk is not mapped
-        self.gather = self._window.gather
+        self.gather, self.gather_batches = self._window.gather, self._window.gather_batches
         maps.on_close(self._closed)
 
     def of(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -161,7 +161,7 @@ class PlainFixedReader:
         self._maps = maps
         self._checks = checks
         self._addresses = Addresses(maps, len(rows), lambda file: file.flat(column.name), column.item_bytes)
-        self._copied = self._copy_then_check if column.block_rows == 1 else self._check_then_copy
+        self._is_block = column.block_rows == 1
 
     def read(self, place: Place) -> Array:
         (rows,) = self.read_batches(place, max(1, len(place.rows)))
@@ -172,20 +172,16 @@ class PlainFixedReader:
         try:
             addresses = self._addresses.of(place.positions)
             addresses += place.rows * self._row_bytes
-            for rows in self._copied(place, addresses, size):
-                yield rows.view(self._dtype).reshape(len(rows), *self._shape)
+            if not self._is_block:
+                self._checks.ensure(place)
+            batches = self._addresses.gather_batches(addresses, size, self._dtype, self._shape)
+            yield from self._checked(place, size, batches) if self._is_block else batches
         finally:
             self._maps.end_reading(ticket)
 
-    def _check_then_copy(self, place: Place, addresses: NDArray[np.int64], size: int) -> Iterator[Array]:
-        self._checks.ensure(place)
-        for some in _slices(len(addresses), size):
-            yield self._addresses.gather(addresses[some])
-
-    def _copy_then_check(self, place: Place, addresses: NDArray[np.int64], size: int) -> Iterator[Array]:
+    def _checked(self, place: Place, size: int, batches: Iterator[Array]) -> Iterator[Array]:
         """Large rows are blocks of their own: their copies, still warm, are checked before they are handed out."""
-        for some in _slices(len(addresses), size):
-            rows = self._addresses.gather(addresses[some])
+        for some, rows in zip(_slices(len(place.rows), size), batches, strict=True):
             self._checks.ensure_copies(Place(place.positions[some], place.rows[some]), rows)
             yield rows
 
@@ -204,8 +200,8 @@ class PlainRaggedReader:
         self._checks.ensure(place)
         ticket = self._maps.begin_reading()
         try:
-            edges = self._edges.gather(self._edges.of(place.positions) + place.rows * _EDGE_BYTES)
-            starts, stops = edges.view(np.int64).reshape(-1, 2).T
+            pairs = self._edges.of(place.positions) + place.rows * _EDGE_BYTES
+            starts, stops = self._edges.gather(pairs, np.dtype(np.int64), (2,)).T
             ends = np.concatenate([[0], np.cumsum(stops - starts, dtype=np.int64)])
             copied = self._by_value if ends[-1] <= _SHORT_ROW * len(starts) else self._by_row
             return Ragged(copied(place, starts, ends), ends)
@@ -219,8 +215,7 @@ class PlainRaggedReader:
         """One gather for all values: of short rows, finding the row costs more than copying it."""
         numbers = np.arange(ends[-1]) + np.repeat(starts - ends[:-1], np.diff(ends))
         addresses = np.repeat(self._values.of(place.positions), np.diff(ends)) + numbers * self._column.item_bytes
-        values = self._values.gather(addresses)
-        return values.view(self._column.array_dtype).reshape(len(values), *self._column.shape)
+        return self._values.gather(addresses, self._column.array_dtype, self._column.shape)
 
     def _by_row(self, place: Place, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> Array:
         values = np.empty((int(ends[-1]), *self._column.shape), self._column.array_dtype)

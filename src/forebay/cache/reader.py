@@ -106,6 +106,10 @@ class Cache:
         """The declaration of a column."""
         return self._find(name)[1]
 
+    def row_bytes(self, columns: Sequence[str]) -> int:
+        """What a row of these columns takes in memory; of ragged ones, on average in the first chunk that has rows."""
+        return round(sum(self._value_bytes(name) for name in columns))
+
     def recipe(self, layer: str) -> RecipeDocument:
         return self.generation.recipe(self._layer(layer))
 
@@ -170,7 +174,8 @@ class Cache:
         for at in range(0, max(1, len(numbers)), step):  # no rows are one empty batch
             place = self._place(numbers[at : at + step])
             batches = [reader.read_batches(place, size) for reader in readers.values()]
-            yield from (dict(zip(readers, batch, strict=True)) for batch in zip(*batches, strict=True))
+            for batch in zip(*batches, strict=True):
+                yield dict(zip(readers, batch, strict=True))
 
     def chunks(self, columns: Sequence[str] | None = None) -> Iterator[dict[str, Array | Ragged]]:
         """All rows of one chunk after the other; uncompressed columns are views of the file, not copies."""
@@ -235,6 +240,14 @@ class Cache:
         layers = dict.fromkeys(self._find(name)[0] for name in columns)
         bits = [f"{layer}.present" for layer in layers if layer != self.generation.base]
         return list(dict.fromkeys([*columns, *bits]))
+
+    def _value_bytes(self, name: str) -> float:
+        layer, column = self._find(name)
+        if not column.ragged or not self._count:
+            return column.item_bytes
+        position = int(np.flatnonzero(np.diff(self._starts))[0])
+        offsets = self._layer_maps(layer).get(position).offsets(column.name)
+        return column.item_bytes * int(offsets[-1]) / (len(offsets) - 1)
 
     def _find(self, name: str) -> tuple[str, Column]:
         found = self._columns.get(name)

@@ -32,7 +32,8 @@ def fill_labels(out: Longs, tokens: NDArray[np.integer], whole: Ints, style: Lab
         out[:] = tokens
     flat = out.reshape(-1)
     flat[_unlabelled(whole, style)] = IGNORED_LABEL
-    flat[_padding(whole, out.shape[1])] = IGNORED_LABEL
+    if whole[:, -1].any():
+        flat[_padding(whole, out.shape[1])] = IGNORED_LABEL
 
 
 def _unlabelled(whole: Ints, style: LabelStyle) -> Longs:

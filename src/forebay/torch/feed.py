@@ -1,7 +1,8 @@
-"""Results of numbered tasks, in order, made by threads ahead of whoever takes them.
+"""Items of numbered tasks, in order, made by threads ahead of whoever takes them.
 
-    tasks ──▶ thread ─┐
-          ──▶ thread ─┴─▶ slot 0 │ slot 1 │ slot 2 │ … ──▶ taken in order; each taken slot lets one more task begin
+    tasks ─▶ thread ─▶ slot 0  ▯▯▯ end
+          ─▶ thread ─▶ slot 1  ▯▯        ──▶ taken slot by slot; an emptied slot lets one more task begin
+                                room for `ahead` items each, then its thread waits
 
 Threads are daemons and hold nothing but the feed, so neither an iteration that is dropped half way nor an
 interpreter that exits waits for them: both tell them to stop first. A forked process has no threads; its copy of a
@@ -13,7 +14,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 
@@ -23,24 +24,33 @@ _PATIENCE_SECONDS = 2.0  # for tasks under way, when a feed is stopped; what tak
 _running: "weakref.WeakSet[Feed[Any]]" = weakref.WeakSet()
 
 
-class Failed:
-    """What a task raised, kept until its turn."""
+class _End:
+    """Comes after the items of a task: with what it raised, if it did."""
 
-    def __init__(self, error: BaseException) -> None:
+    def __init__(self, error: BaseException | None = None) -> None:
         self.error = error
 
 
-class Feed(Generic[Made]):
-    """`take()` gives what `make(0)`, `make(1)`, … return, or raises what they raise."""
+class _Slot(Generic[Made]):
+    """The items of one task, and a token for each further one that there is room for."""
 
-    def __init__(self, make: Callable[[int], Made], count: int, *, threads: int, ahead: int) -> None:
+    def __init__(self, ahead: int) -> None:
+        self.items: SimpleQueue[Made | _End] = SimpleQueue()
+        self.room: SimpleQueue[None] = SimpleQueue()
+        for _ in range(ahead - 1):
+            self.room.put(None)
+
+
+class Feed(Generic[Made]):
+    """`items()` gives what the iterators `make(0)`, `make(1)`, … give, one after the other, and raises what they do."""
+
+    def __init__(self, make: Callable[[int], Iterator[Made]], count: int, *, threads: int, ahead: int) -> None:
         self._make = make
         self._count = count
-        self._next = 0
         self._pid = os.getpid()
         self._stopped = False
         self._tasks: SimpleQueue[int | None] = SimpleQueue()
-        self._slots: list[SimpleQueue[Made | Failed]] = [SimpleQueue() for _ in range(max(1, ahead))]
+        self._slots: list[_Slot[Made]] = [_Slot(ahead) for _ in range(threads + 1)]
         for task in range(min(count, len(self._slots))):
             self._tasks.put(task)
         self._threads = [
@@ -55,37 +65,53 @@ class Feed(Generic[Made]):
         """Whether the threads of this feed are threads of this process."""
         return self._pid == os.getpid()
 
-    def take(self) -> Made:
-        """The next result; waits for it. Without threads, it is made now."""
-        made = self._slots[self._next % len(self._slots)].get() if self._threads else self._make(self._next)
-        self._next += 1
-        if isinstance(made, Failed):
-            raise made.error
-        if self._next - 1 + len(self._slots) < self._count:
-            self._tasks.put(self._next - 1 + len(self._slots))
-        return made
+    def items(self) -> Iterator[Made]:
+        """All items; waits for each. Without threads, it is made now."""
+        for task in range(self._count):
+            yield from self._taken(task) if self._threads else self._make(task)
 
     def stop(self) -> None:
-        """End the threads; a task under way is waited for, what was made ahead is dropped."""
+        """End the threads; an item under way is waited for, what was made ahead is dropped."""
         if not self.is_mine or self._stopped:
             return
         self._stopped = True
         for _ in self._threads:
             self._tasks.put(None)
+        for slot in self._slots:
+            slot.room.put(None)
         end = time.monotonic() + _PATIENCE_SECONDS
         for thread in self._threads:
             if thread is not threading.current_thread():  # the garbage collector may run in one of them
                 thread.join(max(0.0, end - time.monotonic()))
         _running.discard(self)
 
+    def _taken(self, task: int) -> Iterator[Made]:
+        slot = self._slots[task % len(self._slots)]
+        while not isinstance(item := slot.items.get(), _End):
+            slot.room.put(None)
+            yield item
+        if item.error is not None:
+            raise item.error
+        if task + len(self._slots) < self._count:
+            self._tasks.put(task + len(self._slots))
+
     def _work(self) -> None:
         while (task := self._tasks.get()) is not None and not self._stopped:
+            slot = self._slots[task % len(self._slots)]
             try:
-                made: Made | Failed = self._make(task)
+                self._fill(slot, self._make(task))
             except BaseException as error:
-                made = Failed(error)
-            self._slots[task % len(self._slots)].put(made)
-            del made  # while this thread waits, the buffers belong to whoever took them
+                slot.items.put(_End(error))
+            else:
+                slot.items.put(_End())
+
+    def _fill(self, slot: _Slot[Made], items: Iterator[Made]) -> None:
+        for item in items:
+            slot.items.put(item)
+            del item  # while this thread waits, the item belongs to whoever takes it
+            slot.room.get()
+            if self._stopped:
+                return
 
 
 @atexit.register

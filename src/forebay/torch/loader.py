@@ -23,9 +23,9 @@ from forebay.torch.cache_stream import CacheStream
 from forebay.torch.feed import Feed
 from forebay.torch.growing import Growing
 from forebay.torch.growth import Growth, Policy
-from forebay.torch.pace import Pace, batch_bytes
+from forebay.torch.pace import Pace, batch_bytes, suitable_threads
 from forebay.torch.ranks import current_ranks
-from forebay.torch.runs import Making, Run, Runs
+from forebay.torch.runs import Making, Runs
 from forebay.torch.shuffle import Shuffle, choose_ordering, refuse_large_window
 from forebay.torch.stream import Rule, Stream
 from forebay.torch.transform import Transform
@@ -58,7 +58,7 @@ class Loader:
         transform: Transform | None = None,
         growth: Policy = "pinned",
         on_growth: Callable[[Growth], None] | None = None,
-        threads: int = 2,
+        threads: int | None = None,
         prefetch: int | None = None,
         rank: int | None = None,
         world_size: int | None = None,
@@ -76,9 +76,13 @@ class Loader:
         trains = columns is None and all(set(TRAINED_ON) <= set(cache.columns) for cache in caches)
         read = TRAINED_ON if trains else tuple(columns or caches[0].default_columns)
         self.stream = self._stream(source, read, shuffle, seed, window, selection)
-        size = batch_bytes(caches, read, self._local_size, derived=(2 + len(derive)) * trains)
-        self._pace = Pace.of(threads, prefetch, size)
-        buffers = Buffers(keep=self._pace.batches + threads + 2)
+        self._pace = Pace.of(
+            suitable_threads(caches, read) if threads is None else threads,
+            prefetch,
+            read_bytes=batch_bytes(caches[0], read, self._local_size),
+            batch_bytes=batch_bytes(caches[0], read, self._local_size, derived=(2 + len(derive)) * trains),
+        )
+        buffers = Buffers(keep=self._pace.batches + 2)
         derived = partial(training_batch, training=Training(labels, tuple(derive))) if trains else plain_batch
         self._making = Making(read, partial(derived, buffers=buffers), transform)
 
@@ -159,20 +163,19 @@ class Loader:
         while self.position < stop:
             feed = self._feed(stop)
             try:
-                while self.position < stop and feed.is_mine:
-                    run = feed.take()
-                    while run.batches:
+                for piece in feed.items():
+                    while piece:
                         self._check_turn(turn)
                         self.position = min(stop, self.position + self.global_batch_size)
-                        yield run.batches.pop()
-                    if run.error is not None:
-                        raise run.error
+                        yield piece.pop()
+                    if not feed.is_mine:
+                        break
             finally:
                 feed.stop()
 
-    def _feed(self, stop: int) -> Feed[Run]:
+    def _feed(self, stop: int) -> Feed[list[Batch]]:
         pace, size = self._pace, self.global_batch_size
-        runs = Runs(self.stream, self.epoch, self.position, stop, size, pace.run, self.ranks, self._making)
+        runs = Runs(self.stream, self.epoch, self.position, stop, size, pace, self.ranks, self._making)
         return Feed(runs.make, len(runs), threads=pace.threads, ahead=pace.ahead)
 
     def _report(self, growth: Growth) -> None:

@@ -21,6 +21,12 @@ class Located(NamedTuple):
     tags: Mapping[str, Numbers] = {}  # further entries of the batch, one number per row: dataset_id, local_index
     epochs: Numbers | None = None  # how often each row's cache was gone through before; None where it is the epoch
 
+    def part(self, some: slice) -> "Located":
+        """Some of the rows."""
+        tags = {name: values[some] for name, values in self.tags.items()}
+        sources, epochs = (None if each is None else each[some] for each in (self.sources, self.epochs))
+        return Located(self.rows[some], sources, tags, epochs)
+
 
 @runtime_checkable
 class Stream(Protocol):

@@ -1,17 +1,20 @@
 """What the tests of the loader's threads run in processes of their own, so that a hang or a crash is a failed test.
 
-python -m tests.torch.loader_process COMMAND ROOT
+python -m tests.torch.loader_process COMMAND ROOT …
 """
 
 import gc
+import json
 import os
 import sys
 import threading
 import time
+from collections.abc import Callable
 
 import pytest
 import torch
 from tests.token_caches import numbers_of
+from torch import distributed
 
 import forebay as fb
 from forebay.order.coins import Coins
@@ -148,7 +151,18 @@ def leave_nothing(root: str) -> None:
     print("nothing left")
 
 
-COMMANDS = {
+def grow_together(root: str, meeting: str, rank: str) -> None:
+    """Two ranks that torch.distributed knows take up what was published, when the first of them says so."""
+    distributed.init_process_group("gloo", init_method=f"file://{meeting}", rank=int(rank), world_size=2)
+    growing = Loader(fb.open_cache(root, generation=0), global_batch_size=2, growth="within", drop_last=False)
+    assert growing.ranks.agree(100 + int(rank)) == 100
+    rows = [numbers_of(growing) for _ in range(2)]
+    distributed.destroy_process_group()
+    print(json.dumps([rows, growing.state_dict()["stream"]["generations"]]))
+
+
+COMMANDS: dict[str, Callable[..., None]] = {
+    "grow-together": grow_together,
     "leave-in-the-middle": leave_in_the_middle,
     "transform-raises": transform_raises,
     "transform-sleeps": transform_sleeps_for_ever,
@@ -159,4 +173,4 @@ COMMANDS = {
 }
 
 if __name__ == "__main__":
-    COMMANDS[sys.argv[1]](sys.argv[2])
+    COMMANDS[sys.argv[1]](*sys.argv[2:])

@@ -1,5 +1,6 @@
 """Threads of a loader, in real processes: they end with it, whatever ends it."""
 
+import json
 import signal
 import subprocess
 import sys
@@ -7,7 +8,10 @@ from pathlib import Path
 
 import pytest
 from tests.builders import REPOSITORY, script_environment
-from tests.token_caches import token_cache
+from tests.token_caches import grow_cache, interleaved, numbers_of, token_cache
+
+import forebay as fb
+from forebay.torch import Loader
 
 ROWS = 120
 
@@ -17,8 +21,9 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return token_cache(tmp_path_factory.mktemp("threads"), ROWS, chunk_rows=20, codec="lz4")
 
 
-def start(command: str, root: Path) -> "subprocess.Popen[str]":
-    arguments = ["-X", "faulthandler", "-W", "error", "-m", "tests.torch.loader_process", command, str(root)]
+def start(command: str, root: Path, *more: object) -> "subprocess.Popen[str]":
+    options = ["-X", "faulthandler", "-W", "error"]
+    arguments = [*options, "-m", "tests.torch.loader_process", command, str(root), *map(str, more)]
     return subprocess.Popen(
         [sys.executable, *arguments],
         cwd=REPOSITORY,
@@ -63,3 +68,16 @@ def test_ctrl_c_stops_training_at_once_and_it_can_go_on(root: Path) -> None:
     *_, interrupted, ended = said(process).splitlines()
     assert interrupted.startswith("interrupted ")
     assert ended == "ended"
+
+
+def test_ranks_that_know_each_other_grow_together(tmp_path: Path) -> None:
+    root = token_cache(tmp_path, 11)
+    grow_cache(tmp_path, 11, 6)
+    ranks = [start("grow-together", root, tmp_path / "meeting", rank) for rank in (0, 1)]
+    (first, generations), (second, same) = (json.loads(said(rank)) for rank in ranks)
+    assert generations == same == [fb.open_cache(root).generation.number]
+    for epoch in zip(first, second, strict=True):
+        starts = range(0, 17, 2)
+        assert sorted(row for batch in interleaved(starts, epoch) for row in batch) == list(range(17))
+    alone = Loader(fb.open_cache(root, generation=0), global_batch_size=2, growth="within", drop_last=False)
+    assert interleaved(range(0, 17, 2), [first[0], second[0]]) == numbers_of(alone)

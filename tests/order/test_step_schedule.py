@@ -94,3 +94,9 @@ def test_what_makes_no_schedule_is_refused() -> None:
         Multiplier(10, ((0, 100),), rewarm=0)
     with pytest.raises(ValueError, match="counts from step 0"):
         Multiplier(10, ((5, 100),))
+
+
+def test_a_growth_while_it_rises_makes_it_no_steeper() -> None:
+    after = Multiplier(0, ((0, 70), (70, 91), (88, 109)), 0.1, "linear", rewarm=20)
+    values = [after(step) for step in range(70, 110)]
+    assert max(abs(later - earlier) for earlier, later in pairwise(values)) < 0.9 / 20

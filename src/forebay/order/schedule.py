@@ -72,11 +72,10 @@ class Multiplier:
     def _next_leg(self, leg: "_Leg", step: int, total: int) -> "_Leg":
         if step <= self.warmup:
             return _Leg(self.warmup, 1.0, self.warmup, 0.0, total)
-        if step < leg.start:  # it was rising, and goes on to
-            return _Leg(step, self._on(leg, step), leg.start, self._fresh(leg.start, total), total)
-        if leg.progress_at(step) < 1:
+        if leg.start <= step and leg.progress_at(step) < 1:
             return _Leg(step, self._on(leg, step), step, leg.progress_at(step), total)
-        return _Leg(step, self.floor, step + self.rewarm, self._fresh(step + self.rewarm, total), total)
+        # At its floor, or still rising from there: it rises for `rewarm` steps from now, so that it is never steep.
+        return _Leg(step, self._on(leg, step), step + self.rewarm, self._fresh(step + self.rewarm, total), total)
 
     def _on(self, leg: "_Leg", step: int) -> float:
         if step < leg.start:

@@ -156,6 +156,23 @@ def test_weights_change_from_a_step_on_and_the_state_keeps_them(caches: list[fb.
     assert epochs_of(resumed) == epochs_of(loader), "in the next epoch too"
 
 
+@pytest.mark.parametrize("taken", [0, 3])
+def test_weights_changed_twice_and_before_a_planned_change_are_resumed(caches: list[fb.Cache], taken: int) -> None:
+    def loader() -> Loader:
+        return loader_of(weighted(caches, [1, 0, 1], epoch_rows=200, changes=[(60, [0, 1, 3])]), 10)
+
+    changed = loader()
+    first = list(zip(range(taken), changed, strict=False))
+    change_weights(changed, [1, 1, 0])
+    change_weights(changed, [5, 1, 0])
+    resumed = loader()
+    resumed.load_state_dict(json.loads(json.dumps(changed.state_dict())))
+    rest = epochs_of(changed)
+    assert len(first) + len(rest) == 20
+    assert {dataset for batch in rest for dataset, _ in batch} == {0, 1}, "the last word holds"
+    assert epochs_of(resumed) == rest
+
+
 def test_an_iteration_that_was_running_when_weights_changed_says_so(caches: list[fb.Cache]) -> None:
     loader = loader_of(weighted(caches, [1, 1, 1]), 10)
     running = iter(loader)
@@ -219,8 +236,8 @@ def test_a_state_is_small_and_belongs_to_its_mixture(caches: list[fb.Cache]) -> 
     assert json.loads(json.dumps(odd.state())) == state["stream"]
     for other, differs in [
         (weighted(caches, [5, 3, 2], seed=1), "seed 0 then, 1 now"),
-        (weighted(caches, [5, 3, 3]), r"phases \[\[0, \[5, 3, 2\]\]\] then"),
-        (weighted(caches, [5, 3, 2], epoch_rows=50), "epoch_rows 70 then, 50 now"),
+        (weighted(caches, [5, 3, 3]), r"weights \[5, 3, 2\] then, \[5, 3, 3\] now"),
+        (weighted(caches, [5, 3, 2], epoch_rows=50), "epoch_rows None then, 50 now"),
         (weighted(caches[:2], [5, 3], epoch_rows=70), "mixture '3 caches' then, '2 caches' now"),
         (weighted([caches[0], caches[2], caches[1]], [5, 3, 2]), "cache_id"),
     ]:
@@ -228,11 +245,16 @@ def test_a_state_is_small_and_belongs_to_its_mixture(caches: list[fb.Cache]) -> 
             loader_of(other, 10).load_state_dict(state)
 
 
-def test_a_grown_cache_goes_on_with_the_rows_that_the_state_began_with(tmp_path: Path, caches: list[fb.Cache]) -> None:
+@pytest.mark.parametrize("epoch_rows", [60, None])
+@pytest.mark.parametrize("share", ["weight", "repeat"])
+def test_a_grown_cache_goes_on_with_the_rows_that_the_state_began_with(
+    tmp_path: Path, caches: list[fb.Cache], share: str, epoch_rows: int | None
+) -> None:
     root = token_cache(tmp_path, 20)
 
     def mixture() -> Mixture:
-        return weighted([fb.open_cache(root), caches[1]], [2, 1], epoch_rows=60)
+        ingredients = [Ingredient(fb.open_cache(root), **{share: 2}), Ingredient(caches[1], **{share: 1})]
+        return Mixture.of(ingredients, epoch_rows=epoch_rows)
 
     whole = epochs_of(loader_of(mixture(), 6), 2)
     loader = loader_of(mixture(), 6)

@@ -46,10 +46,18 @@ class Mixture:
     ingredients; a local index is a row number of its cache.
     """
 
-    def __init__(self, streams: Sequence[CacheStream], phases: Sequence[Phase], epoch_rows: int, seed: int) -> None:
+    def __init__(
+        self,
+        streams: Sequence[CacheStream],
+        phases: Sequence[Phase],
+        epoch_rows: int,
+        seed: int,
+        asked: Mapping[str, Any],
+    ) -> None:
         if epoch_rows < 1:
             raise ValueError(f"epoch_rows is {epoch_rows}; an epoch has at least one row")
         self.streams, self.epoch_rows, self._seed = tuple(streams), epoch_rows, seed
+        self._asked = dict(asked)  # the identity of a mixture: holds no number that a growing cache changes
         self._sizes = [stream.size(0) for stream in streams]
         self._shares = ChangingShares(phases)
 
@@ -77,7 +85,8 @@ class Mixture:
             raise ValueError(f"'{ingredients[sizes.index(0)].cache.root}' has no rows; leave it out of the mixture")
         weights, rows = _weights(ingredients, sizes)
         phases = [Phase(0, weights), *(Phase(row, _plain(changed)) for row, changed in changes)]
-        return cls(streams, phases, rows if epoch_rows is None else epoch_rows, seed)
+        asked = _asked(ingredients, changes, epoch_rows)
+        return cls(streams, phases, rows if epoch_rows is None else epoch_rows, seed, asked)
 
     @property
     def caches(self) -> tuple[Cache, ...]:
@@ -110,28 +119,29 @@ class Mixture:
         """The same mixture with other weights from a position on; every cache goes on where it is."""
         start = epoch * self.epoch_rows + position
         kept = [phase for phase in self.phases if phase.start < start]
-        return Mixture(self.streams, [*kept, Phase(start, _plain(weights))], self.epoch_rows, self.seed)
+        return Mixture(self.streams, [*kept, Phase(start, _plain(weights))], self.epoch_rows, self.seed, self._asked)
 
     def state(self) -> dict[str, Any]:
         return {
             "mixture": [stream.state() for stream in self.streams],
             "seed": self.seed,
+            "asked": self._asked,
             "epoch_rows": self.epoch_rows,
             "phases": [[phase.start, list(phase.weights)] for phase in self.phases],
         }
 
     def resumed(self, state: Mapping[str, Any]) -> "Mixture":
-        """With the weights of the state, changes since its beginning included, on the generations it was taken on."""
+        """With the weights and epochs of the state, whatever changed since, on the generations it was taken on."""
         self._refuse_other(state)
         streams = [stream.resumed(then) for stream, then in zip(self.streams, state["mixture"], strict=True)]
         phases = [Phase(start, tuple(weights)) for start, weights in state["phases"]]
-        return Mixture(streams, phases, self.epoch_rows, self.seed)
+        return Mixture(streams, phases, state["epoch_rows"], self.seed, self._asked)
 
     def _refuse_other(self, state: Mapping[str, Any]) -> None:
-        """Another number of caches, seed or length of an epoch; weights that are not those the state began with."""
-        mine = {**self.state(), "mixture": f"{len(self.streams)} caches"}
-        theirs = {**state, "mixture": f"{len(state.get('mixture', ()))} caches"}
-        theirs["phases"] = list(theirs.get("phases", ()))[: len(mine["phases"])]
+        """Another number of caches or seed; weights, changes or a length of epochs that were not asked for then."""
+        mine = {"mixture": f"{len(self.streams)} caches", "seed": self.seed, **self._asked}
+        count = len(state.get("mixture", ()))
+        theirs = {"mixture": f"{count} caches", "seed": state.get("seed"), **state.get("asked", {})}
         differs = {name: (theirs.get(name), mine[name]) for name in mine if theirs.get(name) != mine[name]}
         if differs:
             raise StateMismatch(", ".join(cache.root for cache in self.caches), differs)
@@ -164,6 +174,18 @@ def _weights(ingredients: Sequence[Ingredient], sizes: Sequence[int]) -> tuple[t
         rows = [round(Fraction(str(repeat)) * size) for repeat, size in zip(repeats, sizes, strict=True)]
         return tuple(rows), sum(rows)
     raise ValueError(f"(weight, repeat) are {given}; give one or more caches, all with a weight or all with a repeat")
+
+
+def _asked(
+    ingredients: Sequence[Ingredient], changes: Sequence[tuple[int, Sequence[float]]], epoch_rows: int | None
+) -> dict[str, Any]:
+    """What a mixture was made of, before the rows of its caches were counted, as JSON gives it back."""
+    return {
+        "weights": [None if each.weight is None else _plain([each.weight])[0] for each in ingredients],
+        "repeats": [None if each.repeat is None else _plain([each.repeat])[0] for each in ingredients],
+        "changes": [[row, list(_plain(weights))] for row, weights in changes],
+        "epoch_rows": epoch_rows,
+    }
 
 
 def _plain(weights: Sequence[float]) -> tuple[float, ...]:

@@ -10,6 +10,7 @@ No worker processes: a few threads locate, gather, check and derive batches ahea
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from operator import index
 from typing import Any
 
 from forebay.cache.reader import Cache
@@ -64,7 +65,7 @@ class Loader:
         world_size: int | None = None,
     ) -> None:
         self.ranks = current_ranks(rank, world_size)
-        self.global_batch_size = global_batch_size
+        self.global_batch_size = index(global_batch_size)
         self.drop_last = drop_last
         self.epoch = self.position = 0
         self.grown: Growth | None = None
@@ -75,6 +76,15 @@ class Loader:
         caches = [source] if isinstance(source, Cache) else list(source.caches)
         trains = columns is None and all(set(TRAINED_ON) <= set(cache.columns) for cache in caches)
         read = TRAINED_ON if trains else tuple(columns or caches[0].default_columns)
+        if not isinstance(source, Cache):
+            _refuse_beside(
+                source,
+                seed=seed not in (0, source.seed),
+                shuffle=shuffle != "auto",
+                window=window is not None,
+                selection=selection is not None,
+                growth=growth != "pinned",
+            )
         self.stream = self._stream(source, read, shuffle, seed, window, selection)
         self._pace = Pace.of(
             suitable_threads(caches, read) if threads is None else threads,
@@ -109,8 +119,11 @@ class Loader:
         """Stand where a loader stood: with any batch size, number of ranks, threads, and on a cache that has grown."""
         if state.get("version") != STATE_VERSION:
             raise StateMismatch(self._root, {"the version of the state": (state.get("version"), STATE_VERSION)})
+        epoch, position = int(state["epoch"]), int(state["position"])
+        if min(epoch, position) < 0:
+            raise ValueError(f"the state stands at epoch {epoch}, position {position}; both count from 0")
         resumed = self.stream.resumed(state["stream"])
-        self.epoch, self.position = int(state["epoch"]), int(state["position"])
+        self.epoch, self.position = epoch, position
         self.stream = resumed if self.position else self._growing.between(resumed)
         self._turn += 1
         if self.position and isinstance(resumed, CacheStream) and (growth := resumed.growth()) is not None:
@@ -135,7 +148,7 @@ class Loader:
     ) -> Stream:
         if not isinstance(source, Cache):
             return source
-        choose = partial(choose_ordering, columns=columns, shuffle=shuffle, seed=seed, window=window)
+        choose = partial(choose_ordering, columns=columns, shuffle=shuffle, seed=index(seed), window=window)
         stream = CacheStream(source, choose, selection)
         if stream.ordering.window is not None:
             refuse_large_window(source, columns, stream.ordering.window, self.ranks)
@@ -160,8 +173,9 @@ class Loader:
     def _fed(self, turn: int, stop: int) -> Iterator[Batch]:
         """The batches up to a position. A process that was forked meanwhile goes on with threads of its own."""
         self._check_turn(turn)
+        first = self.position + self.global_batch_size  # made alone: it does not wait until a whole run is found
         while self.position < stop:
-            feed = self._feed(stop)
+            feed = self._feed(stop if self.position >= first else min(first, stop))
             try:
                 for piece in feed.items():
                     while piece:
@@ -207,3 +221,13 @@ class Loader:
     @property
     def _root(self) -> str:
         return ", ".join(dict.fromkeys(cache.root for cache in self.stream.caches))
+
+
+def _refuse_beside(stream: Stream, **given: bool) -> None:
+    """A stream has its order and its rows: what was asked for beside it would be silently left out."""
+    left_out = [name for name, is_given in given.items() if is_given]
+    if left_out:
+        raise ValueError(
+            f"{', '.join(left_out)} cannot be given beside a {type(stream).__name__}, which has its own order and rows; "
+            "give it where that is made, if it can be"
+        )

@@ -82,6 +82,20 @@ def test_a_state_of_another_version_is_refused(cache: fb.Cache) -> None:
         loader.load_state_dict({**loader.state_dict(), "version": 7})
 
 
+@pytest.mark.parametrize("place", ["epoch", "position"])
+def test_a_state_that_stands_before_the_beginning_is_refused(cache: fb.Cache, place: str) -> None:
+    loader = Loader(cache, global_batch_size=4)
+    with pytest.raises(ValueError, match=f"{place} -4.*count from 0"):
+        loader.load_state_dict({**loader.state_dict(), place: -4})
+
+
+def test_numbers_of_numpy_leave_the_state_json(cache: fb.Cache) -> None:
+    loader = Loader(cache, global_batch_size=np.int64(4), seed=np.int32(3))
+    next(iter(loader))
+    state = json.loads(json.dumps(loader.state_dict()))
+    assert (state["position"], state["stream"]["seed"]) == (4, 3)
+
+
 class CountingStream:
     """A stream of many rows that notes the positions it is asked for."""
 

@@ -14,7 +14,7 @@ from tests.transforms import tell_coins
 
 import forebay as fb
 from forebay.errors import CacheNotFound, SettingsInvalid, StateMismatch
-from forebay.torch import Ingredient, Loader, Mixture, Split, change_weights, open_mixture
+from forebay.torch import Ingredient, Loader, Mixture, Split, Window, change_weights, open_mixture
 
 SIZES = (40, 7, 23)
 examples = settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -264,6 +264,17 @@ def test_a_grown_cache_goes_on_with_the_rows_that_the_state_began_with(
     resumed = loader_of(mixture(), 6)
     resumed.load_state_dict(state)
     assert first + epochs_of(resumed, 2) == whole
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"seed": 5}, {"shuffle": None}, {"window": Window(rows=8)}, {"selection": Split("train")}, {"growth": "epoch"}],
+    ids=lambda options: next(iter(options)),
+)
+def test_what_a_mixture_decides_cannot_be_asked_of_its_loader(caches: list[fb.Cache], options: dict) -> None:
+    with pytest.raises(ValueError, match=f"{next(iter(options))} cannot be given beside a Mixture"):
+        loader_of(weighted(caches, [1, 1, 1], seed=3), 10, **options)
+    loader_of(weighted(caches, [1, 1, 1], seed=3), 10, seed=3)
 
 
 def test_what_makes_no_mixture_is_refused(tmp_path: Path, caches: list[fb.Cache]) -> None:

@@ -228,6 +228,6 @@ def _refuse_beside(stream: Stream, **given: bool) -> None:
     left_out = [name for name, is_given in given.items() if is_given]
     if left_out:
         raise ValueError(
-            f"{', '.join(left_out)} cannot be given beside a {type(stream).__name__}, which has its own order and rows; "
+            f"{', '.join(left_out)} cannot be given beside a {type(stream).__name__}, which has its own order; "
             "give it where that is made, if it can be"
         )

@@ -164,11 +164,15 @@ class Cache:
     def read_batches(
         self, rows: ArrayLike, size: int, columns: Sequence[str] | None = None
     ) -> Iterator[dict[str, Array | Ragged]]:
-        """What `read` gives, so many rows at a time: found and checked together, copied one batch after the other."""
+        """What `read` gives, so many rows at a time: found and checked together, copied one batch after the other.
+
+        Rows that were found keep their maps until they are copied, however long a batch waits to be taken; so where
+        maps have to be closed for others to be opened, every batch is found by itself.
+        """
         numbers = self._row_numbers(rows)
         readers = {name: self._reader(name) for name in self._wanted(columns)}
         step = self._step // size * size
-        if not step:
+        if not step or len(self._chunks) > self._options.max_maps:
             yield from (self.read(numbers[at : at + size], columns) for at in range(0, max(1, len(numbers)), size))
             return
         for at in range(0, max(1, len(numbers)), step):  # no rows are one empty batch

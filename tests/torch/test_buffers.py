@@ -9,13 +9,13 @@ from tests.token_caches import token_cache
 
 import forebay as fb
 from forebay.torch import Loader
-from forebay.torch.buffers import Buffers
+from forebay.torch.buffers import Buffers, tensor
 
 SHAPE, LONG = (64, 64), np.dtype(np.int64)
 
 
 def lend(buffers: Buffers) -> torch.Tensor:
-    return torch.from_numpy(buffers.empty(SHAPE, LONG))
+    return tensor(buffers.empty(SHAPE, LONG))
 
 
 @pytest.mark.parametrize(
@@ -71,10 +71,6 @@ def test_batches_that_are_kept_keep_their_values(tmp_path: Path) -> None:
 
 def test_batches_that_are_dropped_give_their_memory_to_later_ones(tmp_path: Path) -> None:
     cache = fb.open_cache(token_cache(tmp_path, 120, sequence_length=1024, chunk_rows=40))
-    addresses = [
-        batch["tokens"].data_ptr() for _ in range(3) for batch in Loader(cache, global_batch_size=4, prefetch=3)
-    ]
-    one = Loader(cache, global_batch_size=4, prefetch=3)
     one = Loader(cache, global_batch_size=4, prefetch=3)
     addresses = [batch["tokens"].data_ptr() for _ in range(3) for batch in one]
     assert len(addresses) == 90
@@ -85,6 +81,21 @@ def test_batches_that_are_dropped_give_their_memory_to_later_ones(tmp_path: Path
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_with_a_gpu_batches_lie_in_pinned_memory(tmp_path: Path) -> None:
     cache = fb.open_cache(token_cache(tmp_path, 20))
-    batch = next(iter(Loader(cache, global_batch_size=4)))
-    assert batch["tokens"].is_pinned()
-    assert batch["labels"].is_pinned()
+    batch = next(iter(Loader(cache, global_batch_size=4, derive=["positions", "cu_seqlens"])))
+    assert all(values.is_pinned() for values in batch.values())
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_pinned_memory_waits_for_copies_of_slices_that_are_under_way() -> None:
+    buffers, wide = Buffers(keep=4, pinned=True), (1 << 12, 1 << 10)
+    busy = torch.randn(8192, 8192, device="cuda")
+    for number in range(4):
+        held = buffers.empty(wide, LONG)
+        held[:] = number
+        for _ in range(8):
+            busy = busy @ busy / 8192  # the copy waits for this, and the next round does not
+        copied = tensor(held)[1:].to("cuda", non_blocking=True)
+        del held
+        buffers.empty(wide, LONG)[:] = -1
+        assert copied.unique().tolist() == [number]

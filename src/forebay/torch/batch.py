@@ -24,7 +24,7 @@ from forebay import masks
 from forebay.columns import Array, Ragged
 from forebay.masks.documents import LabelStyle
 from forebay.masks.fill import fill_document_ids, fill_labels, fill_positions
-from forebay.torch.buffers import Buffers
+from forebay.torch.buffers import Buffers, tensor
 
 Batch = dict[str, torch.Tensor]
 Derived = Literal["positions", "document_ids", "cu_seqlens"]
@@ -56,10 +56,10 @@ def plain_batch(read: Read, buffers: Buffers) -> Batch:
     batch: Batch = {}
     for name, values in read.items():
         if isinstance(values, Ragged):
-            batch[name] = _tensor(buffers.hold(values.values))
-            batch[f"{name}.offsets"] = _tensor(buffers.hold(values.offsets))
+            batch[name] = _held(values.values, buffers)
+            batch[f"{name}.offsets"] = _held(values.offsets, buffers)
         else:
-            batch[name] = _tensor(buffers.hold(values))
+            batch[name] = _held(values, buffers)
     return batch
 
 
@@ -72,7 +72,7 @@ def training_batch(read: Read, training: Training, buffers: Buffers) -> Batch:
     seq_lens = padded_lengths(lengths)
     return {
         "tokens": _widened(tokens, buffers),
-        "seq_lens": torch.from_numpy(seq_lens),
+        "seq_lens": _held(seq_lens, buffers),
         **_derived(tokens, seq_lens, training, buffers),
         **plain_batch(rest, buffers),
     }
@@ -104,19 +104,19 @@ def _derived(tokens: Array, seq_lens: Array, training: Training, buffers: Buffer
         fill_document_ids(found["document_ids"], whole)
     if "cu_seqlens" in training.derive:
         lengths = whole[whole > 0]
-        found["cu_seqlens"] = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-        found["max_seqlen"] = np.asarray(lengths.max(initial=0), np.int32)
-    return {name: torch.from_numpy(values) for name, values in found.items()}
+        found["cu_seqlens"] = buffers.hold(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32))
+        found["max_seqlen"] = buffers.hold(np.asarray(lengths.max(initial=0), np.int32))
+    return {name: tensor(values) for name, values in found.items()}
 
 
 def _widened(tokens: Array, buffers: Buffers) -> torch.Tensor:
     wide = buffers.empty(tokens.shape, _INT64)
     np.copyto(wide, tokens)
-    return torch.from_numpy(wide)
+    return tensor(wide)
 
 
-def _tensor(values: Array) -> torch.Tensor:
-    """A tensor over an array; numpy and torch have no common bfloat16."""
+def _held(values: Array, buffers: Buffers) -> torch.Tensor:
+    """A tensor of what was just read; numpy and torch have no common bfloat16."""
     if values.dtype == _BFLOAT16:
-        return torch.from_numpy(values.view(np.int16)).view(torch.bfloat16)
-    return torch.from_numpy(values)
+        return tensor(buffers.hold(values.view(np.int16))).view(torch.bfloat16)
+    return tensor(buffers.hold(values))

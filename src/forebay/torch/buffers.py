@@ -6,7 +6,8 @@ view, and its memory is free for another batch: no count is kept, nothing is giv
     memory ◀── view ◀── storage ◀── tensor, its slices, its transposes, arrays made of it, …
        └────────── free again when the view goes
 
-With a GPU, batches lie in pinned memory of torch's own allocator, which also waits for copies that are still under way.
+With a GPU, batches lie in pinned memory of torch's own allocator, which also waits for copies that are still under way:
+it knows them, those of slices too, by the storage that it made, so `tensor` hands out that one.
 """
 
 import weakref
@@ -33,10 +34,11 @@ class Buffers:
         self._lent: dict[int, weakref.ref[Array]] = {}
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-        """An array to be written, then handed to `torch.from_numpy`."""
+        """An array to be written, then handed to `tensor`."""
         size = prod(shape) * dtype.itemsize
         if self._pinned:
-            return torch.empty(size, dtype=torch.uint8, pin_memory=True).numpy().view(dtype).reshape(shape)
+            pinned: Array = torch.empty(shape, dtype=_torch_dtype(dtype), pin_memory=True).numpy()
+            return pinned
         if size < _SMALLEST:
             return np.empty(shape, dtype)
         memory = self._memory(size)
@@ -65,3 +67,12 @@ class Buffers:
         """Called when a view goes: in any thread, in the middle of anything. So it takes no lock."""
         del self._lent[key]
         self._free[len(memory)].append(memory)
+
+
+def tensor(values: Array) -> torch.Tensor:
+    """The tensor that an array was made of, or one over it."""
+    return values.base if isinstance(values.base, torch.Tensor) else torch.from_numpy(values)
+
+
+def _torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
+    return torch.from_numpy(np.empty(0, dtype)).dtype

@@ -6,7 +6,7 @@ of any batch can be told, and every derived tensor worked out again.
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import msgspec
 import numpy as np
@@ -27,12 +27,14 @@ class NumberedTokens(msgspec.Struct, frozen=True, kw_only=True):
     chunk_rows: int = 5
     codec: Codec = "none"
     rows_per_block: int = 2
+    token_dtype: Literal["uint16", "uint32"] = "uint16"
+    length_dtype: Literal["uint16", "uint32"] = "uint32"
 
     def columns(self) -> tuple[fb.Column, ...]:
         shared = {"codec": self.codec, "rows_per_block": self.rows_per_block}
         return (
-            fb.Column(name="tokens", dtype="uint16", shape=(self.sequence_length,), **shared),
-            fb.Column(name="seq_lens", dtype="uint32", ragged=True, **shared),
+            fb.Column(name="tokens", dtype=self.token_dtype, shape=(self.sequence_length,), **shared),
+            fb.Column(name="seq_lens", dtype=self.length_dtype, ragged=True, **shared),
             fb.Column(name="documents", dtype="uint32", shape=(2,), ragged=True, **shared),
         )
 
@@ -50,8 +52,8 @@ class NumberedTokens(msgspec.Struct, frozen=True, kw_only=True):
         ]
         return fb.Rows(
             {
-                "tokens": np.array(tokens, np.uint16).reshape(-1, self.sequence_length),
-                "seq_lens": fb.Ragged.of(lengths, np.dtype("u4")),
+                "tokens": np.array(tokens, self.token_dtype).reshape(-1, self.sequence_length),
+                "seq_lens": fb.Ragged.of(lengths, np.dtype(self.length_dtype)),
                 "documents": fb.Ragged.of(documents, np.dtype("u4"), (2,)),
             }
         )

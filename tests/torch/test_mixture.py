@@ -292,8 +292,20 @@ def test_what_makes_no_mixture_is_refused(tmp_path: Path, caches: list[fb.Cache]
     with pytest.raises(ValueError, match="empty' has no rows"):
         weighted([caches[0], fb.open_cache(tmp_path / "empty")], [1, 1])
     longer = fb.open_cache(token_cache(tmp_path, 5, sequence_length=16))
-    with pytest.raises(ValueError, match=r"column 'tokens' has rows of shape \(8,\) in .* but \(16,\) in"):
+    with pytest.raises(
+        ValueError, match=r"column 'tokens' has rows of shape \(8,\) in .* but rows of shape \(16,\) in"
+    ):
         weighted([caches[0], longer], [1, 1])
+    narrow = fb.open_cache(token_cache(tmp_path / "narrow", 5, length_dtype="uint16"))
+    with pytest.raises(ValueError, match=r"'seq_lens' has .* type uint32 in .* type uint16 in"):
+        weighted([caches[0], narrow], [1, 1])
+
+
+def test_tokens_of_different_types_make_batches_of_one_type(tmp_path: Path, caches: list[fb.Cache]) -> None:
+    """Whichever caches the rows that are read together come from."""
+    wide = fb.open_cache(token_cache(tmp_path, 5, token_dtype="uint32"))
+    raw = loader_of(weighted([caches[0], wide], [15, 1]), 1, columns=["tokens"], prefetch=1)
+    assert {batch["tokens"].dtype for batch in raw} == {torch.uint32}
 
 
 MIXTURE = """

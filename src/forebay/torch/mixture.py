@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from forebay.cache.reader import Cache
+from forebay.columns import Column
 from forebay.errors import StateMismatch
 from forebay.order.bijection import Numbers, key_of
 from forebay.order.shares import ChangingShares, Phase
@@ -194,13 +195,22 @@ def _plain(weights: Sequence[float]) -> tuple[float, ...]:
 
 
 def _check_columns(caches: Sequence[Cache]) -> None:
-    """Rows of different caches stand in one batch, so a column of theirs has one shape."""
-    first: dict[str, tuple[tuple[int, ...], str]] = {}
+    """Rows of different caches stand in one batch, so a column of theirs has one shape and type.
+
+    Tokens are widened in any case, and their type says how large a vocabulary is.
+    """
+    first: dict[str, tuple[str, str]] = {}
     for cache in caches:
         for name in cache.default_columns:
-            shape, root = first.setdefault(name, (cache.column(name).shape, cache.root))
-            if shape != cache.column(name).shape:
+            kind = _kind(cache.column(name))
+            expected, root = first.setdefault(name, (kind, cache.root))
+            if kind != expected:
                 raise ValueError(
-                    f"column '{name}' has rows of shape {shape} in '{root}' but {cache.column(name).shape} in "
-                    f"'{cache.root}'; caches of a mixture are built alike"
+                    f"column '{name}' has {expected} in '{root}' but {kind} in '{cache.root}'; "
+                    "caches of a mixture are built alike"
                 )
+
+
+def _kind(column: Column) -> str:
+    ragged = "ragged rows" if column.ragged else "rows"
+    return f"{ragged} of shape {column.shape}" + ("" if column.name == "tokens" else f" and type {column.dtype}")

@@ -32,8 +32,8 @@ demo: $(VENV)/.core  ## the whole thing on data every machine has
 test: setup check  ## set-up, then check
 
 check: $(VENV)/.dev  ## ruff format, ruff, mypy --strict, pytest
-	$(BIN)/ruff format --check src tests benchmarks
-	$(BIN)/ruff check src tests benchmarks
+	$(BIN)/ruff format --check src tests benchmarks examples
+	$(BIN)/ruff check src tests benchmarks examples
 	$(BIN)/mypy
 	$(BIN)/pytest -n 2
 

@@ -2,7 +2,7 @@
 
 from importlib import import_module
 
-PARTS = ("core", "masks", "tokens")
+PARTS = ("core", "masks", "tokens", "loader")
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Timing two things side by side: interleaved, median of ten, so that a noisy machine disturbs both alike."""
+"""Timing two things side by side: interleaved, median of several rounds, so that noise disturbs both alike."""
 
 import statistics
 import time
@@ -37,13 +37,14 @@ def compare(
     unit: str,
     goal: float,
     before: Callable[[], object] = lambda: None,
+    rounds: int = ROUNDS,
 ) -> Comparison:
-    """Time two calls, one after the other, ten times; `before` runs before each, untimed."""
+    """Time two calls, one after the other, so many times; `before` runs before each, untimed."""
     times: dict[Callable[[], object], list[float]] = {ours: [], theirs: []}
     for call in (ours, theirs):
         before()
         call()  # both warm
-    for round_ in range(ROUNDS):
+    for round_ in range(rounds):
         for call in (ours, theirs) if round_ % 2 else (theirs, ours):
             before()
             started = time.perf_counter()

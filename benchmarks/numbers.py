@@ -63,3 +63,22 @@ class NoiseRecipe(msgspec.Struct, frozen=True, kw_only=True):
         random = np.random.default_rng(numbers[0] if numbers else 0)
         shape = (len(numbers), self.width)
         return fb.Rows({"noise": random.integers(0, 1 << 16, shape, np.uint16)})
+
+
+class NarrowRecipe(msgspec.Struct, frozen=True, kw_only=True):
+    """Each number is a chunk of 8000 short rows, in as many blocks as rows of 4 KiB would be: an index of any size."""
+
+    kind: ClassVar[str] = "narrow"
+    revision: ClassVar[int] = 1
+    chunk_rows: int = 8000
+    width: int = 8
+
+    def columns(self) -> tuple[fb.Column, ...]:
+        return (fb.Column(name="tokens", dtype="uint16", shape=(self.width,), rows_per_block=16),)
+
+    def chunk_target(self) -> fb.ChunkTarget:
+        return fb.ChunkTarget(rows=self.chunk_rows)
+
+    def make(self, samples: Iterable[fb.Sample]) -> fb.Rows:
+        made = [np.full((self.chunk_rows, self.width), sample.data % 65_536, np.uint16) for sample in samples]
+        return fb.Rows({"tokens": np.concatenate(made)})

@@ -2,11 +2,15 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from tests.byte_tokens import ByteTokens
+
+import forebay as fb
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -22,14 +26,25 @@ def _commands(page: Path) -> list[str]:
     return re.findall(r"^\$ (forebay .*)$", page.read_text(), re.MULTILINE)
 
 
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with data of the names that the pages use."""
-    monkeypatch.chdir(tmp_path)
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Data and token caches of the names that the pages use; one of the caches has grown."""
+    root = tmp_path_factory.mktemp("made")
     for name in ("part-0", "part-1", "new/part-2"):
-        file = tmp_path / "data" / f"{name}.jsonl"
+        file = root / "data" / f"{name}.jsonl"
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text("".join(f'{{"text": "document {number} of {name}"}}\n' for number in range(2000)))
+    recipe = ByteTokens(chunk_rows=128)
+    fb.build(root / "caches" / "stories", fb.sources.lines(root / "data" / "part-0.jsonl"), recipe, workers=0)
+    fb.grow(root / "caches" / "stories", fb.sources.lines(root / "data" / "*.jsonl"), recipe=recipe, workers=0)
+    fb.build(root / "caches" / "code", fb.sources.lines(root / "data" / "new"), recipe, workers=0)
+    return root
+
+
+@pytest.fixture
+def folder(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of one's own with all of that."""
+    monkeypatch.chdir(shutil.copytree(made, tmp_path, dirs_exist_ok=True))
     return tmp_path
 
 

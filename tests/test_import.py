@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 import forebay
+import forebay.torch
 
 HEAVY = ("torch", "pyarrow", "ray", "PIL", "numpy", "rich", "click", "psutil", "pytest")
 
@@ -30,3 +31,16 @@ def test_every_public_name_is_there_and_documented() -> None:
 
 def test_an_unknown_name_is_an_attribute_error() -> None:
     assert not hasattr(forebay, "no_such_name")
+
+
+def test_every_public_name_of_the_torch_room_is_there_and_documented() -> None:
+    room = forebay.torch
+    assert set(room.__all__) == set(room._HOMES)
+    for name in room.__all__:
+        assert getattr(room, name).__doc__, name
+    assert not hasattr(room, "no_such_name")
+
+
+def test_feeding_training_does_not_wait_for_the_compiler_of_torch() -> None:
+    code = "import sys; from forebay.torch import CacheDataset, Loader, Mixture; "
+    assert _run(code + "print('torch._inductor' in sys.modules)").strip() == "False"

@@ -35,6 +35,11 @@ ForebayError
 │   ├── NothingMade      every sample failed
 │   └── WorkersFailed    worker processes end before they begin
 ├── BuildStopped         the build was asked to stop
+├── StateMismatch        a loader's state is of another cache, generation or order
+│   └── GenerationGone   the generation it was taken on is no longer published
+├── WindowTooLarge       a shuffle window does not fit the memory for decoded blocks
+├── SelectionEmpty       no row of the cache is in a split or passes a filter
+├── SelectionLost        the file that keeps the bits of a selection is gone
 ├── DiskFull             no room for what is still to be written
 └── MemoryTooSmall       the memory limit cannot hold one worker
 """
@@ -323,6 +328,52 @@ class BuildStopped(ForebayError, KeyboardInterrupt):
         self.root, self.done, self.total = root, done, total
         super().__init__(
             f"stopped: {done:,} of {total:,} chunks of '{root}' are published and safe; run the same command to go on"
+        )
+
+
+class StateMismatch(ForebayError):
+    def __init__(self, root: str, differs: Mapping[str, tuple[object, object]]) -> None:
+        self.root, self.differs = root, dict(differs)
+        shown = ", ".join(f"{name} {then!r} then, {now!r} now" for name, (then, now) in differs.items())
+        super().__init__(
+            f"the state does not belong to this loader over '{root}': {shown}; open the cache and make the loader as "
+            f"they were, or start without the state"
+        )
+
+
+class SelectionEmpty(ForebayError):
+    def __init__(self, root: str, rule: str, rows: int, chunks: int) -> None:
+        self.root, self.rule, self.rows, self.chunks = root, rule, rows, chunks
+        super().__init__(
+            f"none of the {rows:,} rows in {chunks:,} chunks of '{root}' is in the selection '{rule}'; choose another "
+            f"fraction or seed, or smaller chunks in the recipe"
+        )
+
+
+class SelectionLost(ForebayError):
+    def __init__(self, path: str) -> None:
+        self.path = path
+        super().__init__(
+            f"the selection that was kept in '{path}' is gone; it goes with the process that made it, so make it here"
+        )
+
+
+class GenerationGone(StateMismatch):
+    def __init__(self, root: str, generation: int) -> None:
+        self.root, self.generation, self.differs = root, generation, {}
+        ForebayError.__init__(
+            self,
+            f"the state was taken on generation {generation} of '{root}', which is no longer there; put it back from a "
+            f"copy, keep generations in use (`forebay clean --keep-generations`), or start without the state",
+        )
+
+
+class WindowTooLarge(ForebayError):
+    def __init__(self, root: str, rows: int, lanes: int, needed: int, limit: int) -> None:
+        self.root, self.rows, self.lanes, self.needed, self.limit = root, rows, lanes, needed, limit
+        super().__init__(
+            f"a shuffle window of {rows:,} rows in {lanes} lanes of '{root}' keeps {needed:,} bytes decoded, "
+            f"but the cache may keep {limit:,}; open it with memory={needed}, or choose a smaller window"
         )
 
 

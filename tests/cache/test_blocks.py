@@ -2,6 +2,7 @@
 
 import random
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -46,6 +47,46 @@ def test_a_decoding_that_fails_leaves_nothing_behind() -> None:
     with pytest.raises(ZeroDivisionError):
         blocks.get("a", lambda: block(1 // 0))
     assert len(blocks.get("a", lambda: block(7))) == 7
+
+
+def test_threads_that_want_a_block_at_once_decode_it_once() -> None:
+    blocks, begun, decoded = BlockCache(100), threading.Barrier(4), []
+
+    def decode() -> Array:
+        decoded.append(threading.current_thread())
+        time.sleep(0.05)
+        return block(40)
+
+    def work() -> None:
+        begun.wait()
+        assert len(blocks.get("a", decode)) == 40
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(decoded) == 1
+    assert blocks.statistics().hits == 3
+
+
+def test_a_decoding_that_fails_does_not_leave_others_waiting() -> None:
+    blocks, begun = BlockCache(100), threading.Event()
+
+    def fail() -> Array:
+        begun.set()
+        time.sleep(0.05)
+        raise ZeroDivisionError
+
+    def work() -> None:
+        with pytest.raises(ZeroDivisionError):
+            blocks.get("a", fail)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    begun.wait()
+    assert len(blocks.get("a", lambda: block(7))) == 7
+    thread.join()
 
 
 def test_never_more_bytes_than_allowed_whatever_threads_do() -> None:

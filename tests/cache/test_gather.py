@@ -12,6 +12,7 @@ from forebay.cache.gather import Window
 from forebay.columns import Array
 
 FAR = 1 << 36  # where nothing of this process is
+BYTE = np.dtype(np.uint8)
 
 
 def window(item_bytes: int, *arrays: Array) -> Window:
@@ -25,7 +26,7 @@ def window(item_bytes: int, *arrays: Array) -> Window:
 def test_items_come_from_wherever_they_are_overlapping_or_not(item_bytes: int, places: list[tuple[int, int]]) -> None:
     arrays = [np.random.default_rng(seed).integers(0, 256, 100, np.uint8) for seed in range(3)]
     addresses = np.array([arrays[which].ctypes.data + at for which, at in places], np.int64)
-    found = window(item_bytes, *arrays).gather(addresses)
+    found = window(item_bytes, *arrays).gather(addresses, BYTE, (item_bytes,))
     expected = [arrays[which][at : at + item_bytes].tolist() for which, at in places]
     assert found.dtype == np.uint8
     assert found.shape == (len(places), item_bytes)
@@ -33,13 +34,13 @@ def test_items_come_from_wherever_they_are_overlapping_or_not(item_bytes: int, p
 
 
 def test_nothing_is_gathered_from_nowhere() -> None:
-    assert Window(8).gather(np.empty(0, np.int64)).shape == (0, 8)
-    assert Window(0).gather(np.zeros(5, np.int64)).shape == (5, 0)
+    assert Window(8).gather(np.empty(0, np.int64), BYTE, (8,)).shape == (0, 8)
+    assert Window(0).gather(np.zeros(5, np.int64), BYTE, (0,)).shape == (5, 0)
 
 
 def test_what_is_gathered_is_a_copy() -> None:
     array = np.arange(8, dtype=np.uint8)
-    found = window(4, array).gather(np.array([array.ctypes.data], np.int64))
+    found = window(4, array).gather(np.array([array.ctypes.data], np.int64), BYTE, (4,))
     found[:] = 9
     assert array.tolist() == [0, 1, 2, 3, 4, 5, 6, 7]
 
@@ -59,7 +60,9 @@ def test_items_too_far_apart_for_one_array_are_gathered_all_the_same() -> None:
         high[:] = 9
         if abs(high.ctypes.data - address) * item < 2**62:
             pytest.skip("this system maps everything close together")
-        found = window(item, low, high).gather(np.array([high.ctypes.data, address, address + 5], np.int64))
+        found = window(item, low, high).gather(
+            np.array([high.ctypes.data, address, address + 5], np.int64), BYTE, (item,)
+        )
         assert found.shape == (3, item)
         assert [set(row.tolist()) for row in found] == [{9}, {7}, {7}]
     finally:

@@ -1,5 +1,6 @@
 """Reading: rows by number in any order, joined over chunks and codecs, each block checked before it is believed."""
 
+import os
 import pickle
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.format.made import CODECS, column_declared, raw, rows_of
 from tests.layer_recipes import LineRecipe, flip, layered_cache, number_cache, stored_cache, write_lines
+from tests.token_caches import token_cache
 
 import forebay as fb
 from forebay.columns import DTYPES, Array, Column, Ragged
@@ -95,6 +97,38 @@ def test_rows_are_read_in_any_order_with_repeats_whatever_their_type_and_codec(e
     assert list(read) == [column.name for column in EVERYTHING]
     for column in EVERYTHING:
         assert raw(read[column.name]) == raw(picked(column, chunks, numbers)), column.name
+
+
+@pytest.mark.parametrize("max_maps", [8192, 20, 1])
+@pytest.mark.parametrize("size", [1, 3, 5, 100])
+@pytest.mark.parametrize("numbers", [[], [15, 0, 15, 15, 3, 9, 2, 10], list(range(15, -1, -1))])
+def test_batches_are_what_reading_so_many_rows_at_a_time_gives(
+    everything: Any, numbers: list[int], size: int, max_maps: int
+) -> None:
+    cache = fb.open_cache(everything[0].store, max_maps=max_maps)
+    batches = list(cache.read_batches(numbers, size))
+    expected = [cache.read(numbers[at : at + size]) for at in range(0, max(1, len(numbers)), size)]
+    assert len(batches) == len(expected)
+    for batch, read in zip(batches, expected, strict=True):
+        assert list(batch) == list(read)
+        assert all(raw(batch[name]) == raw(read[name]) for name in read)
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/maps"), reason="needs Linux")
+def test_batches_that_are_not_taken_yet_keep_no_map_open(tmp_path: Path) -> None:
+    root = token_cache(tmp_path, 120, chunk_rows=1)
+
+    def open_maps() -> int:
+        with open("/proc/self/maps") as maps:
+            return sum(str(root) in line for line in maps)
+
+    cache = fb.open_cache(root, max_maps=16)
+    batches = cache.read_batches([0, 1], 1, ["tokens"])
+    first = next(batches)["tokens"]
+    others = [int(cache.read([row], ["tokens"])["tokens"][0, 0]) for row in range(2, 120)]
+    assert others == list(range(2, 120))
+    assert open_maps() < 40
+    assert [first[0, 0], *(batch["tokens"][0, 0] for batch in batches)] == [0, 1]
 
 
 def test_no_rows_have_the_type_and_shape_of_the_column(everything: Any) -> None:

@@ -25,18 +25,29 @@ class BlockCache:
         self._blocks: OrderedDict[Hashable, Array] = OrderedDict()
         self._bytes = self._hits = self._misses = 0
         self._lock = threading.Lock()
+        self._under_way: dict[Hashable, threading.Event] = {}  # being decoded by some thread
 
     def get(self, key: Hashable, decode: Callable[[], Array]) -> Array:
-        """The block under a key, decoded if it is not here. Two threads may both decode; one result is kept."""
-        with self._lock:
-            block = self._blocks.get(key)
-            if block is not None:
-                self._blocks.move_to_end(key)
-                self._hits += 1
-                return block
-            self._misses += 1
-        block = decode()
-        self._keep(key, block)
+        """The block under a key, decoded if it is not here. A thread that wants what another decodes waits for it."""
+        while True:
+            with self._lock:
+                block = self._blocks.get(key)
+                if block is not None:
+                    self._blocks.move_to_end(key)
+                    self._hits += 1
+                    return block
+                decoded = self._under_way.get(key)
+                if decoded is None:
+                    decoded = self._under_way[key] = threading.Event()
+                    self._misses += 1
+                    break
+            decoded.wait()
+        try:
+            block = decode()
+            self._keep(key, block)
+        finally:
+            del self._under_way[key]
+            decoded.set()
         return block
 
     def statistics(self) -> BlockStatistics:

@@ -1,11 +1,11 @@
 """Reading one column: three ways for three ways of being stored, each block checked on first touch.
 
 fixed, uncompressed    addresses of rows, one gather for the whole batch
-ragged, uncompressed   ranges of values, copied one after the other
+ragged, uncompressed   addresses of values where rows are short, else row by row
 compressed             blocks, decoded once and kept while there is room
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import pairwise
 from typing import NamedTuple, Protocol
@@ -24,6 +24,9 @@ from forebay.format.codec import CodecError
 
 Where = tuple[str, str]  # root, layer
 
+_EDGE_BYTES = 8  # of one offset
+_SHORT_ROW = 64  # values, on average, up to which a ragged row is copied value by value
+
 
 class Place(NamedTuple):
     """Where some rows are: the position of their chunk among the cache's chunks, and their row in it."""
@@ -34,6 +37,10 @@ class Place(NamedTuple):
 
 class ColumnReader(Protocol):
     def read(self, place: Place) -> Array | Ragged: ...
+
+    def read_batches(self, place: Place, size: int) -> Iterator[Array | Ragged]:
+        """The same rows, so many at a time."""
+        ...
 
 
 def column_reader(
@@ -47,7 +54,8 @@ def column_reader(
     checks = Checks(column, rows, maps, where)
     if column.codec != "none":
         return CompressedReader(column, maps, checks, blocks)
-    return PlainRaggedReader(column, maps, checks) if column.ragged else PlainFixedReader(column, rows, maps, checks)
+    plain = PlainRaggedReader if column.ragged else PlainFixedReader
+    return plain(column, rows, maps, checks)
 
 
 class Checks:
@@ -81,7 +89,7 @@ class Checks:
         where = zip(fresh.tolist(), place.positions[fresh].tolist(), place.rows[fresh].tolist(), strict=True)
         for index, position, row in where:
             file = self._maps.get(position)
-            if not file.check(self._column.name).agrees(row, copies[index].data):
+            if not file.check(self._column.name).agrees(row, copies[index].reshape(-1).view(np.uint8).data):
                 raise self._corrupt_block(file, row)
         self._note_checked(blocks[fresh])
 
@@ -109,83 +117,114 @@ class Checks:
         return ChunkCorrupt(root, layer, file.meta.chunk, problem, column=self._column.name, block=block)
 
 
+class Addresses:
+    """Where one tensor begins in every chunk, as far as chunks are mapped."""
+
+    def __init__(self, maps: Maps, count: int, tensor: Callable[[ChunkFile], Array], item_bytes: int) -> None:
+        self._maps = maps
+        self._tensor = tensor
+        self._window = Window(item_bytes)
+        self._known = np.zeros(count, np.int64)  # 0 where a chunk is not mapped
+        self.gather, self.gather_batches = self._window.gather, self._window.gather_batches
+        maps.on_close(self._closed)
+
+    def of(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The addresses in some chunks, mapped now if they are not. The caller has begun reading."""
+        found = self._known[positions]
+        if not found.all():
+            unmapped = np.flatnonzero(found == 0)
+            for position, chosen in by_position(positions[unmapped]):
+                found[unmapped[chosen]] = self._map(position)
+        self._maps.touch(positions)
+        return found
+
+    def _map(self, position: int) -> int:
+        file = self._maps.get(position)
+        items = self._tensor(file)
+        address = int(items.ctypes.data)
+        self._window.include(address, items.nbytes)
+        self._maps.while_open(position, file, partial(self._opened, position, address))
+        return address
+
+    def _opened(self, position: int, address: int) -> None:
+        self._known[position] = address
+
+    def _closed(self, position: int) -> None:
+        self._known[position] = 0
+
+
 class PlainFixedReader:
     """Rows by address."""
 
     def __init__(self, column: Column, rows: NDArray[np.int64], maps: Maps, checks: Checks) -> None:
-        self._name = column.name
         self._shape, self._dtype, self._row_bytes = column.shape, column.array_dtype, column.item_bytes
         self._maps = maps
         self._checks = checks
-        self._window = Window(column.item_bytes)
-        self._addresses = np.zeros(len(rows), np.int64)  # of the first row in each mapped chunk, 0 where not mapped
-        self._copied = self._copy_then_check if column.block_rows == 1 else self._check_then_copy
-        maps.on_close(self._closed)
+        self._addresses = Addresses(maps, len(rows), lambda file: file.flat(column.name), column.item_bytes)
+        self._is_block = column.block_rows == 1
 
     def read(self, place: Place) -> Array:
-        ticket = self._maps.begin_reading()
-        try:
-            addresses = self._bases(place.positions)
-            addresses += place.rows * self._row_bytes
-            rows = self._copied(place, addresses)
-        finally:
-            self._maps.end_reading(ticket)
-        return rows.view(self._dtype).reshape(len(rows), *self._shape)
-
-    def _check_then_copy(self, place: Place, addresses: NDArray[np.int64]) -> Array:
-        self._checks.ensure(place)
-        return self._window.gather(addresses)
-
-    def _copy_then_check(self, place: Place, addresses: NDArray[np.int64]) -> Array:
-        """Large rows are blocks of their own: their copies, still warm, are checked before they are handed out."""
-        rows = self._window.gather(addresses)
-        self._checks.ensure_copies(place, rows)
+        (rows,) = self.read_batches(place, max(1, len(place.rows)))
         return rows
 
-    def _bases(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        bases = self._addresses[positions]
-        if not bases.all():
-            unmapped = np.flatnonzero(bases == 0)
-            for position, chosen in by_position(positions[unmapped]):
-                file = self._maps.get(position)
-                rows = file.flat(self._name)
-                self._window.include(rows.ctypes.data, rows.nbytes)
-                bases[unmapped[chosen]] = rows.ctypes.data
-                self._maps.while_open(position, file, partial(self._opened, position, rows.ctypes.data))
-        self._maps.touch(positions)
-        return bases
+    def read_batches(self, place: Place, size: int) -> Iterator[Array]:
+        ticket = self._maps.begin_reading()
+        try:
+            addresses = self._addresses.of(place.positions)
+            addresses += place.rows * self._row_bytes
+            if not self._is_block:
+                self._checks.ensure(place)
+            batches = self._addresses.gather_batches(addresses, size, self._dtype, self._shape)
+            yield from self._checked(place, size, batches) if self._is_block else batches
+        finally:
+            self._maps.end_reading(ticket)
 
-    def _opened(self, position: int, address: int) -> None:
-        self._addresses[position] = address
-
-    def _closed(self, position: int) -> None:
-        self._addresses[position] = 0
+    def _checked(self, place: Place, size: int, batches: Iterator[Array]) -> Iterator[Array]:
+        """Large rows are blocks of their own: their copies, still warm, are checked before they are handed out."""
+        for some, rows in zip(_slices(len(place.rows), size), batches, strict=True):
+            self._checks.ensure_copies(Place(place.positions[some], place.rows[some]), rows)
+            yield rows
 
 
 class PlainRaggedReader:
-    """Ranges of values, chunk by chunk."""
+    """Ranges of values."""
 
-    def __init__(self, column: Column, maps: Maps, checks: Checks) -> None:
+    def __init__(self, column: Column, rows: NDArray[np.int64], maps: Maps, checks: Checks) -> None:
         self._column = column
         self._maps = maps
         self._checks = checks
+        self._edges = Addresses(maps, len(rows), lambda file: file.offsets(column.name), 2 * _EDGE_BYTES)
+        self._values = Addresses(maps, len(rows), lambda file: file.flat(column.name), column.item_bytes)
 
     def read(self, place: Place) -> Ragged:
         self._checks.ensure(place)
-        starts, lengths = np.empty_like(place.rows), np.empty_like(place.rows)
-        flats: dict[int, Array] = {}
-        for position, chosen in by_position(place.positions):
-            file = self._maps.get(position)
-            offsets = file.offsets(self._column.name)
-            starts[chosen] = offsets[place.rows[chosen]]
-            lengths[chosen] = offsets[place.rows[chosen] + 1] - offsets[place.rows[chosen]]
-            flats[position] = file.flat(self._column.name)
-        ends = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+        ticket = self._maps.begin_reading()
+        try:
+            pairs = self._edges.of(place.positions) + place.rows * _EDGE_BYTES
+            starts, stops = self._edges.gather(pairs, np.dtype(np.int64), (2,)).T
+            ends = np.concatenate([[0], np.cumsum(stops - starts, dtype=np.int64)])
+            copied = self._by_value if ends[-1] <= _SHORT_ROW * len(starts) else self._by_row
+            return Ragged(copied(place, starts, ends), ends)
+        finally:
+            self._maps.end_reading(ticket)
+
+    def read_batches(self, place: Place, size: int) -> Iterator[Array | Ragged]:
+        yield from cut_batches(self.read(place), size)
+
+    def _by_value(self, place: Place, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> Array:
+        """One gather for all values: of short rows, finding the row costs more than copying it."""
+        numbers = np.arange(ends[-1]) + np.repeat(starts - ends[:-1], np.diff(ends))
+        addresses = np.repeat(self._values.of(place.positions), np.diff(ends)) + numbers * self._column.item_bytes
+        return self._values.gather(addresses, self._column.array_dtype, self._column.shape)
+
+    def _by_row(self, place: Place, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> Array:
         values = np.empty((int(ends[-1]), *self._column.shape), self._column.array_dtype)
+        name = self._column.name
+        flats = {position: self._maps.get(position).flat(name) for position in set(place.positions.tolist())}
         rows = zip(place.positions.tolist(), starts.tolist(), ends[:-1].tolist(), ends[1:].tolist(), strict=True)
         for position, start, low, high in rows:
             values[low:high] = flats[position][start : start + high - low]
-        return Ragged(values, ends)
+        return values
 
 
 class CompressedReader:
@@ -200,6 +239,10 @@ class CompressedReader:
     def read(self, place: Place) -> Array | Ragged:
         self._checks.ensure(place)
         return self._read_ragged(place) if self._column.ragged else self._read_fixed(place)
+
+    def read_batches(self, place: Place, size: int) -> Iterator[Array | Ragged]:
+        for some in _slices(len(place.rows), size):
+            yield self.read(Place(place.positions[some], place.rows[some]))
 
     def _read_fixed(self, place: Place) -> Array:
         column = self._column
@@ -235,6 +278,21 @@ class CompressedReader:
             return file.decode_block(self._column.name, block)
         except CodecError as error:
             raise self._checks.corrupt(file, block, str(error)) from error
+
+
+def cut_batches(rows: Array | Ragged, size: int) -> Iterator[Array | Ragged]:
+    """So many rows at a time, as views."""
+    for some in _slices(len(rows), size):
+        if isinstance(rows, Ragged):
+            offsets = rows.offsets[some.start : some.stop + 1]
+            yield Ragged(rows.values[int(offsets[0]) : int(offsets[-1])], offsets - offsets[0])
+        else:
+            yield rows[some]
+
+
+def _slices(count: int, size: int) -> Iterator[slice]:
+    """At least one, so that no rows are an empty batch."""
+    return (slice(start, min(start + size, count)) for start in range(0, max(1, count), size))
 
 
 def runs(values: NDArray[np.int64]) -> Iterator[tuple[int, slice]]:

@@ -10,6 +10,8 @@ which only those that begin at a row are ever touched.
 """
 
 import threading
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,15 +43,31 @@ class Window:
             fits = count * max(1, self._item_bytes) < _LARGEST
             self._view = (first, _overlapping(first, count, self._item_bytes) if fits else None)
 
-    def gather(self, addresses: NDArray[np.int64]) -> Array:
-        """The items at some addresses, as one array of `(items, item_bytes)` bytes."""
-        if not len(addresses) or not self._item_bytes:
-            return np.empty((len(addresses), self._item_bytes), np.uint8)
+    def gather(self, addresses: NDArray[np.int64], dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
+        """The items at some addresses, each an array of this type and shape."""
+        (copied,) = self.gather_batches(addresses, max(1, len(addresses)), dtype, shape)
+        return copied
+
+    def gather_batches(
+        self, addresses: NDArray[np.int64], size: int, dtype: np.dtype[Any], shape: tuple[int, ...]
+    ) -> Iterator[Array]:
+        """The same, so many at a time; no addresses are one empty batch. Lean, because small batches pass here."""
         first, items = self._view
-        if items is not None:
-            return items[addresses - first].view(np.uint8).reshape(-1, self._item_bytes)
-        singly = [_overlapping(address, 1, self._item_bytes) for address in addresses.tolist()]
-        return np.concatenate(singly).view(np.uint8).reshape(-1, self._item_bytes)
+        if items is None or not len(addresses) or not self._item_bytes:
+            for at in range(0, max(1, len(addresses)), size):
+                yield self._singly(addresses[at : at + size], dtype, shape)
+            return
+        offsets = addresses - first
+        for at in range(0, len(offsets), size):
+            yield items[offsets[at : at + size]].view(dtype).reshape(-1, *shape)
+
+    def _singly(self, addresses: NDArray[np.int64], dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
+        """Where there is nothing to copy, or the window is wider than numpy lets an array be."""
+        copied = np.empty((len(addresses), *shape), dtype)
+        if self._item_bytes:
+            for row, address in zip(copied, addresses.tolist(), strict=True):
+                row[...] = _overlapping(address, 1, self._item_bytes).view(dtype).reshape(shape)
+        return copied
 
 
 class _Span:

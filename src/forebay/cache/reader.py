@@ -87,9 +87,28 @@ class Cache:
         """Every column that can be asked for; a further layer's presence bits are `<layer>.present`."""
         return tuple(self._columns)
 
+    @property
+    def default_columns(self) -> tuple[str, ...]:
+        """Those that are read unless others are asked for: the columns of the opened layers."""
+        return tuple(name for name, (layer, _) in self._columns.items() if layer in self.layers)
+
+    @property
+    def chunk_numbers(self) -> NDArray[np.int64]:
+        """The chunks that the rows lie in, in order of rows."""
+        return self._chunks
+
+    @property
+    def chunk_starts(self) -> NDArray[np.int64]:
+        """The number of the first row of each of these chunks, and at the end the number of rows."""
+        return self._starts
+
     def column(self, name: str) -> Column:
         """The declaration of a column."""
         return self._find(name)[1]
+
+    def row_bytes(self, columns: Sequence[str]) -> int:
+        """What a row of these columns takes in memory; of ragged ones, on average in the first chunk that has rows."""
+        return round(sum(self._value_bytes(name) for name in columns))
 
     def recipe(self, layer: str) -> RecipeDocument:
         return self.generation.recipe(self._layer(layer))
@@ -135,18 +154,42 @@ class Cache:
         """Some rows, in the order given, repeats allowed: one array, or one `Ragged`, per column."""
         numbers = self._row_numbers(rows)
         readers = [(name, self._reader(name)) for name in self._wanted(columns)]
-        step = min(_PIECE_ROWS, max(1, self._options.max_maps // 8))
+        step = self._step
         if len(numbers) <= step:
             place = self._place(numbers)
             return {name: reader.read(place) for name, reader in readers}
         places = [self._place(numbers[at : at + step]) for at in range(0, len(numbers), step)]
         return {name: _joined(self._map(reader.read, places)) for name, reader in readers}
 
+    def read_batches(
+        self, rows: ArrayLike, size: int, columns: Sequence[str] | None = None
+    ) -> Iterator[dict[str, Array | Ragged]]:
+        """What `read` gives, so many rows at a time: found and checked together, copied one batch after the other.
+
+        Rows that were found keep their maps until they are copied, however long a batch waits to be taken; so where
+        maps have to be closed for others to be opened, every batch is found by itself.
+        """
+        numbers = self._row_numbers(rows)
+        readers = {name: self._reader(name) for name in self._wanted(columns)}
+        step = self._step // size * size
+        if not step or len(self._chunks) > self._options.max_maps:
+            yield from (self.read(numbers[at : at + size], columns) for at in range(0, max(1, len(numbers)), size))
+            return
+        for at in range(0, max(1, len(numbers)), step):  # no rows are one empty batch
+            place = self._place(numbers[at : at + step])
+            batches = [reader.read_batches(place, size) for reader in readers.values()]
+            for batch in zip(*batches, strict=True):
+                yield dict(zip(readers, batch, strict=True))
+
     def chunks(self, columns: Sequence[str] | None = None) -> Iterator[dict[str, Array | Ragged]]:
         """All rows of one chunk after the other; uncompressed columns are views of the file, not copies."""
         wanted = self._wanted(columns)
         for position in range(len(self._chunks)):
             yield {name: self._whole(name, position) for name in wanted}
+
+    def at_generation(self, number: int) -> "Cache":
+        """The same cache with another generation pinned."""
+        return self if number == self.generation.number else _reopen(self.store, number, self.layers, self._options)
 
     def row_ids(self, rows: ArrayLike) -> list[RowId]:
         """The permanent names of some rows."""
@@ -167,6 +210,11 @@ class Cache:
         self._blocks = BlockCache(self._options.memory)
         self._maps: dict[str, Maps] = {}
         self._readers: dict[str, ColumnReader] = {}
+
+    @property
+    def _step(self) -> int:
+        """Rows that are looked for at once: not more than an eighth of the maps, so that none is closed under them."""
+        return min(_PIECE_ROWS, max(1, self._options.max_maps // 8))
 
     def _map(self, call: Any, places: list[Place]) -> list[Array | Ragged]:
         if self._options.threads < 2:
@@ -192,10 +240,18 @@ class Cache:
     def _wanted(self, columns: Sequence[str] | None) -> list[str]:
         """The columns to read: those asked for, and the presence bits of every further layer among them."""
         if columns is None:
-            return [name for name, (layer, _) in self._columns.items() if layer in self.layers]
+            return list(self.default_columns)
         layers = dict.fromkeys(self._find(name)[0] for name in columns)
         bits = [f"{layer}.present" for layer in layers if layer != self.generation.base]
         return list(dict.fromkeys([*columns, *bits]))
+
+    def _value_bytes(self, name: str) -> float:
+        layer, column = self._find(name)
+        if not column.ragged or not self._count:
+            return column.item_bytes
+        position = int(np.flatnonzero(np.diff(self._starts))[0])
+        offsets = self._layer_maps(layer).get(position).offsets(column.name)
+        return column.item_bytes * int(offsets[-1]) / (len(offsets) - 1)
 
     def _find(self, name: str) -> tuple[str, Column]:
         found = self._columns.get(name)

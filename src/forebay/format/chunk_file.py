@@ -8,6 +8,7 @@ import hashlib
 import json
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
@@ -225,7 +226,13 @@ def _meta(metadata: dict[str, Any], where: str) -> ChunkMeta:
         raise NotForebay(where, f"it cannot hold {meta.rows} rows of its columns")
     if not all(map(_DIGEST.fullmatch, (meta.content, meta.ids, meta.base or meta.content))):
         raise NotForebay(where, "its metadata holds a digest that is none")
-    return meta
+    return msgspec.structs.replace(meta, columns=_shared(meta.columns))
+
+
+@lru_cache(maxsize=64)
+def _shared(columns: tuple[Column, ...]) -> tuple[Column, ...]:
+    """The chunks of a layer all have the same columns: they are kept once."""
+    return columns
 
 
 def _check_tensors(meta: ChunkMeta, tensors: dict[str, Tensor], data_start: int, where: str) -> int:

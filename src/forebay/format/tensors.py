@@ -10,6 +10,7 @@ nothing: every number is checked before it is used.
 """
 
 import json
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -83,7 +84,8 @@ def parse_header(view: memoryview, where: str) -> Header:
     tensors: dict[str, Tensor] = {}
     position = data_start
     for name, entry in entries.items():
-        tensors[name] = _tensor(name, entry, data_start, position, where)
+        # Thousands of files are open at once, and all say the same names.
+        tensors[sys.intern(name)] = _tensor(name, entry, data_start, position, where)
         position = tensors[name].stop
     if position != len(view):
         raise NotForebay(where, f"it has {len(view):,} bytes but its header describes {position:,}")
@@ -133,4 +135,4 @@ def _tensor(name: str, entry: Any, data_start: int, position: int, where: str) -
         raise NotForebay(where, f"tensor '{name}' is described wrongly ({type(error).__name__})") from error
     if not sound:
         raise NotForebay(where, f"tensor '{name}' is described wrongly")
-    return Tensor(tag, shape, position, position + expected)
+    return Tensor(sys.intern(tag), shape, position, position + expected)

@@ -1,0 +1,168 @@
+"""Train a small GPT on a token cache, where documents do not see each other; stop it anywhere, and run it again.
+
+    python examples/train_gpt.py caches/edu --epochs 2 --checkpoint runs/gpt.pt
+
+The same command goes on from the last checkpoint, with the very batches and losses it would have had. After
+`forebay grow caches/edu …` it finishes its epoch as it began it, and goes on with all rows in the next one.
+"""
+
+import argparse
+import os
+import zlib
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.optim.lr_scheduler import LambdaLR
+
+import forebay as fb
+from forebay.torch import BlockMaskCache, Growth, Loader, PackedSelfAttention, Schedule, Split
+
+Batch = dict[str, Tensor]
+
+
+class Block(nn.Module):
+    def __init__(self, dim: int, heads: int, masks: BlockMaskCache) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(dim), nn.LayerNorm(dim)
+        # No token sees another document. Without a GPU, SDPA: compiling FlexAttention would take longer than it saves.
+        backend = "auto" if torch.cuda.is_available() else "dense"
+        self.attention = PackedSelfAttention(dim, heads, cache=masks, backend=backend)
+        self.mlp = nn.Sequential(nn.Linear(dim, 4 * dim), nn.GELU(), nn.Linear(4 * dim, dim))
+
+    def forward(self, x: Tensor, seq_lens: Tensor) -> Tensor:
+        x = x + self.attention(self.norm1(x), seq_lens)
+        return x + self.mlp(self.norm2(x))
+
+
+class GPT(nn.Module):
+    def __init__(self, vocabulary: int, length: int, dim: int, heads: int, layers: int) -> None:
+        super().__init__()
+        masks = BlockMaskCache()  # one for all layers: the mask of a batch is made once
+        self.tokens, self.positions = nn.Embedding(vocabulary, dim), nn.Embedding(length, dim)
+        self.blocks = nn.ModuleList(Block(dim, heads, masks) for _ in range(layers))
+        self.norm, self.head = nn.LayerNorm(dim), nn.Linear(dim, vocabulary, bias=False)
+        nn.init.normal_(self.tokens.weight, std=0.02)
+        self.head.weight = self.tokens.weight
+
+    def forward(self, batch: Batch) -> Tensor:
+        """The mean loss over the labels that count: −100 stands on padding and at each document's last token."""
+        x = self.tokens(batch["tokens"]) + self.positions(batch["positions"])  # positions restart per document
+        for block in self.blocks:
+            x = block(x, batch["seq_lens"])
+        return cross_entropy(self.head(self.norm(x)).flatten(0, 1), batch["labels"].flatten())
+
+
+class Training:
+    """A model and all that moves with it: everything a checkpoint holds."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        torch.manual_seed(options.seed)
+        self.options = options
+        self.path = Path(options.checkpoint)
+        self.cache = fb.open_cache(options.cache)
+        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        length = self.cache.column("tokens").shape[0]
+        self.model = GPT(options.vocabulary, length, options.dim, options.heads, options.layers).to(self.device)
+        self.loader = Loader(
+            self.cache,
+            global_batch_size=options.batch,
+            seed=options.seed,
+            selection=Split("train", fraction=options.train_fraction),  # by chunk: no document is on both sides
+            growth="epoch",  # new rows come with the next epoch
+            on_growth=self.follow,
+        )
+        rows = self.loader.stream.size(self.loader.epoch)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=options.learning_rate)
+        self.schedule = Schedule(
+            rows, epochs=options.epochs, effective_batch=options.batch, full_rows=options.full_rows
+        )
+        self.scheduler = LambdaLR(self.optimizer, self.schedule)
+        self.parts = {
+            "model": self.model,
+            "optimizer": self.optimizer,
+            "scheduler": self.scheduler,
+            "loader": self.loader,
+        }
+
+    def follow(self, growth: Growth) -> None:
+        """More rows, more steps; the learning rate goes on from where it is."""
+        print(f"the cache has grown: {growth}", flush=True)
+        self.schedule.update(growth.new_rows)
+
+    def loss(self, batch: Batch) -> Tensor:
+        # The lengths stay here: masks are made from them, and go to the device.
+        moved = {
+            name: tensor.to(self.device, non_blocking=True) for name, tensor in batch.items() if name != "seq_lens"
+        }
+        return self.model(moved | {"seq_lens": batch["seq_lens"]})
+
+    def step(self, batch: Batch) -> float:
+        loss = self.loss(batch)
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+        self.scheduler.step()
+        return loss.item()
+
+    @torch.no_grad()
+    def validate(self) -> float:
+        rows = Split("validation", fraction=self.options.train_fraction)
+        held_out = Loader(
+            self.cache, global_batch_size=self.options.batch, selection=rows, shuffle=None, drop_last=False
+        )
+        return torch.stack([self.loss(batch) for batch in held_out]).mean().item()
+
+    def save(self) -> None:
+        """Whole or not at all: a kill while writing leaves the checkpoint before."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        aside = self.path.with_suffix(".part")
+        torch.save({name: part.state_dict() for name, part in self.parts.items()}, aside)
+        os.replace(aside, self.path)
+
+    def resume(self) -> None:
+        if not self.path.exists():
+            return
+        saved = torch.load(self.path, weights_only=True)
+        for name, part in self.parts.items():
+            part.load_state_dict(saved[name])
+        print(f"resumed at step {self.schedule.step}, epoch {self.loader.epoch}")
+
+
+def train(options: argparse.Namespace) -> None:
+    run = Training(options)
+    run.resume()
+    while run.loader.epoch < options.epochs:
+        epoch = run.loader.epoch
+        for batch in run.loader:
+            rate, loss, step = run.scheduler.get_last_lr()[0], run.step(batch), run.schedule.step
+            # The checksum is for people who compare two runs: equal batches, equal numbers.
+            mark = zlib.crc32(batch["tokens"].numpy())
+            print(f"step {step} epoch {epoch} batch {mark:08x} rate {rate:.3e} loss {loss:.9g}", flush=True)
+            if step % options.save_every == 0:
+                run.save()
+        print(f"epoch {epoch} validation {run.validate():.9g}", flush=True)
+    run.save()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("cache")
+    parser.add_argument("--checkpoint", default="gpt.pt")
+    parser.add_argument("--save-every", type=int, default=100, help="steps")
+    parser.add_argument("--epochs", type=int, default=1)
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--train-fraction", type=float, default=0.9)
+    parser.add_argument("--full-rows", type=int, help="to train on when the cache is complete, for the warm-up")
+    parser.add_argument("--learning-rate", type=float, default=1e-3)
+    parser.add_argument("--vocabulary", type=int, default=50_257)
+    parser.add_argument("--dim", type=int, default=128)
+    parser.add_argument("--heads", type=int, default=4)
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--seed", type=int, default=0)
+    train(parser.parse_args())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,94 @@
+"""Random choices as a function: a row in an epoch has one coin per purpose, whoever asks, in any order, on any machine.
+
+The generator is Philox 4×32-10: ten rounds turn a counter of 128 bits and a key of 64 into 128 random bits.
+
+    key       hash of seed and purpose
+    counter   row ─ 64 bits │ epoch ─ 32 │ draw ─ 32        each block gives two draws of 64 bits
+
+A row goes by its permanent name (`row_keys`), so filling a gap or growing the cache moves no coin.
+"""
+
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from forebay.order.bijection import key_of
+
+Words = NDArray[np.uint64]
+
+_LOW = np.uint64(0xFFFFFFFF)
+_HALF = np.uint64(32)
+_MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
+_WEYL = (0x9E3779B9, 0xBB67AE85)
+_ROUNDS = 10
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Coins:
+    """The coins of some rows, what a transform draws its random choices from.
+
+    >>> coins = Coins(seed=0, epoch=3, rows=row_keys([0, 0], [4, 5]))
+    >>> coins.flip("mirror").tolist()
+    [True, False]
+    """
+
+    seed: int
+    epoch: int | NDArray[np.int64]  # one for all, or one for each row
+    rows: Words  # (rows,), from `row_keys`
+
+    def uniform(self, purpose: str, shape: tuple[int, ...] = ()) -> NDArray[np.float64]:
+        """Numbers from 0 to below 1, `(rows, *shape)`."""
+        return (self.words(purpose, shape) >> np.uint64(11)) * np.float64(2.0**-53)
+
+    def flip(self, purpose: str, probability: float = 0.5) -> NDArray[np.bool_]:
+        """One coin per row, True with this probability."""
+        if not 0 <= probability <= 1:
+            raise ValueError(f"probability is {probability}; it is a share from 0 to 1")
+        return self.uniform(purpose) < probability
+
+    def integers(self, purpose: str, low: int, high: int, shape: tuple[int, ...] = ()) -> NDArray[np.int64]:
+        """Whole numbers from `low` to below `high`, `(rows, *shape)`."""
+        if not 0 < high - low <= 2**32:
+            raise ValueError(f"from {low} to below {high} are {high - low} numbers; 1 to 2**32 can be drawn from")
+        scaled = (self.words(purpose, shape) >> _HALF) * np.uint64(high - low)
+        return (scaled >> _HALF).astype(np.int64) + low
+
+    def words(self, purpose: str, shape: tuple[int, ...] = ()) -> Words:
+        """64 random bits each, `(rows, *shape)`."""
+        count = prod(shape)
+        draws = np.arange(-(-count // 2), dtype=np.uint64)
+        counter = (self.rows[:, None] & _LOW, self.rows[:, None] >> _HALF, _epochs(self.epoch), draws)
+        block = philox(counter, _key(self.seed, purpose))
+        words = np.stack([block[0] | block[1] << _HALF, block[2] | block[3] << _HALF], axis=-1)
+        return words.reshape(len(self.rows), 2 * len(draws))[:, :count].reshape(len(self.rows), *shape)
+
+
+def row_keys(chunks: ArrayLike, rows: ArrayLike) -> Words:
+    """Row ids (chunk, row in chunk) as one number each."""
+    return np.asarray(chunks).astype(np.uint64) << _HALF | np.asarray(rows).astype(np.uint64)
+
+
+def philox(
+    counter: tuple[Words | np.uint64, Words | np.uint64, Words | np.uint64, Words | np.uint64], key: tuple[int, int]
+) -> tuple[Words, Words, Words, Words]:
+    """Four random words of 32 bits for every counter; the parts of counters are 32 bits wide and broadcast."""
+    a, b, c, d = np.broadcast_arrays(*counter)
+    for turn in range(_ROUNDS):
+        first, second = a * _MULTIPLIERS[0], c * _MULTIPLIERS[1]
+        key_a, key_b = (np.uint64((part + turn * weyl) % 2**32) for part, weyl in zip(key, _WEYL, strict=True))
+        a, b, c, d = second >> _HALF ^ b ^ key_a, second & _LOW, first >> _HALF ^ d ^ key_b, first & _LOW
+    return a, b, c, d
+
+
+def _key(seed: int, purpose: str) -> tuple[int, int]:
+    key = key_of("coin", seed, purpose)
+    return key % 2**32, key >> 32
+
+
+def _epochs(epoch: int | NDArray[np.int64]) -> Words:
+    epochs = np.asarray(epoch, np.int64).reshape(-1, 1)
+    if epochs.size and not 0 <= epochs.min() <= epochs.max() < 2**32:
+        raise ValueError(f"epoch is {epoch}; epochs count from 0 to below 2**32")
+    return epochs.astype(np.uint64)

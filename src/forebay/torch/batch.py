@@ -1,0 +1,122 @@
+"""From the columns of some rows to the tensors of a batch.
+
+A cache with the columns `tokens` and `seq_lens` gives training batches:
+
+    tokens        int64 [rows, sequence_length]
+    labels        int64 likewise: "next" is the next token, "aligned" the token itself; -100 where no loss is due
+    positions     int64 likewise, from 0 in every document
+    document_ids  int32 likewise, from 0 in every row
+    seq_lens      int32 [rows, max_documents], zero-padded
+    cu_seqlens    int32 [documents + 1], over the whole batch laid end to end, with max_seqlen, int32 []
+
+Every other column becomes a tensor as it is; a ragged one `name` (flat values) and `name.offsets`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import ml_dtypes
+import numpy as np
+import torch
+
+from forebay import masks
+from forebay.columns import Array, Ragged
+from forebay.masks.documents import LabelStyle
+from forebay.masks.fill import fill_document_ids, fill_labels, fill_positions
+from forebay.torch.buffers import Buffers, tensor
+
+Batch = dict[str, torch.Tensor]
+Derived = Literal["positions", "document_ids", "cu_seqlens"]
+Read = Mapping[str, Array | Ragged]
+
+TRAINED_ON = ("tokens", "seq_lens")  # the columns that a training batch is made of
+
+_INT32, _INT64 = np.dtype(np.int32), np.dtype(np.int64)
+_BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """What a batch of a token cache holds beside `tokens` and `seq_lens`."""
+
+    labels: LabelStyle | None = "next"
+    derive: tuple[Derived, ...] = ("positions",)
+
+    def __post_init__(self) -> None:
+        if self.labels not in (None, *get_args(LabelStyle)):
+            raise ValueError(f"labels is {self.labels!r}; 'next', 'aligned' or None is expected")
+        unknown = [name for name in self.derive if name not in get_args(Derived)]
+        if unknown:
+            raise ValueError(f"derive names {unknown}; known are: {', '.join(get_args(Derived))}")
+
+
+def plain_batch(read: Read, buffers: Buffers) -> Batch:
+    """Columns as they are stored."""
+    batch: Batch = {}
+    for name, values in read.items():
+        if isinstance(values, Ragged):
+            batch[name] = _held(values.values, buffers)
+            batch[f"{name}.offsets"] = _held(values.offsets, buffers)
+        else:
+            batch[name] = _held(values, buffers)
+    return batch
+
+
+def training_batch(read: Read, training: Training, buffers: Buffers) -> Batch:
+    """The tensors that a language model is trained on."""
+    tokens, lengths = read["tokens"], read["seq_lens"]
+    assert not isinstance(tokens, Ragged)
+    assert isinstance(lengths, Ragged)
+    rest = {name: values for name, values in read.items() if name not in ("tokens", "seq_lens")}
+    seq_lens = padded_lengths(lengths)
+    return {
+        "tokens": _widened(tokens, buffers),
+        "seq_lens": _held(seq_lens, buffers),
+        **_derived(tokens, seq_lens, training, buffers),
+        **plain_batch(rest, buffers),
+    }
+
+
+def padded_lengths(lengths: Ragged) -> Array:
+    """Lengths of the documents of each row, int32 `[rows, max_documents]`, zero-padded.
+
+    >>> padded_lengths(Ragged(np.array([3, 2, 7]), np.array([0, 2, 3]))).tolist()
+    [[3, 2], [7, 0]]
+    """
+    counts = lengths.lengths
+    padded = np.zeros((len(lengths), max(1, int(counts.max(initial=0)))), np.int32)
+    padded[np.arange(padded.shape[1]) < counts[:, None]] = lengths.values
+    return padded
+
+
+def _derived(tokens: Array, seq_lens: Array, training: Training, buffers: Buffers) -> Batch:
+    found: dict[str, Array] = {}
+    whole = masks.whole_lengths(seq_lens, tokens.shape[1]) if len(tokens) else np.zeros((0, 1), np.int32)
+    if training.labels is not None:
+        found["labels"] = buffers.empty(tokens.shape, _INT64)
+        fill_labels(found["labels"], tokens, whole, training.labels)
+    if "positions" in training.derive:
+        found["positions"] = buffers.empty(tokens.shape, _INT64)
+        fill_positions(found["positions"], whole)
+    if "document_ids" in training.derive:
+        found["document_ids"] = buffers.empty(tokens.shape, _INT32)
+        fill_document_ids(found["document_ids"], whole)
+    if "cu_seqlens" in training.derive:
+        lengths = whole[whole > 0]
+        found["cu_seqlens"] = buffers.hold(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32))
+        found["max_seqlen"] = buffers.hold(np.asarray(lengths.max(initial=0), np.int32))
+    return {name: tensor(values) for name, values in found.items()}
+
+
+def _widened(tokens: Array, buffers: Buffers) -> torch.Tensor:
+    wide = buffers.empty(tokens.shape, _INT64)
+    np.copyto(wide, tokens)
+    return tensor(wide)
+
+
+def _held(values: Array, buffers: Buffers) -> torch.Tensor:
+    """A tensor of what was just read; numpy and torch have no common bfloat16."""
+    if values.dtype == _BFLOAT16:
+        return tensor(buffers.hold(values.view(np.int16))).view(torch.bfloat16)
+    return tensor(buffers.hold(values))

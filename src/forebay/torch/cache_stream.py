@@ -1,0 +1,131 @@
+"""The stream of one cache: its rows in an order, perhaps followed by rows that were added meanwhile."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from forebay.cache.publish import generation_numbers
+from forebay.cache.reader import Cache
+from forebay.errors import GenerationGone, NothingPublished, StateMismatch
+from forebay.order.bijection import Numbers
+from forebay.order.ordering import Ordering
+from forebay.order.quality import ShuffleQuality, shuffle_quality
+from forebay.torch.growth import Growth
+from forebay.torch.part import Part
+from forebay.torch.stream import Located, Rule
+
+Choose = Callable[[Cache], Ordering]
+
+
+class CacheStream:
+    """Rows of the generations of an epoch, read through `cache`, which pins the newest of them or a newer one.
+
+    `choose` says how the rows of a generation are ordered, where `ordering` does not.
+    """
+
+    def __init__(
+        self,
+        cache: Cache,
+        choose: Choose,
+        rule: Rule | None = None,
+        generations: Sequence[int] = (),
+        ordering: Ordering | None = None,
+    ) -> None:
+        self.cache = cache
+        self._choose, self._rule = choose, rule
+        pinned = [_at(cache, number) for number in generations or (cache.generation.number,)]
+        self.ordering = ordering or choose(pinned[0])
+        self._parts = [Part(one, older, cache, rule) for one, older in zip(pinned, [None, *pinned], strict=False)]
+        self._orders = [self.ordering.of(part.counts, number) for number, part in enumerate(self._parts)]
+        self._starts = np.cumsum([0, *(order.size for order in self._orders)])
+
+    @property
+    def caches(self) -> tuple[Cache, ...]:
+        return (self.cache,)
+
+    @property
+    def seed(self) -> int:
+        return self.ordering.seed
+
+    @property
+    def generations(self) -> tuple[int, ...]:
+        """The generation that the epoch began with, and those whose rows were added to it."""
+        return tuple(part.pinned.generation.number for part in self._parts)
+
+    def size(self, epoch: int) -> int:
+        return int(self._starts[-1])
+
+    def locate(self, epoch: int, positions: Numbers) -> Located:
+        if len(self._parts) == 1:
+            return Located(self._parts[0].rows(self._orders[0].rows_at(epoch, positions)))
+        rows = np.empty_like(positions)
+        number = np.searchsorted(self._starts, positions, side="right") - 1
+        for part in np.unique(number).tolist():
+            here = number == part
+            indices = self._orders[part].rows_at(epoch, positions[here] - self._starts[part])
+            rows[here] = self._parts[part].rows(indices)
+        return Located(rows)
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "cache_id": self.cache.generation.document.cache_id,
+            "layers": list(self.cache.layers),
+            "generations": list(self.generations),
+            "rows": [order.size for order in self._orders],
+            "selection": None if self._rule is None else self._rule.digest,
+            **self.ordering.state(),
+        }
+
+    def resumed(self, state: Mapping[str, Any]) -> "CacheStream":
+        """The stream of the epoch that the state was taken in, whatever was published since."""
+        mine, pinned = self.state(), self.cache.generation.number
+        self._refuse_other(state, mine, ("cache_id", "layers", "seed", "shuffle", "selection"))
+        if max(state["generations"]) > pinned:
+            raise StateMismatch(self.cache.root, {"generation": (max(state["generations"]), pinned)})
+        then = self._with(self.cache, state["generations"], Ordering.of_state(state))
+        self._refuse_other(state, then.state(), ("rows",))
+        return then
+
+    def moved(self) -> "CacheStream":
+        """All rows of the generation that the cache pins, as one part."""
+        return self._with(self.cache, (), None)
+
+    def followed(self) -> "CacheStream":
+        """This epoch, followed by the rows that the generation of the cache adds."""
+        return self._with(self.cache, (*self.generations, self.cache.generation.number), self.ordering)
+
+    def reading(self, generation: int) -> "CacheStream":
+        """The same rows in the same order, read through a newer generation."""
+        return self._with(_at(self.cache, generation), self.generations, self.ordering)
+
+    def newest(self) -> int:
+        """The newest generation that is published by now."""
+        return max(generation_numbers(self.cache.store))
+
+    def growth(self) -> Growth | None:
+        """From the rows of this epoch to those that the generation of the cache has; None where it is the same."""
+        now = self.cache.generation.number
+        if now == self.generations[-1]:
+            return None
+        return Growth(self.generations[-1], now, self.size(0), self.moved().size(0))
+
+    def quality(self, epoch: int, batch_size: int) -> ShuffleQuality:
+        """How near the order comes to a global shuffle."""
+        unit = self.ordering.window.unit if self.ordering.window else 1
+        return shuffle_quality(self._orders[0], self._parts[0].counts, unit, batch_size, epoch)
+
+    def _with(self, cache: Cache, generations: Sequence[int], ordering: Ordering | None) -> "CacheStream":
+        return CacheStream(cache, self._choose, self._rule, generations, ordering)
+
+    def _refuse_other(self, state: Mapping[str, Any], mine: Mapping[str, Any], names: Sequence[str]) -> None:
+        differs = {name: (state.get(name), mine[name]) for name in names if state.get(name) != mine[name]}
+        if differs:
+            raise StateMismatch(self.cache.root, differs)
+
+
+def _at(cache: Cache, generation: int) -> Cache:
+    try:
+        return cache.at_generation(generation)
+    except NothingPublished as error:
+        raise GenerationGone(cache.root, generation) from error

@@ -1,0 +1,130 @@
+"""A cache as a map-style dataset, for those who bring a loader of their own: torch, transformers, Lightning, Grain.
+
+    dataset[i] ── place i among the selected rows ──▶ row number ──▶ one gather for a whole batch ──▶ one dict per row
+
+Pickled, it is an address: the cache opens again in the worker, with the same rows selected.
+"""
+
+import operator
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from forebay.cache.reader import Cache
+from forebay.errors import ColumnNotFound
+from forebay.masks.documents import LabelStyle
+from forebay.order.bijection import Numbers
+from forebay.torch.batch import TRAINED_ON, Batch, Training, plain_batch, training_batch
+from forebay.torch.buffers import Buffers
+from forebay.torch.stream import Rule
+from forebay.torch.transform import Transform, row_coins
+
+Row = dict[str, Tensor]
+
+
+class CacheDataset(Dataset[Row]):
+    """The rows of a cache, or those a rule selects, each a dict of tensors.
+
+    A row of a token cache has `tokens`, `labels`, `positions` and `seq_lens`, as in a `Loader`; the lengths are padded
+    with zeros to the longest of the rows asked for together. `names` chooses tensors, and calls them what a model does:
+
+        names = {"input_ids": "tokens", "labels": "labels", "position_ids": "positions"}
+        CacheDataset(cache, labels="aligned", names=names)
+
+    So named, `transformers` sees by the positions where documents begin, and keeps them apart (without `use_cache`).
+
+    `transform` is given batches, as in a `Loader`, and coins of the epoch that `set_epoch` named last.
+    """
+
+    def __init__(
+        self,
+        cache: Cache,
+        *,
+        selection: Rule | None = None,
+        columns: Sequence[str] | None = None,
+        labels: LabelStyle | None = "next",
+        derive: Sequence[Literal["positions", "document_ids"]] = ("positions",),
+        names: Mapping[str, str] | None = None,
+        transform: Transform | None = None,
+        seed: int = 0,
+    ) -> None:
+        self.cache = cache
+        self.seed = seed
+        self._selection = None if selection is None else selection.of(cache)
+        trains = columns is None and set(TRAINED_ON) <= set(cache.columns)
+        self._columns = TRAINED_ON if trains else columns
+        self._training = _row_training(labels, derive) if trains else None
+        self._names = None if names is None else dict(names)
+        self._transform = transform
+        # In shared memory, so that workers that live on see the next epoch too. torch declares no types here.
+        self._epoch: Tensor = torch.zeros((), dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
+
+    def __len__(self) -> int:
+        return len(self.cache) if self._selection is None else len(self._selection)
+
+    def __repr__(self) -> str:
+        return f"<CacheDataset of {len(self):,} rows of {self.cache!r}>"
+
+    def __getitem__(self, index: int) -> Row:
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Row]:
+        """Many rows in one gather; torch's `DataLoader` asks for a batch so."""
+        rows = self._rows(indices)
+        batch = self._batch(rows)
+        if self._transform is not None:
+            batch = self._transform(batch, row_coins([self.cache], self.seed, self.epoch, rows))
+        split = {name: _split(batch, ours) for name, ours in self._names_in(batch).items()}
+        return [{name: values[row] for name, values in split.items()} for row in range(len(rows))]
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that coins are drawn for."""
+        return int(self._epoch)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Draw the coins of this epoch from now on, also in worker processes that are running."""
+        self._epoch.fill_(epoch)
+
+    def _rows(self, indices: Sequence[int]) -> Numbers:
+        count = len(self)
+        places = np.array([operator.index(index) for index in indices], np.int64)
+        wrong = places[(places < -count) | (places >= count)]
+        if len(wrong):
+            raise IndexError(f"row {wrong[0]} of {count:,} in {self!r}")
+        places %= count
+        return places if self._selection is None else self._selection.rows(places)
+
+    def _batch(self, rows: Numbers) -> Batch:
+        read, buffers = self.cache.read(rows, self._columns), Buffers(0, pinned=False)
+        return training_batch(read, self._training, buffers) if self._training else plain_batch(read, buffers)
+
+    def _names_in(self, batch: Batch) -> Mapping[str, str]:
+        """What a row's tensors are called → what they are called in the batch."""
+        known = [name for name in batch if not name.endswith(".offsets")]
+        if self._names is None:
+            return dict(zip(known, known, strict=True))
+        for name in self._names.values():
+            if name not in known:
+                raise ColumnNotFound(self.cache.root, name, sorted(known))
+        return self._names
+
+
+def _row_training(labels: LabelStyle | None, derive: Sequence[Literal["positions", "document_ids"]]) -> Training:
+    if "cu_seqlens" in derive:
+        raise ValueError(
+            "cu_seqlens is of a whole batch and no part of a row; derive it from seq_lens, or use a Loader"
+        )
+    return Training(labels, tuple(derive))
+
+
+def _split(batch: Batch, name: str) -> Sequence[Tensor]:
+    """The tensor of every row."""
+    offsets = batch.get(f"{name}.offsets")
+    if offsets is None:
+        return batch[name].unbind(0)
+    return torch.split(batch[name], offsets.diff().tolist())

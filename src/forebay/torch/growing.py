@@ -1,0 +1,56 @@
+"""What a loader does about rows that are published while it runs, or were since its state was taken.
+
+pinned   the generation of the cache that the loader was given; a state of an older one finishes its epoch first
+epoch    at the end of an epoch, the newest generation
+within   also at the end of the running epoch: the added rows follow, shuffled among themselves
+"""
+
+from collections.abc import Callable
+from typing import get_args
+
+from forebay.torch.cache_stream import CacheStream
+from forebay.torch.growth import Growth, Policy
+from forebay.torch.ranks import Ranks
+from forebay.torch.stream import Stream
+
+
+class Growing:
+    """Moves a stream on. All ranks move alike: the first one decides."""
+
+    def __init__(self, policy: Policy, ranks: Ranks, report: Callable[[Growth], None]) -> None:
+        if policy not in get_args(Policy):
+            raise ValueError(f"growth is {policy!r}; one of {', '.join(get_args(Policy))} is expected")
+        if policy != "pinned" and not ranks.can_agree:
+            raise ValueError(
+                f"growth={policy!r} needs ranks that agree on a generation: leave rank and world_size to "
+                "torch.distributed, or keep growth='pinned' and call loader.move_to(generation) on every rank"
+            )
+        self._policy, self._ranks, self._report = policy, ranks, report
+
+    def within(self, stream: Stream) -> Stream | None:
+        """The running epoch with added rows at its end; None where there are none, or they shall wait."""
+        if self._policy != "within" or not isinstance(stream, CacheStream):
+            return None
+        newer = self._read_newest(stream)
+        growth = newer.growth()
+        if growth is None:
+            return None
+        followed = newer.followed()
+        if followed.size(0) == stream.size(0):
+            return None
+        self._report(growth)
+        return followed
+
+    def between(self, stream: Stream) -> Stream:
+        """The stream of the next epoch."""
+        if not isinstance(stream, CacheStream):
+            return stream
+        newer = stream if self._policy == "pinned" else self._read_newest(stream)
+        growth = newer.growth()
+        if growth is not None:
+            self._report(growth)
+        return stream if newer.generations == (newer.cache.generation.number,) else newer.moved()
+
+    def _read_newest(self, stream: CacheStream) -> CacheStream:
+        newest = self._ranks.agree(max(stream.newest(), stream.cache.generation.number))
+        return stream if newest == stream.cache.generation.number else stream.reading(newest)

@@ -1,0 +1,233 @@
+"""Feeding training: batches of a cache, in an order that is a function of the position.
+
+    loader = Loader(cache, global_batch_size=48, seed=0)
+    for batch in loader:                       # one epoch, from where the loader stands
+        loss = model(batch["tokens"], batch["labels"], batch["positions"], batch["seq_lens"])
+        checkpoint(loader.state_dict())        # what was yielded is behind it, what was made ahead is not
+
+No worker processes: a few threads locate, gather, check and derive batches ahead of the training step.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from operator import index
+from typing import Any
+
+from forebay.cache.reader import Cache
+from forebay.errors import StateMismatch
+from forebay.masks.documents import LabelStyle
+from forebay.order.quality import ShuffleQuality
+from forebay.order.window import Window
+from forebay.torch.batch import TRAINED_ON, Batch, Derived, Training, plain_batch, training_batch
+from forebay.torch.buffers import Buffers
+from forebay.torch.cache_stream import CacheStream
+from forebay.torch.feed import Feed
+from forebay.torch.growing import Growing
+from forebay.torch.growth import Growth, Policy
+from forebay.torch.pace import Pace, batch_bytes, suitable_threads
+from forebay.torch.ranks import current_ranks
+from forebay.torch.runs import Making, Runs
+from forebay.torch.shuffle import Shuffle, choose_ordering, refuse_large_window
+from forebay.torch.stream import Rule, Stream
+from forebay.torch.transform import Transform
+
+STATE_VERSION = 1
+
+
+class Loader:
+    """The batches of a cache, or of any stream of rows.
+
+    A cache with `tokens` and `seq_lens` gives what a language model is trained on (see `forebay.torch.batch`); another
+    one, or `columns`, gives columns as they are. Rank and world size are those of torch.distributed or of torchrun;
+    every rank takes its share of each global batch. `growth` says what becomes of rows that are published meanwhile:
+    "pinned" leaves them, "epoch" takes them up in the next epoch, "within" also at the end of the running one.
+    """
+
+    def __init__(
+        self,
+        source: Cache | Stream,
+        *,
+        global_batch_size: int,
+        seed: int = 0,
+        shuffle: Shuffle | None = "auto",
+        window: Window | None = None,
+        selection: Rule | None = None,
+        drop_last: bool = True,
+        columns: Sequence[str] | None = None,
+        labels: LabelStyle | None = "next",
+        derive: Sequence[Derived] = ("positions",),
+        transform: Transform | None = None,
+        growth: Policy = "pinned",
+        on_growth: Callable[[Growth], None] | None = None,
+        threads: int | None = None,
+        prefetch: int | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+    ) -> None:
+        self.ranks = current_ranks(rank, world_size)
+        self.global_batch_size = index(global_batch_size)
+        self.drop_last = drop_last
+        self.epoch = self.position = 0
+        self.grown: Growth | None = None
+        self._on_growth = on_growth
+        self._growing = Growing(growth, self.ranks, self._report)
+        self._turn = 0
+        self._check_batch_size()
+        caches = [source] if isinstance(source, Cache) else list(source.caches)
+        trains = columns is None and all(set(TRAINED_ON) <= set(cache.columns) for cache in caches)
+        read = TRAINED_ON if trains else tuple(columns or caches[0].default_columns)
+        if not isinstance(source, Cache):
+            _refuse_beside(
+                source,
+                seed=seed not in (0, source.seed),
+                shuffle=shuffle != "auto",
+                window=window is not None,
+                selection=selection is not None,
+                growth=growth != "pinned",
+            )
+        self.stream = self._stream(source, read, shuffle, seed, window, selection)
+        self._pace = Pace.of(
+            suitable_threads(caches, read) if threads is None else threads,
+            prefetch,
+            read_bytes=batch_bytes(caches[0], read, self._local_size),
+            batch_bytes=batch_bytes(caches[0], read, self._local_size, derived=(2 + len(derive)) * trains),
+        )
+        buffers = Buffers(keep=self._pace.batches + 2)
+        derived = partial(training_batch, training=Training(labels, tuple(derive))) if trains else plain_batch
+        self._making = Making(read, partial(derived, buffers=buffers), transform)
+
+    def __len__(self) -> int:
+        """Batches of a whole epoch, as far as is known now."""
+        size = self.stream.size(self.epoch)
+        return size // self.global_batch_size if self.drop_last else -(-size // self.global_batch_size)
+
+    def __iter__(self) -> Iterator[Batch]:
+        """The rest of this epoch. There is one place where a loader stands: a later iteration ends an earlier one."""
+        self._turn += 1
+        return self._batches(self._turn)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the loader stands, in a few hundred bytes that JSON can hold."""
+        return {
+            "version": STATE_VERSION,
+            "epoch": self.epoch,
+            "position": self.position,
+            "stream": self.stream.state(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Stand where a loader stood: with any batch size, number of ranks, threads, and on a cache that has grown."""
+        if state.get("version") != STATE_VERSION:
+            raise StateMismatch(self._root, {"the version of the state": (state.get("version"), STATE_VERSION)})
+        epoch, position = int(state["epoch"]), int(state["position"])
+        if min(epoch, position) < 0:
+            raise ValueError(f"the state stands at epoch {epoch}, position {position}; both count from 0")
+        resumed = self.stream.resumed(state["stream"])
+        self.epoch, self.position = epoch, position
+        self.stream = resumed if self.position else self._growing.between(resumed)
+        self._turn += 1
+        if self.position and isinstance(resumed, CacheStream) and (growth := resumed.growth()) is not None:
+            self._report(growth)
+
+    def shuffle_quality(self) -> ShuffleQuality:
+        """How near the order comes to a global shuffle, measured on batches of the running epoch."""
+        return self._one_cache().quality(self.epoch, self.global_batch_size)
+
+    def move_to(self, generation: int) -> None:
+        """Take up the rows of a newer generation: from the next epoch on, or in this one with growth="within"."""
+        self.stream = self._one_cache().reading(generation)
+
+    def _stream(
+        self,
+        source: Cache | Stream,
+        columns: Sequence[str],
+        shuffle: Shuffle | None,
+        seed: int,
+        window: Window | None,
+        selection: Rule | None,
+    ) -> Stream:
+        if not isinstance(source, Cache):
+            return source
+        choose = partial(choose_ordering, columns=columns, shuffle=shuffle, seed=index(seed), window=window)
+        stream = CacheStream(source, choose, selection)
+        if stream.ordering.window is not None:
+            refuse_large_window(source, columns, stream.ordering.window, self.ranks)
+        return stream
+
+    def _batches(self, turn: int) -> Iterator[Batch]:
+        yield from self._whole_batches(turn)
+        while (followed := self._growing.within(self.stream)) is not None:
+            self.stream = followed
+            yield from self._whole_batches(turn)
+        size = self.stream.size(self.epoch)
+        if self.position < size and not self.drop_last:
+            yield from self._fed(turn, size)
+        self._check_turn(turn)
+        self.epoch, self.position = self.epoch + 1, 0
+        self.stream = self._growing.between(self.stream)
+
+    def _whole_batches(self, turn: int) -> Iterator[Batch]:
+        left = self.stream.size(self.epoch) - self.position
+        return self._fed(turn, self.position + left // self.global_batch_size * self.global_batch_size)
+
+    def _fed(self, turn: int, stop: int) -> Iterator[Batch]:
+        """The batches up to a position. A process that was forked meanwhile goes on with threads of its own."""
+        self._check_turn(turn)
+        first = self.position + self.global_batch_size  # made alone: it does not wait until a whole run is found
+        while self.position < stop:
+            feed = self._feed(stop if self.position >= first else min(first, stop))
+            try:
+                for piece in feed.items():
+                    while piece:
+                        self._check_turn(turn)
+                        self.position = min(stop, self.position + self.global_batch_size)
+                        yield piece.pop()
+                    if not feed.is_mine:
+                        break
+            finally:
+                feed.stop()
+
+    def _feed(self, stop: int) -> Feed[list[Batch]]:
+        pace, size = self._pace, self.global_batch_size
+        runs = Runs(self.stream, self.epoch, self.position, stop, size, pace, self.ranks, self._making)
+        return Feed(runs.make, len(runs), threads=pace.threads, ahead=pace.ahead)
+
+    def _report(self, growth: Growth) -> None:
+        self.grown = growth
+        if self._on_growth is not None:
+            self._on_growth(growth)
+
+    def _one_cache(self) -> CacheStream:
+        if not isinstance(self.stream, CacheStream):
+            raise TypeError(f"this is of one cache; the loader reads a {type(self.stream).__name__}")
+        return self.stream
+
+    def _check_turn(self, turn: int) -> None:
+        if turn != self._turn:
+            raise RuntimeError("the loader was iterated anew or given a state; go on with the newest iterator")
+
+    def _check_batch_size(self) -> None:
+        world = self.ranks.world_size
+        if self.global_batch_size < 1 or self.global_batch_size % world:
+            raise ValueError(
+                f"global_batch_size {self.global_batch_size} is no multiple of the world size {world}; "
+                f"choose one that {world} ranks can share evenly"
+            )
+
+    @property
+    def _local_size(self) -> int:
+        return self.global_batch_size // self.ranks.world_size
+
+    @property
+    def _root(self) -> str:
+        return ", ".join(dict.fromkeys(cache.root for cache in self.stream.caches))
+
+
+def _refuse_beside(stream: Stream, **given: bool) -> None:
+    """A stream has its order and its rows: what was asked for beside it would be silently left out."""
+    left_out = [name for name, is_given in given.items() if is_given]
+    if left_out:
+        raise ValueError(
+            f"{', '.join(left_out)} cannot be given beside a {type(stream).__name__}, which has its own order; "
+            "give it where that is made, if it can be"
+        )

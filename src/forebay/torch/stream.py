@@ -1,0 +1,71 @@
+"""What a loader feeds from: rows of one or several caches, in an order that is a function of the position.
+
+    position of the epoch ──locate──▶ (which cache, row number there, tags)
+
+A loader over one cache and a mixture of many differ in nothing but their stream.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+from forebay.cache.reader import Cache
+from forebay.order.bijection import Numbers
+from forebay.order.selection import Selection
+
+
+class Located(NamedTuple):
+    """Rows by cache and number, and what else a batch says of each."""
+
+    rows: Numbers
+    sources: Numbers | None = None  # index into `Stream.caches`; None where there is one cache
+    tags: Mapping[str, Numbers] = {}  # further entries of the batch, one number per row: dataset_id, local_index
+    epochs: Numbers | None = None  # how often each row's cache was gone through before; None where it is the epoch
+
+    def part(self, some: slice) -> "Located":
+        """Some of the rows."""
+        tags = {name: values[some] for name, values in self.tags.items()}
+        sources, epochs = (None if each is None else each[some] for each in (self.sources, self.epochs))
+        return Located(self.rows[some], sources, tags, epochs)
+
+
+@runtime_checkable
+class Stream(Protocol):
+    """Epochs of rows. Immutable: growing or changing weights makes another stream."""
+
+    @property
+    def caches(self) -> Sequence[Cache]:
+        """The caches that rows come from; all of them have the columns that are asked for."""
+        ...
+
+    @property
+    def seed(self) -> int: ...
+
+    def size(self, epoch: int) -> int:
+        """How many positions an epoch has."""
+        ...
+
+    def locate(self, epoch: int, positions: Numbers) -> Located:
+        """The rows at some positions of an epoch."""
+        ...
+
+    def state(self) -> dict[str, Any]:
+        """What identifies the sequence of rows: a few hundred bytes of JSON."""
+        ...
+
+    def resumed(self, state: Mapping[str, Any]) -> "Stream":
+        """The stream that a state was taken from, on the caches of this one; `StateMismatch` where it cannot be."""
+        ...
+
+
+@runtime_checkable
+class Rule(Protocol):
+    """Which rows are in, said for every generation of a cache: a split. What was in stays in when the cache grows."""
+
+    @property
+    def digest(self) -> str:
+        """A digest of the rule, the same for every generation."""
+        ...
+
+    def of(self, cache: Cache) -> Selection:
+        """The rows of the generation that this cache pins."""
+        ...

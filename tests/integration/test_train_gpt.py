@@ -1,0 +1,135 @@
+"""The example as people run it: it learns; killed and run again it is as if nothing happened; it follows a growth."""
+
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+from statistics import mean
+from typing import NamedTuple
+
+import pytest
+from tests.builders import REPOSITORY, script_environment
+from tests.byte_tokens import VOCABULARY, ByteTokens
+
+import forebay as fb
+
+EXAMPLE = REPOSITORY / "examples" / "train_gpt.py"
+STEP = re.compile(r"^step (\d+) epoch (\d+) batch (\w+) rate (\S+) loss (\S+)$", re.MULTILINE)
+SAVED_EVERY, KILLED_AT = 5, 13
+
+
+class Step(NamedTuple):
+    number: int
+    epoch: int
+    batch: str
+    rate: float
+    loss: float
+
+
+class Runs(NamedTuple):
+    """What was printed by a run that nothing happened to, by one that was killed, and by two that went on from it."""
+
+    whole: str
+    killed: str
+    resumed: str
+    resumed_after_growth: str
+
+
+def write_sentences(path: Path, count: int, seed: int) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draw = random.Random(seed).choice
+    animals, verbs = ("the cat", "a dog", "the old owl", "some mouse"), ("sees", "follows", "hears", "likes")
+    path.write_text("".join(f"{draw(animals)} {draw(verbs)} {draw(animals)}\n" for _ in range(count)))
+
+
+def start_training(folder: Path, checkpoint: Path) -> "subprocess.Popen[str]":
+    sizes = ["--vocabulary", str(VOCABULARY), "--dim", "32", "--heads", "2", "--layers", "1", "--learning-rate", "1e-2"]
+    where = [str(folder / "cache"), "--checkpoint", str(checkpoint), "--save-every", str(SAVED_EVERY)]
+    return subprocess.Popen(
+        [sys.executable, str(EXAMPLE), *where, *sizes, "--epochs", "2", "--train-fraction", "0.8"],
+        env=script_environment() | {"OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def printed_until_killed(process: "subprocess.Popen[str]") -> str:
+    """Kill it, with no warning, once it has printed a certain step."""
+    assert process.stdout is not None
+    lines = []
+    for line in process.stdout:
+        lines.append(line)
+        if line.startswith(f"step {KILLED_AT} "):
+            process.send_signal(signal.SIGKILL)
+    errors = process.communicate(timeout=60)[1]
+    assert process.returncode == -signal.SIGKILL, errors
+    return "".join(lines)
+
+
+def printed_to_the_end(process: "subprocess.Popen[str]") -> str:
+    out, errors = process.communicate(timeout=300)
+    assert process.returncode == 0, errors
+    return out
+
+
+def grown_copy(folder: Path, copy: Path) -> Path:
+    """The same cache, source and checkpoint elsewhere, with half as much appended."""
+    shutil.copytree(folder, copy)
+    write_sentences(copy / "raw" / "b.txt", 350, seed=2)
+    fb.grow(copy / "cache", fb.sources.lines(copy / "raw"), recipe=ByteTokens(), workers=0)
+    return copy
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    folder = tmp_path_factory.mktemp("gpt") / "small"
+    write_sentences(folder / "raw" / "a.txt", 700, seed=1)
+    fb.build(folder / "cache", fb.sources.lines(folder / "raw"), ByteTokens(), workers=0)
+    whole = start_training(folder, folder.with_name("whole.pt"))
+    killed = printed_until_killed(start_training(folder, folder / "killed.pt"))
+    larger = grown_copy(folder, folder.with_name("larger"))
+    resumed = start_training(folder, folder / "killed.pt")
+    grown = start_training(larger, larger / "killed.pt")
+    return Runs(printed_to_the_end(whole), killed, printed_to_the_end(resumed), printed_to_the_end(grown))
+
+
+def steps(printed: str) -> list[Step]:
+    found = STEP.findall(printed)
+    return [Step(int(step), int(epoch), batch, float(rate), float(loss)) for step, epoch, batch, rate, loss in found]
+
+
+def test_the_loss_falls_on_rows_seen_and_not_seen(runs: Runs) -> None:
+    losses = [step.loss for step in steps(runs.whole)]
+    assert len(losses) > 2 * KILLED_AT
+    assert mean(losses[-5:]) < 0.5 * mean(losses[:5])
+    first, second = (float(loss) for loss in re.findall(r"validation (\S+)", runs.whole))
+    assert second < first < losses[0]
+
+
+def test_a_killed_run_goes_on_with_the_batches_and_losses_it_would_have_had(runs: Runs) -> None:
+    whole = steps(runs.whole)
+    assert steps(runs.killed) == whole[: len(steps(runs.killed))]
+    assert steps(runs.resumed)[0].number == KILLED_AT // SAVED_EVERY * SAVED_EVERY + 1
+    assert steps(runs.resumed) == whole[KILLED_AT // SAVED_EVERY * SAVED_EVERY :]
+
+
+def test_after_a_growth_the_epoch_ends_as_it_began_and_the_next_one_has_all_rows(runs: Runs) -> None:
+    whole, grown = steps(runs.whole), steps(runs.resumed_after_growth)
+    assert "the cache has grown: " in runs.resumed_after_growth
+    first_epoch = [step.batch for step in whole if step.epoch == 0]
+    assert [step.batch for step in grown if step.epoch == 0] == first_epoch[grown[0].number - 1 :]
+    second_epoch = [step.batch for step in grown if step.epoch == 1]
+    assert len(second_epoch) > len(first_epoch)
+    assert len(set(second_epoch)) == len(second_epoch)
+
+
+def test_the_learning_rate_does_not_jump_at_a_growth(runs: Runs) -> None:
+    before = steps(runs.killed)[KILLED_AT // SAVED_EVERY * SAVED_EVERY - 1].rate
+    rates = [before, *(step.rate for step in steps(runs.resumed_after_growth))]
+    peak = max(rates)
+    assert max(abs(after - rate) for rate, after in pairwise(rates)) < peak / 10

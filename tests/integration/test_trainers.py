@@ -1,0 +1,237 @@
+"""Other people's trainers, run on a cache, stopped and resumed: transformers, Lightning, Accelerate, torchdata.
+
+They are imported by the tests that need them, so that collecting costs nothing. Warnings that are ignored here are of
+these libraries about each other; each is named by its text.
+"""
+
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.token_caches import token_cache
+from torch.optim.lr_scheduler import LambdaLR
+from torch.utils.data import DataLoader
+
+import forebay as fb
+from forebay.torch import CacheDataset, Loader, Schedule, Split, document_leaks
+
+ROWS, BATCH, STEPS, STOP = 64, 4, 14, 6
+VOCABULARY = 65_536
+TRAINING = Split("train", fraction=0.7)
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> fb.Cache:
+    return fb.open_cache(token_cache(tmp_path_factory.mktemp("tokens"), ROWS))
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Losses are compared bit by bit."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+class Embedded(torch.nn.Module):
+    """A model of one layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding = torch.nn.Embedding(VOCABULARY, 2)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.embedding(tokens).square().mean()
+
+
+def rows_of(batch: dict[str, torch.Tensor]) -> list[int]:
+    """A row of numbered tokens begins with its number."""
+    return batch["tokens"][:, 0].tolist()
+
+
+class TestTransformers:
+    """`transformers.Trainer` on a tiny GPT-2 with random weights."""
+
+    def run(self, folder: Path, cache: fb.Cache, stop: int | None = None) -> tuple[dict[int, tuple], list, Any]:
+        """(loss, rate) by step, the rows of the batches, the model; from the checkpoint of a folder if it has one."""
+        transformers = import_module("transformers")
+        seen: list[list[int]] = []
+
+        def collate(rows: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+            seen.append([int(row["input_ids"][0]) for row in rows])
+            return transformers.default_data_collator(rows)
+
+        class Stop(transformers.TrainerCallback):
+            def on_step_end(self, args: object, state: object, control: object, **_: object) -> None:
+                control.should_training_stop |= state.global_step == stop
+
+        config = transformers.GPT2Config(
+            vocab_size=VOCABULARY, n_positions=8, n_embd=8, n_layer=1, n_head=2, loss_type="ForCausalLM"
+        )
+        torch.manual_seed(0)
+        model = transformers.GPT2LMHeadModel(config)
+        names = {"input_ids": "tokens", "labels": "labels", "position_ids": "positions"}
+        dataset = CacheDataset(cache, selection=TRAINING, labels="aligned", names=names)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        schedule = Schedule(dataset, epochs=2, effective_batch=BATCH, warmup_share=0.2)
+        arguments = transformers.TrainingArguments(
+            output_dir=str(folder),
+            max_steps=STEPS,
+            per_device_train_batch_size=BATCH,
+            logging_steps=1,
+            save_steps=STOP,
+            report_to=[],
+            use_cpu=True,
+            disable_tqdm=True,
+            log_level="error",
+        )
+        trainer = transformers.Trainer(
+            model=model,
+            args=arguments,
+            train_dataset=dataset,
+            data_collator=collate,
+            optimizers=(optimizer, LambdaLR(optimizer, schedule)),
+            callbacks=[Stop()],
+        )
+        checkpoint = folder / f"checkpoint-{STOP}"
+        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint.exists() else None)
+        history = {entry["step"]: (entry["loss"], entry["learning_rate"]) for entry in trainer.state.log_history[:-1]}
+        return history, seen, trainer.model
+
+    def test_stopped_and_resumed_it_trains_as_if_it_had_not_been(self, tmp_path: Path, cache: fb.Cache) -> None:
+        whole, rows, model = self.run(tmp_path / "whole", cache)
+        assert len(whole) == STEPS
+        assert whole[STEPS][0] < whole[1][0]
+        stopped, _, _ = self.run(tmp_path / "stopped", cache, stop=STOP)
+        assert list(stopped) == list(range(1, STOP + 1))
+        resumed, rows_again, model_again = self.run(tmp_path / "stopped", cache)
+        assert resumed == whole
+        assert rows_again[-2:] == rows[-2:]
+        assert 0 < len({row for batch in rows for row in batch}) < ROWS, "only the training side"
+        weights = zip(model.parameters(), model_again.parameters(), strict=True)
+        assert all(torch.equal(one, other) for one, other in weights)
+
+    def test_positions_keep_the_documents_of_a_row_apart(self, tmp_path: Path, cache: fb.Cache) -> None:
+        model = self.run(tmp_path, cache, stop=1)[2].eval()
+        batch = next(iter(Loader(cache, global_batch_size=6, shuffle=None)))
+
+        def logits(tokens: torch.Tensor) -> torch.Tensor:
+            return model(input_ids=tokens, position_ids=batch["positions"]).logits
+
+        assert not document_leaks(logits, batch["tokens"], batch["seq_lens"])
+
+
+@pytest.mark.filterwarnings(r"ignore:`isinstance\(treespec, LeafSpec\)` is deprecated:FutureWarning")
+class TestLightning:
+    """`lightning.Trainer`, which keeps the state of a loader that has one."""
+
+    def run(self, loader: Loader | DataLoader, folder: Path, steps: int, checkpoint: Path | None = None) -> list[tuple]:
+        """(loss, rows) of every step."""
+        lightning = import_module("lightning")
+
+        class Module(lightning.LightningModule):
+            def __init__(self) -> None:
+                super().__init__()
+                self.model, self.seen = Embedded(), []
+
+            def training_step(self, batch: dict[str, torch.Tensor], _: int) -> torch.Tensor:
+                loss = self.model(batch["tokens"])
+                self.seen.append((float(loss.detach()), rows_of(batch)))
+                return loss
+
+            def configure_optimizers(self) -> torch.optim.Optimizer:
+                return torch.optim.SGD(self.parameters(), lr=0.1)
+
+        trainer = lightning.Trainer(
+            max_steps=steps,
+            accelerator="cpu",
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            default_root_dir=folder,
+        )
+        module = Module()
+        trainer.fit(module, loader, ckpt_path=checkpoint)
+        trainer.save_checkpoint(folder / "last.ckpt")
+        return module.seen
+
+    def test_a_loader_goes_on_within_the_epoch(self, tmp_path: Path, cache: fb.Cache) -> None:
+        def loader() -> Loader:
+            return Loader(cache, global_batch_size=BATCH, selection=TRAINING, seed=5)
+
+        whole = self.run(loader(), tmp_path, STEPS)
+        assert len(whole) == STEPS
+        first = self.run(loader(), tmp_path, STOP)
+        rest = self.run(loader(), tmp_path, STEPS, tmp_path / "last.ckpt")
+        assert first + rest == whole
+
+    @pytest.mark.filterwarnings("ignore:The 'train_dataloader' does not have many workers")
+    def test_a_dataset_is_trained_on_by_a_plain_dataloader(self, tmp_path: Path, cache: fb.Cache) -> None:
+        dataset = CacheDataset(cache, selection=TRAINING)
+        seen = self.run(DataLoader(dataset, batch_size=BATCH), tmp_path, 5)
+        assert [rows for _, rows in seen] == [rows_of(batch) for batch in DataLoader(dataset, BATCH)][:5]
+
+
+class TestAccelerate:
+    """`accelerate`, with a dataset in a plain DataLoader."""
+
+    def run(self, cache: fb.Cache, folder: Path, epochs: int, resume: bool) -> list[tuple]:
+        """(loss, rows) of every step; stopped after six, unless it goes on."""
+        accelerate = import_module("accelerate")
+        accelerate.utils.set_seed(3)
+        shuffled_anew = accelerate.DataLoaderConfiguration(use_seedable_sampler=True)
+        accelerator = accelerate.Accelerator(cpu=True, dataloader_config=shuffled_anew)
+        model = Embedded()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        plain = DataLoader(CacheDataset(cache, selection=TRAINING), batch_size=BATCH, shuffle=True)
+        model, optimizer, loader = accelerator.prepare(model, optimizer, plain)
+        seen = []
+        if resume:
+            accelerator.load_state(str(folder))
+        for epoch in range(epochs):
+            loader.set_epoch(epoch)
+            assert plain.dataset.epoch == epoch
+            skipped = accelerate.skip_first_batches(loader, STOP) if resume and epoch == 0 else loader
+            for batch in skipped:
+                optimizer.zero_grad()
+                loss = model(batch["tokens"])
+                accelerator.backward(loss)
+                optimizer.step()
+                seen.append((float(loss.detach()), rows_of(batch)))
+                if len(seen) == STOP and not resume:
+                    accelerator.save_state(str(folder))
+        return seen
+
+    def test_stopped_and_resumed_it_trains_as_if_it_had_not_been(self, tmp_path: Path, cache: fb.Cache) -> None:
+        whole = self.run(cache, tmp_path / "state", 2, resume=False)
+        rest = self.run(cache, tmp_path / "state", 2, resume=True)
+        assert rest == whole[STOP:]
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated, please do not call:UserWarning")
+class TestTorchdata:
+    """`torchdata`'s StatefulDataLoader, and its protocol for what has a state."""
+
+    def test_a_stateful_dataloader_goes_on_within_the_epoch(self, cache: fb.Cache) -> None:
+        stateful = import_module("torchdata.stateful_dataloader")
+
+        def loader() -> DataLoader:
+            torch.manual_seed(0)
+            return stateful.StatefulDataLoader(CacheDataset(cache, selection=TRAINING), batch_size=BATCH, shuffle=True)
+
+        whole = [rows_of(batch) for batch in loader()]
+        stopped = loader()
+        first = [rows_of(batch) for _, batch in zip(range(STOP), stopped, strict=False)]
+        resumed = loader()
+        resumed.load_state_dict(stopped.state_dict())
+        assert first + [rows_of(batch) for batch in resumed] == whole
+
+    def test_a_loader_is_stateful(self, cache: fb.Cache) -> None:
+        stateful = import_module("torchdata.stateful_dataloader.stateful")
+        assert isinstance(Loader(cache, global_batch_size=BATCH), stateful.Stateful)

@@ -1,0 +1,123 @@
+"""Orders: every row once an epoch, whatever the chunks and the window; lanes keep to their own blocks."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forebay.order.ordering import Ordering
+from forebay.order.orders import GlobalOrder, Order, SequentialOrder
+from forebay.order.quality import ShuffleQuality, shuffle_quality
+from forebay.order.window import Window, WindowOrder
+
+GOLDEN_WINDOW = [8, 16, 9, 17, 11, 18, 12, 19, 10, 0, 13, 3, 6, 1, 15, 2, 5, 4, 14, 7]
+GOLDEN_GLOBAL = [11, 6, 15, 9, 19, 1, 7, 14, 2, 16, 4, 13, 18, 12, 3, 17, 0, 10, 8, 5]
+
+
+@st.composite
+def windows(draw: st.DrawFn) -> tuple[np.ndarray, Window]:
+    counts = draw(st.lists(st.integers(0, 40), min_size=1, max_size=30).filter(any))
+    unit = draw(st.integers(1, 9))
+    window = Window(
+        rows=draw(st.integers(unit, 80)), unit=unit, chunks=draw(st.integers(1, 6)), lanes=draw(st.integers(1, 9))
+    )
+    return np.array(counts), window
+
+
+@given(case=windows(), seed=st.integers(0, 2**32), epoch=st.integers(0, 5), part=st.integers(0, 2))
+def test_a_window_shuffle_has_every_row_once(case: tuple[np.ndarray, Window], seed: int, epoch: int, part: int) -> None:
+    order = WindowOrder(case[0], seed, case[1], part)
+    rows = order.rows_at(epoch, np.arange(order.size))
+    assert np.array_equal(np.sort(rows), np.arange(order.size))
+
+
+@given(case=windows(), data=st.data())
+def test_a_position_is_looked_up_alone_as_among_others(case: tuple[np.ndarray, Window], data: st.DataObject) -> None:
+    order = WindowOrder(case[0], 3, case[1])
+    positions = np.array(data.draw(st.lists(st.integers(0, order.size - 1), min_size=1, max_size=9)))
+    singly = [
+        int(WindowOrder(case[0], 3, case[1]).rows_at(1, positions[at : at + 1])[0]) for at in range(len(positions))
+    ]
+    assert order.rows_at(1, positions).tolist() == singly
+
+
+@given(case=windows(), epoch=st.integers(0, 3))
+def test_lanes_share_no_unit_but_in_the_uneven_rest_at_the_end(case: tuple[np.ndarray, Window], epoch: int) -> None:
+    counts, window = case
+    order = WindowOrder(counts, 0, window)
+    rows = order.rows_at(epoch, np.arange(order.size))
+    units = unit_of(counts, window.unit)[rows]
+    even = order.size - min(order.size, window.lanes * window.unit)
+    lane_of_unit: dict[int, int] = {}
+    for position in range(even):
+        lane = position % window.lanes
+        assert lane_of_unit.setdefault(int(units[position]), lane) == lane
+
+
+@given(case=windows())
+def test_a_unit_stays_within_one_window_of_its_lane(case: tuple[np.ndarray, Window]) -> None:
+    counts, window = case
+    order = WindowOrder(counts, 0, window)
+    even = (order.size - min(order.size, window.lanes * window.unit)) // window.lanes
+    units = unit_of(counts, window.unit)[order.rows_at(0, np.arange(order.size))]
+    for lane in range(window.lanes):
+        seen: dict[int, list[int]] = {}
+        for index in range(even):
+            seen.setdefault(int(units[index * window.lanes + lane]), []).append(index)
+        assert all(places[-1] - places[0] < window.rows + window.unit for places in seen.values())
+
+
+@pytest.mark.parametrize("order", [GlobalOrder(1000, 4), WindowOrder(np.full(10, 100), 4, Window(rows=40, lanes=4))])
+def test_epochs_seeds_and_parts_have_orders_of_their_own(order: Order) -> None:
+    ordering = Ordering("global", 4) if isinstance(order, GlobalOrder) else Ordering("window", 4, order.window)
+    positions, counts = np.arange(1000), np.full(10, 100)
+    found = [
+        order.rows_at(0, positions),
+        order.rows_at(1, positions),
+        ordering.of(counts, part=1).rows_at(0, positions),
+        Ordering(ordering.kind, 5, ordering.window).of(counts).rows_at(0, positions),
+    ]
+    assert np.array_equal(ordering.of(counts).rows_at(0, positions), found[0])
+    for at, one in enumerate(found):
+        assert all((one == other).mean() < 0.05 for other in found[:at])
+
+
+def test_the_orders_are_the_same_in_every_release() -> None:
+    window = WindowOrder(np.array([5, 3, 8, 4]), 1, Window(rows=4, unit=2, chunks=2, lanes=2))
+    assert window.rows_at(2, np.arange(20)).tolist() == GOLDEN_WINDOW
+    assert GlobalOrder(20, 1).rows_at(2, np.arange(20)).tolist() == GOLDEN_GLOBAL
+    assert SequentialOrder(5).rows_at(2, np.arange(5)).tolist() == [0, 1, 2, 3, 4]
+
+
+def test_an_ordering_comes_back_from_its_state() -> None:
+    for ordering in (Ordering("global", 3), Ordering("sequential", 0), Ordering("window", 1, Window(rows=8, unit=2))):
+        assert Ordering.of_state(ordering.state()) == ordering
+
+
+@pytest.mark.parametrize("fields", [{"rows": 1, "unit": 2}, {"rows": 1, "lanes": 0}, {"rows": 2, "chunks": 0}])
+def test_a_window_that_cannot_be_cut_is_refused(fields: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match="cannot be cut"):
+        Window(**fields)
+
+
+def test_quality_is_1_for_a_global_shuffle_near_it_for_a_wide_window_and_low_without_shuffle() -> None:
+    counts = np.full(64, 1000)
+    whole = shuffle_quality(GlobalOrder(64_000, 0), counts, 16, 64)
+    wide = shuffle_quality(WindowOrder(counts, 0, Window(rows=200, unit=16, lanes=16)), counts, 16, 64)
+    narrow = shuffle_quality(WindowOrder(counts, 0, Window(rows=32, unit=16, lanes=2, chunks=1)), counts, 16, 64)
+    none = shuffle_quality(SequentialOrder(64_000), counts, 16, 64)
+    assert all(0.95 < figure < 1.05 for figure in (whole.chunks, whole.units, whole.travel))
+    assert all(figure > 0.85 for figure in (wide.chunks, wide.units, wide.travel))
+    assert none.chunks < narrow.chunks < 0.2
+    assert none.units < narrow.units < 0.3
+    assert none.travel < 0.001
+    assert str(ShuffleQuality(0.5, 1.0, 0.25)).startswith("of a global shuffle: 50.0% of the chunks in a batch, 100.0%")
+
+
+def unit_of(counts: np.ndarray, unit: int) -> np.ndarray:
+    """The unit of every row, counted through all chunks."""
+    units, first = [], 0
+    for count in counts.tolist():
+        units.append(first + np.arange(count) // unit)
+        first += -(-count // unit)
+    return np.concatenate(units)

@@ -1,0 +1,68 @@
+"""Selections: places among the selected rows and row numbers lead to each other."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from forebay.order.selection import BLOCK_ROWS, BitSelection, ChunkSelection, Selection, pack_bits
+
+chunked = st.lists(st.tuples(st.integers(0, 9), st.booleans()), max_size=12)
+lengths = st.one_of(st.integers(0, 40), st.sampled_from([BLOCK_ROWS - 1, BLOCK_ROWS, 3 * BLOCK_ROWS + 5]))
+
+
+def bits_of(chosen: np.ndarray) -> BitSelection:
+    return BitSelection(pack_bits(chosen), len(chosen))
+
+
+def check(selection: Selection, chosen: np.ndarray) -> None:
+    """A selection agrees with its definition: one truth per row."""
+    rows = np.flatnonzero(chosen)
+    assert len(selection) == len(rows)
+    assert selection.total == len(chosen)
+    assert selection.rows(np.arange(len(rows))).tolist() == rows.tolist()
+    assert selection.rows(np.arange(len(rows))[::-1]).tolist() == rows[::-1].tolist()
+    everywhere = np.arange(len(chosen) + 1)
+    assert selection.before(everywhere).tolist() == np.concatenate([[0], np.cumsum(chosen)]).tolist()
+
+
+@settings(deadline=None)
+@given(chunked)
+def test_whole_chunks_are_selected_as_defined(chunks: list[tuple[int, bool]]) -> None:
+    rows = [length for length, _ in chunks]
+    wanted = np.array([want for _, want in chunks], bool)
+    starts = np.concatenate([[0], np.cumsum(rows, dtype=np.int64)]).astype(np.int64)
+    check(ChunkSelection(starts, wanted), np.repeat(wanted, np.array(rows, np.int64)))
+
+
+@settings(deadline=None)
+@given(lengths, st.floats(0, 1), st.integers(0, 2**32 - 1))
+def test_single_rows_are_selected_as_defined(length: int, density: float, seed: int) -> None:
+    chosen = np.random.default_rng(seed).random(length) < density
+    check(bits_of(chosen), chosen)
+
+
+@pytest.mark.parametrize("chosen", [np.zeros(10_000, bool), np.ones(10_000, bool), np.arange(10_000) == 9_999])
+def test_none_all_and_the_last_row_alone(chosen: np.ndarray) -> None:
+    check(bits_of(chosen), chosen)
+
+
+def test_a_row_costs_one_bit() -> None:
+    assert bits_of(np.ones(1_000_000, bool)).bits.nbytes <= 1_000_000 / 8 + BLOCK_ROWS / 8
+
+
+def test_the_digest_tells_selections_apart() -> None:
+    chosen = np.arange(100) % 3 == 0
+    other = chosen.copy()
+    other[99] ^= True
+    assert bits_of(chosen).digest == bits_of(chosen.copy()).digest
+    assert bits_of(chosen).digest != bits_of(other).digest
+    assert bits_of(chosen).digest != bits_of(np.append(chosen, False)).digest
+    starts = np.array([0, 5, 9])
+    one, two = (ChunkSelection(starts, np.array(wanted)) for wanted in ([True, False], [False, True]))
+    assert one.digest != two.digest
+
+
+def test_bits_of_another_number_of_rows_are_refused() -> None:
+    with pytest.raises(ValueError, match="128 bytes of bits for 5,000 rows; 640 are expected"):
+        BitSelection(pack_bits(np.ones(10, bool)), 5_000)

@@ -1,0 +1,176 @@
+"""What the tests of the loader's threads run in processes of their own, so that a hang or a crash is a failed test.
+
+python -m tests.torch.loader_process COMMAND ROOT …
+"""
+
+import gc
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+import torch
+from tests.token_caches import numbers_of
+from torch import distributed
+
+import forebay as fb
+from forebay.order.coins import Coins
+from forebay.torch import Loader
+
+Batch = dict[str, torch.Tensor]
+
+
+def feeding_threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("forebay")]
+
+
+def open_files() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def loader(root: str, **options: object) -> Loader:
+    return Loader(fb.open_cache(root), global_batch_size=2, prefetch=6, **options)  # type: ignore[arg-type]
+
+
+def leave_in_the_middle(root: str) -> None:
+    """The interpreter exits while batches are made and an iterator is alive."""
+    batches = iter(loader(root, threads=3))
+    next(batches)
+    assert len(feeding_threads()) == 3
+    sys.modules["kept"] = batches  # type: ignore[assignment]  # alive until the very end
+    print("left")
+
+
+def transform_raises(root: str) -> None:
+    """An error in a transform arrives at its batch, after those before it; no thread stays."""
+
+    def refuse(batch: Batch, coins: Coins) -> Batch:
+        if 7 in batch["tokens"][:, 0].tolist():
+            raise ValueError("no sevens")
+        return batch
+
+    good = numbers_of(loader(root, threads=0))
+    before = next(number for number, rows in enumerate(good) if 7 in rows)
+    for threads in (0, 1, 3):
+        failing = loader(root, threads=threads, transform=refuse)
+        taken: list[list[int]] = []
+        with pytest.raises(ValueError, match="no sevens"):
+            taken.extend(batch["tokens"][:, 0].tolist() for batch in failing)
+        assert taken == good[:before], (threads, len(taken), before)
+        assert failing.position == 2 * before
+        assert not feeding_threads()
+    print("raised in its turn")
+
+
+def transform_sleeps_for_ever(root: str) -> None:
+    """A transform that does not return does not keep the interpreter from exiting."""
+
+    def sleep(batch: Batch, coins: Coins) -> Batch:
+        time.sleep(3600)
+        return batch
+
+    batches = iter(loader(root, transform=sleep))
+    threading.Thread(target=lambda: next(batches), daemon=True).start()
+    time.sleep(0.2)
+    print("asleep", flush=True)
+
+
+def wait_for_interrupt(root: str) -> None:
+    """Trains until Ctrl-C; says what is left then."""
+
+    def slow(batch: Batch, coins: Coins) -> Batch:
+        time.sleep(0.02)
+        return batch
+
+    running = loader(root, transform=slow, drop_last=True)
+    try:
+        while True:
+            for _ in running:
+                print(running.position, flush=True)
+    except KeyboardInterrupt:
+        state = running.state_dict()
+        gc.collect()
+        print("interrupted", state["position"], flush=True)
+    taken = numbers_of(running)
+    assert len(taken) == (running.stream.size(0) - state["position"]) // 2, "it goes on from where it stood"
+    assert not feeding_threads()
+    print("ended", flush=True)
+
+
+def fork_in_the_middle(root: str) -> None:
+    """Parent and child go on from where the parent stood, each with threads of its own."""
+    expected = numbers_of(loader(root, threads=0))
+    running = loader(root, threads=2)
+    batches = iter(running)
+    taken = numbers_of([next(batches) for _ in range(3)])
+    for _ in range(2):
+        pid = os.fork()
+        if pid == 0:
+            assert not feeding_threads()
+            rest = numbers_of(batches)
+            assert taken + rest == expected, "the child"
+            assert not feeding_threads()
+            sys.exit(7)  # through every exit handler
+        _, status = os.waitpid(pid, 0)
+        assert os.waitstatus_to_exitcode(status) == 7
+    assert taken + numbers_of(batches) == expected, "the parent"
+    print("both went on")
+
+
+def fork_and_leave(root: str) -> None:
+    """A child that does not touch the loader exits, although it was forked while batches were made."""
+    batches = iter(loader(root, threads=3))
+    for _ in range(4):
+        next(batches)
+        pid = os.fork()
+        if pid == 0:
+            sys.exit(7)
+        _, status = os.waitpid(pid, 0)
+        assert os.waitstatus_to_exitcode(status) == 7
+    print("four children")
+
+
+def leave_nothing(root: str) -> None:
+    """Epochs run to the end, broken off, dropped, failed: no thread and no file stays."""
+    feeding = loader(root, threads=3)
+    list(feeding)
+    files = open_files()
+    for turn in range(30):
+        for _ in feeding:
+            if turn % 2:
+                break
+        batches = iter(feeding)
+        if turn % 3:
+            next(batches)
+        del batches
+        assert not feeding_threads(), turn
+    assert open_files() == files
+    print("nothing left")
+
+
+def grow_together(root: str, meeting: str, rank: str) -> None:
+    """Two ranks that torch.distributed knows take up what was published, when the first of them says so."""
+    distributed.init_process_group("gloo", init_method=f"file://{meeting}", rank=int(rank), world_size=2)
+    growing = Loader(fb.open_cache(root, generation=0), global_batch_size=2, growth="within", drop_last=False)
+    assert growing.ranks.agree(100 + int(rank)) == 100
+    rows = [numbers_of(growing) for _ in range(2)]
+    distributed.destroy_process_group()
+    print(json.dumps([rows, growing.state_dict()["stream"]["generations"]]))
+
+
+COMMANDS: dict[str, Callable[..., None]] = {
+    "grow-together": grow_together,
+    "leave-in-the-middle": leave_in_the_middle,
+    "transform-raises": transform_raises,
+    "transform-sleeps": transform_sleeps_for_ever,
+    "wait-for-interrupt": wait_for_interrupt,
+    "fork-in-the-middle": fork_in_the_middle,
+    "fork-and-leave": fork_and_leave,
+    "leave-nothing": leave_nothing,
+}
+
+if __name__ == "__main__":
+    COMMANDS[sys.argv[1]](*sys.argv[2:])

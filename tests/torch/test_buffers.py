@@ -1,0 +1,101 @@
+"""Memory of batches: used again, but never while anybody holds a tensor in it."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tests.token_caches import token_cache
+
+import forebay as fb
+from forebay.torch import Loader
+from forebay.torch.buffers import Buffers, tensor
+
+SHAPE, LONG = (64, 64), np.dtype(np.int64)
+
+
+def lend(buffers: Buffers) -> torch.Tensor:
+    return tensor(buffers.empty(SHAPE, LONG))
+
+
+@pytest.mark.parametrize(
+    "hold",
+    [
+        lambda tensor: tensor,
+        lambda tensor: tensor[3:5].T,
+        lambda tensor: tensor.view(-1)[::7],
+        lambda tensor: tensor.numpy()[1],
+        lambda tensor: tensor.detach(),
+        lambda tensor: tensor.untyped_storage(),
+        lambda tensor: memoryview(tensor.numpy()),
+    ],
+)
+def test_memory_is_used_again_only_when_nobody_holds_it(hold: object) -> None:
+    buffers = Buffers(keep=4)
+    tensor = lend(buffers)
+    address, held = tensor.data_ptr(), hold(tensor)  # type: ignore[operator]
+    del tensor
+    assert lend(buffers).data_ptr() != address
+    del held
+    others = [lend(buffers) for _ in range(2)]
+    assert address in [other.data_ptr() for other in others]
+
+
+def test_no_more_memory_is_kept_than_asked_for() -> None:
+    buffers = Buffers(keep=2)
+    tensors = [lend(buffers) for _ in range(5)]
+    addresses = {tensor.data_ptr() for tensor in tensors}
+    assert len(addresses) == 5
+    del tensors
+    free = [memory for kept in buffers._free.values() for memory in kept]
+    assert len(free) == 2
+
+
+def test_tensors_outlive_their_buffers() -> None:
+    buffers = Buffers(keep=2)
+    tensor = lend(buffers)
+    tensor.fill_(7)
+    del buffers
+    assert int(tensor.sum()) == 7 * 64 * 64
+
+
+def test_batches_that_are_kept_keep_their_values(tmp_path: Path) -> None:
+    cache = fb.open_cache(token_cache(tmp_path, 120, sequence_length=1024, chunk_rows=40))
+    loader = Loader(cache, global_batch_size=4, prefetch=6)
+    kept = [[{name: values for name, values in batch.items()} for batch in loader] for _ in range(2)]
+    again = Loader(cache, global_batch_size=4, threads=0)
+    for epoch in kept:
+        for batch, expected in zip(epoch, again, strict=True):
+            assert all(torch.equal(batch[name], expected[name]) for name in expected)
+
+
+def test_batches_that_are_dropped_give_their_memory_to_later_ones(tmp_path: Path) -> None:
+    cache = fb.open_cache(token_cache(tmp_path, 120, sequence_length=1024, chunk_rows=40))
+    one = Loader(cache, global_batch_size=4, prefetch=3)
+    addresses = [batch["tokens"].data_ptr() for _ in range(3) for batch in one]
+    assert len(addresses) == 90
+    assert len(set(addresses)) < 30
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_with_a_gpu_batches_lie_in_pinned_memory(tmp_path: Path) -> None:
+    cache = fb.open_cache(token_cache(tmp_path, 20))
+    batch = next(iter(Loader(cache, global_batch_size=4, derive=["positions", "cu_seqlens"])))
+    assert all(values.is_pinned() for values in batch.values())
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_pinned_memory_waits_for_copies_of_slices_that_are_under_way() -> None:
+    buffers, wide = Buffers(keep=4, pinned=True), (1 << 12, 1 << 10)
+    busy = torch.randn(8192, 8192, device="cuda")
+    for number in range(4):
+        held = buffers.empty(wide, LONG)
+        held[:] = number
+        for _ in range(8):
+            busy = busy @ busy / 8192  # the copy waits for this, and the next round does not
+        copied = tensor(held)[1:].to("cuda", non_blocking=True)
+        del held
+        buffers.empty(wide, LONG)[:] = -1
+        assert copied.unique().tolist() == [number]

@@ -1,0 +1,286 @@
+"""The loader: the same sequence of rows for any ranks, threads and interruptions; batches as documented."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.layer_recipes import stored_cache as store_rows
+from tests.token_caches import (
+    document_lengths,
+    interleaved,
+    numbers_of,
+    row_tokens,
+    token_cache,
+)
+
+import forebay as fb
+from forebay import masks
+from forebay.columns import Column
+from forebay.order.coins import Coins
+from forebay.order.window import Window
+from forebay.torch import Loader
+from forebay.torch.rules import Split
+
+LENGTH = 8
+PLAIN, PACKED = 53, 61
+
+
+@pytest.fixture(scope="module")
+def caches(tmp_path_factory: pytest.TempPathFactory) -> dict[str, fb.Cache]:
+    folder = tmp_path_factory.mktemp("loader")
+    packed = token_cache(folder / "packed", PACKED, codec="zstd", chunk_rows=9)
+    return {
+        "plain": fb.open_cache(token_cache(folder / "plain", PLAIN)),
+        "packed": fb.open_cache(packed),
+        "tiny": fb.open_cache(token_cache(folder / "tiny", 1)),
+    }
+
+
+SHUFFLES: list[dict[str, Any]] = [
+    {"shuffle": "global"},
+    {"shuffle": None},
+    {"shuffle": "window", "window": Window(rows=6, unit=2, chunks=3, lanes=4)},
+    {"shuffle": "auto"},
+]
+
+
+@st.composite
+def trainings(draw: st.DrawFn) -> dict[str, Any]:
+    """Stages of one training: each with its own batch size, ranks and threads, cut off after some batches."""
+    ranks = st.sampled_from([1, 2, 3, 4])
+    stage = st.tuples(st.integers(1, 5), ranks, st.sampled_from([0, 1, 2]), st.integers(1, 9), st.integers(0, 12))
+    return {
+        "cache": draw(st.sampled_from(["plain", "packed", "tiny"])),
+        "shuffle": draw(st.sampled_from(SHUFFLES)),
+        "seed": draw(st.integers(0, 1000)),
+        "stages": draw(st.lists(stage, min_size=1, max_size=4)),
+    }
+
+
+@settings(deadline=None, max_examples=60)
+@given(training=trainings())
+def test_interrupted_training_with_other_ranks_and_batch_sizes_sees_the_rows_of_an_uninterrupted_one(
+    caches: dict[str, fb.Cache], training: dict[str, Any]
+) -> None:
+    cache, options = caches[training["cache"]], {"seed": training["seed"], **training["shuffle"]}
+    state, rows = None, []
+    for per_rank, world, threads, prefetch, batches in training["stages"]:
+        loaders = [
+            Loader(
+                cache, global_batch_size=per_rank * world, rank=rank, world_size=world, threads=threads,
+                prefetch=prefetch, drop_last=False, **options,
+            )
+            for rank in range(world)
+        ]  # fmt: skip
+        for loader in loaders:
+            if state is not None:
+                loader.load_state_dict(state)
+        starts, by_rank = zip(*(take(loader, batches) for loader in loaders), strict=True)
+        rows += [row for batch in interleaved(starts[0], by_rank) for row in batch]
+        states = [loader.state_dict() for loader in loaders]
+        assert states == [states[0]] * world
+        state = states[0]
+    assert rows == epochs(cache, options, len(rows))
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    name=st.sampled_from(["plain", "packed", "tiny"]),
+    shuffle=st.sampled_from(SHUFFLES),
+    size=st.integers(1, 20),
+    drop_last=st.booleans(),
+    epoch=st.integers(0, 3),
+)
+def test_an_epoch_has_every_row_once_but_for_those_of_a_dropped_last_batch(
+    caches: dict[str, fb.Cache], name: str, shuffle: dict[str, Any], size: int, drop_last: bool, epoch: int
+) -> None:
+    cache = caches[name]
+    loader = Loader(cache, global_batch_size=size, drop_last=drop_last, **shuffle)
+    loader.epoch = epoch
+    batches = numbers_of(loader)
+    assert len(batches) == len(cache) // size if drop_last else -(-len(cache) // size)
+    rows = [row for batch in batches for row in batch]
+    assert len(set(rows)) == len(rows) == (len(cache) // size * size if drop_last else len(cache))
+    assert (loader.epoch, loader.position) == (epoch + 1, 0)
+
+
+@pytest.mark.parametrize("labels", ["next", "aligned"])
+@pytest.mark.parametrize("name", ["plain", "packed"])
+def test_a_batch_holds_what_the_masks_derive_from_the_stored_lengths(
+    caches: dict[str, fb.Cache], name: str, labels: Any
+) -> None:
+    everything = ("positions", "document_ids", "cu_seqlens")
+    loader = Loader(caches[name], global_batch_size=5, labels=labels, derive=everything, drop_last=False)
+    for batch in loader:
+        numbers = batch["tokens"][:, 0].tolist()
+        lengths = [document_lengths(number, LENGTH) for number in numbers]
+        tokens = np.stack([row_tokens(n, each, LENGTH) for n, each in zip(numbers, lengths, strict=True)])
+        padded = np.zeros((len(lengths), max(map(len, lengths))), np.int32)
+        for row, each in enumerate(lengths):
+            padded[row, : len(each)] = each
+        expected = {
+            "tokens": tokens.astype(np.int64),
+            "seq_lens": padded,
+            "labels": masks.labels(tokens, padded, labels),
+            "positions": masks.positions(padded, LENGTH).astype(np.int64),
+            "document_ids": masks.document_ids(padded, LENGTH),
+            "cu_seqlens": masks.cu_seqlens(padded, LENGTH),
+            "max_seqlen": np.array(masks.whole_lengths(padded, LENGTH).max(), np.int32),
+        }
+        assert batch.keys() == expected.keys()
+        for key, values in expected.items():
+            assert batch[key].dtype == torch.from_numpy(values).dtype, key
+            assert np.array_equal(batch[key].numpy(), values), key
+
+
+def test_columns_come_as_they_are_stored(caches: dict[str, fb.Cache]) -> None:
+    cache = caches["plain"]
+    loader = Loader(cache, global_batch_size=4, columns=["tokens", "documents"], shuffle=None)
+    first = next(iter(loader))
+    read = cache.read([0, 1, 2, 3])
+    assert set(first) == {"tokens", "documents", "documents.offsets"}
+    assert first["tokens"].dtype == torch.uint16
+    assert np.array_equal(first["tokens"].numpy(), read["tokens"])
+    assert np.array_equal(first["documents"].numpy(), read["documents"].values)
+    assert np.array_equal(first["documents.offsets"].numpy(), read["documents"].offsets)
+
+
+def test_bfloat16_columns_are_bfloat16_tensors(tmp_path: Path) -> None:
+    column = Column(name="x", dtype="bfloat16", shape=(2,))
+    values = np.arange(6, dtype=np.float32).astype(column.array_dtype).reshape(3, 2)
+    stored = stored_cache(tmp_path, column, values)
+    (batch,) = Loader(stored, global_batch_size=3, shuffle=None)
+    assert batch["x"].dtype == torch.bfloat16
+    assert batch["x"].tolist() == [[0, 1], [2, 3], [4, 5]]
+
+
+def test_a_rank_without_rows_of_the_last_batch_gets_an_empty_one(caches: dict[str, fb.Cache]) -> None:
+    options = {"global_batch_size": 4, "drop_last": False, "world_size": 4, "shuffle": None}
+    by_rank = [list(Loader(caches["plain"], rank=rank, **options)) for rank in range(4)]
+    assert [len(batches) for batches in by_rank] == [14, 14, 14, 14]
+    assert [len(batches[-1]["tokens"]) for batches in by_rank] == [1, 0, 0, 0]
+    assert by_rank[3][-1]["labels"].shape == (0, LENGTH)
+
+
+def test_a_batch_size_that_ranks_cannot_share_is_refused(caches: dict[str, fb.Cache]) -> None:
+    with pytest.raises(ValueError, match="global_batch_size 10 is no multiple of the world size 4"):
+        Loader(caches["plain"], global_batch_size=10, rank=0, world_size=4)
+
+
+def test_ranks_are_those_of_the_environment(caches: dict[str, fb.Cache], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    loader = Loader(caches["plain"], global_batch_size=4, shuffle=None)
+    assert numbers_of(loader)[0] == [1, 3]
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"shuffle": "some"}, "shuffle is 'some'"),
+        ({"shuffle": "global", "window": Window(rows=4)}, "a window goes with shuffle='window'"),
+        ({"labels": "shifted"}, "labels is 'shifted'"),
+        ({"derive": ["ids"]}, r"derive names \['ids'\]"),
+        ({"growth": "always"}, "growth is 'always'"),
+        ({"threads": -1}, "threads is -1"),
+        ({"prefetch": 0}, "prefetch is 0"),
+        ({"rank": 1}, "give both or neither"),
+        ({"rank": 2, "world_size": 2}, "rank 2 of world size 2"),
+        ({"rank": 0, "world_size": 2, "growth": "epoch"}, "ranks that agree on a generation"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(
+    caches: dict[str, fb.Cache], options: dict[str, Any], problem: str
+) -> None:
+    with pytest.raises(ValueError, match=problem):
+        Loader(caches["plain"], global_batch_size=4, **options)
+
+
+def test_auto_is_global_for_plain_columns_and_window_for_compressed_ones(caches: dict[str, fb.Cache]) -> None:
+    assert Loader(caches["plain"], global_batch_size=4).state_dict()["stream"]["shuffle"] == "global"
+    packed = Loader(caches["packed"], global_batch_size=4).state_dict()["stream"]
+    assert packed["shuffle"] == "window"
+    assert packed["window"]["unit"] == 2
+
+
+def test_a_selection_limits_the_rows_and_leaves_the_rest_to_the_other_side(caches: dict[str, fb.Cache]) -> None:
+    for name in ("plain", "packed"):
+        sides = [
+            {row for batch in numbers_of(one_row_at_a_time(caches[name], selection=Split(side, 0.5))) for row in batch}
+            for side in ("train", "validation")
+        ]
+        assert not sides[0] & sides[1]
+        assert sides[0] | sides[1] == set(range(len(caches[name])))
+
+
+def test_a_transform_is_given_the_coins_of_its_rows_whatever_the_ranks(caches: dict[str, fb.Cache]) -> None:
+    def with_coins(batch: dict[str, torch.Tensor], coins: Coins) -> dict[str, torch.Tensor]:
+        return batch | {"coin": torch.from_numpy(coins.uniform("test"))}
+
+    def coins_of(world: int, threads: int) -> dict[int, float]:
+        found: dict[int, float] = {}
+        for rank in range(world):
+            loader = Loader(
+                caches["plain"], global_batch_size=4, transform=with_coins, rank=rank, world_size=world, threads=threads
+            )
+            for batch in loader:
+                found |= dict(zip(batch["tokens"][:, 0].tolist(), batch["coin"].tolist(), strict=True))
+        return found
+
+    alone = coins_of(1, 0)
+    assert coins_of(2, 2) == alone
+    assert len(set(alone.values())) == len(alone)
+
+
+def test_only_the_newest_iterator_goes_on(caches: dict[str, fb.Cache]) -> None:
+    loader = Loader(caches["plain"], global_batch_size=4)
+    first = iter(loader)
+    next(first)
+    second = iter(loader)
+    next(second)
+    with pytest.raises(RuntimeError, match="go on with the newest iterator"):
+        next(first)
+    assert loader.position == 8
+    assert len(list(second)) == 11
+
+
+def test_quality_is_reported(caches: dict[str, fb.Cache]) -> None:
+    assert Loader(caches["plain"], global_batch_size=8).shuffle_quality().chunks > 0.8
+    assert Loader(caches["plain"], global_batch_size=8, shuffle=None).shuffle_quality().chunks < 0.5
+
+
+def take(loader: Loader, batches: int) -> tuple[list[int], list[list[int]]]:
+    """Where the next so many batches begin, and their rows; over as many epochs as that takes."""
+    starts: list[int] = []
+    taken: list[list[int]] = []
+    while len(taken) < batches:
+        start = loader.position
+        for batch in loader:
+            starts.append(start)
+            taken += numbers_of([batch])
+            start = loader.position
+            if len(taken) == batches:
+                break
+    return starts, taken
+
+
+def epochs(cache: fb.Cache, options: dict[str, Any], count: int) -> list[int]:
+    """The first so many rows of the uninterrupted sequence."""
+    loader = Loader(cache, global_batch_size=1, threads=0, drop_last=False, **options)
+    rows: list[int] = []
+    while len(rows) < count:
+        rows += [row for batch in numbers_of(loader) for row in batch]
+    return rows[:count]
+
+
+def one_row_at_a_time(cache: fb.Cache, **options: Any) -> Loader:
+    return Loader(cache, global_batch_size=1, **options)
+
+
+def stored_cache(folder: Path, column: Column, values: np.ndarray) -> fb.Cache:
+    store_rows(fb.LocalStore(folder / "cache"), [column], [{column.name: values}])
+    return fb.open_cache(folder / "cache")

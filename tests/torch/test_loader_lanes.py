@@ -1,0 +1,84 @@
+"""Window shuffle over compressed caches: every block is decoded once an epoch, by one rank."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.token_caches import numbers_of, token_cache
+
+import forebay as fb
+from forebay.errors import WindowTooLarge
+from forebay.order.window import Window
+from forebay.torch import Loader
+
+BLOCK, CHUNK = 4, 40
+
+
+def window(**fields: int) -> Window:
+    return Window(**{"rows": 12, "unit": BLOCK, "chunks": 3, "lanes": 8, **fields})
+
+
+def blocks_of(rows: int) -> int:
+    """Stored blocks of the columns `tokens` and `seq_lens`."""
+    whole, rest = divmod(rows, CHUNK)
+    return 2 * (whole * CHUNK // BLOCK + -(-rest // BLOCK))
+
+
+def decodes(root: Path, world: int, epochs: int = 1, **options: Any) -> list[int]:
+    """How often each rank decoded a block, each in its own cache, as in a process of its own."""
+    found = []
+    for rank in range(world):
+        cache = fb.open_cache(root, memory=100_000)
+        loader = Loader(cache, global_batch_size=8, rank=rank, world_size=world, drop_last=False, **options)
+        for _ in range(epochs):
+            numbers_of(loader)
+        found.append(cache.statistics().misses)
+    return found
+
+
+@pytest.fixture(scope="module")
+def even(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """640 rows: 16 chunks of 10 blocks, 80 rows to each of 8 lanes."""
+    return token_cache(tmp_path_factory.mktemp("even"), 640, codec="zstd", chunk_rows=CHUNK, rows_per_block=BLOCK)
+
+
+@pytest.mark.parametrize("world", [1, 2, 4, 8])
+@pytest.mark.parametrize("threads", [0, 2])
+def test_each_block_is_decoded_once_whatever_the_world_size(even: Path, world: int, threads: int) -> None:
+    counts = decodes(even, world, shuffle="window", window=window(), threads=threads)
+    assert sum(counts) == blocks_of(640)
+    assert counts == [blocks_of(640) // world] * world
+
+
+def test_what_lanes_have_unevenly_costs_less_than_a_unit_per_lane(tmp_path: Path) -> None:
+    root = token_cache(tmp_path, 613, codec="zstd", chunk_rows=CHUNK, rows_per_block=BLOCK)
+    for world in (1, 2, 4):
+        extra = sum(decodes(root, world, shuffle="window", window=window())) - blocks_of(613)
+        assert 0 <= extra <= 2 * 8 * BLOCK, "at the end, less than a unit of each lane is read by other ranks"
+
+
+def test_a_global_shuffle_decodes_blocks_many_times_where_memory_is_short(even: Path) -> None:
+    cache = fb.open_cache(even, memory=2000)
+    numbers_of(Loader(cache, global_batch_size=8, shuffle="global", threads=0))
+    assert cache.statistics().misses > 3 * blocks_of(640)
+
+
+def test_a_window_is_decoded_once_in_half_the_memory_of_the_rows(even: Path) -> None:
+    decoded = sum(values.nbytes for values in fb.open_cache(even).read(np.arange(640), ["tokens", "seq_lens"]).values())
+    cache = fb.open_cache(even, memory=decoded // 2)
+    numbers_of(Loader(cache, global_batch_size=8, shuffle="window", window=window(rows=16, lanes=4), threads=0))
+    assert cache.statistics().misses == blocks_of(640)
+
+
+def test_a_window_that_memory_cannot_hold_is_refused(even: Path) -> None:
+    with pytest.raises(WindowTooLarge, match="open it with memory="):
+        Loader(fb.open_cache(even, memory=1000), global_batch_size=8, shuffle="window", window=window(rows=64))
+
+
+def test_quality_of_the_window_is_told(even: Path) -> None:
+    loader = Loader(fb.open_cache(even), global_batch_size=32, shuffle="window", window=window(rows=40, chunks=8))
+    quality = loader.shuffle_quality()
+    assert quality.chunks > 0.7
+    assert quality.travel > 0.8
+    assert quality.units > 0.7

@@ -1,0 +1,152 @@
+"""Where a loader stands: small, exact, O(1) to come back to, and refused where it does not belong."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.token_caches import NumberedTokens, grow_cache, numbers_of, token_cache, write_numbers
+
+import forebay as fb
+from forebay.columns import Array
+from forebay.errors import GenerationGone, StateMismatch
+from forebay.torch import Loader, Located
+from forebay.torch.rules import Split
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> fb.Cache:
+    return fb.open_cache(token_cache(tmp_path, 30))
+
+
+def test_a_state_is_a_few_hundred_bytes_of_json(cache: fb.Cache) -> None:
+    loader = Loader(cache, global_batch_size=4, shuffle="window", selection=Split("train"))
+    next(iter(loader))
+    text = json.dumps(loader.state_dict())
+    assert len(text) < 600
+    again = Loader(cache, global_batch_size=4, shuffle="window", selection=Split("train"))
+    again.load_state_dict(json.loads(text))
+    assert again.state_dict() == loader.state_dict()
+
+
+def test_the_state_is_behind_what_was_yielded_not_behind_what_was_made_ahead(cache: fb.Cache) -> None:
+    loader = Loader(cache, global_batch_size=4, prefetch=7)
+    batches = iter(loader)
+    assert loader.position == 0
+    next(batches)
+    assert loader.position == 4
+    rest = numbers_of(Loader(cache, global_batch_size=4))[1:]
+    assert numbers_of(batches) == rest
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"seed": 1}, "seed 0 then, 1 now"),
+        ({"shuffle": None}, "shuffle 'global' then, 'sequential' now"),
+        ({"selection": Split("train", 0.5)}, "selection None then, 'train of 0.5, seed 0, by auto' now"),
+    ],
+)
+def test_a_state_of_another_order_is_refused_by_name(cache: fb.Cache, options: dict[str, object], named: str) -> None:
+    state = Loader(cache, global_batch_size=4).state_dict()
+    with pytest.raises(StateMismatch, match=named):
+        Loader(cache, global_batch_size=4, **options).load_state_dict(state)  # type: ignore[arg-type]
+
+
+def test_a_state_of_another_cache_is_refused(cache: fb.Cache, tmp_path: Path) -> None:
+    other = fb.open_cache(token_cache(tmp_path / "other", 30))
+    with pytest.raises(StateMismatch, match="cache_id"):
+        Loader(other, global_batch_size=4).load_state_dict(Loader(cache, global_batch_size=4).state_dict())
+
+
+def test_a_state_of_a_generation_that_is_gone_is_refused_by_number(cache: fb.Cache, tmp_path: Path) -> None:
+    loader = Loader(cache, global_batch_size=4)
+    next(iter(loader))
+    state = loader.state_dict()
+    grow_cache(tmp_path, 30, 10)
+    fb.clean(tmp_path / "cache", keep_generations=1)
+    with pytest.raises(GenerationGone, match=r"generation 0 of .* no longer there"):
+        Loader(fb.open_cache(tmp_path / "cache"), global_batch_size=4).load_state_dict(state)
+
+
+def test_a_state_of_a_newer_generation_than_the_cache_pins_is_refused(cache: fb.Cache, tmp_path: Path) -> None:
+    grow_cache(tmp_path, 30, 10)
+    newer = Loader(fb.open_cache(tmp_path / "cache"), global_batch_size=4).state_dict()
+    with pytest.raises(StateMismatch, match="generation 2 then, 0 now"):
+        Loader(cache, global_batch_size=4).load_state_dict(newer)
+
+
+def test_a_state_of_another_version_is_refused(cache: fb.Cache) -> None:
+    loader = Loader(cache, global_batch_size=4)
+    with pytest.raises(StateMismatch, match="version of the state 7 then, 1 now"):
+        loader.load_state_dict({**loader.state_dict(), "version": 7})
+
+
+@pytest.mark.parametrize("place", ["epoch", "position"])
+def test_a_state_that_stands_before_the_beginning_is_refused(cache: fb.Cache, place: str) -> None:
+    loader = Loader(cache, global_batch_size=4)
+    with pytest.raises(ValueError, match=f"{place} -4.*count from 0"):
+        loader.load_state_dict({**loader.state_dict(), place: -4})
+
+
+def test_numbers_of_numpy_leave_the_state_json(cache: fb.Cache) -> None:
+    loader = Loader(cache, global_batch_size=np.int64(4), seed=np.int32(3))
+    next(iter(loader))
+    state = json.loads(json.dumps(loader.state_dict()))
+    assert (state["position"], state["stream"]["seed"]) == (4, 3)
+
+
+class CountingStream:
+    """A stream of many rows that notes the positions it is asked for."""
+
+    def __init__(self, cache: fb.Cache, rows: int) -> None:
+        self.caches, self.seed, self._rows = (cache,), 0, rows
+        self.asked: list[int] = []
+
+    def size(self, epoch: int) -> int:
+        return self._rows
+
+    def locate(self, epoch: int, positions: Array) -> Located:
+        self.asked += positions.tolist()
+        return Located(positions % len(self.caches[0]), tags={"position": positions})
+
+    def state(self) -> dict[str, object]:
+        return {"rows": self._rows}
+
+    def resumed(self, state: object) -> "CountingStream":
+        return self
+
+
+def test_resuming_far_into_an_epoch_looks_at_no_row_before_it(cache: fb.Cache) -> None:
+    stream = CountingStream(cache, 100_000_000)
+    loader = Loader(stream, global_batch_size=4, threads=0, prefetch=1)
+    loader.load_state_dict({"version": 1, "epoch": 3, "position": 90_000_000, "stream": stream.state()})
+    batch = next(iter(loader))
+    assert batch["position"].tolist() == [90_000_000, 90_000_001, 90_000_002, 90_000_003]
+    assert min(stream.asked) == 90_000_000
+    assert len(stream.asked) < 5000
+
+
+def test_a_gap_filled_meanwhile_moves_no_row_of_the_running_epoch(tmp_path: Path) -> None:
+    """Chunks 0 and 2 are there when training begins; chunk 1, published later, changes the row numbers."""
+    write_numbers(tmp_path / "raw" / "a.txt", range(15))
+    root, source = tmp_path / "cache", fb.sources.lines(tmp_path / "raw")
+    fb.build(root, source, NumberedTokens(), workers=0, start_chunk=0, end_chunk=0)
+    fb.build(root, source, NumberedTokens(), workers=0, start_chunk=2, end_chunk=2)
+    loader = Loader(fb.open_cache(root), global_batch_size=2)
+    expected = numbers_of(Loader(fb.open_cache(root), global_batch_size=2))
+    assert sorted(row for batch in expected for row in batch) == [0, 1, 2, 3, 4, 10, 11, 12, 13, 14]
+    first = numbers_of([next(iter(loader))])
+    fb.build(root, source, NumberedTokens(), workers=0)
+    resumed = Loader(fb.open_cache(root), global_batch_size=2)
+    resumed.load_state_dict(loader.state_dict())
+    assert len(resumed.stream.caches[0]) == 15
+    assert first + numbers_of(resumed) == expected
+    assert np.unique(numbers_of(resumed)).tolist() == sorted(set(range(15)) - missing_of(resumed))
+
+
+def missing_of(loader: Loader) -> set[int]:
+    """The row that a dropped last batch of an odd number of rows leaves out, of the epoch before."""
+    epoch = Loader(loader.stream.caches[0], global_batch_size=1)
+    epoch.epoch = loader.epoch - 1
+    return set(numbers_of(epoch)[-1])

@@ -1,0 +1,138 @@
+"""Schedule: the figures, the warning, and a learning rate without a jump, through torch's own scheduler."""
+
+import io
+import json
+import warnings
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from tests.token_caches import grow_cache, token_cache
+from torch.optim.lr_scheduler import LambdaLR
+
+import forebay as fb
+from forebay.torch import CacheDataset, Loader, Schedule
+
+
+def document_schedule(rows: int, **options: object) -> Schedule:
+    """As the document of the token cache has it."""
+    return Schedule(rows, epochs=5, effective_batch=72, train_fraction=0.8, full_rows=2_500_000, **options)
+
+
+def scheduler_of(schedule: Schedule) -> LambdaLR:
+    return LambdaLR(torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0), schedule)
+
+
+def rates(scheduler: LambdaLR, steps: int) -> list[float]:
+    found = []
+    for _ in range(steps):
+        found.append(scheduler.get_last_lr()[0])
+        scheduler.optimizer.step()
+        scheduler.step()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("rows", "total"), [(352_217, 19_567), (472_240, 26_235), (1_571_666, 87_314), (2_500_000, 138_888)]
+)
+def test_the_steps_of_the_document_and_its_warm_up(rows: int, total: int) -> None:
+    schedule = document_schedule(rows)
+    assert (schedule.total, schedule.warmup) == (total, 3_472)
+
+
+def test_growth_moves_the_total_and_never_the_warm_up() -> None:
+    schedule = document_schedule(352_217)
+    for step, rows, total in [(10_000, 472_240, 26_235), (20_000, 1_571_666, 87_314), (60_000, 2_500_000, 138_888)]:
+        before = schedule(step)
+        assert schedule.update(rows) == schedule.total == total
+        assert schedule.multiplier(step) == pytest.approx(before)
+        assert schedule.warmup == 3_472
+    assert schedule.totals == [[0, 19_567], [10_000, 26_235], [20_000, 87_314], [60_000, 138_888]]
+    assert schedule.multiplier(138_888) == pytest.approx(0.1)
+
+
+def test_a_warm_up_longer_than_the_steps_is_a_warning() -> None:
+    with pytest.warns(UserWarning, match=r"warm-up of 3,472 steps is longer than the 555 steps"):
+        schedule = document_schedule(10_000)
+    with pytest.warns(UserWarning, match="longer than the 1,111 steps"):
+        schedule.update(20_000)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        schedule.update(352_217)
+
+
+def test_rows_are_counted_in_a_cache_and_in_the_grown_one(tmp_path: Path) -> None:
+    root = token_cache(tmp_path, 100)
+    schedule = Schedule(fb.open_cache(root), epochs=2, effective_batch=8)
+    assert schedule.total == 25
+    grow_cache(tmp_path, 100, 60)
+    assert schedule.update(fb.open_cache(root)) == 40
+    assert schedule.update(fb.open_cache(root)) == 40
+    assert len(schedule.totals) == 1, "nothing had been trained yet"
+
+
+def test_what_counts_no_rows_is_refused(tmp_path: Path) -> None:
+    cache = fb.open_cache(token_cache(tmp_path, 20))
+    assert Schedule(CacheDataset(cache), epochs=1, effective_batch=4).total == 5
+    with pytest.raises(TypeError, match="not a Loader"):
+        Schedule(Loader(cache, global_batch_size=4), epochs=1, effective_batch=4)
+
+
+def test_torch_drives_it_and_a_resume_with_growth_has_no_jump() -> None:
+    options = {"epochs": 1, "effective_batch": 1, "full_rows": 400}
+    schedule = Schedule(100, **options)
+    scheduler = scheduler_of(schedule)
+    first = rates(scheduler, 60)
+    assert first[:12] == pytest.approx([*(step / 10 for step in range(11)), schedule.multiplier(11)])
+    kept = io.BytesIO()
+    torch.save({"scheduler": scheduler.state_dict(), "optimizer": scheduler.optimizer.state_dict()}, kept)
+    kept.seek(0)
+    state = torch.load(kept, weights_only=True)
+
+    resumed = Schedule(300, **options)
+    again = scheduler_of(resumed)
+    again.optimizer.load_state_dict(state["optimizer"])
+    again.load_state_dict(state["scheduler"])
+    assert (resumed.step, resumed.totals) == (60, [[0, 100]])
+    assert resumed.update(300) == 300
+    second = rates(again, 241)
+    assert second[0] == pytest.approx(schedule.multiplier(60))
+    assert all(abs(later - earlier) < 0.02 for earlier, later in pairwise([*first[20:], *second]))
+    assert second[-1] == pytest.approx(0.1)
+
+
+def test_a_run_that_had_ended_rises_again_over_rewarm_steps() -> None:
+    schedule = Schedule(100, epochs=1, effective_batch=1, warmup_share=0.1, rewarm=20)
+    assert schedule(120) == pytest.approx(0.1)
+    schedule.update(1000)
+    rise = [schedule.multiplier(step) for step in range(120, 141)]
+    assert rise[0] == pytest.approx(0.1)
+    assert all(0 < later - earlier < 1 / 20 for earlier, later in pairwise(rise))
+    assert rise[-1] == pytest.approx(Schedule(1000, epochs=1, effective_batch=1, warmup_share=0.01).multiplier(140))
+
+
+def test_the_state_is_json_and_says_steps_and_totals() -> None:
+    schedule = document_schedule(352_217)
+    schedule(10_000)
+    schedule.update(472_240)
+    state = json.loads(json.dumps(schedule.state_dict()))
+    assert state == {"warmup": 3_472, "totals": [[0, 19_567], [10_000, 26_235]], "step": 10_000}
+    resumed = document_schedule(472_240)
+    resumed.load_state_dict(state)
+    for step in (0, 3_472, 9_999, 10_000, 20_000, 26_235):
+        assert resumed.multiplier(step) == schedule.multiplier(step)
+
+
+def test_what_is_asked_for_now_is_not_overwritten_by_what_was_asked_for_then() -> None:
+    old = scheduler_of(Schedule(100, epochs=1, effective_batch=1))
+    resumed = Schedule(100, epochs=3, effective_batch=1)
+    new = scheduler_of(resumed)
+    new.load_state_dict(old.state_dict())
+    assert resumed.update(100) == 300
+
+
+def test_terms_that_make_no_schedule_are_refused() -> None:
+    for wrong in ({"epochs": 0}, {"effective_batch": 0}, {"train_fraction": 2.0}, {"rewarm": 0}, {"decay": "step"}):
+        with pytest.raises(ValueError, match="make no schedule"):
+            Schedule(100, **{"epochs": 1, "effective_batch": 1, **wrong})

@@ -1,0 +1,243 @@
+"""Splits and filters: a row stays on its side whatever happens to the cache, and a selection travels with its rows."""
+
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.builders import script_environment
+from tests.layer_recipes import LengthLayer, LineRecipe, flip, number_cache, write_lines
+from tests.token_caches import NumberedTokens, write_numbers
+
+import forebay as fb
+from forebay.errors import SelectionEmpty, SelectionLost
+from forebay.torch import Split, Where
+
+SIDES = ("train", "validation")
+
+
+def selected(cache: fb.Cache, rule: Split | Where, column: str) -> list[int]:
+    """The numbers that the selected rows tell."""
+    selection = rule.of(cache)
+    rows = selection.rows(np.arange(len(selection)))
+    return np.asarray(cache.read(rows, [column])[column]).reshape(len(rows), -1)[:, 0].tolist()
+
+
+def sides(root: Path, column: str, seed: int = 0) -> dict[int, str]:
+    """The side of every number in a cache, each of which is on one."""
+    cache = fb.open_cache(root)
+    found = {side: selected(cache, Split(side, fraction=0.5, seed=seed), column) for side in SIDES}
+    assert sorted(found["train"] + found["validation"]) == sorted(set(found["train"] + found["validation"]))
+    assert len(found["train"]) + len(found["validation"]) == len(cache)
+    return {number: side for side, numbers in found.items() for number in numbers}
+
+
+def number_root(folder: Path, end_chunk: int | None = None) -> Path:
+    """Rows with sample ids; every seventh line makes no row, so that chunks differ in length."""
+    path = folder / "raw" / "a.txt"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(f"{number:06d}\n" if number % 7 else "none..\n" for number in range(200)))
+    fb.build(folder / "cache", fb.sources.lines(path.parent), LineRecipe(chunk_rows=9), workers=0, end_chunk=end_chunk)
+    return folder / "cache"
+
+
+def token_root(folder: Path, start_chunk: int = 0) -> Path:
+    write_numbers(folder / "raw" / "a.txt", range(100))
+    source = fb.sources.lines(folder / "raw")
+    fb.build(folder / "cache", source, NumberedTokens(), workers=0, start_chunk=start_chunk)
+    return folder / "cache"
+
+
+@pytest.fixture(scope="module")
+def numbers(tmp_path_factory: pytest.TempPathFactory) -> fb.Cache:
+    return fb.open_cache(number_root(tmp_path_factory.mktemp("numbers")))
+
+
+@pytest.fixture(scope="module")
+def tokens(tmp_path_factory: pytest.TempPathFactory) -> fb.Cache:
+    return fb.open_cache(token_root(tmp_path_factory.mktemp("tokens")))
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_tokens_are_split_by_chunk_and_no_chunk_is_on_both_sides(tokens: fb.Cache, seed: int) -> None:
+    found = sides(Path(tokens.root), "tokens", seed)
+    assert set(found.values()) == set(SIDES)
+    for chunk in range(20):
+        assert len({found[number] for number in range(5 * chunk, 5 * chunk + 5)}) == 1
+
+
+def test_growing_moves_no_chunk_to_the_other_side(tmp_path: Path) -> None:
+    root = token_root(tmp_path)
+    before = sides(root, "tokens")
+    write_numbers(tmp_path / "raw" / "0 sorts first.txt", range(100, 150))
+    fb.grow(root, fb.sources.lines(tmp_path / "raw"), recipe=NumberedTokens(), workers=0)
+    after = sides(root, "tokens")
+    assert len(after) == 150
+    assert {number: after[number] for number in before} == before
+
+
+def test_filling_a_gap_moves_no_chunk_to_the_other_side(tmp_path: Path) -> None:
+    root = token_root(tmp_path, start_chunk=7)
+    before = sides(root, "tokens")
+    assert len(before) == 65
+    fb.build(root, fb.sources.lines(tmp_path / "raw"), NumberedTokens(), workers=0)
+    after = sides(root, "tokens")
+    assert len(after) == 100
+    assert {number: after[number] for number in before} == before
+
+
+def test_rows_with_sample_ids_are_split_one_by_one(numbers: fb.Cache) -> None:
+    found = sides(Path(numbers.root), "number")
+    mixed = [
+        chunk for chunk in range(22) if len({found.get(9 * chunk + row, "none") for row in range(9)} - {"none"}) > 1
+    ]
+    assert len(mixed) > 15
+
+
+def test_neither_growth_nor_a_filled_gap_nor_another_cache_moves_a_sample(tmp_path: Path) -> None:
+    root = number_root(tmp_path, end_chunk=4)
+    before = sides(root, "number")
+    fb.build(root, fb.sources.lines(tmp_path / "raw"), LineRecipe(chunk_rows=9), workers=0, start_chunk=9)
+    with_gap = sides(root, "number")
+    write_lines(tmp_path / "raw" / "b.txt", 500, 40)
+    fb.grow(root, fb.sources.lines(tmp_path / "raw"), recipe=LineRecipe(chunk_rows=9), workers=0)
+    after = sides(root, "number")
+    assert len(before) < len(with_gap) < len(after)
+    assert {number: after[number] for number in before} == before
+    assert {number: after[number] for number in with_gap} == with_gap
+    other = sides(number_cache(tmp_path / "other", rows=100), "number")
+    shared = after.keys() & other.keys()
+    assert len(shared) > 50
+    assert {number: after[number] for number in shared} == {number: other[number] for number in shared}
+
+
+def test_seed_and_fraction_make_other_splits(numbers: fb.Cache) -> None:
+    small, large, other = (
+        selected(numbers, Split("train", fraction=fraction, seed=seed), "number")
+        for fraction, seed in [(0.5, 0), (0.8, 0), (0.8, 1)]
+    )
+    assert set(small) < set(large)
+    assert set(large) != set(other)
+    assert abs(len(large) / len(numbers) - 0.8) < 0.1
+
+
+def test_a_split_is_of_the_rows_that_the_opened_layers_have(tmp_path: Path) -> None:
+    root = number_root(tmp_path)
+    whole = sides(root, "number")
+    fb.build(root, None, LengthLayer(), workers=0, start_chunk=5)
+    cache = fb.open_cache(root, layers=["length"])
+    for side in SIDES:
+        rule = Split(side, fraction=0.5)
+        assert all(whole[number] == side for number in selected(cache, rule, "number"))
+    assert sum(len(Split(side, fraction=0.5).of(cache)) for side in SIDES) == len(cache)
+
+
+def even(columns: dict[str, np.ndarray]) -> np.ndarray:
+    return columns["number"] % 2 == 0
+
+
+def test_a_filter_keeps_the_rows_that_pass(numbers: fb.Cache) -> None:
+    assert selected(numbers, Where("even", even, ["number"]), "number") == [
+        number for number in range(200) if number % 7 and number % 2 == 0
+    ]
+
+
+def test_a_predicate_is_asked_once_per_chunk_however_often_its_rule_is_applied(numbers: fb.Cache) -> None:
+    asked = []
+
+    def every(columns: dict[str, np.ndarray]) -> np.ndarray:
+        asked.append(len(columns["number"]))
+        return columns["number"] >= 0
+
+    rule = Where("every", every, ["number"])
+    assert [len(rule.of(cache)) for cache in (numbers, fb.open_cache(numbers.root))] == [len(numbers)] * 2
+    assert len(asked) == len(numbers.chunk_numbers)
+    Where("every", every, ["number"]).of(numbers)
+    assert len(asked) == 2 * len(numbers.chunk_numbers), "a name alone says nothing of what a predicate does"
+
+
+def test_a_filter_within_a_split_keeps_what_is_in_both(numbers: fb.Cache) -> None:
+    split = Split("train", fraction=0.6)
+    both = selected(numbers, Where("even", even, ["number"], within=split), "number")
+    assert both == [number for number in selected(numbers, split, "number") if number % 2 == 0]
+
+
+def test_a_predicate_must_answer_for_every_row(numbers: fb.Cache) -> None:
+    with pytest.raises(TypeError, match=r"the predicate 'sum' gave int64 of shape \(\) for 9 rows"):
+        Where("sum", lambda columns: columns["number"].sum(), ["number"]).of(numbers)
+
+
+def test_an_empty_side_is_an_error_that_says_what_to_do(tokens: fb.Cache) -> None:
+    with pytest.raises(SelectionEmpty, match=r"none of the 100 rows in 20 chunks .* choose another fraction"):
+        Split("validation", fraction=1.0).of(tokens)
+    with pytest.raises(SelectionEmpty, match="where never"):
+        Where("never", lambda columns: np.zeros(len(columns["tokens"]), bool), ["tokens"]).of(tokens)
+
+
+def test_what_is_no_split_is_refused(tokens: fb.Cache) -> None:
+    with pytest.raises(ValueError, match="side is 'test'"):
+        Split("test")
+    with pytest.raises(ValueError, match="fraction is 80"):
+        Split("train", fraction=80)
+    with pytest.raises(ValueError, match="names no column of sample ids"):
+        Split("train", by="sample").of(tokens)
+
+
+def test_a_pickled_selection_is_a_name_of_a_file_and_selects_the_same(numbers: fb.Cache) -> None:
+    for rule in (Split("train"), Split("train", by="chunk"), Where("even", even, ["number"])):
+        selection = rule.of(numbers)
+        packed = pickle.dumps(selection)
+        assert len(packed) < 1000
+        again = pickle.loads(packed)
+        assert again.digest == selection.digest
+        assert again.rows(np.arange(len(again))).tolist() == selection.rows(np.arange(len(selection))).tolist()
+
+
+def test_a_selection_is_gone_with_the_process_that_made_it_and_not_with_a_forked_child(numbers: fb.Cache) -> None:
+    code = f"""
+import os, pickle, sys, forebay as fb
+from forebay.torch import Split
+packed = pickle.dumps(Split('train').of(fb.open_cache({numbers.root!r})))
+child = os.fork()
+if child == 0:
+    sys.exit(0)
+os.waitpid(child, 0)
+assert len(pickle.loads(packed)) == {len(Split("train").of(numbers))}
+sys.stdout.buffer.write(packed)
+"""
+    run = subprocess.run([sys.executable, "-c", code], env=script_environment(), capture_output=True)
+    assert run.returncode == 0, run.stderr.decode()
+    with pytest.raises(SelectionLost, match="make it here"):
+        pickle.loads(run.stdout)
+
+
+def test_a_folder_keeps_a_split_and_a_damaged_one_is_made_again(tmp_path: Path, numbers: fb.Cache) -> None:
+    folder = tmp_path / "kept"
+    rule = Split("train", folder=str(folder))
+    first = rule.of(numbers).digest
+    (file,) = folder.iterdir()
+    status = file.stat()
+    assert rule.of(numbers).digest == first
+    assert (file.stat().st_ino, file.stat().st_mtime_ns) == (status.st_ino, status.st_mtime_ns), "it is not made again"
+    flip(file, file.stat().st_size - 40)
+    assert rule.of(numbers).digest == first
+    assert file.stat().st_ino != status.st_ino
+
+
+def test_bits_are_mapped_and_no_more_than_one_per_row(tmp_path: Path, numbers: fb.Cache) -> None:
+    folder = tmp_path / "kept"
+    kept = Split("train", folder=str(folder)).of(numbers)
+    assert kept.bits.nbytes <= len(numbers) / 8 + 128
+    assert not kept.bits.flags.writeable
+    mapped = Path(f"/proc/{os.getpid()}/maps").read_text()
+    assert str(folder) in mapped
+
+
+def test_rules_say_what_they_are_the_same_for_every_generation() -> None:
+    assert Split("train").digest == "train of 0.8, seed 0, by auto"
+    assert Where("even", even, ["number"], within=Split("validation")).digest == (
+        "where even, within validation of 0.8, seed 0, by auto"
+    )

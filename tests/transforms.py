@@ -1,0 +1,11 @@
+"""Transforms that tests give to datasets and loaders; importable, so that worker processes find them."""
+
+import torch
+
+from forebay.torch import Coins
+from forebay.torch.batch import Batch
+
+
+def tell_coins(batch: Batch, coins: Coins) -> Batch:
+    """Rows of numbered tokens that say which row they are and how their coin fell."""
+    return batch | {"row": batch["tokens"][:, 0], "coin": torch.from_numpy(coins.uniform("told"))}

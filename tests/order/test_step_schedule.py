@@ -100,3 +100,11 @@ def test_a_growth_while_it_rises_makes_it_no_steeper() -> None:
     after = Multiplier(0, ((0, 70), (70, 91), (88, 109)), 0.1, "linear", rewarm=20)
     values = [after(step) for step in range(70, 110)]
     assert max(abs(later - earlier) for earlier, later in pairwise(values)) < 0.9 / 20
+
+
+def test_a_growth_shortly_before_the_end_is_not_trained_at_the_floor() -> None:
+    for step in (185, 190, 199, 200, 250):
+        after = Multiplier(0, ((0, 200), (step, 800)), rewarm=100)
+        before = Multiplier(0, ((0, 200),), rewarm=100)
+        assert after(step) == pytest.approx(before(step))
+        assert after(step + 100) == pytest.approx(Multiplier(0, ((0, 800),))(step + 100))

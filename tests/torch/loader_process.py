@@ -161,8 +161,18 @@ def grow_together(root: str, meeting: str, rank: str) -> None:
     print(json.dumps([rows, growing.state_dict()["stream"]["generations"]]))
 
 
+def open_apart(root: str, meeting: str, rank: str) -> None:
+    """Two ranks that opened different generations."""
+    distributed.init_process_group("gloo", init_method=f"file://{meeting}", rank=int(rank), world_size=2)
+    feeding = Loader(fb.open_cache(root, generation=int(rank)), global_batch_size=2, drop_last=False)
+    rows = numbers_of(feeding)
+    distributed.destroy_process_group()
+    print(json.dumps([rows, feeding.state_dict()["stream"]["generations"]]))
+
+
 COMMANDS: dict[str, Callable[..., None]] = {
     "grow-together": grow_together,
+    "open-apart": open_apart,
     "leave-in-the-middle": leave_in_the_middle,
     "transform-raises": transform_raises,
     "transform-sleeps": transform_sleeps_for_ever,

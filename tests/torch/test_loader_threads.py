@@ -81,3 +81,13 @@ def test_ranks_that_know_each_other_grow_together(tmp_path: Path) -> None:
         assert sorted(row for batch in interleaved(starts, epoch) for row in batch) == list(range(17))
     alone = Loader(fb.open_cache(root, generation=0), global_batch_size=2, growth="within", drop_last=False)
     assert interleaved(range(0, 17, 2), [first[0], second[0]]) == numbers_of(alone)
+
+
+def test_ranks_that_opened_different_generations_read_the_lowest(tmp_path: Path) -> None:
+    root = token_cache(tmp_path, 11)
+    grow_cache(tmp_path, 11, 6)
+    ranks = [start("open-apart", root, tmp_path / "meeting", rank) for rank in (0, 1)]
+    (first, generations), (second, same) = (json.loads(said(rank)) for rank in ranks)
+    assert generations == same == [0]
+    alone = Loader(fb.open_cache(root, generation=0), global_batch_size=2, drop_last=False)
+    assert interleaved(range(0, 11, 2), [first, second]) == numbers_of(alone)

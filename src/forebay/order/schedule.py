@@ -3,7 +3,7 @@
     1 ┤    ╱‾‾╲                      a total is known from a step on: the pairs (0, T₀), (s, T₁), …
       │   ╱     ╲__                  progress goes from 0, after the warm-up, to 1 at the total; when the total
       │  ╱         ╲____             moves, progress goes on from where it is, so the multiplier never jumps
-floor ┤ ╱               ╲__╱╲__      at the floor the multiplier first rises again, over `rewarm` steps
+floor ┤ ╱               ╲__╱╲__      near the floor the multiplier first rises again, over `rewarm` steps
       └─┴──┴─────┴──────┴──┴────▶
       0 warm-up  s      T₁ grown
 """
@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from math import cos, floor, pi
 from typing import Literal
+
+NEAR_ITS_END = 0.9  # progress from which on a growth makes the multiplier rise again: else it would stay where it is
 
 Decay = Literal["cosine", "linear"]
 Totals = tuple[tuple[int, int], ...]  # (from this step on, so many steps in all)
@@ -72,9 +74,9 @@ class Multiplier:
     def _next_leg(self, leg: "_Leg", step: int, total: int) -> "_Leg":
         if step <= self.warmup:
             return _Leg(self.warmup, 1.0, self.warmup, 0.0, total)
-        if leg.start <= step and leg.progress_at(step) < 1:
+        if leg.start <= step and leg.progress_at(step) < NEAR_ITS_END:
             return _Leg(step, self._on(leg, step), step, leg.progress_at(step), total)
-        # At its floor, or still rising from there: it rises for `rewarm` steps from now, so that it is never steep.
+        # Near its floor, or still rising from there: it rises for `rewarm` steps from now, so that it is never steep.
         return _Leg(step, self._on(leg, step), step + self.rewarm, self._fresh(step + self.rewarm, total), total)
 
     def _on(self, leg: "_Leg", step: int) -> float:

@@ -34,7 +34,7 @@ class CacheStream:
     ) -> None:
         self.cache = cache
         self._choose, self._rule = choose, rule
-        pinned = [_at(cache, number) for number in generations or (cache.generation.number,)]
+        pinned = [generation_of(cache, number) for number in generations or (cache.generation.number,)]
         self.ordering = ordering or choose(pinned[0])
         self._parts = [Part(one, older, cache, rule) for one, older in zip(pinned, [None, *pinned], strict=False)]
         self._orders = [self.ordering.of(part.counts, number) for number, part in enumerate(self._parts)]
@@ -97,7 +97,7 @@ class CacheStream:
 
     def reading(self, generation: int) -> "CacheStream":
         """The same rows in the same order, read through a newer generation."""
-        return self._with(_at(self.cache, generation), self.generations, self.ordering)
+        return self._with(generation_of(self.cache, generation), self.generations, self.ordering)
 
     def newest(self) -> int:
         """The newest generation that is published by now."""
@@ -124,7 +124,7 @@ class CacheStream:
             raise StateMismatch(self.cache.root, differs)
 
 
-def _at(cache: Cache, generation: int) -> Cache:
+def generation_of(cache: Cache, generation: int) -> Cache:
     try:
         return cache.at_generation(generation)
     except NothingPublished as error:

@@ -20,7 +20,7 @@ from forebay.order.quality import ShuffleQuality
 from forebay.order.window import Window
 from forebay.torch.batch import TRAINED_ON, Batch, Derived, Training, plain_batch, training_batch
 from forebay.torch.buffers import Buffers
-from forebay.torch.cache_stream import CacheStream
+from forebay.torch.cache_stream import CacheStream, generation_of
 from forebay.torch.feed import Feed
 from forebay.torch.growing import Growing
 from forebay.torch.growth import Growth, Policy
@@ -73,6 +73,8 @@ class Loader:
         self._growing = Growing(growth, self.ranks, self._report)
         self._turn = 0
         self._check_batch_size()
+        if isinstance(source, Cache):  # a rank that opened it a moment later may have found a newer generation
+            source = generation_of(source, self.ranks.lowest(source.generation.number))
         caches = [source] if isinstance(source, Cache) else list(source.caches)
         trains = columns is None and all(set(TRAINED_ON) <= set(cache.columns) for cache in caches)
         read = TRAINED_ON if trains else tuple(columns or caches[0].default_columns)
@@ -147,6 +149,7 @@ class Loader:
         selection: Rule | None,
     ) -> Stream:
         if not isinstance(source, Cache):
+            self._check_generations(source.caches)
             return source
         choose = partial(choose_ordering, columns=columns, shuffle=shuffle, seed=index(seed), window=window)
         stream = CacheStream(source, choose, selection)
@@ -193,6 +196,9 @@ class Loader:
         return Feed(runs.make, len(runs), threads=pace.threads, ahead=pace.ahead)
 
     def _report(self, growth: Growth) -> None:
+        """Once for each growth: when it is seen."""
+        if growth == self.grown:
+            return
         self.grown = growth
         if self._on_growth is not None:
             self._on_growth(growth)
@@ -205,6 +211,17 @@ class Loader:
     def _check_turn(self, turn: int) -> None:
         if turn != self._turn:
             raise RuntimeError("the loader was iterated anew or given a state; go on with the newest iterator")
+
+    def _check_generations(self, caches: Sequence[Cache]) -> None:
+        """The rows of a mixture follow from all its generations, so ranks must have opened the same ones."""
+        for cache in caches:
+            number = cache.generation.number
+            lowest, highest = self.ranks.lowest(number), -self.ranks.lowest(-number)
+            if lowest != highest:
+                raise ValueError(
+                    f"ranks opened generations {lowest} to {highest} of the cache at '{cache.root}'; open the same one "
+                    f"on every rank: fb.open_cache(root, generation={lowest})"
+                )
 
     def _check_batch_size(self) -> None:
         world = self.ranks.world_size

@@ -27,10 +27,22 @@ class Ranks:
         """The number that the first rank has; every rank must ask."""
         if self.world_size == 1:
             return number
-        device = "cuda" if distributed.get_backend() == "nccl" else "cpu"
-        shared = torch.tensor([number], dtype=torch.int64, device=device)
+        shared = _shared(number)
         distributed.broadcast(shared, src=0)
         return int(shared.item())
+
+    def lowest(self, number: int) -> int:
+        """The lowest number that any rank has; every rank must ask. Ranks that cannot agree keep their own."""
+        if self.world_size == 1 or not self.joined:
+            return number
+        shared = _shared(number)
+        distributed.all_reduce(shared, op=distributed.ReduceOp.MIN)
+        return int(shared.item())
+
+
+def _shared(number: int) -> torch.Tensor:
+    device = "cuda" if distributed.get_backend() == "nccl" else "cpu"
+    return torch.tensor([number], dtype=torch.int64, device=device)
 
 
 def current_ranks(rank: int | None = None, world_size: int | None = None) -> Ranks:

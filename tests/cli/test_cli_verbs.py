@@ -257,6 +257,8 @@ def test_clean_removes_leftovers_and_old_generations(tmp_path: Path):
 
 def test_names_with_strange_marks_do_not_reach_the_terminal(tmp_path: Path):
     source = write_lines(tmp_path / "data", "a\x1b[31m.jsonl")
+    with source.open("a") as file:
+        file.write("short enough\n")
     root = tmp_path / "[bold]cache"
     run("build", "raw", source, "--into", root, "--chunk-bytes", "400", "--workers", 0, "--max-sample-bytes", 60)
     for verb in ("status", "info", "peek", "verify", "gaps"):

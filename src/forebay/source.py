@@ -51,6 +51,13 @@ class Sample(msgspec.Struct, frozen=True):
     data: Any
 
 
+class Annotated(msgspec.Struct, frozen=True):
+    """A sample's bytes with what is said about them: an image and the tags of its sidecar."""
+
+    content: bytes
+    metadata: dict[str, Any] = {}
+
+
 class Failure(msgspec.Struct, frozen=True):
     """A sample that could not be made into a row: which, a short reason code, and a sentence."""
 
@@ -65,7 +72,8 @@ class Source(Protocol):
 
     Optional: `files_grow = False` where a file that got longer is another sample, not an old one with more behind it;
     `glance(part)`, which gives what `read` gives, for judging only, where that can be had for less; `read_by`, the
-    keys of its description that decide which samples are read from a file: a cache keeps to one choice of these.
+    keys of its description that decide which samples are read from a file: a cache keeps to one choice of these;
+    `annotations()`, the metadata of every sample in order, where that can be had without reading the samples.
     It is picklable, small, and opens nothing until asked. A missing file raises `FileNotFoundError`, trouble with
     the disk or the network `OSError`; a sample with bad content is yielded as a `Failure`.
     """

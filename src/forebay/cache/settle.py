@@ -1,16 +1,42 @@
 """Deciding what a recipe left open, once, before anything is planned; holding it to that ever after."""
 
-from collections.abc import Iterable
-from functools import partial
-from typing import TypeVar
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from forebay.cache.cut import sample_heads
 from forebay.cache.publish import read_recipe_document
 from forebay.recipe import AnyRecipe
-from forebay.source import Sample, Source
+from forebay.source import Annotated, Part, Sample, Source
 from forebay.store.base import Store
 
 AnyR = TypeVar("AnyR", bound=AnyRecipe)
+
+WHOLE = 1 << 62  # a file in one part
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """What a recipe may ask about the source before it decides: a few samples, or what is said of every one."""
+
+    source: Source | None
+
+    def __call__(self) -> Iterable[Sample]:
+        return () if self.source is None else sample_heads(self.source, self.source.files())
+
+    def annotations(self) -> Iterable[Mapping[str, Any]]:
+        """The metadata of all samples, in order; where the source cannot tell it apart, every sample is read."""
+        if self.source is None:
+            return
+        if hasattr(self.source, "annotations"):
+            yield from self.source.annotations()
+            return
+        for file in self.source.files():
+            start = 0
+            for stop in self.source.cuts(file, 0, WHOLE, WHOLE):
+                samples = self.source.read(Part(self.source.scanned(file), start, stop))
+                yield from (one.data.metadata for one in samples if isinstance(one, Sample) and _is_annotated(one))
+                start = stop
 
 
 def settle(store: Store | None, source: Source | None, recipe: AnyR, layer: str) -> tuple[AnyR, tuple[str, ...]]:
@@ -22,9 +48,9 @@ def settle(store: Store | None, source: Source | None, recipe: AnyR, layer: str)
     if decide is None:
         return recipe, ()
     kept = read_recipe_document(store, layer) if store is not None else None
-    settled: tuple[AnyR, tuple[str, ...]] = decide(kept.fields if kept else None, partial(_samples, source))
+    settled: tuple[AnyR, tuple[str, ...]] = decide(kept.fields if kept else None, Survey(source))
     return settled
 
 
-def _samples(source: Source | None) -> Iterable[Sample]:
-    return () if source is None else sample_heads(source, source.files())
+def _is_annotated(sample: Sample) -> bool:
+    return isinstance(sample.data, Annotated)

@@ -342,11 +342,10 @@ class StateMismatch(ForebayError):
 
 
 class SelectionEmpty(ForebayError):
-    def __init__(self, root: str, rule: str, rows: int, chunks: int) -> None:
+    def __init__(self, root: str, rule: str, rows: int, chunks: int, choose: str) -> None:
         self.root, self.rule, self.rows, self.chunks = root, rule, rows, chunks
         super().__init__(
-            f"none of the {rows:,} rows in {chunks:,} chunks of '{root}' is in the selection '{rule}'; choose another "
-            f"fraction or seed, or smaller chunks in the recipe"
+            f"none of the {rows:,} rows in {chunks:,} chunks of '{root}' is in the selection '{rule}'; choose {choose}"
         )
 
 

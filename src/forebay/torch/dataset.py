@@ -58,7 +58,7 @@ class CacheDataset(Dataset[Row]):
         trains = columns is None and set(TRAINED_ON) <= set(cache.columns)
         self._columns = TRAINED_ON if trains else columns
         self._training = _row_training(labels, derive) if trains else None
-        self._names = None if names is None else dict(names)
+        self._names = None if names is None else _checked_names(names)
         self._transform = transform
         # In shared memory, so that workers that live on see the next epoch too. torch declares no types here.
         self._epoch: Tensor = torch.zeros((), dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
@@ -112,6 +112,12 @@ class CacheDataset(Dataset[Row]):
             if name not in known:
                 raise ColumnNotFound(self.cache.root, name, sorted(known))
         return self._names
+
+
+def _checked_names(names: Mapping[str, str]) -> dict[str, str]:
+    if not isinstance(names, Mapping):
+        raise TypeError(f"names are {names!r}; give a dict of what a model calls a tensor: {{'input_ids': 'tokens'}}")
+    return dict(names)
 
 
 def _row_training(labels: LabelStyle | None, derive: Sequence[Literal["positions", "document_ids"]]) -> Training:

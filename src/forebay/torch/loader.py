@@ -41,6 +41,11 @@ class Loader:
     one, or `columns`, gives columns as they are. Rank and world size are those of torch.distributed or of torchrun;
     every rank takes its share of each global batch. `growth` says what becomes of rows that are published meanwhile:
     "pinned" leaves them, "epoch" takes them up in the next epoch, "within" also at the end of the running one.
+
+    `shuffle` is "auto", "global", "window" (sized by `window`) or None; `selection` a `Split` or `Where`; `labels`
+    "next", "aligned" or None; `derive` some of "positions", "document_ids", "cu_seqlens"; `transform` changes batches;
+    `drop_last` leaves out the rows that fill no batch; `on_growth` is called with every `Growth`; `threads=0` makes
+    batches when they are asked for; `prefetch` is how many are made ahead.
     """
 
     def __init__(

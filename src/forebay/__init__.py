@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from forebay import errors, masks, sources, testing
+    from forebay import errors, images, masks, sources, testing
     from forebay.api import build, clean, copy, estimate, gaps, grow, repair, status, summarize, verify
     from forebay.cache.reader import Cache, RowId, open_cache
     from forebay.cache.records import Progress
     from forebay.columns import Column, Ragged
+    from forebay.images import ImageRecipe
     from forebay.raw import RawRecipe
     from forebay.recipe import ChunkTarget, LayerRecipe, Recipe, Rows, fingerprint
     from forebay.source import Failure, Part, Sample, Source, SourceFile
@@ -36,17 +37,18 @@ _HOMES = {
     **dict.fromkeys(("ChunkTarget", "LayerRecipe", "Recipe", "Rows", "fingerprint"), "forebay.recipe"),
     **dict.fromkeys(("Failure", "Part", "Sample", "Source", "SourceFile"), "forebay.source"),
     **dict.fromkeys(("LocalStore", "MemoryStore", "Store"), "forebay.store"),
+    "ImageRecipe": "forebay.images",
     "Progress": "forebay.cache.records",
     "RawRecipe": "forebay.raw",
     "TokenRecipe": "forebay.tokens",
 }
-_MODULES = ("errors", "masks", "sources", "testing")
+_MODULES = ("errors", "images", "masks", "sources", "testing")
 
 __all__ = [
-    "Cache", "ChunkTarget", "Column", "Failure", "LayerRecipe", "LocalStore", "MemoryStore", "Part", "Progress",
-    "Ragged", "RawRecipe", "Recipe", "RowId", "Rows", "Sample", "Source", "SourceFile", "Store", "TokenRecipe", "build",
-    "clean", "copy", "errors", "estimate", "fingerprint", "gaps", "grow", "masks", "open_cache", "repair", "sources",
-    "status", "summarize", "testing", "verify",
+    "Cache", "ChunkTarget", "Column", "Failure", "ImageRecipe", "LayerRecipe", "LocalStore", "MemoryStore", "Part",
+    "Progress", "Ragged", "RawRecipe", "Recipe", "RowId", "Rows", "Sample", "Source", "SourceFile", "Store",
+    "TokenRecipe", "build", "clean", "copy", "errors", "estimate", "fingerprint", "gaps", "grow", "images", "masks",
+    "open_cache", "repair", "sources", "status", "summarize", "testing", "verify",
 ]  # fmt: skip
 
 

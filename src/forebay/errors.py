@@ -13,6 +13,7 @@ ForebayError
 ├── TokenizerUnusable    a tokenizer cannot be found, loaded or used as asked
 ├── EncodersDiffer       the fast encoder a cache was planned with gives other ids than the reference
 ├── DocumentTooLong      a document does not fit a row, and the recipe says that this is an error
+├── ImageUnreadable      there is no picture in the bytes of a sample, or none that the recipe takes
 ├── SettingsInvalid      a settings file has an unknown key or a wrong type
 ├── Damaged              bytes at rest are not what was published
 │   ├── FormatTooNew     a newer forebay wrote it
@@ -141,6 +142,14 @@ class DocumentTooLong(ForebayError):
             f"document '{document}' has {tokens:,} tokens but a row holds {capacity:,}; raise `sequence_length` or set "
             f"long_documents='split'"
         )
+
+
+class ImageUnreadable(ForebayError):
+    """Why there is no row: `reason` is a short code and `detail` a sentence, as a recorded failure keeps them."""
+
+    def __init__(self, reason: str, detail: str) -> None:
+        self.reason, self.detail = reason, detail
+        super().__init__(f"the image cannot be used ({reason}): {detail}; mend the file or leave it out")
 
 
 class SettingsInvalid(ForebayError):

@@ -14,11 +14,16 @@ from forebay.errors import RecipeInvalid, UnknownKind
 from forebay.recipe import AnyRecipe, RecipeDocument, differing_fields, fingerprint
 from forebay.source import Source
 
-RECIPES = {"raw": ("forebay.raw", "RawRecipe"), "tokens": ("forebay.tokens", "TokenRecipe")}
+RECIPES = {
+    "images": ("forebay.images", "ImageRecipe"),
+    "raw": ("forebay.raw", "RawRecipe"),
+    "tokens": ("forebay.tokens", "TokenRecipe"),
+}
 SOURCES = {
     "files": ("forebay.sources", "FileSource"),
     "function": ("forebay.sources", "FunctionSource"),
     "hub": ("forebay.sources.hub_shards", "HubSource"),
+    "images": ("forebay.sources", "ImageSource"),
     "jsonl": ("forebay.sources", "JsonlSource"),
     "lines": ("forebay.sources", "LineSource"),
     "parquet": ("forebay.sources.parquet_files", "ParquetSource"),

@@ -1,0 +1,28 @@
+"""Images: letterbox geometry, decoding, the recipe. `geometry` and `tags` need no Pillow."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from forebay.images.geometry import Letterbox, fit, fit_many
+from forebay.images.tags import Tags
+
+if TYPE_CHECKING:
+    from forebay.images.decode import Policy
+    from forebay.images.letterbox import paste
+    from forebay.images.recipe import ImageRecipe
+
+# What needs Pillow is imported when it is first used. No name here may be that of a module: importing the module would
+# put it in the place of the function.
+_HOMES = {
+    "Policy": "forebay.images.decode",
+    "paste": "forebay.images.letterbox",
+    "ImageRecipe": "forebay.images.recipe",
+}
+
+__all__ = ["ImageRecipe", "Letterbox", "Policy", "Tags", "fit", "fit_many", "paste"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'forebay.images' has no attribute '{name}'")

@@ -42,6 +42,10 @@ class ColumnReader(Protocol):
         """The same rows, so many at a time."""
         ...
 
+    def views(self, place: Place) -> Iterator[Array]:
+        """The same rows one by one, each checked as it is handed out; large ones are not copied."""
+        ...
+
 
 def column_reader(
     column: Column,
@@ -79,6 +83,17 @@ class Checks:
         checked = self._checked[blocks]
         if not checked.all():
             self._check(np.unique(blocks[~checked]))
+
+    def ensure_row(self, position: int, row: int) -> None:
+        """Check the block of one row, unless it was."""
+        block = row // self._block_rows
+        index = int(self._first[position]) + block
+        if self._checked[index]:
+            return
+        file = self._maps.get(position)
+        if file.check(self._column.name).first_bad([block]) is not None:
+            raise self._corrupt_block(file, block)
+        self._checked[index] = True
 
     def ensure_copies(self, place: Place, copies: Array) -> None:
         """Check copies of rows that are blocks of their own, unless their blocks were."""
@@ -179,6 +194,9 @@ class PlainFixedReader:
         finally:
             self._maps.end_reading(ticket)
 
+    def views(self, place: Place) -> Iterator[Array]:
+        yield from self.read(place)
+
     def _checked(self, place: Place, size: int, batches: Iterator[Array]) -> Iterator[Array]:
         """Large rows are blocks of their own: their copies, still warm, are checked before they are handed out."""
         for some, rows in zip(_slices(len(place.rows), size), batches, strict=True):
@@ -200,8 +218,7 @@ class PlainRaggedReader:
         self._checks.ensure(place)
         ticket = self._maps.begin_reading()
         try:
-            pairs = self._edges.of(place.positions) + place.rows * _EDGE_BYTES
-            starts, stops = self._edges.gather(pairs, np.dtype(np.int64), (2,)).T
+            starts, stops = self._bounds(place)
             ends = np.concatenate([[0], np.cumsum(stops - starts, dtype=np.int64)])
             copied = self._by_value if ends[-1] <= _SHORT_ROW * len(starts) else self._by_row
             return Ragged(copied(place, starts, ends), ends)
@@ -210,6 +227,24 @@ class PlainRaggedReader:
 
     def read_batches(self, place: Place, size: int) -> Iterator[Array | Ragged]:
         yield from cut_batches(self.read(place), size)
+
+    def views(self, place: Place) -> Iterator[Array]:
+        """Parts of the mapped files: a map stays for as long as anything holds a view of it."""
+        ticket = self._maps.begin_reading()
+        try:
+            starts, stops = self._bounds(place)
+        finally:
+            self._maps.end_reading(ticket)
+        where = zip(place.positions.tolist(), place.rows.tolist(), starts.tolist(), stops.tolist(), strict=True)
+        for position, row, start, stop in where:
+            self._checks.ensure_row(position, row)
+            yield self._maps.get(position).flat(self._column.name)[start:stop]
+
+    def _bounds(self, place: Place) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Where the values of each row begin and end. The caller has begun reading."""
+        pairs = self._edges.of(place.positions) + place.rows * _EDGE_BYTES
+        starts, stops = self._edges.gather(pairs, np.dtype(np.int64), (2,)).T
+        return starts, stops
 
     def _by_value(self, place: Place, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> Array:
         """One gather for all values: of short rows, finding the row costs more than copying it."""
@@ -243,6 +278,21 @@ class CompressedReader:
     def read_batches(self, place: Place, size: int) -> Iterator[Array | Ragged]:
         for some in _slices(len(place.rows), size):
             yield self.read(Place(place.positions[some], place.rows[some]))
+
+    def views(self, place: Place) -> Iterator[Array]:
+        """Parts of decoded blocks."""
+        for position, row in zip(place.positions.tolist(), place.rows.tolist(), strict=True):
+            self._checks.ensure_row(position, row)
+            yield self._row(position, row)
+
+    def _row(self, position: int, row: int) -> Array:
+        block = row // self._column.block_rows
+        first, decoded = block * self._column.block_rows, self._block(position, block)
+        low, high = row - first, row - first + 1
+        if self._column.ragged:
+            offsets = self._maps.get(position).offsets(self._column.name)
+            low, high = int(offsets[row] - offsets[first]), int(offsets[row + 1] - offsets[first])
+        return decoded[low:high] if self._column.ragged else decoded[low]
 
     def _read_fixed(self, place: Place) -> Array:
         column = self._column

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -180,6 +181,15 @@ class Cache:
             batches = [reader.read_batches(place, size) for reader in readers.values()]
             for batch in zip(*batches, strict=True):
                 yield dict(zip(readers, batch, strict=True))
+
+    def views(self, rows: ArrayLike, column: str) -> Iterator[Array]:
+        """Some rows of a column, one by one, each checked as it is handed out; not to be written to.
+
+        Rows of a ragged column are no copies: they are parts of mapped files, or of decoded blocks.
+        """
+        numbers, reader, step = self._row_numbers(rows), self._reader(column), self._step
+        places = (self._place(numbers[at : at + step]) for at in range(0, len(numbers), step))
+        return chain.from_iterable(map(reader.views, places))
 
     def chunks(self, columns: Sequence[str] | None = None) -> Iterator[dict[str, Array | Ragged]]:
         """All rows of one chunk after the other; uncompressed columns are views of the file, not copies."""

@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from forebay.images.decode import Policy
     from forebay.images.letterbox import paste
     from forebay.images.recipe import ImageRecipe
+    from forebay.images.shades import shaded
+    from forebay.images.sheet import Framed, contact_sheet
 
 # What needs Pillow is imported when it is first used. No name here may be that of a module: importing the module would
 # put it in the place of the function.
@@ -17,9 +19,13 @@ _HOMES = {
     "Policy": "forebay.images.decode",
     "paste": "forebay.images.letterbox",
     "ImageRecipe": "forebay.images.recipe",
+    "shaded": "forebay.images.shades",
+    **dict.fromkeys(("Framed", "contact_sheet"), "forebay.images.sheet"),
 }
 
-__all__ = ["ImageRecipe", "Letterbox", "Policy", "Tags", "fit", "fit_many", "paste"]
+__all__ = [
+    "Framed", "ImageRecipe", "Letterbox", "Policy", "Tags", "contact_sheet", "fit", "fit_many", "paste", "shaded",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -8,10 +8,10 @@ is converted without colour profiles, and JPEG's is taken as inverted, as Adobe 
 
 import io
 import struct
+from contextlib import suppress
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Literal, NamedTuple
-
-import numpy as np
 
 from forebay.errors import ImageUnreadable, LibraryMissing
 from forebay.images.geometry import fit
@@ -22,12 +22,23 @@ try:
 except ModuleNotFoundError as missing:
     raise LibraryMissing("pillow", "decoding images", "images") from missing
 
-Alpha = Literal["composite", "drop", "fail"]
-Exif = Literal["apply", "ignore"]
-Color = tuple[int, int, int]
+from forebay.images.colour import Alpha, Color, as_rgb
 
-FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF")  # no others: some of Pillow's run programs
+Exif = Literal["apply", "ignore"]
+
 MAX_PIXELS = 1 << 27  # 134 million: half a gigabyte while it is decoded
+
+# No others: some of Pillow's run programs on what they are given.
+_PLUGINS = {
+    "JPEG": "JpegImagePlugin",
+    "PNG": "PngImagePlugin",
+    "WEBP": "WebPImagePlugin",
+    "GIF": "GifImagePlugin",
+    "BMP": "BmpImagePlugin",
+    "TIFF": "TiffImagePlugin",
+    "AVIF": "AvifImagePlugin",
+}
+FORMATS = tuple(_PLUGINS)
 
 _ORIENTATION = 0x0112
 _MAGIC_BYTES = 16
@@ -41,7 +52,12 @@ _TURNS = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
+_BACK = {**_TURNS, 6: _TURNS[8], 8: _TURNS[6]}
 _SWAPPING = {_TURNS[5], _TURNS[6], _TURNS[7], _TURNS[8]}
+
+for _plugin in _PLUGINS.values():
+    with suppress(ImportError):  # AVIF came late to Pillow
+        import_module(f"PIL.{_plugin}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +83,7 @@ class Decoded(NamedTuple):
 
 
 def decode(content: bytes, policy: Policy) -> Decoded:
-    """The picture in the bytes of a file."""
+    """The picture in the bytes of a file. Nothing is opened here: whatever goes wrong, the bytes are to blame."""
     if not content:
         raise ImageUnreadable("empty", "the file has no bytes")
     with quiet():
@@ -80,47 +96,42 @@ def decode(content: bytes, policy: Policy) -> Decoded:
 
 
 def rgb(image: Image.Image, policy: Policy) -> Image.Image:
-    """A picture of any mode as 8-bit RGB, its alpha treated as the policy says."""
-    if image.mode == "RGB" and "transparency" not in image.info:
-        return image
-    deep = image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PNG")
-    if deep:
-        return Image.fromarray((np.asarray(image).astype(np.uint16) >> 8).astype(np.uint8)).convert("RGB")
-    if image.mode in ("I", "F", "LAB", "HSV"):
-        raise ImageUnreadable("unsupported", f"pixels of mode {image.mode} have no agreed way to 8-bit colour")
-    return _without_alpha(image, policy) if _has_alpha(image) else image.convert("RGB")
-
-
-def _decoded(opened: ImageFile.ImageFile, policy: Policy) -> Decoded:
-    _check_size(opened.size, policy.max_pixels)
-    full = opened.size
-    drafted = None
-    if policy.draft_size is not None:
-        drafted = opened.draft(None, fit(*full, policy.draft_size).box[2:])
-    opened.load()
-    turn = _turn(opened) if policy.exif == "apply" else None
-    upright = opened if turn is None else opened.transpose(turn)
-    image = rgb(upright, policy)
-    if drafted is None:
-        return Decoded(image, image.size)
-    return Decoded(image, full[::-1] if turn in _SWAPPING else full)
+    """A picture that is decoded already, of any mode, as `decode` would give it."""
+    with quiet():
+        return as_rgb(image, policy.alpha, policy.pad_color)
 
 
 def _opened(content: bytes) -> ImageFile.ImageFile:
-    """The header of a file understood. Not by `Image.open`, whose bound on pixels is one for the whole process."""
-    Image.init()
-    stream, start = io.BytesIO(content), content[:_MAGIC_BYTES]
+    """A file whose header is understood. Not by `Image.open`, whose bound on pixels is one for the whole process."""
+    start = content[:_MAGIC_BYTES]
     for name in FORMATS:
         factory, accepts = Image.OPEN.get(name, (None, None))
-        if factory is None or accepts is None or accepts(start) is not True:
-            continue
-        stream.seek(0)
-        try:
-            return factory(stream, "")
-        except (SyntaxError, IndexError, TypeError, KeyError, struct.error) as error:
-            raise ImageUnreadable("corrupt", f"its header is no sound {name}: {error}") from error
-    shown = content[:_SHOWN_BYTES].decode("ascii", "replace")
-    raise ImageUnreadable("not-an-image", f"it begins with {shown!r}, as no {', '.join(FORMATS)} file does")
+        accepted = accepts is not None and accepts(start)
+        if isinstance(accepted, str):
+            raise ImageUnreadable("unsupported", accepted)
+        if factory is not None and accepted:
+            try:
+                return factory(io.BytesIO(content), "")
+            except (SyntaxError, IndexError, TypeError, KeyError, struct.error) as error:
+                raise ImageUnreadable("corrupt", f"its header is that of no sound {name}: {error}") from error
+    raise ImageUnreadable(
+        "not-an-image", f"it begins with {content[:_SHOWN_BYTES]!r}, as no {', '.join(FORMATS)} file does"
+    )
+
+
+def _decoded(opened: ImageFile.ImageFile, policy: Policy) -> Decoded:
+    full = opened.size
+    _check_size(full, policy.max_pixels)
+    drafted = policy.draft_size is not None and opened.draft(None, fit(*full, policy.draft_size).box[2:]) is not None
+    stated = _orientation(opened) if opened.format == "TIFF" else 1
+    opened.load()
+    left = _orientation(opened)
+    # Pillow turns TIFF by itself, and then its orientation is gone.
+    turn = _TURNS.get(left) if policy.exif == "apply" else _BACK.get(stated if left != stated else 1)
+    image = as_rgb(opened if turn is None else opened.transpose(turn), policy.alpha, policy.pad_color)
+    if not drafted:
+        return Decoded(image, image.size)
+    return Decoded(image, full[::-1] if turn in _SWAPPING else full)
 
 
 def _check_size(size: tuple[int, int], max_pixels: int) -> None:
@@ -133,30 +144,17 @@ def _check_size(size: tuple[int, int], max_pixels: int) -> None:
         )
 
 
-def _turn(image: Image.Image) -> Image.Transpose | None:
-    """What EXIF asks for; EXIF that cannot be read asks for nothing."""
+def _orientation(image: Image.Image) -> int:
+    """What EXIF says; EXIF that cannot be read says nothing."""
     try:
-        return _TURNS.get(image.getexif().get(_ORIENTATION, 1))
+        found = image.getexif().get(_ORIENTATION, 1)
     except Exception:  # as of decoders: anything may come of such bytes, and the picture is there all the same
-        return None
-
-
-def _has_alpha(image: Image.Image) -> bool:
-    by_palette = image.mode == "P" and image.palette is not None and image.palette.mode.endswith("A")
-    return image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info or by_palette
-
-
-def _without_alpha(image: Image.Image, policy: Policy) -> Image.Image:
-    clear = image.convert("RGBA")
-    if policy.alpha == "fail" and clear.getchannel("A").getextrema()[0] != 255:
-        raise ImageUnreadable("transparent", "some of its pixels are transparent, and the recipe says alpha='fail'")
-    if policy.alpha == "composite":
-        clear = Image.alpha_composite(Image.new("RGBA", clear.size, (*policy.pad_color, 255)), clear)
-    return clear.convert("RGB")
+        return 1
+    return found if isinstance(found, int) else 1
 
 
 def _unreadable(error: Exception) -> ImageUnreadable:
     said = str(error) or type(error).__name__
     if isinstance(error, Image.DecompressionBombError):
         return ImageUnreadable("too-large", said)
-    return ImageUnreadable("truncated" if "truncated" in said else "corrupt", said)
+    return ImageUnreadable("truncated" if "truncated" in said.lower() else "corrupt", said)

@@ -9,24 +9,27 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from forebay.images.colour import Color
 from forebay.images.geometry import Letterbox, fit
 
 Resample = Literal["bilinear", "bicubic", "lanczos", "box", "nearest"]
 Planes = NDArray[np.uint8]  # (3, height, width)
-Color = tuple[int, int, int]
 
 
 def letterbox(image: Image.Image, size: int, resample: Resample) -> tuple[Planes, Letterbox]:
     """The content of an RGB image, planar, equal in every pixel to Pillow's `resize`; and the letterbox it is in."""
     fitted = fit(*image.size, size)
-    return resized(image, fitted, resample), fitted
+    return np.ascontiguousarray(resized(image, fitted, resample)), fitted
 
 
 def resized(image: Image.Image, fitted: Letterbox, resample: Resample) -> Planes:
-    """An RGB image at the size of its box, planar. It may come smaller than `fitted` says, from a scaled decoder."""
+    """An RGB image at the size of its box: planes, as a view of the interleaved pixels.
+
+    It may come smaller than `fitted` says, from a decoder that scales.
+    """
     wanted = fitted.box[2:]
     small = image if image.size == wanted else image.resize(wanted, Image.Resampling[resample.upper()])
-    return np.ascontiguousarray(np.asarray(small).transpose(2, 0, 1))
+    return np.asarray(small).transpose(2, 0, 1)
 
 
 def paste(content: NDArray[Any], fitted: Letterbox, pad_color: Color) -> Planes:

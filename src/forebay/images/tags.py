@@ -42,7 +42,7 @@ class Tags:
         counts: Counter[str] = Counter()
         for metadata in annotations:
             try:
-                counts.update(set(tags_in(metadata, key)))
+                counts.update(tags_in(metadata, key))
             except ImageUnreadable:
                 continue  # its row fails by itself, and is recorded
         return cls(
@@ -96,16 +96,16 @@ class Tags:
 
 
 def tags_in(metadata: Mapping[str, Any], key: str) -> list[str]:
-    """The tags that metadata names: a list of strings, or one string with commas between them.
+    """The tags that metadata names, each once: a list of strings, or one string with commas between them.
 
-    >>> tags_in({"tags": "cat, looking left,"}, "tags")
+    >>> tags_in({"tags": "cat, looking left, cat,"}, "tags")
     ['cat', 'looking left']
     """
     found = metadata.get(key)
     if found is None:
         return []
     if isinstance(found, str):
-        return [name for part in found.split(",") if (name := part.strip())]
+        return list(dict.fromkeys(name for part in found.split(",") if (name := part.strip())))
     if isinstance(found, list | tuple) and all(isinstance(name, str) for name in found):
-        return list(found)
+        return list(dict.fromkeys(found))
     raise ImageUnreadable("bad-tags", f"'{key}' is {found!r:.60}, neither a list of strings nor a string with commas")

@@ -37,7 +37,7 @@ def peek(
     patch: int | None,
     as_json: bool,
 ) -> None:
-    """Show a few rows: text as text, images as a sheet or in characters, arrays by values.
+    """Show a few rows: text as text, images drawn, arrays by their first values.
 
     Packed tokens are shown as the documents they are from, with what is padding; --column shows the ids themselves,
     --json every token and all of the text. Images are shown by what is bright and dark, and --png draws them: the box

@@ -38,9 +38,12 @@ ForebayError
 ├── BuildStopped         the build was asked to stop
 ├── StateMismatch        a loader's state is of another cache, generation or order
 │   └── GenerationGone   the generation it was taken on is no longer published
+├── AllTokensIgnored     an image has so little content that no token of it is kept
 ├── WindowTooLarge       a shuffle window does not fit the memory for decoded blocks
 ├── SelectionEmpty       no row of the cache is in a split or passes a filter
 ├── SelectionLost        the file that keeps the bits of a selection is gone
+├── TierUnusable         a folder cannot hold a tier of samples, or what is in it is none
+│   └── TierNotFound     there is no tier in the folder
 ├── DiskFull             no room for what is still to be written
 └── MemoryTooSmall       the memory limit cannot hold one worker
 """
@@ -376,6 +379,16 @@ class GenerationGone(StateMismatch):
         )
 
 
+class AllTokensIgnored(ForebayError):
+    def __init__(self, sample: str, box: Sequence[int], patch: int, threshold: float) -> None:
+        self.sample, self.box, self.patch, self.threshold = sample, tuple(box), patch, threshold
+        super().__init__(
+            f"all tokens of the image '{sample}' are ignored: with content of {box[2]} × {box[3]} pixels, {threshold:.0%} "
+            f"or more of every patch of {patch} × {patch} is padding; leave it out by a selection on `box`, choose a "
+            "smaller patch, or raise the threshold"
+        )
+
+
 class WindowTooLarge(ForebayError):
     def __init__(self, root: str, rows: int, lanes: int, needed: int, limit: int) -> None:
         self.root, self.rows, self.lanes, self.needed, self.limit = root, rows, lanes, needed, limit
@@ -383,6 +396,17 @@ class WindowTooLarge(ForebayError):
             f"a shuffle window of {rows:,} rows in {lanes} lanes of '{root}' keeps {needed:,} bytes decoded, "
             f"but the cache may keep {limit:,}; open it with memory={needed}, or choose a smaller window"
         )
+
+
+class TierUnusable(ForebayError):
+    def __init__(self, path: str, problem: str, advice: str) -> None:
+        self.path, self.problem, self.advice = path, problem, advice
+        super().__init__(f"'{path}' cannot be used as a tier: {problem}; {advice}")
+
+
+class TierNotFound(TierUnusable):
+    def __init__(self, path: str) -> None:
+        super().__init__(path, "there is no tier in it", f"fill one with `forebay warm … --l2 {path}`")
 
 
 class DiskFull(ForebayError):

@@ -27,6 +27,7 @@ class Peer:
     name: str
     script: str
     packages: tuple[str, ...]  # none: it runs in the environment of forebay itself
+    home: str = ""  # the environment that it shares with another script of these packages; else one of its own
 
 
 PEERS = (
@@ -80,7 +81,7 @@ def environment(peer: Peer, environments: Path) -> Path:
     """The python of a peer's environment, which is made when it is not there."""
     if not peer.packages:
         return Path(sys.executable)
-    place = environments / peer.script.removesuffix(".py")
+    place = environments / (peer.home or peer.script.removesuffix(".py"))
     python = place / "bin" / "python"
     if not (place / "complete").exists():
         shutil.rmtree(place, ignore_errors=True)

@@ -274,6 +274,25 @@ def test_decoded_blocks_stay_within_their_bytes_and_are_counted() -> None:
     assert after.misses
 
 
+@pytest.mark.parametrize("ragged", [False, True])
+def test_rows_of_more_blocks_than_memory_holds_are_read_block_by_block(ragged: bool) -> None:
+    store = fb.MemoryStore()
+    column = Column(name="n", dtype="int64", codec="zstd", rows_per_block=10, ragged=ragged)
+    numbers = np.random.default_rng(0).permutation(2000)
+    values = Ragged(np.arange(2000), np.arange(2001)) if ragged else np.arange(2000)
+    stored_cache(store, [column], [{"n": values}])
+    cache = fb.open_cache(store, memory=800)
+    cache.read([0])
+    read = cache.read(numbers)["n"]
+    assert np.array_equal(read.values if isinstance(read, Ragged) else read, numbers)
+    assert cache.statistics().misses <= 1 + 200
+    batches = [batch["n"] for batch in cache.read_batches(numbers[:100], 7)]
+    assert [len(batch) for batch in batches] == [7] * 14 + [2]
+    assert np.concatenate([np.ravel(b.values if isinstance(b, Ragged) else b) for b in batches]).tolist() == (
+        numbers[:100].tolist()
+    )
+
+
 def test_a_cache_that_fits_into_memory_is_decoded_once() -> None:
     store = fb.MemoryStore()
     stored_cache(store, [Column(name="n", dtype="int64", codec="lz4", rows_per_block=10)], [{"n": np.arange(100)}])

@@ -21,9 +21,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from forebay.cache.blocks import BlockCache, BlockStatistics
-from forebay.cache.column import ColumnReader, Place, column_reader
+from forebay.cache.column import ColumnReader, column_reader
+from forebay.cache.compressed import Decoded
 from forebay.cache.finder import ChunkFinder
 from forebay.cache.maps import MAX_MAPS, Maps
+from forebay.cache.place import Place
 from forebay.cache.presence import layer_columns
 from forebay.cache.publish import load_generation
 from forebay.cache.published import open_chunk, published_record, read_column
@@ -217,7 +219,7 @@ class Cache:
 
     def _forget(self) -> None:
         """Begin with nothing mapped, decoded or checked: a new cache, or a forked process."""
-        self._blocks = BlockCache(self._options.memory)
+        self._blocks: BlockCache[Decoded] = BlockCache(self._options.memory)
         self._maps: dict[str, Maps] = {}
         self._readers: dict[str, ColumnReader] = {}
 

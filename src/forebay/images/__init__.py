@@ -9,6 +9,7 @@ from forebay.images.tags import Tags
 if TYPE_CHECKING:
     from forebay.images.decode import Policy
     from forebay.images.letterbox import paste
+    from forebay.images.preparing import Prepared, prepare, prepared_row
     from forebay.images.recipe import ImageRecipe
     from forebay.images.shades import shaded
     from forebay.images.sheet import Framed, contact_sheet
@@ -18,13 +19,15 @@ if TYPE_CHECKING:
 _HOMES = {
     "Policy": "forebay.images.decode",
     "paste": "forebay.images.letterbox",
+    **dict.fromkeys(("Prepared", "prepare", "prepared_row"), "forebay.images.preparing"),
     "ImageRecipe": "forebay.images.recipe",
     "shaded": "forebay.images.shades",
     **dict.fromkeys(("Framed", "contact_sheet"), "forebay.images.sheet"),
 }
 
 __all__ = [
-    "Framed", "ImageRecipe", "Letterbox", "Policy", "Tags", "contact_sheet", "fit", "fit_many", "paste", "shaded",
+    "Framed", "ImageRecipe", "Letterbox", "Policy", "Prepared", "Tags", "contact_sheet", "fit", "fit_many", "paste",
+    "prepare", "prepared_row", "shaded",
 ]  # fmt: skip
 
 

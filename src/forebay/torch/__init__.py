@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from forebay.torch.image_batch import ImageBatch
     from forebay.torch.image_joint import Canvases, JointTransform
     from forebay.torch.isolation import Leak, PaddingLeak, document_leaks, padding_leaks
+    from forebay.torch.letterbox_module import LetterboxModule
     from forebay.torch.loader import Loader
     from forebay.torch.mixture import Ingredient, Mixture, change_weights
     from forebay.torch.mixture_file import open_mixture
@@ -57,6 +58,7 @@ _HOMES = {
     "Growth": "forebay.torch.growth",
     "ImageBatch": "forebay.torch.image_batch",
     **dict.fromkeys(("Canvases", "JointTransform"), "forebay.torch.image_joint"),
+    "LetterboxModule": "forebay.torch.letterbox_module",
     "Loader": "forebay.torch.loader",
     **dict.fromkeys(("Ingredient", "Mixture", "change_weights"), "forebay.torch.mixture"),
     "open_mixture": "forebay.torch.mixture_file",
@@ -69,10 +71,10 @@ _HOMES = {
 
 __all__ = [
     "BlockMaskCache", "BlockMaskStatistics", "CacheDataset", "Canvases", "Coins", "Collate", "Growth", "ImageBatch",
-    "Ingredient", "JointTransform", "Leak", "Loader", "Located", "MaskedViTBlock", "Mixture", "PackedSelfAttention",
-    "PaddingLeak", "PortableBlockMask", "Schedule", "SeedAttention", "ShuffleQuality", "Split", "Stream", "Transform",
-    "Where", "Window", "causal_block_mask", "change_weights", "document_block_mask", "document_leaks",
-    "image_block_mask", "normalize_on_device", "open_mixture", "padding_leaks", "prefix_block_mask",
+    "Ingredient", "JointTransform", "Leak", "LetterboxModule", "Loader", "Located", "MaskedViTBlock", "Mixture",
+    "PackedSelfAttention", "PaddingLeak", "PortableBlockMask", "Schedule", "SeedAttention", "ShuffleQuality", "Split",
+    "Stream", "Transform", "Where", "Window", "causal_block_mask", "change_weights", "document_block_mask",
+    "document_leaks", "image_block_mask", "normalize_on_device", "open_mixture", "padding_leaks", "prefix_block_mask",
 ]  # fmt: skip
 
 

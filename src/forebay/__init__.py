@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from forebay import errors, images, masks, sources, testing
+    from forebay import errors, images, masks, sources, testing, tiers
     from forebay.api import build, clean, copy, estimate, gaps, grow, repair, status, summarize, verify
     from forebay.cache.reader import Cache, RowId, open_cache
     from forebay.cache.records import Progress
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from forebay.recipe import ChunkTarget, LayerRecipe, Recipe, Rows, fingerprint
     from forebay.source import Failure, Part, Sample, Source, SourceFile
     from forebay.store import LocalStore, MemoryStore, Store
+    from forebay.tiers import CachedImages
     from forebay.tokens import TokenRecipe
 
 # Where each public name lives. A name is imported when it is first used.
@@ -37,18 +38,19 @@ _HOMES = {
     **dict.fromkeys(("ChunkTarget", "LayerRecipe", "Recipe", "Rows", "fingerprint"), "forebay.recipe"),
     **dict.fromkeys(("Failure", "Part", "Sample", "Source", "SourceFile"), "forebay.source"),
     **dict.fromkeys(("LocalStore", "MemoryStore", "Store"), "forebay.store"),
+    "CachedImages": "forebay.tiers",
     "ImageRecipe": "forebay.images",
     "Progress": "forebay.cache.records",
     "RawRecipe": "forebay.raw",
     "TokenRecipe": "forebay.tokens",
 }
-_MODULES = ("errors", "images", "masks", "sources", "testing")
+_MODULES = ("errors", "images", "masks", "sources", "testing", "tiers")
 
 __all__ = [
-    "Cache", "ChunkTarget", "Column", "Failure", "ImageRecipe", "LayerRecipe", "LocalStore", "MemoryStore", "Part",
-    "Progress", "Ragged", "RawRecipe", "Recipe", "RowId", "Rows", "Sample", "Source", "SourceFile", "Store",
-    "TokenRecipe", "build", "clean", "copy", "errors", "estimate", "fingerprint", "gaps", "grow", "images", "masks",
-    "open_cache", "repair", "sources", "status", "summarize", "testing", "verify",
+    "Cache", "CachedImages", "ChunkTarget", "Column", "Failure", "ImageRecipe", "LayerRecipe", "LocalStore",
+    "MemoryStore", "Part", "Progress", "Ragged", "RawRecipe", "Recipe", "RowId", "Rows", "Sample", "Source",
+    "SourceFile", "Store", "TokenRecipe", "build", "clean", "copy", "errors", "estimate", "fingerprint", "gaps", "grow",
+    "images", "masks", "open_cache", "repair", "sources", "status", "summarize", "testing", "tiers", "verify",
 ]  # fmt: skip
 
 

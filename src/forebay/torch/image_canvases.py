@@ -17,7 +17,7 @@ from forebay.torch.batch import Batch
 from forebay.torch.buffers import Buffers, tensor
 from forebay.torch.image_joint import Canvases, JointTransform, transformed
 from forebay.torch.image_masks import TokenMasks, fill_pixel_masks
-from forebay.torch.image_paint import Box, BytePainter, Planes, paint_canvas, painter
+from forebay.torch.image_paint import Box, BytePainter, InterleavingPainter, Planes, paint_canvas, painter
 
 Channels = Literal["first", "last"]
 Boxes = NDArray[np.int32]
@@ -37,7 +37,8 @@ class CanvasMaker:
         transforms: Sequence[JointTransform],
     ) -> None:
         self._size, self._pad_color = (recipe.size, recipe.size), recipe.pad_color
-        self._painter = painter(dtype, recipe.pad_color, scaling)
+        planar = painter(dtype, recipe.pad_color, scaling)
+        self._painter = planar if channels == "first" else InterleavingPainter(planar)
         self._dtype, self._channels = dtype, channels
         self._tokens, self._transforms = tokens, tuple(transforms)
 

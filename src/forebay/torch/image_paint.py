@@ -19,18 +19,18 @@ from forebay.images.normalize import Scaling
 Planes = NDArray[np.uint8]  # (3, height, width)
 Box = tuple[int, int, int, int]  # left, top, width, height
 
-# Values that are worked on at once: they stay in a core's cache, and torch copies so few without threads of its own.
-_STRIP_VALUES = 1 << 15
+_CACHED_VALUES = 1 << 16  # float32 values that stay in a core's cache between two operations
+_SERIAL_VALUES = 1 << 15  # as many as torch copies without threads of its own, which would fight with the loader's
 
 
 class Painter(Protocol):
-    """Fills a canvas `[3, height, width]`; any part of `pad` is the padding of all of it."""
+    """Fills canvases `[3, height, width]` of one type; `pad` is what padding is on each of their planes."""
 
     @property
     def storage(self) -> np.dtype[Any]: ...
 
     @property
-    def pad(self) -> Array: ...
+    def pad(self) -> Array: ...  # (3,)
 
     def paint(self, target: Array, content: Planes) -> None:
         """Write content over a part of a canvas that has its shape."""
@@ -43,7 +43,7 @@ class BytePainter:
     storage = np.dtype(np.uint8)
 
     def __init__(self, pad_color: tuple[int, int, int]) -> None:
-        self.pad: Array = np.array(pad_color, np.uint8)[:, None, None]
+        self.pad: Array = np.array(pad_color, np.uint8)
 
     def paint(self, target: Array, content: Planes) -> None:
         np.copyto(target, content)
@@ -56,10 +56,10 @@ class FloatPainter:
 
     def __init__(self, pad_color: tuple[int, int, int], scaling: Scaling) -> None:
         self._scaling = scaling
-        self.pad: Array = scaling.apply(np.array(pad_color, np.uint8)[:, None, None])
+        self.pad: Array = _scaled_pad(pad_color, scaling)
 
     def paint(self, target: Array, content: Planes) -> None:
-        for rows in _strips(content):
+        for rows in _strips(content, _CACHED_VALUES):
             self._scaling.apply(content[:, rows], out=target[:, rows])
 
 
@@ -70,13 +70,27 @@ class HalfPainter:
 
     def __init__(self, pad_color: tuple[int, int, int], scaling: Scaling, dtype: torch.dtype) -> None:
         self._scaling, self._dtype = scaling, dtype
-        pad = scaling.apply(np.array(pad_color, np.uint8)[:, None, None])
-        self.pad: Array = torch.from_numpy(pad).to(dtype).view(torch.int16).numpy()
+        self.pad: Array = torch.from_numpy(_scaled_pad(pad_color, scaling)).to(dtype).view(torch.int16).numpy()
 
     def paint(self, target: Array, content: Planes) -> None:
-        for rows in _strips(content):
+        for rows in _strips(content, _SERIAL_VALUES):
             values = torch.from_numpy(self._scaling.apply(content[:, rows]))
             torch.from_numpy(target[:, rows]).view(self._dtype).copy_(values)
+
+
+class InterleavingPainter:
+    """Of canvases whose channels lie next to each other: painted apart, a strip at a time, then put between."""
+
+    def __init__(self, planar: Painter) -> None:
+        self._planar = planar
+        self.storage, self.pad = planar.storage, planar.pad
+
+    def paint(self, target: Array, content: Planes) -> None:
+        for rows in _strips(content, _CACHED_VALUES):
+            planes = np.empty(content[:, rows].shape, self.storage)
+            self._planar.paint(planes, content[:, rows])
+            for between, plane in zip(target[:, rows], planes, strict=True):
+                np.copyto(between, plane)
 
 
 def painter(dtype: torch.dtype, pad_color: tuple[int, int, int], scaling: Scaling) -> Painter:
@@ -89,10 +103,9 @@ def paint_canvas(canvas: Array, content: Planes, box: Box, painter: Painter) -> 
     """Content in its box, padding around it."""
     left, top, width, height = box
     right, bottom = left + width, top + height
-    canvas[:, :top] = painter.pad
-    canvas[:, bottom:] = painter.pad
-    canvas[:, top:bottom, :left] = painter.pad
-    canvas[:, top:bottom, right:] = painter.pad
+    for plane, pad in zip(canvas, painter.pad, strict=True):
+        plane[:top] = plane[bottom:] = pad
+        plane[top:bottom, :left] = plane[top:bottom, right:] = pad
     painter.paint(canvas[:, top:bottom, left:right], content)
 
 
@@ -108,6 +121,11 @@ def mirrored(content: Planes) -> Planes:
     return backwards.reshape(content.shape)[::-1, ::-1]
 
 
-def _strips(content: Planes) -> list[slice]:
-    step = max(1, _STRIP_VALUES // max(1, content.shape[0] * content.shape[2]))
+def _scaled_pad(pad_color: tuple[int, int, int], scaling: Scaling) -> Array:
+    return scaling.apply(np.array(pad_color, np.uint8)[:, None, None]).ravel()
+
+
+def _strips(content: Planes, values: int) -> list[slice]:
+    """Lines of the content, so many that they have about this number of values."""
+    step = max(1, values // max(1, content.shape[0] * content.shape[2]))
     return [slice(start, start + step) for start in range(0, content.shape[1], step)]

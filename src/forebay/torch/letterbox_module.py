@@ -118,10 +118,10 @@ class _Line(NamedTuple):
 
 
 def letterbox_box(sides: Tensor, size: int) -> Tensor:
-    """The box `[4]` (left, top, width, height) on the canvas of an image `[2]` (width, height), all int64."""
-    m = sides.max().clamp(min=size)
+    """The box `[..., 4]` (left, top, width, height) on its canvas of an image `[..., 2]` (width, height), all int64."""
+    m = sides.amax(dim=-1, keepdim=True).clamp(min=size)
     fitted = ((2 * sides * size + m) // (2 * m)).clamp(min=1)
-    return torch.cat(((size - fitted) // 2, fitted))
+    return torch.cat(((size - fitted) // 2, fitted), dim=-1)
 
 
 def _resized(planes: Tensor, across: Tensor, down: Tensor, box: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ import xxhash
 
 from forebay.columns import DTYPES, Array, Column, Ragged
 from forebay.errors import NotForebay, RecipeInvalid
-from forebay.format.blocks import block_count, raw_bounds, value_bounds
+from forebay.format.blocks import block_count, block_span, raw_bounds
 from forebay.format.chunk import ChunkMeta, ChunkRecord, content_digest, item_size, record_of, sound_offsets
 from forebay.format.codec import CodecError, decompress
 from forebay.format.tensors import Tensor, encode_header, parse_header
@@ -85,9 +85,8 @@ class ChunkFile:
     def decode_block(self, column: str, block: int) -> Array:
         """The values of one stored block, flat along rows (and along values, where ragged). Raises `CodecError`."""
         declared = self.columns[column]
-        start, stop = self.block_bounds(column)[block : block + 2].tolist()
-        offsets = self.offsets(column) if declared.ragged else None
-        low, high = value_bounds(declared, self.meta.rows, offsets)[block : block + 2].tolist()
+        start, stop = self.check(column).span(block)
+        low, high = block_span(declared, self.meta.rows, block, self.offsets(column) if declared.ragged else None)
         raw = decompress(declared.codec, self.view[start:stop], (high - low) * declared.item_bytes)
         return np.frombuffer(raw, declared.array_dtype).reshape(high - low, *declared.shape)
 

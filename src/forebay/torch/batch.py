@@ -92,6 +92,8 @@ def padded_lengths(lengths: Ragged) -> Array:
 
 def _derived(tokens: Array, seq_lens: Array, training: Training, buffers: Buffers) -> Batch:
     found: dict[str, Array] = {}
+    if training.labels is None and not training.derive:
+        return {}
     whole = masks.whole_lengths(seq_lens, tokens.shape[1]) if len(tokens) else np.zeros((0, 1), np.int32)
     if training.labels is not None:
         found["labels"] = buffers.empty(tokens.shape, _INT64)

@@ -29,7 +29,7 @@ from forebay.torch.growth import Growth, Policy
 from forebay.torch.pace import Pace, batch_bytes
 from forebay.torch.ranks import current_ranks
 from forebay.torch.runs import Runs
-from forebay.torch.shuffle import Shuffle, choose_ordering, refuse_large_window
+from forebay.torch.shuffle import Shuffle, choose_ordering, decoded_columns, refuse_large_window
 from forebay.torch.stream import Rule, Stream
 from forebay.torch.transform import Transform
 
@@ -102,6 +102,7 @@ class Loader:
             prefetch,
             read_bytes=batch_bytes(caches[0], kind.columns, self._local_size),
             batch_bytes=kind.row_bytes * self._local_size,
+            decoded=any(decoded_columns(cache, kind.columns) for cache in caches),
         )
         self._making = kind.making(Buffers(keep=self._pace.batches + 2), transform)
 

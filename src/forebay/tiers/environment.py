@@ -41,6 +41,7 @@ class Environment:
 
     def __init__(self, path: str, map_bytes: int = FIRST_MAP_BYTES) -> None:
         self.path = path
+        self.dead_readers = 0  # that were found when it was opened
         self._gate = Gate()
         os.makedirs(path, exist_ok=True)
         refuse_network(path)
@@ -156,7 +157,7 @@ class Environment:
 
     def _check(self) -> None:
         """Whether what is there is ours, and whole. What is new is marked as ours."""
-        self.let_go_of_dead_readers()
+        self.dead_readers = self.let_go_of_dead_readers()
         size = os.stat(os.path.join(self.path, _DATA)).st_size
         if size < self.used_bytes:
             raise TierUnusable(

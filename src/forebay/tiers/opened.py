@@ -116,7 +116,11 @@ class OpenedTiers:
     def _make(self, named: Named, bad: str | None) -> Row:
         """A row made from the source, as it will be read from a tier."""
         named, sample = self._read_source(named)
-        value = encode_value(named.identity, self._recipe.make_row(sample), self._key)
+        try:
+            made = self._recipe.make_row(sample)
+        except ImageUnreadable as error:
+            raise ImageUnreadable(error.reason, f"'{sample.id}': {error.detail}") from error
+        value = encode_value(named.identity, made, self._key)
         row = self._decoded(value, named)
         self.counts.add(misses=1, made_bytes=len(value))
         self._l1.put(named.key, row, len(value) + _ROW_OVERHEAD)

@@ -52,7 +52,7 @@ class Samples:
         _wait_for_another_time(part.file)
         found = self._read_once(part)
         if isinstance(found, Failure):
-            raise ImageUnreadable(found.reason, f"'{found.sample}' {found.detail}")
+            raise ImageUnreadable(found.reason, f"'{found.sample}': {found.detail}")
         if self._check == "read" and not self._now(part.file).same_identity(part.file):
             raise SourceChanged(self.root, {part.file.path: "changes while it is read"})
         return found

@@ -29,7 +29,7 @@ def summarize_tier(path: str) -> TierSummary:
     shares: dict[str, Counter[str]] = {}
     tagged = unreadable = 0
     with _opened(path) as environment:
-        dead = environment.let_go_of_dead_readers()
+        dead = environment.dead_readers + environment.let_go_of_dead_readers()
         for _, size, head in _values(environment, _HEAD_BYTES):
             try:
                 identity, is_tagged = peek_value(head)

@@ -105,6 +105,7 @@ class ImageBatch:
 
     def __call__(self, rows: Sequence[Mapping[str, Array | Tensor]]) -> Batch:
         """A batch of rows as they are stored: of a `CacheDataset`, or of `forebay.tiers.CachedImages`."""
+        _check_rows(rows, self.columns)
         read: dict[str, Any] = {name: [np.asarray(row[name]) for row in rows] for name in self.columns}
         for name, width in (("box", 4), ("original_size", 2)):
             read[name] = np.array(read[name], np.int32).reshape(len(rows), width)
@@ -147,6 +148,13 @@ class ImageBatch:
 def _sample(rows: Rows, image: int) -> str:
     """What an image of a batch is called."""
     return bytes(list(rows["id"])[image]).decode("utf-8", "backslashreplace")
+
+
+def _check_rows(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> None:
+    for missing in (name for row in rows for name in columns if name not in row):
+        raise ValueError(
+            f"rows have no column '{missing}'; {', '.join(columns)} are expected, as a cache of this recipe stores them"
+        )
 
 
 def _probability(flip: float) -> float:

@@ -60,6 +60,7 @@ class Recipe(Protocol):
     Optional members: `dependencies() -> Mapping[str, str]` (name → hash of a file it depends on),
     `versions() -> Mapping[str, str]` (libraries that shape the bytes, recorded in generations), `constants() ->
     Mapping[str, ndarray]` (columns equal for all rows), `sample_ids` (the name of the column that identifies rows),
+    `judged_by` (how many samples tell enough before a build, where making one takes long),
     `identity(sample) -> bytes | None`: 16 bytes that are equal for equal samples. A recipe that has it deduplicates:
     planning finds, in the order of the source, every sample that is equal to an earlier one, and `make` is not given
     it. A sample whose identity is None is never left out. Where the member itself is None (a property may say so), the

@@ -58,6 +58,7 @@ class ImageRecipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     kind: ClassVar[str] = "images"
     revision: ClassVar[int] = 1
     sample_ids: ClassVar[str] = "id"
+    judged_by: ClassVar[int] = 48  # rows differ in size by the aspect of images only
 
     size: int = 448
     pad_color: Color = (114, 114, 114)

@@ -33,6 +33,7 @@ _TROUBLE_OF = {
     errno.EACCES: "unreadable",
     errno.EPERM: "unreadable",
 }
+_NOTHING_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)
 _MARK = "!"  # before a trouble; no etag of a sidecar is without a colon
 
 FolderId = tuple[int, int]
@@ -84,9 +85,9 @@ def state_of(path: str) -> os.stat_result | str | None:
     """What the system says of a file, or the trouble with it; None where there is nothing of that name."""
     try:
         status = os.stat(path)
-    except FileNotFoundError:
-        return "not-found" if os.path.islink(path) else None
     except OSError as error:
+        if error.errno in _NOTHING_THERE:
+            return "not-found" if os.path.islink(path) else None
         if error.errno not in _TROUBLE_OF:
             raise
         return _TROUBLE_OF[error.errno]

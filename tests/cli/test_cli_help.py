@@ -15,7 +15,10 @@ from forebay.cli.old_names import FLAGS
 from forebay.cli.reference import REFRESH, helps, reference
 
 DOCS = Path(__file__).parents[2] / "docs" / "cli.md"
-VERBS = ("build", "status", "gaps", "verify", "repair", "grow", "estimate", "info", "peek", "clean", "copy", "demo")
+VERBS = (
+    "build", "status", "gaps", "verify", "repair", "grow", "estimate", "info", "peek", "clean", "copy", "warm", "tier",
+    "demo",
+)  # fmt: skip
 HELPS = dict(helps())
 
 
@@ -64,7 +67,7 @@ def test_help_does_not_depend_on_the_terminal():
 
 def test_the_pages_name_only_options_that_there_are():
     known = {flag for text in HELPS.values() for flag in re.findall(r"--[a-z-]+", text)} | set(FLAGS)
-    for page in (DOCS.parent / "guide-tokens.md", DOCS.parents[1] / "README.md"):
+    for page in (DOCS.parent / "guide-tokens.md", DOCS.parent / "guide-images.md", DOCS.parents[1] / "README.md"):
         assert set(re.findall(r"(?<![-\w])--[a-z][a-z-]*", page.read_text())) <= known
 
 

@@ -30,7 +30,9 @@ from forebay.cli.peek import peek
 from forebay.cli.repair import repair
 from forebay.cli.show import say, say_error
 from forebay.cli.status import status
+from forebay.cli.tier import tier
 from forebay.cli.verify import verify
+from forebay.cli.warm import warm
 from forebay.errors import BuildStopped, ForebayError
 
 FAILURE = 1
@@ -82,7 +84,7 @@ def cli() -> None:
     """
 
 
-for verb in (estimate, build, status, gaps, verify, repair, grow, info, peek, copy, clean, demo):
+for verb in (estimate, build, status, gaps, verify, repair, grow, info, peek, copy, clean, warm, tier, demo):
     cli.add_command(verb)
 
 

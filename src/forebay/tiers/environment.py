@@ -16,16 +16,16 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-try:
-    import lmdb
-except ModuleNotFoundError as missing:
-    raise ModuleNotFoundError("forebay.tiers needs lmdb: pip install 'forebay[images]'", name="lmdb") from missing
-
-from forebay.errors import TierUnusable
+from forebay.errors import LibraryMissing, TierUnusable
 from forebay.format.layout import FORMAT_VERSION
 from forebay.recipe import canonical_json
 from forebay.tiers.file_systems import refuse_network
 from forebay.tiers.gate import Gate
+
+try:
+    import lmdb
+except ModuleNotFoundError as missing:
+    raise LibraryMissing("lmdb", "a tier on disk", "images") from missing
 
 FIRST_MAP_BYTES = 64 << 20
 MARK_KEY = b"forebay"  # shorter than any key of a value

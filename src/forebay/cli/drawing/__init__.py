@@ -24,7 +24,9 @@ from forebay.cli.drawing.peek import draw_peek
 from forebay.cli.drawing.reports import draw_build, draw_clean, draw_copy, draw_demo
 from forebay.cli.drawing.status import draw_gaps, draw_status
 from forebay.cli.drawing.summary import draw_summary
+from forebay.cli.drawing.tiers import draw_tier, draw_tier_clear, draw_tier_verify, draw_warm
 from forebay.cli.records import DemoReport, DryRun, ImagePeek, ImageSheet, PackedPeek, Peek
+from forebay.tiers.records import TierClearReport, TierSummary, TierVerifyReport, WarmReport
 
 DRAWINGS: dict[type[Any], Callable[[Any], RenderableType]] = {
     BuildReport: draw_build,
@@ -41,7 +43,11 @@ DRAWINGS: dict[type[Any], Callable[[Any], RenderableType]] = {
     RepairReport: draw_repair,
     Status: draw_status,
     Summary: draw_summary,
+    TierClearReport: draw_tier_clear,
+    TierSummary: draw_tier,
+    TierVerifyReport: draw_tier_verify,
     VerifyReport: draw_verify,
+    WarmReport: draw_warm,
 }
 
 

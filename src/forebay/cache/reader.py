@@ -301,7 +301,7 @@ class Cache:
             if below is None or (below.ids, below.rows) != (record.base, record.rows):
                 raise ChunkCorrupt(self.root, layer, chunk, "it was made for other rows of the base layer")
         file = open_chunk(self.store, layer, record, keyed=self.generation.tagged)
-        if file.meta.columns != self._declared[layer]:
+        if tuple(file.columns.values()) != self._declared[layer]:
             raise ChunkCorrupt(self.root, layer, chunk, "its columns are not those that the layer's recipe declares")
         return file
 

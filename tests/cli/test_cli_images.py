@@ -3,6 +3,8 @@
 import gzip
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -218,6 +220,16 @@ def test_info_draws_the_figures(built: Path):
         r"stored +\d+\.\d kB for an image: 0\.\d\d × a float32 canvas, \d+\.\d\d × the source",
     ):
         assert re.search(words, shown), (words, shown)
+
+
+@pytest.mark.parametrize("words", [["build", "images", "photos", "--into", "cache"], ["peek", "{built}"]])
+def test_without_pillow_the_line_that_installs_it_is_said(built: Path, words: list[str]):
+    without = "import sys; sys.modules['PIL'] = None; from forebay.cli.main import main; main()"
+    command = [sys.executable, "-c", without, *(word.format(built=built) for word in words)]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ran.returncode == 1
+    assert ran.stderr.startswith("forebay: 'pillow' is not installed")
+    assert ran.stderr.endswith("pip install 'forebay[images]'\n")
 
 
 def test_peek_draws_in_characters(built: Path):

@@ -175,11 +175,12 @@ def named(batches: list[dict[str, Tensor]]) -> Rows:
     return {sample_id(at): {name: values[at] for name, values in joined.items()} for at in range(COUNT)}
 
 
-def test_spawned_workers_that_live_on_see_the_epoch(caches: dict[str, fb.Cache]) -> None:
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_workers_that_live_on_see_the_epoch(caches: dict[str, fb.Cache], context: str) -> None:
     collate = ImageBatch(caches["raw"], flip=0.5)
     loader = DataLoader(
         CacheDataset(caches["raw"]), batch_size=COUNT, collate_fn=collate, num_workers=1, persistent_workers=True,
-        multiprocessing_context="spawn",
+        multiprocessing_context=context,
     )  # fmt: skip
     ids = [sample_id(at).encode() for at in range(COUNT)]
     for epoch in (0, 1, 7):
@@ -334,11 +335,15 @@ def test_a_mixture_of_images_paints_each_row_of_its_cache(caches: dict[str, fb.C
 def test_memory_of_a_batch_that_is_gone_is_used_again_and_no_other(caches: dict[str, fb.Cache]) -> None:
     collate = ImageBatch(caches["raw"], dtype=torch.float32, channels="last")
     loader = Loader(caches["raw"], global_batch_size=5, shuffle=None, threads=0, collate=collate)
-    used = []
-    for batch in loader:
-        used.append(batch["pixels"].data_ptr())
-        del batch
-    assert len(set(used)) == 1
+    for batches in (loader, DataLoader(CacheDataset(caches["raw"]), 5, drop_last=True, collate_fn=collate)):
+        used, others = [], []
+        for batch in batches:
+            used.append(batch["pixels"].data_ptr())
+            size = batch["pixels"].nbytes
+            del batch
+            others.append(np.empty(size, np.uint8))  # takes what was given back to the allocator
+        assert len(used) == 2
+        assert len(set(used)) == 1
     held = list(loader)
     copies = [{name: values.clone() for name, values in batch.items()} for batch in held]
     list(loader)

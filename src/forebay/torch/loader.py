@@ -57,7 +57,7 @@ class Loader:
         source: Cache | Stream,
         *,
         global_batch_size: int,
-        seed: int = 0,
+        seed: int | None = None,
         shuffle: Shuffle | None = "auto",
         window: Window | None = None,
         selection: Rule | None = None,
@@ -90,13 +90,13 @@ class Loader:
         if not isinstance(source, Cache):
             _refuse_beside(
                 source,
-                seed=seed not in (0, source.seed),
+                seed=seed not in (None, source.seed),
                 shuffle=shuffle != "auto",
                 window=window is not None,
                 selection=selection is not None,
                 growth=growth != "pinned",
             )
-        self.stream = self._stream(source, kind.columns, shuffle, seed, window, selection)
+        self.stream = self._stream(source, kind.columns, shuffle, index(seed or 0), window, selection)
         self._pace = Pace.of(
             kind.threads if threads is None else threads,
             prefetch,
@@ -159,7 +159,7 @@ class Loader:
         if not isinstance(source, Cache):
             self._check_generations(source.caches)
             return source
-        choose = partial(choose_ordering, columns=columns, shuffle=shuffle, seed=index(seed), window=window)
+        choose = partial(choose_ordering, columns=columns, shuffle=shuffle, seed=seed, window=window)
         stream = CacheStream(source, choose, selection)
         if stream.ordering.window is not None:
             refuse_large_window(source, columns, stream.ordering.window, self.ranks)

@@ -19,17 +19,17 @@ Planes = NDArray[np.uint8]  # (3, height, width)
 def letterbox(image: Image.Image, size: int, resample: Resample) -> tuple[Planes, Letterbox]:
     """The content of an RGB image, planar, equal in every pixel to Pillow's `resize`; and the letterbox it is in."""
     fitted = fit(*image.size, size)
-    return np.ascontiguousarray(resized(image, fitted, resample)), fitted
+    return resized(image, fitted, resample), fitted
 
 
 def resized(image: Image.Image, fitted: Letterbox, resample: Resample) -> Planes:
-    """An RGB image at the size of its box: planes, as a view of the interleaved pixels.
-
-    It may come smaller than `fitted` says, from a decoder that scales.
-    """
+    """An RGB image at the size of its box, in planes. It may come smaller than that of `fitted`, from a draft."""
     wanted = fitted.box[2:]
     small = image if image.size == wanted else image.resize(wanted, Image.Resampling[resample.upper()])
-    return np.asarray(small).transpose(2, 0, 1)
+    planes = np.empty((3, wanted[1], wanted[0]), np.uint8)
+    for plane, band in zip(planes, "RGB", strict=True):  # takes less than a transposed copy of all
+        plane.reshape(-1)[:] = np.frombuffer(small.tobytes("raw", band), np.uint8)
+    return planes
 
 
 def paste(content: NDArray[Any], fitted: Letterbox, pad_color: Color) -> Planes:

@@ -150,8 +150,7 @@ class ImageRecipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     def make_row(self, sample: Sample) -> Row:
         """One row, as it is stored; `ImageUnreadable` where there is no picture in the sample."""
-        row = self._made(sample).row
-        return {**row, self.stored_column: row[self.stored_column].reshape(-1)}
+        return self._made(sample).row
 
     def letterboxed(self, content: bytes) -> tuple[Planes, Letterbox]:
         """The content `[3, height, width]` of an image file and how it lies on the canvas, before it is packed."""
@@ -167,7 +166,7 @@ class ImageRecipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     def packed(self, content: Planes) -> Array:
         """The content of a row as it is stored: itself, or JPEG (with colour at full resolution)."""
         if self.storage == "raw":
-            return content
+            return content.reshape(-1)
         buffer = io.BytesIO()
         image = Image.fromarray(np.ascontiguousarray(content.transpose(1, 2, 0)))
         image.save(buffer, "JPEG", quality=self.quality, subsampling="4:4:4")
@@ -204,7 +203,7 @@ class ImageRecipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class _Made(NamedTuple):
-    """A row whose content may lie in memory in any order, and what is counted of its sample."""
+    """A row, and what is counted of its sample."""
 
     row: Row
     named_tags: int

@@ -1,7 +1,7 @@
 """Rows on their way into columns.
 
-The content of an image is most of its row. It is laid end to end in one array as it comes, and so copied once: from the
-interleaved pixels of the decoder to the planes that are stored.
+The content of an image is most of its row. It is laid end to end in one array as it comes: a list of them all, joined
+at the end, would take the memory twice, and new memory takes longer to get than a copy.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,13 +23,13 @@ class Pile:
         self._ends = [0]
 
     def add(self, values: Array) -> None:
-        """One row more, of any shape, in the order of its elements."""
+        """One row more."""
         start, stop = self._ends[-1], self._ends[-1] + values.size
         if stop > len(self._values):
             larger = np.empty(max(stop, 2 * len(self._values)), np.uint8)
             larger[:start] = self._values[:start]
             self._values = larger
-        self._values[start:stop].reshape(values.shape)[...] = values
+        self._values[start:stop] = values
         self._ends.append(stop)
 
     def column(self) -> Ragged:

@@ -95,7 +95,8 @@ def state_of(path: str) -> os.stat_result | str | None:
 
 
 def _look(root: str, name: str, names: Container[str]) -> SourceFile | None:
-    state = state_of(full_path(root, name))
+    path = full_path(root, name)
+    state = state_of(path)
     if state is None:
         return None
     if isinstance(state, str):
@@ -104,7 +105,7 @@ def _look(root: str, name: str, names: Container[str]) -> SourceFile | None:
     sidecar = sidecar_of(os.path.basename(name), names)
     if sidecar is None:
         return file
-    beside = state_of(os.path.join(os.path.dirname(full_path(root, name)), sidecar))
+    beside = state_of(os.path.join(os.path.dirname(path), sidecar))
     if beside is None:
         return file
     known = beside if isinstance(beside, str) else f"{beside.st_size}-{beside.st_mtime_ns}"

@@ -24,7 +24,7 @@ class NamesIn:
     folder: str
 
     def __contains__(self, name: object) -> bool:
-        return isinstance(name, str) and os.path.lexists(os.path.join(self.folder, name))
+        return os.path.lexists(f"{self.folder}{os.sep}{name}")
 
 
 def sidecar_of(image: str, names: Container[str]) -> str | None:

@@ -19,6 +19,8 @@ from forebay.source import Failure, Sample
 
 SHOWN_MARKS = 24  # of a value in an error's text
 
+_CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False)
+
 
 @dataclass(frozen=True, slots=True)
 class ChunkTarget:
@@ -111,7 +113,7 @@ class RecipeDocument(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 def canonical_json(value: Any) -> bytes:
     """The one way a value is written where its bytes are hashed: sorted keys, no spaces, ASCII."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode("ascii")
+    return _CANONICAL.encode(value).encode("ascii")
 
 
 def fields_of(recipe: AnyRecipe) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """Rows read through the tiers are what decoding afresh gives; whatever a tier has that is not, is never served."""
 
 import gc
-import json
 import os
 import pickle
 import threading
@@ -17,7 +16,7 @@ import forebay as fb
 from forebay.errors import ImageUnreadable, SourceInvalid, TierUnusable
 from forebay.tiers import CachedImages, TierWarning
 from forebay.tiers.environment import MARK_KEY
-from forebay.tiers.value import encode_value
+from forebay.tiers.value import encode_value, peek_value
 
 
 @pytest.fixture
@@ -148,7 +147,7 @@ def test_a_bad_value_is_a_counted_and_reported_miss_that_is_made_again_and_repla
     images = filled(source, tier)
     sound = values_in(tier)
     values = list(sound.values())
-    identities = {key: _identity(value) for key, value in sound.items()}
+    identities = {key: peek_value(value)[0] for key, value in sound.items()}
     if reason == "identity":  # each the value of another
         how = lambda key, value: values[(values.index(value) + 1) % len(values)]  # noqa: E731
     elif reason == "shape":  # sound but for the box
@@ -164,11 +163,6 @@ def test_a_bad_value_is_a_counted_and_reported_miss_that_is_made_again_and_repla
     assert (found.l2_hits, found.misses, found.bad) == (0, 12, {reason: 12})
     images.close()
     assert values_in(tier) == sound
-
-
-def _identity(value: bytes) -> dict:
-    length = int.from_bytes(value[:8], "little")
-    return json.loads(json.loads(value[8 : 8 + length])["__metadata__"]["forebay"])
 
 
 def test_a_flip_in_the_file_of_a_tier_never_changes_a_row(tmp_path, tier):

@@ -12,7 +12,7 @@ open to hold old pages or a place in the table of readers.
 import fcntl
 import os
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -69,9 +69,13 @@ class Environment:
         """The pages of the tier that are in use, or were once."""
         return (int(self._lmdb.info()["last_pgno"]) + 1) * int(self._lmdb.stat()["psize"])
 
-    def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
+    def read_each(self, keys: Sequence[bytes], take: Callable[[bytes, bytes], None]) -> None:
+        """Give `take` every key that is there and a copy of its value, which is then still in the processor's cache."""
         with self.transaction() as transaction:
-            return [transaction.get(key) for key in keys]
+            for key in keys:
+                value = transaction.get(key)
+                if value is not None:
+                    take(key, value)
 
     @contextmanager
     def transaction(self, *, write: bool = False, buffers: bool = False) -> Iterator[Any]:

@@ -25,9 +25,11 @@ RECIPE = fb.ImageRecipe(size=SIZE, pad_color=(1, 114, 250))
 RESAMPLES = ("bilinear", "bicubic", "lanczos", "box", "nearest")
 DYNAMIC = torch.export.Dim.DYNAMIC
 
-# A pixel, the canvas, a little more, a lot more; wide and tall, so that both orders of the passes come.
+# A pixel, the canvas, a little more, a lot more; wide and tall, so that both orders of the passes come; (52, 58), where
+# the edge of a box falls on a pixel's centre but for rounding; (12, 33), where a patch has just padding enough.
 TELLING_SIZES = [
     *((1, 1), (1, 9000), (9000, 1), (2, 700), (700, 2), (48, 48), (49, 48), (48, 49), (47, 97), (97, 47), (500, 480)),
+    *((52, 58), (58, 52), (12, 33)),
 ]
 sides = st.one_of(st.integers(1, 100), st.integers(1, 500))
 resamples = st.sampled_from(RESAMPLES)
@@ -160,7 +162,7 @@ def test_onnxruntime_gives_the_pixels_of_every_filter(resample: str, tmp_path: P
 
 def test_torch_gives_the_tensors_of_training() -> None:
     module = LetterboxModule(RECIPE, normalize="imagenet", dtype=torch.float32, patch=PATCH)
-    for size in ((60, 90), (90, 60), (48, 30), (700, 60)):
+    for size in ((60, 90), (90, 60), (48, 30), (700, 60), (12, 33)):
         image = noise(*size)
         found = {name: value.numpy() for name, value in module(torch.from_numpy(image)).items()}
         assert_equal(found, as_in_training(image))

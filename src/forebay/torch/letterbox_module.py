@@ -41,7 +41,8 @@ class LetterboxModule(nn.Module):
 
     What a file brings along (EXIF, alpha, 16 bits) is treated before, as `forebay.images.prepare` does; what "jpeg" or
     "fast" in a recipe do to pixels is not imitated. An image so small that all of its tokens would be ignored is
-    refused; but a graph cannot refuse: there, all of its `token_mask` is True.
+    refused; but a graph cannot refuse: there, all of its `token_mask` is True. The products are dense and in float64:
+    6 · size operations per pixel of the image, 2.7 · 10⁹ per megapixel at 448.
     """
 
     def __init__(

@@ -332,6 +332,22 @@ def test_a_mixture_of_images_paints_each_row_of_its_cache(caches: dict[str, fb.C
     assert seen == {(0, False), (0, True), (1, False), (1, True)}
 
 
+def test_caches_with_other_canvases_or_tags_are_refused(
+    caches: dict[str, fb.Cache], pictures: Path, tmp_path: Path
+) -> None:
+    other = image_cache(tmp_path / "other", pictures, size=32, tags=("cat",))
+    said = r"the cache at '.*other' was built with another size, tags than this ImageBatch is for"
+    with pytest.raises(ValueError, match=said):
+        Loader(other, global_batch_size=2, collate=ImageBatch(caches["raw"]))
+    with pytest.raises(ValueError, match=said):
+        CacheDataset(other, collate=ImageBatch(caches["raw"]))
+    mixture = Mixture.of([Ingredient(caches["raw"], repeat=1), Ingredient(other, repeat=1)])
+    with pytest.raises(ValueError, match=said):
+        Loader(mixture, global_batch_size=2)
+    with pytest.raises(ValueError, match="another size than"):
+        Loader(other, global_batch_size=2, collate=ImageBatch(caches["raw"], tags=None))
+
+
 def test_memory_of_a_batch_that_is_gone_is_used_again_and_no_other(caches: dict[str, fb.Cache]) -> None:
     collate = ImageBatch(caches["raw"], dtype=torch.float32, channels="last")
     loader = Loader(caches["raw"], global_batch_size=5, shuffle=None, threads=0, collate=collate)

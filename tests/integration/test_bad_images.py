@@ -120,13 +120,15 @@ def test_one_process_makes_the_same_bytes(made: Made, tmp_path: Path):
         assert one.read_bytes() == two.read_bytes(), name
 
 
-def test_every_verb_can_say_every_name(made: Made):
+def test_every_verb_can_say_every_name(made: Made, tmp_path: Path):
     _, root, expected = made
     failed = sum(isinstance(what, Fails) for what in expected.values())
     assert len(run("status", root, "--failures", "all", "--json").json["failed_samples"]) == failed
     assert "\x1b" not in run("status", root, "--failures", "all").out
     assert "\x1b" not in run("peek", root, "--rows", 999).out
     assert len(run("peek", root, "--rows", 999, "--json").json["shown"]) == len(expected) - failed
+    run("peek", root, "--rows", 999, "--png", tmp_path / "sheet.png")
+    assert (tmp_path / "sheet.png").stat().st_size > 0
 
 
 def test_the_bound_on_pixels_can_be_raised(made: Made):

@@ -1,19 +1,23 @@
 """Rows read through the tiers are what decoding afresh gives; whatever a tier has that is not, is never served."""
 
 import gc
+import json
 import os
 import pickle
 import threading
+import time
 import warnings
 from pathlib import Path
 
 import lmdb
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from tests.tiers.pictures import RECIPE, assert_same_rows, fresh_rows, write_picture, write_pictures
 
 import forebay as fb
-from forebay.errors import ImageUnreadable, SourceInvalid, TierUnusable
+from forebay.errors import ImageUnreadable, SourceChanged, SourceInvalid, TierUnusable
 from forebay.tiers import CachedImages, TierWarning
 from forebay.tiers.environment import MARK_KEY
 from forebay.tiers.value import encode_value, peek_value
@@ -73,6 +77,26 @@ def test_a_fresh_row_an_l1_hit_and_an_l2_hit_are_bit_for_bit_what_the_recipe_mak
         assert images.statistics().l1_values == 0
 
 
+def test_a_manifest_and_parquet_are_read_through_tiers_too(source, tier, tmp_path):
+    files = sorted((tmp_path / "pictures").glob("*.png"))
+    lines = (json.dumps({"path": f"pictures/{file.name}", "tags": ["listed"]}) for file in files)
+    (tmp_path / "list.jsonl").write_text("\n".join(lines))
+    for name, some in (("a", files[:7]), ("b", files[7:])):
+        table = pa.table({"image": [file.read_bytes() for file in some], "tags": [["kept", name]] * len(some)})
+        pq.write_table(table, tmp_path / f"{name}.parquet", row_group_size=3)
+    for other in (
+        fb.sources.image_manifest(tmp_path / "list.jsonl"),
+        fb.sources.parquet_images(tmp_path / "a.parquet", tmp_path / "b.parquet"),
+    ):
+        with CachedImages(other, RECIPE, l1=0, l2=tier) as images:
+            expected = fresh_rows(other, images.recipe)
+            order = [11, 3, 7, 0, 6, *range(12)]
+            for _ in range(2):
+                assert_same_rows(images.read(order), [expected[index] for index in order])
+                images.flush()
+            assert (images.statistics().misses, images.statistics().l2_hits) == (12, 12)
+
+
 def test_it_is_a_sequence(source, tier):
     with CachedImages(source, RECIPE, l2=tier) as images:
         assert len(images) == 12
@@ -123,13 +147,56 @@ def test_a_changed_image_or_sidecar_is_never_served_as_it_was(source, tier, tmp_
 
 
 def test_a_bmp_rewritten_at_once_with_the_same_size_is_never_served_as_it_was(tmp_path, tier):
-    """The clock of files goes in steps: two contents in one step would have one name."""
     path = write_picture(tmp_path / "p" / "0.bmp", 0, (20, 20))
     source = fb.sources.images(tmp_path / "p")
     with CachedImages(source, RECIPE, l2=tier) as images:
         for seed in range(1, 6):
             write_picture(path, seed, (20, 20))
             assert_same_rows([images[0]], fresh_rows(source, images.recipe))
+
+
+class WatchedSource:
+    """A source that notes when it is read, and may do something then."""
+
+    def __init__(self, source: fb.Source, then=lambda: None) -> None:
+        self._source, self._then = source, then
+        self.read_at: list[int] = []
+
+    def __getattr__(self, name: str):
+        return getattr(self._source, name)
+
+    def read(self, part):
+        self.read_at.append(time.time_ns())
+        found = list(self._source.read(part))
+        self._then()
+        return found
+
+
+def test_a_file_is_read_when_its_time_cannot_be_given_to_other_content_any_more(tmp_path):
+    """The clock of files goes in steps: two contents in one step would have one name."""
+    path = write_picture(tmp_path / "p" / "0.bmp", 0, (20, 20))
+    source = WatchedSource(fb.sources.images(tmp_path / "p"))
+    images = CachedImages(source, RECIPE)
+    for seed in range(3):
+        write_picture(path, seed, (20, 20))
+        images[0]
+        assert source.read_at[-1] - path.stat().st_mtime_ns >= 20_000_000
+
+
+def test_a_file_that_changes_while_it_is_read_is_read_again(tmp_path, tier):
+    path = write_picture(tmp_path / "p" / "0.png", 0)
+    seeds = iter([1, 2])
+    plain = fb.sources.images(tmp_path / "p")
+    source = WatchedSource(plain, then=lambda: [write_picture(path, seed) for seed in [*seeds][:1]])
+    with CachedImages(source, RECIPE, l2=tier) as images:
+        assert_same_rows([images[0]], fresh_rows(plain, images.recipe))
+        assert len(source.read_at) == 2
+    with CachedImages(plain, RECIPE, l2=tier) as images:
+        assert_same_rows([images[0]], fresh_rows(plain, images.recipe))
+        assert images.statistics().l2_hits == 1
+    endless = WatchedSource(plain, then=lambda: write_picture(path, time.time_ns() % 1000))
+    with pytest.raises(SourceChanged, match="while it is read"):
+        CachedImages(endless, RECIPE, l2=None)[0]
 
 
 @pytest.mark.parametrize(

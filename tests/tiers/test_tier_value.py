@@ -1,11 +1,13 @@
 """A value is served whole, as it was written and to whom it was written, or not at all."""
 
+import hmac
 import json
 import pickle
 
 import numpy as np
 import pytest
 import safetensors.numpy
+import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -124,3 +126,22 @@ def test_the_head_of_a_value_takes_less_than_a_page_so_that_a_full_page_of_pixel
     for pages in (1, 2, 147):  # 147 pages are the pixels of 448 × 448
         value = encode_value(IDENTITY, {**ROW, "pixels": np.zeros(4096 * pages, np.uint8)})
         assert -(-(len(value) + 16) // 4096) == pages + 1  # LMDB puts 16 bytes before it
+
+
+def test_a_value_is_laid_out_as_the_format_says() -> None:
+    """Typed from docs/format.md, without our reader."""
+    value = encode_value(IDENTITY, ROW, KEY)
+    length = int.from_bytes(value[:8], "little")
+    header = json.loads(value[8 : 8 + length])
+    assert length % 8 == 0
+    assert json.loads(header.pop("__metadata__")["forebay"]) == {"format_version": 1, "type": "row"}
+    assert list(header) == [".identity", "box", "tags", "id", "pixels", ".checksum", ".hmac"]
+    content = {
+        name: value[8 + length + entry["data_offsets"][0] : 8 + length + entry["data_offsets"][1]]
+        for name, entry in header.items()
+    }
+    assert len(content[".identity"]) % 8 == 0
+    assert json.loads(content[".identity"]) == WHOSE
+    assert content["pixels"] == bytes(range(48))
+    assert content[".checksum"] == xxhash.xxh3_128_digest(value[:-48])
+    assert content[".hmac"] == hmac.digest(KEY, value[:-32], "sha256")

@@ -11,6 +11,7 @@ open to hold old pages or a place in the table of readers.
 
 import fcntl
 import os
+import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -61,13 +62,13 @@ class Environment:
 
     @property
     def map_bytes(self) -> int:
-        """The most that this process could put into the tier without a larger map."""
-        return int(self._lmdb.info()["map_size"])
+        """How large the tier may become before this process needs a larger map."""
+        return int(self._asked(self._lmdb.info)["map_size"])
 
     @property
     def used_bytes(self) -> int:
         """The pages of the tier that are in use, or were once."""
-        return (int(self._lmdb.info()["last_pgno"]) + 1) * int(self._lmdb.stat()["psize"])
+        return (int(self._asked(self._lmdb.info)["last_pgno"]) + 1) * int(self._asked(self._lmdb.stat)["psize"])
 
     def read_each(self, keys: Sequence[bytes], take: Callable[[bytes, bytes], None]) -> None:
         """Give `take` every key that is there and a copy of its value, which is then still in the processor's cache."""
@@ -101,7 +102,7 @@ class Environment:
 
     def figures(self) -> dict[str, int]:
         """Values, and bytes in the file: all, in use, and how far the map goes."""
-        stat = self._lmdb.stat()
+        stat = self._asked(self._lmdb.stat)
         pages = stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"]
         return {
             "values": max(0, int(stat["entries"]) - 1),  # without the mark
@@ -119,8 +120,9 @@ class Environment:
     def grow(self, most_bytes: int) -> bool:
         """Double the map, or as near to that as `most_bytes` allows; False where it is that large already."""
         with self._gate.alone():
-            wanted = min(most_bytes, 2 * self.map_bytes)
-            if wanted <= self.map_bytes:
+            now = int(self._lmdb.info()["map_size"])
+            wanted = min(most_bytes, 2 * now)
+            if wanted <= now:
                 return False
             self._lmdb.set_mapsize(wanted)
             return True
@@ -139,6 +141,14 @@ class Environment:
     def reopen(self) -> None:
         """Let transactions begin again."""
         self._gate.open()
+
+    def _asked(self, ask: Callable[[], Any]) -> Any:
+        """What LMDB says of itself: it looks at the map, which must not be resized meanwhile."""
+        self._gate.enter()
+        try:
+            return ask()
+        finally:
+            self._gate.leave()
 
     def _begin(self, write: bool, buffers: bool) -> Any:
         """A transaction inside the gate."""
@@ -254,10 +264,12 @@ def _close(environment: Any, users: int) -> None:
 
 _environments: "weakref.WeakSet[Environment]" = weakref.WeakSet()
 _held: list[Environment] = []
+_forking = threading.Lock()  # two threads that fork at once take turns
 
 
 def _before_fork() -> None:
     """No transaction is open in a child: it would free the places that this process has in the table of readers."""
+    _forking.acquire()
     _held.extend(_environments)
     for environment in _held:
         environment.shut()
@@ -266,11 +278,13 @@ def _before_fork() -> None:
 def _after_fork_in_parent() -> None:
     while _held:
         _held.pop().reopen()
+    _forking.release()
 
 
 def _after_fork_in_child() -> None:
     while _held:
         _held.pop().close()
+    _forking.release()
 
 
 os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)

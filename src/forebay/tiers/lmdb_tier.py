@@ -31,14 +31,14 @@ class LmdbTier:
         self.writer = Writer(self.environment, max_bytes, queue_bytes, kept_open=self)
         self.users = 0
         self._told: set[str] = set()
-        self.trouble: Counter[str] = Counter()  # what LMDB said instead of reading, and of how many values
+        self.trouble: Counter[str] = Counter()  # what LMDB said instead of reading, and how often
 
     def read_each(self, keys: Sequence[bytes], take: Callable[[bytes, bytes], None]) -> None:
         """Give `take` every key that is there with its value; where LMDB cannot tell, that is counted."""
         try:
             self.environment.read_each(keys, take)
         except lmdb.Error as error:
-            self.trouble[str(error)] += len(keys)
+            self.trouble[str(error)] += 1
 
     def put(self, key: bytes, value: bytes, *, replaces: bool, when_full: WhenFull) -> None:
         self.writer.offer(Item(key, value, replaces), when_full)

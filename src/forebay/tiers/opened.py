@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from forebay.errors import ImageUnreadable, SourceChanged
+from forebay.errors import ImageUnreadable, RecipeInvalid, SourceChanged
 from forebay.format.key import VARIABLE
 from forebay.source import Sample
 from forebay.tiers.counts import Counts
@@ -132,7 +132,10 @@ class OpenedTiers:
         except ImageUnreadable as error:
             raise ImageUnreadable(error.reason, f"'{sample.id}': {error.detail}") from error
         value = encode_value(self._names.identity(named.number, named.file), made, self._key)
-        row = self._decoded(value, named.key)
+        try:
+            row = self._decoded(value, named.key)
+        except BadValue as error:
+            raise RecipeInvalid(f"the recipe made a row of '{sample.id}' that is none of its own: {error}") from error
         self.counts.add(misses=1, made_bytes=len(value))
         self._l1.put(named.key, row, len(value) + _ROW_OVERHEAD)
         if self.l2 is not None and bad != _NOT_OURS:

@@ -80,9 +80,11 @@ class Writer:
         with self._changed:
             self._hurried += 1
             self._changed.notify_all()
-            while self._thread is not None:
-                self._changed.wait()
-            self._hurried -= 1
+            try:
+                while self._thread is not None:
+                    self._changed.wait()
+            finally:
+                self._hurried -= 1
 
     def _work(self) -> None:
         try:

@@ -253,6 +253,8 @@ class Cache:
         """The columns to read: those asked for, and the presence bits of every further layer among them."""
         if columns is None:
             return list(self.default_columns)
+        if isinstance(columns, str):  # else it would be taken for the list of its letters
+            raise TypeError(f"columns is {columns!r}; give a list of names: [{columns!r}]")
         layers = dict.fromkeys(self._find(name)[0] for name in columns)
         bits = [f"{layer}.present" for layer in layers if layer != self.generation.base]
         return list(dict.fromkeys([*columns, *bits]))

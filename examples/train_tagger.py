@@ -4,7 +4,7 @@
 
 Draws birds of several colours, plain or striped, that look left or right; builds a cache of them, trains on it, and
 asks onnxruntime about pictures that were held out. The same command goes on from the last checkpoint, with the very
-batches and losses it would have had.
+batches and losses it would have had. Needs pip install 'forebay[torch,images,onnx]'.
 """
 
 import argparse

@@ -168,6 +168,17 @@ def test_torch_gives_the_tensors_of_training() -> None:
         assert_equal(found, as_in_training(image))
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_a_gpu_gives_the_same_there() -> None:
+    module = LetterboxModule(RECIPE, patch=PATCH)
+    for size in ((60, 90), (90, 60), (700, 60)):
+        image = torch.from_numpy(noise(*size))
+        for name, value in module(image.cuda()).items():
+            assert value.is_cuda, name
+            assert torch.equal(value.cpu(), module(image)[name]), name
+
+
 def test_images_come_with_their_channels_first_as_well_and_several_of_one_size_together() -> None:
     module = LetterboxModule(RECIPE, patch=PATCH)
     images = [torch.from_numpy(noise(70, 90, contrast)) for contrast in ("grey", "full")]

@@ -71,7 +71,8 @@ class LetterboxModule(nn.Module):
         if not torch.compiler.is_exporting():
             self._refuse(width, height)
         sides = torch.stack([torch.scalar_tensor(side, dtype=torch.int64) for side in (width, height)])
-        box = letterbox_box(sides.to(planes.device), self.size)
+        sides = sides.to(planes.device)
+        box = letterbox_box(sides, self.size)
         across, down = self._line(width, box[0], box[2]), self._line(height, box[1], box[3])
         content = down.inside[:, None] & across.inside[None, :]
         pixels = torch.where(content, _resized(planes, across.weights.mT, down.weights, box), self._pad(planes.device))

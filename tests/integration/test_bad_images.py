@@ -120,6 +120,19 @@ def test_one_process_makes_the_same_bytes(made: Made, tmp_path: Path):
         assert one.read_bytes() == two.read_bytes(), name
 
 
+def test_tiers_give_the_same_rows_and_leave_out_the_same_files(made: Made, tmp_path: Path):
+    folder, root, _ = made
+    rows = rows_by_id(root)
+    with fb.CachedImages(fb.sources.images(folder), RECIPE, l1=0, l2=tmp_path / "tier", unreadable="skip") as images:
+        for _ in range(2):  # decoded and written back, then found on disk
+            found = {os.fsdecode(row["id"].tobytes()): row for row in images.read(range(len(images)))}
+            assert set(found) == set(rows)
+            for name, row in rows.items():
+                assert all(np.array_equal(found[name][column], row[column]) for column in row), name
+            images.flush()
+        assert images.statistics().l2_hits == len(rows)
+
+
 def test_every_verb_can_say_every_name(made: Made, tmp_path: Path):
     _, root, expected = made
     failed = sum(isinstance(what, Fails) for what in expected.values())

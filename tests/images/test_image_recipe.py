@@ -126,6 +126,22 @@ def test_jpeg_storage_gives_back_nearly_the_same_in_fewer_bytes(cache, pictures,
     assert packed[0]["jpeg"].size < cache[0]["pixels"].size / 3
 
 
+@pytest.mark.parametrize("storage", ["raw", "jpeg"])
+def test_what_a_row_stores_is_the_packed_letterbox_and_nothing_of_the_file_beside_it(storage):
+    buffer = io.BytesIO()
+    image = Image.fromarray(bad_images.picture(40, 60))
+    image.save(buffer, "JPEG", quality=90, comment=b"by nobody", dpi=(72, 72))
+    recipe = fb.ImageRecipe(size=64, storage=storage)
+    row = recipe.make_row(Sample("a", buffer.getvalue()))
+    planes, fitted = recipe.letterboxed(buffer.getvalue())
+    again, refitted = recipe.letterboxed_image(Image.open(buffer))
+    assert np.array_equal(row[recipe.stored_column], recipe.packed(planes))
+    assert np.array_equal(planes, again)
+    assert fitted == refitted == fit(60, 40, 64)
+    for array in (planes, row[recipe.stored_column], recipe.packed(planes)):
+        assert array.flags.writeable
+
+
 @pytest.mark.parametrize("codec", ["lz4", "zstd"])
 def test_a_codec_changes_no_pixel(cache, pictures, tmp_path, codec):
     fb.build(tmp_path, fb.sources.images(pictures), fb.ImageRecipe(size=64, codec=codec), workers=0)

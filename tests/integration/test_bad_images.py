@@ -70,6 +70,11 @@ def test_every_file_is_a_row_or_a_failure_with_its_reason(made: Made):
     assert fb.verify(root).sound
 
 
+def test_the_guide_explains_every_reason(made: Made):
+    guide = (Path(__file__).parents[2] / "docs" / "guide-images.md").read_text()
+    assert not {reason for reason in failures_by_id(made[1]).values() if f"`{reason}`" not in guide}
+
+
 def test_every_row_is_the_right_picture_in_the_right_place(made: Made):
     _, root, expected = made
     for name, row in rows_by_id(root).items():

@@ -13,7 +13,7 @@ import msgspec
 from forebay.cache.crew import Crew, Died, Engine, Event, Made, Refused
 from forebay.cache.records import Progress
 from forebay.engine import InlineEngine, LocalEngine
-from forebay.errors import BuildFailed, ImageUnreadable
+from forebay.errors import ImageUnreadable, WarmingFailed
 from forebay.source import Source
 from forebay.tiers.cached_images import CachedImages
 from forebay.tiers.lmdb_tier import MAX_BYTES
@@ -55,7 +55,7 @@ class WarmTask:
         before = self.images.statistics()
         examples: dict[str, str] = {}
         failures: Counter[str] = Counter()
-        batch = range(chunk * BATCH, min((chunk + 1) * BATCH, len(self.images)))
+        batch = _batch(chunk, len(self.images))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", TierWarning)  # the report says it
             for index in batch:
@@ -161,7 +161,8 @@ class _Warming:
     def _again(self, batch: int, reason: str) -> None:
         self._tries[batch] += 1
         if self._tries[batch] >= _ATTEMPTS:
-            raise BuildFailed(str(self.images.l2), {batch: reason})
+            samples = _batch(batch, len(self.images))
+            raise WarmingFailed(str(self.images.l2), samples[0], samples[-1], reason)
         self._left.append(batch)
 
     def _moment(self) -> Progress:
@@ -193,6 +194,10 @@ class _Warming:
             deaths=tuple(self.deaths),
             **sums,
         )
+
+
+def _batch(number: int, samples: int) -> range:
+    return range(number * BATCH, min((number + 1) * BATCH, samples))
 
 
 def _cores() -> int:

@@ -36,10 +36,11 @@ def expected(source) -> list:
 def test_the_map_grows_as_it_is_filled(source, expected, tmp_path, monkeypatch):
     monkeypatch.setattr("forebay.tiers.lmdb_tier.FIRST_MAP_BYTES", MIB)
     with CachedImages(source, RECIPE, l1=0, l2=tmp_path) as images:
-        assert images._open().l2.environment.map_bytes == MIB
+        assert images.statistics().written == 0  # the tier is open
+        assert summarize_tier(str(tmp_path)).map_bytes == MIB
         images.read(range(40))
         images.flush()
-        assert 8 * MIB <= images._open().l2.environment.map_bytes <= 32 * MIB
+        assert 8 * MIB <= summarize_tier(str(tmp_path)).map_bytes <= 32 * MIB
         assert (images.statistics().written, images.statistics().dropped) == (40, {})
         assert_same_rows(images.read(range(40)), expected)
         assert images.statistics().l2_hits == 40

@@ -73,6 +73,15 @@ def test_one_row_made_by_itself_is_the_row_of_the_cache(cache, pictures):
             assert np.array_equal(row[column], values), column
 
 
+def test_rows_made_together_are_the_rows_one_by_one_however_much_room_was_expected():
+    recipe = fb.ImageRecipe(size=64, chunk_bytes=1)
+    samples = [Sample(str(number), jpeg(10 * number + 1, 30)) for number in range(8)]
+    made = recipe.make(samples).columns
+    for index, sample in enumerate(samples):
+        for name, values in recipe.make_row(sample).items():
+            assert np.array_equal(made[name][index], values), name
+
+
 def test_the_vocabulary_is_made_from_the_source_and_kept_with_the_cache(cache):
     recipe = msgspec.convert(cache.recipe("images").fields, fb.ImageRecipe)
     vocabulary = recipe.vocabulary()

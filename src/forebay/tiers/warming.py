@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from forebay.cache.crew import Crew, Died, Engine, Event, Made, Refused
+from forebay.cache.crew import Crew, Died, Engine, Event, Lost, Made, Refused
 from forebay.cache.records import Progress
 from forebay.engine import InlineEngine, LocalEngine
 from forebay.errors import ImageUnreadable, WarmingFailed
@@ -50,7 +50,12 @@ class WarmTask:
     def chunks(self) -> CachedImages:
         return self.images
 
-    def make(self, chunk: int) -> Warmed:
+    def begin(self, chunk: int) -> Callable[[], Warmed]:
+        """All of the work: tiers write in a thread of their own."""
+        warmed = self._warmed(chunk)
+        return lambda: warmed
+
+    def _warmed(self, chunk: int) -> Warmed:
         """Read the samples of one batch; all rows are on disk when this returns."""
         before = self.images.statistics()
         examples: dict[str, str] = {}
@@ -141,6 +146,9 @@ class _Warming:
         elif isinstance(event, Refused):
             self._given -= 1
             self._again(event.chunk, event.reason)
+        elif isinstance(event, Lost):
+            self._given -= 1
+            self._left.append(event.chunk)
         elif isinstance(event, Died):
             self.deaths.append(f"process {event.pid}: {event.reason}")
             if event.chunk is not None:

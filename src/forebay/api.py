@@ -92,7 +92,8 @@ def build(
         if source is not None and _is_long_work(store, source):
             engine.get_ready(recipe, 1 if memory_limit else _worker_count(workers))
         settled, notes = settle(store, source, recipe, name)
-        terms = _terms(settled, workers, memory_limit, max_failures, lease_seconds, on_progress)
+        told = _told_in_bytes(source, on_progress or _silent)
+        terms = _terms(settled, workers, memory_limit, max_failures, lease_seconds, told)
         place = _prepared(store, source, settled, name, terms).noting(notes)
         if mode == "inverse" and newest_generation(store) is not None:
             mended = _repair(store, source, settled, None, engine, terms)
@@ -123,7 +124,8 @@ def grow(
     base = read_cache_document(store).base
     own, notes = settle(store, source, recipe or cast(Recipe, _kept_recipe(store, base)), base)
     prepare_layer(store, own, base)
-    terms = _terms(own, workers, memory_limit, max_failures, lease_seconds, on_progress)
+    told = _told_in_bytes(source, on_progress or _silent)
+    terms = _terms(own, workers, memory_limit, max_failures, lease_seconds, told)
     alike = named_alike(source, load_plan(store))
     plan, _ = append_to_plan(store, alike, own, partial(_planning, terms), memory_limit)
     place = base_workplace(store, alike, own, base, plan, newest_generation(store)).noting(notes)
@@ -149,17 +151,16 @@ def repair(
     on_progress: OnProgress | None = None,
 ) -> RepairReport:
     """Put back exactly what `verify` finds bad or missing: from a copy of the cache, or made again from the source."""
+    store = open_store(root)
     versions = builder_versions(versions_of(recipe) if recipe else {})
     terms = Terms(
         workers=_worker_count(workers),
         host=socket.gethostname(),
         versions=versions,
         memory_limit=memory_limit,
-        on_progress=on_progress or _silent,
+        on_progress=_told_in_bytes(source or _kept_source(store), on_progress or _silent),
     )
-    return _repair(
-        open_store(root), source, recipe, None if copy is None else open_store(copy), _engine(workers), terms
-    )
+    return _repair(store, source, recipe, None if copy is None else open_store(copy), _engine(workers), terms)
 
 
 def gaps(root: Root, *, layer: str | None = None) -> list[Gaps]:
@@ -274,7 +275,7 @@ def _terms(
     memory_limit: int | None,
     max_failures: int | float | None,
     lease_seconds: float,
-    on_progress: OnProgress | None,
+    on_progress: OnProgress,
 ) -> Terms:
     return Terms(
         workers=_worker_count(workers),
@@ -283,8 +284,20 @@ def _terms(
         memory_limit=memory_limit,
         max_failures=max_failures,
         lease_seconds=lease_seconds,
-        on_progress=on_progress or _silent,
+        on_progress=on_progress,
     )
+
+
+def _told_in_bytes(source: Source | None, on_progress: OnProgress) -> OnProgress:
+    """What is passed of a source that counts samples is no number of bytes, and is not told as one."""
+    if source is None or source.unit == "bytes":
+        return on_progress
+
+    def told(progress: Progress) -> None:
+        reads_the_cache = progress.phase == "verifying"
+        on_progress(progress if reads_the_cache else msgspec.structs.replace(progress, read_bytes=0))
+
+    return told
 
 
 def _worker_count(workers: int | None) -> int:

@@ -260,3 +260,14 @@ def test_workers_make_the_bytes_that_this_process_makes(cache, pictures, tmp_pat
     own, others = (fb.open_cache(root) for root in (cache.root, tmp_path))
     assert all(np.array_equal(own[row]["pixels"], others[row]["pixels"]) for row in range(5))
     assert fb.verify(tmp_path).sound
+
+
+def test_what_is_passed_of_a_source_that_counts_samples_is_not_told_as_bytes(pictures, tmp_path):
+    moments = []
+    source, recipe = fb.sources.images(pictures), fb.ImageRecipe(size=64)
+    fb.build(tmp_path / "new", source, recipe, workers=0, on_progress=moments.append)
+    fb.verify(tmp_path / "new", on_progress=moments.append)
+    told = {moment.phase: moment.read_bytes for moment in moments}
+    assert {"planning", "building"} < set(told)
+    assert told.pop("verifying") > 10_000
+    assert not any(told.values())

@@ -21,6 +21,8 @@ import forebay as fb
 from forebay import sources
 from forebay.errors import SourceChanged, SourceNotFound, SourceUnreadable
 from forebay.source import Annotated, Failure, Part, Sample, Source
+from forebay.sources import image_lines
+from forebay.sources.image_lines import manifest_file
 from forebay.testing import SourceContract
 
 RECIPE = fb.ImageRecipe(size=32)
@@ -308,6 +310,50 @@ def test_lines_without_an_image_are_failures_and_nothing_outside_the_root_is_ope
         assert one.sample.startswith("list.jsonl@")
         assert f"line {number}: " in one.detail
     assert [source.look(file.path) for file in source.files()] == source.files()
+
+
+def test_a_manifest_of_nothing_but_mistakes_is_gone_through_at_once(tmp_path):
+    """Lines held against each other one by one would take minutes here, and days for millions."""
+    many = 20_000
+    put(tmp_path, {"other.jsonl": '{"file": "a.png"}\n' * many, "same.jsonl": '{"path": "a.png"}\n' * many})
+    put(tmp_path, {"a.png": png()})
+    other, same = (sources.image_manifest(tmp_path / name) for name in ("other.jsonl", "same.jsonl"))
+    assert {file.etag.partition("!")[2] for file in other.files()} == {"no-path"}
+    assert [file.path for file in same.files()] == ["a.png", *(f"same.jsonl@{18 * line}" for line in range(1, many))]
+    (failure,) = other.read(Part(other.files()[0], 0, 1))
+    assert failure.detail == "line 1: there is no 'path' but 'file'; say which it is (--image, image=)"
+
+
+def test_lines_are_counted_as_an_editor_counts_them_and_bounded(tmp_path, monkeypatch):
+    monkeypatch.setattr(image_lines, "LONGEST_LINE", 64)
+    long = json.dumps({"path": "a.png", "said": "x" * 64})
+    put(tmp_path, {"a.png": png(), "list.jsonl": f'\n  \r\n{{"path": 7}}\n{long}\n{{"path": "a.png"}}\n\n'})
+    number, bound, sample = read_all(sources.image_manifest(tmp_path / "list.jsonl"))
+    assert number.detail.startswith("line 3: the field 'path' is 7")
+    assert (bound.reason, bound.detail) == ("bad-json", f"line 4: it has {len(long)} bytes, more than 64")
+    assert isinstance(sample, Sample)
+
+
+def test_a_manifest_that_is_cut_short_under_a_reader_is_an_error_and_no_crash(tmp_path):
+    put(tmp_path, {"a.png": png(), "list.jsonl": '{"path": "a.png"}\n' * 5000})
+    status = manifest_file(str(tmp_path / "list.jsonl"))
+    lines = image_lines.open_lines(str(tmp_path / "list.jsonl"), status, "path")
+    os.truncate(tmp_path / "list.jsonl", 0)
+    with pytest.raises(SourceChanged, match=r"'list\.jsonl' was cut short"):
+        list(lines.named())
+
+
+def test_an_image_is_read_with_the_line_it_was_planned_with_or_not_at_all(tmp_path):
+    """Else a line that is changed before its chunk is made, and changed back after, leaves a stale row unnoticed."""
+    old, new = ('{"path": "a.png"}\n{"path": "b.png", "n": N}\n'.replace("N", number) for number in "12")
+    data = put(tmp_path / "data", {"a.png": png(0, 32, 32), "b.png": png(1, 32, 32), "list.jsonl": old})
+    source, recipe = sources.image_manifest(data / "list.jsonl"), fb.ImageRecipe(size=32, chunk_bytes=1)
+    fb.build(tmp_path / "cache", source, recipe, workers=0, start_chunk=0, end_chunk=0)
+    put(data, {"list.jsonl": new})
+    with pytest.raises(SourceChanged, match=r"'b\.png' has another line in 'list\.jsonl'"):
+        fb.build(tmp_path / "cache", source, recipe, workers=0)
+    put(data, {"list.jsonl": old})
+    assert fb.build(tmp_path / "cache", source, recipe, workers=0).rows == 2
 
 
 def test_a_manifest_grows_by_lines_and_by_images_that_appear(tmp_path):

@@ -5,9 +5,9 @@
 {"path": "cats/a.jpg"}                         named by its place,   list.jsonl@63: there is one such sample already
 """
 
-import mmap
 import os
 import tempfile
+import weakref
 from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -17,13 +17,16 @@ import numpy as np
 import xxhash
 
 from forebay.columns import Array
+from forebay.errors import SourceChanged
 from forebay.source import SourceFile
 from forebay.sources.paths import STREAM_SUFFIXES, look
 from forebay.sources.streams import Stream
 from forebay.sources.utf8 import BOM
 
+LONGEST_LINE = 1 << 24
 _PIECE = 1 << 20
 _SHOWN_MARKS = 60
+_NO_IMAGE = np.uint64(0)  # in place of a hash
 
 
 class Line(NamedTuple):
@@ -50,46 +53,42 @@ class Line(NamedTuple):
 class ImageLines:
     """A manifest whose lines are found by name or by place."""
 
-    def __init__(self, text: "mmap.mmap | bytes", key: str) -> None:
-        self._text, self._key = text, key
-        self._starts, self._stops = _line_bounds(text)
-        hashes = np.array([_hash(line.image) for line in self], np.uint64)
-        self._order = np.argsort(hashes, kind="stable")
+    def __init__(self, stored: "StoredText", key: str) -> None:
+        self._stored, self._key = stored, key
+        self._starts, self._stops = stored.line_bounds()
+        names = (self._line(number).image for number in range(len(self._starts)))
+        hashes = np.fromiter(map(_hash, names), np.uint64, len(self._starts))
+        naming = np.flatnonzero(hashes != _NO_IMAGE)
+        self._order = naming[np.argsort(hashes[naming], kind="stable")]
         self._sorted = hashes[self._order]
         self._again = self._repetitions()
 
-    def __iter__(self) -> Iterator[Line]:
-        return map(self._line, range(len(self._starts)))
-
     def named(self) -> Iterator[Line]:
-        """Every line; one that names an image which an earlier line named is a failure."""
-        return (self._judged(number) for number in range(len(self._starts)))
+        """Every line but blank ones; one that names an image which an earlier line named is a failure."""
+        return (line for number in range(len(self._starts)) if (line := self._judged(number)).text.strip())
 
     def find(self, image: str) -> Line | None:
         """The line that names an image."""
-        return next((line for number in self._with_hash(image) if (line := self._judged(number)).image == image), None)
+        value = np.uint64(_hash(image))
+        low, high = (int(np.searchsorted(self._sorted, value, side)) for side in ("left", "right"))
+        numbers = map(int, self._order[low:high])
+        return next((line for number in numbers if (line := self._judged(number)).image == image), None)
 
     def at(self, start: int) -> Line | None:
         """The line that begins at an offset."""
         number = int(np.searchsorted(self._starts, start))
         return self._judged(number) if number < len(self._starts) and self._starts[number] == start else None
 
-    def _with_hash(self, image: str) -> list[int]:
-        value = np.uint64(_hash(image))
-        low, high = (int(np.searchsorted(self._sorted, value, side)) for side in ("left", "right"))
-        found: list[int] = self._order[low:high].tolist()
-        return found
-
     def _repetitions(self) -> dict[int, int]:
         """Lines that name an image again -> the first that did."""
-        same = np.flatnonzero(self._sorted[1:] == self._sorted[:-1]) + 1
+        edges = np.flatnonzero(np.diff(self._sorted, prepend=_NO_IMAGE, append=_NO_IMAGE))
         again: dict[int, int] = {}
-        for number in self._order[same].tolist():
-            line = self._line(number)
-            earlier = (other for other in self._with_hash(line.image) if other < number)
-            first = next((other for other in earlier if self._line(other).image == line.image), None)
-            if first is not None and line.image:
-                again[number] = first
+        for run in np.flatnonzero(np.diff(edges) > 1).tolist():  # the same hash, by name or by chance
+            first: dict[str, int] = {}
+            for number in map(int, self._order[edges[run] : edges[run + 1]]):
+                earlier = first.setdefault(self._line(number).image, number)
+                if earlier != number:
+                    again[number] = earlier
         return again
 
     def _judged(self, number: int) -> Line:
@@ -100,9 +99,11 @@ class ImageLines:
         return line._replace(image="", reason="duplicate", detail=detail)
 
     def _line(self, number: int) -> Line:
-        start = int(self._starts[number])
-        text = bytes(self._text[start : int(self._stops[number])])
+        start, stop = int(self._starts[number]), int(self._stops[number])
+        text = self._stored.read(start, min(stop, start + LONGEST_LINE))
         image, reason, detail = _image_in(text, self._key)
+        if stop - start > LONGEST_LINE:
+            image, reason, detail = "", "bad-json", f"it has {stop - start:,} bytes, more than {LONGEST_LINE:,}"
         return Line(number + 1, start, text, image, reason, f"line {number + 1}: {detail}" if reason else "")
 
 
@@ -116,29 +117,45 @@ def manifest_file(path: str) -> SourceFile:
     return look(os.path.dirname(path), os.path.basename(path))
 
 
-def _stored(path: str, file: SourceFile) -> "mmap.mmap | bytes":
-    """All bytes of a manifest, in the page cache rather than in memory of our own."""
+class StoredText:
+    """The bytes of a manifest, read where they are wanted: a mapped file that somebody cuts short ends the process."""
+
+    def __init__(self, path: str, descriptor: int) -> None:
+        self._path, self._descriptor = path, descriptor
+        self._size = os.fstat(descriptor).st_size
+        weakref.finalize(self, os.close, descriptor)
+
+    def read(self, start: int, stop: int) -> bytes:
+        content = os.pread(self._descriptor, stop - start, start)
+        if len(content) < stop - start:
+            folder, name = os.path.split(self._path)
+            raise SourceChanged(folder, {name: "was cut short while it was read"})
+        return content
+
+    def line_bounds(self) -> tuple[Array, Array]:
+        """Where each line begins and ends."""
+        stops = np.concatenate([np.empty(0, np.int64), *self._line_ends()])
+        if self._size and (not len(stops) or stops[-1] != self._size - 1):
+            stops = np.append(stops, self._size)
+        starts = np.concatenate([[0], stops[:-1] + 1])[: len(stops)]
+        if self._size >= len(BOM) and self.read(0, len(BOM)) == BOM:
+            starts[0] = len(BOM)
+        return starts, stops
+
+    def _line_ends(self) -> Iterator[Array]:
+        for start in range(0, self._size, _PIECE):
+            piece = np.frombuffer(self.read(start, min(start + _PIECE, self._size)), np.uint8)
+            yield start + np.flatnonzero(piece == ord("\n"))
+
+
+def _stored(path: str, file: SourceFile) -> StoredText:
     if not path.endswith(STREAM_SUFFIXES):
-        with open(path, "rb") as plain:
-            return mmap.mmap(plain.fileno(), 0, access=mmap.ACCESS_READ) if file.size else b""
+        return StoredText(path, os.open(path, os.O_RDONLY))
     with tempfile.TemporaryFile() as plain, Stream(path, file) as stream:
         while piece := stream.read(_PIECE):
             plain.write(piece)
         plain.flush()
-        return mmap.mmap(plain.fileno(), 0, access=mmap.ACCESS_READ) if stream.position else b""
-
-
-def _line_bounds(text: "mmap.mmap | bytes") -> tuple[Array, Array]:
-    """Where each line begins and ends, blank ones left out."""
-    marks = np.frombuffer(text, np.uint8)
-    stops = np.flatnonzero(marks == ord("\n"))
-    if len(marks) and (not len(stops) or stops[-1] != len(marks) - 1):
-        stops = np.append(stops, len(marks))
-    starts = np.concatenate([[0], stops[:-1] + 1]).astype(np.int64) if len(stops) else np.empty(0, np.int64)
-    if text[: len(BOM)] == BOM:
-        starts[0] = len(BOM)
-    filled = np.array([bool(text[a:b].strip()) for a, b in zip(starts.tolist(), stops.tolist(), strict=True)], np.bool_)
-    return starts[filled], stops[filled]
+        return StoredText(path, os.dup(plain.fileno()))
 
 
 def _image_in(text: bytes, key: str) -> tuple[str, str, str]:
@@ -148,6 +165,9 @@ def _image_in(text: bytes, key: str) -> tuple[str, str, str]:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         return "", "bad-json", str(error)
     name = said.get(key)
+    if key not in said:
+        known = ", ".join(f"'{name}'" for name in said)
+        return "", "no-path", f"there is no '{key}' but {known:.{_SHOWN_MARKS}}; say which it is (--image, image=)"
     if not isinstance(name, str) or not name or "\0" in name:
         return "", "no-path", f"the field '{key}' is {name!r:.{_SHOWN_MARKS}}, not the path of an image"
     path = os.path.normpath(name)
@@ -158,4 +178,4 @@ def _image_in(text: bytes, key: str) -> tuple[str, str, str]:
 
 def _hash(image: str) -> int:
     value: int = xxhash.xxh3_64_intdigest(image.encode("utf-8", "surrogateescape"))
-    return value
+    return max(value, 1) if image else int(_NO_IMAGE)

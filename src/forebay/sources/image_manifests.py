@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import xxhash
 
+from forebay.errors import SourceChanged
 from forebay.source import Annotated, Failure, Part, Sample, SourceFile, Unit
 from forebay.sources.image_files import image_digest, read_image
 from forebay.sources.image_lines import ImageLines, Line, manifest_file, open_lines
@@ -58,6 +59,8 @@ class ImageManifestSource:
 
     def read(self, part: Part) -> Iterable[Sample | Failure]:
         line = self._line_of(part.file.path)
+        if part.file.etag.partition("!")[0] != line.check:
+            raise SourceChanged(self.root, {part.file.path: f"has another line in '{self.manifest}' than was planned"})
         if self._is_place(part.file.path):
             yield self._failure(part.file, line)
             return

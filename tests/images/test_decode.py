@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from PIL import Image
+from PIL import Image, ImageFile
 from tests import bad_images
 
 from forebay.errors import ImageUnreadable
 from forebay.images.decode import Policy, decode
-from forebay.images.quiet import quiet
+from forebay.images.undisturbed import undisturbed
 
 PICTURE = bad_images.picture(24, 40)
 
@@ -171,11 +171,19 @@ def test_no_warning_of_pillow_gets_out_and_none_makes_a_picture_unreadable():
 
 def test_other_peoples_warnings_and_filters_are_left_alone():
     before = list(warnings.filters)
-    with quiet(), quiet():
+    with undisturbed(), undisturbed():
         with pytest.raises(UserWarning, match="mine"):
             warnings.warn("mine", UserWarning, stacklevel=1)
         assert len(warnings.filters) == len(before) + 1
     assert warnings.filters == before
+
+
+def test_half_a_picture_is_none_even_where_a_program_says_that_pillow_may_take_it(monkeypatch):
+    content = saved(Image.fromarray(PICTURE), "JPEG", quality=95)
+    monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
+    with pytest.raises(ImageUnreadable, match="truncated"):
+        decode(content[: len(content) // 2], Policy())
+    assert ImageFile.LOAD_TRUNCATED_IMAGES
 
 
 def test_many_threads_decode_at_once_and_each_gets_its_own():

@@ -15,7 +15,6 @@ from typing import Literal, NamedTuple
 
 from forebay.errors import ImageUnreadable, LibraryMissing
 from forebay.images.geometry import fit
-from forebay.images.quiet import quiet
 
 try:
     from PIL import Image, ImageFile
@@ -23,6 +22,7 @@ except ModuleNotFoundError as missing:
     raise LibraryMissing("pillow", "decoding images", "images") from missing
 
 from forebay.images.colour import Alpha, Color, as_rgb
+from forebay.images.undisturbed import undisturbed
 
 Exif = Literal["apply", "ignore"]
 
@@ -86,7 +86,7 @@ def decode(content: bytes, policy: Policy) -> Decoded:
     """The picture in the bytes of a file. Nothing is opened here: whatever goes wrong, the bytes are to blame."""
     if not content:
         raise ImageUnreadable("empty", "the file has no bytes")
-    with quiet():
+    with undisturbed():
         try:
             return _decoded(_opened(content), policy)
         except (ImageUnreadable, MemoryError):
@@ -97,7 +97,7 @@ def decode(content: bytes, policy: Policy) -> Decoded:
 
 def rgb(image: Image.Image, policy: Policy) -> Image.Image:
     """A picture that is decoded already, of any mode, as `decode` would give it."""
-    with quiet():
+    with undisturbed():
         return as_rgb(image, policy.alpha, policy.pad_color)
 
 

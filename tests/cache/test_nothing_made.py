@@ -7,7 +7,7 @@ from click.testing import CliRunner
 
 import forebay as fb
 from forebay.cli.main import cli
-from forebay.errors import BuildFailed, ForebayError, NothingMade
+from forebay.errors import BuildFailed, ForebayError, NothingMade, SourceInvalid
 
 RECIPE = fb.TokenRecipe(tokenizer="gpt2", sequence_length=64)
 
@@ -65,3 +65,25 @@ def test_one_good_sample_is_enough_and_a_source_without_samples_is_none_that_fai
     assert fb.build(tmp_path / "one", fb.sources.jsonl(tmp_path / "a.jsonl"), RECIPE, workers=0).failures == 1
     (tmp_path / "b.jsonl").write_text("\n")
     assert fb.build(tmp_path / "none", fb.sources.jsonl(tmp_path / "b.jsonl"), RECIPE, workers=0).samples == 0
+
+
+def test_a_manifest_below_another_folder_is_told_how_to_name_it(tmp_path):
+    (tmp_path / "all.jsonl").write_text(lines({"path": "a.png"}, {"path": "b.png"}))
+    with pytest.raises(NothingMade, match=r"2 as 'not-found' \(.*'a\.png'.*\); name the folder .*--root"):
+        fb.build(
+            tmp_path / "cache", fb.sources.image_manifest(tmp_path / "all.jsonl"), fb.ImageRecipe(size=8), workers=0
+        )
+
+
+def test_a_failure_without_advice_names_the_command_that_lists_the_others(tmp_path):
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos/a.png").write_bytes(b"<html>")
+    with pytest.raises(NothingMade, match=f"see `forebay status {tmp_path / 'cache'}`"):
+        fb.build(tmp_path / "cache", fb.sources.images(tmp_path / "photos"), fb.ImageRecipe(size=8), workers=0)
+
+
+def test_a_cache_in_the_folder_of_its_whole_source_is_refused_and_leaves_nothing_there(tmp_path):
+    (tmp_path / "a.jsonl").write_text(lines({"text": "words"}))
+    with pytest.raises(SourceInvalid, match=f"all of the source lies in '{tmp_path}', where the cache would be"):
+        fb.build(tmp_path, fb.sources.jsonl(tmp_path), RECIPE, workers=0)
+    assert [path.name for path in tmp_path.iterdir()] == ["a.jsonl"]

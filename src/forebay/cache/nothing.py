@@ -15,6 +15,7 @@ _ADVICE = {
     "null": "name another field as the text (text=…, --text …)",
     "bad-json": "check that the files are JSON lines, one object in each line",
     "not-utf8": "convert the files to UTF-8, or read them as what they are",
+    "outside-root": "name the folder that the paths are below (root=…, --root …)",
 }
 
 
@@ -30,7 +31,9 @@ def check_something_made(store: Store, layer: str, table: ChunkTable) -> None:
             counts[failure.reason] += 1
             examples.setdefault(failure.reason, failure)
     reason, count = counts.most_common(1)[0]
-    raise NothingMade(store.address, failures, reason, count, _words(examples[reason]), _advice(examples[reason]))
+    raise NothingMade(
+        store.address, failures, reason, count, _words(examples[reason]), _advice(store, examples[reason])
+    )
 
 
 def _words(example: Failure) -> str:
@@ -38,7 +41,9 @@ def _words(example: Failure) -> str:
     return words if len(words) <= _MOST_MARKS else f"{words[:_MOST_MARKS]}…"
 
 
-def _advice(example: Failure) -> str:
+def _advice(store: Store, example: Failure) -> str:
     if example.reason == "bad-json" and "`array`" in example.detail:
         return "it looks like one JSON array, not JSON lines: write one object in each line"
-    return _ADVICE.get(example.reason, "see `forebay status` for more of them")
+    if example.reason == "not-found" and example.detail.startswith("line "):
+        return _ADVICE["outside-root"]
+    return _ADVICE.get(example.reason, f"see `forebay status {store.address}` for more of them")

@@ -10,7 +10,7 @@ from forebay.cache.plan import Plan, Segment, check_kind, files_apart, load_plan
 from forebay.cache.publish import begin_cache, layers_of, newest_generation, read_cache_document, read_recipe_document
 from forebay.cache.verify import check_index
 from forebay.columns import Column
-from forebay.errors import DiskFull, IndexCorrupt, RecipeInvalid, RecipeMismatch, SourceNotFound
+from forebay.errors import DiskFull, IndexCorrupt, RecipeInvalid, RecipeMismatch, SourceInvalid, SourceNotFound
 from forebay.format import layout
 from forebay.format.layout import FORMAT_VERSION
 from forebay.format.sealed import seal
@@ -51,7 +51,12 @@ def _begun(store: Store, source: Source, recipe: Recipe, layer: str, on_cut: OnC
     # Planned before anything is written: a source or a recipe that does not work leaves nothing behind.
     draft = None
     if not plan.segments:
-        first = first_segment(source, files_apart(store, source), recipe, on_cut)
+        files = files_apart(store, source)
+        if not files and source.files():
+            raise SourceInvalid(
+                f"all of the source lies in '{store.address}', where the cache would be; choose another"
+            )
+        first = first_segment(source, files, recipe, on_cut)
         draft = deduplicate(store, source, recipe, first, plan, on_cut, memory_limit)
     cache = begin_cache(store, layer)
     if cache.base != layer:

@@ -114,8 +114,9 @@ def _opened(path: str, file: SourceFile, column: str) -> ParquetFile:
 def _column_problem(parquet: ParquetFile, column: str) -> str:
     names = parquet.schema_arrow.names
     if names.count(column) != 1:
-        known = ", ".join(f"'{name}'" for name in names)
-        return f"it has {names.count(column)} columns '{column}'; it has: {known}; name the one that holds the images"
+        known, count = ", ".join(f"'{name}'" for name in names), names.count(column)
+        found = f"{count} columns" if count else "no column"
+        return f"it has {found} '{column}'; it has: {known}; name the one that holds the images (--image, image=)"
     kind = _type_of(parquet, column)
     fields = [kind.field(index) for index in range(kind.num_fields)]
     in_struct = any(field.name == "bytes" and holds_bytes(field.type) for field in fields)

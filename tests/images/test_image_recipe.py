@@ -2,6 +2,7 @@
 
 import io
 import json
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -25,6 +26,13 @@ def jpeg(width: int, height: int, quality: int = 90) -> bytes:
 
 def text(row: np.ndarray) -> str:
     return bytes(row).decode("utf-8", "surrogateescape")
+
+
+def nested(depth: int) -> dict[str, Any]:
+    inner: list[Any] = []
+    for _ in range(depth):
+        inner = [inner]
+    return {"x": inner}
 
 
 @pytest.fixture(scope="module")
@@ -135,6 +143,13 @@ def test_jpeg_storage_gives_back_nearly_the_same_in_fewer_bytes(cache, pictures,
     assert packed[0]["jpeg"].size < cache[0]["pixels"].size / 3
 
 
+def test_a_canvas_larger_than_programs_allow_themselves_is_read_back(monkeypatch):
+    recipe = fb.ImageRecipe(size=64, storage="jpeg")
+    row = recipe.make_row(Sample("a", jpeg(64, 64)))
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
+    assert recipe.unpacked(row).shape == (3, 64, 64)
+
+
 @pytest.mark.parametrize("storage", ["raw", "jpeg"])
 def test_what_a_row_stores_is_the_packed_letterbox_and_nothing_of_the_file_beside_it(storage):
     buffer = io.BytesIO()
@@ -204,6 +219,8 @@ def test_what_decodes_is_recorded(cache):
         (Sample("a", Annotated(jpeg(4, 4), {"tags": 7})), "bad-tags"),
         (Sample("a", Annotated(jpeg(4, 4), {"when": object()})), "bad-metadata"),
         (Sample("a", Annotated(jpeg(4, 4), {"x": float("nan")})), "bad-metadata"),
+        (Sample("a", Annotated(jpeg(4, 4), {"x": "y" * (1 << 20)})), "bad-metadata"),
+        (Sample("a", Annotated(jpeg(4, 4), nested(100_000))), "bad-metadata"),
     ],
 )
 def test_a_sample_that_makes_no_row_has_a_reason(sample, reason):
@@ -219,6 +236,10 @@ def test_a_sample_that_makes_no_row_has_a_reason(sample, reason):
     ("wrong", "problem"),
     [
         ({"size": 0}, "size is 0; it must be from 1 to 16,384"),
+        ({"size": "448"}, "size is '448'; it must be from 1 to 16,384"),
+        ({"size": 448.5}, "size is 448.5"),
+        ({"pad_color": 114}, "pad_color is 114; it must be three whole numbers"),
+        ({"pad_color": (1.5, 2, 3)}, "pad_color"),
         ({"quality": 101}, "quality is 101"),
         ({"max_pixels": 0}, "at least 1"),
         ({"pad_color": (1, 2, 256)}, "pad_color"),

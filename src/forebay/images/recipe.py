@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 from PIL import Image, features
 from PIL import __version__ as pillow_version
+from PIL.JpegImagePlugin import JpegImageFile
 
 from forebay.columns import Array, Codec, Column, Level
 from forebay.errors import ImageUnreadable, RecipeInvalid
@@ -32,6 +33,7 @@ from forebay.source import Annotated, Failure, Sample
 
 LARGEST_SIZE = 1 << 14
 _LIBRARIES = ("libjpeg_turbo", "jpg", "zlib", "webp", "avif", "libtiff")
+MOST_METADATA = 1 << 20  # a row is kept small enough for chunks of their planned size
 _MOST_ROOM = 128 * 1024 * 1024  # no chunk is planned larger
 _BOUNDS: dict[str, tuple[int, int | None]] = {
     "size": (1, LARGEST_SIZE),
@@ -79,11 +81,11 @@ class ImageRecipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     def __post_init__(self) -> None:
         for name, (least, most) in _BOUNDS.items():
             value = getattr(self, name)
-            if value < least or (most is not None and value > most):
+            if type(value) is not int or value < least or (most is not None and value > most):
                 expected = f"at least {least}" if most is None else f"from {least} to {most:,}"
-                raise RecipeInvalid(f"{name} is {value}; it must be {expected}")
-        if len(self.pad_color) != 3 or not all(0 <= value <= 255 for value in self.pad_color):
-            raise RecipeInvalid(f"pad_color is {self.pad_color}; it must be three numbers from 0 to 255")
+                raise RecipeInvalid(f"{name} is {value!r}; it must be {expected}")
+        if not _is_color(self.pad_color):
+            raise RecipeInvalid(f"pad_color is {self.pad_color!r}; it must be three whole numbers from 0 to 255")
         Tags(self.tags or ())
 
     def columns(self) -> tuple[Column, ...]:
@@ -174,7 +176,7 @@ class ImageRecipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         """The content `[3, height, width]` of a stored row; of raw storage, a view of its bytes."""
         stored = row[self.stored_column]
         if self.storage == "jpeg":
-            with Image.open(io.BytesIO(stored.tobytes()), formats=["JPEG"]) as image:
+            with JpegImageFile(io.BytesIO(stored.tobytes())) as image:  # `Image.open` minds how many pixels there are
                 return np.asarray(image).transpose(2, 0, 1)
         width, height = (int(side) for side in row["box"][2:])
         return stored.reshape(3, height, width)
@@ -220,6 +222,11 @@ class _Made(NamedTuple):
     source_bytes: int
 
 
+def _is_color(value: Any) -> bool:
+    channels = value if isinstance(value, tuple | list) else ()
+    return len(channels) == 3 and all(type(channel) is int and 0 <= channel <= 255 for channel in channels)
+
+
 def _parts(sample: Sample) -> tuple[bytes, dict[str, Any]]:
     if isinstance(sample.data, Annotated):
         return sample.data.content, sample.data.metadata
@@ -230,6 +237,9 @@ def _parts(sample: Sample) -> tuple[bytes, dict[str, Any]]:
 
 def _as_json(metadata: Mapping[str, Any]) -> bytes:
     try:
-        return canonical_json(metadata)
-    except (TypeError, ValueError) as error:
+        written = canonical_json(metadata)
+    except (TypeError, ValueError, RecursionError) as error:
         raise ImageUnreadable("bad-metadata", f"its metadata cannot be written as JSON: {error}") from error
+    if len(written) > MOST_METADATA:
+        raise ImageUnreadable("bad-metadata", f"its metadata is {len(written):,} bytes, more than {MOST_METADATA:,}")
+    return written

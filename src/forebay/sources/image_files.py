@@ -10,9 +10,11 @@ import xxhash
 from forebay.errors import SourceChanged
 from forebay.source import Annotated, Failure, Part, Sample, SourceFile, Unit
 from forebay.sources.image_listing import TROUBLES, Sidecar, find_images, look_at_image, sidecar_in, trouble_with
-from forebay.sources.image_sidecars import SidecarUnreadable, parse_sidecar
+from forebay.sources.image_sidecars import MOST_BYTES, SidecarUnreadable, parse_sidecar
 from forebay.sources.paths import full_path, named_below, renamed
 from forebay.sources.stored import digest
+
+LARGEST_FILE = 1 << 30  # a film named as a picture is not read into memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +85,8 @@ class ImageSource:
             beside = self._stored(sidecar)
         except SidecarUnreadable as error:
             beside = str(error).encode("utf-8", "surrogateescape")
-        value: int = xxhash.xxh3_64_intdigest(image.to_bytes(8, "little") + beside)
+        kind = os.path.splitext(sidecar.path)[1].encode()  # the same bytes say other things in .json and .txt
+        value: int = xxhash.xxh3_64_intdigest(image.to_bytes(8, "little") + kind + beside)
         return value
 
     def _metadata(self, file: SourceFile) -> dict[str, Any]:
@@ -96,9 +99,12 @@ class ImageSource:
             raise SidecarUnreadable(f"'{name}' is no sidecar: {TROUBLES[sidecar.trouble]}")
         try:
             with open(full_path(self.root, sidecar.path), "rb") as file:
-                return file.read()
+                content = file.read(MOST_BYTES + 1)
         except PermissionError as error:
             raise SidecarUnreadable(f"'{name}' is no sidecar: {TROUBLES['unreadable']}") from error
+        if len(content) > MOST_BYTES:
+            raise SidecarUnreadable(f"'{name}' is no sidecar: it has more than {MOST_BYTES:,} bytes")
+        return content
 
 
 def images(*paths: str | os.PathLike[str], root: str | None = None) -> ImageSource:
@@ -115,9 +121,11 @@ def read_image(root: str, file: SourceFile) -> bytes | Failure:
     trouble = trouble_with(file)
     if trouble is not None:
         return Failure(file.path, trouble, TROUBLES[trouble])
+    if file.size > LARGEST_FILE:
+        return Failure(file.path, "too-large", f"it has {file.size:,} bytes, more than {LARGEST_FILE:,}")
     try:
         with open(full_path(root, file.path), "rb") as stored:
-            content = stored.read()
+            content = stored.read(LARGEST_FILE + 1)
     except PermissionError as error:
         return Failure(file.path, "unreadable", f"{TROUBLES['unreadable']} ({error.strerror})")
     if len(content) != file.size:

@@ -10,6 +10,7 @@ import msgspec
 
 from forebay.sources.utf8 import BOM
 
+MOST_BYTES = 1 << 24  # far more than anybody says of a picture
 _BETWEEN_TAGS = re.compile(r"[,\r\n]")
 
 

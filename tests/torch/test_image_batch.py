@@ -434,7 +434,14 @@ def test_what_cannot_be_asked_for_is_refused_at_once(options: Any, message: str)
 def test_only_images_and_their_rows_become_batches_of_images(caches: dict[str, fb.Cache]) -> None:
     with pytest.raises(TypeError, match="an ImageRecipe or an open cache of images is expected"):
         ImageBatch("photos")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"orientation is a list; .* as \{'looking_left': 'looking_right'\}"):
+        ImageBatch(caches["raw"], flip=0.5, orientation=[("looking_left", "looking_right")])  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="rows have no column 'jpeg'"):
         ImageBatch(caches["jpeg"])([caches["raw"][0]])
     with pytest.raises(ValueError, match=r"uint8 .* is expected"):
         normalize_on_device(torch.zeros(2, 3, 4, 4))
+
+
+def test_a_collate_tells_what_batches_it_makes() -> None:
+    assert repr(ImageBatch(recipe(), flip=0.5)) == "<ImageBatch of 48 × 48 in uint8, flip 0.5, 4 tags as multi_hot>"
+    assert repr(ImageBatch(recipe(), dtype=torch.float16, tags=None)).endswith("in float16, flip 0, no tags>")

@@ -75,15 +75,21 @@ class ImageBatch:
         seed: int = 0,
     ) -> None:
         _check_choices(normalize, dtype, channels, tags)
+        _check_pairs(orientation)
         self.recipe = image_recipe(source)
         self.seed = seed
-        self._flip, self._tag_style = _probability(flip), tags
+        self._flip, self._tag_style, self._dtype = _probability(flip), tags, dtype
         self._tags = TagReader(self.recipe.vocabulary(), orientation if flip else {})
         tokens = None if patch is None else TokenMasks(self.recipe.size, patch, threshold)
         self._canvases = CanvasMaker(self.recipe, Scaling.of(normalize), dtype, channels, tokens, transforms)
         self._buffers = Buffers(_KEPT_BATCHES, pinned=False)
         # In shared memory, so that workers that live on see the next epoch too. torch declares no types here.
         self._epoch: Tensor = torch.zeros((), dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
+
+    def __repr__(self) -> str:
+        tags = "no tags" if self._tag_style is None else f"{len(self.recipe.vocabulary()):,} tags as {self._tag_style}"
+        values = str(self._dtype).removeprefix("torch.")
+        return f"<ImageBatch of {self.recipe.size} × {self.recipe.size} in {values}, flip {self._flip:g}, {tags}>"
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -173,6 +179,14 @@ def _probability(flip: float) -> float:
     if not 0 <= flip <= 1:
         raise ValueError(f"flip is {flip}; it is the probability of a flip, from 0 to 1")
     return flip
+
+
+def _check_pairs(orientation: Mapping[str, str] | None) -> None:
+    if orientation is not None and not isinstance(orientation, Mapping):
+        raise TypeError(
+            f"orientation is a {type(orientation).__name__}; tags and what a flip makes of them are expected, "
+            "as {'looking_left': 'looking_right'}"
+        )
 
 
 def _check_choices(normalize: Normalize, dtype: torch.dtype, channels: Channels, tags: TagStyle | None) -> None:

@@ -21,7 +21,7 @@ import forebay as fb
 from forebay import sources
 from forebay.errors import SourceChanged, SourceNotFound, SourceUnreadable
 from forebay.source import Annotated, Failure, Part, Sample, Source
-from forebay.sources import image_lines
+from forebay.sources import image_files, image_lines
 from forebay.sources.image_lines import manifest_file
 from forebay.testing import SourceContract
 
@@ -94,8 +94,11 @@ def test_globs_and_single_files_name_what_they_say(tmp_path):
     assert found("c*") == ["cats/d.png", "cats/old/e.png"]
     assert found("*.dat", "dogs/f.png") == ["c.dat", "dogs/f.png"]
     assert found("*/f.png", "dogs") == ["dogs/f.png"]
-    with pytest.raises(SourceNotFound, match=r"nowhere.*\.webp"):
+    with pytest.raises(SourceNotFound, match="nowhere': no file matches"):
         found("nowhere")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(SourceNotFound, match=r"empty': no file there ends in.*\.webp"):
+        found("empty")
 
 
 def test_a_sidecar_says_what_its_image_is_and_json_comes_before_text(tmp_path):
@@ -135,6 +138,25 @@ def test_a_sidecar_that_is_no_json_object_fails_its_image_only(tmp_path, said):
     assert (failure.sample, failure.reason) == ("a.jpg", "bad-sidecar")
     assert "'a.json'" in failure.detail
     assert isinstance(sample, Sample)
+
+
+def test_films_and_novels_are_not_read_into_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr(image_files, "LARGEST_FILE", 100)
+    monkeypatch.setattr(image_files, "MOST_BYTES", 50)
+    put(
+        tmp_path,
+        {
+            "film.jpg": b"." * 101,
+            "fits.jpg": b"." * 100,
+            "fits.txt": "x" * 50,
+            "novel.jpg": b".",
+            "novel.txt": "x" * 51,
+        },
+    )
+    film, fits, novel = read_all(sources.images(tmp_path))
+    assert (film.reason, film.detail) == ("too-large", "it has 101 bytes, more than 100")
+    assert fits.data.metadata == {"tags": ["x" * 50]}
+    assert (novel.reason, novel.detail) == ("bad-sidecar", "'novel.txt' is no sidecar: it has more than 50 bytes")
 
 
 def test_links_and_things_that_are_no_files_are_failures_with_a_reason(tmp_path):
@@ -242,6 +264,11 @@ def test_a_changed_sidecar_is_named_and_one_that_was_only_touched_is_not(tmp_pat
         fb.build(tmp_path / "cache", sources.images(data), RECIPE, workers=0)
     with pytest.raises(SourceChanged, match=r"'a\.png' has other content"):
         fb.grow(tmp_path / "cache", sources.images(data), workers=0)
+    os.rename(data / "a.json", data / "a.txt")
+    put(data, {"a.txt": '{"tags": ["cat"]}'})
+    with pytest.raises(SourceChanged, match=r"'a\.png' has other content"):
+        fb.build(tmp_path / "cache", sources.images(data), RECIPE, workers=0)
+    (data / "a.txt").unlink()
     put(data, {"a.json": '{"tags": ["cat"]}', "b.txt": "new"})
     with pytest.raises(SourceChanged, match=r"'b\.png' has other content"):
         fb.build(tmp_path / "cache", sources.images(data), RECIPE, workers=0)
@@ -432,7 +459,10 @@ def test_a_change_in_any_column_of_parquet_is_another_digest(tmp_path):
 
 @pytest.mark.parametrize(
     ("columns", "problem"),
-    [({"picture": pa.array([b"."])}, "has 0 columns 'image'.*'picture'"), ({"image": pa.array(["text"])}, "not bytes")],
+    [
+        ({"picture": pa.array([b"."])}, "has no column 'image'.*'picture'.*--image"),
+        ({"image": pa.array(["text"])}, "not bytes"),
+    ],
 )
 def test_parquet_without_images_says_what_it_has(tmp_path, columns, problem):
     source = sources.parquet_images(stored(tmp_path / "data", pa.table(columns)))

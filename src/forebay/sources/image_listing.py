@@ -43,15 +43,17 @@ Found = tuple[str, Container[str]]  # a path, and the names in its folder
 
 def find_images(root: str, patterns: Sequence[str]) -> list[SourceFile]:
     """Every image that a pattern names, once, sorted by name."""
-    found: dict[str, Container[str]] = {}
+    found: dict[str, SourceFile] = {}
     for pattern in patterns:
-        matches = {os.path.relpath(path, root): names for path, names in _expand(full_path(root, pattern))}
+        matches = False
+        for path, names in _expand(full_path(root, pattern)):
+            matches = True
+            file = _look(root, os.path.relpath(path, root), names)
+            if file is not None:
+                found[file.path] = file
         if not matches:
-            endings = ", ".join(ENDINGS)
-            raise SourceNotFound(full_path(root, pattern), f"no file there ends in {endings}, in any case")
-        found |= matches
-    looks = (_look(root, name, found[name]) for name in sorted(found))
-    return [file for file in looks if file is not None]
+            raise SourceNotFound(full_path(root, pattern), _why_none(full_path(root, pattern)))
+    return [found[name] for name in sorted(found)]
 
 
 def look_at_image(root: str, name: str) -> SourceFile:
@@ -110,6 +112,13 @@ def _look(root: str, name: str, names: Container[str]) -> SourceFile | None:
         return file
     known = beside if isinstance(beside, str) else f"{beside.st_size}-{beside.st_mtime_ns}"
     return msgspec.structs.replace(file, etag=f"{sidecar}:{known}")
+
+
+def _why_none(pattern: str) -> str:
+    """What to say where nothing was found: that nothing is there, or that nothing there is called an image."""
+    if not os.path.isdir(pattern) and not any(glob.iglob(pattern)):
+        return "no file matches"
+    return f"no file there ends in {', '.join(ENDINGS)}, in any case"
 
 
 def _expand(pattern: str) -> Iterator[Found]:

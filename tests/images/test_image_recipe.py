@@ -292,3 +292,21 @@ def test_what_is_passed_of_a_source_that_counts_samples_is_not_told_as_bytes(pic
     assert {"planning", "building"} < set(told)
     assert told.pop("verifying") > 10_000
     assert not any(told.values())
+
+
+@pytest.mark.parametrize(
+    ("fields", "notes"),
+    [
+        ({}, ()),
+        ({"tags": ()}, ()),
+        ({"tag_key": "labels"}, ("the source names no tag under 'labels': rows have none (tag_key=…, --tag-key …)",)),
+        (
+            {"min_tag_count": 9},
+            ("the source names no tag 9 times under 'tags': rows have none (tag_key=…, --tag-key …)",),
+        ),
+    ],
+)
+def test_a_vocabulary_that_comes_out_empty_is_told_once(pictures, tmp_path, fields, notes):
+    source, recipe = fb.sources.images(pictures), fb.ImageRecipe(size=8, **fields)
+    assert fb.build(tmp_path / "new", source, recipe, workers=0).notes == notes
+    assert fb.build(tmp_path / "new", source, recipe, workers=0).notes == ()

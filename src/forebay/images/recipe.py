@@ -114,7 +114,11 @@ class ImageRecipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         if kept is not None:
             return msgspec.structs.replace(self, tags=tuple(kept.get("tags") or ())), ()
         names = Tags.counted(survey.annotations(), self.tag_key, self.min_tag_count).names
-        return msgspec.structs.replace(self, tags=names), ()
+        return msgspec.structs.replace(self, tags=names), () if names else (self._no_tags(),)
+
+    def _no_tags(self) -> str:
+        often = f" {self.min_tag_count:,} times" if self.min_tag_count > 1 else ""
+        return f"the source names no tag{often} under '{self.tag_key}': rows have none (tag_key=…, --tag-key …)"
 
     @property
     def stored_column(self) -> str:

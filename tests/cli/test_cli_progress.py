@@ -95,6 +95,13 @@ def test_a_terminal_gets_a_bar_and_the_result(tmp_path: Path):
     assert "━" not in on_terminal("verify", tmp_path / "cache", "--json")
 
 
+def test_help_fits_a_terminal_and_keeps_its_summaries_whole():
+    for words in (["--help"], ["build", "--help"], ["build", "images", "--help"]):
+        lines = on_terminal(*words).splitlines()
+        assert max(map(len, lines)) <= 80
+        assert not any(line.endswith("...") for line in lines[1:])
+
+
 def on_terminal(*words: object) -> str:
     """What a terminal of 80 columns gets to see."""
     ours, theirs = pty.openpty()

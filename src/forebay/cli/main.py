@@ -9,6 +9,7 @@
 import errno
 import io
 import shlex
+import shutil
 import signal
 import sys
 import traceback
@@ -88,6 +89,16 @@ for verb in (estimate, build, status, gaps, verify, repair, grow, info, peek, co
     cli.add_command(verb)
 
 
+def _keep_summaries(command: click.Command) -> None:
+    """Whole, also where a line is too short for one: click cuts those that it makes by itself."""
+    command.short_help = command.get_short_help_str(limit=2 * HELP_WIDTH)
+    for each in command.commands.values() if isinstance(command, click.Group) else ():
+        _keep_summaries(each)
+
+
+_keep_summaries(cli)
+
+
 def main() -> NoReturn:
     # Set even where the shell had us ignore Ctrl-C, as it does for a script's background jobs: a build always stops
     # in the one clean way.
@@ -96,8 +107,13 @@ def main() -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a picture on an old terminal is no reason to fail
-    cli(prog_name="forebay")
+    cli(prog_name="forebay", terminal_width=_help_width())
     raise AssertionError("click ends the process")
+
+
+def _help_width() -> int:
+    """What a terminal has, where it is narrower than help is made for."""
+    return min(HELP_WIDTH, shutil.get_terminal_size().columns) if sys.stdout.isatty() else HELP_WIDTH
 
 
 def _stop(number: int, frame: object) -> NoReturn:

@@ -51,6 +51,8 @@ def peek(
     kind = opened.recipe(opened.generation.base).kind
     if (sheet or patch) and (kind != IMAGES or columns):
         raise click.UsageError(f"--png and --patch draw whole images; '{cache}' holds {kind}, see it without them.")
+    if patch and not sheet:
+        raise click.UsageError("--patch is for the sheet that --png draws; name its file, as in --png sheet.png.")
     rows = _rows(cache, len(opened), count or (SHEET_ROWS if sheet else ROWS), chosen)
     if sheet:
         show(draw_sheet(opened, rows, sheet, patch), as_json)

@@ -12,7 +12,8 @@ _HEAD = f"""# The command line
 This page is what `--help` says of every command; a test compares them. Refresh it with `{REFRESH}`.
 
 `forebay VERB [CACHE]`. Results go to standard output, progress and errors to standard error. Every verb takes
-`--json`; an error is a line of text on standard error then, too.
+`--json`; an error is a line of text on standard error then, too. What has `[recipe; 448]` beside it is a field of the
+recipe, with its default: another value makes another cache.
 
 | exit code | means |
 |---|---|

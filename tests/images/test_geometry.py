@@ -137,6 +137,12 @@ def test_what_is_no_size_or_point_is_refused(call, problem):
         call()
 
 
+def test_numbers_of_numpy_do_not_overflow():
+    assert fit(np.int32(200_000), np.int32(100_000), np.int32(16_384)) == fit(200_000, 100_000, 16_384)
+
+
 def test_sizes_that_are_not_whole_are_refused():
+    with pytest.raises(TypeError, match="float"):
+        fit(640.5, 480, 448)
     with pytest.raises(TypeError, match="whole"):
         fit_many([[5.5, 5.0]], 448)

@@ -458,14 +458,15 @@ def test_a_change_in_any_column_of_parquet_is_another_digest(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("columns", "problem"),
+    ("table", "problem"),
     [
-        ({"picture": pa.array([b"."])}, "has no column 'image'.*'picture'.*--image"),
-        ({"image": pa.array(["text"])}, "not bytes"),
+        (pa.table({"picture": [b"."]}), "has no column 'image'.*'picture'.*--image"),
+        (pa.table({"image": ["text"]}), "not bytes"),
+        (pa.table([[b"."], [1], [2]], ["image", "n", "n"]), "has 2 columns 'n'.*rename"),
     ],
 )
-def test_parquet_without_images_says_what_it_has(tmp_path, columns, problem):
-    source = sources.parquet_images(stored(tmp_path / "data", pa.table(columns)))
+def test_parquet_without_images_says_what_it_has(tmp_path, table, problem):
+    source = sources.parquet_images(stored(tmp_path / "data", table))
     with pytest.raises(SourceUnreadable, match=problem):
         read_all(source)
 

@@ -19,6 +19,7 @@ Points are continuous: pixel i covers [i, i + 1) and its centre is i + ½. So th
 """
 
 from dataclasses import dataclass, replace
+from operator import index
 from typing import Any
 
 import numpy as np
@@ -95,6 +96,7 @@ def fit(width: int, height: int, size: int) -> Letterbox:
     >>> fit(640, 480, 448).box, fit(100, 50, 448).box, fit(1, 20000, 448).box
     ((0, 56, 448, 336), (174, 199, 100, 50), (223, 0, 1, 448))
     """
+    width, height, size = index(width), index(height), index(size)  # numbers of numpy overflow
     if min(width, height, size) < 1:
         _check(np.array([[width, height]]), size)
     m = max(width, height, size)

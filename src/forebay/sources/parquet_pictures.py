@@ -22,6 +22,7 @@ from forebay.sources.parquet_values import holds_bytes, holds_json
 from forebay.sources.paths import find_files, full_path, look, named_below, plain_file, renamed
 
 SUFFIXES = (".parquet",)
+_ROWS_AT_ONCE = 256  # of metadata, whose rows may be long lists of numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +81,7 @@ class ParquetImageSource:
         for file in self.files():
             parquet = self._parquet(file)
             said = _said_columns(parquet, self.image)
-            for batch in parquet.iter_batches(columns=said, use_threads=False) if said else ():
+            for batch in parquet.iter_batches(_ROWS_AT_ONCE, columns=said, use_threads=False) if said else ():
                 yield from (_as_json(facts) for facts in batch.to_pylist())
 
     def digest(self, file: SourceFile, start: int, stop: int) -> int:
@@ -117,6 +118,9 @@ def _column_problem(parquet: ParquetFile, column: str) -> str:
         known, count = ", ".join(f"'{name}'" for name in names), names.count(column)
         found = f"{count} columns" if count else "no column"
         return f"it has {found} '{column}'; it has: {known}; name the one that holds the images (--image, image=)"
+    twice = [name for name in names if names.count(name) > 1]
+    if twice:
+        return f"it has {names.count(twice[0])} columns '{twice[0]}'; metadata has each name once, rename one of them"
     kind = _type_of(parquet, column)
     fields = [kind.field(index) for index in range(kind.num_fields)]
     in_struct = any(field.name == "bytes" and holds_bytes(field.type) for field in fields)
@@ -135,7 +139,7 @@ def _said_columns(parquet: ParquetFile, image: str) -> list[str]:
 def _sample(name: str, value: Any, facts: dict[str, Any]) -> Sample | Failure:
     content = value.get("bytes") if isinstance(value, dict) else value
     if content is None:
-        return Failure(name, "null", "the row holds no bytes of an image")
+        return Failure(name, "null", "the row holds no bytes of an image; images that are only named are not fetched")
     return Sample(name, Annotated(content, _as_json(facts)))
 
 

@@ -112,10 +112,13 @@ def test_what_is_found_on_the_canvas_is_found_in_the_image() -> None:
     assert prepared.letterbox.boxes_to_image([left, top, left + width / 2, top + height]).tolist() == [0, 0, 100, 100]
 
 
-def test_what_is_no_picture_says_why() -> None:
-    with pytest.raises(ImageUnreadable) as refused:
+def test_what_is_no_picture_says_which_and_why(tmp_path: Path) -> None:
+    with pytest.raises(ImageUnreadable, match="'<bytes>': it begins with b'<html>'") as refused:
         prepare(b"<html>", ImageRecipe())
     assert refused.value.reason == "not-an-image"
+    (tmp_path / "page.jpg").write_bytes(b"<html>")
+    with pytest.raises(ImageUnreadable, match=r"page\.jpg': it begins with b'<html>'"):
+        prepare(tmp_path / "page.jpg", ImageRecipe())
     with pytest.raises(FileNotFoundError, match=r"nowhere\.jpg"):
         prepare("nowhere.jpg", ImageRecipe())
 

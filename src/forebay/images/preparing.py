@@ -20,7 +20,7 @@ from numpy.typing import DTypeLike, NDArray
 from PIL import ExifTags, Image, ImageOps
 
 from forebay.columns import Array
-from forebay.errors import AllTokensIgnored
+from forebay.errors import AllTokensIgnored, ImageUnreadable
 from forebay.images.geometry import Letterbox
 from forebay.images.kept import KeepsRecipes, image_recipe
 from forebay.images.letterbox import Planes, paste
@@ -79,7 +79,10 @@ def prepared_row(image: Given, recipe: ImageRecipe | KeepsRecipes) -> Row:
     if isinstance(image, np.ndarray | Image.Image):
         return _row_of_pixels(image, kept)
     content = bytes(image) if isinstance(image, bytes | bytearray | memoryview) else Path(image).read_bytes()
-    return kept.make_row(Sample(_name(image), content))
+    try:
+        return kept.make_row(Sample(_name(image), content))
+    except ImageUnreadable as error:
+        raise ImageUnreadable(error.reason, f"'{_name(image)}': {error.detail}") from error
 
 
 def _row_of_pixels(image: NDArray[Any] | Image.Image, recipe: ImageRecipe) -> Row:

@@ -86,6 +86,7 @@ def build(
     chunks in this process. `mode="inverse"` first checks every chunk that is there, then fills gaps from the far end.
     The range is inclusive.
     """
+    _check_recipe(recipe)
     store = open_store(root)
     name = layer or recipe.kind
     with closing(_engine(workers)) as engine:
@@ -184,6 +185,8 @@ def summarize(root: Root) -> Summary:
 
 def estimate(source: Source, recipe: Recipe, *, into: Root | None = None, workers: int | None = None) -> Estimate:
     """What a build will take, judged by a sample of at most 5 % of the source."""
+    _check_source(source)
+    _check_recipe(recipe)
     store = None if into is None else open_store(into)
     settled, _ = settle(None, source, recipe, recipe.kind)
     return estimate_build(source, settled, store, _worker_count(workers))
@@ -303,6 +306,8 @@ def _told_in_bytes(source: Source | None, on_progress: OnProgress) -> OnProgress
 def _worker_count(workers: int | None) -> int:
     if workers is None:
         return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if not isinstance(workers, int) or workers < 0:
+        raise ValueError(f"workers is {workers!r}; give a whole number, 0 to work in this process, None: one per core")
     return max(1, workers)
 
 
@@ -341,6 +346,11 @@ def _check_source(source: object) -> None:
         raise TypeError(
             f"a source is needed, for instance fb.sources.lines('data/*.jsonl'), not {type(source).__name__}"
         )
+
+
+def _check_recipe(recipe: object) -> None:
+    if not hasattr(recipe, "kind"):
+        raise TypeError(f"a recipe is needed, for instance fb.ImageRecipe(size=224), not {type(recipe).__name__}")
 
 
 def _mended(report: RepairReport) -> tuple[str, ...]:

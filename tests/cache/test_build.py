@@ -275,3 +275,21 @@ def test_a_layer_over_rows_that_are_there_needs_no_source(tmp_path, file):
 
 def zipped(lines: list[str]) -> bytes:
     return gzip.compress(b"".join(order_line(number, order) for number, order in enumerate(lines)), mtime=0)
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"recipe": 224}, "a recipe is needed, for instance .* not int"),
+        ({"source": "photos"}, "a source is needed, for instance .* not str"),
+        ({"workers": -1}, "workers is -1; give a whole number"),
+        ({"workers": "2"}, "workers is '2'; give a whole number"),
+    ],
+)
+def test_what_is_given_by_mistake_is_refused_before_anything_is_written(tmp_path, file, options, problem):
+    given = {"source": fb.sources.lines(file), "recipe": ObedientRecipe()} | options
+    with pytest.raises((TypeError, ValueError), match=problem):
+        fb.build(tmp_path / "cache", **given)
+    with pytest.raises((TypeError, ValueError), match=problem):
+        fb.estimate(**given)
+    assert not (tmp_path / "cache").exists()

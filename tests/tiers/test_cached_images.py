@@ -4,6 +4,8 @@ import gc
 import json
 import os
 import pickle
+import subprocess
+import sys
 import threading
 import time
 import warnings
@@ -18,7 +20,7 @@ from tests.tiers.pictures import RECIPE, assert_same_rows, fresh_rows, write_pic
 
 import forebay as fb
 from forebay.errors import ImageUnreadable, SourceChanged, SourceInvalid, TierUnusable
-from forebay.tiers import CachedImages, TierWarning
+from forebay.tiers import CachedImages, TierWarning, warm
 from forebay.tiers.environment import MARK_KEY
 from forebay.tiers.value import encode_value, peek_value
 
@@ -388,6 +390,39 @@ def test_a_folder_that_can_hold_no_tier_is_refused(source, tier, tmp_path):
     os.truncate(tmp_path / "cut" / "data.mdb", size // 2)
     with pytest.raises(TierUnusable, match=rf"has {size // 2:,} bytes of"):
         CachedImages(source, RECIPE, l2=tmp_path / "cut")[0]
+
+
+def test_what_is_no_folder_or_no_bound_for_a_tier_is_refused_in_a_line(source, tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(TierUnusable, match="File exists; choose another folder"):
+        CachedImages(source, RECIPE, l2=tmp_path / "file")[0]
+    for max_bytes in (0, 4096):
+        with pytest.raises(TierUnusable, match=f"max_bytes is {max_bytes:,}, too little for a row; give 32,768"):
+            CachedImages(source, RECIPE, l2=tmp_path / "tier", max_bytes=max_bytes)[0]
+    with pytest.raises(TierUnusable, match="File exists"):
+        warm(source, RECIPE, tmp_path / "file")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"when_full": "dropp"}, "'wait' or 'drop' is expected"),
+        ({"unreadable": "Raise"}, "'raise' or 'skip' is expected"),
+        ({"check_source": "always"}, "'read' or 'open' is expected"),
+        ({"l2": ""}, "l2 is empty"),
+        ({"source": "photos"}, "a source is needed"),
+        ({"recipe": fb.RawRecipe()}, "such as fb.ImageRecipe"),
+    ],
+)
+def test_what_cannot_be_asked_for_is_refused_at_once(source, wrong, said):
+    with pytest.raises((TypeError, ValueError), match=said):
+        CachedImages(**{"source": source, "recipe": RECIPE, **wrong})
+
+
+def test_without_lmdb_the_line_that_installs_it_is_said():
+    code = "import sys; sys.modules['lmdb'] = None; import forebay as fb; fb.CachedImages"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "pip install 'forebay[images]'" in ran.stderr
 
 
 def test_a_network_file_system_is_refused_by_name(source, tmp_path, monkeypatch):

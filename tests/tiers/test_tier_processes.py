@@ -2,7 +2,10 @@
 
 import os
 import random
+import re
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -16,6 +19,7 @@ from tests.tiers.processes import FORK, SPAWN, run
 
 import forebay as fb
 from forebay.tiers import CachedImages, TierWarning, clear_tier, summarize_tier, verify_tier
+from forebay.tiers.lmdb_tier import open_tier
 
 torch = pytest.importorskip("torch")
 # More rows than the writers that are killed come to write; quality changes the fingerprint of raw rows, and no pixel.
@@ -90,6 +94,22 @@ def test_forks_in_the_middle_of_reading_and_writing_harm_neither_side(source, ti
     images.close()
     other.close()
     assert verify_tier(str(tier)).sound
+
+
+def test_after_a_fork_other_processes_still_see_that_the_parent_reads(tier):
+    """A reader that nobody sees reads pages that a writer has taken for something else."""
+    opened = open_tier(str(tier))
+    for _ in range(3):
+        with opened.environment.transaction():
+            seen = subprocess.run([sys.executable, "-c", READERS, tier], capture_output=True, text=True, check=True)
+        number = re.search(rf"^ *{os.getpid()} \w+ (\S+)$", seen.stdout, re.MULTILINE)
+        assert number is not None, seen.stdout
+        assert number[1].isdecimal(), seen.stdout
+        run(FORK, int)
+    opened.close()
+
+
+READERS = "import lmdb, sys; print(lmdb.open(sys.argv[1]).readers())"
 
 
 def rows_are_right(images: CachedImages) -> None:

@@ -11,7 +11,7 @@ import os
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, get_args
 
 from forebay.cache.settle import settle
 from forebay.format.key import hmac_key
@@ -59,6 +59,10 @@ class CachedImages:
         unreadable: Unreadable = "raise",
         check_source: CheckSource = "read",
     ) -> None:
+        _check_choice("when_full", when_full, WhenFull)
+        _check_choice("unreadable", unreadable, Unreadable)
+        _check_choice("check_source", check_source, CheckSource)
+        _check_given(source, recipe, l2)
         check_recipe(recipe)
         self.source = source
         self.recipe, _ = settle(None, source, recipe, recipe.kind)
@@ -147,6 +151,20 @@ class CachedImages:
             if not -count <= place < count:
                 raise IndexError(f"sample {place} of {count:,} in {self!r}")
         return [place % count for place in places]
+
+
+def _check_given(source: object, recipe: object, l2: object) -> None:
+    if not isinstance(source, Source):
+        raise TypeError(f"a source is needed, for instance fb.sources.images('photos'), not {type(source).__name__}")
+    if not isinstance(recipe, RowRecipe):
+        raise TypeError(f"a recipe of single rows is needed, such as fb.ImageRecipe(), not {type(recipe).__name__}")
+    if l2 == "":
+        raise ValueError("l2 is empty; give the folder of the tier, or None for none on disk")
+
+
+def _check_choice(name: str, value: str, choices: Any) -> None:
+    if value not in get_args(choices):
+        raise ValueError(f"{name} is {value!r}; {' or '.join(map(repr, get_args(choices)))} is expected")
 
 
 _known: "weakref.WeakSet[CachedImages]" = weakref.WeakSet()

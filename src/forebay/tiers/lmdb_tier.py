@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 from weakref import WeakValueDictionary
 
-import lmdb
-
 from forebay.errors import TierNotFound, TierUnusable
-from forebay.tiers.environment import FIRST_MAP_BYTES, Environment, file_bytes, is_tier
+from forebay.tiers.environment import FIRST_MAP_BYTES, Environment
+from forebay.tiers.files import file_bytes, is_tier, lmdb
 from forebay.tiers.writer import Item, WhenFull, Writer
 
 MAX_BYTES = 100 * 10**9
+LEAST_BYTES = 1 << 15
 QUEUE_BYTES = 64 * 10**6
 _ADVICE = {
     "writing": "what it has is still read, the rest is made from the source each time; make room or raise max_bytes",
@@ -25,7 +25,7 @@ class LmdbTier:
     """Reads values, and writes them in the background; see `open_tier`."""
 
     def __init__(self, path: str, max_bytes: int, queue_bytes: int) -> None:
-        self.path = path
+        self.path, self.place = path, os.path.realpath(path)
         used = file_bytes(path) if is_tier(path) else 0
         self.environment = Environment(path, max(min(max_bytes, max(FIRST_MAP_BYTES, 2 * used)), used))
         self.writer = Writer(self.environment, max_bytes, queue_bytes, kept_open=self)
@@ -70,7 +70,7 @@ class LmdbTier:
         with _tiers.lock:
             self.users -= 1
             if self.users == 0:
-                _tiers.open.pop(os.path.realpath(self.path), None)
+                _tiers.open.pop(self.place, None)
                 self.environment.close()
 
 
@@ -91,11 +91,14 @@ def open_tier(
     """The tier in a folder: the one that this process has open there, else it is opened."""
     if not create and not is_tier(path):
         raise TierNotFound(path)
+    if max_bytes is not None and max_bytes < LEAST_BYTES:
+        raise TierUnusable(path, f"max_bytes is {max_bytes:,}, too little for a row", f"give {LEAST_BYTES:,} or more")
     place = os.path.realpath(path)
     with _tiers.lock:
         tier = _tiers.open.get(place)
         if tier is None:
-            tier = LmdbTier(path, max_bytes or MAX_BYTES, queue_bytes or QUEUE_BYTES)
+            most = MAX_BYTES if max_bytes is None else max_bytes
+            tier = LmdbTier(path, most, QUEUE_BYTES if queue_bytes is None else queue_bytes)
             _tiers.open[place] = tier
         else:
             _check_same(tier, max_bytes, queue_bytes)
@@ -114,10 +117,19 @@ def _check_same(tier: LmdbTier, max_bytes: int | None, queue_bytes: int | None) 
             )
 
 
-def _forget() -> None:
+def _before_fork() -> None:
+    """None is half open then: nobody in the child would know of it."""
+    _tiers.lock.acquire()
+
+
+def _after_fork_in_parent() -> None:
+    _tiers.lock.release()
+
+
+def _after_fork_in_child() -> None:
     """A child has the tiers of its parent no more; it opens its own."""
     global _tiers
     _tiers = _Tiers()
 
 
-os.register_at_fork(after_in_child=_forget)
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)

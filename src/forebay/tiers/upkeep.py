@@ -11,7 +11,8 @@ from contextlib import contextmanager
 
 from forebay.cache.records import Progress
 from forebay.format.key import hmac_key
-from forebay.tiers.environment import Environment, alone, file_bytes, remove_files
+from forebay.tiers.environment import Environment
+from forebay.tiers.files import alone, file_bytes, remove_files
 from forebay.tiers.lmdb_tier import open_tier
 from forebay.tiers.naming import key_of
 from forebay.tiers.records import BadKept, RecipeShare, TierClearReport, TierSummary, TierVerifyReport

@@ -97,6 +97,7 @@ def warm(
     `workers=0` works in this process.
     """
     with CachedImages(source, recipe, l1=0, l2=l2, max_bytes=max_bytes) as images:
+        images.flush()  # opens the tier: what is wrong with its folder is said before any work
         engine: Engine = InlineEngine() if workers == 0 else LocalEngine()
         crew = engine.start(WarmTask(images), max(1, _cores() if workers is None else workers))
         try:

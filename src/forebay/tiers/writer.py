@@ -15,9 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-import lmdb
-
 from forebay.tiers.environment import Environment
+from forebay.tiers.files import lmdb
 
 WhenFull = Literal["wait", "drop"]
 

@@ -123,6 +123,17 @@ def test_what_is_no_picture_says_which_and_why(tmp_path: Path) -> None:
         prepare("nowhere.jpg", ImageRecipe())
 
 
+def test_an_opened_image_that_ends_early_is_refused_as_its_file_is(tmp_path: Path) -> None:
+    path = tmp_path / "half.png"
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (50, 50, 3), np.uint8)).save(path)
+    path.write_bytes(path.read_bytes()[:4000])
+    with Image.open(path) as opened:
+        for image in (path, opened):
+            with pytest.raises(ImageUnreadable) as refused:
+                prepare(image, ImageRecipe())
+            assert refused.value.reason == "truncated"
+
+
 def test_an_image_without_a_token_is_named(tmp_path: Path) -> None:
     picture("RGB", 1, 2).save(tmp_path / "dot.png")
     with pytest.raises(AllTokensIgnored, match=r"dot\.png' are ignored: with content of 1 × 2 pixels"):

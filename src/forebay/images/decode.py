@@ -8,7 +8,8 @@ is converted without colour profiles, and JPEG's is taken as inverted, as Adobe 
 
 import io
 import struct
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Literal, NamedTuple
@@ -86,19 +87,26 @@ def decode(content: bytes, policy: Policy) -> Decoded:
     """The picture in the bytes of a file. Nothing is opened here: whatever goes wrong, the bytes are to blame."""
     if not content:
         raise ImageUnreadable("empty", "the file has no bytes")
-    with undisturbed():
-        try:
-            return _decoded(_opened(content), policy)
-        except (ImageUnreadable, MemoryError):
-            raise
-        except Exception as error:  # decoders raise anything on bytes they do not expect
-            raise _unreadable(error) from error
+    with understood():
+        return _decoded(_opened(content), policy)
 
 
 def rgb(image: Image.Image, policy: Policy) -> Image.Image:
     """A picture that is decoded already, of any mode, as `decode` would give it."""
-    with undisturbed():
+    with understood():
         return as_rgb(image, policy.alpha, policy.pad_color)
+
+
+@contextmanager
+def understood() -> Iterator[None]:
+    """Whatever Pillow raises in this block is an `ImageUnreadable`."""
+    with undisturbed():
+        try:
+            yield
+        except (ImageUnreadable, MemoryError):
+            raise
+        except Exception as error:  # decoders raise anything on bytes they do not expect
+            raise _unreadable(error) from error
 
 
 def _opened(content: bytes) -> ImageFile.ImageFile:

@@ -21,13 +21,13 @@ from PIL import ExifTags, Image, ImageOps
 
 from forebay.columns import Array
 from forebay.errors import AllTokensIgnored, ImageUnreadable
+from forebay.images.decode import understood
 from forebay.images.geometry import Letterbox
 from forebay.images.kept import KeepsRecipes, image_recipe
 from forebay.images.letterbox import Planes, paste
 from forebay.images.normalize import Normalize, Scaling
 from forebay.images.recipe import ImageRecipe
 from forebay.images.rows import Row
-from forebay.images.undisturbed import undisturbed
 from forebay.masks.rectangle import IGNORE_THRESHOLD, pixel_mask, token_ignore_mask, token_padding
 from forebay.source import Sample
 
@@ -100,7 +100,8 @@ def _row_of_pixels(image: NDArray[Any] | Image.Image, recipe: ImageRecipe) -> Ro
 def _as_displayed(image: NDArray[Any] | Image.Image, recipe: ImageRecipe) -> Image.Image:
     if isinstance(image, np.ndarray):
         return Image.fromarray(_checked_array(image))
-    with undisturbed():
+    with understood():
+        image.load()
         is_turned = recipe.exif == "apply" and image.getexif().get(ExifTags.Base.Orientation, 1) != 1
         return ImageOps.exif_transpose(image) if is_turned else image
 

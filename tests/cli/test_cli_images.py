@@ -300,6 +300,10 @@ def test_what_cannot_be_drawn_is_wrong_usage(built: Path, tmp_path: Path):
     assert f"'{lines}' holds raw" in run("peek", lines, "--png", tmp_path / "sheet.png", code=2).err
     assert "does not divide" in run("peek", built, "--png", tmp_path / "sheet.png", "--patch", 15, code=2).err
     assert "--patch is for the sheet that --png draws" in run("peek", built, "--patch", 16, code=2).err
+    both = run("peek", built, "--png", tmp_path / "sheet.png", "--column", "box", code=2).err
+    assert "--png draws whole images, and --column shows one column" in both
+    many = run("peek", built, "--png", tmp_path / "sheet.png", *["--row", 0] * 601, code=2).err
+    assert "601 images were asked for and a sheet has room for 600" in many
     assert "there is no row 9" in run("peek", built, "--row", 9, code=2).err
     assert not (tmp_path / "sheet.png").exists()
 

@@ -49,8 +49,10 @@ def peek(
     """
     opened = open_cache(cache)
     kind = opened.recipe(opened.generation.base).kind
-    if (sheet or patch) and (kind != IMAGES or columns):
-        raise click.UsageError(f"--png and --patch draw whole images; '{cache}' holds {kind}, see it without them.")
+    if (sheet or patch) and kind != IMAGES:
+        raise click.UsageError(f"--png and --patch draw images; '{cache}' holds {kind}, see it without them.")
+    if sheet and columns:
+        raise click.UsageError("--png draws whole images, and --column shows one column; choose one of them.")
     if patch and not sheet:
         raise click.UsageError("--patch is for the sheet that --png draws; name its file, as in --png sheet.png.")
     rows = _rows(cache, len(opened), count or (SHEET_ROWS if sheet else ROWS), chosen)

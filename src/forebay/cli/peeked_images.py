@@ -19,6 +19,7 @@ from forebay.kinds import reopen_recipe
 KIND = "images"
 USUAL_PATCH = 16
 READ_AT_ONCE = 32
+MOST_ON_A_SHEET = 600  # it is drawn in memory
 
 
 def peek_images(cache: Cache, rows: list[int]) -> ImagePeek:
@@ -32,6 +33,10 @@ def peek_images(cache: Cache, rows: list[int]) -> ImagePeek:
 
 def draw_sheet(cache: Cache, rows: list[int], path: str, patch: int | None) -> ImageSheet:
     """Some rows of a cache of images in a PNG, with the tokens that a model of this patch ignores."""
+    if len(rows) > MOST_ON_A_SHEET:
+        raise click.UsageError(
+            f"{len(rows):,} images were asked for and a sheet has room for {MOST_ON_A_SHEET:,}; choose some with --row."
+        )
     reader = ImageReader(cache)
     drawn = _patch(reader.recipe.size, patch)
     framed = (images.Framed(canvas, image.box, _caption(image)) for image, canvas in reader.read(rows))

@@ -1,6 +1,8 @@
 """Bytes of image files become the picture that is meant, or a reason. The folder of bad images has many more."""
 
 import io
+import subprocess
+import sys
 import threading
 import warnings
 
@@ -12,7 +14,7 @@ from PIL import Image, ImageFile
 from tests import bad_images
 
 from forebay.errors import ImageUnreadable
-from forebay.images.decode import Policy, decode
+from forebay.images.decode import FORMATS, Policy, decode
 from forebay.images.undisturbed import undisturbed
 
 PICTURE = bad_images.picture(24, 40)
@@ -103,16 +105,18 @@ def test_pixels_without_an_agreed_range_are_a_failure(mode):
     assert reason(saved(image, "TIFF")) == "unsupported"
 
 
-def test_the_bound_on_pixels_is_the_policys_and_not_that_of_the_process(monkeypatch):
-    content = saved(Image.fromarray(PICTURE), "PNG")
+@pytest.mark.parametrize("kind", FORMATS)
+def test_the_bound_on_pixels_is_the_policys_and_not_that_of_the_process(monkeypatch, kind):
+    content = saved(Image.fromarray(PICTURE), kind)
+    alone = pixels(content)
     assert reason(content, Policy(max_pixels=PICTURE.size // 3 - 1)) == "too-large"
-    assert np.array_equal(pixels(content, Policy(max_pixels=PICTURE.size // 3)), PICTURE)
+    assert np.array_equal(pixels(content, Policy(max_pixels=PICTURE.size // 3)), alone)
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10)
-    assert np.array_equal(pixels(content), PICTURE)
+    assert np.array_equal(pixels(content), alone)
     assert Image.MAX_IMAGE_PIXELS == 10
 
 
-@pytest.mark.parametrize("kind", ["JPEG", "PNG", "GIF", "BMP", "TIFF", "WEBP", "AVIF"])
+@pytest.mark.parametrize("kind", FORMATS)
 def test_a_file_cut_anywhere_or_with_bytes_gone_wrong_is_a_picture_or_a_reason(kind):
     content = saved(Image.fromarray(PICTURE), kind)
 
@@ -171,7 +175,7 @@ def test_no_warning_of_pillow_gets_out_and_none_makes_a_picture_unreadable():
 
 def test_other_peoples_warnings_and_filters_are_left_alone():
     before = list(warnings.filters)
-    with undisturbed(), undisturbed():
+    with undisturbed(1), undisturbed(1):
         with pytest.raises(UserWarning, match="mine"):
             warnings.warn("mine", UserWarning, stacklevel=1)
         assert len(warnings.filters) == len(before) + 1
@@ -184,6 +188,25 @@ def test_half_a_picture_is_none_even_where_a_program_says_that_pillow_may_take_i
     with pytest.raises(ImageUnreadable, match="truncated"):
         decode(content[: len(content) // 2], Policy())
     assert ImageFile.LOAD_TRUNCATED_IMAGES
+
+
+FORKS = """
+import os, warnings
+from forebay.images.undisturbed import undisturbed
+before = list(warnings.filters)
+with undisturbed(1):
+    child = os.fork()
+    if not child:
+        anew = warnings.filters == before
+        with undisturbed(1):
+            os._exit(0 if anew else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert warnings.filters != before
+"""
+
+
+def test_a_process_forked_while_pictures_are_decoded_begins_anew():
+    subprocess.run([sys.executable, "-c", FORKS], check=True, timeout=60)
 
 
 def test_many_threads_decode_at_once_and_each_gets_its_own():

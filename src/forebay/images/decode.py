@@ -87,20 +87,20 @@ def decode(content: bytes, policy: Policy) -> Decoded:
     """The picture in the bytes of a file. Nothing is opened here: whatever goes wrong, the bytes are to blame."""
     if not content:
         raise ImageUnreadable("empty", "the file has no bytes")
-    with understood():
+    with understood(policy.max_pixels):
         return _decoded(_opened(content), policy)
 
 
 def rgb(image: Image.Image, policy: Policy) -> Image.Image:
     """A picture that is decoded already, of any mode, as `decode` would give it."""
-    with understood():
+    with understood(policy.max_pixels):
         return as_rgb(image, policy.alpha, policy.pad_color)
 
 
 @contextmanager
-def understood() -> Iterator[None]:
+def understood(max_pixels: int) -> Iterator[None]:
     """Whatever Pillow raises in this block is an `ImageUnreadable`."""
-    with undisturbed():
+    with undisturbed(max_pixels):
         try:
             yield
         except (ImageUnreadable, MemoryError):

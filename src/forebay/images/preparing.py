@@ -100,7 +100,7 @@ def _row_of_pixels(image: NDArray[Any] | Image.Image, recipe: ImageRecipe) -> Ro
 def _as_displayed(image: NDArray[Any] | Image.Image, recipe: ImageRecipe) -> Image.Image:
     if isinstance(image, np.ndarray):
         return Image.fromarray(_checked_array(image))
-    with understood():
+    with understood(recipe.max_pixels):
         image.load()
         is_turned = recipe.exif == "apply" and image.getexif().get(ExifTags.Base.Orientation, 1) != 1
         return ImageOps.exif_transpose(image) if is_turned else image

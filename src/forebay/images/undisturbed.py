@@ -6,49 +6,67 @@ nothing. It must not depend on somebody's filters: where warnings are errors, a 
 while any thread decodes.
 
 `ImageFile.LOAD_TRUNCATED_IMAGES` makes half a picture pass for a whole one, the rest of it grey. Where a program sets
-it, it is off while any thread decodes.
+it, it is off while any thread decodes. `Image.MAX_IMAGE_PIXELS` is at least what we allow ourselves.
 """
 
+import os
 import re
 import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from PIL import ImageFile
+from PIL import Image, ImageFile
 
 _FILTER = ("ignore", None, Warning, re.compile(r"PIL\."), 0)
 _lock = threading.Lock()
 _inside = 0
-_takes_halves = False  # what the program has set
+_takes_halves, _most_pixels = False, Image.MAX_IMAGE_PIXELS  # what the program has set
 
 
 @contextmanager
-def undisturbed() -> Iterator[None]:
+def undisturbed(max_pixels: int) -> Iterator[None]:
     """No warning of Pillow gets out of this block, and no half of a picture, in any thread."""
-    _enter()
+    _enter(max_pixels)
     try:
         yield
     finally:
         _leave()
 
 
-def _enter() -> None:
-    global _inside, _takes_halves
+def _enter(max_pixels: int) -> None:
+    global _inside, _takes_halves, _most_pixels
     with _lock:
-        _inside += 1
         if _FILTER not in warnings.filters:  # also when somebody else put older filters back meanwhile
             warnings.filters.insert(0, _FILTER)  # type: ignore[attr-defined]  # it is a list, as `filterwarnings` knows
-        _takes_halves |= ImageFile.LOAD_TRUNCATED_IMAGES
+        if not _inside:
+            _takes_halves, _most_pixels = ImageFile.LOAD_TRUNCATED_IMAGES, Image.MAX_IMAGE_PIXELS
         ImageFile.LOAD_TRUNCATED_IMAGES = False
+        if Image.MAX_IMAGE_PIXELS is not None:
+            Image.MAX_IMAGE_PIXELS = max(Image.MAX_IMAGE_PIXELS, max_pixels)
+        _inside += 1
 
 
 def _leave() -> None:
-    global _inside, _takes_halves
+    global _inside
     with _lock:
         _inside -= 1
-        if _inside:
-            return
-        while _FILTER in warnings.filters:
-            warnings.filters.remove(_FILTER)  # type: ignore[attr-defined]
-        ImageFile.LOAD_TRUNCATED_IMAGES, _takes_halves = _takes_halves, False
+        if not _inside:
+            _put_back()
+
+
+def _put_back() -> None:
+    while _FILTER in warnings.filters:
+        warnings.filters.remove(_FILTER)  # type: ignore[attr-defined]
+    ImageFile.LOAD_TRUNCATED_IMAGES, Image.MAX_IMAGE_PIXELS = _takes_halves, _most_pixels
+
+
+def _start_anew() -> None:
+    """In a forked process: threads that were decoding are not there to leave, nor to give the lock back."""
+    global _inside, _lock
+    if _inside:
+        _put_back()
+    _inside, _lock = 0, threading.Lock()
+
+
+os.register_at_fork(after_in_child=_start_anew)

@@ -96,17 +96,16 @@ def test_forks_in_the_middle_of_reading_and_writing_harm_neither_side(source, ti
     assert verify_tier(str(tier)).sound
 
 
-def test_after_a_fork_other_processes_still_see_that_the_parent_reads(tier):
+def test_after_a_fork_others_still_see_that_the_parent_reads(tier):
     """A reader that nobody sees reads pages that a writer has taken for something else."""
     opened = open_tier(str(tier))
     for _ in range(3):
-        with opened.environment.transaction():
+        with opened.environment.transaction() as kept:  # beyond its end, as the traceback of an error keeps it
             seen = subprocess.run([sys.executable, "-c", READERS, tier], capture_output=True, text=True, check=True)
-        number = re.search(rf"^ *{os.getpid()} \w+ (\S+)$", seen.stdout, re.MULTILINE)
-        assert number is not None, seen.stdout
-        assert number[1].isdecimal(), seen.stdout
+        assert re.search(rf"^ *{os.getpid()} \w+ \d+$", seen.stdout, re.MULTILINE), seen.stdout
         run(FORK, int)
     opened.close()
+    del kept
 
 
 READERS = "import lmdb, sys; print(lmdb.open(sys.argv[1]).readers())"

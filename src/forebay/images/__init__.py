@@ -9,8 +9,8 @@ from forebay.images.geometry import Letterbox, fit, fit_many
 from forebay.images.tags import Tags
 
 if TYPE_CHECKING:
+    from forebay.images.content import letterbox, paste
     from forebay.images.decode import Policy
-    from forebay.images.letterbox import paste
     from forebay.images.preparing import Prepared, prepare, prepared_row
     from forebay.images.recipe import ImageRecipe
     from forebay.images.shades import shaded
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 # put it in the place of the function.
 _HOMES = {
     "Policy": "forebay.images.decode",
-    "paste": "forebay.images.letterbox",
+    **dict.fromkeys(("letterbox", "paste"), "forebay.images.content"),
     **dict.fromkeys(("Prepared", "prepare", "prepared_row"), "forebay.images.preparing"),
     "ImageRecipe": "forebay.images.recipe",
     "shaded": "forebay.images.shades",
@@ -28,8 +28,8 @@ _HOMES = {
 }
 
 __all__ = [
-    "Framed", "ImageRecipe", "Letterbox", "Policy", "Prepared", "Tags", "contact_sheet", "fit", "fit_many", "paste",
-    "prepare", "prepared_row", "shaded",
+    "Framed", "ImageRecipe", "Letterbox", "Policy", "Prepared", "Tags", "contact_sheet", "fit", "fit_many", "letterbox",
+    "paste", "prepare", "prepared_row", "shaded",
 ]  # fmt: skip
 
 

@@ -21,10 +21,10 @@ from PIL import ExifTags, Image, ImageOps
 
 from forebay.columns import Array
 from forebay.errors import AllTokensIgnored, ImageUnreadable
+from forebay.images.content import Planes, paste
 from forebay.images.decode import understood
 from forebay.images.geometry import Letterbox
 from forebay.images.kept import KeepsRecipes, image_recipe
-from forebay.images.letterbox import Planes, paste
 from forebay.images.normalize import Normalize, Scaling
 from forebay.images.recipe import ImageRecipe
 from forebay.images.rows import Row

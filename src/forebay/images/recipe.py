@@ -22,10 +22,10 @@ from PIL.JpegImagePlugin import JpegImageFile
 from forebay.columns import Array, Codec, Column, Level
 from forebay.errors import ImageUnreadable, RecipeInvalid
 from forebay.images.colour import Alpha, Color
+from forebay.images.content import Planes, Resample, as_planes, bands_of, letterbox
 from forebay.images.decode import MAX_PIXELS, Exif, Policy, decode, rgb
 from forebay.images.figures import Counts, image_figures
-from forebay.images.geometry import Letterbox, fit
-from forebay.images.letterbox import Planes, Resample, as_planes, bands_of, resized
+from forebay.images.geometry import Letterbox
 from forebay.images.rows import Pile, Row, as_columns
 from forebay.images.tags import Tags, tags_in
 from forebay.recipe import ChunkTarget, Rows, canonical_json
@@ -166,8 +166,8 @@ class ImageRecipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     def letterboxed_image(self, image: Image.Image) -> tuple[Planes, Letterbox]:
         """The same of a picture that is decoded already, as displayed."""
-        fitted = fit(*image.size, self.size)
-        return as_planes(resized(rgb(image, self.policy), fitted, self.resample)), fitted
+        small, fitted = letterbox(rgb(image, self.policy), self.size, self.resample)
+        return as_planes(small), fitted
 
     def packed(self, content: Planes) -> Array:
         """The content of a row as it is stored: its pixels, or JPEG."""
@@ -207,8 +207,7 @@ class ImageRecipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     def _small(self, content: bytes) -> tuple[Image.Image, Letterbox]:
         decoded = decode(content, self.policy)
-        fitted = fit(*decoded.size, self.size)
-        return resized(decoded.image, fitted, self.resample), fitted
+        return letterbox(decoded.image, self.size, self.resample, decoded.size)
 
     def _as_jpeg(self, image: Image.Image) -> bytes:
         """With colour at full resolution: small images have none to spare. A comment of the file is not taken along."""

@@ -9,8 +9,8 @@
 import numpy as np
 from PIL import Image
 
+from forebay.images.content import Planes
 from forebay.images.geometry import Box
-from forebay.images.letterbox import Planes
 from forebay.masks.rectangle import latent_weights
 
 LINES, MARKS = 16, 32  # a character is about twice as high as it is wide

@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
+from forebay.images.content import Planes
 from forebay.images.geometry import Box
-from forebay.images.letterbox import Planes
 from forebay.masks.draw import IGNORED, Picture
 from forebay.masks.rectangle import IGNORE_THRESHOLD, token_padding
 

@@ -16,16 +16,16 @@ Resample = Literal["bilinear", "bicubic", "lanczos", "box", "nearest"]
 Planes = NDArray[np.uint8]  # (3, height, width)
 
 
-def letterbox(image: Image.Image, size: int, resample: Resample) -> tuple[Planes, Letterbox]:
-    """The content of an RGB image, planar, equal in every pixel to Pillow's `resize`; and the letterbox it is in."""
-    fitted = fit(*image.size, size)
-    return as_planes(resized(image, fitted, resample)), fitted
+def letterbox(
+    image: Image.Image, size: int, resample: Resample = "bilinear", full: tuple[int, int] | None = None
+) -> tuple[Image.Image, Letterbox]:
+    """An RGB image at the size of its box, equal in every pixel to Pillow's `resize`, and the way to its canvas.
 
-
-def resized(image: Image.Image, fitted: Letterbox, resample: Resample) -> Image.Image:
-    """An image at the size of its box. It may come smaller than `fitted` says that it is: from a draft."""
+    `full` is how large the image is, where it was decoded smaller: a draft.
+    """
+    fitted = fit(*(full or image.size), size)
     wanted = fitted.box[2:]
-    return image if image.size == wanted else image.resize(wanted, Image.Resampling[resample.upper()])
+    return (image if image.size == wanted else image.resize(wanted, Image.Resampling[resample.upper()])), fitted
 
 
 def as_planes(image: Image.Image) -> Planes:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from forebay.columns import Ragged
 from forebay.errors import ImageUnreadable, RecipeInvalid
-from forebay.images import Tags
+from forebay.images import Tags, tags
 from forebay.images.tags import tags_in
 
 NAMES = st.lists(st.text("abcde", min_size=1, max_size=2), max_size=8)
@@ -18,6 +18,15 @@ def test_a_vocabulary_is_ordered_by_count_then_by_name():
     assert Tags.counted(said, "tags").names == ("z", "b", "a", "c")
     assert Tags.counted(said, "tags", min_count=2).names == ("z", "b")
     assert Tags.counted(said, "other").names == ()
+
+
+def test_sentences_are_no_vocabulary(monkeypatch):
+    monkeypatch.setattr(tags, "MOST_TAGS", 100)
+    said = [{"caption": f"picture number {number}", "tags": ["cat"]} for number in range(101)]
+    assert Tags.counted(said, "tags").names == ("cat",)
+    assert len(Tags.counted(said[:100], "caption")) == 100
+    with pytest.raises(RecipeInvalid, match=r"more than 100 different tags under 'caption'.*--tag-key"):
+        Tags.counted(said, "caption")
 
 
 @given(st.lists(NAMES, max_size=6), NAMES)

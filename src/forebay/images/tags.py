@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 from forebay.columns import Ragged
 from forebay.errors import ImageUnreadable, RecipeInvalid
 
+MOST_TAGS = 1 << 21  # counted at once, in memory
+
 Indices = NDArray[np.uint32]
 
 
@@ -45,6 +47,11 @@ class Tags:
                 counts.update(tags_in(metadata, key))
             except ImageUnreadable:
                 continue  # its row fails by itself, and is recorded
+            if len(counts) > MOST_TAGS:
+                raise RecipeInvalid(
+                    f"the source names more than {MOST_TAGS:,} different tags under '{key}', as sentences are; name "
+                    "the key that tags stand under (tag_key=, --tag-key), or the vocabulary itself (tags=, --tags)"
+                )
         return cls(
             tuple(name for name in sorted(counts, key=lambda name: (-counts[name], name)) if counts[name] >= min_count)
         )

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -440,6 +441,17 @@ def test_only_images_and_their_rows_become_batches_of_images(caches: dict[str, f
         ImageBatch(caches["jpeg"])([caches["raw"][0]])
     with pytest.raises(ValueError, match=r"uint8 .* is expected"):
         normalize_on_device(torch.zeros(2, 3, 4, 4))
+
+
+def test_rows_for_another_canvas_or_vocabulary_are_refused_and_not_painted_somewhere(
+    caches: dict[str, fb.Cache],
+) -> None:
+    larger = msgspec.structs.replace(ImageBatch(caches["raw"]).recipe, size=96)
+    with pytest.raises(ValueError, match=r"was not made for a canvas of 96: its box is .* the recipe that made"):
+        ImageBatch(larger)([caches["raw"][0]])
+    tagged = next(row for row in caches["raw"] if len(row["tags"]))
+    with pytest.raises(ValueError, match="tags beyond the 0 of this ImageBatch"):
+        ImageBatch(msgspec.structs.replace(larger, size=48, tags=None))([tagged])
 
 
 def test_a_collate_tells_what_batches_it_makes() -> None:

@@ -28,6 +28,7 @@ from torch import Tensor
 
 from forebay.cache.reader import Cache
 from forebay.columns import Array, Ragged
+from forebay.images.geometry import fit_many
 from forebay.images.kept import image_recipe
 from forebay.images.normalize import Normalize, Scaling
 from forebay.images.recipe import ImageRecipe
@@ -127,6 +128,7 @@ class ImageBatch:
         read: dict[str, Any] = {name: [np.asarray(row[name]) for row in rows] for name in self.columns}
         for name, width in (("box", 4), ("original_size", 2)):
             read[name] = np.array(read[name], np.int32).reshape(len(rows), width)
+        self._check_meaning(read)
         coins = Coins(self.seed, self.epoch, sample_keys(each.tobytes() for each in read["id"]))
         return self.collate(read, coins, self._buffers)
 
@@ -145,6 +147,22 @@ class ImageBatch:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _buffers=Buffers(_KEPT_BATCHES, pinned=False))
+
+    def _check_meaning(self, read: Mapping[str, Any]) -> None:
+        """Rows do not say what made them, but the boxes and the tags of another recipe seldom look like these."""
+        fitted = fit_many(read["original_size"], self.recipe.size)
+        others = np.flatnonzero((fitted[:, 2:] != read["box"][:, 2:]).any(axis=1))
+        if len(others):
+            raise ValueError(
+                f"'{_sample(read, int(others[0]))}' was not made for a canvas of {self.recipe.size}: its box is "
+                f"{read['box'][others[0]].tolist()}; make the ImageBatch of the recipe that made the rows"
+            )
+        known = len(self.recipe.vocabulary())
+        if any(len(tags) and int(tags.max()) >= known for tags in read.get("tags", ())):
+            raise ValueError(
+                f"rows have tags beyond the {known} of this ImageBatch; make it of the cache, or of the `recipe` of "
+                "CachedImages, which has their vocabulary"
+            )
 
     def _contents(self, stored: Iterable[Array], boxes: Boxes, flipped: NDArray[np.bool_]) -> Iterator[Planes]:
         for row, box, flip in zip(stored, boxes, flipped.tolist(), strict=True):

@@ -95,7 +95,9 @@ class LetterboxModule(nn.Module):
     def _values(self, pixels: Tensor) -> Tensor:
         if self.dtype == torch.uint8:
             return pixels.to(torch.uint8)
-        scale, shift = (torch.tensor(values, device=pixels.device) for values in (self._scale, self._shift))
+        scale, shift = (
+            torch.tensor(values, dtype=torch.float32, device=pixels.device) for values in (self._scale, self._shift)
+        )
         return (pixels.float() * scale + shift).to(self.dtype)
 
     def _ignored(self, across: Tensor, down: Tensor, patch: int) -> Tensor:

@@ -20,6 +20,7 @@ from forebay.cache.crew import Engine
 from forebay.cache.estimate import estimate_build
 from forebay.cache.grow import append_to_plan, named_alike
 from forebay.cache.making import Workplace, base_workplace, build_chunks, in_order, layer_workplace
+from forebay.cache.nothing import check_failures
 from forebay.cache.plan import load_plan
 from forebay.cache.prepare import prepare_base, prepare_layer
 from forebay.cache.publish import builder_versions, load_generation, newest_generation, read_cache_document
@@ -102,7 +103,10 @@ def build(
                 raise BuildFailed(store.address, _by_chunk(mended.failed))
             place = place.noting(_mended(mended))
         wanted = in_order(place.chunks, mode, start_chunk, end_chunk)
-        return build_chunks(place, wanted, engine, terms)
+        report = build_chunks(place, wanted, engine, terms)
+    # Also of chunks that were there: the same command must not succeed when it is given again.
+    check_failures(store.address, report.failures, report.samples, max_failures)
+    return report
 
 
 def grow(

@@ -172,9 +172,22 @@ def test_too_many_failed_samples_stop_the_build(tmp_path):
     (tmp_path / "source.txt").write_bytes(b"short\n" * 50 + b"much too long a line\n" * 3)
     recipe = fb.RawRecipe(chunk_bytes=100, max_sample_bytes=10)
     source = fb.sources.lines(tmp_path / "source.txt")
-    with pytest.raises(TooManyFailures, match="more than the 2 allowed"):
-        fb.build(tmp_path / "cache", source, recipe, workers=0, max_failures=2)
+    for _ in range(2):  # nor does it help to ask again
+        with pytest.raises(TooManyFailures, match="more than the 2 allowed"):
+            fb.build(tmp_path / "cache", source, recipe, workers=0, max_failures=2)
     assert fb.build(tmp_path / "cache", source, recipe, workers=0, max_failures=3).failures == 3
+    with pytest.raises(TooManyFailures, match=r"3 of 53 samples failed, more than the 5\.00% allowed"):
+        fb.build(tmp_path / "cache", source, recipe, workers=0, max_failures=0.05)
+
+
+def test_a_share_of_failures_is_one_of_all_samples_and_not_of_the_first_chunk(tmp_path):
+    (tmp_path / "source.txt").write_bytes(b"much too long a line\n" * 3 + b"short\n" * 97)
+    recipe = fb.RawRecipe(chunk_bytes=50, max_sample_bytes=10)
+    source = fb.sources.lines(tmp_path / "source.txt")
+    assert fb.build(tmp_path / "enough", source, recipe, workers=0, max_failures=0.04).failures == 3
+    with pytest.raises(TooManyFailures, match=r"more than the 2\.00% allowed"):
+        fb.build(tmp_path / "cache", source, recipe, workers=0, max_failures=0.02)
+    assert fb.gaps(tmp_path / "cache")[0].missing, "it was told at the end only"
 
 
 def test_progress_ends_with_everything_done(tmp_path, file):

@@ -15,17 +15,19 @@ from dataclasses import dataclass, field
 from forebay.cache.claim import LEASE_SECONDS, Claims, Heartbeat
 from forebay.cache.crew import Crew, Died, Engine, Event, Lost, Made, Refused
 from forebay.cache.memory import MemoryGovernor
+from forebay.cache.nothing import check_failures
 from forebay.cache.publish import publish, sound_record
 from forebay.cache.records import Progress
 from forebay.cache.schedule import Answer, Schedule
 from forebay.cache.work import BuildJob, Job
-from forebay.errors import BuildFailed, BuildStopped, DiskFull, SourceChanged, TooManyFailures, WorkersFailed
+from forebay.errors import BuildFailed, BuildStopped, DiskFull, SourceChanged, WorkersFailed
 from forebay.format import layout
 from forebay.format.chunk import ChunkRecord
 from forebay.store.base import Store, holds, is_full
 
 TRIES = 3
 HOPELESS = 20  # failed chunks, with none made, that end a build
+JUDGED_CHUNKS = 0.1  # the share of chunks that must be made before a share of failures is judged by them
 TICK_SECONDS = 0.5
 PUBLISH_SECONDS = 60.0
 
@@ -234,13 +236,12 @@ class Build:
             raise WorkersFailed(self._store.address, died.reason)
 
     def _check_failures(self) -> None:
-        allowed = self._terms.max_failures
-        if allowed is None:
-            return
-        failures, samples = self._tally.failures, self._tally.samples
-        if failures > (allowed if isinstance(allowed, int) else allowed * samples):
-            shown = f"{allowed:,}" if isinstance(allowed, int) else f"{allowed:.2%}"
-            raise TooManyFailures(self._store.address, failures, samples, shown)
+        """Stop as soon as too many have failed even if no sample of the other chunks does."""
+        tally, allowed, made = self._tally, self._terms.max_failures, max(1, len(self._tally.records))
+        if isinstance(allowed, float) and made < JUDGED_CHUNKS * len(self._chunks):
+            return  # too few to tell how many samples there will be
+        expected = tally.samples * len(self._chunks) // made
+        check_failures(self._store.address, tally.failures, tally.samples, allowed, expected)
 
     def _disk_full(self) -> DiskFull:
         """What is still to be written, judged by what was, or by the source; and what is free."""

@@ -1,9 +1,9 @@
-"""A build that made no row at all: what went wrong most often, with one example."""
+"""Samples that failed: more than the caller allows, or all of them, with what went wrong most often and an example."""
 
 from collections import Counter
 
 from forebay.cache.published import open_chunk
-from forebay.errors import NothingMade
+from forebay.errors import NothingMade, TooManyFailures
 from forebay.format.generation import ChunkTable
 from forebay.source import Failure
 from forebay.store.base import Store
@@ -17,6 +17,15 @@ _ADVICE = {
     "not-utf8": "convert the files to UTF-8, or read them as what they are",
     "outside-root": "name the folder that the paths are below (root=…, --root …)",
 }
+
+
+def check_failures(
+    root: str, failures: int, samples: int, allowed: int | float | None, expected: int | None = None
+) -> None:
+    """Raise where more failed than is allowed: a count, or a share of the samples that there are or will be."""
+    of = samples if expected is None else expected
+    if allowed is not None and failures > (allowed if isinstance(allowed, int) else allowed * of):
+        raise TooManyFailures(root, failures, samples, f"{allowed:,}" if isinstance(allowed, int) else f"{allowed:.2%}")
 
 
 def check_something_made(store: Store, layer: str, table: ChunkTable) -> None:

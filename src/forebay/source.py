@@ -58,6 +58,22 @@ class Annotated(msgspec.Struct, frozen=True):
     metadata: dict[str, Any] = {}
 
 
+MOST_LEVELS = 64
+TOO_DEEP = f"lists and objects lie in each other more than {MOST_LEVELS} deep"
+
+
+def is_shallow(metadata: Any, levels: int = MOST_LEVELS) -> bool:
+    """Whether metadata can be read and written anywhere: what is deeper fails or not by how deep a stack is already.
+
+    >>> is_shallow({"a": [1, [2]]}, levels=3), is_shallow({"a": [1, [2]]}, levels=2)
+    (True, False)
+    """
+    if not isinstance(metadata, dict | list | tuple):
+        return True
+    inner = metadata.values() if isinstance(metadata, dict) else metadata
+    return levels > 0 and all(is_shallow(each, levels - 1) for each in inner)
+
+
 class Failure(msgspec.Struct, frozen=True):
     """A sample that could not be made into a row: which, a short reason code, and a sentence."""
 

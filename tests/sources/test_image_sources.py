@@ -140,6 +140,22 @@ def test_a_sidecar_that_is_no_json_object_fails_its_image_only(tmp_path, said):
     assert isinstance(sample, Sample)
 
 
+def test_how_deep_a_stack_is_decides_nothing(tmp_path):
+    """Somewhat less than Python's limit can be read from here and not from inside a deep program."""
+    inner = "[" * 900 + "]" * 900
+    put(tmp_path, {"a.png": png(), "a.json": f'{{"a": {inner}}}', "b.png": png()})
+    put(tmp_path, {"list.jsonl": f'{{"path": "a.png", "a": {inner}}}\n{{"path": "b.png"}}\n'})
+    for source in (sources.images(tmp_path), sources.image_manifest(tmp_path / "list.jsonl")):
+        failure, sample = read_all(source)
+        assert "more than 64 deep" in failure.detail
+        image_lines.open_lines.cache_clear()
+        assert called_deep_inside(300, lambda source=source: read_all(source)) == [failure, sample]
+
+
+def called_deep_inside(levels: int, function: Any) -> Any:
+    return called_deep_inside(levels - 1, function) if levels else function()
+
+
 def test_films_and_novels_are_not_read_into_memory(tmp_path, monkeypatch):
     monkeypatch.setattr(image_files, "LARGEST_FILE", 100)
     monkeypatch.setattr(image_files, "MOST_BYTES", 50)

@@ -29,7 +29,7 @@ from forebay.images.geometry import Letterbox
 from forebay.images.rows import Pile, Row, as_columns
 from forebay.images.tags import Tags, tags_in
 from forebay.recipe import ChunkTarget, Rows, canonical_json
-from forebay.source import Annotated, Failure, Sample
+from forebay.source import TOO_DEEP, Annotated, Failure, Sample, is_shallow
 
 LARGEST_SIZE = 1 << 14
 _LIBRARIES = ("libjpeg_turbo", "jpg", "zlib", "webp", "avif", "libtiff")
@@ -239,9 +239,11 @@ def _parts(sample: Sample) -> tuple[bytes, dict[str, Any]]:
 
 
 def _as_json(metadata: Mapping[str, Any]) -> bytes:
+    if not is_shallow(metadata):
+        raise ImageUnreadable("bad-metadata", TOO_DEEP)
     try:
         written = canonical_json(metadata)
-    except (TypeError, ValueError, RecursionError) as error:
+    except (TypeError, ValueError) as error:
         raise ImageUnreadable("bad-metadata", f"its metadata cannot be written as JSON: {error}") from error
     if len(written) > MOST_METADATA:
         raise ImageUnreadable("bad-metadata", f"its metadata is {len(written):,} bytes, more than {MOST_METADATA:,}")

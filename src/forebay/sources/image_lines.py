@@ -18,7 +18,7 @@ import xxhash
 
 from forebay.columns import Array
 from forebay.errors import SourceChanged
-from forebay.source import SourceFile
+from forebay.source import TOO_DEEP, SourceFile, is_shallow
 from forebay.sources.paths import STREAM_SUFFIXES, look
 from forebay.sources.streams import Stream
 from forebay.sources.utf8 import BOM
@@ -160,10 +160,15 @@ def _stored(path: str, file: SourceFile) -> StoredText:
 
 def _image_in(text: bytes, key: str) -> tuple[str, str, str]:
     """The image that a line names, or a reason and a sentence."""
+    said: dict[str, Any] | None
     try:
         said = msgspec.json.decode(text, type=dict[str, Any])
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         return "", "bad-json", str(error)
+    except RecursionError:
+        said = None
+    if said is None or not is_shallow(said):
+        return "", "bad-json", TOO_DEEP
     name = said.get(key)
     if key not in said:
         known = ", ".join(f"'{name}'" for name in said)

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from forebay.source import TOO_DEEP, is_shallow
 from forebay.sources.utf8 import BOM
 
 MOST_BYTES = 1 << 24  # far more than anybody says of a picture
@@ -48,6 +49,11 @@ def parse_sidecar(name: str, content: bytes) -> dict[str, Any]:
     try:
         if name.endswith(".txt"):
             return {"tags": [tag for part in _BETWEEN_TAGS.split(content.decode("utf-8-sig")) if (tag := part.strip())]}
-        return msgspec.json.decode(content.removeprefix(BOM), type=dict[str, Any])
-    except (UnicodeDecodeError, msgspec.DecodeError, RecursionError) as error:
+        said = msgspec.json.decode(content.removeprefix(BOM), type=dict[str, Any])
+    except (UnicodeDecodeError, msgspec.DecodeError) as error:
         raise SidecarUnreadable(f"'{name}' is no sidecar: {error}") from error
+    except RecursionError as error:
+        raise SidecarUnreadable(f"'{name}' is no sidecar: {TOO_DEEP}") from error
+    if not is_shallow(said):
+        raise SidecarUnreadable(f"'{name}' is no sidecar: {TOO_DEEP}")
+    return said

@@ -1,5 +1,6 @@
 """Rows read through the tiers are what decoding afresh gives; whatever a tier has that is not, is never served."""
 
+import errno
 import gc
 import json
 import os
@@ -183,6 +184,26 @@ def test_a_file_is_read_when_its_time_cannot_be_given_to_other_content_any_more(
         write_picture(path, seed, (20, 20))
         images[0]
         assert source.read_at[-1] - path.stat().st_mtime_ns >= 20_000_000
+    sidecar = path.with_suffix(".json")
+    for tag in "abc":
+        sidecar.write_text(f'{{"tags": ["{tag}"]}}')
+        images[0]
+        assert source.read_at[-1] - sidecar.stat().st_mtime_ns >= 20_000_000
+
+
+def test_a_source_that_is_not_looked_at_again_leaves_nothing_wrong_in_the_tier(tmp_path, tier):
+    path = write_picture(tmp_path / "p" / "0.bmp", 0, (20, 20))
+    source, long_ago = fb.sources.images(tmp_path / "p"), (10**18, 10**18)
+    os.utime(path, ns=long_ago)
+    expected = fresh_rows(source, RECIPE)
+    with CachedImages(source, RECIPE, l2=tier, check_source="open") as images:
+        write_picture(path, 1, (20, 20))
+        with pytest.raises(SourceChanged, match="changed since the source was listed"):
+            images[0]
+    write_picture(path, 0, (20, 20))
+    os.utime(path, ns=long_ago)
+    with CachedImages(source, RECIPE, l2=tier) as images:
+        assert_same_rows([images[0]], expected)
 
 
 def test_a_file_that_changes_while_it_is_read_is_read_again(tmp_path, tier):
@@ -297,6 +318,16 @@ def test_an_image_that_is_none_raises_with_its_name_or_is_left_out_and_counted(s
             f"{number:05d}.png" for number in range(12) if number not in (3, 5)
         ]
         assert images.statistics().failures == {"not-an-image": 1, "not-found": 1}
+
+
+def test_trouble_with_the_disk_is_no_property_of_an_image_and_leaves_none_out(source):
+    def fail() -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    images = CachedImages(WatchedSource(source, then=fail), RECIPE, unreadable="skip")
+    with pytest.raises(OSError, match="Too many open files"):
+        images.read([0, 1])
+    assert images.statistics().failures == {}
 
 
 def test_what_is_counted_when_the_queue_is_full_and_dropping_is_asked_for(source, tier):

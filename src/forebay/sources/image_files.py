@@ -9,7 +9,15 @@ import xxhash
 
 from forebay.errors import SourceChanged
 from forebay.source import Annotated, Failure, Part, Sample, SourceFile, Unit
-from forebay.sources.image_listing import TROUBLES, Sidecar, find_images, look_at_image, sidecar_in, trouble_with
+from forebay.sources.image_listing import (
+    TROUBLES,
+    Sidecar,
+    find_images,
+    look_at_image,
+    sidecar_in,
+    touched_ns,
+    trouble_with,
+)
 from forebay.sources.image_sidecars import MOST_BYTES, SidecarUnreadable, parse_sidecar
 from forebay.sources.paths import full_path, named_below, renamed
 from forebay.sources.stored import digest
@@ -48,6 +56,9 @@ class ImageSource:
 
     def look(self, path: str) -> SourceFile:
         return look_at_image(self.root, path)
+
+    def touched_ns(self, file: SourceFile) -> int:
+        return touched_ns(file)
 
     def weight(self, file: SourceFile) -> int:
         return 1

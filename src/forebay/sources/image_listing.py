@@ -83,6 +83,12 @@ def sidecar_in(file: SourceFile) -> Sidecar | None:
     return Sidecar(path, state if state in TROUBLES else None) if colon else None
 
 
+def touched_ns(file: SourceFile) -> int:
+    """When an image, or its sidecar, was written to last."""
+    sidecar, state = sidecar_in(file), file.etag.rpartition(":")[2]
+    return file.mtime_ns if sidecar is None or sidecar.trouble else max(file.mtime_ns, int(state.rpartition("-")[2]))
+
+
 def state_of(path: str) -> os.stat_result | str | None:
     """What the system says of a file, or the trouble with it; None where there is nothing of that name."""
     try:

@@ -11,6 +11,8 @@ from forebay.source import Failure, Part, Sample, Source, SourceFile
 
 CheckSource = Literal["read", "open"]
 
+# What is the matter with a sample itself; trouble with the disk, or with this process, says nothing about samples.
+_OF_ONE_SAMPLE = (FileNotFoundError, NotADirectoryError, PermissionError, SourceUnreadable)
 _CLOCK_STEP_NS = 20_000_000  # no file system of a disk has coarser times
 
 
@@ -46,12 +48,14 @@ class Samples:
 
     def read(self, index: int, file: SourceFile) -> Sample:
         """One sample of the very file that was looked at; `ImageUnreadable` where it cannot be read."""
-        _wait_for_another_time(file)
+        touched_ns = getattr(self.source, "touched_ns", None)
+        _wait_for_another_time(file.mtime_ns if touched_ns is None else touched_ns(file))
         found = self._read_once(self._part(index, file))
         if isinstance(found, Failure):
             raise ImageUnreadable(found.reason, f"'{found.sample}': {found.detail}")
-        if self._check == "read" and not self._now(file).same_identity(file):
-            raise SourceChanged(self._root, {file.path: "changes while it is read"})
+        if not self._now(file).same_identity(file):  # what it is now must not be kept under the name of what it was
+            why = "changes while it is read" if self._check == "read" else "changed since the source was listed"
+            raise SourceChanged(self._root, {file.path: why})
         return found
 
     def identity(self, index: int, file: SourceFile) -> Mapping[str, Any]:
@@ -79,7 +83,7 @@ class Samples:
     def _read_once(self, part: Part) -> Sample | Failure:
         try:
             found = list(self.source.read(part))
-        except (OSError, SourceUnreadable) as error:
+        except _OF_ONE_SAMPLE as error:
             raise _unreadable(part.file.path, error) from error
         if len(found) != 1:
             raise SourceChanged(self._root, {part.file.path: f"has {len(found)} samples where one was listed"})
@@ -88,7 +92,7 @@ class Samples:
     def _now(self, listed: SourceFile) -> SourceFile:
         try:
             return self.source.look(listed.path)
-        except (OSError, SourceUnreadable) as error:
+        except _OF_ONE_SAMPLE as error:
             raise _unreadable(listed.path, error) from error
 
 
@@ -97,8 +101,8 @@ def _unreadable(path: str, error: Exception) -> ImageUnreadable:
     return ImageUnreadable(reason, f"'{path}': {error}")
 
 
-def _wait_for_another_time(file: SourceFile) -> None:
+def _wait_for_another_time(touched_ns: int) -> None:
     """A file that is written to twice within a step of the clock has the same time twice: let that step pass."""
-    age = time.time_ns() - file.mtime_ns
+    age = time.time_ns() - touched_ns
     if 0 <= age < _CLOCK_STEP_NS:
         time.sleep((_CLOCK_STEP_NS - age) / 1e9)

@@ -2,6 +2,7 @@
 
 import io
 import re
+import shutil
 from pathlib import Path
 
 import msgspec
@@ -172,6 +173,28 @@ def test_verify_tells_a_stale_source(tmp_path: Path):
     root, source = build_lines(tmp_path)
     source.write_text(source.read_text().replace("line 007", "line 700"))
     assert "stale sources" in run("verify", root, code=1).out
+
+
+def test_a_source_that_is_gone_is_no_trouble_once_all_of_it_is_built_and_fills_no_screen(tmp_path: Path):
+    for number in range(25):
+        write_lines(tmp_path / "data", f"{number:02d}.txt")
+    root, whole = tmp_path / "cache", ["--workers", 0, "--chunk-bytes", 2000]
+    run("build", "raw", tmp_path / "data", "--into", root, *whole, "--end-chunk", 0)
+    for path in (tmp_path / "data").iterdir():
+        path.rename(tmp_path / path.name)
+    assert "put the old files back" in run("status", root, code=1).out
+    for number in range(25):
+        (tmp_path / f"{number:02d}.txt").rename(tmp_path / f"data/{number:02d}.txt")
+    run("build", "raw", tmp_path / "data", "--into", root, *whole)
+    shutil.rmtree(tmp_path / "data")
+    for verb in ("status", "verify"):
+        shown = run(verb, root).out
+        assert "not there any more; published rows stay" in shown
+        assert "19.txt  is gone" in shown
+        assert "20.txt" not in shown
+        assert "… and 5 more; --json has all" in shown
+        assert "put the old files back" not in shown
+    assert len(run("verify", root, "--json").json["stale"]) == 25
 
 
 def test_repair_takes_from_a_copy_and_fails_without_source_or_copy(tmp_path: Path):

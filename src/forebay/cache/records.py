@@ -142,6 +142,11 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     grown: tuple[str, ...]
     source_checked: bool
 
+    @property
+    def needs_source(self) -> bool:
+        """Whether a source file is another, or one that is gone is still to be read."""
+        return any(how != GONE or not self.complete for how in self.stale.values())
+
 
 class LayerSummary(msgspec.Struct, frozen=True, kw_only=True):
     layer: str

@@ -42,7 +42,7 @@ def status(ctx: click.Context, cache: str, failures: int | str, as_json: bool) -
     """Show how far a cache is, and what stands in its way.
 
     Chunks present, missing, suspect and claimed by whom; failed samples by reason; stale sources. Exit code 1 when a
-    chunk is suspect, a claim failed or a source is stale.
+    chunk is suspect, a claim failed, or a source file changed, or is gone before all of it was built.
 
     \b
     Example: forebay status caches/edu
@@ -55,4 +55,4 @@ def status(ctx: click.Context, cache: str, failures: int | str, as_json: bool) -
 
 def _is_troubled(found: Status) -> bool:
     suspect = any(layer.suspect for layer in found.layers)
-    return suspect or bool(found.stale) or any(claim.state == "failed" for claim in found.claims)
+    return suspect or found.needs_source or any(claim.state == "failed" for claim in found.claims)

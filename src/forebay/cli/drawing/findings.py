@@ -6,7 +6,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from forebay.cache.records import Bad, RepairReport, VerifyReport
-from forebay.cli.drawing.pieces import facts, listing, next_command, title
+from forebay.cli.drawing.pieces import facts, listing, next_command, stale_files, title
 from forebay.cli.words import command_line, counted, human_bytes, in_ranges
 
 
@@ -18,7 +18,7 @@ def draw_verify(report: VerifyReport) -> RenderableType:
     parts: list[RenderableType] = [Text.assemble(head, " · ", verdict)]
     parts += listing("bad", map(_bad_row, report.bad), "bold red")
     parts += listing("missing", _missing_rows(report), "bold red")
-    parts += listing("stale sources", report.stale.items(), "bold red")
+    parts += stale_files(report.stale)
     parts += listing("foreign files, left alone", ((key,) for key in report.foreign), "yellow")
     parts += [facts((f"layer {layer}", f"{counted(gap, 'chunk')} not built yet") for layer, gap in report.gaps.items())]
     if not report.source_checked:
@@ -59,6 +59,6 @@ def _missing_rows(report: VerifyReport) -> Iterator[tuple[str, str]]:
 def _next_step(report: VerifyReport) -> Text:
     if report.bad or report.missing:
         return next_command(command_line("repair", report.root))
-    if report.stale:
+    if not report.sound:
         return Text("next: put the old files back, or build a new cache from the new ones")
     return next_command(command_line("gaps" if report.gaps else "peek", report.root))

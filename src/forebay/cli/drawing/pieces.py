@@ -1,13 +1,16 @@
 """What drawings are made of."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
 from rich.console import RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from forebay.cache.records import GONE
 from forebay.cli.words import printable
+
+SHOWN_FILES = 20
 
 
 def title(name: str, *facts: str) -> Text:
@@ -37,6 +40,21 @@ def listing(heading: str, rows: Iterable[tuple[str, ...]], style: str = "") -> l
     for row in cells:
         grid.add_row(*row)
     return [Text(heading, style=style), Padding(grid, (0, 0, 0, 2), expand=False)]
+
+
+def stale_files(stale: Mapping[str, str]) -> list[RenderableType]:
+    """Source files that changed, and those that are gone: these make no published row wrong."""
+    changed = [(path, how) for path, how in stale.items() if how != GONE]
+    gone = [(path, how) for path, how in stale.items() if how == GONE]
+    return [
+        *_beginning("stale sources", changed, "bold red"),
+        *_beginning("source files that are not there any more; published rows stay", gone, "yellow"),
+    ]
+
+
+def _beginning(heading: str, rows: Sequence[tuple[str, ...]], style: str) -> list[RenderableType]:
+    parts = listing(heading, rows[:SHOWN_FILES], style)
+    return [*parts, Text(f"  … and {len(rows) - SHOWN_FILES:,} more; --json has all")] if rows[SHOWN_FILES:] else parts
 
 
 def next_command(command: str) -> Text:

@@ -12,7 +12,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from forebay.cache.records import ClaimStatus, Gaps, LayerStatus, Status
-from forebay.cli.drawing.pieces import facts, listing, next_command, title
+from forebay.cli.drawing.pieces import facts, listing, next_command, stale_files, title
 from forebay.cli.words import command_line, counted, in_ranges
 
 CELLS = 40
@@ -26,7 +26,7 @@ def draw_status(status: Status) -> RenderableType:
         parts += [_layer_line(layer), facts(_layer_facts(layer))]
     parts += listing("claims", (row for claim in status.claims for row in _claim_rows(claim)))
     parts += _failed(status)
-    parts += listing("stale sources", status.stale.items(), "bold red")
+    parts += stale_files(status.stale)
     parts += listing("sources that grew", ((path,) for path in status.grown))
     if not status.source_checked:
         parts.append(Text("the source was not checked: its kind is not installed", style="yellow"))
@@ -102,7 +102,7 @@ def _failed(status: Status) -> list[RenderableType]:
 def _next_step(status: Status) -> Iterator[Text]:
     if any(layer.suspect for layer in status.layers):
         yield next_command(command_line("verify", status.root))
-    elif status.stale:
+    elif status.needs_source:
         yield Text("next: put the old files back, or build a new cache from the new ones")
     elif not status.complete:
         yield next_command(command_line("gaps", status.root))

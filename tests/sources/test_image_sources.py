@@ -290,6 +290,21 @@ def test_a_changed_sidecar_is_named_and_one_that_was_only_touched_is_not(tmp_pat
         fb.build(tmp_path / "cache", sources.images(data), RECIPE, workers=0)
 
 
+def test_a_row_is_not_made_with_other_sidecars_than_were_planned(tmp_path):
+    """Else what came since is not in the row, or what is changed back later is in it unnoticed."""
+    data = put(tmp_path / "data", {"0.png": png(0), "1.png": png(1), "1.json": "{}"})
+    recipe = fb.ImageRecipe(size=32, chunk_bytes=1, tags=())
+    fb.build(tmp_path / "cache", sources.images(data), recipe, workers=0, start_chunk=0, end_chunk=0)
+    (data / "1.json").rename(data / "1.txt")
+    with pytest.raises(SourceChanged, match=r"'1\.png' has '1\.txt' beside it, '1\.json' was planned"):
+        fb.build(tmp_path / "cache", sources.images(data), recipe, workers=0)
+    (data / "1.txt").unlink()
+    with pytest.raises(SourceChanged, match=r"'1\.png' has no sidecar beside it, '1\.json' was planned"):
+        fb.build(tmp_path / "cache", sources.images(data), recipe, workers=0)
+    put(data, {"1.json": "{}"})
+    assert fb.build(tmp_path / "cache", sources.images(data), recipe, workers=0).rows == 2
+
+
 def test_an_image_that_vanished_fails_its_chunk_and_no_other(tmp_path):
     data = put(tmp_path / "data", {f"{number}.png": png(number, 32, 32) for number in range(6)})
     recipe = fb.ImageRecipe(size=32, chunk_bytes=2 * 3 * 32 * 32)

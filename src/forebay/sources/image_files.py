@@ -71,6 +71,7 @@ class ImageSource:
 
     def read(self, part: Part) -> Iterable[Sample | Failure]:
         file = part.file
+        self._check_sidecar(file)
         content = read_image(self.root, file)
         if isinstance(content, Failure):
             yield content
@@ -100,6 +101,13 @@ class ImageSource:
         value: int = xxhash.xxh3_64_intdigest(image.to_bytes(8, "little") + kind + beside)
         return value
 
+    def _check_sidecar(self, file: SourceFile) -> None:
+        """A row must not be made without a sidecar that came since its image was planned, nor of another one."""
+        planned, found = sidecar_in(file), sidecar_in(self.look(file.path))
+        if (planned and planned.path) != (found and found.path):
+            how = f"has {_named(found)} beside it, {_named(planned)} was planned"
+            raise SourceChanged(self.root, {file.path: how})
+
     def _metadata(self, file: SourceFile) -> dict[str, Any]:
         sidecar = sidecar_in(file)
         return {} if sidecar is None else parse_sidecar(os.path.basename(sidecar.path), self._stored(sidecar))
@@ -125,6 +133,10 @@ def images(*paths: str | os.PathLike[str], root: str | None = None) -> ImageSour
     ('photos', 'more/*.png')
     """
     return ImageSource(*named_below(paths, root))
+
+
+def _named(sidecar: Sidecar | None) -> str:
+    return "no sidecar" if sidecar is None else f"'{os.path.basename(sidecar.path)}'"
 
 
 def read_image(root: str, file: SourceFile) -> bytes | Failure:

@@ -4,6 +4,8 @@ import os
 import resource
 import shutil
 import subprocess
+import threading
+import tracemalloc
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -145,3 +147,37 @@ def test_a_tier_can_be_emptied_while_it_is_open_and_its_room_is_used_again(sourc
     assert os.listdir(tmp_path) == ["users"]
     with pytest.raises(fb.errors.TierNotFound):
         open_tier(str(tmp_path), create=False)
+
+
+def test_what_was_offered_is_flushed_whatever_is_offered_meanwhile(tmp_path):
+    opened = open_tier(str(tmp_path))
+    stop = threading.Event()
+
+    def keep_offering() -> None:
+        while not stop.is_set():
+            opened.put(os.urandom(16), bytes(20_000), replaces=False, when_full="wait")
+
+    offering, flushing = threading.Thread(target=keep_offering), threading.Thread(target=opened.writer.flush)
+    offering.start()
+    flushing.start()
+    flushing.join(20)
+    is_stuck = flushing.is_alive()
+    stop.set()
+    for thread in (offering, flushing):
+        thread.join()
+    opened.close()
+    assert not is_stuck
+
+
+def test_large_values_are_checked_a_few_at_a_time(tmp_path):
+    opened = open_tier(str(tmp_path))
+    for _ in range(40):
+        opened.put(os.urandom(16), bytes(2 * MIB), replaces=False, when_full="wait")
+    opened.writer.flush()
+    tracemalloc.start()
+    try:
+        assert len(verify_tier(str(tmp_path)).bad) == 40
+        assert tracemalloc.get_traced_memory()[1] < 40 * MIB
+    finally:
+        tracemalloc.stop()
+        opened.close()

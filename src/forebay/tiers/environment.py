@@ -24,6 +24,7 @@ FIRST_MAP_BYTES = 64 << 20
 MARK_KEY = b"forebay"  # shorter than any key of a value
 
 _BEGINNINGS = 8
+_COPIED_BYTES = 16 << 20  # of values in one go, and one more
 
 
 class Environment:
@@ -80,14 +81,16 @@ class Environment:
             self._gate.leave()
 
     def values(self, after: bytes, most: int, head_bytes: int | None = None) -> list[tuple[bytes, int, bytes]]:
-        """Some values in the order of their keys: key, size, and the content or its first bytes."""
+        """Some values in the order of their keys: key, size, content or its first bytes; not too much at once."""
         found: list[tuple[bytes, int, bytes]] = []
+        room = _COPIED_BYTES
         with self.transaction(buffers=True) as transaction, transaction.cursor() as cursor:
             is_there = cursor.set_range(after + b"\0")
-            while is_there and len(found) < most:
+            while is_there and len(found) < most and room > 0:
                 key, content = bytes(cursor.key()), cursor.value()
                 if key != MARK_KEY:
                     found.append((key, len(content), bytes(content[:head_bytes])))
+                    room -= len(found[-1][2])
                 is_there = cursor.next()
         return found
 

@@ -70,6 +70,7 @@ class LmdbTier:
         with _tiers.lock:
             self.users -= 1
             if self.users == 0:
+                self.writer.finish()
                 _tiers.open.pop(self.place, None)
                 self.environment.close()
 

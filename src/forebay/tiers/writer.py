@@ -11,7 +11,7 @@ ends waits for it. What was committed survives a kill; what was not is no part o
 import shutil
 import threading
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -46,6 +46,7 @@ class Writer:
         self._kept_open = kept_open  # while the thread runs: the same files could not be opened a second time
         self._queue: deque[Item] = deque()
         self._waiting_bytes = 0  # in the queue, or in the batch that is being written
+        self._offered = self._finished = self._settled = 0  # values: taken, then written or dropped, then synced
         self._thread: threading.Thread | None = None
         self._hurried = 0
         self._changed = threading.Condition()
@@ -68,20 +69,30 @@ class Writer:
                 self.dropped[self.off] += 1
                 return
             self._queue.append(item)
+            self._offered += 1
             self._waiting_bytes += size
             self._changed.notify_all()
             if self._thread is None:
-                self._thread = threading.Thread(target=self._work, name="forebay-tier-writer")
-                self._thread.start()
+                thread = threading.Thread(target=self._work, name="forebay-tier-writer")
+                thread.start()
+                self._thread = thread
 
     def flush(self) -> None:
-        """Wait until all that was offered is written and synced, or dropped."""
+        """Wait until all that was offered so far is written and synced, or dropped, whatever is offered meanwhile."""
+        offered = self._offered
+        self._wait_for(lambda: self._settled >= offered)
+
+    def finish(self) -> None:
+        """Wait until there is nothing more to write."""
+        self._wait_for(lambda: False)
+
+    def _wait_for(self, reached: Callable[[], bool]) -> None:
+        """Hurry the thread until something is reached, or it ends, which it does when all is synced."""
         with self._changed:
             self._hurried += 1
             self._changed.notify_all()
             try:
-                while self._thread is not None:
-                    self._changed.wait()
+                self._changed.wait_for(lambda: self._thread is None or reached())
             finally:
                 self._hurried -= 1
 
@@ -91,6 +102,8 @@ class Writer:
                 while batch := self._take():
                     self._write(batch)
                     self._finish(batch)
+                    if self._hurried:
+                        self._sync()
                 self._sync()
         except BaseException as error:
             self._give_up(f"{type(error).__name__}: {error}")
@@ -111,6 +124,7 @@ class Writer:
     def _finish(self, batch: Sequence[Item]) -> None:
         with self._changed:
             self._waiting_bytes -= sum(len(item.value) for item in batch)
+            self._finished += len(batch)
             self._changed.notify_all()
 
     def _ended(self) -> bool:
@@ -175,10 +189,14 @@ class Writer:
         return self._environment.used_bytes + sum(len(item.value) for item in batch) <= self.max_bytes
 
     def _sync(self) -> None:
+        finished = self._finished
         try:
             self._environment.sync()
         except (lmdb.Error, OSError) as error:
             self._turn_off(f"syncing failed ({error})", ())
+        with self._changed:
+            self._settled = finished
+            self._changed.notify_all()
 
     def _turn_off(self, why: str, lost: Sequence[Item]) -> None:
         with self._changed:

@@ -1,5 +1,7 @@
 """Memory of batches: used again, but never while anybody holds a tensor in it."""
 
+import gc
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -99,3 +101,18 @@ def test_pinned_memory_waits_for_copies_of_slices_that_are_under_way() -> None:
         del held
         buffers.empty(wide, LONG)[:] = -1
         assert copied.unique().tolist() == [number]
+
+
+@pytest.mark.parametrize("codec", ["none", "zstd"])
+def test_what_a_cache_maps_and_decodes_goes_with_its_last_loader(tmp_path: Path, codec: str) -> None:
+    root = token_cache(tmp_path, 40, codec=codec)
+    gc.disable()  # a collector comes late: until then, every cache that was opened would keep its decoded blocks
+    try:
+        cache = fb.open_cache(root)
+        loader = Loader(cache, global_batch_size=4, growth="within")
+        assert len(list(loader)) == 10
+        kept = [weakref.ref(each) for each in (cache, loader, cache._blocks, *cache._maps.values())]
+        del cache, loader
+        assert [each() for each in kept] == [None] * 4
+    finally:
+        gc.enable()

@@ -1,6 +1,7 @@
 """Where a loader stands: small, exact, O(1) to come back to, and refused where it does not belong."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -57,6 +58,19 @@ def test_a_state_of_another_cache_is_refused(cache: fb.Cache, tmp_path: Path) ->
     other = fb.open_cache(token_cache(tmp_path / "other", 30))
     with pytest.raises(StateMismatch, match="cache_id"):
         Loader(other, global_batch_size=4).load_state_dict(Loader(cache, global_batch_size=4).state_dict())
+
+
+def test_a_state_of_a_copy_that_grew_otherwise_is_refused(tmp_path: Path) -> None:
+    token_cache(tmp_path / "one", 30)
+    shutil.copytree(tmp_path / "one" / "cache", tmp_path / "other" / "cache")
+    states = []
+    for name, numbers in (("one", range(100, 120)), ("other", range(200, 220))):
+        raw = write_numbers(tmp_path / name / "more" / "b.txt", numbers)
+        fb.grow(tmp_path / name / "cache", fb.sources.lines(raw), recipe=NumberedTokens(), workers=0)
+        states.append(Loader(fb.open_cache(tmp_path / name / "cache"), global_batch_size=4).state_dict())
+    assert states[0]["stream"]["generations"] == states[1]["stream"]["generations"]
+    with pytest.raises(StateMismatch, match="chunks"):
+        Loader(fb.open_cache(tmp_path / "other" / "cache"), global_batch_size=4).load_state_dict(states[0])
 
 
 def test_a_state_of_a_generation_that_is_gone_is_refused_by_number(cache: fb.Cache, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -233,6 +234,19 @@ def test_a_folder_keeps_a_split_and_a_damaged_one_is_made_again(tmp_path: Path, 
     flip(file, file.stat().st_size - 40)
     assert rule.of(numbers).digest == first
     assert file.stat().st_ino != status.st_ino
+
+
+def test_copies_that_grew_apart_share_a_folder_and_no_bits(tmp_path: Path) -> None:
+    roots = [number_root(tmp_path), tmp_path / "copy"]
+    shutil.copytree(*roots)
+    found = []
+    for root, first in zip(roots, (500, 700), strict=True):
+        more = tmp_path / f"from {first}" / "b.txt"
+        write_lines(more, first, 40)
+        fb.grow(root, fb.sources.lines(more), recipe=LineRecipe(chunk_rows=9), workers=0)
+        found.append(Split("train", fraction=0.5, folder=str(tmp_path / "kept")).of(fb.open_cache(root)))
+    assert found[0].digest != found[1].digest
+    assert len(list((tmp_path / "kept").iterdir())) == 2
 
 
 def test_bits_are_mapped_and_no_more_than_one_per_row(tmp_path: Path, numbers: fb.Cache) -> None:

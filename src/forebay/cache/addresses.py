@@ -24,7 +24,7 @@ class Addresses:
         self._window = Window(item_bytes)
         self._known = np.zeros(count, np.int64)  # 0 where a chunk is not mapped
         self.gather, self.gather_batches = self._window.gather, self._window.gather_batches
-        maps.on_close(self._closed)
+        maps.on_close(partial(_forget, self._known))  # the maps hold the numbers, not what reads through them
 
     def of(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """The addresses in some chunks, mapped now if they are not. The caller has begun reading."""
@@ -47,8 +47,9 @@ class Addresses:
     def _opened(self, position: int, address: int) -> None:
         self._known[position] = address
 
-    def _closed(self, position: int) -> None:
-        self._known[position] = 0
+
+def _forget(known: NDArray[np.int64], position: int) -> None:
+    known[position] = 0
 
 
 class Edges:

@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from itertools import chain
 from typing import Any
 
@@ -104,6 +104,15 @@ class Cache:
     def chunk_starts(self) -> NDArray[np.int64]:
         """The number of the first row of each of these chunks, and at the end the number of rows."""
         return self._starts
+
+    @cached_property
+    def content_digest(self) -> str:
+        """A digest of the chunks that the rows lie in: copies of a cache that grew apart share its id and numbers."""
+        table = self.generation.table(self.generation.base)
+        contents = table.digests["content"][np.searchsorted(table.chunks, self._chunks)]
+        digest = hashlib.blake2b(self._chunks.astype("<i8").tobytes(), digest_size=8)
+        digest.update(contents.tobytes())
+        return digest.hexdigest()
 
     def column(self, name: str) -> Column:
         """The declaration of a column."""
@@ -289,23 +298,10 @@ class Cache:
 
     def _layer_maps(self, layer: str) -> Maps:
         if layer not in self._maps:
-            opened = partial(self._open_chunk, layer)
+            # No method: what is mapped and decoded goes with the cache, not when a collector finds them in a circle.
+            opened = partial(_open_chunk, self.store, self.generation, self._chunks, layer, self._declared[layer])
             self._maps.setdefault(layer, Maps(len(self._chunks), opened, self._options.max_maps))
         return self._maps[layer]
-
-    def _open_chunk(self, layer: str, position: int) -> ChunkFile:
-        chunk = int(self._chunks[position])
-        record = published_record(self.generation, layer, chunk)
-        if record is None:
-            raise LayerIncomplete(self.root, layer, chunk)
-        if layer != self.generation.base:
-            below = published_record(self.generation, self.generation.base, chunk)
-            if below is None or (below.ids, below.rows) != (record.base, record.rows):
-                raise ChunkCorrupt(self.root, layer, chunk, "it was made for other rows of the base layer")
-        file = open_chunk(self.store, layer, record, keyed=self.generation.tagged)
-        if tuple(file.columns.values()) != self._declared[layer]:
-            raise ChunkCorrupt(self.root, layer, chunk, "its columns are not those that the layer's recipe declares")
-        return file
 
     def _whole(self, name: str, position: int) -> Array | Ragged:
         layer, column = self._find(name)
@@ -339,6 +335,24 @@ def open_cache(
 
 def _reopen(store: Store, generation: int, layers: tuple[str, ...], options: Options) -> Cache:
     return Cache(store, load_generation(store, generation), layers, options)
+
+
+def _open_chunk(
+    store: Store, generation: Generation, chunks: NDArray[np.int64], layer: str, declared: tuple[Column, ...], at: int
+) -> ChunkFile:
+    """The chunk of a layer at a position, if it is what the generation and the recipe say."""
+    chunk = int(chunks[at])
+    record = published_record(generation, layer, chunk)
+    if record is None:
+        raise LayerIncomplete(store.address, layer, chunk)
+    if layer != generation.base:
+        below = published_record(generation, generation.base, chunk)
+        if below is None or (below.ids, below.rows) != (record.base, record.rows):
+            raise ChunkCorrupt(store.address, layer, chunk, "it was made for other rows of the base layer")
+    file = open_chunk(store, layer, record, keyed=generation.tagged)
+    if tuple(file.columns.values()) != declared:
+        raise ChunkCorrupt(store.address, layer, chunk, "its columns are not those that the layer's recipe declares")
+    return file
 
 
 def _common_chunks(generation: Generation, layers: Sequence[str]) -> NDArray[np.int64]:

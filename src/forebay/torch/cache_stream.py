@@ -76,6 +76,7 @@ class CacheStream:
             "cache_id": self.cache.generation.document.cache_id,
             "layers": list(self.cache.layers),
             "generations": list(self.generations),
+            "chunks": [part.pinned.content_digest for part in self._parts],
             "rows": [order.size for order in self._orders],
             "selection": None if self._rule is None else self._rule.digest,
             "selected": [part.selected for part in self._parts],
@@ -91,7 +92,7 @@ class CacheStream:
         if max(state["generations"]) > pinned:
             raise StateMismatch(self.cache.root, {"generation": (max(state["generations"]), pinned)})
         then = self._with(self.cache, state["generations"], Ordering.of_state(state))
-        self._refuse_other(state, then.state(), ("rows", "selected"))
+        self._refuse_other(state, then.state(), ("chunks", "rows", "selected"))
         return then
 
     def moved(self) -> "CacheStream":

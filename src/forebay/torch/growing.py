@@ -13,11 +13,13 @@ from forebay.torch.growth import Growth, Policy
 from forebay.torch.ranks import Ranks
 from forebay.torch.stream import Stream
 
+Report = Callable[[Growth], None]
+
 
 class Growing:
     """Moves a stream on. All ranks move alike: the first one decides."""
 
-    def __init__(self, policy: Policy, ranks: Ranks, report: Callable[[Growth], None]) -> None:
+    def __init__(self, policy: Policy, ranks: Ranks) -> None:
         if policy not in get_args(Policy):
             raise ValueError(f"growth is {policy!r}; one of {', '.join(get_args(Policy))} is expected")
         if policy != "pinned" and not ranks.can_agree:
@@ -25,9 +27,9 @@ class Growing:
                 f"growth={policy!r} needs ranks that agree on a generation: leave rank and world_size to "
                 "torch.distributed, or keep growth='pinned' and call loader.move_to(generation) on every rank"
             )
-        self._policy, self._ranks, self._report = policy, ranks, report
+        self._policy, self._ranks = policy, ranks
 
-    def within(self, stream: Stream) -> Stream | None:
+    def within(self, stream: Stream, report: Report) -> Stream | None:
         """The running epoch with added rows at its end; None where there are none, or they shall wait."""
         if self._policy != "within" or not isinstance(stream, CacheStream):
             return None
@@ -38,17 +40,17 @@ class Growing:
         followed = newer.followed()
         if followed.size(0) == stream.size(0):
             return None
-        self._report(growth)
+        report(growth)
         return followed
 
-    def between(self, stream: Stream) -> Stream:
+    def between(self, stream: Stream, report: Report) -> Stream:
         """The stream of the next epoch."""
         if not isinstance(stream, CacheStream):
             return stream
         newer = stream if self._policy == "pinned" else self._read_newest(stream)
         growth = newer.growth()
         if growth is not None:
-            self._report(growth)
+            report(growth)
         return stream if newer.generations == (newer.cache.generation.number,) else newer.moved()
 
     def _read_newest(self, stream: CacheStream) -> CacheStream:

@@ -81,7 +81,7 @@ class Loader:
         self.epoch = self.position = 0
         self.grown: Growth | None = None
         self._on_growth = on_growth
-        self._growing = Growing(growth, self.ranks, self._report)
+        self._growing = Growing(growth, self.ranks)
         self._turn = 0
         source = checked_source(source)
         if isinstance(source, Cache):  # a rank that opened it a moment later may have found a newer generation
@@ -145,7 +145,7 @@ class Loader:
         if position > resumed.size(epoch):
             raise StateMismatch(self._root, {"position": (position, f"at most {resumed.size(epoch)}")})
         self.epoch, self.position = epoch, position
-        self.stream = resumed if self.position else self._growing.between(resumed)
+        self.stream = resumed if self.position else self._growing.between(resumed, self._report)
         self._turn += 1
         if self.position and isinstance(resumed, CacheStream) and (growth := resumed.growth()) is not None:
             self._report(growth)
@@ -184,7 +184,7 @@ class Loader:
 
     def _batches(self, turn: int) -> Iterator[Batch]:
         yield from self._whole_batches(turn)
-        while (followed := self._growing.within(self.stream)) is not None:
+        while (followed := self._growing.within(self.stream, self._report)) is not None:
             self.stream = followed
             yield from self._whole_batches(turn)
         size = self.stream.size(self.epoch)
@@ -193,7 +193,7 @@ class Loader:
         self._check_turn(turn)
         self._refuse_no_batch(size)
         self.epoch, self.position = self.epoch + 1, 0
-        self.stream = self._growing.between(self.stream)
+        self.stream = self._growing.between(self.stream, self._report)
 
     def _whole_batches(self, turn: int) -> Iterator[Batch]:
         left = self.stream.size(self.epoch) - self.position

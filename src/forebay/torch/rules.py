@@ -137,7 +137,7 @@ def _joined(chosen: Iterator[Chosen], rows: int) -> Bits:
 
 def _key(cache: Cache, what: str) -> str:
     generation = cache.generation
-    facts = f"{generation.document.cache_id} {generation.number} {cache.layers} {what}"
+    facts = f"{generation.document.cache_id} {generation.number} {cache.content_digest} {cache.layers} {what}"
     return f"{hashlib.blake2b(facts.encode(), digest_size=16).hexdigest()}.safetensors"
 
 

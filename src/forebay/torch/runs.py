@@ -6,7 +6,7 @@ rank r of w        takes the positions p with p % w == r
 """
 
 from collections.abc import Iterator
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import numpy as np
 
@@ -37,13 +37,15 @@ class Runs:
         making: Making,
     ) -> None:
         self._stream, self._epoch, self._start, self._stop = stream, epoch, start, stop
-        self._ranks, self._making = ranks, making
+        self._making = making
         self._local_size = max(1, batch_size // ranks.world_size)
         self._piece = pace.piece
         self._run_positions = batch_size * pace.run
         self._run_rows = self._local_size * pace.run
         self._runs_at_once = max(1, _LOCATED_ROWS // self._run_rows)
-        self._stretch = lru_cache(maxsize=2)(self._located)
+        size = self._run_positions * self._runs_at_once
+        # No method: the cache goes with the loader, not when a collector finds it in a circle.
+        self._stretch = lru_cache(maxsize=2)(partial(_located, stream, epoch, start, stop, size, ranks))
 
     def __len__(self) -> int:
         return -(-(self._stop - self._start) // self._run_positions)
@@ -69,9 +71,9 @@ class Runs:
         if error is not None:
             raise error
 
-    def _located(self, stretch: int) -> Located:
-        rank, world = self._ranks.rank, self._ranks.world_size
-        size = self._run_positions * self._runs_at_once
-        start = self._start + stretch * size
-        positions = np.arange(start + (rank - start) % world, min(self._stop, start + size), world)
-        return self._stream.locate(self._epoch, positions)
+
+def _located(stream: Stream, epoch: int, start: int, stop: int, size: int, ranks: Ranks, stretch: int) -> Located:
+    """The rows of a rank in one of the stretches of `size` positions."""
+    first = start + stretch * size
+    positions = np.arange(first + (ranks.rank - first) % ranks.world_size, min(stop, first + size), ranks.world_size)
+    return stream.locate(epoch, positions)

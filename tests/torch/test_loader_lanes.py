@@ -76,6 +76,11 @@ def test_a_window_that_memory_cannot_hold_is_refused(even: Path) -> None:
         Loader(fb.open_cache(even, memory=1000), global_batch_size=8, shuffle="window", window=window(rows=64))
 
 
+def test_a_window_larger_than_the_cache_needs_no_more_than_its_rows(even: Path) -> None:
+    rows = numbers_of(Loader(fb.open_cache(even, memory=100_000), global_batch_size=8, shuffle="window"))
+    assert sorted(row for batch in rows for row in batch) == list(range(640))
+
+
 def test_quality_of_the_window_is_told(even: Path) -> None:
     loader = Loader(fb.open_cache(even), global_batch_size=32, shuffle="window", window=window(rows=40, chunks=8))
     quality = loader.shuffle_quality()

@@ -46,7 +46,8 @@ def decoded_columns(cache: Cache, columns: Sequence[str]) -> list[str]:
 def refuse_large_window(cache: Cache, columns: Sequence[str], window: Window, ranks: Ranks) -> None:
     """A window that does not stay decoded while it is mixed would be decoded again and again."""
     lanes = -(-window.lanes // ranks.world_size)
-    needed = 2 * lanes * window.rows * cache.row_bytes(decoded_columns(cache, columns))
+    rows = min(2 * lanes * window.rows, len(cache))
+    needed = rows * cache.row_bytes(decoded_columns(cache, columns))
     limit = cache.statistics().limit_bytes
     if needed > limit:
         raise WindowTooLarge(cache.root, window.rows, lanes, needed, limit)

@@ -385,6 +385,21 @@ def test_normalising_on_a_device_gives_the_bits_of_the_loader(
     check_on("cpu", caches["raw"], dtype, channels)
 
 
+def test_exporting_a_model_that_normalises_changes_nothing_for_others() -> None:
+    class Normalising(torch.nn.Module):
+        def forward(self, pixels: Tensor) -> Tensor:
+            return normalize_on_device(pixels, ODD)
+
+    pixels = torch.arange(192, dtype=torch.uint8).reshape(1, 3, 8, 8)
+    expected = torch.from_numpy(Scaling.of(ODD).apply(pixels.numpy()))
+    exported = torch.export.export(Normalising(), (pixels,), strict=False).module()
+    assert torch.equal(normalize_on_device(pixels, ODD), expected)
+    assert torch.equal(exported(pixels), expected)
+
+
+ODD = ((0.31, 0.32, 0.33), (0.51, 0.52, 0.53))  # that no other test has used
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])

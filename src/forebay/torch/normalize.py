@@ -25,7 +25,8 @@ def normalize_on_device(
             "an ImageBatch gives them without `normalize`"
         )
     scaling = Scaling.of(normalize)
-    scale, shift = (_planes(tuple(each.ravel().tolist()), pixels.device) for each in (scaling.scale, scaling.shift))
+    planes = _planes if type(pixels) is Tensor else _planes.__wrapped__  # what an exporter traces is not to be kept
+    scale, shift = (planes(tuple(each.ravel().tolist()), pixels.device) for each in (scaling.scale, scaling.shift))
     return pixels.to(torch.float32).mul_(scale).add_(shift).to(dtype)
 
 

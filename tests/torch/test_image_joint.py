@@ -131,6 +131,10 @@ def uneven(images: Canvases, coins: Coins) -> Canvases:
     return images.seen_through(0, 0, (30, 48))
 
 
+def beyond(images: Canvases, coins: Coins) -> Canvases:
+    return replace(images, box=images.box + torch.tensor([0, 0, SIZE, 0], dtype=torch.int32))
+
+
 def by_halves(images: Canvases, coins: Coins) -> Canvases:
     return images.shifted(0.5, 0)
 
@@ -147,6 +151,7 @@ def by_halves(images: Canvases, coins: Coins) -> Canvases:
         (fewer, ValueError, "fewer made 5 images of 6"),
         (floats, ValueError, r"pixels is torch.float32 .* torch.uint8 \[6, 3, 48, 48\] is expected"),
         (uneven, ValueError, "canvases of 30 × 48 pixels, which do not divide into patches of 16"),
+        (beyond, ValueError, r"beyond gave image 0 the box \[.*\], which is not on a canvas of 48 × 48 pixels"),
         (by_halves, ValueError, "whole pixels, one or 6, are expected"),
     ],
 )

@@ -101,6 +101,13 @@ def _check(canvases: Canvases, count: int, name: str) -> None:
         raise ValueError(f"the transform {name} made {len(canvases.box)} images of {count}; each must stay one")
     height, width = canvases.size
     left, top, wide, high = canvases.box.to(torch.int64).T[:, :, None]
+    beyond = (canvases.box < 0).any(dim=1) | ((left + wide > width) | (top + high > height)).any(dim=1)
+    if beyond.any():
+        image = int(beyond.int().argmax())
+        raise ValueError(
+            f"the transform {name} gave image {image} the box {canvases.box[image].tolist()}, which is not on a canvas "
+            f"of {height} × {width} pixels; cut it where the canvas ends"
+        )
     y, x = torch.arange(height), torch.arange(width)
     rows = (~canvases.mask).any(dim=2) & ((y < top) | (y >= top + high))
     columns = (~canvases.mask).any(dim=1) & ((x < left) | (x >= left + wide))

@@ -41,6 +41,12 @@ REFUSED: dict[str, tuple[Callable[[fb.Cache], object], str]] = {
     "one column of a filter": (lambda cache: Where("any", np.any, "tokens"), r"give a list of names: \['tokens'\]"),
     "one derived": (lambda cache: loader(cache, derive="positions"), r"derive is 'positions'; give a list of names"),
     "part of a row": (lambda cache: loader(cache, global_batch_size=2.5), "is 2.5; give a whole number of rows"),
+    "part of a seed": (lambda cache: loader(cache, seed=1.5), "seed is 1.5; give a whole number"),
+    "part of a thread": (lambda cache: loader(cache, threads=1.5), "threads is 1.5; give a whole number"),
+    "part of an epoch": (
+        lambda cache: Mixture.of([Ingredient(cache, weight=1)], epoch_rows=1e3),
+        "epoch_rows is 1000.0; give a whole number of rows",
+    ),
     "a state as text": (
         lambda cache: loader(cache).load_state_dict(json.dumps(loader(cache).state_dict())),
         r"the state is a str; .* json.loads\(text\)",
@@ -67,6 +73,7 @@ def test_what_is_of_another_type_is_refused(tokens: fb.Cache, mistake: str) -> N
     ("options", "problem"),
     [
         ({"global_batch_size": 0}, "global_batch_size is 0; a batch has at least one row"),
+        ({"columns": []}, "columns is empty; name columns"),
         ({"columns": ["tokens"], "labels": "aligned"}, "labels given, but only batches of `tokens` and `seq_lens`"),
         ({"columns": ["tokens"], "derive": ["document_ids"]}, "derive given, but"),
     ],

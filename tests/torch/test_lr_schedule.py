@@ -6,6 +6,7 @@ import warnings
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from tests.token_caches import grow_cache, token_cache
@@ -75,6 +76,7 @@ def test_rows_are_counted_in_a_cache_and_in_the_grown_one(tmp_path: Path) -> Non
 def test_what_counts_no_rows_is_refused(tmp_path: Path) -> None:
     cache = fb.open_cache(token_cache(tmp_path, 20))
     assert Schedule(CacheDataset(cache), epochs=1, effective_batch=4).total == 5
+    assert Schedule(np.int64(20), epochs=1, effective_batch=4).total == 5
     with pytest.raises(TypeError, match="not a list"):
         Schedule([1, 2], epochs=1, effective_batch=4)
 

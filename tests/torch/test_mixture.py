@@ -355,6 +355,8 @@ def test_a_mixture_is_read_from_a_file_wherever_one_stands(tmp_path: Path) -> No
         ("[0.5, 0.5]", "[0.5]", "different numbers of sources"),
         ("seed = 3", "seed = ", "this is not TOML"),
         ("fraction = 0.6", "fraction = 60", "fraction is 60"),
+        ('split = "train"', "", "fraction.* of .* without a split"),
+        ("weight = 0.25", "weight = nan", r"weights are \[.*nan\]; give finite numbers"),
     ],
 )
 def test_a_mistake_in_the_file_is_named(tmp_path: Path, old: str, new: str, problem: str) -> None:

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
-from math import gcd, lcm
+from math import gcd, isfinite, lcm
 
 import numpy as np
 from numpy.typing import NDArray
@@ -137,6 +137,8 @@ def whole_weights(weights: Sequence[float | Fraction]) -> tuple[int, ...]:
     >>> whole_weights([0.7, 0.2, 0.1])
     (7, 2, 1)
     """
+    if not all(map(isfinite, weights)):
+        raise ValueError(f"weights are {list(weights)}; give finite numbers")
     exact = [_exact(weight) for weight in weights]
     if not exact or min(exact) < 0 or not sum(exact):
         raise ValueError(f"weights are {list(weights)}; they are 0 or more, and one at least is more")

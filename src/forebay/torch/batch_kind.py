@@ -37,6 +37,8 @@ def batch_kind(
 ) -> BatchKind:
     """The kind that was asked for; where nothing was, that of the caches."""
     columns = None if columns is None else checked_names("columns", columns)
+    if columns == ():
+        raise ValueError("columns is empty; name columns of the cache, or leave it out")
     derive = checked_names("derive", derive)
     if collate is None and columns is None:
         collate = _usual_collate(caches)

@@ -43,10 +43,7 @@ def checked_names(option: str, names: Sequence[Given]) -> tuple[Given, ...]:
 
 def checked_batch_size(size: int, world_size: int) -> int:
     """The size of global batches, each of which all ranks share evenly."""
-    try:
-        size = index(size)
-    except TypeError as error:
-        raise TypeError(f"global_batch_size is {size!r}; give a whole number of rows") from error
+    size = checked_whole("global_batch_size", size, "a whole number of rows")
     if size < 1:
         raise ValueError(f"global_batch_size is {size}; a batch has at least one row")
     if size % world_size:
@@ -55,6 +52,13 @@ def checked_batch_size(size: int, world_size: int) -> int:
             "ranks can share evenly"
         )
     return size
+
+
+def checked_whole(option: str, number: int, what: str = "a whole number") -> int:
+    try:
+        return index(number)
+    except TypeError as error:
+        raise TypeError(f"{option} is {number!r}; give {what}") from error
 
 
 def checked_state(state: Mapping[str, Any], version: int) -> Mapping[str, Any]:

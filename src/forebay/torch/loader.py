@@ -10,7 +10,6 @@ No worker processes: a few threads locate, gather, check and derive batches ahea
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from operator import index
 from typing import Any
 
 from forebay.cache.reader import Cache
@@ -24,7 +23,7 @@ from forebay.torch.buffers import Buffers
 from forebay.torch.cache_stream import CacheStream, generation_of
 from forebay.torch.collate import Collate
 from forebay.torch.feed import Feed
-from forebay.torch.given import checked_batch_size, checked_rule, checked_source, checked_state
+from forebay.torch.given import checked_batch_size, checked_rule, checked_source, checked_state, checked_whole
 from forebay.torch.growing import Growing
 from forebay.torch.growth import Growth, Policy
 from forebay.torch.pace import Pace, batch_bytes
@@ -98,10 +97,11 @@ class Loader:
                 growth=growth != "pinned",
                 on_growth=on_growth is not None,
             )
-        self.stream = self._stream(source, kind.columns, shuffle, index(seed or 0), window, checked_rule(selection))
+        seed = checked_whole("seed", seed or 0)
+        self.stream = self._stream(source, kind.columns, shuffle, seed, window, checked_rule(selection))
         self._pace = Pace.of(
-            kind.threads if threads is None else threads,
-            prefetch,
+            kind.threads if threads is None else checked_whole("threads", threads),
+            None if prefetch is None else checked_whole("prefetch", prefetch),
             read_bytes=batch_bytes(caches[0], kind.columns, self._local_size),
             batch_bytes=kind.row_bytes * self._local_size,
             decoded=any(decoded_columns(cache, kind.columns) for cache in caches),

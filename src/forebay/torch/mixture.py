@@ -22,7 +22,7 @@ from forebay.order.shares import ChangingShares, Phase
 from forebay.order.window import Window
 from forebay.torch.batch import TRAINED_ON
 from forebay.torch.cache_stream import CacheStream
-from forebay.torch.given import checked_cache, checked_rule
+from forebay.torch.given import checked_cache, checked_rule, checked_whole
 from forebay.torch.loader import Loader
 from forebay.torch.shuffle import Shuffle, choose_ordering
 from forebay.torch.stream import Located, Rule
@@ -56,7 +56,7 @@ class Mixture:
         seed: int,
         asked: Mapping[str, Any],
     ) -> None:
-        if epoch_rows < 1:
+        if checked_whole("epoch_rows", epoch_rows, "a whole number of rows") < 1:
             raise ValueError(f"epoch_rows is {epoch_rows}; an epoch has at least one row")
         self.streams, self.epoch_rows, self._seed = tuple(streams), epoch_rows, seed
         self._asked = dict(asked)  # the identity of a mixture: holds no number that a growing cache changes

@@ -32,6 +32,9 @@ class CacheEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     split_by: Literal["auto", "chunk", "sample"] = "auto"
 
 
+_OF_A_SPLIT, _USUAL = ("fraction", "split_seed", "split_by"), CacheEntry(root="")
+
+
 class ChangeEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One `[[change]]`: other weights from a row on."""
 
@@ -85,6 +88,9 @@ def _known_fields() -> str:
 
 
 def _ingredient(folder: str, entry: CacheEntry) -> Ingredient:
+    given = [name for name in _OF_A_SPLIT if getattr(entry, name) != getattr(_USUAL, name)]
+    if given and entry.split is None:
+        raise ValueError(f"{', '.join(given)} of '{entry.root}' without a split; add split = \"train\"")
     root = entry.root if "://" in entry.root else os.path.join(folder, entry.root)
     rule = None if entry.split is None else Split(entry.split, entry.fraction, entry.split_seed, entry.split_by)
     return Ingredient(open_cache(root, layers=entry.layers), entry.weight, entry.repeat, rule)

@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
+from operator import index
 from typing import Any
 
 from forebay.cache.reader import Cache
@@ -125,6 +126,8 @@ def _count(rows: Counted) -> int:
         return rows.stream.size(rows.epoch)
     if isinstance(rows, Cache | CacheDataset):
         return len(rows)
-    if not isinstance(rows, int):
-        raise TypeError(f"rows are a number, a cache, a CacheDataset or a Loader, not a {type(rows).__name__}")
-    return rows
+    try:
+        return index(rows)  # numbers of numpy too
+    except TypeError as error:
+        what = type(rows).__name__
+        raise TypeError(f"rows are a number, a cache, a CacheDataset or a Loader, not a {what}") from error

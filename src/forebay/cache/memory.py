@@ -34,12 +34,14 @@ class MemoryGovernor:
 
     def steer(self, crew: Crew, left: int) -> None:
         """Resize the crew when a higher peak, or the first one, was seen."""
-        if self._limit is None or self._weighed < _ENOUGH or not left or crew.pids() == [os.getpid()]:
+        if self._limit is None or not self._peak or not left or crew.pids() == [os.getpid()]:
             return
         own = psutil.Process().memory_info().rss
         allowed = int((self._limit - own) // (self._peak * _MARGIN))
         if allowed < 1:
             raise MemoryTooSmall(self._limit, own + int(self._peak * _MARGIN))
+        if self._weighed < _ENOUGH:
+            return
         wanted = max(1, min(allowed, self._workers, left))
         if wanted != self._allowed:
             crew.resize(wanted)

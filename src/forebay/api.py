@@ -5,10 +5,10 @@ Everything here takes the root of a cache (a folder's path or a store) and answe
 
 import os
 import socket
-from collections.abc import Callable, Mapping
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from functools import partial
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import msgspec
 
@@ -82,13 +82,14 @@ def build(
 ) -> BuildReport:
     """Compute what is missing of a layer, and nothing else.
 
-    A recipe that `reads` base columns adds a layer on the rows that are there; it needs no source. `workers=0` makes
+    A recipe that `reads` columns adds a layer on the rows that are there; it needs no source. `workers=0` makes
     chunks in this process. `mode="inverse"` first checks every chunk that is there, then fills gaps from the far end.
     The range is inclusive.
     """
     store = open_store(root)
-    name = layer or recipe.kind
-    with closing(_engine(workers)) as engine:
+    name = layer or layer_name(recipe)
+    workers = getattr(recipe, "workers", None) if workers is None else workers
+    with closing(_engine(workers)) as engine, _letting_go(recipe) as said:
         if source is not None and _is_long_work(store, source):
             engine.get_ready(recipe, 1 if memory_limit else _worker_count(workers))
         settled, notes = settle(store, source, recipe, name)
@@ -100,7 +101,17 @@ def build(
                 raise BuildFailed(store.address, _by_chunk(mended.failed))
             place = place.noting(_mended(mended))
         wanted = in_order(place.chunks, mode, start_chunk, end_chunk)
-        return build_chunks(place, wanted, engine, terms)
+        report = build_chunks(place, wanted, engine, terms)
+    return msgspec.structs.replace(report, notes=(*report.notes, *said))
+
+
+def build_layers(root: Root, recipes: Mapping[str, AnyRecipe], **terms: Any) -> list[BuildReport]:
+    """Add several layers, by name, one after the other: each is complete before the next begins.
+
+    What a layer needs in memory is let go before the next is begun, and what is complete is passed over without it.
+    The further arguments are those of `build`.
+    """
+    return [build(root, None, recipe, layer=layer, **terms) for layer, recipe in recipes.items()]
 
 
 def grow(
@@ -266,6 +277,22 @@ def _kept_source(store: Store) -> Source | None:
         return reopen_source(plan.source) if plan.segments else None
     except (UnknownKind, LibraryMissing, SourceNeeded, Damaged):
         return None
+
+
+def layer_name(recipe: AnyRecipe) -> str:
+    """The name of a recipe's layer, unless the caller chooses one."""
+    return str(getattr(recipe, "default_layer", recipe.kind))
+
+
+@contextmanager
+def _letting_go(recipe: AnyRecipe) -> Iterator[list[str]]:
+    """Whatever ends a build, what its recipe has loaded here goes; the list then holds what it has to say."""
+    said: list[str] = []
+    try:
+        yield said
+    finally:
+        if hasattr(recipe, "let_go"):
+            said += recipe.let_go()
 
 
 def _terms(

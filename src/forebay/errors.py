@@ -6,6 +6,7 @@ ForebayError
 ├── LayerNotFound        the cache has no such layer
 ├── ColumnNotFound       no layer of the cache has such a column
 ├── LayerIncomplete      a layer lacks chunks that the rows asked for need
+├── InputIncomplete      a layer cannot be made: one that it reads lacks chunks
 ├── RecipeMismatch       a cache is there, but another recipe built it
 ├── RecipeInvalid        a recipe broke the contract between recipes and the core
 ├── UnknownKind          no recipe or source of that kind is installed
@@ -85,6 +86,16 @@ class LayerIncomplete(ForebayError):
         super().__init__(
             f"layer '{layer}' of '{root}' has no chunk {chunk} in this generation; finish its build, or open the "
             f"cache with layers=['{layer}'] to see only the rows it has"
+        )
+
+
+class InputIncomplete(ForebayError):
+    def __init__(self, root: str, layer: str, read: str, chunks: Sequence[int]) -> None:
+        self.root, self.layer, self.read, self.chunks = root, layer, read, tuple(chunks)
+        more = f" and {len(chunks) - 1:,} more" if len(chunks) > 1 else ""
+        super().__init__(
+            f"layer '{layer}' of '{root}' reads layer '{read}', which has no chunk {chunks[0]}{more} yet; finish the "
+            f"build of '{read}' first, or choose a range of chunks that it has"
         )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from forebay.errors import RecipeInvalid, UnknownKind
-from forebay.recipe import AnyRecipe, RecipeDocument, differing_fields, fingerprint
+from forebay.recipe import AnyRecipe, RecipeDocument, differing_fields, fingerprint, inputs_in
 from forebay.source import Source
 
 RECIPES = {"raw": ("forebay.raw", "RawRecipe"), "tokens": ("forebay.tokens", "TokenRecipe")}
@@ -43,7 +43,7 @@ def reopen_recipe(kept: RecipeDocument, constants: str | None = None) -> AnyReci
     recipe: AnyRecipe = msgspec.convert(kept.fields, recipe_class(kept.kind))
     if constants is not None and hasattr(recipe, "reopened"):
         recipe = recipe.reopened(kept.dependencies, constants)
-    if fingerprint(recipe) != kept.fingerprint:
+    if fingerprint(recipe, inputs_in(kept.dependencies)) != kept.fingerprint:
         changed = ", ".join(differing_fields(kept, recipe))
         raise RecipeInvalid(f"the recipe of layer '{kept.layer}' is not what it was (differs in: {changed})")
     return recipe

@@ -38,6 +38,10 @@ class Place(NamedTuple):
 class ColumnReader(Protocol):
     def read(self, place: Place) -> Array | Ragged: ...
 
+    def read_slices(self, place: Place, starts: NDArray[np.int64], length: int) -> Array:
+        """Of every row of a fixed column, `length` items of its first axis from its own start on."""
+        ...
+
     def read_batches(self, place: Place, size: int) -> Iterator[Array | Ragged]:
         """The same rows, so many at a time."""
         ...
@@ -160,7 +164,9 @@ class PlainFixedReader:
         self._shape, self._dtype, self._row_bytes = column.shape, column.array_dtype, column.item_bytes
         self._maps = maps
         self._checks = checks
-        self._addresses = Addresses(maps, len(rows), lambda file: file.flat(column.name), column.item_bytes)
+        self._addresses_of = partial(Addresses, maps, len(rows), lambda file: file.flat(column.name))
+        self._addresses = self._addresses_of(column.item_bytes)
+        self._slices: dict[int, Addresses] = {}  # by length
         self._is_block = column.block_rows == 1
 
     def read(self, place: Place) -> Array:
@@ -176,6 +182,22 @@ class PlainFixedReader:
                 self._checks.ensure(place)
             batches = self._addresses.gather_batches(addresses, size, self._dtype, self._shape)
             yield from self._checked(place, size, batches) if self._is_block else batches
+        finally:
+            self._maps.end_reading(ticket)
+
+    def read_slices(self, place: Place, starts: NDArray[np.int64], length: int) -> Array:
+        """Blocks are checked whole when they are first touched; after that only the slices are."""
+        item_bytes = self._row_bytes // self._shape[0]
+        slices = self._slices.get(length)
+        if slices is None:
+            slices = self._slices.setdefault(length, self._addresses_of(length * item_bytes))
+        ticket = self._maps.begin_reading()
+        try:
+            addresses = slices.of(place.positions)
+            addresses += place.rows * self._row_bytes
+            addresses += starts * item_bytes
+            self._checks.ensure(place)
+            return slices.gather(addresses, self._dtype, (length, *self._shape[1:]))
         finally:
             self._maps.end_reading(ticket)
 
@@ -211,6 +233,9 @@ class PlainRaggedReader:
     def read_batches(self, place: Place, size: int) -> Iterator[Array | Ragged]:
         yield from cut_batches(self.read(place), size)
 
+    def read_slices(self, place: Place, starts: NDArray[np.int64], length: int) -> Array:
+        raise TypeError(f"'{self._column.name}' is ragged; slices are of columns whose rows have one shape")
+
     def _by_value(self, place: Place, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> Array:
         """One gather for all values: of short rows, finding the row costs more than copying it."""
         numbers = np.arange(ends[-1]) + np.repeat(starts - ends[:-1], np.diff(ends))
@@ -243,6 +268,13 @@ class CompressedReader:
     def read_batches(self, place: Place, size: int) -> Iterator[Array | Ragged]:
         for some in _slices(len(place.rows), size):
             yield self.read(Place(place.positions[some], place.rows[some]))
+
+    def read_slices(self, place: Place, starts: NDArray[np.int64], length: int) -> Array:
+        rows = self.read(place)
+        if isinstance(rows, Ragged):
+            raise TypeError(f"'{self._column.name}' is ragged; slices are of columns whose rows have one shape")
+        sliced: Array = rows[np.arange(len(rows))[:, None], starts[:, None] + np.arange(length)]
+        return sliced
 
     def _read_fixed(self, place: Place) -> Array:
         column = self._column

@@ -10,7 +10,7 @@ import hashlib
 import operator
 import os
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -23,7 +23,7 @@ from forebay.cache.blocks import BlockCache, BlockStatistics
 from forebay.cache.column import ColumnReader, Place, column_reader
 from forebay.cache.finder import ChunkFinder
 from forebay.cache.maps import MAX_MAPS, Maps
-from forebay.cache.presence import layer_columns
+from forebay.cache.presence import column_homes, layer_columns, presence_name
 from forebay.cache.publish import load_generation
 from forebay.cache.published import open_chunk, published_record, read_column
 from forebay.columns import Array, Column, Ragged
@@ -74,7 +74,8 @@ class Cache:
         self._count = int(self._starts[-1])
         self._finder = ChunkFinder(self._starts)
         self._declared = {name: _declared(generation, name) for name in generation.recipes}
-        self._columns = _columns_by_name(generation, self._declared)
+        recipes = {name: generation.recipe(name).columns for name in generation.recipes}
+        self._columns = column_homes(recipes, generation.base)
         self._forget()
         _open_caches.add(self)
 
@@ -181,6 +182,24 @@ class Cache:
             for batch in zip(*batches, strict=True):
                 yield dict(zip(readers, batch, strict=True))
 
+    def read_slices(self, rows: ArrayLike, column: str, starts: ArrayLike, length: int) -> Array:
+        """Of some rows of a fixed column, `length` items of their first axis, from each row's own start on.
+
+        Of a column `[timesteps, …]` that is the two timesteps a moment lies between; the others are not touched, once
+        the blocks are checked. Presence bits are read by themselves.
+        """
+        numbers, firsts = self._row_numbers(rows), np.asarray(starts, np.int64)
+        shape = self.column(column).shape
+        if not shape or firsts.shape != numbers.shape:
+            raise ValueError(f"'{column}' has rows of shape {shape}; {len(numbers)} rows need {len(numbers)} starts")
+        if not 0 < length <= shape[0] or (firsts.size and not 0 <= firsts.min() <= firsts.max() <= shape[0] - length):
+            raise IndexError(f"a slice of {length} items reaches outside the {shape[0]} that rows of '{column}' have")
+        reader, step = self._reader(column), self._step
+        if len(numbers) <= step:
+            return reader.read_slices(self._place(numbers), firsts, length)
+        spans = (slice(at, at + step) for at in range(0, len(numbers), step))
+        return np.concatenate([reader.read_slices(self._place(numbers[some]), firsts[some], length) for some in spans])
+
     def chunks(self, columns: Sequence[str] | None = None) -> Iterator[dict[str, Array | Ragged]]:
         """All rows of one chunk after the other; uncompressed columns are views of the file, not copies."""
         wanted = self._wanted(columns)
@@ -242,7 +261,7 @@ class Cache:
         if columns is None:
             return list(self.default_columns)
         layers = dict.fromkeys(self._find(name)[0] for name in columns)
-        bits = [f"{layer}.present" for layer in layers if layer != self.generation.base]
+        bits = [presence_name(layer) for layer in layers if layer != self.generation.base]
         return list(dict.fromkeys([*columns, *bits]))
 
     def _value_bytes(self, name: str) -> float:
@@ -336,18 +355,6 @@ def _common_chunks(generation: Generation, layers: Sequence[str]) -> NDArray[np.
 
 def _declared(generation: Generation, layer: str) -> tuple[Column, ...]:
     return layer_columns(generation.recipe(layer).columns, layer == generation.base)
-
-
-def _columns_by_name(
-    generation: Generation, declared: Mapping[str, tuple[Column, ...]]
-) -> Mapping[str, tuple[str, Column]]:
-    found: dict[str, tuple[str, Column]] = {}
-    for layer in sorted(declared, key=lambda name: (name != generation.base, name)):
-        for column in declared[layer]:
-            is_bits = layer != generation.base and column.name == "present"
-            name = f"{layer}.present" if is_bits else column.name
-            found[name] = (layer, column)
-    return found
 
 
 def _joined(pieces: list[Array | Ragged]) -> Array | Ragged:

@@ -22,6 +22,7 @@ ForebayError
 │   ├── ChunkMissing     a generation lists a chunk whose file is gone
 │   └── IndexCorrupt     a generation, plan, recipe or cache.json disagrees with its digest
 ├── KeyRefused           a generation is not tagged with the key in use, or needs one
+├── OldCacheInvalid      a file is no teacher cache of the old format, or holds more than tensors
 ├── SourceNotFound       no file matches the source
 ├── SourceInvalid        a source cannot be made of what was given
 ├── SourceNeeded         a cache names its source, and cannot open it by that name
@@ -221,6 +222,14 @@ class KeyRefused(ForebayError):
     def __init__(self, root: str, key: str, problem: str) -> None:
         self.root, self.key, self.problem = root, key, problem
         super().__init__(f"'{key}' of the cache at '{root}' is refused: {problem}")
+
+
+class OldCacheInvalid(ForebayError):
+    def __init__(self, path: str, problem: str) -> None:
+        self.path, self.problem = path, problem
+        super().__init__(
+            f"'{path}' cannot be imported as a teacher cache: {problem}; docs/guide-teachers.md has the format"
+        )
 
 
 class SourceNotFound(ForebayError):

@@ -24,11 +24,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     "raw": WORDS,
     "tokens": WORDS | {"hub"},
     "masks": {"errors"},
+    "teachers": WORDS | {"cache", "hub", "masks", "order"},  # reads a cache; `torch` runs the models
     "kinds": WORDS,
     "api": CORE | {"engine", "kinds"},
     "testing": CORE,
     "order": {"errors", "columns"},  # functions of numbers
-    "torch": CORE | {"masks", "order"},  # the only room that imports torch
+    "torch": CORE | {"masks", "order", "teachers"},  # the only room that imports torch
     "cli": CORE | {"api", "kinds", "raw", "sources", "tokens", "engine"},
 }
 ONLY_IN = {

@@ -14,6 +14,11 @@ ForebayError
 ├── TokenizerUnusable    a tokenizer cannot be found, loaded or used as asked
 ├── EncodersDiffer       the fast encoder a cache was planned with gives other ids than the reference
 ├── DocumentTooLong      a document does not fit a row, and the recipe says that this is an error
+├── TeacherUnusable      a teacher's weights are missing, or are not those of its model
+├── TeacherFailed        a teacher gave no finite number for a sample
+├── TeacherOutputInvalid a teacher gave other columns or shapes than it declares
+├── HookSilent           the part of a model that is listened to was not run
+├── LayerNotTimed        a layer holds no features at timesteps
 ├── SettingsInvalid      a settings file has an unknown key or a wrong type
 ├── Damaged              bytes at rest are not what was published
 │   ├── FormatTooNew     a newer forebay wrote it
@@ -152,6 +157,50 @@ class DocumentTooLong(ForebayError):
         super().__init__(
             f"document '{document}' has {tokens:,} tokens but a row holds {capacity:,}; raise `sequence_length` or set "
             f"long_documents='split'"
+        )
+
+
+class TeacherUnusable(ForebayError):
+    def __init__(self, model: str, problem: str) -> None:
+        self.model, self.problem = model, problem
+        super().__init__(f"the model '{model}' cannot be used: {problem}")
+
+
+class TeacherFailed(ForebayError):
+    def __init__(
+        self, teacher: str, column: str, sample: str, bucket: int, moment: float | None, dtype: str = ""
+    ) -> None:
+        self.teacher, self.column, self.sample, self.bucket, self.moment = teacher, column, sample, bucket, moment
+        where = "" if moment is None else f" at bucket {bucket} (t = {moment:g})"
+        super().__init__(
+            f"the teacher '{teacher}' gave NaN or infinity in '{column}' for sample '{sample}'{where}, as {dtype}; "
+            f"compute or store it in a wider type (dtype, stored), or mend the weights or the sample"
+        )
+
+
+class TeacherOutputInvalid(ForebayError):
+    def __init__(self, teacher: str, column: str, shape: tuple[int, ...] | None, expected: tuple[int, ...]) -> None:
+        self.teacher, self.column, self.shape, self.expected = teacher, column, shape, expected
+        gave = f"gave no '{column}'" if shape is None else f"gave '{column}' of shape {shape}"
+        super().__init__(f"the teacher '{teacher}' {gave}; its declaration calls for shape {expected}")
+
+
+class HookSilent(ForebayError):
+    def __init__(self, model: str, submodule: str, sample: str, moment: float | None) -> None:
+        self.model, self.submodule, self.sample, self.moment = model, submodule, sample, moment
+        where = "" if moment is None else f" at t = {moment:g}"
+        super().__init__(
+            f"the hook on '{submodule}' of '{model}' did not fire for sample '{sample}'{where}; name a part that the "
+            f"model runs"
+        )
+
+
+class LayerNotTimed(ForebayError):
+    def __init__(self, root: str, layer: str) -> None:
+        self.root, self.layer = root, layer
+        super().__init__(
+            f"layer '{layer}' of '{root}' holds no features at timesteps; read its columns with `cache.read`, or name "
+            f"the layer of a timed teacher"
         )
 
 

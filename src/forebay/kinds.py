@@ -14,7 +14,11 @@ from forebay.errors import RecipeInvalid, UnknownKind
 from forebay.recipe import AnyRecipe, RecipeDocument, differing_fields, fingerprint, inputs_in
 from forebay.source import Source
 
-RECIPES = {"raw": ("forebay.raw", "RawRecipe"), "tokens": ("forebay.tokens", "TokenRecipe")}
+RECIPES = {
+    "raw": ("forebay.raw", "RawRecipe"),
+    "teacher": ("forebay.teachers", "TeacherRecipe"),
+    "tokens": ("forebay.tokens", "TokenRecipe"),
+}
 SOURCES = {
     "files": ("forebay.sources", "FileSource"),
     "function": ("forebay.sources", "FunctionSource"),

@@ -1,0 +1,55 @@
+"""Finding a batch that memory holds, before the first chunk: the size asked for, or half of it, or half of that."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from forebay.errors import MemoryTooSmall
+
+_STATUS = Path("/proc/self/status")
+_CLEAR = Path("/proc/self/clear_refs")
+_FORGET_PEAK = "5"
+
+
+def fit_batch(asked: int, limit_bytes: int | None, attempt: Callable[[int], object]) -> int:
+    """The largest of `asked`, `asked / 2`, … that `attempt` runs without running out of memory.
+
+    With a limit, what this process holds at most while it runs, where that can be told, is kept below it.
+    """
+    size = asked
+    while True:
+        peak = _peak_of(attempt, size)
+        if peak is not None and (limit_bytes is None or peak <= limit_bytes):
+            return size
+        if size == 1:
+            raise MemoryTooSmall(limit_bytes or 0, peak or 0)
+        size //= 2
+
+
+def _peak_of(attempt: Callable[[int], object], size: int) -> int | None:
+    """The most memory held during a try, None where it ran out."""
+    _forget_peak()
+    try:
+        attempt(size)
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        return None
+    return peak_bytes()
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Devices say it in types of their own, which all name it."""
+    named = f"{type(error).__name__}: {error}".lower()
+    return isinstance(error, MemoryError) or "out of memory" in named or "can't allocate memory" in named
+
+
+def peak_bytes() -> int:
+    """The most memory this process has held since it was last forgotten; 0 where the system does not tell."""
+    if not _STATUS.exists():
+        return 0
+    return int(_STATUS.read_text().partition("VmHWM:")[2].split()[0]) * 1024
+
+
+def _forget_peak() -> None:
+    if _CLEAR.exists():
+        _CLEAR.write_text(_FORGET_PEAK)

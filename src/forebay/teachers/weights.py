@@ -1,0 +1,122 @@
+"""The files of a model: where they are, what they hash to, what its configuration says. Nothing is unpickled.
+
+A model is a folder as `save_pretrained` leaves it, or a name on the hub, `org/name` or `org/name/subfolder`. Single
+weights are a `.safetensors` file, or `org/name/path/to/file.safetensors`.
+"""
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from importlib import import_module
+from typing import Any
+
+from forebay.errors import TeacherUnusable
+
+CONFIG = "config.json"
+SUFFIX = ".safetensors"
+_STEMS = ("model", "diffusion_pytorch_model")
+_BESIDE = (
+    CONFIG, "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
+    "merges.txt", "spiece.model",
+)  # fmt: skip
+_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(/[\w./-]+)?")
+
+
+def model_folder(model: str) -> str:
+    """The folder of a model, brought from the hub if it is named there."""
+    if os.path.isdir(model):
+        return os.path.abspath(model)
+    return _from_hub(model, "there is no such folder; give one that `save_pretrained` wrote, or a hub's org/name")
+
+
+def weights_file(weights: str) -> str:
+    """The path of a single file of weights."""
+    if not weights.endswith(SUFFIX):
+        raise TeacherUnusable(weights, f"single weights are a {SUFFIX} file; anything else could run code when loaded")
+    if os.path.isfile(weights):
+        return os.path.abspath(weights)
+    return _from_hub(weights, "there is no such file")
+
+
+def config_of(model: str) -> Mapping[str, Any]:
+    """What the configuration of a model says."""
+    path = os.path.join(model_folder(model), CONFIG)
+    try:
+        with open(path, encoding="utf-8") as file:
+            found = json.load(file)
+    except FileNotFoundError as error:
+        raise TeacherUnusable(model, f"it has no {CONFIG}; give the folder that holds the model itself") from error
+    except ValueError as error:
+        raise TeacherUnusable(model, f"its {CONFIG} is no JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise TeacherUnusable(model, f"its {CONFIG} holds no object")
+    return found
+
+
+def setting(model: str, name: str, default: Any = None) -> Any:
+    """One value of a model's configuration."""
+    found = config_of(model).get(name, default)
+    if found is None:
+        raise TeacherUnusable(model, f"its {CONFIG} does not say '{name}'; it is another kind of model")
+    return found
+
+
+def hashes(name: str, model: str, weights: str | None = None, tokenizer: str | None = None) -> dict[str, str]:
+    """What a model's outputs depend on: `name/file` -> SHA-256."""
+    folder = model_folder(model)
+    files = [os.path.join(folder, CONFIG)] if weights else [*_weights_in(model, folder), *_beside(folder)]
+    files += [weights_file(weights)] if weights else []
+    files += _beside(model_folder(tokenizer)) if tokenizer else []
+    return {f"{name}/{os.path.basename(path)}": file_hash(path) for path in dict.fromkeys(files)}
+
+
+def file_hash(path: str) -> str:
+    """The SHA-256 of a file, hashed again when it changed."""
+    status = os.stat(path)
+    return _hashed(path, status.st_size, status.st_mtime_ns, status.st_ino)
+
+
+@lru_cache(maxsize=256)
+def _hashed(path: str, size: int, mtime_ns: int, inode: int) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _weights_in(model: str, folder: str) -> list[str]:
+    """The files that loading the folder reads: one, or the shards that an index names."""
+    for stem in _STEMS:
+        whole, index = os.path.join(folder, f"{stem}{SUFFIX}"), os.path.join(folder, f"{stem}{SUFFIX}.index.json")
+        if os.path.isfile(whole):
+            return [whole]
+        if os.path.isfile(index):
+            return [index, *_shards(model, folder, index)]
+    there = ", ".join(sorted(os.listdir(folder))[:6]) or "nothing"
+    raise TeacherUnusable(
+        model, f"it has no weights as {SUFFIX} (there is: {there}); save it with safe_serialization, pickles stay shut"
+    )
+
+
+def _shards(model: str, folder: str, index: str) -> Iterator[str]:
+    with open(index, encoding="utf-8") as file:
+        names = sorted({str(name) for name in json.load(file)["weight_map"].values()})
+    for name in names:
+        path = os.path.join(folder, os.path.basename(name))
+        if not os.path.isfile(path):
+            raise TeacherUnusable(model, f"its weights lack the file '{name}' that {os.path.basename(index)} names")
+        yield path
+
+
+def _beside(folder: str) -> list[str]:
+    return [path for name in _BESIDE if os.path.isfile(path := os.path.join(folder, name))]
+
+
+def _from_hub(name: str, problem: str) -> str:
+    if name.startswith((".", "/", "~")) or not _HUB_NAME.fullmatch(name):
+        raise TeacherUnusable(name, problem)
+    organisation, repository, *path = name.split("/", 2)
+    hub: Any = import_module("forebay.hub")  # only a name on the hub needs its library
+    found: str = hub.model_files(f"{organisation}/{repository}", path[0] if path else "", (SUFFIX, *_BESIDE))
+    return found

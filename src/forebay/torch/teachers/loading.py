@@ -1,0 +1,90 @@
+"""From files to a model on a device, with every weight in its place or an error that says which is not.
+
+The libraries leave weights that a file lacks at random, and say so in a log; here that is an error.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import nn
+
+from forebay.errors import LibraryMissing, TeacherUnusable
+from forebay.teachers.weights import model_folder, weights_file
+
+try:
+    import diffusers
+    import transformers
+except ModuleNotFoundError as missing:
+    raise LibraryMissing(str(missing.name), "running this teacher", "teachers") from missing
+
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+# What whole checkpoints hold beside the encoder that is taken from them.
+OTHER_HALVES = ("decoder.", "lm_head.", "vision_model.", "visual_projection.", "text_projection.", "logit_scale")
+_SHOWN = 3
+
+
+def device_named(name: str) -> torch.device:
+    """A device by name; "auto" is the first GPU, where there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        return torch.device(name)
+    except RuntimeError as error:
+        raise TeacherUnusable(name, f"it is no device: {error}") from error
+
+
+def load_model(cls: Any, model: str, weights: str | None, device: str, dtype: str) -> Any:
+    """A model of a class, from a folder or the hub, with its own weights or others over its configuration."""
+    loaded = _own_weights(cls, model) if weights is None else _other_weights(cls, model, weights)
+    return loaded.eval().requires_grad_(False).to(device_named(device), DTYPES[dtype])
+
+
+def class_named(architecture: str, model: str) -> type[nn.Module]:
+    """A class of transformers or diffusers."""
+    for library in (transformers, diffusers):
+        found = getattr(library, architecture, None)
+        if isinstance(found, type) and hasattr(found, "from_pretrained"):
+            return found
+    raise TeacherUnusable(model, f"neither transformers nor diffusers has a model class '{architecture}'")
+
+
+def _own_weights(cls: Any, model: str) -> Any:
+    try:
+        loaded, report = cls.from_pretrained(
+            model_folder(model), use_safetensors=True, local_files_only=True, output_loading_info=True
+        )
+    except (OSError, RuntimeError, ValueError, KeyError, SafetensorError) as error:
+        raise TeacherUnusable(model, f"loading it fails: {_first_lines(error)}") from error
+    _check(model, report["missing_keys"], report["unexpected_keys"], report.get("mismatched_keys", ()))
+    return loaded
+
+
+def _other_weights(cls: Any, model: str, weights: str) -> Any:
+    loaded = cls.from_config(cls.load_config(model_folder(model), local_files_only=True))
+    try:
+        state: Mapping[str, torch.Tensor] = load_file(weights_file(weights))
+    except (OSError, SafetensorError) as error:
+        raise TeacherUnusable(weights, f"it cannot be read: {_first_lines(error)}") from error
+    own = loaded.state_dict()
+    differ = [key for key in own.keys() & state.keys() if own[key].shape != state[key].shape]
+    _check(weights, own.keys() - state.keys(), state.keys() - own.keys(), differ)
+    loaded.load_state_dict(state)
+    return loaded
+
+
+def _check(name: str, missing: Iterable[str], unexpected: Iterable[str], mismatched: Iterable[Any]) -> None:
+    """Every weight that the model has is in the file, with its shape, and nothing else is."""
+    foreign = [key for key in unexpected if not key.startswith(OTHER_HALVES)]
+    problems = {"lack": list(missing), "hold other shapes of": list(mismatched), "hold, and the model lacks,": foreign}
+    for how, keys in problems.items():
+        if keys:
+            shown = ", ".join(str(key) for key in sorted(keys, key=str)[:_SHOWN])
+            more = f" and {len(keys) - _SHOWN:,} more" if len(keys) > _SHOWN else ""
+            raise TeacherUnusable(name, f"its weights {how} {shown}{more}; give those of this configuration")
+
+
+def _first_lines(error: Exception) -> str:
+    return " ".join(str(error).split())[:300]

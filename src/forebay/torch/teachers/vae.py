@@ -1,0 +1,51 @@
+"""Latents of letterboxed images."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from diffusers import AutoencoderKL
+from numpy.typing import NDArray
+
+from forebay.columns import Array
+from forebay.errors import TeacherUnusable
+from forebay.teachers.encoders import Latents
+from forebay.teachers.protocol import Batch
+from forebay.torch.teachers.arrays import to_device, to_numpy
+from forebay.torch.teachers.loading import load_model
+
+
+class LoadedVae:
+    def __init__(self, teacher: Latents, device: str, dtype: str) -> None:
+        self._teacher = teacher
+        self._vae: Any = load_model(AutoencoderKL, teacher.vae, None, device, dtype)
+        self._like = next(self._vae.parameters())
+        config = self._vae.config
+        self._scale, self._shift = config.scaling_factor, config.get("shift_factor") or 0.0
+
+    @torch.inference_mode()
+    def __call__(self, batch: Batch) -> Mapping[str, Array]:
+        pixels = self._canvases(batch).astype(np.float32) / 127.5 - 1.0
+        found = self._vae.encode(to_device(pixels, self._like)).latent_dist
+        latents = found.mean
+        if self._teacher.sample == "seeded":
+            noise = batch.noise(tuple(latents.shape[1:]), "latents")
+            latents = latents + found.std * to_device(noise, latents)
+        return {self._teacher.name: to_numpy((latents.float() - self._shift) * self._scale)}
+
+    def _canvases(self, batch: Batch) -> NDArray[np.uint8]:
+        """Content in its rectangle, the pad colour around it: `(samples, 3, size, size)`."""
+        size = self._teacher.size
+        canvases = np.empty((len(batch), 3, size, size), np.uint8)
+        canvases[:] = np.array(self._teacher.pad_color, np.uint8).reshape(3, 1, 1)
+        boxes = batch.array("box").tolist()
+        for canvas, content, (left, top, width, height), name in zip(
+            canvases, batch.rows("pixels"), boxes, batch.ids, strict=True
+        ):
+            if left + width > size or top + height > size:
+                raise TeacherUnusable(
+                    self._teacher.vae, f"image '{name}' lies outside a canvas of {size}; give the size of the images"
+                )
+            canvas[:, top : top + height, left : left + width] = content.reshape(3, height, width)
+        return canvases

@@ -15,6 +15,8 @@ from forebay.recipe import AnyRecipe, RecipeDocument, differing_fields, fingerpr
 from forebay.source import Source
 
 RECIPES = {
+    "imported": ("forebay.torch.old_recipe", "ImportedRecipe"),
+    "imported-rows": ("forebay.torch.old_recipe", "ImportedRows"),
     "raw": ("forebay.raw", "RawRecipe"),
     "teacher": ("forebay.teachers", "TeacherRecipe"),
     "tokens": ("forebay.tokens", "TokenRecipe"),
@@ -25,6 +27,7 @@ SOURCES = {
     "hub": ("forebay.sources.hub_shards", "HubSource"),
     "jsonl": ("forebay.sources", "JsonlSource"),
     "lines": ("forebay.sources", "LineSource"),
+    "old-cache": ("forebay.torch.old_recipe", "OldCacheSource"),
     "parquet": ("forebay.sources.parquet_files", "ParquetSource"),
     "text": ("forebay.sources", "TextSource"),
 }

@@ -31,9 +31,11 @@ if TYPE_CHECKING:
     from forebay.torch.loader import Loader
     from forebay.torch.mixture import Ingredient, Mixture, change_weights
     from forebay.torch.mixture_file import open_mixture
+    from forebay.torch.old_import import ImportReport, import_old
     from forebay.torch.rules import Split, Where
     from forebay.torch.schedule import Schedule
     from forebay.torch.stream import Located, Stream
+    from forebay.torch.timed_features import TorchFeatures, features
     from forebay.torch.transform import Transform
 
 # Where each public name lives.
@@ -53,18 +55,20 @@ _HOMES = {
     "Loader": "forebay.torch.loader",
     **dict.fromkeys(("Ingredient", "Mixture", "change_weights"), "forebay.torch.mixture"),
     "open_mixture": "forebay.torch.mixture_file",
+    **dict.fromkeys(("ImportReport", "import_old"), "forebay.torch.old_import"),
     **dict.fromkeys(("Split", "Where"), "forebay.torch.rules"),
     "Schedule": "forebay.torch.schedule",
     **dict.fromkeys(("Located", "Stream"), "forebay.torch.stream"),
+    **dict.fromkeys(("TorchFeatures", "features"), "forebay.torch.timed_features"),
     "Transform": "forebay.torch.transform",
 }
 
 __all__ = [
-    "BlockMaskCache", "BlockMaskStatistics", "CacheDataset", "Coins", "Growth", "Ingredient", "Leak", "Loader",
-    "Located", "MaskedViTBlock", "Mixture", "PackedSelfAttention", "PaddingLeak", "PortableBlockMask", "Schedule",
-    "SeedAttention", "ShuffleQuality", "Split", "Stream", "Transform", "Where", "Window", "causal_block_mask",
-    "change_weights", "document_block_mask", "document_leaks", "image_block_mask", "open_mixture", "padding_leaks",
-    "prefix_block_mask",
+    "BlockMaskCache", "BlockMaskStatistics", "CacheDataset", "Coins", "Growth", "ImportReport", "Ingredient",
+    "Leak", "Loader", "Located", "MaskedViTBlock", "Mixture", "PackedSelfAttention", "PaddingLeak",
+    "PortableBlockMask", "Schedule", "SeedAttention", "ShuffleQuality", "Split", "Stream", "TorchFeatures",
+    "Transform", "Where", "Window", "causal_block_mask", "change_weights", "document_block_mask", "document_leaks",
+    "features", "image_block_mask", "import_old", "open_mixture", "padding_leaks", "prefix_block_mask",
 ]  # fmt: skip
 
 

@@ -46,7 +46,7 @@ class OldCache:
 def read_old_cache(path: str | os.PathLike[str]) -> OldCache:
     """Open an old cache and hold it against the format."""
     path = os.fspath(path)
-    found = _folder(path) if os.path.isdir(path) else _loaded(path)
+    found = {_part(file): _loaded(file) for file in part_files(path)} if os.path.isdir(path) else _loaded(path)
     unknown = sorted(found.keys() - {"name", *PARTS})
     if unknown:
         raise OldCacheInvalid(path, f"it has {unknown}, of which nothing is known; known are name, {', '.join(PARTS)}")
@@ -60,9 +60,15 @@ def read_old_cache(path: str | os.PathLike[str]) -> OldCache:
     return OldCache(path, str(name), next(iter(rows.values())), parts)
 
 
-def _folder(path: str) -> dict[str, Any]:
-    files = {part: os.path.join(path, f"{part}.pt") for part in PARTS}
-    return {part: _loaded(file) for part, file in files.items() if os.path.exists(file)}
+def part_files(path: str) -> list[str]:
+    """The files that an old cache is: itself, or those of its parts in a folder."""
+    if not os.path.isdir(path):
+        return [path]
+    return [file for file in (os.path.join(path, f"{part}.pt") for part in PARTS) if os.path.exists(file)]
+
+
+def _part(file: str) -> str:
+    return os.path.basename(file).removesuffix(".pt")
 
 
 def _loaded(path: str) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from importlib import import_module
 
-PARTS = ("core", "masks", "tokens", "loader")
+PARTS = ("core", "masks", "tokens", "loader", "images")
 
 
 def main() -> None:

@@ -1,6 +1,7 @@
 """Feeding training: the loader against numpy.memmap in the same process, and against other loaders.
 
     python -m benchmarks.loader --rows 1000000 --text 'data/*.jsonl.gz'
+    python -m benchmarks.loader --keep --prepare …     makes the data; later runs with --keep find it, and only measure
 
 Rows of 2048 real GPT-2 tokens, global shuffle, batches of 32. Goals: raw tokens ≥ 0.7 × fancy indexing of a memmap;
 the whole training batch (int64 tokens, labels, positions) ≥ 0.9 × the same derivation over a memmap and ≥ 4 × the
@@ -26,10 +27,23 @@ import numpy as np
 import torch
 
 import forebay as fb
-from benchmarks.loader_peers import PEERS, TOKENIZER, PeerFailed, Reading, environment, installed, peer_readings, script
+from benchmarks.loader_peers import (
+    PEERS,
+    TOKENIZER,
+    Peer,
+    PeerFailed,
+    Reading,
+    environment,
+    installed,
+    peer_data,
+    peer_readings,
+    script,
+)
 from benchmarks.measure import ROUNDS, Comparison, compare
 from benchmarks.numbers import NarrowRecipe, NumberSource
-from benchmarks.token_rows import PlainRows, build_tokens, write_plain
+from benchmarks.prepared import into_memory, prepared
+from benchmarks.token_rows import PlainRows, build_tokens, open_plain, write_plain
+from forebay.columns import Codec
 from forebay.torch import Loader
 
 BATCH = 32
@@ -44,21 +58,72 @@ Call = Callable[[], None]
 
 def main() -> None:
     options = _options()
-    stream, data = options.folder / "stream", options.folder / "data"
-    shutil.rmtree(data, ignore_errors=True)
-    data.mkdir(parents=True)
+    data = Data(options.folder / "data", options)
     try:
-        script(TOKENIZER, environment(TOKENIZER, options.environments), options.text, stream)
-        cache = build_tokens(data / "cache", stream, options.rows, "none")
-        plain = write_plain(cache, data / "plain")
-        for comparison in (raw_tokens(cache, plain), first_epoch(data / "cache", plain), whole_batch(cache, plain)):
-            print(comparison, flush=True)
-        first_batch(data / "cache")
-        against_peers(cache, build_tokens(data / "zstd", stream, options.rows, "zstd"), data, options)
-        large_index(data, options.index_rows)
+        if options.prepare:
+            data.make_all()
+        else:
+            measure(data, options)
     finally:
         if not options.keep:
-            shutil.rmtree(data)
+            shutil.rmtree(data.folder, ignore_errors=True)
+
+
+class Data:
+    """What is measured: made when it is asked for, unless a former run left it."""
+
+    def __init__(self, folder: Path, options: argparse.Namespace) -> None:
+        self.folder = folder
+        self._options = options
+        self._made_of = f"{options.rows} rows of {options.text}"
+
+    def make_all(self) -> None:
+        self.cache("none"), self.cache("zstd"), self.plain()
+        for peer in PEERS:
+            self.peer(peer)
+        self.indexes()
+
+    def cache(self, codec: Codec) -> Path:
+        return prepared(
+            self.folder / f"cache-{codec}",
+            self._made_of,
+            lambda root: build_tokens(root, self._stream(), self._options.rows, codec),
+        )
+
+    def plain(self) -> Path:
+        root = self.cache("none")
+        return prepared(self.folder / "plain", self._made_of, lambda place: write_plain(fb.open_cache(root), place))
+
+    def peer(self, peer: Peer) -> Path:
+        return peer_data(peer, self.plain() / "tokens", self.folder, self._options.environments)
+
+    def indexes(self) -> dict[int, Path]:
+        """Caches of many short rows: a hundredth of them, and all."""
+        rows = self._options.index_rows
+        return {count: self._index(count) for count in (rows // 100, rows)}
+
+    def _index(self, rows: int) -> Path:
+        chunks = NumberSource(rows // NarrowRecipe().chunk_rows)
+        return prepared(self.folder / f"index-{rows}", str(rows), lambda root: fb.build(root, chunks, NarrowRecipe()))
+
+    def _stream(self) -> Path:
+        python = environment(TOKENIZER, self._options.environments)
+        return prepared(
+            self.folder / "stream",
+            self._options.text,
+            lambda place: script(TOKENIZER, python, self._options.text, place),
+        )
+
+
+def measure(data: Data, options: argparse.Namespace) -> None:
+    for folder in (data.cache("none"), data.plain()):
+        into_memory(folder)
+    cache, plain = fb.open_cache(data.cache("none")), open_plain(data.plain())
+    for comparison in (raw_tokens(cache, plain), first_epoch(data.cache("none"), plain), whole_batch(cache, plain)):
+        print(comparison, flush=True)
+    first_batch(data.cache("none"))
+    against_peers(cache, fb.open_cache(data.cache("zstd")), data, options)
+    large_index(data.indexes())
 
 
 def _options() -> argparse.Namespace:
@@ -68,9 +133,10 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--index-rows", type=int, default=100_000_000, help="of the epoch that is resumed at 90 %%")
     parser.add_argument("--text", default=EVERY_PYTHON_FILE, help="glob of .jsonl, .jsonl.gz or text files")
     parser.add_argument("--seconds", type=float, default=8, help="for each configuration of a peer")
-    parser.add_argument("--folder", type=Path, default=below, help="outside the repository; 16 GB for 1 M rows")
+    parser.add_argument("--folder", type=Path, default=below, help="outside the repository; 34 GB for 1 M rows")
     parser.add_argument("--environments", type=Path, default=below / "environments", help="of the peers; 7 GB, kept")
-    parser.add_argument("--keep", action="store_true", help="leave the data there")
+    parser.add_argument("--keep", action="store_true", help="leave the data there, for the next run")
+    parser.add_argument("--prepare", action="store_true", help="make the data, measure nothing")
     return parser.parse_args()
 
 
@@ -129,7 +195,7 @@ def first_batch(root: Path) -> None:
     _tell(f"first batch of a fresh process, opening included: {seconds:.3f} s", "< 0.5 s", seconds < 0.5)
 
 
-def against_peers(cache: fb.Cache, packed: fb.Cache, data: Path, options: argparse.Namespace) -> None:
+def against_peers(cache: fb.Cache, packed: fb.Cache, data: Data, options: argparse.Namespace) -> None:
     """Every peer in turn, ours before each of them; then ours over the best of each peer."""
     whole = _forever(Loader(cache, global_batch_size=BATCH))
     window = _forever(Loader(packed, global_batch_size=BATCH, shuffle="window", labels=None, derive=()))
@@ -139,7 +205,7 @@ def against_peers(cache: fb.Cache, packed: fb.Cache, data: Path, options: argpar
         rates["whole"].append(_rows_per_second(whole))
         rates["window"].append(_rows_per_second(window))
         try:
-            found = list(peer_readings(peer, data / "plain" / "tokens", data, options.environments, options.seconds))
+            found = list(peer_readings(peer, data.peer(peer), options.environments, options.seconds))
         except PeerFailed as failure:
             print(failure, flush=True)
             continue
@@ -156,17 +222,15 @@ def _hold_against(what: str, rate: float, readings: list[Reading], goal: float) 
         print(Comparison(f"{what} / {peer}", 1 / rate, 1 / reading.rows_per_second, 1, "rows", goal), flush=True)
 
 
-def large_index(data: Path, rows: int) -> None:
+def large_index(indexes: Mapping[int, Path]) -> None:
     """Resume, and memory, at a hundredth of the rows and at all of them."""
-    found = {}
-    for count in (rows // 100, rows):
-        fb.build(data / f"index-{count}", NumberSource(count // NarrowRecipe().chunk_rows), NarrowRecipe())
-        found[count] = _once(data / f"index-{count}", "tokens")
+    fewer, rows = indexes
+    found = {count: _once(root, "tokens") for count, root in indexes.items()}
     seconds = found[rows]["resume_seconds"]
     _tell(f"resume at 90 % of {rows:,} rows: {seconds:.3f} s to the next batch", "< 0.1 s", seconds < 0.1)
     memory = [found[count]["anonymous_bytes"] / 2**20 for count in found]
-    grown = found[rows]["anonymous_bytes"] - found[rows // 100]["anonymous_bytes"]
-    what = f"anonymous memory at {rows // 100:,} and {rows:,} rows: {memory[0]:.0f} and {memory[1]:.0f} MiB"
+    grown = found[rows]["anonymous_bytes"] - found[fewer]["anonymous_bytes"]
+    what = f"anonymous memory at {fewer:,} and {rows:,} rows: {memory[0]:.0f} and {memory[1]:.0f} MiB"
     _tell(what, "within 32 MiB", grown < FLAT_BYTES)
 
 

@@ -1,7 +1,7 @@
 """Other loaders, each in an environment of its own: installed there by pip, fed the same rows, timed by its own script.
 
-The environments stay in a folder outside the repository, for the next run; what a peer wrote is removed once it was
-read. A peer that cannot be installed or does not run is reported with the last line it said.
+The environments stay in a folder outside the repository, for the next run; so does what a peer wrote, if that is asked
+for. A peer that cannot be installed or does not run is reported with the last line it said.
 """
 
 import json
@@ -17,6 +17,8 @@ from pathlib import Path
 
 import msgspec
 
+from benchmarks.prepared import into_memory, prepared
+
 SCRIPTS = Path(__file__).parent / "peers"
 
 
@@ -25,6 +27,7 @@ class Peer:
     name: str
     script: str
     packages: tuple[str, ...]  # none: it runs in the environment of forebay itself
+    home: str = ""  # the environment that it shares with another script of these packages; else one of its own
 
 
 PEERS = (
@@ -56,17 +59,18 @@ class PeerFailed(Exception):
         super().__init__(f"{peer}: not measured: {said}")
 
 
-def peer_readings(peer: Peer, rows: Path, folder: Path, environments: Path, seconds: float) -> Iterator[Reading]:
-    """Install, write, read, remove."""
-    python = environment(peer, environments)
+def peer_data(peer: Peer, rows: Path, folder: Path, environments: Path) -> Path:
+    """What a peer wrote of these rows, a file of a folder with a mark: now, or in a former run."""
     written = folder / peer.script.removesuffix(".py")
-    try:
-        script(peer, python, "write", rows, written)
-        for line in script(peer, python, "read", written, seconds).splitlines():
-            if line.startswith("{"):
-                yield Reading(peer=peer.name, **json.loads(line))
-    finally:
-        shutil.rmtree(written, ignore_errors=True)
+    made_of = rows.parent.with_name(f"{rows.parent.name}.complete").read_text()
+    return prepared(written, made_of, lambda place: script(peer, environment(peer, environments), "write", rows, place))
+
+
+def peer_readings(peer: Peer, written: Path, environments: Path, seconds: float) -> Iterator[Reading]:
+    into_memory(written)
+    for line in script(peer, environment(peer, environments), "read", written, seconds).splitlines():
+        if line.startswith("{"):
+            yield Reading(peer=peer.name, **json.loads(line))
 
 
 def script(peer: Peer, python: Path, *arguments: object) -> str:
@@ -77,7 +81,7 @@ def environment(peer: Peer, environments: Path) -> Path:
     """The python of a peer's environment, which is made when it is not there."""
     if not peer.packages:
         return Path(sys.executable)
-    place = environments / peer.script.removesuffix(".py")
+    place = environments / (peer.home or peer.script.removesuffix(".py"))
     python = place / "bin" / "python"
     if not (place / "complete").exists():
         shutil.rmtree(place, ignore_errors=True)

@@ -80,9 +80,8 @@ def open_stream(folder: str) -> TokenStream:
     return TokenStream(np.append(tokens, tokens[:LENGTH]), begins, len(tokens))
 
 
-def build_tokens(root: Path, stream: Path, rows: int, codec: Codec) -> fb.Cache:
+def build_tokens(root: Path, stream: Path, rows: int, codec: Codec) -> None:
     fb.build(root, NumberSource(rows), StreamRecipe(stream=str(stream), codec=codec))
-    return fb.open_cache(root)
 
 
 class PlainRows(NamedTuple):
@@ -93,7 +92,7 @@ class PlainRows(NamedTuple):
     offsets: np.ndarray
 
 
-def write_plain(cache_: fb.Cache, folder: Path) -> PlainRows:
+def write_plain(cache_: fb.Cache, folder: Path) -> None:
     """Copy the columns of a cache into one file each."""
     folder.mkdir(parents=True)
     counts = []
@@ -103,6 +102,9 @@ def write_plain(cache_: fb.Cache, folder: Path) -> PlainRows:
             columns["seq_lens"].values.tofile(lengths)
             counts.append(columns["seq_lens"].lengths)
     np.cumsum(np.append(0, np.concatenate(counts)), dtype=np.int64).tofile(folder / "offsets")
+
+
+def open_plain(folder: Path) -> PlainRows:
     return PlainRows(
         np.memmap(folder / "tokens", np.uint16, "r").reshape(-1, LENGTH),
         np.memmap(folder / "lengths", np.uint32, "r"),

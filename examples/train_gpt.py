@@ -73,10 +73,14 @@ class Training:
             growth="epoch",  # new rows come with the next epoch
             on_growth=self.follow,
         )
-        rows = self.loader.stream.size(self.loader.epoch)
+        self.rows = self.loader.stream.size(self.loader.epoch)
+        if not len(self.loader):
+            raise SystemExit(
+                f"{self.rows} rows to train on fill no batch of {options.batch}; run with a smaller --batch"
+            )
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=options.learning_rate)
         self.schedule = Schedule(
-            rows, epochs=options.epochs, effective_batch=options.batch, full_rows=options.full_rows
+            self.rows, epochs=options.epochs, effective_batch=options.batch, full_rows=options.full_rows
         )
         self.scheduler = LambdaLR(self.optimizer, self.schedule)
         self.parts = {
@@ -89,9 +93,12 @@ class Training:
     def follow(self, growth: Growth) -> None:
         """More rows, more steps; the learning rate goes on from where it is."""
         print(f"the cache has grown: {growth}", flush=True)
-        self.schedule.update(growth.new_rows)
+        self.rows = growth.new_rows
+        self.schedule.update(self.rows)
 
     def loss(self, batch: Batch) -> Tensor:
+        if (largest := int(batch["tokens"].max())) >= self.options.vocabulary:
+            raise SystemExit(f"the cache has the token id {largest}; run with --vocabulary {largest + 1} or more")
         # The lengths stay here: masks are made from them, and go to the device.
         moved = {
             name: tensor.to(self.device, non_blocking=True) for name, tensor in batch.items() if name != "seq_lens"
@@ -127,6 +134,7 @@ class Training:
         saved = torch.load(self.path, weights_only=True)
         for name, part in self.parts.items():
             part.load_state_dict(saved[name])
+        self.schedule.update(self.rows)  # more epochs than the checkpoint was to have: more steps
         print(f"resumed at step {self.schedule.step}, epoch {self.loader.epoch}")
 
 

@@ -14,24 +14,36 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from forebay import errors, masks, sources, teachers, testing
+    from forebay import errors, images, masks, sources, teachers, testing, tiers
     from forebay.api import build, build_layers, clean, copy, estimate, gaps, grow, repair, status, summarize, verify
     from forebay.cache.reader import Cache, RowId, open_cache
     from forebay.cache.records import Progress
     from forebay.columns import Column, Ragged
+    from forebay.images import ImageRecipe
     from forebay.raw import RawRecipe
     from forebay.recipe import ChunkTarget, LayerRecipe, Recipe, Rows, fingerprint
     from forebay.source import Failure, Part, Sample, Source, SourceFile
     from forebay.store import LocalStore, MemoryStore, Store
     from forebay.teachers.recipe import TeacherRecipe
+    from forebay.tiers import CachedImages
     from forebay.tokens import TokenRecipe
 
 # Where each public name lives. A name is imported when it is first used.
 _HOMES = {
     **dict.fromkeys(
         (
-            "build", "build_layers", "clean", "copy", "estimate", "gaps", "grow", "masks", "repair", "status",
-            "summarize", "verify",
+            "build",
+            "build_layers",
+            "clean",
+            "copy",
+            "estimate",
+            "gaps",
+            "grow",
+            "masks",
+            "repair",
+            "status",
+            "summarize",
+            "verify",
         ),
         "forebay.api",
     ),
@@ -40,18 +52,21 @@ _HOMES = {
     **dict.fromkeys(("ChunkTarget", "LayerRecipe", "Recipe", "Rows", "fingerprint"), "forebay.recipe"),
     **dict.fromkeys(("Failure", "Part", "Sample", "Source", "SourceFile"), "forebay.source"),
     **dict.fromkeys(("LocalStore", "MemoryStore", "Store"), "forebay.store"),
+    "CachedImages": "forebay.tiers",
+    "ImageRecipe": "forebay.images",
     "Progress": "forebay.cache.records",
     "RawRecipe": "forebay.raw",
     "TeacherRecipe": "forebay.teachers",
     "TokenRecipe": "forebay.tokens",
 }
-_MODULES = ("errors", "masks", "sources", "teachers", "testing")
+_MODULES = ("errors", "images", "masks", "sources", "teachers", "testing", "tiers")
 
 __all__ = [
-    "Cache", "ChunkTarget", "Column", "Failure", "LayerRecipe", "LocalStore", "MemoryStore", "Part", "Progress",
-    "Ragged", "RawRecipe", "Recipe", "RowId", "Rows", "Sample", "Source", "SourceFile", "Store", "TeacherRecipe",
-    "TokenRecipe", "build", "build_layers", "clean", "copy", "errors", "estimate", "fingerprint", "gaps", "grow",
-    "masks", "open_cache", "repair", "sources", "status", "summarize", "teachers", "testing", "verify",
+    "Cache", "CachedImages", "ChunkTarget", "Column", "Failure", "ImageRecipe", "LayerRecipe", "LocalStore",
+    "MemoryStore", "Part", "Progress", "Ragged", "RawRecipe", "Recipe", "RowId", "Rows", "Sample", "Source",
+    "SourceFile", "Store", "TeacherRecipe", "TokenRecipe", "build", "build_layers", "clean", "copy", "errors",
+    "estimate", "fingerprint", "gaps", "grow", "images", "masks", "open_cache", "repair", "sources", "status",
+    "summarize", "teachers", "testing", "tiers", "verify",
 ]  # fmt: skip
 
 

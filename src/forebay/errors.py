@@ -19,6 +19,7 @@ ForebayError
 ├── TeacherOutputInvalid a teacher gave other columns or shapes than it declares
 ├── HookSilent           the part of a model that is listened to was not run
 ├── LayerNotTimed        a layer holds no features at timesteps
+├── ImageUnreadable      there is no picture in the bytes of a sample, or none that the recipe takes
 ├── SettingsInvalid      a settings file has an unknown key or a wrong type
 ├── Damaged              bytes at rest are not what was published
 │   ├── FormatTooNew     a newer forebay wrote it
@@ -44,9 +45,12 @@ ForebayError
 ├── BuildStopped         the build was asked to stop
 ├── StateMismatch        a loader's state is of another cache, generation or order
 │   └── GenerationGone   the generation it was taken on is no longer published
+├── AllTokensIgnored     an image has so little content that no token of it is kept
 ├── WindowTooLarge       a shuffle window does not fit the memory for decoded blocks
 ├── SelectionEmpty       no row of the cache is in a split or passes a filter
 ├── SelectionLost        the file that keeps the bits of a selection is gone
+├── TierUnusable         a folder cannot hold a tier of samples, or what is in it is none
+│   └── TierNotFound     there is no tier in the folder
 ├── DiskFull             no room for what is still to be written
 └── MemoryTooSmall       the memory limit cannot hold one worker
 """
@@ -202,6 +206,14 @@ class LayerNotTimed(ForebayError):
             f"layer '{layer}' of '{root}' holds no features at timesteps; read its columns with `cache.read`, or name "
             f"the layer of a timed teacher"
         )
+
+
+class ImageUnreadable(ForebayError):
+    """Why there is no row: `reason` is a short code and `detail` a sentence, as a recorded failure keeps them."""
+
+    def __init__(self, reason: str, detail: str) -> None:
+        self.reason, self.detail = reason, detail
+        super().__init__(f"the image cannot be used ({reason}): {detail}; mend the file or leave it out")
 
 
 class SettingsInvalid(ForebayError):
@@ -411,11 +423,10 @@ class StateMismatch(ForebayError):
 
 
 class SelectionEmpty(ForebayError):
-    def __init__(self, root: str, rule: str, rows: int, chunks: int) -> None:
+    def __init__(self, root: str, rule: str, rows: int, chunks: int, choose: str) -> None:
         self.root, self.rule, self.rows, self.chunks = root, rule, rows, chunks
         super().__init__(
-            f"none of the {rows:,} rows in {chunks:,} chunks of '{root}' is in the selection '{rule}'; choose another "
-            f"fraction or seed, or smaller chunks in the recipe"
+            f"none of the {rows:,} rows in {chunks:,} chunks of '{root}' is in the selection '{rule}'; choose {choose}"
         )
 
 
@@ -437,6 +448,16 @@ class GenerationGone(StateMismatch):
         )
 
 
+class AllTokensIgnored(ForebayError):
+    def __init__(self, sample: str, box: Sequence[int], patch: int, threshold: float) -> None:
+        self.sample, self.box, self.patch, self.threshold = sample, tuple(box), patch, threshold
+        super().__init__(
+            f"all tokens of the image '{sample}' are ignored: with content of {box[2]} × {box[3]} pixels, {threshold:.0%} "
+            f"or more of every patch of {patch} × {patch} is padding; leave it out by a selection on `box`, choose a "
+            "smaller patch, or raise the threshold"
+        )
+
+
 class WindowTooLarge(ForebayError):
     def __init__(self, root: str, rows: int, lanes: int, needed: int, limit: int) -> None:
         self.root, self.rows, self.lanes, self.needed, self.limit = root, rows, lanes, needed, limit
@@ -444,6 +465,17 @@ class WindowTooLarge(ForebayError):
             f"a shuffle window of {rows:,} rows in {lanes} lanes of '{root}' keeps {needed:,} bytes decoded, "
             f"but the cache may keep {limit:,}; open it with memory={needed}, or choose a smaller window"
         )
+
+
+class TierUnusable(ForebayError):
+    def __init__(self, path: str, problem: str, advice: str) -> None:
+        self.path, self.problem, self.advice = path, problem, advice
+        super().__init__(f"'{path}' cannot be used as a tier: {problem}; {advice}")
+
+
+class TierNotFound(TierUnusable):
+    def __init__(self, path: str) -> None:
+        super().__init__(path, "there is no tier in it", f"fill one with `forebay warm … --l2 {path}`")
 
 
 class DiskFull(ForebayError):

@@ -15,6 +15,7 @@ from forebay.recipe import AnyRecipe, RecipeDocument, differing_fields, fingerpr
 from forebay.source import Source
 
 RECIPES = {
+    "images": ("forebay.images", "ImageRecipe"),
     "imported": ("forebay.torch.old_recipe", "ImportedRecipe"),
     "imported-rows": ("forebay.torch.old_recipe", "ImportedRows"),
     "raw": ("forebay.raw", "RawRecipe"),
@@ -25,6 +26,7 @@ SOURCES = {
     "files": ("forebay.sources", "FileSource"),
     "function": ("forebay.sources", "FunctionSource"),
     "hub": ("forebay.sources.hub_shards", "HubSource"),
+    "images": ("forebay.sources", "ImageSource"),
     "jsonl": ("forebay.sources", "JsonlSource"),
     "lines": ("forebay.sources", "LineSource"),
     "old-cache": ("forebay.torch.old_recipe", "OldCacheSource"),

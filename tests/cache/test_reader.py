@@ -1,5 +1,6 @@
 """Reading: rows by number in any order, joined over chunks and codecs, each block checked before it is believed."""
 
+import gc
 import os
 import pickle
 from pathlib import Path
@@ -112,6 +113,34 @@ def test_batches_are_what_reading_so_many_rows_at_a_time_gives(
     for batch, read in zip(batches, expected, strict=True):
         assert list(batch) == list(read)
         assert all(raw(batch[name]) == raw(read[name]) for name in read)
+
+
+@pytest.mark.parametrize("max_maps", [8192, 20, 1])
+@pytest.mark.parametrize("numbers", [[], [15, 0, 15, 15, 3, 9, 2, 10], list(range(15, -1, -1))])
+def test_views_are_the_rows_that_reading_gives_one_by_one(everything: Any, numbers: list[int], max_maps: int) -> None:
+    cache = fb.open_cache(everything[0].store, max_maps=max_maps)
+    for column in EVERYTHING:
+        views = list(cache.views(numbers, column.name))
+        read = cache.read(numbers, [column.name])[column.name]
+        assert [raw(view) for view in views] == [raw(read[row]) for row in range(len(numbers))], column.name
+
+
+def test_views_of_a_ragged_column_are_no_copies_and_outlive_the_cache(tmp_path: Path) -> None:
+    column = Column(name="r", dtype="uint8", ragged=True, rows_per_block=1)
+    rows = [np.full(5000 + number, number, np.uint8) for number in range(6)]
+    chunks = [{"r": Ragged.of(rows[:2], column.array_dtype)}, {"r": Ragged.of(rows[2:], column.array_dtype)}]
+    stored_cache(fb.LocalStore(tmp_path), [column], chunks)
+    cache = fb.open_cache(tmp_path, max_maps=1)
+    views = list(cache.views([5, 0, 3], "r"))
+    with pytest.raises(IndexError):
+        cache.views([6], "r")
+    assert not any(view.flags.writeable for view in views)
+    del cache
+    gc.collect()
+    assert [view.tolist() for view in views] == [rows[5].tolist(), rows[0].tolist(), rows[3].tolist()]
+    path = next((tmp_path / "layers").glob("*/000001.safetensors"))
+    flip(path, int(ChunkFile(memoryview(path.read_bytes()), "").block_bounds("r")[3]))
+    assert views[0][0] != rows[5][0]
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/maps"), reason="needs Linux")
@@ -245,6 +274,25 @@ def test_decoded_blocks_stay_within_their_bytes_and_are_counted() -> None:
     assert after.misses
 
 
+@pytest.mark.parametrize("ragged", [False, True])
+def test_rows_of_more_blocks_than_memory_holds_are_read_block_by_block(ragged: bool) -> None:
+    store = fb.MemoryStore()
+    column = Column(name="n", dtype="int64", codec="zstd", rows_per_block=10, ragged=ragged)
+    numbers = np.random.default_rng(0).permutation(2000)[:1000]  # so many are looked for at once
+    values = Ragged(np.arange(2000), np.arange(2001)) if ragged else np.arange(2000)
+    stored_cache(store, [column], [{"n": values}])
+    cache = fb.open_cache(store, memory=800)
+    cache.read([0])
+    read = cache.read(numbers)["n"]
+    assert np.array_equal(read.values if isinstance(read, Ragged) else read, numbers)
+    assert cache.statistics().misses <= 1 + 200
+    batches = [batch["n"] for batch in cache.read_batches(numbers[:100], 7)]
+    assert [len(batch) for batch in batches] == [7] * 14 + [2]
+    assert np.concatenate([np.ravel(b.values if isinstance(b, Ragged) else b) for b in batches]).tolist() == (
+        numbers[:100].tolist()
+    )
+
+
 def test_a_cache_that_fits_into_memory_is_decoded_once() -> None:
     store = fb.MemoryStore()
     stored_cache(store, [Column(name="n", dtype="int64", codec="lz4", rows_per_block=10)], [{"n": np.arange(100)}])
@@ -265,6 +313,8 @@ def test_a_byte_that_changes_after_opening_is_found_on_first_touch(tmp_path: Pat
     flip(path, start)
     assert cache.read([8])["number"].tolist() == [8]
     for opened in (cache, cache, fb.open_cache(root)):
+        with pytest.raises(ChunkCorrupt):
+            list(opened.views([9, 10], column))
         with pytest.raises(ChunkCorrupt) as caught:
             opened.read([9, 10], columns=[column])
         error = caught.value

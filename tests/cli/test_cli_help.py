@@ -83,7 +83,7 @@ def test_the_version_is_said():
         (["estimate", "token", "a b.txt"], "no cache; did you mean: forebay estimate tokens 'a b.txt'\n"),
         (
             ["build", "data/*.jsonl", "--into", "cache"],
-            "a source comes after its kind (tokens, raw), as in: forebay build tokens 'data/*.jsonl' --into cache\n",
+            "a source comes after its kind (tokens, images, raw), as in: forebay build tokens 'data/*.jsonl' --into cache\n",
         ),
         (["build", "raw", "-", "--into", "cache"], "save it first"),
         (["estimate", "raw", "/dev/stdin"], "save it first"),

@@ -31,12 +31,14 @@ class Step(NamedTuple):
 
 
 class Runs(NamedTuple):
-    """What was printed by a run that nothing happened to, by one that was killed, and by two that went on from it."""
+    """What was printed by a run that nothing happened to, by one that was killed, by two that went on from it, and by
+    one that gave the first run another epoch."""
 
     whole: str
     killed: str
     resumed: str
     resumed_after_growth: str
+    one_more_epoch: str
 
 
 def write_sentences(path: Path, count: int, seed: int) -> None:
@@ -46,11 +48,11 @@ def write_sentences(path: Path, count: int, seed: int) -> None:
     path.write_text("".join(f"{draw(animals)} {draw(verbs)} {draw(animals)}\n" for _ in range(count)))
 
 
-def start_training(folder: Path, checkpoint: Path) -> "subprocess.Popen[str]":
+def start_training(folder: Path, checkpoint: Path, epochs: int = 2, *options: str) -> "subprocess.Popen[str]":
     sizes = ["--vocabulary", str(VOCABULARY), "--dim", "32", "--heads", "2", "--layers", "1", "--learning-rate", "1e-2"]
     where = [str(folder / "cache"), "--checkpoint", str(checkpoint), "--save-every", str(SAVED_EVERY)]
     return subprocess.Popen(
-        [sys.executable, str(EXAMPLE), *where, *sizes, "--epochs", "2", "--train-fraction", "0.8"],
+        [sys.executable, str(EXAMPLE), *where, *sizes, "--epochs", str(epochs), "--train-fraction", "0.8", *options],
         env=script_environment() | {"OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -95,7 +97,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     larger = grown_copy(folder, folder.with_name("larger"))
     resumed = start_training(folder, folder / "killed.pt")
     grown = start_training(larger, larger / "killed.pt")
-    return Runs(printed_to_the_end(whole), killed, printed_to_the_end(resumed), printed_to_the_end(grown))
+    printed = [printed_to_the_end(process) for process in (whole, resumed, grown)]
+    more = printed_to_the_end(start_training(folder, folder.with_name("whole.pt"), epochs=3))
+    return Runs(printed[0], killed, printed[1], printed[2], more)
 
 
 def steps(printed: str) -> list[Step]:
@@ -133,3 +137,28 @@ def test_the_learning_rate_does_not_jump_at_a_growth(runs: Runs) -> None:
     rates = [before, *(step.rate for step in steps(runs.resumed_after_growth))]
     peak = max(rates)
     assert max(abs(after - rate) for rate, after in pairwise(rates)) < peak / 10
+
+
+def test_one_more_epoch_for_a_run_that_had_ended_rises_from_its_floor(runs: Runs) -> None:
+    ended, more = steps(runs.whole), steps(runs.one_more_epoch)
+    assert (more[0].number, {step.epoch for step in more}) == (ended[-1].number + 1, {2})
+    peak = max(step.rate for step in ended)
+    rates = [ended[-1].rate, *(step.rate for step in more)]
+    assert max(rates) > 1.3 * 0.1 * peak
+    assert max(abs(after - rate) for rate, after in pairwise(rates)) < peak / 10
+
+
+@pytest.mark.parametrize(
+    ("option", "problem"),
+    [
+        (["--vocabulary", "10"], r"^the cache has the token id \d+; run with --vocabulary \d+ or more$"),
+        (["--batch", "5000"], r"^\d+ rows to train on fill no batch of 5000; run with a smaller --batch$"),
+    ],
+)
+def test_options_that_do_not_fit_the_cache_are_named(tmp_path: Path, option: list[str], problem: str) -> None:
+    write_sentences(tmp_path / "raw" / "a.txt", 200, seed=1)
+    fb.build(tmp_path / "cache", fb.sources.lines(tmp_path / "raw"), ByteTokens(), workers=0)
+    process = start_training(tmp_path, tmp_path / "gpt.pt", 2, *option)
+    errors = process.communicate(timeout=60)[1]
+    assert process.returncode == 1
+    assert re.search(problem, errors, re.MULTILINE)

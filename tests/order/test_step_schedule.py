@@ -94,12 +94,38 @@ def test_what_makes_no_schedule_is_refused() -> None:
         Multiplier(10, ((0, 100),), rewarm=0)
     with pytest.raises(ValueError, match="counts from step 0"):
         Multiplier(10, ((5, 100),))
+    for wrong in (((0, 100), (50, 90)), ((0, 100), (50, 200), (40, 300))):
+        with pytest.raises(ValueError, match="become less"):
+            Multiplier(10, wrong)
 
 
 def test_a_growth_while_it_rises_makes_it_no_steeper() -> None:
     after = Multiplier(0, ((0, 70), (70, 91), (88, 109)), 0.1, "linear", rewarm=20)
     values = [after(step) for step in range(70, 110)]
     assert max(abs(later - earlier) for earlier, later in pairwise(values)) < 0.9 / 20
+
+
+@pytest.mark.parametrize("decay", ["cosine", "linear"])
+def test_a_growth_one_step_later_makes_a_small_difference(decay: str) -> None:
+    """Wherever it happens: 300 steps of decay, of which the rise turns from nothing to everything in a tenth."""
+    grown = [Multiplier(10, ((0, 310), (step, 1200)), 0.1, decay, rewarm=20) for step in range(20, 400)]  # type: ignore[arg-type]
+    later = (420, 600, 900, 1150)
+    for one, next_one in pairwise([[multiplier(step) for step in later] for multiplier in grown]):
+        assert all(abs(left - right) < 0.9 * (1 / 30 + 2 / 300) for left, right in zip(one, next_one, strict=True))
+
+
+def test_with_few_steps_left_it_rises_over_half_of_them() -> None:
+    after, fresh = (Multiplier(0, totals, rewarm=100) for totals in (((0, 200), (200, 240)), ((0, 240),)))
+    assert after(210) == pytest.approx((0.1 + fresh(210)) / 2)
+    assert [after(step) for step in (220, 230, 240)] == pytest.approx([fresh(step) for step in (220, 230, 240)])
+
+
+def test_a_growth_in_the_middle_of_a_rise_lets_it_rise_on() -> None:
+    fresh = Multiplier(0, ((0, 2000),))
+    after = Multiplier(0, ((0, 100), (100, 1000), (125, 2000)), rewarm=50)
+    assert after(125) == pytest.approx(Multiplier(0, ((0, 100), (100, 1000)), rewarm=50)(125))
+    assert after(175) > after(150) > after(125)
+    assert after(175) > 0.7 * fresh(175)
 
 
 def test_a_growth_shortly_before_the_end_is_not_trained_at_the_floor() -> None:

@@ -185,3 +185,8 @@ print(sorted(int(row[0]) for batch in batches for row in np.asarray(batch["token
     run = subprocess.run([sys.executable, "-c", code], env=script_environment(), capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     assert run.stdout.strip() == str(selected(tokens))
+
+
+def test_names_are_a_dict(tokens: fb.Cache) -> None:
+    with pytest.raises(TypeError, match="give a dict of what a model calls a tensor"):
+        CacheDataset(tokens, names=["tokens"])

@@ -12,7 +12,7 @@ from tests.token_caches import grow_cache, token_cache
 from torch.optim.lr_scheduler import LambdaLR
 
 import forebay as fb
-from forebay.torch import CacheDataset, Loader, Schedule
+from forebay.torch import CacheDataset, Loader, Schedule, Split
 
 
 def document_schedule(rows: int, **options: object) -> Schedule:
@@ -75,8 +75,24 @@ def test_rows_are_counted_in_a_cache_and_in_the_grown_one(tmp_path: Path) -> Non
 def test_what_counts_no_rows_is_refused(tmp_path: Path) -> None:
     cache = fb.open_cache(token_cache(tmp_path, 20))
     assert Schedule(CacheDataset(cache), epochs=1, effective_batch=4).total == 5
-    with pytest.raises(TypeError, match="not a Loader"):
-        Schedule(Loader(cache, global_batch_size=4), epochs=1, effective_batch=4)
+    with pytest.raises(TypeError, match="not a list"):
+        Schedule([1, 2], epochs=1, effective_batch=4)
+
+
+def test_the_rows_of_a_loader_are_those_it_selects(tmp_path: Path) -> None:
+    cache = fb.open_cache(token_cache(tmp_path, 100))
+    loader = Loader(cache, global_batch_size=4, selection=Split("train", fraction=0.5), threads=0)
+    schedule = Schedule(loader, epochs=3, effective_batch=4)
+    assert schedule.total == 3 * len(CacheDataset(cache, selection=Split("train", fraction=0.5))) // 4
+    assert schedule.total != 3 * len(loader)
+
+
+def test_fewer_rows_than_before_are_refused_and_change_nothing() -> None:
+    schedule = Schedule(100, epochs=2, effective_batch=1)
+    schedule(50)
+    with pytest.raises(ValueError, match="90 rows make 180 steps, but 200 were known"):
+        schedule.update(90)
+    assert schedule.totals == [[0, 200]]
 
 
 def test_torch_drives_it_and_a_resume_with_growth_has_no_jump() -> None:
@@ -129,6 +145,7 @@ def test_what_is_asked_for_now_is_not_overwritten_by_what_was_asked_for_then() -
     resumed = Schedule(100, epochs=3, effective_batch=1)
     new = scheduler_of(resumed)
     new.load_state_dict(old.state_dict())
+    assert resumed.total == 100, "as the state has it"
     assert resumed.update(100) == 300
 
 

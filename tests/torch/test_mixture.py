@@ -345,7 +345,11 @@ def test_a_mixture_is_read_from_a_file_wherever_one_stands(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("old", "new", "problem"),
     [
-        ("weight = 0.25", "wieght = 0.25", r"unknown field `wieght` - at `\$.cache\[1\]`"),
+        (
+            "weight = 0.25",
+            "wieght = 0.25",
+            r"unknown field `wieght` - at `\$.cache\[1\]`.*\[\[cache\]\] has root, weight",
+        ),
         ("weight = 0.25", 'weight = "much"', r"Expected `float \| null`, got `str` - at `\$.cache\[1\].weight`"),
         ("weight = 0.25", "repeat = 2", "all with a weight or all with a repeat"),
         ("[0.5, 0.5]", "[0.5]", "different numbers of sources"),
@@ -370,3 +374,9 @@ def test_a_file_or_cache_that_is_not_there_is_named(tmp_path: Path) -> None:
     (tmp_path / "mixture.toml").write_text(MIXTURE)
     with pytest.raises(CacheNotFound, match="edu/cache"):
         open_mixture(tmp_path / "mixture.toml")
+
+
+def test_a_change_of_weights_names_every_cache(caches: list[fb.Cache]) -> None:
+    loader = loader_of(weighted(caches, [1, 1, 1]), 4)
+    with pytest.raises(ValueError, match="2 weights for 3 caches"):
+        change_weights(loader, [0.5, 0.5])

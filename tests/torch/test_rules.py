@@ -170,16 +170,24 @@ def test_a_predicate_must_answer_for_every_row(numbers: fb.Cache) -> None:
         Where("sum", lambda columns: columns["number"].sum(), ["number"]).of(numbers)
 
 
+def test_a_predicate_that_raises_is_named_with_the_columns_it_had(numbers: fb.Cache) -> None:
+    with pytest.raises(KeyError, match="length") as raised:
+        Where("long", lambda columns: columns["length"] > 4, ["number"]).of(numbers)
+    assert raised.value.__notes__ == ["raised by the predicate 'long', which was given the columns ['number']"]
+
+
 def test_an_empty_side_is_an_error_that_says_what_to_do(tokens: fb.Cache) -> None:
     with pytest.raises(SelectionEmpty, match=r"none of the 100 rows in 20 chunks .* choose another fraction"):
         Split("validation", fraction=1.0).of(tokens)
-    with pytest.raises(SelectionEmpty, match="where never"):
+    with pytest.raises(SelectionEmpty, match=r"where never.* choose a predicate"):
         Where("never", lambda columns: np.zeros(len(columns["tokens"]), bool), ["tokens"]).of(tokens)
 
 
 def test_what_is_no_split_is_refused(tokens: fb.Cache) -> None:
-    with pytest.raises(ValueError, match="side is 'test'"):
+    with pytest.raises(ValueError, match="side is 'test'; a split has the sides 'train' and 'validation'"):
         Split("test")
+    with pytest.raises(ValueError, match="by is 'row'"):
+        Split("train", by="row")
     with pytest.raises(ValueError, match="fraction is 80"):
         Split("train", fraction=80)
     with pytest.raises(ValueError, match="names no column of sample ids"):

@@ -2,21 +2,30 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
-from forebay.cache.work import Job
-from forebay.format.chunk import ChunkRecord
 from forebay.recipe import AnyRecipe
 
 Trouble = Literal["io", "disk-full", "source-changed", "error"]
 
 
+class Task(Protocol):
+    """What is run: numbered chunks of work, each by whoever is free. It is pickled to get there."""
+
+    @property
+    def chunks(self) -> Any:
+        """Has the `recipe` and, maybe, the `source` that a worker must be able to import."""
+
+    def make(self, chunk: int) -> Any:
+        """Do the work of one chunk; what comes of it is told to whoever started the crew."""
+
+
 @dataclass(frozen=True, slots=True)
 class Made:
-    """A chunk is written; `record` is None where somebody else had written it first."""
+    """A chunk is done; `record` is what the task says of it (a build: None where somebody else was first)."""
 
     chunk: int
-    record: ChunkRecord | None
+    record: Any
     seconds: float
     peak_bytes: int
 
@@ -71,7 +80,7 @@ class Engine(Protocol):
     def get_ready(self, recipe: AnyRecipe, workers: int) -> None:
         """Begin to start so many workers, and have them load what a recipe needs: its `get_ready()`, if it has one."""
 
-    def start(self, job: Job, workers: int) -> Crew: ...
+    def start(self, job: Task, workers: int) -> Crew: ...
 
     def close(self) -> None:
         """End what was started and not used."""

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from forebay.columns import Array
 
+SHORT_ROW = 64  # values, on average, up to which a ragged row is copied value by value
 _LARGEST = 2**62  # bytes that numpy lets one array seem to have
 
 

@@ -14,15 +14,18 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from forebay.cache.blocks import BlockCache, BlockStatistics
-from forebay.cache.column import ColumnReader, Place, column_reader
+from forebay.cache.column import ColumnReader, column_reader
+from forebay.cache.compressed import Decoded
 from forebay.cache.finder import ChunkFinder
 from forebay.cache.maps import MAX_MAPS, Maps
+from forebay.cache.place import Place
 from forebay.cache.presence import column_homes, layer_columns, presence_name
 from forebay.cache.publish import load_generation
 from forebay.cache.published import open_chunk, published_record, read_column
@@ -200,6 +203,15 @@ class Cache:
         spans = (slice(at, at + step) for at in range(0, len(numbers), step))
         return np.concatenate([reader.read_slices(self._place(numbers[some]), firsts[some], length) for some in spans])
 
+    def views(self, rows: ArrayLike, column: str) -> Iterator[Array]:
+        """Some rows of a column, one by one, each checked as it is handed out; not to be written to.
+
+        Rows of a ragged column are no copies: they are parts of mapped files, or of decoded blocks.
+        """
+        numbers, reader, step = self._row_numbers(rows), self._reader(column), self._step
+        places = (self._place(numbers[at : at + step]) for at in range(0, len(numbers), step))
+        return chain.from_iterable(map(reader.views, places))
+
     def chunks(self, columns: Sequence[str] | None = None) -> Iterator[dict[str, Array | Ragged]]:
         """All rows of one chunk after the other; uncompressed columns are views of the file, not copies."""
         wanted = self._wanted(columns)
@@ -226,7 +238,7 @@ class Cache:
 
     def _forget(self) -> None:
         """Begin with nothing mapped, decoded or checked: a new cache, or a forked process."""
-        self._blocks = BlockCache(self._options.memory)
+        self._blocks: BlockCache[Decoded] = BlockCache(self._options.memory)
         self._maps: dict[str, Maps] = {}
         self._readers: dict[str, ColumnReader] = {}
 

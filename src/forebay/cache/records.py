@@ -10,7 +10,7 @@ GONE = "is gone"  # how a source file differs that is not there any more
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
     """A moment in a long job."""
 
-    phase: Literal["planning", "building", "repairing", "waiting", "publishing", "verifying", "copying"]
+    phase: Literal["planning", "building", "repairing", "waiting", "publishing", "verifying", "copying", "warming"]
     done: int
     total: int
     unit: str = "chunks"

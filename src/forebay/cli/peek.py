@@ -1,5 +1,6 @@
 """`forebay peek`: a few rows as a person would read them."""
 
+from collections.abc import Callable
 from typing import Any
 
 import click
@@ -7,38 +8,67 @@ import numpy as np
 
 from forebay.cache.reader import Cache, open_cache
 from forebay.cli.options import cache_argument, json_option
-from forebay.cli.packed_rows import KIND, peek_packed
+from forebay.cli.packed_rows import KIND as TOKENS
+from forebay.cli.packed_rows import peek_packed
+from forebay.cli.peeked_images import KIND as IMAGES
+from forebay.cli.peeked_images import draw_sheet, peek_images
 from forebay.cli.records import Cell, Peek, PeekedRow
 from forebay.cli.show import show
 from forebay.columns import Array, Column
 
 KEPT_VALUES = 64
+ROWS, SHEET_ROWS = 3, 24
 
 
 @click.command()
 @cache_argument
-@click.option("--rows", "count", type=click.IntRange(min=1), default=3, show_default=True, help="How many, from row 0.")
+@click.option("--rows", "count", type=click.IntRange(min=1), help="How many, from row 0.  [default: 3; 24 on a sheet]")
 @click.option("--row", "chosen", type=click.IntRange(min=0), multiple=True, help="This row; can be given again.")
 @click.option("--column", "columns", multiple=True, help="Only this column, of any layer; can be given again.")
+@click.option("--png", "sheet", metavar="FILE", help="Draw a contact sheet of images: boxes, ignored tokens, tags.")
+@click.option("--patch", type=click.IntRange(min=1), help="Side of a token on the sheet.  [16, where it divides]")
 @json_option
-def peek(cache: str, count: int, chosen: tuple[int, ...], columns: tuple[str, ...], as_json: bool) -> None:
-    """Show a few rows: text and tokens as text, arrays by their first values.
+def peek(
+    cache: str,
+    count: int | None,
+    chosen: tuple[int, ...],
+    columns: tuple[str, ...],
+    sheet: str | None,
+    patch: int | None,
+    as_json: bool,
+) -> None:
+    """Show a few rows: text as text, images drawn, arrays by their first values.
 
     Packed tokens are shown as the documents they are from, with what is padding; --column shows the ids themselves,
-    --json every token and all of the text.
+    --json every token and all of the text. Images are shown by what is bright and dark, and --png draws them: the box
+    outlined, tokens that a model ignores in red.
 
+    \b
     Example: forebay peek caches/edu --row 17
+             forebay peek caches/photos --png sheet.png
     """
     opened = open_cache(cache)
-    beyond = [row for row in chosen if row >= len(opened)]
+    kind = opened.recipe(opened.generation.base).kind
+    if (sheet or patch) and (kind != IMAGES or columns):
+        raise click.UsageError(f"--png and --patch draw whole images; '{cache}' holds {kind}, see it without them.")
+    rows = _rows(cache, len(opened), count or (SHEET_ROWS if sheet else ROWS), chosen)
+    if sheet:
+        show(draw_sheet(opened, rows, sheet, patch), as_json)
+    elif columns or kind not in PEEKS:
+        show(_peeked(opened, rows, columns), as_json)
+    else:
+        show(PEEKS[kind](opened, rows), as_json)
+
+
+# How rows are shown of which more is known than their columns.
+PEEKS: dict[str, Callable[[Cache, list[int]], Any]] = {TOKENS: peek_packed, IMAGES: peek_images}
+
+
+def _rows(root: str, there: int, count: int, chosen: tuple[int, ...]) -> list[int]:
+    beyond = [row for row in chosen if row >= there]
     if beyond:
-        raise click.BadParameter(f"there is no row {beyond[0]:,}; '{cache}' has {len(opened):,}", param_hint="'--row'")
-    rows = list(chosen) or list(range(min(count, len(opened))))
-    show(peek_packed(opened, rows) if _is_packed(opened, columns) else _peeked(opened, rows, columns), as_json)
-
-
-def _is_packed(cache: Cache, columns: tuple[str, ...]) -> bool:
-    return not columns and cache.recipe(cache.generation.base).kind == KIND
+        raise click.BadParameter(f"there is no row {beyond[0]:,}; '{root}' has {there:,}", param_hint="'--row'")
+    return list(chosen) or list(range(min(count, there)))
 
 
 def _peeked(cache: Cache, rows: list[int], columns: tuple[str, ...]) -> Peek:

@@ -1,5 +1,7 @@
 """What only the command line answers with: rows to look at, a build that is not made, a demo."""
 
+from typing import Any
+
 import msgspec
 
 from forebay.cache.records import Estimate
@@ -64,6 +66,42 @@ class PackedPeek(msgspec.Struct, frozen=True, kw_only=True):
     rows: int
     shown: tuple[PackedRow, ...]
     note: str = ""
+
+
+class PeekedImage(msgspec.Struct, frozen=True, kw_only=True):
+    """One image; `picture` is what it looks like in a few lines of characters, dots where it is padding."""
+
+    row: int
+    chunk: int
+    row_in_chunk: int
+    id: str
+    original_size: tuple[int, int]  # width, height, as displayed
+    box: tuple[int, int, int, int]  # left, top, width, height on the canvas
+    padding: float  # share of the canvas
+    tags: tuple[str, ...]
+    metadata: dict[str, Any]  # without the tags
+    picture: tuple[str, ...]
+
+
+class ImagePeek(msgspec.Struct, frozen=True, kw_only=True):
+    """A few rows of images as a person would read them."""
+
+    root: str
+    generation: int
+    rows: int
+    size: int
+    shown: tuple[PeekedImage, ...]
+
+
+class ImageSheet(msgspec.Struct, frozen=True, kw_only=True):
+    """A contact sheet that was drawn; `patch` is None where no tokens are drawn."""
+
+    root: str
+    generation: int
+    rows: int
+    path: str
+    patch: int | None
+    drawn: tuple[int, ...]
 
 
 class DryRun(msgspec.Struct, frozen=True, kw_only=True):

@@ -133,7 +133,7 @@ def _paths_from(folder: str, section: dict[str, Any]) -> dict[str, Any]:
     if "paths" in section:
         paths = (path if is_on_hub(path) else os.path.join(folder, path) for path in section["paths"])
         section = {**section, "paths": tuple(paths)}
-    found = {name: os.path.join(folder, section[name]) for name in ("into", "spool") if section.get(name)}
+    found = {name: os.path.join(folder, section[name]) for name in ("into", "spool", "root") if section.get(name)}
     return {**section, **found}
 
 

@@ -17,8 +17,9 @@ from typing import Any, Literal, NoReturn
 import msgspec
 
 from forebay.cli.old_settings import Refused, modernized
-from forebay.cli.sizes import parse_allowed, parse_size
+from forebay.cli.sizes import parse_allowed
 from forebay.errors import SettingsInvalid
+from forebay.sizes import parse_size
 
 SECTIONS = ("source", "recipe", "build")
 _REQUIRED = ("source", "recipe")

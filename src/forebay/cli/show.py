@@ -1,5 +1,6 @@
 """The one module that prints: records on standard output, all else on standard error."""
 
+import json
 import re
 import sys
 from typing import Any
@@ -19,12 +20,20 @@ _NUMBERS = re.compile(r"\[\n\s+([-+.\deE]+(?:,\n\s+[-+.\deE]+)*)\n\s*\]")
 def show(record: Any, as_json: bool) -> None:
     """A record, or a list of them, for a person or for a program."""
     if as_json:
-        click.echo(_numbers_on_one_line(msgspec.json.format(msgspec.json.encode(record), indent=2).decode()))
+        click.echo(_numbers_on_one_line(_as_json(record)))
     else:
         console = console_for(sys.stdout)
         with console.capture() as picture:
             console.print(draw(record))
         click.echo("\n".join(line.rstrip() for line in picture.get().splitlines()), color=True)
+
+
+def _as_json(record: Any) -> str:
+    """Indented JSON. A file's name that is not UTF-8 has its bytes as lone surrogates, which are escaped."""
+    try:
+        return msgspec.json.format(msgspec.json.encode(record), indent=2).decode()
+    except UnicodeEncodeError:
+        return json.dumps(msgspec.to_builtins(record), indent=2)
 
 
 def _numbers_on_one_line(text: str) -> str:

@@ -1,29 +1,10 @@
-"""What a person writes for a number of bytes or for allowed failures, as numbers."""
+"""Numbers of bytes and allowed failures on the command line."""
 
-import re
 from typing import Any
 
 import click
 
-_UNITS = {"": 1, "b": 1}
-_UNITS |= {f"{prefix}b": 1000**power for power, prefix in enumerate("kmgtp", 1)}
-_UNITS |= {f"{prefix}ib": 1024**power for power, prefix in enumerate("kmgtp", 1)}
-_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", re.IGNORECASE)
-
-
-def parse_size(text: str) -> int:
-    """
-    >>> parse_size("16GB"), parse_size("1.5 MiB"), parse_size("4096")
-    (16000000000, 1572864, 4096)
-    """
-    match = _SIZE.fullmatch(text)
-    unit = _UNITS.get(match[2].lower()) if match else None
-    if match is None or unit is None:
-        raise ValueError(f"{text!r} is no size; write it as 600MB, 16GB or 1GiB")
-    size = int(float(match[1]) * unit)
-    if size < 1:
-        raise ValueError(f"{text!r} is no size; it must be at least one byte")
-    return size
+from forebay.sizes import parse_size
 
 
 def parse_allowed(text: str) -> int | float:

@@ -5,15 +5,14 @@ import sys
 import time
 from pathlib import Path
 
-from forebay.cache.crew import Event, Made, Refused
-from forebay.cache.work import Job
+from forebay.cache.crew import Event, Made, Refused, Task
 from forebay.errors import SourceChanged
 from forebay.store.base import is_full
 
 _RSS_UNIT = 1 if sys.platform == "darwin" else 1024
 
 
-def attempt_chunk(job: Job, chunk: int) -> Event:
+def attempt_chunk(job: Task, chunk: int) -> Event:
     """Make a chunk; whatever goes wrong comes back as words, not as an exception."""
     started = time.monotonic()
     try:

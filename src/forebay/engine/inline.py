@@ -3,8 +3,7 @@
 import os
 import time
 
-from forebay.cache.crew import Crew, Event
-from forebay.cache.work import Job
+from forebay.cache.crew import Crew, Event, Task
 from forebay.engine.attempt import attempt_chunk
 from forebay.recipe import AnyRecipe
 
@@ -16,14 +15,14 @@ class InlineEngine:
     def close(self) -> None:
         """Nothing was started."""
 
-    def start(self, job: Job, workers: int) -> Crew:
+    def start(self, job: Task, workers: int) -> Crew:
         return InlineCrew(job)
 
 
 class InlineCrew:
     """One slot, worked on while the build waits for it."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Task) -> None:
         self._job = job
         self._chunk: int | None = None
 

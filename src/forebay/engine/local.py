@@ -14,8 +14,7 @@ import time
 from multiprocessing.connection import Pipe, wait
 from typing import Any
 
-from forebay.cache.crew import Crew, Died, Event
-from forebay.cache.work import Job
+from forebay.cache.crew import Crew, Died, Event, Task
 from forebay.errors import RecipeInvalid
 from forebay.recipe import AnyRecipe
 
@@ -38,7 +37,7 @@ class LocalEngine:
     def get_ready(self, recipe: AnyRecipe, workers: int) -> None:
         self._ready += [Worker(_pickled_recipe(recipe)) for _ in range(workers)]
 
-    def start(self, job: Job, workers: int) -> Crew:
+    def start(self, job: Task, workers: int) -> Crew:
         ready, self._ready = self._ready[:workers], self._ready[workers:]
         return LocalCrew(job, workers, ready)
 
@@ -50,7 +49,7 @@ class LocalEngine:
 class LocalCrew:
     """Worker processes, each replaced when it dies."""
 
-    def __init__(self, job: Job, workers: int, ready: "list[Worker]") -> None:
+    def __init__(self, job: Task, workers: int, ready: "list[Worker]") -> None:
         self._job = _pickled(job)
         self._ready = ready
         self._workers: dict[int, Worker] = {}
@@ -163,7 +162,7 @@ def _pickled_recipe(recipe: AnyRecipe) -> bytes:
         return pickle.dumps(None)
 
 
-def _pickled(job: Job) -> bytes:
+def _pickled(job: Task) -> bytes:
     for part in (job.chunks.recipe, getattr(job.chunks, "source", None)):
         if type(part).__module__ == "__main__":
             raise RecipeInvalid(

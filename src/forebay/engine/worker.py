@@ -8,7 +8,7 @@ import threading
 from contextlib import suppress
 from multiprocessing.connection import Connection
 
-from forebay.cache.work import Job
+from forebay.cache.crew import Task
 from forebay.engine.attempt import attempt_chunk
 
 
@@ -18,7 +18,7 @@ def main(descriptor: int) -> None:
     threading.Thread(target=_end_with_builder, args=(descriptor,), daemon=True).start()
     try:
         _get_ready(pipe.recv_bytes())
-        job: Job = pickle.loads(pipe.recv_bytes())
+        job: Task = pickle.loads(pipe.recv_bytes())
         # Garbage in cycles is looked for between chunks, and not among what is loaded by now: it takes a tenth of the
         # time of a chunk of many small samples otherwise.
         gc.freeze()

@@ -11,7 +11,7 @@ nothing: every number is checked before it is used.
 
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -65,7 +65,9 @@ def tag_of(array: Array) -> str:
     return _TAGS[array.dtype]
 
 
-def encode_header(metadata: dict[str, Any], tensors: Iterable[tuple[str, str, Sequence[int], int]]) -> bytes:
+def encode_header(
+    metadata: Mapping[str, Any], tensors: Iterable[tuple[str, str, Sequence[int], int]], alignment: int = ALIGNMENT
+) -> bytes:
     """The head of a file whose tensors are (name, tag, shape, bytes), padded so that data starts aligned."""
     entries: dict[str, Any] = {"__metadata__": {"forebay": canonical_json(metadata).decode()}}
     position = 0
@@ -73,7 +75,7 @@ def encode_header(metadata: dict[str, Any], tensors: Iterable[tuple[str, str, Se
         entries[name] = {"dtype": tag, "shape": list(shape), "data_offsets": [position, position + size]}
         position += size
     text = json.dumps(entries, separators=(",", ":")).encode()
-    padded = -(-(8 + len(text)) // ALIGNMENT) * ALIGNMENT - 8
+    padded = -(-(8 + len(text)) // alignment) * alignment - 8
     return padded.to_bytes(8, "little") + text.ljust(padded)
 
 

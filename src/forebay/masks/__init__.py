@@ -32,6 +32,7 @@ from forebay.masks.rectangle import (
     pixel_mask,
     resize_rectangles,
     token_ignore_mask,
+    token_padding,
 )
 from forebay.masks.spans import Spans, causal_spans, dense_mask, document_spans, prefix_spans, windowed
 
@@ -60,6 +61,7 @@ __all__ = [
     "resize_rectangles",
     "span_block_lists",
     "token_ignore_mask",
+    "token_padding",
     "whole_lengths",
     "windowed",
 ]

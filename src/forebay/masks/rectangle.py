@@ -47,13 +47,22 @@ def token_ignore_mask(rectangles: ArrayLike, size: Size, patch: int, threshold: 
 
     With patch 16, 230 padded pixels of 256 keep the token and 231 ignore it.
     """
-    _check_patch(size, patch)
     _check_threshold(threshold)
-    content = _cell_content(_checked(rectangles, size), size, (size[0] // patch, size[1] // patch))
-    padded = patch * patch - content
-    ignored: Bools = padded / (patch * patch) >= threshold
+    ignored: Bools = token_padding(rectangles, size, patch) >= threshold
     _check_something_kept(ignored)
     return ignored
+
+
+def token_padding(rectangles: ArrayLike, size: Size, patch: int) -> NDArray[np.float64]:
+    """The share of padding in each token, `[images, height/patch, width/patch]`.
+
+    pixels   1 1 1 . . .      patch 2      1 .5 .
+             1 1 1 . . .
+    """
+    _check_patch(size, patch)
+    content = _cell_content(_checked(rectangles, size), size, (size[0] // patch, size[1] // patch))
+    padded: NDArray[np.float64] = (patch * patch - content) / (patch * patch)
+    return padded
 
 
 def latent_weights(rectangles: ArrayLike, size: Size, grid: Size) -> NDArray[np.float32]:

@@ -5,9 +5,12 @@ The generator is Philox 4×32-10: ten rounds turn a counter of 128 bits and a ke
     key       hash of seed and purpose
     counter   row ─ 64 bits │ epoch ─ 32 │ draw ─ 32        each block gives two draws of 64 bits
 
-A row goes by its permanent name (`row_keys`), so filling a gap or growing the cache moves no coin.
+A row goes by its permanent name (`row_keys`), so filling a gap or growing the cache moves no coin. A sample goes by its
+id (`sample_keys`), so its coin is the same in every cache, and where there is none.
 """
 
+import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
 
@@ -36,7 +39,7 @@ class Coins:
 
     seed: int
     epoch: int | NDArray[np.int64]  # one for all, or one for each row
-    rows: Words  # (rows,), from `row_keys`
+    rows: Words  # (rows,), from `row_keys` or `sample_keys`
 
     def uniform(self, purpose: str, shape: tuple[int, ...] = ()) -> NDArray[np.float64]:
         """Numbers from 0 to below 1, `(rows, *shape)`."""
@@ -68,6 +71,16 @@ class Coins:
 def row_keys(chunks: ArrayLike, rows: ArrayLike) -> Words:
     """Row ids (chunk, row in chunk) as one number each."""
     return np.asarray(chunks).astype(np.uint64) << _HALF | np.asarray(rows).astype(np.uint64)
+
+
+def sample_keys(ids: Iterable[bytes]) -> Words:
+    """Sample ids as one number each.
+
+    >>> Coins(seed=0, epoch=3, rows=sample_keys([b"1.jpg", b"2.jpg"])).flip("flip").tolist()
+    [False, True]
+    """
+    digests = b"".join(hashlib.blake2b(each, digest_size=8, person=b"sample").digest() for each in ids)
+    return np.frombuffer(digests, "<u8").astype(np.uint64)
 
 
 def philox(

@@ -6,17 +6,22 @@
 floor ┤ ╱               ╲__╱╲__      near the floor the multiplier first rises again, over `rewarm` steps
       └─┴──┴─────┴──────┴──┴────▶
       0 warm-up  s      T₁ grown
+
+How far it rises depends on where the growth finds it: up to a progress of 0.8 not at all, from 0.9 on all the way to
+what a run with the new total from its beginning would have, and between the two in proportion. So a growth one step
+later makes a little difference, never a large one.
 """
 
 from dataclasses import dataclass
 from fractions import Fraction
-from math import cos, floor, pi
+from itertools import pairwise
+from math import acos, cos, floor, pi
 from typing import Literal
-
-NEAR_ITS_END = 0.9  # progress from which on a growth makes the multiplier rise again: else it would stay where it is
 
 Decay = Literal["cosine", "linear"]
 Totals = tuple[tuple[int, int], ...]  # (from this step on, so many steps in all)
+
+RISES_FROM, RISES_FULLY_FROM = 0.8, 0.9  # progress at a growth
 
 
 def training_steps(sequences: int, epochs: float, train_fraction: float, effective_batch: int) -> int:
@@ -60,54 +65,63 @@ class Multiplier:
             )
         if not self.totals or self.totals[0][0] != 0:
             raise ValueError(f"totals are {self.totals}; the first one counts from step 0")
+        if any(later < earlier for pair in pairwise(self.totals) for earlier, later in zip(*pair, strict=True)):
+            raise ValueError(f"totals are {self.totals}; neither the steps nor the totals become less")
 
     def __call__(self, step: int) -> float:
         if step < self.warmup:
             return step / self.warmup
-        leg = _Leg(self.warmup, 1.0, self.warmup, 0.0, self.totals[0][1])
+        leg = self._first_leg(self.totals[0][1])
         for start, total in self.totals[1:]:
             if start > step:
                 break
-            leg = self._next_leg(leg, start, total)
+            leg = self._first_leg(total) if start <= self.warmup else self._next_leg(leg, start, total)
         return self._on(leg, step)
 
+    def _first_leg(self, total: int) -> "_Leg":
+        return _Leg(self.warmup, 0.0, total, 0.0, 1)
+
     def _next_leg(self, leg: "_Leg", step: int, total: int) -> "_Leg":
-        if step <= self.warmup:
-            return _Leg(self.warmup, 1.0, self.warmup, 0.0, total)
-        if leg.start <= step and leg.progress_at(step) < NEAR_ITS_END:
-            return _Leg(step, self._on(leg, step), step, leg.progress_at(step), total)
-        # Near its floor, or still rising from there: it rises for `rewarm` steps from now, so that it is never steep.
-        return _Leg(step, self._on(leg, step), step + self.rewarm, self._fresh(step + self.rewarm, total), total)
+        progress = self._progress_of(self._on(leg, step)) if leg.rises else leg.progress_at(step)
+        near_the_end = (progress - RISES_FROM) / (RISES_FULLY_FROM - RISES_FROM)
+        not_risen_yet = leg.rises * (1 - leg.risen_at(step))
+        rises = max(0.0, min(1.0, near_the_end), not_risen_yet)
+        return _Leg(step, progress, total, rises, max(1, min(self.rewarm, (total - step) // 2)))
 
     def _on(self, leg: "_Leg", step: int) -> float:
-        if step < leg.start:
-            rise = (step - leg.rises_from) / (leg.start - leg.rises_from)
-            return leg.value + (self._shaped(leg.progress) - leg.value) * rise
-        return self._shaped(leg.progress_at(step))
-
-    def _fresh(self, step: int, total: int) -> float:
-        """The progress of a run that had this total from its beginning."""
-        return _Leg(self.warmup, 1.0, self.warmup, 0.0, total).progress_at(step)
+        own = self._shaped(leg.progress_at(step))
+        fresh = self._shaped(self._first_leg(leg.total).progress_at(step))
+        return own + leg.rises * leg.risen_at(step) * (fresh - own)
 
     def _shaped(self, progress: float) -> float:
         share = (1 + cos(pi * progress)) / 2 if self.decay == "cosine" else 1 - progress
         return self.floor + (1 - self.floor) * share
 
+    def _progress_of(self, value: float) -> float:
+        """The progress that has this value."""
+        if self.floor == 1:
+            return 0.0
+        share = max(0.0, min(1.0, (value - self.floor) / (1 - self.floor)))
+        return acos(2 * share - 1) / pi if self.decay == "cosine" else 1 - share
+
 
 @dataclass(frozen=True, slots=True)
 class _Leg:
-    """From `value` at `rises_from` straight to `start`; from there, progress in equal steps to 1 at the total."""
+    """From `start` on, progress in equal steps to 1 at the total; meanwhile a rise towards a fresh run's multiplier."""
 
-    rises_from: int
-    value: float
     start: int
     progress: float
     total: int
+    rises: float  # how much of the way to a fresh run's multiplier
+    over: int  # steps that the rise takes
 
     def progress_at(self, step: int) -> float:
         if step >= self.total:
             return 1.0
         return self.progress + (1 - self.progress) * (step - self.start) / (self.total - self.start)
+
+    def risen_at(self, step: int) -> float:
+        return min(1.0, (step - self.start) / self.over)
 
 
 def _as_written(number: float) -> Fraction:

@@ -1,10 +1,11 @@
-"""Where samples come from: files, lines, documents of text, JSON lines, Parquet, the hub, iterables and functions."""
+"""Where samples come from: files, images, lines, text, JSON lines, Parquet, the hub, iterables and functions."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from forebay.sources.files import FileSource, files
 from forebay.sources.function import FunctionSource, function
+from forebay.sources.image_files import ImageSource, images
 from forebay.sources.jsonl import JsonlSource, jsonl
 from forebay.sources.lines import LineSource, lines
 from forebay.sources.spool import documents
@@ -25,6 +26,7 @@ __all__ = [
     "FileSource",
     "FunctionSource",
     "HubSource",
+    "ImageSource",
     "JsonlSource",
     "LineSource",
     "ParquetSource",
@@ -33,6 +35,7 @@ __all__ = [
     "files",
     "function",
     "hub",
+    "images",
     "jsonl",
     "lines",
     "parquet",

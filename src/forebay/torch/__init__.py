@@ -25,12 +25,17 @@ if TYPE_CHECKING:
         prefix_block_mask,
     )
     from forebay.torch.block_mask_cache import BlockMaskCache, BlockMaskStatistics
+    from forebay.torch.collate import Collate
     from forebay.torch.dataset import CacheDataset
     from forebay.torch.growth import Growth
+    from forebay.torch.image_batch import ImageBatch
+    from forebay.torch.image_joint import Canvases, JointTransform
     from forebay.torch.isolation import Leak, PaddingLeak, document_leaks, padding_leaks
+    from forebay.torch.letterbox_module import LetterboxModule
     from forebay.torch.loader import Loader
     from forebay.torch.mixture import Ingredient, Mixture, change_weights
     from forebay.torch.mixture_file import open_mixture
+    from forebay.torch.normalize import normalize_on_device
     from forebay.torch.old_import import ImportReport, import_old
     from forebay.torch.rules import Split, Where
     from forebay.torch.schedule import Schedule
@@ -49,12 +54,17 @@ _HOMES = {
         "forebay.torch.block_mask",
     ),
     **dict.fromkeys(("BlockMaskCache", "BlockMaskStatistics"), "forebay.torch.block_mask_cache"),
+    "Collate": "forebay.torch.collate",
     "CacheDataset": "forebay.torch.dataset",
     **dict.fromkeys(("Leak", "PaddingLeak", "document_leaks", "padding_leaks"), "forebay.torch.isolation"),
     "Growth": "forebay.torch.growth",
+    "ImageBatch": "forebay.torch.image_batch",
+    **dict.fromkeys(("Canvases", "JointTransform"), "forebay.torch.image_joint"),
+    "LetterboxModule": "forebay.torch.letterbox_module",
     "Loader": "forebay.torch.loader",
     **dict.fromkeys(("Ingredient", "Mixture", "change_weights"), "forebay.torch.mixture"),
     "open_mixture": "forebay.torch.mixture_file",
+    "normalize_on_device": "forebay.torch.normalize",
     **dict.fromkeys(("ImportReport", "import_old"), "forebay.torch.old_import"),
     **dict.fromkeys(("Split", "Where"), "forebay.torch.rules"),
     "Schedule": "forebay.torch.schedule",
@@ -64,11 +74,12 @@ _HOMES = {
 }
 
 __all__ = [
-    "BlockMaskCache", "BlockMaskStatistics", "CacheDataset", "Coins", "Growth", "ImportReport", "Ingredient",
-    "Leak", "Loader", "Located", "MaskedViTBlock", "Mixture", "PackedSelfAttention", "PaddingLeak",
-    "PortableBlockMask", "Schedule", "SeedAttention", "ShuffleQuality", "Split", "Stream", "TorchFeatures",
-    "Transform", "Where", "Window", "causal_block_mask", "change_weights", "document_block_mask", "document_leaks",
-    "features", "image_block_mask", "import_old", "open_mixture", "padding_leaks", "prefix_block_mask",
+    "BlockMaskCache", "BlockMaskStatistics", "CacheDataset", "Canvases", "Coins", "Collate", "Growth", "ImageBatch",
+    "ImportReport", "Ingredient", "JointTransform", "Leak", "LetterboxModule", "Loader", "Located", "MaskedViTBlock",
+    "Mixture", "PackedSelfAttention", "PaddingLeak", "PortableBlockMask", "Schedule", "SeedAttention", "ShuffleQuality",
+    "Split", "Stream", "TorchFeatures", "Transform", "Where", "Window", "causal_block_mask", "change_weights",
+    "document_block_mask", "document_leaks", "features", "image_block_mask", "import_old", "normalize_on_device",
+    "open_mixture", "padding_leaks", "prefix_block_mask",
 ]  # fmt: skip
 
 

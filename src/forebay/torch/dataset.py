@@ -18,10 +18,13 @@ from forebay.cache.reader import Cache
 from forebay.errors import ColumnNotFound
 from forebay.masks.documents import LabelStyle
 from forebay.order.bijection import Numbers
+from forebay.order.coins import Coins
 from forebay.torch.batch import TRAINED_ON, Batch, Training, plain_batch, training_batch
 from forebay.torch.buffers import Buffers
-from forebay.torch.stream import Rule
-from forebay.torch.transform import Transform, row_coins
+from forebay.torch.collate import Collate
+from forebay.torch.gather import view_rows
+from forebay.torch.stream import Located, Rule
+from forebay.torch.transform import Transform, by_row, by_sample, row_coins
 
 Row = dict[str, Tensor]
 
@@ -37,6 +40,8 @@ class CacheDataset(Dataset[Row]):
 
     So named, `transformers` sees by the positions where documents begin, and keeps them apart (without `use_cache`).
 
+    `collate` makes the tensors, as in a `Loader`; without one, images too come as they are stored, for a `collate_fn`.
+
     `transform` is given batches, as in a `Loader`, and coins of the epoch that `set_epoch` named last.
     """
 
@@ -49,16 +54,20 @@ class CacheDataset(Dataset[Row]):
         labels: LabelStyle | None = "next",
         derive: Sequence[Literal["positions", "document_ids"]] = ("positions",),
         names: Mapping[str, str] | None = None,
+        collate: Collate | None = None,
         transform: Transform | None = None,
         seed: int = 0,
     ) -> None:
         self.cache = cache
         self.seed = seed
         self._selection = None if selection is None else selection.of(cache)
-        trains = columns is None and set(TRAINED_ON) <= set(cache.columns)
+        if collate is not None and columns is not None:
+            raise ValueError(f"columns is {list(columns)} beside a collate, which reads columns of its own; give one")
+        trains = collate is None and columns is None and set(TRAINED_ON) <= set(cache.columns)
         self._columns = TRAINED_ON if trains else columns
         self._training = _row_training(labels, derive) if trains else None
-        self._names = None if names is None else dict(names)
+        self._names = None if names is None else _checked_names(names)
+        self._collate = collate
         self._transform = transform
         # In shared memory, so that workers that live on see the next epoch too. torch declares no types here.
         self._epoch: Tensor = torch.zeros((), dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
@@ -77,7 +86,7 @@ class CacheDataset(Dataset[Row]):
         rows = self._rows(indices)
         batch = self._batch(rows)
         if self._transform is not None:
-            batch = self._transform(batch, row_coins([self.cache], self.seed, self.epoch, rows))
+            batch = self._transform(batch, self._coins(rows))
         split = {name: _split(batch, ours) for name, ours in self._names_in(batch).items()}
         return [{name: values[row] for name, values in split.items()} for row in range(len(rows))]
 
@@ -100,8 +109,16 @@ class CacheDataset(Dataset[Row]):
         return places if self._selection is None else self._selection.rows(places)
 
     def _batch(self, rows: Numbers) -> Batch:
-        read, buffers = self.cache.read(rows, self._columns), Buffers(0, pinned=False)
+        buffers = Buffers(0, pinned=False)
+        if self._collate is not None:
+            views = view_rows([self.cache], Located(rows), self._collate.columns)
+            return self._collate.collate(views, self._coins(rows), buffers)
+        read = self.cache.read(rows, self._columns)
         return training_batch(read, self._training, buffers) if self._training else plain_batch(read, buffers)
+
+    def _coins(self, rows: Numbers) -> Coins:
+        naming = by_row if self._collate is None else by_sample
+        return row_coins([self.cache], self.seed, self.epoch, rows, naming=naming)
 
     def _names_in(self, batch: Batch) -> Mapping[str, str]:
         """What a row's tensors are called → what they are called in the batch."""
@@ -112,6 +129,12 @@ class CacheDataset(Dataset[Row]):
             if name not in known:
                 raise ColumnNotFound(self.cache.root, name, sorted(known))
         return self._names
+
+
+def _checked_names(names: Mapping[str, str]) -> dict[str, str]:
+    if not isinstance(names, Mapping):
+        raise TypeError(f"names are {names!r}; give a dict of what a model calls a tensor: {{'input_ids': 'tokens'}}")
+    return dict(names)
 
 
 def _row_training(labels: LabelStyle | None, derive: Sequence[Literal["positions", "document_ids"]]) -> Training:

@@ -1,11 +1,12 @@
 """The columns of located rows, batch by batch, from one cache or from several."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from forebay.cache.column import cut_batches
+from forebay.cache.place import cut_batches
 from forebay.cache.reader import Cache
 from forebay.columns import Array, Ragged
 from forebay.order.bijection import Numbers
@@ -20,6 +21,36 @@ def gather_batches(
     if located.sources is None:
         return caches[0].read_batches(located.rows, size, columns)
     return _from_many(caches, located.rows, located.sources, size, columns)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RowViews:
+    """The rows of a ragged column, to be gone through as often as needed: views of the cache, checked as they come."""
+
+    caches: Sequence[Cache]
+    located: Located
+    column: str
+
+    def __len__(self) -> int:
+        return len(self.located.rows)
+
+    def __iter__(self) -> Iterator[Array]:
+        rows, sources = self.located.rows, self.located.sources
+        if sources is None:
+            return self.caches[0].views(rows, self.column)
+        views = {
+            source: self.caches[source].views(rows[sources == source], self.column)
+            for source in np.unique(sources).tolist()
+        }
+        return (next(views[source]) for source in sources.tolist())
+
+
+def view_rows(caches: Sequence[Cache], located: Located, columns: Sequence[str]) -> dict[str, Array | RowViews]:
+    """All located rows: of fixed columns an array, of ragged ones row by row."""
+    fixed = [name for name in columns if not caches[0].column(name).ragged]
+    (read,) = gather_batches(caches, located, max(1, len(located.rows)), fixed) if fixed else ({},)
+    arrays = {name: values for name, values in read.items() if not isinstance(values, Ragged)}
+    return arrays | {name: RowViews(caches, located, name) for name in columns if name not in fixed}
 
 
 def _from_many(

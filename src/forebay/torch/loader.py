@@ -18,15 +18,17 @@ from forebay.errors import StateMismatch
 from forebay.masks.documents import LabelStyle
 from forebay.order.quality import ShuffleQuality
 from forebay.order.window import Window
-from forebay.torch.batch import TRAINED_ON, Batch, Derived, Training, plain_batch, training_batch
+from forebay.torch.batch import Batch, Derived
+from forebay.torch.batch_kind import batch_kind
 from forebay.torch.buffers import Buffers
 from forebay.torch.cache_stream import CacheStream, generation_of
+from forebay.torch.collate import Collate
 from forebay.torch.feed import Feed
 from forebay.torch.growing import Growing
 from forebay.torch.growth import Growth, Policy
-from forebay.torch.pace import Pace, batch_bytes, suitable_threads
+from forebay.torch.pace import Pace, batch_bytes
 from forebay.torch.ranks import current_ranks
-from forebay.torch.runs import Making, Runs
+from forebay.torch.runs import Runs
 from forebay.torch.shuffle import Shuffle, choose_ordering, refuse_large_window
 from forebay.torch.stream import Rule, Stream
 from forebay.torch.transform import Transform
@@ -38,9 +40,16 @@ class Loader:
     """The batches of a cache, or of any stream of rows.
 
     A cache with `tokens` and `seq_lens` gives what a language model is trained on (see `forebay.torch.batch`); another
-    one, or `columns`, gives columns as they are. Rank and world size are those of torch.distributed or of torchrun;
-    every rank takes its share of each global batch. `growth` says what becomes of rows that are published meanwhile:
-    "pinned" leaves them, "epoch" takes them up in the next epoch, "within" also at the end of the running one.
+    one, or `columns`, gives columns as they are. `collate` makes batches of another kind, with `columns` beside them; a
+    cache of images has one by default (`forebay.torch.ImageBatch`). Rank and world size are those of torch.distributed
+    or of torchrun; every rank takes its share of each global batch. `growth` says what becomes of rows that are
+    published meanwhile: "pinned" leaves them, "epoch" takes them up in the next epoch, "within" also at the end of the
+    running one.
+
+    `shuffle` is "auto", "global", "window" (sized by `window`) or None; `selection` a `Split` or `Where`; `labels`
+    "next", "aligned" or None; `derive` some of "positions", "document_ids", "cu_seqlens"; `transform` changes batches;
+    `drop_last` leaves out the rows that fill no batch; `on_growth` is called with every `Growth`; `threads=0` makes
+    batches when they are asked for; `prefetch` is how many are made ahead.
     """
 
     def __init__(
@@ -56,6 +65,7 @@ class Loader:
         columns: Sequence[str] | None = None,
         labels: LabelStyle | None = "next",
         derive: Sequence[Derived] = ("positions",),
+        collate: Collate | None = None,
         transform: Transform | None = None,
         growth: Policy = "pinned",
         on_growth: Callable[[Growth], None] | None = None,
@@ -76,8 +86,7 @@ class Loader:
         if isinstance(source, Cache):  # a rank that opened it a moment later may have found a newer generation
             source = generation_of(source, self.ranks.lowest(source.generation.number))
         caches = [source] if isinstance(source, Cache) else list(source.caches)
-        trains = columns is None and all(set(TRAINED_ON) <= set(cache.columns) for cache in caches)
-        read = TRAINED_ON if trains else tuple(columns or caches[0].default_columns)
+        kind = batch_kind(caches, columns, collate, labels, derive)
         if not isinstance(source, Cache):
             _refuse_beside(
                 source,
@@ -87,16 +96,14 @@ class Loader:
                 selection=selection is not None,
                 growth=growth != "pinned",
             )
-        self.stream = self._stream(source, read, shuffle, seed, window, selection)
+        self.stream = self._stream(source, kind.columns, shuffle, seed, window, selection)
         self._pace = Pace.of(
-            suitable_threads(caches, read) if threads is None else threads,
+            kind.threads if threads is None else threads,
             prefetch,
-            read_bytes=batch_bytes(caches[0], read, self._local_size),
-            batch_bytes=batch_bytes(caches[0], read, self._local_size, derived=(2 + len(derive)) * trains),
+            read_bytes=batch_bytes(caches[0], kind.columns, self._local_size),
+            batch_bytes=kind.row_bytes * self._local_size,
         )
-        buffers = Buffers(keep=self._pace.batches + 2)
-        derived = partial(training_batch, training=Training(labels, tuple(derive))) if trains else plain_batch
-        self._making = Making(read, partial(derived, buffers=buffers), transform)
+        self._making = kind.making(Buffers(keep=self._pace.batches + 2), transform)
 
     def __len__(self) -> int:
         """Batches of a whole epoch, as far as is known now."""

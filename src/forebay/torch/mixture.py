@@ -118,6 +118,8 @@ class Mixture:
 
     def with_weights(self, weights: Sequence[float], epoch: int, position: int) -> "Mixture":
         """The same mixture with other weights from a position on; every cache goes on where it is."""
+        if len(weights) != len(self.streams):
+            raise ValueError(f"{len(weights)} weights for {len(self.streams)} caches; a cache left out has weight 0")
         start = epoch * self.epoch_rows + position
         kept = [phase for phase in self.phases if phase.start < start]
         return Mixture(self.streams, [*kept, Phase(start, _plain(weights))], self.epoch_rows, self.seed, self._asked)

@@ -76,7 +76,12 @@ def _document(path: str) -> MixtureDocument:
     except tomllib.TOMLDecodeError as error:
         raise SettingsInvalid(path, None, f"this is not TOML: {error}") from error
     except (msgspec.ValidationError, UnicodeDecodeError) as error:
-        raise SettingsInvalid(path, None, f"this is no mixture: {error}") from error
+        raise SettingsInvalid(path, None, f"this is no mixture: {error}; {_known_fields()}") from error
+
+
+def _known_fields() -> str:
+    tables = {"the file": MixtureDocument, "[[cache]]": CacheEntry, "[[change]]": ChangeEntry}
+    return "; ".join(f"{table} has {', '.join(struct.__struct_fields__)}" for table, struct in tables.items())
 
 
 def _ingredient(folder: str, entry: CacheEntry) -> Ingredient:

@@ -40,10 +40,11 @@ class Split:
     folder: str | None = None
 
     def __post_init__(self) -> None:
-        if self.side not in ("train", "validation") or self.by not in ("auto", "chunk", "sample"):
+        if self.side not in ("train", "validation"):
+            raise ValueError(f"side is {self.side!r}; a split has the sides 'train' and 'validation'")
+        if self.by not in ("auto", "chunk", "sample"):
             raise ValueError(
-                f"side is {self.side!r} and by is {self.by!r}; a side is 'train' or 'validation', and a split is by "
-                "'chunk', by 'sample', or by what the cache has ('auto')"
+                f"by is {self.by!r}; a split is by 'chunk', by 'sample', or by what the cache has ('auto')"
             )
         on_training_side([], self.fraction, self.seed)  # refuses what is no fraction or seed
 
@@ -58,7 +59,7 @@ class Split:
             raise ValueError(f"the recipe of '{cache.root}' names no column of sample ids; split it by chunk")
         by_chunk = self.by == "chunk" or not column
         selection = self._by_chunk(cache) if by_chunk else self._by_sample(cache, column)
-        return _checked(selection, cache, self.digest)
+        return _checked(selection, cache, self.digest, "another fraction or seed, or smaller chunks in the recipe")
 
     def _by_chunk(self, cache: Cache) -> Selection:
         return ChunkSelection(cache.chunk_starts, self._chosen(chunk_names(cache.chunk_numbers)))
@@ -99,18 +100,25 @@ class Where:
         outer = self.within.of(cache) if self.within else None
         key = _key(cache, f"{self.digest} {self._token}")
         selection = keep_bits(None, key, len(cache), lambda: _joined(self._chosen(cache, outer), len(cache)))
-        return _checked(selection, cache, self.digest)
+        return _checked(selection, cache, self.digest, "a predicate that some rows pass")
 
     def _chosen(self, cache: Cache, outer: Selection | None) -> Iterator[Chosen]:
         starts = cache.chunk_starts.tolist()
         for start, stop, columns in zip(starts[:-1], starts[1:], cache.chunks(self.columns), strict=True):
-            passed = np.asarray(self.predicate(columns))
+            passed = self._passed(columns)
             if passed.shape != (stop - start,) or passed.dtype != np.bool_:
                 raise TypeError(
                     f"the predicate '{self.name}' gave {passed.dtype} of shape {passed.shape} for {stop - start} rows; "
                     "one bool per row is expected"
                 )
             yield passed if outer is None else passed & (np.diff(outer.before(np.arange(start, stop + 1))) > 0)
+
+    def _passed(self, columns: Columns) -> Chosen:
+        try:
+            return np.asarray(self.predicate(columns))
+        except Exception as error:
+            error.add_note(f"raised by the predicate '{self.name}', which was given the columns {sorted(columns)}")
+            raise
 
 
 def _joined(chosen: Iterator[Chosen], rows: int) -> Bits:
@@ -129,7 +137,7 @@ def _key(cache: Cache, what: str) -> str:
     return f"{hashlib.blake2b(facts.encode(), digest_size=16).hexdigest()}.safetensors"
 
 
-def _checked(selection: Selection, cache: Cache, rule: str) -> Selection:
+def _checked(selection: Selection, cache: Cache, rule: str, choose: str) -> Selection:
     if not len(selection):
-        raise SelectionEmpty(cache.root, rule, len(cache), len(cache.chunk_numbers))
+        raise SelectionEmpty(cache.root, rule, len(cache), len(cache.chunk_numbers), choose)
     return selection

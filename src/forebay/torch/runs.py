@@ -5,30 +5,18 @@ run 0              └──────── located, found and checked togeth
 rank r of w        takes the positions p with p % w == r
 """
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from functools import lru_cache
 
 import numpy as np
-import torch
 
-from forebay.torch.batch import Batch, Read
-from forebay.torch.gather import gather_batches
+from forebay.torch.batch import Batch
+from forebay.torch.making import Making
 from forebay.torch.pace import Pace
 from forebay.torch.ranks import Ranks
 from forebay.torch.stream import Located, Stream
-from forebay.torch.transform import Transform, row_coins
 
 _LOCATED_ROWS = 4096
-
-
-@dataclass(frozen=True, slots=True)
-class Making:
-    """How located rows become a batch."""
-
-    columns: tuple[str, ...] | None
-    derive: Callable[[Read], Batch]
-    transform: Transform | None
 
 
 class Runs:
@@ -67,7 +55,8 @@ class Runs:
         piece: list[Batch] = []
         error = None
         try:
-            for batch in self._batches(self._stretch(stretch).part(rows)):
+            located = self._stretch(stretch).part(rows)
+            for batch in self._making.batches(self._stream, self._epoch, located, self._local_size):
                 piece.append(batch)
                 del batch
                 if len(piece) == self._piece:
@@ -86,19 +75,3 @@ class Runs:
         start = self._start + stretch * size
         positions = np.arange(start + (rank - start) % world, min(self._stop, start + size), world)
         return self._stream.locate(self._epoch, positions)
-
-    def _batches(self, located: Located) -> Iterator[Batch]:
-        making, size = self._making, self._local_size
-        for at, read in enumerate(gather_batches(self._stream.caches, located, size, making.columns)):
-            batch = making.derive(read)
-            if located.tags or making.transform is not None:
-                batch = self._completed(batch, located.part(slice(at * size, (at + 1) * size)))
-            yield batch
-
-    def _completed(self, batch: Batch, located: Located) -> Batch:
-        batch |= {name: torch.from_numpy(values.copy()) for name, values in located.tags.items()}
-        if self._making.transform is None:
-            return batch
-        epoch = self._epoch if located.epochs is None else located.epochs
-        coins = row_coins(self._stream.caches, self._stream.seed, epoch, located.rows, located.sources)
-        return self._making.transform(batch, coins)

@@ -8,8 +8,9 @@ from typing import Any
 from forebay.cache.reader import Cache
 from forebay.order.schedule import Decay, Multiplier, training_steps, warmup_steps
 from forebay.torch.dataset import CacheDataset
+from forebay.torch.loader import Loader
 
-Counted = int | Cache | CacheDataset
+Counted = int | Cache | CacheDataset | Loader
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,23 +25,24 @@ class Terms:
     rewarm: int
 
     def steps(self, rows: Counted) -> int:
-        if not isinstance(rows, int | Cache | CacheDataset):  # a loader has a length too, but it counts batches
-            raise TypeError(f"rows are a number, a cache or a CacheDataset, not a {type(rows).__name__}")
-        sequences = rows if isinstance(rows, int) else len(rows)
-        return training_steps(sequences, self.epochs, self.train_fraction, self.effective_batch)
+        return training_steps(_count(rows), self.epochs, self.train_fraction, self.effective_batch)
 
 
 class Schedule:
     """`steps = floor(rows · epochs · train_fraction / effective_batch)`, warm-up, then decay to a floor.
 
-    The warm-up is a share of the steps that the full data will have, and stays as it is while the cache grows. After a
-    growth, `update` counts the steps anew; the multiplier goes on from where it is.
+    The warm-up is a share of the steps that the full data will have, and stays as it is while the cache grows. Its
+    first step has a multiplier of 0, as in other libraries. After a growth, `update` counts the steps anew; the
+    multiplier goes on from where it is, and near its floor it first rises again over `rewarm` steps, or over half of
+    the steps that are left where those are fewer.
 
         schedule = Schedule(cache, epochs=5, effective_batch=72, train_fraction=0.8, full_rows=2_500_000)
         scheduler = LambdaLR(optimizer, schedule)            # saves and restores the schedule's state with its own
         schedule.update(grown_cache)
 
-    A `CacheDataset` has its selected rows only: count it with a `train_fraction` of 1.
+    A restored state has the steps that were known then, until `update` counts them with the epochs and the batch that
+    are asked for now. A `Loader` and a `CacheDataset` have their selected rows only: count them with a
+    `train_fraction` of 1. Those of a loader are the rows of the epoch it is in.
     """
 
     # `LambdaLR` keeps and restores `__dict__`: the state alone lies there, not what was asked for.
@@ -87,8 +89,13 @@ class Schedule:
         return Multiplier(self.warmup, totals, terms.floor, terms.decay, terms.rewarm)(step)
 
     def update(self, rows: Counted) -> int:
-        """Count the steps anew, from the step that training has reached; the steps in all."""
+        """Count the steps anew, from the step that training has reached; the steps in all, which never become less."""
         total = self._terms.steps(rows)
+        if total < self.total:
+            raise ValueError(
+                f"{_count(rows):,} rows make {total:,} steps, but {self.total:,} were known; a cache does not shrink: "
+                "give all its rows, or make a new Schedule for fewer epochs or a larger batch"
+            )
         if total != self.total:
             self.totals = [*(pair for pair in self.totals if pair[0] < self.step), [self.step, total]]
         self._warn_of_a_long_warmup()
@@ -108,3 +115,13 @@ class Schedule:
                 "the learning rate will not reach its peak before the cache has grown",
                 stacklevel=3,
             )
+
+
+def _count(rows: Counted) -> int:
+    if isinstance(rows, Loader):  # its length counts batches
+        return rows.stream.size(rows.epoch)
+    if isinstance(rows, Cache | CacheDataset):
+        return len(rows)
+    if not isinstance(rows, int):
+        raise TypeError(f"rows are a number, a cache, a CacheDataset or a Loader, not a {type(rows).__name__}")
+    return rows

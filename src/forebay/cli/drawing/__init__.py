@@ -18,12 +18,13 @@ from forebay.cache.records import (
 )
 from forebay.cli.drawing.estimate import draw_dry_run, draw_estimate
 from forebay.cli.drawing.findings import draw_repair, draw_verify
+from forebay.cli.drawing.images import draw_image_sheet, draw_images
 from forebay.cli.drawing.packed_rows import draw_packed_rows
 from forebay.cli.drawing.peek import draw_peek
 from forebay.cli.drawing.reports import draw_build, draw_clean, draw_copy, draw_demo
 from forebay.cli.drawing.status import draw_gaps, draw_status
 from forebay.cli.drawing.summary import draw_summary
-from forebay.cli.records import DemoReport, DryRun, PackedPeek, Peek
+from forebay.cli.records import DemoReport, DryRun, ImagePeek, ImageSheet, PackedPeek, Peek
 
 DRAWINGS: dict[type[Any], Callable[[Any], RenderableType]] = {
     BuildReport: draw_build,
@@ -33,6 +34,8 @@ DRAWINGS: dict[type[Any], Callable[[Any], RenderableType]] = {
     DryRun: draw_dry_run,
     Estimate: draw_estimate,
     Gaps: draw_gaps,
+    ImagePeek: draw_images,
+    ImageSheet: draw_image_sheet,
     PackedPeek: draw_packed_rows,
     Peek: draw_peek,
     RepairReport: draw_repair,

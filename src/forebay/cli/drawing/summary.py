@@ -7,13 +7,18 @@ from rich.text import Text
 from rich.tree import Tree
 
 from forebay.cache.records import LayerSummary, Summary
+from forebay.cli.drawing.image_figures import draw_image_figures
 from forebay.cli.drawing.pieces import title
 from forebay.cli.drawing.token_figures import draw_token_figures
 from forebay.cli.words import counted, human_bytes, printable
 
 SHORT = 12
 # Kinds whose figures deserve more than a list of numbers.
-FIGURES: dict[str, Callable[[LayerSummary], RenderableType]] = {"tokens": draw_token_figures}
+FIGURES: dict[str, Callable[[LayerSummary], RenderableType]] = {
+    "images": draw_image_figures,
+    "tokens": draw_token_figures,
+}
+SHOWN_MARKS = 200  # of a field: a vocabulary of tags has many
 
 
 def draw_summary(summary: Summary) -> RenderableType:
@@ -35,7 +40,7 @@ def _add_layer(tree: Tree, layer: LayerSummary, is_base: bool) -> None:
     branch = tree.add(_named("layer", f"{layer.layer}, {role}"))
     recipe = branch.add(_named("recipe", f"{layer.kind} {layer.fingerprint[:SHORT]}"))
     for name, value in layer.fields.items():
-        recipe.add(_named(name, str(value)))
+        recipe.add(_named(name, _field(value)))
     columns = branch.add(Text("columns"))
     for column in layer.columns:
         columns.add(Text(printable(column)))
@@ -46,6 +51,14 @@ def _add_layer(tree: Tree, layer: LayerSummary, is_base: bool) -> None:
         branch.add(Group(Text("figures"), FIGURES[layer.kind](layer)))
     elif layer.statistics:
         branch.add(_named("statistics", _values(layer.statistics)))
+
+
+def _field(value: object) -> str:
+    text = str(value)
+    if len(text) <= SHOWN_MARKS:
+        return text
+    count = f", {len(value):,} in all" if isinstance(value, list) else ""
+    return f"{text[:SHOWN_MARKS]}…{count}"
 
 
 def _named(name: str, value: str) -> Text:

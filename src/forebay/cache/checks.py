@@ -1,0 +1,109 @@
+"""Which blocks of a column this process has checked: one bit per block.
+
+A bit is set once the block's bytes agreed with their sum, and never before. Setting bits is done under a lock, looking
+at them is not: a thread that does not see a bit yet checks the block once more.
+"""
+
+import threading
+
+import numpy as np
+from numpy.typing import NDArray
+
+from forebay.cache.maps import Maps
+from forebay.cache.place import Place, runs
+from forebay.cache.published import corrupt_block
+from forebay.columns import Array, Column
+from forebay.errors import ChunkCorrupt
+from forebay.format.chunk_file import ChunkFile
+
+Where = tuple[str, str]  # root, layer
+Blocks = NDArray[np.int64]  # numbers of blocks, counted over all chunks
+
+_BIT = (1 << np.arange(8)).astype(np.uint8)
+
+
+class Checks:
+    """The checks of one column over chunks of so many rows each."""
+
+    def __init__(self, column: Column, rows: NDArray[np.int64], maps: Maps, where: Where) -> None:
+        self._column = column
+        self._maps = maps
+        self._where = where
+        self._block_rows = column.block_rows
+        self._first = np.concatenate([[0], np.cumsum(-(-rows // column.block_rows), dtype=np.int64)])
+        self._bits = np.zeros((int(self._first[-1]) + 7) // 8, np.uint8)
+        self._unchecked = int(self._first[-1])
+        self._lock = threading.Lock()
+
+    def numbers(self, place: Place) -> Blocks:
+        """The block of every row."""
+        blocks = place.rows // self._block_rows
+        blocks += self._first[place.positions]
+        return blocks
+
+    def find(self, number: int) -> tuple[int, int]:
+        """The position of the chunk that has a block, and the block in it."""
+        position = int(self._first.searchsorted(number, side="right")) - 1
+        return position, number - int(self._first[position])
+
+    def ensure(self, place: Place) -> None:
+        """Check every block that these rows touch, unless it was."""
+        if not self._unchecked:
+            return
+        blocks = self.numbers(place)
+        fresh = blocks[self._are_fresh(blocks)]
+        if len(fresh):
+            self._check(np.unique(fresh))
+
+    def ensure_row(self, position: int, row: int) -> None:
+        """Check the block of one row, unless it was."""
+        block = row // self._block_rows
+        number = int(self._first[position]) + block
+        if self._bits[number >> 3] & _BIT[number & 7]:
+            return
+        file = self._maps.get(position)
+        if file.check(self._column.name).first_bad([block]) is not None:
+            raise self._corrupt_block(file, block)
+        self._note_checked(np.array([number]))
+
+    def ensure_copies(self, place: Place, copies: Array) -> None:
+        """Check copies of rows that are blocks of their own, unless their blocks were."""
+        if not self._unchecked:
+            return
+        blocks = self.numbers(place)
+        fresh = np.flatnonzero(self._are_fresh(blocks))
+        where = zip(fresh.tolist(), place.positions[fresh].tolist(), place.rows[fresh].tolist(), strict=True)
+        for index, position, row in where:
+            file = self._maps.get(position)
+            if not file.check(self._column.name).agrees(row, copies[index].reshape(-1).view(np.uint8).data):
+                raise self._corrupt_block(file, row)
+        self._note_checked(blocks[fresh])
+
+    def corrupt(self, file: ChunkFile, block: int, problem: str) -> ChunkCorrupt:
+        root, layer = self._where
+        return ChunkCorrupt(root, layer, file.meta.chunk, problem, column=self._column.name, block=block)
+
+    def _are_fresh(self, blocks: Blocks) -> NDArray[np.bool_]:
+        fresh: NDArray[np.bool_] = (self._bits[blocks >> 3] & _BIT[blocks & 7]) == 0
+        return fresh
+
+    def _check(self, blocks: Blocks) -> None:
+        name = self._column.name
+        positions = np.searchsorted(self._first, blocks, side="right") - 1
+        within = blocks - self._first[positions]
+        for position, chosen in runs(positions):
+            file = self._maps.get(position)
+            bad = file.check(name).first_bad(within[chosen].tolist())
+            if bad is not None:
+                raise self._corrupt_block(file, bad)
+        self._note_checked(blocks)
+
+    def _note_checked(self, blocks: Blocks) -> None:
+        with self._lock:
+            fresh = np.unique(blocks[self._are_fresh(blocks)])  # another thread may have checked some meanwhile
+            np.bitwise_or.at(self._bits, fresh >> 3, _BIT[fresh & 7])
+            self._unchecked -= len(fresh)
+
+    def _corrupt_block(self, file: ChunkFile, block: int) -> ChunkCorrupt:
+        (root, layer), name = self._where, self._column.name
+        return corrupt_block(root, layer, file.meta.chunk, name, block, file.check(name).span(block))

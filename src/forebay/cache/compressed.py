@@ -1,0 +1,147 @@
+"""Reading a compressed column: blocks are decoded once and kept while there is room, rows are gathered out of them.
+
+    rows ──▶ their blocks, each once ──▶ kept from before, or decoded ──▶ address of every row ──▶ one gather per batch
+
+The blocks of many rows are looked for together, so that what costs time is the decoding. While rows are copied out of
+them they are held, whether or not they are kept: at most half as many bytes as are kept, or the blocks of one batch.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from forebay.cache.addresses import Edges, value_addresses
+from forebay.cache.blocks import BlockCache
+from forebay.cache.checks import Blocks, Checks
+from forebay.cache.gather import SHORT_ROW, Window
+from forebay.cache.maps import Maps
+from forebay.cache.place import Place, cut_batches, slices, taken
+from forebay.columns import Array, Column, Ragged, join
+from forebay.format.codec import CodecError
+
+
+class Decoded:
+    """The values of one block, the first of which is item `first` of its chunk's column."""
+
+    __slots__ = ("address", "first", "nbytes", "values")
+
+    def __init__(self, values: Array, first: int) -> None:
+        self.values, self.first, self.nbytes = values, first, values.nbytes
+        self.address = int(values.ctypes.data)
+
+
+class _Found:
+    """The blocks of some rows, held for as long as rows are copied out of them."""
+
+    def __init__(self, blocks: list[Decoded], which: NDArray[np.int64], item_bytes: int) -> None:
+        self.blocks, self.which = blocks, which
+        # Where item 0 of the chunk would lie if the block went back so far: the item n of a row is at base + n · bytes.
+        bases = np.array([block.address - block.first * item_bytes for block in blocks], np.int64)
+        self.bases: NDArray[np.int64] = bases[which]
+        self.window = Window(item_bytes)
+        if blocks:
+            low = min(block.address for block in blocks)
+            self.window.include(low, max(block.address + block.nbytes for block in blocks) - low)
+
+
+class CompressedReader:
+    """Rows out of decoded blocks."""
+
+    def __init__(
+        self,
+        column: Column,
+        rows: NDArray[np.int64],
+        maps: Maps,
+        checks: Checks,
+        blocks: BlockCache[Decoded],
+    ) -> None:
+        self._column = column
+        self._maps = maps
+        self._checks = checks
+        self._blocks = blocks
+        self._edges = Edges(maps, len(rows), column.name) if column.ragged else None
+        self._block_bytes = column.block_rows * column.item_bytes  # of a ragged column: the most that was seen so far
+
+    def read(self, place: Place) -> Array | Ragged:
+        if self._can_hold(self._checks.numbers(place)):
+            (rows,) = self._gathered(place, max(1, len(place.rows)))
+            return rows
+        # So many blocks that they go before they are needed again, unless the rows of each come one after the other.
+        by_block = np.argsort(self._checks.numbers(place), kind="stable")
+        ordered = Place(place.positions[by_block], place.rows[by_block])
+        return taken(join(list(self.read_batches(ordered, 1))), np.argsort(by_block))
+
+    def read_slices(self, place: Place, starts: NDArray[np.int64], length: int) -> Array:
+        rows = self.read(place)
+        if isinstance(rows, Ragged):
+            raise TypeError(f"'{self._column.name}' is ragged; slices are of columns whose rows have one shape")
+        sliced: Array = rows[np.arange(len(rows))[:, None], starts[:, None] + np.arange(length)]
+        return sliced
+
+    def read_batches(self, place: Place, size: int) -> Iterator[Array | Ragged]:
+        numbers, step = self._checks.numbers(place), len(place.rows)
+        while step > size and not all(self._can_hold(numbers[some]) for some in slices(len(numbers), step)):
+            step = max(size, step // 2 // size * size)
+        for some in slices(len(numbers), max(step, size)):
+            part = place.part(some)
+            yield from self._gathered(part, size) if size == 1 or step > size else [self.read(part)]
+
+    def _can_hold(self, numbers: Blocks) -> bool:
+        return len(np.unique(numbers)) * self._block_bytes <= self._blocks.limit // 2
+
+    def _gathered(self, place: Place, size: int) -> Iterator[Array | Ragged]:
+        """The blocks of all these rows are held until the last batch was taken."""
+        self._checks.ensure(place)
+        found = self._find(place)
+        if self._edges is not None:
+            yield from cut_batches(self._ragged(found, *self._edges.of(place)), size)
+        else:
+            addresses = found.bases + place.rows * self._column.item_bytes
+            yield from found.window.gather_batches(addresses, size, self._column.array_dtype, self._column.shape)
+
+    def views(self, place: Place) -> Iterator[Array]:
+        """Parts of decoded blocks."""
+        for position, row in zip(place.positions.tolist(), place.rows.tolist(), strict=True):
+            self._checks.ensure_row(position, row)
+            yield self._view(position, row)
+
+    def _view(self, position: int, row: int) -> Array:
+        place = Place(np.array([position]), np.array([row]))
+        (block,) = self._find(place).blocks
+        if self._edges is None:
+            view: Array = block.values[row - block.first]
+            return view
+        (start,), (stop,) = self._edges.of(place)
+        return block.values[start - block.first : stop - block.first]
+
+    def _find(self, place: Place) -> _Found:
+        numbers, after, which = np.unique(self._checks.numbers(place)[::-1], return_index=True, return_inverse=True)
+        order = np.argsort(-after)  # those that are not needed for longest come first, and go first when room is short
+        name = self._column.name
+        blocks = self._blocks.get_all([(name, number) for number in numbers[order].tolist()], self._decode)
+        return _Found(blocks, np.argsort(order)[which[::-1]], self._column.item_bytes)
+
+    def _ragged(self, found: _Found, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> Ragged:
+        column = self._column
+        ends = np.concatenate([[0], np.cumsum(stops - starts, dtype=np.int64)])
+        if ends[-1] <= SHORT_ROW * len(starts):
+            addresses = value_addresses(found.bases, starts, ends, column.item_bytes)
+            return Ragged(found.window.gather(addresses, column.array_dtype, column.shape), ends)
+        values = np.empty((int(ends[-1]), *column.shape), column.array_dtype)
+        rows = zip(found.which.tolist(), starts.tolist(), ends[:-1].tolist(), ends[1:].tolist(), strict=True)
+        for which, start, low, high in rows:
+            block = found.blocks[which]
+            values[low:high] = block.values[start - block.first : start - block.first + high - low]
+        return Ragged(values, ends)
+
+    def _decode(self, key: tuple[str, int]) -> Decoded:
+        position, block = self._checks.find(key[1])
+        file = self._maps.get(position)
+        try:
+            values = file.decode_block(self._column.name, block)
+        except CodecError as error:
+            raise self._checks.corrupt(file, block, str(error)) from error
+        self._block_bytes = max(self._block_bytes, values.nbytes)
+        first_row = block * self._column.block_rows
+        return Decoded(values, int(file.offsets(self._column.name)[first_row]) if self._edges else first_row)

@@ -1,0 +1,103 @@
+"""Rows of images as a person would see them: a few lines of text each, or a contact sheet."""
+
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, cast
+
+import click
+import numpy as np
+
+from forebay import images
+from forebay.cache.reader import Cache
+from forebay.cli.records import ImagePeek, ImageSheet, PeekedImage
+from forebay.columns import Array
+from forebay.kinds import reopen_recipe
+
+KIND = "images"
+USUAL_PATCH = 16
+
+
+def peek_images(cache: Cache, rows: list[int]) -> ImagePeek:
+    """Some rows of a cache of images."""
+    reader = ImageReader(cache)
+    shown = tuple(image for image, _ in reader.read(rows))
+    return ImagePeek(
+        root=cache.root, generation=cache.generation.number, rows=len(cache), size=reader.recipe.size, shown=shown
+    )
+
+
+def draw_sheet(cache: Cache, rows: list[int], path: str, patch: int | None) -> ImageSheet:
+    """Some rows of a cache of images in a PNG, with the tokens that a model of this patch ignores."""
+    reader = ImageReader(cache)
+    drawn = _patch(reader.recipe.size, patch)
+    read = reader.read(rows)
+    framed = [images.Framed(canvas, image.box, _caption(image)) for image, canvas in read]
+    images.contact_sheet(framed, patch=drawn).save(path)
+    return ImageSheet(
+        root=cache.root,
+        generation=cache.generation.number,
+        rows=len(cache),
+        path=path,
+        patch=drawn,
+        drawn=tuple(image.row for image, _ in read),
+    )
+
+
+@dataclass(frozen=True)
+class ImageReader:
+    """Reads rows back as whole canvases, and what is known of them."""
+
+    cache: Cache
+
+    @cached_property
+    def recipe(self) -> "images.ImageRecipe":
+        return cast("images.ImageRecipe", reopen_recipe(self.cache.recipe(self.cache.generation.base)))
+
+    def read(self, rows: list[int]) -> list[tuple[PeekedImage, Array]]:
+        numbers = np.array(rows, np.int64)
+        names = (self.recipe.stored_column, "box", "original_size", "id", "tags", "metadata")
+        read = self.cache.read(numbers, names)
+        return [
+            self._image(row, name.chunk, name.row, {column: read[column][at] for column in names})
+            for at, (row, name) in enumerate(zip(rows, self.cache.row_ids(numbers), strict=True))
+        ]
+
+    def _image(self, row: int, chunk: int, row_in_chunk: int, columns: dict[str, Array]) -> tuple[PeekedImage, Array]:
+        left, top, width, height = columns["box"].tolist()
+        original = columns["original_size"].tolist()
+        letterbox = images.Letterbox((original[0], original[1]), self.recipe.size, (left, top, width, height))
+        canvas = images.paste(self.recipe.unpacked(columns), letterbox, self.recipe.pad_color)
+        metadata: dict[str, Any] = json.loads(columns["metadata"].tobytes())
+        metadata.pop(self.recipe.tag_key, None)
+        return PeekedImage(
+            row=row,
+            chunk=chunk,
+            row_in_chunk=row_in_chunk,
+            id=columns["id"].tobytes().decode(errors="backslashreplace"),
+            original_size=letterbox.image,
+            box=letterbox.box,
+            padding=1 - width * height / self.recipe.size**2,
+            tags=self._tags.named(columns["tags"].tolist()),
+            metadata=metadata,
+            picture=images.shaded(canvas, letterbox.box),
+        ), canvas
+
+    @cached_property
+    def _tags(self) -> images.Tags:
+        return self.recipe.vocabulary()
+
+
+def _patch(size: int, patch: int | None) -> int | None:
+    """The patch that was asked for, or the usual one where it fits."""
+    if patch is None:
+        return USUAL_PATCH if size % USUAL_PATCH == 0 else None
+    if size % patch:
+        raise click.BadParameter(f"a canvas of {size} does not divide into patches of {patch}", param_hint="'--patch'")
+    return patch
+
+
+def _caption(image: PeekedImage) -> tuple[str, ...]:
+    (width, height), box = image.original_size, image.box
+    # The font that comes with Pillow has letters and digits, and no × or →.
+    return image.id, f"row {image.row}: {width} x {height}, here {box[2]} x {box[3]}", ", ".join(image.tags)

@@ -1,0 +1,37 @@
+"""Images: letterbox geometry, decoding, the recipe. `geometry` and `tags` need no Pillow."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from forebay.images.geometry import Letterbox, fit, fit_many
+from forebay.images.tags import Tags
+
+if TYPE_CHECKING:
+    from forebay.images.decode import Policy
+    from forebay.images.letterbox import paste
+    from forebay.images.preparing import Prepared, prepare, prepared_row
+    from forebay.images.recipe import ImageRecipe
+    from forebay.images.shades import shaded
+    from forebay.images.sheet import Framed, contact_sheet
+
+# What needs Pillow is imported when it is first used. No name here may be that of a module: importing the module would
+# put it in the place of the function.
+_HOMES = {
+    "Policy": "forebay.images.decode",
+    "paste": "forebay.images.letterbox",
+    **dict.fromkeys(("Prepared", "prepare", "prepared_row"), "forebay.images.preparing"),
+    "ImageRecipe": "forebay.images.recipe",
+    "shaded": "forebay.images.shades",
+    **dict.fromkeys(("Framed", "contact_sheet"), "forebay.images.sheet"),
+}
+
+__all__ = [
+    "Framed", "ImageRecipe", "Letterbox", "Policy", "Prepared", "Tags", "contact_sheet", "fit", "fit_many", "paste",
+    "prepare", "prepared_row", "shaded",
+]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'forebay.images' has no attribute '{name}'")

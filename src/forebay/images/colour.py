@@ -1,0 +1,55 @@
+"""Pixels of any kind as 8-bit RGB, and what becomes of those that can be seen through."""
+
+from typing import Literal
+
+import numpy as np
+from PIL import Image
+
+from forebay.errors import ImageUnreadable
+
+Alpha = Literal["composite", "drop", "fail"]
+Color = tuple[int, int, int]
+
+_SEEN_THROUGH = ("RGBA", "LA", "PA", "RGBa", "La")
+_WITHOUT_RANGE = ("I", "F", "LAB", "HSV")
+
+
+def as_rgb(image: Image.Image, alpha: Alpha, pad_color: Color) -> Image.Image:
+    """A picture of any mode as RGB; transparent parts over the pad colour, dropped, or refused.
+
+    They stay content: what is padding is told by the box alone.
+    """
+    if image.mode == "RGB" and "transparency" not in image.info:
+        return image
+    shallow = _upper_bits(image) if _is_deep(image) else image
+    if shallow.mode in _WITHOUT_RANGE:
+        raise ImageUnreadable("unsupported", f"pixels of mode {shallow.mode} have no agreed way to 8-bit colour")
+    return _opaque(shallow, alpha, pad_color) if _has_alpha(shallow) else shallow.convert("RGB")
+
+
+def _is_deep(image: Image.Image) -> bool:
+    """Whether grey has 16 bits: to older versions of Pillow, such a PNG has 32."""
+    return image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PNG")
+
+
+def _upper_bits(image: Image.Image) -> Image.Image:
+    values = np.asarray(image)
+    grey = Image.fromarray((values >> 8).astype(np.uint8))
+    clear = image.info.get("transparency")
+    if isinstance(clear, int):
+        grey.putalpha(Image.fromarray(np.where(values == clear, 0, 255).astype(np.uint8)))
+    return grey
+
+
+def _has_alpha(image: Image.Image) -> bool:
+    by_palette = image.mode == "P" and image.palette is not None and image.palette.mode.endswith("A")
+    return image.mode in _SEEN_THROUGH or "transparency" in image.info or by_palette
+
+
+def _opaque(image: Image.Image, alpha: Alpha, pad_color: Color) -> Image.Image:
+    clear = (image.convert("LA") if image.mode == "La" else image).convert("RGBA")
+    if alpha == "fail" and clear.getchannel("A").getextrema()[0] != 255:
+        raise ImageUnreadable("transparent", "some of its pixels are transparent, and the recipe says alpha='fail'")
+    if alpha == "composite":
+        clear = Image.alpha_composite(Image.new("RGBA", clear.size, (*pad_color, 255)), clear)
+    return clear.convert("RGB")

@@ -1,0 +1,160 @@
+"""The bytes of an image file become an RGB picture as it is meant to be seen, or an `ImageUnreadable` with a reason.
+
+    file ── header ── pixels counted ── decoded ── turned by EXIF ── alpha onto the pad colour ── RGB, 8 bit
+
+Of an animation the first frame is taken. Of 16 bits the upper 8 are kept, for grey as Pillow does it for colour. CMYK
+is converted without colour profiles, and JPEG's is taken as inverted, as Adobe writes it.
+"""
+
+import io
+import struct
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Literal, NamedTuple
+
+from forebay.errors import ImageUnreadable, LibraryMissing
+from forebay.images.geometry import fit
+from forebay.images.quiet import quiet
+
+try:
+    from PIL import Image, ImageFile
+except ModuleNotFoundError as missing:
+    raise LibraryMissing("pillow", "decoding images", "images") from missing
+
+from forebay.images.colour import Alpha, Color, as_rgb
+
+Exif = Literal["apply", "ignore"]
+
+MAX_PIXELS = 1 << 27  # 134 million: half a gigabyte while it is decoded
+
+# No others: some of Pillow's run programs on what they are given.
+_PLUGINS = {
+    "JPEG": "JpegImagePlugin",
+    "PNG": "PngImagePlugin",
+    "WEBP": "WebPImagePlugin",
+    "GIF": "GifImagePlugin",
+    "BMP": "BmpImagePlugin",
+    "TIFF": "TiffImagePlugin",
+    "AVIF": "AvifImagePlugin",
+}
+FORMATS = tuple(_PLUGINS)
+
+_ORIENTATION = 0x0112
+_MAGIC_BYTES = 16
+_SHOWN_BYTES = 24
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+_BACK = {**_TURNS, 6: _TURNS[8], 8: _TURNS[6]}
+_SWAPPING = {_TURNS[5], _TURNS[6], _TURNS[7], _TURNS[8]}
+
+for _plugin in _PLUGINS.values():
+    with suppress(ImportError):  # AVIF came late to Pillow
+        import_module(f"PIL.{_plugin}")
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What is done about what an image may bring along.
+
+    With a `draft_size`, a JPEG is decoded at ½, ¼ or ⅛ of its size where that is still no smaller than its box on a
+    canvas of that size: other pixels, in less time.
+    """
+
+    pad_color: Color = (114, 114, 114)
+    alpha: Alpha = "composite"
+    exif: Exif = "apply"
+    max_pixels: int = MAX_PIXELS
+    draft_size: int | None = None
+
+
+class Decoded(NamedTuple):
+    """An RGB picture, and its size in full as displayed, which a draft is smaller than."""
+
+    image: Image.Image
+    size: tuple[int, int]
+
+
+def decode(content: bytes, policy: Policy) -> Decoded:
+    """The picture in the bytes of a file. Nothing is opened here: whatever goes wrong, the bytes are to blame."""
+    if not content:
+        raise ImageUnreadable("empty", "the file has no bytes")
+    with quiet():
+        try:
+            return _decoded(_opened(content), policy)
+        except (ImageUnreadable, MemoryError):
+            raise
+        except Exception as error:  # decoders raise anything on bytes they do not expect
+            raise _unreadable(error) from error
+
+
+def rgb(image: Image.Image, policy: Policy) -> Image.Image:
+    """A picture that is decoded already, of any mode, as `decode` would give it."""
+    with quiet():
+        return as_rgb(image, policy.alpha, policy.pad_color)
+
+
+def _opened(content: bytes) -> ImageFile.ImageFile:
+    """A file whose header is understood. Not by `Image.open`, whose bound on pixels is one for the whole process."""
+    start = content[:_MAGIC_BYTES]
+    for name in FORMATS:
+        factory, accepts = Image.OPEN.get(name, (None, None))
+        accepted = accepts is not None and accepts(start)
+        if isinstance(accepted, str):
+            raise ImageUnreadable("unsupported", accepted)
+        if factory is not None and accepted:
+            try:
+                return factory(io.BytesIO(content), "")
+            except (SyntaxError, IndexError, TypeError, KeyError, struct.error) as error:
+                raise ImageUnreadable("corrupt", f"its header is that of no sound {name}: {error}") from error
+    raise ImageUnreadable(
+        "not-an-image", f"it begins with {content[:_SHOWN_BYTES]!r}, as no {', '.join(FORMATS)} file does"
+    )
+
+
+def _decoded(opened: ImageFile.ImageFile, policy: Policy) -> Decoded:
+    full = opened.size
+    _check_size(full, policy.max_pixels)
+    drafted = policy.draft_size is not None and opened.draft(None, fit(*full, policy.draft_size).box[2:]) is not None
+    stated = _orientation(opened) if opened.format == "TIFF" else 1
+    opened.load()
+    left = _orientation(opened)
+    # Pillow turns TIFF by itself, and then its orientation is gone.
+    turn = _TURNS.get(left) if policy.exif == "apply" else _BACK.get(stated if left != stated else 1)
+    image = as_rgb(opened if turn is None else opened.transpose(turn), policy.alpha, policy.pad_color)
+    if not drafted:
+        return Decoded(image, image.size)
+    return Decoded(image, full[::-1] if turn in _SWAPPING else full)
+
+
+def _check_size(size: tuple[int, int], max_pixels: int) -> None:
+    width, height = size
+    if width < 1 or height < 1:
+        raise ImageUnreadable("corrupt", f"it says that it is {width} × {height} pixels")
+    if width * height > max_pixels:
+        raise ImageUnreadable(
+            "too-large", f"{width} × {height} pixels are {width * height:,}, more than max_pixels {max_pixels:,}"
+        )
+
+
+def _orientation(image: Image.Image) -> int:
+    """What EXIF says; EXIF that cannot be read says nothing."""
+    try:
+        found = image.getexif().get(_ORIENTATION, 1)
+    except Exception:  # as of decoders: anything may come of such bytes, and the picture is there all the same
+        return 1
+    return found if isinstance(found, int) else 1
+
+
+def _unreadable(error: Exception) -> ImageUnreadable:
+    said = str(error) or type(error).__name__
+    if isinstance(error, Image.DecompressionBombError):
+        return ImageUnreadable("too-large", said)
+    return ImageUnreadable("truncated" if "truncated" in said.lower() else "corrupt", said)

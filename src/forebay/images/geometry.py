@@ -1,0 +1,135 @@
+"""Where an image lies on a square canvas: scaled down only, aspect kept, centred. All of it in integers.
+
+    m = max(w, h, T)      nw = max(1, (2wT + m) // 2m)      left = (T − nw) // 2         that is w · min(1, T/w, T/h),
+                          nh = max(1, (2hT + m) // 2m)      top  = (T − nh) // 2         rounded
+
+    640 × 480 on 448      ┌──────────────┐
+                          │              │ top 56         box = (0, 56, 448, 336)
+                          ├──────────────┤
+                          │   448 × 336  │
+                          ├──────────────┤
+                          │              │
+                          └──────────────┘
+
+Floats of different width round some sizes differently; integers do not, so whatever computes this, here, on a GPU or
+in an exported graph, gives the same box.
+
+Points are continuous: pixel i covers [i, i + 1) and its centre is i + ½. So the corners of an image, (0, 0) and
+(w, h), are the corners of its box.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Box = tuple[int, int, int, int]  # left, top, width, height, in pixels of the canvas
+Points = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Letterbox:
+    """The way from an image (width, height, as displayed) to its canvas of `size` × `size`, and back."""
+
+    image: tuple[int, int]
+    size: int
+    box: Box
+    mirrored: bool = False
+
+    @property
+    def scale(self) -> tuple[float, float]:
+        """Canvas pixels per image pixel, across and down; they differ by rounding only."""
+        return self.box[2] / self.image[0], self.box[3] / self.image[1]
+
+    def flipped(self) -> "Letterbox":
+        """The same after the whole canvas is flipped left–right."""
+        left, top, width, height = self.box
+        return replace(self, box=(self.size - left - width, top, width, height), mirrored=not self.mirrored)
+
+    def to_canvas(self, points: ArrayLike) -> Points:
+        """Points `[..., 2]` (x, y) of the image, on the canvas.
+
+        >>> fit(640, 480, 448).to_canvas([[0, 0], [640, 480]]).tolist()
+        [[0.0, 56.0], [448.0, 392.0]]
+        """
+        given = _of_last(points, 2)
+        x = self.image[0] - given[..., 0] if self.mirrored else given[..., 0]
+        return np.stack(
+            (
+                x * self.box[2] / self.image[0] + self.box[0],
+                given[..., 1] * self.box[3] / self.image[1] + self.box[1],
+            ),
+            axis=-1,
+        )
+
+    def to_image(self, points: ArrayLike) -> Points:
+        """Points of the canvas, in the image; those on the padding fall outside of it."""
+        given = _of_last(points, 2)
+        x = (given[..., 0] - self.box[0]) * self.image[0] / self.box[2]
+        y = (given[..., 1] - self.box[1]) * self.image[1] / self.box[3]
+        return np.stack((self.image[0] - x if self.mirrored else x, y), axis=-1)
+
+    def boxes_to_canvas(self, boxes: ArrayLike) -> Points:
+        """Boxes `[..., 4]` (x0, y0, x1, y1) of the image, on the canvas; a flip leaves x0 the left side.
+
+        >>> fit(640, 480, 448).flipped().boxes_to_canvas([0, 0, 320, 480]).tolist()
+        [224.0, 56.0, 448.0, 392.0]
+        """
+        given = _of_last(boxes, 4)
+        return self._as_boxes(self.to_canvas(given[..., :2]), self.to_canvas(given[..., 2:]))
+
+    def boxes_to_image(self, boxes: ArrayLike) -> Points:
+        """Boxes of the canvas, in the image."""
+        given = _of_last(boxes, 4)
+        return self._as_boxes(self.to_image(given[..., :2]), self.to_image(given[..., 2:]))
+
+    def _as_boxes(self, first: Points, last: Points) -> Points:
+        boxes = np.concatenate((first, last), axis=-1)
+        return boxes[..., [2, 1, 0, 3]] if self.mirrored else boxes
+
+
+def fit(width: int, height: int, size: int) -> Letterbox:
+    """How an image of this size, as displayed, lies on a canvas of `size` × `size`.
+
+    >>> fit(640, 480, 448).box, fit(100, 50, 448).box, fit(1, 20000, 448).box
+    ((0, 56, 448, 336), (174, 199, 100, 50), (223, 0, 1, 448))
+    """
+    _check(np.array([[width, height]]), size)
+    m = max(width, height, size)
+    fitted = [max(1, (2 * side * size + m) // (2 * m)) for side in (width, height)]
+    return Letterbox((width, height), size, ((size - fitted[0]) // 2, (size - fitted[1]) // 2, fitted[0], fitted[1]))
+
+
+def fit_many(sizes: ArrayLike, size: int) -> NDArray[np.int64]:
+    """The boxes `[images, 4]` of many images `[images, 2]` (width, height) at once.
+
+    >>> fit_many([[640, 480], [100, 50]], 448).tolist()
+    [[0, 56, 448, 336], [174, 199, 100, 50]]
+    """
+    given = np.asarray(sizes)
+    _check(given, size)
+    sides = given.astype(np.int64)
+    m = np.maximum(sides.max(axis=1, initial=0, keepdims=True), size)
+    fitted = np.maximum(1, (2 * sides * size + m) // (2 * m))
+    return np.concatenate(((size - fitted) // 2, fitted), axis=1)
+
+
+def _check(sizes: NDArray[Any], size: int) -> None:
+    if sizes.ndim != 2 or sizes.shape[1] != 2:
+        raise ValueError(f"sizes have the shape {sizes.shape} but [images, 2] (width, height) is expected")
+    if not np.issubdtype(sizes.dtype, np.integer) and sizes.size:
+        raise TypeError(f"sizes are {sizes.dtype} but pixels are whole; round them where they are made")
+    if size < 1:
+        raise ValueError(f"a canvas of {size} × {size} pixels holds nothing; its size must be at least 1")
+    if (sizes < 1).any():
+        bad = int((sizes < 1).any(axis=1).argmax())
+        raise ValueError(f"image {bad} is {sizes[bad][0]} × {sizes[bad][1]} pixels; both sides must be at least 1")
+
+
+def _of_last(values: ArrayLike, length: int) -> Points:
+    given = np.asarray(values, np.float64)
+    if not given.ndim or given.shape[-1] != length:
+        names = "x, y" if length == 2 else "x0, y0, x1, y1"
+        raise ValueError(f"an array of shape {given.shape} was given but [..., {length}] ({names}) is expected")
+    return given

@@ -1,0 +1,225 @@
+"""How image files become rows: content pixels at the size they have on the canvas, the box, the tags.
+
+    pixels         3·h·w     planar uint8, the content only; or `jpeg`, the same compressed
+    box            4         left, top, width, height of the content on the canvas
+    original_size  2         width, height of the image as displayed
+    id, tags, metadata       the sample's name, indices into the vocabulary, what its source says of it (JSON)
+
+Whatever changes a pixel is a field. What is done at reading (normalisation, flips, the type of numbers) is not.
+"""
+
+import io
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol
+
+import msgspec
+import numpy as np
+from PIL import Image, features
+from PIL import __version__ as pillow_version
+
+from forebay.columns import Array, Codec, Column, Level
+from forebay.errors import ImageUnreadable, RecipeInvalid
+from forebay.images.colour import Alpha, Color
+from forebay.images.decode import MAX_PIXELS, Exif, Policy, decode, rgb
+from forebay.images.figures import Counts, image_figures
+from forebay.images.geometry import Letterbox, fit
+from forebay.images.letterbox import Planes, Resample, resized
+from forebay.images.rows import Pile, Row, as_columns
+from forebay.images.tags import Tags, tags_in
+from forebay.recipe import ChunkTarget, Rows, canonical_json
+from forebay.source import Annotated, Failure, Sample
+
+LARGEST_SIZE = 1 << 14
+_LIBRARIES = ("libjpeg_turbo", "jpg", "zlib", "webp", "avif", "libtiff")
+_MOST_ROOM = 128 * 1024 * 1024  # no chunk is planned larger
+_BOUNDS: dict[str, tuple[int, int | None]] = {
+    "size": (1, LARGEST_SIZE),
+    "quality": (1, 100),
+    "min_tag_count": (1, None),
+    "max_pixels": (1, None),
+    "chunk_bytes": (1, None),
+}
+
+
+class Annotations(Protocol):
+    """What can be asked about a source before anything is planned."""
+
+    def annotations(self) -> Iterable[Mapping[str, Any]]: ...
+
+
+class ImageRecipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=True):
+    """Letterbox images to `size` × `size` and keep their content.
+
+    `tags=None` is decided when a cache is planned: all that the source names under `tag_key` at least `min_tag_count`
+    times; `()` keeps none.
+    """
+
+    kind: ClassVar[str] = "images"
+    revision: ClassVar[int] = 1
+    sample_ids: ClassVar[str] = "id"
+
+    size: int = 448
+    pad_color: Color = (114, 114, 114)
+    resample: Resample = "bilinear"
+    alpha: Alpha = "composite"
+    exif: Exif = "apply"
+    decode: Literal["exact", "fast"] = "exact"
+    storage: Literal["raw", "jpeg"] = "raw"
+    quality: int = 95
+    codec: Codec = "none"
+    level: Level = "default"
+    tags: tuple[str, ...] | None = None
+    tag_key: str = "tags"
+    min_tag_count: int = 1
+    max_pixels: int = MAX_PIXELS
+    chunk_bytes: int = 64 * 1024 * 1024
+
+    def __post_init__(self) -> None:
+        for name, (least, most) in _BOUNDS.items():
+            value = getattr(self, name)
+            if value < least or (most is not None and value > most):
+                expected = f"at least {least}" if most is None else f"from {least} to {most:,}"
+                raise RecipeInvalid(f"{name} is {value}; it must be {expected}")
+        if len(self.pad_color) != 3 or not all(0 <= value <= 255 for value in self.pad_color):
+            raise RecipeInvalid(f"pad_color is {self.pad_color}; it must be three numbers from 0 to 255")
+        Tags(self.tags or ())
+
+    def columns(self) -> tuple[Column, ...]:
+        stored = self.stored_column
+        return (
+            Column(name=stored, dtype="uint8", ragged=True, codec=self.codec, level=self.level, rows_per_block=1),
+            Column(name="box", dtype="int32", shape=(4,)),
+            Column(name="original_size", dtype="int32", shape=(2,)),
+            Column(name="id", dtype="uint8", ragged=True),
+            Column(name="tags", dtype="uint32", ragged=True),
+            Column(name="metadata", dtype="uint8", ragged=True),
+        )
+
+    def chunk_target(self) -> ChunkTarget:
+        return ChunkTarget(bytes=self.chunk_bytes)
+
+    def versions(self) -> Mapping[str, str]:
+        """What decodes and resizes: another version may give other pixels."""
+        found = {name: features.version(name) for name in _LIBRARIES if features.check(name)}
+        return {"pillow": pillow_version, **{name: version for name, version in found.items() if version}}
+
+    def settled(self, kept: Mapping[str, Any] | None, survey: Annotations) -> tuple["ImageRecipe", tuple[str, ...]]:
+        """The recipe with its vocabulary: that of the cache, or of the source as it is now."""
+        if self.tags is not None:
+            return self, ()
+        if kept is not None:
+            return msgspec.structs.replace(self, tags=tuple(kept.get("tags") or ())), ()
+        names = Tags.counted(survey.annotations(), self.tag_key, self.min_tag_count).names
+        return msgspec.structs.replace(self, tags=names), ()
+
+    @property
+    def stored_column(self) -> str:
+        """The column that holds the content."""
+        return "pixels" if self.storage == "raw" else "jpeg"
+
+    @property
+    def policy(self) -> Policy:
+        draft_size = self.size if self.decode == "fast" else None
+        return Policy(self.pad_color, self.alpha, self.exif, self.max_pixels, draft_size)
+
+    def vocabulary(self) -> Tags:
+        """The tags that rows have indices of; none while it is not settled which."""
+        return self._vocabulary
+
+    @cached_property
+    def _vocabulary(self) -> Tags:
+        return Tags(self.tags or ())
+
+    def make(self, samples: Iterable[Sample]) -> Rows:
+        content, rows = Pile(min(self.chunk_bytes, _MOST_ROOM)), list[Row]()
+        counts, failures = Counts(), list[Failure]()
+        for sample in samples:
+            try:
+                made = self._made(sample)
+            except ImageUnreadable as error:
+                failures.append(Failure(sample.id, error.reason, error.detail))
+                continue
+            content.add(made.row.pop(self.stored_column))
+            rows.append(made.row)
+            counts.add(made.row, made.named_tags, made.source_bytes)
+        stored, *others = self.columns()
+        columns = {stored.name: content.column(), **as_columns(rows, others)}
+        return Rows(columns, tuple(failures), counts.statistics())
+
+    def make_row(self, sample: Sample) -> Row:
+        """One row, as it is stored; `ImageUnreadable` where there is no picture in the sample."""
+        row = self._made(sample).row
+        return {**row, self.stored_column: row[self.stored_column].reshape(-1)}
+
+    def letterboxed(self, content: bytes) -> tuple[Planes, Letterbox]:
+        """The content `[3, height, width]` of an image file and how it lies on the canvas, before it is packed."""
+        decoded = decode(content, self.policy)
+        fitted = fit(*decoded.size, self.size)
+        return resized(decoded.image, fitted, self.resample), fitted
+
+    def letterboxed_image(self, image: Image.Image) -> tuple[Planes, Letterbox]:
+        """The same of a picture that is decoded already, as displayed."""
+        fitted = fit(*image.size, self.size)
+        return resized(rgb(image, self.policy), fitted, self.resample), fitted
+
+    def packed(self, content: Planes) -> Array:
+        """The content of a row as it is stored: itself, or JPEG (with colour at full resolution)."""
+        if self.storage == "raw":
+            return content
+        buffer = io.BytesIO()
+        image = Image.fromarray(np.ascontiguousarray(content.transpose(1, 2, 0)))
+        image.save(buffer, "JPEG", quality=self.quality, subsampling="4:4:4")
+        return np.frombuffer(buffer.getvalue(), np.uint8)
+
+    def unpacked(self, row: Mapping[str, Array]) -> Planes:
+        """The content `[3, height, width]` of a stored row; of raw storage, a view of its bytes."""
+        stored = row[self.stored_column]
+        if self.storage == "jpeg":
+            with Image.open(io.BytesIO(stored.tobytes()), formats=["JPEG"]) as image:
+                return np.asarray(image).transpose(2, 0, 1)
+        width, height = (int(side) for side in row["box"][2:])
+        return stored.reshape(3, height, width)
+
+    @staticmethod
+    def figures(fields: Mapping[str, Any], statistics: Mapping[str, Any], holds: Mapping[str, int]) -> dict[str, Any]:
+        """What the sums over all chunks say: shares, means, bytes per image."""
+        return image_figures(fields, statistics, holds)
+
+    def _made(self, sample: Sample) -> "_Made":
+        content, metadata = _parts(sample)
+        names = tags_in(metadata, self.tag_key)
+        said = _as_json(metadata)
+        pixels, fitted = self.letterboxed(content)
+        row = {
+            self.stored_column: self.packed(pixels),
+            "box": np.array(fitted.box, np.int32),
+            "original_size": np.array(fitted.image, np.int32),
+            "id": np.frombuffer(sample.id.encode("utf-8", "surrogateescape"), np.uint8),
+            "tags": self._vocabulary.indices(names),
+            "metadata": np.frombuffer(said, np.uint8),
+        }
+        return _Made(row, len(names), len(content))
+
+
+class _Made(NamedTuple):
+    """A row whose content may lie in memory in any order, and what is counted of its sample."""
+
+    row: Row
+    named_tags: int
+    source_bytes: int
+
+
+def _parts(sample: Sample) -> tuple[bytes, dict[str, Any]]:
+    if isinstance(sample.data, Annotated):
+        return sample.data.content, sample.data.metadata
+    if isinstance(sample.data, bytes):
+        return sample.data, {}
+    raise ImageUnreadable("not-an-image", f"the sample is {type(sample.data).__name__}, not the bytes of an image file")
+
+
+def _as_json(metadata: Mapping[str, Any]) -> bytes:
+    try:
+        return canonical_json(metadata)
+    except (TypeError, ValueError) as error:
+        raise ImageUnreadable("bad-metadata", f"its metadata cannot be written as JSON: {error}") from error

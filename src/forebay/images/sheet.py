@@ -1,0 +1,99 @@
+"""A contact sheet: images as a model gets them, and what is derived of them drawn over it.
+
+┌────────────┐     the padding, red where a token is ignored
+│▒▒▒▒▒▒▒▒▒▒▒▒│
+┢━━━━━━━━━━━━┪     the box, outlined
+┃  content   ┃
+┡━━━━━━━━━━━━┩
+│▒▒▒▒▒▒▒▒▒▒▒▒│
+└────────────┘
+cats/a.jpg         the caption: a line of any text each
+cat, outdoors
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageDraw, ImageFont
+
+from forebay.images.geometry import Box
+from forebay.images.letterbox import Planes
+from forebay.masks.draw import IGNORED, Picture
+from forebay.masks.rectangle import IGNORE_THRESHOLD, token_padding
+
+CELL = 224
+MARGIN = 10
+LINE = 15
+TEXT = 11  # height of letters
+PAPER = (250, 250, 248)
+INK = (40, 40, 40)
+OUTLINE = (30, 120, 220)
+TINT = 0.45  # of the red over an ignored token
+
+
+@dataclass(frozen=True, slots=True)
+class Framed:
+    """One image of a sheet: its whole canvas `[3, size, size]`, the box in it, and what is written below."""
+
+    canvas: Planes
+    box: Box
+    caption: tuple[str, ...] = ()
+
+
+def contact_sheet(
+    images: Sequence[Framed], *, patch: int | None, threshold: float = IGNORE_THRESHOLD, columns: int = 6
+) -> Picture:
+    """Images side by side, `columns` in a row; without a `patch` no tokens are drawn."""
+    columns = min(columns, max(1, len(images)))
+    lines = max((len(image.caption) for image in images), default=0)
+    wide, high = CELL + MARGIN, CELL + MARGIN + LINE * lines
+    rows = -(-len(images) // columns)
+    sheet = Image.new("RGB", (columns * wide + MARGIN, max(1, rows) * high + MARGIN), PAPER)
+    pen, font = ImageDraw.Draw(sheet), ImageFont.load_default(TEXT)
+    for number, image in enumerate(images):
+        left, top = MARGIN + number % columns * wide, MARGIN + number // columns * high
+        sheet.paste(_drawn(image, patch, threshold), (left, top))
+        for line, text in enumerate(image.caption):
+            pen.text((left, top + CELL + 1 + line * LINE), _fitting(text, font), fill=INK, font=font)
+    return Picture(sheet)
+
+
+def _drawn(image: Framed, patch: int | None, threshold: float) -> Image.Image:
+    """One canvas at the size of a cell; small ones are enlarged pixel by pixel."""
+    size = image.canvas.shape[1]
+    way = Image.Resampling.NEAREST if size < CELL else Image.Resampling.BILINEAR
+    drawn = Image.fromarray(np.ascontiguousarray(image.canvas.transpose(1, 2, 0))).resize((CELL, CELL), way)
+    if patch is not None:
+        drawn = _tinted(drawn, token_padding([image.box], (size, size), patch)[0] >= threshold)
+    left, top, width, height = (side * CELL / size for side in image.box)
+    ImageDraw.Draw(drawn).rectangle((left, top, left + width - 1, top + height - 1), outline=OUTLINE, width=2)
+    return drawn
+
+
+def _tinted(drawn: Image.Image, ignored: NDArray[np.bool_]) -> Image.Image:
+    """Ignored tokens in red, each by itself; what they hide shines through."""
+    tokens = Image.fromarray(np.where(ignored, round(255 * TINT), 0).astype(np.uint8))
+    tint = np.array(tokens.resize(drawn.size, Image.Resampling.NEAREST))
+    edges = np.arange(len(ignored)) * CELL // len(ignored)
+    tint[edges], tint[:, edges] = 0, 0
+    return Image.composite(Image.new("RGB", drawn.size, IGNORED), drawn, Image.fromarray(tint))
+
+
+def _fitting(text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont) -> str:
+    """As much of a line as fits below an image: its beginning and its end."""
+    if font.getlength(text) <= CELL:
+        return text
+    kept = len(text) - 1
+    while kept > 2 and font.getlength(_shortened(text, kept)) > CELL:
+        kept -= 1
+    return _shortened(text, kept)
+
+
+def _shortened(text: str, kept: int) -> str:
+    """
+    >>> _shortened("photographs/cat.jpg", 9)
+    'photo….jpg'
+    """
+    return f"{text[: kept - kept // 2]}…{text[-(kept // 2) :]}"

@@ -1,0 +1,36 @@
+"""Numbers of bytes as a person writes them."""
+
+import re
+
+_UNITS = {"": 1, "b": 1}
+_UNITS |= {f"{prefix}b": 1000**power for power, prefix in enumerate("kmgtp", 1)}
+_UNITS |= {f"{prefix}ib": 1024**power for power, prefix in enumerate("kmgtp", 1)}
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", re.IGNORECASE)
+
+
+def parse_size(text: str) -> int:
+    """
+    >>> parse_size("16GB"), parse_size("1.5 MiB"), parse_size("4096")
+    (16000000000, 1572864, 4096)
+    """
+    match = _SIZE.fullmatch(text)
+    unit = _UNITS.get(match[2].lower()) if match else None
+    if match is None or unit is None:
+        raise ValueError(f"{text!r} is no size; write it as 600MB, 16GB or 1GiB")
+    size = int(float(match[1]) * unit)
+    if size < 1:
+        raise ValueError(f"{text!r} is no size; it must be at least one byte")
+    return size
+
+
+def as_bytes(size: int | str) -> int:
+    """A size that is a number of bytes already, or is written as a person does.
+
+    >>> as_bytes(0), as_bytes("256MB")
+    (0, 256000000)
+    """
+    if isinstance(size, str):
+        return parse_size(size)
+    if size < 0:
+        raise ValueError(f"{size} is no size; it must not be negative")
+    return size

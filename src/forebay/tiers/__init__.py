@@ -1,0 +1,26 @@
+"""Rows one by one through tiers: memory, an LMDB that processes share, the source. No build is needed ahead."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from forebay.tiers.cached_images import CachedImages
+    from forebay.tiers.records import TierStatistics, TierWarning
+    from forebay.tiers.upkeep import clear_tier, summarize_tier, verify_tier
+    from forebay.tiers.warming import warm
+
+# Where each public name lives; what needs lmdb is imported when it is first used.
+_HOMES = {
+    "CachedImages": "forebay.tiers.cached_images",
+    **dict.fromkeys(("TierStatistics", "TierWarning"), "forebay.tiers.records"),
+    **dict.fromkeys(("clear_tier", "summarize_tier", "verify_tier"), "forebay.tiers.upkeep"),
+    "warm": "forebay.tiers.warming",
+}
+
+__all__ = ["CachedImages", "TierStatistics", "TierWarning", "clear_tier", "summarize_tier", "verify_tier", "warm"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'forebay.tiers' has no attribute '{name}'")

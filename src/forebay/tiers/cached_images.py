@@ -1,0 +1,158 @@
+"""Rows of images one by one, without a build: from memory, else from a tier on disk, else made and kept in both.
+
+    images[i] ──▶ L1 memory, bounded in bytes ──▶ L2 LMDB, shared by processes ──▶ decode ──▶ written back to both
+
+A key names a sample as it is now, so that nothing stale is found; a value says whose row it is and carries a checksum,
+so that nothing wrong is served. What is not right is counted, told once, made again and replaced.
+"""
+
+import operator
+import os
+import threading
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from forebay.cache.settle import settle
+from forebay.format.key import hmac_key
+from forebay.recipe import check_recipe
+from forebay.sizes import as_bytes
+from forebay.source import Source
+from forebay.tiers.lmdb_tier import MAX_BYTES, QUEUE_BYTES, open_tier
+from forebay.tiers.memory import MemoryTier
+from forebay.tiers.naming import RowRecipe
+from forebay.tiers.opened import OpenedTiers, Unreadable
+from forebay.tiers.records import TierStatistics
+from forebay.tiers.samples import CheckSource, Samples
+from forebay.tiers.value import Row
+from forebay.tiers.writer import WhenFull
+
+
+class CachedImages:
+    """The rows of the images of a source, as `recipe.make_row` gives them, read through two tiers.
+
+        with fb.CachedImages(fb.sources.images("photos"), fb.ImageRecipe(), l1="256MB", l2="tiers/photos") as images:
+            images[17], images.read([5, 3, 9]), images.statistics()
+
+    Every process has an L1 of its own; all processes of a machine that name the same `l2` share it. Nobody can write to
+    the arrays of a row, as tiers share them. It can be pickled and forked: a worker of a `DataLoader` opens what it
+    needs when it first reads, and finds the same samples under the same numbers. Threads may read at once.
+
+    `when_full="drop"` does not wait for the writer, but counts what it could not take. `unreadable="skip"` leaves what
+    is no image out of what `read` gives; `images[i]` raises `ImageUnreadable` in any case. `check_source="open"` trusts
+    that no file changes once the source is listed, where looking at each before it is read costs too much.
+    """
+
+    _opened: OpenedTiers | None
+    _lock: threading.Lock
+
+    def __init__(
+        self,
+        source: Source,
+        recipe: RowRecipe,
+        l1: int | str = "256MB",
+        l2: str | os.PathLike[str] | None = None,
+        *,
+        max_bytes: int | str = MAX_BYTES,
+        queue_bytes: int | str = QUEUE_BYTES,
+        when_full: WhenFull = "wait",
+        unreadable: Unreadable = "raise",
+        check_source: CheckSource = "read",
+    ) -> None:
+        check_recipe(recipe)
+        self.source = source
+        self.recipe, _ = settle(None, source, recipe, recipe.kind)
+        self.l2 = None if l2 is None else os.path.abspath(l2)
+        self._l1_bytes, self._max_bytes, self._queue_bytes = as_bytes(l1), as_bytes(max_bytes), as_bytes(queue_bytes)
+        self._when_full, self._unreadable = when_full, unreadable
+        self._samples = Samples(source, check_source)
+        self._start()
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    def __repr__(self) -> str:
+        return f"<CachedImages of {len(self):,} samples, l1={self._l1_bytes:,} bytes, l2={self.l2!r}>"
+
+    def __getitem__(self, index: int) -> Row:
+        return self._open().rows([self._checked(index)], "raise")[0]
+
+    def __iter__(self) -> Iterator[Row]:
+        return (self[index] for index in range(len(self)))
+
+    def read(self, indices: Sequence[int]) -> list[Row]:
+        """Many rows with one look at the tier on disk; without those that are unreadable, if so chosen."""
+        return self._open().rows([self._checked(index) for index in indices], self._unreadable)
+
+    __getitems__ = read  # torch's `DataLoader` asks for a batch so
+
+    def statistics(self) -> TierStatistics:
+        """How reading went in this process, since it began to; a worker of a `DataLoader` has counts of its own."""
+        return self._open().statistics()
+
+    def flush(self) -> None:
+        """Wait until every row that was made is on disk for good, or is counted as dropped."""
+        opened = self._open()
+        if opened.l2 is not None:
+            opened.l2.writer.flush()
+        opened.tell()
+
+    def close(self) -> None:
+        """Write what waits, and let go of memory, files and threads; reading again opens them again."""
+        with self._lock:
+            opened, self._opened = self._opened, None
+        if opened is not None and opened.l2 is not None:
+            opened.l2.close()
+            opened.tell()
+
+    def __enter__(self) -> "CachedImages":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name not in ("_opened", "_lock")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._start()
+
+    def _start(self) -> None:
+        """Nothing is open yet; or not any more, in the child of a fork, whatever its parent was doing."""
+        self._opened = None
+        self._lock = threading.Lock()
+        _known.add(self)
+
+    def _open(self) -> OpenedTiers:
+        opened = self._opened
+        if opened is not None:
+            return opened
+        with self._lock:
+            if self._opened is None:
+                self._opened = self._open_tiers()
+            return self._opened
+
+    def _open_tiers(self) -> OpenedTiers:
+        l1: MemoryTier[Row] = MemoryTier(self._l1_bytes)
+        l2 = None
+        if self.l2 is not None:
+            l2 = open_tier(self.l2, max_bytes=self._max_bytes, queue_bytes=self._queue_bytes)
+        return OpenedTiers(self._samples, self.recipe, l1, l2, key=hmac_key(), when_full=self._when_full)
+
+    def _checked(self, index: int) -> int:
+        place, count = operator.index(index), len(self)
+        if not -count <= place < count:
+            raise IndexError(f"sample {place} of {count:,} in {self!r}")
+        return place % count
+
+
+_known: "weakref.WeakSet[CachedImages]" = weakref.WeakSet()
+
+
+def _start_in_child() -> None:
+    for images in list(_known):
+        images._start()
+
+
+os.register_at_fork(after_in_child=_start_in_child)

@@ -1,0 +1,162 @@
+"""The tiers as one process has them open: a memory of its own, its handle of the tier on disk, its counts."""
+
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Literal
+
+import msgspec
+
+from forebay.errors import ImageUnreadable, SourceChanged
+from forebay.format.key import VARIABLE
+from forebay.source import Sample
+from forebay.tiers.counts import Counts
+from forebay.tiers.lmdb_tier import LmdbTier
+from forebay.tiers.memory import MemoryTier
+from forebay.tiers.naming import Named, Names, RowRecipe
+from forebay.tiers.records import TierStatistics, TierWarning
+from forebay.tiers.samples import Samples
+from forebay.tiers.value import BadValue, Row, check_columns, decode_value, encode_value
+from forebay.tiers.writer import WhenFull
+
+Unreadable = Literal["raise", "skip"]
+
+_ROW_OVERHEAD = 1600  # six arrays and their dict, beside the bytes they show
+_ATTEMPTS = 3
+_NOT_OURS = "key-needed"  # what is tagged belongs to those who have the key, and is left to them
+
+
+class OpenedTiers:
+    """Looks for rows in memory, then on disk, then makes them and keeps them in both."""
+
+    def __init__(
+        self,
+        samples: Samples,
+        recipe: RowRecipe,
+        l1: MemoryTier[Row],
+        l2: LmdbTier | None,
+        *,
+        key: bytes | None,
+        when_full: WhenFull,
+    ) -> None:
+        self.counts = Counts()
+        self.l2 = l2
+        self._l1 = l1
+        self._samples, self._recipe = samples, recipe
+        self._names = Names(samples, recipe)
+        self._columns = recipe.columns()
+        self._key = key
+        self._when_full = when_full
+
+    def rows(self, indices: Sequence[int], unreadable: Unreadable) -> list[Row]:
+        """The rows of some samples, in order."""
+        named: list[Named] = []
+        for index in indices:
+            with self._counting(unreadable):
+                named.append(self._names.named(index))
+        wanted = {one.key: one for one in named}
+        rows = {key: row for key in wanted if (row := self._l1.get(key)) is not None}
+        self.counts.add(l1_hits=len(rows))
+        bad = self._read_l2(wanted, rows)
+        for key, one in wanted.items():
+            if key not in rows:
+                with self._counting(unreadable):
+                    rows[key] = self._make(one, bad.get(key))
+        self.tell()
+        return [dict(rows[one.key]) for one in named if one.key in rows]
+
+    def statistics(self) -> TierStatistics:
+        counts, l1 = self.counts, self._l1
+        read = TierStatistics(
+            l1_hits=counts.l1_hits,
+            l2_hits=counts.l2_hits,
+            misses=counts.misses,
+            l1_values=len(l1),
+            l1_bytes=l1.bytes,
+            l1_evicted=l1.evicted,
+            l2_read_bytes=counts.l2_read_bytes,
+            made_bytes=counts.made_bytes,
+            bad=dict(counts.bad),
+            failures=dict(counts.failures),
+        )
+        return read if self.l2 is None else msgspec.structs.replace(read, **self.l2.figures())
+
+    def tell(self) -> None:
+        """Warn, once, of what costs time from now on."""
+        for line in self.counts.news() + ([] if self.l2 is None else self.l2.news()):
+            warnings.warn(line, TierWarning, stacklevel=4)
+
+    def _read_l2(self, wanted: Mapping[bytes, Named], rows: dict[bytes, Row]) -> dict[bytes, str]:
+        """Add to `rows` what the tier on disk has; the keys of what must not be served, and why."""
+        missing = [key for key in wanted if key not in rows]
+        if self.l2 is None or not missing:
+            return {}
+        bad: dict[bytes, str] = {}
+        for key, value in zip(missing, self.l2.get_many(missing), strict=True):
+            if value is None:
+                continue
+            try:
+                rows[key] = self._decoded(value, wanted[key])
+            except BadValue as error:
+                bad[key] = error.reason
+                self.counts.count_bad(error.reason, _words(self.l2.path, wanted[key], error))
+            else:
+                self.counts.add(l2_hits=1, l2_read_bytes=len(value))
+                self._l1.put(key, rows[key], len(value) + _ROW_OVERHEAD)
+        return bad
+
+    def _decoded(self, value: bytes, named: Named) -> Row:
+        text, row = decode_value(value, self._key)
+        if text != named.text:
+            raise BadValue("identity", "it is the row of another sample, or of another recipe")
+        check_columns(row, self._columns)
+        _check_content(row)
+        return row
+
+    def _make(self, named: Named, bad: str | None) -> Row:
+        """A row made from the source, as it will be read from a tier."""
+        named, sample = self._read_source(named)
+        value = encode_value(named.identity, self._recipe.make_row(sample), self._key)
+        row = self._decoded(value, named)
+        self.counts.add(misses=1, made_bytes=len(value))
+        self._l1.put(named.key, row, len(value) + _ROW_OVERHEAD)
+        if self.l2 is not None and bad != _NOT_OURS:
+            self.l2.put(named.key, value, replaces=bad is not None, when_full=self._when_full)
+        return row
+
+    def _read_source(self, named: Named) -> tuple[Named, Sample]:
+        """A sample under the name that it has while it is read."""
+        for _ in range(_ATTEMPTS - 1):
+            try:
+                return named, self._samples.read(named.part)
+            except SourceChanged:
+                named = self._names.named(named.index)
+        return named, self._samples.read(named.part)
+
+    @contextmanager
+    def _counting(self, unreadable: Unreadable) -> Iterator[None]:
+        """Count a sample of which no row can be made, and leave it out where that is asked for."""
+        try:
+            yield
+        except ImageUnreadable as error:
+            self.counts.count_failure(error.reason)
+            if unreadable == "raise":
+                raise
+
+
+def _check_content(row: Row) -> None:
+    """The pixels fill their box."""
+    pixels = row.get("pixels")
+    if pixels is None:
+        return
+    width, height = row["box"][2:].tolist()
+    if pixels.size != 3 * width * height:
+        raise BadValue("shape", f"it has {pixels.size:,} values for a box of {width} × {height}")
+
+
+def _words(path: str, named: Named, error: BadValue) -> str:
+    what_now = f"set {VARIABLE} to read it" if error.reason == _NOT_OURS else "it is made again and replaced"
+    return (
+        f"the tier '{path}' has a value for '{named.part.file.path}' that is not served: {error.detail}; {what_now} "
+        f"(`statistics().bad` counts more of them)"
+    )

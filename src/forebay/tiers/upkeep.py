@@ -1,0 +1,130 @@
+"""Looking after a tier: what is in it, whether all of it is as it was written, emptying it.
+
+Every step takes a short transaction of its own, so that writers are not held up and no old pages are held.
+"""
+
+import json
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from forebay.cache.records import Progress
+from forebay.format.key import hmac_key
+from forebay.tiers.environment import Environment, alone, file_bytes, remove_files
+from forebay.tiers.lmdb_tier import open_tier
+from forebay.tiers.naming import key_of
+from forebay.tiers.records import BadKept, RecipeShare, TierClearReport, TierSummary, TierVerifyReport
+from forebay.tiers.value import BadValue, decode_value, peek_value
+
+OnProgress = Callable[[Progress], None]
+Kept = tuple[bytes, int, bytes]  # key, size, content or its head
+
+_HEAD_BYTES = 64 << 10  # no header of ours is longer
+_AT_ONCE = 64
+
+
+def summarize_tier(path: str) -> TierSummary:
+    """What a tier holds, by recipe; only the heads of values are read."""
+    shares: dict[str, Counter[str]] = {}
+    tagged = unreadable = 0
+    with _opened(path) as environment:
+        dead = environment.let_go_of_dead_readers()
+        for _, size, head in _values(environment, _HEAD_BYTES):
+            try:
+                identity, is_tagged = peek_value(head)
+                share = shares.setdefault(_made_by(identity), Counter())
+            except BadValue:
+                unreadable += 1
+                continue
+            tagged += is_tagged
+            share.update(values=1, bytes=size)
+        figures = environment.figures()
+    recipes = [_share(made_by, **counts) for made_by, counts in sorted(shares.items())]
+    total = sum(share.bytes for share in recipes)
+    return TierSummary(
+        path=path,
+        bytes=total,
+        tagged=tagged,
+        dead_readers=dead,
+        unreadable=unreadable,
+        recipes=tuple(sorted(recipes, key=lambda share: -share.values)),
+        **figures,
+    )
+
+
+def verify_tier(path: str, *, on_progress: OnProgress | None = None) -> TierVerifyReport:
+    """Check every value: its checksum, its tag where a key is in use, and that it lies under its own name."""
+    key, started = hmac_key(), time.monotonic()
+    bad: list[BadKept] = []
+    values = checked = 0
+    with _opened(path) as environment:
+        total = environment.figures()["values"]
+        for name, size, content in _values(environment, None):
+            values, checked = values + 1, checked + size
+            problem = _problem(name, content, key)
+            if problem is not None:
+                bad.append(problem)
+            if on_progress is not None:
+                on_progress(_moment(values, total, checked, started))
+    seconds = time.monotonic() - started
+    return TierVerifyReport(path=path, values=values, checked_bytes=checked, seconds=seconds, bad=tuple(bad))
+
+
+def clear_tier(path: str) -> TierClearReport:
+    """Remove all that a tier holds: its files where nobody has it open, else its values."""
+    with _opened(path) as environment:
+        values = environment.figures()["values"]
+    before = file_bytes(path)
+    with alone(path) as is_alone:
+        if is_alone:
+            remove_files(path)
+    if not is_alone:
+        with _opened(path) as environment:
+            environment.empty()
+    return TierClearReport(path=path, removed=values, freed_bytes=before if is_alone else 0, in_use=not is_alone)
+
+
+@contextmanager
+def _opened(path: str) -> Iterator[Environment]:
+    tier = open_tier(path, create=False)
+    try:
+        yield tier.environment
+    finally:
+        tier.close()
+
+
+def _values(environment: Environment, head_bytes: int | None) -> Iterator[Kept]:
+    last = b""
+    while found := environment.values(last, _AT_ONCE, head_bytes):
+        yield from found
+        last = found[-1][0]
+
+
+def _made_by(identity: str) -> str:
+    """The recipe and the libraries of a value, in a form that can be counted by."""
+    try:
+        known = json.loads(identity)
+        return json.dumps([str(known["fingerprint"]), dict(known["made_with"])], sort_keys=True)
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise BadValue("format", "its head names no recipe") from error
+
+
+def _share(made_by: str, values: int, bytes: int) -> RecipeShare:
+    fingerprint, made_with = json.loads(made_by)
+    return RecipeShare(fingerprint=fingerprint, made_with=made_with, values=values, bytes=bytes)
+
+
+def _problem(name: bytes, content: bytes, key: bytes | None) -> BadKept | None:
+    try:
+        identity, _ = decode_value(content, key)
+        if key_of(identity.encode()) != name:
+            raise BadValue("identity", "it lies under the name of another row")
+    except BadValue as error:
+        return BadKept(key=name.hex(), reason=error.reason, detail=error.detail)
+    return None
+
+
+def _moment(done: int, total: int, checked: int, started: float) -> Progress:
+    seconds = time.monotonic() - started
+    return Progress(phase="verifying", done=done, total=total, unit="values", read_bytes=checked, seconds=seconds)

@@ -1,0 +1,72 @@
+"""Which batches a loader makes: of tokens to train on, of columns as they are, or of what a collate makes of rows."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from forebay import torch as names
+from forebay.cache.reader import Cache
+from forebay.masks.documents import LabelStyle
+from forebay.torch.batch import TRAINED_ON, Derived, Training, plain_batch, training_batch
+from forebay.torch.buffers import Buffers
+from forebay.torch.collate import Collate
+from forebay.torch.making import Collating, Deriving, Making
+from forebay.torch.pace import batch_bytes, suitable_threads
+from forebay.torch.transform import Transform
+
+_COLLATING_THREADS = 2  # a collate works on every value; reading alone keeps one thread busy
+
+
+@dataclass(frozen=True, slots=True)
+class BatchKind:
+    """What is read, how many threads suit it, what a row of a batch takes, and how batches are made."""
+
+    columns: tuple[str, ...]
+    threads: int
+    row_bytes: int
+    making: Callable[[Buffers, Transform | None], Making]
+
+
+def batch_kind(
+    caches: Sequence[Cache],
+    columns: Sequence[str] | None,
+    collate: Collate | None,
+    labels: LabelStyle | None,
+    derive: Sequence[Derived],
+) -> BatchKind:
+    """The kind that was asked for; where nothing was, that of the caches."""
+    if collate is None and columns is None:
+        collate = _usual_collate(caches)
+    if collate is not None:
+        return _collated(collate, tuple(columns or ()), caches)
+    if columns is None and all(set(TRAINED_ON) <= set(cache.columns) for cache in caches):
+        return _training(Training(labels, tuple(derive)), caches)
+    return _plain(tuple(columns or caches[0].default_columns), caches)
+
+
+def _usual_collate(caches: Sequence[Cache]) -> Collate | None:
+    kinds = {cache.recipe(cache.generation.base).kind for cache in caches}
+    return names.ImageBatch(caches[0]) if kinds == {"images"} else None
+
+
+def _collated(collate: Collate, further: tuple[str, ...], caches: Sequence[Cache]) -> BatchKind:
+    def making(buffers: Buffers, transform: Transform | None) -> Making:
+        return Collating(collate, further, transform, buffers)
+
+    row_bytes = collate.row_bytes + (batch_bytes(caches[0], further, 1) if further else 0)
+    return BatchKind((*collate.columns, *further), _COLLATING_THREADS, row_bytes, making)
+
+
+def _training(training: Training, caches: Sequence[Cache]) -> BatchKind:
+    def making(buffers: Buffers, transform: Transform | None) -> Making:
+        return Deriving(TRAINED_ON, partial(training_batch, training=training, buffers=buffers), transform)
+
+    row_bytes = batch_bytes(caches[0], TRAINED_ON, 1, derived=2 + len(training.derive))
+    return BatchKind(TRAINED_ON, suitable_threads(caches, TRAINED_ON), row_bytes, making)
+
+
+def _plain(columns: tuple[str, ...], caches: Sequence[Cache]) -> BatchKind:
+    def making(buffers: Buffers, transform: Transform | None) -> Making:
+        return Deriving(columns, partial(plain_batch, buffers=buffers), transform)
+
+    return BatchKind(columns, suitable_threads(caches, columns), batch_bytes(caches[0], columns, 1), making)

@@ -1,0 +1,169 @@
+"""Batches of images: content on its canvas, flipped or not, normalised, with masks, box and tags that belong to it.
+
+    loader = Loader(cache, global_batch_size=64, collate=ImageBatch(cache, normalize="imagenet", dtype=torch.bfloat16))
+    rows = DataLoader(CacheDataset(cache), batch_size=64, collate_fn=ImageBatch(cache), num_workers=2)
+
+    pixels         [images, 3, size, size], of the type asked for
+    pixel_mask     bool  [images, size, size], True = PAD
+    token_mask     bool  [images, size/patch, size/patch], True = ignored; with a `patch`
+    box            int32 [images, 4], left, top, width, height of the content, after the flip
+    original_size  int32 [images, 2], width and height of the image as displayed
+    flipped        bool  [images]
+    tags           float32 [images, vocabulary]; or "indices": int64, flat, with tags.offsets
+
+SDPA wants True = keep, the opposite of both masks; a CLS token is never ignored:
+
+    ignored = F.pad(batch["token_mask"].flatten(1), (1, 0), value=False)        # CLS first
+    F.scaled_dot_product_attention(q, k, v, attn_mask=~ignored[:, None, None, :])
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, get_args
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from forebay.cache.reader import Cache
+from forebay.columns import Array, Ragged
+from forebay.images.kept import image_recipe
+from forebay.images.normalize import Normalize, Scaling
+from forebay.images.recipe import ImageRecipe
+from forebay.masks.rectangle import IGNORE_THRESHOLD, flip_rectangles
+from forebay.order.coins import Coins, sample_keys
+from forebay.torch.batch import Batch, plain_batch
+from forebay.torch.buffers import Buffers
+from forebay.torch.collate import Rows
+from forebay.torch.image_canvases import Boxes, CanvasMaker, Channels
+from forebay.torch.image_joint import JointTransform
+from forebay.torch.image_masks import TokenMasks
+from forebay.torch.image_paint import Planes, mirrored
+from forebay.torch.image_tags import TagReader, TagStyle
+
+_DTYPES = (torch.uint8, torch.float32, torch.float16, torch.bfloat16)
+_KEPT_BATCHES = 2  # whose memory is used again, as a `collate_fn`
+
+
+class ImageBatch:
+    """A collate for images: of a `Loader`, of a `CacheDataset`, or the `collate_fn` of torch's `DataLoader`.
+
+    `flip` is the probability that an image is flipped left–right, with its masks, its box and the tags that
+    `orientation` pairs. The coin belongs to seed, epoch and sample id: a `Loader` and a `CacheDataset` bring theirs; as
+    a `collate_fn` it draws those of `seed` and of the epoch that `set_epoch` named last.
+
+    `normalize` is "imagenet" or (mean, std), of floats; without, floats go from 0 to 1. `channels="last"` gives the
+    same shape in the memory format `torch.channels_last`. `transforms` change image, mask and box together
+    (`forebay.torch.Canvases`), after the flip.
+    """
+
+    def __init__(
+        self,
+        source: ImageRecipe | Cache,
+        *,
+        normalize: Normalize = None,
+        dtype: torch.dtype = torch.uint8,
+        channels: Channels = "first",
+        flip: float = 0.0,
+        orientation: Mapping[str, str] | None = None,
+        tags: TagStyle | None = "multi_hot",
+        patch: int | None = None,
+        threshold: float = IGNORE_THRESHOLD,
+        transforms: Sequence[JointTransform] = (),
+        seed: int = 0,
+    ) -> None:
+        _check_choices(normalize, dtype, channels, tags)
+        self.recipe = image_recipe(source)
+        self.seed = seed
+        self._flip, self._tag_style = _probability(flip), tags
+        self._tags = TagReader(self.recipe.vocabulary(), orientation if flip else {})
+        tokens = None if patch is None else TokenMasks(self.recipe.size, patch, threshold)
+        self._canvases = CanvasMaker(self.recipe, Scaling.of(normalize), dtype, channels, tokens, transforms)
+        self._buffers = Buffers(_KEPT_BATCHES, pinned=False)
+        # In shared memory, so that workers that live on see the next epoch too. torch declares no types here.
+        self._epoch: Tensor = torch.zeros((), dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """What it reads of a cache."""
+        tags = () if self._tag_style is None else ("tags",)
+        return (self.recipe.stored_column, "box", "original_size", "id", *tags)
+
+    @property
+    def row_bytes(self) -> int:
+        return self._canvases.row_bytes
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that coins are drawn for, as a `collate_fn`."""
+        return int(self._epoch)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Draw the coins of this epoch from now on, also in worker processes that are running."""
+        self._epoch.fill_(epoch)
+
+    def __call__(self, rows: Sequence[Mapping[str, Array | Tensor]]) -> Batch:
+        """A batch of rows as they are stored: of a `CacheDataset`, or of `forebay.tiers.CachedImages`."""
+        read: dict[str, Any] = {name: [np.asarray(row[name]) for row in rows] for name in self.columns}
+        for name, width in (("box", 4), ("original_size", 2)):
+            read[name] = np.array(read[name], np.int32).reshape(len(rows), width)
+        coins = Coins(self.seed, self.epoch, sample_keys(each.tobytes() for each in read["id"]))
+        return self.collate(read, coins, self._buffers)
+
+    def collate(self, rows: Rows, coins: Coins, buffers: Buffers) -> Batch:
+        """A batch of rows of a cache."""
+        flipped = coins.flip("flip", self._flip)
+        stored = np.asarray(rows["box"])
+        contents = self._contents(rows[self.recipe.stored_column], stored, flipped)
+        batch = self._canvases.make(contents, self._boxes(stored, flipped), coins, buffers, partial(_sample, rows))
+        read = {"original_size": np.asarray(rows["original_size"]), "flipped": flipped}
+        return batch | plain_batch(read | self._tags_of(rows, flipped), buffers)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Another process has memory of its own.
+        return {**self.__dict__, "_buffers": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _buffers=Buffers(_KEPT_BATCHES, pinned=False))
+
+    def _contents(self, stored: Iterable[Array], boxes: Boxes, flipped: NDArray[np.bool_]) -> Iterator[Planes]:
+        for row, box, flip in zip(stored, boxes, flipped.tolist(), strict=True):
+            content = self.recipe.unpacked({self.recipe.stored_column: row, "box": box})
+            yield mirrored(content) if flip else content
+
+    def _boxes(self, stored: Boxes, flipped: NDArray[np.bool_]) -> Boxes:
+        boxes = stored.copy()
+        boxes[flipped] = flip_rectangles(stored[flipped], (self.recipe.size, self.recipe.size))
+        return boxes
+
+    def _tags_of(self, rows: Rows, flipped: NDArray[np.bool_]) -> dict[str, Array | Ragged]:
+        if self._tag_style is None:
+            return {}
+        read = self._tags.multi_hot if self._tag_style == "multi_hot" else self._tags.indices
+        return {"tags": read(rows["tags"], flipped)}
+
+
+def _sample(rows: Rows, image: int) -> str:
+    """What an image of a batch is called."""
+    return bytes(list(rows["id"])[image]).decode("utf-8", "backslashreplace")
+
+
+def _probability(flip: float) -> float:
+    if not 0 <= flip <= 1:
+        raise ValueError(f"flip is {flip}; it is the probability of a flip, from 0 to 1")
+    return flip
+
+
+def _check_choices(normalize: Normalize, dtype: torch.dtype, channels: Channels, tags: TagStyle | None) -> None:
+    if dtype not in _DTYPES:
+        raise ValueError(f"dtype is {dtype}; {', '.join(map(str, _DTYPES))} are expected")
+    if dtype == torch.uint8 and normalize is not None:
+        raise ValueError(
+            f"normalize is {normalize!r} but uint8 holds pixels as they are stored; choose a float dtype, or normalise "
+            "where the model is, with normalize_on_device"
+        )
+    if channels not in get_args(Channels):
+        raise ValueError(f"channels is {channels!r}; 'first' or 'last' is expected")
+    if tags not in (None, *get_args(TagStyle)):
+        raise ValueError(f"tags is {tags!r}; 'multi_hot', 'indices' or None is expected")

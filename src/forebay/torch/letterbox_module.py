@@ -1,0 +1,171 @@
+"""The way from a raw image to the input of a model, as a module: it goes into the exported graph, before the model.
+
+    uint8 image, any height and width ──▶ box ──▶ resized ──▶ padded ──▶ normalised, with its masks
+
+The box is computed in int64 and equals that of `forebay.images.fit` for every size. The pixels equal Pillow's, see
+`forebay.torch.resize_weights`: two matrix products with a rounding after each, horizontal first, but vertical first
+where an image loses more than twice as much height as width, as Pillow does it since 13.0. (Earlier versions always
+began horizontally; from what they made of such images, pixels here may differ by 1.)
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from forebay.images.geometry import fit
+from forebay.images.kept import KeepsRecipes, image_recipe
+from forebay.images.normalize import Normalize, Scaling
+from forebay.images.recipe import ImageRecipe
+from forebay.masks.rectangle import IGNORE_THRESHOLD
+from forebay.torch.batch import Batch
+from forebay.torch.image_masks import TokenMasks
+from forebay.torch.resize_weights import resize_weights, resized_line
+
+
+class LetterboxModule(nn.Module):
+    """Upright RGB images in, the tensors of an `ImageBatch` out.
+
+        class Tagger(nn.Module):
+            def forward(self, image):                      # uint8 [height, width, 3], as np.asarray(picture) is
+                batch = self.letterbox(image)
+                return self.model(batch["pixels"], batch["token_mask"]).sigmoid()
+
+        dynamic = {"image": {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC}}
+        torch.onnx.export(Tagger(), (example,), "tagger.onnx", dynamo=True, dynamic_shapes=dynamic)
+
+    Images are uint8 `[height, width, 3]`, or `[images, 3, height, width]` of one size. The options are those of an
+    `ImageBatch`. Out come `pixels` `[images, 3, size, size]`, `pixel_mask` (True = PAD), `box`, `original_size` and,
+    with a `patch`, `token_mask` (True = ignored).
+
+    What a file brings along (EXIF, alpha, 16 bits) is treated before, as `forebay.images.prepare` does; what "jpeg" or
+    "fast" in a recipe do to pixels is not imitated. An image so small that all of its tokens would be ignored is
+    refused; but a graph cannot refuse: there, all of its `token_mask` is True.
+    """
+
+    def __init__(
+        self,
+        recipe: ImageRecipe | KeepsRecipes,
+        *,
+        normalize: Normalize = None,
+        dtype: torch.dtype = torch.uint8,
+        patch: int | None = None,
+        threshold: float = IGNORE_THRESHOLD,
+    ) -> None:
+        super().__init__()
+        kept = image_recipe(recipe)
+        _check_dtype(dtype, normalize)
+        self.size, self.resample, self.pad_color = kept.size, kept.resample, kept.pad_color
+        self.dtype, self.patch = dtype, patch
+        self._tokens = None if patch is None else TokenMasks(kept.size, patch, threshold)
+        self._least_padded = 0 if patch is None else _least_padded(patch, threshold)
+        # No buffers: `model.half()` would round them.
+        scaling = Scaling.of(normalize)
+        self._scale, self._shift = scaling.scale.tolist(), scaling.shift.tolist()
+
+    def forward(self, image: Tensor) -> Batch:
+        planes = _planes(image)
+        images, _, height, width = planes.shape
+        if not torch.compiler.is_exporting():
+            self._refuse(width, height)
+        sides = torch.stack([torch.scalar_tensor(side, dtype=torch.int64) for side in (width, height)])
+        box = letterbox_box(sides.to(planes.device), self.size)
+        across, down = self._line(width, box[0], box[2]), self._line(height, box[1], box[3])
+        content = down.inside[:, None] & across.inside[None, :]
+        pixels = torch.where(content, _resized(planes, across.weights.mT, down.weights, box), self._pad(planes.device))
+        found = {
+            "pixels": self._values(pixels),
+            "pixel_mask": _for_each(images, ~content),
+            "box": _for_each(images, box.int()),
+            "original_size": _for_each(images, sides.int()),
+        }
+        if self.patch is not None:
+            found["token_mask"] = _for_each(images, self._ignored(across.inside, down.inside, self.patch))
+        return found
+
+    def _line(self, length: int, start: Tensor, fitted: Tensor) -> "_Line":
+        places = torch.arange(self.size, device=start.device) - start
+        # Padding gets the weights of the nearest content, and the pad colour over it.
+        nearest = torch.minimum(places.clamp(min=0), fitted - 1)
+        return _Line((places >= 0) & (places < fitted), resize_weights(length, fitted, nearest, self.resample))
+
+    def _values(self, pixels: Tensor) -> Tensor:
+        if self.dtype == torch.uint8:
+            return pixels.to(torch.uint8)
+        scale, shift = (torch.tensor(values, device=pixels.device) for values in (self._scale, self._shift))
+        return (pixels.float() * scale + shift).to(self.dtype)
+
+    def _ignored(self, across: Tensor, down: Tensor, patch: int) -> Tensor:
+        columns, rows = (inside.reshape(-1, patch).sum(dim=1) for inside in (across, down))
+        return patch * patch - rows[:, None] * columns[None, :] >= self._least_padded
+
+    def _pad(self, device: torch.device) -> Tensor:
+        return torch.tensor(self.pad_color, dtype=torch.float64, device=device)[:, None, None]
+
+    def _refuse(self, width: int, height: int) -> None:
+        """What training refuses: an image without a pixel, or without a token."""
+        box = fit(width, height, self.size).box
+        if self._tokens is not None:
+            self._tokens.of_boxes(np.array([box], np.int32), (self.size, self.size), lambda _: "<an image>")
+
+
+class _Line(NamedTuple):
+    """One side of the canvas: which of its pixels are content, and what they are made of."""
+
+    inside: Tensor  # (size,)
+    weights: Tensor  # (size, length)
+
+
+def letterbox_box(sides: Tensor, size: int) -> Tensor:
+    """The box `[4]` (left, top, width, height) on the canvas of an image `[2]` (width, height), all int64."""
+    m = sides.max().clamp(min=size)
+    fitted = ((2 * sides * size + m) // (2 * m)).clamp(min=1)
+    return torch.cat(((size - fitted) // 2, fitted))
+
+
+def _resized(planes: Tensor, across: Tensor, down: Tensor, box: Tensor) -> Tensor:
+    """The planes times `across` `[width, size]` and `down` `[size, height]`, in Pillow's order."""
+    height, width = planes.shape[-2:]
+    vertical_first = height - box[3] > 2 * (width - box[2])
+    operands = (planes.double(), across.contiguous(), down)
+    if torch.compiler.is_exporting():  # eager `cond` would compile
+        both_ways: Tensor = torch.cond(vertical_first, _down_then_across, _across_then_down, operands)
+        return both_ways
+    return _down_then_across(*operands) if bool(vertical_first) else _across_then_down(*operands)
+
+
+def _across_then_down(planes: Tensor, across: Tensor, down: Tensor) -> Tensor:
+    return resized_line(down @ resized_line(planes @ across))
+
+
+def _down_then_across(planes: Tensor, across: Tensor, down: Tensor) -> Tensor:
+    return resized_line(resized_line(down @ planes) @ across)
+
+
+def _for_each(images: int, shared: Tensor) -> Tensor:
+    return shared.expand(images, *shared.shape)
+
+
+def _planes(image: Tensor) -> Tensor:
+    """`[images, 3, height, width]`."""
+    planes = image.permute(2, 0, 1)[None] if image.dim() == 3 else image
+    if planes.dim() != 4 or planes.shape[1] != 3 or planes.dtype != torch.uint8:
+        raise ValueError(
+            f"the image is {image.dtype} {tuple(image.shape)} but torch.uint8 [height, width, 3] or "
+            "[images, 3, height, width] is expected; pass RGB pixels as they are decoded"
+        )
+    return planes
+
+
+def _check_dtype(dtype: torch.dtype, normalize: Normalize) -> None:
+    if dtype != torch.uint8 and not dtype.is_floating_point:
+        raise ValueError(f"dtype is {dtype}; torch.uint8 or a floating type is expected")
+    if dtype == torch.uint8 and normalize is not None:
+        raise ValueError(f"normalize is {normalize!r} but uint8 holds pixels as they are; choose a floating dtype")
+
+
+def _least_padded(patch: int, threshold: float) -> int:
+    """The fewest padded pixels of a patch that have it ignored: whole numbers compare alike everywhere."""
+    pixels = patch * patch
+    return next(padded for padded in range(pixels + 1) if padded / pixels >= threshold)

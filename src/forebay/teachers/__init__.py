@@ -11,13 +11,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from forebay.teachers.align import Alignment, LayerAlignment, check_alignment
     from forebay.teachers.encoders import T5, Clip, Latents
     from forebay.teachers.geometric import GeometricSol, geometric_spatial, geometric_stats
+    from forebay.teachers.groups import encodings
     from forebay.teachers.hook import Hook
+    from forebay.teachers.latent_weights import weights_of_latents
     from forebay.teachers.prompt_columns import SharedColumn, shared
     from forebay.teachers.protocol import Batch, Loaded, Output, Teacher
     from forebay.teachers.reading import Between, Features, features
     from forebay.teachers.recipe import TeacherRecipe
+    from forebay.teachers.sizes import TeacherEstimate, estimate_teachers
     from forebay.teachers.slot import unload
     from forebay.teachers.timesteps import BUCKETS, Neighbours, neighbours
     from forebay.teachers.unet import SOL_STATS, Lune, Sol
@@ -27,19 +31,24 @@ _HOMES = {
     **dict.fromkeys(("Clip", "Latents", "T5"), "encoders"),
     **dict.fromkeys(("Between", "Features", "features"), "reading"),
     **dict.fromkeys(("GeometricSol", "geometric_spatial", "geometric_stats"), "geometric"),
+    **dict.fromkeys(("Alignment", "LayerAlignment", "check_alignment"), "align"),
+    "encodings": "groups",
     "Hook": "hook",
+    "weights_of_latents": "latent_weights",
     **dict.fromkeys(("Batch", "Loaded", "Output", "Teacher"), "protocol"),
     "TeacherRecipe": "recipe",
     **dict.fromkeys(("SharedColumn", "shared"), "prompt_columns"),
+    **dict.fromkeys(("TeacherEstimate", "estimate_teachers"), "sizes"),
     "unload": "slot",
     **dict.fromkeys(("BUCKETS", "Neighbours", "neighbours"), "timesteps"),
     **dict.fromkeys(("SOL_STATS", "Lune", "Sol"), "unet"),
 }
 
 __all__ = [
-    "BUCKETS", "SOL_STATS", "T5", "Batch", "Between", "Clip", "Features", "GeometricSol", "Hook", "Latents", "Loaded",
-    "Lune", "Neighbours", "Output", "SharedColumn", "Sol", "Teacher", "TeacherRecipe", "features", "geometric_spatial",
-    "geometric_stats", "neighbours", "shared", "unload",
+    "BUCKETS", "SOL_STATS", "T5", "Alignment", "Batch", "Between", "Clip", "Features", "GeometricSol", "Hook",
+    "Latents", "LayerAlignment", "Loaded", "Lune", "Neighbours", "Output", "SharedColumn", "Sol", "Teacher",
+    "TeacherEstimate", "TeacherRecipe", "check_alignment", "encodings", "estimate_teachers", "features",
+    "geometric_spatial", "geometric_stats", "neighbours", "shared", "unload", "weights_of_latents",
 ]  # fmt: skip
 
 

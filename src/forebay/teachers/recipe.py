@@ -1,6 +1,7 @@
 """How the rows of a cache get what a teacher says of them."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
 import msgspec
@@ -130,10 +131,6 @@ class TeacherRecipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         made = self._asking().ask(seated, samples, asked) if seated else {}
         return Rows(self._spread(made, asked, len(samples)), samples.failures, {}, samples.present)
 
-    def recompute(self, rows: Columns) -> Columns:
-        """What `make` gives, for a check of rows that are there; the teacher stays loaded."""
-        return self.make(rows).columns
-
     def let_go(self) -> tuple[str, ...]:
         return unload()
 
@@ -148,8 +145,12 @@ class TeacherRecipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         return columns
 
     def _try_batch(self, samples: Samples, size: int) -> None:
+        """One forward of so many samples; where buckets go one by one, at the first."""
         row = int(np.flatnonzero(samples.present)[0])
-        self._asking(size).ask(self._seat(), samples, [row] * size)
+        asking = self._asking(size)
+        if not self.batch_timesteps:
+            asking = replace(asking, buckets=self.buckets[:1])
+        asking.ask(self._seat(), samples, [row] * size)
 
     def _seat(self) -> Seated:
         return seat(self.model, self.device, self.dtype, self.memo_bytes)

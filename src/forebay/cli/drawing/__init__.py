@@ -24,9 +24,12 @@ from forebay.cli.drawing.peek import draw_peek
 from forebay.cli.drawing.reports import draw_build, draw_clean, draw_copy, draw_demo
 from forebay.cli.drawing.status import draw_gaps, draw_status
 from forebay.cli.drawing.summary import draw_summary
+from forebay.cli.drawing.teachers import draw_alignment, draw_teacher_estimate
 from forebay.cli.records import DemoReport, DryRun, ImagePeek, ImageSheet, PackedPeek, Peek
+from forebay.teachers import Alignment, TeacherEstimate
 
 DRAWINGS: dict[type[Any], Callable[[Any], RenderableType]] = {
+    Alignment: draw_alignment,
     BuildReport: draw_build,
     CleanReport: draw_clean,
     CopyReport: draw_copy,
@@ -41,6 +44,7 @@ DRAWINGS: dict[type[Any], Callable[[Any], RenderableType]] = {
     RepairReport: draw_repair,
     Status: draw_status,
     Summary: draw_summary,
+    TeacherEstimate: draw_teacher_estimate,
     VerifyReport: draw_verify,
 }
 

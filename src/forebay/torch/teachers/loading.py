@@ -38,8 +38,10 @@ def device_named(name: str) -> torch.device:
 
 def load_model(cls: Any, model: str, weights: str | None, device: str, dtype: str) -> Any:
     """A model of a class, from a folder or the hub, with its own weights or others over its configuration."""
-    loaded = _own_weights(cls, model) if weights is None else _other_weights(cls, model, weights)
-    return loaded.eval().requires_grad_(False).to(device_named(device), DTYPES[dtype])
+    own = weights is None
+    loaded = _own_weights(cls, model, DTYPES[dtype]) if own else _other_weights(cls, model, str(weights))
+    # Of nn.Module: the libraries' own `to` warns of layers that they keep wider, and moves nothing else.
+    return nn.Module.to(loaded.eval().requires_grad_(False), device_named(device), DTYPES[dtype])
 
 
 def class_named(architecture: str, model: str) -> type[nn.Module]:
@@ -51,10 +53,15 @@ def class_named(architecture: str, model: str) -> type[nn.Module]:
     raise TeacherUnusable(model, f"neither transformers nor diffusers has a model class '{architecture}'")
 
 
-def _own_weights(cls: Any, model: str) -> Any:
+def _own_weights(cls: Any, model: str, dtype: torch.dtype) -> Any:
+    as_named = "torch_dtype" if issubclass(cls, diffusers.ModelMixin) else "dtype"
     try:
         loaded, report = cls.from_pretrained(
-            model_folder(model), use_safetensors=True, local_files_only=True, output_loading_info=True
+            model_folder(model),
+            use_safetensors=True,
+            local_files_only=True,
+            output_loading_info=True,
+            **{as_named: dtype},
         )
     except (OSError, RuntimeError, ValueError, KeyError, SafetensorError) as error:
         raise TeacherUnusable(model, f"loading it fails: {_first_lines(error)}") from error

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from forebay.cache.bits import PresenceReader
 from forebay.cache.blocks import BlockCache, BlockStatistics
 from forebay.cache.column import ColumnReader, column_reader
 from forebay.cache.compressed import Decoded
@@ -185,23 +186,21 @@ class Cache:
             for batch in zip(*batches, strict=True):
                 yield dict(zip(readers, batch, strict=True))
 
-    def read_slices(self, rows: ArrayLike, column: str, starts: ArrayLike, length: int) -> Array:
-        """Of some rows of a fixed column, `length` items of their first axis, from each row's own start on.
+    def read_slices(
+        self, rows: ArrayLike, columns: Sequence[str], starts: ArrayLike, length: int
+    ) -> dict[str, Array | Ragged]:
+        """Of some rows of fixed columns, `length` items of their first axis, from each row's own start on.
 
         Of a column `[timesteps, …]` that is the two timesteps a moment lies between; the others are not touched, once
-        the blocks are checked. Presence bits are read by themselves.
+        the blocks are checked. Presence bits come along as with `read`.
         """
-        numbers, firsts = self._row_numbers(rows), np.asarray(starts, np.int64)
-        shape = self.column(column).shape
-        if not shape or firsts.shape != numbers.shape:
-            raise ValueError(f"'{column}' has rows of shape {shape}; {len(numbers)} rows need {len(numbers)} starts")
-        if not 0 < length <= shape[0] or (firsts.size and not 0 <= firsts.min() <= firsts.max() <= shape[0] - length):
-            raise IndexError(f"a slice of {length} items reaches outside the {shape[0]} that rows of '{column}' have")
-        reader, step = self._reader(column), self._step
+        numbers, firsts, step = self._row_numbers(rows), np.asarray(starts, np.int64), self._step
+        self._check_slices(columns, numbers, firsts, length)
         if len(numbers) <= step:
-            return reader.read_slices(self._place(numbers), firsts, length)
-        spans = (slice(at, at + step) for at in range(0, len(numbers), step))
-        return np.concatenate([reader.read_slices(self._place(numbers[some]), firsts[some], length) for some in spans])
+            return self._slices(columns, numbers, firsts, length)
+        spans = [slice(at, at + step) for at in range(0, len(numbers), step)]
+        parts = [self._slices(columns, numbers[some], firsts[some], length) for some in spans]
+        return {name: _joined([part[name] for part in parts]) for name in parts[0]}
 
     def views(self, rows: ArrayLike, column: str) -> Iterator[Array]:
         """Some rows of a column, one by one, each checked as it is handed out; not to be written to.
@@ -268,13 +267,36 @@ class Cache:
         positions = self._finder.find(numbers)
         return Place(positions, numbers - self._starts[positions])
 
+    def _check_slices(
+        self, columns: Sequence[str], numbers: NDArray[np.int64], firsts: NDArray[np.int64], length: int
+    ) -> None:
+        if firsts.shape != numbers.shape:
+            raise ValueError(f"{len(numbers)} rows need {len(numbers)} starts, not an array of shape {firsts.shape}")
+        # Seen as unsigned, a negative start is beyond any.
+        furthest = int(firsts.view(np.uint64).max(initial=0))
+        for name in columns:
+            shape = self.column(name).shape
+            if not shape or length < 1 or furthest + length > shape[0]:
+                raise IndexError(f"slices of {length} items reach outside rows of '{name}', whose shape is {shape}")
+
+    def _slices(
+        self, columns: Sequence[str], numbers: NDArray[np.int64], firsts: NDArray[np.int64], length: int
+    ) -> dict[str, Array | Ragged]:
+        place = self._place(numbers)
+        read: dict[str, Array | Ragged] = {
+            name: self._reader(name).read_slices(place, firsts, length) for name in columns
+        }
+        return read | {name: self._reader(name).read(place) for name in self._bits_of(columns)}
+
     def _wanted(self, columns: Sequence[str] | None) -> list[str]:
         """The columns to read: those asked for, and the presence bits of every further layer among them."""
         if columns is None:
             return list(self.default_columns)
+        return list(dict.fromkeys([*columns, *self._bits_of(columns)]))
+
+    def _bits_of(self, columns: Sequence[str]) -> list[str]:
         layers = dict.fromkeys(self._find(name)[0] for name in columns)
-        bits = [presence_name(layer) for layer in layers if layer != self.generation.base]
-        return list(dict.fromkeys([*columns, *bits]))
+        return [presence_name(layer) for layer in layers if layer != self.generation.base]
 
     def _value_bytes(self, name: str) -> float:
         layer, column = self._find(name)
@@ -301,6 +323,8 @@ class Cache:
             layer, column = self._find(name)
             rows = np.diff(self._starts)
             reader = column_reader(column, rows, self._layer_maps(layer), self._blocks, (self.root, layer))
+            if name == presence_name(layer):
+                reader = PresenceReader(reader, rows)
             reader = self._readers.setdefault(name, reader)
         return reader
 

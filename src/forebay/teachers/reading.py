@@ -15,7 +15,7 @@ from forebay.cache.reader import Cache
 from forebay.columns import Array
 from forebay.errors import LayerNotTimed
 from forebay.teachers.recipe import T_BUCKETS
-from forebay.teachers.timesteps import Neighbours, neighbours
+from forebay.teachers.timesteps import Grid, Neighbours
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,6 +40,7 @@ class Features:
         if T_BUCKETS not in constants:
             raise LayerNotTimed(cache.root, layer)
         self.buckets: NDArray[np.float64] = constants.pop(T_BUCKETS)
+        self._grid = Grid(self.buckets)
         self._constant = constants  # (buckets, …) each
         self._stored = tuple(column.name for column in cache.recipe(layer).columns)
         self._width = min(2, len(self.buckets))
@@ -59,11 +60,14 @@ class Features:
         """What lies around the moments of some rows; one moment stands for all."""
         rows = np.asarray(indices)
         low, alpha = self._neighbours(rows, t)
-        values = {name: self.cache.read_slices(rows, name, low, self._width) for name in self._stored}
-        steps = low[:, None] + np.arange(self._width)
-        values |= {name: constant[steps] for name, constant in self._constant.items()}
-        present = np.asarray(self.cache.read(rows, [self._bits])[self._bits])
-        return Between(values, alpha, present)
+        values = self.cache.read_slices(rows, self._stored, low, self._width) if self._stored else {}
+        if self._constant:
+            steps = low[:, None] + np.arange(self._width)
+            values |= {name: constant[steps] for name, constant in self._constant.items()}
+        present = values.pop(self._bits, None)
+        if present is None:
+            present = self.cache.read(rows, [self._bits])[self._bits]
+        return Between({name: np.asarray(found) for name, found in values.items()}, alpha, np.asarray(present))
 
     def at(self, indices: ArrayLike, t: ArrayLike) -> dict[str, Array]:
         """Every column at the moments, float32, and the presence bits of the rows under `<layer>.present`."""
@@ -73,9 +77,11 @@ class Features:
 
     def _neighbours(self, rows: Array, t: ArrayLike) -> Neighbours:
         moments = np.asarray(t)
-        if moments.shape not in ((), rows.shape):
+        if moments.shape == rows.shape:
+            return self._grid.neighbours(moments)
+        if moments.shape != ():
             raise ValueError(f"{len(rows)} rows need {len(rows)} moments, or one for all, not shape {moments.shape}")
-        return neighbours(self.buckets, np.broadcast_to(moments, rows.shape))
+        return self._grid.neighbours(np.broadcast_to(moments, rows.shape))
 
 
 def features(cache: Cache, layer: str) -> Features:

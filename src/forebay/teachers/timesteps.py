@@ -39,25 +39,52 @@ def neighbours(buckets: ArrayLike, moments: ArrayLike) -> Neighbours:
     >>> neighbours(BUCKETS, [0.42, 0.0, 1.0, 0.15]).low.tolist()
     [3, 0, 8, 1]
     """
-    times = np.asarray(moments)
-    if times.dtype.kind in "iu":
-        times = times.astype(np.float64)
-    exact = times.astype(np.float64)
-    if np.isnan(exact).any():
-        raise ValueError(f"moment {int(np.isnan(exact).argmax())} is not a number; times lie between 0 and 1")
-    nodes = _as_written(np.asarray(buckets, np.float64), times.dtype)
-    if len(nodes) == 1:
-        return Neighbours(np.zeros(exact.shape, np.int64), np.zeros(exact.shape, np.float32))
-    inside = np.clip(exact, nodes[0], nodes[-1])
-    low = np.clip(np.searchsorted(nodes, inside, side="right") - 1, 0, len(nodes) - 2)
-    below, above = inside - nodes[low], nodes[low + 1] - inside
-    alpha = below / (below + above)
-    step = np.spacing(np.abs(times)).astype(np.float64)
-    alpha = np.where(below <= step, 0.0, np.where(above <= step, 1.0, alpha))
-    return Neighbours(low, alpha.astype(np.float32))
+    return Grid(buckets).neighbours(moments)
 
 
-def _as_written(nodes: NDArray[np.float64], dtype: np.dtype[Any]) -> NDArray[np.float64]:
-    """The grid as a type of floats knows it, unless two nodes are one in it."""
-    rounded: NDArray[np.float64] = nodes.astype(dtype).astype(np.float64)
-    return rounded if (np.diff(rounded) > 0).all() else nodes
+class Grid:
+    """Buckets made ready to be looked up in, for every type that moments come in."""
+
+    def __init__(self, buckets: ArrayLike) -> None:
+        self.buckets = np.asarray(buckets, np.float64)
+        self._written: dict[np.dtype[Any], _Written] = {}
+
+    def neighbours(self, moments: ArrayLike) -> Neighbours:
+        """Lean, because small batches pass here."""
+        times = np.asarray(moments)
+        if len(self.buckets) == 1:
+            return Neighbours(np.zeros(times.shape, np.int64), np.zeros(times.shape, np.float32))
+        written = self._written.get(times.dtype) or self._write(times.dtype)
+        inside = np.maximum(np.minimum(times.astype(np.float64), written.last), written.first)
+        low = written.inner.searchsorted(inside, side="right")
+        alpha = (inside - written.nodes[low]) / written.gaps[low]
+        alpha[alpha <= written.near_low[low]] = 0.0
+        alpha[alpha >= written.near_high[low]] = 1.0
+        if not alpha.max(initial=0.0) <= 1:
+            raise ValueError(f"moment {int(np.isnan(alpha).argmax())} is not a number; times lie between 0 and 1")
+        return Neighbours(low, alpha.astype(np.float32))
+
+    def _write(self, dtype: np.dtype[Any]) -> "_Written":
+        return self._written.setdefault(dtype, _Written.of(self.buckets, dtype))
+
+
+class _Written(NamedTuple):
+    """A grid as a type of floats writes it, unless two nodes are one in it."""
+
+    nodes: NDArray[np.float64]
+    inner: NDArray[np.float64]  # without the ends: a moment among them has its lower node's number
+    gaps: NDArray[np.float64]
+    first: float
+    last: float
+    near_low: NDArray[np.float64]  # the share of a gap that is one step of the type at its lower node
+    near_high: NDArray[np.float64]
+
+    @classmethod
+    def of(cls, buckets: NDArray[np.float64], dtype: np.dtype[Any]) -> "_Written":
+        floats = np.dtype(np.float64) if dtype.kind in "biu" else dtype
+        rounded = buckets.astype(floats).astype(np.float64)
+        nodes = rounded if (np.diff(rounded) > 0).all() else buckets
+        steps = np.spacing(nodes.astype(floats)).astype(np.float64)
+        gaps = np.diff(nodes)
+        near_low, near_high = steps[:-1] / gaps, 1 - steps[1:] / gaps
+        return cls(nodes, nodes[1:-1].copy(), gaps, float(nodes[0]), float(nodes[-1]), near_low, near_high)

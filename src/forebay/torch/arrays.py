@@ -21,8 +21,7 @@ def to_array(values: Tensor | ArrayLike) -> Array:
     """What is a tensor, on any device, as an array; anything else as numpy takes it."""
     if not isinstance(values, Tensor):
         return np.asarray(values)
-    values = values.detach().cpu()
     if values.dtype == torch.bfloat16:
-        return values.contiguous().view(torch.int16).numpy().view(_BFLOAT16)
-    array: Array = values.numpy()
+        return to_array(values.detach().contiguous().view(torch.int16)).view(_BFLOAT16)
+    array: Array = values.numpy(force=True)
     return array

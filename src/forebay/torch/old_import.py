@@ -6,6 +6,7 @@ import msgspec
 
 from forebay import api
 from forebay.cache.records import BuildReport
+from forebay.errors import SourceNotFound
 from forebay.torch.old_recipe import ImportedRows, OldCacheSource
 
 
@@ -20,6 +21,8 @@ class ImportReport(msgspec.Struct, frozen=True, kw_only=True):
 
 def import_old(old: str | os.PathLike[str], root: str | os.PathLike[str]) -> ImportReport:
     """Make a cache of a `cache.pt`, or of a folder of its parts. As with any build, what is there is not made again."""
+    if not os.path.exists(old):
+        raise SourceNotFound(os.fspath(old), "there is no such file or folder")
     source = OldCacheSource(os.path.abspath(old))
     recipes = source.recipes()  # an old cache that cannot be read leaves nothing behind
     base = api.build(root, source, ImportedRows(), workers=0)

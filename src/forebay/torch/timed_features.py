@@ -25,7 +25,7 @@ class TorchFeatures:
 
     @property
     def buckets(self) -> Tensor:
-        return torch.from_numpy(self.numpy.buckets)
+        return torch.tensor(self.numpy.buckets)
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -48,22 +48,22 @@ def features(cache: Cache, layer: str, device: torch.device | str = "cpu") -> To
 
 def weigh(found: Between, device: torch.device) -> dict[str, TeacherRows]:
     """What lies between two buckets, in float32."""
-    alpha = torch.from_numpy(found.alpha).to(device)
-    present = torch.from_numpy(found.present)
-    complete = bool(present.all())
-    present = present.to(device)
+    alpha, present = torch.from_numpy(found.alpha), torch.from_numpy(found.present)
+    lacking = None if found.present.all() else ~present.to(device)
+    if device.type != "cpu":
+        alpha, present = alpha.to(device), present.to(device)
     rows = {}
     for name, values in found.values.items():
-        weighed = _weighed(to_tensor(values).to(device), alpha)
-        if not complete:
-            weighed[~present] = torch.nan
+        weighed = _weighed(to_tensor(values).to(device, torch.float32), alpha)
+        if lacking is not None:
+            weighed[lacking] = torch.nan
         rows[name] = TeacherRows(weighed, present)
     return rows
 
 
 def _weighed(values: Tensor, alpha: Tensor) -> Tensor:
     """`lerp` gives either end exactly where alpha is 0 or 1."""
-    low = values[:, 0].float()
+    low = values[:, 0]
     if values.shape[1] == 1:
         return low.clone()
-    return torch.lerp(low, values[:, 1].float(), alpha.view(-1, *[1] * (low.dim() - 1)))
+    return torch.lerp(low, values[:, 1], alpha.view(-1, *[1] * (low.dim() - 1)))

@@ -1,5 +1,6 @@
 """A column of a cache that looks like the tensor the document held in memory: a shape, a type, and indexing."""
 
+import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
@@ -27,7 +28,8 @@ class StoredColumn:
     def __getitem__(self, index: object) -> Tensor:
         if isinstance(index, tuple):
             rows, buckets = index
-            return to_tensor(self._cache.read_slices(to_array(rows), self._name, to_array(buckets), 1)[:, 0])
+            read = self._cache.read_slices(to_array(rows), [self._name], to_array(buckets), 1)
+            return to_tensor(np.asarray(read[self._name])[:, 0])
         return self.read(index)  # type: ignore[arg-type]  # what it is not, numpy says
 
     def read(self, rows: Tensor | ArrayLike) -> Tensor:

@@ -69,7 +69,7 @@ class TimedCache:
     def _column(self, name: str) -> Tensor | StoredColumn:
         if name in self.cache.columns:
             return StoredColumn(self.cache, name)
-        constant = torch.from_numpy(self.cache.constants(self.layer)[name])
+        constant = torch.tensor(self.cache.constants(self.layer)[name])
         return constant.expand(len(self.cache), *constant.shape)  # one copy, whatever the number of rows
 
 

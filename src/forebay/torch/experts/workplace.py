@@ -1,7 +1,7 @@
 """Where samples that are given as lists become caches: one folder for each list of prompts.
 
 <folder>/3f2a…/            the cache: a row per prompt, with its image where there is one
-<folder>/3f2a….samples/    what was given, as files that can be read again: images, and a line of JSON for each
+<folder>/3f2a….samples/    what was given, as files that can be read again: images with their prompts, or prompts alone
 """
 
 import hashlib
@@ -16,11 +16,12 @@ from forebay import api
 from forebay.cache.publish import newest_generation, read_cache_document
 from forebay.images import ImageRecipe
 from forebay.raw import RawRecipe
-from forebay.sources import image_manifest, lines
+from forebay.sources import images as image_files
+from forebay.sources import lines
 from forebay.store import open_store
 
 KEY = "caption"
-_MANIFEST = "samples.jsonl"
+_PROMPTS = "prompts.jsonl"
 
 
 class Savable(Protocol):
@@ -40,8 +41,10 @@ class Workplace:
         """The cache of some prompts; without images, unless it was begun with them."""
         root = self._place(prompts)
         if newest_generation(open_store(root)) is None:
-            self._write(root, [{KEY: prompt} for prompt in prompts])
-            api.build(root, lines(os.path.join(_samples(root), _MANIFEST)), RawRecipe(), workers=0)
+            os.makedirs(_samples(root), exist_ok=True)
+            manifest = os.path.join(_samples(root), _PROMPTS)
+            _write(manifest, "".join(json.dumps({KEY: prompt}) + "\n" for prompt in prompts).encode())
+            api.build(root, lines(manifest), RawRecipe(), workers=0)
         return root
 
     def root_of_images(self, images: Sequence[Image], prompts: Sequence[str], size: int) -> str:
@@ -50,10 +53,12 @@ class Workplace:
             raise ValueError(f"{len(images)} images and {len(prompts)} prompts; every image has its own")
         root = self._place(prompts)
         os.makedirs(_samples(root), exist_ok=True)
-        names = [_kept(image, _samples(root), number) for number, image in enumerate(images)]
-        self._write(root, [{"path": name, KEY: prompt} for name, prompt in zip(names, prompts, strict=True)])
-        source = image_manifest(os.path.join(_samples(root), _MANIFEST))
-        api.build(root, source, ImageRecipe(size=size, tags=()), workers=0, max_failures=0)
+        for number, (image, prompt) in enumerate(zip(images, prompts, strict=True)):
+            content, suffix = _content(image)
+            beside = os.path.join(_samples(root), f"{number:08d}")
+            _write(f"{beside}{suffix}", content)
+            _write(f"{beside}.json", json.dumps({KEY: prompt}).encode())
+        api.build(root, image_files(_samples(root)), ImageRecipe(size=size, tags=()), workers=0, max_failures=0)
         return root
 
     def prompts_of(self, root: str) -> dict[str, Any]:
@@ -65,29 +70,16 @@ class Workplace:
         mark = hashlib.sha256(json.dumps(list(prompts)).encode()).hexdigest()[:16]
         return os.path.join(self.folder, mark)
 
-    def _write(self, root: str, samples: Sequence[dict[str, str]]) -> None:
-        """Only where it would change: a source file that is written again has changed."""
-        path = os.path.join(_samples(root), _MANIFEST)
-        text = "".join(json.dumps(sample) + "\n" for sample in samples)
-        os.makedirs(_samples(root), exist_ok=True)
-        if not os.path.exists(path) or _read(path) != text.encode():
-            with open(path, "w", encoding="utf-8") as file:
-                file.write(text)
-
 
 def _samples(root: str) -> str:
     return f"{root}.samples"
 
 
-def _kept(image: Image, folder: str, number: int) -> str:
-    """An image among the samples; the same one given again is left as it is."""
-    content, suffix = _content(image)
-    name = f"{number:08d}{suffix}"
-    path = os.path.join(folder, name)
+def _write(path: str, content: bytes) -> None:
+    """Only what differs: a file that is written again has changed."""
     if not os.path.exists(path) or _read(path) != content:
         with open(path, "wb") as file:
             file.write(content)
-    return name
 
 
 def _content(image: Image) -> tuple[bytes, str]:

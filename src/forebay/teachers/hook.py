@@ -6,6 +6,7 @@ from typing import ClassVar, Literal
 from forebay.teachers.libraries import library_versions
 from forebay.teachers.protocol import Loaded, Output, Teacher
 from forebay.teachers.running import load_by
+from forebay.teachers.samples import HOLDER
 from forebay.teachers.weights import hashes
 
 Pooling = Literal["none", "mean", "max", "spatial_mean", "first", "last"]
@@ -29,6 +30,7 @@ class Hook(Teacher, frozen=True, kw_only=True, tag="hook"):
     shape: tuple[int, ...]
     arguments: dict[str, str]
     pooling: Pooling = "mean"
+    shared: tuple[str, ...] = ()  # those of the columns that are stored once for equal prompts
     weights: str | None = None
     name: str = "hook"
 
@@ -36,7 +38,7 @@ class Hook(Teacher, frozen=True, kw_only=True, tag="hook"):
         return self.name
 
     def inputs(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(self.arguments.values()))
+        return (*dict.fromkeys(self.arguments.values()), *(f"{column}{HOLDER}" for column in self.shared))
 
     def outputs(self) -> tuple[Output, ...]:
         return (Output(self.name, self.shape),)

@@ -6,6 +6,7 @@ from typing import ClassVar, Literal
 from forebay.teachers.libraries import library_versions
 from forebay.teachers.protocol import Loaded, Output, Teacher
 from forebay.teachers.running import load_by
+from forebay.teachers.samples import HOLDER
 from forebay.teachers.weights import hashes, setting
 
 SOL_STATS = ("locality", "entropy", "clustering", "sparsity")
@@ -34,7 +35,7 @@ class UnetTeacher(Teacher, frozen=True, kw_only=True):
 
     def inputs(self) -> tuple[str, ...]:
         latents = (self.latents,) if self.noise == "noised" else ()
-        return (self.text, f"{self.text}_row", *latents)
+        return (self.text, f"{self.text}{HOLDER}", *latents)
 
     def files(self) -> Mapping[str, str]:
         return hashes("unet", self.unet, self.weights)

@@ -2,6 +2,7 @@
 
 import os
 from functools import cached_property
+from itertools import count
 from typing import ClassVar, Self
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from forebay import api
 from forebay.cache.reader import Cache, open_cache
+from forebay.errors import RecipeMismatch
 from forebay.torch.distill.rows import TeacherRows
 from forebay.torch.experts.stored import StoredColumn
 from forebay.torch.experts.zoo import ModelZoo
@@ -30,9 +32,14 @@ class TimedCache:
     @classmethod
     def build(cls, zoo: ModelZoo, prompts: list[str], *, batch_timesteps: bool = False) -> Self:
         """Ask the teacher about every prompt. All timesteps in one batch take more memory, and less time."""
-        root = zoo.workplace.root(prompts)
-        zoo.ask(root, cls.layer, batch_timesteps=batch_timesteps)
-        return cls(open_cache(root))
+        for number in count():
+            root = zoo.workplace.root(prompts, number)
+            try:
+                zoo.ask(root, cls.layer, batch_timesteps=batch_timesteps)
+            except RecipeMismatch:
+                continue  # asked with other settings before: these prompts get a further cache
+            return cls(open_cache(root))
+        raise AssertionError("there are always further caches")
 
     @classmethod
     def load(cls, path: Path, device: torch.device | str = "cpu") -> Self:

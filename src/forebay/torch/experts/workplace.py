@@ -37,9 +37,9 @@ Image = str | os.PathLike[str] | Savable
 class Workplace:
     folder: str
 
-    def root(self, prompts: Sequence[str]) -> str:
-        """The cache of some prompts; without images, unless it was begun with them."""
-        root = self._place(prompts)
+    def root(self, prompts: Sequence[str], number: int = 0) -> str:
+        """A cache of some prompts; without images, unless it was begun with them. Numbers above 0 are further ones."""
+        root = self._place(prompts) + (f"-{number + 1}" if number else "")
         if newest_generation(open_store(root)) is None:
             os.makedirs(_samples(root), exist_ok=True)
             manifest = os.path.join(_samples(root), _PROMPTS)

@@ -41,8 +41,7 @@ def _build(cache: str, dry_run: bool, as_json: bool, **flags: Any) -> None:
     the hub. One model is in memory at a time; layers that are complete are passed over, and without any option all
     layers that were begun go on.
 
-    Example: forebay build teachers caches/art --vae sd/vae --t5 google/flan-t5-base --clip sd/text_encoder --lune
-    sd/unet --sol geometric
+    Example: forebay build teachers caches/art --clip sd/text_encoder --lune sd/unet
     """
     terms = {name: flags.pop(name) for name in _BUILD_TERMS}
     recipes = teacher_recipes(cache, flags)
@@ -60,7 +59,7 @@ def _estimate(cache: str, rows: int | None, as_json: bool, **flags: Any) -> None
     Nothing is loaded. What is stored once for equal prompts is counted as if no two were equal. Exit code 1 when the
     disk of the cache cannot hold it.
 
-    Example: forebay estimate teachers caches/art --t5 google/flan-t5-base --lune sd/unet --rows 10000
+    Example: forebay estimate teachers caches/art --lune sd/unet --rows 10000
     """
     found = _estimated(cache, teacher_recipes(cache, flags), rows)
     show(found, as_json)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from forebay.cache.presence import presence_name
 from forebay.cache.reader import Cache, open_cache
-from forebay.columns import Array, Columns, Ragged
+from forebay.columns import Columns, Ragged
 from forebay.errors import HubNotFound, HubUnreachable, LibraryMissing, RecipeInvalid, TeacherUnusable, UnknownKind
 from forebay.recipe import RecipeDocument, differing_fields, fingerprint, inputs_in
 from forebay.teachers.recipe import T_BUCKETS, TeacherRecipe
@@ -24,6 +24,7 @@ from forebay.teachers.timesteps import BUCKETS
 SUM_TOLERANCE = 2e-3  # of a map that is stored in float16
 TOLERANCES = {"float16": 2e-3, "bfloat16": 2e-2, "float32": 1e-4, "float64": 1e-4}
 PER_CHUNK = 512  # rows that ranges are read off
+CHUNKS_AGAIN = 4  # that rows which are computed again come from
 
 
 class LayerAlignment(msgspec.Struct, frozen=True, kw_only=True):
@@ -158,7 +159,7 @@ def reopened(kept: RecipeDocument) -> TeacherRecipe:
 
 
 def _recomputed(cache: Cache, kept: RecipeDocument, most: int) -> _Again:
-    """The first rows asked again, where the teacher is here."""
+    """A few rows asked again, where the teacher is here."""
     if not most or not kept.columns:
         return _Again()
     try:
@@ -167,20 +168,27 @@ def _recomputed(cache: Cache, kept: RecipeDocument, most: int) -> _Again:
         return _Again(notes=(f"no row was computed again: {absent}",))
     except RecipeInvalid as other:
         return _Again(problems=(str(other),))
+    problems: dict[str, None] = {}
+    count = 0
     try:
-        read, count = _first_rows(cache, recipe, most)
-        made = recipe.make(read).columns
+        for rows in _some_rows(cache, most):
+            count += len(rows)
+            made, stored = recipe.make(cache.read(rows, recipe.reads)).columns, cache.read(rows, _names(kept))
+            found = (_difference(column.name, made, stored, column.dtype) for column in kept.columns)
+            problems |= dict.fromkeys(problem for problem in found if problem)
     finally:
         recipe.let_go()
-    stored = cache.read(range(count), _names(kept))
-    problems = [_difference(column.name, made, stored, column.dtype) for column in kept.columns]
-    return _Again(count, tuple(problem for problem in problems if problem))
+    return _Again(count, tuple(problems))
 
 
-def _first_rows(cache: Cache, recipe: TeacherRecipe, most: int) -> tuple[dict[str, Array | Ragged], int]:
-    """Rows of the first chunk; all that hold values for others are among them, since holders come first."""
-    count = min(most, int(cache.chunk_starts[1])) if len(cache.chunk_numbers) else 0
-    return cache.read(range(count), recipe.reads), count
+def _some_rows(cache: Cache, most: int) -> Iterator[range]:
+    """The first rows of a few chunks all over the cache: what others of these rows point to is among them."""
+    chunks = len(cache.chunk_numbers)
+    chosen = sorted({round(at) for at in np.linspace(0, chunks - 1, min(chunks, most, CHUNKS_AGAIN))})
+    for turn, position in enumerate(chosen):
+        share = (most * (turn + 1)) // len(chosen) - (most * turn) // len(chosen)
+        start, stop = cache.chunk_starts[position : position + 2].tolist()
+        yield range(start, min(stop, start + share))
 
 
 def _difference(name: str, made: Columns, stored: Columns, dtype: str) -> str | None:

@@ -411,6 +411,30 @@ def test_a_teacher_that_cannot_be_asked_says_why(
         fb.build(tmp_path / "cache", None, recipe(teacher(tiny_models)), layer="other")
 
 
+def test_a_hook_takes_other_weights_over_a_configuration(tmp_path: Path, taught: Path, tiny_models: TinyModels) -> None:
+    model = T5EncoderModel.from_pretrained(tiny_models.t5)
+    whole = {name: values.clone() for name, values in model.state_dict().items()}
+    save_file({name: values * 2 for name, values in whole.items()}, tmp_path / "twice.safetensors")
+    given = {
+        "model": tiny_models.t5, "architecture": "T5EncoderModel", "submodule": "encoder.block.0", "shape": (16,),
+        "arguments": {"inputs_embeds": "clip_states"}, "shared": ("clip_states",),
+    }  # fmt: skip
+    cache = fb.open_cache(taught)
+    rows = {name: next(cache.chunks([name]))[name] for name in ("id", "clip_states", "clip_states_row")}
+    made = []
+    for weights in (None, str(tmp_path / "twice.safetensors")):
+        own = recipe(Hook(**given, weights=weights))
+        made.append(own.make(rows).columns["hook"])
+        own.let_go()
+    assert not np.allclose(made[0], made[1], atol=1e-3)
+
+
+def test_what_shapes_bits_is_recorded_in_the_generation(taught: Path) -> None:
+    (versions,) = {tuple(sorted(one.items())) for one in fb.summarize(taught).versions if "diffusers" in one}
+    assert dict(versions)["torch"] == torch.__version__
+    assert dict(versions)["device"].startswith("cpu, 1 threads")
+
+
 def test_a_device_that_is_none_is_refused(taught: Path, tmp_path: Path, tiny_models: TinyModels) -> None:
     shutil.copytree(taught, tmp_path / "cache")
     with pytest.raises(TeacherUnusable, match="'mainframe' cannot be used: it is no device"):

@@ -14,6 +14,7 @@ from forebay.teachers.fitting import fit_batch
 from forebay.teachers.forward import Asking
 from forebay.teachers.kinds import known_teacher
 from forebay.teachers.protocol import Output, Teacher
+from forebay.teachers.running import runner
 from forebay.teachers.samples import Prompts, Samples, read_samples
 from forebay.teachers.sharing import shared_columns, shared_rows
 from forebay.teachers.slot import Seated, seat, unload
@@ -98,7 +99,9 @@ class TeacherRecipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         return self.model.files()
 
     def versions(self) -> Mapping[str, str]:
-        return self.model.versions()
+        """The libraries and, where torch is one of them, the device: bits are promised for one device."""
+        found = self.model.versions()
+        return {**found, "device": runner("device").device_facts(self.device)} if "torch" in found else found
 
     def settled(self, kept: Mapping[str, Any] | None, survey: Any) -> tuple["TeacherRecipe", tuple[str, ...]]:
         """With a batch that memory holds: found before the first chunk, and kept ever after."""

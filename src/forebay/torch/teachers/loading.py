@@ -3,7 +3,8 @@
 The libraries leave weights that a file lacks at random, and say so in a log; here that is an error.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch import nn
 
 from forebay.errors import LibraryMissing, TeacherUnusable
 from forebay.teachers.weights import model_folder, weights_file
+from forebay.torch.teachers.device import device_named
 
 try:
     import diffusers
@@ -24,16 +26,6 @@ DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.
 # What whole checkpoints hold beside the encoder that is taken from them.
 OTHER_HALVES = ("decoder.", "lm_head.", "vision_model.", "visual_projection.", "text_projection.", "logit_scale")
 _SHOWN = 3
-
-
-def device_named(name: str) -> torch.device:
-    """A device by name; "auto" is the first GPU, where there is one."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        return torch.device(name)
-    except RuntimeError as error:
-        raise TeacherUnusable(name, f"it is no device: {error}") from error
 
 
 def load_model(cls: Any, model: str, weights: str | None, device: str, dtype: str) -> Any:
@@ -56,13 +48,14 @@ def class_named(architecture: str, model: str) -> type[nn.Module]:
 def _own_weights(cls: Any, model: str, dtype: torch.dtype) -> Any:
     as_named = "torch_dtype" if issubclass(cls, diffusers.ModelMixin) else "dtype"
     try:
-        loaded, report = cls.from_pretrained(
-            model_folder(model),
-            use_safetensors=True,
-            local_files_only=True,
-            output_loading_info=True,
-            **{as_named: dtype},
-        )
+        with _without_bars():
+            loaded, report = cls.from_pretrained(
+                model_folder(model),
+                use_safetensors=True,
+                local_files_only=True,
+                output_loading_info=True,
+                **{as_named: dtype},
+            )
     except (OSError, RuntimeError, ValueError, KeyError, SafetensorError) as error:
         raise TeacherUnusable(model, f"loading it fails: {_first_lines(error)}") from error
     _check(model, report["missing_keys"], report["unexpected_keys"], report.get("mismatched_keys", ()))
@@ -70,7 +63,7 @@ def _own_weights(cls: Any, model: str, dtype: torch.dtype) -> Any:
 
 
 def _other_weights(cls: Any, model: str, weights: str) -> Any:
-    loaded = cls.from_config(cls.load_config(model_folder(model), local_files_only=True))
+    loaded = _without_weights(cls, model_folder(model))
     try:
         state: Mapping[str, torch.Tensor] = load_file(weights_file(weights))
     except (OSError, SafetensorError) as error:
@@ -80,6 +73,27 @@ def _other_weights(cls: Any, model: str, weights: str) -> Any:
     _check(weights, own.keys() - state.keys(), state.keys() - own.keys(), differ)
     loaded.load_state_dict(state)
     return loaded
+
+
+def _without_weights(cls: Any, folder: str) -> Any:
+    """A model of a configuration, with weights at random."""
+    if issubclass(cls, diffusers.ModelMixin):
+        return cls.from_config(cls.load_config(folder, local_files_only=True))
+    config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+    return cls.from_config(config) if hasattr(cls, "from_config") else cls(config)
+
+
+@contextmanager
+def _without_bars() -> Iterator[None]:
+    """The progress of a load is drawn over ours otherwise."""
+    switches: Any = transformers.utils.logging
+    shown = switches.is_progress_bar_enabled()
+    switches.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            switches.enable_progress_bar()
 
 
 def _check(name: str, missing: Iterable[str], unexpected: Iterable[str], mismatched: Iterable[Any]) -> None:

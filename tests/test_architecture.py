@@ -35,8 +35,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "tiers": WORDS | {"sizes", "format", "cache", "engine"},  # knows no store: an LMDB of its own
     # The only room that imports torch.
     "torch": CORE | {"api", "images", "masks", "order", "raw", "sources", "teachers"},
-    "cli": CORE
-    | {"api", "kinds", "images", "raw", "sizes", "sources", "teachers", "tiers", "tokens", "torch", "engine"},
+    "cli": CORE | {"api", "kinds", "images", "raw", "sizes", "sources", "teachers", "tiers", "tokens", "engine"},
 }
 ONLY_IN = {
     "torch": {"torch"},

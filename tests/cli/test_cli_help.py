@@ -16,7 +16,21 @@ from forebay.cli.old_names import FLAGS
 from forebay.cli.reference import REFRESH, helps, reference
 
 DOCS = Path(__file__).parents[2] / "docs" / "cli.md"
-VERBS = ("build", "status", "gaps", "verify", "repair", "grow", "estimate", "info", "peek", "clean", "copy", "demo")
+VERBS = (
+    "build",
+    "import",
+    "status",
+    "gaps",
+    "verify",
+    "repair",
+    "grow",
+    "estimate",
+    "info",
+    "peek",
+    "clean",
+    "copy",
+    "demo",
+)
 HELPS = dict(helps())
 
 

@@ -154,7 +154,7 @@ def test_what_is_not_of_the_format_is_named(tmp_path: Path, spoil: object, probl
 
 def test_files_that_are_no_old_cache_are_named(tmp_path: Path) -> None:
     (tmp_path / "text.pt").write_text("not a pickle")
-    (tmp_path / "plain.pt").write_bytes(pickle.dumps({"a": 1}))
+    (tmp_path / "plain.pt").write_bytes(pickle.dumps({"a": 1}, protocol=2))
     torch.save([1, 2], tmp_path / "list.pt")
     for name, problem in (("text", "no file of torch"), ("list", "a list, not a dict")):
         with pytest.raises(OldCacheInvalid, match=problem):

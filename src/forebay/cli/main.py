@@ -25,6 +25,7 @@ from forebay.cli.demo import demo
 from forebay.cli.estimate import estimate
 from forebay.cli.gaps import gaps
 from forebay.cli.grow import grow
+from forebay.cli.import_old import import_old
 from forebay.cli.info import info
 from forebay.cli.peek import peek
 from forebay.cli.repair import repair
@@ -82,7 +83,7 @@ def cli() -> None:
     """
 
 
-for verb in (estimate, build, status, gaps, verify, repair, grow, info, peek, copy, clean, demo):
+for verb in (estimate, build, import_old, status, gaps, verify, repair, grow, info, peek, copy, clean, demo):
     cli.add_command(verb)
 
 

@@ -6,12 +6,19 @@ Lune          one strip per bucket, one column per dimension, blue below 0 and r
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageDraw, ImageFont
 
 from forebay.columns import Array
+from forebay.errors import LibraryMissing
+
+try:
+    from PIL import Image, ImageDraw, ImageFont
+except ModuleNotFoundError as missing:
+    raise LibraryMissing("pillow", "drawing what teachers said", "teachers") from missing
+
 from forebay.masks.draw import Picture
 
 Pixels = NDArray[np.uint8]  # (height, width, 3)
@@ -30,9 +37,17 @@ COLD, ZERO, WARM = (40, 90, 170), (247, 247, 247), (180, 40, 45)
 DARK, MIDDLE, BRIGHT = (20, 20, 60), (190, 60, 90), (252, 240, 170)
 
 
-def sample_picture(parts: Sequence[tuple[str, Array]], buckets: Array) -> Picture:
-    """One sample's columns, (buckets, …) each with its name, one below the other."""
-    drawings = [_titled(name, _drawn(np.asarray(values, np.float32), buckets)) for name, values in parts]
+class Part(NamedTuple):
+    """A column of one sample over timesteps, or None where the teacher said nothing."""
+
+    title: str
+    values: Array | None  # (buckets, …)
+    buckets: Array
+
+
+def taught_picture(parts: Sequence[Part]) -> Picture:
+    """Columns of samples, one below the other."""
+    drawings = [_titled(part) for part in parts]
     sheet = Image.new("RGB", (WIDTH, sum(drawing.height for drawing in drawings)), PAPER)
     top = 0
     for drawing in drawings:
@@ -48,9 +63,11 @@ def _drawn(values: NDArray[np.float32], buckets: Array) -> Image.Image:
     return _lines(flat, buckets) if flat.shape[1] <= FEW_VALUES else _strips(flat, buckets)
 
 
-def _titled(name: str, drawing: Image.Image) -> Image.Image:
+def _titled(part: Part) -> Image.Image:
+    absent = part.values is None
+    drawing = Image.new("RGB", (WIDTH, 0)) if absent else _drawn(np.asarray(part.values, np.float32), part.buckets)
     sheet = Image.new("RGB", (WIDTH, drawing.height + TITLE + 6), PAPER)
-    _write(sheet, (4, 3), name)
+    _write(sheet, (4, 3), f"{part.title}: absent" if absent else part.title)
     sheet.paste(drawing, (0, TITLE))
     return sheet
 

@@ -11,6 +11,7 @@ mapped, not read.
 
 import os
 import pickle
+import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -73,7 +74,8 @@ def _part(file: str) -> str:
 
 def _loaded(path: str) -> dict[str, Any]:
     try:
-        found = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+        # Files of very old versions of torch are no archives, and cannot be mapped.
+        found = torch.load(path, map_location="cpu", mmap=zipfile.is_zipfile(path), weights_only=True)
     except FileNotFoundError as error:
         raise OldCacheInvalid(path, "there is no such file") from error
     except (pickle.UnpicklingError, RuntimeError, EOFError) as error:

@@ -2,21 +2,10 @@
 
 import os
 
-import msgspec
-
 from forebay import api
-from forebay.cache.records import BuildReport
+from forebay.cache.records import ImportReport
 from forebay.errors import SourceNotFound
 from forebay.torch.old_recipe import ImportedRows, OldCacheSource
-
-
-class ImportReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of an old cache: rows, and what each layer's build says."""
-
-    root: str
-    old: str
-    rows: int
-    layers: dict[str, BuildReport]
 
 
 def import_old(old: str | os.PathLike[str], root: str | os.PathLike[str]) -> ImportReport:

@@ -11,6 +11,7 @@ from forebay.cache.records import (
     CopyReport,
     Estimate,
     Gaps,
+    ImportReport,
     RepairReport,
     Status,
     Summary,
@@ -24,8 +25,9 @@ from forebay.cli.drawing.peek import draw_peek
 from forebay.cli.drawing.reports import draw_build, draw_clean, draw_copy, draw_demo
 from forebay.cli.drawing.status import draw_gaps, draw_status
 from forebay.cli.drawing.summary import draw_summary
+from forebay.cli.drawing.taught import draw_import, draw_taught_sheet
 from forebay.cli.drawing.teachers import draw_alignment, draw_teacher_estimate
-from forebay.cli.records import DemoReport, DryRun, ImagePeek, ImageSheet, PackedPeek, Peek
+from forebay.cli.records import DemoReport, DryRun, ImagePeek, ImageSheet, PackedPeek, Peek, TaughtSheet
 from forebay.teachers import Alignment, TeacherEstimate
 
 DRAWINGS: dict[type[Any], Callable[[Any], RenderableType]] = {
@@ -39,11 +41,13 @@ DRAWINGS: dict[type[Any], Callable[[Any], RenderableType]] = {
     Gaps: draw_gaps,
     ImagePeek: draw_images,
     ImageSheet: draw_image_sheet,
+    ImportReport: draw_import,
     PackedPeek: draw_packed_rows,
     Peek: draw_peek,
     RepairReport: draw_repair,
     Status: draw_status,
     Summary: draw_summary,
+    TaughtSheet: draw_taught_sheet,
     TeacherEstimate: draw_teacher_estimate,
     VerifyReport: draw_verify,
 }

@@ -86,6 +86,13 @@ def test_bytes_do_not_depend_on_range_order_or_interruption(tmp_path: Path) -> N
         assert chunks_of(whole, layer) == chunks_of(parts, layer) == chunks_of(broken, layer)
 
 
+def test_worker_processes_make_the_same_bytes(tmp_path: Path) -> None:
+    one, other = prompt_cache(tmp_path / "one"), prompt_cache(tmp_path / "other")
+    fb.build(one, None, TeacherRecipe(teacher=Noisy()))
+    fb.build(other, None, TeacherRecipe(teacher=Noisy()), workers=2)
+    assert chunks_of(one, "noisy") == chunks_of(other, "noisy") != {}
+
+
 def test_what_is_complete_is_passed_over_without_its_model(tmp_path: Path) -> None:
     root = prompt_cache(tmp_path)
     recipes = {"a": TeacherRecipe(teacher=Letters()), "b": TeacherRecipe(teacher=Ramp())}

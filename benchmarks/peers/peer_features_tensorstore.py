@@ -6,28 +6,30 @@ import numpy as np
 import tensorstore as ts
 from feature_harness import BUCKETS, DIM, Pairs, main, pair_index
 
-CHUNKS = {"row per chunk": (1, BUCKETS, DIM), "bucket per chunk": (1, 1, DIM)}
+# A bucket per chunk without shards would be a file for each of rows × 10: that is no way to keep features.
+LAYOUTS = {
+    "row per chunk": ((1, BUCKETS, DIM), False),
+    "row per chunk, sharded": ((1, BUCKETS, DIM), True),
+    "bucket per chunk, sharded": ((1, 1, DIM), True),
+}
 SHARD_ROWS = 500
-WRITTEN_ROWS = 1000
+WRITTEN_ROWS = 500
 
 
 def write(features: np.ndarray, folder: str) -> None:
-    for number, chunk in enumerate(CHUNKS.values()):
-        for sharded in (False, True):
-            store = ts.open(_spec(folder, number, sharded, chunk, len(features)), create=True).result()
-            for first in range(0, len(features), WRITTEN_ROWS):
-                store[first : first + WRITTEN_ROWS].write(features[first : first + WRITTEN_ROWS]).result()
+    for number, (chunk, sharded) in enumerate(LAYOUTS.values()):
+        store = ts.open(_spec(folder, number, sharded, chunk, len(features)), create=True).result()
+        for first in range(0, len(features), WRITTEN_ROWS):
+            store[first : first + WRITTEN_ROWS].write(features[first : first + WRITTEN_ROWS]).result()
 
 
 def layouts(folder: str) -> dict[str, Pairs]:
     found = {}
-    for number, name in enumerate(CHUNKS):
-        for sharded in (False, True):
-            path = _path(folder, number, sharded)
-            context = ts.Context({"cache_pool": {"total_bytes_limit": 1 << 30}})  # holds all of it
-            spec = {"driver": "zarr3", "kvstore": {"driver": "file", "path": path}, "recheck_cached_data": False}
-            store = ts.open(spec, context=context, read=True).result()
-            found[f"{name}{', sharded' if sharded else ''}"] = _pairs(store)
+    for number, name in enumerate(LAYOUTS):
+        context = ts.Context({"cache_pool": {"total_bytes_limit": 1 << 30}})  # holds all of it
+        kept = {"driver": "file", "path": _path(folder, number)}
+        spec = {"driver": "zarr3", "kvstore": kept, "recheck_cached_data": False}
+        found[name] = _pairs(ts.open(spec, context=context, read=True).result())
     return found
 
 
@@ -35,8 +37,8 @@ def _pairs(store: ts.TensorStore) -> Pairs:
     return lambda rows, lower: store[pair_index(rows, lower)].read().result()
 
 
-def _path(folder: str, number: int, sharded: bool) -> str:
-    return os.path.join(folder, f"{number}{'-shards' if sharded else ''}") + "/"
+def _path(folder: str, number: int) -> str:
+    return os.path.join(folder, str(number)) + "/"
 
 
 def _spec(folder: str, number: int, sharded: bool, chunk: tuple[int, ...], rows: int) -> dict[str, object]:
@@ -44,7 +46,7 @@ def _spec(folder: str, number: int, sharded: bool, chunk: tuple[int, ...], rows:
     inner = {"name": "sharding_indexed", "configuration": {"chunk_shape": list(chunk)}}
     return {
         "driver": "zarr3",
-        "kvstore": {"driver": "file", "path": _path(folder, number, sharded)},
+        "kvstore": {"driver": "file", "path": _path(folder, number)},
         "metadata": {
             "shape": [rows, BUCKETS, DIM],
             "data_type": "float16",

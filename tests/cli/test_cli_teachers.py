@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from tests.cli.running import run
 from tests.tiny_models import TinyModels
+from tests.torch.taught import images_cache
 
 import forebay as fb
 from forebay.store import LocalStore
@@ -100,8 +101,9 @@ def test_alignment_tells_a_teacher_that_changed_and_one_that_is_gone(
     assert "there is no such folder" in told.out
 
 
-def test_images_bring_their_size_and_captions(tmp_path: Path, tiny_models: TinyModels) -> None:
-    images = pytest.importorskip("tests.torch.taught").images_cache(tmp_path)
+@pytest.mark.parametrize("storage", ["raw", "jpeg"])
+def test_images_bring_their_size_and_captions(tmp_path: Path, tiny_models: TinyModels, storage: str) -> None:
+    images = images_cache(tmp_path, storage=storage)
     run("build", "teachers", images, "--vae", tiny_models.vae, "--clip", tiny_models.clip)
     cache = fb.open_cache(images)
     assert cache.recipe("latents").fields["teacher"]["size"] == 16

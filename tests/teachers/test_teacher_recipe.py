@@ -27,6 +27,7 @@ from forebay.kinds import reopen_recipe
 from forebay.teachers import GeometricSol, Lune, TeacherRecipe, shared, unload
 from forebay.teachers.fitting import peak_bytes
 from forebay.teachers.memo import Memo
+from forebay.teachers.samples import Prompts
 
 
 @pytest.fixture(autouse=True)
@@ -154,6 +155,7 @@ def test_the_memo_holds_no_more_than_its_bytes_and_forgets_the_oldest() -> None:
 def test_a_sample_without_a_prompt_is_absent_and_recorded(tmp_path: Path) -> None:
     lines = tuple(json.dumps({"caption": one} if one != "hill" else {"title": one}) for one in SENTENCES)
     root = prompt_cache(tmp_path, (*lines, "no json"), chunk_bytes=100)
+    assert Prompts("data").of(np.frombuffer(b"\xff\xfe", np.uint8)) is None
     report = fb.build(root, None, TeacherRecipe(teacher=Letters(), prompt_key="caption"))
     assert report.failures == 2
     present = fb.open_cache(root).read(range(11), ["letters.present"])["letters.present"]
@@ -180,6 +182,14 @@ def test_what_a_teacher_does_wrong_is_an_error_that_names_the_sample(
     root = prompt_cache(tmp_path)
     with pytest.raises((BuildFailed, fb.errors.ForebayError), match=said):
         fb.build(root, None, TeacherRecipe(teacher=teacher, buckets=(0.1, 0.6, 0.7), batch_timesteps=True))
+
+
+def test_a_chunk_of_too_many_rows_is_told_before_anything_is_asked(tmp_path: Path) -> None:
+    root = prompt_cache(tmp_path)
+    recipe = TeacherRecipe(teacher=Ramp(width=1_000_000_000))
+    with pytest.raises(RecipeInvalid, match=r"a chunk of \d rows takes .* build the base layer in smaller chunks"):
+        recipe.make(next(fb.open_cache(root).chunks(["id", "data"])))
+    assert ASKED == []
 
 
 def test_a_batch_that_memory_does_not_hold_is_halved_before_the_first_chunk_and_kept(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ def prompts_cache(folder: Path, prompts: tuple[str, ...] = PROMPTS) -> Path:
     return folder / "cache"
 
 
-def images_cache(folder: Path) -> Path:
+def images_cache(folder: Path, **fields: object) -> Path:
     """Five images of various shapes, letterboxed to 16 × 16, each with a caption, two or so to a chunk."""
     (folder / "images").mkdir(parents=True)
     random = np.random.default_rng(0)
@@ -40,7 +40,7 @@ def images_cache(folder: Path) -> Path:
         pixels = random.integers(0, 255, (height, width, 3), np.uint8)
         Image.fromarray(pixels).save(folder / f"images/{number}.png")
         (folder / f"images/{number}.json").write_text(f'{{"caption": "{PROMPTS[number]}"}}')
-    recipe = fb.ImageRecipe(size=16, chunk_bytes=1500, tags=())
+    recipe = fb.ImageRecipe(**{"size": 16, "chunk_bytes": 1500, "tags": (), **fields})
     fb.build(folder / "cache", fb.sources.images(folder / "images"), recipe, workers=0)
     return folder / "cache"
 

@@ -65,7 +65,7 @@ def teacher_recipes(root: str, flags: Mapping[str, Any]) -> dict[str, TeacherRec
         return _begun(root, given)
     base = _base(root)
     fields = {**_base_prompts(base), **{name: given[name] for name in _COMMON if name in given}}
-    images = {name: base.fields[name] for name in ("size", "pad_color")} if base.kind == "images" else {}
+    images = {name: base.fields[name] for name in ("size", "pad_color", "storage")} if base.kind == "images" else {}
     if "vae" in given and not images:
         raise click.UsageError(f"--vae makes latents of images, and '{root}' holds {base.kind}.")
     options = {name: given[name] for name in ("vae", "t5", "clip", "sample", "max_length") if name in given}

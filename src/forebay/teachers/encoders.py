@@ -12,21 +12,24 @@ from forebay.teachers.weights import config_of, hashes, setting
 class Latents(Teacher, frozen=True, kw_only=True, tag="latents"):
     """The latents of letterboxed images: a VAE's mean, or a sample of it that the seed and the sample's id decide.
 
-    `size` and `pad_color` are those of the images. Latents are scaled as the VAE's configuration says. How much of each
-    cell is content follows from the stored rectangle: `fb.teachers.latent_weights`.
+    `size`, `pad_color` and `storage` are those of the images. Latents are scaled as the VAE's configuration says. How
+    much of each cell is content follows from the stored rectangle: `fb.teachers.weights_of_latents`.
     """
 
     located: ClassVar[tuple[str, ...]] = ("vae",)
-    reads: ClassVar[tuple[str, ...]] = ("pixels", "box")
 
     vae: str
     size: int = 512
     pad_color: tuple[int, int, int] = (114, 114, 114)
+    storage: Literal["raw", "jpeg"] = "raw"
     sample: Literal["mean", "seeded"] = "mean"
     name: str = "latents"
 
     def layer_name(self) -> str:
         return self.name
+
+    def inputs(self) -> tuple[str, ...]:
+        return ("pixels" if self.storage == "raw" else "jpeg", "box")
 
     def outputs(self) -> tuple[Output, ...]:
         side = self.size // 2 ** (len(setting(self.vae, "block_out_channels")) - 1)

@@ -1,6 +1,7 @@
 """Finding a batch that memory holds, before the first chunk: the size asked for, or half of it, or half of that."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from forebay.errors import MemoryTooSmall
@@ -13,27 +14,28 @@ _FORGET_PEAK = "5"
 def fit_batch(asked: int, limit_bytes: int | None, attempt: Callable[[int], object]) -> int:
     """The largest of `asked`, `asked / 2`, … that `attempt` runs without running out of memory.
 
-    With a limit, what this process holds at most while it runs, where that can be told, is kept below it.
+    With a limit, the most that this process holds meanwhile, where that can be told, is kept below it. On a device with
+    memory of its own, running out of that is what halves a batch.
     """
     size = asked
     while True:
-        peak = _peak_of(attempt, size)
-        if peak is not None and (limit_bytes is None or peak <= limit_bytes):
-            return size
-        if size == 1:
-            raise MemoryTooSmall(limit_bytes or 0, peak or 0)
+        try:
+            peak = _peak_of(attempt, size)
+            if limit_bytes is None or peak <= limit_bytes:
+                return size
+            if size == 1:
+                raise MemoryTooSmall(limit_bytes, peak)
+        except Exception as error:
+            if size == 1 or not is_out_of_memory(error):
+                raise
         size //= 2
 
 
-def _peak_of(attempt: Callable[[int], object], size: int) -> int | None:
-    """The most memory held during a try, None where it ran out."""
-    _forget_peak()
-    try:
-        attempt(size)
-    except Exception as error:
-        if not is_out_of_memory(error):
-            raise
-        return None
+def _peak_of(attempt: Callable[[int], object], size: int) -> int:
+    """The most memory held during a try."""
+    with suppress(OSError):  # where the peak cannot be forgotten, it is that of the whole process
+        _CLEAR.write_text(_FORGET_PEAK)
+    attempt(size)
     return peak_bytes()
 
 
@@ -48,8 +50,3 @@ def peak_bytes() -> int:
     if not _STATUS.exists():
         return 0
     return int(_STATUS.read_text().partition("VmHWM:")[2].split()[0]) * 1024
-
-
-def _forget_peak() -> None:
-    if _CLEAR.exists():
-        _CLEAR.write_text(_FORGET_PEAK)

@@ -15,6 +15,7 @@ def encodings(
     clip: str | None = None,
     size: int = 512,
     pad_color: Sequence[int] = (114, 114, 114),
+    storage: Literal["raw", "jpeg"] = "raw",
     sample: Literal["mean", "seeded"] = "mean",
     max_length: int = 128,
     **fields: Any,
@@ -23,7 +24,7 @@ def encodings(
     teachers: list[Teacher] = []
     red, green, blue = pad_color
     if vae is not None:
-        teachers.append(Latents(vae=vae, size=size, pad_color=(red, green, blue), sample=sample))
+        teachers.append(Latents(vae=vae, size=size, pad_color=(red, green, blue), storage=storage, sample=sample))
     if t5 is not None:
         teachers.append(T5(model=t5, max_length=max_length))
     if clip is not None:

@@ -22,6 +22,7 @@ from forebay.teachers.timesteps import BUCKETS, check_buckets
 
 T_BUCKETS = "t_buckets"  # the constant that holds the grid of a timed teacher
 MEMO_BYTES = 256 * 1024 * 1024
+MOST_CHUNK_BYTES = 4 * 1024**3
 
 
 class TeacherRecipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -123,6 +124,7 @@ class TeacherRecipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     def make(self, rows: Columns) -> Rows:
         samples = self._samples(rows)
+        self._check_size(len(samples))
         asked = np.flatnonzero(samples.present).tolist()
         seated = self._seat() if asked and self.model.of != "nothing" else None
         if self.model.of == "prompt":
@@ -136,6 +138,15 @@ class TeacherRecipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     def let_go(self) -> tuple[str, ...]:
         return unload()
+
+    def _check_size(self, rows: int) -> None:
+        """A chunk is made in memory: one of very many rows says so before anything is asked."""
+        needed = rows * sum(column.item_bytes for column in self.columns())
+        if needed > MOST_CHUNK_BYTES:
+            raise RecipeInvalid(
+                f"a chunk of {rows:,} rows takes {needed:,} bytes of '{self.default_layer}', more than the "
+                f"{MOST_CHUNK_BYTES:,} that are made at once; build the base layer in smaller chunks (its chunk_bytes)"
+            )
 
     def _spread(self, made: Mapping[str, Array], rows: list[int], count: int) -> dict[str, Array | Ragged]:
         """Results at their rows; absent ones are zero, and their presence bits say so."""

@@ -24,13 +24,15 @@ class Prompts:
     column: str
     key: str | None = None
 
+    @property
+    def where(self) -> str:
+        return f"'{self.column}'" if self.key is None else f"'{self.key}' of '{self.column}'"
+
     def of(self, row: Array) -> str | None:
         """The prompt in a row's bytes, None where there is none."""
-        text = row.tobytes().decode("utf-8", "replace")
-        if self.key is None:
-            return text
         try:
-            found = json.loads(text)
+            text = row.tobytes().decode()
+            found = {self.key: text} if self.key is None else json.loads(text)
         except ValueError:
             return None
         prompt = found.get(self.key) if isinstance(found, dict) else None
@@ -75,7 +77,7 @@ def read_samples(rows: Columns, ids: str, prompts: Prompts | None) -> Samples:
     present = np.logical_and.reduce([np.ones(len(raw), np.bool_), *bits])
     found = [prompts.of(rows[prompts.column][row]) for row in range(len(raw))] if prompts else []
     spoken = np.array([prompt is not None for prompt in found], np.bool_) if prompts else present
-    detail = f"no text under '{prompts.key}' of '{prompts.column}'" if prompts else ""
+    detail = f"no text in {prompts.where}" if prompts else ""
     failures = tuple(Failure(texts[row], "no-prompt", detail) for row in np.flatnonzero(present & ~spoken).tolist())
     return Samples(texts, sample_keys(raw), rows, tuple(prompt or "" for prompt in found), present & spoken, failures)
 

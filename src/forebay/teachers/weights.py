@@ -113,7 +113,9 @@ def _beside(folder: str) -> list[str]:
     return [path for name in _BESIDE if os.path.isfile(path := os.path.join(folder, name))]
 
 
+@lru_cache(maxsize=32)
 def _from_hub(name: str, problem: str) -> str:
+    """Asked once in a process: a build does not change its model half way."""
     if name.startswith((".", "/", "~")) or not _HUB_NAME.fullmatch(name):
         raise TeacherUnusable(name, problem)
     organisation, repository, *path = name.split("/", 2)

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from forebay.columns import Array
 from forebay.errors import TeacherUnusable
+from forebay.images import ImageRecipe
 from forebay.teachers.encoders import Latents
 from forebay.teachers.protocol import Batch
 from forebay.torch.teachers.arrays import to_device, to_numpy
@@ -19,6 +20,7 @@ from forebay.torch.teachers.loading import load_model
 class LoadedVae:
     def __init__(self, teacher: Latents, device: str, dtype: str) -> None:
         self._teacher = teacher
+        self._images = ImageRecipe(size=teacher.size, storage=teacher.storage)
         self._vae: Any = load_model(AutoencoderKL, teacher.vae, None, device, dtype)
         self._like = next(self._vae.parameters())
         config = self._vae.config
@@ -36,16 +38,14 @@ class LoadedVae:
 
     def _canvases(self, batch: Batch) -> NDArray[np.uint8]:
         """Content in its rectangle, the pad colour around it: `(samples, 3, size, size)`."""
-        size = self._teacher.size
+        size, stored = self._teacher.size, self._teacher.inputs()[0]
         canvases = np.empty((len(batch), 3, size, size), np.uint8)
         canvases[:] = np.array(self._teacher.pad_color, np.uint8).reshape(3, 1, 1)
-        boxes = batch.array("box").tolist()
-        for canvas, content, (left, top, width, height), name in zip(
-            canvases, batch.rows("pixels"), boxes, batch.ids, strict=True
-        ):
+        for canvas, content, box, name in zip(canvases, batch.rows(stored), batch.array("box"), batch.ids, strict=True):
+            left, top, width, height = box.tolist()
             if left + width > size or top + height > size:
                 raise TeacherUnusable(
                     self._teacher.vae, f"image '{name}' lies outside a canvas of {size}; give the size of the images"
                 )
-            canvas[:, top : top + height, left : left + width] = content.reshape(3, height, width)
+            canvas[:, top : top + height, left : left + width] = self._images.unpacked({stored: content, "box": box})
         return canvases

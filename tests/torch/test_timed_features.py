@@ -115,6 +115,8 @@ def test_rows_the_teacher_said_nothing_of_are_absent(tmp_path: Path) -> None:
     assert (~found.present).nonzero().flatten().tolist() == list(ABSENT)
     assert found.values[list(ABSENT)].isnan().all()
     assert found.values[found.present].isfinite().all()
+    plain = fb.teachers.features(cache, "lune").at(np.arange(ROWS), 0.3)
+    np.testing.assert_array_equal(np.isnan(plain["lune"]).any(axis=1), ~plain["lune.present"])
     alone = features(cache, "lune").at([4, 5], 0.3)["lune"]
     assert alone.present.all()
 

@@ -70,9 +70,14 @@ class Features:
         return Between({name: np.asarray(found) for name, found in values.items()}, alpha, np.asarray(present))
 
     def at(self, indices: ArrayLike, t: ArrayLike) -> dict[str, Array]:
-        """Every column at the moments, float32, and the presence bits of the rows under `<layer>.present`."""
+        """Every column at the moments, float32, and the presence bits of the rows under `<layer>.present`.
+
+        Absent rows are NaN: whoever forgets the bits sees it at once.
+        """
         found = self.between(indices, t)
         weighed = {name: _weighed(values, found.alpha) for name, values in found.values.items()}
+        for values in weighed.values():
+            values[~found.present] = np.nan
         return {**weighed, self._bits: found.present}
 
     def _neighbours(self, rows: Array, t: ArrayLike) -> Neighbours:

@@ -11,7 +11,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +27,7 @@ from forebay.teachers.protocol import Batch
 from forebay.torch import features
 
 BATCH = 64
-ROUND_BATCHES = 400
+ROUND_BATCHES = 200
 PEERS = (
     Peer("TensorStore", "peer_features_tensorstore.py", ("tensorstore", "numpy")),
     Peer("zarr", "peer_features_zarr.py", ("zarr", "numpy")),
@@ -76,7 +76,7 @@ def _moments(rows: int) -> Moments:
     ]
 
 
-def in_memory(cache: fb.Cache, moments: Moments) -> list[Comparison]:
+def in_memory(cache: fb.Cache, moments: Moments) -> Iterator[Comparison]:
     """Against a tensor of torch's own memory, as the document holds it; with one thread of torch, and with all."""
     held = torch.cat([torch.from_numpy(np.asarray(part["lune"]).copy()) for part in cache.chunks(["lune"])])
     document, ours = document_features(held), features(cache, "lune")
@@ -85,23 +85,19 @@ def in_memory(cache: fb.Cache, moments: Moments) -> list[Comparison]:
             raise AssertionError("the features differ; timing them would compare different things")
     for chunk in range(0, len(cache), BATCH):
         ours.at(torch.arange(chunk, min(chunk + BATCH, len(cache))), 0.5)
-    found = []
     threads = torch.get_num_threads()
     for count in dict.fromkeys((1, threads)):
         torch.set_num_threads(count)
         name = f"features.at, batches of {BATCH}, {count} thread(s) / the document's, in memory"
-        found.append(
-            compare(
-                name,
-                lambda: _all(lambda rows, t: ours.at(rows, t), moments),
-                lambda: _all(document, moments),
-                amount=len(moments),
-                unit="batches",
-                goal=0.9,
-            )
+        yield compare(
+            name,
+            lambda: _all(lambda rows, t: ours.at(rows, t), moments),
+            lambda: _all(document, moments),
+            amount=len(moments),
+            unit="batches",
+            goal=0.9,
         )
     torch.set_num_threads(threads)
-    return found
 
 
 def against_peers(cache: fb.Cache, moments: Moments, data: Path, options: argparse.Namespace) -> None:

@@ -177,3 +177,13 @@ def test_an_import_reads_chunk_by_chunk(tmp_path: Path) -> None:
     report = import_old(tmp_path / "cache.pt", tmp_path / "cache")
     assert {each.chunks for each in report.layers.values()} == {3}
     assert source.weight(source.files()[0]) == 1200
+
+
+def test_encodings_that_are_absent_are_not_zeros(tmp_path: Path) -> None:
+    old = old_cache()
+    old["encodings"]["clip_pooled"][4] = torch.inf  # type: ignore[index]
+    torch.save(old, tmp_path / "cache.pt")
+    import_old(tmp_path / "cache.pt", tmp_path / "cache")
+    pooled = DatasetCache.load(tmp_path / "cache").get([3, 4])["clip_pooled"]
+    assert pooled[0].isfinite().all()
+    assert pooled[1].isnan().all()

@@ -33,11 +33,16 @@ class StoredColumn:
         return self.read(index)  # type: ignore[arg-type]  # what it is not, numpy says
 
     def read(self, rows: Tensor | ArrayLike) -> Tensor:
-        """Some rows, each with its own values, also where equal ones are stored once."""
+        """Some rows, each with its own values, also where equal ones are stored once; absent rows are NaN."""
         numbers = to_array(rows)
-        if f"{self._name}{HOLDER}" in self._cache.columns:
-            return to_tensor(SharedColumn(self._cache, self._name).read(numbers))
-        values = self._cache.read(numbers, [self._name])[self._name]
-        if isinstance(values, Ragged):
+        holder = f"{self._name}{HOLDER}"
+        is_shared = holder in self._cache.columns
+        read = self._cache.read(numbers, [holder if is_shared else self._name])
+        found = SharedColumn(self._cache, self._name).read(numbers) if is_shared else read[self._name]
+        if isinstance(found, Ragged):
             raise TypeError(f"'{self._name}' is ragged; its rows are no tensor")
-        return to_tensor(values)
+        values = to_tensor(found)
+        for name, bits in read.items():
+            if name not in (holder, self._name) and values.is_floating_point():  # the presence bits of the layer
+                values[~torch.from_numpy(np.asarray(bits))] = torch.nan
+        return values

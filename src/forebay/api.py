@@ -6,7 +6,7 @@ Everything here takes the root of a cache (a folder's path or a store) and answe
 import os
 import socket
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from typing import Any, Literal, cast
 
@@ -22,7 +22,7 @@ from forebay.cache.grow import append_to_plan, named_alike
 from forebay.cache.making import Workplace, base_workplace, build_chunks, in_order, layer_workplace
 from forebay.cache.plan import load_plan
 from forebay.cache.prepare import prepare_base, prepare_layer
-from forebay.cache.publish import builder_versions, load_generation, newest_generation, read_cache_document
+from forebay.cache.publish import builder_versions, layers_of, load_generation, newest_generation, read_cache_document
 from forebay.cache.publish import read_recipe_document as kept_recipe
 from forebay.cache.records import (
     BuildReport,
@@ -160,6 +160,7 @@ def repair(
     on_progress: OnProgress | None = None,
 ) -> RepairReport:
     """Put back exactly what `verify` finds bad or missing: from a copy of the cache, or made again from the source."""
+    workers = _own_workers(open_store(root)) if workers is None else workers
     versions = builder_versions(versions_of(recipe) if recipe else {})
     terms = Terms(
         workers=_worker_count(workers),
@@ -214,11 +215,12 @@ def _repair(
 ) -> RepairReport:
     mending = Mending()
     own_source = source or _kept_source(store)
-    recipe_of = partial(_recipe_for, store, recipe)
-    means = Means(store, copy, own_source, recipe_of, partial(_existing, store, own_source, recipe_of))
-    generation = repair_index(means, mending)
-    report = verify_cache(store, None, False, terms.on_progress)
-    repair_chunks(means, report, generation, engine, terms, mending)
+    with ExitStack() as ending:
+        recipe_of = partial(_recipe_until, ending, store, recipe)
+        means = Means(store, copy, own_source, recipe_of, partial(_existing, store, own_source, recipe_of))
+        generation = repair_index(means, mending)
+        report = verify_cache(store, None, False, terms.on_progress)
+        repair_chunks(means, report, generation, engine, terms, mending)
     newest = newest_generation(store)
     return RepairReport(
         root=store.address,
@@ -251,6 +253,13 @@ def _existing(store: Store, source: Source | None, recipe_of: Callable[[str], An
     plan = load_plan(store)
     reading = source or reopen_source(plan.source)  # which says what is in the way
     return base_workplace(store, reading, cast(Recipe, recipe), layer, plan, newest)
+
+
+def _recipe_until(ending: ExitStack, store: Store, given: AnyRecipe | None, layer: str) -> AnyRecipe:
+    """A layer's recipe; what it loads here goes in the end."""
+    recipe = _recipe_for(store, given, layer)
+    ending.enter_context(_letting_go(recipe))
+    return recipe
 
 
 def _recipe_for(store: Store, given: AnyRecipe | None, layer: str) -> AnyRecipe:
@@ -318,6 +327,20 @@ def _worker_count(workers: int | None) -> int:
     if workers is None:
         return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, workers)
+
+
+def _own_workers(store: Store) -> int | None:
+    """How many processes the recipes of a cache ask for: none beside this one where one of them loads a model."""
+    kept = [kept_recipe(store, layer) for layer in layers_of(store)]
+    asked = [_asked_workers(one.kind) for one in kept if one is not None]
+    return min((number for number in asked if number is not None), default=None)
+
+
+def _asked_workers(kind: str) -> int | None:
+    try:
+        return getattr(recipe_class(kind), "workers", None)
+    except UnknownKind:
+        return None
 
 
 def _engine(workers: int | None) -> Engine:

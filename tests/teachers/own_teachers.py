@@ -94,6 +94,18 @@ class Letters(Teacher, frozen=True, kw_only=True, tag="letters"):
         return {"letters": counts, "long": np.array([len(prompt) > 7 for prompt in batch.prompts])}
 
 
+class Twice(Teacher, frozen=True, kw_only=True, tag="twice"):
+    """A teacher of what another said."""
+
+    reads: ClassVar[tuple[str, ...]] = ("letters", "letters_row")
+
+    def outputs(self) -> tuple[Output, ...]:
+        return (Output("twice", (8,)),)
+
+    def load(self, device: str, dtype: str) -> Loaded:
+        return lambda batch: {"twice": 2 * batch.array("letters")}
+
+
 class Wrong(Teacher, frozen=True, kw_only=True, tag="wrong"):
     """What does not keep its word."""
 

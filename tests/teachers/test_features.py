@@ -5,6 +5,7 @@ import pickle
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -159,14 +160,21 @@ def growth_of(root: Path, batches: int) -> int:
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="RssAnon is what Linux counts")
-def test_reading_takes_memory_by_batches_and_not_by_rows(tmp_path: Path) -> None:
+def test_reading_takes_memory_by_batches_and_not_by_rows(
+    tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
     root = wide_cache(tmp_path, rows=4_000)
     size = sum(map(len, chunks_of(root, "ramp").values()))
     assert size > 100_000_000
-    assert growth_of(root, 400) < 20_000_000
+    growth = growth_of(root, 400)
+    record_property("told", f"{size / 1e6:.0f} MB of features were read with {growth / 1e6:.1f} MB")
+    assert growth < 20_000_000
 
 
 @pytest.mark.long
-def test_ten_gigabytes_of_features_are_read_in_a_fraction_of_that(tmp_path: Path) -> None:
-    root = wide_cache(tmp_path, rows=400_000)
-    assert growth_of(root, 20_000) < 300_000_000
+def test_ten_gigabytes_of_features_are_read_in_a_fraction_of_that(
+    tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
+    growth = growth_of(wide_cache(tmp_path, rows=400_000), 6_000)
+    record_property("told", f"10.2 GB of features were read with {growth / 1e6:.1f} MB")
+    assert growth < 300_000_000

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.layer_recipes import flip
 from tests.teachers.own_teachers import (
     ASKED,
     LOADED,
@@ -14,6 +15,7 @@ from tests.teachers.own_teachers import (
     Letters,
     Noisy,
     Ramp,
+    Twice,
     Wrong,
     chunks_of,
     prompt_cache,
@@ -92,6 +94,19 @@ def test_worker_processes_make_the_same_bytes(tmp_path: Path) -> None:
     fb.build(one, None, TeacherRecipe(teacher=Noisy()))
     fb.build(other, None, TeacherRecipe(teacher=Noisy()), workers=2)
     assert chunks_of(one, "noisy") == chunks_of(other, "noisy") != {}
+
+
+def test_a_layer_of_a_layer_is_repaired_after_it_whatever_their_names(tmp_path: Path) -> None:
+    root = prompt_cache(tmp_path)
+    fb.build_layers(root, {"z": TeacherRecipe(teacher=Letters()), "a": TeacherRecipe(teacher=Twice())})
+    before = {layer: chunks_of(root, layer) for layer in ("z", "a")}
+    read = fb.open_cache(root).read(range(10), ["twice"])["twice"]
+    assert np.array_equal(read, 2 * shared(fb.open_cache(root), "letters").read(range(10)))
+    for layer in before:
+        path = root / "layers" / layer / "000001.safetensors"
+        flip(path, path.stat().st_size - 1)
+    assert not fb.repair(root).failed
+    assert {layer: chunks_of(root, layer) for layer in ("z", "a")} == before
 
 
 def test_what_is_complete_is_passed_over_without_its_model(tmp_path: Path) -> None:

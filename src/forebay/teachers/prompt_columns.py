@@ -24,14 +24,15 @@ class SharedColumn:
         self.cache, self.column = cache, column
 
     def read(self, rows: ArrayLike) -> Array:
-        """`(rows, *shape)`; rows that are absent are zero, as presence bits tell."""
+        """`(rows, *shape)`; floats of rows that are absent are NaN: no zero stands for what is missing."""
         numbers = np.asarray(rows, np.int64)
         held = np.asarray(self.cache.read(numbers, [f"{self.column}{HOLDER}"])[f"{self.column}{HOLDER}"])
         starts = self.cache.chunk_starts
         first = starts[np.searchsorted(starts, numbers, side="right") - 1]
         found = self.cache.read(first + held.astype(np.int64), [self.column])[self.column]
         assert isinstance(found, Ragged)
-        values = np.zeros((len(numbers), *found.values.shape[1:]), found.values.dtype)
+        absent = np.nan if found.values.dtype.kind in "fV" else 0
+        values = np.full((len(numbers), *found.values.shape[1:]), absent, found.values.dtype)
         values[found.lengths > 0] = found.values
         return values
 

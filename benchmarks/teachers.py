@@ -12,7 +12,9 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -22,8 +24,7 @@ import forebay as fb
 from benchmarks.feature_layer import FeatureLayer, document_features, number_cache
 from benchmarks.loader_peers import Peer, PeerFailed, environment, installed, script
 from benchmarks.measure import Comparison, compare
-from forebay.teachers import BUCKETS, Lune, TeacherRecipe, unload
-from forebay.teachers.protocol import Batch
+from forebay.teachers import BUCKETS, Loaded, Lune, Output, Teacher, TeacherRecipe
 from forebay.torch import features
 
 BATCH = 64
@@ -131,45 +132,60 @@ def _peer(peer: Peer, plain: Path, data: Path, rows: int, options: argparse.Name
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def extraction(data: Path, rows: int = 32, batch: int = 4) -> None:
-    """A whole build of a Lune layer against the same forwards without it: batches ready, nothing stored."""
+class States(Teacher, frozen=True, kw_only=True, tag="benchmark-states"):
+    """States of prompts, without an encoder."""
+
+    prompted: ClassVar[bool] = True
+    of: ClassVar[Literal["sample", "prompt", "nothing"]] = "prompt"
+
+    def layer_name(self) -> str:
+        return "text"
+
+    def outputs(self) -> tuple[Output, ...]:
+        return (Output("text_states", (16, 64)),)
+
+    def load(self, device: str, dtype: str) -> Loaded:
+        return lambda batch: {"text_states": batch.noise((16, 64))}
+
+
+def extraction(data: Path, rows: int = 64, batch: int = 4) -> None:
+    """A whole build of a Lune layer against the bare model on tensors that are ready, as far as Lune listens."""
     torch.manual_seed(0)
     _small_unet().save_pretrained(data / "unet")
     number_cache(data / "prompts", rows)
-    fb.build(
-        data / "prompts", None, FeatureLayer(name="text_states", buckets=(), width=(16, 64)), layer="text", workers=0
-    )
+    fb.build(data / "prompts", None, TeacherRecipe(teacher=States(), prompt_column="id"))
     teacher = Lune(unet=str(data / "unet"), text="text_states")
     recipe = TeacherRecipe(teacher=teacher, batch_size=batch, device="cpu")
-    loaded = teacher.load("cpu", "float32")
-    batches = _batches(recipe, data / "prompts", rows, batch)
+    unet = UNet2DConditionModel.from_pretrained(data / "unet").eval()
+    unet.mid_block.register_forward_hook(_stop)
+    latents, states = torch.randn(batch, 4, 32, 32), torch.randn(batch, 16, 64)
+    published = len(list((data / "prompts" / "generations").iterdir()))
 
+    @torch.inference_mode()
     def bare() -> None:
-        for one in batches:
-            loaded(one)
+        for _ in range(rows // batch):
+            for moment in BUCKETS:
+                with suppress(_Stopped):
+                    unet(latents, torch.full((batch,), 1000 * moment), states)
 
     def built() -> None:
-        fb.build(data / "prompts", None, recipe, layer="lune")
+        fb.build(data / "prompts", None, recipe)
 
     def before() -> None:
         shutil.rmtree(data / "prompts" / "layers" / "lune", ignore_errors=True)
-        for path in sorted((data / "prompts" / "generations").glob("*"))[2:]:
+        for path in sorted((data / "prompts" / "generations").iterdir())[published:]:
             path.unlink()
 
-    name = f"building a Lune layer, {rows * len(BUCKETS)} forwards' samples / the bare forwards"
-    print(compare(name, built, bare, amount=rows, unit="rows", goal=1 / 1.1, before=before, rounds=5), flush=True)
-    unload()
+    name = f"building a Lune layer of {rows} rows at {len(BUCKETS)} buckets / the bare forwards"
+    print(compare(name, built, bare, amount=rows, unit="rows", goal=1 / 1.1, before=before, rounds=3), flush=True)
 
 
-def _batches(recipe: TeacherRecipe, root: Path, rows: int, batch: int) -> list[Batch]:
-    read = fb.open_cache(root).read(np.arange(rows), recipe.reads)
-    samples = recipe._samples(read)
-    asking = recipe._asking()
-    return [
-        asking.batch(samples, np.arange(first, first + batch), np.full(batch, bucket))
-        for first in range(0, rows, batch)
-        for bucket in range(len(BUCKETS))
-    ]
+class _Stopped(Exception):
+    """The middle was reached; Lune looks no further."""
+
+
+def _stop(*_: object) -> None:
+    raise _Stopped
 
 
 def _small_unet() -> UNet2DConditionModel:

@@ -109,9 +109,7 @@ def test_a_cache_is_built_saved_loaded_and_trained_on_as_the_document_says(names
     run(11, names)
     high_memory = names["cache"]
     assert high_memory.name == "my_data"
-    assert (
-        high_memory.cache.root == low_memory.cache.root
-    )  # nothing is made twice
+    assert high_memory.cache.root == low_memory.cache.root  # nothing is made twice
     loaded = experts.DatasetCache.load("cache.pt")
     assert Path("cache.pt/cache.json").exists()
     assert fb.verify("cache.pt").sound

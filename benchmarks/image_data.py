@@ -1,6 +1,7 @@
 """What the benchmark of images reads: photographs repeated to a number, a cache of them, and the same pixels plain."""
 
 import io
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import numpy as np
 from PIL import Image
 
 import forebay as fb
-from benchmarks.loader_peers import Peer, peer_data
+from benchmarks.loader_peers import Peer, environment, script
 from benchmarks.prepared import prepared
 from forebay.torch import ImageBatch, Loader
 
@@ -41,7 +42,15 @@ class Images:
         return prepared(self.folder / "canvases", self._made_of, self._write_canvases) / "pixels"
 
     def peer(self, peer: Peer) -> Path:
-        return peer_data(peer, self.canvases(), self.folder, self._environments)
+        """What a peer wrote of the canvases."""
+        python = environment(peer, self._environments)
+        place = self.folder / peer.script.removesuffix(".py")
+        return prepared(place, self._made_of, lambda there: script(peer, python, "write", self.canvases(), there))
+
+    def drop_canvases(self) -> None:
+        """They are as large as what a peer makes of them, and of no use once all peers have theirs."""
+        (self.folder / "canvases.complete").unlink(missing_ok=True)
+        shutil.rmtree(self.folder / "canvases", ignore_errors=True)
 
     def _write_files(self, place: Path) -> None:
         place.mkdir()

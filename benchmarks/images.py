@@ -18,6 +18,9 @@ from pathlib import Path
 from benchmarks.image_build import measure_build, measure_bytes
 from benchmarks.image_data import Images
 from benchmarks.image_read import PEERS, measure_reading
+from benchmarks.image_tier import measure_tier
+
+TIER_IMAGES = 1000
 
 
 def main() -> None:
@@ -30,19 +33,23 @@ def main() -> None:
             measure(images, options)
     finally:
         if not (options.keep or options.prepare):
-            shutil.rmtree(images.folder, ignore_errors=True)
+            for name in ("images", "tier-images"):
+                shutil.rmtree(options.folder / name, ignore_errors=True)
 
 
 def prepare(images: Images) -> None:
     images.cache()
     for peer in PEERS:
         images.peer(peer)
+    images.drop_canvases()
 
 
 def measure(images: Images, options: argparse.Namespace) -> None:
     measure_build(images, options.rounds)
     measure_bytes(images)
     measure_reading(images, options.environments, options.seconds)
+    fewer = min(TIER_IMAGES, options.images)
+    measure_tier(Images(options.folder / "tier-images", options.data, fewer, options.environments))
 
 
 def _options() -> argparse.Namespace:
@@ -52,7 +59,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--data", type=Path, help="a folder of photographs; without it, noise of their size")
     parser.add_argument("--rounds", type=int, default=2, help="of the builds")
     parser.add_argument("--seconds", type=float, default=4, help="for each configuration of a peer")
-    parser.add_argument("--folder", type=Path, default=below, help="outside the repository; 18 GB for 5,000 images")
+    parser.add_argument("--folder", type=Path, default=below, help="outside the repository; 15 GB for 5,000 images")
     parser.add_argument("--environments", type=Path, default=below / "environments", help="of the peers; 7 GB, kept")
     parser.add_argument("--keep", action="store_true", help="leave the data there, for the next run")
     parser.add_argument("--prepare", action="store_true", help="make the data, measure nothing")

@@ -25,8 +25,11 @@ import numpy as np
 
 from forebay.cache.work import Intake
 from forebay.columns import Codec, Column, Columns, Ragged
+from forebay.format import layout
 from forebay.recipe import ChunkTarget, Rows
 from forebay.source import Failure, Sample
+from forebay.store import LocalStore
+from forebay.store.base import Buffer
 
 LINE_BYTES = 200
 NOTES = "FOREBAY_TEST_NOTES"
@@ -143,3 +146,24 @@ def _write_note(name: str, text: str) -> None:
         os.write(descriptor, text.encode())
     finally:
         os.close(descriptor)
+
+
+class HesitantStore(LocalStore):
+    """Writes a chunk only once the next one is being made; the last one at once."""
+
+    def __init__(self, path: Path, chunks: int) -> None:
+        super().__init__(path)
+        self.chunks = chunks
+
+    def create(self, key: str, data: Sequence[Buffer]) -> bool:
+        parsed = layout.parse_chunk(key)
+        if key.startswith(layout.LAYERS) and parsed is not None and parsed[0] + 1 < self.chunks:
+            self._wait_for(parsed[0] + 1)
+        return super().create(key, data)
+
+    def _wait_for(self, chunk: int) -> None:
+        for _ in range(1000):
+            if chunk in [begun for _, begun in makes(Path(os.environ[NOTES]))]:
+                return
+            time.sleep(0.02)
+        raise ValueError(f"chunk {chunk} was not begun while the one before it was written")

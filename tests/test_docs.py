@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.byte_tokens import ByteTokens
+from tests.photographs import write_photographs
 
 import forebay as fb
 
@@ -28,8 +29,9 @@ def _commands(page: Path) -> list[str]:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Data and token caches of the names that the pages use; one of the caches has grown."""
+    """Data, images and token caches of the names that the pages use; one of the caches has grown."""
     root = tmp_path_factory.mktemp("made")
+    write_photographs(root / "photos")
     for name in ("part-0", "part-1", "new/part-2"):
         file = root / "data" / f"{name}.jsonl"
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -51,6 +51,7 @@ ForebayError
 ├── SelectionLost        the file that keeps the bits of a selection is gone
 ├── TierUnusable         a folder cannot hold a tier of samples, or what is in it is none
 │   └── TierNotFound     there is no tier in the folder
+├── WarmingFailed        some samples could not be read into a tier, again and again
 ├── DiskFull             no room for what is still to be written
 └── MemoryTooSmall       the memory limit cannot hold one worker
 """
@@ -452,9 +453,9 @@ class AllTokensIgnored(ForebayError):
     def __init__(self, sample: str, box: Sequence[int], patch: int, threshold: float) -> None:
         self.sample, self.box, self.patch, self.threshold = sample, tuple(box), patch, threshold
         super().__init__(
-            f"all tokens of the image '{sample}' are ignored: with content of {box[2]} × {box[3]} pixels, {threshold:.0%} "
-            f"or more of every patch of {patch} × {patch} is padding; leave it out by a selection on `box`, choose a "
-            "smaller patch, or raise the threshold"
+            f"all tokens of the image '{sample}' are ignored: with content of {box[2]} × {box[3]} pixels, "
+            f"{threshold:.0%} or more of every patch of {patch} × {patch} is padding; leave it out by a selection on "
+            "`box`, choose a smaller patch, or raise the threshold"
         )
 
 
@@ -476,6 +477,15 @@ class TierUnusable(ForebayError):
 class TierNotFound(TierUnusable):
     def __init__(self, path: str) -> None:
         super().__init__(path, "there is no tier in it", f"fill one with `forebay warm … --l2 {path}`")
+
+
+class WarmingFailed(ForebayError):
+    def __init__(self, path: str, first: int, last: int, reason: str) -> None:
+        self.path, self.first, self.last, self.reason = path, first, last, reason
+        super().__init__(
+            f"samples {first:,} to {last:,} could not be read into the tier '{path}': {reason}; what was made is kept, "
+            f"run the same command to go on"
+        )
 
 
 class DiskFull(ForebayError):

@@ -26,10 +26,12 @@ SOURCES = {
     "files": ("forebay.sources", "FileSource"),
     "function": ("forebay.sources", "FunctionSource"),
     "hub": ("forebay.sources.hub_shards", "HubSource"),
+    "image_manifest": ("forebay.sources", "ImageManifestSource"),
     "images": ("forebay.sources", "ImageSource"),
     "jsonl": ("forebay.sources", "JsonlSource"),
     "lines": ("forebay.sources", "LineSource"),
     "old-cache": ("forebay.torch.old_recipe", "OldCacheSource"),
+    "parquet_images": ("forebay.sources.parquet_pictures", "ParquetImageSource"),
     "parquet": ("forebay.sources.parquet_files", "ParquetSource"),
     "text": ("forebay.sources", "TextSource"),
 }

@@ -22,6 +22,8 @@ SHOWN_MARKS = 24  # of a value in an error's text
 NO_INPUTS: Mapping[str, str] = MappingProxyType({})
 _INPUT = "layer "  # begins the name of a dependency that is a layer; what follows is its name
 
+_CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False)
+
 
 @dataclass(frozen=True, slots=True)
 class ChunkTarget:
@@ -63,6 +65,7 @@ class Recipe(Protocol):
     Optional members: `dependencies() -> Mapping[str, str]` (name → hash of a file it depends on),
     `versions() -> Mapping[str, str]` (libraries that shape the bytes, recorded in generations), `constants() ->
     Mapping[str, ndarray]` (columns equal for all rows), `sample_ids` (the name of the column that identifies rows),
+    `judged_by` (how many samples tell enough before a build, where making one takes long),
     `identity(sample) -> bytes | None`: 16 bytes that are equal for equal samples. A recipe that has it deduplicates:
     planning finds, in the order of the source, every sample that is equal to an earlier one, and `make` is not given
     it. A sample whose identity is None is never left out. Where the member itself is None (a property may say so), the
@@ -122,7 +125,7 @@ class RecipeDocument(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 def canonical_json(value: Any) -> bytes:
     """The one way a value is written where its bytes are hashed: sorted keys, no spaces, ASCII."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode("ascii")
+    return _CANONICAL.encode(value).encode("ascii")
 
 
 def fields_of(recipe: AnyRecipe) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import lmdb
 import pytest
 from click.testing import CliRunner
 from tests.cli.running import (
@@ -272,6 +273,18 @@ def spoiled_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ran:
         return run_process("build", "tokens", *words, env=_environment(hub, tmp_path), code=1)
 
 
+@shows(errors.TierNotFound, "there is no tier in it; fill one with `forebay warm")
+def no_tier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ran:
+    return run("tier", "stats", tmp_path, code=1)
+
+
+@shows(errors.TierUnusable, "an LMDB database is there that forebay did not make; choose another folder")
+def a_tier_of_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ran:
+    with lmdb.open(str(tmp_path)) as environment, environment.begin(write=True) as transaction:
+        transaction.put(b"key", b"value")
+    return run("tier", "stats", tmp_path, code=1)
+
+
 def _environment(hub: HubServer, folder: Path) -> dict[str, str]:
     return {**os.environ, "HF_ENDPOINT": hub.address, "HF_HOME": str(folder), "NO_PROXY": "127.0.0.1"}
 
@@ -302,10 +315,11 @@ def test_an_error_is_one_line_that_says_what_to_do(
 
 def test_no_error_is_left_out():
     # Damaged and NotForebay reach a user inside what repair and verify report; layers come with later kinds; a
-    # stopped build is in test_cli_stop.py; a function can be a source in Python only; nothing is trained from here.
+    # stopped build is in test_cli_stop.py; a function can be a source in Python only; nothing is trained from here;
+    # what is no image is recorded.
     elsewhere = {errors.Damaged, errors.NotForebay, errors.LayerIncomplete, errors.BuildStopped, errors.FunctionFailed}
     elsewhere |= {errors.GenerationGone, errors.SelectionEmpty, errors.SelectionLost, errors.StateMismatch}
-    elsewhere |= {errors.WindowTooLarge}
+    elsewhere |= {errors.WindowTooLarge, errors.ImageUnreadable, errors.AllTokensIgnored}
     ours = {error for error in _all_errors(errors.ForebayError) if error.__module__ == errors.__name__}
     assert set(SCENES) | elsewhere == ours
 

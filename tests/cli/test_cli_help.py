@@ -17,20 +17,9 @@ from forebay.cli.reference import REFRESH, helps, reference
 
 DOCS = Path(__file__).parents[2] / "docs" / "cli.md"
 VERBS = (
-    "build",
-    "import",
-    "status",
-    "gaps",
-    "verify",
-    "repair",
-    "grow",
-    "estimate",
-    "info",
-    "peek",
-    "clean",
-    "copy",
-    "demo",
-)
+    "build", "import", "status", "gaps", "verify", "repair", "grow", "estimate", "info", "peek", "clean", "copy",
+    "warm", "tier", "demo",
+)  # fmt: skip
 HELPS = dict(helps())
 
 
@@ -79,7 +68,7 @@ def test_help_does_not_depend_on_the_terminal():
 
 def test_the_pages_name_only_options_that_there_are():
     known = {flag for text in HELPS.values() for flag in re.findall(r"--[a-z-]+", text)} | set(FLAGS)
-    for page in (DOCS.parent / "guide-tokens.md", DOCS.parents[1] / "README.md"):
+    for page in (DOCS.parent / "guide-tokens.md", DOCS.parent / "guide-images.md", DOCS.parents[1] / "README.md"):
         assert set(re.findall(r"(?<![-\w])--[a-z][a-z-]*", page.read_text())) <= known
 
 
@@ -98,7 +87,8 @@ def test_the_version_is_said():
         (["estimate", "token", "a b.txt"], "no cache; did you mean: forebay estimate tokens 'a b.txt'\n"),
         (
             ["build", "data/*.jsonl", "--into", "cache"],
-            "a source comes after its kind (tokens, images, raw), as in: forebay build tokens 'data/*.jsonl' --into cache\n",
+            "a source comes after its kind (tokens, images, raw), as in: "
+            "forebay build tokens 'data/*.jsonl' --into cache\n",
         ),
         (["build", "raw", "-", "--into", "cache"], "save it first"),
         (["estimate", "raw", "/dev/stdin"], "save it first"),

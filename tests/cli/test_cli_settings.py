@@ -84,7 +84,7 @@ def test_all_that_flags_say_can_be_in_the_file(tmp_path: Path):
         (("workers = 0", 'mode = "???"'), 11, "cannot be '???'; known: forward, inverse"),
         (('kind = "raw"', 'kind = "rawr"'), 6, "unknown kind 'rawr' in [recipe]; did you mean 'raw'?"),
         (('kind = "raw"', "kind = 3"), 6, "unknown kind 3 in [recipe]"),
-        (('kind = "raw"\n', ""), 5, '[recipe] has no kind; add kind = "tokens" (known: tokens, raw)'),
+        (('kind = "raw"\n', ""), 5, '[recipe] has no kind; add kind = "tokens" (known: tokens, images, raw)'),
         (('kind = "raw"', 'kind = "raw"\nworkers = 2'), 7, "unknown key 'workers' in [recipe]; it belongs in [build]"),
         (("workers = 0", 'level = "fast"'), 11, "unknown key 'level' in [build]; it belongs in [recipe]"),
         (("[build]", "[biuld]"), 9, "unknown section [biuld]; did you mean 'build'?"),

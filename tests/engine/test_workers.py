@@ -19,10 +19,11 @@ from tests.builders import (
     start_builder,
     wait_until,
 )
-from tests.recipes import NOTES, LengthLayer, ObedientRecipe, makes, orders, write_orders
+from tests.recipes import NOTES, HesitantStore, LengthLayer, ObedientRecipe, makes, orders, write_orders
 
 import forebay as fb
 from forebay.errors import BuildFailed, RecipeInvalid
+from forebay.store import LocalStore
 
 
 @pytest.fixture
@@ -61,6 +62,26 @@ def test_a_worker_that_dies_is_reported_with_its_chunk_and_replaced_and_the_chun
     assert [pid for pid in tries[:2] if f"worker {pid}" in "".join(report.deaths)] == tries[:2]
     assert chunk_digests(tmp_path / "cache") == undisturbed_digests(tmp_path, source)
     assert fb.status(tmp_path / "cache").claims == ()
+
+
+def test_a_worker_writes_a_chunk_while_it_makes_the_next(tmp_path, notes):
+    source = source_of(tmp_path, orders(5))
+    report = fb.build(HesitantStore(tmp_path / "cache", chunks=5), source, ObedientRecipe(), workers=1)
+    assert report.made == 5
+    assert chunk_digests(tmp_path / "cache") == undisturbed_digests(tmp_path, source)
+
+
+@pytest.mark.parametrize("written", [True, False])
+def test_a_chunk_is_not_blamed_for_the_next_one_that_kills_its_worker(tmp_path, notes, written):
+    source = source_of(tmp_path, orders(6, c3="die SIGKILL 3"))
+    root = tmp_path / "cache"
+    store = LocalStore(root) if written else HesitantStore(root, chunks=6)  # which dies with chunk 2 in its hands
+    with pytest.raises(BuildFailed, match=r"chunk 3: .*SIGKILL.*3 tries") as caught:
+        fb.build(store, source, ObedientRecipe(), workers=1)
+    assert set(caught.value.failed) == {3}
+    assert fb.gaps(root)[0].missing == (3,)
+    assert fb.build(root, source, ObedientRecipe(), workers=1).made == 1
+    assert chunk_digests(root) == undisturbed_digests(tmp_path, source)
 
 
 @pytest.mark.parametrize(("cause", "says"), [("die SIGKILL 3", "SIGKILL"), ("raise OSError 3", "OSError")])

@@ -1,6 +1,7 @@
 """The computed shuffle: one to one, the same for ever, and as random as a drawn one."""
 
 from collections import Counter
+from math import factorial
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from forebay.order.bijection import key_of, mix, permute
 
 keys = st.integers(0, 2**64 - 1)
 
-GOLDEN_TEN = [8, 3, 1, 0, 6, 7, 9, 2, 5, 4]
+GOLDEN_TEN = [6, 4, 1, 5, 3, 8, 2, 7, 0, 9]
 GOLDEN_MANY = [6252035, 29012984, 54778535, 8494066, 11999504]
 GOLDEN_MIX = [16294208416658607535, 10451216379200822465]
 
@@ -45,10 +46,20 @@ def test_the_shuffle_is_the_same_in_every_release() -> None:
     assert mix(np.array([0, 1], np.uint64)).tolist() == GOLDEN_MIX
 
 
-def test_all_permutations_of_four_are_about_as_frequent() -> None:
-    seen = Counter(tuple(permute(np.arange(4), 4, key_of(number)).tolist()) for number in range(4800))
-    assert len(seen) == 24
-    assert chi_square(np.array(list(seen.values())), 200) < 52.6  # 23 degrees of freedom, p = 0.0004
+@pytest.mark.parametrize("size", [3, 4, 5, 6])
+def test_all_orders_of_a_few_are_about_as_frequent(size: int) -> None:
+    seen = Counter(map(tuple, shuffles(size, 40 * factorial(size)).tolist()))
+    assert len(seen) == factorial(size)
+    freedom = factorial(size) - 1
+    assert chi_square(np.array(list(seen.values())), 40) < freedom + 4 * np.sqrt(2 * freedom)
+
+
+@pytest.mark.parametrize("size", [7, 9, 11, 13, 20, 63, 64])
+def test_every_pair_of_places_is_about_as_frequent(size: int) -> None:
+    first, second = shuffles(size, 50 * size * (size - 1))[:, :2].T
+    counts = np.bincount(first * size + second, minlength=size * size).reshape(size, size)[~np.eye(size, dtype=bool)]
+    freedom = size * (size - 1) - 1
+    assert chi_square(counts, 50) < freedom + 5 * np.sqrt(2 * freedom)
 
 
 @pytest.mark.parametrize("size", [50, 64, 97])
@@ -84,6 +95,13 @@ def test_the_low_bits_of_the_result_do_not_follow_those_of_the_index() -> None:
         for bit_out in range(16):
             agree = ((np.arange(1 << 16) >> bit_in & 1) == (placed >> bit_out & 1)).mean()
             assert abs(agree - 0.5) < 0.012  # six standard deviations
+
+
+def shuffles(size: int, count: int) -> np.ndarray:
+    """So many shuffles, `(count, size)`, of keys as unlike as seeds and epochs make them."""
+    each = mix(np.arange(count, dtype=np.uint64))
+    placed = permute(np.tile(np.arange(size), count), np.full(size * count, size), np.repeat(each, size))
+    return placed.reshape(count, size)
 
 
 def chi_square(counts: np.ndarray, expected: float) -> float:

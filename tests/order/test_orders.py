@@ -10,8 +10,8 @@ from forebay.order.orders import GlobalOrder, Order, SequentialOrder
 from forebay.order.quality import ShuffleQuality, shuffle_quality
 from forebay.order.window import Window, WindowOrder
 
-GOLDEN_WINDOW = [8, 16, 9, 17, 11, 18, 12, 19, 10, 0, 13, 3, 6, 1, 15, 2, 5, 4, 14, 7]
-GOLDEN_GLOBAL = [11, 6, 15, 9, 19, 1, 7, 14, 2, 16, 4, 13, 18, 12, 3, 17, 0, 10, 8, 5]
+GOLDEN_WINDOW = [2, 6, 3, 14, 10, 5, 8, 15, 11, 7, 9, 19, 13, 18, 12, 16, 0, 17, 1, 4]
+GOLDEN_GLOBAL = [10, 12, 0, 15, 4, 2, 16, 8, 11, 7, 3, 13, 17, 5, 19, 6, 1, 14, 9, 18]
 
 
 @st.composite

@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from forebay.cache.claim import LEASE_SECONDS, Claims, Heartbeat
-from forebay.cache.crew import Crew, Died, Engine, Event, Made, Refused
+from forebay.cache.crew import Crew, Died, Engine, Event, Lost, Made, Refused
 from forebay.cache.memory import MemoryGovernor
-from forebay.cache.publish import publish
+from forebay.cache.publish import publish, sound_record
 from forebay.cache.records import Progress
 from forebay.cache.schedule import Answer, Schedule
 from forebay.cache.work import BuildJob, Job
@@ -183,6 +183,8 @@ class Build:
                 self._try_again(chunk, f"a worker was lost: {event.reason}")
             case Refused():
                 self._refused(event)
+            case Lost():
+                self._lost(event.chunk)
 
     def _made(self, made: Made) -> None:
         if made.record is None:
@@ -202,6 +204,15 @@ class Build:
         if refused.trouble == "source-changed" and isinstance(self._job, BuildJob):
             raise SourceChanged(self._store.address, refused.files)
         self._give_up(refused.chunk, refused.reason)
+
+    def _lost(self, chunk: int) -> None:
+        """Its worker died after computing it: it is there if it was written, and no try of its own if it was not."""
+        there = isinstance(self._job, BuildJob) and holds(self._store, layout.chunk(self._layer, chunk))
+        record = sound_record(self._store, self._layer, chunk, 0) if there else None
+        if record is None:
+            self._again[chunk] = time.monotonic()
+        else:
+            self._made(Made(chunk, record, 0.0, 0))
 
     def _try_again(self, chunk: int, reason: str) -> None:
         self._tries[chunk] += 1

@@ -81,7 +81,7 @@ class Checks:
 
     def corrupt(self, file: ChunkFile, block: int, problem: str) -> ChunkCorrupt:
         root, layer = self._where
-        return ChunkCorrupt(root, layer, file.meta.chunk, problem, column=self._column.name, block=block)
+        return ChunkCorrupt(root, layer, file.chunk, problem, column=self._column.name, block=block)
 
     def _are_fresh(self, blocks: Blocks) -> NDArray[np.bool_]:
         fresh: NDArray[np.bool_] = (self._bits[blocks >> 3] & _BIT[blocks & 7]) == 0
@@ -106,4 +106,4 @@ class Checks:
 
     def _corrupt_block(self, file: ChunkFile, block: int) -> ChunkCorrupt:
         (root, layer), name = self._where, self._column.name
-        return corrupt_block(root, layer, file.meta.chunk, name, block, file.check(name).span(block))
+        return corrupt_block(root, layer, file.chunk, name, block, file.check(name).span(block))

@@ -1,6 +1,6 @@
 """The contract between a build and whoever runs its chunks."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -16,8 +16,11 @@ class Task(Protocol):
     def chunks(self) -> Any:
         """Has the `recipe` and, maybe, the `source` that a worker must be able to import."""
 
-    def make(self, chunk: int) -> Any:
-        """Do the work of one chunk; what comes of it is told to whoever started the crew."""
+    def begin(self, chunk: int) -> Callable[[], Any]:
+        """Compute a chunk, and say how to finish it: what that call gives is told to whoever started the crew.
+
+        Finishing waits for the disk. A worker may do it in another thread, while it begins the next chunk.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,21 +45,28 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Died:
-    """A worker is gone, with the chunk it held."""
+    """A worker is gone, with the chunk it was at."""
 
     chunk: int | None
     pid: int
     reason: str
 
 
-Event = Made | Refused | Died
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """A chunk was computed and not yet written when its worker died of another one. Nobody blames it."""
+
+    chunk: int
+
+
+Event = Made | Refused | Died | Lost
 
 
 class Crew(Protocol):
-    """Workers at work on one job. A slot holds one worker and at most one chunk."""
+    """Workers at work on one job. A slot holds one worker, that computes one chunk and may be writing another."""
 
     def idle(self) -> list[int]:
-        """The slots that have nothing to do."""
+        """The slots that can compute a chunk."""
 
     def give(self, slot: int, chunk: int) -> None:
         """Have a slot make a chunk."""

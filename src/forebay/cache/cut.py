@@ -97,7 +97,7 @@ def try_recipe(source: Source, files: Sequence[SourceFile], recipe: Recipe, budg
     The build then says which chunk fails, and makes the others; what is wrong with the recipe itself, or with the
     source, is raised.
     """
-    places = sample_places(source, files, budget or _planning_budget(source, files))
+    places = sample_places(source, files, budget or _planning_budget(source, files, recipe))
     started = time.perf_counter()
     glances = [Glance(source, parts) for parts in places]
     made = _made(recipe, glances)
@@ -122,11 +122,12 @@ def try_recipe(source: Source, files: Sequence[SourceFile], recipe: Recipe, budg
     )
 
 
-def _planning_budget(source: Source, files: Sequence[SourceFile]) -> int:
+def _planning_budget(source: Source, files: Sequence[SourceFile], recipe: Recipe) -> int:
     """A few MiB of bytes; of samples, which may be costly to get, a fourth at most."""
     if source.unit == "bytes":
         return SAMPLE_WEIGHT["bytes"]
-    return min(SAMPLE_WEIGHT["samples"], max(SAMPLE_PLACES, sum(map(source.weight, files)) // 4))
+    most = min(SAMPLE_WEIGHT["samples"], getattr(recipe, "judged_by", SAMPLE_WEIGHT["samples"]))
+    return min(most, max(SAMPLE_PLACES, sum(map(source.weight, files)) // 4))
 
 
 def _made(recipe: Recipe, glances: Sequence["Glance"]) -> list[tuple["Glance", Rows]]:

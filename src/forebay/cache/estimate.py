@@ -11,6 +11,7 @@ from forebay.store.base import Store
 
 SAMPLED_SHARE = 0.0375  # the rest of 5 % goes into finding where samples begin and end
 MOST_SAMPLED = {"bytes": 32 * 1024 * 1024, "samples": 8192}
+LONGER_JUDGED = 4  # an estimate may look at so many times what planning does, where a sample takes long
 WITH_DUPLICATES = "duplicates are counted as if they stayed: only a build, which reads all, finds out how many they are"
 
 
@@ -20,7 +21,7 @@ def estimate_build(source: Source, recipe: Recipe, store: Store | None, workers:
     if not files:
         raise SourceNotFound(str(source.describe()))
     total = sum(map(source.weight, files))
-    budget = max(1, min(MOST_SAMPLED[source.unit], int(total * SAMPLED_SHARE)))
+    budget = max(1, min(_most_sampled(source, recipe), int(total * SAMPLED_SHARE)))
     trial = try_recipe(source, files, recipe, budget)
     chunks = max(1, ceil(total / chunk_weight(recipe.chunk_target(), trial, source.unit)))
     heads = chunks * trial.head_bytes
@@ -46,6 +47,12 @@ def estimate_build(source: Source, recipe: Recipe, store: Store | None, workers:
         fits=free is None or stored <= free,
         notes=() if identity_of(recipe) is None else (WITH_DUPLICATES,),
     )
+
+
+def _most_sampled(source: Source, recipe: Recipe) -> int:
+    most = MOST_SAMPLED[source.unit]
+    enough: int | None = getattr(recipe, "judged_by", None)
+    return most if source.unit == "bytes" or enough is None else min(most, LONGER_JUDGED * enough)
 
 
 def _scaled_statistics(trial: Trial, total: int) -> dict[str, int]:

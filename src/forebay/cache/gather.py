@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from forebay.columns import Array
 
 SHORT_ROW = 64  # values, on average, up to which a ragged row is copied value by value
+_TOGETHER = 1024 * 1024  # bytes up to which several batches are copied in one call
 _LARGEST = 2**62  # bytes that numpy lets one array seem to have
 
 
@@ -52,15 +53,18 @@ class Window:
     def gather_batches(
         self, addresses: NDArray[np.int64], size: int, dtype: np.dtype[Any], shape: tuple[int, ...]
     ) -> Iterator[Array]:
-        """The same, so many at a time; no addresses are one empty batch. Lean, because small batches pass here."""
+        """The same, so many at a time; no addresses are one empty batch. Small batches are parts of one copy."""
         first, items = self._view
         if items is None or not len(addresses) or not self._item_bytes:
             for at in range(0, max(1, len(addresses)), size):
                 yield self._singly(addresses[at : at + size], dtype, shape)
             return
         offsets = addresses - first
-        for at in range(0, len(offsets), size):
-            yield items[offsets[at : at + size]].view(dtype).reshape(-1, *shape)
+        step = size * max(1, _TOGETHER // (size * self._item_bytes))
+        for start in range(0, len(offsets), step):
+            copied = items[offsets[start : start + step]].view(dtype).reshape(-1, *shape)
+            for at in range(0, len(copied), size):
+                yield copied[at : at + size]
 
     def _singly(self, addresses: NDArray[np.int64], dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
         """Where there is nothing to copy, or the window is wider than numpy lets an array be."""

@@ -9,12 +9,14 @@ from forebay.errors import MemoryTooSmall
 
 _MARGIN = 1.15
 _TYPICAL = 0.8
+_ENOUGH = 2
 
 
 class MemoryGovernor:
     """Begins with one worker, then allows as many as the measured peak of one leaves room for.
 
-    Only a chunk that weighs about as much as the heaviest says what a worker needs; one worker works until then.
+    Only a chunk that weighs about as much as the heaviest says what a worker needs, and the second one, for a worker
+    writes one chunk while it makes the next; one worker works until then.
     """
 
     def __init__(self, limit: int | None, workers: int, heaviest: int) -> None:
@@ -22,15 +24,17 @@ class MemoryGovernor:
         self._workers = workers
         self._heaviest = heaviest
         self._peak = 0
+        self._weighed = 0
         self._allowed: int | None = None
 
     def take(self, event: Event, weight: int) -> None:
         if isinstance(event, Made) and weight >= _TYPICAL * self._heaviest:
             self._peak = max(self._peak, event.peak_bytes)
+            self._weighed += 1
 
     def steer(self, crew: Crew, left: int) -> None:
         """Resize the crew when a higher peak, or the first one, was seen."""
-        if self._limit is None or not self._peak or not left or crew.pids() == [os.getpid()]:
+        if self._limit is None or self._weighed < _ENOUGH or not left or crew.pids() == [os.getpid()]:
             return
         own = psutil.Process().memory_info().rss
         allowed = int((self._limit - own) // (self._peak * _MARGIN))

@@ -36,8 +36,8 @@ def open_chunk(store: Store, layer: str, record: ChunkRecord, *, keyed: bool = F
         file = ChunkFile(view, key)
     except ForebayError as error:
         raise ChunkCorrupt(store.address, layer, record.chunk, str(error)) from error
-    if (file.meta.layer, file.meta.chunk, file.meta.rows) != (layer, record.chunk, record.rows):
-        found = f"chunk {file.meta.chunk} of layer '{file.meta.layer}' with {file.meta.rows:,} rows"
+    if (file.layer, file.chunk, file.rows) != (layer, record.chunk, record.rows):
+        found = f"chunk {file.chunk} of layer '{file.layer}' with {file.rows:,} rows"
         raise ChunkCorrupt(store.address, layer, record.chunk, f"its file is {found}; {record.rows:,} were published")
     return file
 
@@ -56,11 +56,11 @@ def head_problem(view: memoryview, record: ChunkRecord) -> str | None:
 def read_column(store: Store, layer: str, file: ChunkFile, column: str) -> Array | Ragged:
     """All rows of a column, every block checked."""
     for block, span in file.bad_blocks(column):
-        raise corrupt_block(store.address, layer, file.meta.chunk, column, block, span)
+        raise corrupt_block(store.address, layer, file.chunk, column, block, span)
     try:
         return file.decode(column)
     except CodecError as error:
-        raise ChunkCorrupt(store.address, layer, file.meta.chunk, f"column '{column}': {error}") from error
+        raise ChunkCorrupt(store.address, layer, file.chunk, f"column '{column}': {error}") from error
 
 
 def corrupt_block(root: str, layer: str, chunk: int, column: str, block: int, span: tuple[int, int]) -> ChunkCorrupt:

@@ -292,6 +292,8 @@ class Cache:
         """The columns to read: those asked for, and the presence bits of every further layer among them."""
         if columns is None:
             return list(self.default_columns)
+        if isinstance(columns, str):  # else it would be taken for the list of its letters
+            raise TypeError(f"columns is {columns!r}; give a list of names: [{columns!r}]")
         return list(dict.fromkeys([*columns, *self._bits_of(columns)]))
 
     def _bits_of(self, columns: Sequence[str]) -> list[str]:
@@ -344,7 +346,7 @@ class Cache:
             if below is None or (below.ids, below.rows) != (record.base, record.rows):
                 raise ChunkCorrupt(self.root, layer, chunk, "it was made for other rows of the base layer")
         file = open_chunk(self.store, layer, record, keyed=self.generation.tagged)
-        if file.meta.columns != self._declared[layer]:
+        if tuple(file.columns.values()) != self._declared[layer]:
             raise ChunkCorrupt(self.root, layer, chunk, "its columns are not those that the layer's recipe declares")
         return file
 

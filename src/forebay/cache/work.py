@@ -1,10 +1,10 @@
 """The work on one chunk: read its slice, make its rows, write its file. What a worker process does."""
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 
@@ -214,9 +214,9 @@ class BuildJob:
 
     chunks: ChunkJob
 
-    def make(self, chunk: int) -> ChunkRecord | None:
-        """Make and write one chunk; None where somebody else has written it meanwhile."""
-        return write_chunk(self.chunks.store, self.chunks.layer, self.chunks.encode(chunk))
+    def begin(self, chunk: int) -> Callable[[], ChunkRecord | None]:
+        """Make one chunk, then write it; None where somebody else has written it meanwhile."""
+        return partial(write_chunk, self.chunks.store, self.chunks.layer, self.chunks.encode(chunk))
 
 
 @dataclass(frozen=True)
@@ -226,9 +226,11 @@ class RepairJob:
     chunks: ChunkJob
     listed: Mapping[int, ChunkRecord]
 
-    def make(self, chunk: int) -> ChunkRecord | None:
+    def begin(self, chunk: int) -> Callable[[], ChunkRecord | None]:
+        return partial(self._write, chunk, self.chunks.encode(chunk))
+
+    def _write(self, chunk: int, encoded: EncodedChunk) -> ChunkRecord:
         store, layer, listed = self.chunks.store, self.chunks.layer, self.listed[chunk]
-        encoded = self.chunks.encode(chunk)
         if encoded.sha256() == listed.sha256:
             store.replace(layout.chunk(layer, chunk, listed.revision), encoded.buffers)
             return encoded.record(listed.sha256, listed.revision)

@@ -31,7 +31,9 @@ from forebay.cli.peek import peek
 from forebay.cli.repair import repair
 from forebay.cli.show import say, say_error
 from forebay.cli.status import status
+from forebay.cli.tier import tier
 from forebay.cli.verify import verify
+from forebay.cli.warm import warm
 from forebay.errors import BuildStopped, ForebayError
 
 FAILURE = 1
@@ -83,7 +85,9 @@ def cli() -> None:
     """
 
 
-for verb in (estimate, build, import_old, status, gaps, verify, repair, grow, info, peek, copy, clean, demo):
+for verb in (
+    estimate, build, import_old, status, gaps, verify, repair, grow, info, peek, copy, clean, warm, tier, demo,
+):  # fmt: skip
     cli.add_command(verb)
 
 

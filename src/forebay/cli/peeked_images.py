@@ -1,6 +1,7 @@
 """Rows of images as a person would see them: a few lines of text each, or a contact sheet."""
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, cast
@@ -11,11 +12,13 @@ import numpy as np
 from forebay import images
 from forebay.cache.reader import Cache
 from forebay.cli.records import ImagePeek, ImageSheet, PeekedImage
+from forebay.cli.words import printable
 from forebay.columns import Array
 from forebay.kinds import reopen_recipe
 
 KIND = "images"
 USUAL_PATCH = 16
+READ_AT_ONCE = 32
 
 
 def peek_images(cache: Cache, rows: list[int]) -> ImagePeek:
@@ -31,8 +34,7 @@ def draw_sheet(cache: Cache, rows: list[int], path: str, patch: int | None) -> I
     """Some rows of a cache of images in a PNG, with the tokens that a model of this patch ignores."""
     reader = ImageReader(cache)
     drawn = _patch(reader.recipe.size, patch)
-    read = reader.read(rows)
-    framed = [images.Framed(canvas, image.box, _caption(image)) for image, canvas in read]
+    framed = (images.Framed(canvas, image.box, _caption(image)) for image, canvas in reader.read(rows))
     images.contact_sheet(framed, patch=drawn).save(path)
     return ImageSheet(
         root=cache.root,
@@ -40,7 +42,7 @@ def draw_sheet(cache: Cache, rows: list[int], path: str, patch: int | None) -> I
         rows=len(cache),
         path=path,
         patch=drawn,
-        drawn=tuple(image.row for image, _ in read),
+        drawn=tuple(rows),
     )
 
 
@@ -54,14 +56,15 @@ class ImageReader:
     def recipe(self) -> "images.ImageRecipe":
         return cast("images.ImageRecipe", reopen_recipe(self.cache.recipe(self.cache.generation.base)))
 
-    def read(self, rows: list[int]) -> list[tuple[PeekedImage, Array]]:
-        numbers = np.array(rows, np.int64)
+    def read(self, rows: list[int]) -> Iterator[tuple[PeekedImage, Array]]:
+        """Images one by one; few are held at once."""
         names = (self.recipe.stored_column, "box", "original_size", "id", "tags", "metadata")
-        read = self.cache.read(numbers, names)
-        return [
-            self._image(row, name.chunk, name.row, {column: read[column][at] for column in names})
-            for at, (row, name) in enumerate(zip(rows, self.cache.row_ids(numbers), strict=True))
-        ]
+        for start in range(0, len(rows), READ_AT_ONCE):
+            some = rows[start : start + READ_AT_ONCE]
+            numbers = np.array(some, np.int64)
+            read = self.cache.read(numbers, names)
+            for at, (row, name) in enumerate(zip(some, self.cache.row_ids(numbers), strict=True)):
+                yield self._image(row, name.chunk, name.row, {column: read[column][at] for column in names})
 
     def _image(self, row: int, chunk: int, row_in_chunk: int, columns: dict[str, Array]) -> tuple[PeekedImage, Array]:
         left, top, width, height = columns["box"].tolist()
@@ -100,4 +103,5 @@ def _patch(size: int, patch: int | None) -> int | None:
 def _caption(image: PeekedImage) -> tuple[str, ...]:
     (width, height), box = image.original_size, image.box
     # The font that comes with Pillow has letters and digits, and no × or →.
-    return image.id, f"row {image.row}: {width} x {height}, here {box[2]} x {box[3]}", ", ".join(image.tags)
+    sizes = f"row {image.row}: {width} x {height}, here {box[2]} x {box[3]}"
+    return printable(image.id), sizes, printable(", ".join(image.tags))

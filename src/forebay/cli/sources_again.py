@@ -25,6 +25,8 @@ def source_like_before(cache: str, paths: Sequence[str], download: Mapping[str, 
     described = _described(cache)
     if described["kind"] == "hub":
         return _on_hub(cache, described, paths, download)
+    if described["kind"] == "image_manifest":
+        return _with_manifest(cache, described, paths)
     if "patterns" not in described:
         raise click.UsageError(
             f"'{cache}' was built from a source of kind '{described['kind']}', which no path names; grow it in Python: "
@@ -45,6 +47,15 @@ def _described(cache: str) -> Mapping[str, Any]:
     if not plan.segments:
         raise NothingPublished(cache)
     return plan.source
+
+
+def _with_manifest(cache: str, described: Mapping[str, Any], paths: Sequence[str]) -> Source:
+    """The manifest with further lines, wherever it is now; the images stay where they are."""
+    if len(paths) != 1 or is_on_hub(paths[0]):
+        raise click.UsageError(
+            f"'{cache}' was built from one manifest, and grows by its further lines: name that file."
+        )
+    return reopen_source({**described, "manifest": os.path.relpath(os.path.abspath(paths[0]), described["root"])})
 
 
 def _on_hub(cache: str, described: Mapping[str, Any], paths: Sequence[str], download: Mapping[str, Any]) -> Source:

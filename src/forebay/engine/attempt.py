@@ -1,9 +1,12 @@
-"""One try at one chunk, with every outcome as an event."""
+"""One try at one chunk, with every outcome as an event: what goes wrong comes back as words, not as an exception."""
 
 import resource
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from forebay.cache.crew import Event, Made, Refused, Task
 from forebay.errors import SourceChanged
@@ -12,18 +15,41 @@ from forebay.store.base import is_full
 _RSS_UNIT = 1 if sys.platform == "darwin" else 1024
 
 
+Finish = Callable[[], Event]
+
+
 def attempt_chunk(job: Task, chunk: int) -> Event:
-    """Make a chunk; whatever goes wrong comes back as words, not as an exception."""
+    """Make a chunk."""
+    return attempt_beginning(job, chunk)()
+
+
+def attempt_beginning(job: Task, chunk: int) -> Finish:
+    """Compute a chunk; what comes of it is known when it is finished."""
     started = time.monotonic()
     try:
-        record = job.make(chunk)
-    except SourceChanged as error:
-        return Refused(chunk, "source-changed", str(error), error.files)
-    except OSError as error:
-        return Refused(chunk, "disk-full" if is_full(error) else "io", f"{type(error).__name__}: {error}")
+        finish = job.begin(chunk)
     except Exception as error:  # a recipe may raise anything; one chunk's trouble must not end the others
-        return Refused(chunk, "error", f"{type(error).__name__}: {error}")
+        refused = _refused(chunk, error)
+        return lambda: refused
+    return partial(_finished, chunk, finish, started)
+
+
+def _finished(chunk: int, finish: Callable[[], Any], started: float) -> Event:
+    try:
+        record = finish()
+    except Exception as error:  # as above
+        return _refused(chunk, error)
     return Made(chunk, record, time.monotonic() - started, peak_bytes())
+
+
+def _refused(chunk: int, error: Exception) -> Refused:
+    said = f"{type(error).__name__}: {error}"
+    match error:
+        case SourceChanged():
+            return Refused(chunk, "source-changed", str(error), error.files)
+        case OSError():
+            return Refused(chunk, "disk-full" if is_full(error) else "io", said)
+    return Refused(chunk, "error", said)
 
 
 def peak_bytes() -> int:

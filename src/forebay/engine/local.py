@@ -12,9 +12,9 @@ import subprocess
 import sys
 import time
 from multiprocessing.connection import Pipe, wait
-from typing import Any
 
-from forebay.cache.crew import Crew, Died, Event, Task
+from forebay.cache.crew import Crew, Died, Event, Lost, Task
+from forebay.engine.worker import COMPUTED
 from forebay.errors import RecipeInvalid
 from forebay.recipe import AnyRecipe
 
@@ -70,9 +70,9 @@ class LocalCrew:
             time.sleep(timeout)
         for pipe in wait(list(by_pipe), timeout) if by_pipe else ():
             slot = by_pipe[pipe]  # type: ignore[index]  # only connections were waited for
-            event = self._workers[slot].take()
-            events.append(event)
-            if isinstance(event, Died):
+            told = self._workers[slot].take()
+            events += told
+            if any(isinstance(event, Died) for event in told):
                 self._workers.pop(slot).close()
         self._retire()
         self._fill()
@@ -94,7 +94,8 @@ class LocalCrew:
         self._workers.clear()
 
     def _retire(self) -> None:
-        for slot in self.idle()[: max(0, len(self._workers) - self._size)]:
+        done = [slot for slot in self.idle() if self._workers[slot].writing is None]
+        for slot in done[: max(0, len(self._workers) - self._size)]:
             self._workers.pop(slot).close()
 
     def _fill(self) -> None:
@@ -109,7 +110,8 @@ class Worker:
     """One process and the pipe to it."""
 
     def __init__(self, needs: bytes) -> None:
-        self.chunk: int | None = None
+        self.chunk: int | None = None  # being computed
+        self.writing: int | None = None
         self.pipe, far = Pipe()
         with far:
             boot = _BOOT.format(path=sys.path, fd=far.fileno())
@@ -129,15 +131,23 @@ class Worker:
         self.chunk = chunk
         self._send(pickle.dumps(chunk))
 
-    def take(self) -> Event:
+    def take(self) -> list[Event]:
         """What the worker says; that it died, where it says nothing more."""
         try:
-            event: Any = pickle.loads(self.pipe.recv_bytes())
+            said = self.pipe.recv_bytes()
         except (EOFError, OSError):
-            return Died(self.chunk, self.process.pid, _cause_of_death(self.process.wait()))
-        self.chunk = None
-        known: Event = event
-        return known
+            return self._death()
+        if said == COMPUTED:
+            self.writing, self.chunk = self.chunk, None
+            return []
+        self.writing = None
+        return [pickle.loads(said)]
+
+    def _death(self) -> list[Event]:
+        """Of the chunk that was computed, where there was one: what was being written beside it did no harm."""
+        at = self.writing if self.chunk is None else self.chunk
+        died = Died(at, self.process.pid, _cause_of_death(self.process.wait()))
+        return [died] if self.writing in (None, at) else [died, Lost(self.writing)]
 
     def close(self) -> None:
         """An idle worker ends when its pipe does."""

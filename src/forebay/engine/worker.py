@@ -1,15 +1,22 @@
-"""The main loop of a worker process: take a chunk number, make the chunk, say what happened."""
+"""The main loop of a worker process: take a chunk number, make the chunk, say what happened.
+
+A chunk is written by a second thread, for a disk is waited for; meanwhile the next one is computed. At most one chunk
+is being written: who computes faster than the disk takes waits for it.
+"""
 
 import gc
 import os
 import pickle
 import select
 import threading
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from multiprocessing.connection import Connection
 
 from forebay.cache.crew import Task
-from forebay.engine.attempt import attempt_chunk
+from forebay.engine.attempt import Finish, attempt_beginning
+
+COMPUTED = pickle.dumps("computed")  # said before a chunk is written: another one can be given
 
 
 def main(descriptor: int) -> None:
@@ -23,12 +30,28 @@ def main(descriptor: int) -> None:
         # time of a chunk of many small samples otherwise.
         gc.freeze()
         gc.disable()
-        while True:
-            chunk: int = pickle.loads(pipe.recv_bytes())
-            pipe.send_bytes(pickle.dumps(attempt_chunk(job, chunk)))
-            gc.collect()
+        with ThreadPoolExecutor(1, "writer") as writer:
+            _make_chunks(pipe, job, writer)
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return
+
+
+def _make_chunks(pipe: Connection, job: Task, writer: ThreadPoolExecutor) -> None:
+    written: Future[None] | None = None
+    while True:
+        chunk: int = pickle.loads(pipe.recv_bytes())
+        finish = attempt_beginning(job, chunk)
+        if written is not None:
+            written.result()
+        pipe.send_bytes(COMPUTED)
+        written = writer.submit(_finish, pipe, finish)
+        del finish  # with what it is about to write
+        gc.collect()
+
+
+def _finish(pipe: Connection, finish: Finish) -> None:
+    """Nothing else is sent meanwhile: the next chunk is said to be computed only after this."""
+    pipe.send_bytes(pickle.dumps(finish()))
 
 
 def _get_ready(recipe: bytes) -> None:

@@ -29,6 +29,12 @@ def value_bounds(column: Column, rows: int, offsets: Array | None) -> Bounds:
     return edges if offsets is None else offsets[edges].astype(np.int64)
 
 
+def block_span(column: Column, rows: int, block: int, offsets: Array | None) -> tuple[int, int]:
+    """Where one block begins and ends, as in `value_bounds`."""
+    low, high = (min(number * column.block_rows, rows) for number in (block, block + 1))
+    return (low, high) if offsets is None else (int(offsets[low]), int(offsets[high]))
+
+
 def raw_bounds(column: Column, rows: int, offsets: Array | None) -> Bounds:
     """Where each block begins, in bytes before compression, and the end of the last."""
     return value_bounds(column, rows, offsets) * column.item_bytes

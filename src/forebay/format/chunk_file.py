@@ -7,9 +7,11 @@ goes through `adopt_chunk`, which looks at all of it.
 import hashlib
 import json
 import re
-from collections.abc import Sequence
+import sys
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from itertools import pairwise
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -18,10 +20,10 @@ import xxhash
 
 from forebay.columns import DTYPES, Array, Column, Ragged
 from forebay.errors import NotForebay, RecipeInvalid
-from forebay.format.blocks import block_count, raw_bounds, value_bounds
+from forebay.format.blocks import block_count, block_span, raw_bounds
 from forebay.format.chunk import ChunkMeta, ChunkRecord, content_digest, item_size, record_of, sound_offsets
 from forebay.format.codec import CodecError, decompress
-from forebay.format.tensors import Tensor, encode_header, parse_header
+from forebay.format.tensors import Tensor, Tensors, encode_header, parse_header
 from forebay.source import Failure
 from forebay.store.base import Buffer
 
@@ -34,18 +36,27 @@ Shape = tuple[str, int | None, tuple[int, ...]]  # tag, first side (None: any), 
 class ChunkFile:
     """A chunk at rest: header parsed, data untouched.
 
-    `view` must have passed its head digest, or be on its way through `adopt_chunk`.
+    `view` must have passed its head digest, or be on its way through `adopt_chunk`. Thousands are open at once, so no
+    more of the header is kept than reading needs.
     """
+
+    __slots__ = ("_checks", "chunk", "columns", "head_size", "layer", "rows", "tensors", "view", "where")
 
     def __init__(self, view: memoryview, where: str) -> None:
         header = parse_header(view, where)
+        meta = _meta(header.metadata, where)
         self.view = view
         self.where = where
-        self.meta = _meta(header.metadata, where)
-        self.tensors = header.tensors
-        self.columns = {column.name: column for column in self.meta.columns}
+        self.layer, self.chunk, self.rows = sys.intern(meta.layer), meta.chunk, meta.rows
+        self.head_size = _check_tensors(meta, header.tensors, header.data_start, where)
+        self.tensors = Tensors(header.tensors)
+        self.columns = _by_name(meta.columns)
         self._checks: dict[str, BlockCheck] = {}
-        self.head_size = _check_tensors(self.meta, header.tensors, header.data_start, where)
+
+    @property
+    def meta(self) -> ChunkMeta:
+        """All that the chunk says of itself, read again from its header."""
+        return _meta(parse_header(self.view, self.where).metadata, self.where)
 
     def offsets(self, column: str) -> Array:
         return self.tensors[f"{column}.offsets"].array(self.view)
@@ -59,7 +70,7 @@ class ChunkFile:
 
     def raw_bounds(self, column: str) -> Array:
         declared = self.columns[column]
-        return raw_bounds(declared, self.meta.rows, self.offsets(column) if declared.ragged else None)
+        return raw_bounds(declared, self.rows, self.offsets(column) if declared.ragged else None)
 
     def check(self, column: str) -> "BlockCheck":
         """What it takes to check single blocks of a column, made once."""
@@ -85,9 +96,8 @@ class ChunkFile:
     def decode_block(self, column: str, block: int) -> Array:
         """The values of one stored block, flat along rows (and along values, where ragged). Raises `CodecError`."""
         declared = self.columns[column]
-        start, stop = self.block_bounds(column)[block : block + 2].tolist()
-        offsets = self.offsets(column) if declared.ragged else None
-        low, high = value_bounds(declared, self.meta.rows, offsets)[block : block + 2].tolist()
+        start, stop = self.check(column).span(block)
+        low, high = block_span(declared, self.rows, block, self.offsets(column) if declared.ragged else None)
         raw = decompress(declared.codec, self.view[start:stop], (high - low) * declared.item_bytes)
         return np.frombuffer(raw, declared.array_dtype).reshape(high - low, *declared.shape)
 
@@ -97,14 +107,15 @@ class ChunkFile:
         if declared.codec == "none":
             values = self.flat(column)
         else:
-            blocks = [self.decode_block(column, k) for k in range(block_count(declared, self.meta.rows))]
+            blocks = [self.decode_block(column, k) for k in range(block_count(declared, self.rows))]
             values = np.concatenate(blocks) if blocks else np.empty((0, *declared.shape), declared.array_dtype)
         return Ragged(values, self.offsets(column)) if declared.ragged else values
 
     def failures(self) -> list[Failure]:
         """What could not be made, once it is what the header was sealed with."""
         text = self._bytes(".failures")
-        if self.meta.sealed(self._bytes(".source"), text) != self.meta:
+        meta = self.meta
+        if meta.sealed(self._bytes(".source"), text) != meta:
             raise NotForebay(self.where, "its list of failures disagrees with its check")
         return [msgspec.convert(json.loads(line), Failure) for line in text.split(b"\n")] if text else []
 
@@ -166,9 +177,10 @@ def adopt_chunk(
     sums, or the content digest over what decodes.
     """
     file = ChunkFile(view, where)
-    if (file.meta.layer, file.meta.chunk, file.meta.fingerprint) != (layer, chunk, fingerprint):
-        raise NotForebay(where, f"it is chunk {file.meta.chunk} of layer '{file.meta.layer}', or of another recipe")
-    if columns is not None and file.meta.columns != tuple(columns):
+    meta = file.meta
+    if (meta.layer, meta.chunk, meta.fingerprint) != (layer, chunk, fingerprint):
+        raise NotForebay(where, f"it is chunk {meta.chunk} of layer '{meta.layer}', or of another recipe")
+    if columns is not None and meta.columns != tuple(columns):
         raise NotForebay(where, "its columns are not those that the layer's recipe declares")
     _check_index(file)
     for name in file.columns:
@@ -178,7 +190,7 @@ def adopt_chunk(
             )
     check_content(file)
     head = xxhash.xxh3_128_digest(view[: file.head_size])
-    return record_of(file.meta, len(view), file.head_size, head, hashlib.sha256(view).digest(), revision)
+    return record_of(meta, len(view), file.head_size, head, hashlib.sha256(view).digest(), revision)
 
 
 def check_content(file: ChunkFile) -> None:
@@ -226,13 +238,13 @@ def _meta(metadata: dict[str, Any], where: str) -> ChunkMeta:
         raise NotForebay(where, f"it cannot hold {meta.rows} rows of its columns")
     if not all(map(_DIGEST.fullmatch, (meta.content, meta.ids, meta.base or meta.content))):
         raise NotForebay(where, "its metadata holds a digest that is none")
-    return msgspec.structs.replace(meta, columns=_shared(meta.columns))
+    return meta
 
 
 @lru_cache(maxsize=64)
-def _shared(columns: tuple[Column, ...]) -> tuple[Column, ...]:
+def _by_name(columns: tuple[Column, ...]) -> Mapping[str, Column]:
     """The chunks of a layer all have the same columns: they are kept once."""
-    return columns
+    return MappingProxyType({column.name: column for column in columns})
 
 
 def _check_tensors(meta: ChunkMeta, tensors: dict[str, Tensor], data_start: int, where: str) -> int:

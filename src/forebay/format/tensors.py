@@ -11,8 +11,10 @@ nothing: every number is checked before it is used.
 
 import json
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 from typing import Any
 
@@ -42,6 +44,35 @@ class Tensor:
 
     def array(self, view: memoryview) -> Array:
         return np.frombuffer(view[self.start : self.stop], _BY_TAG[self.tag]).reshape(self.shape)
+
+
+class Tensors(Mapping[str, Tensor]):
+    """The tensors of a file, kept in little memory: files of one kind share all but a few numbers of each."""
+
+    __slots__ = ("_kinds", "_numbers")
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self._kinds = _kinds(tuple((name, tensor.tag, tensor.shape[1:]) for name, tensor in tensors.items()))
+        self._numbers = array(
+            "q", [number for tensor in tensors.values() for number in (tensor.start, tensor.stop, tensor.shape[0])]
+        )
+
+    def __getitem__(self, name: str) -> Tensor:
+        at, tag, shape = self._kinds[name]
+        start, stop, length = self._numbers[at : at + 3]
+        return Tensor(tag, (length, *shape), start, stop)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._kinds)
+
+    def __len__(self) -> int:
+        return len(self._kinds)
+
+
+@lru_cache(maxsize=64)
+def _kinds(kinds: tuple[tuple[str, str, tuple[int, ...]], ...]) -> dict[str, tuple[int, str, tuple[int, ...]]]:
+    """Where the numbers of each tensor are, its tag, and its shape but for the first side."""
+    return {name: (3 * place, tag, shape) for place, (name, tag, shape) in enumerate(kinds)}
 
 
 @dataclass(frozen=True, slots=True)

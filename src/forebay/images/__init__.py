@@ -1,8 +1,10 @@
 """Images: letterbox geometry, decoding, the recipe. `geometry` and `tags` need no Pillow."""
 
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from forebay.errors import LibraryMissing
 from forebay.images.geometry import Letterbox, fit, fit_many
 from forebay.images.tags import Tags
 
@@ -33,5 +35,14 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
-        return getattr(import_module(_HOMES[name]), name)
+        return getattr(_needing_pillow(_HOMES[name]), name)
     raise AttributeError(f"module 'forebay.images' has no attribute '{name}'")
+
+
+def _needing_pillow(module: str) -> ModuleType:
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as missing:
+        if missing.name != "PIL":
+            raise
+        raise LibraryMissing("pillow", "what is done with images", "images") from missing

@@ -95,7 +95,8 @@ def fit(width: int, height: int, size: int) -> Letterbox:
     >>> fit(640, 480, 448).box, fit(100, 50, 448).box, fit(1, 20000, 448).box
     ((0, 56, 448, 336), (174, 199, 100, 50), (223, 0, 1, 448))
     """
-    _check(np.array([[width, height]]), size)
+    if min(width, height, size) < 1:
+        _check(np.array([[width, height]]), size)
     m = max(width, height, size)
     fitted = [max(1, (2 * side * size + m) // (2 * m)) for side in (width, height)]
     return Letterbox((width, height), size, ((size - fitted[0]) // 2, (size - fitted[1]) // 2, fitted[0], fitted[1]))

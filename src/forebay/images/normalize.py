@@ -7,7 +7,6 @@ as long as nothing fuses the two into one rounding; where that happens, they agr
 Values of 16 bits are these, rounded to the nearest.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -55,10 +54,13 @@ def _mean_and_std(normalize: Any) -> tuple[Sequence[float], Sequence[float]]:
         if normalize not in KNOWN:
             raise ValueError(f"normalize is '{normalize}'; known are {', '.join(KNOWN)}, or give (mean, std)")
         return KNOWN[normalize]
-    sides = [tuple(map(float, side)) for side in normalize] if isinstance(normalize, Sequence) else []
-    if [len(side) for side in sides] != [3, 3]:
+    if not (_has(normalize, 2) and all(_has(side, 3) for side in normalize)):
         raise ValueError(f"normalize is {normalize!r}; give (mean, std), three numbers each, of values from 0 to 1")
-    mean, std = sides
-    if not all(map(math.isfinite, (*mean, *std))) or min(std) <= 0:
+    mean, std = (tuple(map(float, side)) for side in normalize)
+    if not np.isfinite((mean, std)).all() or min(std) <= 0:
         raise ValueError(f"normalize has the mean {mean} and the std {std}; a std is above 0, and all are finite")
     return mean, std
+
+
+def _has(values: Any, count: int) -> bool:
+    return isinstance(values, Sequence | np.ndarray) and len(values) == count

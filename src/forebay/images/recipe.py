@@ -24,7 +24,7 @@ from forebay.images.colour import Alpha, Color
 from forebay.images.decode import MAX_PIXELS, Exif, Policy, decode, rgb
 from forebay.images.figures import Counts, image_figures
 from forebay.images.geometry import Letterbox, fit
-from forebay.images.letterbox import Planes, Resample, resized
+from forebay.images.letterbox import Planes, Resample, as_planes, bands_of, resized
 from forebay.images.rows import Pile, Row, as_columns
 from forebay.images.tags import Tags, tags_in
 from forebay.recipe import ChunkTarget, Rows, canonical_json
@@ -58,6 +58,7 @@ class ImageRecipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     kind: ClassVar[str] = "images"
     revision: ClassVar[int] = 1
     sample_ids: ClassVar[str] = "id"
+    judged_by: ClassVar[int] = 48  # rows differ in size by the aspect of images only
 
     size: int = 448
     pad_color: Color = (114, 114, 114)
@@ -140,7 +141,7 @@ class ImageRecipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             except ImageUnreadable as error:
                 failures.append(Failure(sample.id, error.reason, error.detail))
                 continue
-            content.add(made.row.pop(self.stored_column))
+            content.add(made.content)
             rows.append(made.row)
             counts.add(made.row, made.named_tags, made.source_bytes)
         stored, *others = self.columns()
@@ -149,28 +150,25 @@ class ImageRecipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     def make_row(self, sample: Sample) -> Row:
         """One row, as it is stored; `ImageUnreadable` where there is no picture in the sample."""
-        row = self._made(sample).row
-        return {**row, self.stored_column: row[self.stored_column].reshape(-1)}
+        made = self._made(sample)
+        return {self.stored_column: np.frombuffer(bytearray().join(made.content), np.uint8), **made.row}
 
     def letterboxed(self, content: bytes) -> tuple[Planes, Letterbox]:
         """The content `[3, height, width]` of an image file and how it lies on the canvas, before it is packed."""
-        decoded = decode(content, self.policy)
-        fitted = fit(*decoded.size, self.size)
-        return resized(decoded.image, fitted, self.resample), fitted
+        small, fitted = self._small(content)
+        return as_planes(small), fitted
 
     def letterboxed_image(self, image: Image.Image) -> tuple[Planes, Letterbox]:
         """The same of a picture that is decoded already, as displayed."""
         fitted = fit(*image.size, self.size)
-        return resized(rgb(image, self.policy), fitted, self.resample), fitted
+        return as_planes(resized(rgb(image, self.policy), fitted, self.resample)), fitted
 
     def packed(self, content: Planes) -> Array:
-        """The content of a row as it is stored: itself, or JPEG (with colour at full resolution)."""
+        """The content of a row as it is stored: its pixels, or JPEG."""
         if self.storage == "raw":
-            return content
-        buffer = io.BytesIO()
+            return content.reshape(-1)
         image = Image.fromarray(np.ascontiguousarray(content.transpose(1, 2, 0)))
-        image.save(buffer, "JPEG", quality=self.quality, subsampling="4:4:4")
-        return np.frombuffer(buffer.getvalue(), np.uint8)
+        return np.frombuffer(bytearray(self._as_jpeg(image)), np.uint8)
 
     def unpacked(self, row: Mapping[str, Array]) -> Planes:
         """The content `[3, height, width]` of a stored row; of raw storage, a view of its bytes."""
@@ -190,21 +188,33 @@ class ImageRecipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         content, metadata = _parts(sample)
         names = tags_in(metadata, self.tag_key)
         said = _as_json(metadata)
-        pixels, fitted = self.letterboxed(content)
-        row = {
-            self.stored_column: self.packed(pixels),
+        small, fitted = self._small(content)
+        row: Row = {
             "box": np.array(fitted.box, np.int32),
             "original_size": np.array(fitted.image, np.int32),
             "id": np.frombuffer(sample.id.encode("utf-8", "surrogateescape"), np.uint8),
             "tags": self._vocabulary.indices(names),
             "metadata": np.frombuffer(said, np.uint8),
         }
-        return _Made(row, len(names), len(content))
+        stored = bands_of(small) if self.storage == "raw" else [self._as_jpeg(small)]
+        return _Made(stored, row, len(names), len(content))
+
+    def _small(self, content: bytes) -> tuple[Image.Image, Letterbox]:
+        decoded = decode(content, self.policy)
+        fitted = fit(*decoded.size, self.size)
+        return resized(decoded.image, fitted, self.resample), fitted
+
+    def _as_jpeg(self, image: Image.Image) -> bytes:
+        """With colour at full resolution: small images have none to spare. A comment of the file is not taken along."""
+        buffer = io.BytesIO()
+        image.save(buffer, "JPEG", quality=self.quality, subsampling="4:4:4", comment=b"")
+        return buffer.getvalue()
 
 
 class _Made(NamedTuple):
-    """A row whose content may lie in memory in any order, and what is counted of its sample."""
+    """A row, its content apart from the rest, and what is counted of its sample."""
 
+    content: list[bytes]
     row: Row
     named_tags: int
     source_bytes: int

@@ -1,7 +1,7 @@
 """Rows on their way into columns.
 
-The content of an image is most of its row. It is laid end to end in one array as it comes, and so copied once: from the
-interleaved pixels of the decoder to the planes that are stored.
+The content of an image is most of its row. It is laid end to end in one array as it comes: a list of them all, joined
+at the end, would take the memory twice, and new memory takes longer to get than a copy.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,15 +22,20 @@ class Pile:
         self._values = np.empty(max(room, 1), np.uint8)
         self._ends = [0]
 
-    def add(self, values: Array) -> None:
-        """One row more, of any shape, in the order of its elements."""
-        start, stop = self._ends[-1], self._ends[-1] + values.size
+    def add(self, pieces: Sequence[bytes]) -> None:
+        """One row more, of one piece or several."""
+        start = stop = self._ends[-1]
+        self._make_room(start + sum(map(len, pieces)))
+        for piece in pieces:
+            start, stop = stop, stop + len(piece)
+            self._values[start:stop] = np.frombuffer(piece, np.uint8)
+        self._ends.append(stop)
+
+    def _make_room(self, stop: int) -> None:
         if stop > len(self._values):
             larger = np.empty(max(stop, 2 * len(self._values)), np.uint8)
-            larger[:start] = self._values[:start]
+            larger[: self._ends[-1]] = self._values[: self._ends[-1]]
             self._values = larger
-        self._values[start:stop].reshape(values.shape)[...] = values
-        self._ends.append(stop)
 
     def column(self) -> Ragged:
         return Ragged(self._values[: self._ends[-1]], np.array(self._ends, np.int64))

@@ -11,7 +11,7 @@ cats/a.jpg         the caption: a line of any text each
 cat, outdoors
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,6 +31,7 @@ PAPER = (250, 250, 248)
 INK = (40, 40, 40)
 OUTLINE = (30, 120, 220)
 TINT = 0.45  # of the red over an ignored token
+SEEN_APART = 4  # pixels of a token, at least, for a line between it and the next
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,23 +40,23 @@ class Framed:
 
     canvas: Planes
     box: Box
-    caption: tuple[str, ...] = ()
+    caption: tuple[str, ...] = ()  # without line ends
 
 
 def contact_sheet(
-    images: Sequence[Framed], *, patch: int | None, threshold: float = IGNORE_THRESHOLD, columns: int = 6
+    images: Iterable[Framed], *, patch: int | None, threshold: float = IGNORE_THRESHOLD, columns: int = 6
 ) -> Picture:
     """Images side by side, `columns` in a row; without a `patch` no tokens are drawn."""
-    columns = min(columns, max(1, len(images)))
-    lines = max((len(image.caption) for image in images), default=0)
+    cells = [(_drawn(image, patch, threshold), image.caption) for image in images]
+    columns = min(columns, max(1, len(cells)))
+    rows, lines = -(-len(cells) // columns), max((len(caption) for _, caption in cells), default=0)
     wide, high = CELL + MARGIN, CELL + MARGIN + LINE * lines
-    rows = -(-len(images) // columns)
-    sheet = Image.new("RGB", (columns * wide + MARGIN, max(1, rows) * high + MARGIN), PAPER)
+    sheet = Image.new("RGB", (columns * wide + MARGIN, rows * high + MARGIN), PAPER)
     pen, font = ImageDraw.Draw(sheet), ImageFont.load_default(TEXT)
-    for number, image in enumerate(images):
+    for number, (drawn, caption) in enumerate(cells):
         left, top = MARGIN + number % columns * wide, MARGIN + number // columns * high
-        sheet.paste(_drawn(image, patch, threshold), (left, top))
-        for line, text in enumerate(image.caption):
+        sheet.paste(drawn, (left, top))
+        for line, text in enumerate(caption):
             pen.text((left, top + CELL + 1 + line * LINE), _fitting(text, font), fill=INK, font=font)
     return Picture(sheet)
 
@@ -73,19 +74,20 @@ def _drawn(image: Framed, patch: int | None, threshold: float) -> Image.Image:
 
 
 def _tinted(drawn: Image.Image, ignored: NDArray[np.bool_]) -> Image.Image:
-    """Ignored tokens in red, each by itself; what they hide shines through."""
+    """Ignored tokens in red, each by itself where they are not too small; what they hide shines through."""
     tokens = Image.fromarray(np.where(ignored, round(255 * TINT), 0).astype(np.uint8))
     tint = np.array(tokens.resize(drawn.size, Image.Resampling.NEAREST))
-    edges = np.arange(len(ignored)) * CELL // len(ignored)
-    tint[edges], tint[:, edges] = 0, 0
+    if len(ignored) <= CELL // SEEN_APART:
+        edges = np.arange(len(ignored)) * CELL // len(ignored)
+        tint[edges], tint[:, edges] = 0, 0
     return Image.composite(Image.new("RGB", drawn.size, IGNORED), drawn, Image.fromarray(tint))
 
 
 def _fitting(text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont) -> str:
     """As much of a line as fits below an image: its beginning and its end."""
-    if font.getlength(text) <= CELL:
+    if len(text) <= CELL and font.getlength(text) <= CELL:
         return text
-    kept = len(text) - 1
+    kept = min(len(text) - 1, CELL)
     while kept > 2 and font.getlength(_shortened(text, kept)) > CELL:
         kept -= 1
     return _shortened(text, kept)

@@ -8,7 +8,7 @@ column by an amount hashed from its number, then each row likewise; a cell that 
                  └────────────────────────────────────────────────────────────────────────┘
 
 Every turn can be undone, so the map is one to one. No index costs memory: the row at a position among 100 M rows is
-known at once.
+known at once. Tables of few cells turn in few ways, so it takes more rounds until all orders are alike frequent.
 """
 
 import hashlib
@@ -21,6 +21,8 @@ Numbers = NDArray[np.int64]
 Words = NDArray[np.uint64]
 
 _ROUNDS: Final = 6
+_FEW: Final = np.uint64(64)  # indices, below which there are more rounds
+_ROUNDS_OF_FEW: Final = 24
 _HALF: Final = np.uint64(32)
 _GOLDEN: Final = np.uint64(0x9E3779B97F4A7C15)
 _FIRST: Final = np.uint64(0xBF58476D1CE4E5B9)
@@ -44,7 +46,18 @@ def permute(indices: Numbers, size: int | Numbers, key: int | Words) -> Numbers:
     [0, 1, 2, 3, 4]
     """
     sizes = np.atleast_1d(np.asarray(size, np.int64)).astype(np.uint64)
-    table = _Table(sizes, _round_keys(np.atleast_1d(np.asarray(key, np.uint64))))
+    keys = np.atleast_1d(np.asarray(key, np.uint64))
+    few = sizes < _FEW
+    if few.all() or not few.any():
+        return _permuted(indices, sizes, keys, _ROUNDS_OF_FEW if few.all() else _ROUNDS)
+    placed = np.empty_like(indices)
+    for some, rounds in ((np.flatnonzero(few), _ROUNDS_OF_FEW), (np.flatnonzero(~few), _ROUNDS)):
+        placed[some] = _permuted(indices[some], sizes[some], _at(keys, some), rounds)
+    return placed
+
+
+def _permuted(indices: Numbers, sizes: Words, keys: Words, rounds: int) -> Numbers:
+    table = _Table(sizes, _round_keys(keys, rounds))
     placed = table.turn(indices.astype(np.uint64))
     outside = np.flatnonzero(placed >= sizes)
     while len(outside):
@@ -111,9 +124,9 @@ def _hash(half: Words, round_key: Words) -> Words:
     return word
 
 
-def _round_keys(keys: Words) -> list[Words]:
+def _round_keys(keys: Words, rounds: int) -> list[Words]:
     found = []
-    for _ in range(_ROUNDS):
+    for _ in range(rounds):
         keys = mix(keys)
         found.append(keys)
     return found

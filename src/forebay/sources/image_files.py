@@ -5,25 +5,26 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-import msgspec
 import xxhash
 
+from forebay.errors import SourceChanged
 from forebay.source import Annotated, Failure, Part, Sample, SourceFile, Unit
-from forebay.sources.image_sidecars import SidecarUnreadable, parse_sidecar, sidecar_of
-from forebay.sources.paths import find_files, full_path, look, named_below, plain_file, renamed
+from forebay.sources.image_listing import TROUBLES, Sidecar, find_images, look_at_image, sidecar_in, trouble_with
+from forebay.sources.image_sidecars import SidecarUnreadable, parse_sidecar
+from forebay.sources.paths import full_path, named_below, renamed
 from forebay.sources.stored import digest
-from forebay.sources.whole import cut_whole, read_whole
-
-ENDINGS = ("jpg", "jpeg", "jpe", "jfif", "png", "apng", "webp", "gif", "bmp", "tif", "tiff", "avif")
-SUFFIXES = tuple(f".{name}" for ending in ENDINGS for name in (ending, ending.upper(), ending.capitalize()))
 
 
 @dataclass(frozen=True, slots=True)
 class ImageSource:
-    """Every image below some paths, named relative to `root`, with the metadata of its sidecar."""
+    """Every image below some paths, named relative to `root`, with the metadata of its sidecar.
+
+    Each file is one sample and weighs as much as any other: rows of images are alike in size, their files are not. A
+    changed sidecar is a changed image.
+    """
 
     kind: ClassVar[str] = "images"
-    unit: ClassVar[Unit] = "bytes"
+    unit: ClassVar[Unit] = "samples"
     files_grow: ClassVar[bool] = False
 
     root: str
@@ -41,56 +42,63 @@ class ImageSource:
         return replace(self, root=root, patterns=renamed(self.root, self.patterns, root))
 
     def files(self) -> list[SourceFile]:
-        return [self._with_sidecar(file) for file in find_files(self.root, self.patterns, SUFFIXES)]
+        return find_images(self.root, self.patterns)
 
     def look(self, path: str) -> SourceFile:
-        return self._with_sidecar(look(self.root, path))
+        return look_at_image(self.root, path)
 
     def weight(self, file: SourceFile) -> int:
-        return file.size
+        return 1
 
     def cuts(self, file: SourceFile, start: int, first: int, every: int) -> Iterator[int]:
-        return cut_whole(self.root, file, start)
+        return iter(range(start + 1, 2))
 
     def scanned(self, file: SourceFile) -> SourceFile:
         return file
 
     def read(self, part: Part) -> Iterable[Sample | Failure]:
-        content = read_whole(self.root, part)
+        file = part.file
+        content = read_image(self.root, file)
+        if isinstance(content, Failure):
+            yield content
+            return
         try:
-            yield Sample(part.file.path, Annotated(content, self._metadata(part.file.path)))
+            yield Sample(file.path, Annotated(content, self._metadata(file)))
         except SidecarUnreadable as error:
-            yield Failure(part.file.path, "bad-sidecar", str(error))
+            yield Failure(file.path, "bad-sidecar", str(error))
 
     def annotations(self) -> Iterator[Mapping[str, Any]]:
         for file in self.files():
             try:
-                yield self._metadata(file.path)
+                yield self._metadata(file)
             except SidecarUnreadable:
                 continue  # its sample is a failure, and is recorded
 
     def digest(self, file: SourceFile, start: int, stop: int) -> int:
-        image = digest(self.root, file, start, stop)
-        sidecar = sidecar_of(self.root, file.path)
+        image = image_digest(self.root, file)
+        sidecar = sidecar_in(file)
         if sidecar is None:
             return image
-        value: int = xxhash.xxh3_64_intdigest(image.to_bytes(8, "little") + self._stored(sidecar))
+        try:
+            beside = self._stored(sidecar)
+        except SidecarUnreadable as error:
+            beside = str(error).encode("utf-8", "surrogateescape")
+        value: int = xxhash.xxh3_64_intdigest(image.to_bytes(8, "little") + beside)
         return value
 
-    def _metadata(self, path: str) -> dict[str, Any]:
-        sidecar = sidecar_of(self.root, path)
-        return {} if sidecar is None else parse_sidecar(sidecar, self._stored(sidecar))
+    def _metadata(self, file: SourceFile) -> dict[str, Any]:
+        sidecar = sidecar_in(file)
+        return {} if sidecar is None else parse_sidecar(os.path.basename(sidecar.path), self._stored(sidecar))
 
-    def _stored(self, name: str) -> bytes:
-        with open(full_path(self.root, name), "rb") as file:
-            return file.read()
-
-    def _with_sidecar(self, file: SourceFile) -> SourceFile:
-        sidecar = sidecar_of(self.root, file.path)
-        if sidecar is None:
-            return plain_file(file)
-        status = os.stat(full_path(self.root, sidecar))
-        return msgspec.structs.replace(plain_file(file), etag=f"{status.st_size}-{status.st_mtime_ns}")
+    def _stored(self, sidecar: Sidecar) -> bytes:
+        name = os.path.basename(sidecar.path)
+        if sidecar.trouble is not None:
+            raise SidecarUnreadable(f"'{name}' is no sidecar: {TROUBLES[sidecar.trouble]}")
+        try:
+            with open(full_path(self.root, sidecar.path), "rb") as file:
+                return file.read()
+        except PermissionError as error:
+            raise SidecarUnreadable(f"'{name}' is no sidecar: {TROUBLES['unreadable']}") from error
 
 
 def images(*paths: str | os.PathLike[str], root: str | None = None) -> ImageSource:
@@ -100,3 +108,30 @@ def images(*paths: str | os.PathLike[str], root: str | None = None) -> ImageSour
     ('photos', 'more/*.png')
     """
     return ImageSource(*named_below(paths, root))
+
+
+def read_image(root: str, file: SourceFile) -> bytes | Failure:
+    """The bytes of an image as it was planned; a failure where it is one that nobody can read."""
+    trouble = trouble_with(file)
+    if trouble is not None:
+        return Failure(file.path, trouble, TROUBLES[trouble])
+    try:
+        with open(full_path(root, file.path), "rb") as stored:
+            content = stored.read()
+    except PermissionError as error:
+        return Failure(file.path, "unreadable", f"{TROUBLES['unreadable']} ({error.strerror})")
+    if len(content) != file.size:
+        raise SourceChanged(root, {file.path: f"has {len(content):,} bytes, {file.size:,} were planned"})
+    return content
+
+
+def image_digest(root: str, file: SourceFile) -> int:
+    """A hash of the bytes of an image, or of the trouble with it."""
+    trouble = trouble_with(file)
+    if trouble is None:
+        try:
+            return digest(root, file, 0, file.size)
+        except PermissionError:
+            trouble = "unreadable"
+    value: int = xxhash.xxh3_64_intdigest(trouble.encode())
+    return value

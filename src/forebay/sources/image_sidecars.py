@@ -1,36 +1,52 @@
 """What is said about an image in a file beside it: `a.jpg.json` or `a.json`, else tags in `a.jpg.txt` or `a.txt`."""
 
 import os
+import re
+from collections.abc import Container
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
-from forebay.sources.paths import full_path
+from forebay.sources.utf8 import BOM
+
+_BETWEEN_TAGS = re.compile(r"[,\r\n]")
 
 
 class SidecarUnreadable(Exception):
     """A sidecar that does not say what it should; the text says why."""
 
 
-def sidecar_names(image: str) -> tuple[str, ...]:
-    """Where the sidecar of an image may be, the first that is there counts.
+@dataclass(frozen=True, slots=True)
+class NamesIn:
+    """The names in a folder, asked for one by one: for few of them that is less than listing it."""
 
-    >>> sidecar_names("cats/a.jpg")
-    ('cats/a.jpg.json', 'cats/a.json', 'cats/a.jpg.txt', 'cats/a.txt')
+    folder: str
+
+    def __contains__(self, name: object) -> bool:
+        return os.path.lexists(f"{self.folder}{os.sep}{name}")
+
+
+def sidecar_of(image: str, names: Container[str]) -> str | None:
+    """The sidecar of an image among the names in its folder; of several, the first in this order counts.
+
+    >>> sidecar_of("a.jpg", ["a.jpg", "a.json", "a.txt"])
+    'a.json'
     """
     stem = os.path.splitext(image)[0]
-    return tuple(f"{name}{ending}" for ending in (".json", ".txt") for name in (image, stem))
-
-
-def sidecar_of(root: str, image: str) -> str | None:
-    return next((name for name in sidecar_names(image) if os.path.isfile(full_path(root, name))), None)
+    candidates = (f"{image}.json", f"{stem}.json", f"{image}.txt", f"{stem}.txt")
+    return next((name for name in candidates if name in names), None)
 
 
 def parse_sidecar(name: str, content: bytes) -> dict[str, Any]:
-    """The metadata in a sidecar: a JSON object, or tags between commas as `{"tags": […]}`."""
+    """The metadata in a sidecar: a JSON object, or tags between commas or on lines of their own.
+
+    >>> parse_sidecar("a.txt", b"cat, looking_left")
+    {'tags': ['cat', 'looking_left']}
+    """
     try:
         if name.endswith(".txt"):
-            return {"tags": [tag for part in content.decode("utf-8-sig").split(",") if (tag := part.strip())]}
-        return msgspec.json.decode(content, type=dict[str, Any])
-    except (UnicodeDecodeError, msgspec.DecodeError) as error:
-        raise SidecarUnreadable(f"'{os.path.basename(name)}': {error}") from error
+            return {"tags": [tag for part in _BETWEEN_TAGS.split(content.decode("utf-8-sig")) if (tag := part.strip())]}
+        return msgspec.json.decode(content.removeprefix(BOM), type=dict[str, Any])
+    except (UnicodeDecodeError, msgspec.DecodeError, RecursionError) as error:
+        raise SidecarUnreadable(f"'{name}' is no sidecar: {error}") from error

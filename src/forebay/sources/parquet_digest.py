@@ -12,7 +12,7 @@ from functools import lru_cache
 
 import xxhash
 
-from forebay.sources.parquet_rows import open_parquet, row_group_ends, stored_spans
+from forebay.sources.parquet_rows import open_any_parquet, open_parquet, row_group_ends, stored_spans
 
 _PIECE = 1 << 22
 _TAIL_BYTES = 8  # the length of the footer and the magic bytes
@@ -22,8 +22,8 @@ Span = tuple[int, int]
 State = tuple[int, ...]
 
 
-def row_digest(path: str, column: str, start: int, stop: int) -> int:
-    """A hash of all that the rows from `start` to `stop` are read from."""
+def row_digest(path: str, column: str | None, start: int, stop: int) -> int:
+    """A hash of all that the rows from `start` to `stop` of a column, or of every one, are read from."""
     status = os.stat(path)
     state: State = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
     if time.time_ns() - status.st_ctime_ns < _SETTLED_NS:
@@ -35,16 +35,16 @@ def row_digest(path: str, column: str, start: int, stop: int) -> int:
     return value
 
 
-def _spans(path: str, state: State, column: str, start: int, stop: int) -> list[Span]:
+def _spans(path: str, state: State, column: str | None, start: int, stop: int) -> list[Span]:
     ends, stored, footer = _layout(path, state, column)
     groups = zip(stored, [0, *ends], ends, strict=False)
     return [*(span for span, low, high in groups if low < stop and start < high), footer]
 
 
 @lru_cache(maxsize=64)
-def _layout(path: str, state: State, column: str) -> tuple[list[int], list[Span], Span]:
+def _layout(path: str, state: State, column: str | None) -> tuple[list[int], list[Span], Span]:
     """Where row groups end, in rows; where their text is stored; where the footer is."""
-    with open_parquet(path, path, column) as parquet:
+    with open_any_parquet(path, path) if column is None else open_parquet(path, path, column) as parquet:
         size = os.path.getsize(path)
         footer = (size - _TAIL_BYTES - parquet.metadata.serialized_size, size)
         return row_group_ends(parquet).tolist(), stored_spans(parquet, column), footer

@@ -20,7 +20,10 @@ except ModuleNotFoundError as missing:
 
 from forebay.sources.parquet_values import documents, holds_text
 
-__all__ = ["ParquetFile", "check_footer", "open_parquet", "read_rows", "row_cuts", "row_group_ends", "stored_spans"]
+__all__ = [
+    "ParquetFile", "check_footer", "open_any_parquet", "open_parquet", "read_rows", "row_batches", "row_cuts",
+    "row_group_ends", "stored_spans",
+]  # fmt: skip
 
 _BUFFER = 1 << 22
 _BATCH_BYTES = 1 << 18
@@ -32,13 +35,18 @@ _SLACK = 8
 
 def open_parquet(place: str | RawIOBase, path: str, column: str) -> ParquetFile:
     """A Parquet file that has a text column of this name; `path` is its name in errors."""
-    with _understood(path):
-        parquet = ParquetFile(place, buffer_size=_BUFFER, pre_buffer=False, page_checksum_verification=True)
+    parquet = open_any_parquet(place, path)
     problem = _column_problem(parquet.schema_arrow, column)
     if problem:
         parquet.close()
         raise SourceUnreadable(path, problem)
     return parquet
+
+
+def open_any_parquet(place: str | RawIOBase, path: str) -> ParquetFile:
+    """A Parquet file, whatever its columns are."""
+    with _understood(path):
+        return ParquetFile(place, buffer_size=_BUFFER, pre_buffer=False, page_checksum_verification=True)
 
 
 def row_group_ends(parquet: ParquetFile) -> Array:
@@ -84,7 +92,15 @@ def _near_end(ends: Array, position: int, slack: int) -> int:
 
 
 def read_rows(parquet: ParquetFile, column: str, part: Part) -> Iterator[Sample | Failure]:
-    """The documents of some rows; memory holds a few rows at a time.
+    """The documents of some rows; memory holds a few rows at a time."""
+    for first_row, batch in row_batches(parquet, (column,), column, part):
+        yield from documents(batch.column(column), part.file.path, first_row)
+
+
+def row_batches(
+    parquet: ParquetFile, columns: tuple[str, ...], heaviest: str, part: Part
+) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """Some rows, a few at a time, each time with the number of the first; `heaviest` names the leaf that weighs most.
 
     A row group cannot be entered but at its beginning: what comes before is decoded and passed over, unless the rows
     read last from this file end before these in the same group.
@@ -96,49 +112,49 @@ def read_rows(parquet: ParquetFile, column: str, part: Part) -> Iterator[Sample 
     group = int(np.searchsorted(ends, part.start, side="right"))
     group_start = int(ends[group - 1]) if group else 0
     cursor = _cursors.pop(parquet, None)
-    if cursor is None or cursor.column != column or not group_start <= cursor.row <= part.start:
-        cursor = _Cursor(parquet, column, group, group_start)
+    if cursor is None or cursor.columns != columns or not group_start <= cursor.row <= part.start:
+        cursor = _Cursor(parquet, columns, heaviest, group, group_start)
     while cursor.row < part.stop:
         with _understood(part.file.path):
-            first_row, values = cursor.take(part.start, part.stop)
-        yield from documents(values, part.file.path, first_row)
+            taken = cursor.take(part.start, part.stop)
+        yield taken
     _cursors[parquet] = cursor
 
 
 class _Cursor:
-    """The rows of one column from the beginning of a row group on."""
+    """The rows of some columns from the beginning of a row group on."""
 
-    def __init__(self, parquet: ParquetFile, column: str, group: int, row: int) -> None:
-        self.column = column
+    def __init__(self, parquet: ParquetFile, columns: tuple[str, ...], heaviest: str, group: int, row: int) -> None:
+        self.columns = columns
         self.row = row  # the next to be taken
-        self._batches = _batches(parquet, column, group)
-        self._left: pa.Array = pa.array([], pa.string())
+        self._batches = _batches(parquet, columns, heaviest, group)
+        self._left: pa.RecordBatch | None = None
 
-    def take(self, start: int, stop: int) -> tuple[int, pa.Array]:
+    def take(self, start: int, stop: int) -> tuple[int, pa.RecordBatch]:
         """Some of the rows from `start` to `stop`: the number of the first, and their values."""
         self._pass(max(0, start - self.row))
-        while not len(self._left):
-            batch = next(self._batches)
-            self._left = batch.column(batch.schema.get_field_index(self.column))
+        while self._left is None or not len(self._left):
+            self._left = next(self._batches)
             self._pass(max(0, start - self.row))
-        first_row, values = self.row, self._left[: stop - self.row]
-        self._pass(len(values))
-        return first_row, values
+        first_row, taken = self.row, self._left.slice(0, stop - self.row)
+        self._pass(len(taken))
+        return first_row, taken
 
     def _pass(self, count: int) -> None:
-        passed = min(count, len(self._left))
-        self._left = self._left[passed:]
-        self.row += passed
+        if self._left is not None:
+            passed = min(count, len(self._left))
+            self._left = self._left.slice(passed)
+            self.row += passed
 
 
 _cursors: "WeakKeyDictionary[ParquetFile, _Cursor]" = WeakKeyDictionary()
 
 
-def _batches(parquet: ParquetFile, column: str, first: int) -> Iterator[pa.RecordBatch]:
+def _batches(parquet: ParquetFile, columns: tuple[str, ...], heaviest: str, first: int) -> Iterator[pa.RecordBatch]:
     """A few rows at a time from a row group on; how many is judged for each group by itself."""
     for group in range(first, parquet.metadata.num_row_groups):
-        rows = _batch_rows(parquet, column, group)
-        yield from parquet.iter_batches(rows, row_groups=[group], columns=[column], use_threads=False)
+        rows = _batch_rows(parquet, heaviest, group)
+        yield from parquet.iter_batches(rows, row_groups=[group], columns=list(columns), use_threads=False)
 
 
 def _batch_rows(parquet: ParquetFile, column: str, group: int) -> int:
@@ -150,11 +166,18 @@ def _batch_rows(parquet: ParquetFile, column: str, group: int) -> int:
     return int(min(max(_BATCH_BYTES / max(1, mean), 1), most))
 
 
-def stored_spans(parquet: ParquetFile, column: str) -> list[tuple[int, int]]:
-    """Which bytes of the file hold a column, for every row group."""
-    chunks = [_column_chunk(parquet, column, group) for group in range(parquet.metadata.num_row_groups)]
+def stored_spans(parquet: ParquetFile, column: str | None) -> list[tuple[int, int]]:
+    """Which bytes of the file hold a column, or all of them, for every row group."""
+    return [_stored_span(parquet, column, group) for group in range(parquet.metadata.num_row_groups)]
+
+
+def _stored_span(parquet: ParquetFile, column: str | None, group: int) -> tuple[int, int]:
+    columns = parquet.metadata.row_group(group)
+    every = map(columns.column, range(columns.num_columns))
+    chunks = list(every) if column is None else [_column_chunk(parquet, column, group)]
     begins = [chunk.dictionary_page_offset or chunk.data_page_offset for chunk in chunks]
-    return [(begin, begin + chunk.total_compressed_size) for begin, chunk in zip(begins, chunks, strict=True)]
+    ends = [begin + chunk.total_compressed_size for begin, chunk in zip(begins, chunks, strict=True)]
+    return min(begins), max(ends)
 
 
 def _column_chunk(parquet: ParquetFile, column: str, group: int) -> Any:

@@ -1,4 +1,7 @@
-"""Values of a text column as documents: text is stored as strings, as bytes, or as numbers of dictionary entries."""
+"""What the types of Parquet columns hold, and values of a text column as documents.
+
+Text is stored as strings, as bytes, or as numbers of dictionary entries.
+"""
 
 from collections.abc import Iterator
 
@@ -12,19 +15,28 @@ def holds_text(kind: pa.DataType) -> bool:
     """Whether values of a type can be text; bytes can, and so can nothing but nulls."""
     if pa.types.is_dictionary(kind):
         return holds_text(kind.value_type)
-    return any(
-        is_kind(kind)
-        for is_kind in (
-            pa.types.is_string,
-            pa.types.is_large_string,
-            pa.types.is_string_view,
-            pa.types.is_binary,
-            pa.types.is_large_binary,
-            pa.types.is_binary_view,
-            pa.types.is_fixed_size_binary,
-            pa.types.is_null,
-        )
-    )
+    return _is_string(kind) or holds_bytes(kind) or pa.types.is_null(kind)
+
+
+def holds_bytes(kind: pa.DataType) -> bool:
+    types = pa.types
+    kinds = (types.is_binary, types.is_large_binary, types.is_binary_view, types.is_fixed_size_binary)
+    return any(is_kind(kind) for is_kind in kinds)
+
+
+def holds_json(kind: pa.DataType) -> bool:
+    """Whether JSON has a word for every value of a type."""
+    if pa.types.is_dictionary(kind):
+        return holds_json(kind.value_type)
+    if pa.types.is_map(kind):
+        return False
+    inner = [kind.field(index).type for index in range(kind.num_fields)]
+    plain = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean, pa.types.is_null, _is_string)
+    return all(map(holds_json, inner)) if inner else any(is_kind(kind) for is_kind in plain)
+
+
+def _is_string(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
 
 
 def documents(values: pa.Array, path: str, first_row: int) -> Iterator[Sample | Failure]:

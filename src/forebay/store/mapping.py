@@ -8,7 +8,10 @@ import ctypes
 import mmap
 import os
 import sys
-import weakref
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
 
 _FAILED = ctypes.c_void_p(-1).value
 _libc = ctypes.CDLL(None, use_errno=True) if os.name == "posix" else None
@@ -31,6 +34,25 @@ def map_file(descriptor: int) -> memoryview:
     if address == _FAILED:
         code = ctypes.get_errno()
         raise OSError(code, f"cannot map a file of {size:,} bytes: {os.strerror(code)}")
-    array = (ctypes.c_ubyte * size).from_address(address)
-    weakref.finalize(array, _libc.munmap, address, size).atexit = False
-    return memoryview(array).cast("B").toreadonly()
+    return np.asarray(_Map(address, size)).data
+
+
+class _Map:
+    """Mapped bytes, as numpy looks at them; unmapped when the last view of them goes.
+
+    Not an array of ctypes, which makes a class, and keeps it, for every size there is: three times the memory.
+    """
+
+    __slots__ = ("_address", "_size")
+
+    def __init__(self, address: int, size: int) -> None:
+        self._address, self._size = address, size
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]:
+        return {"version": 3, "typestr": "|u1", "shape": (self._size,), "data": (self._address, True)}
+
+    def __del__(self, ending: Callable[[], bool] = sys.is_finalizing) -> None:
+        # While the interpreter ends, a thread may still be copying out of it; the process's maps go with it.
+        if _libc is not None and not ending():
+            _libc.munmap(self._address, self._size)

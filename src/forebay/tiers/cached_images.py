@@ -75,14 +75,14 @@ class CachedImages:
         return f"<CachedImages of {len(self):,} samples, l1={self._l1_bytes:,} bytes, l2={self.l2!r}>"
 
     def __getitem__(self, index: int) -> Row:
-        return self._open().rows([self._checked(index)], "raise")[0]
+        return self._open().rows(self._checked([index]), "raise")[0]
 
     def __iter__(self) -> Iterator[Row]:
         return (self[index] for index in range(len(self)))
 
     def read(self, indices: Sequence[int]) -> list[Row]:
         """Many rows with one look at the tier on disk; without those that are unreadable, if so chosen."""
-        return self._open().rows([self._checked(index) for index in indices], self._unreadable)
+        return self._open().rows(self._checked(indices), self._unreadable)
 
     __getitems__ = read  # torch's `DataLoader` asks for a batch so
 
@@ -140,11 +140,13 @@ class CachedImages:
             l2 = open_tier(self.l2, max_bytes=self._max_bytes, queue_bytes=self._queue_bytes)
         return OpenedTiers(self._samples, self.recipe, l1, l2, key=hmac_key(), when_full=self._when_full)
 
-    def _checked(self, index: int) -> int:
-        place, count = operator.index(index), len(self)
-        if not -count <= place < count:
-            raise IndexError(f"sample {place} of {count:,} in {self!r}")
-        return place % count
+    def _checked(self, indices: Sequence[int]) -> list[int]:
+        count = len(self)
+        places = [operator.index(index) for index in indices]
+        for place in places:
+            if not -count <= place < count:
+                raise IndexError(f"sample {place} of {count:,} in {self!r}")
+        return [place % count for place in places]
 
 
 _known: "weakref.WeakSet[CachedImages]" = weakref.WeakSet()

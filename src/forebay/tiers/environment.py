@@ -11,21 +11,22 @@ open to hold old pages or a place in the table of readers.
 
 import fcntl
 import os
+import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-try:
-    import lmdb
-except ModuleNotFoundError as missing:
-    raise ModuleNotFoundError("forebay.tiers needs lmdb: pip install 'forebay[images]'", name="lmdb") from missing
-
-from forebay.errors import TierUnusable
+from forebay.errors import LibraryMissing, TierUnusable
 from forebay.format.layout import FORMAT_VERSION
 from forebay.recipe import canonical_json
 from forebay.tiers.file_systems import refuse_network
 from forebay.tiers.gate import Gate
+
+try:
+    import lmdb
+except ModuleNotFoundError as missing:
+    raise LibraryMissing("lmdb", "a tier on disk", "images") from missing
 
 FIRST_MAP_BYTES = 64 << 20
 MARK_KEY = b"forebay"  # shorter than any key of a value
@@ -41,6 +42,7 @@ class Environment:
 
     def __init__(self, path: str, map_bytes: int = FIRST_MAP_BYTES) -> None:
         self.path = path
+        self.dead_readers = 0  # that were found when it was opened
         self._gate = Gate()
         os.makedirs(path, exist_ok=True)
         refuse_network(path)
@@ -60,17 +62,21 @@ class Environment:
 
     @property
     def map_bytes(self) -> int:
-        """The most that this process could put into the tier without a larger map."""
-        return int(self._lmdb.info()["map_size"])
+        """How large the tier may become before this process needs a larger map."""
+        return int(self._asked(self._lmdb.info)["map_size"])
 
     @property
     def used_bytes(self) -> int:
         """The pages of the tier that are in use, or were once."""
-        return (int(self._lmdb.info()["last_pgno"]) + 1) * int(self._lmdb.stat()["psize"])
+        return (int(self._asked(self._lmdb.info)["last_pgno"]) + 1) * int(self._asked(self._lmdb.stat)["psize"])
 
-    def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
+    def read_each(self, keys: Sequence[bytes], take: Callable[[bytes, bytes], None]) -> None:
+        """Give `take` every key that is there and a copy of its value, which is then still in the processor's cache."""
         with self.transaction() as transaction:
-            return [transaction.get(key) for key in keys]
+            for key in keys:
+                value = transaction.get(key)
+                if value is not None:
+                    take(key, value)
 
     @contextmanager
     def transaction(self, *, write: bool = False, buffers: bool = False) -> Iterator[Any]:
@@ -96,7 +102,7 @@ class Environment:
 
     def figures(self) -> dict[str, int]:
         """Values, and bytes in the file: all, in use, and how far the map goes."""
-        stat = self._lmdb.stat()
+        stat = self._asked(self._lmdb.stat)
         pages = stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"]
         return {
             "values": max(0, int(stat["entries"]) - 1),  # without the mark
@@ -114,8 +120,9 @@ class Environment:
     def grow(self, most_bytes: int) -> bool:
         """Double the map, or as near to that as `most_bytes` allows; False where it is that large already."""
         with self._gate.alone():
-            wanted = min(most_bytes, 2 * self.map_bytes)
-            if wanted <= self.map_bytes:
+            now = int(self._lmdb.info()["map_size"])
+            wanted = min(most_bytes, 2 * now)
+            if wanted <= now:
                 return False
             self._lmdb.set_mapsize(wanted)
             return True
@@ -134,6 +141,14 @@ class Environment:
     def reopen(self) -> None:
         """Let transactions begin again."""
         self._gate.open()
+
+    def _asked(self, ask: Callable[[], Any]) -> Any:
+        """What LMDB says of itself: it looks at the map, which must not be resized meanwhile."""
+        self._gate.enter()
+        try:
+            return ask()
+        finally:
+            self._gate.leave()
 
     def _begin(self, write: bool, buffers: bool) -> Any:
         """A transaction inside the gate."""
@@ -156,7 +171,7 @@ class Environment:
 
     def _check(self) -> None:
         """Whether what is there is ours, and whole. What is new is marked as ours."""
-        self.let_go_of_dead_readers()
+        self.dead_readers = self.let_go_of_dead_readers()
         size = os.stat(os.path.join(self.path, _DATA)).st_size
         if size < self.used_bytes:
             raise TierUnusable(
@@ -249,10 +264,12 @@ def _close(environment: Any, users: int) -> None:
 
 _environments: "weakref.WeakSet[Environment]" = weakref.WeakSet()
 _held: list[Environment] = []
+_forking = threading.Lock()  # two threads that fork at once take turns
 
 
 def _before_fork() -> None:
     """No transaction is open in a child: it would free the places that this process has in the table of readers."""
+    _forking.acquire()
     _held.extend(_environments)
     for environment in _held:
         environment.shut()
@@ -261,11 +278,13 @@ def _before_fork() -> None:
 def _after_fork_in_parent() -> None:
     while _held:
         _held.pop().reopen()
+    _forking.release()
 
 
 def _after_fork_in_child() -> None:
     while _held:
         _held.pop().close()
+    _forking.release()
 
 
 os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)

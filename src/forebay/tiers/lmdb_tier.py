@@ -3,7 +3,7 @@
 import os
 import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -31,15 +31,14 @@ class LmdbTier:
         self.writer = Writer(self.environment, max_bytes, queue_bytes, kept_open=self)
         self.users = 0
         self._told: set[str] = set()
-        self.trouble: Counter[str] = Counter()  # what LMDB said instead of reading, and of how many values
+        self.trouble: Counter[str] = Counter()  # what LMDB said instead of reading, and how often
 
-    def get_many(self, keys: Sequence[bytes]) -> Sequence[bytes | None]:
-        """The value under each of some keys. None where there is none, or LMDB cannot tell, which is counted."""
+    def read_each(self, keys: Sequence[bytes], take: Callable[[bytes, bytes], None]) -> None:
+        """Give `take` every key that is there with its value; where LMDB cannot tell, that is counted."""
         try:
-            return self.environment.get_many(keys)
+            self.environment.read_each(keys, take)
         except lmdb.Error as error:
-            self.trouble[str(error)] += len(keys)
-            return [None] * len(keys)
+            self.trouble[str(error)] += 1
 
     def put(self, key: bytes, value: bytes, *, replaces: bool, when_full: WhenFull) -> None:
         self.writer.offer(Item(key, value, replaces), when_full)

@@ -1,17 +1,15 @@
 """What a row in a tier is called: a hash of all that it depends on."""
 
 import hashlib
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
-from forebay.format.layout import FORMAT_VERSION
-from forebay.recipe import Recipe, canonical_json, fingerprint, versions_of
-from forebay.source import Part, Sample
+from forebay.recipe import Recipe, fingerprint, versions_of
+from forebay.source import Sample, SourceFile
 from forebay.tiers.samples import Samples
-from forebay.tiers.value import Row
+from forebay.tiers.value import Row, identity_bytes
 
 KEY_BYTES = 16
+_UNKNOWN = bytes(KEY_BYTES)
 
 
 @runtime_checkable
@@ -21,14 +19,11 @@ class RowRecipe(Recipe, Protocol):
     def make_row(self, sample: Sample) -> Row: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Named:
-    """A sample as it is now: where it is, all that its row depends on, and the row's key in the tiers."""
+class Named(NamedTuple):
+    """A sample as it is now: its number, its file, and its row's key in the tiers."""
 
-    index: int
-    part: Part
-    identity: Mapping[str, Any]
-    text: str  # the identity as a value carries it
+    number: int
+    file: SourceFile
     key: bytes
 
 
@@ -41,19 +36,24 @@ class Names:
 
     def __init__(self, samples: Samples, recipe: RowRecipe) -> None:
         self._samples = samples
-        self._made_by = {
-            "format_version": FORMAT_VERSION,
-            "type": "row",
-            "fingerprint": fingerprint(recipe),
-            "made_with": versions_of(recipe),
-        }
+        self._made_by = {"fingerprint": fingerprint(recipe), "made_with": versions_of(recipe)}
+        self._keys = bytearray(KEY_BYTES * len(samples))  # of files as they were listed; zeros where not known yet
 
     def named(self, index: int) -> Named:
         """`ImageUnreadable` where the sample's file cannot be looked at."""
-        part = self._samples.part(index)
-        identity = {**self._made_by, **self._samples.identity(part)}
-        text = canonical_json(identity)
-        return Named(index, part, identity, text.decode(), key_of(text))
+        listed, file = self._samples.file(index)
+        if file is not listed and not file.same_identity(listed):
+            return Named(index, file, key_of(self.identity(index, file)))
+        place = slice(KEY_BYTES * index, KEY_BYTES * (index + 1))
+        key = bytes(self._keys[place])
+        if key == _UNKNOWN:
+            key = key_of(self.identity(index, listed))
+            self._keys[place] = key
+        return Named(index, file, key)
+
+    def identity(self, index: int, file: SourceFile) -> bytes:
+        """All that a row depends on."""
+        return identity_bytes({**self._made_by, **self._samples.identity(index, file)})
 
 
 def key_of(identity: bytes) -> bytes:

@@ -1,22 +1,21 @@
 """The tiers as one process has them open: a memory of its own, its handle of the tier on disk, its counts."""
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import msgspec
 
-from forebay.errors import ImageUnreadable, SourceChanged
+from forebay.errors import ImageUnreadable, RecipeInvalid, SourceChanged
 from forebay.format.key import VARIABLE
 from forebay.source import Sample
 from forebay.tiers.counts import Counts
 from forebay.tiers.lmdb_tier import LmdbTier
 from forebay.tiers.memory import MemoryTier
-from forebay.tiers.naming import Named, Names, RowRecipe
+from forebay.tiers.naming import Named, Names, RowRecipe, key_of
 from forebay.tiers.records import TierStatistics, TierWarning
 from forebay.tiers.samples import Samples
-from forebay.tiers.value import BadValue, Row, check_columns, decode_value, encode_value
+from forebay.tiers.value import BadValue, Row, RowShape, decode_value, encode_value
 from forebay.tiers.writer import WhenFull
 
 Unreadable = Literal["raise", "skip"]
@@ -44,26 +43,34 @@ class OpenedTiers:
         self._l1 = l1
         self._samples, self._recipe = samples, recipe
         self._names = Names(samples, recipe)
-        self._columns = recipe.columns()
+        self._shape = RowShape(recipe.columns())
         self._key = key
         self._when_full = when_full
 
     def rows(self, indices: Sequence[int], unreadable: Unreadable) -> list[Row]:
         """The rows of some samples, in order."""
-        named: list[Named] = []
-        for index in indices:
-            with self._counting(unreadable):
-                named.append(self._names.named(index))
+        named = self._named(indices, unreadable)
         wanted = {one.key: one for one in named}
         rows = {key: row for key in wanted if (row := self._l1.get(key)) is not None}
         self.counts.add(l1_hits=len(rows))
         bad = self._read_l2(wanted, rows)
         for key, one in wanted.items():
             if key not in rows:
-                with self._counting(unreadable):
+                try:
                     rows[key] = self._make(one, bad.get(key))
+                except ImageUnreadable as error:
+                    self._count_or_raise(error, unreadable)
         self.tell()
         return [dict(rows[one.key]) for one in named if one.key in rows]
+
+    def _named(self, indices: Sequence[int], unreadable: Unreadable) -> list[Named]:
+        found: list[Named] = []
+        for index in indices:
+            try:
+                found.append(self._names.named(index))
+            except ImageUnreadable as error:
+                self._count_or_raise(error, unreadable)
+        return found
 
     def statistics(self) -> TierStatistics:
         counts, l1 = self.counts, self._l1
@@ -92,32 +99,43 @@ class OpenedTiers:
         if self.l2 is None or not missing:
             return {}
         bad: dict[bytes, str] = {}
-        for key, value in zip(missing, self.l2.get_many(missing), strict=True):
-            if value is None:
-                continue
+        read = 0
+
+        def take(key: bytes, value: bytes) -> None:
+            nonlocal read
             try:
-                rows[key] = self._decoded(value, wanted[key])
+                rows[key] = self._decoded(value, key)
             except BadValue as error:
                 bad[key] = error.reason
-                self.counts.count_bad(error.reason, _words(self.l2.path, wanted[key], error))
+                self.counts.count_bad(error.reason, _words(path, wanted[key], error))
             else:
-                self.counts.add(l2_hits=1, l2_read_bytes=len(value))
+                read += len(value)
                 self._l1.put(key, rows[key], len(value) + _ROW_OVERHEAD)
+
+        path, before = self.l2.path, len(rows)
+        self.l2.read_each(missing, take)
+        self.counts.add(l2_hits=len(rows) - before, l2_read_bytes=read)
         return bad
 
-    def _decoded(self, value: bytes, named: Named) -> Row:
-        text, row = decode_value(value, self._key)
-        if text != named.text:
+    def _decoded(self, value: bytes, key: bytes) -> Row:
+        identity, row = decode_value(value, self._key, self._shape)
+        if key_of(identity) != key:
             raise BadValue("identity", "it is the row of another sample, or of another recipe")
-        check_columns(row, self._columns)
         _check_content(row)
         return row
 
     def _make(self, named: Named, bad: str | None) -> Row:
         """A row made from the source, as it will be read from a tier."""
         named, sample = self._read_source(named)
-        value = encode_value(named.identity, self._recipe.make_row(sample), self._key)
-        row = self._decoded(value, named)
+        try:
+            made = self._recipe.make_row(sample)
+        except ImageUnreadable as error:
+            raise ImageUnreadable(error.reason, f"'{sample.id}': {error.detail}") from error
+        value = encode_value(self._names.identity(named.number, named.file), made, self._key)
+        try:
+            row = self._decoded(value, named.key)
+        except BadValue as error:
+            raise RecipeInvalid(f"the recipe made a row of '{sample.id}' that is none of its own: {error}") from error
         self.counts.add(misses=1, made_bytes=len(value))
         self._l1.put(named.key, row, len(value) + _ROW_OVERHEAD)
         if self.l2 is not None and bad != _NOT_OURS:
@@ -128,20 +146,16 @@ class OpenedTiers:
         """A sample under the name that it has while it is read."""
         for _ in range(_ATTEMPTS - 1):
             try:
-                return named, self._samples.read(named.part)
+                return named, self._samples.read(named.number, named.file)
             except SourceChanged:
-                named = self._names.named(named.index)
-        return named, self._samples.read(named.part)
+                named = self._names.named(named.number)
+        return named, self._samples.read(named.number, named.file)
 
-    @contextmanager
-    def _counting(self, unreadable: Unreadable) -> Iterator[None]:
-        """Count a sample of which no row can be made, and leave it out where that is asked for."""
-        try:
-            yield
-        except ImageUnreadable as error:
-            self.counts.count_failure(error.reason)
-            if unreadable == "raise":
-                raise
+    def _count_or_raise(self, error: ImageUnreadable, unreadable: Unreadable) -> None:
+        """A sample of which no row can be made is counted, and left out where that is asked for."""
+        self.counts.count_failure(error.reason)
+        if unreadable == "raise":
+            raise error
 
 
 def _check_content(row: Row) -> None:
@@ -149,14 +163,14 @@ def _check_content(row: Row) -> None:
     pixels = row.get("pixels")
     if pixels is None:
         return
-    width, height = row["box"][2:].tolist()
-    if pixels.size != 3 * width * height:
-        raise BadValue("shape", f"it has {pixels.size:,} values for a box of {width} × {height}")
+    box = row["box"]
+    if pixels.size != 3 * int(box[2]) * int(box[3]):
+        raise BadValue("shape", f"it has {pixels.size:,} values for a box of {box[2]} × {box[3]}")
 
 
 def _words(path: str, named: Named, error: BadValue) -> str:
     what_now = f"set {VARIABLE} to read it" if error.reason == _NOT_OURS else "it is made again and replaced"
     return (
-        f"the tier '{path}' has a value for '{named.part.file.path}' that is not served: {error.detail}; {what_now} "
+        f"the tier '{path}' has a value for '{named.file.path}' that is not served: {error.detail}; {what_now} "
         f"(`statistics().bad` counts more of them)"
     )

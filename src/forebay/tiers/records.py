@@ -24,7 +24,7 @@ class TierStatistics(msgspec.Struct, frozen=True, kw_only=True):
     written_bytes: int = 0
     present: int = 0  # another process had written them meanwhile
     dropped: dict[str, int] = {}  # made, but never written, by reason
-    lmdb_errors: dict[str, int] = {}  # values that were not looked for, as LMDB could not
+    lmdb_errors: dict[str, int] = {}  # what LMDB said instead of reading on
     queue_values: int = 0
     queue_bytes: int = 0
     writing_off: str = ""

@@ -24,6 +24,7 @@ class Samples:
         self.source = source
         self._check = check
         self._files = source.files()
+        self._root = str(source.describe().get("root", ""))
         self._is_whole = source.unit == "bytes"
         if self._is_whole and getattr(source, "files_grow", True):
             raise SourceInvalid(
@@ -32,38 +33,29 @@ class Samples:
             )
         self._place = {name: value for name, value in source.describe().items() if name != "patterns"}
         weights = [1 if self._is_whole else source.weight(file) for file in self._files]
-        self._ends = np.cumsum(weights, dtype=np.int64)
+        self._ends = None if set(weights) <= {1} else np.cumsum(weights, dtype=np.int64)
+        self._count = sum(weights)
 
     def __len__(self) -> int:
-        return int(self._ends[-1]) if len(self._ends) else 0
+        return self._count
 
-    def part(self, index: int) -> Part:
-        """Where a sample is, in its file as it is now; `ImageUnreadable` where there is no such file any more."""
-        number = int(np.searchsorted(self._ends, index, side="right"))
-        listed = self._files[number]
-        file = listed if self._check == "open" else self._now(listed)
-        if self._is_whole:
-            return Part(file, 0, file.size)
-        row = index - int(self._ends[number - 1]) if number else index
-        return Part(file, row, row + 1)
+    def file(self, index: int) -> tuple[SourceFile, SourceFile]:
+        """The file of a sample as it was listed and as it is now; `ImageUnreadable` where it cannot be looked at."""
+        listed = self._files[self._number(index)]
+        return listed, listed if self._check == "open" else self._now(listed)
 
-    def read(self, part: Part) -> Sample:
-        """One sample, of the very file that `part` names; `ImageUnreadable` where it cannot be read."""
-        _wait_for_another_time(part.file)
-        found = self._read_once(part)
+    def read(self, index: int, file: SourceFile) -> Sample:
+        """One sample of the very file that was looked at; `ImageUnreadable` where it cannot be read."""
+        _wait_for_another_time(file)
+        found = self._read_once(self._part(index, file))
         if isinstance(found, Failure):
-            raise ImageUnreadable(found.reason, f"'{found.sample}' {found.detail}")
-        if self._check == "read" and not self._now(part.file).same_identity(part.file):
-            raise SourceChanged(self.root, {part.file.path: "changes while it is read"})
+            raise ImageUnreadable(found.reason, f"'{found.sample}': {found.detail}")
+        if self._check == "read" and not self._now(file).same_identity(file):
+            raise SourceChanged(self._root, {file.path: "changes while it is read"})
         return found
 
-    @property
-    def root(self) -> str:
-        return str(self.source.describe().get("root", ""))
-
-    def identity(self, part: Part) -> Mapping[str, Any]:
+    def identity(self, index: int, file: SourceFile) -> Mapping[str, Any]:
         """What tells a sample from all others, and from what it was before its file changed."""
-        file = part.file
         which = {
             "source": self._place,
             "sample": file.path,
@@ -71,7 +63,18 @@ class Samples:
             "mtime_ns": file.mtime_ns,
             "etag": file.etag,
         }
-        return which if self._is_whole else {**which, "row": part.start}
+        return which if self._is_whole else {**which, "row": self._part(index, file).start}
+
+    def _number(self, index: int) -> int:
+        """Of a sample's file."""
+        return index if self._ends is None else int(np.searchsorted(self._ends, index, side="right"))
+
+    def _part(self, index: int, file: SourceFile) -> Part:
+        if self._is_whole:
+            return Part(file, 0, file.size)
+        number = self._number(index)
+        row = 0 if self._ends is None else index - (int(self._ends[number - 1]) if number else 0)
+        return Part(file, row, row + 1)
 
     def _read_once(self, part: Part) -> Sample | Failure:
         try:
@@ -79,7 +82,7 @@ class Samples:
         except (OSError, SourceUnreadable) as error:
             raise _unreadable(part.file.path, error) from error
         if len(found) != 1:
-            raise SourceChanged(self.root, {part.file.path: f"has {len(found)} samples where one was listed"})
+            raise SourceChanged(self._root, {part.file.path: f"has {len(found)} samples where one was listed"})
         return found[0]
 
     def _now(self, listed: SourceFile) -> SourceFile:

@@ -29,7 +29,7 @@ def summarize_tier(path: str) -> TierSummary:
     shares: dict[str, Counter[str]] = {}
     tagged = unreadable = 0
     with _opened(path) as environment:
-        dead = environment.let_go_of_dead_readers()
+        dead = environment.dead_readers + environment.let_go_of_dead_readers()
         for _, size, head in _values(environment, _HEAD_BYTES):
             try:
                 identity, is_tagged = peek_value(head)
@@ -101,7 +101,7 @@ def _values(environment: Environment, head_bytes: int | None) -> Iterator[Kept]:
         last = found[-1][0]
 
 
-def _made_by(identity: str) -> str:
+def _made_by(identity: bytes) -> str:
     """The recipe and the libraries of a value, in a form that can be counted by."""
     try:
         known = json.loads(identity)
@@ -118,7 +118,7 @@ def _share(made_by: str, values: int, bytes: int) -> RecipeShare:
 def _problem(name: bytes, content: bytes, key: bytes | None) -> BadKept | None:
     try:
         identity, _ = decode_value(content, key)
-        if key_of(identity.encode()) != name:
+        if key_of(identity) != name:
             raise BadValue("identity", "it lies under the name of another row")
     except BadValue as error:
         return BadKept(key=name.hex(), reason=error.reason, detail=error.detail)

@@ -1,7 +1,8 @@
 """One row as the value of a tier: a safetensors file in itself, which says whose row it is and ends with its checksum.
 
     8 bytes     length of the header, little endian
-    header      {"__metadata__":{"forebay":"…"},"pixels":{"dtype":…,"shape":…,"data_offsets":…},…}, spaces up to 8·n
+    header      {"__metadata__":{"forebay":"…"},".identity":{"dtype":…,"shape":…,"data_offsets":…},…}, spaces up to 8·n
+    .identity   all that the row depends on, as JSON, spaces up to 8·n; its hash is the key
     tensors     widest items first, then by name
     .checksum   XXH3-128 of every byte before it
     .hmac       HMAC-SHA256 of every byte before it, only where a key is in use
@@ -11,6 +12,9 @@ n + 1 pages. Reading trusts nothing, and gives arrays that nobody can write to, 
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
 from typing import Any
 
 import msgspec
@@ -19,12 +23,18 @@ import xxhash
 
 from forebay.columns import DTYPES, Array, Column
 from forebay.format.key import same_tag, tag
-from forebay.format.tensors import MAX_HEADER_BYTES, as_bytes, encode_header, tag_of
+from forebay.format.layout import FORMAT_VERSION
+from forebay.format.tensors import as_bytes, encode_header, tag_of
+from forebay.recipe import canonical_json
 
 Row = dict[str, Array]
 
 ALIGNMENT = 8
-_CHECKSUM, _HMAC = ".checksum", ".hmac"
+MAX_HEADER_BYTES = 16 << 10
+KNOWN_LAYOUTS = 4096
+_METADATA = {"format_version": FORMAT_VERSION, "type": "row"}
+_METADATA_TEXT = canonical_json(_METADATA).decode()
+_IDENTITY, _CHECKSUM, _HMAC = ".identity", ".checksum", ".hmac"
 _CHECKSUM_BYTES, _HMAC_BYTES = 16, 32
 _BY_TAG = {tag: dtype for tag, dtype in DTYPES.values()}
 
@@ -37,6 +47,91 @@ class BadValue(Exception):
         super().__init__(detail)
 
 
+def identity_bytes(identity: Mapping[str, Any]) -> bytes:
+    """All that a row depends on, as a value carries it."""
+    text = canonical_json(identity)
+    return text.ljust(-(-len(text) // ALIGNMENT) * ALIGNMENT)
+
+
+def encode_value(identity: bytes, row: Mapping[str, Array], key: bytes | None = None) -> bytes:
+    """A row and whose it is, as bytes; tagged where there is a key."""
+    ordered = sorted(row.items(), key=lambda item: (-item[1].dtype.itemsize, item[0]))  # keeps all aligned
+    entries = [(_IDENTITY, "U8", (len(identity),), len(identity))]
+    entries += [(name, tag_of(array), array.shape, array.nbytes) for name, array in ordered]
+    entries.append((_CHECKSUM, "U8", (_CHECKSUM_BYTES,), _CHECKSUM_BYTES))
+    if key is not None:
+        entries.append((_HMAC, "U8", (_HMAC_BYTES,), _HMAC_BYTES))
+    header = encode_header(_METADATA, entries, ALIGNMENT)
+    content = b"".join([header, identity, *(as_bytes(array) for _, array in ordered)])
+    content += xxhash.xxh3_128_digest(content)
+    return content if key is None else content + tag(key, [content])
+
+
+def decode_value(content: bytes, key: bytes | None = None, shape: "RowShape | None" = None) -> tuple[bytes, Row]:
+    """Whose row a value is, and the row; `BadValue` unless all of it is as it was written, with that key.
+
+    Where a shape is given, the row must have it.
+    """
+    layout = _layout(_header(content))
+    if layout.end != len(content):
+        raise BadValue("format", f"it has {len(content):,} bytes, and describes {layout.end:,}")
+    view = memoryview(content)
+    covered = layout.covered
+    if xxhash.xxh3_128_digest(view[:covered]) != view[covered : covered + _CHECKSUM_BYTES]:
+        raise BadValue("checksum", "its bytes disagree with its checksum")
+    _check_tag(view, layout.tagged, key)
+    if shape is not None:
+        shape.check(layout)
+    row = {name: np.frombuffer(content, dtype, count, start) for name, dtype, count, start in layout.tensors}
+    for name, sides in layout.folded:
+        row[name] = row[name].reshape(sides)
+    return content[layout.identity], row
+
+
+def peek_value(head: bytes) -> tuple[bytes, bool]:
+    """Whose row a value is, and whether it is tagged, as its first bytes say, which nobody checked."""
+    layout = _layout(_header(head))
+    return head[layout.identity], layout.tagged
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Layout:
+    """What a header says about the bytes behind it."""
+
+    identity: slice
+    tensors: tuple[tuple[str, np.dtype[Any], int, int], ...]  # name, type, items, where the first is
+    folded: tuple[tuple[str, tuple[int, ...]], ...]  # names and shapes of those that have other than one dimension
+    shapes: Mapping[str, tuple[int, ...]]
+    covered: int  # by the checksum
+    tagged: bool
+    end: int
+
+
+class RowShape:
+    """The columns that a row of a recipe has, with the type and shape of each."""
+
+    def __init__(self, columns: Sequence[Column]) -> None:
+        self._columns = {column.name: (column.array_dtype, int(column.ragged), column.shape) for column in columns}
+        self._seen: set[Layout] = set()  # that were right
+
+    def check(self, layout: Layout) -> None:
+        if layout in self._seen:
+            return
+        self._compare(layout)
+        if len(self._seen) >= KNOWN_LAYOUTS:
+            self._seen.clear()
+        self._seen.add(layout)
+
+    def _compare(self, layout: Layout) -> None:
+        if layout.shapes.keys() != self._columns.keys():
+            raise BadValue("shape", f"it has the columns {', '.join(layout.shapes)}")
+        for name, found, _, _ in layout.tensors:
+            dtype, free, shape = self._columns[name]
+            sides = layout.shapes[name]
+            if found != dtype or sides[free:] != shape or len(sides) != free + len(shape):
+                raise BadValue("shape", f"its column '{name}' is {found} {sides}")
+
+
 class _Entry(msgspec.Struct, frozen=True):
     """What stands behind a name in the header; `__metadata__` has only `forebay`, a tensor has all but that."""
 
@@ -46,84 +141,66 @@ class _Entry(msgspec.Struct, frozen=True):
     forebay: str = ""
 
 
-_NOTHING = _Entry()
 _DECODER = msgspec.json.Decoder(dict[str, _Entry])
 
 
-def encode_value(identity: Mapping[str, Any], row: Mapping[str, Array], key: bytes | None = None) -> bytes:
-    """A row and whose it is, as bytes; tagged where there is a key."""
-    ordered = sorted(row.items(), key=lambda item: (-item[1].dtype.itemsize, item[0]))  # keeps all aligned
-    entries = [(name, tag_of(array), array.shape, array.nbytes) for name, array in ordered]
-    entries.append((_CHECKSUM, "U8", (_CHECKSUM_BYTES,), _CHECKSUM_BYTES))
-    if key is not None:
-        entries.append((_HMAC, "U8", (_HMAC_BYTES,), _HMAC_BYTES))
-    content = b"".join([encode_header(identity, entries, ALIGNMENT), *(as_bytes(array) for _, array in ordered)])
-    content += xxhash.xxh3_128_digest(content)
-    return content if key is None else content + tag(key, [content])
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where in a value a tensor is."""
+
+    name: str
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    count: int
+    start: int
 
 
-def decode_value(content: bytes, key: bytes | None = None) -> tuple[str, Row]:
-    """Whose row a value is, as JSON, and the row; `BadValue` unless all of it is as it was written, with that key."""
-    entries, start = _header(content)
-    identity = entries.pop("__metadata__", _NOTHING).forebay
-    row = _tensors(content, entries, start)
-    tagged = row.pop(_HMAC, None) is not None
-    if row.pop(_CHECKSUM, None) is None:
-        raise BadValue("format", "it carries no checksum")
-    covered = len(content) - _CHECKSUM_BYTES - _HMAC_BYTES * tagged
-    view = memoryview(content)
-    if xxhash.xxh3_128_digest(view[:covered]) != view[covered : covered + _CHECKSUM_BYTES]:
-        raise BadValue("checksum", "its bytes disagree with its checksum")
-    _check_tag(view, tagged, key)
-    return identity, row
-
-
-def peek_value(head: bytes) -> tuple[str, bool]:
-    """Whose row a value is, and whether it is tagged, as its first bytes say, which nobody checked."""
-    entries, _ = _header(head)
-    return entries.get("__metadata__", _NOTHING).forebay, _HMAC in entries
-
-
-def check_columns(row: Row, columns: Sequence[Column]) -> None:
-    """A row has the columns of its recipe, each of its type and shape."""
-    if len(row) != len(columns):
-        raise BadValue("shape", f"it has the columns {', '.join(row)}")
-    for column in columns:
-        found = row.get(column.name)
-        if found is None or found.dtype != column.array_dtype or found.shape[column.ragged :] != column.shape:
-            shown = "missing" if found is None else f"{found.dtype} {found.shape}"
-            raise BadValue("shape", f"its column '{column.name}' is {shown}")
-
-
-def _header(content: bytes) -> tuple[dict[str, _Entry], int]:
+def _header(content: bytes) -> bytes:
     length = int.from_bytes(content[:8], "little")
     if len(content) < 8 + length or length > MAX_HEADER_BYTES or length % ALIGNMENT:
         raise BadValue("format", f"it does not start as a value of ours does ({len(content):,} bytes)")
-    try:
-        return _DECODER.decode(memoryview(content)[8 : 8 + length]), 8 + length
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise BadValue("format", f"its header cannot be read ({type(error).__name__})") from error
+    return content[8 : 8 + length]
 
 
-def _tensors(content: bytes, entries: Mapping[str, _Entry], start: int) -> Row:
-    """The tensors of a value, which lie one behind the other to its very end."""
-    found: Row = {}
-    position = start
+@lru_cache(maxsize=KNOWN_LAYOUTS)
+def _layout(header: bytes) -> Layout:
+    """Images of one size have one header; what it says is found out once."""
     try:
-        for name, entry in entries.items():
-            dtype = _BY_TAG[entry.dtype]
-            first, stop = entry.data_offsets
-            count = (stop - first) // dtype.itemsize
-            if start + first != position or count < 0:
-                raise ValueError(f"it is at {first:,} to {stop:,}")
-            array = np.frombuffer(content, dtype, count, position)
-            found[name] = array if entry.shape == (count,) else array.reshape(entry.shape)
-            position += found[name].nbytes
-    except (ValueError, KeyError, OverflowError) as error:
-        raise BadValue("format", f"its tensor '{name}' is described wrongly ({error})") from error
-    if position != len(content):
-        raise BadValue("format", f"it has {len(content):,} bytes, and describes {position:,}")
-    return found
+        entries = _DECODER.decode(header)
+        if entries.pop("__metadata__").forebay != _METADATA_TEXT:
+            raise ValueError("another version of forebay wrote it")
+        places = _places(entries, 8 + len(header))
+    except (msgspec.DecodeError, ValueError, KeyError, OverflowError, RecursionError) as error:
+        raise BadValue("format", f"its header cannot be read ({error})") from error
+    tagged = places[-1:] != [] and places[-1].name == _HMAC
+    ends = places[-2:] if tagged else places[-1:]
+    names = [place.name for place in places[:1] + ends]
+    if names != [_IDENTITY, _CHECKSUM, _HMAC][: 2 + tagged] or ends[0].count != _CHECKSUM_BYTES:
+        raise BadValue("format", "it does not begin with its identity, or not end with its checksum")
+    first, last, tensors = places[0], ends[-1], places[1 : -len(ends)]
+    return Layout(
+        identity=slice(first.start, first.start + first.count),
+        tensors=tuple((place.name, place.dtype, place.count, place.start) for place in tensors),
+        folded=tuple((place.name, place.shape) for place in tensors if len(place.shape) != 1),
+        shapes={place.name: place.shape for place in tensors},
+        covered=ends[0].start,
+        tagged=tagged,
+        end=last.start + last.count,
+    )
+
+
+def _places(entries: Mapping[str, _Entry], start: int) -> list[_Place]:
+    """Tensors that lie one behind the other."""
+    places: list[_Place] = []
+    position = 0
+    for name, entry in entries.items():
+        dtype, (first, stop) = _BY_TAG[entry.dtype], entry.data_offsets
+        count = prod(entry.shape)
+        if first != position or min(entry.shape, default=0) < 0 or stop - first != count * dtype.itemsize:
+            raise ValueError(f"its tensor '{name}' is described wrongly")
+        places.append(_Place(name, dtype, entry.shape, count, start + first))
+        position = stop
+    return places
 
 
 def _check_tag(view: memoryview, tagged: bool, key: bytes | None) -> None:

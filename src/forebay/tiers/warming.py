@@ -10,10 +10,10 @@ from typing import Any
 
 import msgspec
 
-from forebay.cache.crew import Crew, Died, Engine, Event, Made, Refused
+from forebay.cache.crew import Crew, Died, Engine, Event, Lost, Made, Refused
 from forebay.cache.records import Progress
 from forebay.engine import InlineEngine, LocalEngine
-from forebay.errors import BuildFailed, ImageUnreadable
+from forebay.errors import ImageUnreadable, WarmingFailed
 from forebay.source import Source
 from forebay.tiers.cached_images import CachedImages
 from forebay.tiers.lmdb_tier import MAX_BYTES
@@ -50,12 +50,17 @@ class WarmTask:
     def chunks(self) -> CachedImages:
         return self.images
 
-    def make(self, chunk: int) -> Warmed:
+    def begin(self, chunk: int) -> Callable[[], Warmed]:
+        """All of the work: tiers write in a thread of their own."""
+        warmed = self._warmed(chunk)
+        return lambda: warmed
+
+    def _warmed(self, chunk: int) -> Warmed:
         """Read the samples of one batch; all rows are on disk when this returns."""
         before = self.images.statistics()
         examples: dict[str, str] = {}
         failures: Counter[str] = Counter()
-        batch = range(chunk * BATCH, min((chunk + 1) * BATCH, len(self.images)))
+        batch = _batch(chunk, len(self.images))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", TierWarning)  # the report says it
             for index in batch:
@@ -141,6 +146,9 @@ class _Warming:
         elif isinstance(event, Refused):
             self._given -= 1
             self._again(event.chunk, event.reason)
+        elif isinstance(event, Lost):
+            self._given -= 1
+            self._left.append(event.chunk)
         elif isinstance(event, Died):
             self.deaths.append(f"process {event.pid}: {event.reason}")
             if event.chunk is not None:
@@ -161,7 +169,8 @@ class _Warming:
     def _again(self, batch: int, reason: str) -> None:
         self._tries[batch] += 1
         if self._tries[batch] >= _ATTEMPTS:
-            raise BuildFailed(str(self.images.l2), {batch: reason})
+            samples = _batch(batch, len(self.images))
+            raise WarmingFailed(str(self.images.l2), samples[0], samples[-1], reason)
         self._left.append(batch)
 
     def _moment(self) -> Progress:
@@ -193,6 +202,10 @@ class _Warming:
             deaths=tuple(self.deaths),
             **sums,
         )
+
+
+def _batch(number: int, samples: int) -> range:
+    return range(number * BATCH, min((number + 1) * BATCH, samples))
 
 
 def _cores() -> int:

@@ -8,6 +8,7 @@ The thread begins with the first value and ends, all synced, when no more come; 
 ends waits for it. What was committed survives a kill; what was not is no part of the tier.
 """
 
+import shutil
 import threading
 from collections import Counter, deque
 from collections.abc import Sequence
@@ -79,9 +80,11 @@ class Writer:
         with self._changed:
             self._hurried += 1
             self._changed.notify_all()
-            while self._thread is not None:
-                self._changed.wait()
-            self._hurried -= 1
+            try:
+                while self._thread is not None:
+                    self._changed.wait()
+            finally:
+                self._hurried -= 1
 
     def _work(self) -> None:
         try:
@@ -126,10 +129,8 @@ class Writer:
             return
         try:
             self._commit_growing(batch)
-        except lmdb.MapFullError:
+        except (lmdb.Error, OSError):
             self._commit_what_fits(batch)
-        except (lmdb.Error, OSError) as error:
-            self._turn_off(f"writing failed ({error})", batch)
 
     def _commit_growing(self, batch: Sequence[Item]) -> None:
         while True:
@@ -141,16 +142,20 @@ class Writer:
                     raise
 
     def _commit_what_fits(self, batch: Sequence[Item]) -> None:
-        """The last values before the tier is as large as it may be."""
+        """The last values before there is no more room."""
         for position, item in enumerate(batch):
             try:
                 self._commit([item])
-            except lmdb.MapFullError:
-                self._turn_off(f"the tier has reached {self.max_bytes:,} bytes", batch[position:])
-                return
             except (lmdb.Error, OSError) as error:
-                self._turn_off(f"writing failed ({error})", batch[position:])
+                self._turn_off(self._why(error, item), batch[position:])
                 return
+
+    def _why(self, error: Exception, item: Item) -> str:
+        """Why a value could not be written; LMDB calls a disk that fills up in the middle of it a faulty one."""
+        if isinstance(error, lmdb.MapFullError):
+            return f"the tier has reached {self.max_bytes:,} bytes"
+        free = shutil.disk_usage(self._environment.path).free
+        return f"the disk is full ({free:,} bytes free)" if free < 2 * len(item.value) else f"writing failed ({error})"
 
     def _commit(self, batch: Sequence[Item]) -> None:
         if not self._has_room(batch):
@@ -173,8 +178,8 @@ class Writer:
     def _sync(self) -> None:
         try:
             self._environment.sync()
-        except lmdb.Error as error:
-            self._turn_off(f"writing failed ({error})", ())
+        except (lmdb.Error, OSError) as error:
+            self._turn_off(f"syncing failed ({error})", ())
 
     def _turn_off(self, why: str, lost: Sequence[Item]) -> None:
         with self._changed:

@@ -12,7 +12,7 @@ A cache with the columns `tokens` and `seq_lens` gives training batches:
 Every other column becomes a tensor as it is; a ragged one `name` (flat values) and `name.offsets`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -49,6 +49,18 @@ class Training:
         unknown = [name for name in self.derive if name not in get_args(Derived)]
         if unknown:
             raise ValueError(f"derive names {unknown}; known are: {', '.join(get_args(Derived))}")
+
+
+def refuse_without_training(labels: LabelStyle | None, derive: Sequence[Derived]) -> None:
+    """Other batches have neither labels nor positions: what was asked for beyond the defaults would be left out."""
+    usual = Training()
+    asked = {"labels": labels not in (None, usual.labels), "derive": tuple(derive) not in ((), usual.derive)}
+    left_out = [name for name, is_asked in asked.items() if is_asked]
+    if left_out:
+        raise ValueError(
+            f"{' and '.join(left_out)} given, but only batches of `tokens` and `seq_lens` have such; leave out "
+            "`columns` and `collate`, or derive them with forebay.masks"
+        )
 
 
 def plain_batch(read: Read, buffers: Buffers) -> Batch:
@@ -92,6 +104,8 @@ def padded_lengths(lengths: Ragged) -> Array:
 
 def _derived(tokens: Array, seq_lens: Array, training: Training, buffers: Buffers) -> Batch:
     found: dict[str, Array] = {}
+    if training.labels is None and not training.derive:
+        return {}
     whole = masks.whole_lengths(seq_lens, tokens.shape[1]) if len(tokens) else np.zeros((0, 1), np.int32)
     if training.labels is not None:
         found["labels"] = buffers.empty(tokens.shape, _INT64)

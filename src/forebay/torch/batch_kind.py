@@ -7,9 +7,10 @@ from functools import partial
 from forebay import torch as names
 from forebay.cache.reader import Cache
 from forebay.masks.documents import LabelStyle
-from forebay.torch.batch import TRAINED_ON, Derived, Training, plain_batch, training_batch
+from forebay.torch.batch import TRAINED_ON, Derived, Training, plain_batch, refuse_without_training, training_batch
 from forebay.torch.buffers import Buffers
-from forebay.torch.collate import Collate
+from forebay.torch.collate import Collate, check_caches
+from forebay.torch.given import checked_names
 from forebay.torch.making import Collating, Deriving, Making
 from forebay.torch.pace import batch_bytes, suitable_threads
 from forebay.torch.transform import Transform
@@ -35,13 +36,17 @@ def batch_kind(
     derive: Sequence[Derived],
 ) -> BatchKind:
     """The kind that was asked for; where nothing was, that of the caches."""
+    columns = None if columns is None else checked_names("columns", columns)
+    derive = checked_names("derive", derive)
     if collate is None and columns is None:
         collate = _usual_collate(caches)
     if collate is not None:
-        return _collated(collate, tuple(columns or ()), caches)
+        refuse_without_training(labels, derive)
+        return _collated(collate, columns or (), caches)
     if columns is None and all(set(TRAINED_ON) <= set(cache.columns) for cache in caches):
-        return _training(Training(labels, tuple(derive)), caches)
-    return _plain(tuple(columns or caches[0].default_columns), caches)
+        return _training(Training(labels, derive), caches)
+    refuse_without_training(labels, derive)
+    return _plain(columns or caches[0].default_columns, caches)
 
 
 def _usual_collate(caches: Sequence[Cache]) -> Collate | None:
@@ -50,6 +55,8 @@ def _usual_collate(caches: Sequence[Cache]) -> Collate | None:
 
 
 def _collated(collate: Collate, further: tuple[str, ...], caches: Sequence[Cache]) -> BatchKind:
+    check_caches(collate, caches)
+
     def making(buffers: Buffers, transform: Transform | None) -> Making:
         return Collating(collate, further, transform, buffers)
 

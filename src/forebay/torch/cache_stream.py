@@ -40,6 +40,10 @@ class CacheStream:
         self._orders = [self.ordering.of(part.counts, number) for number, part in enumerate(self._parts)]
         self._starts = np.cumsum([0, *(order.size for order in self._orders)])
 
+    def __repr__(self) -> str:
+        which = "" if self._rule is None else f" ({self._rule.digest})"
+        return f"{self.size(0):,} rows{which} of {self.cache!r}, {self.ordering.kind} order, seed {self.seed}"
+
     @property
     def caches(self) -> tuple[Cache, ...]:
         return (self.cache,)
@@ -74,17 +78,20 @@ class CacheStream:
             "generations": list(self.generations),
             "rows": [order.size for order in self._orders],
             "selection": None if self._rule is None else self._rule.digest,
+            "selected": [part.selected for part in self._parts],
             **self.ordering.state(),
         }
 
     def resumed(self, state: Mapping[str, Any]) -> "CacheStream":
         """The stream of the epoch that the state was taken in, whatever was published since."""
         mine, pinned = self.state(), self.cache.generation.number
+        if "mixture" in state:
+            raise StateMismatch(self.cache.root, {"what is read": ("a mixture", "one cache")})
         self._refuse_other(state, mine, ("cache_id", "layers", "seed", "shuffle", "selection"))
         if max(state["generations"]) > pinned:
             raise StateMismatch(self.cache.root, {"generation": (max(state["generations"]), pinned)})
         then = self._with(self.cache, state["generations"], Ordering.of_state(state))
-        self._refuse_other(state, then.state(), ("rows",))
+        self._refuse_other(state, then.state(), ("rows", "selected"))
         return then
 
     def moved(self) -> "CacheStream":

@@ -9,6 +9,7 @@ is checked as it is taken, so that what becomes of it is written straight to whe
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
+from forebay.cache.reader import Cache
 from forebay.columns import Array
 from forebay.order.coins import Coins
 from forebay.torch.batch import Batch
@@ -18,7 +19,10 @@ Rows = Mapping[str, Array | Iterable[Array]]
 
 
 class Collate(Protocol):
-    """A batch made of rows, with the coins of their samples, in memory that `buffers` lend. Called by many threads."""
+    """A batch made of rows, with the coins of their samples, in memory that `buffers` lend. Called by many threads.
+
+    Optional: `check_cache(cache)`, which raises where batches of that cache's rows would be wrong.
+    """
 
     @property
     def columns(self) -> Sequence[str]:
@@ -31,3 +35,11 @@ class Collate(Protocol):
         ...
 
     def collate(self, rows: Rows, coins: Coins, buffers: Buffers) -> Batch: ...
+
+
+def check_caches(collate: Collate, caches: Sequence[Cache]) -> None:
+    """Let a collate refuse caches that it was not made for."""
+    check = getattr(collate, "check_cache", None)
+    if check is not None:
+        for cache in caches:
+            check(cache)

@@ -19,10 +19,11 @@ from forebay.errors import ColumnNotFound
 from forebay.masks.documents import LabelStyle
 from forebay.order.bijection import Numbers
 from forebay.order.coins import Coins
-from forebay.torch.batch import TRAINED_ON, Batch, Training, plain_batch, training_batch
+from forebay.torch.batch import TRAINED_ON, Batch, Training, plain_batch, refuse_without_training, training_batch
 from forebay.torch.buffers import Buffers
-from forebay.torch.collate import Collate
+from forebay.torch.collate import Collate, check_caches
 from forebay.torch.gather import view_rows
+from forebay.torch.given import checked_batch, checked_cache, checked_names, checked_rule
 from forebay.torch.stream import Located, Rule
 from forebay.torch.transform import Transform, by_row, by_sample, row_coins
 
@@ -58,14 +59,20 @@ class CacheDataset(Dataset[Row]):
         transform: Transform | None = None,
         seed: int = 0,
     ) -> None:
-        self.cache = cache
+        self.cache = checked_cache(cache)
         self.seed = seed
-        self._selection = None if selection is None else selection.of(cache)
+        rule = checked_rule(selection)
+        self._selection = None if rule is None else rule.of(cache)
+        columns = None if columns is None else checked_names("columns", columns)
         if collate is not None and columns is not None:
             raise ValueError(f"columns is {list(columns)} beside a collate, which reads columns of its own; give one")
+        if collate is not None:
+            check_caches(collate, [cache])
         trains = collate is None and columns is None and set(TRAINED_ON) <= set(cache.columns)
         self._columns = TRAINED_ON if trains else columns
-        self._training = _row_training(labels, derive) if trains else None
+        self._training = _row_training(labels, checked_names("derive", derive)) if trains else None
+        if not trains:
+            refuse_without_training(labels, derive)
         self._names = None if names is None else _checked_names(names)
         self._collate = collate
         self._transform = transform
@@ -86,7 +93,7 @@ class CacheDataset(Dataset[Row]):
         rows = self._rows(indices)
         batch = self._batch(rows)
         if self._transform is not None:
-            batch = self._transform(batch, self._coins(rows))
+            batch = checked_batch(self._transform(batch, self._coins(rows)))
         split = {name: _split(batch, ours) for name, ours in self._names_in(batch).items()}
         return [{name: values[row] for name, values in split.items()} for row in range(len(rows))]
 

@@ -22,6 +22,7 @@ Made = TypeVar("Made")
 
 _PATIENCE_SECONDS = 2.0  # for tasks under way, when a feed is stopped; what takes longer is left behind
 _running: "weakref.WeakSet[Feed[Any]]" = weakref.WeakSet()
+_process = object()  # stands for this process; its number would be asked of the system with every batch
 
 
 class _End:
@@ -47,7 +48,7 @@ class Feed(Generic[Made]):
     def __init__(self, make: Callable[[int], Iterator[Made]], count: int, *, threads: int, ahead: int) -> None:
         self._make = make
         self._count = count
-        self._pid = os.getpid()
+        self._process = _process
         self._stopped = False
         self._tasks: SimpleQueue[int | None] = SimpleQueue()
         self._slots: list[_Slot[Made]] = [_Slot(ahead) for _ in range(threads + 1)]
@@ -63,7 +64,7 @@ class Feed(Generic[Made]):
     @property
     def is_mine(self) -> bool:
         """Whether the threads of this feed are threads of this process."""
-        return self._pid == os.getpid()
+        return self._process is _process
 
     def items(self) -> Iterator[Made]:
         """All items; waits for each. Without threads, it is made now."""
@@ -112,6 +113,15 @@ class Feed(Generic[Made]):
             slot.room.get()
             if self._stopped:
                 return
+
+
+def _forked() -> None:
+    global _process
+    _process = object()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)
 
 
 @atexit.register

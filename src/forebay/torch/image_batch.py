@@ -43,6 +43,7 @@ from forebay.torch.image_paint import Planes, mirrored
 from forebay.torch.image_tags import TagReader, TagStyle
 
 _DTYPES = (torch.uint8, torch.float32, torch.float16, torch.bfloat16)
+_SHARED = ("size", "pad_color", "storage")  # what a recipe and the rows given must agree on, beside tags
 _KEPT_BATCHES = 2  # whose memory is used again, as a `collate_fn`
 
 
@@ -103,8 +104,20 @@ class ImageBatch:
         """Draw the coins of this epoch from now on, also in worker processes that are running."""
         self._epoch.fill_(epoch)
 
+    def check_cache(self, cache: Cache) -> None:
+        """Refuse a cache whose canvases or tags are others: its boxes and indices would mean something else here."""
+        theirs = image_recipe(cache)
+        names = _SHARED if self._tag_style is None else (*_SHARED, "tags")
+        differs = [name for name in names if getattr(theirs, name) != getattr(self.recipe, name)]
+        if differs:
+            raise ValueError(
+                f"the cache at '{cache.root}' was built with another {', '.join(differs)} than this ImageBatch is for; "
+                "make it of that cache, and mix only caches that share these"
+            )
+
     def __call__(self, rows: Sequence[Mapping[str, Array | Tensor]]) -> Batch:
         """A batch of rows as they are stored: of a `CacheDataset`, or of `forebay.tiers.CachedImages`."""
+        _check_rows(rows, self.columns)
         read: dict[str, Any] = {name: [np.asarray(row[name]) for row in rows] for name in self.columns}
         for name, width in (("box", 4), ("original_size", 2)):
             read[name] = np.array(read[name], np.int32).reshape(len(rows), width)
@@ -147,6 +160,13 @@ class ImageBatch:
 def _sample(rows: Rows, image: int) -> str:
     """What an image of a batch is called."""
     return bytes(list(rows["id"])[image]).decode("utf-8", "backslashreplace")
+
+
+def _check_rows(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> None:
+    for missing in (name for row in rows for name in columns if name not in row):
+        raise ValueError(
+            f"rows have no column '{missing}'; {', '.join(columns)} are expected, as a cache of this recipe stores them"
+        )
 
 
 def _probability(flip: float) -> float:

@@ -68,7 +68,7 @@ class CanvasMaker:
         changed = transformed(self._pasted(contents, boxes), self._transforms, coins)
         pixels, canvases = self._canvases(len(boxes), changed.size, buffers)
         for canvas, image in zip(canvases, changed.pixels.numpy(), strict=True):
-            self._painter.paint(canvas, image)
+            self._painter.paint(canvas, image, 0)
         mask, box = changed.mask.contiguous().numpy(), changed.box.contiguous().numpy()
         batch = {"pixels": pixels, "pixel_mask": tensor(buffers.hold(mask))}
         if self._tokens is not None:

@@ -122,9 +122,10 @@ def _each(values: ArrayLike, count: int) -> Ints:
 
 def _overlap(start: int, length: int, available: int) -> tuple[slice, slice]:
     """Where a window from `start` on has content, and which of what is available that is."""
-    low, high = max(0, start), max(0, min(available, start + length))
-    low = min(low, high)
-    return slice(low - start, high - start) if high > low else slice(0, 0), slice(low, high)
+    low, high = max(0, start), min(available, start + length)
+    if high <= low:
+        return slice(0, 0), slice(0, 0)
+    return slice(low - start, high - start), slice(low, high)
 
 
 def _boxes_through(box: Tensor, left: Ints, top: Ints, size: Size) -> Tensor:

@@ -15,9 +15,11 @@ Shares = NDArray[np.float64]
 
 def fill_pixel_masks(out: Bools, boxes: list[Box]) -> None:
     """True = PAD, `[images, height, width]`."""
-    out.fill(True)
     for mask, (left, top, width, height) in zip(out, boxes, strict=True):
-        mask[top : top + height, left : left + width] = False
+        mask[:top] = mask[top + height :] = True
+        lines = mask[top : top + height]
+        lines[:] = False
+        lines[:, :left] = lines[:, left + width :] = True
 
 
 class TokenMasks:

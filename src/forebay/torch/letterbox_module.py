@@ -41,7 +41,8 @@ class LetterboxModule(nn.Module):
 
     What a file brings along (EXIF, alpha, 16 bits) is treated before, as `forebay.images.prepare` does; what "jpeg" or
     "fast" in a recipe do to pixels is not imitated. An image so small that all of its tokens would be ignored is
-    refused; but a graph cannot refuse: there, all of its `token_mask` is True.
+    refused; but a graph cannot refuse: there, all of its `token_mask` is True. The products are dense and in float64:
+    6 · size operations per pixel of the image, 2.7 · 10⁹ per megapixel at 448.
     """
 
     def __init__(
@@ -70,7 +71,8 @@ class LetterboxModule(nn.Module):
         if not torch.compiler.is_exporting():
             self._refuse(width, height)
         sides = torch.stack([torch.scalar_tensor(side, dtype=torch.int64) for side in (width, height)])
-        box = letterbox_box(sides.to(planes.device), self.size)
+        sides = sides.to(planes.device)
+        box = letterbox_box(sides, self.size)
         across, down = self._line(width, box[0], box[2]), self._line(height, box[1], box[3])
         content = down.inside[:, None] & across.inside[None, :]
         pixels = torch.where(content, _resized(planes, across.weights.mT, down.weights, box), self._pad(planes.device))
@@ -118,10 +120,10 @@ class _Line(NamedTuple):
 
 
 def letterbox_box(sides: Tensor, size: int) -> Tensor:
-    """The box `[4]` (left, top, width, height) on the canvas of an image `[2]` (width, height), all int64."""
-    m = sides.max().clamp(min=size)
+    """The box `[..., 4]` (left, top, width, height) on its canvas of an image `[..., 2]` (width, height), all int64."""
+    m = sides.amax(dim=-1, keepdim=True).clamp(min=size)
     fitted = ((2 * sides * size + m) // (2 * m)).clamp(min=1)
-    return torch.cat(((size - fitted) // 2, fitted))
+    return torch.cat(((size - fitted) // 2, fitted), dim=-1)
 
 
 def _resized(planes: Tensor, across: Tensor, down: Tensor, box: Tensor) -> Tensor:

@@ -24,12 +24,13 @@ from forebay.torch.buffers import Buffers
 from forebay.torch.cache_stream import CacheStream, generation_of
 from forebay.torch.collate import Collate
 from forebay.torch.feed import Feed
+from forebay.torch.given import checked_batch_size, checked_rule, checked_source, checked_state
 from forebay.torch.growing import Growing
 from forebay.torch.growth import Growth, Policy
 from forebay.torch.pace import Pace, batch_bytes
 from forebay.torch.ranks import current_ranks
 from forebay.torch.runs import Runs
-from forebay.torch.shuffle import Shuffle, choose_ordering, refuse_large_window
+from forebay.torch.shuffle import Shuffle, choose_ordering, decoded_columns, refuse_large_window
 from forebay.torch.stream import Rule, Stream
 from forebay.torch.transform import Transform
 
@@ -57,7 +58,7 @@ class Loader:
         source: Cache | Stream,
         *,
         global_batch_size: int,
-        seed: int = 0,
+        seed: int | None = None,
         shuffle: Shuffle | None = "auto",
         window: Window | None = None,
         selection: Rule | None = None,
@@ -75,14 +76,14 @@ class Loader:
         world_size: int | None = None,
     ) -> None:
         self.ranks = current_ranks(rank, world_size)
-        self.global_batch_size = index(global_batch_size)
+        self.global_batch_size = checked_batch_size(global_batch_size, self.ranks.world_size)
         self.drop_last = drop_last
         self.epoch = self.position = 0
         self.grown: Growth | None = None
         self._on_growth = on_growth
         self._growing = Growing(growth, self.ranks, self._report)
         self._turn = 0
-        self._check_batch_size()
+        source = checked_source(source)
         if isinstance(source, Cache):  # a rank that opened it a moment later may have found a newer generation
             source = generation_of(source, self.ranks.lowest(source.generation.number))
         caches = [source] if isinstance(source, Cache) else list(source.caches)
@@ -90,18 +91,20 @@ class Loader:
         if not isinstance(source, Cache):
             _refuse_beside(
                 source,
-                seed=seed not in (0, source.seed),
+                seed=seed not in (None, source.seed),
                 shuffle=shuffle != "auto",
                 window=window is not None,
                 selection=selection is not None,
                 growth=growth != "pinned",
+                on_growth=on_growth is not None,
             )
-        self.stream = self._stream(source, kind.columns, shuffle, seed, window, selection)
+        self.stream = self._stream(source, kind.columns, shuffle, index(seed or 0), window, checked_rule(selection))
         self._pace = Pace.of(
             kind.threads if threads is None else threads,
             prefetch,
             read_bytes=batch_bytes(caches[0], kind.columns, self._local_size),
             batch_bytes=kind.row_bytes * self._local_size,
+            decoded=any(decoded_columns(cache, kind.columns) for cache in caches),
         )
         self._making = kind.making(Buffers(keep=self._pace.batches + 2), transform)
 
@@ -109,6 +112,13 @@ class Loader:
         """Batches of a whole epoch, as far as is known now."""
         size = self.stream.size(self.epoch)
         return size // self.global_batch_size if self.drop_last else -(-size // self.global_batch_size)
+
+    def __repr__(self) -> str:
+        rank = f", rank {self.ranks.rank} of {self.ranks.world_size}" if self.ranks.world_size > 1 else ""
+        return (
+            f"<Loader of {self.stream!r} in batches of {self.global_batch_size}{rank}, at row {self.position:,} of "
+            f"{self.stream.size(self.epoch):,} of epoch {self.epoch}>"
+        )
 
     def __iter__(self) -> Iterator[Batch]:
         """The rest of this epoch. There is one place where a loader stands: a later iteration ends an earlier one."""
@@ -126,12 +136,14 @@ class Loader:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Stand where a loader stood: with any batch size, number of ranks, threads, and on a cache that has grown."""
-        if state.get("version") != STATE_VERSION:
-            raise StateMismatch(self._root, {"the version of the state": (state.get("version"), STATE_VERSION)})
+        if checked_state(state, STATE_VERSION)["version"] != STATE_VERSION:
+            raise StateMismatch(self._root, {"the version of the state": (state["version"], STATE_VERSION)})
         epoch, position = int(state["epoch"]), int(state["position"])
         if min(epoch, position) < 0:
             raise ValueError(f"the state stands at epoch {epoch}, position {position}; both count from 0")
         resumed = self.stream.resumed(state["stream"])
+        if position > resumed.size(epoch):
+            raise StateMismatch(self._root, {"position": (position, f"at most {resumed.size(epoch)}")})
         self.epoch, self.position = epoch, position
         self.stream = resumed if self.position else self._growing.between(resumed)
         self._turn += 1
@@ -144,7 +156,13 @@ class Loader:
 
     def move_to(self, generation: int) -> None:
         """Take up the rows of a newer generation: from the next epoch on, or in this one with growth="within"."""
-        self.stream = self._one_cache().reading(generation)
+        stream = self._one_cache()
+        if not stream.cache.generation.number <= generation <= stream.newest():
+            raise ValueError(
+                f"generation is {generation}; '{stream.cache.root}' is read at generation "
+                f"{stream.cache.generation.number}, and the newest is {stream.newest()}"
+            )
+        self.stream = stream.reading(generation)
 
     def _stream(
         self,
@@ -158,7 +176,7 @@ class Loader:
         if not isinstance(source, Cache):
             self._check_generations(source.caches)
             return source
-        choose = partial(choose_ordering, columns=columns, shuffle=shuffle, seed=index(seed), window=window)
+        choose = partial(choose_ordering, columns=columns, shuffle=shuffle, seed=seed, window=window)
         stream = CacheStream(source, choose, selection)
         if stream.ordering.window is not None:
             refuse_large_window(source, columns, stream.ordering.window, self.ranks)
@@ -173,6 +191,7 @@ class Loader:
         if self.position < size and not self.drop_last:
             yield from self._fed(turn, size)
         self._check_turn(turn)
+        self._refuse_no_batch(size)
         self.epoch, self.position = self.epoch + 1, 0
         self.stream = self._growing.between(self.stream)
 
@@ -230,12 +249,12 @@ class Loader:
                     f"on every rank: fb.open_cache(root, generation={lowest})"
                 )
 
-    def _check_batch_size(self) -> None:
-        world = self.ranks.world_size
-        if self.global_batch_size < 1 or self.global_batch_size % world:
+    def _refuse_no_batch(self, size: int) -> None:
+        """An epoch without a batch would be over at once, again and again."""
+        if size < self.global_batch_size and self.drop_last:
             raise ValueError(
-                f"global_batch_size {self.global_batch_size} is no multiple of the world size {world}; "
-                f"choose one that {world} ranks can share evenly"
+                f"the {size:,} rows of an epoch fill no batch of {self.global_batch_size:,}; "
+                "choose a smaller global_batch_size, or drop_last=False"
             )
 
     @property
@@ -252,6 +271,6 @@ def _refuse_beside(stream: Stream, **given: bool) -> None:
     left_out = [name for name, is_given in given.items() if is_given]
     if left_out:
         raise ValueError(
-            f"{', '.join(left_out)} cannot be given beside a {type(stream).__name__}, which has its own order; "
-            "give it where that is made, if it can be"
+            f"{', '.join(left_out)} cannot be given beside a {type(stream).__name__}, which has its own order and "
+            "generations; give it where that is made, if it can be"
         )

@@ -11,6 +11,7 @@ from forebay.torch.batch import Batch, Read, plain_batch
 from forebay.torch.buffers import Buffers
 from forebay.torch.collate import Collate
 from forebay.torch.gather import gather_batches, view_rows
+from forebay.torch.given import checked_batch
 from forebay.torch.stream import Located, Stream
 from forebay.torch.transform import Naming, Transform, by_row, by_sample, row_coins
 
@@ -40,7 +41,7 @@ class Deriving:
         batch |= _tags(located)
         if self.transform is None:
             return batch
-        return self.transform(batch, _coins(stream, epoch, located, by_row))
+        return checked_batch(self.transform(batch, _coins(stream, epoch, located, by_row)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,7 @@ class Collating:
             further = plain_batch(read, self.buffers)
             _refuse_twice(batch, further)
             batch |= further
-        return batch if self.transform is None else self.transform(batch, coins)
+        return batch if self.transform is None else checked_batch(self.transform(batch, coins))
 
 
 def _coins(stream: Stream, epoch: int, located: Located, naming: Naming) -> Coins:

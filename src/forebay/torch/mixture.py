@@ -22,6 +22,7 @@ from forebay.order.shares import ChangingShares, Phase
 from forebay.order.window import Window
 from forebay.torch.batch import TRAINED_ON
 from forebay.torch.cache_stream import CacheStream
+from forebay.torch.given import checked_cache, checked_rule
 from forebay.torch.loader import Loader
 from forebay.torch.shuffle import Shuffle, choose_ordering
 from forebay.torch.stream import Located, Rule
@@ -77,7 +78,9 @@ class Mixture:
 
         `changes` are other weights from a row of the mixture on: `[(480_000, [0.5, 0.5])]`.
         """
-        _check_columns([each.cache for each in ingredients])
+        if not all(isinstance(each, Ingredient) for each in ingredients):
+            raise TypeError("a mixture is made of ingredients: [Ingredient(cache, weight=0.7), …]")
+        _check_columns([checked_cache(each.cache) for each in ingredients])
         streams = [
             _stream(each, shuffle, key_of("mixture", seed, number), window) for number, each in enumerate(ingredients)
         ]
@@ -88,6 +91,11 @@ class Mixture:
         phases = [Phase(0, weights), *(Phase(row, _plain(changed)) for row, changed in changes)]
         asked = _asked(ingredients, changes, epoch_rows)
         return cls(streams, phases, rows if epoch_rows is None else epoch_rows, seed, asked)
+
+    def __repr__(self) -> str:
+        pairs = zip(self.phases[-1].weights, self.caches, strict=True)
+        shares = ", ".join(f"{weight:g} × '{cache.root}'" for weight, cache in pairs)
+        return f"<Mixture of {shares}; {self.epoch_rows:,} rows in an epoch, seed {self.seed}>"
 
     @property
     def caches(self) -> tuple[Cache, ...]:
@@ -135,6 +143,8 @@ class Mixture:
 
     def resumed(self, state: Mapping[str, Any]) -> "Mixture":
         """With the weights and epochs of the state, whatever changed since, on the generations it was taken on."""
+        if "mixture" not in state:
+            raise StateMismatch(self._roots, {"what is read": ("one cache", f"a mixture of {len(self.streams)}")})
         self._refuse_other(state)
         streams = [stream.resumed(then) for stream, then in zip(self.streams, state["mixture"], strict=True)]
         phases = [Phase(start, tuple(weights)) for start, weights in state["phases"]]
@@ -147,7 +157,11 @@ class Mixture:
         theirs = {"mixture": f"{count} caches", "seed": state.get("seed"), **state.get("asked", {})}
         differs = {name: (theirs.get(name), mine[name]) for name in mine if theirs.get(name) != mine[name]}
         if differs:
-            raise StateMismatch(", ".join(cache.root for cache in self.caches), differs)
+            raise StateMismatch(self._roots, differs)
+
+    @property
+    def _roots(self) -> str:
+        return ", ".join(dict.fromkeys(cache.root for cache in self.caches))
 
 
 def change_weights(loader: Loader, weights: Sequence[float]) -> None:
@@ -163,7 +177,7 @@ def _stream(each: Ingredient, shuffle: Shuffle | None, seed: int, window: Window
     trains = set(TRAINED_ON) <= set(each.cache.columns)
     columns = TRAINED_ON if trains else each.cache.default_columns
     choose = partial(choose_ordering, columns=columns, shuffle=shuffle, seed=seed, window=window)
-    return CacheStream(each.cache, choose, each.selection)
+    return CacheStream(each.cache, choose, checked_rule(each.selection))
 
 
 def _weights(ingredients: Sequence[Ingredient], sizes: Sequence[int]) -> tuple[tuple[float, ...], int]:

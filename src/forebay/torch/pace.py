@@ -1,6 +1,6 @@
 """How far ahead of the training step batches are made: bounded by batches, and unless told, by bytes.
 
-run     batches that are found and checked together; by one thread, copied and derived one after the other
+run     batches that are found, checked and decoded together; by one thread, copied and derived one after the other
 piece   batches that are handed over together: waking a thread costs as much as copying 64 KiB
 """
 
@@ -26,13 +26,17 @@ class Pace:
     ahead: int
 
     @classmethod
-    def of(cls, threads: int, prefetch: int | None, *, read_bytes: int, batch_bytes: int) -> "Pace":
-        """At most `prefetch` batches ahead, or as many as 16 MiB hold; by many threads, each of them a whole run."""
+    def of(cls, threads: int, prefetch: int | None, *, read_bytes: int, batch_bytes: int, decoded: bool) -> "Pace":
+        """At most `prefetch` batches ahead, or as many as 16 MiB hold.
+
+        Where little is to be found, many threads share the copying and deriving: a run is as long as one of them may go
+        ahead. Where blocks are decoded, runs are long, and one thread decodes the next while another copies.
+        """
         if threads < 0 or (prefetch is not None and prefetch < 1):
             raise ValueError(f"threads is {threads} and prefetch is {prefetch}; 0 or more, and 1 or more are expected")
         wanted = prefetch or _between(_LEAST, _AHEAD_BYTES // max(1, batch_bytes), _MOST)
         each = max(1, wanted // (threads + 1))
-        run = each if threads > 1 else _between(1, _RUN_BYTES // max(1, read_bytes), _MOST)
+        run = each if threads > 1 and not decoded else _between(1, _RUN_BYTES // max(1, read_bytes), _MOST)
         piece = _between(1, _PIECE_BYTES // max(1, batch_bytes), min(each, run)) if threads else 1
         return cls(threads, run, piece, max(1, each // piece))
 

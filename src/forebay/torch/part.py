@@ -7,6 +7,8 @@
 Rows are read through one cache, whose generation has the chunks of all parts.
 """
 
+from functools import cached_property
+
 import numpy as np
 
 from forebay.cache.reader import Cache
@@ -29,6 +31,11 @@ class Part:
         self._firsts = np.concatenate([[0], np.cumsum(self.counts)])
         self._whole = older is None
         self._shifts = None if reading is pinned else _shifts(pinned, reading)
+
+    @cached_property
+    def selected(self) -> str | None:
+        """A digest of the selected rows, which a rule may know by a name alone; None where all are in."""
+        return None if self._selection is None else self._selection.digest
 
     def rows(self, indices: Numbers) -> Numbers:
         """The row numbers in the reading cache."""

@@ -30,19 +30,19 @@ class Kernel(NamedTuple):
 def resize_weights(length: int, fitted: Tensor, positions: Tensor, resample: str) -> Tensor:
     """The weights `[positions, length]` of a line of `length` pixels in some pixels of it, resized to `fitted`.
 
-    They are whole numbers in float64, 2²² for all of a pixel.
+    They are whole numbers in float64, 2²² for all of a pixel. A line gets shorter, or stays as it is.
     """
     scale = torch.scalar_tensor(length, dtype=torch.float64, device=positions.device) / fitted
     pixels = torch.arange(length, device=positions.device)
     if resample == "nearest":
         return (pixels == _nearest(scale, positions)[:, None]).double() * float(1 << PRECISION_BITS)
     kernel = KERNELS[resample]
-    centers, width = (positions.double() + 0.5) * scale, scale.clamp(min=1.0)
-    # A cast cuts off what is behind the point, as in C.
-    first = (centers - kernel.support * width + 0.5).long()[:, None]
-    stop = (centers + kernel.support * width + 0.5).long()[:, None]
-    weights = kernel.weight((pixels - centers[:, None] + 0.5) * torch.reciprocal(width))
-    weights = torch.where((pixels >= first) & (pixels < stop), weights, 0.0)
+    centers = (positions.double() + 0.5) * scale
+    weights = kernel.weight((pixels - centers[:, None] + 0.5) * torch.reciprocal(scale))
+    # The first pixel that counts is one by Pillow's rounding (a cast cuts off, as in C). The kernel's own may see the
+    # one before it at the edge of a box; at the other end they agree.
+    first = (centers - kernel.support * scale + 0.5).long()[:, None]
+    weights = torch.where(pixels >= first, weights, 0.0)
     return _in_fixed_point(weights / weights.sum(dim=1, keepdim=True))
 
 

@@ -18,6 +18,7 @@ from forebay.columns import Columns
 from forebay.errors import SelectionEmpty
 from forebay.order.selection import Bits, ChunkSelection, Selection, packed_bytes
 from forebay.order.split import chunk_names, on_training_side, sample_names
+from forebay.torch.given import checked_names
 from forebay.torch.kept_bits import keep_bits
 from forebay.torch.stream import Rule
 
@@ -78,8 +79,8 @@ class Split:
 class Where:
     """The rows for which `predicate` is true, of all or of those `within` another rule.
 
-    It is called once per chunk, with the named columns of all its rows, and answers with one truth per row. The name
-    stands for it in a loader's state.
+    It is called once per chunk, with the named columns of all its rows, and answers with one truth per row. A
+    loader's state knows it by its name, and by a digest of the rows it chose.
 
         Where("long", lambda columns: columns["length"] >= 40, columns=["length"])
     """
@@ -90,6 +91,9 @@ class Where:
     within: Rule | None = None
     # What a predicate does may change under its name, so what it chose is known by this object alone.
     _token: str = field(default_factory=lambda: secrets.token_hex(16), init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        checked_names("columns", self.columns)
 
     @property
     def digest(self) -> str:

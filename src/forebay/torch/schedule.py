@@ -72,6 +72,9 @@ class Schedule:
         self.multiplier(0)  # refuses terms that make no schedule
         self._warn_of_a_long_warmup()
 
+    def __repr__(self) -> str:
+        return f"<Schedule at step {self.step:,} of {self.total:,}, warm-up of {self.warmup:,}>"
+
     @property
     def total(self) -> int:
         """Steps in all, as known now."""

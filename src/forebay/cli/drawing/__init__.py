@@ -27,8 +27,10 @@ from forebay.cli.drawing.status import draw_gaps, draw_status
 from forebay.cli.drawing.summary import draw_summary
 from forebay.cli.drawing.taught import draw_import, draw_taught_sheet
 from forebay.cli.drawing.teachers import draw_alignment, draw_teacher_estimate
+from forebay.cli.drawing.tiers import draw_tier, draw_tier_clear, draw_tier_verify, draw_warm
 from forebay.cli.records import DemoReport, DryRun, ImagePeek, ImageSheet, PackedPeek, Peek, TaughtSheet
 from forebay.teachers import Alignment, TeacherEstimate
+from forebay.tiers.records import TierClearReport, TierSummary, TierVerifyReport, WarmReport
 
 DRAWINGS: dict[type[Any], Callable[[Any], RenderableType]] = {
     Alignment: draw_alignment,
@@ -49,7 +51,11 @@ DRAWINGS: dict[type[Any], Callable[[Any], RenderableType]] = {
     Summary: draw_summary,
     TaughtSheet: draw_taught_sheet,
     TeacherEstimate: draw_teacher_estimate,
+    TierClearReport: draw_tier_clear,
+    TierSummary: draw_tier,
+    TierVerifyReport: draw_tier_verify,
     VerifyReport: draw_verify,
+    WarmReport: draw_warm,
 }
 
 

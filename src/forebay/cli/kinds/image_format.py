@@ -6,6 +6,8 @@ from typing import Literal, get_args
 
 import click
 
+from forebay.sources.paths import STREAM_SUFFIXES
+
 ImageFormat = Literal["files", "manifest", "parquet"]
 SUFFIXES: dict[str, ImageFormat] = {".jsonl": "manifest", ".parquet": "parquet"}
 
@@ -30,4 +32,6 @@ def format_of(paths: Sequence[str]) -> ImageFormat:
 
 
 def _suffix_format(path: str) -> ImageFormat:
-    return SUFFIXES.get(os.path.splitext(path.removesuffix(".gz"))[1].lower(), "files")
+    for suffix in STREAM_SUFFIXES:
+        path = path.removesuffix(suffix)
+    return SUFFIXES.get(os.path.splitext(path)[1].lower(), "files")

@@ -1,0 +1,204 @@
+"""Train a small ViT that tags pictures of any shape, export it with its preprocessing, and run it in onnxruntime.
+
+    python examples/train_tagger.py runs/birds --epochs 12 --export
+
+Draws birds of several colours, plain or striped, that look left or right; builds a cache of them, trains on it, and
+asks onnxruntime about pictures that were held out. The same command goes on from the last checkpoint, with the very
+batches and losses it would have had. Needs pip install 'forebay[torch,images,onnx]'.
+"""
+
+import argparse
+import json
+import os
+import random
+import warnings
+import zlib
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import torch
+from PIL import Image, ImageDraw
+from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+import forebay as fb
+from forebay.torch import CacheDataset, ImageBatch, LetterboxModule, Loader, MaskedViTBlock, Split
+
+SIZE, PATCH = 64, 8
+VALUES = {"normalize": "imagenet", "dtype": torch.float32, "patch": PATCH}  # one choice, for training and export
+ORIENTATION = {"looking_left": "looking_right"}  # a flipped bird looks the other way
+COLORS = {"red": (200, 40, 40), "green": (40, 160, 60), "blue": (50, 70, 200), "yellow": (220, 200, 40)}
+
+
+def draw_bird(draw: random.Random) -> tuple[Image.Image, list[str]]:
+    """A bird on a grey ground, in a picture that is wide or tall, large or small; and its tags."""
+    width, height, grey = draw.randint(40, 200), draw.randint(40, 200), draw.randint(90, 255)
+    color, pattern = draw.choice(list(COLORS)), draw.choice(["plain", "striped"])
+    side, looks = draw.choice([(-1, "looking_left"), (1, "looking_right")])
+    image = Image.new("RGB", (width, height), (grey, grey, grey))
+    pen, unit, x, y = ImageDraw.Draw(image), min(width, height) * draw.uniform(0.25, 0.33), width / 2, height / 2
+    beak = [(x + side * unit * out, y + unit * down) for out, down in ((0.8, -0.5), (1.5, 0), (0.8, 0.5))]
+    pen.polygon(beak, fill=(240, 140, 20))
+    pen.ellipse((x - unit, y - unit, x + unit, y + unit), fill=COLORS[color])
+    pen.circle((x + side * unit * 0.5, y - unit * 0.3), unit * 0.2, fill=(255, 255, 255))
+    for stripe in (-0.6, -0.2, 0.2) if pattern == "striped" else ():
+        across = x - side * unit * 0.3 + stripe * unit
+        pen.line((across, y - unit * 0.7, across, y + unit * 0.7), fill=(0, 0, 0), width=round(unit * 0.2))
+    return image, [color, pattern, looks]
+
+
+def draw_pictures(folder: Path, count: int) -> None:
+    """Pictures with sidecars: 0007.png, and 0007.json that says what is on it."""
+    aside = folder.with_suffix(".part")
+    aside.mkdir(parents=True, exist_ok=True)
+    for number in range(count):
+        image, tags = draw_bird(random.Random(number))
+        image.save(aside / f"{number:04d}.png")
+        (aside / f"{number:04d}.json").write_text(json.dumps({"tags": tags}))
+    os.replace(aside, folder)
+
+
+class Tagger(nn.Module):
+    """A ViT that does not see padding. A tag's score is of the CLS token, which is never ignored."""
+
+    def __init__(self, tags: int, dim: int = 64, heads: int = 4, layers: int = 2) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(3, dim, PATCH, stride=PATCH)
+        self.cls = nn.Parameter(torch.zeros(1, 1, dim))
+        self.positions = nn.Parameter(0.02 * torch.randn(1, (SIZE // PATCH) ** 2, dim))
+        self.blocks = nn.ModuleList(MaskedViTBlock(dim, heads) for _ in range(layers))
+        self.norm, self.head = nn.LayerNorm(dim), nn.Linear(dim, tags)
+
+    def forward(self, pixels: Tensor, token_mask: Tensor) -> Tensor:
+        x = self.patches(pixels).flatten(2).transpose(1, 2) + self.positions
+        x = torch.cat((self.cls.expand(len(x), -1, -1), x), dim=1)
+        for block in self.blocks:
+            x = block(x, token_mask.flatten(1))
+        return self.head(self.norm(x[:, 0]))
+
+
+class PictureTagger(nn.Module):
+    """What is exported: a picture as it is decoded in, the scores of its tags out."""
+
+    def __init__(self, cache: fb.Cache, tagger: Tagger) -> None:
+        super().__init__()
+        self.letterbox, self.tagger = LetterboxModule(cache, **VALUES), tagger
+
+    def forward(self, image: Tensor) -> Tensor:
+        batch = self.letterbox(image)
+        return self.tagger(batch["pixels"], batch["token_mask"]).sigmoid()
+
+
+class Training:
+    """A model and all that moves with it: everything a checkpoint holds."""
+
+    def __init__(self, folder: Path, options: argparse.Namespace) -> None:
+        torch.manual_seed(options.seed)
+        self.pictures, self.checkpoint, self.graph = folder / "pictures", folder / "tagger.pt", folder / "tagger.onnx"
+        if not self.pictures.exists():
+            draw_pictures(self.pictures, options.pictures)
+        fb.build(folder / "cache", fb.sources.images(self.pictures), fb.ImageRecipe(size=SIZE), workers=0)
+        self.cache = fb.open_cache(folder / "cache")
+        collate = ImageBatch(self.cache, flip=0.5, orientation=ORIENTATION, **VALUES)
+        self.tags = collate.recipe.vocabulary()
+        self.tagger = Tagger(len(self.tags))
+        self.loader = Loader(
+            self.cache,
+            global_batch_size=options.batch,
+            seed=options.seed,
+            selection=Split("train"),  # by sample: a picture is on the same side in every cache
+            collate=collate,
+        )
+        self.held_out = CacheDataset(self.cache, selection=Split("validation"))
+        self.optimizer = torch.optim.AdamW(self.tagger.parameters(), lr=options.learning_rate)
+        self.parts = {"tagger": self.tagger, "optimizer": self.optimizer, "loader": self.loader}
+        self.step = 0
+
+    def train_on(self, batch: dict[str, Tensor]) -> float:
+        scores = self.tagger(batch["pixels"], batch["token_mask"])
+        loss = binary_cross_entropy_with_logits(scores, batch["tags"])
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+        self.step += 1
+        return loss.item()
+
+    @torch.no_grad()
+    def validate(self) -> tuple[float, float]:
+        """The loss on pictures that were held out, and the share of their tags that is right."""
+        batch = ImageBatch(self.cache, **VALUES)(list(self.held_out))
+        scores = self.tagger(batch["pixels"], batch["token_mask"])
+        right = ((scores > 0) == batch["tags"].bool()).float().mean()
+        return binary_cross_entropy_with_logits(scores, batch["tags"]).item(), right.item()
+
+    def save(self) -> None:
+        """Whole or not at all: a kill while writing leaves the checkpoint before."""
+        aside = self.checkpoint.with_suffix(".part")
+        torch.save({"step": self.step} | {name: part.state_dict() for name, part in self.parts.items()}, aside)
+        os.replace(aside, self.checkpoint)
+
+    def resume(self) -> None:
+        if not self.checkpoint.exists():
+            return
+        saved = torch.load(self.checkpoint, weights_only=True)
+        for name, part in self.parts.items():
+            part.load_state_dict(saved[name])
+        self.step = saved["step"]
+        print(f"resumed at step {self.step}, epoch {self.loader.epoch}")
+
+    def export(self) -> None:
+        model = PictureTagger(self.cache, self.tagger).eval()
+        any_size = {"image": {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC}}
+        example = torch.zeros(100, 80, 3, dtype=torch.uint8)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # torch's exporter has some for torch
+            torch.onnx.export(
+                model, (example,), self.graph, dynamo=True, dynamic_shapes=any_size, external_data=False, verbose=False
+            )
+
+    @torch.no_grad()
+    def compare(self) -> None:
+        """Tag the pictures held out twice: as trained, from the cache, and by onnxruntime from the files."""
+        session = onnxruntime.InferenceSession(self.graph, providers=["CPUExecutionProvider"])
+        collate, differences = ImageBatch(self.cache, **VALUES), []
+        for row in self.held_out:
+            path, batch = self.pictures / bytes(row["id"]).decode(), collate([row])
+            expected = self.tagger(batch["pixels"], batch["token_mask"])[0].sigmoid().numpy()
+            found = session.run(None, {"image": np.asarray(Image.open(path))})[0][0]
+            said, meant = (", ".join(self.tags.named(np.flatnonzero(scores > 0.5))) for scores in (found, expected))
+            differences.append(np.abs(found - expected).max())
+            print(f"{path.name} {said}" if said == meant else f"{path.name} {said} BUT IN TORCH {meant}")
+        print(f"onnxruntime differs by {max(differences):.1e} at most from torch, on {len(differences)} pictures")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="for pictures, cache, checkpoint and graph")
+    parser.add_argument("--pictures", type=int, default=500, help="to draw, if there are none yet")
+    parser.add_argument("--epochs", type=int, default=12)
+    parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--learning-rate", type=float, default=2e-3)
+    parser.add_argument("--save-every", type=int, default=50, help="steps")
+    parser.add_argument("--export", action="store_true", help="and compare with onnxruntime")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    run = Training(options.folder, options)
+    run.resume()
+    while (epoch := run.loader.epoch) < options.epochs:
+        for batch in run.loader:
+            # The checksum is for people who compare two runs: equal batches, equal numbers.
+            mark, loss = zlib.crc32(batch["pixels"].numpy()), run.train_on(batch)
+            print(f"step {run.step} epoch {epoch} batch {mark:08x} loss {loss:.9g}", flush=True)
+            if run.step % options.save_every == 0:
+                run.save()
+        loss, right = run.validate()
+        print(f"epoch {epoch} held out: loss {loss:.9g}, {right:.1%} of tags right", flush=True)
+    run.save()
+    if options.export:
+        run.export()
+        run.compare()
+
+
+if __name__ == "__main__":
+    main()

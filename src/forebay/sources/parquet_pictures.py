@@ -1,0 +1,147 @@
+"""Rows of Parquet files as images: the bytes of a file in one column, what is said of it in the others."""
+
+import math
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any, ClassVar
+
+from forebay.errors import SourceUnreadable
+from forebay.source import Annotated, Failure, Part, Sample, SourceFile, Unit
+from forebay.sources.parquet_digest import row_digest
+from forebay.sources.parquet_rows import (
+    ParquetFile,
+    check_footer,
+    open_any_parquet,
+    row_batches,
+    row_cuts,
+    row_group_ends,
+)
+from forebay.sources.parquet_values import holds_bytes, holds_json
+from forebay.sources.paths import find_files, full_path, look, named_below, plain_file, renamed
+
+SUFFIXES = (".parquet",)
+
+
+@dataclass(frozen=True, slots=True)
+class ParquetImageSource:
+    """The images in the column `image` of some files: bytes, or a struct of `bytes` and `path` as Hugging Face has it.
+
+    A sample's id is `file#row`, counted from 0. Columns of strings, numbers, lists and structs of these are its
+    metadata; what JSON has no word for (dates, bytes) is left out, and a number that is none (NaN) is null.
+    """
+
+    kind: ClassVar[str] = "parquet_images"
+    unit: ClassVar[Unit] = "samples"
+    read_by: ClassVar[tuple[str, ...]] = ("image",)
+    files_grow: ClassVar[bool] = False  # its footer stands at the end
+
+    root: str
+    patterns: tuple[str, ...]
+    image: str = "image"
+
+    def describe(self) -> Mapping[str, Any]:
+        return {"kind": self.kind, "root": self.root, "patterns": list(self.patterns), "image": self.image}
+
+    @classmethod
+    def from_description(cls, description: Mapping[str, Any]) -> "ParquetImageSource":
+        return cls(description["root"], tuple(description["patterns"]), description["image"])
+
+    def rebased(self, root: str) -> "ParquetImageSource":
+        """The same files, named relative to another root."""
+        return replace(self, root=root, patterns=renamed(self.root, self.patterns, root))
+
+    def files(self) -> list[SourceFile]:
+        return [plain_file(file) for file in find_files(self.root, self.patterns, SUFFIXES)]
+
+    def look(self, path: str) -> SourceFile:
+        return plain_file(look(self.root, path))
+
+    def weight(self, file: SourceFile) -> int:
+        return int(self._parquet(file).metadata.num_rows)
+
+    def cuts(self, file: SourceFile, start: int, first: int, every: int) -> Iterator[int]:
+        return row_cuts(row_group_ends(self._parquet(file)), start, first, every)
+
+    def scanned(self, file: SourceFile) -> SourceFile:
+        return file
+
+    def read(self, part: Part) -> Iterable[Sample | Failure]:
+        parquet = self._parquet(part.file)
+        said = _said_columns(parquet, self.image)
+        heaviest = self.image if holds_bytes(_type_of(parquet, self.image)) else f"{self.image}.bytes"
+        for first_row, batch in row_batches(parquet, (*said, self.image), heaviest, part):
+            metadata = batch.select(said).to_pylist() if said else [{}] * len(batch)
+            for index, (value, facts) in enumerate(zip(batch.column(self.image), metadata, strict=True)):
+                yield _sample(f"{part.file.path}#{first_row + index}", value.as_py(), facts)
+
+    def annotations(self) -> Iterator[Mapping[str, Any]]:
+        for file in self.files():
+            parquet = self._parquet(file)
+            said = _said_columns(parquet, self.image)
+            for batch in parquet.iter_batches(columns=said, use_threads=False) if said else ():
+                yield from (_as_json(facts) for facts in batch.to_pylist())
+
+    def digest(self, file: SourceFile, start: int, stop: int) -> int:
+        return row_digest(full_path(self.root, file.path), None, start, stop)
+
+    def _parquet(self, file: SourceFile) -> ParquetFile:
+        return _opened(full_path(self.root, file.path), file, self.image)
+
+
+def parquet_images(*paths: str | os.PathLike[str], image: str = "image", root: str | None = None) -> ParquetImageSource:
+    """The images of `.parquet` files, folders or globs: a row each, all other columns are metadata.
+
+    >>> parquet_images("/data/shards/*.parquet", image="jpg").image
+    'jpg'
+    """
+    return ParquetImageSource(*named_below(paths, root), image)
+
+
+@lru_cache(maxsize=4)
+def _opened(path: str, file: SourceFile, column: str) -> ParquetFile:
+    """An open file, kept so that what follows the rows read last is read without a new start."""
+    parquet = open_any_parquet(path, path)
+    problem = _column_problem(parquet, column)
+    if problem:
+        parquet.close()
+        raise SourceUnreadable(path, problem)
+    check_footer(parquet, path)
+    return parquet
+
+
+def _column_problem(parquet: ParquetFile, column: str) -> str:
+    names = parquet.schema_arrow.names
+    if names.count(column) != 1:
+        known = ", ".join(f"'{name}'" for name in names)
+        return f"it has {names.count(column)} columns '{column}'; it has: {known}; name the one that holds the images"
+    kind = _type_of(parquet, column)
+    fields = [kind.field(index) for index in range(kind.num_fields)]
+    in_struct = any(field.name == "bytes" and holds_bytes(field.type) for field in fields)
+    return "" if holds_bytes(kind) or in_struct else f"its column '{column}' holds {kind}, not bytes of images"
+
+
+def _type_of(parquet: ParquetFile, column: str) -> Any:
+    return parquet.schema_arrow.field(column).type
+
+
+def _said_columns(parquet: ParquetFile, image: str) -> list[str]:
+    """The columns that are metadata."""
+    return [field.name for field in parquet.schema_arrow if field.name != image and holds_json(field.type)]
+
+
+def _sample(name: str, value: Any, facts: dict[str, Any]) -> Sample | Failure:
+    content = value.get("bytes") if isinstance(value, dict) else value
+    if content is None:
+        return Failure(name, "null", "the row holds no bytes of an image")
+    return Sample(name, Annotated(content, _as_json(facts)))
+
+
+def _as_json(value: Any) -> Any:
+    """The same value, with null for numbers that JSON cannot write."""
+    if isinstance(value, dict):
+        return {name: _as_json(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_as_json(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

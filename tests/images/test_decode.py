@@ -1,0 +1,202 @@
+"""Bytes of image files become the picture that is meant, or a reason. The folder of bad images has many more."""
+
+import io
+import threading
+import warnings
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from tests import bad_images
+
+from forebay.errors import ImageUnreadable
+from forebay.images.decode import Policy, decode
+from forebay.images.quiet import quiet
+
+PICTURE = bad_images.picture(24, 40)
+
+
+def saved(image: Image.Image, kind: str, **how: object) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, kind, **how)
+    return buffer.getvalue()
+
+
+def pixels(content: bytes, policy: Policy | None = None) -> np.ndarray:
+    return np.asarray(decode(content, policy or Policy()).image)
+
+
+def reason(content: bytes, policy: Policy | None = None) -> str:
+    with pytest.raises(ImageUnreadable) as caught:
+        decode(content, policy or Policy())
+    assert caught.value.detail
+    return caught.value.reason
+
+
+def oriented(orientation: int, kind: str) -> bytes:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    return saved(Image.fromarray(PICTURE), kind, exif=exif, **({"lossless": True} if kind == "WEBP" else {}))
+
+
+@pytest.mark.parametrize("kind", ["PNG", "WEBP", "TIFF"])
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_exif_turns_a_picture_or_is_ignored(orientation, kind):
+    content = oriented(orientation, kind)
+    laid = bad_images.LAID_DOWN[{6: 8, 8: 6}.get(orientation, orientation)](PICTURE)
+    turned = decode(content, Policy())
+    assert np.array_equal(np.asarray(turned.image), laid)
+    assert turned.size == laid.shape[1::-1]
+    assert np.array_equal(pixels(content, Policy(exif="ignore")), PICTURE)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_a_draft_is_smaller_says_the_full_size_and_never_falls_below_the_box(orientation):
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    wide = Image.fromarray(bad_images.picture(802, 1201))
+    content = saved(wide, "JPEG", quality=90, exif=exif)
+    exact = decode(content, Policy())
+    drafted = decode(content, Policy(draft_size=300))
+    assert drafted.size == exact.size
+    assert drafted.image.size == tuple(-(-side // 4) for side in exact.size)
+    assert decode(content, Policy(draft_size=301)).image.size == tuple(-(-side // 2) for side in exact.size)
+    assert decode(content, Policy(draft_size=2000)).image.size == exact.size
+    small = [
+        np.asarray(image.resize((60, 60), Image.Resampling.BOX), np.int16) for image in (drafted.image, exact.image)
+    ]
+    assert np.abs(small[0] - small[1]).max() < 12
+
+
+def test_drafts_are_for_jpeg_alone():
+    content = saved(Image.fromarray(PICTURE), "PNG")
+    assert np.array_equal(pixels(content, Policy(draft_size=4)), PICTURE)
+
+
+def test_alpha_is_composited_dropped_or_refused():
+    clear = Image.fromarray(np.dstack([PICTURE, np.full(PICTURE.shape[:2], 255, np.uint8)]))
+    solid = saved(clear, "PNG")
+    clear.putpixel((3, 2), (10, 20, 30, 0))
+    hole = saved(clear, "PNG")
+    composited = pixels(hole, Policy(pad_color=(1, 2, 3)))
+    assert composited[2, 3].tolist() == [1, 2, 3]
+    assert pixels(hole, Policy(alpha="drop"))[2, 3].tolist() == [10, 20, 30]
+    assert reason(hole, Policy(alpha="fail")) == "transparent"
+    for alpha in ("composite", "drop", "fail"):
+        assert np.array_equal(pixels(solid, Policy(alpha=alpha)), PICTURE)
+
+
+def test_deep_grey_with_a_transparent_shade_shows_the_pad_colour_there():
+    lines = b"".join(b"\0" + row.astype(">u2").tobytes() for row in np.array([[0x1234, 0x12FF], [0xFF00, 0x1234]]))
+    plain = bad_images.png_bytes(2, 2, 16, 0, lines)
+    at = plain.index(b"IDAT") - 4
+    clear = plain[:at] + bad_images._png_part(b"tRNS", b"\x12\x34") + plain[at:]
+    assert pixels(plain)[..., 0].tolist() == [[0x12, 0x12], [0xFF, 0x12]]
+    assert pixels(clear, Policy(pad_color=(7, 8, 9)))[..., 1].tolist() == [[8, 0x12], [0xFF, 8]]
+
+
+@pytest.mark.parametrize("mode", ["F", "I", "LAB"])
+def test_pixels_without_an_agreed_range_are_a_failure(mode):
+    image = Image.new(mode, (4, 4))
+    assert reason(saved(image, "TIFF")) == "unsupported"
+
+
+def test_the_bound_on_pixels_is_the_policys_and_not_that_of_the_process(monkeypatch):
+    content = saved(Image.fromarray(PICTURE), "PNG")
+    assert reason(content, Policy(max_pixels=PICTURE.size // 3 - 1)) == "too-large"
+    assert np.array_equal(pixels(content, Policy(max_pixels=PICTURE.size // 3)), PICTURE)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10)
+    assert np.array_equal(pixels(content), PICTURE)
+    assert Image.MAX_IMAGE_PIXELS == 10
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "GIF", "BMP", "TIFF", "WEBP", "AVIF"])
+def test_a_file_cut_anywhere_or_with_bytes_gone_wrong_is_a_picture_or_a_reason(kind):
+    content = saved(Image.fromarray(PICTURE), kind)
+
+    @given(st.integers(0, len(content)), st.binary(max_size=12), st.integers(0, 20))
+    @example(0, b"", 0)
+    @example(len(content) // 2, b"", 0)
+    @settings(max_examples=60)
+    def damaged(at: int, noise: bytes, rest: int) -> None:
+        spoiled = content[:at] + noise + (content[at + len(noise) :] if rest else b"")
+        check_outcome(spoiled)
+
+    damaged()
+
+
+@given(st.binary(max_size=200))
+def test_no_bytes_at_all_are_too_strange(content):
+    for start in (b"", b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF89a", b"BM", b"II*\0", b"RIFF\0\0\0\0WEBP"):
+        check_outcome(start + content)
+
+
+def check_outcome(content: bytes) -> None:
+    """Bytes are a picture of the size they say, or have a reason."""
+    error = None
+    try:
+        decoded = decode(content, Policy(max_pixels=10_000))
+    except ImageUnreadable as unreadable:
+        error = unreadable
+    if error is None:
+        assert decoded.image.mode == "RGB"
+        assert decoded.image.size == decoded.size
+    else:
+        assert error.reason in ("empty", "not-an-image", "truncated", "corrupt", "too-large", "unsupported")
+        assert error.detail
+
+
+def odd_exif() -> bytes:
+    """EXIF whose entries point behind its end: Pillow warns of each."""
+    entry = (0x0131).to_bytes(2, "little") + (2).to_bytes(2, "little") + (999).to_bytes(4, "little") + b"\xff\0\0\0"
+    exif = b"Exif\0\0II*\0\x08\0\0\0" + (1).to_bytes(2, "little") + entry + bytes(4)
+    return saved(Image.fromarray(PICTURE), "JPEG", quality=95, exif=exif)
+
+
+def test_no_warning_of_pillow_gets_out_and_none_makes_a_picture_unreadable():
+    content = odd_exif()
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        Image.open(io.BytesIO(content)).getexif()
+        assert seen
+        seen.clear()
+        decode(content, Policy())
+        assert not seen
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert decode(content, Policy()).size == (40, 24)
+
+
+def test_other_peoples_warnings_and_filters_are_left_alone():
+    before = list(warnings.filters)
+    with quiet(), quiet():
+        with pytest.raises(UserWarning, match="mine"):
+            warnings.warn("mine", UserWarning, stacklevel=1)
+        assert len(warnings.filters) == len(before) + 1
+    assert warnings.filters == before
+
+
+def test_many_threads_decode_at_once_and_each_gets_its_own():
+    contents = [odd_exif(), saved(Image.fromarray(PICTURE), "PNG"), oriented(6, "PNG"), b"", b"nothing"]
+    alone = [_outcome(content) for content in contents]
+    found: list[list[object]] = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        threads = [
+            threading.Thread(target=lambda: found.append([_outcome(content) for content in contents * 20]))
+            for _ in range(4)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert found == [alone * 20] * 4
+
+
+def _outcome(content: bytes) -> object:
+    try:
+        return pixels(content).tobytes()
+    except ImageUnreadable as error:
+        return error.reason

@@ -1,0 +1,71 @@
+"""Vocabularies of tags, index lists, multi-hot rows and flips."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forebay.columns import Ragged
+from forebay.errors import ImageUnreadable, RecipeInvalid
+from forebay.images import Tags
+from forebay.images.tags import tags_in
+
+NAMES = st.lists(st.text("abcde", min_size=1, max_size=2), max_size=8)
+
+
+def test_a_vocabulary_is_ordered_by_count_then_by_name():
+    said = [{"tags": ["b", "z", "z"]}, {"tags": "b, z, c"}, {"tags": ["a", "z"]}, {}, {"tags": 7}, {"tags": None}]
+    assert Tags.counted(said, "tags").names == ("z", "b", "a", "c")
+    assert Tags.counted(said, "tags", min_count=2).names == ("z", "b")
+    assert Tags.counted(said, "other").names == ()
+
+
+@given(st.lists(NAMES, max_size=6), NAMES)
+def test_indices_and_multi_hot_say_what_was_named(rows, names):
+    vocabulary = Tags(tuple(dict.fromkeys(names)))
+    indices = [vocabulary.indices(row) for row in rows]
+    hot = vocabulary.multi_hot(indices)
+    assert hot.shape == (len(rows), len(vocabulary))
+    for row, found, bits in zip(rows, indices, hot, strict=True):
+        assert set(vocabulary.named(found)) == set(row) & set(names)
+        assert found.tolist() == sorted(found.tolist()) == np.flatnonzero(bits).tolist()
+    assert (vocabulary.multi_hot(Ragged.of(indices, np.dtype(np.uint32))) == hot).all()
+
+
+@given(st.sets(st.text("abcdef", min_size=1, max_size=2), min_size=4, max_size=12), st.data())
+def test_a_flip_swaps_pairs_and_twice_is_nothing(names, data):
+    vocabulary = Tags(tuple(data.draw(st.permutations(sorted(names)))))
+    one, other, third, fourth = data.draw(st.permutations(sorted(names)))[:4]
+    order = vocabulary.swapped({one: other, third: fourth})
+    assert (order[order] == np.arange(len(vocabulary))).all()
+    renamed = [vocabulary.names[place] for place in order]
+    expected = {one: other, other: one, third: fourth, fourth: third}
+    assert renamed == [expected.get(name, name) for name in vocabulary.names]
+    assert (vocabulary.swapped({}) == np.arange(len(vocabulary))).all()
+
+
+def test_a_pair_named_from_both_sides_is_one_pair():
+    vocabulary = Tags(("left", "right", "cat"))
+    assert vocabulary.swapped({"left": "right", "right": "left"}).tolist() == [1, 0, 2]
+
+
+def test_pairs_that_are_none_are_refused():
+    vocabulary = Tags(("left", "right", "cat"))
+    with pytest.raises(RecipeInvalid, match="'up' is not in the vocabulary of 3 tags"):
+        vocabulary.swapped({"left": "up"})
+    with pytest.raises(RecipeInvalid, match="two pairs"):
+        vocabulary.swapped({"left": "right", "cat": "left"})
+
+
+def test_a_tag_stands_in_a_vocabulary_once():
+    with pytest.raises(RecipeInvalid, match="'cat' is in the vocabulary twice"):
+        Tags(("cat", "dog", "cat"))
+
+
+def test_tags_are_a_list_of_strings_or_a_string_with_commas():
+    assert tags_in({"t": ["b", "a", "b"]}, "t") == ["b", "a"]
+    assert tags_in({"t": " b, a b ,,b"}, "t") == ["b", "a b"]
+    assert tags_in({"t": None}, "t") == tags_in({}, "t") == []
+    for wrong in (7, [1], {"a": 1}, ["a", None]):
+        with pytest.raises(ImageUnreadable, match="bad-tags"):
+            tags_in({"t": wrong}, "t")

@@ -1,0 +1,413 @@
+"""Images from folders with sidecars, from manifests, from Parquet."""
+
+import gzip
+import io
+import json
+import os
+import pickle
+import stat
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+from tests.sources.written import read_all, write
+
+import forebay as fb
+from forebay import sources
+from forebay.errors import SourceChanged, SourceNotFound, SourceUnreadable
+from forebay.source import Annotated, Failure, Part, Sample, Source
+from forebay.testing import SourceContract
+
+RECIPE = fb.ImageRecipe(size=32)
+
+
+def png(shade: int = 0, width: int = 8, height: int = 6) -> bytes:
+    buffer = io.BytesIO()
+    Image.fromarray(np.full((height, width, 3), shade, np.uint8)).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def put(folder: Path, files: dict[str, bytes | str]) -> Path:
+    for name, content in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return folder
+
+
+def given(source: Source) -> dict[str, Any]:
+    """What a source gives, by id: the metadata of a sample, the reason of a failure."""
+    return {
+        one.id if isinstance(one, Sample) else one.sample: one.data.metadata if isinstance(one, Sample) else one.reason
+        for one in read_all(source)
+    }
+
+
+def ids_in(cache: fb.Cache) -> list[str]:
+    return [bytes(cache[row]["id"]).decode("utf-8", "surrogateescape") for row in range(len(cache))]
+
+
+class TestImages(SourceContract):
+    suffix = ".jpg"
+    test_bad_content_is_a_failure_with_an_id_and_a_reason_whatever_the_cuts = None
+
+    def open_source(self, folder: Path) -> Source:
+        return sources.images(folder)
+
+    def samples_of(self, content: bytes) -> list[Any]:
+        return [Annotated(content, {})]
+
+    def test_a_file_that_grew_is_appended(self, folder: Path) -> None:
+        """One file is one sample: what grew has changed, and there is nothing to append."""
+        source = self.write(folder, {"a": b"12345"})
+        (planned,) = source.files()
+        (folder / "a.jpg").write_bytes(b"123456")
+        assert list(source.cuts(source.files()[0], 1, 1, 1)) == []
+        with pytest.raises(SourceChanged, match=r"'a\.jpg' has 6 bytes, 5 were planned"):
+            list(source.read(Part(planned, 0, 1)))
+
+
+def test_a_folder_gives_all_images_below_it_by_name_and_nothing_else(tmp_path):
+    names = ["b.JPG", "a.png", "deep/er/c.WebP", "deep/d.tiff", "e.Gif", "f.avif", "g.jpeg", "h.BMP"]
+    put(
+        tmp_path, {**dict.fromkeys(names, b"."), "notes.txt": "", ".hidden.png": b"", ".git/a.png": b"", "x.json": "{}"}
+    )
+    assert [file.path for file in sources.images(tmp_path).files()] == sorted(names)
+
+
+def test_globs_and_single_files_name_what_they_say(tmp_path):
+    put(tmp_path, dict.fromkeys(["a.png", "b.jpg", "c.dat", "cats/d.png", "cats/old/e.png", "dogs/f.png"], b"."))
+
+    def found(*patterns: str) -> list[str]:
+        return [file.path for file in sources.images(*(tmp_path / p for p in patterns), root=tmp_path).files()]
+
+    assert found("*.png") == ["a.png"]
+    assert found("**/*.png") == ["a.png", "cats/d.png", "cats/old/e.png", "dogs/f.png"]
+    assert found("**/cats") == ["cats/d.png", "cats/old/e.png"]
+    assert found("c*") == ["cats/d.png", "cats/old/e.png"]
+    assert found("*.dat", "dogs/f.png") == ["c.dat", "dogs/f.png"]
+    assert found("*/f.png", "dogs") == ["dogs/f.png"]
+    with pytest.raises(SourceNotFound, match=r"nowhere.*\.webp"):
+        found("nowhere")
+
+
+def test_a_sidecar_says_what_its_image_is_and_json_comes_before_text(tmp_path):
+    put(
+        tmp_path,
+        {
+            **dict.fromkeys(["a.jpg", "b.jpg", "c.jpg", "d.jpg", "e.jpg", "sub/a.jpg"], b"."),
+            "a.json": '{"tags": ["cat"], "rating": 0.5, "more": {"deep": [1, null]}}',
+            "b.jpg.json": "\ufeff{}",
+            "b.json": '{"tags": ["not this one"]}',
+            "c.txt": "cat, looking_left ,\nein Hund\r\n",
+            "d.json": '{"n": 1}',
+            "d.txt": "cat",
+        },
+    )
+    source = sources.images(tmp_path)
+    assert given(source) == {
+        "a.jpg": {"tags": ["cat"], "rating": 0.5, "more": {"deep": [1, None]}},
+        "b.jpg": {},
+        "c.jpg": {"tags": ["cat", "looking_left", "ein Hund"]},
+        "d.jpg": {"n": 1},
+        "e.jpg": {},
+        "sub/a.jpg": {},
+    }
+    assert list(source.annotations()) == list(given(source).values())
+
+
+@pytest.mark.parametrize(
+    "said",
+    [b"", b"{tags: 1}", b'["cat"]', b'{"a": NaN}', b'{"a": "\xff"}', rb'{"a": "\ud800"}', b'{"a": ' + b"[" * 100_000],
+    ids=["empty", "no json", "list", "nan", "no utf-8", "surrogate", "deep"],
+)
+def test_a_sidecar_that_is_no_json_object_fails_its_image_only(tmp_path, said):
+    put(tmp_path, {"a.jpg": b".", "a.json": said, "b.jpg": b"."})
+    (failure, sample) = read_all(sources.images(tmp_path))
+    assert isinstance(failure, Failure)
+    assert (failure.sample, failure.reason) == ("a.jpg", "bad-sidecar")
+    assert "'a.json'" in failure.detail
+    assert isinstance(sample, Sample)
+
+
+def test_links_and_things_that_are_no_files_are_failures_with_a_reason(tmp_path):
+    put(tmp_path, {"good.png": png(), "sub/inside.png": png(), "said.png": png(), "pipe-said.png": png()})
+    (tmp_path / "loop.png").symlink_to("loop.png")
+    (tmp_path / "nothing.png").symlink_to("nowhere.png")
+    (tmp_path / "linked.png").symlink_to("good.png")
+    (tmp_path / "said.json").symlink_to("nowhere.json")
+    os.mkfifo(tmp_path / "pipe.png")
+    os.mkfifo(tmp_path / "pipe-said.json")
+    (tmp_path / "sub" / "up").symlink_to(tmp_path, target_is_directory=True)
+    (tmp_path / "sub" / "round").symlink_to(tmp_path / "sub", target_is_directory=True)
+    expected = {
+        "good.png": {},
+        "linked.png": {},
+        "loop.png": "symlink-loop",
+        "nothing.png": "not-found",
+        "pipe-said.png": "bad-sidecar",
+        "pipe.png": "not-a-file",
+        "said.png": "bad-sidecar",
+        "sub/inside.png": {},
+    }
+    for pattern in (tmp_path, tmp_path / "**" / "*.png", tmp_path / "**"):
+        source = sources.images(pattern)
+        assert given(source) == expected
+        assert [source.look(file.path) for file in source.files()] == source.files()
+        assert len({source.digest(file, 0, 1) for file in source.files()}) > 4
+    report = fb.build(tmp_path / "cache", sources.images(tmp_path), RECIPE, workers=0)
+    assert (report.rows, report.failures) == (3, 5)
+
+
+def test_a_linked_folder_is_gone_through(tmp_path):
+    put(tmp_path / "far", {"a.png": b"."})
+    put(tmp_path / "data", {"b.png": b"."})
+    (tmp_path / "data" / "more").symlink_to(tmp_path / "far", target_is_directory=True)
+    assert [file.path for file in sources.images(tmp_path / "data").files()] == ["b.png", "more/a.png"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="takes root to give up the right to read")
+def test_a_file_without_permission_is_a_failure_and_so_is_its_sidecar():
+    with TemporaryDirectory() as folder:  # pytest's own folders are for their owner alone
+        data = put(Path(folder), {"a.png": png(), "b.png": png(), "b.json": "{}", "c.png": png()})
+        data.chmod(0o755)
+        for name in ("a.png", "b.json"):
+            (data / name).chmod(0)
+        source = sources.images(data)
+        with unprivileged():
+            assert given(source) == {"a.png": "unreadable", "b.png": "bad-sidecar", "c.png": {}}
+            digests = [source.digest(file, 0, 1) for file in source.files()]
+        allowed = [source.digest(file, 0, 1) for file in source.files()]
+        assert [before == after for before, after in zip(digests, allowed, strict=True)] == [False, False, True]
+
+
+class unprivileged:
+    """For as long as it lasts, this process may read what everybody may."""
+
+    def __enter__(self) -> None:
+        os.seteuid(65534)
+
+    def __exit__(self, *_: object) -> None:
+        os.seteuid(0)
+
+
+def test_a_name_of_any_bytes_comes_back_from_the_cache(tmp_path):
+    names = [
+        "plain",
+        "with space",
+        "li\nne",
+        "猫",
+        "\u202egnp",
+        "\udcff\udcfe",
+        "star*[x]?",
+        "$HOME",
+        "a..b",
+        "x" * 240,
+    ]
+    put(tmp_path / "data", {f"{name}.png": png() for name in names})
+    put(tmp_path / "data", {f"{name}.json": json.dumps({"tags": ["t"]}) for name in names})
+    fb.build(tmp_path / "cache", sources.images(tmp_path / "data"), RECIPE, workers=0)
+    cache = fb.open_cache(tmp_path / "cache")
+    assert ids_in(cache) == sorted(f"{name}.png" for name in names)
+    assert cache[0]["tags"].tolist() == [0]
+
+
+def test_new_files_are_appended_with_the_tags_of_the_cache(tmp_path):
+    data = put(tmp_path / "data", {"b.png": png(), "b.json": '{"tags": ["cat", "dog"]}'})
+    fb.build(tmp_path / "cache", sources.images(data), RECIPE, workers=0)
+    put(data, {"a.png": png(), "a.json": '{"tags": ["bird", "dog"]}', "sub/c.png": png()})
+    fb.grow(tmp_path / "cache", sources.images(data), workers=0)
+    cache = fb.open_cache(tmp_path / "cache")
+    assert ids_in(cache) == ["b.png", "a.png", "sub/c.png"]
+    assert cache.recipe("images").fields["tags"] == ["cat", "dog"]
+    assert [cache[row]["tags"].tolist() for row in range(3)] == [[0, 1], [1], []]
+    (layer,) = fb.summarize(tmp_path / "cache").layers
+    assert layer.statistics["unknown_tags"] == 1
+
+
+def test_a_changed_sidecar_is_named_and_one_that_was_only_touched_is_not(tmp_path):
+    data = put(tmp_path / "data", {"a.png": png(), "a.json": '{"tags": ["cat"]}', "b.png": png()})
+    fb.build(tmp_path / "cache", sources.images(data), RECIPE, workers=0)
+    os.utime(data / "a.json", ns=(1, 1))
+    fb.build(tmp_path / "cache", sources.images(data), RECIPE, workers=0)
+    put(data, {"a.json": '{"tags": ["dog"]}'})
+    with pytest.raises(SourceChanged, match=r"'a\.png' has other content"):
+        fb.build(tmp_path / "cache", sources.images(data), RECIPE, workers=0)
+    with pytest.raises(SourceChanged, match=r"'a\.png' has other content"):
+        fb.grow(tmp_path / "cache", sources.images(data), workers=0)
+    put(data, {"a.json": '{"tags": ["cat"]}', "b.txt": "new"})
+    with pytest.raises(SourceChanged, match=r"'b\.png' has other content"):
+        fb.build(tmp_path / "cache", sources.images(data), RECIPE, workers=0)
+
+
+def test_an_image_that_vanished_fails_its_chunk_and_no_other(tmp_path):
+    data = put(tmp_path / "data", {f"{number}.png": png(number, 32, 32) for number in range(6)})
+    recipe = fb.ImageRecipe(size=32, chunk_bytes=2 * 3 * 32 * 32)
+    fb.build(tmp_path / "cache", sources.images(data), recipe, workers=0, start_chunk=0, end_chunk=0)
+    (data / "4.png").unlink()
+    with pytest.raises(fb.errors.BuildFailed, match=r"4\.png"):
+        fb.build(tmp_path / "cache", sources.images(data), recipe, workers=0)
+    assert {"0.png", "1.png", "2.png"} <= set(ids_in(fb.open_cache(tmp_path / "cache")))
+
+
+def test_a_manifest_gives_its_images_in_its_order_with_all_that_it_says(tmp_path):
+    put(tmp_path, {"cats/a.png": png(), "b.png": png()})
+    lines = '{"path": "cats/a.png", "tags": ["cat"], "n": 1}\n\n{"path": "./b.png"}'
+    for name in ("list.jsonl", "list.jsonl.gz", "list.jsonl.zst"):
+        source = sources.image_manifest(write(tmp_path, name, lines.encode()))
+        assert list(given(source).items()) == [("cats/a.png", {"tags": ["cat"], "n": 1}), ("b.png", {})]
+        assert list(source.annotations()) == list(given(source).values())
+        assert [source.look(file.path) for file in source.files()] == source.files()
+        assert pickle.loads(pickle.dumps(source)) == source
+        assert fb.sources.ImageManifestSource.from_description(json.loads(json.dumps(source.describe()))) == source
+
+
+def test_a_manifest_may_lie_elsewhere_and_name_its_field(tmp_path):
+    put(tmp_path / "pictures", {"a.png": png()})
+    manifest = write(tmp_path, "list.jsonl", b'\xef\xbb\xbf{"file": "a.png"}\n')
+    source = sources.image_manifest(manifest, image="file", root=tmp_path / "pictures")
+    assert given(source) == {"a.png": {}}
+
+
+def test_lines_without_an_image_are_failures_and_nothing_outside_the_root_is_opened(tmp_path):
+    put(tmp_path, {"secret.png": png(), "data/a.png": png(), "data/sub/b.png": png(), "data/c.txt": "."})
+    os.mkfifo(tmp_path / "data" / "pipe.png")
+    (tmp_path / "data" / "loop.png").symlink_to("loop.png")
+    wrong = {
+        '{"path": "../secret.png"}': "outside-root",
+        '{"path": "sub/../../secret.png"}': "outside-root",
+        json.dumps({"path": str(tmp_path / "secret.png")}): "outside-root",
+        json.dumps({"path": str(tmp_path / "data" / "a.png")}): "outside-root",
+        '{"path": "."}': "outside-root",
+        '{"path": "nowhere.png"}': "not-found",
+        '{"path": "c.txt/a.png"}': "not-found",
+        json.dumps({"path": "x" * 5000}): "not-found",
+        '{"path": "sub"}': "not-a-file",
+        '{"path": "pipe.png"}': "not-a-file",
+        '{"path": "loop.png"}': "symlink-loop",
+        '{"path": ""}': "no-path",
+        '{"path": "a\\u0000b.png"}': "no-path",
+        '{"path": 7}': "no-path",
+        '{"tags": []}': "no-path",
+        "[1]": "bad-json",
+        '{"path": ': "bad-json",
+        '{"path": "\\ud800"}': "bad-json",
+        '{"path": "sub/../a.png"}': "duplicate",
+    }
+    manifest = put(tmp_path / "data", {"list.jsonl": "\n".join(['{"path": "a.png"}', *wrong])}) / "list.jsonl"
+    source = sources.image_manifest(manifest)
+    first, *failures = read_all(source)
+    assert isinstance(first, Sample)
+    assert [one.reason for one in failures] == list(wrong.values())
+    for number, one in enumerate(failures, 2):
+        assert one.sample.startswith("list.jsonl@")
+        assert f"line {number}: " in one.detail
+    assert [source.look(file.path) for file in source.files()] == source.files()
+
+
+def test_a_manifest_grows_by_lines_and_by_images_that_appear(tmp_path):
+    data = put(tmp_path / "data", {"a.png": png(), "list.jsonl": '{"path": "a.png"}\n{"path": "late.png"}\n'})
+    source = sources.image_manifest(data / "list.jsonl")
+    fb.build(tmp_path / "cache", source, RECIPE, workers=0)
+    put(data, {"late.png": png(), "b.png": png()})
+    with open(data / "list.jsonl", "a") as file:
+        file.write('{"path": "b.png", "tags": ["cat"]}\n')
+    report = fb.grow(tmp_path / "cache", source, workers=0)
+    assert ids_in(fb.open_cache(tmp_path / "cache")) == ["a.png", "late.png", "b.png"]
+    assert report.failures == 1
+    (data / "list.jsonl").write_text((data / "list.jsonl").read_text().replace('"cat"', '"dog"'))
+    with pytest.raises(SourceChanged, match=r"'b\.png' has other content"):
+        fb.grow(tmp_path / "cache", source, workers=0)
+
+
+def test_a_manifest_that_is_cut_off_is_an_error_of_the_source(tmp_path):
+    manifest = tmp_path / "list.jsonl.gz"
+    manifest.write_bytes(gzip.compress(b'{"path": "a.png"}\n' * 1000)[:-20])
+    with pytest.raises(SourceUnreadable, match=r"list\.jsonl\.gz"):
+        sources.image_manifest(manifest).files()
+
+
+def table(rows: int, **columns: pa.Array) -> pa.Table:
+    return pa.table({"image": pa.array([png(row) for row in range(rows)], pa.binary()), **columns})
+
+
+def stored(folder: Path, content: pa.Table, name: str = "a.parquet", rows_per_group: int = 4) -> Path:
+    folder.mkdir(exist_ok=True)
+    pq.write_table(content, folder / name, row_group_size=rows_per_group)
+    return folder
+
+
+def test_parquet_gives_a_sample_for_every_row_with_the_other_columns(tmp_path):
+    said = {
+        "tags": pa.array([["cat"], [], None], pa.list_(pa.string())),
+        "rating": pa.array([0.5, float("nan"), None]),
+        "taken": pa.array([1, 2, 3], pa.timestamp("s")),
+        "facts": pa.array([{"n": 1}, {"n": 2}, None]),
+    }
+    source = sources.parquet_images(stored(tmp_path / "data", table(3, **said)))
+    assert given(source) == {
+        "a.parquet#0": {"tags": ["cat"], "rating": 0.5, "facts": {"n": 1}},
+        "a.parquet#1": {"tags": [], "rating": None, "facts": {"n": 2}},
+        "a.parquet#2": {"tags": None, "rating": None, "facts": None},
+    }
+    assert list(source.annotations()) == list(given(source).values())
+    assert [one.data.content for one in read_all(source)] == [png(row) for row in range(3)]
+
+
+def test_parquet_as_hugging_face_writes_images_and_rows_without_any(tmp_path):
+    kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    values = [{"bytes": png(), "path": "a.png"}, {"bytes": None, "path": "b.png"}, None]
+    source = sources.parquet_images(stored(tmp_path / "data", pa.table({"image": pa.array(values, kind)})))
+    assert given(source) == {"a.parquet#0": {}, "a.parquet#1": "null", "a.parquet#2": "null"}
+
+
+def test_parts_of_parquet_hold_its_rows_once_and_in_order_in_any_way_of_reading(tmp_path):
+    source = sources.parquet_images(stored(tmp_path / "data", table(23, n=pa.array(range(23))), rows_per_group=7))
+    for first, every in ((1, 1), (3, 5), (100, 100)):
+        samples = read_all(source, first, every)
+        assert [one.data.metadata["n"] for one in samples] == list(range(23))
+    (file,) = source.files()
+    for start, stop in ((9, 12), (3, 5), (12, 20), (0, 23)):
+        assert [one.data.metadata["n"] for one in source.read(Part(file, start, stop))] == list(range(start, stop))
+
+
+def test_a_change_in_any_column_of_parquet_is_another_digest(tmp_path):
+    source = sources.parquet_images(stored(tmp_path / "data", table(3, n=pa.array([1, 2, 3]))))
+    (before,) = source.files()
+    digest = source.digest(before, 0, 3)
+    stored(tmp_path / "data", table(3, n=pa.array([1, 2, 4])))
+    assert source.digest(source.files()[0], 0, 3) != digest
+
+
+@pytest.mark.parametrize(
+    ("columns", "problem"),
+    [({"picture": pa.array([b"."])}, "has 0 columns 'image'.*'picture'"), ({"image": pa.array(["text"])}, "not bytes")],
+)
+def test_parquet_without_images_says_what_it_has(tmp_path, columns, problem):
+    source = sources.parquet_images(stored(tmp_path / "data", pa.table(columns)))
+    with pytest.raises(SourceUnreadable, match=problem):
+        read_all(source)
+
+
+def test_each_source_builds_the_same_pixels_and_its_cache_knows_it_again(tmp_path):
+    data = put(tmp_path / "data", {f"{n}.png": png(n) for n in range(5)})
+    put(data, {"list.jsonl": "".join(f'{{"path": "{n}.png"}}\n' for n in range(5))})
+    given_by = {
+        "folder": sources.images(data),
+        "manifest": sources.image_manifest(data / "list.jsonl"),
+        "parquet": sources.parquet_images(stored(tmp_path / "shards", table(5))),
+    }
+    for name, source in given_by.items():
+        fb.build(tmp_path / name, source, RECIPE, workers=0)
+        cache = fb.open_cache(tmp_path / name)
+        assert [cache[row]["pixels"][0] for row in range(5)] == list(range(5))
+        (chunk,) = (tmp_path / name / "layers" / "images").glob("0*")
+        chunk.chmod(stat.S_IRUSR | stat.S_IWUSR)
+        chunk.unlink()
+        fb.repair(tmp_path / name, workers=0)
+        assert fb.verify(tmp_path / name).sound

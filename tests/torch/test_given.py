@@ -1,0 +1,159 @@
+"""What is no cache, rule, state, batch or list of names is refused where it is given, in the words of the call."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.layer_recipes import number_cache
+from tests.token_caches import grow_cache, token_cache
+
+import forebay as fb
+from forebay.errors import StateMismatch
+from forebay.torch import CacheDataset, Ingredient, Loader, Mixture, Schedule, Split, Where
+
+
+@pytest.fixture(scope="module")
+def tokens(tmp_path_factory: pytest.TempPathFactory) -> fb.Cache:
+    return fb.open_cache(token_cache(tmp_path_factory.mktemp("tokens"), 20))
+
+
+def loader(source: Any, **options: Any) -> Loader:
+    return Loader(source, **{"global_batch_size": 4, "threads": 0, **options})
+
+
+def mixture(tokens: fb.Cache) -> Mixture:
+    return Mixture.of([Ingredient(tokens, weight=1), Ingredient(tokens, weight=2)], seed=3)
+
+
+REFUSED: dict[str, tuple[Callable[[fb.Cache], object], str]] = {
+    "a path": (lambda cache: loader("caches/edu"), r"not a str: open one with fb.open_cache\('caches/edu'\)"),
+    "a path of a dataset": (lambda cache: CacheDataset(Path("edu")), r"fb.open_cache\('edu'\)"),
+    "a dataset": (lambda cache: loader(CacheDataset(cache)), "reads a cache or a Mixture, not a CacheDataset"),
+    "a path in a mixture": (lambda cache: Mixture.of([Ingredient("edu", weight=1)]), r"fb.open_cache\('edu'\)"),
+    "caches as a mixture": (lambda cache: Mixture.of([cache, cache]), r"Ingredient\(cache, weight=0.7\)"),
+    "a side": (lambda cache: loader(cache, selection="train"), r"give a rule: Split\('train'\)"),
+    "a side of a dataset": (lambda cache: CacheDataset(cache, selection="train"), r"give a rule: Split\('train'\)"),
+    "one column": (lambda cache: loader(cache, columns="tokens"), r"columns is 'tokens'; give a list of names"),
+    "one column to read": (lambda cache: cache.read([0], "tokens"), r"give a list of names: \['tokens'\]"),
+    "one column of a filter": (lambda cache: Where("any", np.any, "tokens"), r"give a list of names: \['tokens'\]"),
+    "one derived": (lambda cache: loader(cache, derive="positions"), r"derive is 'positions'; give a list of names"),
+    "part of a row": (lambda cache: loader(cache, global_batch_size=2.5), "is 2.5; give a whole number of rows"),
+    "a state as text": (
+        lambda cache: loader(cache).load_state_dict(json.dumps(loader(cache).state_dict())),
+        r"the state is a str; .* json.loads\(text\)",
+    ),
+    "a batch that is none": (
+        lambda cache: next(iter(loader(cache, transform=lambda batch, coins: None))),
+        "the transform returned a NoneType; return the batch",
+    ),
+    "a row that is none": (
+        lambda cache: CacheDataset(cache, transform=lambda batch, coins: None)[0],
+        "the transform returned a NoneType",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", REFUSED)
+def test_what_is_of_another_type_is_refused(tokens: fb.Cache, mistake: str) -> None:
+    call, problem = REFUSED[mistake]
+    with pytest.raises(TypeError, match=problem):
+        call(tokens)
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"global_batch_size": 0}, "global_batch_size is 0; a batch has at least one row"),
+        ({"columns": ["tokens"], "labels": "aligned"}, "labels given, but only batches of `tokens` and `seq_lens`"),
+        ({"columns": ["tokens"], "derive": ["document_ids"]}, "derive given, but"),
+    ],
+)
+def test_what_would_have_no_effect_is_refused(tokens: fb.Cache, options: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        loader(tokens, **options)
+
+
+def test_labels_belong_to_token_caches(tmp_path: Path, tokens: fb.Cache) -> None:
+    numbers = fb.open_cache(number_cache(tmp_path))
+    with pytest.raises(ValueError, match="labels and derive given"):
+        loader(numbers, labels="aligned", derive=["cu_seqlens"])
+    with pytest.raises(ValueError, match="labels given"):
+        CacheDataset(tokens, columns=["tokens"], labels="aligned")
+    assert len(loader(numbers, labels=None, derive=[])) > 0
+
+
+def test_a_mixture_has_its_own_order_seed_and_generations(tokens: fb.Cache) -> None:
+    for given in ({"seed": 0}, {"on_growth": print}, {"shuffle": None}):
+        with pytest.raises(ValueError, match=f"{next(iter(given))} cannot be given beside a Mixture"):
+            loader(mixture(tokens), **given)
+    assert len(loader(mixture(tokens), seed=3)) == 10
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"position": 21}, "position 21 then, 'at most 20' now"),
+        ({"version": 9}, "the version of the state 9 then, 1 now"),
+    ],
+)
+def test_a_state_that_this_loader_cannot_have_is_refused(
+    tokens: fb.Cache, change: dict[str, Any], problem: str
+) -> None:
+    with pytest.raises(StateMismatch, match=problem):
+        loader(tokens).load_state_dict(loader(tokens).state_dict() | change)
+
+
+def test_a_dict_that_is_no_state_is_refused(tokens: fb.Cache) -> None:
+    for wrong in ({}, {"version": 1, "epoch": 0, "position": 0}):
+        with pytest.raises(ValueError, match=r"this is no state of a Loader: it has no .*stream|version"):
+            loader(tokens).load_state_dict(wrong)
+
+
+def test_the_state_of_a_mixture_is_none_of_a_cache(tokens: fb.Cache) -> None:
+    one, many = loader(tokens), loader(mixture(tokens))
+    with pytest.raises(StateMismatch, match="what is read 'a mixture' then, 'one cache' now"):
+        one.load_state_dict(many.state_dict())
+    with pytest.raises(StateMismatch, match="what is read 'one cache' then, 'a mixture of 2' now"):
+        many.load_state_dict(one.state_dict())
+
+
+def test_a_state_knows_a_filter_by_the_rows_it_chose(tokens: fb.Cache) -> None:
+    def filtered(remainder: int) -> Loader:
+        chosen = Where("some", lambda columns: columns["tokens"][:, 0] % 2 == remainder, ["tokens"])
+        return loader(tokens, selection=chosen, drop_last=False)
+
+    state = filtered(0).state_dict()
+    filtered(0).load_state_dict(state)
+    with pytest.raises(StateMismatch, match="selected"):
+        filtered(1).load_state_dict(state)
+
+
+def test_there_is_no_moving_to_a_generation_that_is_not_there(tmp_path: Path) -> None:
+    root = token_cache(tmp_path, 20)
+    reading = loader(fb.open_cache(root))
+    for wrong in (9, -1):
+        with pytest.raises(ValueError, match=f"generation is {wrong}; .* at generation 0, and the newest is 0"):
+            reading.move_to(wrong)
+    grow_cache(tmp_path, 20, 10)
+    reading.move_to(1)
+
+
+def test_an_epoch_without_a_batch_is_not_silent(tokens: fb.Cache) -> None:
+    short = loader(tokens, global_batch_size=21)
+    with pytest.raises(ValueError, match="the 20 rows of an epoch fill no batch of 21; choose a smaller"):
+        next(iter(short))
+    assert len(next(iter(loader(tokens, global_batch_size=21, drop_last=False)))["tokens"]) == 20
+
+
+def test_objects_tell_what_they_are(tokens: fb.Cache) -> None:
+    reading = loader(tokens, selection=Split("train", fraction=0.5))
+    next(iter(reading))
+    assert f"(train of 0.5, seed 0, by auto) of {tokens!r}, global order, seed 0 in batches of 4" in repr(reading)
+    assert f"at row 4 of {reading.stream.size(0)} of epoch 0>" in repr(reading)
+    assert repr(mixture(tokens)) == (
+        f"<Mixture of 1 × '{tokens.root}', 2 × '{tokens.root}'; 40 rows in an epoch, seed 3>"
+    )
+    assert repr(Schedule(1000, epochs=2, effective_batch=4)) == "<Schedule at step 0 of 500, warm-up of 12>"

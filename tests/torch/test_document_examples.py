@@ -21,7 +21,7 @@ from forebay.teachers import T5, Clip, Latents, Lune
 from forebay.torch import experts, import_old
 from forebay.torch.distill import LunePredictor, SolPrior, TeacherRows, embed_times, spatial_weights
 
-EXAMPLES = Path(__file__).with_name("expert_cache_examples.md")
+EXAMPLES = Path(__file__).with_name("expert_cache_examples.txt")
 BLOCK = re.compile(r"^## (\d+)\. ([^\n]*)\n\n```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
 INVALID = {
     4: "x² + y² is no Python; the closed form itself is held against the figures in tests/teachers/test_geometric.py",

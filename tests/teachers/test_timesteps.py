@@ -57,9 +57,34 @@ def test_one_bucket_is_all_there_is() -> None:
     assert alpha.tolist() == [0, 0, 0]
 
 
-def test_what_is_no_number_is_refused() -> None:
+def test_one_moment_is_as_good_as_a_list_of_one() -> None:
+    low, alpha = neighbours(BUCKETS, 0.42)
+    assert (low.shape, alpha.shape) == ((), ())
+    assert int(low) == 3
+    assert abs(float(alpha) - 0.7) < 1e-5
+
+
+@pytest.mark.parametrize("grid", [BUCKETS, [0.5]])
+def test_what_is_no_number_is_refused(grid: object) -> None:
     with pytest.raises(ValueError, match="moment 1 is not a number"):
-        neighbours(BUCKETS, [0.5, np.nan])
+        neighbours(grid, [0.5, np.nan])
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("count", [200, 1000])
+def test_the_nodes_of_a_fine_grid_are_exact_in_a_type_that_tells_them_apart(dtype: type, count: int) -> None:
+    """bfloat16 has 256 numbers between 0.5 and 1: of 200 nodes some lie one step apart, of 1000 some are one number."""
+    grid = np.linspace(0.05, 0.95, count)
+    written = grid.astype(dtype)
+    exact = np.ones(count, np.bool_) if len(set(written.tolist())) == count else written.astype(np.float64) == grid
+    found = neighbours(grid, written)
+    assert np.array_equal((found.low + found.alpha)[exact], np.flatnonzero(exact))
+
+
+def test_half_is_half_on_a_grid_that_bfloat16_cannot_write() -> None:
+    grid = np.arange(1001) / 1000
+    low, alpha = neighbours(grid, np.array([0.5, 0.25, 0.125], ml_dtypes.bfloat16))
+    assert (low + alpha).tolist() == [500, 250, 125]
 
 
 grids = st.lists(st.integers(0, 10_000), min_size=2, max_size=20, unique=True).map(

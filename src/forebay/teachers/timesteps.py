@@ -52,8 +52,11 @@ class Grid:
     def neighbours(self, moments: ArrayLike) -> Neighbours:
         """Lean, because small batches pass here."""
         times = np.asarray(moments)
+        if times.ndim == 0:
+            low, alpha = self.neighbours(times[None])
+            return Neighbours(low.reshape(()), alpha.reshape(()))
         if len(self.buckets) == 1:
-            return Neighbours(np.zeros(times.shape, np.int64), np.zeros(times.shape, np.float32))
+            return self._alone(times)
         written = self._written.get(times.dtype) or self._write(times.dtype)
         inside = np.maximum(np.minimum(times.astype(np.float64), written.last), written.first)
         low = written.inner.searchsorted(inside, side="right")
@@ -61,8 +64,14 @@ class Grid:
         alpha[alpha <= written.near_low[low]] = 0.0
         alpha[alpha >= written.near_high[low]] = 1.0
         if not alpha.max(initial=0.0) <= 1:
-            raise ValueError(f"moment {int(np.isnan(alpha).argmax())} is not a number; times lie between 0 and 1")
+            raise _no_number(alpha)
         return Neighbours(low, alpha.astype(np.float32))
+
+    def _alone(self, times: NDArray[Any]) -> Neighbours:
+        """The only bucket is what every moment is."""
+        if np.isnan(times).any():
+            raise _no_number(times)
+        return Neighbours(np.zeros(times.shape, np.int64), np.zeros(times.shape, np.float32))
 
     def _write(self, dtype: np.dtype[Any]) -> "_Written":
         return self._written.setdefault(dtype, _Written.of(self.buckets, dtype))
@@ -82,9 +91,16 @@ class _Written(NamedTuple):
     @classmethod
     def of(cls, buckets: NDArray[np.float64], dtype: np.dtype[Any]) -> "_Written":
         floats = np.dtype(np.float64) if dtype.kind in "biu" else dtype
-        rounded = buckets.astype(floats).astype(np.float64)
-        nodes = rounded if (np.diff(rounded) > 0).all() else buckets
-        steps = np.spacing(nodes.astype(floats)).astype(np.float64)
+        if not (np.diff(buckets.astype(floats).astype(np.float64)) > 0).all():
+            floats = np.dtype(np.float64)
+        nodes = buckets.astype(floats)
+        steps = np.spacing(nodes).astype(np.float64)
+        nodes = nodes.astype(np.float64)
         gaps = np.diff(nodes)
-        near_low, near_high = steps[:-1] / gaps, 1 - steps[1:] / gaps
+        # Where nodes are a step apart, nothing lies between them: each is nearest to itself.
+        near_low, near_high = np.minimum(steps[:-1] / gaps, 0.25), np.maximum(1 - steps[1:] / gaps, 0.75)
         return cls(nodes, nodes[1:-1].copy(), gaps, float(nodes[0]), float(nodes[-1]), near_low, near_high)
+
+
+def _no_number(times: NDArray[Any]) -> ValueError:
+    return ValueError(f"moment {int(np.isnan(times).argmax())} is not a number; times lie between 0 and 1")

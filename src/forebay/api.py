@@ -54,7 +54,7 @@ from forebay.errors import (
 )
 from forebay.format import layout
 from forebay.kinds import recipe_class, reopen_recipe, reopen_source
-from forebay.recipe import AnyRecipe, LayerRecipe, Recipe, reads_of, versions_of
+from forebay.recipe import AnyRecipe, LayerRecipe, Recipe, dependencies_of, reads_of, versions_of
 from forebay.source import Source
 from forebay.store import LocalStore, Store, open_store
 from forebay.store.opening import Root
@@ -109,8 +109,11 @@ def build_layers(root: Root, recipes: Mapping[str, AnyRecipe], **terms: Any) -> 
     """Add several layers, by name, one after the other: each is complete before the next begins.
 
     What a layer needs in memory is let go before the next is begun, and what is complete is passed over without it.
-    The further arguments are those of `build`.
+    Files that a layer needs and that are not there are told before the first is begun. The further arguments are those
+    of `build`.
     """
+    for recipe in recipes.values():
+        dependencies_of(recipe)
     return [build(root, None, recipe, layer=layer, **terms) for layer, recipe in recipes.items()]
 
 

@@ -1,14 +1,15 @@
 """A model on the hub as a folder: checked files under their names, there without the network once it was seen."""
 
 import hashlib
+from functools import partial
 from pathlib import Path
 
 import pytest
 from tests.hub.server import Drop, HubServer, Status
 
-from forebay.errors import HubNotFound
+from forebay.errors import HubNotFound, TeacherUnusable
 from forebay.hub import Patience, model_files
-from forebay.teachers.weights import hashes
+from forebay.teachers.weights import hashes, tokenizer_of
 
 QUICK = Patience(retries=2, timeout=5, first_wait=0.01)
 WANTED = (".safetensors", "config.json")
@@ -19,6 +20,10 @@ FILES = {
     "unet/deeper/config.json": b"{}",
     "vae/config.json": b"{}",
     "tuned.safetensors": b"tuned" * 300,
+    "text_encoder_2/config.json": b"{}",
+    "text_encoder_2/model.safetensors.index.json": b'{"weight_map": {"a": "model-1.safetensors"}}',
+    "text_encoder_2/model-1.safetensors": b"a shard",
+    "tokenizer_2/tokenizer.json": b"{}",
 }
 
 
@@ -51,3 +56,18 @@ def test_without_the_hub_what_was_seen_last_is_used(hub: HubServer, tmp_path: Pa
     folder = ask(hub, tmp_path, "unet")
     hub.spoil("org/sd", *[Status(503)] * 20)
     assert ask(hub, tmp_path, "unet") == folder
+
+
+def test_shards_and_the_tokenizer_of_a_pipeline_are_brought_too(
+    hub: HubServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.add("org/sd", FILES, "models")
+    monkeypatch.setattr("forebay.hub.model_files", partial(model_files, endpoint=hub.address, patience=QUICK))
+    named = "org/sd/text_encoder_2"
+    tokenizer = tokenizer_of(named, None)
+    assert tokenizer == "org/sd/tokenizer_2"
+    assert set(hashes("t5", named, tokenizer=tokenizer)) == {
+        "t5/config.json", "t5/model.safetensors.index.json", "t5/model-1.safetensors", "t5/tokenizer/tokenizer.json",
+    }  # fmt: skip
+    with pytest.raises(TeacherUnusable, match=r"nothing of that name is on this disk, and the hub does not give"):
+        hashes("t5", "org/sd/text_encoder_7")

@@ -479,3 +479,37 @@ def test_the_bytes_of_the_document_come_out_of_the_shapes(tmp_path: Path) -> Non
         + sum(size.bytes for size in estimate.columns if size.column == "t_buckets")
         - sizes["t_buckets"]
     )
+
+
+def as_pipeline(models: TinyModels, folder: Path) -> Path:
+    """The text encoder and its tokenizer as a pipeline of `diffusers` keeps them: in folders side by side."""
+    shutil.copytree(models.clip, folder / "text_encoder")
+    (folder / "tokenizer").mkdir()
+    for path in (folder / "text_encoder").glob("tokenizer*"):
+        path.rename(folder / "tokenizer" / path.name)
+    return folder / "text_encoder"
+
+
+def test_the_tokenizer_of_a_pipeline_is_found_beside_its_text_encoder(
+    taught: Path, tiny_models: TinyModels, tmp_path: Path
+) -> None:
+    teacher = Clip(model=str(as_pipeline(tiny_models, tmp_path / "sd")))
+    root = prompts_cache(tmp_path)
+    fb.build(root, None, recipe(teacher))
+    assert chunks_of(root, "clip").keys() == chunks_of(taught, "clip").keys()
+    read = [fb.open_cache(one).read(range(9), ["clip_states", "clip_pooled"]) for one in (root, taught)]
+    for name in ("clip_states", "clip_pooled"):
+        np.testing.assert_array_equal(read[0][name], read[1][name])
+    (tmp_path / "sd/tokenizer/tokenizer_config.json").write_text("{}")
+    with pytest.raises(RecipeMismatch, match=r"clip/tokenizer/tokenizer_config\.json"):
+        fb.build(root, None, recipe(teacher))
+
+
+def test_what_a_later_layer_lacks_is_told_before_the_first_is_begun(tiny_models: TinyModels, tmp_path: Path) -> None:
+    folder = as_pipeline(tiny_models, tmp_path / "sd")
+    shutil.rmtree(tmp_path / "sd/tokenizer")
+    root = prompts_cache(tmp_path)
+    teachers = (T5(model=tiny_models.t5, max_length=6), Clip(model=str(folder)))
+    with pytest.raises(TeacherUnusable, match=r"text_encoder.*it has no tokenizer"):
+        fb.build_layers(root, {teacher.layer_name(): recipe(teacher) for teacher in teachers})
+    assert not (root / "layers/t5").exists()

@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Literal
 from forebay.teachers.libraries import library_versions
 from forebay.teachers.protocol import Loaded, Output, Teacher
 from forebay.teachers.running import load_by
-from forebay.teachers.weights import config_of, hashes, setting
+from forebay.teachers.weights import config_of, hashes, setting, tokenizer_of
 
 
 class Latents(Teacher, frozen=True, kw_only=True, tag="latents"):
@@ -53,7 +53,7 @@ class T5(Teacher, frozen=True, kw_only=True, tag="t5"):
     located: ClassVar[tuple[str, ...]] = ("model", "tokenizer")
 
     model: str
-    tokenizer: str | None = None  # where it is, if not beside the model
+    tokenizer: str | None = None  # where it is, if neither with the model nor in the `tokenizer` of its pipeline
     max_length: int = 128
     name: str = "t5"
 
@@ -65,7 +65,7 @@ class T5(Teacher, frozen=True, kw_only=True, tag="t5"):
         return (Output(f"{self.name}_states", states), Output(f"{self.name}_mask", (self.max_length,), "bool"))
 
     def files(self) -> Mapping[str, str]:
-        return hashes("t5", self.model, tokenizer=self.tokenizer)
+        return hashes("t5", self.model, tokenizer=tokenizer_of(self.model, self.tokenizer))
 
     def versions(self) -> Mapping[str, str]:
         return library_versions("torch", "transformers", "tokenizers")
@@ -99,7 +99,7 @@ class Clip(Teacher, frozen=True, kw_only=True, tag="clip"):
         return tuple(Output(f"{self.name}_{kept}", shapes[kept]) for kept in self.keeps)
 
     def files(self) -> Mapping[str, str]:
-        return hashes("clip", self.model, tokenizer=self.tokenizer)
+        return hashes("clip", self.model, tokenizer=tokenizer_of(self.model, self.tokenizer))
 
     def versions(self) -> Mapping[str, str]:
         return library_versions("torch", "transformers", "tokenizers")

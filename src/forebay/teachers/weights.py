@@ -13,15 +13,17 @@ from functools import lru_cache
 from importlib import import_module
 from typing import Any
 
-from forebay.errors import TeacherUnusable
+from forebay.errors import HubNotFound, HubUnreachable, TeacherUnusable
 
 CONFIG = "config.json"
 SUFFIX = ".safetensors"
+INDEX = f"{SUFFIX}.index.json"
 _STEMS = ("model", "diffusion_pytorch_model")
-_BESIDE = (
-    CONFIG, "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
+_TOKENIZER = (
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
     "merges.txt", "spiece.model",
 )  # fmt: skip
+_BESIDE = (CONFIG, *_TOKENIZER)
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(/[\w./-]+)?")
 
 
@@ -39,6 +41,20 @@ def weights_file(weights: str) -> str:
     if os.path.isfile(weights):
         return os.path.abspath(weights)
     return _from_hub(weights, "there is no such file")
+
+
+def tokenizer_of(model: str, told: str | None) -> str:
+    """Where a text encoder's tokenizer is: as told, with its weights, or where pipelines keep it.
+
+    There, `text_encoder_2` has its tokenizer in `tokenizer_2`.
+    """
+    if told or _there(model_folder(model), _TOKENIZER):
+        return told or model
+    above, name = os.path.split(model.rstrip("/"))
+    near = os.path.join(above, name.replace("text_encoder", "tokenizer"))
+    if name.startswith("text_encoder") and (os.path.isdir(near) or not os.path.isdir(model)):
+        return near
+    raise TeacherUnusable(model, "it has no tokenizer; save one into its folder, or say where it is: tokenizer='…'")
 
 
 def config_of(model: str) -> Mapping[str, Any]:
@@ -67,10 +83,11 @@ def setting(model: str, name: str, default: Any = None) -> Any:
 def hashes(name: str, model: str, weights: str | None = None, tokenizer: str | None = None) -> dict[str, str]:
     """What a model's outputs depend on: `name/file` -> SHA-256."""
     folder = model_folder(model)
-    files = [os.path.join(folder, CONFIG)] if weights else [*_weights_in(model, folder), *_beside(folder)]
+    files = [os.path.join(folder, CONFIG)] if weights else [*_weights_in(model, folder), *_there(folder, _BESIDE)]
     files += [weights_file(weights)] if weights else []
-    files += _beside(model_folder(tokenizer)) if tokenizer else []
-    return {f"{name}/{os.path.basename(path)}": file_hash(path) for path in dict.fromkeys(files)}
+    found = {f"{name}/{os.path.basename(path)}": file_hash(path) for path in dict.fromkeys(files)}
+    apart = _there(model_folder(tokenizer), _BESIDE) if tokenizer and tokenizer != model else []
+    return found | {f"{name}/tokenizer/{os.path.basename(path)}": file_hash(path) for path in apart}
 
 
 def file_hash(path: str) -> str:
@@ -88,7 +105,7 @@ def _hashed(path: str, size: int, mtime_ns: int, inode: int) -> str:
 def _weights_in(model: str, folder: str) -> list[str]:
     """The files that loading the folder reads: one, or the shards that an index names."""
     for stem in _STEMS:
-        whole, index = os.path.join(folder, f"{stem}{SUFFIX}"), os.path.join(folder, f"{stem}{SUFFIX}.index.json")
+        whole, index = os.path.join(folder, f"{stem}{SUFFIX}"), os.path.join(folder, f"{stem}{INDEX}")
         if os.path.isfile(whole):
             return [whole]
         if os.path.isfile(index):
@@ -109,8 +126,8 @@ def _shards(model: str, folder: str, index: str) -> Iterator[str]:
         yield path
 
 
-def _beside(folder: str) -> list[str]:
-    return [path for name in _BESIDE if os.path.isfile(path := os.path.join(folder, name))]
+def _there(folder: str, names: tuple[str, ...]) -> list[str]:
+    return [path for name in names if os.path.isfile(path := os.path.join(folder, name))]
 
 
 @lru_cache(maxsize=32)
@@ -120,5 +137,8 @@ def _from_hub(name: str, problem: str) -> str:
         raise TeacherUnusable(name, problem)
     organisation, repository, *path = name.split("/", 2)
     hub: Any = import_module("forebay.hub")  # only a name on the hub needs its library
-    found: str = hub.model_files(f"{organisation}/{repository}", path[0] if path else "", (SUFFIX, *_BESIDE))
+    try:
+        found: str = hub.model_files(f"{organisation}/{repository}", path[0] if path else "", (SUFFIX, INDEX, *_BESIDE))
+    except (HubNotFound, HubUnreachable) as error:
+        raise TeacherUnusable(name, f"nothing of that name is on this disk, and {error}") from error
     return found

@@ -10,7 +10,7 @@ from forebay.columns import Array
 from forebay.errors import TeacherUnusable
 from forebay.teachers.encoders import T5, Clip
 from forebay.teachers.protocol import Batch
-from forebay.teachers.weights import model_folder
+from forebay.teachers.weights import model_folder, tokenizer_of
 from forebay.torch.teachers.arrays import to_numpy
 from forebay.torch.teachers.loading import load_model
 
@@ -38,7 +38,7 @@ class LoadedT5:
     def __init__(self, teacher: T5, device: str, dtype: str) -> None:
         self._teacher = teacher
         self._model = load_model(T5EncoderModel, teacher.model, None, device, dtype)
-        self._tokens = Tokens(teacher.tokenizer or teacher.model, teacher.max_length, self._model.device)
+        self._tokens = Tokens(tokenizer_of(teacher.model, teacher.tokenizer), teacher.max_length, self._model.device)
 
     @torch.inference_mode()
     def __call__(self, batch: Batch) -> Mapping[str, Array]:
@@ -52,7 +52,7 @@ class LoadedClip:
     def __init__(self, teacher: Clip, device: str, dtype: str) -> None:
         self._teacher = teacher
         self._model = load_model(CLIPTextModel, teacher.model, None, device, dtype)
-        self._tokens = Tokens(teacher.tokenizer or teacher.model, teacher.length, self._model.device)
+        self._tokens = Tokens(tokenizer_of(teacher.model, teacher.tokenizer), teacher.length, self._model.device)
 
     @torch.inference_mode()
     def __call__(self, batch: Batch) -> Mapping[str, Array]:

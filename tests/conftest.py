@@ -34,7 +34,7 @@ def tiny_models(tmp_path_factory: pytest.TempPathFactory) -> "TinyModels":
     return made
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def one_thread() -> Iterator[None]:
     """Small models run on one thread: more of them wait for each other, on a busy machine for long."""
     torch = import_module("torch")

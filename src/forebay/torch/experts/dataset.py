@@ -36,7 +36,8 @@ class DatasetCache:
         roots = {part.cache.root for part in parts}
         if len(roots) > 1:
             raise ValueError(
-                f"these are of different samples: {', '.join(sorted(roots))}; build all of the same prompts"
+                f"these are parts of different caches: {', '.join(sorted(roots))}; build all of the same prompts, with "
+                "the same ModelZoo and settings"
             )
         # The part that was built last has seen the generation with all of them.
         newest = max((part.cache for part in parts), key=lambda cache: cache.generation.number)
@@ -59,7 +60,7 @@ class DatasetCache:
         """Everything the zoo has a model for, in sequence, one model at a time."""
         size = 512 if zoo.vae is None else zoo.vae.size
         root = zoo.workplace.root_of_images(images, prompts, size)
-        zoo.ask(root, *ENCODINGS)
+        zoo.ask(root, *zoo.encodings)
         zoo.ask(root, *(() if zoo.lune is None else ("lune",)), "sol", batch_timesteps=batch_timesteps)
         return cls.of(open_cache(root), name)
 

@@ -12,7 +12,7 @@ from forebay.cache.reader import Cache, open_cache
 from forebay.errors import ColumnNotFound
 from forebay.torch.experts.stored import StoredColumn
 from forebay.torch.experts.workplace import Image
-from forebay.torch.experts.zoo import ENCODINGS, ModelZoo
+from forebay.torch.experts.zoo import ModelZoo
 
 Path = str | os.PathLike[str]
 
@@ -30,10 +30,10 @@ class EncodingCache:
 
     @classmethod
     def build(cls, zoo: ModelZoo, images: Sequence[Image], prompts: Sequence[str]) -> "EncodingCache":
-        """Letterbox and encode images (paths, or images of pillow), and encode prompts; one model at a time."""
+        """Encode letterboxed images (paths, or images of pillow) and prompts, with the models that the zoo has."""
         size = 512 if zoo.vae is None else zoo.vae.size
         root = zoo.workplace.root_of_images(images, prompts, size)
-        zoo.ask(root, *ENCODINGS)
+        zoo.ask(root, *zoo.encodings)
         return cls(open_cache(root))
 
     @classmethod

@@ -1,6 +1,7 @@
 """Lune and Sol as the document names them: a layer of a cache, read at any timestep."""
 
 import os
+from collections.abc import Sequence
 from functools import cached_property
 from itertools import count
 from typing import ClassVar, Self
@@ -30,7 +31,7 @@ class TimedCache:
         self.timed = TorchFeatures(cache, self.layer, device)
 
     @classmethod
-    def build(cls, zoo: ModelZoo, prompts: list[str], *, batch_timesteps: bool = False) -> Self:
+    def build(cls, zoo: ModelZoo, prompts: Sequence[str], *, batch_timesteps: bool = False) -> Self:
         """Ask the teacher about every prompt. All timesteps in one batch take more memory, and less time."""
         for number in count():
             root = zoo.workplace.root(prompts, number)

@@ -43,6 +43,12 @@ class ModelZoo:
     def workplace(self) -> Workplace:
         return Workplace(os.fspath(self.folder))
 
+    @property
+    def encodings(self) -> tuple[str, ...]:
+        """The layers of encodings that there is a model for."""
+        models = dict(zip(ENCODINGS, (self.vae, self.t5, self.clip), strict=True))
+        return tuple(layer for layer, model in models.items() if model is not None)
+
     def load_vae(self) -> Mapping[str, str]:
         return self.teacher("latents").files()
 
@@ -59,7 +65,7 @@ class ModelZoo:
         return self.teacher("sol").files()
 
     def unload(self, name: str) -> None:
-        """Let a model go, if it is the one that is loaded."""
+        """Let go of what is loaded. It is one model at most, and a layer that is made has let its own go."""
         self.teacher("latents" if name == "vae" else name)
         unload_teacher()
 

@@ -117,6 +117,9 @@ def test_rows_without_a_teachers_word_are_absent_and_told(tmp_path: Path) -> Non
     assert np.flatnonzero(~rows.present.numpy()).tolist() == [2, 5]
     assert rows.values[[2, 5]].isnan().all()
     assert rows.values[rows.present].isfinite().all()
+    one_bucket = data.lune.features[torch.tensor([2, 3]), torch.tensor([4, 4])]  # as the document gathers
+    assert one_bucket[0].isnan().all()
+    assert torch.equal(one_bucket[1], features[3, 4])
     failed = {(each.sample, each.reason) for each in fb.status(tmp_path / "cache").failed_samples}
     assert failed == {("2", "all-zero"), ("5", "not-finite")}
 

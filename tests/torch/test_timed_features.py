@@ -150,6 +150,15 @@ def test_samples_of_several_data_sets_are_looked_up_in_their_own_cache(tmp_path:
         expected = features(own, "lune").at(local[[row]], moments[[row]])["lune"]
         assert torch.equal(lune.values[row], expected.values[0])
     assert lune.values[[0, 2]].isnan().all()
+    with pytest.raises(ValueError, match="6 samples need 6 timesteps"):
+        multi.get_lune(local, ids, moments[:3])
+    torch.set_default_dtype(torch.float64)
+    try:
+        again = multi.get_lune(local, ids, moments)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert again is not None
+    assert again.values.dtype == torch.float32
     stats, maps = multi.get_sol(local, ids, moments)
     assert stats is not None
     assert maps is not None
@@ -169,6 +178,12 @@ def test_where_no_data_set_has_a_teacher_there_is_none(tmp_path: Path) -> None:
     assert multi.get_sol([0, 1], [0, 0], [0.5, 0.5]) == (None, None)
     with pytest.raises(KeyError, match="no cache was added for data set 4"):
         multi.get_lune([0], [4], [0.5])
+    with pytest.raises(TypeError, match="local_indices are bool"):  # a mask is no list of rows
+        multi.get_lune([True, False], [0, 0], 0.5)
+    with pytest.raises(TypeError, match="dataset_ids are float64"):
+        multi.get_lune([0], [0.5], 0.5)
+    with pytest.raises(ValueError, match="each sample has one of each"):
+        multi.get_lune([0, 1], [0, 0, 0], 0.5)
     with pytest.raises(ValueError, match="data set 0 is"):
         multi.add(fb.open_cache(tmp_path / "cache"), dataset_id=0)
 

@@ -73,7 +73,10 @@ class MultiSourceCache:
         routes = self._by_dataset(datasets)
         if not known:
             return None
-        moments = np.broadcast_to(to_array(timesteps), rows.shape)
+        moments = to_array(timesteps)
+        if moments.shape not in ((), rows.shape):
+            raise ValueError(f"{len(rows)} samples need {len(rows)} timesteps, or one for all, not {moments.shape}")
+        moments = np.broadcast_to(moments, rows.shape)
         if len(routes) == 1 and routes[0][0] in known:
             return known[routes[0][0]].at(rows, moments)
         answers = {
@@ -89,7 +92,8 @@ class MultiSourceCache:
         """The rows of all data sets in the order of the batch."""
         present = torch.zeros(count, dtype=torch.bool, device=self.device)
         values = {
-            column: torch.full((count, *like.shape(column)), torch.nan, device=self.device) for column in like.columns
+            column: torch.full((count, *like.shape(column)), torch.nan, dtype=torch.float32, device=self.device)
+            for column in like.columns
         }
         for here, answer in answers.values():
             places = torch.from_numpy(here).to(self.device)
@@ -117,5 +121,16 @@ class MultiSourceCache:
 
 
 def _routed(local_indices: Numbers, dataset_ids: Numbers) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    rows = to_array(local_indices).astype(np.int64)
-    return rows, np.broadcast_to(to_array(dataset_ids), rows.shape).astype(np.int64)
+    rows, datasets = _whole("local_indices", local_indices), _whole("dataset_ids", dataset_ids)
+    if rows.ndim != 1 or datasets.shape not in ((), rows.shape):
+        raise ValueError(
+            f"local_indices are {rows.shape} and dataset_ids {datasets.shape}; each sample has one of each"
+        )
+    return rows, np.broadcast_to(datasets, rows.shape)
+
+
+def _whole(name: str, numbers: Numbers) -> NDArray[np.int64]:
+    found = to_array(numbers)
+    if found.size and found.dtype.kind not in "iu":
+        raise TypeError(f"{name} are {found.dtype}; whole numbers are expected")
+    return found.astype(np.int64)

@@ -18,6 +18,9 @@ from forebay.torch.distill import (
 )
 
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
 def test_x_t_is_noise_at_0_and_data_at_1_and_goes_straight_along_the_velocity() -> None:
     data, noise = torch.randn(3, 2, 4, 4), torch.randn(3, 2, 4, 4)
     times = torch.tensor([0.0, 1.0, 0.25])
@@ -85,6 +88,9 @@ def test_the_prior_predicts_maps_on_the_scale_of_the_teacher() -> None:
     assert (signal.spatial_predicted >= 0).all()
     assert ((signal.stats_predicted >= 0) & (signal.stats_predicted <= 1)).all()
     assert torch.equal(signal.spatial, signal.spatial_predicted)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        rounded = SolPrior(8, 6)(torch.randn(5, 8), torch.randn(5, 6))
+    assert torch.allclose(rounded.spatial_predicted.sum(dim=(1, 2)), torch.ones(5), atol=1e-6)
 
 
 def test_the_prior_learns_what_the_teacher_says() -> None:

@@ -12,6 +12,9 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from forebay.order.coins import Coins
+from forebay.torch.arrays import to_array
+
+Numbers = Tensor | ArrayLike
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +32,10 @@ class TeacherDropout:
         if not 0 <= self.rate <= 1:
             raise ValueError(f"the dropout rate is {self.rate}; it is a share from 0 to 1")
 
-    def kept(self, teacher: str, step: int, samples: ArrayLike | Tensor, dataset_ids: ArrayLike = 0) -> Tensor:
+    def kept(self, teacher: str, step: int, samples: Numbers, dataset_ids: Numbers = 0) -> Tensor:
         """bool (samples,), True where a sample learns from this teacher at this step."""
-        keys = np.asarray(samples).astype(np.uint64)
-        datasets = np.broadcast_to(np.asarray(dataset_ids), keys.shape)
+        keys = to_array(samples).astype(np.uint64)
+        datasets = np.broadcast_to(to_array(dataset_ids), keys.shape)
         kept = np.empty(keys.shape, np.bool_)
         for dataset in np.unique(datasets).tolist():
             here = datasets == dataset

@@ -65,8 +65,9 @@ class SolPrior(nn.Module):
         self, time: Tensor, text: Tensor, stats: TeacherRows | None = None, spatial: TeacherRows | None = None
     ) -> SolSignal:
         given = torch.cat([time, text], dim=-1)
-        own_stats = self.predict_stats(given).sigmoid()
-        own_spatial = self.predict_spatial(given).softmax(dim=-1).view(-1, self.side, self.side)
+        # In float32 whatever autocast: rounded shares would no longer sum to 1.
+        own_stats = self.predict_stats(given).float().sigmoid()
+        own_spatial = self.predict_spatial(given).float().softmax(dim=-1).view(-1, self.side, self.side)
         return SolSignal(
             own_stats,
             own_spatial,

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from forebay.torch.distill.losses import LossMode, feature_loss, sol_loss
+from forebay.torch.distill.losses import LossMode, feature_loss
 from forebay.torch.distill.rows import TeacherRows
 
 Taught = Tensor | TeacherRows
@@ -15,9 +15,10 @@ def compute_lune_loss(predicted: Tensor, features: Taught, mode: LossMode = "cos
 
 
 def compute_sol_loss(stats_predicted: Tensor, spatial_predicted: Tensor, stats: Taught, spatial: Taught) -> Tensor:
-    """MSE of the statistics plus MSE of the maps, over the rows Sol is present for."""
-    (stats_values, present), (spatial_values, _) = _parts(stats), _parts(spatial)
-    return sol_loss(stats_predicted, spatial_predicted, stats_values, spatial_values, present=present)
+    """MSE of the statistics plus MSE of the maps, each over the rows it is present for."""
+    (stats_values, stats_present), (maps, maps_present) = _parts(stats), _parts(spatial)
+    of_stats = feature_loss(stats_predicted, stats_values, "mse", present=stats_present)
+    return of_stats + feature_loss(spatial_predicted, maps, "mse", present=maps_present)
 
 
 def _parts(taught: Taught) -> tuple[Tensor, Tensor | None]:

@@ -16,6 +16,7 @@ ForebayError
 ├── DocumentTooLong      a document does not fit a row, and the recipe says that this is an error
 ├── TeacherUnusable      a teacher's weights are missing, or are not those of its model
 ├── TeacherFailed        a teacher gave no finite number for a sample
+├── TeacherRaised        a teacher raised an error of its own when it was asked
 ├── TeacherOutputInvalid a teacher gave other columns or shapes than it declares
 ├── HookSilent           the part of a model that is listened to was not run
 ├── LayerNotTimed        a layer holds no features at timesteps
@@ -183,21 +184,45 @@ class TeacherFailed(ForebayError):
         )
 
 
+class TeacherRaised(ForebayError):
+    def __init__(self, teacher: str, sample: str, moment: float | None, error: Exception) -> None:
+        self.teacher, self.sample, self.moment = teacher, sample, moment
+        said = " ".join(str(error).split())[:300]
+        super().__init__(
+            f"the teacher '{teacher}' cannot be asked about {_asked(sample, moment)}: {type(error).__name__}: {said}; "
+            f"give it the inputs that its model takes, or a smaller batch_size where memory is short"
+        )
+
+
 class TeacherOutputInvalid(ForebayError):
-    def __init__(self, teacher: str, column: str, shape: tuple[int, ...] | None, expected: tuple[int, ...]) -> None:
-        self.teacher, self.column, self.shape, self.expected = teacher, column, shape, expected
+    def __init__(
+        self,
+        teacher: str,
+        column: str,
+        sample: str,
+        moment: float | None,
+        shape: tuple[int, ...] | None,
+        expected: tuple[int, ...],
+    ) -> None:
+        self.teacher, self.column, self.sample, self.moment = teacher, column, sample, moment
+        self.shape, self.expected = shape, expected
         gave = f"gave no '{column}'" if shape is None else f"gave '{column}' of shape {shape}"
-        super().__init__(f"the teacher '{teacher}' {gave}; its declaration calls for shape {expected}")
+        super().__init__(
+            f"the teacher '{teacher}' {gave} for {_asked(sample, moment)}; its declaration calls for shape {expected}"
+        )
 
 
 class HookSilent(ForebayError):
     def __init__(self, model: str, submodule: str, sample: str, moment: float | None) -> None:
         self.model, self.submodule, self.sample, self.moment = model, submodule, sample, moment
-        where = "" if moment is None else f" at t = {moment:g}"
         super().__init__(
-            f"the hook on '{submodule}' of '{model}' did not fire for sample '{sample}'{where}; name a part that the "
+            f"the hook on '{submodule}' of '{model}' did not fire for {_asked(sample, moment)}; name a part that the "
             f"model runs"
         )
+
+
+def _asked(sample: str, moment: float | None) -> str:
+    return f"sample '{sample}'" if moment is None else f"sample '{sample}' at t = {moment:g}"
 
 
 class LayerNotTimed(ForebayError):

@@ -41,8 +41,9 @@ def _peak_of(attempt: Callable[[int], object], size: int) -> int:
 
 def is_out_of_memory(error: Exception) -> bool:
     """Devices say it in types of their own, which all name it."""
-    named = f"{type(error).__name__}: {error}".lower()
-    return isinstance(error, MemoryError) or "out of memory" in named or "can't allocate memory" in named
+    own = error.__cause__ or error
+    named = f"{type(own).__name__}: {own}".lower()
+    return isinstance(own, MemoryError) or "out of memory" in named or "can't allocate memory" in named
 
 
 def peak_bytes() -> int:

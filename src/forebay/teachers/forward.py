@@ -8,14 +8,14 @@ timesteps together         [a₀ a₁ a₂ b₀ b₁ b₂]  …  [e₀ e₁ e₂
 The last batch is filled with its last sample: kernels are not bit-equal across batch sizes.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from forebay.columns import DTYPES, Array, Dtype
-from forebay.errors import TeacherFailed, TeacherOutputInvalid
+from forebay.errors import ForebayError, TeacherFailed, TeacherOutputInvalid, TeacherRaised
 from forebay.teachers.protocol import Batch, Output
 from forebay.teachers.samples import Samples
 from forebay.teachers.slot import Seated
@@ -36,8 +36,16 @@ class Asking:
 
     def ask(self, seated: Seated, samples: Samples, rows: Sequence[int]) -> dict[str, Array]:
         """The results for some rows, in order: `(rows, [buckets,] *shape)` per output."""
-        pieces = [self._ask_batch(seated, samples, some) for some in _batches(rows, self.batch_size)]
-        return {name: np.concatenate([piece[name] for piece in pieces]) for name in self.outputs}
+        steps = (len(self.buckets),) if self.buckets else ()
+        found: dict[str, Array] = {
+            name: np.empty((len(rows), *steps, *output.shape), DTYPES[dtype][1])
+            for name, (output, dtype) in self.outputs.items()
+        }
+        for at in range(0, len(rows), self.batch_size):
+            some = slice(at, at + self.batch_size)
+            for name, values in self._ask_batch(seated, samples, rows[some]).items():
+                found[name][some] = values
+        return found
 
     def _ask_batch(self, seated: Seated, samples: Samples, rows: Sequence[int]) -> dict[str, Array]:
         filled = [*rows, *[rows[-1]] * (self.batch_size - len(rows))]
@@ -53,13 +61,13 @@ class Asking:
     ) -> dict[str, Array]:
         """One forward, every sample at each of these buckets: `(rows, buckets, *shape)` per output."""
         batch = self.batch(samples, np.repeat(rows, len(buckets)), np.tile(buckets, len(rows)))
-        answer = seated(batch)
+        answer = _answer(seated, batch)
         found = {}
         for name, (output, dtype) in self.outputs.items():
-            values = np.asarray(answer[name]) if name in answer else None
-            if values is None or values.shape != (len(batch), *output.shape):
+            values, expected = np.asarray(answer[name]) if name in answer else None, (len(batch), *output.shape)
+            if values is None or values.shape != expected:
                 shape = None if values is None else values.shape
-                raise TeacherOutputInvalid(seated.name, name, shape, (len(batch), *output.shape))
+                raise TeacherOutputInvalid(seated.name, name, batch.ids[0], batch.first_moment, shape, expected)
             with np.errstate(over="ignore"):  # what a type cannot hold is told below, with sample and bucket
                 found[name] = values.astype(DTYPES[dtype][1]).reshape(len(rows), len(buckets), *output.shape)
         return found
@@ -86,5 +94,11 @@ class Asking:
                 raise TeacherFailed(seated.name, name, ids[sample], bucket, moment, str(values.dtype))
 
 
-def _batches(rows: Sequence[int], size: int) -> Iterator[Sequence[int]]:
-    return (rows[at : at + size] for at in range(0, len(rows), size))
+def _answer(seated: Seated, batch: Batch) -> Mapping[str, Array]:
+    """What a teacher says; an error of a library gets the sample and the moment it came at."""
+    try:
+        return seated(batch)
+    except ForebayError:
+        raise
+    except Exception as error:
+        raise TeacherRaised(seated.name, batch.ids[0], batch.first_moment, error) from error

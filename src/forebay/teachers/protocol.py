@@ -52,6 +52,11 @@ class Batch:
     def __len__(self) -> int:
         return len(self.ids)
 
+    @property
+    def first_moment(self) -> float | None:
+        """What errors name beside the first sample."""
+        return None if self.t is None else float(self.t[0])
+
     def array(self, column: str) -> Array:
         """A column whose rows have one shape, `(samples, …)`."""
         values = self.columns[column]

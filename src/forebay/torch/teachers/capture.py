@@ -35,8 +35,7 @@ class Capture:
             run()
         found, self._found = self._found, None
         if found is None:
-            moment = None if batch.t is None else float(batch.t[0])
-            raise HookSilent(self._model, self._submodule, batch.ids[0], moment)
+            raise HookSilent(self._model, self._submodule, batch.ids[0], batch.first_moment)
         return found
 
     def close(self) -> None:

@@ -10,9 +10,12 @@ def device_named(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        return torch.device(name)
-    except RuntimeError as error:
-        raise TeacherUnusable(name, f"it is no device: {' '.join(str(error).split())}") from error
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        problem = f"it is no device of this machine: {' '.join(str(error).split())[:200]}; 'cpu' always is"
+        raise TeacherUnusable(name, problem) from error
+    return device
 
 
 def device_facts(name: str) -> str:

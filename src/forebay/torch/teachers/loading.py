@@ -23,8 +23,11 @@ except ModuleNotFoundError as missing:
     raise LibraryMissing(str(missing.name), "running this teacher", "teachers") from missing
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+# Left to themselves, the libraries ask on the terminal whether to run the code that lies beside a model.
+NO_CODE: dict[str, Any] = {"trust_remote_code": False}
 # What whole checkpoints hold beside the encoder that is taken from them.
 OTHER_HALVES = ("decoder.", "lm_head.", "vision_model.", "visual_projection.", "text_projection.", "logit_scale")
+LOADING_ERRORS = (OSError, RuntimeError, ValueError, KeyError, TypeError, AttributeError, SafetensorError)
 _SHOWN = 3
 
 
@@ -40,13 +43,13 @@ def class_named(architecture: str, model: str) -> type[nn.Module]:
     """A class of transformers or diffusers."""
     for library in (transformers, diffusers):
         found = getattr(library, architecture, None)
-        if isinstance(found, type) and hasattr(found, "from_pretrained"):
+        if isinstance(found, type) and (issubclass(found, nn.Module) or architecture.startswith("AutoModel")):
             return found
     raise TeacherUnusable(model, f"neither transformers nor diffusers has a model class '{architecture}'")
 
 
 def _own_weights(cls: Any, model: str, dtype: torch.dtype) -> Any:
-    as_named = "torch_dtype" if issubclass(cls, diffusers.ModelMixin) else "dtype"
+    given = {"torch_dtype": dtype} if issubclass(cls, diffusers.ModelMixin) else {"dtype": dtype, **NO_CODE}
     try:
         with _without_bars():
             loaded, report = cls.from_pretrained(
@@ -54,16 +57,19 @@ def _own_weights(cls: Any, model: str, dtype: torch.dtype) -> Any:
                 use_safetensors=True,
                 local_files_only=True,
                 output_loading_info=True,
-                **{as_named: dtype},
+                **given,
             )
-    except (OSError, RuntimeError, ValueError, KeyError, SafetensorError) as error:
+    except LOADING_ERRORS as error:
         raise TeacherUnusable(model, f"loading it fails: {_first_lines(error)}") from error
     _check(model, report["missing_keys"], report["unexpected_keys"], report.get("mismatched_keys", ()))
     return loaded
 
 
 def _other_weights(cls: Any, model: str, weights: str) -> Any:
-    loaded = _without_weights(cls, model_folder(model))
+    try:
+        loaded = _without_weights(cls, model_folder(model))
+    except LOADING_ERRORS as error:
+        raise TeacherUnusable(model, f"no model can be made of its configuration: {_first_lines(error)}") from error
     try:
         state: Mapping[str, torch.Tensor] = load_file(weights_file(weights))
     except (OSError, SafetensorError) as error:
@@ -79,8 +85,8 @@ def _without_weights(cls: Any, folder: str) -> Any:
     """A model of a configuration, with weights at random."""
     if issubclass(cls, diffusers.ModelMixin):
         return cls.from_config(cls.load_config(folder, local_files_only=True))
-    config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
-    return cls.from_config(config) if hasattr(cls, "from_config") else cls(config)
+    config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, **NO_CODE)
+    return cls.from_config(config, **NO_CODE) if hasattr(cls, "from_config") else cls(config)
 
 
 @contextmanager

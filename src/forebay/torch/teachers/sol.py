@@ -31,8 +31,7 @@ class LoadedSol:
         self._seen.clear()
         self._unet.run(batch)
         if not self._seen:
-            moment = None if batch.t is None else float(batch.t[0])
-            raise HookSilent(self._teacher.unet, f"*.{SELF_ATTENTION}", batch.ids[0], moment)
+            raise HookSilent(self._teacher.unet, f"*.{SELF_ATTENTION}", batch.ids[0], batch.first_moment)
         stats, maps = (torch.stack(found).mean(dim=0) for found in zip(*self._seen, strict=True))
         self._seen.clear()
         name = self._teacher.name

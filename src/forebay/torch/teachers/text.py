@@ -12,7 +12,7 @@ from forebay.teachers.encoders import T5, Clip
 from forebay.teachers.protocol import Batch
 from forebay.teachers.weights import model_folder, tokenizer_of
 from forebay.torch.teachers.arrays import to_numpy
-from forebay.torch.teachers.loading import load_model
+from forebay.torch.teachers.loading import LOADING_ERRORS, NO_CODE, load_model
 
 
 class Tokens:
@@ -21,8 +21,8 @@ class Tokens:
     def __init__(self, model: str, length: int, device: torch.device) -> None:
         self._length, self._device = length, device
         try:
-            self._tokenizer: Any = AutoTokenizer.from_pretrained(model_folder(model), local_files_only=True)
-        except (OSError, ValueError, KeyError) as error:
+            self._tokenizer: Any = AutoTokenizer.from_pretrained(model_folder(model), local_files_only=True, **NO_CODE)
+        except LOADING_ERRORS as error:
             raise TeacherUnusable(
                 model, f"its tokenizer cannot be loaded: {' '.join(str(error).split())[:300]}"
             ) from error

@@ -43,9 +43,8 @@ class LoadedVae:
         canvases[:] = np.array(self._teacher.pad_color, np.uint8).reshape(3, 1, 1)
         for canvas, content, box, name in zip(canvases, batch.rows(stored), batch.array("box"), batch.ids, strict=True):
             left, top, width, height = box.tolist()
-            if left + width > size or top + height > size:
-                raise TeacherUnusable(
-                    self._teacher.vae, f"image '{name}' lies outside a canvas of {size}; give the size of the images"
-                )
+            if (left, top) != ((size - width) // 2, (size - height) // 2):
+                problem = f"the box of image '{name}', {box.tolist()}, is not that of a canvas of {size}"
+                raise TeacherUnusable(self._teacher.vae, f"{problem}; give the size that the images were built with")
             canvas[:, top : top + height, left : left + width] = self._images.unpacked({stored: content, "box": box})
         return canvases

@@ -94,6 +94,23 @@ class Letters(Teacher, frozen=True, kw_only=True, tag="letters"):
         return {"letters": counts, "long": np.array([len(prompt) > 7 for prompt in batch.prompts])}
 
 
+class Hidden(Teacher, frozen=True, kw_only=True, tag="hidden"):
+    """One prompt is so loud that its seat is lost in half precision; of the others it is heard."""
+
+    prompted: ClassVar[bool] = True
+    of: ClassVar[Literal["sample", "prompt", "nothing"]] = "prompt"
+
+    loud: str
+
+    def outputs(self) -> tuple[Output, ...]:
+        return (Output("hidden", ()),)
+
+    def load(self, device: str, dtype: str) -> Loaded:
+        return lambda batch: {
+            "hidden": np.array([1000 * (prompt == self.loud) for prompt in batch.prompts]) + np.arange(len(batch)) / 100
+        }
+
+
 class Twice(Teacher, frozen=True, kw_only=True, tag="twice"):
     """A teacher of what another said."""
 
@@ -109,26 +126,30 @@ class Twice(Teacher, frozen=True, kw_only=True, tag="twice"):
 class Wrong(Teacher, frozen=True, kw_only=True, tag="wrong"):
     """What does not keep its word."""
 
-    how: Literal["shape", "name", "overflow"] = "shape"
+    how: Literal["shape", "name", "overflow", "raise"] = "shape"
 
     def outputs(self) -> tuple[Output, ...]:
         return (Output("wrong", (2,)),)
 
     def load(self, device: str, dtype: str) -> Loaded:
+        if self.how == "raise":
+            return lambda batch: {"wrong": np.full((len(batch), 2), 1 // 0)}
         return lambda batch: {
             "wrong" if self.how != "name" else "other": np.full((len(batch), 2 + (self.how == "shape")), 1e6)
         }
 
 
 class Heavy(Teacher, frozen=True, kw_only=True, tag="heavy"):
-    """Holds so many bytes for every sample of a batch."""
+    """Holds so many bytes for every sample of a batch, and others while it is loaded."""
 
     sample_bytes: int
+    load_bytes: int = 0
 
     def outputs(self) -> tuple[Output, ...]:
         return (Output("heavy", ()),)
 
     def load(self, device: str, dtype: str) -> Loaded:
+        np.ones(self.load_bytes, np.uint8).fill(2)
         return lambda batch: {"heavy": np.full(len(batch), np.ones(self.sample_bytes * len(batch), np.uint8).max())}
 
 

@@ -12,6 +12,7 @@ from tests.teachers.own_teachers import (
     LOADED,
     SENTENCES,
     Heavy,
+    Hidden,
     Letters,
     Noisy,
     Ramp,
@@ -26,7 +27,17 @@ import forebay as fb
 from forebay.cache.records import Progress
 from forebay.errors import BuildFailed, BuildStopped, MemoryTooSmall, RecipeInvalid, RecipeMismatch, UnknownKind
 from forebay.kinds import reopen_recipe
-from forebay.teachers import GeometricSol, Lune, TeacherRecipe, shared, unload
+from forebay.teachers import (
+    BUCKETS,
+    Clip,
+    GeometricSol,
+    Latents,
+    Lune,
+    Teacher,
+    TeacherRecipe,
+    shared,
+    unload,
+)
 from forebay.teachers.fitting import peak_bytes
 from forebay.teachers.memo import Memo
 from forebay.teachers.samples import Prompts
@@ -136,6 +147,23 @@ def test_equal_prompts_are_stored_once_and_computed_once(tmp_path: Path) -> None
     assert statistics["letters"] == {"prompts": 10, "distinct_prompts": stored}
 
 
+def test_seats_that_only_some_prompts_tell_apart_are_noticed(tmp_path: Path) -> None:
+    """Stored in float16, the first prompt looks the same in every seat, and others do not."""
+    made = []
+    for memo_bytes in (1 << 20, 0):
+        root = prompt_cache(tmp_path / str(memo_bytes))
+        fb.build(root, None, TeacherRecipe(teacher=Hidden(loud="red cat"), batch_size=3, memo_bytes=memo_bytes))
+        made.append(chunks_of(root, "hidden"))
+    assert made[0] == made[1] != {}
+
+
+def test_what_was_remembered_for_another_type_is_not_taken(tmp_path: Path) -> None:
+    rows = next(fb.open_cache(prompt_cache(tmp_path)).chunks(["id", "data"]))
+    recipes = [TeacherRecipe(teacher=Letters(), stored=stored) for stored in ("float16", "float32")]
+    assert [recipe.make(rows).columns["letters"].values.dtype for recipe in recipes] == [np.float16, np.float32]
+    unload()
+
+
 @pytest.mark.parametrize("seats", [0.0, 0.25])
 def test_bytes_do_not_depend_on_what_is_remembered(tmp_path: Path, seats: float) -> None:
     made = []
@@ -183,7 +211,11 @@ def test_a_sample_without_a_prompt_is_absent_and_recorded(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("teacher", "said"),
     [
-        (Wrong(how="shape"), r"gave 'wrong' of shape \(8, 3\); its declaration calls for shape \(8, 2\)"),
+        (
+            Wrong(how="shape"),
+            r"gave 'wrong' of shape \(8, 3\) for sample 'prompts.txt.*'; its declaration calls for shape \(8, 2\)",
+        ),
+        (Wrong(how="raise"), r"'wrong' cannot be asked about sample 'prompts.txt.*': ZeroDivisionError: "),
         (Wrong(how="name"), "gave no 'wrong'"),
         (
             Wrong(how="overflow"),
@@ -217,7 +249,7 @@ def test_a_batch_that_memory_does_not_hold_is_halved_before_the_first_chunk_and_
     assert (kept["batch_size"], kept["halved_from"]) == (2, 8)
     assert {len(batch) for batch in ASKED} == {2}
     fb.build(root, None, recipe)
-    fb.build(root, None, TeacherRecipe(teacher=Letters(most=3), batch_size=2, halved_from=8))
+    fb.build(root, None, TeacherRecipe(teacher=Letters(most=3), batch_size=2))
     with pytest.raises(RecipeMismatch, match="batch_size"):
         fb.build(root, None, TeacherRecipe(teacher=Letters(most=3), batch_size=4))
 
@@ -225,7 +257,8 @@ def test_a_batch_that_memory_does_not_hold_is_halved_before_the_first_chunk_and_
 def test_a_batch_fits_the_memory_limit(tmp_path: Path) -> None:
     root = prompt_cache(tmp_path)
     limit = peak_bytes() + (40 << 20)
-    report = fb.build(root, None, TeacherRecipe(teacher=Heavy(sample_bytes=16 << 20), batch_size=8, memory_limit=limit))
+    heavy = Heavy(sample_bytes=16 << 20, load_bytes=64 << 20)  # what loading takes for a moment halves no batch
+    report = fb.build(root, None, TeacherRecipe(teacher=heavy, batch_size=4, memory_limit=limit))
     assert fb.open_cache(root).recipe("heavy").fields["batch_size"] in (1, 2)
     assert any("memory does not hold more" in note for note in report.notes)
     with pytest.raises(MemoryTooSmall):
@@ -265,10 +298,40 @@ def test_a_teacher_that_nobody_gave_is_never_imported(tmp_path: Path) -> None:
         TeacherRecipe(teacher={"kind": "lune", "unet": 3})
 
 
-@pytest.mark.parametrize("fields", [{"batch_size": 0}, {"stored": "int8"}])
+@pytest.mark.parametrize(
+    "fields",
+    [{"batch_size": 0}, {"stored": "int8"}, {"stored": "half"}, {"dtype": "fp16"}, {"buckets": ["a"]}, {"buckets": 3}],
+)
 def test_fields_that_mean_nothing_are_refused(fields: dict[str, object]) -> None:
     with pytest.raises(RecipeInvalid):
         TeacherRecipe(teacher=GeometricSol(), **fields)
+
+
+@pytest.mark.parametrize(
+    "teacher",
+    [
+        Lune(unet="x", noise="Noised"),
+        Lune(unet="x", time_direction="t1_noise"),
+        Latents(vae="x", sample="random"),
+        Clip(model="x", keeps=("pooled", "stats")),
+        Wrong(how="other"),
+    ],
+)
+def test_a_word_that_a_teacher_does_not_know_does_not_pass_for_another(teacher: Teacher) -> None:
+    with pytest.raises(RecipeInvalid, match="field of the wrong type: Invalid enum value"):
+        TeacherRecipe(teacher=teacher)
+
+
+def test_what_a_teacher_does_not_use_is_no_part_of_its_identity() -> None:
+    pairs = (
+        (GeometricSol(), {"batch_size": 2, "dtype": "float16", "stored": "bfloat16", "seed": 4, "prompt_key": "a"}),
+        (Heavy(sample_bytes=1), {"buckets": (0.1, 0.2), "batch_timesteps": True, "prompt_column": "metadata"}),
+        (Ramp(), {"halved_from": 64, "prompt_key": "caption", "buckets": list(BUCKETS)}),
+    )
+    for teacher, fields in pairs:
+        assert fb.fingerprint(TeacherRecipe(teacher=teacher)) == fb.fingerprint(
+            TeacherRecipe(teacher=teacher, **fields)
+        )
 
 
 def test_noise_policy_and_time_direction_are_part_of_a_teacher(tmp_path: Path) -> None:

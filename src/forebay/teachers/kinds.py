@@ -29,14 +29,11 @@ _given: dict[str, type[Teacher]] = {}
 def known_teacher(given: object) -> Teacher:
     """A teacher, or one from the fields that a recipe keeps of it."""
     if isinstance(given, Teacher):
-        _given.setdefault(given.tag(), type(given))
-        return given
+        _given[given.tag()] = type(given)
+        return _checked(type(given), msgspec.to_builtins(given))
     if not isinstance(given, Mapping) or not isinstance(given.get("kind"), str):
         raise RecipeInvalid(f"a teacher is expected, for instance fb.teachers.T5(model='…'), not {given!r:.60}")
-    try:
-        return msgspec.convert(given, teacher_class(given["kind"]))
-    except msgspec.ValidationError as error:
-        raise RecipeInvalid(f"the teacher '{given['kind']}' has a field of the wrong type: {error}") from error
+    return _checked(teacher_class(given["kind"]), given)
 
 
 def teacher_class(kind: str) -> type[Teacher]:
@@ -48,6 +45,14 @@ def teacher_class(kind: str) -> type[Teacher]:
     if kind in _given:
         return _given[kind]
     raise UnknownKind("teacher", kind, sorted(TEACHERS))
+
+
+def _checked(cls: type[Teacher], fields: Mapping[str, Any]) -> Teacher:
+    """A teacher with fields of the types it declares: a word that is none of those it knows must not pass for one."""
+    try:
+        return msgspec.convert(fields, cls)
+    except msgspec.ValidationError as error:
+        raise RecipeInvalid(f"the teacher '{cls.tag()}' has a field of the wrong type: {error}") from error
 
 
 def _teacher(found: Any) -> type[Teacher]:

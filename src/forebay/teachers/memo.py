@@ -22,6 +22,10 @@ class Memo:
             self.hits += 1
         return found
 
+    def clear(self) -> None:
+        self._known.clear()
+        self.bytes = 0
+
     def put(self, key: str, arrays: Mapping[str, Array]) -> None:
         size = _size(arrays)
         if size > self._limit or key in self._known:

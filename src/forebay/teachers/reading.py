@@ -82,6 +82,8 @@ class Features:
 
     def _neighbours(self, rows: Array, t: ArrayLike) -> Neighbours:
         moments = np.asarray(t)
+        if rows.ndim != 1:
+            raise TypeError(f"rows are a list of whole numbers, not {rows.dtype} of shape {rows.shape}")
         if moments.shape == rows.shape:
             return self._grid.neighbours(moments)
         if moments.shape != ():

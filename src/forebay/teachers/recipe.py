@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 import msgspec
 import numpy as np
 
-from forebay.columns import DTYPES, Array, Column, Columns, Dtype, Ragged
+from forebay.columns import Array, Column, Columns, Dtype, Ragged
 from forebay.errors import RecipeInvalid
 from forebay.recipe import Rows
 from forebay.teachers.fitting import fit_batch
@@ -23,6 +23,11 @@ from forebay.teachers.timesteps import BUCKETS, check_buckets
 T_BUCKETS = "t_buckets"  # the constant that holds the grid of a timed teacher
 MEMO_BYTES = 256 * 1024 * 1024
 MOST_CHUNK_BYTES = 4 * 1024**3
+FLOATS = ("float32", "float16", "bfloat16", "float64")  # models compute in the first three
+UNUSED: dict[str, Any] = {
+    "buckets": (), "batch_size": 1, "batch_timesteps": False, "dtype": "float32", "stored": "float32", "seed": 0,
+    "prompt_column": "", "prompt_key": None,
+}  # fmt: skip
 
 
 class TeacherRecipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -30,7 +35,8 @@ class TeacherRecipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     `dtype` is what the model computes in, `stored` what its outputs rest in. Samples are asked `batch_size` at a time,
     with `batch_timesteps` all buckets of them in one forward. Prompts are the text in `prompt_column`, or what stands
-    there under `prompt_key`. `device`, `memory_limit` and `memo_bytes` say how to run, and are no part of the identity.
+    there under `prompt_key`. `device`, `memory_limit`, `memo_bytes` and `halved_from` say how it is run, and are no
+    part of the identity.
     """
 
     kind: ClassVar[str] = "teacher"
@@ -54,16 +60,28 @@ class TeacherRecipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     def __post_init__(self) -> None:
         teacher = known_teacher(self.teacher)
-        msgspec.structs.force_setattr(self, "teacher", teacher)
+        self._set("teacher", teacher)
         if self.batch_size < 1:
             raise RecipeInvalid(f"batch_size is {self.batch_size}; it must be at least 1")
-        if DTYPES[self.stored][1].kind not in "fV":
-            raise RecipeInvalid(f"stored is '{self.stored}'; outputs of teachers are stored as floats")
-        if not teacher.timed:  # what it does not use is no part of it
-            msgspec.structs.force_setattr(self, "buckets", ())
-            msgspec.structs.force_setattr(self, "batch_timesteps", False)
-        else:
-            check_buckets(self.buckets)
+        if self.dtype not in FLOATS[:3] or self.stored not in FLOATS:
+            raise RecipeInvalid(
+                f"dtype is '{self.dtype}' and stored is '{self.stored}'; models compute in {', '.join(FLOATS[:3])}, and "
+                f"outputs are stored as one of these or float64"
+            )
+        if teacher.timed:
+            self._set("buckets", check_buckets(self.buckets))
+        for name in self._unused():  # what it does not use is no part of it
+            self._set(name, UNUSED[name])
+
+    def _set(self, name: str, value: Any) -> None:
+        msgspec.structs.force_setattr(self, name, value)
+
+    def _unused(self) -> list[str]:
+        """The fields that mean nothing for this teacher."""
+        unused = [] if self.model.timed else ["buckets", "batch_timesteps"]
+        unused += [] if self.model.prompted else ["prompt_column", "prompt_key"]
+        unused += ["batch_size", "batch_timesteps", "dtype", "stored", "seed"] if self.model.of == "nothing" else []
+        return unused
 
     @property
     def model(self) -> Teacher:
@@ -76,7 +94,13 @@ class TeacherRecipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     @property
     def located(self) -> tuple[str, ...]:
-        return ("device", "memory_limit", "memo_bytes", *(f"teacher.{name}" for name in self.model.located))
+        return (
+            "device",
+            "memory_limit",
+            "memo_bytes",
+            "halved_from",
+            *(f"teacher.{name}" for name in self.model.located),
+        )
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -116,6 +140,7 @@ class TeacherRecipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         samples = self._samples(rows) if rows else None
         if samples is None or not samples.present.any():
             return self, ()
+        self._seat()  # what loading takes is the same for any batch
         size = fit_batch(self.batch_size, self.memory_limit, lambda size: self._try_batch(samples, size))
         if size == self.batch_size:
             return self, ()
@@ -124,13 +149,13 @@ class TeacherRecipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     def make(self, rows: Columns) -> Rows:
         samples = self._samples(rows)
-        self._check_size(len(samples))
         asked = np.flatnonzero(samples.present).tolist()
+        distinct = {samples.prompts[row] for row in asked} if self.model.of == "prompt" else set()
+        self._check_size(len(distinct) or len(samples))
         seated = self._seat() if asked and self.model.of != "nothing" else None
         if self.model.of == "prompt":
             name = self.model.layer_name()
             columns = shared_rows(self._asking(), seated, samples, name)
-            distinct = {samples.prompts[row] for row in asked}
             counts: dict[str, int | float | list[int]] = {"prompts": len(asked), "distinct_prompts": len(distinct)}
             return Rows(columns, samples.failures, counts, samples.present)
         made = self._asking().ask(seated, samples, asked) if seated else {}
@@ -150,6 +175,8 @@ class TeacherRecipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     def _spread(self, made: Mapping[str, Array], rows: list[int], count: int) -> dict[str, Array | Ragged]:
         """Results at their rows; absent ones are zero, and their presence bits say so."""
+        if made and len(rows) == count:
+            return dict(made)
         columns: dict[str, Array | Ragged] = {}
         for column in self.columns():
             values = np.zeros((count, *column.shape), column.array_dtype)

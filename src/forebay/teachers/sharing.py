@@ -7,6 +7,7 @@ states_row  0     1     0     0        the row of this chunk that holds it
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -49,6 +50,7 @@ def _answers(
     asking: Asking, seated: Seated, samples: Samples, first: Mapping[str, int]
 ) -> dict[str, Mapping[str, Array]]:
     """What was made of every prompt, now or for an earlier chunk."""
+    seated.begin((asking.batch_size, tuple(dtype for _, dtype in asking.outputs.values())))
     remembers = _seats_agree(asking, seated, samples, next(iter(first.values())))
     seated.prompts += len(samples.present.nonzero()[0])
     known = {prompt: found for prompt in first if remembers and (found := seated.memo.get(prompt)) is not None}
@@ -65,12 +67,14 @@ def _answers(
 def _seats_agree(asking: Asking, seated: Seated, samples: Samples, row: int) -> bool:
     """Whether a prompt gives the same bits in every seat of a batch, tried once after a teacher is loaded.
 
-    Only then may what another chunk computed stand for what this one would: bytes must not depend on the memo.
+    Only then may what another chunk computed stand for what this one would: bytes must not depend on the memo. Bits are
+    compared as they were computed: a narrower type to store them in would hide seats for one prompt, not for another.
     """
     if seated.seats_agree is None:
-        made = asking.ask(seated, samples, [row] * asking.batch_size)
-        same = [bool((values.view(np.uint8) == values[:1].view(np.uint8)).all()) for values in made.values()]
-        seated.seats_agree = all(same)
+        wide = {name: (output, output.dtype or "float32") for name, (output, _) in asking.outputs.items()}
+        made = replace(asking, outputs=wide).ask(seated, samples, [row] * asking.batch_size)
+        bits = [values.reshape(len(values), -1).view(np.uint8) for values in made.values()]
+        seated.seats_agree = all(bool((seats == seats[:1]).all()) for seats in bits)
     return seated.seats_agree
 
 

@@ -21,13 +21,21 @@ class Seated:
     prompts: int = 0
     computed: int = 0
     seats_agree: bool | None = None  # unknown until it was tried
+    asked_as: Hashable = None
 
     def __call__(self, batch: Batch) -> Mapping[str, Array]:
         self.forwards += 1
         return self.loaded(batch)
 
+    def begin(self, asked_as: Hashable) -> None:
+        """What was remembered of prompts that were asked, or are stored, in another way is of no use."""
+        if self.asked_as != asked_as:
+            self.memo.clear()
+            self.asked_as, self.seats_agree = asked_as, None
+
     def notes(self) -> tuple[str, ...]:
-        lines = [f"'{self.name}' was loaded onto {self.device} and ran {self.forwards:,} forward batch(es)"]
+        where = "" if self.device == "auto" else f" onto {self.device}"
+        lines = [f"'{self.name}' was loaded{where} and ran {self.forwards:,} forward batch(es)"]
         if self.prompts:
             apart = "" if self.seats_agree is not False else "; its kernels tell seats of a batch apart, none is reused"
             lines.append(

@@ -7,6 +7,7 @@ A moment below the first bucket is the first, one above the last is the last. A 
 type: a moment that is, to one step of its type, the bucket as that type writes it, *is* that bucket.
 """
 
+from collections.abc import Iterable
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -25,12 +26,17 @@ class Neighbours(NamedTuple):
     alpha: NDArray[np.float32]
 
 
-def check_buckets(buckets: tuple[float, ...]) -> None:
-    """Refuse what is no grid of moments."""
-    rises = all(one < other for one, other in pairwise(buckets))
-    if not buckets or not rises or not all(0 <= moment <= 1 for moment in buckets):
-        shown = ", ".join(f"{moment:g}" for moment in buckets[:4])
+def check_buckets(buckets: Iterable[float]) -> tuple[float, ...]:
+    """A grid of moments as plain numbers; what is none is refused."""
+    try:
+        grid = tuple(float(moment) for moment in buckets)
+    except (TypeError, ValueError) as error:
+        raise RecipeInvalid(f"buckets are {buckets!r:.60}; a list of moments is expected") from error
+    rises = all(one < other for one, other in pairwise(grid))
+    if not grid or not rises or not all(0 <= moment <= 1 for moment in grid):
+        shown = ", ".join(f"{moment:g}" for moment in grid[:4])
         raise RecipeInvalid(f"buckets are ({shown}…); one or more moments that rise from 0 to 1 are expected")
+    return grid
 
 
 def neighbours(buckets: ArrayLike, moments: ArrayLike) -> Neighbours:
@@ -53,8 +59,8 @@ class Grid:
         """Lean, because small batches pass here."""
         times = np.asarray(moments)
         if times.ndim == 0:
-            low, alpha = self.neighbours(times[None])
-            return Neighbours(low.reshape(()), alpha.reshape(()))
+            one = self.neighbours(times[None])
+            return Neighbours(one.low.reshape(()), one.alpha.reshape(()))
         if len(self.buckets) == 1:
             return self._alone(times)
         written = self._written.get(times.dtype) or self._write(times.dtype)

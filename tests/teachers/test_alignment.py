@@ -94,13 +94,24 @@ def test_rows_that_come_out_otherwise_are_told(tmp_path: Path) -> None:
     assert layer.problems[0].startswith("'moody' comes out otherwise when it is computed again, by up to 0.5")
 
 
+def test_a_teacher_that_fails_when_it_is_asked_again_is_told(tmp_path: Path) -> None:
+    root = prompt_cache(tmp_path)
+    fb.build(root, None, TeacherRecipe(teacher=Moody(), device="cpu"))
+    MOOD["add"] = np.inf
+    try:
+        (layer,) = check_alignment(fb.open_cache(root)).layers
+    finally:
+        MOOD["add"] = 0.0
+    assert "gave NaN or infinity in 'moody' for sample 'prompts.txt" in layer.problems[0]
+
+
 def test_a_layer_of_other_prompts_is_told(tmp_path: Path) -> None:
     """The same ids, and other words behind them."""
     one = prompt_cache(tmp_path / "one")
     other = prompt_cache(tmp_path / "other", tuple(sentence.replace("red", "tan") for sentence in SENTENCES))
-    fb.build(one, None, TeacherRecipe(teacher=Letters()))
-    shutil.copytree(one / "layers/letters", other / "layers/letters")
-    fb.build(other, None, TeacherRecipe(teacher=Letters()))
+    fb.build(one, None, TeacherRecipe(teacher=Letters()), layer="words")
+    shutil.copytree(one / "layers/words", other / "layers/words")
+    fb.build(other, None, TeacherRecipe(teacher=Letters()), layer="words")
     (layer,) = check_alignment(fb.open_cache(other), recompute=0).layers
     assert layer.problems == ("a row was made of another prompt than the base layer holds now",)
     assert not check_alignment(fb.open_cache(other)).aligned

@@ -14,7 +14,18 @@ from numpy.typing import NDArray
 from forebay.cache.presence import presence_name
 from forebay.cache.reader import Cache, open_cache
 from forebay.columns import Columns, Ragged
-from forebay.errors import HubNotFound, HubUnreachable, LibraryMissing, RecipeInvalid, TeacherUnusable, UnknownKind
+from forebay.errors import (
+    HookSilent,
+    HubNotFound,
+    HubUnreachable,
+    LibraryMissing,
+    RecipeInvalid,
+    TeacherFailed,
+    TeacherOutputInvalid,
+    TeacherRaised,
+    TeacherUnusable,
+    UnknownKind,
+)
 from forebay.recipe import RecipeDocument, differing_fields, fingerprint, inputs_in
 from forebay.teachers.recipe import T_BUCKETS, TeacherRecipe
 from forebay.teachers.samples import Prompts, prompt_hash
@@ -23,6 +34,7 @@ from forebay.teachers.timesteps import BUCKETS
 
 SUM_TOLERANCE = 2e-3  # of a map that is stored in float16
 TOLERANCES = {"float16": 2e-3, "bfloat16": 2e-2, "float32": 1e-4, "float64": 1e-4}
+SOL_COLUMNS = ("_stats", "_spatial")
 PER_CHUNK = 512  # rows that ranges are read off
 CHUNKS_AGAIN = 4  # that rows which are computed again come from
 
@@ -97,7 +109,7 @@ class _Look:
     def take(self, kept: RecipeDocument, columns: Columns) -> None:
         present = np.asarray(columns[presence_name(kept.layer)])
         self.rows += int(present.sum())
-        self._prompts(kept.layer, columns, present)
+        self._prompts({name: columns[name] for name in [*_names(kept), *_base_names(kept)]}, present)
         for column in kept.columns:
             values = columns[column.name]
             if column.dtype not in TOLERANCES:
@@ -114,8 +126,12 @@ class _Look:
         low, high = float(values.min()), float(values.max())
         before = self.ranges.get(name, (low, high))
         self.ranges[name] = (min(low, before[0]), max(high, before[1]))
-        if str(self.teacher.get("kind")).endswith("sol"):
+        if self._is_sol(name):
             self._sol(name, values, low, high)
+
+    def _is_sol(self, name: str) -> bool:
+        """Whether the column is one of Sol's, or of a teacher of one's own that calls it so."""
+        return name in {f"{prefix}{ending}" for prefix in ("sol", self.teacher.get("name")) for ending in SOL_COLUMNS}
 
     def _sol(self, name: str, values: NDArray[np.float32], low: float, high: float) -> None:
         if low < 0 or high > 1:
@@ -125,9 +141,9 @@ class _Look:
             if off > SUM_TOLERANCE:
                 self._tell(f"maps of '{name}' sum to 1 ± {off:g}; they are to sum to 1")
 
-    def _prompts(self, layer: str, columns: Columns, present: NDArray[np.bool_]) -> None:
+    def _prompts(self, columns: Columns, present: NDArray[np.bool_]) -> None:
         """The stored hashes are those of the prompts that the base rows hold now."""
-        stored = columns.get(f"{self.teacher.get('name', layer)}{PROMPT}")
+        stored = next((values for name, values in columns.items() if name.endswith(PROMPT)), None)
         if stored is None or isinstance(stored, Ragged):
             return
         prompts = Prompts(self.fields["prompt_column"], self.fields["prompt_key"])
@@ -163,11 +179,15 @@ def _recomputed(cache: Cache, kept: RecipeDocument, most: int) -> _Again:
     if not most or not kept.columns:
         return _Again()
     try:
-        recipe = reopened(kept)
+        recipe = msgspec.structs.replace(reopened(kept), device="auto")
+        return _asked_again(cache, kept, recipe, most)
     except (TeacherUnusable, UnknownKind, HubNotFound, HubUnreachable, LibraryMissing) as absent:
         return _Again(notes=(f"no row was computed again: {absent}",))
-    except RecipeInvalid as other:
+    except (RecipeInvalid, TeacherFailed, TeacherRaised, TeacherOutputInvalid, HookSilent) as other:
         return _Again(problems=(str(other),))
+
+
+def _asked_again(cache: Cache, kept: RecipeDocument, recipe: TeacherRecipe, most: int) -> _Again:
     problems: dict[str, None] = {}
     count = 0
     try:
@@ -195,11 +215,11 @@ def _difference(name: str, made: Columns, stored: Columns, dtype: str) -> str | 
     ours, theirs = made[name], stored[name]
     one = ours.values if isinstance(ours, Ragged) else np.asarray(ours)
     other = theirs.values if isinstance(theirs, Ragged) else np.asarray(theirs)
-    if dtype not in TOLERANCES:
+    if dtype not in TOLERANCES or one.shape != other.shape:
         return None if np.array_equal(one, other) else f"'{name}' comes out otherwise when it is computed again"
     apart = np.abs(one.astype(np.float32) - other.astype(np.float32))
     allowed = TOLERANCES[dtype] * (1 + np.abs(other.astype(np.float32)))
-    if one.shape == other.shape and (apart <= allowed).all():
+    if (apart <= allowed).all():
         return None
     return f"'{name}' comes out otherwise when it is computed again, by up to {float(apart.max(initial=0)):g}"
 

@@ -17,7 +17,6 @@ from forebay.torch.distill import (
     velocity,
 )
 
-
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 

@@ -100,7 +100,7 @@ def test_a_lost_chunk_is_made_again_from_the_old_cache(tmp_path: Path) -> None:
     chunk = tmp_path / "cache" / "layers" / "lune" / "000000.safetensors"
     before = chunk.read_bytes()
     chunk.unlink()
-    assert not fb.repair(tmp_path / "cache").failed
+    assert not fb.repair(tmp_path / "cache", workers=0).failed
     assert chunk.read_bytes() == before
 
 
@@ -109,6 +109,8 @@ def test_rows_without_a_teachers_word_are_absent_and_told(tmp_path: Path) -> Non
     features = old["lune"]["features"]  # type: ignore[index]
     features[2, 4] = 0  # where the old builder's hook had not fired
     features[5, 1, 3] = torch.nan
+    for name in ("stats", "spatial"):
+        old["sol"][name][6] = torch.inf  # type: ignore[index]
     torch.save(old, tmp_path / "cache.pt")
     import_old(tmp_path / "cache.pt", tmp_path / "cache")
     data = DatasetCache.load(tmp_path / "cache")
@@ -120,8 +122,8 @@ def test_rows_without_a_teachers_word_are_absent_and_told(tmp_path: Path) -> Non
     one_bucket = data.lune.features[torch.tensor([2, 3]), torch.tensor([4, 4])]  # as the document gathers
     assert one_bucket[0].isnan().all()
     assert torch.equal(one_bucket[1], features[3, 4])
-    failed = {(each.sample, each.reason) for each in fb.status(tmp_path / "cache").failed_samples}
-    assert failed == {("2", "all-zero"), ("5", "not-finite")}
+    failed = [(each.sample, each.reason) for each in fb.status(tmp_path / "cache").failed_samples]
+    assert sorted(failed) == [("2", "all-zero"), ("5", "not-finite"), ("6", "not-finite")]  # each row once
 
 
 def test_a_pickle_that_would_run_code_is_refused_and_does_not_run(tmp_path: Path) -> None:
@@ -137,13 +139,20 @@ def test_a_pickle_that_would_run_code_is_refused_and_does_not_run(tmp_path: Path
 @pytest.mark.parametrize(
     ("spoil", "problem"),
     [
-        (lambda old: old.pop("encodings") and old.pop("lune") and old.pop("sol"), "none of encodings, lune, sol"),
+        (
+            lambda old: old.pop("encodings") and old.pop("lune") and old.pop("sol"),
+            "no rows of any of encodings, lune, sol",
+        ),
         (lambda old: old.update(extra=1), r"it has \['extra'\]"),
         (lambda old: old["lune"].pop("t_buckets"), r"'lune' holds \['features'\]"),
         (lambda old: old["lune"].update(features=old["lune"]["features"][:3]), "different numbers of rows"),
         (lambda old: old["sol"].update(t_buckets=BUCKETS.flip(0)), "does not rise"),
         (lambda old: old["sol"].update(stats=old["sol"]["stats"][:, :9]), "second axis is not the 10 buckets"),
-        (lambda old: old["encodings"].update(latents=[1, 2]), "'encodings.latents' is no tensor of floats"),
+        (lambda old: old["sol"].update(t_buckets=1000 * BUCKETS), "between 0 and 1"),
+        (lambda old: old["lune"].update(features=torch.randn(7, 1, 4), t_buckets=torch.tensor([torch.nan])), "between"),
+        (lambda old: old["lune"].update({3: 1}), r"'lune' holds \['3', 'features', 't_buckets'\]"),
+        (lambda old: old["lune"].update(features=old["lune"]["features"].to_sparse()), "no dense tensor"),
+        (lambda old: old["encodings"].update(latents=[1, 2]), "'encodings.latents' is no dense tensor of floats"),
     ],
 )
 def test_what_is_not_of_the_format_is_named(tmp_path: Path, spoil: object, problem: str) -> None:
@@ -164,6 +173,20 @@ def test_files_that_are_no_old_cache_are_named(tmp_path: Path) -> None:
             import_old(tmp_path / f"{name}.pt", tmp_path / "cache")
     with pytest.raises(OldCacheInvalid):
         import_old(tmp_path / "plain.pt", tmp_path / "cache")
+    torch.save(old_cache(), tmp_path / "flipped.pt", _use_new_zipfile_serialization=False)
+    flipped = bytearray((tmp_path / "flipped.pt").read_bytes())
+    for place in range(200, 700, 50):
+        flipped[place] ^= 0x80
+        (tmp_path / "flipped.pt").write_bytes(flipped)
+        with pytest.raises(OldCacheInvalid, match=r"no file of torch\.save"):
+            import_old(tmp_path / "flipped.pt", tmp_path / "cache")
+    with pytest.raises(OldCacheInvalid, match=r"the folder has none of encodings.pt, lune.pt, sol.pt; give the file"):
+        import_old(tmp_path, tmp_path / "cache")
+    empty = {"features": torch.empty(0, 10, 4), "t_buckets": BUCKETS}
+    torch.save({"lune": empty}, tmp_path / "empty.pt")
+    with pytest.raises(OldCacheInvalid, match="no rows"):
+        import_old(tmp_path / "empty.pt", tmp_path / "cache")
+    assert not (tmp_path / "cache").exists()
     with pytest.raises(fb.errors.SourceNotFound, match="no such file or folder"):
         import_old(tmp_path / "gone.pt", tmp_path / "cache")
 
@@ -175,7 +198,7 @@ def test_loading_an_old_cache_by_the_documents_name_says_how_to_import_it(tmp_pa
 
 
 def test_an_import_reads_chunk_by_chunk(tmp_path: Path) -> None:
-    torch.save(old_cache(rows=1200), tmp_path / "cache.pt")
+    torch.save({"lune": old_cache(rows=1200)["lune"]}, tmp_path / "cache.pt")
     source = OldCacheSource(str(tmp_path / "cache.pt"))
     report = import_old(tmp_path / "cache.pt", tmp_path / "cache")
     assert {each.chunks for each in report.layers.values()} == {3}

@@ -10,7 +10,6 @@ mapped, not read.
 """
 
 import os
-import pickle
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -48,13 +47,13 @@ def read_old_cache(path: str | os.PathLike[str]) -> OldCache:
     """Open an old cache and hold it against the format."""
     path = os.fspath(path)
     found = {_part(file): _loaded(file) for file in part_files(path)} if os.path.isdir(path) else _loaded(path)
-    unknown = sorted(found.keys() - {"name", *PARTS})
+    unknown = sorted(map(str, found.keys() - {"name", *PARTS}))
     if unknown:
         raise OldCacheInvalid(path, f"it has {unknown}, of which nothing is known; known are name, {', '.join(PARTS)}")
     parts = {part: _checked(path, part, found[part]) for part in PARTS if found.get(part) is not None}
     rows = {f"{part}.{name}": len(parts[part][name]) for part in parts for name in PARTS[part]}
-    if not rows:
-        raise OldCacheInvalid(path, f"it has none of {', '.join(PARTS)}")
+    if not any(rows.values()):
+        raise OldCacheInvalid(path, f"it has no rows of any of {', '.join(PARTS)}")
     if len(set(rows.values())) > 1:
         raise OldCacheInvalid(path, "its parts have different numbers of rows: " + _listed(rows))
     name = found.get("name") or os.path.basename(path.rstrip("/")).removesuffix(".pt")
@@ -65,7 +64,11 @@ def part_files(path: str) -> list[str]:
     """The files that an old cache is: itself, or those of its parts in a folder."""
     if not os.path.isdir(path):
         return [path]
-    return [file for file in (os.path.join(path, f"{part}.pt") for part in PARTS) if os.path.exists(file)]
+    names = [f"{part}.pt" for part in PARTS]
+    found = [file for file in (os.path.join(path, name) for name in names) if os.path.exists(file)]
+    if not found:
+        raise OldCacheInvalid(path, f"the folder has none of {', '.join(names)}; give the file that it is")
+    return found
 
 
 def _part(file: str) -> str:
@@ -78,7 +81,9 @@ def _loaded(path: str) -> dict[str, Any]:
         found = torch.load(path, map_location="cpu", mmap=zipfile.is_zipfile(path), weights_only=True)
     except FileNotFoundError as error:
         raise OldCacheInvalid(path, "there is no such file") from error
-    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
+    except (OSError, MemoryError):
+        raise
+    except Exception as error:  # a damaged pickle fails in any way at all
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
         raise OldCacheInvalid(path, f"it holds more than tensors, or is no file of torch.save ({reason})") from error
     if not isinstance(found, dict):
@@ -89,21 +94,26 @@ def _loaded(path: str) -> dict[str, Any]:
 def _checked(path: str, part: str, found: Any) -> dict[str, Tensor]:
     """A part with exactly the tensors it should have, of shapes that go together."""
     names = (*PARTS[part], *([BUCKETS] if part in _TIMED else []))
-    held = sorted(found) if isinstance(found, dict) else type(found).__name__
+    held = sorted(map(str, found)) if isinstance(found, dict) else type(found).__name__
     if held != sorted(names):
         raise OldCacheInvalid(path, f"'{part}' holds {held}; {sorted(names)} are expected")
     for name in names:
-        if not isinstance(found[name], Tensor) or found[name].dtype not in _FLOATS or not found[name].dim():
-            raise OldCacheInvalid(path, f"'{part}.{name}' is no tensor of floats with rows")
+        if not _is_plain(found[name]):
+            raise OldCacheInvalid(path, f"'{part}.{name}' is no dense tensor of floats with rows")
     if part in _TIMED:
         _check_buckets(path, part, found)
     return {name: found[name] for name in names}
 
 
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.layout == torch.strided and value.dtype in _FLOATS and value.dim() > 0
+
+
 def _check_buckets(path: str, part: str, found: Mapping[str, Tensor]) -> None:
     buckets = found[BUCKETS]
-    if buckets.dim() != 1 or not len(buckets) or not (buckets.diff() > 0).all():
-        raise OldCacheInvalid(path, f"'{part}.{BUCKETS}' does not rise from bucket to bucket")
+    inside = (buckets >= 0) & (buckets <= 1)
+    if buckets.dim() != 1 or not len(buckets) or not (buckets.diff() > 0).all() or not inside.all():
+        raise OldCacheInvalid(path, f"'{part}.{BUCKETS}' does not rise from bucket to bucket, between 0 and 1")
     for name in PARTS[part]:
         if found[name].dim() < 2 or found[name].shape[1] != len(buckets):
             shape = list(found[name].shape)

@@ -148,15 +148,15 @@ class ImportedRecipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         numbers = torch.tensor([int(name) for name in ids], dtype=torch.int64)
         held = _opened(self.path, _look(self.path)).parts[self.part]
         taken = {column: held[tensor][numbers] for column, tensor in self.tensors.items()}
-        problems = {column: _problems(values, bool(self.buckets)) for column, values in taken.items()}
-        failures = tuple(
-            Failure(ids[row], reason, f"'{self.part}.{self.tensors[column]}' of row {ids[row]}")
-            for column, found in problems.items()
-            for row, reason in found.items()
-        )
+        failures: dict[int, Failure] = {}  # one for a row, however many of its tensors are spoilt
+        for column, values in taken.items():
+            for row, reason in _problems(values, bool(self.buckets)).items():
+                detail = f"'{self.part}.{self.tensors[column]}' of row {ids[row]}"
+                failures.setdefault(row, Failure(ids[row], reason, detail))
         present = np.ones(len(ids), np.bool_)
-        present[[row for found in problems.values() for row in found]] = False
-        return Rows({column: to_array(values) for column, values in taken.items()}, failures, present=present)
+        present[list(failures)] = False
+        made = {column: to_array(values) for column, values in taken.items()}
+        return Rows(made, tuple(failures.values()), present=present)
 
 
 def _recipe(old: OldCache, part: str, tensors: Mapping[str, str]) -> ImportedRecipe:
@@ -185,8 +185,6 @@ def _problems(values: Tensor, timed: bool) -> dict[int, str]:
 def _look(path: str) -> SourceFile:
     """The file, or the files of the folder as one."""
     found = [os.stat(file) for file in part_files(path)]
-    if not found:
-        raise FileNotFoundError(f"'{path}' is gone")
     return SourceFile(
         path=os.path.basename(path),
         size=sum(status.st_size for status in found),

@@ -8,7 +8,9 @@ import pytest
 from tests.layer_recipes import LengthLayer, LineRecipe, SumLayer, flip, layered_cache, number_cache, tree
 
 import forebay as fb
+from forebay.cache.prepare import prepare_layer
 from forebay.errors import InputIncomplete, RecipeInvalid, RecipeMismatch
+from forebay.store import LocalStore
 
 
 def chunks_of(root: Path, layer: str) -> dict[str, bytes]:
@@ -49,6 +51,13 @@ def test_what_a_layer_that_is_read_lacks_is_told_before_any_work(tmp_path: Path)
     assert fb.build(root, None, SumLayer(), workers=0, end_chunk=1).made == 2
     fb.build(root, None, LengthLayer(), workers=0)
     assert fb.build(root, None, SumLayer(), workers=0).made == 3
+
+
+def test_a_layer_that_was_begun_and_has_no_chunk_yet_lacks_them_all(tmp_path: Path) -> None:
+    root = number_cache(tmp_path)
+    prepare_layer(LocalStore(root), LengthLayer(), "length")
+    with pytest.raises(InputIncomplete, match=r"reads layer 'length', which has no chunk 0 and 4 more"):
+        fb.build(root, None, SumLayer(), workers=0)
 
 
 def test_a_column_that_no_layer_has_is_refused_before_it_begins(tmp_path: Path) -> None:

@@ -142,7 +142,7 @@ def inputs_of(store: Store, recipe: AnyRecipe) -> dict[str, str]:
         if name not in homes:
             raise RecipeInvalid(
                 f"the recipe '{recipe.kind}' reads the column '{name}', which no layer of '{store.address}' has; there "
-                f"are: {', '.join(homes)}"
+                f"are: {', '.join(homes)}; build the layer that makes it first"
             )
         if homes[name].layer != base:
             kept = read_recipe_document(store, homes[name].layer)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from forebay.cache.cut import sample_heads
+from forebay.cache.presence import column_homes
 from forebay.cache.publish import newest_generation, read_recipe_document
 from forebay.cache.reader import open_cache
 from forebay.columns import Array, Ragged
@@ -25,10 +26,18 @@ class Survey:
     store: Store | None = None
 
     def rows(self, names: Sequence[str], count: int) -> dict[str, Array | Ragged]:
-        """The first rows of some columns of a cache that is there, of its first chunk at most."""
-        if self.store is None or newest_generation(self.store) is None:
+        """The first rows of some columns of a cache that is there, of the first chunk that has them all at most.
+
+        None where no layer has such a column: whoever prepares the layer says so.
+        """
+        newest = newest_generation(self.store) if self.store is not None else None
+        if self.store is None or newest is None:
             return {}
-        cache = open_cache(self.store)
+        homes = column_homes({layer: newest.recipe(layer).columns for layer in newest.recipes}, newest.base)
+        if not all(name in homes for name in names):
+            return {}
+        layers = dict.fromkeys(homes[name].layer for name in names)
+        cache = open_cache(self.store, generation=newest.number, layers=list(layers))
         first = int(cache.chunk_starts[1]) if len(cache.chunk_numbers) else 0
         return cache.read(range(min(count, first)), names)
 

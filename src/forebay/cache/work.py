@@ -11,7 +11,7 @@ import numpy as np
 from forebay.cache.census import Sieve
 from forebay.cache.plan import Plan, load_plan
 from forebay.cache.presence import PRESENT, Home, column_homes, presence_name
-from forebay.cache.publish import load_generation, read_recipe_document
+from forebay.cache.publish import layers_of, load_generation, read_recipe_document
 from forebay.cache.published import open_chunk, published_record, read_column
 from forebay.columns import Array, Columns, Ragged
 from forebay.errors import ChunkCorrupt, InputIncomplete, LayerNotFound, RecipeInvalid, RecipeMismatch, SourceChanged
@@ -175,9 +175,15 @@ class LayerJob:
 
     @cached_property
     def _homes(self) -> dict[str, Home]:
-        return column_homes(
-            {layer: self._pinned.recipe(layer).columns for layer in self._pinned.recipes}, self._pinned.base
-        )
+        """Where columns are; one that no published layer has is in a layer that was begun and has no chunk yet."""
+        declared = {layer: self._pinned.recipe(layer).columns for layer in self._pinned.recipes}
+        found = column_homes(declared, self._pinned.base)
+        if all(name in found for name in self.recipe.reads):
+            return found
+        begun = {
+            layer: kept.columns for layer in layers_of(self.store) if (kept := read_recipe_document(self.store, layer))
+        }
+        return column_homes({**begun, **declared}, self._pinned.base)
 
     def _is_above(self, name: str) -> bool:
         return self._homes[name].layer != self._pinned.base

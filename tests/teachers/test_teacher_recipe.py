@@ -25,7 +25,15 @@ from tests.teachers.own_teachers import (
 
 import forebay as fb
 from forebay.cache.records import Progress
-from forebay.errors import BuildFailed, BuildStopped, MemoryTooSmall, RecipeInvalid, RecipeMismatch, UnknownKind
+from forebay.errors import (
+    BuildFailed,
+    BuildStopped,
+    MemoryTooSmall,
+    RecipeInvalid,
+    RecipeMismatch,
+    TeacherUnusable,
+    UnknownKind,
+)
 from forebay.kinds import reopen_recipe
 from forebay.teachers import (
     BUCKETS,
@@ -41,6 +49,7 @@ from forebay.teachers import (
 from forebay.teachers.fitting import peak_bytes
 from forebay.teachers.memo import Memo
 from forebay.teachers.samples import Prompts
+from forebay.teachers.weights import hashes
 
 
 @pytest.fixture(autouse=True)
@@ -118,6 +127,15 @@ def test_a_layer_of_a_layer_is_repaired_after_it_whatever_their_names(tmp_path: 
         flip(path, path.stat().st_size - 1)
     assert not fb.repair(root).failed
     assert {layer: chunks_of(root, layer) for layer in ("z", "a")} == before
+
+
+def test_a_layer_of_a_layer_begins_wherever_that_one_has_chunks(tmp_path: Path) -> None:
+    root = prompt_cache(tmp_path)
+    with pytest.raises(RecipeInvalid, match=r"reads the column 'letters', which no layer .*build the layer that makes"):
+        fb.build(root, None, TeacherRecipe(teacher=Twice()))
+    last = fb.build(root, None, TeacherRecipe(teacher=Letters()), start_chunk=2).chunks
+    assert last > 1
+    assert fb.build(root, None, TeacherRecipe(teacher=Twice()), start_chunk=2).made == last
 
 
 def test_what_is_complete_is_passed_over_without_its_model(tmp_path: Path) -> None:
@@ -352,3 +370,17 @@ def test_noise_policy_and_time_direction_are_part_of_a_teacher(tmp_path: Path) -
     assert moved == marks[0]
     (tmp_path / "two/diffusion_pytorch_model.safetensors").write_bytes(b"weight!")
     assert fb.fingerprint(TeacherRecipe(teacher=Lune(unet=str(tmp_path / "two")))) != marks[0]
+
+
+def test_every_file_of_weights_that_a_library_may_choose_is_part_of_a_teacher(tmp_path: Path) -> None:
+    """A folder may hold whole weights and shards, under the names of either library."""
+    (tmp_path / "config.json").write_text("{}")
+    names = ("model.safetensors", "diffusion_pytorch_model.safetensors", "part-1.safetensors")
+    for name in names:
+        (tmp_path / name).write_bytes(b"weights")
+    index = tmp_path / "diffusion_pytorch_model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"a": "part-1.safetensors"}}))
+    assert set(hashes("m", str(tmp_path))) == {f"m/{name}" for name in (*names, index.name, "config.json")}
+    index.write_text("{}")
+    with pytest.raises(TeacherUnusable, match="names no weights; save the model again"):
+        hashes("m", str(tmp_path))

@@ -65,8 +65,8 @@ class TeacherRecipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             raise RecipeInvalid(f"batch_size is {self.batch_size}; it must be at least 1")
         if self.dtype not in FLOATS[:3] or self.stored not in FLOATS:
             raise RecipeInvalid(
-                f"dtype is '{self.dtype}' and stored is '{self.stored}'; models compute in {', '.join(FLOATS[:3])}, and "
-                f"outputs are stored as one of these or float64"
+                f"dtype is '{self.dtype}' and stored is '{self.stored}'; models compute in {', '.join(FLOATS[:3])}, "
+                f"and outputs are stored as one of these or float64"
             )
         if teacher.timed:
             self._set("buckets", check_buckets(self.buckets))

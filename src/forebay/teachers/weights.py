@@ -103,13 +103,12 @@ def _hashed(path: str, size: int, mtime_ns: int, inode: int) -> str:
 
 
 def _weights_in(model: str, folder: str) -> list[str]:
-    """The files that loading the folder reads: one, or the shards that an index names."""
-    for stem in _STEMS:
-        whole, index = os.path.join(folder, f"{stem}{SUFFIX}"), os.path.join(folder, f"{stem}{INDEX}")
-        if os.path.isfile(whole):
-            return [whole]
-        if os.path.isfile(index):
-            return [index, *_shards(model, folder, index)]
+    """The files that loading the folder may read: a whole one, the shards of an index; the libraries choose."""
+    found = _there(folder, tuple(f"{stem}{SUFFIX}" for stem in _STEMS))
+    for index in _there(folder, tuple(f"{stem}{INDEX}" for stem in _STEMS)):
+        found += [index, *_shards(model, folder, index)]
+    if found:
+        return found
     there = ", ".join(sorted(os.listdir(folder))[:6]) or "nothing"
     raise TeacherUnusable(
         model, f"it has no weights as {SUFFIX} (there is: {there}); save it with safe_serialization, pickles stay shut"
@@ -117,8 +116,11 @@ def _weights_in(model: str, folder: str) -> list[str]:
 
 
 def _shards(model: str, folder: str, index: str) -> Iterator[str]:
-    with open(index, encoding="utf-8") as file:
-        names = sorted({str(name) for name in json.load(file)["weight_map"].values()})
+    try:
+        with open(index, encoding="utf-8") as file:
+            names = sorted({str(name) for name in json.load(file)["weight_map"].values()})
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise TeacherUnusable(model, f"its {os.path.basename(index)} names no weights; save the model again") from error
     for name in names:
         path = os.path.join(folder, os.path.basename(name))
         if not os.path.isfile(path):

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import click
+import msgspec
 
 from forebay.cache.publish import layers_of, read_cache_document, read_recipe_document
 from forebay.cli.options import Decorator
@@ -17,6 +18,7 @@ from forebay.teachers.align import reopened
 GEOMETRIC = "geometric"
 CAPTION = "caption"
 _MODELS = ("vae", "t5", "clip", "lune", "sol")
+_HOW = {"device", "memory_limit"}  # how a layer is made, not what it is
 _COMMON = (
     "batch_size", "batch_timesteps", "dtype", "stored", "seed", "device", "memory_limit", "prompt_column", "prompt_key",
 )  # fmt: skip
@@ -89,16 +91,18 @@ def _listeners(given: Mapping[str, Any]) -> list[Teacher]:
 
 def _begun(root: str, given: Mapping[str, Any]) -> dict[str, TeacherRecipe]:
     """The layers of teachers that a cache has, each after those it reads."""
-    if given:
+    how = {name: value for name, value in given.items() if name in _HOW}
+    if given.keys() - _HOW:
         names = ", ".join(f"--{name}" for name in _MODELS)
-        raise click.UsageError(f"Name at least one teacher ({names}); without any option, what was begun goes on.")
+        raise click.UsageError(f"Name at least one teacher ({names}); without them, what was begun goes on as it is.")
     store = open_store(root)
     read_cache_document(store)
     documents = {layer: read_recipe_document(store, layer) for layer in layers_of(store)}
     kept = {layer: one for layer, one in documents.items() if one is not None and one.kind == TeacherRecipe.kind}
     if not kept:
         raise click.UsageError(f"'{root}' has no layer of a teacher yet; name one, as in --t5 google/flan-t5-base.")
-    return {layer: reopened(kept[layer]) for layer in sorted(kept, key=lambda name: (_height(kept, name), name))}
+    ordered = sorted(kept, key=lambda name: (_height(kept, name), name))
+    return {layer: msgspec.structs.replace(reopened(kept[layer]), **how) for layer in ordered}
 
 
 def _height(kept: Mapping[str, RecipeDocument], layer: str) -> int:

@@ -36,6 +36,7 @@ SUM_TOLERANCE = 2e-3  # of a map that is stored in float16
 TOLERANCES = {"float16": 2e-3, "bfloat16": 2e-2, "float32": 1e-4, "float64": 1e-4}
 SOL_COLUMNS = ("_stats", "_spatial")
 PER_CHUNK = 512  # rows that ranges are read off
+IMPORTED = "imported"  # the kind of layers that hold what teachers of an old cache said
 CHUNKS_AGAIN = 4  # that rows which are computed again come from
 
 
@@ -68,7 +69,7 @@ class Alignment(msgspec.Struct, frozen=True, kw_only=True):
 def check_alignment(cache: Cache, *, recompute: int = 8) -> Alignment:
     """Check every layer of a teacher; `recompute` rows of each are asked of it again."""
     kept = [cache.recipe(layer) for layer in cache.generation.recipes]
-    found = [_aligned(cache, one, recompute) for one in kept if one.kind == TeacherRecipe.kind]
+    found = [_aligned(cache, one, recompute) for one in kept if one.kind in (TeacherRecipe.kind, IMPORTED)]
     return Alignment(root=cache.root, layers=tuple(found))
 
 
@@ -101,7 +102,7 @@ class _Look:
 
     def __init__(self, fields: Mapping[str, Any]) -> None:
         self.fields = fields
-        self.teacher: Mapping[str, Any] = fields.get("teacher") or {}
+        self.teacher: Mapping[str, Any] = fields.get("teacher") or {"kind": fields.get("part")}
         self.ranges: dict[str, tuple[float, float]] = {}
         self.problems: list[str] = []
         self.rows = 0
@@ -178,6 +179,8 @@ def _recomputed(cache: Cache, kept: RecipeDocument, most: int) -> _Again:
     """A few rows asked again, where the teacher is here."""
     if not most or not kept.columns:
         return _Again()
+    if kept.kind == IMPORTED:
+        return _Again(notes=("no row was computed again: an imported layer does not know its teacher",))
     try:
         recipe = msgspec.structs.replace(reopened(kept), device="auto")
         return _asked_again(cache, kept, recipe, most)

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from forebay.errors import OldCacheInvalid
+from forebay.teachers import timesteps
 
 PARTS: dict[str, tuple[str, ...]] = {
     "encodings": ("latents", "t5_embeds", "clip_pooled"),
@@ -40,7 +41,13 @@ class OldCache:
     parts: Mapping[str, Mapping[str, Tensor]]
 
     def buckets(self, part: str) -> tuple[float, ...]:
-        return tuple(self.parts[part][BUCKETS].double().tolist())
+        """The moments of a part; the usual ones as they are meant, not as a short float writes them."""
+        written = self.parts[part][BUCKETS]
+        usual = torch.tensor(timesteps.BUCKETS, dtype=torch.float64)
+        step = torch.finfo(written.dtype).eps
+        if written.shape == usual.shape and ((written.double() - usual).abs() <= step * usual).all():
+            return timesteps.BUCKETS
+        return tuple(written.double().tolist())
 
 
 def read_old_cache(path: str | os.PathLike[str]) -> OldCache:

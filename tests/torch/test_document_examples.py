@@ -14,6 +14,7 @@ import pytest
 import torch
 from PIL import Image
 from tests.tiny_models import TinyModels, tiny_unet
+from tests.torch.taught import plain_lune
 from torch import Tensor, nn
 
 import forebay as fb
@@ -53,20 +54,25 @@ class Student(nn.Module):
         return lune.signal, info | {"sol_stats_pred": sol.stats_predicted, "sol_spatial_pred": sol.spatial_predicted}
 
 
-@pytest.fixture
-def names(tiny_models: TinyModels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_thread: None) -> dict[str, Any]:
-    """What stands around the examples."""
-    monkeypatch.chdir(tmp_path)
-    random.seed(0)
-    torch.manual_seed(0)
-    zoo = experts.ModelZoo(
-        folder="work",
+@pytest.fixture(scope="module")
+def zoo(tiny_models: TinyModels, tmp_path_factory: pytest.TempPathFactory, one_thread: None) -> experts.ModelZoo:
+    """One for all examples: what was asked for one of them is there for the next."""
+    return experts.ModelZoo(
+        folder=tmp_path_factory.mktemp("work"),
         vae=Latents(vae=tiny_models.vae, size=16),
         t5=T5(model=tiny_models.t5, max_length=8),
         clip=Clip(model=tiny_models.clip),
         lune=Lune(unet=tiny_models.unet),
-        batch_size=2,
+        batch_size=4,
     )
+
+
+@pytest.fixture
+def names(zoo: experts.ModelZoo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What stands around the examples."""
+    monkeypatch.chdir(tmp_path)
+    random.seed(0)
+    torch.manual_seed(0)
     colours = ["red", "blue", "green", "white"]
     pictures = [Image.new("RGB", (20, 10 + number), colour) for number, colour in enumerate(colours)]
     given = {"torch": torch, "random": random, "zoo": zoo, "images": pictures, "prompts": PROMPTS}
@@ -95,12 +101,14 @@ def test_the_buckets_are_those_of_ours(names: dict[str, Any]) -> None:
     assert run(1, names)["t_buckets"].tolist() == pytest.approx(fb.teachers.BUCKETS)
 
 
-def test_the_hook_of_the_document_sees_what_the_teacher_caches(names: dict[str, Any]) -> None:
+def test_the_hook_of_the_document_sees_what_lune_listens_to(names: dict[str, Any]) -> None:
     unet, mid_features = tiny_unet(), [None]
     run(2, names | {"unet": unet, "mid_features": mid_features})
+    latents, states = torch.randn(2, 4, 8, 8), torch.randn(2, 8, 16)
     with torch.no_grad():
-        unet(torch.randn(2, 4, 8, 8), 420, torch.randn(2, 8, 16))
-    assert mid_features[0].shape == (2, 16)  # type: ignore[attr-defined]
+        unet(latents, 420, states)
+    heard = plain_lune(unet, latents, 0.42, states)  # which the teacher is held against in test_teachers_models.py
+    assert mid_features[0].numpy() == pytest.approx(heard, abs=1e-6)  # type: ignore[attr-defined]
 
 
 def test_a_cache_is_built_saved_loaded_and_trained_on_as_the_document_says(names: dict[str, Any]) -> None:

@@ -99,6 +99,8 @@ def test_shapes_that_would_broadcast_are_an_error() -> None:
         feature_loss(drawn(2, 4), drawn(2, 4), present=torch.ones(2))
     with pytest.raises(ValueError, match=r"\(2, 4, 4\) is expected"):
         flow_loss(drawn(2, 3, 4, 4), drawn(2, 3, 4, 4), weights=torch.ones(4, 4))
+    with pytest.raises(ValueError, match=r"row_weights are \(2, 1\); \(2,\) is expected"):
+        flow_loss(drawn(2, 3, 4, 4), drawn(2, 3, 4, 4), row_weights=torch.ones(2, 1))
 
 
 def test_float16_features_are_compared_in_float32() -> None:
@@ -144,6 +146,8 @@ def test_the_flow_loss_counts_places_and_rows_by_their_weights() -> None:
     predicted, target = drawn(2, 3, 4, 4), drawn(2, 3, 4, 4, seed=1)
     errors = (predicted - target).square()
     assert flow_loss(predicted, target).item() == pytest.approx(errors.mean().item())
+    flat = predicted.flatten(1), target.flatten(1)  # velocities need not be images
+    assert flow_loss(*flat).item() == pytest.approx(errors.mean().item())
     left = torch.zeros(2, 4, 4)
     left[:, :, :2] = 2  # mean 1
     of_rows = torch.tensor([1.0, 0.0])

@@ -121,6 +121,19 @@ def test_rows_the_teacher_said_nothing_of_are_absent(tmp_path: Path) -> None:
     assert alone.present.all()
 
 
+def test_features_come_on_the_device_asked_for_without_gradients(tmp_path: Path) -> None:
+    cache = taught(tmp_path, ("lune", Spoken(absent=ABSENT)))
+    multi = MultiSourceCache(device="meta")  # the one further device that is everywhere
+    multi.add(cache, dataset_id=0)
+    for rows in ([4, 5], [3, 4]):
+        moments = torch.full((2,), 0.3, requires_grad=True)
+        for found in (features(cache, "lune", "meta").at(rows, moments)["lune"], multi.get_lune(rows, 0, moments)):
+            assert found is not None
+            assert found.values.device.type == found.present.device.type == "meta"
+            assert found.values.shape == (2, 6)
+            assert not found.values.requires_grad
+
+
 def test_moments_and_rows_that_do_not_go_together_are_an_error(tmp_path: Path) -> None:
     lune = features(taught(tmp_path, ("lune", Spoken())), "lune")
     with pytest.raises(ValueError, match="2 rows need 2 moments"):

@@ -49,15 +49,14 @@ def features(cache: Cache, layer: str, device: torch.device | str = "cpu") -> To
 def weigh(found: Between, device: torch.device) -> dict[str, TeacherRows]:
     """What lies between two buckets, in float32."""
     alpha, present = torch.from_numpy(found.alpha), torch.from_numpy(found.present)
-    lacking = None if found.present.all() else ~present.to(device)
+    is_whole = bool(found.present.all())
     if device.type != "cpu":
         alpha, present = alpha.to(device), present.to(device)
     rows = {}
     for name, values in found.values.items():
-        weighed = _weighed(to_tensor(values).to(device, torch.float32), alpha)
-        if lacking is not None:
-            weighed[lacking] = torch.nan
-        rows[name] = TeacherRows(weighed, present)
+        weighed = _weighed(to_tensor(values).to(device).float(), alpha)
+        taught = TeacherRows(weighed, present)
+        rows[name] = taught if is_whole else taught.where(present)
     return rows
 
 

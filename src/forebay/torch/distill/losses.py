@@ -49,7 +49,7 @@ def sol_loss(
 def flow_loss(
     predicted: Tensor, target: Tensor, *, weights: Tensor | None = None, row_weights: Tensor | None = None
 ) -> Tensor:
-    """Mean square error of velocities (rows, channels, height, width).
+    """Mean square error of velocities, (rows, channels, height, width) as a rule.
 
     `weights` (rows, height, width) weigh places, as `loss_weights` makes them; `row_weights` (rows,) weigh rows, as
     `min_snr_weight` does.
@@ -60,8 +60,12 @@ def flow_loss(
         if weights.shape != errors.shape:
             raise ValueError(f"weights are {tuple(weights.shape)}; {tuple(errors.shape)} is expected")
         errors = errors * weights
-    losses = errors.flatten(1).mean(dim=1)
-    return (losses if row_weights is None else losses * row_weights).mean()
+    losses = _row_means(errors)
+    if row_weights is None:
+        return losses.mean()
+    if row_weights.shape != losses.shape:
+        raise ValueError(f"row_weights are {tuple(row_weights.shape)}; {tuple(losses.shape)} is expected")
+    return (losses * row_weights).mean()
 
 
 def _cosine(predicted: Tensor, target: Tensor) -> Tensor:

@@ -10,7 +10,17 @@ from tests.cli.running import run
 
 import forebay as fb
 from forebay.teachers import GeometricSol, TeacherRecipe
-from forebay.teachers.picture import BRIGHT, DARK, WIDTH, Part, heat_colours, signed_colours, taught_picture
+from forebay.teachers.picture import (
+    BRIGHT,
+    DARK,
+    LINE_COLOURS,
+    TITLE,
+    WIDTH,
+    Part,
+    heat_colours,
+    signed_colours,
+    taught_picture,
+)
 
 BUCKETS = torch.linspace(0.05, 0.95, 10)
 
@@ -59,9 +69,18 @@ def test_teachers_are_drawn_over_timesteps(cache: str, tmp_path: Path) -> None:
         assert picture.width == WIDTH
         pixels = np.asarray(picture.convert("RGB")).reshape(-1, 3)
     assert (pixels == BRIGHT).all(axis=1).any()  # the brightest cell of Sol's maps
+    title = colours_of(path, slice(0, TITLE))  # of the first part: Lune has no names, Sol's statistics have four
+    assert not title & set(LINE_COLOURS)
+    run("peek", cache, "--row", "1", "--layer", "sol", "--png", str(path))
+    assert colours_of(path, slice(0, TITLE)) >= set(LINE_COLOURS[:4])
     record = run("peek", cache, "--row", "2", "--png", path, "--json").json
     assert record["layers"] == ["lune", "sol"]
     assert record["absent"] == {"lune": [2], "sol": []}
+
+
+def colours_of(path: Path, lines: slice) -> set[tuple[int, ...]]:
+    with Image.open(path) as picture:
+        return {tuple(pixel) for pixel in np.asarray(picture.convert("RGB"))[lines].reshape(-1, 3).tolist()}
 
 
 def test_sol_in_closed_form_is_drawn_too(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from forebay.cache.presence import presence_name
 from forebay.cache.reader import Cache
 from forebay.cli.records import TaughtSheet
 from forebay.columns import Array
-from forebay.teachers import Features
+from forebay.teachers import SOL_STATS, Features
 from forebay.teachers.recipe import T_BUCKETS
 
 
@@ -23,7 +23,7 @@ def draw_taught(cache: Cache, rows: list[int], layers: tuple[str, ...], path: st
     picture: Any = import_module("forebay.teachers.picture")  # which needs pillow
     taught = [_Taught(cache, layer, rows) for layer in layers]
     parts = [
-        picture.Part(f"row {row:,} · {column}", values, layer.features.buckets)
+        picture.Part(f"row {row:,} · {column}", values, layer.features.buckets, layer.names(column))
         for at, row in enumerate(rows)
         for layer in taught
         for column, values in layer.columns(at).items()
@@ -53,6 +53,10 @@ class _Taught:
     def columns(self, at: int) -> dict[str, Array | None]:
         is_present = bool(self._read[self._bits][at])
         return {name: self._values(name, at) if is_present else None for name in self.features.columns}
+
+    def names(self, column: str) -> tuple[str, ...]:
+        """Of the numbers in a column, where they have names: Sol's statistics."""
+        return SOL_STATS if column.endswith("_stats") and self.features.shape(column) == (len(SOL_STATS),) else ()
 
     def absent(self, rows: list[int]) -> tuple[int, ...]:
         return tuple(

@@ -1,7 +1,7 @@
 """What teachers said of a sample, over timesteps, as one picture. The only module of this room that needs pillow.
 
 Sol spatial   one small heat map per bucket, dark at 0 and bright at the most of all buckets
-Sol stats     one line per number, from 0 at the bottom to 1 at the top
+Sol stats     one line per number, from 0 at the bottom to 1 at the top, its name by its colour
 Lune          one strip per bucket, one column per dimension, blue below 0 and red above
 """
 
@@ -43,6 +43,7 @@ class Part(NamedTuple):
     title: str
     values: Array | None  # (buckets, …)
     buckets: Array
+    names: tuple[str, ...] = ()  # of lines, where each has one
 
 
 def taught_picture(parts: Sequence[Part]) -> Picture:
@@ -68,6 +69,11 @@ def _titled(part: Part) -> Image.Image:
     drawing = Image.new("RGB", (WIDTH, 0)) if absent else _drawn(np.asarray(part.values, np.float32), part.buckets)
     sheet = Image.new("RGB", (WIDTH, drawing.height + TITLE + 6), PAPER)
     _write(sheet, (4, 3), f"{part.title}: absent" if absent else part.title)
+    for number, name in enumerate(() if absent else part.names):
+        left = WIDTH // 3 + 100 * number
+        colour = LINE_COLOURS[number % len(LINE_COLOURS)]
+        ImageDraw.Draw(sheet).line([(left - 16, TITLE // 2), (left - 6, TITLE // 2)], fill=colour, width=2)
+        _write(sheet, (left, 3), name)
     sheet.paste(drawing, (0, TITLE))
     return sheet
 

@@ -24,7 +24,7 @@ UNEVEN = (0.0, 0.05, 0.3, 0.31, 1.0)
 @pytest.fixture(scope="module")
 def taught(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Ramps in three types and on two grids; every row but those without a prompt."""
-    root = prompt_cache(tmp_path_factory.mktemp("features"))
+    root = prompt_cache(tmp_path_factory.mktemp("features"), chunk_bytes=120)
     for stored in ("float16", "bfloat16", "float32"):
         own = TeacherRecipe(teacher=Ramp(name=f"ramp_{stored}"), stored=stored)
         fb.build(root, None, own)
@@ -163,12 +163,12 @@ def growth_of(root: Path, batches: int) -> int:
 def test_reading_takes_memory_by_batches_and_not_by_rows(
     tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
-    root = wide_cache(tmp_path, rows=4_000)
+    root = wide_cache(tmp_path, rows=1_600)
     size = sum(map(len, chunks_of(root, "ramp").values()))
-    assert size > 100_000_000
-    growth = growth_of(root, 400)
+    assert size > 40_000_000
+    growth = growth_of(root, 150)
     record_property("told", f"{size / 1e6:.0f} MB of features were read with {growth / 1e6:.1f} MB")
-    assert growth < 20_000_000
+    assert growth < 15_000_000
 
 
 @pytest.mark.long

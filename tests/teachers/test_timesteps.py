@@ -4,7 +4,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forebay.errors import RecipeInvalid
@@ -92,6 +92,7 @@ grids = st.lists(st.integers(0, 10_000), min_size=2, max_size=20, unique=True).m
 )
 
 
+@settings(max_examples=40)
 @given(grids, st.lists(st.floats(-0.5, 1.5), min_size=1, max_size=50))
 def test_between_the_nodes_of_any_grid_it_is_linear(grid: list[float], moments: list[float]) -> None:
     values = np.random.default_rng(len(grid)).normal(size=len(grid)).astype(np.float32)

@@ -25,10 +25,10 @@ BUCKETS = (0.1, 0.55, 0.9)
 
 
 def prompts_cache(folder: Path, prompts: tuple[str, ...] = PROMPTS) -> Path:
-    """A cache of prompts, three or so to a chunk."""
+    """A cache of prompts, in three chunks."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "prompts.txt").write_text("".join(f"{prompt}\n" for prompt in prompts))
-    fb.build(folder / "cache", fb.sources.lines(folder / "prompts.txt"), fb.RawRecipe(chunk_bytes=60), workers=0)
+    fb.build(folder / "cache", fb.sources.lines(folder / "prompts.txt"), fb.RawRecipe(chunk_bytes=110), workers=0)
     return folder / "cache"
 
 

@@ -83,6 +83,7 @@ def setting(model: str, name: str, default: Any = None) -> Any:
 def hashes(name: str, model: str, weights: str | None = None, tokenizer: str | None = None) -> dict[str, str]:
     """What a model's outputs depend on: `name/file` -> SHA-256."""
     folder = model_folder(model)
+    config_of(model)  # a folder that is no model is told before its weights are hashed
     files = [os.path.join(folder, CONFIG)] if weights else [*_weights_in(model, folder), *_there(folder, _BESIDE)]
     files += [weights_file(weights)] if weights else []
     found = {f"{name}/{os.path.basename(path)}": file_hash(path) for path in dict.fromkeys(files)}

@@ -224,6 +224,12 @@ def test_a_sample_without_a_prompt_is_absent_and_recorded(tmp_path: Path) -> Non
     assert np.isnan(read).all(axis=1).tolist() == [False, True]
 
 
+def test_a_key_that_no_row_has_is_told_with_the_build(tmp_path: Path) -> None:
+    root = prompt_cache(tmp_path, tuple(json.dumps({"caption": one}) for one in SENTENCES), chunk_bytes=100)
+    report = fb.build(root, None, TeacherRecipe(teacher=Letters(), prompt_key="captoin"))
+    assert any("no text in 'captoin' of 'data'; are prompt_column and prompt_key right?" in one for one in report.notes)
+
+
 @pytest.mark.parametrize(
     ("teacher", "said"),
     [

@@ -110,3 +110,10 @@ def test_the_nodes_of_any_grid_are_exact(grid: list[float]) -> None:
 def test_what_is_no_grid_is_refused(grid: tuple[float, ...]) -> None:
     with pytest.raises(RecipeInvalid, match="buckets are"):
         TeacherRecipe(teacher=GeometricSol(), buckets=grid)
+
+
+def test_steps_of_a_scheduler_are_no_moments() -> None:
+    assert neighbours(BUCKETS, [0, 1]).low.tolist() == [0, 8]
+    for grid in (BUCKETS, (0.5,)):
+        with pytest.raises(ValueError, match=r"whole numbers up to 999; times lie between 0 and 1"):
+            neighbours(grid, np.array([0, 999]))

@@ -139,7 +139,7 @@ class TeacherRecipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         rows = survey.rows(self.reads, self.batch_size)
         samples = self._samples(rows) if rows else None
         if samples is None or not samples.present.any():
-            return self, ()
+            return self, () if samples is None else _silence(samples)
         self._seat()  # what loading takes is the same for any batch
         size = fit_batch(self.batch_size, self.memory_limit, lambda size: self._try_batch(samples, size))
         if size == self.batch_size:
@@ -212,3 +212,9 @@ class TeacherRecipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             together=self.batch_timesteps,
             seed=self.seed,
         )
+
+
+def _silence(samples: Samples) -> tuple[str, ...]:
+    """What to say when the first rows have no prompt: most likely it is looked for in the wrong place."""
+    details = sorted({failure.detail for failure in samples.failures})
+    return tuple(f"the first {len(samples)} rows: {one}; are prompt_column and prompt_key right?" for one in details)

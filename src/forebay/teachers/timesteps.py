@@ -61,6 +61,10 @@ class Grid:
         if times.ndim == 0:
             one = self.neighbours(times[None])
             return Neighbours(one.low.reshape(()), one.alpha.reshape(()))
+        if times.dtype.kind in "iu" and times.size and (times.min() < 0 or times.max() > 1):
+            raise ValueError(
+                f"moments are whole numbers up to {times.max()}; times lie between 0 and 1: divide steps by their count"
+            )
         if len(self.buckets) == 1:
             return self._alone(times)
         written = self._written.get(times.dtype) or self._write(times.dtype)

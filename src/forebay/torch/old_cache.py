@@ -10,6 +10,7 @@ mapped, not read.
 """
 
 import os
+import re
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -82,6 +83,12 @@ def _part(file: str) -> str:
     return os.path.basename(file).removesuffix(".pt")
 
 
+def _reason(error: Exception) -> str:
+    """What torch found, without its advice to open the file all the same."""
+    named = re.search(r"GLOBAL (\S+)", str(error))
+    return f"it names {named[1]}" if named else str(error).strip().partition("\n")[0] or type(error).__name__
+
+
 def _loaded(path: str) -> dict[str, Any]:
     try:
         # Files of very old versions of torch are no archives, and cannot be mapped.
@@ -91,8 +98,8 @@ def _loaded(path: str) -> dict[str, Any]:
     except (OSError, MemoryError):
         raise
     except Exception as error:  # a damaged pickle fails in any way at all
-        reason = str(error).strip().partition("\n")[0] or type(error).__name__
-        raise OldCacheInvalid(path, f"it holds more than tensors, or is no file of torch.save ({reason})") from error
+        problem = f"it holds more than tensors, or is no file of torch.save ({_reason(error)})"
+        raise OldCacheInvalid(path, problem) from error
     if not isinstance(found, dict):
         raise OldCacheInvalid(path, f"it holds a {type(found).__name__}, not a dict")
     return found

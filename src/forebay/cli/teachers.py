@@ -38,7 +38,7 @@ def _build(cache: str, dry_run: bool, as_json: bool, **flags: Any) -> None:
     """What teachers say of every row, as layers of a cache.
 
     CACHE is a cache of images or of prompts (raw lines). MODEL is a folder that save_pretrained wrote, or org/name on
-    the hub. One model is in memory at a time; layers that are complete are passed over, and without any option all
+    the hub. One model is in memory at a time; layers that are complete are passed over, and without any model all
     layers that were begun go on.
 
     Example: forebay build teachers caches/art --clip sd/text_encoder --lune sd/unet

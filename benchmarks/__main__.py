@@ -2,7 +2,7 @@
 
 from importlib import import_module
 
-PARTS = ("core", "masks", "tokens", "loader", "images")
+PARTS = ("core", "masks", "tokens", "loader", "images", "teachers")
 
 
 def main() -> None:

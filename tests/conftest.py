@@ -4,8 +4,15 @@ Property tests draw the same examples in every run, so that a run says something
 `pytest --hypothesis-profile=default` draws new ones.
 """
 
+from collections.abc import Iterator
+from importlib import import_module
+from typing import TYPE_CHECKING
+
 import pytest
 from hypothesis import settings
+
+if TYPE_CHECKING:
+    from tests.tiny_models import TinyModels
 
 settings.register_profile("steady", derandomize=True, deadline=None)
 settings.load_profile("steady")
@@ -18,3 +25,20 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
             for name, value in getattr(report, "user_properties", ()):
                 if name == "told" and report.when == "call":
                     terminalreporter.write_line(f"{report.nodeid.partition('::')[2]}: {value}")
+
+
+@pytest.fixture(scope="session")
+def tiny_models(tmp_path_factory: pytest.TempPathFactory) -> "TinyModels":
+    """Small models with random weights, saved once for all tests."""
+    made: TinyModels = import_module("tests.tiny_models").save_tiny_models(tmp_path_factory.mktemp("models"))
+    return made
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """Small models run on one thread: more of them wait for each other, on a busy machine for long."""
+    torch = import_module("torch")
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

@@ -252,3 +252,18 @@ def _write(store: Store, key: str, value: bytes) -> None:
         path.write_bytes(value)
     else:
         store.create(key, [value])
+
+
+class SumLayer(msgspec.Struct, frozen=True, kw_only=True):
+    """A layer made of a base column and of one of the layer `length`; it says nothing of presence itself."""
+
+    kind: ClassVar[str] = "sum"
+    revision: ClassVar[int] = 1
+    reads: ClassVar[tuple[str, ...]] = ("number", "times")
+
+    def columns(self) -> tuple[Column, ...]:
+        return (Column(name="sum", dtype="int64"), Column(name="seen", dtype="bool"))
+
+    def make(self, rows: Columns) -> Rows:
+        bits = next(values for name, values in rows.items() if name.endswith(".present"))
+        return Rows({"sum": rows["number"] + rows["times"], "seen": np.asarray(bits)})

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from forebay import errors, images, masks, sources, testing, tiers
-    from forebay.api import build, clean, copy, estimate, gaps, grow, repair, status, summarize, verify
+    from forebay import errors, images, masks, sources, teachers, testing, tiers
+    from forebay.api import build, build_layers, clean, copy, estimate, gaps, grow, repair, status, summarize, verify
     from forebay.cache.reader import Cache, RowId, open_cache
     from forebay.cache.records import Progress
     from forebay.columns import Column, Ragged
@@ -24,13 +24,27 @@ if TYPE_CHECKING:
     from forebay.recipe import ChunkTarget, LayerRecipe, Recipe, Rows, fingerprint
     from forebay.source import Failure, Part, Sample, Source, SourceFile
     from forebay.store import LocalStore, MemoryStore, Store
+    from forebay.teachers.recipe import TeacherRecipe
     from forebay.tiers import CachedImages
     from forebay.tokens import TokenRecipe
 
 # Where each public name lives. A name is imported when it is first used.
 _HOMES = {
     **dict.fromkeys(
-        ("build", "clean", "copy", "estimate", "gaps", "grow", "masks", "repair", "status", "summarize", "verify"),
+        (
+            "build",
+            "build_layers",
+            "clean",
+            "copy",
+            "estimate",
+            "gaps",
+            "grow",
+            "masks",
+            "repair",
+            "status",
+            "summarize",
+            "verify",
+        ),
         "forebay.api",
     ),
     **dict.fromkeys(("Cache", "RowId", "open_cache"), "forebay.cache.reader"),
@@ -42,15 +56,17 @@ _HOMES = {
     "ImageRecipe": "forebay.images",
     "Progress": "forebay.cache.records",
     "RawRecipe": "forebay.raw",
+    "TeacherRecipe": "forebay.teachers",
     "TokenRecipe": "forebay.tokens",
 }
-_MODULES = ("errors", "images", "masks", "sources", "testing", "tiers")
+_MODULES = ("errors", "images", "masks", "sources", "teachers", "testing", "tiers")
 
 __all__ = [
     "Cache", "CachedImages", "ChunkTarget", "Column", "Failure", "ImageRecipe", "LayerRecipe", "LocalStore",
     "MemoryStore", "Part", "Progress", "Ragged", "RawRecipe", "Recipe", "RowId", "Rows", "Sample", "Source",
-    "SourceFile", "Store", "TokenRecipe", "build", "clean", "copy", "errors", "estimate", "fingerprint", "gaps", "grow",
-    "images", "masks", "open_cache", "repair", "sources", "status", "summarize", "testing", "tiers", "verify",
+    "SourceFile", "Store", "TeacherRecipe", "TokenRecipe", "build", "build_layers", "clean", "copy", "errors",
+    "estimate", "fingerprint", "gaps", "grow", "images", "masks", "open_cache", "repair", "sources", "status",
+    "summarize", "teachers", "testing", "tiers", "verify",
 ]  # fmt: skip
 
 

@@ -5,10 +5,10 @@ Everything here takes the root of a cache (a folder's path or a store) and answe
 
 import os
 import socket
-from collections.abc import Callable, Mapping
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
 from functools import partial
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import msgspec
 
@@ -23,7 +23,7 @@ from forebay.cache.making import Workplace, base_workplace, build_chunks, in_ord
 from forebay.cache.nothing import check_failures
 from forebay.cache.plan import load_plan
 from forebay.cache.prepare import prepare_base, prepare_layer
-from forebay.cache.publish import builder_versions, load_generation, newest_generation, read_cache_document
+from forebay.cache.publish import builder_versions, layers_of, load_generation, newest_generation, read_cache_document
 from forebay.cache.publish import read_recipe_document as kept_recipe
 from forebay.cache.records import (
     BuildReport,
@@ -55,7 +55,7 @@ from forebay.errors import (
 )
 from forebay.format import layout
 from forebay.kinds import recipe_class, reopen_recipe, reopen_source
-from forebay.recipe import AnyRecipe, LayerRecipe, Recipe, reads_of, versions_of
+from forebay.recipe import AnyRecipe, LayerRecipe, Recipe, dependencies_of, reads_of, versions_of
 from forebay.source import Source
 from forebay.store import LocalStore, Store, open_store
 from forebay.store.opening import Root
@@ -83,14 +83,15 @@ def build(
 ) -> BuildReport:
     """Compute what is missing of a layer, and nothing else.
 
-    A recipe that `reads` base columns adds a layer on the rows that are there; it needs no source. `workers=0` makes
+    A recipe that `reads` columns adds a layer on the rows that are there; it needs no source. `workers=0` makes
     chunks in this process. `mode="inverse"` first checks every chunk that is there, then fills gaps from the far end.
     The range is inclusive.
     """
     _check_recipe(recipe)
     store = open_store(root)
-    name = layer or recipe.kind
-    with closing(_engine(workers)) as engine:
+    name = layer or layer_name(recipe)
+    workers = getattr(recipe, "workers", None) if workers is None else workers
+    with closing(_engine(workers)) as engine, _letting_go(recipe) as said:
         if source is not None and _is_long_work(store, source):
             engine.get_ready(recipe, 1 if memory_limit else _worker_count(workers))
         settled, notes = settle(store, source, recipe, name)
@@ -106,7 +107,19 @@ def build(
         report = build_chunks(place, wanted, engine, terms)
     # Also of chunks that were there: the same command must not succeed when it is given again.
     check_failures(store.address, report.failures, report.samples, max_failures)
-    return report
+    return msgspec.structs.replace(report, notes=(*report.notes, *said))
+
+
+def build_layers(root: Root, recipes: Mapping[str, AnyRecipe], **terms: Any) -> list[BuildReport]:
+    """Add several layers, by name, one after the other: each is complete before the next begins.
+
+    What a layer needs in memory is let go before the next is begun, and what is complete is passed over without it.
+    Files that a layer needs and that are not there are told before the first is begun. The further arguments are those
+    of `build`.
+    """
+    for recipe in recipes.values():
+        dependencies_of(recipe)
+    return [build(root, None, recipe, layer=layer, **terms) for layer, recipe in recipes.items()]
 
 
 def grow(
@@ -157,6 +170,7 @@ def repair(
 ) -> RepairReport:
     """Put back exactly what `verify` finds bad or missing: from a copy of the cache, or made again from the source."""
     store = open_store(root)
+    workers = _own_workers(store) if workers is None else workers
     versions = builder_versions(versions_of(recipe) if recipe else {})
     terms = Terms(
         workers=_worker_count(workers),
@@ -211,11 +225,12 @@ def _repair(
 ) -> RepairReport:
     mending = Mending()
     own_source = source or _kept_source(store)
-    recipe_of = partial(_recipe_for, store, recipe)
-    means = Means(store, copy, own_source, recipe_of, partial(_existing, store, own_source, recipe_of))
-    generation = repair_index(means, mending)
-    report = verify_cache(store, None, False, terms.on_progress)
-    repair_chunks(means, report, generation, engine, terms, mending)
+    with ExitStack() as ending:
+        recipe_of = partial(_recipe_until, ending, store, recipe)
+        means = Means(store, copy, own_source, recipe_of, partial(_existing, store, own_source, recipe_of))
+        generation = repair_index(means, mending)
+        report = verify_cache(store, None, False, terms.on_progress)
+        repair_chunks(means, report, generation, engine, terms, mending)
     newest = newest_generation(store)
     return RepairReport(
         root=store.address,
@@ -250,6 +265,13 @@ def _existing(store: Store, source: Source | None, recipe_of: Callable[[str], An
     return base_workplace(store, reading, cast(Recipe, recipe), layer, plan, newest)
 
 
+def _recipe_until(ending: ExitStack, store: Store, given: AnyRecipe | None, layer: str) -> AnyRecipe:
+    """A layer's recipe; what it loads here goes in the end."""
+    recipe = _recipe_for(store, given, layer)
+    ending.enter_context(_letting_go(recipe))
+    return recipe
+
+
 def _recipe_for(store: Store, given: AnyRecipe | None, layer: str) -> AnyRecipe:
     kept = kept_recipe(store, layer)
     if given is not None and kept is not None and kept.kind == given.kind:
@@ -274,6 +296,22 @@ def _kept_source(store: Store) -> Source | None:
         return reopen_source(plan.source) if plan.segments else None
     except (UnknownKind, LibraryMissing, SourceNeeded, Damaged):
         return None
+
+
+def layer_name(recipe: AnyRecipe) -> str:
+    """The name of a recipe's layer, unless the caller chooses one."""
+    return str(getattr(recipe, "default_layer", recipe.kind))
+
+
+@contextmanager
+def _letting_go(recipe: AnyRecipe) -> Iterator[list[str]]:
+    """Whatever ends a build, what its recipe has loaded here goes; the list then holds what it has to say."""
+    said: list[str] = []
+    try:
+        yield said
+    finally:
+        if hasattr(recipe, "let_go"):
+            said += recipe.let_go()
 
 
 def _terms(
@@ -313,6 +351,20 @@ def _worker_count(workers: int | None) -> int:
     if not isinstance(workers, int) or workers < 0:
         raise ValueError(f"workers is {workers!r}; give a whole number, 0 to work in this process, None: one per core")
     return max(1, workers)
+
+
+def _own_workers(store: Store) -> int | None:
+    """How many processes the recipes of a cache ask for: none beside this one where one of them loads a model."""
+    kept = [kept_recipe(store, layer) for layer in layers_of(store)]
+    asked = [_asked_workers(one.kind) for one in kept if one is not None]
+    return min((number for number in asked if number is not None), default=None)
+
+
+def _asked_workers(kind: str) -> int | None:
+    try:
+        return getattr(recipe_class(kind), "workers", None)
+    except UnknownKind:
+        return None
 
 
 def _engine(workers: int | None) -> Engine:

@@ -6,6 +6,7 @@ ForebayError
 ├── LayerNotFound        the cache has no such layer
 ├── ColumnNotFound       no layer of the cache has such a column
 ├── LayerIncomplete      a layer lacks chunks that the rows asked for need
+├── InputIncomplete      a layer cannot be made: one that it reads lacks chunks
 ├── RecipeMismatch       a cache is there, but another recipe built it
 ├── RecipeInvalid        a recipe broke the contract between recipes and the core
 ├── UnknownKind          no recipe or source of that kind is installed
@@ -13,6 +14,12 @@ ForebayError
 ├── TokenizerUnusable    a tokenizer cannot be found, loaded or used as asked
 ├── EncodersDiffer       the fast encoder a cache was planned with gives other ids than the reference
 ├── DocumentTooLong      a document does not fit a row, and the recipe says that this is an error
+├── TeacherUnusable      a teacher's weights are missing, or are not those of its model
+├── TeacherFailed        a teacher gave no finite number for a sample
+├── TeacherRaised        a teacher raised an error of its own when it was asked
+├── TeacherOutputInvalid a teacher gave other columns or shapes than it declares
+├── HookSilent           the part of a model that is listened to was not run
+├── LayerNotTimed        a layer holds no features at timesteps
 ├── ImageUnreadable      there is no picture in the bytes of a sample, or none that the recipe takes
 ├── SettingsInvalid      a settings file has an unknown key or a wrong type
 ├── Damaged              bytes at rest are not what was published
@@ -22,6 +29,7 @@ ForebayError
 │   ├── ChunkMissing     a generation lists a chunk whose file is gone
 │   └── IndexCorrupt     a generation, plan, recipe or cache.json disagrees with its digest
 ├── KeyRefused           a generation is not tagged with the key in use, or needs one
+├── OldCacheInvalid      a file is no teacher cache of the old format, or holds more than tensors
 ├── SourceNotFound       no file matches the source
 ├── SourceInvalid        a source cannot be made of what was given
 ├── SourceNeeded         a cache names its source, and cannot open it by that name
@@ -93,6 +101,16 @@ class LayerIncomplete(ForebayError):
         )
 
 
+class InputIncomplete(ForebayError):
+    def __init__(self, root: str, layer: str, read: str, chunks: Sequence[int]) -> None:
+        self.root, self.layer, self.read, self.chunks = root, layer, read, tuple(chunks)
+        more = f" and {len(chunks) - 1:,} more" if len(chunks) > 1 else ""
+        super().__init__(
+            f"layer '{layer}' of '{root}' reads layer '{read}', which has no chunk {chunks[0]}{more} yet; finish the "
+            f"build of '{read}' first, or choose a range of chunks that it has"
+        )
+
+
 class RecipeMismatch(ForebayError):
     def __init__(self, root: str, layer: str, changed: Mapping[str, str]) -> None:
         self.root, self.layer, self.changed = root, layer, dict(changed)
@@ -145,6 +163,74 @@ class DocumentTooLong(ForebayError):
         super().__init__(
             f"document '{document}' has {tokens:,} tokens but a row holds {capacity:,}; raise `sequence_length` or set "
             f"long_documents='split'"
+        )
+
+
+class TeacherUnusable(ForebayError):
+    def __init__(self, model: str, problem: str) -> None:
+        self.model, self.problem = model, problem
+        super().__init__(f"the model '{model}' cannot be used: {problem}")
+
+
+class TeacherFailed(ForebayError):
+    def __init__(
+        self, teacher: str, column: str, sample: str, bucket: int, moment: float | None, dtype: str = ""
+    ) -> None:
+        self.teacher, self.column, self.sample, self.bucket, self.moment = teacher, column, sample, bucket, moment
+        where = "" if moment is None else f" at bucket {bucket} (t = {moment:g})"
+        super().__init__(
+            f"the teacher '{teacher}' gave NaN or infinity in '{column}' for sample '{sample}'{where}, as {dtype}; "
+            f"compute or store it in a wider type (dtype, stored), or mend the weights or the sample"
+        )
+
+
+class TeacherRaised(ForebayError):
+    def __init__(self, teacher: str, sample: str, moment: float | None, error: Exception) -> None:
+        self.teacher, self.sample, self.moment = teacher, sample, moment
+        said = " ".join(str(error).split())[:300]
+        super().__init__(
+            f"the teacher '{teacher}' cannot be asked about {_asked(sample, moment)}: {type(error).__name__}: {said}; "
+            f"give it the inputs that its model takes, or a smaller batch_size where memory is short"
+        )
+
+
+class TeacherOutputInvalid(ForebayError):
+    def __init__(
+        self,
+        teacher: str,
+        column: str,
+        sample: str,
+        moment: float | None,
+        shape: tuple[int, ...] | None,
+        expected: tuple[int, ...],
+    ) -> None:
+        self.teacher, self.column, self.sample, self.moment = teacher, column, sample, moment
+        self.shape, self.expected = shape, expected
+        gave = f"gave no '{column}'" if shape is None else f"gave '{column}' of shape {shape}"
+        super().__init__(
+            f"the teacher '{teacher}' {gave} for {_asked(sample, moment)}; its declaration calls for shape {expected}"
+        )
+
+
+class HookSilent(ForebayError):
+    def __init__(self, model: str, submodule: str, sample: str, moment: float | None) -> None:
+        self.model, self.submodule, self.sample, self.moment = model, submodule, sample, moment
+        super().__init__(
+            f"the hook on '{submodule}' of '{model}' did not fire for {_asked(sample, moment)}; name a part that the "
+            f"model runs"
+        )
+
+
+def _asked(sample: str, moment: float | None) -> str:
+    return f"sample '{sample}'" if moment is None else f"sample '{sample}' at t = {moment:g}"
+
+
+class LayerNotTimed(ForebayError):
+    def __init__(self, root: str, layer: str) -> None:
+        self.root, self.layer = root, layer
+        super().__init__(
+            f"layer '{layer}' of '{root}' holds no features at timesteps; read its columns with `cache.read`, or name "
+            f"the layer of a timed teacher"
         )
 
 
@@ -223,6 +309,14 @@ class KeyRefused(ForebayError):
     def __init__(self, root: str, key: str, problem: str) -> None:
         self.root, self.key, self.problem = root, key, problem
         super().__init__(f"'{key}' of the cache at '{root}' is refused: {problem}")
+
+
+class OldCacheInvalid(ForebayError):
+    def __init__(self, path: str, problem: str) -> None:
+        self.path, self.problem = path, problem
+        super().__init__(
+            f"'{path}' cannot be imported as a teacher cache: {problem}; docs/guide-teachers.md has the format"
+        )
 
 
 class SourceNotFound(ForebayError):
@@ -384,9 +478,9 @@ class AllTokensIgnored(ForebayError):
     def __init__(self, sample: str, box: Sequence[int], patch: int, threshold: float) -> None:
         self.sample, self.box, self.patch, self.threshold = sample, tuple(box), patch, threshold
         super().__init__(
-            f"all tokens of the image '{sample}' are ignored: with content of {box[2]} × {box[3]} pixels, {threshold:.0%} "
-            f"or more of every patch of {patch} × {patch} is padding; leave it out by a selection on `box`, choose a "
-            "smaller patch, or raise the threshold"
+            f"all tokens of the image '{sample}' are ignored: with content of {box[2]} × {box[3]} pixels, "
+            f"{threshold:.0%} or more of every patch of {patch} × {patch} is padding; leave it out by a selection on "
+            "`box`, choose a smaller patch, or raise the threshold"
         )
 
 

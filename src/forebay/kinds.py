@@ -11,12 +11,15 @@ from typing import Any
 import msgspec
 
 from forebay.errors import RecipeInvalid, UnknownKind
-from forebay.recipe import AnyRecipe, RecipeDocument, differing_fields, fingerprint
+from forebay.recipe import AnyRecipe, RecipeDocument, differing_fields, fingerprint, inputs_in
 from forebay.source import Source
 
 RECIPES = {
     "images": ("forebay.images", "ImageRecipe"),
+    "imported": ("forebay.torch.old_recipe", "ImportedRecipe"),
+    "imported-rows": ("forebay.torch.old_recipe", "ImportedRows"),
     "raw": ("forebay.raw", "RawRecipe"),
+    "teacher": ("forebay.teachers", "TeacherRecipe"),
     "tokens": ("forebay.tokens", "TokenRecipe"),
 }
 SOURCES = {
@@ -27,6 +30,7 @@ SOURCES = {
     "images": ("forebay.sources", "ImageSource"),
     "jsonl": ("forebay.sources", "JsonlSource"),
     "lines": ("forebay.sources", "LineSource"),
+    "old-cache": ("forebay.torch.old_recipe", "OldCacheSource"),
     "parquet_images": ("forebay.sources.parquet_pictures", "ParquetImageSource"),
     "parquet": ("forebay.sources.parquet_files", "ParquetSource"),
     "text": ("forebay.sources", "TextSource"),
@@ -50,7 +54,7 @@ def reopen_recipe(kept: RecipeDocument, constants: str | None = None) -> AnyReci
     recipe: AnyRecipe = msgspec.convert(kept.fields, recipe_class(kept.kind))
     if constants is not None and hasattr(recipe, "reopened"):
         recipe = recipe.reopened(kept.dependencies, constants)
-    if fingerprint(recipe) != kept.fingerprint:
+    if fingerprint(recipe, inputs_in(kept.dependencies)) != kept.fingerprint:
         changed = ", ".join(differing_fields(kept, recipe))
         raise RecipeInvalid(f"the recipe of layer '{kept.layer}' is not what it was (differs in: {changed})")
     return recipe

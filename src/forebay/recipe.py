@@ -8,6 +8,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, is_dataclass
+from types import MappingProxyType
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import msgspec
@@ -18,6 +19,8 @@ from forebay.errors import RecipeInvalid
 from forebay.source import Failure, Sample
 
 SHOWN_MARKS = 24  # of a value in an error's text
+NO_INPUTS: Mapping[str, str] = MappingProxyType({})
+_INPUT = "layer "  # begins the name of a dependency that is a layer; what follows is its name
 
 _CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False)
 
@@ -81,11 +84,20 @@ class Recipe(Protocol):
 
 @runtime_checkable
 class LayerRecipe(Protocol):
-    """How the rows of a base layer get further columns: `reads` names the base columns that `make` is given."""
+    """How the rows of a base layer get further columns: `reads` names the columns that `make` is given.
+
+    They are columns of the base layer or of other layers that are there. A column of another layer brings that layer's
+    presence bits along as `<layer>.present`; a row that one of them lacks is absent here too, whatever `make` says.
+    Optional members, beside those of a base recipe: `default_layer` (the layer's name unless the caller chooses one),
+    `workers` (how many processes make it unless the caller says; 0: the calling one), `let_go() -> tuple[str, ...]`
+    (called in the builder's process when a build ends: give up what was loaded; the lines are notes of the report).
+    """
 
     kind: ClassVar[str]
     revision: ClassVar[int]
-    reads: ClassVar[tuple[str, ...]]
+
+    @property
+    def reads(self) -> tuple[str, ...]: ...
 
     def columns(self) -> tuple[Column, ...]: ...
 
@@ -159,40 +171,63 @@ def reads_of(recipe: AnyRecipe) -> tuple[str, ...]:
     return tuple(getattr(recipe, "reads", ()))
 
 
-def fingerprint(recipe: AnyRecipe) -> str:
-    """SHA-256 over kind, revision, fields and the hashes of the files a recipe depends on."""
+def input_names(layers: Mapping[str, str]) -> dict[str, str]:
+    """Layers that a recipe reads, layer -> fingerprint, as dependencies."""
+    return {f"{_INPUT}{layer}": mark for layer, mark in layers.items()}
+
+
+def inputs_in(dependencies: Mapping[str, str]) -> dict[str, str]:
+    """Those of some dependencies that are layers."""
+    return {name: mark for name, mark in dependencies.items() if name.startswith(_INPUT)}
+
+
+def input_layers(kept: RecipeDocument) -> dict[str, str]:
+    """The layers that a kept recipe reads: layer -> the fingerprint it had when this one was begun."""
+    return {name.removeprefix(_INPUT): mark for name, mark in inputs_in(kept.dependencies).items()}
+
+
+def fingerprint(recipe: AnyRecipe, inputs: Mapping[str, str] = NO_INPUTS) -> str:
+    """SHA-256 over kind, revision, fields, and the hashes of the files and the layers a recipe depends on.
+
+    `inputs` are the layers it reads in the cache it belongs to, from `input_names`.
+    """
     identity = {
         "kind": recipe.kind,
         "revision": recipe.revision,
         "fields": _without_places(fields_of(recipe), recipe),
-        "dependencies": dependencies_of(recipe),
+        "dependencies": {**dependencies_of(recipe), **inputs},
     }
     return hashlib.sha256(canonical_json(identity)).hexdigest()
 
 
-def document(recipe: AnyRecipe, layer: str, format_version: int) -> RecipeDocument:
+def document(
+    recipe: AnyRecipe, layer: str, format_version: int, inputs: Mapping[str, str] = NO_INPUTS
+) -> RecipeDocument:
     return RecipeDocument(
         format_version=format_version,
         layer=layer,
         kind=recipe.kind,
         revision=recipe.revision,
-        fingerprint=fingerprint(recipe),
+        fingerprint=fingerprint(recipe, inputs),
         fields=fields_of(recipe),
-        dependencies=dependencies_of(recipe),
+        dependencies={**dependencies_of(recipe), **inputs},
         reads=reads_of(recipe),
         sample_ids=getattr(recipe, "sample_ids", ""),
         columns=tuple(recipe.columns()),
     )
 
 
-def differing_fields(kept: RecipeDocument, recipe: AnyRecipe) -> dict[str, str]:
+def differing_fields(
+    kept: RecipeDocument, recipe: AnyRecipe, inputs: Mapping[str, str] | None = None
+) -> dict[str, str]:
     """What a kept recipe and another one do not share: name -> what it is in each."""
+    now = inputs_in(kept.dependencies) if inputs is None else inputs
     names = ("kind", "revision")
     fields = (_without_places(fields, recipe) for fields in (kept.fields, fields_of(recipe)))
     pairs: tuple[tuple[Mapping[str, Any], Mapping[str, Any]], ...] = (
         ({name: getattr(kept, name) for name in names}, {name: getattr(recipe, name) for name in names}),
         (next(fields), next(fields)),
-        (kept.dependencies, dependencies_of(recipe)),
+        (kept.dependencies, {**dependencies_of(recipe), **now}),
     )
     return {
         name: f"{_shown(old, name)} here, {_shown(new, name)} given"
@@ -211,8 +246,15 @@ def same_document(kept: RecipeDocument, made: RecipeDocument, recipe: AnyRecipe)
 
 
 def _without_places(fields: Mapping[str, Any], recipe: AnyRecipe) -> dict[str, Any]:
-    located = getattr(recipe, "located", ())
-    return {name: value for name, value in fields.items() if name not in located}
+    """The fields that say what, without those that say where; `a.b` is the field `b` of what stands in `a`."""
+    left = dict(fields)
+    for name in getattr(recipe, "located", ()):
+        holder, _, inner = name.partition(".")
+        if not inner:
+            left.pop(holder, None)
+        elif isinstance(left.get(holder), Mapping):
+            left[holder] = {key: value for key, value in left[holder].items() if key != inner}
+    return left
 
 
 def _shown(fields: Mapping[str, Any], name: str) -> str:

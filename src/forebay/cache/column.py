@@ -6,6 +6,7 @@ compressed             see `forebay.cache.compressed`
 """
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -23,6 +24,10 @@ from forebay.columns import Array, Column, Ragged
 
 class ColumnReader(Protocol):
     def read(self, place: Place) -> Array | Ragged: ...
+
+    def read_slices(self, place: Place, starts: NDArray[np.int64], length: int) -> Array:
+        """Of every row of a fixed column, `length` items of its first axis from its own start on."""
+        ...
 
     def read_batches(self, place: Place, size: int) -> Iterator[Array | Ragged]:
         """The same rows, so many at a time."""
@@ -55,7 +60,9 @@ class PlainFixedReader:
         self._shape, self._dtype, self._row_bytes = column.shape, column.array_dtype, column.item_bytes
         self._maps = maps
         self._checks = checks
-        self._addresses = Addresses(maps, len(rows), lambda file: file.flat(column.name), column.item_bytes)
+        self._addresses_of = partial(Addresses, maps, len(rows), lambda file: file.flat(column.name))
+        self._addresses = self._addresses_of(column.item_bytes)
+        self._slices: dict[int, Addresses] = {}  # by length
         self._is_block = column.block_rows == 1
 
     def read(self, place: Place) -> Array:
@@ -71,6 +78,22 @@ class PlainFixedReader:
                 self._checks.ensure(place)
             batches = self._addresses.gather_batches(addresses, size, self._dtype, self._shape)
             yield from self._checked(place, size, batches) if self._is_block else batches
+        finally:
+            self._maps.end_reading(ticket)
+
+    def read_slices(self, place: Place, starts: NDArray[np.int64], length: int) -> Array:
+        """Blocks are checked whole when they are first touched; after that only the slices are."""
+        item_bytes = self._row_bytes // self._shape[0]
+        items = self._slices.get(length)
+        if items is None:
+            items = self._slices.setdefault(length, self._addresses_of(length * item_bytes))
+        ticket = self._maps.begin_reading()
+        try:
+            addresses = items.of(place.positions)
+            addresses += place.rows * self._row_bytes
+            addresses += starts * item_bytes
+            self._checks.ensure(place)
+            return items.gather(addresses, self._dtype, (length, *self._shape[1:]))
         finally:
             self._maps.end_reading(ticket)
 
@@ -107,6 +130,9 @@ class PlainRaggedReader:
 
     def read_batches(self, place: Place, size: int) -> Iterator[Array | Ragged]:
         yield from cut_batches(self.read(place), size)
+
+    def read_slices(self, place: Place, starts: NDArray[np.int64], length: int) -> Array:
+        raise TypeError(f"'{self._column.name}' is ragged; slices are of columns whose rows have one shape")
 
     def views(self, place: Place) -> Iterator[Array]:
         """Parts of the mapped files: a map stays for as long as anything holds a view of it."""

@@ -72,6 +72,13 @@ class CompressedReader:
         ordered = Place(place.positions[by_block], place.rows[by_block])
         return taken(join(list(self.read_batches(ordered, 1))), np.argsort(by_block))
 
+    def read_slices(self, place: Place, starts: NDArray[np.int64], length: int) -> Array:
+        rows = self.read(place)
+        if isinstance(rows, Ragged):
+            raise TypeError(f"'{self._column.name}' is ragged; slices are of columns whose rows have one shape")
+        sliced: Array = rows[np.arange(len(rows))[:, None], starts[:, None] + np.arange(length)]
+        return sliced
+
     def read_batches(self, place: Place, size: int) -> Iterator[Array | Ragged]:
         numbers, step = self._checks.numbers(place), len(place.rows)
         while step > size and not all(self._can_hold(numbers[some]) for some in slices(len(numbers), step)):

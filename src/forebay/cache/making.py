@@ -14,7 +14,7 @@ from forebay.cache.publish import UNPUBLISHED, chunk_files, lost_chunks, newest_
 from forebay.cache.records import BuildReport
 from forebay.cache.verify import check_index
 from forebay.cache.work import BaseJob, BuildJob, ChunkJob, LayerJob, RepairJob
-from forebay.errors import BuildFailed, DiskFull, ForebayError, SourceChanged
+from forebay.errors import BuildFailed, DiskFull, ForebayError, InputIncomplete, SourceChanged
 from forebay.format import layout
 from forebay.format.chunk import ChunkRecord
 from forebay.format.generation import ChunkTable, Generation
@@ -33,6 +33,7 @@ class Workplace:
     weigh: Weigh
     changed: Mapping[str, str] = field(default_factory=dict)  # source files that are not what was planned
     notes: tuple[str, ...] = ()
+    lacking: Mapping[str, frozenset[int]] = field(default_factory=dict)  # layer that is read -> chunks it has not
 
     def noting(self, notes: tuple[str, ...]) -> "Workplace":
         return replace(self, notes=(*notes, *self.notes))
@@ -65,7 +66,9 @@ def check_same_source(store: Store, plan: Plan, given: set[str], gone: set[str])
 def layer_workplace(store: Store, recipe: LayerRecipe, layer: str, pinned: Generation) -> Workplace:
     """A further layer's work: whatever the base layer has published."""
     job = LayerJob(store, layer, recipe, pinned.number)
-    return Workplace(job, pinned.table(pinned.base).chunks.tolist(), {}, lambda chunk: 0)
+    chunks = pinned.table(pinned.base).chunks.tolist()
+    lacking = {name: frozenset(chunks) - frozenset(pinned.table(name).chunks.tolist()) for name in job.inputs}
+    return Workplace(job, chunks, {}, lambda chunk: 0, lacking=lacking)
 
 
 def build_chunks(place: Workplace, wanted: Iterable[int], engine: Engine, terms: Terms) -> BuildReport:
@@ -90,6 +93,7 @@ def _build_missing(place: Workplace, wanted: Iterable[int], engine: Engine, term
     listed, gone = set(table.chunks.tolist()), lost_chunks(store, layer, table)
     order = list(wanted)
     missing = [chunk for chunk in order if chunk not in files and chunk not in listed]
+    _check_inputs(place, missing)
     tally = Tally(total=len(order), present=len(order) - len(missing))
     lost = [chunk for chunk in order if chunk in gone]
     notes = list(place.notes)
@@ -113,6 +117,14 @@ def _build_missing(place: Workplace, wanted: Iterable[int], engine: Engine, term
     if len(made) == len(place.chunks):
         check_something_made(store, layer, made)
     return report
+
+
+def _check_inputs(place: Workplace, missing: Sequence[int]) -> None:
+    """Before any work: what is to be made needs the same chunks of every layer that it reads."""
+    for layer, lacking in place.lacking.items():
+        needed = [chunk for chunk in missing if chunk in lacking]
+        if needed:
+            raise InputIncomplete(place.job.store.address, place.job.layer, layer, needed)
 
 
 def remake_chunks(

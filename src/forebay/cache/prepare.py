@@ -1,12 +1,13 @@
 """The beginning of a build: the cache, the layer's recipe, the plan — created once, checked ever after."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from forebay.cache.cut import OnCut, chunk_weight, cut_source, try_recipe
 from forebay.cache.duplicates import deduplicate
 from forebay.cache.plan import Plan, Segment, check_kind, files_apart, load_plan
+from forebay.cache.presence import column_homes
 from forebay.cache.publish import begin_cache, layers_of, newest_generation, read_cache_document, read_recipe_document
 from forebay.cache.verify import check_index
 from forebay.columns import Column
@@ -22,6 +23,7 @@ from forebay.recipe import (
     differing_fields,
     document,
     fingerprint,
+    input_names,
     reads_of,
     same_document,
 )
@@ -85,24 +87,24 @@ def prepare_layer(store: Store, recipe: AnyRecipe, layer: str) -> None:
         raise RecipeInvalid(f"'{layer}' is no name for a layer; use letters, digits, - and _")
     check_recipe(recipe)
     kept = read_recipe_document(store, layer)
+    inputs = inputs_of(store, recipe)
     if kept is None:
-        _check_reads(store, recipe)
         _check_names(store, recipe, layer)
-        _keep_recipe(store, recipe, layer)
+        _keep_recipe(store, recipe, layer, inputs)
         kept = read_recipe_document(store, layer)
     assert kept is not None
-    if kept.fingerprint != fingerprint(recipe):
-        raise RecipeMismatch(store.address, layer, differing_fields(kept, recipe))
-    if not same_document(kept, document(recipe, layer, FORMAT_VERSION), recipe):
+    if kept.fingerprint != fingerprint(recipe, inputs):
+        raise RecipeMismatch(store.address, layer, differing_fields(kept, recipe, inputs))
+    if not same_document(kept, document(recipe, layer, FORMAT_VERSION, inputs), recipe):
         problem = "it declares other columns than its recipe, with the same fingerprint; raise the recipe's revision"
         raise IndexCorrupt(store.address, layout.recipe(layer), f"{problem} where `columns` or `reads` changed")
     if not _has_constants(store, layer):  # who kept the recipe may have died before it kept these
         _keep_constants(store, recipe, layer)
 
 
-def _keep_recipe(store: Store, recipe: AnyRecipe, layer: str) -> None:
+def _keep_recipe(store: Store, recipe: AnyRecipe, layer: str, inputs: Mapping[str, str]) -> None:
     """Of two builders that begin a layer, the one whose recipe is kept keeps its constants, and the other none."""
-    text = msgspec.json.format(msgspec.json.encode(document(recipe, layer, FORMAT_VERSION)))
+    text = msgspec.json.format(msgspec.json.encode(document(recipe, layer, FORMAT_VERSION, inputs)))
     if store.create(layout.recipe(layer), [text + b"\n"]):
         _keep_constants(store, recipe, layer)
 
@@ -131,18 +133,27 @@ def _has_constants(store: Store, layer: str) -> bool:
     return True
 
 
-def _check_reads(store: Store, recipe: AnyRecipe) -> None:
-    """A layer stands on a cache that is there, and reads columns that its base layer has."""
+def inputs_of(store: Store, recipe: AnyRecipe) -> dict[str, str]:
+    """The further layers that a recipe reads here, as dependencies: none where it reads base columns only.
+
+    A layer stands on a cache that is there, and reads columns that some layer of it has.
+    """
     if not reads_of(recipe):
-        return
+        return {}
     base = read_cache_document(store).base
-    known = [column.name for column in _columns(store, base)]
+    homes = column_homes({layer: _columns(store, layer) for layer in layers_of(store)}, base)
+    found: dict[str, str] = {}
     for name in reads_of(recipe):
-        if name not in known:
+        if name not in homes:
             raise RecipeInvalid(
-                f"the recipe '{recipe.kind}' reads the column '{name}', which the base layer '{base}' has not; it has: "
-                f"{', '.join(known)}"
+                f"the recipe '{recipe.kind}' reads the column '{name}', which no layer of '{store.address}' has; there "
+                f"are: {', '.join(homes)}; build the layer that makes it first"
             )
+        if homes[name].layer != base:
+            kept = read_recipe_document(store, homes[name].layer)
+            assert kept is not None
+            found[kept.layer] = kept.fingerprint
+    return input_names(found)
 
 
 def _check_names(store: Store, recipe: AnyRecipe, layer: str) -> None:

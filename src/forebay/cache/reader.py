@@ -10,7 +10,7 @@ import hashlib
 import operator
 import os
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -20,13 +20,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from forebay.cache.bits import PresenceReader
 from forebay.cache.blocks import BlockCache, BlockStatistics
 from forebay.cache.column import ColumnReader, column_reader
 from forebay.cache.compressed import Decoded
 from forebay.cache.finder import ChunkFinder
 from forebay.cache.maps import MAX_MAPS, Maps
 from forebay.cache.place import Place
-from forebay.cache.presence import layer_columns
+from forebay.cache.presence import column_homes, layer_columns, presence_name
 from forebay.cache.publish import load_generation
 from forebay.cache.published import open_chunk, published_record, read_column
 from forebay.columns import Array, Column, Ragged
@@ -77,7 +78,8 @@ class Cache:
         self._count = int(self._starts[-1])
         self._finder = ChunkFinder(self._starts)
         self._declared = {name: _declared(generation, name) for name in generation.recipes}
-        self._columns = _columns_by_name(generation, self._declared)
+        recipes = {name: generation.recipe(name).columns for name in generation.recipes}
+        self._columns = column_homes(recipes, generation.base)
         self._forget()
         _open_caches.add(self)
 
@@ -193,6 +195,22 @@ class Cache:
             for batch in zip(*batches, strict=True):
                 yield dict(zip(readers, batch, strict=True))
 
+    def read_slices(
+        self, rows: ArrayLike, columns: Sequence[str], starts: ArrayLike, length: int
+    ) -> dict[str, Array | Ragged]:
+        """Of some rows of fixed columns, `length` items of their first axis, from each row's own start on.
+
+        Of a column `[timesteps, …]` that is the two timesteps a moment lies between; the others are not touched, once
+        the blocks are checked. Presence bits come along as with `read`.
+        """
+        numbers, firsts, step = self._row_numbers(rows), np.asarray(starts, np.int64), self._step
+        self._check_slices(columns, numbers, firsts, length)
+        if len(numbers) <= step:
+            return self._slices(columns, numbers, firsts, length)
+        spans = [slice(at, at + step) for at in range(0, len(numbers), step)]
+        parts = [self._slices(columns, numbers[some], firsts[some], length) for some in spans]
+        return {name: _joined([part[name] for part in parts]) for name in parts[0]}
+
     def views(self, rows: ArrayLike, column: str) -> Iterator[Array]:
         """Some rows of a column, one by one, each checked as it is handed out; not to be written to.
 
@@ -258,15 +276,38 @@ class Cache:
         positions = self._finder.find(numbers)
         return Place(positions, numbers - self._starts[positions])
 
+    def _check_slices(
+        self, columns: Sequence[str], numbers: NDArray[np.int64], firsts: NDArray[np.int64], length: int
+    ) -> None:
+        if firsts.shape != numbers.shape:
+            raise ValueError(f"{len(numbers)} rows need {len(numbers)} starts, not an array of shape {firsts.shape}")
+        # Seen as unsigned, a negative start is beyond any.
+        furthest = int(firsts.view(np.uint64).max(initial=0))
+        for name in columns:
+            shape = self.column(name).shape
+            if not shape or length < 1 or furthest + length > shape[0]:
+                raise IndexError(f"slices of {length} items reach outside rows of '{name}', whose shape is {shape}")
+
+    def _slices(
+        self, columns: Sequence[str], numbers: NDArray[np.int64], firsts: NDArray[np.int64], length: int
+    ) -> dict[str, Array | Ragged]:
+        place = self._place(numbers)
+        read: dict[str, Array | Ragged] = {
+            name: self._reader(name).read_slices(place, firsts, length) for name in columns
+        }
+        return read | {name: self._reader(name).read(place) for name in self._bits_of(columns)}
+
     def _wanted(self, columns: Sequence[str] | None) -> list[str]:
         """The columns to read: those asked for, and the presence bits of every further layer among them."""
         if columns is None:
             return list(self.default_columns)
         if isinstance(columns, str):  # else it would be taken for the list of its letters
             raise TypeError(f"columns is {columns!r}; give a list of names: [{columns!r}]")
+        return list(dict.fromkeys([*columns, *self._bits_of(columns)]))
+
+    def _bits_of(self, columns: Sequence[str]) -> list[str]:
         layers = dict.fromkeys(self._find(name)[0] for name in columns)
-        bits = [f"{layer}.present" for layer in layers if layer != self.generation.base]
-        return list(dict.fromkeys([*columns, *bits]))
+        return [presence_name(layer) for layer in layers if layer != self.generation.base]
 
     def _value_bytes(self, name: str) -> float:
         layer, column = self._find(name)
@@ -293,6 +334,8 @@ class Cache:
             layer, column = self._find(name)
             rows = np.diff(self._starts)
             reader = column_reader(column, rows, self._layer_maps(layer), self._blocks, (self.root, layer))
+            if name == presence_name(layer):
+                reader = PresenceReader(reader, rows)
             reader = self._readers.setdefault(name, reader)
         return reader
 
@@ -364,18 +407,6 @@ def _common_chunks(generation: Generation, layers: Sequence[str]) -> NDArray[np.
 
 def _declared(generation: Generation, layer: str) -> tuple[Column, ...]:
     return layer_columns(generation.recipe(layer).columns, layer == generation.base)
-
-
-def _columns_by_name(
-    generation: Generation, declared: Mapping[str, tuple[Column, ...]]
-) -> Mapping[str, tuple[str, Column]]:
-    found: dict[str, tuple[str, Column]] = {}
-    for layer in sorted(declared, key=lambda name: (name != generation.base, name)):
-        for column in declared[layer]:
-            is_bits = layer != generation.base and column.name == "present"
-            name = f"{layer}.present" if is_bits else column.name
-            found[name] = (layer, column)
-    return found
 
 
 def _joined(pieces: list[Array | Ragged]) -> Array | Ragged:

@@ -43,6 +43,15 @@ class BuildReport(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
 
 
+class ImportReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of an old cache: its rows, and what the build of each layer says."""
+
+    root: str
+    old: str
+    rows: int
+    layers: dict[str, BuildReport]
+
+
 class Bad(msgspec.Struct, frozen=True, kw_only=True):
     """One thing that is not as it was published."""
 

@@ -24,7 +24,7 @@ from forebay.errors import Damaged, ForebayError, IndexCorrupt
 from forebay.format import layout
 from forebay.format.chunk import ChunkRecord
 from forebay.format.generation import Generation
-from forebay.recipe import AnyRecipe, Recipe
+from forebay.recipe import AnyRecipe, Recipe, input_layers
 from forebay.source import Source
 from forebay.store.base import Buffer, Store
 
@@ -137,18 +137,26 @@ def _remake(
 
 
 def bad_chunks(report: VerifyReport, generation: Generation) -> dict[str, list[ChunkRecord]]:
-    """layer -> the chunks to put back, the base layer first."""
+    """layer -> the chunks to put back, the base layer first, and every layer after those it reads."""
     found: dict[str, set[int]] = {}
     for problem in report.bad:
         if problem.chunk >= 0:
             found.setdefault(problem.layer, set()).add(problem.chunk)
     for layer, chunks in report.missing.items():
         found.setdefault(layer, set()).update(chunks)
-    ordered = sorted(found, key=lambda name: (name != generation.base, name))
+    ordered = sorted(found, key=lambda name: (_height(generation, name), name))
     records = {
         layer: [published_record(generation, layer, chunk) for chunk in sorted(found[layer])] for layer in ordered
     }
     return {layer: [record for record in some if record is not None] for layer, some in records.items()}
+
+
+def _height(generation: Generation, layer: str) -> int:
+    """How many layers lie between this one and the samples."""
+    if layer == generation.base:
+        return 0
+    below = [name for name in input_layers(generation.recipe(layer)) if name in generation.recipes]
+    return 1 + max((_height(generation, name) for name in below), default=0)
 
 
 def _published_bytes(means: Means, generation: Generation, key: str) -> list[Buffer]:

@@ -25,6 +25,7 @@ from forebay.format.chunk_file import ChunkFile
 from forebay.format.chunk_file import check_content as check_chunk_content
 from forebay.format.generation import Generation
 from forebay.format.sealed import is_whole
+from forebay.recipe import input_layers
 from forebay.source import Source
 from forebay.store.base import Store
 
@@ -36,7 +37,7 @@ def verify_cache(store: Store, source: Source | None, full: bool, on_progress: O
     """Check all that the newest sound generation lists."""
     started = time.monotonic()
     generation, bad = newest_sound(store)
-    bad += [*index_problems(store, generation), *identity_problems(store, generation)]
+    bad += [*index_problems(store, generation), *identity_problems(store, generation), *outdated_layers(generation)]
     listed = [(layer, record) for layer in generation.layers for record in generation.layers[layer].records()]
     found, checked_bytes = _check_all(store, listed, full, on_progress)
     gone = [(layer, record.chunk) for (layer, record), problems in zip(listed, found, strict=True) if problems is None]
@@ -110,6 +111,17 @@ def identity_problems(store: Store, generation: Generation) -> list[Bad]:
         except Damaged as error:
             problem = error.problem if isinstance(error, IndexCorrupt) else str(error)
             found.append(Bad(key=layout.identities(number, segment.identities), problem=problem))
+    return found
+
+
+def outdated_layers(generation: Generation) -> list[Bad]:
+    """Layers that were made from a layer which another recipe has made since."""
+    found = []
+    for name in generation.recipes:
+        for below, mark in input_layers(generation.recipe(name)).items():
+            if below not in generation.recipes or generation.recipe(below).fingerprint != mark:
+                problem = f"it was made from a layer '{below}' of another recipe; delete '{name}' and build it again"
+                found.append(Bad(key=layout.recipe(name), problem=problem, layer=name))
     return found
 
 

@@ -10,11 +10,11 @@ import numpy as np
 
 from forebay.cache.census import Sieve
 from forebay.cache.plan import Plan, load_plan
-from forebay.cache.presence import PRESENT
-from forebay.cache.publish import load_generation, read_recipe_document
-from forebay.cache.published import open_chunk, read_column
-from forebay.columns import Columns
-from forebay.errors import LayerNotFound, RecipeInvalid, RecipeMismatch, SourceChanged
+from forebay.cache.presence import PRESENT, Home, column_homes, presence_name
+from forebay.cache.publish import layers_of, load_generation, read_recipe_document
+from forebay.cache.published import open_chunk, published_record, read_column
+from forebay.columns import Array, Columns, Ragged
+from forebay.errors import ChunkCorrupt, InputIncomplete, LayerNotFound, RecipeInvalid, RecipeMismatch, SourceChanged
 from forebay.format import layout
 from forebay.format.chunk import ChunkRecord, EncodedChunk, encode_chunk
 from forebay.format.generation import Generation
@@ -27,6 +27,7 @@ from forebay.recipe import (
     differing_fields,
     fingerprint,
     identity_of,
+    inputs_in,
 )
 from forebay.source import Failure, Part, Sample, Source, SourceFile
 from forebay.store.base import Store
@@ -49,7 +50,7 @@ class KeptRecipe:
 
     def check(self, recipe: AnyRecipe) -> None:
         """Before and after a chunk is made: a file that the recipe depends on may change meanwhile."""
-        if fingerprint(recipe) != self.document.fingerprint:
+        if fingerprint(recipe, inputs_in(self.document.dependencies)) != self.document.fingerprint:
             raise RecipeMismatch(self.root, self.layer, differing_fields(self.document, recipe))
 
 
@@ -132,7 +133,7 @@ class BaseJob:
 
 @dataclass(frozen=True)
 class LayerJob:
-    """Making chunks of a layer on top of the base layer's rows. It travels to worker processes."""
+    """Making chunks of a layer on top of the base layer's rows, and of layers there are. It travels to workers."""
 
     store: Store
     layer: str
@@ -140,19 +141,14 @@ class LayerJob:
     generation: int
 
     def encode(self, chunk: int) -> EncodedChunk:
-        base = self._pinned.base
-        table = self._pinned.table(base)
-        position = table.position(chunk)
-        if position is None:
-            raise RecipeInvalid(f"layer '{self.layer}' needs chunk {chunk} of '{base}', which is not published")
-        record = table.record(position)
-        file = open_chunk(self.store, base, record, keyed=self._pinned.tagged)
-        columns = {name: read_column(self.store, base, file, name) for name in self.recipe.reads}
+        """The bytes of one chunk; a pure function of the recipe and of the chunks that it reads."""
+        record = self._record(self._pinned.base, chunk)
+        columns = {name: self._read(name, chunk, record) for name in self._wanted}
         self._kept.check(self.recipe)
         rows = self.recipe.make(columns)
         self._kept.check(self.recipe)
         return encode_chunk(
-            _with_presence(rows, record.rows, self.layer),
+            _with_presence(rows, columns, record.rows, self.layer),
             (*self.recipe.columns(), PRESENT),
             layer=self.layer,
             chunk=chunk,
@@ -165,6 +161,46 @@ class LayerJob:
 
     def touched(self, chunk: int) -> list[str]:
         return []
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The further layers that are read."""
+        return tuple(dict.fromkeys(self._homes[name].layer for name in self._wanted if self._is_above(name)))
+
+    @cached_property
+    def _wanted(self) -> tuple[str, ...]:
+        """The columns that the recipe reads, and the presence bits of every further layer among them."""
+        above = (self._homes[name].layer for name in self.recipe.reads if self._is_above(name))
+        return tuple(dict.fromkeys([*self.recipe.reads, *map(presence_name, above)]))
+
+    @cached_property
+    def _homes(self) -> dict[str, Home]:
+        """Where columns are; one that no published layer has is in a layer that was begun and has no chunk yet."""
+        declared = {layer: self._pinned.recipe(layer).columns for layer in self._pinned.recipes}
+        found = column_homes(declared, self._pinned.base)
+        if all(name in found for name in self.recipe.reads):
+            return found
+        begun = {
+            layer: kept.columns for layer in layers_of(self.store) if (kept := read_recipe_document(self.store, layer))
+        }
+        return column_homes({**begun, **declared}, self._pinned.base)
+
+    def _is_above(self, name: str) -> bool:
+        return self._homes[name].layer != self._pinned.base
+
+    def _read(self, name: str, chunk: int, base: ChunkRecord) -> Array | Ragged:
+        layer, column = self._homes[name]
+        record = self._record(layer, chunk)
+        if layer != self._pinned.base and (record.base, record.rows) != (base.ids, base.rows):
+            raise ChunkCorrupt(self.store.address, layer, chunk, "it was made for other rows of the base layer")
+        file = open_chunk(self.store, layer, record, keyed=self._pinned.tagged)
+        return read_column(self.store, layer, file, column.name)
+
+    def _record(self, layer: str, chunk: int) -> ChunkRecord:
+        record = published_record(self._pinned, layer, chunk)
+        if record is None:
+            raise InputIncomplete(self.store.address, self.layer, layer, [chunk])
+        return record
 
     @cached_property
     def _pinned(self) -> Generation:
@@ -263,9 +299,11 @@ def write_chunk(store: Store, layer: str, encoded: EncodedChunk, revision: int =
         return encoded.record(sha256.result(), revision) if created else None
 
 
-def _with_presence(rows: Rows, count: int, layer: str) -> Columns:
+def _with_presence(rows: Rows, read: Columns, count: int, layer: str) -> Columns:
+    """The columns with presence bits; a row that a layer which was read lacks is absent here too."""
     present = np.ones(count, np.bool_) if rows.present is None else np.asarray(rows.present, np.bool_)
-    for name, values in {**rows.columns, "present": present}.items():
+    for name, values in {**rows.columns, PRESENT.name: present}.items():
         if len(values) != count:
             raise RecipeInvalid(f"layer '{layer}' made {len(values):,} rows of '{name}' for {count:,} base rows")
-    return {**rows.columns, "present": present}
+    bits = [np.asarray(values) for name, values in read.items() if name.endswith(presence_name(""))]
+    return {**rows.columns, PRESENT.name: np.logical_and.reduce([present, *bits])}

@@ -17,6 +17,7 @@ from forebay.cli.progress import shown_progress
 from forebay.cli.settings import Settings
 from forebay.cli.show import show
 from forebay.cli.source_paths import refuse_standard_input
+from forebay.cli.teachers import build_teachers
 
 RUN_OPTIONS = (
     click.option("--into", metavar="CACHE", help="Where the cache is, or will be."),
@@ -106,3 +107,4 @@ def _terms(settings: Settings) -> Mapping[str, Any]:
 
 for known in KINDS.values():
     build.add_command(build_command(known))
+build.add_command(build_teachers)

@@ -11,6 +11,7 @@ from forebay.cli.kinds import KINDS, Kind
 from forebay.cli.options import Decorator, decorated, json_option, workers_option
 from forebay.cli.show import say_error, show
 from forebay.cli.source_paths import refuse_standard_input
+from forebay.cli.teachers import estimate_command as estimate_teachers_command
 from forebay.cli.words import human_bytes
 
 
@@ -57,3 +58,4 @@ def _no_room(into: str | None, found: Estimate) -> str:
 
 for known in KINDS.values():
     estimate.add_command(estimate_command(known))
+estimate.add_command(estimate_teachers_command)

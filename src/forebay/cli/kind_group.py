@@ -42,7 +42,7 @@ class KindGroup(click.Group):
     def _hint(self, ctx: click.Context, args: list[str]) -> str:
         """What was meant: a kind with a slip in it, or a source without its kind."""
         meant = closest(args[0], list(self.commands))
-        kinds = ", ".join(self.commands)
+        kinds = ", ".join(KINDS)
         if meant is None:
             example = command_line(str(ctx.info_name), next(iter(self.commands)), *args)
             return f"a source comes after its kind ({kinds}), as in: {example}"

@@ -26,6 +26,7 @@ from forebay.cli.demo import demo
 from forebay.cli.estimate import estimate
 from forebay.cli.gaps import gaps
 from forebay.cli.grow import grow
+from forebay.cli.import_old import import_old
 from forebay.cli.info import info
 from forebay.cli.peek import peek
 from forebay.cli.repair import repair
@@ -85,7 +86,9 @@ def cli() -> None:
     """
 
 
-for verb in (estimate, build, status, gaps, verify, repair, grow, info, peek, copy, clean, warm, tier, demo):
+for verb in (
+    estimate, build, import_old, status, gaps, verify, repair, grow, info, peek, copy, clean, warm, tier, demo,
+):  # fmt: skip
     cli.add_command(verb)
 
 

@@ -12,6 +12,7 @@ from forebay.cli.packed_rows import KIND as TOKENS
 from forebay.cli.packed_rows import peek_packed
 from forebay.cli.peeked_images import KIND as IMAGES
 from forebay.cli.peeked_images import draw_sheet, peek_images
+from forebay.cli.peeked_teachers import draw_taught, timed_layers
 from forebay.cli.records import Cell, Peek, PeekedRow
 from forebay.cli.show import show
 from forebay.columns import Array, Column
@@ -25,7 +26,8 @@ ROWS, SHEET_ROWS = 3, 24
 @click.option("--rows", "count", type=click.IntRange(min=1), help="How many, from row 0.  [default: 3; 24 on a sheet]")
 @click.option("--row", "chosen", type=click.IntRange(min=0), multiple=True, help="This row; can be given again.")
 @click.option("--column", "columns", multiple=True, help="Only this column, of any layer; can be given again.")
-@click.option("--png", "sheet", metavar="FILE", help="Draw a contact sheet of images: boxes, ignored tokens, tags.")
+@click.option("--layer", "layers", multiple=True, help="With --png: draw what this teacher said; can be given again.")
+@click.option("--png", "sheet", metavar="FILE", help="Draw images with boxes and tags, or teachers over timesteps.")
 @click.option("--patch", type=click.IntRange(min=1), help="Side of a token on the sheet.  [16, where it divides]")
 @json_option
 def peek(
@@ -33,6 +35,7 @@ def peek(
     count: int | None,
     chosen: tuple[int, ...],
     columns: tuple[str, ...],
+    layers: tuple[str, ...],
     sheet: str | None,
     patch: int | None,
     as_json: bool,
@@ -41,22 +44,31 @@ def peek(
 
     Packed tokens are shown as the documents they are from, with what is padding; --column shows the ids themselves,
     --json every token and all of the text. Images are shown by what is bright and dark, and --png draws them: the box
-    outlined, tokens that a model ignores in red.
+    outlined, tokens that a model ignores in red. What teachers said of a row is drawn over timesteps: features as
+    strips, Sol's numbers as lines, its maps as heat maps.
 
     \b
     Example: forebay peek caches/edu --row 17
              forebay peek caches/photos --png sheet.png
+             forebay peek caches/art --row 3 --layer lune --layer sol --png taught.png
     """
     opened = open_cache(cache)
     kind = opened.recipe(opened.generation.base).kind
-    if (sheet or patch) and kind != IMAGES:
-        raise click.UsageError(f"--png and --patch draw images; '{cache}' holds {kind}, see it without them.")
+    taught = layers or (timed_layers(opened) if kind != IMAGES else ())
+    if layers and not sheet:
+        raise click.UsageError("--layer says what --png draws; give --png FILE, or --column to read values.")
+    if (sheet and kind != IMAGES and not taught) or (patch and kind != IMAGES):
+        raise click.UsageError(
+            f"--png draws images and timed teachers, --patch is of images; '{cache}' holds {kind}, see it without them."
+        )
     if sheet and columns:
         raise click.UsageError("--png draws whole images, and --column shows one column; choose one of them.")
-    if patch and not sheet:
-        raise click.UsageError("--patch is for the sheet that --png draws; name its file, as in --png sheet.png.")
-    rows = _rows(cache, len(opened), count or (SHEET_ROWS if sheet else ROWS), chosen)
-    if sheet:
+    if patch and (not sheet or layers):
+        raise click.UsageError("--patch is for the sheet of images that --png draws, as in --png sheet.png.")
+    rows = _rows(cache, len(opened), count or (SHEET_ROWS if sheet and not taught else ROWS), chosen)
+    if sheet and taught:
+        show(draw_taught(opened, rows, taught, sheet), as_json)
+    elif sheet:
         show(draw_sheet(opened, rows, sheet, patch), as_json)
     elif columns or kind not in PEEKS:
         show(_peeked(opened, rows, columns), as_json)

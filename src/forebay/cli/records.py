@@ -104,6 +104,18 @@ class ImageSheet(msgspec.Struct, frozen=True, kw_only=True):
     drawn: tuple[int, ...]
 
 
+class TaughtSheet(msgspec.Struct, frozen=True, kw_only=True):
+    """What teachers said of some rows over timesteps, drawn; `absent` are rows of which a layer has nothing."""
+
+    root: str
+    generation: int
+    rows: int
+    path: str
+    layers: tuple[str, ...]
+    drawn: tuple[int, ...]
+    absent: dict[str, tuple[int, ...]]
+
+
 class DryRun(msgspec.Struct, frozen=True, kw_only=True):
     """What a build would do; `planned` and `missing` are None where there is no plan yet."""
 

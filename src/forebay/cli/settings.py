@@ -14,12 +14,14 @@ from forebay.cli.kinds import KINDS, Kind
 from forebay.cli.settings_file import checked_kind, checked_section, read_settings_file
 from forebay.cli.show import say
 from forebay.cli.source_paths import is_on_hub
+from forebay.cli.words import command_line
 from forebay.errors import LayerNotFound, NothingPublished, UnknownKind
 from forebay.format import layout
 from forebay.kinds import reopen_recipe, reopen_source
 from forebay.recipe import Recipe, RecipeDocument, fields_of
 from forebay.source import Source
 from forebay.store import open_store
+from forebay.teachers import TeacherRecipe
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Positive = Annotated[int, msgspec.Meta(gt=0)]
@@ -107,6 +109,8 @@ def kept_recipe(root: str, layer: str | None) -> RecipeDocument:
     kept = read_recipe_document(store, name)
     if kept is None:
         raise LayerNotFound(root, name, layers_of(store))
+    if kept.kind == TeacherRecipe.kind:
+        raise click.UsageError(f"layer '{name}' is a teacher's; go on with: {command_line('build', 'teachers', root)}")
     if kept.kind not in KINDS:
         raise UnknownKind("recipe", kept.kind, list(KINDS))
     return kept

@@ -3,25 +3,33 @@
 import click
 
 from forebay import api
+from forebay.cache.reader import open_cache
 from forebay.cli.options import cache_argument, json_option
 from forebay.cli.progress import shown_progress
 from forebay.cli.show import show
+from forebay.teachers import Alignment, check_alignment
 
 
 @click.command()
 @cache_argument
 @click.option("--full", is_flag=True, help="Also decode every row, and hash the source again.")
+@click.option("--align", is_flag=True, help="Also check layers of teachers: shapes, buckets, ranges, a few rows again.")
 @json_option
 @click.pass_context
-def verify(ctx: click.Context, cache: str, full: bool, as_json: bool) -> None:
+def verify(ctx: click.Context, cache: str, full: bool, align: bool, as_json: bool) -> None:
     """Check every published byte, and say exactly what is wrong.
 
     Lists bad chunks with layer, column, block and byte range, missing chunks, foreign files and stale sources. Exit
-    code 1 when something is damaged or stale.
+    code 1 when something is damaged or stale. With --align, also when a layer of a teacher is not what its recipe says;
+    where the teacher's files are here, a few rows of each layer are computed again.
 
     Example: forebay verify caches/edu --full
     """
     with shown_progress(as_json) as on_progress:
         report = api.verify(cache, full=full, on_progress=on_progress)
-    show(report, as_json)
-    ctx.exit(int(not report.sound))
+    if not align:
+        show(report, as_json)
+        ctx.exit(int(not report.sound))
+    found = check_alignment(open_cache(cache)) if report.sound else Alignment(root=cache, layers=())
+    show([report, found], as_json)
+    ctx.exit(int(not (report.sound and found.aligned)))

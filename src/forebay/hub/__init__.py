@@ -13,6 +13,7 @@ except ModuleNotFoundError as missing:
 
 from forebay.hub.hub_file import HubFile
 from forebay.hub.listing import Listing, RemoteFile
+from forebay.hub.model import model_files
 from forebay.hub.patience import Patience
 from forebay.hub.ranges import RangeFile
 from forebay.hub.repository import Repository
@@ -29,6 +30,7 @@ __all__ = [
     "RemoteFile",
     "Repository",
     "clear",
+    "model_files",
     "parquet_shards",
     "sweep",
     "take",

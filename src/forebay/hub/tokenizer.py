@@ -10,6 +10,7 @@ from forebay.hub.repository import Repository
 from forebay.hub.spool import take
 
 _TOKENIZER = "tokenizer.json"
+_TOKENIZERS = "tokenizers"  # where they are kept
 _QUICK = 10.0  # seconds to ask whether a tokenizer that is here is still the newest
 
 
@@ -23,12 +24,12 @@ def tokenizer_json(
 ) -> bytes:
     """The bytes of a model's `tokenizer.json`, checked; without the network, those that were seen last."""
     repository = Repository(name, "model", endpoint, folder, patience or Patience())
-    commit = _commit(repository, revision)
+    commit = newest_commit(repository, revision, _TOKENIZERS)
     file = repository.listing(commit).file(_TOKENIZER)
     if file is None:
         advice = "save one with the `tokenizers` library, and give the path of that file"
         raise HubNotFound(f"the tokenizer of {repository.what}", f"it has no file '{_TOKENIZER}'", advice)
-    held = take(HubFile(repository, commit, file), repository.place("tokenizers"))
+    held = take(HubFile(repository, commit, file), repository.place(_TOKENIZERS))
     try:
         with open(held.path, "rb") as content:
             return content.read()
@@ -36,10 +37,10 @@ def tokenizer_json(
         held.keep()
 
 
-def _commit(repository: Repository, revision: str | None) -> str:
-    """The commit of a revision; the last one known where the hub does not answer at once."""
+def newest_commit(repository: Repository, revision: str | None, files: str) -> str:
+    """The commit of a revision; where the hub does not answer at once, the last known whose `files` may be here."""
     known = repository.last_commit(revision)
-    if known is None or not os.path.exists(repository.place("tokenizers")):
+    if known is None or not os.path.exists(repository.place(files)):
         return repository.commit(revision)
     quick = replace(repository.patience, retries=0, timeout=min(_QUICK, repository.patience.timeout))
     try:

@@ -36,9 +36,11 @@ if TYPE_CHECKING:
     from forebay.torch.mixture import Ingredient, Mixture, change_weights
     from forebay.torch.mixture_file import open_mixture
     from forebay.torch.normalize import normalize_on_device
+    from forebay.torch.old_import import import_old
     from forebay.torch.rules import Split, Where
     from forebay.torch.schedule import Schedule
     from forebay.torch.stream import Located, Stream
+    from forebay.torch.timed_features import TorchFeatures, features
     from forebay.torch.transform import Transform
 
 # Where each public name lives.
@@ -63,18 +65,21 @@ _HOMES = {
     **dict.fromkeys(("Ingredient", "Mixture", "change_weights"), "forebay.torch.mixture"),
     "open_mixture": "forebay.torch.mixture_file",
     "normalize_on_device": "forebay.torch.normalize",
+    "import_old": "forebay.torch.old_import",
     **dict.fromkeys(("Split", "Where"), "forebay.torch.rules"),
     "Schedule": "forebay.torch.schedule",
     **dict.fromkeys(("Located", "Stream"), "forebay.torch.stream"),
+    **dict.fromkeys(("TorchFeatures", "features"), "forebay.torch.timed_features"),
     "Transform": "forebay.torch.transform",
 }
 
 __all__ = [
     "BlockMaskCache", "BlockMaskStatistics", "CacheDataset", "Canvases", "Coins", "Collate", "Growth", "ImageBatch",
-    "Ingredient", "JointTransform", "Leak", "LetterboxModule", "Loader", "Located", "MaskedViTBlock", "Mixture",
-    "PackedSelfAttention", "PaddingLeak", "PortableBlockMask", "Schedule", "SeedAttention", "ShuffleQuality", "Split",
-    "Stream", "Transform", "Where", "Window", "causal_block_mask", "change_weights", "document_block_mask",
-    "document_leaks", "image_block_mask", "normalize_on_device", "open_mixture", "padding_leaks", "prefix_block_mask",
+    "Ingredient", "JointTransform", "Leak", "LetterboxModule", "Loader", "Located", "MaskedViTBlock",
+    "Mixture", "PackedSelfAttention", "PaddingLeak", "PortableBlockMask", "Schedule", "SeedAttention", "ShuffleQuality",
+    "Split", "Stream", "TorchFeatures", "Transform", "Where", "Window", "causal_block_mask", "change_weights",
+    "document_block_mask", "document_leaks", "features", "image_block_mask", "import_old", "normalize_on_device",
+    "open_mixture", "padding_leaks", "prefix_block_mask",
 ]  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from forebay.cache.records import (
     CopyReport,
     Estimate,
     Gaps,
+    ImportReport,
     RepairReport,
     Status,
     Summary,
@@ -24,11 +25,15 @@ from forebay.cli.drawing.peek import draw_peek
 from forebay.cli.drawing.reports import draw_build, draw_clean, draw_copy, draw_demo
 from forebay.cli.drawing.status import draw_gaps, draw_status
 from forebay.cli.drawing.summary import draw_summary
+from forebay.cli.drawing.taught import draw_import, draw_taught_sheet
+from forebay.cli.drawing.teachers import draw_alignment, draw_teacher_estimate
 from forebay.cli.drawing.tiers import draw_tier, draw_tier_clear, draw_tier_verify, draw_warm
-from forebay.cli.records import DemoReport, DryRun, ImagePeek, ImageSheet, PackedPeek, Peek
+from forebay.cli.records import DemoReport, DryRun, ImagePeek, ImageSheet, PackedPeek, Peek, TaughtSheet
+from forebay.teachers import Alignment, TeacherEstimate
 from forebay.tiers.records import TierClearReport, TierSummary, TierVerifyReport, WarmReport
 
 DRAWINGS: dict[type[Any], Callable[[Any], RenderableType]] = {
+    Alignment: draw_alignment,
     BuildReport: draw_build,
     CleanReport: draw_clean,
     CopyReport: draw_copy,
@@ -38,11 +43,14 @@ DRAWINGS: dict[type[Any], Callable[[Any], RenderableType]] = {
     Gaps: draw_gaps,
     ImagePeek: draw_images,
     ImageSheet: draw_image_sheet,
+    ImportReport: draw_import,
     PackedPeek: draw_packed_rows,
     Peek: draw_peek,
     RepairReport: draw_repair,
     Status: draw_status,
     Summary: draw_summary,
+    TaughtSheet: draw_taught_sheet,
+    TeacherEstimate: draw_teacher_estimate,
     TierClearReport: draw_tier_clear,
     TierSummary: draw_tier,
     TierVerifyReport: draw_tier_verify,

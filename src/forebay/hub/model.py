@@ -1,0 +1,56 @@
+"""The files of a model on the hub, as a folder: each downloaded once, checked, and linked under its name.
+
+{folder}/models/<hash>                       a file that is whole and checked
+{folder}/model-folders/<name>/<commit>/…     links to them, as the commit names them
+"""
+
+import os
+from contextlib import suppress
+
+from forebay.errors import HubNotFound
+from forebay.hub.hub_file import HubFile
+from forebay.hub.listing import RemoteFile
+from forebay.hub.patience import Patience
+from forebay.hub.repository import Repository
+from forebay.hub.spool import take
+from forebay.hub.tokenizer import newest_commit
+
+_FILES, _FOLDERS = "models", "model-folders"
+
+
+def model_files(
+    name: str,
+    path: str,
+    wanted: tuple[str, ...],
+    *,
+    folder: str | None = None,
+    endpoint: str | None = None,
+    patience: Patience | None = None,
+) -> str:
+    """The path of a folder of a model, or of one file; of a folder, the files whose names end in one of `wanted`."""
+    repository = Repository(name, "model", endpoint, folder, patience or Patience())
+    commit = newest_commit(repository, None, _FILES)
+    listed = [file for file in repository.listing(commit).files if _belongs(file, path, wanted)]
+    if not listed:
+        what = f"'{path}' of {repository.what}" if path else repository.what
+        raise HubNotFound(what, "it has no such file, or no weights as .safetensors", "check the name of the folder")
+    place = os.path.join(repository.place(_FOLDERS), name.replace("/", "--"), commit)
+    for file in listed:
+        _link(HubFile(repository, commit, file), repository.place(_FILES), os.path.join(place, file.path))
+    return os.path.join(place, path) if path else place
+
+
+def _belongs(file: RemoteFile, path: str, wanted: tuple[str, ...]) -> bool:
+    """The file that is named, or one that lies in the folder that is, not below it."""
+    inside, name = os.path.split(file.path)
+    return file.path == path or (inside == path.rstrip("/") and name.endswith(wanted))
+
+
+def _link(file: HubFile, files: str, place: str) -> None:
+    held = take(file, files)
+    try:
+        os.makedirs(os.path.dirname(place), exist_ok=True)
+        with suppress(FileExistsError):
+            os.symlink(os.path.abspath(held.path), place)
+    finally:
+        held.keep()

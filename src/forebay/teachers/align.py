@@ -1,0 +1,245 @@
+"""Alignment: whether the layers of teachers are what their recipes say, and what training was written for.
+
+Ranges and shapes are read off the rows; buckets off the constants; prompts are held against the base rows; and a few
+rows are computed again where the teacher's files are here.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from forebay.cache.presence import presence_name
+from forebay.cache.reader import Cache, open_cache
+from forebay.columns import Columns, Ragged
+from forebay.errors import (
+    HookSilent,
+    HubNotFound,
+    HubUnreachable,
+    LibraryMissing,
+    RecipeInvalid,
+    TeacherFailed,
+    TeacherOutputInvalid,
+    TeacherRaised,
+    TeacherUnusable,
+    UnknownKind,
+)
+from forebay.recipe import RecipeDocument, differing_fields, fingerprint, inputs_in
+from forebay.teachers.recipe import T_BUCKETS, TeacherRecipe
+from forebay.teachers.samples import Prompts, prompt_hash
+from forebay.teachers.sharing import PROMPT
+from forebay.teachers.timesteps import BUCKETS
+
+SUM_TOLERANCE = 2e-3  # of a map that is stored in float16
+TOLERANCES = {"float16": 2e-3, "bfloat16": 2e-2, "float32": 1e-4, "float64": 1e-4}
+SOL_COLUMNS = ("_stats", "_spatial")
+PER_CHUNK = 512  # rows that ranges are read off
+IMPORTED = "imported"  # the kind of layers that hold what teachers of an old cache said
+CHUNKS_AGAIN = 4  # that rows which are computed again come from
+
+
+class LayerAlignment(msgspec.Struct, frozen=True, kw_only=True):
+    """What was found of one layer."""
+
+    layer: str
+    teacher: str
+    columns: dict[str, tuple[int, ...]]  # the shape of a row
+    buckets: tuple[float, ...]
+    usual_buckets: bool  # those of the usual grid, 0.05 to 0.95
+    ranges: dict[str, tuple[float, float]]  # the least and the largest value seen
+    checked_rows: int
+    recomputed_rows: int
+    problems: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+
+
+class Alignment(msgspec.Struct, frozen=True, kw_only=True):
+    """What was found of all layers of teachers in a cache."""
+
+    root: str
+    layers: tuple[LayerAlignment, ...]
+
+    @property
+    def aligned(self) -> bool:
+        return not any(layer.problems for layer in self.layers)
+
+
+def check_alignment(cache: Cache, *, recompute: int = 8) -> Alignment:
+    """Check every layer of a teacher; `recompute` rows of each are asked of it again."""
+    kept = [cache.recipe(layer) for layer in cache.generation.recipes]
+    found = [_aligned(cache, one, recompute) for one in kept if one.kind in (TeacherRecipe.kind, IMPORTED)]
+    return Alignment(root=cache.root, layers=tuple(found))
+
+
+def _aligned(cache: Cache, kept: RecipeDocument, recompute: int) -> LayerAlignment:
+    whole = open_cache(cache.store, generation=cache.generation.number, layers=[kept.layer])
+    constants = whole.constants(kept.layer)
+    buckets = tuple(float(moment) for moment in constants.pop(T_BUCKETS, np.empty(0)))
+    look = _Look(kept.fields)
+    for columns in whole.chunks([*_names(kept), *_base_names(kept), presence_name(kept.layer)]):
+        look.take(kept, columns)
+    for name, values in constants.items():
+        look.values(name, values.astype(np.float32))
+    again = _recomputed(whole, kept, recompute)
+    return LayerAlignment(
+        layer=kept.layer,
+        teacher=str(look.teacher.get("kind")),
+        columns={column.name: column.shape for column in kept.columns},
+        buckets=buckets,
+        usual_buckets=bool(buckets) and len(buckets) == len(BUCKETS) and bool(np.allclose(buckets, BUCKETS)),
+        ranges=look.ranges,
+        checked_rows=look.rows,
+        recomputed_rows=again.rows,
+        problems=(*_bucket_problems(kept, buckets), *look.problems, *again.problems),
+        notes=again.notes,
+    )
+
+
+class _Look:
+    """What is seen of a layer, chunk by chunk."""
+
+    def __init__(self, fields: Mapping[str, Any]) -> None:
+        self.fields = fields
+        self.teacher: Mapping[str, Any] = fields.get("teacher") or {"kind": fields.get("part")}
+        self.ranges: dict[str, tuple[float, float]] = {}
+        self.problems: list[str] = []
+        self.rows = 0
+
+    def take(self, kept: RecipeDocument, columns: Columns) -> None:
+        present = np.asarray(columns[presence_name(kept.layer)])
+        self.rows += int(present.sum())
+        self._prompts({name: columns[name] for name in [*_names(kept), *_base_names(kept)]}, present)
+        for column in kept.columns:
+            values = columns[column.name]
+            if column.dtype not in TOLERANCES:
+                continue
+            some = values.values[:PER_CHUNK] if isinstance(values, Ragged) else values[present][:PER_CHUNK]
+            self.values(column.name, some.astype(np.float32))
+
+    def values(self, name: str, values: NDArray[np.float32]) -> None:
+        if not values.size:
+            return
+        if not np.isfinite(values).all():
+            self._tell(f"'{name}' holds NaN or infinity")
+            return
+        low, high = float(values.min()), float(values.max())
+        before = self.ranges.get(name, (low, high))
+        self.ranges[name] = (min(low, before[0]), max(high, before[1]))
+        if self._is_sol(name):
+            self._sol(name, values, low, high)
+
+    def _is_sol(self, name: str) -> bool:
+        """Whether the column is one of Sol's, or of a teacher of one's own that calls it so."""
+        return name in {f"{prefix}{ending}" for prefix in ("sol", self.teacher.get("name")) for ending in SOL_COLUMNS}
+
+    def _sol(self, name: str, values: NDArray[np.float32], low: float, high: float) -> None:
+        if low < 0 or high > 1:
+            self._tell(f"'{name}' reaches from {low:g} to {high:g}; from 0 to 1 is expected")
+        if name.endswith("_spatial"):
+            off = float(np.abs(values.sum(axis=(-2, -1)) - 1).max())
+            if off > SUM_TOLERANCE:
+                self._tell(f"maps of '{name}' sum to 1 ± {off:g}; they are to sum to 1")
+
+    def _prompts(self, columns: Columns, present: NDArray[np.bool_]) -> None:
+        """The stored hashes are those of the prompts that the base rows hold now."""
+        stored = next((values for name, values in columns.items() if name.endswith(PROMPT)), None)
+        if stored is None or isinstance(stored, Ragged):
+            return
+        prompts = Prompts(self.fields["prompt_column"], self.fields["prompt_key"])
+        texts = columns[prompts.column]
+        for row in np.flatnonzero(present).tolist():
+            text = prompts.of(texts[row])
+            if text is None or prompt_hash(text) != int(stored[row]):
+                self._tell("a row was made of another prompt than the base layer holds now")
+                return
+
+    def _tell(self, problem: str) -> None:
+        if problem not in self.problems:
+            self.problems.append(problem)
+
+
+class _Again(msgspec.Struct, frozen=True):
+    rows: int = 0
+    problems: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def reopened(kept: RecipeDocument) -> TeacherRecipe:
+    """The recipe of a layer of a teacher, if its files are here and are what they were."""
+    recipe = msgspec.convert(kept.fields, TeacherRecipe)
+    if fingerprint(recipe, inputs_in(kept.dependencies)) != kept.fingerprint:
+        changed = ", ".join(differing_fields(kept, recipe))
+        raise RecipeInvalid(f"the teacher of layer '{kept.layer}' is not what it was (differs in: {changed})")
+    return recipe
+
+
+def _recomputed(cache: Cache, kept: RecipeDocument, most: int) -> _Again:
+    """A few rows asked again, where the teacher is here."""
+    if not most or not kept.columns:
+        return _Again()
+    if kept.kind == IMPORTED:
+        return _Again(notes=("no row was computed again: an imported layer does not know its teacher",))
+    try:
+        recipe = msgspec.structs.replace(reopened(kept), device="auto")
+        return _asked_again(cache, kept, recipe, most)
+    except (TeacherUnusable, UnknownKind, HubNotFound, HubUnreachable, LibraryMissing) as absent:
+        return _Again(notes=(f"no row was computed again: {absent}",))
+    except (RecipeInvalid, TeacherFailed, TeacherRaised, TeacherOutputInvalid, HookSilent) as other:
+        return _Again(problems=(str(other),))
+
+
+def _asked_again(cache: Cache, kept: RecipeDocument, recipe: TeacherRecipe, most: int) -> _Again:
+    problems: dict[str, None] = {}
+    count = 0
+    try:
+        for rows in _some_rows(cache, most):
+            count += len(rows)
+            made, stored = recipe.make(cache.read(rows, recipe.reads)).columns, cache.read(rows, _names(kept))
+            found = (_difference(column.name, made, stored, column.dtype) for column in kept.columns)
+            problems |= dict.fromkeys(problem for problem in found if problem)
+    finally:
+        recipe.let_go()
+    return _Again(count, tuple(problems))
+
+
+def _some_rows(cache: Cache, most: int) -> Iterator[range]:
+    """The first rows of a few chunks all over the cache: what others of these rows point to is among them."""
+    chunks = len(cache.chunk_numbers)
+    chosen = sorted({round(at) for at in np.linspace(0, chunks - 1, min(chunks, most, CHUNKS_AGAIN))})
+    for turn, position in enumerate(chosen):
+        share = (most * (turn + 1)) // len(chosen) - (most * turn) // len(chosen)
+        start, stop = cache.chunk_starts[position : position + 2].tolist()
+        yield range(start, min(stop, start + share))
+
+
+def _difference(name: str, made: Columns, stored: Columns, dtype: str) -> str | None:
+    ours, theirs = made[name], stored[name]
+    one = ours.values if isinstance(ours, Ragged) else np.asarray(ours)
+    other = theirs.values if isinstance(theirs, Ragged) else np.asarray(theirs)
+    if dtype not in TOLERANCES or one.shape != other.shape:
+        return None if np.array_equal(one, other) else f"'{name}' comes out otherwise when it is computed again"
+    apart = np.abs(one.astype(np.float32) - other.astype(np.float32))
+    allowed = TOLERANCES[dtype] * (1 + np.abs(other.astype(np.float32)))
+    if (apart <= allowed).all():
+        return None
+    return f"'{name}' comes out otherwise when it is computed again, by up to {float(apart.max(initial=0)):g}"
+
+
+def _bucket_problems(kept: RecipeDocument, buckets: tuple[float, ...]) -> Iterator[str]:
+    said = tuple(kept.fields.get("buckets", ()))
+    if said != buckets:
+        yield f"its constants hold the buckets {buckets}, and its recipe says {said}"
+    for column in kept.columns:
+        if buckets and column.shape[:1] != (len(buckets),):
+            yield f"'{column.name}' has {column.shape[:1]} timesteps, and there are {len(buckets)} buckets"
+
+
+def _names(kept: RecipeDocument) -> list[str]:
+    return [column.name for column in kept.columns]
+
+
+def _base_names(kept: RecipeDocument) -> list[str]:
+    prompts = any(column.name.endswith(PROMPT) for column in kept.columns)
+    return [str(kept.fields["prompt_column"])] if prompts else []

@@ -1,0 +1,220 @@
+"""How the rows of a cache get what a teacher says of them."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, ClassVar, Literal
+
+import msgspec
+import numpy as np
+
+from forebay.columns import Array, Column, Columns, Dtype, Ragged
+from forebay.errors import RecipeInvalid
+from forebay.recipe import Rows
+from forebay.teachers.fitting import fit_batch
+from forebay.teachers.forward import Asking
+from forebay.teachers.kinds import known_teacher
+from forebay.teachers.protocol import Output, Teacher
+from forebay.teachers.running import runner
+from forebay.teachers.samples import Prompts, Samples, read_samples
+from forebay.teachers.sharing import shared_columns, shared_rows
+from forebay.teachers.slot import Seated, seat, unload
+from forebay.teachers.timesteps import BUCKETS, check_buckets
+
+T_BUCKETS = "t_buckets"  # the constant that holds the grid of a timed teacher
+MEMO_BYTES = 256 * 1024 * 1024
+MOST_CHUNK_BYTES = 4 * 1024**3
+FLOATS = ("float32", "float16", "bfloat16", "float64")  # models compute in the first three
+UNUSED: dict[str, Any] = {
+    "buckets": (), "batch_size": 1, "batch_timesteps": False, "dtype": "float32", "stored": "float32", "seed": 0,
+    "prompt_column": "", "prompt_key": None,
+}  # fmt: skip
+
+
+class TeacherRecipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Ask one teacher about every row. It adds one layer; `fb.build_layers` adds several, one model at a time.
+
+    `dtype` is what the model computes in, `stored` what its outputs rest in. Samples are asked `batch_size` at a time,
+    with `batch_timesteps` all buckets of them in one forward. Prompts are the text in `prompt_column`, or what stands
+    there under `prompt_key`. `device`, `memory_limit`, `memo_bytes` and `halved_from` say how it is run, and are no
+    part of the identity.
+    """
+
+    kind: ClassVar[str] = "teacher"
+    revision: ClassVar[int] = 1
+    workers: ClassVar[int] = 0  # every process would load the model
+
+    teacher: Any  # a Teacher; as fields where it is read back
+    buckets: tuple[float, ...] = BUCKETS
+    batch_size: int = 8
+    batch_timesteps: bool = False
+    dtype: Literal["float32", "float16", "bfloat16"] = "float32"
+    stored: Dtype = "float16"
+    seed: int = 0
+    ids: str = "id"
+    prompt_column: str = "data"
+    prompt_key: str | None = None
+    halved_from: int = 0  # the batch size that was asked for, where memory did not hold it
+    device: str = "auto"
+    memory_limit: int | None = None
+    memo_bytes: int = MEMO_BYTES
+
+    def __post_init__(self) -> None:
+        teacher = known_teacher(self.teacher)
+        self._set("teacher", teacher)
+        if self.batch_size < 1:
+            raise RecipeInvalid(f"batch_size is {self.batch_size}; it must be at least 1")
+        if self.dtype not in FLOATS[:3] or self.stored not in FLOATS:
+            raise RecipeInvalid(
+                f"dtype is '{self.dtype}' and stored is '{self.stored}'; models compute in {', '.join(FLOATS[:3])}, "
+                f"and outputs are stored as one of these or float64"
+            )
+        if teacher.timed:
+            self._set("buckets", check_buckets(self.buckets))
+        for name in self._unused():  # what it does not use is no part of it
+            self._set(name, UNUSED[name])
+
+    def _set(self, name: str, value: Any) -> None:
+        msgspec.structs.force_setattr(self, name, value)
+
+    def _unused(self) -> list[str]:
+        """The fields that mean nothing for this teacher."""
+        unused = [] if self.model.timed else ["buckets", "batch_timesteps"]
+        unused += [] if self.model.prompted else ["prompt_column", "prompt_key"]
+        unused += ["batch_size", "batch_timesteps", "dtype", "stored", "seed"] if self.model.of == "nothing" else []
+        return unused
+
+    @property
+    def model(self) -> Teacher:
+        teacher: Teacher = self.teacher
+        return teacher
+
+    @property
+    def default_layer(self) -> str:
+        return self.model.layer_name()
+
+    @property
+    def located(self) -> tuple[str, ...]:
+        return (
+            "device",
+            "memory_limit",
+            "memo_bytes",
+            "halved_from",
+            *(f"teacher.{name}" for name in self.model.located),
+        )
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        prompts = (self.prompt_column,) if self.model.prompted else ()
+        return tuple(dict.fromkeys([self.ids, *self.model.inputs(), *prompts]))
+
+    def columns(self) -> tuple[Column, ...]:
+        outputs = self._outputs()
+        if self.model.of == "prompt":
+            return shared_columns(outputs, self.model.layer_name())
+        steps = (len(self.buckets),) if self.model.timed else ()
+        return tuple(
+            Column(name=name, dtype=dtype, shape=(*steps, *output.shape)) for name, (output, dtype) in outputs.items()
+        )
+
+    def constants(self) -> Mapping[str, Array]:
+        grid = {T_BUCKETS: np.array(self.buckets, np.float64)} if self.model.timed else {}
+        return {**grid, **self.model.constants(self.buckets)}
+
+    def dependencies(self) -> Mapping[str, str]:
+        return self.model.files()
+
+    def versions(self) -> Mapping[str, str]:
+        """The libraries and, where torch is one of them, the device: bits are promised for one device."""
+        found = self.model.versions()
+        return {**found, "device": runner("device").device_facts(self.device)} if "torch" in found else found
+
+    def settled(self, kept: Mapping[str, Any] | None, survey: Any) -> tuple["TeacherRecipe", tuple[str, ...]]:
+        """With a batch that memory holds: found before the first chunk, and kept ever after."""
+        if kept is not None:
+            asked = kept.get("halved_from") == self.batch_size
+            fields = {name: kept[name] for name in ("batch_size", "halved_from")} if asked else {}
+            return msgspec.structs.replace(self, **fields), ()
+        if self.model.of == "nothing":
+            return self, ()
+        rows = survey.rows(self.reads, self.batch_size)
+        samples = self._samples(rows) if rows else None
+        if samples is None or not samples.present.any():
+            return self, () if samples is None else _silence(samples)
+        self._seat()  # what loading takes is the same for any batch
+        size = fit_batch(self.batch_size, self.memory_limit, lambda size: self._try_batch(samples, size))
+        if size == self.batch_size:
+            return self, ()
+        note = f"batch_size is {size}, not {self.batch_size}: memory does not hold more; the recipe keeps that"
+        return msgspec.structs.replace(self, batch_size=size, halved_from=self.batch_size), (note,)
+
+    def make(self, rows: Columns) -> Rows:
+        samples = self._samples(rows)
+        asked = np.flatnonzero(samples.present).tolist()
+        distinct = {samples.prompts[row] for row in asked} if self.model.of == "prompt" else set()
+        self._check_size(len(distinct) or len(samples))
+        seated = self._seat() if asked and self.model.of != "nothing" else None
+        if self.model.of == "prompt":
+            name = self.model.layer_name()
+            columns = shared_rows(self._asking(), seated, samples, name)
+            counts: dict[str, int | float | list[int]] = {"prompts": len(asked), "distinct_prompts": len(distinct)}
+            return Rows(columns, samples.failures, counts, samples.present)
+        made = self._asking().ask(seated, samples, asked) if seated else {}
+        return Rows(self._spread(made, asked, len(samples)), samples.failures, {}, samples.present)
+
+    def let_go(self) -> tuple[str, ...]:
+        return unload()
+
+    def _check_size(self, rows: int) -> None:
+        """A chunk is made in memory: one of very many rows says so before anything is asked."""
+        needed = rows * sum(column.item_bytes for column in self.columns())
+        if needed > MOST_CHUNK_BYTES:
+            raise RecipeInvalid(
+                f"a chunk of {rows:,} rows takes {needed:,} bytes of '{self.default_layer}', more than the "
+                f"{MOST_CHUNK_BYTES:,} that are made at once; build the base layer in smaller chunks (its chunk_bytes)"
+            )
+
+    def _spread(self, made: Mapping[str, Array], rows: list[int], count: int) -> dict[str, Array | Ragged]:
+        """Results at their rows; absent ones are zero, and their presence bits say so."""
+        if made and len(rows) == count:
+            return dict(made)
+        columns: dict[str, Array | Ragged] = {}
+        for column in self.columns():
+            values = np.zeros((count, *column.shape), column.array_dtype)
+            if made:
+                values[rows] = made[column.name]
+            columns[column.name] = values
+        return columns
+
+    def _try_batch(self, samples: Samples, size: int) -> None:
+        """One forward of so many samples; where buckets go one by one, at the first."""
+        row = int(np.flatnonzero(samples.present)[0])
+        asking = self._asking(size)
+        if not self.batch_timesteps:
+            asking = replace(asking, buckets=self.buckets[:1])
+        asking.ask(self._seat(), samples, [row] * size)
+
+    def _seat(self) -> Seated:
+        return seat(self.model, self.device, self.dtype, self.memo_bytes)
+
+    def _samples(self, rows: Columns) -> Samples:
+        prompts = Prompts(self.prompt_column, self.prompt_key) if self.model.prompted else None
+        return read_samples(rows, self.ids, prompts)
+
+    def _outputs(self) -> dict[str, tuple[Output, Dtype]]:
+        return {output.name: (output, output.dtype or self.stored) for output in self.model.outputs()}
+
+    def _asking(self, batch_size: int | None = None) -> Asking:
+        return Asking(
+            outputs=self._outputs(),
+            inputs=self.model.inputs(),
+            buckets=self.buckets,
+            batch_size=batch_size or self.batch_size,
+            together=self.batch_timesteps,
+            seed=self.seed,
+        )
+
+
+def _silence(samples: Samples) -> tuple[str, ...]:
+    """What to say when the first rows have no prompt: most likely it is looked for in the wrong place."""
+    details = sorted({failure.detail for failure in samples.failures})
+    return tuple(f"the first {len(samples)} rows: {one}; are prompt_column and prompt_key right?" for one in details)

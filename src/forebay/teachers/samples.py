@@ -1,0 +1,88 @@
+"""The samples of a chunk as a teacher meets them: ids, prompts, inputs, and which of them cannot be asked."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from forebay.columns import Array, Columns, Ragged
+from forebay.errors import RecipeInvalid
+from forebay.source import Failure
+from forebay.teachers.noise import sample_keys
+
+HOLDER = "_row"  # after the name of a column that is stored once for equal inputs: the row that holds it
+_PRESENT = ".present"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Prompts:
+    """Where prompts are: a column of text, or a key of the JSON object in it."""
+
+    column: str
+    key: str | None = None
+
+    @property
+    def where(self) -> str:
+        return f"'{self.column}'" if self.key is None else f"'{self.key}' of '{self.column}'"
+
+    def of(self, row: Array) -> str | None:
+        """The prompt in a row's bytes, None where there is none."""
+        try:
+            text = row.tobytes().decode()
+            found = {self.key: text} if self.key is None else json.loads(text)
+        except ValueError:
+            return None
+        prompt = found.get(self.key) if isinstance(found, dict) else None
+        return prompt if isinstance(prompt, str) else None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Samples:
+    """The rows of a chunk."""
+
+    ids: tuple[str, ...]
+    keys: NDArray[np.uint64]
+    columns: Columns
+    prompts: tuple[str, ...]
+    present: NDArray[np.bool_]  # False where an input is absent, or there is no prompt
+    failures: tuple[Failure, ...]
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def take(self, column: str, rows: Sequence[int]) -> Array | Ragged:
+        """A column at some rows; one that is stored once for equal inputs, as if every row had its own."""
+        values = self.columns[column]
+        if not isinstance(values, Ragged):
+            return values[np.asarray(rows, np.int64)]
+        if f"{column}{HOLDER}" not in self.columns:
+            return Ragged.of([values[row] for row in rows], values.values.dtype, values.values.shape[1:])
+        holders = np.asarray(self.columns[f"{column}{HOLDER}"])[np.asarray(rows, np.int64)]
+        held = values.values[values.offsets[holders].astype(np.int64)]
+        shared: Array = held.reshape(len(rows), *values.values.shape[1:])
+        return shared
+
+
+def read_samples(rows: Columns, ids: str, prompts: Prompts | None) -> Samples:
+    """What a chunk's rows say; a sample without a prompt, where one is needed, is a failure."""
+    names = rows[ids]
+    if not isinstance(names, Ragged) or names.values.dtype != np.uint8:
+        raise RecipeInvalid(f"'{ids}' does not hold ids of samples; name the column that does, as in ids='id'")
+    raw = [names[row].tobytes() for row in range(len(names))]
+    texts = tuple(one.decode("utf-8", "surrogateescape") for one in raw)
+    bits = [np.asarray(values, np.bool_) for name, values in rows.items() if name.endswith(_PRESENT)]
+    present = np.logical_and.reduce([np.ones(len(raw), np.bool_), *bits])
+    found = [prompts.of(rows[prompts.column][row]) for row in range(len(raw))] if prompts else []
+    spoken = np.array([prompt is not None for prompt in found], np.bool_) if prompts else present
+    detail = f"no text in {prompts.where}" if prompts else ""
+    failures = tuple(Failure(texts[row], "no-prompt", detail) for row in np.flatnonzero(present & ~spoken).tolist())
+    return Samples(texts, sample_keys(raw), rows, tuple(prompt or "" for prompt in found), present & spoken, failures)
+
+
+def prompt_hash(prompt: str) -> int:
+    """What is kept of a prompt beside what was made of it."""
+    value: int = xxhash.xxh3_64_intdigest(prompt.encode("utf-8", "surrogatepass"))
+    return value

@@ -1,0 +1,84 @@
+"""What depends on the prompt alone: computed once for each distinct prompt, stored once in a chunk.
+
+row         0     1     2     3
+prompt      cat   dog   cat   cat
+states      ■     ■     ·     ·        a ragged column: one value, or none
+states_row  0     1     0     0        the row of this chunk that holds it
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from forebay.columns import DTYPES, Array, Column, Dtype, Ragged
+from forebay.teachers.forward import Asking
+from forebay.teachers.protocol import Output
+from forebay.teachers.samples import HOLDER, Samples, prompt_hash
+from forebay.teachers.slot import Seated
+
+PROMPT = "_prompt"  # after a teacher's name: the hash of each row's prompt
+
+
+def shared_columns(outputs: Mapping[str, tuple[Output, Dtype]], name: str) -> tuple[Column, ...]:
+    """The columns that outputs of prompts are stored in."""
+    found: list[Column] = [Column(name=f"{name}{PROMPT}", dtype="uint64")]
+    for output, dtype in outputs.values():
+        found.append(Column(name=output.name, dtype=dtype, shape=output.shape, ragged=True, rows_per_block=1))
+        found.append(Column(name=f"{output.name}{HOLDER}", dtype="uint32"))
+    return tuple(found)
+
+
+def shared_rows(asking: Asking, seated: Seated | None, samples: Samples, name: str) -> dict[str, Array | Ragged]:
+    """The columns of a chunk; `seated` is None where there is nobody to ask about."""
+    first: dict[str, int] = {}
+    for row in np.flatnonzero(samples.present).tolist():
+        first.setdefault(samples.prompts[row], row)
+    answers = _answers(asking, seated, samples, first) if seated is not None and first else {}
+    holders = [first.get(prompt, row) if samples.present[row] else row for row, prompt in enumerate(samples.prompts)]
+    hashes = [prompt_hash(prompt) for prompt in samples.prompts]
+    columns: dict[str, Array | Ragged] = {f"{name}{PROMPT}": np.array(hashes, np.uint64)}
+    for column, (output, dtype) in asking.outputs.items():
+        held = [answers[prompt][column] for prompt in first]
+        values = np.stack(held) if held else np.empty((0, *output.shape), DTYPES[dtype][1])
+        columns[column] = Ragged(values, _offsets(list(first.values()), len(samples)))
+        columns[f"{column}{HOLDER}"] = np.array(holders, np.uint32)
+    return columns
+
+
+def _answers(
+    asking: Asking, seated: Seated, samples: Samples, first: Mapping[str, int]
+) -> dict[str, Mapping[str, Array]]:
+    """What was made of every prompt, now or for an earlier chunk."""
+    seated.begin((asking.batch_size, tuple(dtype for _, dtype in asking.outputs.values())))
+    remembers = _seats_agree(asking, seated, samples, next(iter(first.values())))
+    seated.prompts += len(samples.present.nonzero()[0])
+    known = {prompt: found for prompt in first if remembers and (found := seated.memo.get(prompt)) is not None}
+    wanted = {prompt: row for prompt, row in first.items() if prompt not in known}
+    if wanted:
+        made = asking.ask(seated, samples, list(wanted.values()))
+        for at, prompt in enumerate(wanted):
+            known[prompt] = {name: values[at] for name, values in made.items()}
+            seated.memo.put(prompt, {name: values[at].copy() for name, values in made.items()})
+    seated.computed += len(wanted)
+    return known
+
+
+def _seats_agree(asking: Asking, seated: Seated, samples: Samples, row: int) -> bool:
+    """Whether a prompt gives the same bits in every seat of a batch, tried once after a teacher is loaded.
+
+    Only then may what another chunk computed stand for what this one would: bytes must not depend on the memo. Bits are
+    compared as they were computed: a narrower type to store them in would hide seats for one prompt, not for another.
+    """
+    if seated.seats_agree is None:
+        wide = {name: (output, output.dtype or "float32") for name, (output, _) in asking.outputs.items()}
+        made = replace(asking, outputs=wide).ask(seated, samples, [row] * asking.batch_size)
+        bits = [values.reshape(len(values), -1).view(np.uint8) for values in made.values()]
+        seated.seats_agree = all(bool((seats == seats[:1]).all()) for seats in bits)
+    return seated.seats_agree
+
+
+def _offsets(holders: Sequence[int], rows: int) -> Array:
+    counts = np.zeros(rows, np.int64)
+    counts[list(holders)] = 1
+    return np.concatenate([[0], np.cumsum(counts)])

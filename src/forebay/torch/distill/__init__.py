@@ -1,0 +1,19 @@
+"""Training a student beside cached teachers: losses, weights, dropout, flow matching, and what stays in the student.
+
+x_t, v ← flow          teacher rows ← Features.at(rows, t) ──dropout──▶ TeacherRows (values, present)
+loss = flow_loss(v_pred, v) + warm-up · feature_loss(predicted, rows.values, present=rows.present)
+"""
+
+from forebay.torch.distill.dropout import TeacherDropout
+from forebay.torch.distill.flow import interpolate, min_snr_weight, sample_times, shift_times, velocity
+from forebay.torch.distill.losses import LossMode, feature_loss, flow_loss, sol_loss
+from forebay.torch.distill.modules import LunePredictor, LuneSignal, SolPrior, SolSignal, embed_times
+from forebay.torch.distill.rows import TeacherRows
+from forebay.torch.distill.warmup import Warmup
+from forebay.torch.distill.weighting import loss_weights, spatial_weights
+
+__all__ = [
+    "LossMode", "LunePredictor", "LuneSignal", "SolPrior", "SolSignal", "TeacherDropout", "TeacherRows", "Warmup",
+    "embed_times", "feature_loss", "flow_loss", "interpolate", "loss_weights", "min_snr_weight", "sample_times",
+    "shift_times", "sol_loss", "spatial_weights", "velocity",
+]  # fmt: skip

@@ -1,0 +1,140 @@
+"""Caches of the old format: one `cache.pt`, or a folder of `encodings.pt`, `lune.pt`, `sol.pt`.
+
+    {"name": str,
+     "encodings": {"latents": [N, 16, 64, 64], "t5_embeds": [N, 128, 768], "clip_pooled": [N, 768]},
+     "lune": {"features": [N, 10, 1280], "t_buckets": [10]},                                            optional
+     "sol": {"stats": [N, 10, 4], "spatial": [N, 10, 8, 8], "t_buckets": [10]}}                         optional
+
+They are pickles. Nothing of them is unpickled but tensors and plain containers (`weights_only`), and tensors are
+mapped, not read.
+"""
+
+import os
+import re
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from forebay.errors import OldCacheInvalid
+from forebay.teachers import timesteps
+
+PARTS: dict[str, tuple[str, ...]] = {
+    "encodings": ("latents", "t5_embeds", "clip_pooled"),
+    "lune": ("features",),
+    "sol": ("stats", "spatial"),
+}
+BUCKETS = "t_buckets"
+_TIMED = ("lune", "sol")  # parts whose second axis is the bucket
+_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OldCache:
+    """The tensors of an old cache by part and name, (rows, …) each."""
+
+    path: str
+    name: str
+    rows: int
+    parts: Mapping[str, Mapping[str, Tensor]]
+
+    def buckets(self, part: str) -> tuple[float, ...]:
+        """The moments of a part; the usual ones as they are meant, not as a short float writes them."""
+        written = self.parts[part][BUCKETS]
+        usual = torch.tensor(timesteps.BUCKETS, dtype=torch.float64)
+        step = torch.finfo(written.dtype).eps
+        if written.shape == usual.shape and ((written.double() - usual).abs() <= step * usual).all():
+            return timesteps.BUCKETS
+        return tuple(written.double().tolist())
+
+
+def read_old_cache(path: str | os.PathLike[str]) -> OldCache:
+    """Open an old cache and hold it against the format."""
+    path = os.fspath(path)
+    found = {_part(file): _loaded(file) for file in part_files(path)} if os.path.isdir(path) else _loaded(path)
+    unknown = sorted(map(str, found.keys() - {"name", *PARTS}))
+    if unknown:
+        raise OldCacheInvalid(path, f"it has {unknown}, of which nothing is known; known are name, {', '.join(PARTS)}")
+    parts = {part: _checked(path, part, found[part]) for part in PARTS if found.get(part) is not None}
+    rows = {f"{part}.{name}": len(parts[part][name]) for part in parts for name in PARTS[part]}
+    if not any(rows.values()):
+        raise OldCacheInvalid(path, f"it has no rows of any of {', '.join(PARTS)}")
+    if len(set(rows.values())) > 1:
+        raise OldCacheInvalid(path, "its parts have different numbers of rows: " + _listed(rows))
+    name = found.get("name") or os.path.basename(path.rstrip("/")).removesuffix(".pt")
+    return OldCache(path, str(name), next(iter(rows.values())), parts)
+
+
+def part_files(path: str) -> list[str]:
+    """The files that an old cache is: itself, or those of its parts in a folder."""
+    if not os.path.isdir(path):
+        return [path]
+    names = [f"{part}.pt" for part in PARTS]
+    found = [file for file in (os.path.join(path, name) for name in names) if os.path.exists(file)]
+    if not found:
+        raise OldCacheInvalid(path, f"the folder has none of {', '.join(names)}; give the file that it is")
+    return found
+
+
+def _part(file: str) -> str:
+    return os.path.basename(file).removesuffix(".pt")
+
+
+def _reason(error: Exception) -> str:
+    """What torch found, without its advice to open the file all the same."""
+    named = re.search(r"GLOBAL (\S+)", str(error))
+    return f"it names {named[1]}" if named else str(error).strip().partition("\n")[0] or type(error).__name__
+
+
+def _loaded(path: str) -> dict[str, Any]:
+    try:
+        # Files of very old versions of torch are no archives, and cannot be mapped.
+        found = torch.load(path, map_location="cpu", mmap=zipfile.is_zipfile(path), weights_only=True)
+    except FileNotFoundError as error:
+        raise OldCacheInvalid(path, "there is no such file") from error
+    except (OSError, MemoryError):
+        raise
+    except Exception as error:  # a damaged pickle fails in any way at all
+        problem = f"it holds more than tensors, or is no file of torch.save ({_reason(error)})"
+        raise OldCacheInvalid(path, problem) from error
+    if not isinstance(found, dict):
+        raise OldCacheInvalid(path, f"it holds a {type(found).__name__}, not a dict")
+    return found
+
+
+def _checked(path: str, part: str, found: Any) -> dict[str, Tensor]:
+    """A part with exactly the tensors it should have, of shapes that go together."""
+    names = (*PARTS[part], *([BUCKETS] if part in _TIMED else []))
+    held = sorted(map(str, found)) if isinstance(found, dict) else type(found).__name__
+    if held != sorted(names):
+        raise OldCacheInvalid(path, f"'{part}' holds {held}; {sorted(names)} are expected")
+    for name in names:
+        if not _is_plain(found[name]):
+            raise OldCacheInvalid(path, f"'{part}.{name}' is no dense tensor of floats with rows")
+    if part in _TIMED:
+        _check_buckets(path, part, found)
+    return {name: found[name] for name in names}
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.layout == torch.strided and value.dtype in _FLOATS and value.dim() > 0
+
+
+def _check_buckets(path: str, part: str, found: Mapping[str, Tensor]) -> None:
+    buckets = found[BUCKETS]
+    inside = (buckets >= 0) & (buckets <= 1)
+    if buckets.dim() != 1 or not len(buckets) or not (buckets.diff() > 0).all() or not inside.all():
+        raise OldCacheInvalid(path, f"'{part}.{BUCKETS}' does not rise from bucket to bucket, between 0 and 1")
+    for name in PARTS[part]:
+        if found[name].dim() < 2 or found[name].shape[1] != len(buckets):
+            shape = list(found[name].shape)
+            raise OldCacheInvalid(
+                path, f"'{part}.{name}' is {shape}; its second axis is not the {len(buckets)} buckets"
+            )
+
+
+def _listed(rows: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {count:,}" for name, count in rows.items())

@@ -1,0 +1,22 @@
+"""Running teachers: the only modules that import diffusers and transformers, each reached when it is needed."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from forebay.torch.teachers.capture import Capture
+    from forebay.torch.teachers.hook import HookedModule
+
+_HOMES = {"Capture": "capture", "HookedModule": "hook"}
+
+__all__ = ["Capture", "HookedModule"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(import_module(f"forebay.torch.teachers.{_HOMES[name]}"), name)
+    raise AttributeError(f"module 'forebay.torch.teachers' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

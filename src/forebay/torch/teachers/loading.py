@@ -1,0 +1,117 @@
+"""From files to a model on a device, with every weight in its place or an error that says which is not.
+
+The libraries leave weights that a file lacks at random, and say so in a log; here that is an error.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import nn
+
+from forebay.errors import LibraryMissing, TeacherUnusable
+from forebay.teachers.weights import model_folder, weights_file
+from forebay.torch.teachers.device import device_named
+
+try:
+    import diffusers
+    import transformers
+except ModuleNotFoundError as missing:
+    raise LibraryMissing(str(missing.name), "running this teacher", "teachers") from missing
+
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+# Left to themselves, the libraries ask on the terminal whether to run the code that lies beside a model.
+NO_CODE: dict[str, Any] = {"trust_remote_code": False}
+# What whole checkpoints hold beside the encoder that is taken from them.
+OTHER_HALVES = ("decoder.", "lm_head.", "vision_model.", "visual_projection.", "text_projection.", "logit_scale")
+LOADING_ERRORS = (OSError, RuntimeError, ValueError, KeyError, TypeError, AttributeError, SafetensorError)
+_SHOWN = 3
+
+
+def load_model(cls: Any, model: str, weights: str | None, device: str, dtype: str) -> Any:
+    """A model of a class, from a folder or the hub, with its own weights or others over its configuration."""
+    own = weights is None
+    loaded = _own_weights(cls, model, DTYPES[dtype]) if own else _other_weights(cls, model, str(weights))
+    # Of nn.Module: the libraries' own `to` warns of layers that they keep wider, and moves nothing else.
+    return nn.Module.to(loaded.eval().requires_grad_(False), device_named(device), DTYPES[dtype])
+
+
+def class_named(architecture: str, model: str) -> type[nn.Module]:
+    """A class of transformers or diffusers."""
+    for library in (transformers, diffusers):
+        found = getattr(library, architecture, None)
+        if isinstance(found, type) and (issubclass(found, nn.Module) or architecture.startswith("AutoModel")):
+            return found
+    raise TeacherUnusable(model, f"neither transformers nor diffusers has a model class '{architecture}'")
+
+
+def _own_weights(cls: Any, model: str, dtype: torch.dtype) -> Any:
+    given = {"torch_dtype": dtype} if issubclass(cls, diffusers.ModelMixin) else {"dtype": dtype, **NO_CODE}
+    try:
+        with _without_bars():
+            loaded, report = cls.from_pretrained(
+                model_folder(model),
+                use_safetensors=True,
+                local_files_only=True,
+                output_loading_info=True,
+                **given,
+            )
+    except LOADING_ERRORS as error:
+        raise TeacherUnusable(model, f"loading it fails: {_first_lines(error)}") from error
+    _check(model, report["missing_keys"], report["unexpected_keys"], report.get("mismatched_keys", ()))
+    return loaded
+
+
+def _other_weights(cls: Any, model: str, weights: str) -> Any:
+    try:
+        loaded = _without_weights(cls, model_folder(model))
+    except LOADING_ERRORS as error:
+        raise TeacherUnusable(model, f"no model can be made of its configuration: {_first_lines(error)}") from error
+    try:
+        state: Mapping[str, torch.Tensor] = load_file(weights_file(weights))
+    except (OSError, SafetensorError) as error:
+        raise TeacherUnusable(weights, f"it cannot be read: {_first_lines(error)}") from error
+    own = loaded.state_dict()
+    differ = [key for key in own.keys() & state.keys() if own[key].shape != state[key].shape]
+    _check(weights, own.keys() - state.keys(), state.keys() - own.keys(), differ)
+    loaded.load_state_dict(state)
+    return loaded
+
+
+def _without_weights(cls: Any, folder: str) -> Any:
+    """A model of a configuration, with weights at random."""
+    if issubclass(cls, diffusers.ModelMixin):
+        return cls.from_config(cls.load_config(folder, local_files_only=True))
+    config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, **NO_CODE)
+    return cls.from_config(config, **NO_CODE) if hasattr(cls, "from_config") else cls(config)
+
+
+@contextmanager
+def _without_bars() -> Iterator[None]:
+    """The progress of a load is drawn over ours otherwise."""
+    switches: Any = transformers.utils.logging
+    shown = switches.is_progress_bar_enabled()
+    switches.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            switches.enable_progress_bar()
+
+
+def _check(name: str, missing: Iterable[str], unexpected: Iterable[str], mismatched: Iterable[Any]) -> None:
+    """Every weight that the model has is in the file, with its shape, and nothing else is."""
+    foreign = [key for key in unexpected if not key.startswith(OTHER_HALVES)]
+    problems = {"lack": list(missing), "hold other shapes of": list(mismatched), "hold, and the model lacks,": foreign}
+    for how, keys in problems.items():
+        if keys:
+            shown = ", ".join(str(key) for key in sorted(keys, key=str)[:_SHOWN])
+            more = f" and {len(keys) - _SHOWN:,} more" if len(keys) > _SHOWN else ""
+            raise TeacherUnusable(name, f"its weights {how} {shown}{more}; give those of this configuration")
+
+
+def _first_lines(error: Exception) -> str:
+    return " ".join(str(error).split())[:300]

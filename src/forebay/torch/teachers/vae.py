@@ -1,0 +1,50 @@
+"""Latents of letterboxed images."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from diffusers import AutoencoderKL
+from numpy.typing import NDArray
+
+from forebay.columns import Array
+from forebay.errors import TeacherUnusable
+from forebay.images import ImageRecipe
+from forebay.teachers.encoders import Latents
+from forebay.teachers.protocol import Batch
+from forebay.torch.teachers.arrays import to_device, to_numpy
+from forebay.torch.teachers.loading import load_model
+
+
+class LoadedVae:
+    def __init__(self, teacher: Latents, device: str, dtype: str) -> None:
+        self._teacher = teacher
+        self._images = ImageRecipe(size=teacher.size, storage=teacher.storage)
+        self._vae: Any = load_model(AutoencoderKL, teacher.vae, None, device, dtype)
+        self._like = next(self._vae.parameters())
+        config = self._vae.config
+        self._scale, self._shift = config.scaling_factor, config.get("shift_factor") or 0.0
+
+    @torch.inference_mode()
+    def __call__(self, batch: Batch) -> Mapping[str, Array]:
+        pixels = self._canvases(batch).astype(np.float32) / 127.5 - 1.0
+        found = self._vae.encode(to_device(pixels, self._like)).latent_dist
+        latents = found.mean
+        if self._teacher.sample == "seeded":
+            noise = batch.noise(tuple(latents.shape[1:]), "latents")
+            latents = latents + found.std * to_device(noise, latents)
+        return {self._teacher.name: to_numpy((latents.float() - self._shift) * self._scale)}
+
+    def _canvases(self, batch: Batch) -> NDArray[np.uint8]:
+        """Content in its rectangle, the pad colour around it: `(samples, 3, size, size)`."""
+        size, stored = self._teacher.size, self._teacher.inputs()[0]
+        canvases = np.empty((len(batch), 3, size, size), np.uint8)
+        canvases[:] = np.array(self._teacher.pad_color, np.uint8).reshape(3, 1, 1)
+        for canvas, content, box, name in zip(canvases, batch.rows(stored), batch.array("box"), batch.ids, strict=True):
+            left, top, width, height = box.tolist()
+            if (left, top) != ((size - width) // 2, (size - height) // 2):
+                problem = f"the box of image '{name}', {box.tolist()}, is not that of a canvas of {size}"
+                raise TeacherUnusable(self._teacher.vae, f"{problem}; give the size that the images were built with")
+            canvas[:, top : top + height, left : left + width] = self._images.unpacked({stored: content, "box": box})
+        return canvases

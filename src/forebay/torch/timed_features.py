@@ -1,0 +1,68 @@
+"""What a timed teacher said, at any moment, as tensors on the device that trains.
+
+    features = forebay.torch.features(cache, "lune", device="cuda")
+    features.at(batch["local_index"], t)["lune"].values          # (rows, 1280) float32
+
+Only the two buckets around each moment are read, and sent to the device as they are stored; they are weighed there.
+"""
+
+import torch
+from numpy.typing import ArrayLike
+from torch import Tensor
+
+from forebay.cache.reader import Cache
+from forebay.teachers.reading import Between, Features
+from forebay.torch.arrays import to_array, to_tensor
+from forebay.torch.distill.rows import TeacherRows
+
+
+class TorchFeatures:
+    """The columns of a timed layer; `numpy` is the same without torch."""
+
+    def __init__(self, cache: Cache, layer: str, device: torch.device | str = "cpu") -> None:
+        self.numpy = Features(cache, layer)
+        self.device = torch.device(device)
+
+    @property
+    def buckets(self) -> Tensor:
+        return torch.tensor(self.numpy.buckets)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return self.numpy.columns
+
+    def shape(self, column: str) -> tuple[int, ...]:
+        """The shape of a column at one moment."""
+        return self.numpy.shape(column)
+
+    def at(self, indices: Tensor | ArrayLike, t: Tensor | ArrayLike) -> dict[str, TeacherRows]:
+        """Every column at the moments of some rows, float32; absent rows are NaN. One moment stands for all rows."""
+        found = self.numpy.between(to_array(indices), to_array(t))
+        return weigh(found, self.device)
+
+
+def features(cache: Cache, layer: str, device: torch.device | str = "cpu") -> TorchFeatures:
+    """The features that a layer of a cache holds."""
+    return TorchFeatures(cache, layer, device)
+
+
+def weigh(found: Between, device: torch.device) -> dict[str, TeacherRows]:
+    """What lies between two buckets, in float32."""
+    alpha, present = torch.from_numpy(found.alpha), torch.from_numpy(found.present)
+    is_whole = bool(found.present.all())
+    if device.type != "cpu":
+        alpha, present = alpha.to(device), present.to(device)
+    rows = {}
+    for name, values in found.values.items():
+        weighed = _weighed(to_tensor(values).to(device).float(), alpha)
+        taught = TeacherRows(weighed, present)
+        rows[name] = taught if is_whole else taught.where(present)
+    return rows
+
+
+def _weighed(values: Tensor, alpha: Tensor) -> Tensor:
+    """`lerp` gives either end exactly where alpha is 0 or 1."""
+    low = values[:, 0]
+    if values.shape[1] == 1:
+        return low.clone()
+    return torch.lerp(low, values[:, 1], alpha.view(-1, *[1] * (low.dim() - 1)))

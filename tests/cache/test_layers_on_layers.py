@@ -1,0 +1,124 @@
+"""Layers that are made of other layers: their columns, their presence, and what becomes of them when those change."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.layer_recipes import LengthLayer, LineRecipe, SumLayer, flip, layered_cache, number_cache, tree
+
+import forebay as fb
+from forebay.cache.prepare import prepare_layer
+from forebay.errors import InputIncomplete, RecipeInvalid, RecipeMismatch
+from forebay.store import LocalStore
+
+
+def chunks_of(root: Path, layer: str) -> dict[str, bytes]:
+    return {name: value for name, value in tree(root / "layers" / layer).items() if name.startswith("0")}
+
+
+def test_a_layer_reads_columns_of_the_base_and_of_another_layer(tmp_path: Path) -> None:
+    root = layered_cache(tmp_path)
+    fb.build(root, None, SumLayer(), workers=0)
+    read = fb.open_cache(root).read(np.arange(20), ["number", "times", "sum", "seen"])
+    assert np.array_equal(read["sum"], read["number"] + read["times"])
+    assert np.array_equal(read["seen"], read["length.present"])
+
+
+def test_a_row_that_a_layer_which_is_read_lacks_is_absent_too(tmp_path: Path) -> None:
+    root = layered_cache(tmp_path)
+    fb.build(root, None, SumLayer(), workers=0)
+    read = fb.open_cache(root).read(np.arange(8), ["sum.present", "length.present"])
+    assert read["sum.present"].tolist() == [True, True, True, False] * 2
+    assert np.array_equal(read["sum.present"], read["length.present"])
+
+
+def test_worker_processes_make_the_same_bytes(tmp_path: Path) -> None:
+    one, other = layered_cache(tmp_path / "one"), layered_cache(tmp_path / "other")
+    fb.build(one, None, SumLayer(), workers=0)
+    fb.build(other, None, SumLayer(), workers=2, mode="inverse")
+    assert len(chunks_of(one, "sum")) == 5
+    assert chunks_of(one, "sum") == chunks_of(other, "sum")
+
+
+def test_what_a_layer_that_is_read_lacks_is_told_before_any_work(tmp_path: Path) -> None:
+    root = number_cache(tmp_path)
+    fb.build(root, None, LengthLayer(), workers=0, end_chunk=1)
+    with pytest.raises(InputIncomplete, match=r"'sum' .*reads layer 'length'.* no chunk 2 and 2 more.*finish") as told:
+        fb.build(root, None, SumLayer(), workers=0)
+    assert told.value.chunks == (2, 3, 4)
+    assert chunks_of(root, "sum") == {}
+    assert fb.build(root, None, SumLayer(), workers=0, end_chunk=1).made == 2
+    fb.build(root, None, LengthLayer(), workers=0)
+    assert fb.build(root, None, SumLayer(), workers=0).made == 3
+
+
+def test_a_layer_that_was_begun_and_has_no_chunk_yet_lacks_them_all(tmp_path: Path) -> None:
+    root = number_cache(tmp_path)
+    prepare_layer(LocalStore(root), LengthLayer(), "length")
+    with pytest.raises(InputIncomplete, match=r"reads layer 'length', which has no chunk 0 and 4 more"):
+        fb.build(root, None, SumLayer(), workers=0)
+
+
+def test_a_column_that_no_layer_has_is_refused_before_it_begins(tmp_path: Path) -> None:
+    root = number_cache(tmp_path)
+    before = tree(root)
+    with pytest.raises(RecipeInvalid, match=r"'times', which no layer of .* has; there are: number, vector, text"):
+        fb.build(root, None, SumLayer(), workers=0)
+    assert tree(root) == before
+
+
+def test_the_fingerprint_knows_the_layer_that_is_read(tmp_path: Path) -> None:
+    marks = []
+    for times in (2, 3):
+        root = number_cache(tmp_path / str(times))
+        fb.build(root, None, LengthLayer(times=times), workers=0)
+        fb.build(root, None, SumLayer(), workers=0)
+        cache = fb.open_cache(root)
+        assert cache.recipe("sum").dependencies == {"layer length": cache.recipe("length").fingerprint}
+        marks.append(cache.recipe("sum").fingerprint)
+    assert marks[0] != marks[1]
+
+
+def test_a_layer_made_of_what_another_recipe_made_is_neither_gone_on_with_nor_sound(tmp_path: Path) -> None:
+    root = layered_cache(tmp_path)
+    fb.build(root, None, SumLayer(), workers=0)
+    shutil.rmtree(root / "layers/length")
+    shutil.rmtree(root / "generations")
+    fb.build(root, fb.sources.lines(tmp_path / "raw"), LineRecipe(), workers=0)
+    fb.build(root, None, LengthLayer(times=3), workers=0)
+    with pytest.raises(RecipeMismatch, match=r"layer 'sum' .*differs in: layer length: "):
+        fb.build(root, None, SumLayer(), workers=0)
+    report = fb.verify(root)
+    assert [(bad.layer, "of another recipe" in bad.problem) for bad in report.bad] == [("sum", True)]
+
+
+def test_repair_mends_a_layer_after_those_it_reads_whatever_their_names(tmp_path: Path) -> None:
+    root = number_cache(tmp_path)
+    fb.build(root, None, LengthLayer(), layer="z", workers=0)
+    fb.build(root, None, SumLayer(), layer="a", workers=0)
+    before = {layer: chunks_of(root, layer) for layer in ("z", "a")}
+    for layer in before:
+        path = root / "layers" / layer / "000001.safetensors"
+        flip(path, path.stat().st_size - 1)
+    report = fb.repair(root, recipe=LengthLayer(), workers=0)
+    assert report.failed.keys() == {"layers/a/000001.safetensors"}  # nobody knows its kind
+    report = fb.repair(root, recipe=SumLayer(), workers=0)
+    assert not report.failed
+    assert {layer: chunks_of(root, layer) for layer in ("z", "a")} == before
+
+
+@pytest.mark.parametrize(("starts", "length"), [([-1, 0], 1), ([2, 0], 1), ([1, 0], 2), ([0, 0], 0), ([0], 1)])
+def test_slices_outside_a_row_are_refused(tmp_path: Path, starts: list[int], length: int) -> None:
+    cache = fb.open_cache(number_cache(tmp_path))
+    with pytest.raises((IndexError, ValueError)):
+        cache.read_slices([0, 5], ["vector"], starts, length)
+
+
+@pytest.mark.parametrize("codec", ["none", "zstd"])
+def test_slices_of_rows_are_what_whole_rows_hold(tmp_path: Path, codec: str) -> None:
+    cache = fb.open_cache(number_cache(tmp_path, codec=codec))
+    rows, starts = np.array([19, 3, 3, 0, 12]), np.array([1, 0, 1, 1, 0])
+    whole = cache.read(rows, ["vector"])["vector"]
+    sliced = cache.read_slices(rows, ["vector"], starts, 1)["vector"]
+    assert np.array_equal(sliced[:, 0], whole[np.arange(5), starts])

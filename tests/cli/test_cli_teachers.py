@@ -1,0 +1,129 @@
+"""Teachers on the command line: building by naming models, going on, estimating, checking alignment."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+from tests.cli.running import run
+from tests.tiny_models import TinyModels
+from tests.torch.taught import images_cache
+
+import forebay as fb
+from forebay.store import LocalStore
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def prompts(folder: Path) -> Path:
+    """A cache of six prompts in a few chunks."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "prompts.txt").write_text("red cat\nblue dog\nred cat\ntwo dog\na house\nthe hill\n")
+    run("build", "raw", folder / "prompts.txt", "--into", folder / "cache", "--chunk-bytes", 60, "--workers", 0)
+    return folder / "cache"
+
+
+@pytest.fixture(scope="module")
+def taught(tmp_path_factory: pytest.TempPathFactory, tiny_models: TinyModels) -> Path:
+    root = prompts(tmp_path_factory.mktemp("cli"))
+    named = ["--t5", tiny_models.t5, "--clip", tiny_models.clip, "--lune", tiny_models.unet, "--sol", "geometric"]
+    grid = ["--bucket", 0.2, "--bucket", 0.8]
+    reports = run("build", "teachers", root, *named, *grid, "--max-length", 6, "--batch-size", 2, "--json").json
+    assert [report["layer"] for report in reports] == ["t5", "clip", "lune", "sol"]
+    assert all(report["made"] == report["chunks"] > 1 for report in reports)
+    return root
+
+
+def test_what_was_begun_goes_on_without_naming_it_again(taught: Path, tmp_path: Path) -> None:
+    root = tmp_path / "cache"
+    shutil.copytree(taught, root)
+    before = (root / "layers/lune/000001.safetensors").read_bytes()
+    (root / "layers/lune/000001.safetensors").unlink()
+    reports = run("build", "teachers", root, "--device", "cpu", "--json").json
+    assert [report["layer"] for report in reports] == ["clip", "sol", "t5", "lune"]
+    assert [len(report["notes"]) > 0 for report in reports] == [False, False, False, True]
+    assert (root / "layers/lune/000001.safetensors").read_bytes() == before
+    assert "layer lune" in run("build", "teachers", root).out
+    assert f"go on with: forebay build teachers {root}" in run("build", root, "--layer", "lune", code=2).err
+
+
+def test_another_recipe_names_what_differs(taught: Path, tiny_models: TinyModels) -> None:
+    told = run("build", "teachers", taught, "--t5", tiny_models.t5, "--max-length", 6, "--batch-size", 3, code=1)
+    assert "layer 't5'" in told.err
+    assert "batch_size: 2 here, 3 given" in told.err
+
+
+def test_an_estimate_loads_nothing_and_counts_bytes(taught: Path, tiny_models: TinyModels) -> None:
+    words = ["estimate", "teachers", taught, "--lune", tiny_models.unet, "--rows", 10_000]
+    found = run(*words, "--json").json
+    assert {size["column"]: size["bytes"] for size in found["columns"]} == {
+        "lune": 10 * 16 * 2 * 10_000,
+        "t_buckets": 80,
+    }
+    assert found["fits"]
+    assert "float16 [10, 16]" in run(*words).out
+    dry = run("build", "teachers", taught, "--lune", tiny_models.unet, "--dry-run", "--json").json
+    assert dry["rows"] == 6
+
+
+def test_what_does_not_fit_is_told(taught: Path, tiny_models: TinyModels, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LocalStore, "free_bytes", lambda store: 1000)
+    told = run("estimate", "teachers", taught, "--lune", tiny_models.unet, "--rows", 10_000, code=1)
+    assert "no room" in told.err
+
+
+def test_alignment_holds_for_what_was_built(taught: Path) -> None:
+    report, found = run("verify", taught, "--align", "--json").json
+    assert report["bad"] == []
+    layers = {layer["layer"]: layer for layer in found["layers"]}
+    assert sorted(layers) == ["clip", "lune", "sol", "t5"]
+    assert not any(layer["problems"] for layer in layers.values())
+    assert layers["lune"]["buckets"] == [0.2, 0.8]
+    assert not layers["lune"]["usual_buckets"]
+    assert layers["lune"]["recomputed_rows"] > 0
+    assert layers["t5"]["recomputed_rows"] > 0
+    assert layers["sol"]["ranges"]["sol_stats"][0] >= 0
+    assert "aligned" in run("verify", taught, "--align").out
+
+
+def test_alignment_tells_a_teacher_that_changed_and_one_that_is_gone(
+    taught: Path, tmp_path: Path, tiny_models: TinyModels
+) -> None:
+    root = prompts(tmp_path)
+    shutil.copytree(tiny_models.t5, tmp_path / "t5")
+    run("build", "teachers", root, "--t5", tmp_path / "t5", "--max-length", 6)
+    config = tmp_path / "t5/config.json"
+    config.write_text(config.read_text() + "\n")
+    told = run("verify", root, "--align", code=1)
+    assert "is not what it was (differs in: t5/config.json)" in told.out
+    shutil.rmtree(tmp_path / "t5")
+    told = run("verify", root, "--align")
+    assert "no row was computed again" in told.out
+    assert "there is no such folder" in told.out
+
+
+@pytest.mark.parametrize("storage", ["raw", "jpeg"])
+def test_images_bring_their_size_and_captions(tmp_path: Path, tiny_models: TinyModels, storage: str) -> None:
+    images = images_cache(tmp_path, storage=storage)
+    run("build", "teachers", images, "--vae", tiny_models.vae, "--clip", tiny_models.clip)
+    cache = fb.open_cache(images)
+    assert cache.recipe("latents").fields["teacher"]["size"] == 16
+    read = cache.read(range(5), ["latents", "clip_prompt"])
+    assert read["clip.present"].all()
+    assert read["latents"].shape == (5, 4, 8, 8)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--vae", "x"], "--vae makes latents of images, and"),
+        (["--seed", "3"], "Name at least one teacher (--vae, --t5, --clip, --lune, --sol)"),
+        ([], "has no layer of a teacher yet"),
+        (["--bucket", "x"], "is not a valid float"),
+    ],
+)
+def test_wrong_usage_says_what_to_do(tmp_path: Path, words: list[str], said: str) -> None:
+    assert said in run("build", "teachers", prompts(tmp_path), *words, code=2).err
+
+
+def test_a_cache_that_is_not_there_is_told(tmp_path: Path) -> None:
+    assert "there is no cache at" in run("build", "teachers", tmp_path / "none", "--sol", "geometric", code=1).err

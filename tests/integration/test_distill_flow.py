@@ -1,0 +1,110 @@
+"""The example of distillation: caches in sequence, losses that fall, exact resume, inference without any teacher."""
+
+import argparse
+import importlib.util
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+import forebay as fb
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "distill_flow.py"
+STEPS = 40
+STEP = re.compile(r"^step (\d+) (.*)$", re.MULTILINE)
+
+
+@pytest.fixture(scope="module")
+def example() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("distill_flow", EXAMPLE)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def prepared(example: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Models, images and caches, built once; small models run best on one thread."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp("flow")
+    example.build_caches(folder, 24)
+    yield folder
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def folder(prepared: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(prepared, tmp_path / "flow")
+
+
+def lines(example: ModuleType, capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    capsys.readouterr()
+    example.main([str(argument) for argument in arguments])
+    return capsys.readouterr().out
+
+
+def losses(said: str, name: str) -> list[float]:
+    return [float(dict(zip(*[iter(line.split())] * 2, strict=True))[name]) for _, line in STEP.findall(said)]
+
+
+def test_losses_fall_and_a_resumed_run_is_the_uninterrupted_one(
+    example: ModuleType, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = lines(example, capsys, folder, "--steps", STEPS)
+    for name in ("flow", "lune", "sol"):
+        found = losses(whole, name)
+        assert len(found) == STEPS
+        assert sum(found[-8:]) < 0.6 * sum(found[:8]), name
+    (folder / "student-with-teachers.pt").unlink()
+    halves = [lines(example, capsys, folder, "--steps", steps, "--save-every", 7) for steps in (STEPS // 2, STEPS)]
+    assert "resumed at step 20" in halves[1]
+    assert STEP.findall(halves[0]) + STEP.findall(halves[1]) == STEP.findall(whole)
+    assert halves[1].splitlines()[-1] == whole.splitlines()[-1]  # and samples the same
+    assert whole.count("0 made, 1 there before") == 7  # no layer is made twice
+
+
+def test_without_teachers_the_velocity_is_learnt_alone(
+    example: ModuleType, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = lines(example, capsys, folder, "--steps", STEPS, "--without-teachers")
+    assert "lune" not in STEP.findall(said)[0][1]
+    found = losses(said, "flow")
+    assert sum(found[-8:]) < 0.6 * sum(found[:8])
+
+
+def test_rows_nobody_asked_the_teacher_about_are_absent_and_dropout_takes_others(
+    example: ModuleType, prepared: Path
+) -> None:
+    run = example.Training(prepared, argparse.Namespace(seed=0, without_teachers=False, batch=8, learning_rate=1e-3))
+    absent = dropped = 0
+    for batch in run.loader:
+        lune, (stats, spatial) = run.taught(batch["local_index"], batch["dataset_id"], torch.rand(8))
+        strangers = batch["dataset_id"] == 1
+        assert not lune.present[strangers].any()
+        assert lune.values[~lune.present].isnan().all()
+        assert torch.equal(stats.present, spatial.present)
+        absent += int(strangers.sum())
+        dropped += int((~lune.present[~strangers]).sum())
+        run.done += 1
+    assert absent == 24
+    assert 0 < dropped < 12
+
+
+def test_inference_asks_no_teacher(example: ModuleType, prepared: Path) -> None:
+    run = example.Training(prepared, argparse.Namespace(seed=0, without_teachers=False, batch=8, learning_rate=1e-3))
+    run.teachers = None
+    latents = run.sample(3, steps=4)
+    assert latents.shape == (3, 4, 16, 16)
+    assert latents.isfinite().all()
+
+
+def test_the_caches_of_the_example_are_sound(prepared: Path) -> None:
+    for name in ("shapes", "strangers"):
+        assert fb.verify(prepared / "caches" / name, full=True).sound

@@ -1,0 +1,180 @@
+"""Features at any moment: the two buckets around it, weighed; exact at nodes, whatever they are stored in."""
+
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.layer_recipes import flip
+from tests.teachers.own_teachers import SENTENCES, Letters, Ramp, chunks_of, prompt_cache, ramp
+
+import forebay as fb
+from forebay.errors import ChunkCorrupt, ColumnNotFound, LayerIncomplete, LayerNotTimed
+from forebay.teachers import BUCKETS, TeacherRecipe, features, shared
+
+LETTERS = [len(sentence) for sentence in SENTENCES]
+UNEVEN = (0.0, 0.05, 0.3, 0.31, 1.0)
+
+
+@pytest.fixture(scope="module")
+def taught(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Ramps in three types and on two grids; every row but those without a prompt."""
+    root = prompt_cache(tmp_path_factory.mktemp("features"), chunk_bytes=120)
+    for stored in ("float16", "bfloat16", "float32"):
+        own = TeacherRecipe(teacher=Ramp(name=f"ramp_{stored}"), stored=stored)
+        fb.build(root, None, own)
+    fb.build(root, None, TeacherRecipe(teacher=Ramp(name="uneven"), buckets=UNEVEN, stored="float32"))
+    fb.build(root, None, TeacherRecipe(teacher=Ramp(name="single"), buckets=(0.5,), stored="float32"))
+    return root
+
+
+@pytest.mark.parametrize("stored", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("moments", [np.float16, np.float32, np.float64])
+def test_every_node_is_exact(taught: Path, stored: str, moments: type) -> None:
+    cache = fb.open_cache(taught)
+    rows = np.repeat(np.arange(10), 10)
+    t = np.tile(np.array(BUCKETS, moments), 10)
+    found = features(cache, f"ramp_{stored}").at(rows, t)
+    whole = cache.read(range(10), [f"ramp_{stored}"])[f"ramp_{stored}"].astype(np.float32)
+    assert found[f"ramp_{stored}"].dtype == np.float32
+    assert np.array_equal(found[f"ramp_{stored}"].reshape(10, 10, -1), whole)
+
+
+@pytest.mark.parametrize(("layer", "low", "high"), [("ramp_float32", 0.05, 0.95), ("uneven", 0.0, 1.0)])
+def test_between_and_outside_the_nodes(taught: Path, layer: str, low: float, high: float) -> None:
+    rows = np.array([9, 0, 4, 4, 7, 2, 1, 3])
+    t = np.array([0.42, -3.0, 0.0, 1.0, 9.0, 0.305, 0.0501, 0.7])
+    found = features(fb.open_cache(taught), layer).at(rows, t)
+    expected = ramp(np.array(LETTERS)[rows], np.clip(t, low, high))
+    assert np.allclose(found[layer], expected, atol=1e-5)
+    assert found[f"{layer}.present"].all()
+
+
+def test_one_moment_stands_for_all_rows_and_one_bucket_for_all_moments(taught: Path) -> None:
+    cache = fb.open_cache(taught)
+    assert np.allclose(features(cache, "uneven").at([1, 2], 0.4)["uneven"], ramp([8, 7], np.array([0.4, 0.4])))
+    single = features(cache, "single")
+    assert np.allclose(single.at([1, 2], [0.0, 0.9])["single"], ramp([8, 7], np.array([0.5, 0.5])))
+    assert single.between([1, 2], 0.3).values["single"].shape == (2, 1, 6)
+    with pytest.raises(ValueError, match="2 rows need 2 moments, or one for all"):
+        single.at([1, 2], [0.1, 0.2, 0.3])
+
+
+def test_no_rows_are_no_features(taught: Path) -> None:
+    found = features(fb.open_cache(taught), "uneven").at(np.empty(0, np.int64), np.empty(0))
+    assert found["uneven"].shape == (0, 6)
+
+
+def test_it_travels_to_another_process(taught: Path) -> None:
+    cache = fb.open_cache(taught)
+    again = features(pickle.loads(pickle.dumps(cache)), "uneven")
+    assert np.array_equal(again.at([3], 0.2)["uneven"], features(cache, "uneven").at([3], 0.2)["uneven"])
+
+
+def test_a_block_is_checked_whole_when_it_is_first_touched_and_not_read_again(taught: Path, tmp_path: Path) -> None:
+    shutil.copytree(taught, tmp_path / "cache")
+    path = tmp_path / "cache/layers/uneven/000000.safetensors"
+    row, bucket = 0, 4
+    place = _place_of(tmp_path / "cache", row, bucket)
+    flip(path, place)
+    with pytest.raises(ChunkCorrupt, match="column 'uneven'"):
+        features(fb.open_cache(tmp_path / "cache"), "uneven").at([row], 0.1)
+    flip(path, place)
+    found = features(fb.open_cache(tmp_path / "cache"), "uneven")
+    before = found.at([row], 0.1)["uneven"]
+    flip(path, place)
+    assert np.array_equal(found.at([row], 0.1)["uneven"], before)  # the harmed bucket is none of the two
+    assert not np.array_equal(found.at([row], 1.0)["uneven"], ramp([7], np.array([1.0])))
+
+
+def _place_of(root: Path, row: int, bucket: int) -> int:
+    """Where a bucket of a row of chunk 0 begins in the file."""
+    value = next(fb.open_cache(root).chunks(["uneven"]))["uneven"]
+    content = (root / "layers/uneven/000000.safetensors").read_bytes()
+    return content.index(value.tobytes()) + (row * value.shape[1] + bucket) * value[0, 0].nbytes
+
+
+def test_a_layer_that_is_not_timed_says_so(tmp_path: Path) -> None:
+    root = prompt_cache(tmp_path)
+    fb.build(root, None, TeacherRecipe(teacher=Letters()), end_chunk=0)
+    cache = fb.open_cache(root)
+    with pytest.raises(LayerNotTimed, match=r"'letters' of .* holds no features at timesteps"):
+        features(cache, "letters")
+    with pytest.raises(ColumnNotFound, match="it has: letters, long"):
+        shared(cache, "data")
+    with pytest.raises(LayerIncomplete):
+        shared(cache, "letters").read([9])
+
+
+def test_a_whole_layer_of_all_types_has_chunks(taught: Path) -> None:
+    assert all(chunks_of(taught, layer) for layer in ("ramp_float16", "uneven", "single"))
+
+
+READER = """
+import sys
+import numpy as np
+import forebay as fb
+from forebay.teachers import features
+
+def anonymous():
+    with open("/proc/self/status") as status:
+        return int(status.read().partition("RssAnon:")[2].split()[0]) * 1024
+
+root, batches = sys.argv[1], int(sys.argv[2])
+found = features(fb.open_cache(root), "ramp")
+random = np.random.default_rng(0)
+found.at([0], 0.5)
+before = most = anonymous()
+for _ in range(batches):
+    rows = random.integers(0, len(found.cache), 64)
+    assert np.isfinite(found.at(rows, random.random(64))["ramp"]).all()
+    most = max(most, anonymous())
+print(most - before)
+"""
+
+
+def wide_cache(folder: Path, rows: int) -> Path:
+    """Features of 25.6 kB a row, as Lune's are: rows of prompts that are numbers."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / "prompts.txt", "w") as file:
+        file.writelines(f"{number}\n" for number in range(rows))
+    source = fb.sources.lines(folder / "prompts.txt")
+    fb.build(folder / "cache", source, fb.RawRecipe(chunk_bytes=64 * 1024), workers=0)
+    fb.build(folder / "cache", None, TeacherRecipe(teacher=Ramp(width=1280), batch_size=512, batch_timesteps=True))
+    return folder / "cache"
+
+
+def growth_of(root: Path, batches: int) -> int:
+    """How much anonymous memory reading random batches takes, in a process of its own."""
+    path = os.pathsep.join(sys.path)
+    done = subprocess.run(
+        [sys.executable, "-c", READER, str(root), str(batches)],
+        capture_output=True, text=True, check=True, env={**os.environ, "PYTHONPATH": path},
+    )  # fmt: skip
+    return int(done.stdout)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="RssAnon is what Linux counts")
+def test_reading_takes_memory_by_batches_and_not_by_rows(
+    tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
+    root = wide_cache(tmp_path, rows=1_600)
+    size = sum(map(len, chunks_of(root, "ramp").values()))
+    assert size > 40_000_000
+    growth = growth_of(root, 150)
+    record_property("told", f"{size / 1e6:.0f} MB of features were read with {growth / 1e6:.1f} MB")
+    assert growth < 15_000_000
+
+
+@pytest.mark.long
+def test_ten_gigabytes_of_features_are_read_in_a_fraction_of_that(
+    tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
+    growth = growth_of(wide_cache(tmp_path, rows=400_000), 6_000)
+    record_property("told", f"10.2 GB of features were read with {growth / 1e6:.1f} MB")
+    assert growth < 300_000_000

@@ -1,0 +1,169 @@
+"""Losses of a student against its teachers: the formulas, absent rows, and the weights of places, rows and steps."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from forebay.torch.distill import (
+    TeacherRows,
+    Warmup,
+    feature_loss,
+    flow_loss,
+    loss_weights,
+    min_snr_weight,
+    sol_loss,
+    spatial_weights,
+)
+
+MODES = ("cosine", "mse", "huber")
+
+
+def drawn(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def by_definition(mode: str, predicted: np.ndarray, target: np.ndarray) -> float:
+    """One row, in float64."""
+    difference = np.abs(predicted - target)
+    if mode == "cosine":
+        return float(1 - predicted @ target / np.linalg.norm(predicted) / np.linalg.norm(target))
+    if mode == "mse":
+        return float(np.mean(difference**2))
+    near = np.minimum(difference, 0.1)
+    return float(np.mean(0.5 * near**2 + 0.1 * (difference - near)))
+
+
+@pytest.mark.parametrize("mode", MODES)
+@settings(max_examples=40)
+@given(seed=st.integers(0, 2**31), scale=st.sampled_from([0.01, 0.3, 5.0]), bits=st.integers(0, 15))
+def test_a_loss_is_the_mean_of_its_formula_over_the_rows_that_are_present(
+    mode: str, seed: int, scale: float, bits: int
+) -> None:
+    predicted, target = scale * drawn(4, 6, seed=seed), scale * drawn(4, 6, seed=seed + 1)
+    present = torch.tensor([bool(bits >> row & 1) for row in range(4)])
+    rows = [
+        by_definition(mode, *pair)
+        for pair, there in zip(
+            zip(predicted.double().numpy(), target.double().numpy(), strict=True), present, strict=True
+        )
+        if there
+    ]
+    expected = sum(rows) / len(rows) if rows else 0.0
+    assert feature_loss(predicted, target, mode, present=present).item() == pytest.approx(expected, rel=1e-4, abs=1e-6)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_what_stands_in_an_absent_row_moves_neither_loss_nor_gradient(mode: str) -> None:
+    predicted, target = drawn(3, 5).requires_grad_(), drawn(3, 5, seed=1)
+    rows = TeacherRows(target, torch.ones(3, dtype=torch.bool)).where(torch.tensor([True, False, True]))
+    assert rows.values[1].isnan().all()
+    loss = feature_loss(predicted, rows.values, mode, present=rows.present)
+    loss.backward()
+    assert loss.item() == pytest.approx(feature_loss(predicted[[0, 2]], target[[0, 2]], mode).item())
+    assert predicted.grad is not None
+    assert predicted.grad.isfinite().all()
+    assert (predicted.grad[1] == 0).all()
+    assert (predicted.grad[0] != 0).any()
+
+
+def test_with_no_row_present_the_loss_is_nothing_and_moves_nothing() -> None:
+    predicted = drawn(2, 5).requires_grad_()
+    absent = torch.full((2, 5), torch.nan)
+    loss = feature_loss(predicted, absent, present=torch.zeros(2, dtype=torch.bool))
+    loss.backward()
+    assert loss.item() == 0
+    assert torch.equal(predicted.grad, torch.zeros(2, 5))
+
+
+def test_a_loss_without_its_mask_shows_that_rows_were_absent() -> None:
+    rows = TeacherRows(drawn(2, 5), torch.ones(2, dtype=torch.bool)).where(torch.tensor([True, False]))
+    assert feature_loss(drawn(2, 5), rows.values).isnan()
+
+
+def test_huber_is_square_up_to_a_tenth_and_straight_beyond() -> None:
+    losses = [feature_loss(torch.tensor([[d]]), torch.zeros(1, 1), "huber").item() for d in (0.05, 0.1, 0.3, -1.0)]
+    assert losses == pytest.approx([0.00125, 0.005, 0.025, 0.095])
+
+
+def test_an_unknown_mode_is_an_error() -> None:
+    with pytest.raises(ValueError, match="'l1'; known are: cosine, mse, huber"):
+        feature_loss(drawn(1, 2), drawn(1, 2), "l1")  # type: ignore[arg-type]
+
+
+def test_shapes_that_would_broadcast_are_an_error() -> None:
+    with pytest.raises(ValueError, match=r"predicted is \(2, 4\), the target \(4,\)"):
+        feature_loss(drawn(2, 4), drawn(4))
+    with pytest.raises(ValueError, match=r"bool \(2,\) is expected"):
+        feature_loss(drawn(2, 4), drawn(2, 4), present=torch.ones(2))
+    with pytest.raises(ValueError, match=r"\(2, 4, 4\) is expected"):
+        flow_loss(drawn(2, 3, 4, 4), drawn(2, 3, 4, 4), weights=torch.ones(4, 4))
+    with pytest.raises(ValueError, match=r"row_weights are \(2, 1\); \(2,\) is expected"):
+        flow_loss(drawn(2, 3, 4, 4), drawn(2, 3, 4, 4), row_weights=torch.ones(2, 1))
+
+
+def test_float16_features_are_compared_in_float32() -> None:
+    big = torch.full((1, 1280), 300.0)  # whose squares are no float16
+    assert feature_loss(big.half(), (2 * big).half(), "mse").item() == 90_000
+    assert feature_loss(big.half(), (2 * big).half()).item() == pytest.approx(0, abs=1e-6)
+
+
+def test_the_loss_of_sol_is_that_of_its_statistics_and_that_of_its_maps() -> None:
+    stats, maps = drawn(3, 4), drawn(3, 8, 8)
+    present = torch.tensor([True, True, False])
+    loss = sol_loss(stats + 1, maps + 2, stats, maps, present=present)
+    assert loss.item() == pytest.approx(1 + 4, rel=1e-5)
+
+
+def test_spatial_weights_have_mean_one_and_go_straight_from_cell_to_cell() -> None:
+    maps = drawn(2, 8, 8).exp()
+    weights = spatial_weights(maps)
+    assert weights.shape == (2, 64, 64)
+    assert torch.allclose(weights.mean(dim=(1, 2)), torch.ones(2))
+    assert torch.allclose(spatial_weights(1000 * maps), weights)
+    # A slope from 1 to 8 stays a slope between the middles of the outermost cells, and is level beyond them.
+    slope = spatial_weights(torch.arange(1.0, 9.0).expand(1, 8, 8))[0, 20]
+    expected = ((torch.arange(64) + 0.5) / 8 + 0.5).clamp(1, 8) / 4.5
+    assert torch.allclose(slope, expected)
+    assert torch.equal(spatial_weights(torch.ones(1, 8, 8)), torch.ones(1, 64, 64))
+
+
+def test_a_row_without_a_map_weighs_its_places_alike_and_padding_weighs_nothing() -> None:
+    maps = TeacherRows(drawn(2, 8, 8).exp(), torch.tensor([True, True])).where(torch.tensor([True, False]))
+    content = torch.ones(2, 64, 64)
+    content[:, :16] = 0
+    weights = loss_weights(maps, content)
+    assert weights is not None
+    assert torch.allclose(weights.mean(dim=(1, 2)), torch.ones(2))
+    assert (weights[:, :16] == 0).all()
+    assert torch.allclose(weights[1, 16:], torch.tensor(64 / 48))
+    assert weights[0, 16:].std() > 0.1
+    assert loss_weights() is None
+
+
+def test_the_flow_loss_counts_places_and_rows_by_their_weights() -> None:
+    predicted, target = drawn(2, 3, 4, 4), drawn(2, 3, 4, 4, seed=1)
+    errors = (predicted - target).square()
+    assert flow_loss(predicted, target).item() == pytest.approx(errors.mean().item())
+    flat = predicted.flatten(1), target.flatten(1)  # velocities need not be images
+    assert flow_loss(*flat).item() == pytest.approx(errors.mean().item())
+    left = torch.zeros(2, 4, 4)
+    left[:, :, :2] = 2  # mean 1
+    of_rows = torch.tensor([1.0, 0.0])
+    expected = errors[0, :, :, :2].mean() / 2
+    assert flow_loss(predicted, target, weights=left, row_weights=of_rows).item() == pytest.approx(expected.item())
+
+
+def test_min_snr_is_as_the_document_says_and_finite_at_both_ends() -> None:
+    weights = min_snr_weight(torch.tensor([0.0, 1e-30, 0.5, 0.9, 1.0]))
+    assert weights.tolist() == pytest.approx([1, 1, 1, 0.0617284, 0])
+    assert min_snr_weight(torch.tensor([0.9]), gamma=81).item() == pytest.approx(1)
+
+
+def test_weights_of_teachers_warm_up() -> None:
+    assert [Warmup(0.1, 1000)(step) for step in (0, 250, 1000, 9000)] == pytest.approx([0, 0.025, 0.1, 0.1])
+    assert [Warmup(0.05, 2000)(step) for step in (1000, 2000)] == pytest.approx([0.025, 0.05])
+    assert Warmup(0.3, 0)(0) == 0.3
+    with pytest.raises(ValueError, match="-1 steps"):
+        Warmup(1.0, -1)

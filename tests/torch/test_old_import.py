@@ -1,0 +1,232 @@
+"""Teacher caches of the old format: imported bit for bit, and nothing else is ever unpickled."""
+
+import os
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import forebay as fb
+from forebay.errors import OldCacheInvalid
+from forebay.torch import import_old
+from forebay.torch.experts import DatasetCache
+from forebay.torch.old_recipe import OldCacheSource
+
+ROWS = 7
+BUCKETS = torch.linspace(0.05, 0.95, 10)
+
+
+def old_cache(rows: int = ROWS, dtype: torch.dtype = torch.float16) -> dict[str, object]:
+    """As the document saves it, with smaller shapes."""
+    generator = torch.Generator().manual_seed(0)
+
+    def drawn(*shape: int) -> torch.Tensor:
+        return torch.randn(rows, *shape, generator=generator).to(dtype)
+
+    return {
+        "name": "portraits",
+        "encodings": {"latents": drawn(4, 8, 8), "t5_embeds": drawn(6, 12), "clip_pooled": drawn(12)},
+        "lune": {"features": drawn(10, 16), "t_buckets": BUCKETS},
+        "sol": {"stats": drawn(10, 4).abs(), "spatial": drawn(10, 8, 8).abs(), "t_buckets": BUCKETS},
+    }
+
+
+class Bomb:
+    """What a pickle may do to whoever loads it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return os.mkdir, (str(self.path),)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+def test_every_tensor_of_an_old_cache_is_there_bit_for_bit(tmp_path: Path, dtype: torch.dtype) -> None:
+    old = old_cache(dtype=dtype)
+    torch.save(old, tmp_path / "cache.pt")
+    report = import_old(tmp_path / "cache.pt", tmp_path / "cache")
+    assert report.rows == ROWS
+    assert list(report.layers) == ["latents", "t5", "clip", "lune", "sol"]
+    assert fb.verify(tmp_path / "cache", full=True).sound
+    data = DatasetCache.load(tmp_path / "cache")
+    rows = torch.tensor([3, 0, 6])
+    assert data.encodings is not None
+    assert data.lune is not None
+    assert data.sol is not None
+    for name, found in data.encodings.get(rows).items():
+        assert torch.equal(found, old["encodings"][name][rows])  # type: ignore[index]
+    assert torch.equal(data.lune.features[rows], old["lune"]["features"][rows])  # type: ignore[index]
+    assert torch.equal(data.sol.stats[rows], old["sol"]["stats"][rows])  # type: ignore[index]
+    assert torch.equal(data.sol.spatial[rows], old["sol"]["spatial"][rows])  # type: ignore[index]
+    assert torch.allclose(data.lune.t_buckets, BUCKETS, atol=0, rtol=1.2e-7)  # to one step of float32
+    assert data.lune.features.shape == (ROWS, 10, 16)
+    for bucket in range(10):
+        stored = old["lune"]["features"][rows, bucket].float()  # type: ignore[index]
+        for moment in (BUCKETS[bucket], fb.teachers.BUCKETS[bucket], BUCKETS[bucket].half()):
+            assert torch.equal(data.lune.get(rows, moment).values, stored)
+
+
+def test_a_folder_of_parts_is_imported_too_and_what_it_lacks_is_lacking(tmp_path: Path) -> None:
+    old, folder = old_cache(), tmp_path / "old"
+    folder.mkdir()
+    for part in ("encodings", "sol"):
+        torch.save(old[part], folder / f"{part}.pt")
+    import_old(folder, tmp_path / "cache")
+    data = DatasetCache.load(tmp_path / "cache")
+    assert data.lune is None
+    assert data.sol is not None
+    assert data.encodings is not None
+    assert torch.equal(data.encodings.latents[[5]], old["encodings"]["latents"][[5]])  # type: ignore[index]
+
+
+def test_importing_again_makes_nothing_and_another_old_cache_is_refused(tmp_path: Path) -> None:
+    torch.save(old_cache(), tmp_path / "cache.pt")
+    import_old(tmp_path / "cache.pt", tmp_path / "cache")
+    again = import_old(tmp_path / "cache.pt", tmp_path / "cache")
+    assert {report.made for report in again.layers.values()} == {0}
+    changed = old_cache()
+    changed["lune"]["features"] += 1  # type: ignore[index]
+    torch.save(changed, tmp_path / "other.pt")
+    with pytest.raises(fb.errors.ForebayError):
+        import_old(tmp_path / "other.pt", tmp_path / "cache")
+
+
+def test_alignment_is_that_of_the_document_for_imported_layers_too(tmp_path: Path) -> None:
+    old = old_cache(dtype=torch.float32)
+    old["sol"]["spatial"] /= old["sol"]["spatial"].sum(dim=(2, 3), keepdim=True)  # type: ignore[index, operator]
+    torch.save(old, tmp_path / "cache.pt")
+    import_old(tmp_path / "cache.pt", tmp_path / "cache")
+    found = {each.layer: each for each in fb.teachers.check_alignment(fb.open_cache(tmp_path / "cache")).layers}
+    assert list(found) == ["clip", "latents", "lune", "sol", "t5"]
+    assert found["lune"].columns == {"lune": (10, 16)}
+    assert found["lune"].usual_buckets
+    assert not found["lune"].problems
+    assert "does not know its teacher" in found["lune"].notes[0]
+    # Statistics of this old cache are drawn without a bound; its maps sum to 1.
+    assert [problem for problem in found["sol"].problems if "from 0 to 1 is expected" in problem]
+    assert not [problem for problem in found["sol"].problems if "sol_spatial" in problem]
+
+
+def test_a_lost_chunk_is_made_again_from_the_old_cache(tmp_path: Path) -> None:
+    torch.save(old_cache(), tmp_path / "cache.pt")
+    import_old(tmp_path / "cache.pt", tmp_path / "cache")
+    chunk = tmp_path / "cache" / "layers" / "lune" / "000000.safetensors"
+    before = chunk.read_bytes()
+    chunk.unlink()
+    assert not fb.repair(tmp_path / "cache", workers=0).failed
+    assert chunk.read_bytes() == before
+
+
+def test_rows_without_a_teachers_word_are_absent_and_told(tmp_path: Path) -> None:
+    old = old_cache()
+    features = old["lune"]["features"]  # type: ignore[index]
+    features[2, 4] = 0  # where the old builder's hook had not fired
+    features[5, 1, 3] = torch.nan
+    for name in ("stats", "spatial"):
+        old["sol"][name][6] = torch.inf  # type: ignore[index]
+    torch.save(old, tmp_path / "cache.pt")
+    import_old(tmp_path / "cache.pt", tmp_path / "cache")
+    data = DatasetCache.load(tmp_path / "cache")
+    assert data.lune is not None
+    rows = data.lune.get(torch.arange(ROWS), 0.5)
+    assert np.flatnonzero(~rows.present.numpy()).tolist() == [2, 5]
+    assert rows.values[[2, 5]].isnan().all()
+    assert rows.values[rows.present].isfinite().all()
+    one_bucket = data.lune.features[torch.tensor([2, 3]), torch.tensor([4, 4])]  # as the document gathers
+    assert one_bucket[0].isnan().all()
+    assert torch.equal(one_bucket[1], features[3, 4])
+    failed = [(each.sample, each.reason) for each in fb.status(tmp_path / "cache").failed_samples]
+    assert sorted(failed) == [("2", "all-zero"), ("5", "not-finite"), ("6", "not-finite")]  # each row once
+
+
+def test_a_pickle_that_would_run_code_is_refused_and_does_not_run(tmp_path: Path) -> None:
+    old = old_cache()
+    old["name"] = Bomb(tmp_path / "owned")
+    torch.save(old, tmp_path / "cache.pt")
+    with pytest.raises(OldCacheInvalid, match=r"holds more than tensors.*\(it names \w+\.\w+\); ") as told:
+        import_old(tmp_path / "cache.pt", tmp_path / "cache")
+    assert "trust" not in str(told.value)
+    assert not (tmp_path / "owned").exists()
+    assert not (tmp_path / "cache").exists()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "problem"),
+    [
+        (
+            lambda old: old.pop("encodings") and old.pop("lune") and old.pop("sol"),
+            "no rows of any of encodings, lune, sol",
+        ),
+        (lambda old: old.update(extra=1), r"it has \['extra'\]"),
+        (lambda old: old["lune"].pop("t_buckets"), r"'lune' holds \['features'\]"),
+        (lambda old: old["lune"].update(features=old["lune"]["features"][:3]), "different numbers of rows"),
+        (lambda old: old["sol"].update(t_buckets=BUCKETS.flip(0)), "does not rise"),
+        (lambda old: old["sol"].update(stats=old["sol"]["stats"][:, :9]), "second axis is not the 10 buckets"),
+        (lambda old: old["sol"].update(t_buckets=1000 * BUCKETS), "between 0 and 1"),
+        (lambda old: old["lune"].update(features=torch.randn(7, 1, 4), t_buckets=torch.tensor([torch.nan])), "between"),
+        (lambda old: old["lune"].update({3: 1}), r"'lune' holds \['3', 'features', 't_buckets'\]"),
+        (lambda old: old["lune"].update(features=old["lune"]["features"].to_sparse()), "no dense tensor"),
+        (lambda old: old["encodings"].update(latents=[1, 2]), "'encodings.latents' is no dense tensor of floats"),
+    ],
+)
+def test_what_is_not_of_the_format_is_named(tmp_path: Path, spoil: object, problem: str) -> None:
+    old = old_cache()
+    spoil(old)  # type: ignore[operator]
+    torch.save(old, tmp_path / "cache.pt")
+    with pytest.raises(OldCacheInvalid, match=problem):
+        import_old(tmp_path / "cache.pt", tmp_path / "cache")
+    assert not (tmp_path / "cache").exists()
+
+
+def test_files_that_are_no_old_cache_are_named(tmp_path: Path) -> None:
+    (tmp_path / "text.pt").write_text("not a pickle")
+    (tmp_path / "plain.pt").write_bytes(pickle.dumps({"a": 1}, protocol=2))
+    torch.save([1, 2], tmp_path / "list.pt")
+    for name, problem in (("text", "no file of torch"), ("list", "a list, not a dict")):
+        with pytest.raises(OldCacheInvalid, match=problem):
+            import_old(tmp_path / f"{name}.pt", tmp_path / "cache")
+    with pytest.raises(OldCacheInvalid):
+        import_old(tmp_path / "plain.pt", tmp_path / "cache")
+    torch.save(old_cache(), tmp_path / "flipped.pt", _use_new_zipfile_serialization=False)
+    flipped = bytearray((tmp_path / "flipped.pt").read_bytes())
+    for place in range(200, 700, 50):
+        flipped[place] ^= 0x80
+        (tmp_path / "flipped.pt").write_bytes(flipped)
+        with pytest.raises(OldCacheInvalid, match=r"no file of torch\.save"):
+            import_old(tmp_path / "flipped.pt", tmp_path / "cache")
+    with pytest.raises(OldCacheInvalid, match=r"the folder has none of encodings.pt, lune.pt, sol.pt; give the file"):
+        import_old(tmp_path, tmp_path / "cache")
+    empty = {"features": torch.empty(0, 10, 4), "t_buckets": BUCKETS}
+    torch.save({"lune": empty}, tmp_path / "empty.pt")
+    with pytest.raises(OldCacheInvalid, match="no rows"):
+        import_old(tmp_path / "empty.pt", tmp_path / "cache")
+    assert not (tmp_path / "cache").exists()
+    with pytest.raises(fb.errors.SourceNotFound, match="no such file or folder"):
+        import_old(tmp_path / "gone.pt", tmp_path / "cache")
+
+
+def test_loading_an_old_cache_by_the_documents_name_says_how_to_import_it(tmp_path: Path) -> None:
+    torch.save(old_cache(), tmp_path / "cache.pt")
+    with pytest.raises(OldCacheInvalid, match="forebay import"):
+        DatasetCache.load(tmp_path / "cache.pt")
+
+
+def test_an_import_reads_chunk_by_chunk(tmp_path: Path) -> None:
+    torch.save({"lune": old_cache(rows=1200)["lune"]}, tmp_path / "cache.pt")
+    source = OldCacheSource(str(tmp_path / "cache.pt"))
+    report = import_old(tmp_path / "cache.pt", tmp_path / "cache")
+    assert {each.chunks for each in report.layers.values()} == {3}
+    assert source.weight(source.files()[0]) == 1200
+
+
+def test_encodings_that_are_absent_are_not_zeros(tmp_path: Path) -> None:
+    old = old_cache()
+    old["encodings"]["clip_pooled"][4] = torch.inf  # type: ignore[index]
+    torch.save(old, tmp_path / "cache.pt")
+    import_old(tmp_path / "cache.pt", tmp_path / "cache")
+    pooled = DatasetCache.load(tmp_path / "cache").get([3, 4])["clip_pooled"]
+    assert pooled[0].isfinite().all()
+    assert pooled[1].isnan().all()

@@ -254,7 +254,7 @@ def test_other_bytes_are_published_as_a_revision_in_a_new_generation_that_says_w
     report = fb.repair(root, source=source, recipe=MoodyRecipe(), workers=0)
     assert report.restored == ()
     assert report.replaced == {
-        "layers/moody/000001.r1.safetensors": "the source or the libraries installed now gave other content"
+        "layers/moody/000001.r1.safetensors": "the source, the libraries or the device of now gave other content"
     }
     assert report.generation == 1
     assert {name: value for name, value in identities(root).items() if name in before} == before

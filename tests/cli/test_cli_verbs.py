@@ -127,7 +127,7 @@ def test_status_names_failed_samples_and_their_reasons(tmp_path: Path):
     root = build_failing_lines(tmp_path)
     shown = run("status", root).out
     assert re.search(r"failed\s+50 of 60 samples: too-long 50", shown)
-    assert re.search(r"a\.txt@0 +too-long +63 bytes +chunk 0", shown)
+    assert re.search(r"a\.txt@0 +too-long +63 bytes +raw chunk 0", shown)
     assert f"… and 30 more: forebay status {root} --failures all" in shown
 
 

@@ -256,7 +256,7 @@ def _why_other_bytes(listed: ChunkRecord, made: ChunkRecord) -> str:
         return "the rows of the base layer that it was made for are others now"
     if listed.content == made.content:
         return "the same content came out as other bytes with the library versions installed now"
-    return "the source or the libraries installed now gave other content"
+    return "the source, the libraries or the device of now gave other content"
 
 
 def _key(layer: str, record: ChunkRecord) -> str:

@@ -91,7 +91,7 @@ def _claim_rows(claim: ClaimStatus) -> Iterator[tuple[str, ...]]:
 
 
 def _failed(status: Status) -> list[RenderableType]:
-    rows = [(failed.sample, failed.reason, failed.detail, f"chunk {failed.chunk}") for failed in status.failed_samples]
+    rows = [(one.sample, one.reason, one.detail, f"{one.layer} chunk {one.chunk}") for one in status.failed_samples]
     more = status.failed_samples_left_out
     if not more:
         return listing("failed samples", rows)

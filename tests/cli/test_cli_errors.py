@@ -316,10 +316,13 @@ def test_an_error_is_one_line_that_says_what_to_do(
 def test_no_error_is_left_out():
     # Damaged and NotForebay reach a user inside what repair and verify report; layers come with later kinds; a
     # stopped build is in test_cli_stop.py; a function can be a source in Python only; nothing is trained from here;
-    # what is no image is recorded; workers that a sample takes along are in test_cli_tier.py.
+    # what is no image is recorded; workers that a sample takes along are in test_cli_tier.py; what goes wrong with
+    # teachers and old caches is in test_cli_teachers.py, test_cli_taught.py and tests/teachers.
     elsewhere = {errors.Damaged, errors.NotForebay, errors.LayerIncomplete, errors.BuildStopped, errors.FunctionFailed}
     elsewhere |= {errors.GenerationGone, errors.SelectionEmpty, errors.SelectionLost, errors.StateMismatch}
     elsewhere |= {errors.WindowTooLarge, errors.ImageUnreadable, errors.AllTokensIgnored, errors.WarmingFailed}
+    elsewhere |= {errors.TeacherUnusable, errors.TeacherFailed, errors.TeacherOutputInvalid, errors.TeacherRaised}
+    elsewhere |= {errors.HookSilent, errors.InputIncomplete, errors.LayerNotTimed, errors.OldCacheInvalid}
     ours = {error for error in _all_errors(errors.ForebayError) if error.__module__ == errors.__name__}
     assert set(SCENES) | elsewhere == ours
 

@@ -299,7 +299,7 @@ def test_what_cannot_be_drawn_is_wrong_usage(built: Path, tmp_path: Path):
     lines, _ = build_lines(tmp_path)
     assert f"'{lines}' holds raw" in run("peek", lines, "--png", tmp_path / "sheet.png", code=2).err
     assert "does not divide" in run("peek", built, "--png", tmp_path / "sheet.png", "--patch", 15, code=2).err
-    assert "--patch is for the sheet that --png draws" in run("peek", built, "--patch", 16, code=2).err
+    assert "--patch is for the sheet of images that --png draws" in run("peek", built, "--patch", 16, code=2).err
     both = run("peek", built, "--png", tmp_path / "sheet.png", "--column", "box", code=2).err
     assert "--png draws whole images, and --column shows one column" in both
     many = run("peek", built, "--png", tmp_path / "sheet.png", *["--row", 0] * 601, code=2).err

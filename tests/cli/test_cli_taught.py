@@ -100,8 +100,8 @@ def test_options_that_draw_nothing_are_wrong_usage(cache: str, tmp_path: Path) -
     (tmp_path / "lines").write_text("a\n")
     fb.build(tmp_path / "raw", fb.sources.lines(tmp_path / "lines"), fb.RawRecipe(), workers=0)
     assert "--layer says what --png draws" in run("peek", cache, "--layer", "lune", code=2).err
-    assert "--png draws whole images" in run("peek", tmp_path / "raw", "--png", "x.png", code=2).err
-    assert "--patch is of a sheet" in run("peek", cache, "--patch", "8", "--png", "x.png", code=2).err
+    assert "--png draws images and timed teachers" in run("peek", tmp_path / "raw", "--png", "x.png", code=2).err
+    assert "--patch is of images" in run("peek", cache, "--patch", "8", "--png", "x.png", code=2).err
     assert "no layer 'sun'" in run("peek", cache, "--layer", "sun", "--png", "x.png", code=1).err
 
 

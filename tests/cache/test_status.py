@@ -46,7 +46,9 @@ def test_gaps_are_planned_chunks_without_a_file(tmp_path: Path) -> None:
     write_lines(tmp_path / "raw/a.txt", 0, 20)
     root = tmp_path / "cache"
     fb.build(root, fb.sources.lines(tmp_path / "raw"), LineRecipe(), workers=0, start_chunk=1, end_chunk=3)
-    assert fb.gaps(root) == [Gaps(root=str(root), layer="numbers", planned=5, present=3, missing=(0, 4))]
+    assert fb.gaps(root) == [
+        Gaps(root=str(root), layer="numbers", kind="numbers", planned=5, present=3, missing=(0, 4))
+    ]
     (root / "layers/numbers/000002.safetensors").unlink()
     assert fb.gaps(root, layer="numbers")[0].missing == (0, 2, 4)
     fb.build(root, None, LengthLayer(), workers=0, start_chunk=1, end_chunk=1)

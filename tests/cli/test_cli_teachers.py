@@ -38,6 +38,7 @@ def test_what_was_begun_goes_on_without_naming_it_again(taught: Path, tmp_path: 
     shutil.copytree(taught, root)
     before = (root / "layers/lune/000001.safetensors").read_bytes()
     (root / "layers/lune/000001.safetensors").unlink()
+    assert f"forebay build teachers {root}" in run("gaps", root).out.replace("\n", "")
     reports = run("build", "teachers", root, "--device", "cpu", "--json").json
     assert [report["layer"] for report in reports] == ["clip", "sol", "t5", "lune"]
     assert [len(report["notes"]) > 0 for report in reports] == [False, False, False, True]

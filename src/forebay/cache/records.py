@@ -101,6 +101,7 @@ class Gaps(msgspec.Struct, frozen=True, kw_only=True):
 
     root: str
     layer: str
+    kind: str
     planned: int
     present: int
     missing: tuple[int, ...]

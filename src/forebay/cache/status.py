@@ -7,7 +7,14 @@ from itertools import islice
 from forebay.cache.claim import Claim, is_abandoned, read_claims
 from forebay.cache.freshness import Freshness, check_freshness
 from forebay.cache.plan import Plan, load_plan
-from forebay.cache.publish import chunk_files, layers_of, lost_chunks, newest_generation, read_cache_document
+from forebay.cache.publish import (
+    chunk_files,
+    layers_of,
+    lost_chunks,
+    newest_generation,
+    read_cache_document,
+    read_recipe_document,
+)
 from forebay.cache.published import open_chunk
 from forebay.cache.records import ClaimStatus, FailedSample, Gaps, LayerStatus, Status
 from forebay.errors import ChunkMissing, Damaged, HubUnreachable, LayerNotFound
@@ -30,11 +37,11 @@ def find_gaps(store: Store, layer: str | None) -> list[Gaps]:
     found = []
     for name in [layer] if layer is not None else names:
         table = newest.table(name) if newest else ChunkTable.of([])
-        present = chunk_files(store, name).keys() - lost_chunks(store, name, table)
-        missing = tuple(chunk for chunk in range(planned) if chunk not in present)
-        found.append(
-            Gaps(root=store.address, layer=name, planned=planned, present=planned - len(missing), missing=missing)
-        )
+        there = chunk_files(store, name).keys() - lost_chunks(store, name, table)
+        missing = tuple(chunk for chunk in range(planned) if chunk not in there)
+        kept = read_recipe_document(store, name)
+        kind, present = kept.kind if kept else "", planned - len(missing)
+        found.append(Gaps(root=store.address, layer=name, kind=kind, planned=planned, present=present, missing=missing))
     return found
 
 

@@ -40,13 +40,15 @@ def draw_gaps(gaps: Gaps) -> RenderableType:
     return Group(
         title(gaps.root, f"layer {gaps.layer}", counts),
         facts([("missing", in_ranges(gaps.missing))]),
-        next_command(fill_command(gaps.root, gaps.layer)),
+        next_command(fill_command(gaps)),
     )
 
 
-def fill_command(root: str, layer: str) -> str:
+def fill_command(gaps: Gaps) -> str:
     """What builds whatever is missing, from the source and the recipe that the cache keeps."""
-    return command_line("build", root, "--layer", layer)
+    if gaps.kind == "teacher":
+        return command_line("build", "teachers", gaps.root)
+    return command_line("build", gaps.root, "--layer", gaps.layer)
 
 
 def presence(planned: int, missing: Collection[int], suspect: Collection[int], cells: int = CELLS) -> Text:

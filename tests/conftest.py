@@ -1,9 +1,11 @@
 """What a test has to tell, beside whether it passed, is printed at the end of the run.
 
 Property tests draw the same examples in every run, so that a run says something about the change it is made for;
-`pytest --hypothesis-profile=default` draws new ones.
+`pytest --hypothesis-profile=default` draws new ones. torch gets one thread, also in processes that tests start: two
+processes of tests with a thread per core each wait for one another.
 """
 
+import os
 from collections.abc import Iterator
 from importlib import import_module
 from typing import TYPE_CHECKING
@@ -14,6 +16,7 @@ from hypothesis import settings
 if TYPE_CHECKING:
     from tests.tiny_models import TinyModels
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 settings.register_profile("steady", derandomize=True, deadline=None)
 settings.load_profile("steady")
 

@@ -5,6 +5,7 @@ import os
 import pty
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -78,7 +79,10 @@ def test_the_time_left_counts_only_what_this_build_made():
 def test_the_meter_sums_processes_and_survives_those_that_end():
     meter = Meter()
     alone = meter.measure([]).memory_bytes
-    with subprocess.Popen(["sleep", "30"]) as process:
+    holding = "import time; held = b'x' * 100_000_000; print(flush=True); time.sleep(60)"
+    with subprocess.Popen([sys.executable, "-c", holding], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
         both = meter.measure([process.pid]).memory_bytes
         process.kill()
     assert 0 < alone < both

@@ -54,7 +54,7 @@ def test_all_orders_of_a_few_are_about_as_frequent(size: int) -> None:
     assert chi_square(np.array(list(seen.values())), 40) < freedom + 4 * np.sqrt(2 * freedom)
 
 
-@pytest.mark.parametrize("size", [7, 9, 11, 13, 20, 63, 64])
+@pytest.mark.parametrize("size", [7, 9, 11, 13, 20, 31, 64])
 def test_every_pair_of_places_is_about_as_frequent(size: int) -> None:
     first, second = shuffles(size, 50 * size * (size - 1))[:, :2].T
     counts = np.bincount(first * size + second, minlength=size * size).reshape(size, size)[~np.eye(size, dtype=bool)]

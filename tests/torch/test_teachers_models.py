@@ -497,9 +497,9 @@ def test_the_tokenizer_of_a_pipeline_is_found_beside_its_text_encoder(
     root = prompts_cache(tmp_path)
     fb.build(root, None, recipe(teacher))
     assert chunks_of(root, "clip").keys() == chunks_of(taught, "clip").keys()
-    read = [fb.open_cache(one).read(range(9), ["clip_states", "clip_pooled"]) for one in (root, taught)]
     for name in ("clip_states", "clip_pooled"):
-        np.testing.assert_array_equal(read[0][name], read[1][name])
+        read = [fb.teachers.shared(fb.open_cache(one), name).read(range(9)) for one in (root, taught)]
+        np.testing.assert_array_equal(*read)
     (tmp_path / "sd/tokenizer/tokenizer_config.json").write_text("{}")
     with pytest.raises(RecipeMismatch, match=r"clip/tokenizer/tokenizer_config\.json"):
         fb.build(root, None, recipe(teacher))

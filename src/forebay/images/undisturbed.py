@@ -57,7 +57,7 @@ def _leave() -> None:
 
 def _put_back() -> None:
     while _FILTER in warnings.filters:
-        warnings.filters.remove(_FILTER)  # type: ignore[attr-defined]
+        warnings.filters.remove(_FILTER)  # type: ignore[attr-defined]  # as above
     ImageFile.LOAD_TRUNCATED_IMAGES, Image.MAX_IMAGE_PIXELS = _takes_halves, _most_pixels
 
 

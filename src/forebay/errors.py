@@ -15,7 +15,6 @@ ForebayError
 ├── EncodersDiffer       the fast encoder a cache was planned with gives other ids than the reference
 ├── DocumentTooLong      a document does not fit a row, and the recipe says that this is an error
 ├── TeacherUnusable      a teacher's weights are missing, or are not those of its model
-├── TeacherFailed        a teacher gave no finite number for a sample
 ├── TeacherRaised        a teacher raised an error of its own when it was asked
 ├── TeacherOutputInvalid a teacher gave other columns or shapes than it declares
 ├── HookSilent           the part of a model that is listened to was not run
@@ -170,18 +169,6 @@ class TeacherUnusable(ForebayError):
     def __init__(self, model: str, problem: str) -> None:
         self.model, self.problem = model, problem
         super().__init__(f"the model '{model}' cannot be used: {problem}")
-
-
-class TeacherFailed(ForebayError):
-    def __init__(
-        self, teacher: str, column: str, sample: str, bucket: int, moment: float | None, dtype: str = ""
-    ) -> None:
-        self.teacher, self.column, self.sample, self.bucket, self.moment = teacher, column, sample, bucket, moment
-        where = "" if moment is None else f" at bucket {bucket} (t = {moment:g})"
-        super().__init__(
-            f"the teacher '{teacher}' gave NaN or infinity in '{column}' for sample '{sample}'{where}, as {dtype}; "
-            f"compute or store it in a wider type (dtype, stored), or mend the weights or the sample"
-        )
 
 
 class TeacherRaised(ForebayError):

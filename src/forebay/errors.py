@@ -28,6 +28,7 @@ ForebayError
 │   ├── ChunkCorrupt     bytes of a chunk disagree with their digest
 │   ├── ChunkMissing     a generation lists a chunk whose file is gone
 │   └── IndexCorrupt     a generation, plan, recipe or cache.json disagrees with its digest
+├── StoreRefused         a store cannot be opened there, or does not take a key
 ├── KeyRefused           a generation is not tagged with the key in use, or needs one
 ├── OldCacheInvalid      a file is no teacher cache of the old format, or holds more than tensors
 ├── SourceNotFound       no file matches the source
@@ -57,11 +58,24 @@ ForebayError
 └── MemoryTooSmall       the memory limit cannot hold one worker
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 
 class ForebayError(Exception):
-    """The root of all that forebay raises on purpose; its text is one line that says what to do."""
+    """The root of all that forebay raises on purpose; its text is one line that says what to do.
+
+    Every error pickles: its message and its attributes travel, and its constructor is not called again.
+    """
+
+    def __reduce__(self) -> tuple[Callable[..., "ForebayError"], tuple[object, ...]]:
+        return _restored, (type(self), self.args, dict(self.__dict__))
+
+
+def _restored(kind: type[ForebayError], args: tuple[object, ...], attributes: Mapping[str, object]) -> ForebayError:
+    error = kind.__new__(kind)
+    error.args = args
+    error.__dict__.update(attributes)
+    return error
 
 
 class CacheNotFound(ForebayError):
@@ -303,6 +317,12 @@ class IndexCorrupt(Damaged):
     def __init__(self, root: str, key: str, problem: str) -> None:
         self.root, self.key, self.problem = root, key, problem
         super().__init__(f"'{key}' of the cache at '{root}' is corrupt: {problem}; run `forebay repair {root}`")
+
+
+class StoreRefused(ForebayError):
+    def __init__(self, address: str, problem: str, advice: str) -> None:
+        self.address, self.problem, self.advice = address, problem, advice
+        super().__init__(f"'{address}' cannot be used as a store: {problem}; {advice}")
 
 
 class KeyRefused(ForebayError):

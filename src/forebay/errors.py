@@ -58,7 +58,10 @@ ForebayError
 └── MemoryTooSmall       the memory limit cannot hold one worker
 """
 
+import re
 from collections.abc import Callable, Mapping, Sequence
+
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 
 
 class ForebayError(Exception):
@@ -323,6 +326,15 @@ class StoreRefused(ForebayError):
     def __init__(self, address: str, problem: str, advice: str) -> None:
         self.address, self.problem, self.advice = address, problem, advice
         super().__init__(f"'{address}' cannot be used as a store: {problem}; {advice}")
+
+
+def is_url(name: str) -> bool:
+    """Whether a name has a scheme, also where a `Path` has taken one of its slashes.
+
+    >>> is_url("s3://bucket/cache"), is_url("s3:/bucket/cache"), is_url("./s3:/x"), is_url("C:/x")
+    (True, True, False, False)
+    """
+    return _SCHEME.match(name) is not None
 
 
 class KeyRefused(ForebayError):

@@ -16,7 +16,7 @@ from typing import Literal
 import msgspec
 
 from forebay.format import layout
-from forebay.store.base import Store
+from forebay.store.base import Missing, Store, read_document
 from forebay.store.owner import Owner, this_process
 
 LEASE_SECONDS = 60.0
@@ -171,7 +171,7 @@ def read_claims(store: Store, layer: str, prefix: str | None = None) -> dict[str
     for entry in store.keys(prefix or layout.claims_folder(layer)):
         try:
             claims[entry.key] = msgspec.json.decode(store.read(entry.key), type=Claim)
-        except KeyError:
+        except Missing:
             continue
         except (msgspec.DecodeError, msgspec.ValidationError):
             claims[entry.key] = Claim(owner="", host="unknown", pid=0, reason="the claim cannot be read")

@@ -13,7 +13,7 @@ from forebay.errors import IndexCorrupt
 from forebay.format import layout
 from forebay.format.layout import FORMAT_VERSION
 from forebay.format.sealed import seal, unseal
-from forebay.store.base import Buffer, Store
+from forebay.store.base import Buffer, Missing, Store
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,7 +48,7 @@ def load_identities(store: Store, segment: Segment) -> Identities:
     key = layout.identities(segment.number, segment.identities)
     try:
         view = store.map(key)
-    except KeyError as error:
+    except Missing as error:
         raise IndexCorrupt(store.address, key, "it is gone") from error
     _, tensors = unseal(view, store.address, key, "identities")
     if bytes(view[-32:]).hex() != segment.identities:

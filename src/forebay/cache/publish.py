@@ -20,7 +20,7 @@ from forebay.format.generation import CacheDocument, ChunkTable, Generation, dec
 from forebay.format.key import hmac_key
 from forebay.format.layout import FORMAT_VERSION
 from forebay.recipe import RecipeDocument
-from forebay.store.base import Store, holds
+from forebay.store.base import Missing, Store, holds, read_document
 
 UNPUBLISHED = -1
 
@@ -37,7 +37,7 @@ def begin_cache(store: Store, base: str) -> CacheDocument:
 def read_cache_document(store: Store) -> CacheDocument:
     try:
         text = store.read(layout.CACHE)
-    except KeyError as error:
+    except Missing as error:
         raise CacheNotFound(store.address) from error
     try:
         _check_version(store, layout.CACHE, text)
@@ -51,7 +51,7 @@ def read_recipe_document(store: Store, layer: str) -> RecipeDocument | None:
     key = layout.recipe(layer)
     try:
         text = store.read(key)
-    except KeyError:
+    except Missing:
         return None
     try:
         _check_version(store, key, text)
@@ -90,7 +90,7 @@ def load_generation(store: Store, number: int | None = None) -> Generation:
     key = layout.generation(number)
     try:
         view = store.map(key)
-    except KeyError as error:
+    except Missing as error:
         read_cache_document(store)
         raise NothingPublished(store.address, number) from error
     generation = decode_generation(view, store.address, key, hmac_key())
@@ -210,7 +210,7 @@ def sound_record(store: Store, layer: str, chunk: int, revision: int = 0) -> Chu
         return adopt_chunk(store.map(key), key, layer, chunk, recipe.fingerprint, revision, declared)
     except FormatTooNew:
         raise  # not damage: a newer forebay made it
-    except (KeyError, Damaged):
+    except (Missing, Damaged):
         return None
 
 
@@ -226,6 +226,6 @@ def _constants(store: Store, names: list[str]) -> dict[str, str]:
     for name in names:
         try:
             found[name] = hashlib.sha256(store.map(layout.constants(name))).hexdigest()
-        except KeyError:
+        except Missing:
             continue
     return found

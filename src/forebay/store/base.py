@@ -5,7 +5,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+from forebay.errors import NotForebay, StoreRefused
+
 Buffer = bytes | bytearray | memoryview
+
+MAX_KEY_PARTS = 4  # a cache's own keys have at most three
+MAX_PART_BYTES = 255  # what file systems take
+MAX_DOCUMENT_BYTES = 64 << 20
+
+
+class Missing(KeyError):
+    """A store has no value under a key. A `KeyError` that is not one of these is a bug, and never means "missing"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,8 +28,9 @@ class Entry:
 class Store(Protocol):
     """Where bytes rest. A new backend implements these methods and passes `forebay.testing.StoreContract`.
 
-    Keys are relative, with `/` between their parts. A missing key raises `KeyError`. Creation is atomic, durable and
-    happens once: a reader sees the whole value or no value, and the second creator of a key is told so.
+    Keys are relative, with `/` between their parts; one that `check_key` refuses raises `StoreRefused` from every
+    method. A missing key raises `Missing`. Creation is atomic, durable and happens once: a reader sees the whole value
+    or no value, and the second creator of a key is told so.
     """
 
     address: str
@@ -53,9 +64,41 @@ def holds(store: Store, key: str) -> bool:
     """Whether a key is published."""
     try:
         store.read(key, 0, 1)
-    except KeyError:
+    except Missing:
         return False
     return True
+
+
+def read_document(store: Store, key: str) -> bytes:
+    """The whole of a value that is small wherever forebay wrote it: `cache.json`, a recipe, a claim."""
+    value = store.read(key, 0, MAX_DOCUMENT_BYTES + 1)
+    if len(value) > MAX_DOCUMENT_BYTES:
+        raise NotForebay(key, f"it has more than {MAX_DOCUMENT_BYTES:,} bytes")
+    return value
+
+
+def check_key(address: str, key: str) -> None:
+    """Refuse a key that no store takes, whoever named it: it must stay below the root on every system."""
+    problem = _key_problem(key)
+    if problem is not None:
+        raise StoreRefused(address, f"the key {key[:80]!r} {problem}", "keys are relative names with / between them")
+
+
+def is_key(key: str) -> bool:
+    return _key_problem(key) is None
+
+
+def _key_problem(key: str) -> str | None:
+    parts = key.split("/")
+    if len(parts) > MAX_KEY_PARTS:
+        return f"has more than {MAX_KEY_PARTS} parts"
+    if any(part in ("", ".", "..") for part in parts):
+        return "is absolute, or has a part that is empty, '.' or '..'"
+    if "\0" in key or "\\" in key:
+        return "holds a NUL or a backslash"
+    if any(len(part.encode("utf-8", "surrogatepass")) > MAX_PART_BYTES for part in parts):
+        return f"has a part of more than {MAX_PART_BYTES} bytes"
+    return None
 
 
 def is_full(error: OSError) -> bool:

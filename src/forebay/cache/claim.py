@@ -15,6 +15,7 @@ from typing import Literal
 
 import msgspec
 
+from forebay.errors import Damaged
 from forebay.format import layout
 from forebay.store.base import Missing, Store, read_document
 from forebay.store.owner import Owner, this_process
@@ -162,18 +163,20 @@ class Heartbeat(threading.Thread):
 
 
 def read_claims(store: Store, layer: str, prefix: str | None = None) -> dict[str, Claim]:
-    """Every claim on a layer, by key; one that vanishes while it is read is no claim.
+    """Every claim on a layer, by key; one that vanishes while it is read, or has a name of another kind, is no claim.
 
     One that cannot be read has an unknown owner. It never beats, so it expires; left out, it would be in the way of
     the next attempt for ever.
     """
     claims: dict[str, Claim] = {}
     for entry in store.keys(prefix or layout.claims_folder(layer)):
+        if layout.parse_claim(entry.key) is None:
+            continue
         try:
-            claims[entry.key] = msgspec.json.decode(store.read(entry.key), type=Claim)
+            claims[entry.key] = msgspec.json.decode(read_document(store, entry.key), type=Claim)
         except Missing:
             continue
-        except (msgspec.DecodeError, msgspec.ValidationError):
+        except (msgspec.MsgspecError, ValueError, RecursionError, Damaged):
             claims[entry.key] = Claim(owner="", host="unknown", pid=0, reason="the claim cannot be read")
     return claims
 

@@ -53,7 +53,10 @@ def load_identities(store: Store, segment: Segment) -> Identities:
     _, tensors = unseal(view, store.address, key, "identities")
     if bytes(view[-32:]).hex() != segment.identities:
         raise IndexCorrupt(store.address, key, "it is not the file that the plan names")
-    return Identities(tensors["high"], tensors["low"])
+    high, low = (tensors.get(name, np.empty((0, 0))) for name in ("high", "low"))
+    if high.dtype != np.uint64 or low.dtype != np.uint64 or high.ndim != 1 or high.shape != low.shape:
+        raise IndexCorrupt(store.address, key, "its two halves are not arrays of one length")
+    return Identities(high, low)
 
 
 def kept_identities(store: Store, plan: Plan) -> list[Identities]:

@@ -1,6 +1,7 @@
 """The contract of a store."""
 
 import errno
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
@@ -12,6 +13,7 @@ Buffer = bytes | bytearray | memoryview
 MAX_KEY_PARTS = 4  # a cache's own keys have at most three
 MAX_PART_BYTES = 255  # what file systems take
 MAX_DOCUMENT_BYTES = 64 << 20
+_LISTING_PAUSES = (0.01, 0.1, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 
 
 class Missing(KeyError):
@@ -75,6 +77,19 @@ def read_document(store: Store, key: str) -> bytes:
     if len(value) > MAX_DOCUMENT_BYTES:
         raise NotForebay(key, f"it has more than {MAX_DOCUMENT_BYTES:,} bytes")
     return value
+
+
+def wait_until_listed(store: Store, key: str) -> None:
+    """After a creation found a key taken: wait until it is listed, so that whoever looks again sees it, or is gone.
+
+    A network file system may list a folder as it was some seconds ago. What is never listed would be tried for ever.
+    """
+    for pause in _LISTING_PAUSES:
+        if any(entry.key == key for entry in store.keys(key)) or not holds(store, key):
+            return
+        time.sleep(pause)
+    problem = f"'{key}' is there, but is not listed among its folder's files"
+    raise StoreRefused(store.address, problem, "see what it is, and move it out of the way")
 
 
 def check_key(address: str, key: str) -> None:

@@ -99,10 +99,10 @@ class LocalStore:
 
     def delete(self, key: str) -> None:
         """Remove a value; what else stands under its name is not ours, and stays."""
+        check_key(self.address, key)
         with suppress(FileNotFoundError, NotADirectoryError):
-            path = self._path_to_write(key)
-            if stat.S_ISREG(os.lstat(path).st_mode):
-                os.unlink(path)
+            if stat.S_ISREG(os.lstat(os.path.join(self._root, key)).st_mode):
+                os.unlink(self._path_to_write(key))
 
     def leftovers(self) -> Iterator[Entry]:
         for entry in self._walk("", through_links=False):

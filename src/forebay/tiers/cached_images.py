@@ -13,8 +13,8 @@ import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any, get_args
 
-from forebay.errors import TierUnusable, is_url
 from forebay.cache.settle import settle
+from forebay.errors import TierUnusable, is_url
 from forebay.format.key import hmac_key
 from forebay.recipe import check_recipe
 from forebay.sizes import as_bytes

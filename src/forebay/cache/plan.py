@@ -332,8 +332,7 @@ def _check_description(source: Mapping[str, Any]) -> None:
         raise ValueError("the description of its source names no kind")
     canonical_json(source)
     for name in ("root", "patterns", "manifest", "path"):
-        value = source.get(name, "")
-        if any("\0" in text for text in ([value] if isinstance(value, str) else value) if isinstance(text, str)):
+        if b"\\u0000" in canonical_json(source.get(name)):
             raise ValueError(f"'{name}' of its source holds a NUL, which no path has")
 
 

@@ -11,7 +11,7 @@ from forebay.format.chunk import ChunkRecord
 from forebay.format.chunk_file import ChunkFile
 from forebay.format.codec import CodecError
 from forebay.format.generation import Generation
-from forebay.store.base import Store
+from forebay.store.base import Missing, Store
 
 
 def published_record(generation: Generation, layer: str, chunk: int) -> ChunkRecord | None:
@@ -25,7 +25,7 @@ def open_chunk(store: Store, layer: str, record: ChunkRecord, *, keyed: bool = F
     key = layout.chunk(layer, record.chunk, record.revision)
     try:
         view = store.map(key)
-    except KeyError as error:
+    except Missing as error:
         raise ChunkMissing(store.address, layer, record.chunk) from error
     problem = head_problem(view, record)
     if problem is None and keyed and hashlib.sha256(view).digest() != record.sha256:

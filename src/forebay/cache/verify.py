@@ -27,7 +27,7 @@ from forebay.format.generation import Generation
 from forebay.format.sealed import is_whole
 from forebay.recipe import input_layers
 from forebay.source import Source
-from forebay.store.base import Store
+from forebay.store.base import Missing, Store, read_document
 
 OnProgress = Callable[[Progress], None]
 Listed = tuple[str, ChunkRecord]  # layer, record
@@ -169,8 +169,10 @@ def check_chunk(store: Store, layer: str, record: ChunkRecord, full: bool) -> li
     key = layout.chunk(layer, record.chunk, record.revision)
     try:
         view = store.map(key)
-    except KeyError:
+    except Missing:
         return None
+    except Damaged as error:
+        return [Bad(key=key, problem=str(error), layer=layer, chunk=record.chunk)]
     if len(view) == record.size and hashlib.sha256(view).digest() == record.sha256:
         return _content_problem(view, key, layer, record) if full else []
     return _locate(view, key, layer, record)
@@ -240,17 +242,21 @@ def _content_problem(view: memoryview, key: str, layer: str, record: ChunkRecord
 
 def _text_problem(store: Store, key: str, text: str) -> Bad | None:
     try:
-        same = store.read(key) == text.encode()
-    except KeyError:
+        same = read_document(store, key) == text.encode()
+    except Missing:
         return Bad(key=key, problem="it is gone")
+    except Damaged as error:
+        return Bad(key=key, problem=str(error))
     return None if same else Bad(key=key, problem="it is not what the generation was published with")
 
 
 def _digest_problem(store: Store, key: str, digest: str) -> Bad | None:
     try:
         same = hashlib.sha256(store.map(key)).hexdigest() == digest
-    except KeyError:
+    except Missing:
         return Bad(key=key, problem="it is gone")
+    except Damaged as error:
+        return Bad(key=key, problem=str(error))
     return None if same else Bad(key=key, problem="its SHA-256 is not the published one")
 
 
@@ -258,7 +264,7 @@ def _segment_problem(store: Store, number: int, digest: str) -> Bad | None:
     key = layout.plan_segment(number)
     try:
         _, found = decode_segment(store.map(key), store.address, key)
-    except KeyError:
+    except Missing:
         return Bad(key=key, problem="it is gone")
     except Damaged as error:
         return Bad(key=key, problem=str(error))

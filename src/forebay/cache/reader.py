@@ -34,6 +34,7 @@ from forebay.columns import Array, Column, Ragged
 from forebay.errors import ChunkCorrupt, ColumnNotFound, IndexCorrupt, LayerIncomplete, LayerNotFound
 from forebay.format import layout
 from forebay.format.chunk_file import ChunkFile
+from forebay.format.codec import MAX_BLOCK_BYTES
 from forebay.format.generation import Generation
 from forebay.format.sealed import unseal
 from forebay.recipe import RecipeDocument
@@ -53,6 +54,7 @@ class Options:
     memory: int = DEFAULT_MEMORY
     threads: int = 0
     max_maps: int = MAX_MAPS
+    max_block_bytes: int = MAX_BLOCK_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,7 +335,8 @@ class Cache:
         if reader is None:
             layer, column = self._find(name)
             rows = np.diff(self._starts)
-            reader = column_reader(column, rows, self._layer_maps(layer), self._blocks, (self.root, layer))
+            where, limit = (self.root, layer), self._options.max_block_bytes
+            reader = column_reader(column, rows, self._layer_maps(layer), self._blocks, where, limit)
             if name == presence_name(layer):
                 reader = PresenceReader(reader, rows)
             reader = self._readers.setdefault(name, reader)
@@ -348,7 +351,8 @@ class Cache:
 
     def _whole(self, name: str, position: int) -> Array | Ragged:
         layer, column = self._find(name)
-        return read_column(self.store, layer, self._layer_maps(layer).get(position), column.name)
+        file = self._layer_maps(layer).get(position)
+        return read_column(self.store, layer, file, column.name, self._options.max_block_bytes)
 
 
 def open_cache(
@@ -359,21 +363,26 @@ def open_cache(
     memory: int = DEFAULT_MEMORY,
     threads: int = 0,
     max_maps: int = MAX_MAPS,
+    max_block_bytes: int = MAX_BLOCK_BYTES,
 ) -> Cache:
     """Pin a generation, the newest unless one is named.
 
     With `layers`, the cache has the rows that all of these have, and reads their columns by default; without, it has
-    the rows of the base layer. `memory` bounds the decoded blocks kept, in bytes.
+    the rows of the base layer. `memory` bounds the decoded blocks kept, in bytes. `max_block_bytes` bounds what one
+    compressed block may decode to: a stranger's cache could take 30,000 times its size. Raise it for a cache that you
+    trust and whose rows are larger.
     """
     if max_maps < 1:
         raise ValueError(f"max_maps is {max_maps}; a cache is read through at least one map")
+    if max_block_bytes < 1:
+        raise ValueError(f"max_block_bytes must be at least 1 (got {max_block_bytes})")
     store = open_store(root)
     pinned = load_generation(store, generation)
     names = tuple(dict.fromkeys([pinned.base, *(layers or ())]))
     for name in names:
         if name not in pinned.recipes:
             raise LayerNotFound(store.address, name, sorted(pinned.recipes))
-    return Cache(store, pinned, names, Options(memory, threads, max_maps))
+    return Cache(store, pinned, names, Options(memory, threads, max_maps, max_block_bytes))
 
 
 def _reopen(store: Store, generation: int, layers: tuple[str, ...], options: Options) -> Cache:

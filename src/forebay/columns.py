@@ -48,7 +48,7 @@ DTYPES: dict[str, tuple[str, np.dtype[Any]]] = {
 BLOCK_BYTES = 64 * 1024
 MAX_ITEM_BYTES = 1 << 48  # of one row, or of one value of a ragged row
 MAX_SIDES = 16
-_MAX_BLOCK_ROWS = 1 << 48  # no chunk has more rows: such a block is the whole chunk
+_MAX_BLOCK_ROWS = 1 << 40  # no chunk has more rows: such a block is the whole chunk
 
 
 class Column(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -74,9 +74,11 @@ class CompressedReader:
         self._checks = checks
         self._blocks = blocks
         self._edges = Edges(maps, len(rows), column.name, checks.outside) if column.ragged else None
+        block_bytes = min(column.block_rows * column.item_bytes, 1 << 62)
+        self._largest = np.full(len(rows), -1 if column.ragged else block_bytes, np.int64)  # -1: not looked up yet
 
     def read(self, place: Place) -> Array | Ragged:
-        if self._can_hold(self._checks.numbers(place)):
+        if self._can_hold(place):
             (rows,) = self._gathered(place, max(1, len(place.rows)))
             return rows
         # So many blocks that they go before they are needed again, unless the rows of each come one after the other.
@@ -92,18 +94,34 @@ class CompressedReader:
         return sliced
 
     def read_batches(self, place: Place, size: int) -> Iterator[Array | Ragged]:
-        numbers, step = self._checks.numbers(place), len(place.rows)
-        while step > size and not all(self._can_hold(numbers[some]) for some in slices(len(numbers), step)):
+        step = count = len(place.rows)
+        while step > size and not all(self._can_hold(place.part(some)) for some in slices(count, step)):
             step = max(size, step // 2 // size * size)
-        for some in slices(len(numbers), max(step, size)):
+        for some in slices(count, max(step, size)):
             part = place.part(some)
             yield from self._gathered(part, size) if size == 1 or step > size else [self.read(part)]
 
-    def _can_hold(self, numbers: Blocks) -> bool:
-        return self._decoded_bytes(np.unique(numbers)) <= self._blocks.limit // 2
+    def _can_hold(self, place: Place) -> bool:
+        """Whether the blocks of some rows, decoded, fit into half of the memory for blocks."""
+        room = self._blocks.limit // 2
+        if len(place.rows) * self._largest_block(place.positions) <= room:
+            return True
+        return self._decoded_bytes(np.unique(self._checks.numbers(place))) <= room
+
+    def _largest_block(self, positions: NDArray[np.int64]) -> float:
+        """The most bytes that a block of some chunks decodes to, by their indexes."""
+        if not len(positions):
+            return 0
+        largest = self._largest[positions]
+        if largest.min() < 0:
+            for position in np.unique(positions[largest < 0]).tolist():
+                sizes = np.diff(self._maps.get(position).raw_bounds(self._column.name))
+                self._largest[position] = sizes.max(initial=0)
+            largest = self._largest[positions]
+        return float(largest.max())
 
     def _decoded_bytes(self, blocks: Blocks) -> float:
-        """What some blocks take once they are decoded; of a ragged column, as the index says."""
+        """What some blocks take once they are decoded, by the index."""
         column = self._column
         if self._edges is None:
             return len(blocks) * column.block_rows * column.item_bytes

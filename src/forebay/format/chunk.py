@@ -34,7 +34,8 @@ Statistics = Mapping[str, int | float | list[int]]
 MAX_HEADER_BYTES = 8 << 20
 MAX_HEAD_BYTES = 256 << 20
 MAX_COLUMNS = 4096
-MAX_COUNT = 1 << 48  # of rows, samples, failures
+SUM_BYTES = 8  # of one block in the index
+MAX_COUNT = 1 << 40  # of rows, samples, failures
 
 
 class ChunkMeta(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

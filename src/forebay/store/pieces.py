@@ -18,9 +18,10 @@ class View(Protocol):
 
 
 class Pieces:
-    """A stored value as a `View` whose every slice is read from the store, and its SHA-256.
+    """A stored value as a `View` whose slices are read from the store, and its SHA-256.
 
-    Making it reads the value once, from beginning to end. Errors are the store's (`KeyError`, `OSError`).
+    Making it reads the value once, from beginning to end. Small slices are cut from a piece that is kept until another
+    is needed. Errors are the store's (`KeyError`, `OSError`). For one thread.
     """
 
     def __init__(self, store: Store, key: str) -> None:
@@ -30,16 +31,26 @@ class Pieces:
             digest.update(piece)
             size += len(piece)
         self._size, self.sha256 = size, digest.digest()
+        self._start, self._piece = 0, b""
 
     def __len__(self) -> int:
         return self._size
 
     def __getitem__(self, part: slice, /) -> memoryview:
         start, stop, _ = part.indices(self._size)
-        read = self._store.read(self._key, start, stop) if start < stop else b""
-        if len(read) != max(0, stop - start):
+        if start >= stop:
+            return memoryview(b"")
+        if stop - start > PIECE_BYTES:
+            return memoryview(self._read(start, stop))
+        if not self._start <= start < stop <= self._start + len(self._piece):
+            self._start, self._piece = start, self._read(start, min(start + PIECE_BYTES, self._size))
+        return memoryview(self._piece)[start - self._start : stop - self._start]
+
+    def _read(self, start: int, stop: int) -> bytes:
+        read = self._store.read(self._key, start, stop)
+        if len(read) != stop - start:
             raise OSError(f"'{self._key}' became shorter while it was read")
-        return memoryview(read)
+        return read
 
 
 def sha256_of(view: View) -> bytes:

@@ -46,6 +46,9 @@ DTYPES: dict[str, tuple[str, np.dtype[Any]]] = {
 }
 
 BLOCK_BYTES = 64 * 1024
+MAX_ITEM_BYTES = 1 << 48  # of one row, or of one value of a ragged row
+MAX_SIDES = 16
+_MAX_BLOCK_ROWS = 1 << 40  # no chunk has more rows: such a block is the whole chunk
 
 
 class Column(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -70,6 +73,12 @@ class Column(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             raise RecipeInvalid("column name '__metadata__' is reserved by safetensors; choose another")
         if any(side < 0 for side in self.shape):
             raise RecipeInvalid(f"column '{self.name}' has the negative shape {self.shape}")
+        if len(self.shape) > MAX_SIDES or prod(max(1, side) for side in self.shape) > MAX_ITEM_BYTES // 8:
+            shown = f"{len(self.shape)} sides" if len(self.shape) > MAX_SIDES else f"the shape {self.shape}"
+            raise RecipeInvalid(
+                f"column '{self.name}' has rows of {shown}; at most {MAX_SIDES} sides and {MAX_ITEM_BYTES // 8:,} "
+                f"values are allowed"
+            )
         if self.rows_per_block < 0:
             raise RecipeInvalid(f"column '{self.name}' has rows_per_block {self.rows_per_block}; 0 means automatic")
 
@@ -86,7 +95,7 @@ class Column(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def block_rows(self) -> int:
         """Rows per block: as declared, or as many as fill about 64 KiB (ragged: 64 rows)."""
         if self.rows_per_block:
-            return self.rows_per_block
+            return min(self.rows_per_block, _MAX_BLOCK_ROWS)
         return 64 if self.ragged else max(1, BLOCK_BYTES // max(1, self.item_bytes))
 
 
@@ -144,5 +153,7 @@ def join(pieces: Sequence[Array | Ragged]) -> Array | Ragged:
     ragged = [piece for piece in pieces if isinstance(piece, Ragged)]
     if len(ragged) < len(pieces):
         return np.concatenate([piece for piece in pieces if not isinstance(piece, Ragged)])
-    lengths = np.concatenate([piece.lengths for piece in ragged])
-    return Ragged(np.concatenate([piece.values for piece in ragged]), np.concatenate([[0], np.cumsum(lengths)]))
+    offsets = np.zeros(sum(map(len, ragged)) + 1, np.int64)
+    # Offsets of a file are uint64; added to a list of Python integers they would become float64.
+    np.cumsum(np.concatenate([piece.lengths.astype(np.int64, copy=False) for piece in ragged]), out=offsets[1:])
+    return Ragged(np.concatenate([piece.values for piece in ragged]), offsets)

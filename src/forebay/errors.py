@@ -28,6 +28,7 @@ ForebayError
 │   ├── ChunkMissing     a generation lists a chunk whose file is gone
 │   └── IndexCorrupt     a generation, plan, recipe or cache.json disagrees with its digest
 ├── StoreRefused         a store cannot be opened there, or does not take a key
+├── BlockTooLarge        a compressed block decodes to more bytes than the caller allows
 ├── KeyRefused           a generation is not tagged with the key in use, or needs one
 ├── OldCacheInvalid      a file is no teacher cache of the old format, or holds more than tensors
 ├── SourceNotFound       no file matches the source
@@ -292,6 +293,16 @@ class ChunkCorrupt(Damaged):
         if span is not None:
             where += f" (bytes {span[0]:,} to {span[1]:,})"
         super().__init__(f"{where} is corrupt: {problem}; run `forebay repair {root}`")
+
+
+class BlockTooLarge(ForebayError):
+    def __init__(self, root: str, layer: str, chunk: int, column: str, size: int, limit: int) -> None:
+        self.root, self.layer, self.chunk, self.column = root, layer, chunk, column
+        self.size, self.limit = size, limit
+        super().__init__(
+            f"column '{column}' in chunk {chunk} of layer '{layer}' in '{root}' decodes to {size:,} bytes at once, but "
+            f"max_block_bytes is {limit:,}; if you trust this cache, pass max_block_bytes={size} to open_cache"
+        )
 
 
 class ChunkMissing(Damaged):

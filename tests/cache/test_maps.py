@@ -2,11 +2,12 @@
 
 import gc
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
-from forebay.cache.maps import Maps
+from forebay.cache.maps import MAX_MAPS, PROCESS_BUDGET, MapBudget, Maps
 
 
 class File:
@@ -95,3 +96,65 @@ def test_a_chunk_that_cannot_be_opened_leaves_nothing_behind() -> None:
     with pytest.raises(OSError, match="gone"):
         maps.get(1)
     assert len(maps) == 0
+
+
+def budgeted(budget: MapBudget, count: int, limit: int = 8192) -> Maps:
+    return Maps(count, lambda position: File(), limit, budget)  # type: ignore[arg-type, return-value]
+
+
+def test_all_layers_together_stay_within_the_budget_of_the_process() -> None:
+    budget = MapBudget(320)
+    layers = []
+    for _ in range(64):
+        layers.append(budgeted(budget, count=100))
+        for position in range(100):
+            layers[-1].get(position)
+        assert sum(map(len, layers)) <= 320
+    assert min(map(len, layers)) >= 1
+
+
+def test_small_layers_get_what_they_want_and_the_others_share_the_rest() -> None:
+    budget = MapBudget(100)
+    small, first, second = budgeted(budget, 10), budgeted(budget, 1000), budgeted(budget, 1000, limit=60)
+    assert [small.limit, first.limit, second.limit] == [10, 45, 45]
+    del second
+    first.get(0)
+    budget.share()
+    assert [small.limit, first.limit] == [10, 90]
+
+
+def test_a_layer_that_is_closed_for_another_keeps_what_a_gather_may_know() -> None:
+    budget = MapBudget(4)
+    first = budgeted(budget, 100)
+    ticket = first.begin_reading()
+    files = [weakref.ref(first.get(position)) for position in range(4)]
+    second = budgeted(budget, 100)
+    assert len(first) == second.limit == 2
+    assert all(file() is not None for file in files)
+    first.end_reading(ticket)
+    assert sum(file() is not None for file in files) == 2
+
+
+def test_caches_that_want_more_maps_than_linux_grants_are_read_within_the_budget() -> None:
+    """The budget is per process: eight caches of eight layers have the same number of maps as one cache."""
+    wanted = 64 * MAX_MAPS
+    assert wanted > 65_530 > PROCESS_BUDGET.limit
+    layers = [Maps(MAX_MAPS, lambda position: File()) for _ in range(64)]  # type: ignore[arg-type, return-value]
+    assert sum(maps.limit for maps in layers) <= PROCESS_BUDGET.limit
+
+
+def test_threads_of_many_layers_share_one_budget_without_waiting_for_each_other_for_ever() -> None:
+    budget = MapBudget(40)
+    layers = [budgeted(budget, 50) for _ in range(8)]
+
+    def read(number: int) -> None:
+        choose = np.random.default_rng(number)
+        for _ in range(300):
+            ticket = layers[number].begin_reading()
+            for position in choose.integers(0, 50, 4).tolist():
+                layers[number].get(position)
+            layers[number].end_reading(ticket)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(read, range(8), timeout=60))
+    assert sum(map(len, layers)) <= 40

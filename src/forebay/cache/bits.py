@@ -12,6 +12,7 @@ from forebay.cache.column import ColumnReader
 from forebay.cache.place import Place, slices
 from forebay.columns import Array, Ragged
 
+_PIECE_ROWS = 65_536
 _WHOLE, _PARTIAL, _UNSEEN = range(3)  # the most of some chunks says what is to be done
 
 
@@ -41,6 +42,10 @@ class PresenceReader:
 
     def _look_through(self, positions: NDArray[np.int64]) -> None:
         for position in np.unique(positions[self._seen[positions] == _UNSEEN]).tolist():
-            rows = np.arange(self._rows[position])
-            bits = self._bits.read(Place(np.full(len(rows), position), rows))
-            self._seen[position] = _WHOLE if np.asarray(bits).all() else _PARTIAL
+            self._seen[position] = _WHOLE if self._is_whole(position) else _PARTIAL
+
+    def _is_whole(self, position: int) -> bool:
+        """Some rows at a time: how many there are is only believed once the first of them open the chunk."""
+        count = int(self._rows[position])
+        pieces = (np.arange(at, min(at + _PIECE_ROWS, count)) for at in range(0, count, _PIECE_ROWS))
+        return all(np.asarray(self._bits.read(Place(np.full(len(rows), position), rows))).all() for rows in pieces)

@@ -13,8 +13,9 @@ from forebay.cache.maps import Maps
 from forebay.cache.place import Place, runs
 from forebay.cache.published import corrupt_block
 from forebay.columns import Array, Column
-from forebay.errors import ChunkCorrupt
+from forebay.errors import BlockTooLarge, ChunkCorrupt, ForebayError
 from forebay.format.chunk_file import ChunkFile
+from forebay.format.codec import BlockOverLimit, CodecError
 
 Where = tuple[str, str]  # root, layer
 Blocks = NDArray[np.int64]  # numbers of blocks, counted over all chunks
@@ -45,6 +46,11 @@ class Checks:
         """The position of the chunk that has a block, and the block in it."""
         position = int(self._first.searchsorted(number, side="right")) - 1
         return position, number - int(self._first[position])
+
+    def find_all(self, numbers: Blocks) -> tuple[NDArray[np.int64], Blocks]:
+        """The same of many blocks."""
+        positions = self._first.searchsorted(numbers, side="right") - 1
+        return positions, numbers - self._first[positions]
 
     def ensure(self, place: Place) -> None:
         """Check every block that these rows touch, unless it was."""
@@ -79,9 +85,18 @@ class Checks:
                 raise self._corrupt_block(file, row)
         self._note_checked(blocks[fresh])
 
-    def corrupt(self, file: ChunkFile, block: int, problem: str) -> ChunkCorrupt:
+    def corrupt(self, file: ChunkFile, block: int, error: CodecError) -> ForebayError:
+        """What to raise for a block that does not decode."""
+        (root, layer), name = self._where, self._column.name
+        if isinstance(error, BlockOverLimit):
+            return BlockTooLarge(root, layer, file.chunk, name, error.size, error.limit)
+        return ChunkCorrupt(root, layer, file.chunk, str(error), column=name, block=block)
+
+    def outside(self, position: int) -> ChunkCorrupt:
+        """What to raise for a row that is said to be where its chunk, or its block, is not."""
         root, layer = self._where
-        return ChunkCorrupt(root, layer, file.chunk, problem, column=self._column.name, block=block)
+        problem = f"a row of column '{self._column.name}' reaches outside of it"
+        return ChunkCorrupt(root, layer, self._maps.get(position).chunk, problem)
 
     def _are_fresh(self, blocks: Blocks) -> NDArray[np.bool_]:
         fresh: NDArray[np.bool_] = (self._bits[blocks >> 3] & _BIT[blocks & 7]) == 0
@@ -89,8 +104,7 @@ class Checks:
 
     def _check(self, blocks: Blocks) -> None:
         name = self._column.name
-        positions = np.searchsorted(self._first, blocks, side="right") - 1
-        within = blocks - self._first[positions]
+        positions, within = self.find_all(blocks)
         for position, chosen in runs(positions):
             file = self._maps.get(position)
             bad = file.check(name).first_bad(within[chosen].tolist())
@@ -105,5 +119,5 @@ class Checks:
             self._unchecked -= len(fresh)
 
     def _corrupt_block(self, file: ChunkFile, block: int) -> ChunkCorrupt:
-        (root, layer), name = self._where, self._column.name
-        return corrupt_block(root, layer, file.chunk, name, block, file.check(name).span(block))
+        root, layer = self._where
+        return corrupt_block(root, layer, file, self._column.name, block)

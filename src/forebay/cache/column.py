@@ -44,11 +44,12 @@ def column_reader(
     maps: Maps,
     blocks: BlockCache[Decoded],
     where: Where,
+    max_block_bytes: int,
 ) -> ColumnReader:
     """The reader for a column over chunks of so many rows each."""
     checks = Checks(column, rows, maps, where)
     if column.codec != "none":
-        return CompressedReader(column, rows, maps, checks, blocks)
+        return CompressedReader(column, rows, maps, checks, blocks, max_block_bytes)
     plain = PlainRaggedReader if column.ragged else PlainFixedReader
     return plain(column, rows, maps, checks)
 
@@ -60,7 +61,7 @@ class PlainFixedReader:
         self._shape, self._dtype, self._row_bytes = column.shape, column.array_dtype, column.item_bytes
         self._maps = maps
         self._checks = checks
-        self._addresses_of = partial(Addresses, maps, len(rows), lambda file: file.flat(column.name))
+        self._addresses_of = partial(Addresses, maps, len(rows), lambda file: file.flat(column.name), checks.outside)
         self._addresses = self._addresses_of(column.item_bytes)
         self._slices: dict[int, Addresses] = {}  # by length
         self._is_block = column.block_rows == 1
@@ -72,8 +73,7 @@ class PlainFixedReader:
     def read_batches(self, place: Place, size: int) -> Iterator[Array]:
         ticket = self._maps.begin_reading()
         try:
-            addresses = self._addresses.of(place.positions)
-            addresses += place.rows * self._row_bytes
+            addresses = self._addresses.at(place.positions, place.rows * self._row_bytes)
             if not self._is_block:
                 self._checks.ensure(place)
             batches = self._addresses.gather_batches(addresses, size, self._dtype, self._shape)
@@ -89,9 +89,7 @@ class PlainFixedReader:
             items = self._slices.setdefault(length, self._addresses_of(length * item_bytes))
         ticket = self._maps.begin_reading()
         try:
-            addresses = items.of(place.positions)
-            addresses += place.rows * self._row_bytes
-            addresses += starts * item_bytes
+            addresses = items.at(place.positions, place.rows * self._row_bytes + starts * item_bytes)
             self._checks.ensure(place)
             return items.gather(addresses, self._dtype, (length, *self._shape[1:]))
         finally:
@@ -114,17 +112,21 @@ class PlainRaggedReader:
         self._column = column
         self._maps = maps
         self._checks = checks
-        self._edges = Edges(maps, len(rows), column.name)
-        self._values = Addresses(maps, len(rows), lambda file: file.flat(column.name), column.item_bytes)
+        self._edges = Edges(maps, len(rows), column.name, checks.outside)
+        self._values = Addresses(
+            maps, len(rows), lambda file: file.flat(column.name), checks.outside, column.item_bytes
+        )
 
     def read(self, place: Place) -> Ragged:
         self._checks.ensure(place)
         ticket = self._maps.begin_reading()
         try:
             starts, stops = self._edges.of(place)
+            bases = self._values.of_values(place.positions, starts, stops)
             ends = np.concatenate([[0], np.cumsum(stops - starts, dtype=np.int64)])
-            copied = self._by_value if ends[-1] <= SHORT_ROW * len(starts) else self._by_row
-            return Ragged(copied(place, starts, ends), ends)
+            if ends[-1] <= SHORT_ROW * len(starts):
+                return Ragged(self._by_value(bases, starts, ends), ends)
+            return Ragged(self._by_row(place, starts, ends), ends)
         finally:
             self._maps.end_reading(ticket)
 
@@ -136,15 +138,20 @@ class PlainRaggedReader:
 
     def views(self, place: Place) -> Iterator[Array]:
         """Parts of the mapped files: a map stays for as long as anything holds a view of it."""
-        starts, stops = self._edges.of(place)
+        ticket = self._maps.begin_reading()
+        try:
+            starts, stops = self._edges.of(place)
+            self._values.of_values(place.positions, starts, stops)
+        finally:
+            self._maps.end_reading(ticket)
         where = zip(place.positions.tolist(), place.rows.tolist(), starts.tolist(), stops.tolist(), strict=True)
         for position, row, start, stop in where:
             self._checks.ensure_row(position, row)
             yield self._maps.get(position).flat(self._column.name)[start:stop]
 
-    def _by_value(self, place: Place, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> Array:
+    def _by_value(self, bases: NDArray[np.int64], starts: NDArray[np.int64], ends: NDArray[np.int64]) -> Array:
         """One gather for all values: of short rows, finding the row costs more than copying it."""
-        addresses = value_addresses(self._values.of(place.positions), starts, ends, self._column.item_bytes)
+        addresses = value_addresses(bases, starts, ends, self._column.item_bytes)
         return self._values.gather(addresses, self._column.array_dtype, self._column.shape)
 
     def _by_row(self, place: Place, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> Array:

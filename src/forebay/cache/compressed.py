@@ -39,10 +39,20 @@ class _Found:
         # Where item 0 of the chunk would lie if the block went back so far: the item n of a row is at base + n · bytes.
         bases = np.array([block.address - block.first * item_bytes for block in blocks], np.int64)
         self.bases: NDArray[np.int64] = bases[which]
+        self._firsts = np.array([block.first for block in blocks], np.int64)
+        self._counts = np.array([len(block.values) for block in blocks], np.uint64)
         self.window = Window(item_bytes)
         if blocks:
             low = min(block.address for block in blocks)
             self.window.include(low, max(block.address + block.nbytes for block in blocks) - low)
+
+    def are_outside(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Which rows, given by the items of their chunk from start to stop, are not in the block they were found in."""
+        firsts = self._firsts[self.which]
+        # Seen as unsigned, a negative number is larger than any.
+        lows, highs = (starts - firsts).view(np.uint64), (stops - firsts).view(np.uint64)
+        outside: NDArray[np.bool_] = (lows > highs) | (highs > self._counts[self.which])
+        return outside
 
 
 class CompressedReader:
@@ -55,16 +65,20 @@ class CompressedReader:
         maps: Maps,
         checks: Checks,
         blocks: BlockCache[Decoded],
+        max_block_bytes: int,
     ) -> None:
         self._column = column
+        self._rows = rows
+        self._max_block_bytes = max_block_bytes
         self._maps = maps
         self._checks = checks
         self._blocks = blocks
-        self._edges = Edges(maps, len(rows), column.name) if column.ragged else None
-        self._block_bytes = column.block_rows * column.item_bytes  # of a ragged column: the most that was seen so far
+        self._edges = Edges(maps, len(rows), column.name, checks.outside) if column.ragged else None
+        block_bytes = min(column.block_rows * column.item_bytes, 1 << 62)
+        self._largest = np.full(len(rows), -1 if column.ragged else block_bytes, np.int64)  # -1: not looked up yet
 
     def read(self, place: Place) -> Array | Ragged:
-        if self._can_hold(self._checks.numbers(place)):
+        if self._can_hold(place):
             (rows,) = self._gathered(place, max(1, len(place.rows)))
             return rows
         # So many blocks that they go before they are needed again, unless the rows of each come one after the other.
@@ -80,22 +94,54 @@ class CompressedReader:
         return sliced
 
     def read_batches(self, place: Place, size: int) -> Iterator[Array | Ragged]:
-        numbers, step = self._checks.numbers(place), len(place.rows)
-        while step > size and not all(self._can_hold(numbers[some]) for some in slices(len(numbers), step)):
+        step = count = len(place.rows)
+        while step > size and not all(self._can_hold(place.part(some)) for some in slices(count, step)):
             step = max(size, step // 2 // size * size)
-        for some in slices(len(numbers), max(step, size)):
+        for some in slices(count, max(step, size)):
             part = place.part(some)
             yield from self._gathered(part, size) if size == 1 or step > size else [self.read(part)]
 
-    def _can_hold(self, numbers: Blocks) -> bool:
-        return len(np.unique(numbers)) * self._block_bytes <= self._blocks.limit // 2
+    def _can_hold(self, place: Place) -> bool:
+        """Whether the blocks of some rows, decoded, fit into half of the memory for blocks."""
+        room = self._blocks.limit // 2
+        if len(place.rows) * self._largest_block(place.positions) <= room:
+            return True
+        return self._decoded_bytes(np.unique(self._checks.numbers(place))) <= room
+
+    def _largest_block(self, positions: NDArray[np.int64]) -> float:
+        """The most bytes that a block of some chunks decodes to, by their indexes."""
+        if not len(positions):
+            return 0
+        largest = self._largest[positions]
+        if largest.min() < 0:
+            for position in np.unique(positions[largest < 0]).tolist():
+                sizes = np.diff(self._maps.get(position).raw_bounds(self._column.name))
+                self._largest[position] = sizes.max(initial=0)
+            largest = self._largest[positions]
+        return float(largest.max())
+
+    def _decoded_bytes(self, blocks: Blocks) -> float:
+        """What some blocks take once they are decoded, by the index."""
+        column = self._column
+        if self._edges is None:
+            return len(blocks) * column.block_rows * column.item_bytes
+        positions, within = self._checks.find_all(blocks)
+        first = within * column.block_rows
+        last = np.minimum(first + column.block_rows, self._rows[positions]) - 1
+        starts, _ = self._edges.of(Place(positions, first))
+        _, stops = self._edges.of(Place(positions, last))
+        return float((stops - starts).sum(dtype=np.float64)) * column.item_bytes
 
     def _gathered(self, place: Place, size: int) -> Iterator[Array | Ragged]:
         """The blocks of all these rows are held until the last batch was taken."""
         self._checks.ensure(place)
         found = self._find(place)
+        starts, stops = (place.rows, place.rows + 1) if self._edges is None else self._edges.of(place)
+        outside = found.are_outside(starts, stops)
+        if outside.any():
+            raise self._checks.outside(int(place.positions[outside][0]))
         if self._edges is not None:
-            yield from cut_batches(self._ragged(found, *self._edges.of(place)), size)
+            yield from cut_batches(self._ragged(found, starts, stops), size)
         else:
             addresses = found.bases + place.rows * self._column.item_bytes
             yield from found.window.gather_batches(addresses, size, self._column.array_dtype, self._column.shape)
@@ -108,12 +154,15 @@ class CompressedReader:
 
     def _view(self, position: int, row: int) -> Array:
         place = Place(np.array([position]), np.array([row]))
-        (block,) = self._find(place).blocks
+        found = self._find(place)
+        (block,) = found.blocks
         if self._edges is None:
             view: Array = block.values[row - block.first]
             return view
-        (start,), (stop,) = self._edges.of(place)
-        return block.values[start - block.first : stop - block.first]
+        starts, stops = self._edges.of(place)
+        if found.are_outside(starts, stops).any():
+            raise self._checks.outside(position)
+        return block.values[int(starts[0]) - block.first : int(stops[0]) - block.first]
 
     def _find(self, place: Place) -> _Found:
         numbers, after, which = np.unique(self._checks.numbers(place)[::-1], return_index=True, return_inverse=True)
@@ -139,9 +188,8 @@ class CompressedReader:
         position, block = self._checks.find(key[1])
         file = self._maps.get(position)
         try:
-            values = file.decode_block(self._column.name, block)
+            values = file.decode_block(self._column.name, block, self._max_block_bytes)
         except CodecError as error:
-            raise self._checks.corrupt(file, block, str(error)) from error
-        self._block_bytes = max(self._block_bytes, values.nbytes)
+            raise self._checks.corrupt(file, block, error) from error
         first_row = block * self._column.block_rows
         return Decoded(values, int(file.offsets(self._column.name)[first_row]) if self._edges else first_row)

@@ -1,6 +1,5 @@
 """Publishing: from chunks that are there to the next generation."""
 
-import hashlib
 import platform
 import secrets
 from collections.abc import Iterable, Mapping
@@ -21,6 +20,7 @@ from forebay.format.generation import ChunkTable, Generation, decode_generation
 from forebay.format.key import hmac_key
 from forebay.recipe import RecipeDocument
 from forebay.store.base import Missing, Store, holds, read_document, wait_until_listed
+from forebay.store.pieces import Pieces
 
 UNPUBLISHED = -1
 
@@ -193,7 +193,7 @@ def sound_record(store: Store, layer: str, chunk: int, revision: int = 0) -> Chu
         return None
     declared = layer_columns(recipe.columns, is_base=not recipe.reads)
     try:
-        return adopt_chunk(store.map(key), key, layer, chunk, recipe.fingerprint, revision, declared)
+        return adopt_chunk(Pieces(store, key), key, layer, chunk, recipe.fingerprint, revision, declared)
     except FormatTooNew:
         raise  # not damage: a newer forebay made it
     except (Missing, Damaged):
@@ -211,7 +211,7 @@ def _constants(store: Store, names: list[str]) -> dict[str, str]:
     found: dict[str, str] = {}
     for name in names:
         try:
-            found[name] = hashlib.sha256(store.map(layout.constants(name))).hexdigest()
+            found[name] = Pieces(store, layout.constants(name)).sha256.hex()
         except Missing:
             continue
     return found

@@ -33,7 +33,9 @@ from forebay.cache.published import open_chunk, published_record, read_column
 from forebay.columns import Array, Column, Ragged
 from forebay.errors import ChunkCorrupt, ColumnNotFound, IndexCorrupt, LayerIncomplete, LayerNotFound
 from forebay.format import layout
+from forebay.format.chunk import MAX_COUNT, MAX_HEAD_BYTES, SUM_BYTES
 from forebay.format.chunk_file import ChunkFile
+from forebay.format.codec import MAX_BLOCK_BYTES
 from forebay.format.generation import Generation
 from forebay.format.sealed import unseal
 from forebay.recipe import RecipeDocument
@@ -53,6 +55,7 @@ class Options:
     memory: int = DEFAULT_MEMORY
     threads: int = 0
     max_maps: int = MAX_MAPS
+    max_block_bytes: int = MAX_BLOCK_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +77,10 @@ class Cache:
         self._chunks = _common_chunks(generation, layers)
         base = generation.table(generation.base)
         rows = base.rows[np.searchsorted(base.chunks, self._chunks)]
+        if len(rows) and not 0 <= rows.min() <= rows.max() <= MAX_COUNT:
+            raise IndexCorrupt(
+                self.root, layout.generation(generation.number), "a chunk has an impossible number of rows"
+            )
         self._starts = np.concatenate([[0], np.cumsum(rows, dtype=np.int64)])
         self._count = int(self._starts[-1])
         self._finder = ChunkFinder(self._starts)
@@ -186,7 +193,7 @@ class Cache:
         numbers = self._row_numbers(rows)
         readers = {name: self._reader(name) for name in self._wanted(columns)}
         step = self._step // size * size
-        if not step or len(self._chunks) > self._options.max_maps:
+        if not step or len(self._chunks) > self._map_limit:
             yield from (self.read(numbers[at : at + size], columns) for at in range(0, max(1, len(numbers)), size))
             return
         for at in range(0, max(1, len(numbers)), step):  # no rows are one empty batch
@@ -253,7 +260,13 @@ class Cache:
     @property
     def _step(self) -> int:
         """Rows that are looked for at once: not more than an eighth of the maps, so that none is closed under them."""
-        return min(_PIECE_ROWS, max(1, self._options.max_maps // 8))
+        return min(_PIECE_ROWS, max(1, self._map_limit // 8))
+
+    @property
+    def _map_limit(self) -> int:
+        """Maps of a layer, of the one with the fewest; what other caches leave may be less than was asked for."""
+        count = len(self._chunks)
+        return min((maps.limit for maps in self._maps.values() if maps.limit < count), default=self._options.max_maps)
 
     def _map(self, call: Any, places: list[Place]) -> list[Array | Ragged]:
         if self._options.threads < 2:
@@ -333,11 +346,26 @@ class Cache:
         if reader is None:
             layer, column = self._find(name)
             rows = np.diff(self._starts)
-            reader = column_reader(column, rows, self._layer_maps(layer), self._blocks, (self.root, layer))
+            self._check_block_counts(layer, column, rows)
+            where, limit = (self.root, layer), self._options.max_block_bytes
+            reader = column_reader(column, rows, self._layer_maps(layer), self._blocks, where, limit)
             if name == presence_name(layer):
                 reader = PresenceReader(reader, rows)
             reader = self._readers.setdefault(name, reader)
         return reader
+
+    def _check_block_counts(self, layer: str, column: Column, rows: NDArray[np.int64]) -> None:
+        """Refuse rows whose sums cannot be in an index of the size listed, before memory is taken for every block."""
+        table = self.generation.table(layer)
+        if not len(table):
+            return
+        at = np.minimum(np.searchsorted(table.chunks, self._chunks), len(table) - 1)
+        listed = np.where(table.chunks[at] == self._chunks, table.numbers["head_size"][at], MAX_HEAD_BYTES)
+        impossible = -(-rows // column.block_rows) > np.clip(listed, 0, MAX_HEAD_BYTES) // SUM_BYTES
+        if impossible.any():
+            first = int(np.flatnonzero(impossible)[0])
+            problem = f"its index is too small for the {int(rows[first]):,} rows that were published"
+            raise ChunkCorrupt(self.root, layer, int(self._chunks[first]), problem)
 
     def _layer_maps(self, layer: str) -> Maps:
         if layer not in self._maps:
@@ -348,7 +376,8 @@ class Cache:
 
     def _whole(self, name: str, position: int) -> Array | Ragged:
         layer, column = self._find(name)
-        return read_column(self.store, layer, self._layer_maps(layer).get(position), column.name)
+        file = self._layer_maps(layer).get(position)
+        return read_column(self.store, layer, file, column.name, self._options.max_block_bytes)
 
 
 def open_cache(
@@ -359,21 +388,26 @@ def open_cache(
     memory: int = DEFAULT_MEMORY,
     threads: int = 0,
     max_maps: int = MAX_MAPS,
+    max_block_bytes: int = MAX_BLOCK_BYTES,
 ) -> Cache:
     """Pin a generation, the newest unless one is named.
 
     With `layers`, the cache has the rows that all of these have, and reads their columns by default; without, it has
-    the rows of the base layer. `memory` bounds the decoded blocks kept, in bytes.
+    the rows of the base layer. `memory` bounds the decoded blocks kept, in bytes. `max_block_bytes` bounds what one
+    compressed block may decode to: a stranger's cache could take 30,000 times its size. Raise it for a cache that you
+    trust and whose rows are larger.
     """
     if max_maps < 1:
         raise ValueError(f"max_maps is {max_maps}; a cache is read through at least one map")
+    if max_block_bytes < 1:
+        raise ValueError(f"max_block_bytes must be at least 1 (got {max_block_bytes})")
     store = open_store(root)
     pinned = load_generation(store, generation)
     names = tuple(dict.fromkeys([pinned.base, *(layers or ())]))
     for name in names:
         if name not in pinned.recipes:
             raise LayerNotFound(store.address, name, sorted(pinned.recipes))
-    return Cache(store, pinned, names, Options(memory, threads, max_maps))
+    return Cache(store, pinned, names, Options(memory, threads, max_maps, max_block_bytes))
 
 
 def _reopen(store: Store, generation: int, layers: tuple[str, ...], options: Options) -> Cache:

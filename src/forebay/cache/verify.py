@@ -4,7 +4,6 @@ SHA-256 says whether a file is bad; the sums in it then say which blocks. `full`
 source again.
 """
 
-import hashlib
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -28,6 +27,7 @@ from forebay.format.sealed import is_whole
 from forebay.recipe import input_layers
 from forebay.source import Source
 from forebay.store.base import Missing, Store, read_document
+from forebay.store.pieces import Pieces, View
 
 OnProgress = Callable[[Progress], None]
 Listed = tuple[str, ChunkRecord]  # layer, record
@@ -168,14 +168,16 @@ def check_chunk(store: Store, layer: str, record: ChunkRecord, full: bool) -> li
     """What is wrong with one chunk; None where its file is gone."""
     key = layout.chunk(layer, record.chunk, record.revision)
     try:
-        view = store.map(key)
+        pieces = Pieces(store, key)
+        if len(pieces) == record.size and pieces.sha256 == record.sha256:
+            return _content_problem(pieces, key, layer, record) if full else []
+        return _locate(pieces, key, layer, record)
     except Missing:
         return None
     except Damaged as error:
         return [Bad(key=key, problem=str(error), layer=layer, chunk=record.chunk)]
-    if len(view) == record.size and hashlib.sha256(view).digest() == record.sha256:
-        return _content_problem(view, key, layer, record) if full else []
-    return _locate(view, key, layer, record)
+    except OSError as error:  # a bad sector, or a file that shrinks
+        return [Bad(key=key, problem=f"it cannot be read: {error}", layer=layer, chunk=record.chunk)]
 
 
 def _check_all(
@@ -202,7 +204,7 @@ def _check_all(
     return found, total
 
 
-def _locate(view: memoryview, key: str, layer: str, record: ChunkRecord) -> list[Bad]:
+def _locate(view: View, key: str, layer: str, record: ChunkRecord) -> list[Bad]:
     """Where in a bad file the damage is, as closely as its own sums can tell."""
     chunk = record.chunk
     problem = head_problem(view, record)
@@ -210,7 +212,10 @@ def _locate(view: memoryview, key: str, layer: str, record: ChunkRecord) -> list
         sizes = sorted((len(view), record.size))
         start, stop = sizes if len(view) != record.size else (0, record.head_size)
         return [Bad(key=key, problem=problem, layer=layer, chunk=chunk, start=start, stop=stop)]
-    file = ChunkFile(view, key)
+    try:
+        file = ChunkFile(view, key)
+    except ForebayError as error:
+        return [Bad(key=key, problem=str(error), layer=layer, chunk=chunk)]
     bad = [
         Bad(
             key=key,
@@ -232,7 +237,7 @@ def _locate(view: memoryview, key: str, layer: str, record: ChunkRecord) -> list
     return bad or [rest]
 
 
-def _content_problem(view: memoryview, key: str, layer: str, record: ChunkRecord) -> list[Bad]:
+def _content_problem(view: View, key: str, layer: str, record: ChunkRecord) -> list[Bad]:
     try:
         check_chunk_content(ChunkFile(view, key))
     except ForebayError as error:
@@ -252,7 +257,7 @@ def _text_problem(store: Store, key: str, text: str) -> Bad | None:
 
 def _digest_problem(store: Store, key: str, digest: str) -> Bad | None:
     try:
-        same = hashlib.sha256(store.map(key)).hexdigest() == digest
+        same = Pieces(store, key).sha256.hex() == digest
     except Missing:
         return Bad(key=key, problem="it is gone")
     except Damaged as error:

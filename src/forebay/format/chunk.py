@@ -11,7 +11,8 @@ before anything in it is believed; each block of data is checked against its sum
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
+from math import isfinite
 
 import msgspec
 import numpy as np
@@ -20,7 +21,7 @@ import xxhash
 from forebay.columns import DTYPES, Array, Column, Columns, Ragged
 from forebay.errors import RecipeInvalid
 from forebay.format.blocks import raw_bounds, values_of
-from forebay.format.codec import compressor
+from forebay.format.codec import MAX_BLOCK_BYTES, compressor
 from forebay.format.layout import FORMAT_VERSION
 from forebay.format.tensors import as_bytes, encode_header
 from forebay.recipe import canonical_json
@@ -28,6 +29,13 @@ from forebay.source import Failure
 from forebay.store.base import Buffer
 
 Statistics = Mapping[str, int | float | list[int]]
+
+# What a reader accepts; far above what any recipe makes, and small enough for a stranger's chunk to be harmless.
+MAX_HEADER_BYTES = 8 << 20
+MAX_HEAD_BYTES = 256 << 20
+MAX_COLUMNS = 4096
+SUM_BYTES = 8  # of one block in the index
+MAX_COUNT = 1 << 40  # of rows, samples, failures
 
 
 class ChunkMeta(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -143,6 +151,11 @@ def encode_chunk(
         msgspec.to_builtins(meta), [(name, tag, shape, len(buffer)) for name, tag, shape, buffer in tensors]
     )
     head_size = len(header) + sum(len(buffer) for *_, buffer in index)
+    if len(header) > MAX_HEADER_BYTES or head_size > MAX_HEAD_BYTES:
+        raise RecipeInvalid(
+            f"chunk {chunk} of layer '{layer}' has a header of {len(header):,} bytes and an index of {head_size:,}; at "
+            f"most {MAX_HEADER_BYTES:,} and {MAX_HEAD_BYTES:,} are allowed: make shorter statistics or smaller chunks"
+        )
     return EncodedChunk(meta, [header, *(buffer for *_, buffer in tensors)], head_size)
 
 
@@ -151,6 +164,8 @@ def check_columns(columns: Columns, declared: Sequence[Column]) -> int:
     names = [column.name for column in declared]
     if sorted(columns) != sorted(names) or len(set(names)) != len(names):
         raise RecipeInvalid(f"the recipe declares the columns {names} but made {sorted(columns)}")
+    if len(names) > MAX_COLUMNS:
+        raise RecipeInvalid(f"the recipe declares {len(names):,} columns; at most {MAX_COLUMNS:,} are allowed")
     counts = {column.name: _check_column(column, columns[column.name]) for column in declared}
     if len(set(counts.values())) > 1:
         raise RecipeInvalid(f"the recipe made columns of different lengths: {counts}")
@@ -162,12 +177,17 @@ def content_digest(columns: Columns, declared: Sequence[Column]) -> str:
     digest = xxhash.xxh3_128()
     for column in declared:
         rows = columns[column.name]
-        digest.update(canonical_json([column.name, column.dtype, list(column.shape), column.ragged, len(rows)]))
+        digest.update(content_prefix(column, len(rows)))
         if isinstance(rows, Ragged):
             digest.update(as_bytes(rows.offsets.astype("<u8", copy=False)))
         digest.update(as_bytes(values_of(rows)))
     text: str = digest.hexdigest()
     return text
+
+
+def content_prefix(column: Column, rows: int) -> bytes:
+    """What the content digest takes in before the offsets and the values of a column."""
+    return canonical_json([column.name, column.dtype, list(column.shape), column.ragged, rows])
 
 
 def record_of(meta: ChunkMeta, size: int, head_size: int, head: bytes, sha256: bytes, revision: int) -> ChunkRecord:
@@ -201,7 +221,23 @@ def _check_column(column: Column, rows: Array | Ragged) -> int:
         raise RecipeInvalid(f"{what} is declared with rows of shape {column.shape} but was made {values.shape[1:]}")
     if isinstance(rows, Ragged) and not sound_offsets(rows.offsets, len(values)):
         raise RecipeInvalid(f"{what} has offsets that do not rise from 0 to {len(values)}")
+    if column.dtype == "bool" and not sound_bools(as_bytes(values)):
+        raise RecipeInvalid(f"{what} is declared bool but has bytes other than 0 and 1")
+    _check_block_sizes(column, rows)
     return len(rows)
+
+
+def _check_block_sizes(column: Column, rows: Array | Ragged) -> None:
+    """Refuse to compress a block that a reader would refuse to decompress."""
+    if column.codec == "none" or values_of(rows).nbytes <= MAX_BLOCK_BYTES:
+        return
+    sizes = np.diff(raw_bounds(column, len(rows), rows.offsets if isinstance(rows, Ragged) else None))
+    largest = int(sizes.max(initial=0))
+    if largest > MAX_BLOCK_BYTES:
+        raise RecipeInvalid(
+            f"column '{column.name}' has a block of {largest:,} bytes, but a compressed block holds at most "
+            f"{MAX_BLOCK_BYTES:,}; set rows_per_block below {column.block_rows}, or codec='none'"
+        )
 
 
 def _check_statistics(statistics: Statistics) -> None:
@@ -209,6 +245,14 @@ def _check_statistics(statistics: Statistics) -> None:
         canonical_json(msgspec.convert(statistics, dict[str, int | float | list[int]]))
     except (TypeError, ValueError, msgspec.ValidationError) as error:
         raise RecipeInvalid(f"statistics are names with numbers or lists of integers: {error}") from error
+    if not sound_statistics(statistics):
+        raise RecipeInvalid("statistics must be integers of 64 bits, or finite floats")
+
+
+def sound_statistics(statistics: Statistics) -> bool:
+    """Whether a generation can list them: integers of 64 bits, finite floats."""
+    values = chain.from_iterable(value if isinstance(value, list) else [value] for value in statistics.values())
+    return all(isfinite(value) if isinstance(value, float) else -(2**63) <= value < 2**63 for value in values)
 
 
 def _named(name: str, declared: Sequence[Column]) -> Column:
@@ -216,6 +260,11 @@ def _named(name: str, declared: Sequence[Column]) -> Column:
         if column.name == name:
             return column
     raise RecipeInvalid(f"the recipe calls '{name}' its sample ids, but declares no such column")
+
+
+def sound_bools(raw: Buffer) -> bool:
+    """Whether every byte is 0 or 1; numpy takes others for booleans and counts them wrongly."""
+    return not len(raw) or bool(np.frombuffer(raw, np.uint8).max() <= 1)
 
 
 def sound_offsets(offsets: Array, end: int) -> bool:

@@ -1,16 +1,16 @@
-"""A chunk at rest: its header read and held against itself, its blocks checked and decoded.
+"""A chunk at rest: its header and index compared with each other, its blocks checked and decoded.
 
-Reading trusts nothing: a chunk whose head passed its digest is opened with `ChunkFile`, one that no generation lists
-goes through `adopt_chunk`, which looks at all of it.
+Reading trusts nothing. `ChunkFile` refuses a header or an index that does not fit the file, so that nothing is read
+outside of it, whoever wrote it; the digests of both are compared before. A chunk that no generation lists goes through
+`adopt_chunk`, which looks at all of it.
 """
 
-import hashlib
 import json
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
-from itertools import pairwise
+from itertools import islice
 from types import MappingProxyType
 from typing import Any
 
@@ -21,29 +21,45 @@ import xxhash
 from forebay.columns import DTYPES, Array, Column, Ragged
 from forebay.errors import NotForebay, RecipeInvalid
 from forebay.format.blocks import block_count, block_span, raw_bounds
-from forebay.format.chunk import ChunkMeta, ChunkRecord, content_digest, item_size, record_of, sound_offsets
-from forebay.format.codec import CodecError, decompress
-from forebay.format.tensors import Tensor, Tensors, encode_header, parse_header
+from forebay.format.chunk import (
+    MAX_COLUMNS,
+    MAX_COUNT,
+    MAX_HEAD_BYTES,
+    MAX_HEADER_BYTES,
+    ChunkMeta,
+    ChunkRecord,
+    content_prefix,
+    item_size,
+    record_of,
+    sound_bools,
+    sound_offsets,
+    sound_statistics,
+)
+from forebay.format.codec import MAX_BLOCK_BYTES, BlockOverLimit, CodecError, decompress
+from forebay.format.tensors import Tensor, Tensors, as_bytes, encode_header, parse_header
 from forebay.source import Failure
 from forebay.store.base import Buffer
+from forebay.store.pieces import View, cut, sha256_of
 
-_MOST = 1 << 62  # no count of rows, values or bytes comes near it, and none may wrap around
+_MOST = 1 << 62  # no count of values or bytes comes near it, and none may wrap around
+_MOST_TIMES = 64  # as large as it is stored, a column may become when all of it is decoded at once
 _DIGEST = re.compile("[0-9a-f]{32}")
+
+NOT_BOOL = "it holds booleans that are neither 0 nor 1"
 
 Shape = tuple[str, int | None, tuple[int, ...]]  # tag, first side (None: any), the other sides
 
 
 class ChunkFile:
-    """A chunk at rest: header parsed, data untouched.
+    """A chunk at rest: header and index found sound, data untouched.
 
-    `view` must have passed its head digest, or be on its way through `adopt_chunk`. Thousands are open at once, so no
-    more of the header is kept than reading needs.
+    Thousands are open at once, so no more of the header is kept than reading needs.
     """
 
     __slots__ = ("_checks", "chunk", "columns", "head_size", "layer", "rows", "tensors", "view", "where")
 
-    def __init__(self, view: memoryview, where: str) -> None:
-        header = parse_header(view, where)
+    def __init__(self, view: View, where: str) -> None:
+        header = parse_header(view, where, MAX_HEADER_BYTES)
         meta = _meta(header.metadata, where)
         self.view = view
         self.where = where
@@ -52,11 +68,13 @@ class ChunkFile:
         self.tensors = Tensors(header.tensors)
         self.columns = _by_name(meta.columns)
         self._checks: dict[str, BlockCheck] = {}
+        for name, column in self.columns.items():
+            _check_index(self, name, column)
 
     @property
     def meta(self) -> ChunkMeta:
         """All that the chunk says of itself, read again from its header."""
-        return _meta(parse_header(self.view, self.where).metadata, self.where)
+        return _meta(parse_header(self.view, self.where, MAX_HEADER_BYTES).metadata, self.where)
 
     def offsets(self, column: str) -> Array:
         return self.tensors[f"{column}.offsets"].array(self.view)
@@ -88,28 +106,42 @@ class ChunkFile:
 
     def bad_blocks(self, column: str) -> list[tuple[int, tuple[int, int]]]:
         """(block, byte range) of every block that disagrees with its sum."""
-        bounds, sums = self.block_bounds(column).tolist(), self.sums(column).tolist()
-        spans = list(pairwise(bounds))
-        view = self.view
-        return [(k, span) for k, span in enumerate(spans) if xxhash.xxh3_64_intdigest(view[slice(*span)]) != sums[k]]
+        check = self.check(column)
+        found = (block for block in range(len(self.sums(column))) if check.first_bad([block]) is not None)
+        return [(block, check.span(block)) for block in found]
 
-    def decode_block(self, column: str, block: int) -> Array:
-        """The values of one stored block, flat along rows (and along values, where ragged). Raises `CodecError`."""
+    def decode_block(self, column: str, block: int, limit: int = MAX_BLOCK_BYTES) -> Array:
+        """The values of one stored block, flat along rows (and along values, where ragged). Raises `CodecError`.
+
+        A compressed block of more than `limit` bytes raises `BlockOverLimit`.
+        """
         declared = self.columns[column]
         start, stop = self.check(column).span(block)
         low, high = block_span(declared, self.rows, block, self.offsets(column) if declared.ragged else None)
-        raw = decompress(declared.codec, self.view[start:stop], (high - low) * declared.item_bytes)
+        raw = decompress(declared.codec, self.view[start:stop], (high - low) * declared.item_bytes, limit)
+        if declared.dtype == "bool" and not sound_bools(raw):
+            raise CodecError(NOT_BOOL)
         return np.frombuffer(raw, declared.array_dtype).reshape(high - low, *declared.shape)
 
-    def decode(self, column: str) -> Array | Ragged:
-        """All rows of a column. Raises `CodecError`."""
+    def decode(self, column: str, limit: int = MAX_BLOCK_BYTES) -> Array | Ragged:
+        """All rows of a column. Raises `CodecError`; `BlockOverLimit` where they would take too much memory."""
         declared = self.columns[column]
-        if declared.codec == "none":
-            values = self.flat(column)
-        else:
-            blocks = [self.decode_block(column, k) for k in range(block_count(declared, self.rows))]
-            values = np.concatenate(blocks) if blocks else np.empty((0, *declared.shape), declared.array_dtype)
+        values = self.flat(column) if declared.codec == "none" else self._decoded(column, limit)
         return Ragged(values, self.offsets(column)) if declared.ragged else values
+
+    def _decoded(self, column: str, limit: int) -> Array:
+        declared, tensor = self.columns[column], self.tensors[column]
+        count = int(self.offsets(column)[-1]) if declared.ragged else self.rows
+        size = count * declared.item_bytes
+        # Of a few stored megabytes a stranger makes hundreds of gigabytes, block by block.
+        if size > max(limit, _MOST_TIMES * (tensor.stop - tensor.start)):
+            raise BlockOverLimit(size, limit)
+        values, at = np.empty((count, *declared.shape), declared.array_dtype), 0
+        for block in range(block_count(declared, self.rows)):
+            decoded = self.decode_block(column, block, limit)
+            values[at : at + len(decoded)] = decoded
+            at += len(decoded)
+        return values
 
     def failures(self) -> list[Failure]:
         """What could not be made, once it is what the header was sealed with."""
@@ -117,7 +149,10 @@ class ChunkFile:
         meta = self.meta
         if meta.sealed(self._bytes(".source"), text) != meta:
             raise NotForebay(self.where, "its list of failures disagrees with its check")
-        return [msgspec.convert(json.loads(line), Failure) for line in text.split(b"\n")] if text else []
+        try:
+            return [msgspec.convert(json.loads(line), Failure) for line in text.split(b"\n")] if text else []
+        except (ValueError, RecursionError) as error:  # ValidationError is a ValueError
+            raise NotForebay(self.where, f"its list of failures cannot be read ({type(error).__name__})") from error
 
     def source_sums(self) -> list[int]:
         sums: list[int] = self.tensors[".source"].array(self.view).tolist()
@@ -130,7 +165,7 @@ class ChunkFile:
 class BlockCheck:
     """Checks single blocks of one column against their sums; lean, because a first epoch passes here per block."""
 
-    __slots__ = ("_bounds", "_end", "_size", "_start", "_sums", "_view")
+    __slots__ = ("_bounds", "_end", "_is_plain_bool", "_size", "_start", "_sums", "_view")
 
     def __init__(self, file: ChunkFile, column: str) -> None:
         declared, tensor, sums = file.columns[column], file.tensors[column], file.tensors[f"{column}.sums"]
@@ -140,6 +175,7 @@ class BlockCheck:
         self._size = declared.block_rows * declared.item_bytes
         # Blocks of a plain fixed column are all of one size; the others have their bounds in the index.
         self._bounds = None if declared.codec == "none" and not declared.ragged else file.block_bounds(column)
+        self._is_plain_bool = declared.dtype == "bool" and declared.codec == "none"
 
     def span(self, block: int) -> tuple[int, int]:
         """Where a stored block is in the file."""
@@ -149,21 +185,30 @@ class BlockCheck:
         return start, min(start + self._size, self._end)
 
     def agrees(self, block: int, stored: Buffer) -> bool:
-        """Whether these bytes are what was stored as a block."""
-        return bool(xxhash.xxh3_64_intdigest(stored) == self._sums[block])
+        """Whether these bytes are what was stored as a block, and are values of its type."""
+        if xxhash.xxh3_64_intdigest(stored) != self._sums[block]:
+            return False
+        return not self._is_plain_bool or sound_bools(stored)
 
     def first_bad(self, blocks: list[int]) -> int | None:
-        """The first of some blocks that disagrees with its sum, None where all agree."""
+        """The first of some blocks that disagrees with its sum or its type, None where all agree."""
         view, sums, span, digest = self._view, self._sums, self.span, xxhash.xxh3_64_intdigest
         for block in blocks:
             start, stop = span(block)
-            if digest(view[start:stop]) != sums[block]:
+            stored = view[start:stop]
+            if digest(stored) != sums[block] or (self._is_plain_bool and not sound_bools(stored)):
                 return block
         return None
 
+    def problem(self, block: int) -> str:
+        """What is wrong with a block that is bad."""
+        start, stop = self.span(block)
+        sound = xxhash.xxh3_64_intdigest(self._view[start:stop]) == self._sums[block]
+        return NOT_BOOL if sound else "its bytes disagree with their sum"
+
 
 def adopt_chunk(
-    view: memoryview,
+    view: View,
     where: str,
     layer: str,
     chunk: int,
@@ -182,25 +227,22 @@ def adopt_chunk(
         raise NotForebay(where, f"it is chunk {meta.chunk} of layer '{meta.layer}', or of another recipe")
     if columns is not None and meta.columns != tuple(columns):
         raise NotForebay(where, "its columns are not those that the layer's recipe declares")
-    _check_index(file)
-    for name in file.columns:
-        for block, span in file.bad_blocks(name):
-            raise NotForebay(
-                where, f"block {block} of column '{name}' (bytes {span[0]:,} to {span[1]:,}) fails its sum"
-            )
     check_content(file)
     head = xxhash.xxh3_128_digest(view[: file.head_size])
-    return record_of(meta, len(view), file.head_size, head, hashlib.sha256(view).digest(), revision)
+    return record_of(meta, len(view), file.head_size, head, sha256_of(view), revision)
 
 
-def check_content(file: ChunkFile) -> None:
-    """Decode everything and hold it against the digests in the header."""
+def check_content(file: ChunkFile, limit: int = MAX_BLOCK_BYTES) -> None:
+    """Check and decode every block, one at a time, and compare the whole with the digests in the header."""
     where, meta = file.where, file.meta
-    try:
-        columns = {name: file.decode(name) for name in file.columns}
-    except CodecError as error:
-        raise NotForebay(where, f"a block does not decompress: {error}") from error
-    if content_digest(columns, meta.columns) != meta.content:
+    digest = xxhash.xxh3_128()
+    for column in meta.columns:
+        digest.update(content_prefix(column, file.rows))
+        if column.ragged:
+            digest.update(as_bytes(file.offsets(column.name)))
+        for piece in _decoded_pieces(file, column, limit):
+            digest.update(piece)
+    if digest.hexdigest() != meta.content:
         raise NotForebay(where, "its content disagrees with its content digest")
     if meta.sealed(file._bytes(".source"), file._bytes(".failures")) != meta:
         raise NotForebay(where, "its metadata disagrees with its check")
@@ -210,21 +252,53 @@ def check_content(file: ChunkFile) -> None:
         raise NotForebay(where, "its header is not written as forebay writes it")
 
 
-def _check_index(file: ChunkFile) -> None:
-    """Offsets and block edges rise from 0 to the end of what they point into."""
-    for name, column in file.columns.items():
-        end = file.tensors[name].shape[0]
+def _decoded_pieces(file: ChunkFile, column: Column, limit: int) -> Iterator[Buffer]:
+    """The bytes of a column before compression, in order, once each block agrees with its sum."""
+    bounds, sums = file.block_bounds(column.name), file.sums(column.name)
+    sizes = np.diff(file.raw_bounds(column.name))
+    for block, size in enumerate(sizes):
+        start, stop = int(bounds[block]), int(bounds[block + 1])
+        stored = xxhash.xxh3_64()
+        for piece in cut(file.view, start, stop):
+            stored.update(piece)
+            if column.codec == "none":
+                yield _checked_type(file, column, block, piece)
+        if stored.intdigest() != sums[block]:
+            where = f"block {block} of column '{column.name}' (bytes {start:,} to {stop:,})"
+            raise NotForebay(file.where, f"{where} fails its sum")
         if column.codec != "none":
-            edges = file.tensors[f"{name}.blocks"].array(file.view)
-            if not sound_offsets(edges, end):
-                raise NotForebay(file.where, f"the block edges of column '{name}' do not rise from 0 to {end}")
-        if column.ragged:
-            offsets = file.offsets(name)
-            last = int(offsets[-1])
-            if not sound_offsets(offsets, end if column.codec == "none" else last):
-                raise NotForebay(file.where, f"the offsets of column '{name}' do not rise from 0 to {end}")
-            if last * max(1, column.item_bytes) >= _MOST:
-                raise NotForebay(file.where, f"the offsets of column '{name}' rise to {last:,}")
+            yield _unpacked(file, column, block, file.view[start:stop], int(size), limit)
+
+
+def _unpacked(file: ChunkFile, column: Column, block: int, stored: Buffer, size: int, limit: int) -> Buffer:
+    try:
+        return _checked_type(file, column, block, decompress(column.codec, stored, size, limit))
+    except CodecError as error:
+        what = f"block {block} of column '{column.name}' does not decompress"
+        raise NotForebay(file.where, f"{what}: {error}") from error
+
+
+def _checked_type(file: ChunkFile, column: Column, block: int, piece: Buffer) -> Buffer:
+    if column.dtype == "bool" and not sound_bools(piece):
+        raise NotForebay(file.where, f"block {block} of column '{column.name}': {NOT_BOOL}")
+    return piece
+
+
+def _check_index(file: ChunkFile, name: str, column: Column) -> None:
+    """Offsets and block edges rise from 0 to the end of what they point into."""
+    end = file.tensors[name].shape[0]
+    if column.codec != "none":
+        edges = file.tensors[f"{name}.blocks"].array(file.view)
+        if not sound_offsets(edges, end):
+            raise NotForebay(file.where, f"the block edges of column '{name}' do not rise from 0 to {end:,}")
+    if column.ragged:
+        offsets = file.offsets(name)
+        last = int(offsets[-1])
+        if last * max(1, column.item_bytes) >= _MOST:
+            raise NotForebay(file.where, f"the offsets of column '{name}' rise to {last:,}")
+        end = end if column.codec == "none" else last
+        if not sound_offsets(offsets, end):
+            raise NotForebay(file.where, f"the offsets of column '{name}' do not rise from 0 to {end:,}")
 
 
 def _meta(metadata: dict[str, Any], where: str) -> ChunkMeta:
@@ -234,8 +308,15 @@ def _meta(metadata: dict[str, Any], where: str) -> ChunkMeta:
         meta = msgspec.convert(metadata, ChunkMeta)
     except (msgspec.ValidationError, RecipeInvalid) as error:
         raise NotForebay(where, f"its metadata is not a chunk's: {error}") from error
-    if not 0 <= meta.rows * max([1, *(column.item_bytes for column in meta.columns)]) < _MOST:
+    except (UnicodeError, RecursionError) as error:
+        raise NotForebay(where, f"its metadata is not a chunk's ({type(error).__name__})") from error
+    if len(meta.columns) > MAX_COLUMNS:
+        raise NotForebay(where, f"it has {len(meta.columns):,} columns; at most {MAX_COLUMNS:,} are allowed")
+    widest = max([1, *(column.item_bytes for column in meta.columns)])
+    if not 0 <= meta.rows <= MAX_COUNT or meta.rows * widest >= _MOST:
         raise NotForebay(where, f"it cannot hold {meta.rows} rows of its columns")
+    if not (0 <= meta.samples <= MAX_COUNT and 0 <= meta.failures <= MAX_COUNT and sound_statistics(meta.statistics)):
+        raise NotForebay(where, "its metadata counts more than can be")
     if not all(map(_DIGEST.fullmatch, (meta.content, meta.ids, meta.base or meta.content))):
         raise NotForebay(where, "its metadata holds a digest that is none")
     return meta
@@ -257,13 +338,21 @@ def _check_tensors(meta: ChunkMeta, tensors: dict[str, Tensor], data_start: int,
     data = dict(sorted(data.items(), key=lambda item: -item_size(item[1][0])))
     expected = {**index, **data, ".failures": ("U8", None, ())}
     if list(expected) != list(tensors):
-        raise NotForebay(where, f"it holds the tensors {list(tensors)}, not {list(expected)}")
+        raise NotForebay(where, f"it holds the tensors {_shown(tensors)}, not {_shown(expected)}")
     for name, (tag, length, shape) in expected.items():
         tensor = tensors[name]
         wanted = (tensor.shape[:1] if length is None else (length,)) + shape
-        if tensor.tag != tag or tensor.shape != wanted or not wanted:
+        if tensor.tag != tag or tensor.shape != wanted or not wanted or wanted[0] >= _MOST:
             raise NotForebay(where, f"tensor '{name}' is {tensor.tag} {list(tensor.shape)}, not {tag} {list(wanted)}")
-    return tensors[".source"].stop
+    head_size = tensors[".source"].stop
+    if head_size > MAX_HEAD_BYTES:
+        raise NotForebay(where, f"its index ends at {head_size:,}; at most {MAX_HEAD_BYTES:,} bytes are allowed")
+    return head_size
+
+
+def _shown(names: Mapping[str, object]) -> str:
+    shown = ", ".join(map(repr, islice(names, 40)))
+    return f"[{shown}, …]" if len(names) > 40 else f"[{shown}]"
 
 
 def _expect_column(column: Column, rows: int, index: dict[str, Shape], data: dict[str, Shape]) -> None:

@@ -21,12 +21,20 @@ _MOST_BYTES: dict[Codec, Callable[[int], int]] = {
     "lz4": lambda stored: min(255 * stored, 0x7E000000),
     "zstd": lambda stored: (stored // 4 + 1) * 128 * 1024,
 }
-MOST_BLOCK_BYTES = 1 << 31
+MAX_BLOCK_BYTES = 256 << 20  # of one compressed block, decoded, unless the caller allows more
 _thread = threading.local()  # a zstd context serves one thread at a time
 
 
 class CodecError(Exception):
     """A block that does not decompress to what it should; the caller knows which block it was."""
+
+
+class BlockOverLimit(CodecError):
+    """A block that may well decompress, but to more bytes than the caller allows."""
+
+    def __init__(self, size: int, limit: int) -> None:
+        self.size, self.limit = size, limit
+        super().__init__(f"it decodes to {size:,} bytes, more than the {limit:,} that max_block_bytes allows")
 
 
 def compressor(codec: Codec, level: Level) -> Callable[[Buffer], Buffer]:
@@ -38,12 +46,12 @@ def compressor(codec: Codec, level: Level) -> Callable[[Buffer], Buffer]:
     return lambda block: block
 
 
-def decompress(codec: Codec, block: Buffer, size: int) -> Buffer:
-    """The `size` bytes that a stored block holds."""
+def decompress(codec: Codec, block: Buffer, size: int, limit: int = MAX_BLOCK_BYTES) -> Buffer:
+    """The `size` bytes that a stored block holds; no memory is taken for a block that cannot hold them."""
     if not 0 <= size <= _MOST_BYTES[codec](len(block)):
         raise CodecError(f"{len(block):,} stored bytes cannot hold {size:,}")
-    if size > MOST_BLOCK_BYTES:
-        raise CodecError(f"a block of {size:,} bytes is more than any of ours")
+    if codec != "none" and size > limit:
+        raise BlockOverLimit(size, limit)
     try:
         raw = _decompress(codec, block, size)
     except (zstandard.ZstdError, lz4.block.LZ4BlockError) as error:
@@ -59,12 +67,12 @@ def _decompress(codec: Codec, block: Buffer, size: int) -> Buffer:
     if codec == "lz4":
         raw: bytes = lz4.block.decompress(block, uncompressed_size=size)
         return raw
-    # The library allocates what the frame announces, so the announcement is checked first.
+    # The library allocates what the frame announces, not what it is asked for, so the announcement is checked first.
     if zstandard.frame_content_size(block) != size:
         raise CodecError("its frame announces another size")
     if not hasattr(_thread, "zstd"):
         _thread.zstd = zstandard.ZstdDecompressor()
-    unpacked: bytes = _thread.zstd.decompress(block)
+    unpacked: bytes = _thread.zstd.decompress(block, max_output_size=size)
     return unpacked
 
 

@@ -26,6 +26,7 @@ from forebay.errors import FormatTooNew, NotForebay, RecipeInvalid
 from forebay.format.layout import FORMAT_VERSION
 from forebay.recipe import canonical_json
 from forebay.source import TOO_DEEP, is_shallow
+from forebay.store.pieces import View
 
 ALIGNMENT = 4096
 MAX_HEADER_BYTES = 32 << 20  # JSON of this size is at most some hundred megabytes of objects
@@ -46,7 +47,7 @@ class Tensor:
     start: int
     stop: int
 
-    def array(self, view: memoryview) -> Array:
+    def array(self, view: View) -> Array:
         return np.frombuffer(view[self.start : self.stop], _BY_TAG[self.tag]).reshape(self.shape)
 
 
@@ -119,9 +120,12 @@ def encode_header(
     return padded.to_bytes(8, "little") + text.ljust(padded)
 
 
-def parse_header(view: memoryview, where: str) -> Header:
-    """Read the head of a file, refusing whatever `encode_header` could not have written for a file of this size."""
-    text, data_start = _header_text(view, where)
+def parse_header(view: View, where: str, max_bytes: int = MAX_HEADER_BYTES) -> Header:
+    """Read the head of a file, refusing whatever `encode_header` could not have written for a file of this size.
+
+    JSON takes up to thirty times its length in memory, so `max_bytes` bounds that too.
+    """
+    text, data_start = _header_text(view, where, max_bytes)
     metadata, entries = _header_entries(text, where)
     tensors: dict[str, Tensor] = {}
     position = data_start
@@ -134,16 +138,18 @@ def parse_header(view: memoryview, where: str) -> Header:
     return Header(metadata, tensors, data_start)
 
 
-def _header_text(view: memoryview, where: str) -> tuple[bytes, int]:
+def _header_text(view: View, where: str, max_bytes: int) -> tuple[bytes, int]:
     if len(view) == 0:
         raise NotForebay(where, "it is empty")
     if len(view) < 8:
         raise NotForebay(where, f"it has only {len(view)} bytes")
     length = int.from_bytes(view[:8], "little")
-    if length > MAX_HEADER_BYTES or (8 + length) % ALIGNMENT or length < 2:
+    if (8 + length) % ALIGNMENT or length < 2:
         raise NotForebay(where, "it does not start as a safetensors file of ours does")
     if 8 + length > len(view):
         raise NotForebay(where, f"it ends inside its header ({len(view):,} of at least {8 + length:,} bytes)")
+    if length > max_bytes:
+        raise NotForebay(where, f"its header has {length:,} bytes, more than the {max_bytes:,} that are allowed")
     return bytes(view[8 : 8 + length]), 8 + length
 
 

@@ -1,0 +1,49 @@
+"""Verifying a disk that is failing, and files that change under it: a report, never a signal."""
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+import forebay as fb
+from forebay.source import Source
+from forebay.store import LocalStore
+
+
+class BadSectors(LocalStore):
+    """A folder on a disk on which no chunk can be read."""
+
+    def read(self, key: str, start: int = 0, stop: int | None = None) -> bytes:
+        if key.startswith("layers/") and "recipe" not in key:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return super().read(key, start, stop)
+
+
+class Shrinking(LocalStore):
+    """A folder in which somebody truncates a chunk once its bytes were found right."""
+
+    def read(self, key: str, start: int = 0, stop: int | None = None) -> bytes:
+        read = super().read(key, start, stop)
+        if key.startswith("layers/") and "recipe" not in key and not read:
+            os.truncate(os.path.join(self.address, key), 5000)
+        return read
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_a_bad_sector_is_reported_and_does_not_end_the_process(tmp_path: Path, full: bool) -> None:
+    fb.build(tmp_path / "cache", lines_source(tmp_path), fb.RawRecipe(), workers=0)
+    report = fb.verify(BadSectors(tmp_path / "cache"), full=full)
+    assert [bad.problem for bad in report.bad] == ["it cannot be read: [Errno 5] Input/output error"]
+    assert report.bad[0].key == "layers/raw/000000.safetensors"
+
+
+def test_a_file_that_shrinks_while_it_is_verified_is_reported(tmp_path: Path) -> None:
+    fb.build(tmp_path / "cache", lines_source(tmp_path), fb.RawRecipe(codec="none"), workers=0)
+    (bad,) = fb.verify(Shrinking(tmp_path / "cache"), full=True).bad
+    assert bad.problem == "it cannot be read: 'layers/raw/000000.safetensors' became shorter while it was read"
+
+
+def lines_source(tmp_path: Path) -> Source:
+    (tmp_path / "lines.txt").write_bytes(b"".join(b"line %d\n" % number for number in range(5000)))
+    return fb.sources.lines(tmp_path / "lines.txt")

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, ClassVar
 
-from forebay.source import Failure, Part, Sample, SourceFile, Unit
+from forebay.source import Failure, Part, Sample, Source, SourceFile, Unit
 from forebay.sources.parquet_digest import row_digest
 from forebay.sources.parquet_rows import ParquetFile, check_footer, open_parquet, read_rows, row_cuts, row_group_ends
 from forebay.sources.paths import find_files, full_path, look, named_below, plain_file, renamed
@@ -15,7 +15,7 @@ SUFFIXES = (".parquet",)
 
 
 @dataclass(frozen=True, slots=True)
-class ParquetSource:
+class ParquetSource(Source):
     """The column `text` of every row of some files. A sample's id is `file#row`, counted from 0.
 
     A row that is null or no UTF-8 is a failure that names the row; a file without such a column is an error.

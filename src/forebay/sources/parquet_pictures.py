@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Any, ClassVar
 
 from forebay.errors import SourceUnreadable
-from forebay.source import Annotated, Failure, Part, Sample, SourceFile, Unit
+from forebay.source import Annotated, Failure, Part, Sample, Source, SourceFile, Unit
 from forebay.sources.parquet_digest import row_digest
 from forebay.sources.parquet_rows import (
     ParquetFile,
@@ -26,7 +26,7 @@ _ROWS_AT_ONCE = 256  # of metadata, whose rows may be long lists of numbers
 
 
 @dataclass(frozen=True, slots=True)
-class ParquetImageSource:
+class ParquetImageSource(Source):
     """The images in the column `image` of some files: bytes, or a struct of `bytes` and `path` as Hugging Face has it.
 
     A sample's id is `file#row`, counted from 0. Columns of strings, numbers, lists and structs of these are its

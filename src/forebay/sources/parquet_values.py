@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pyarrow as pa
 
 from forebay.source import Failure, Sample
-from forebay.sources.empty import empty
+from forebay.sources.failures import empty
 
 
 def holds_text(kind: pa.DataType) -> bool:

@@ -26,7 +26,7 @@ class ImageSourceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
         if chosen == "files":
             self._refuse("image", "names a field of a manifest or a column of Parquet; image files have none")
             return sources.images(*self.paths, root=self.root)
-        field = {} if self.image is None else {"image": self.image}
+        field: dict[str, Any] = {} if self.image is None else {"image": self.image}
         if chosen == "parquet":
             self._refuse("root", "is the folder that the paths of a manifest are below; Parquet holds the images")
             return sources.parquet_images(*self.paths, **field)

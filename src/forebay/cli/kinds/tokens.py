@@ -41,7 +41,7 @@ class TokenSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return self._local(self.format or ("text" if self.suffix else format_of(self.paths)))
 
     def _local(self, chosen: TextFormat) -> Source:
-        field = {} if self.text is None else {"text": self.text}
+        field: dict[str, Any] = {} if self.text is None else {"text": self.text}
         if chosen == "text":
             self._refuse("text", "names a field of JSON lines or a column of Parquet; plain text has none")
             return sources.text(*self.paths, separator=_separator(self.separator), suffixes=self._suffixes())

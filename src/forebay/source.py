@@ -60,6 +60,7 @@ class Annotated(msgspec.Struct, frozen=True):
 
 
 MOST_LEVELS = 64
+SHOWN_SUFFIXES = 6
 TOO_DEEP = f"lists and objects lie in each other more than {MOST_LEVELS} deep"
 
 
@@ -139,3 +140,17 @@ class Source(Protocol):
     def left_out(self, apart: str = "") -> Mapping[str, int]:
         """How many files of its folders are not read, by suffix; those below the folder `apart` do not count."""
         return {}
+
+
+def left_out_notes(source: Source | None, apart: str = "") -> tuple[str, ...]:
+    """What to say about files that a source does not read, nothing where there are none."""
+    counts = {} if source is None else source.left_out(apart)
+    total = sum(counts.values())
+    if not total:
+        return ()
+    frequent = sorted(counts.items(), key=lambda each: (-each[1], each[0]))
+    shown = [f"{suffix} {count:,}" for suffix, count in frequent[:SHOWN_SUFFIXES]]
+    more = total - sum(count for _, count in frequent[:SHOWN_SUFFIXES])
+    shown += [f"others {more:,}"] if more else []
+    were = "file was" if total == 1 else "files were"
+    return (f"{total:,} {were} not read: {', '.join(shown)}",)

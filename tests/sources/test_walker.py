@@ -49,7 +49,7 @@ def test_each_real_file_of_any_tree_is_found_once_by_every_source(folders, files
     with TemporaryDirectory() as folder:
         root = Path(folder, "data")
         make_tree(root, folders, files, links, suffix)
-        for name, target in links:  # links to nothing are another test's
+        for name, _ in links:  # links to nothing are another test's
             place = root / name
             if place.is_symlink() and not place.exists():
                 place.unlink()

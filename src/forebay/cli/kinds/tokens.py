@@ -104,8 +104,8 @@ TOKENS = Kind(
     summary="Text as packed tokens: rows of fixed length with document boundaries.",
     details=(
         f"SOURCE is a file, a folder, a quoted glob, or {HUB}org/name on the Hugging Face hub. Names decide the "
-        "format: .jsonl, .ndjson and .json are JSON lines, .parquet is Parquet, .txt, .md and any other single file are "
-        "plain text; .gz, .zst, .bz2 and .xz files are decompressed. --format states it explicitly."
+        "format: .jsonl, .ndjson and .json are JSON lines, .parquet is Parquet, .txt, .md and any other single file "
+        "are plain text; .gz, .zst, .bz2 and .xz files are decompressed. --format states it explicitly."
     ),
     example="tokens 'data/*.jsonl'",
     source=TokenSource,

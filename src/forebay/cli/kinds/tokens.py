@@ -121,7 +121,8 @@ TOKENS = Kind(
         REVISION_OPTION,
         *DOWNLOAD_OPTIONS,
         click.option(
-            "--tokenizer", help=f"gpt2, a tokenizer.json, or org/name on the hub.  [recipe; {DEFAULT_TOKENIZER}]"
+            "--tokenizer",
+            help=f"gpt2, a path to a tokenizer.json, or org/name on the hub.  [recipe; {DEFAULT_TOKENIZER}]",
         ),
         click.option("--sequence-length", type=click.IntRange(min=1), help="Tokens in a row.  [recipe; 512]"),
         click.option("--chunk-size", type=click.IntRange(min=1), help="Rows in a chunk.  [recipe; 8000]"),

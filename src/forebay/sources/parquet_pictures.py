@@ -19,6 +19,7 @@ from forebay.sources.parquet_rows import (
     row_batches,
     row_cuts,
     row_group_ends,
+    understood,
 )
 from forebay.sources.parquet_values import holds_bytes, holds_json
 from forebay.sources.paths import find_files, full_path, left_out, look, named_below, plain_file, renamed
@@ -116,7 +117,8 @@ def parquet_images(
 def _opened(path: str, file: SourceFile, column: str) -> ParquetFile:
     """An open file, kept so that what follows the rows read last is read without a new start."""
     parquet = open_any_parquet(path, path)
-    problem = _column_problem(parquet, column)
+    with understood(path):
+        problem = _column_problem(parquet, column)
     if problem:
         parquet.close()
         raise SourceUnreadable(path, problem)

@@ -47,7 +47,8 @@ _SLACK = 8
 def open_parquet(place: str | RawIOBase, path: str, column: str) -> ParquetFile:
     """A Parquet file that has a text column of this name; `path` is its name in errors."""
     parquet = open_any_parquet(place, path)
-    problem = _column_problem(parquet.schema_arrow, column)
+    with understood(path):
+        problem = _column_problem(parquet.schema_arrow, column)
     if problem:
         parquet.close()
         raise SourceUnreadable(path, problem)
@@ -264,7 +265,7 @@ def understood(path: str) -> Iterator[None]:
     """What pyarrow says of a file it does not understand, as one of our errors; trouble with the disk goes through."""
     try:
         yield
-    except (pa.ArrowException, OSError, StopIteration) as error:
+    except (pa.ArrowException, OSError, StopIteration, UnicodeDecodeError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise
         raise SourceUnreadable(path, f"it is not a sound Parquet file: {error or 'rows are missing'}") from error

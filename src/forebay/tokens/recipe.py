@@ -37,8 +37,8 @@ class Ids(NamedTuple):
 class TokenRecipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Pack tokenized documents, best fit, padded to `sequence_length`.
 
-    `tokenizer` is `"gpt2"`, a path to a `tokenizer.json` or a hub name. `eos` ends every document, `bos` begins it if given; each
-    is a token's text, its id, or None. `encoder="auto"` is decided when a cache is planned, and kept.
+    `tokenizer` is `"gpt2"`, a path to a `tokenizer.json` or a hub name. `eos` ends every document, `bos` begins it;
+    each is a token's text, its id, or None. `encoder="auto"` is decided when a cache is planned, and kept.
     """
 
     kind: ClassVar[str] = "tokens"

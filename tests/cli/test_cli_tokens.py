@@ -133,11 +133,13 @@ def test_json_lines_may_have_names_that_a_glob_spells_out(tmp_path: Path):
     assert documents_in(tmp_path / "cache") == 40
 
 
-@pytest.mark.parametrize(("chosen", "endings"), [("text", ".txt, .md"), ("jsonl", ".jsonl, .json")])
+@pytest.mark.parametrize(("chosen", "endings"), [("text", ".txt, .md"), ("jsonl", ".jsonl, .ndjson, .json")])
 def test_a_folder_without_fitting_names_says_what_was_looked_for(tmp_path: Path, chosen: str, endings: str):
     write_texts(tmp_path / "odd", STORIES[:2], ".py")
     said = run("estimate", "tokens", tmp_path / "odd", "--format", chosen, code=1).err
-    assert f"no source at '{tmp_path / 'odd'}': no file there ends in {endings}; name others by a glob like" in said
+    assert (
+        f"no source at '{tmp_path / 'odd'}': no file there ends in {endings} (in any case, also compressed); " in said
+    )
     assert "--suffix" in said
 
 

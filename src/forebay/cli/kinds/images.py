@@ -24,11 +24,11 @@ class ImageSourceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
 
     def open(self) -> Source:
         chosen = self.format or format_of(self.paths)
-        limit = {} if self.max_sample_bytes is None else {"max_sample_bytes": self.max_sample_bytes}
+        limit: dict[str, Any] = {} if self.max_sample_bytes is None else {"max_sample_bytes": self.max_sample_bytes}
         if chosen == "files":
             self._refuse("image", "names a field of a manifest or a column of Parquet; image files have none")
             return sources.images(*self.paths, root=self.root, **limit)
-        field: dict[str, Any] = {**limit} if self.image is None else {**limit, "image": self.image}
+        field = {**limit} if self.image is None else {**limit, "image": self.image}
         if chosen == "parquet":
             self._refuse("root", "is the folder that the paths of a manifest are below; Parquet holds the images")
             return sources.parquet_images(*self.paths, **field)

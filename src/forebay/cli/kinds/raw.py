@@ -9,6 +9,7 @@ from forebay.cli.kinds.base import Kind
 from forebay.cli.sizes import SizeType
 from forebay.source import Source
 from forebay.sources import files, lines
+from forebay.sources.failures import MAX_SAMPLE_BYTES
 from forebay.sources.walker import STREAM_SUFFIXES
 
 LINE_SUFFIXES = (".jsonl", ".ndjson", ".txt", *STREAM_SUFFIXES)
@@ -20,17 +21,17 @@ class RawSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     paths: tuple[str, ...]
     unit: Literal["files", "lines"] | None = None
     suffix: tuple[str, ...] = ()
-    max_sample_bytes: int | None = None  # the recipe's too: what it would refuse is not read
+    max_sample_bytes: int | None = None  # the recipe's too, which a source must not read less than
 
     def open(self) -> Source:
-        limit = {} if self.max_sample_bytes is None else {"max_sample_bytes": self.max_sample_bytes}
+        limit = max(self.max_sample_bytes or 0, MAX_SAMPLE_BYTES)
         if self._chosen_unit() == "files":
-            return files(*self.paths, suffixes=self.suffix, **limit)
+            return files(*self.paths, suffixes=self.suffix, max_sample_bytes=limit)
         if self.suffix:
             raise click.UsageError(
                 f"--suffix chooses whole files of folders; for lines, name a glob like 'folder/**/*{self.suffix[0]}'"
             )
-        return lines(*self.paths, **limit)
+        return lines(*self.paths, max_sample_bytes=limit)
 
     def _chosen_unit(self) -> Literal["files", "lines"]:
         if self.unit is not None:

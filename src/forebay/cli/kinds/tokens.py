@@ -43,14 +43,14 @@ class TokenSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return self._local(self.format or ("text" if self.suffix else format_of(self.paths)))
 
     def _local(self, chosen: TextFormat) -> Source:
-        limit = {} if self.max_sample_bytes is None else {"max_sample_bytes": self.max_sample_bytes}
+        limit: dict[str, Any] = {} if self.max_sample_bytes is None else {"max_sample_bytes": self.max_sample_bytes}
         if chosen == "text":
             self._refuse("text", "names a field of JSON lines or a column of Parquet; plain text has none")
             separator = _separator(self.separator)
             return sources.text(*self.paths, separator=separator, suffixes=self._suffixes(), **limit)
         self._refuse("separator", f"separates documents of plain text; the format here is {chosen}")
         self._refuse("suffix", f"chooses among files of plain text; the format here is {chosen}")
-        named: dict[str, Any] = {**limit} if self.text is None else {**limit, "text": self.text}
+        named = {**limit} if self.text is None else {**limit, "text": self.text}
         return sources.parquet(*self.paths, **named) if chosen == "parquet" else sources.jsonl(*self.paths, **named)
 
     def _suffixes(self) -> tuple[str, ...]:

@@ -204,7 +204,10 @@ def summarize(root: Root) -> Summary:
 
 
 def estimate(source: Source, recipe: Recipe, *, into: Root | None = None, workers: int | None = None) -> Estimate:
-    """What a build will take, judged by a sample of at most 5 % of the source."""
+    """What a build will take, estimated from a sample of at most 5 % of the source.
+
+    Of images, the tags of all are read as well, unless the recipe names its vocabulary.
+    """
     _check_source(source)
     _check_recipe(recipe)
     store = None if into is None else open_store(into)

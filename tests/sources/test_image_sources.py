@@ -6,6 +6,7 @@ import json
 import os
 import pickle
 import stat
+import tracemalloc
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -24,6 +25,7 @@ from forebay.source import Annotated, Failure, Part, Sample, Source
 from forebay.sources import image_files, image_lines
 from forebay.sources.image_lines import manifest_file
 from forebay.testing import SourceContract
+from forebay.testing.source import parts_of
 
 RECIPE = fb.ImageRecipe(size=32)
 
@@ -517,3 +519,36 @@ def test_each_source_builds_the_same_pixels_and_its_cache_knows_it_again(tmp_pat
         chunk.unlink()
         fb.repair(tmp_path / name, workers=0)
         assert fb.verify(tmp_path / name).sound
+
+
+def test_absolute_paths_of_a_manifest_below_the_root_are_read(tmp_path):
+    put(tmp_path, {"data/a.png": png(), "data/sub/b.png": png(), "far.png": png()})
+    paths = [tmp_path / "data" / "a.png", tmp_path / "data" / "sub" / ".." / "sub" / "b.png", tmp_path / "far.png"]
+    put(tmp_path / "data", {"list.jsonl": "".join(json.dumps({"path": str(path)}) + "\n" for path in paths)})
+    a, b, far = read_all(sources.image_manifest(tmp_path / "data" / "list.jsonl"))
+    assert (a.id, b.id, far.reason) == ("a.png", "sub/b.png", "outside-root")
+    assert "'; choose a root above all images (--root, root=)" in far.detail
+    everything = read_all(sources.image_manifest(tmp_path / "data" / "list.jsonl", root=tmp_path))
+    assert [one.id for one in everything] == ["data/a.png", "data/sub/b.png", "far.png"]
+
+
+def test_a_manifest_that_unpacks_to_very_much_is_refused(tmp_path, monkeypatch):
+    put(tmp_path, {"list.jsonl.gz": gzip.compress(b'{"path": "a.png"}\n' * 5000)})
+    monkeypatch.setattr(image_lines, "MOST_UNPACKED", 50_000)
+    monkeypatch.setattr(image_lines, "_PIECE", 10_000)
+    image_lines.open_lines.cache_clear()
+    with pytest.raises(SourceUnreadable, match="unpacks to more than 50,000 bytes; unpack it first"):
+        sources.image_manifest(tmp_path / "list.jsonl.gz").files()
+
+
+def test_reading_an_image_takes_no_more_than_its_size(tmp_path):
+    put(tmp_path, {"a.png": png()})
+    source = sources.images(tmp_path)
+    (part,) = parts_of(source, 1, 1)
+    tracemalloc.start()
+    try:
+        list(source.read(part))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 1 << 20

@@ -67,7 +67,11 @@ def full_path(root: str, name: str) -> str:
 
 
 def look(root: str, name: str) -> SourceFile:
-    status = os.stat(full_path(root, name))
+    """One file as it is now; `FileNotFoundError` where it is gone, also where a folder on the way became a file."""
+    try:
+        status = os.stat(full_path(root, name))
+    except NotADirectoryError as error:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), full_path(root, name)) from error
     if not stat.S_ISREG(status.st_mode):
         raise SourceUnreadable(full_path(root, name), "it is not a regular file")
     return SourceFile(path=name, size=status.st_size, mtime_ns=status.st_mtime_ns, stream=is_stream(name))

@@ -8,11 +8,11 @@ import msgspec
 import numpy as np
 
 import forebay as fb
-from forebay.source import Unit
+from forebay.source import Source, Unit
 
 
 @dataclass(frozen=True, slots=True)
-class NumberSource:
+class NumberSource(Source):
     """The numbers from 0 to `count`, as one file that is not there."""
 
     unit: ClassVar[Unit] = "samples"

@@ -14,7 +14,7 @@ import xxhash
 import forebay as fb
 from forebay.columns import Column, Ragged
 from forebay.recipe import Rows
-from forebay.source import Failure, Part, Sample, SourceFile
+from forebay.source import Failure, Part, Sample, Source, SourceFile
 
 LINES = 1000  # to a file of `CountingSource`
 
@@ -98,7 +98,7 @@ class CountRecipe(fb.RawRecipe, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True)
-class CountingSource:
+class CountingSource(Source):
     """The numbers from 0 on, a thousand to a file that is nowhere."""
 
     count: int

@@ -57,7 +57,7 @@ from forebay.errors import (
 from forebay.format import layout
 from forebay.kinds import recipe_class, reopen_recipe, reopen_source
 from forebay.recipe import AnyRecipe, LayerRecipe, Recipe, dependencies_of, reads_of, versions_of
-from forebay.source import Source
+from forebay.source import Source, left_out_notes
 from forebay.store import LocalStore, Store, open_store
 from forebay.store.opening import Root
 
@@ -96,6 +96,7 @@ def build(
         if source is not None and _is_long_work(store, source):
             engine.get_ready(recipe, 1 if memory_limit else _worker_count(workers))
         settled, notes = settle(store, source, recipe, name)
+        notes = (*notes, *left_out_notes(source, store.address))
         told = _told_in_bytes(source, on_progress or _silent)
         terms = _terms(settled, workers, memory_limit, max_failures, lease_seconds, told)
         place = _prepared(store, source, settled, name, terms).noting(notes)
@@ -146,6 +147,7 @@ def grow(
     told = _told_in_bytes(source, on_progress or _silent)
     terms = _terms(own, workers, memory_limit, max_failures, lease_seconds, told)
     alike = named_alike(source, load_plan(store))
+    notes = (*notes, *left_out_notes(source, store.address))
     plan, _ = append_to_plan(store, alike, own, partial(_planning, terms), memory_limit)
     place = base_workplace(store, alike, own, base, plan, newest_generation(store)).noting(notes)
     return build_chunks(place, place.chunks, _engine(workers), terms)
@@ -203,12 +205,17 @@ def summarize(root: Root) -> Summary:
 
 
 def estimate(source: Source, recipe: Recipe, *, into: Root | None = None, workers: int | None = None) -> Estimate:
-    """What a build will take, judged by a sample of at most 5 % of the source."""
+    """What a build will take, estimated from a sample of at most 5 % of the source.
+
+    Of images, the tags of all are read as well, unless the recipe names its vocabulary.
+    """
     _check_source(source)
     _check_recipe(recipe)
     store = None if into is None else open_store(into)
     settled, _ = settle(None, source, recipe, recipe.kind)
-    return estimate_build(source, settled, store, _worker_count(workers))
+    found = estimate_build(source, settled, store, _worker_count(workers))
+    notes = left_out_notes(source, store.address if store else "")
+    return msgspec.structs.replace(found, notes=(*found.notes, *notes))
 
 
 def clean(root: Root, *, keep_generations: int | None = None, lease_seconds: float = LEASE_SECONDS) -> CleanReport:

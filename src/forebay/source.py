@@ -4,6 +4,7 @@ file a.jsonl  ├──────part──────┼───part──�
 file b.jsonl  ├─part─┼────────part────────┤      chunk 1 = [a 900:1400, b 0:350]   …
 """
 
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -59,6 +60,7 @@ class Annotated(msgspec.Struct, frozen=True):
 
 
 MOST_LEVELS = 64
+SHOWN_SUFFIXES = 6
 TOO_DEEP = f"lists and objects lie in each other more than {MOST_LEVELS} deep"
 
 
@@ -84,7 +86,7 @@ class Failure(msgspec.Struct, frozen=True):
 
 @runtime_checkable
 class Source(Protocol):
-    """Where samples come from. A new source implements these and passes `forebay.testing.SourceContract`.
+    """Where samples come from. A new source is a subclass of this and passes `forebay.testing.SourceContract`.
 
     Optional: `files_grow = False` where a file that got longer is another sample, not an old one with more behind it;
     `glance(part)`, which gives what `read` gives, for judging only, where that can be had for less; `read_by`, the
@@ -96,32 +98,59 @@ class Source(Protocol):
     """
 
     @property
+    @abstractmethod
     def unit(self) -> Unit:
         """What the ranges of its parts count."""
 
+    @abstractmethod
     def describe(self) -> Mapping[str, Any]:
         """JSON values with a `kind` under which `forebay.kinds` finds this source again."""
 
+    @abstractmethod
     def files(self) -> list[SourceFile]:
         """Every file there is now, in the order of their samples."""
 
+    @abstractmethod
     def look(self, path: str) -> SourceFile:
         """One file as it is now; `FileNotFoundError` where it is gone."""
 
+    @abstractmethod
     def weight(self, file: SourceFile) -> int:
         """How much a file holds, in the unit of the source; of a stream, judged by its beginning."""
 
+    @abstractmethod
     def cuts(self, file: SourceFile, start: int, first: int, every: int) -> Iterator[int]:
         """Where parts of `file` from `start` on may end: about `first` after start, then about each `every`.
 
         The last one is the end of the file. A file that has nothing after `start` gives none.
         """
 
+    @abstractmethod
     def scanned(self, file: SourceFile) -> SourceFile:
         """The file as `cuts` left it: a stream now has its digest, another file is returned as it is."""
 
+    @abstractmethod
     def read(self, part: Part) -> Iterable[Sample | Failure]:
         """The samples of one part, in order."""
 
+    @abstractmethod
     def digest(self, file: SourceFile, start: int, stop: int) -> int:
         """A 64-bit hash of the raw content of a range; for a stream, of its first `stop` stored bytes."""
+
+    def left_out(self, apart: str = "") -> Mapping[str, int]:
+        """How many files of its folders are not read, by suffix; those below the folder `apart` do not count."""
+        return {}
+
+
+def left_out_notes(source: Source | None, apart: str = "") -> tuple[str, ...]:
+    """What to say about files that a source does not read, nothing where there are none."""
+    counts = {} if source is None else source.left_out(apart)
+    total = sum(counts.values())
+    if not total:
+        return ()
+    frequent = sorted(counts.items(), key=lambda each: (-each[1], each[0]))
+    shown = [f"{suffix} {count:,}" for suffix, count in frequent[:SHOWN_SUFFIXES]]
+    more = total - sum(count for _, count in frequent[:SHOWN_SUFFIXES])
+    shown += [f"others {more:,}"] if more else []
+    were = "file was" if total == 1 else "files were"
+    return (f"{total:,} {were} not read: {', '.join(shown)}",)

@@ -133,11 +133,13 @@ def test_json_lines_may_have_names_that_a_glob_spells_out(tmp_path: Path):
     assert documents_in(tmp_path / "cache") == 40
 
 
-@pytest.mark.parametrize(("chosen", "endings"), [("text", ".txt, .md"), ("jsonl", ".jsonl, .json")])
+@pytest.mark.parametrize(("chosen", "endings"), [("text", ".txt, .md"), ("jsonl", ".jsonl, .ndjson, .json")])
 def test_a_folder_without_fitting_names_says_what_was_looked_for(tmp_path: Path, chosen: str, endings: str):
     write_texts(tmp_path / "odd", STORIES[:2], ".py")
     said = run("estimate", "tokens", tmp_path / "odd", "--format", chosen, code=1).err
-    assert f"no source at '{tmp_path / 'odd'}': no file there ends in {endings}; name others by a glob like" in said
+    assert (
+        f"no source at '{tmp_path / 'odd'}': no file there ends in {endings} (in any case, also compressed); " in said
+    )
     assert "--suffix" in said
 
 
@@ -327,3 +329,50 @@ def test_a_dry_run_knows_the_encoder_that_was_chosen(tmp_path: Path):
     root, source = build_tokens(tmp_path, STORIES, "--end-chunk", 0)
     ran = run("build", "tokens", source, "--into", root, *SMALL, "--dry-run")
     assert re.search(r"would build +\d+ chunks of \d+ planned", ran.out)
+
+
+def test_files_that_are_not_read_are_counted_in_build_estimate_and_dry_run(tmp_path: Path):
+    write_documents(tmp_path / "data", STORIES)
+    for name in ("b.csv", "c.csv", "d.jsonl.br", "LICENSE", ".hidden"):
+        (tmp_path / "data" / name).write_text("x")
+    said = "4 files were not read: .csv 2, .br 1, no suffix 1"
+    asked = ("tokens", tmp_path / "data", "--into", tmp_path / "data" / "cache", *SMALL)
+    for verb in (("estimate", *asked[:4]), ("build", *asked, "--dry-run"), ("build", *asked), ("build", *asked)):
+        assert said in run(*verb).out
+    assert said in run("build", *asked, "--json").json["notes"]
+    ran = run("build", "tokens", tmp_path / "data" / "*.jsonl", "--into", tmp_path / "c", *SMALL)
+    assert "not read" not in ran.out
+
+
+def test_corpora_are_read_under_their_own_names(tmp_path: Path):
+    lines = b"".join(json.dumps({"text": text}).encode() + b"\n" for text in STORIES[:5])
+    (tmp_path / "d").mkdir()
+    for name, content in {
+        "c4-train.00000.json.gz": gzip.compress(lines),
+        "more.ndjson": lines,
+        "UPPER.JSONL": lines + b"\n\n",
+    }.items():
+        (tmp_path / "d" / name).write_bytes(content)
+    ran = run("build", "tokens", tmp_path / "d", "--into", tmp_path / "c", *SMALL, "--max-failures", 0)
+    assert "not read" not in ran.out
+    assert documents_in(tmp_path / "c") == 15
+
+
+def test_a_bound_on_samples_is_kept_by_the_cache(tmp_path: Path):
+    write_documents(tmp_path, ["short", "long " * 1000, "short again"])
+    into = ("--into", tmp_path / "c", *SMALL)
+    run("build", "tokens", tmp_path / "a.jsonl", "--max-sample-bytes", "1kB", *into)
+    assert documents_in(tmp_path / "c") == 2
+    assert "too-large" in run("status", tmp_path / "c").out
+    assert "max_sample_bytes=1000" in run("build", "tokens", tmp_path / "a.jsonl", *into, code=1).err
+    run("build", tmp_path / "c")
+
+
+def test_gpt2_on_the_command_line_is_the_vocabulary_beside_a_folder_of_that_name(tmp_path: Path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "gpt2").mkdir()
+    write_documents(tmp_path, STORIES[:5])
+    run("build", "tokens", "a.jsonl", "--tokenizer", "gpt2", "--into", "c", *SMALL)
+    assert recipe_of(tmp_path / "c")["tokenizer"] == "gpt2"
+    said = run("build", "tokens", "a.jsonl", "--tokenizer", "./gpt2", "--into", "d", *SMALL, code=1).err
+    assert "the folder has no tokenizer.json" in said

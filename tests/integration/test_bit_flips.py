@@ -17,12 +17,12 @@ from forebay.columns import Ragged
 from forebay.errors import Damaged, ForebayError
 from forebay.format import layout
 from forebay.format.chunk_file import ChunkFile
-from forebay.source import Part, Sample, SourceFile
+from forebay.source import Part, Sample, Source, SourceFile
 
 LINES = [b"0", b"11", b"", b"3", b"444", b"5", b"66666", b"7", b"8"]  # the empty one fails
 
 
-class ListSource:
+class ListSource(Source):
     """Lines that a test wrote down: three to a file."""
 
     unit = "bytes"

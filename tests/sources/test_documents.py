@@ -100,8 +100,27 @@ def test_the_same_documents_again_leave_the_file_and_its_caches_valid(tmp_path, 
     after = os.stat(tmp_path / name)
     assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
     assert fb.build(tmp_path / "cache", again, TextRecipe(), workers=0).made == 0
+    os.unlink(tmp_path / name)
+    other = fb.sources.documents(given[1:], tmp_path / name)
     with pytest.raises(fb.errors.SourceChanged):
-        fb.build(tmp_path / "cache", fb.sources.documents(given[1:], tmp_path / name), TextRecipe(), workers=0)
+        fb.build(tmp_path / "cache", other, TextRecipe(), workers=0)
+
+
+@SPOOLS
+@pytest.mark.parametrize("other", [b'{"text": "somebody else\'s"}\n', b"\x00 not even text", "documents", "link"])
+def test_a_file_that_holds_something_else_is_never_overwritten(tmp_path, name, other):
+    if other == "link":
+        (tmp_path / "far").write_bytes(b"")
+        (tmp_path / name).symlink_to("far")
+    elif other == "documents":
+        fb.sources.documents(["one", "two", "three"], tmp_path / name)
+    else:
+        (tmp_path / name).write_bytes(other)
+    before = (tmp_path / name).read_bytes()
+    with pytest.raises(SourceInvalid, match="exists and does not begin these documents"):
+        fb.sources.documents(["one", "two"], tmp_path / name)
+    assert (tmp_path / name).read_bytes() == before
+    assert len(os.listdir(tmp_path)) == (2 if other == "link" else 1)
 
 
 def test_more_documents_behind_the_same_ones_grow_a_cache(tmp_path):

@@ -1,7 +1,9 @@
 """Files for sources to read, and all that a source gives."""
 
+import bz2
 import gzip
 import io
+import lzma
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +18,8 @@ STORED: dict[str, Callable[[bytes], bytes]] = {
     "": bytes,
     ".gz": lambda content: gzip.compress(content, 1, mtime=0),
     ".zst": lambda content: zstandard.compress(content, 1),
+    ".bz2": lambda content: bz2.compress(content, 1),
+    ".xz": lambda content: lzma.compress(content, preset=0),
 }
 
 

@@ -97,3 +97,34 @@ def test_a_relative_path_is_a_path(tmp_path, monkeypatch):
     written(tmp_path, byte_level(), "mine.json")
     monkeypatch.chdir(tmp_path)
     assert Path(load_vocabulary("mine.json").name).samefile(tmp_path / "mine.json")
+
+
+def test_gpt2_is_the_vocabulary_also_beside_a_folder_of_that_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "gpt2").mkdir()
+    assert load_vocabulary("gpt2").size == 50257
+    written(tmp_path / "gpt2", byte_level())
+    assert load_vocabulary("gpt2").size == 50257
+    assert load_vocabulary("./gpt2").size == 257
+
+
+def test_a_bare_name_of_a_folder_says_how_to_write_its_path(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    written(tmp_path / "mine", byte_level())
+    with pytest.raises(TokenizerUnusable, match=r"write '\./mine'"):
+        load_vocabulary("mine")
+    written(tmp_path, byte_level())
+    assert load_vocabulary("tokenizer.json").size == 257
+
+
+def test_a_folder_without_a_tokenizer_says_so(tmp_path):
+    with pytest.raises(TokenizerUnusable, match=r"the folder has no tokenizer\.json"):
+        load_vocabulary(str(tmp_path))
+
+
+def test_a_file_that_is_far_too_large_is_not_read(tmp_path):
+    with (tmp_path / "tokenizer.json").open("wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(TokenizerUnusable, match="at most 268,435,456"):
+        load_vocabulary(str(tmp_path))

@@ -20,8 +20,9 @@ def estimate() -> None:
     """Say what a build will take, from a sample, before building.
 
     Takes the kind, the sources and the recipe options of `forebay build`. At most 5 % of the source is read, and of
-    small sources a few whole documents, even if that is more. Duplicates are counted as if they stayed. With --into,
-    exit code 1 when the disk there cannot hold it.
+    small sources a few whole documents, even if that is more. Of images, the tags of all are read as well, in sidecars,
+    manifest or Parquet columns, unless --tags names the vocabulary. Duplicates are counted as if they stayed. With
+    --into, exit code 1 when the disk there cannot hold it.
 
     Example: forebay estimate tokens 'data/*.jsonl' --into caches/edu
     """

@@ -22,6 +22,7 @@ from forebay.recipe import Recipe, RecipeDocument, fields_of
 from forebay.source import Source
 from forebay.store import open_store
 from forebay.teachers import TeacherRecipe
+from forebay.tokens.vocabulary import is_path
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Positive = Annotated[int, msgspec.Meta(gt=0)]
@@ -142,10 +143,10 @@ def _paths_from(folder: str, section: dict[str, Any]) -> dict[str, Any]:
 
 
 def _placed(kind: Kind, folder: str, recipe: dict[str, Any]) -> dict[str, Any]:
-    """A recipe whose files, where they are files, can be found from any folder."""
+    """A recipe whose files, where they are files, can be found from any folder; `gpt2` is not one."""
     found = {
         name: os.path.abspath(os.path.join(folder, recipe[name]))
         for name in getattr(kind.recipe, "located", ())
-        if name in recipe and os.path.exists(os.path.join(folder, recipe[name]))
+        if name in recipe and is_path(recipe[name]) and os.path.exists(os.path.join(folder, recipe[name]))
     }
     return {**recipe, **found}

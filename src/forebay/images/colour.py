@@ -11,6 +11,7 @@ Alpha = Literal["composite", "drop", "fail"]
 Color = tuple[int, int, int]
 
 _SEEN_THROUGH = ("RGBA", "LA", "PA", "RGBa", "La")
+_STRIP_PIXELS = 1 << 20
 _WITHOUT_RANGE = ("I", "F", "LAB", "HSV")
 
 
@@ -47,9 +48,15 @@ def _has_alpha(image: Image.Image) -> bool:
 
 
 def _opaque(image: Image.Image, alpha: Alpha, pad_color: Color) -> Image.Image:
-    clear = (image.convert("LA") if image.mode == "La" else image).convert("RGBA")
-    if alpha == "fail" and clear.getchannel("A").getextrema()[0] != 255:
-        raise ImageUnreadable("transparent", "some of its pixels are transparent, and the recipe says alpha='fail'")
-    if alpha == "composite":
-        clear = Image.alpha_composite(Image.new("RGBA", clear.size, (*pad_color, 255)), clear)
-    return clear.convert("RGB")
+    """Strip by strip: whole, each step on the way would take as much memory again as a large picture does."""
+    opaque = Image.new("RGB", image.size)
+    rows = max(1, _STRIP_PIXELS // image.width)
+    for top in range(0, image.height, rows):
+        strip = image.crop((0, top, image.width, min(top + rows, image.height)))
+        clear = (strip.convert("LA") if strip.mode == "La" else strip).convert("RGBA")
+        if alpha == "fail" and clear.getchannel("A").getextrema()[0] != 255:
+            raise ImageUnreadable("transparent", "some of its pixels are transparent, and the recipe says alpha='fail'")
+        if alpha == "composite":
+            clear = Image.alpha_composite(Image.new("RGBA", clear.size, (*pad_color, 255)), clear)
+        opaque.paste(clear.convert("RGB"), (0, top))
+    return opaque

@@ -9,14 +9,14 @@ from typing import Any, ClassVar
 import xxhash
 
 from forebay.errors import ForebayError, FunctionFailed, SourceInvalid, SourceNeeded
-from forebay.source import Failure, Part, Sample, SourceFile, Unit
+from forebay.source import Failure, Part, Sample, Source, SourceFile, Unit
 
 _MOST_REMEMBERED = 1 << 16
 _just_read: dict[tuple["FunctionSource", str], int] = {}  # digests of slices, until they are asked for
 
 
 @dataclass(frozen=True, slots=True)
-class FunctionSource:
+class FunctionSource(Source):
     """The documents that an importable function gives for slice numbers 0 to `slices` - 1.
 
     Each slice is a file of weight 1, `module:name/17`, whose documents are `module:name/17#0` and so on. The function

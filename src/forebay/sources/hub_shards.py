@@ -16,14 +16,14 @@ from typing import Any, ClassVar
 
 from forebay.columns import Array
 from forebay.hub import HubFile, Patience, RangeFile, RemoteFile, Repository, clear, parquet_shards, sweep, take
-from forebay.source import Failure, Part, Sample, SourceFile, Unit
+from forebay.source import Failure, Part, Sample, Source, SourceFile, Unit
 from forebay.sources.parquet_rows import ParquetFile, check_footer, open_parquet, read_rows, row_cuts, row_group_ends
 
 _JUDGED_SHARDS = 32
 
 
 @dataclass(frozen=True, slots=True)
-class HubSource:
+class HubSource(Source):
     """The column `text` of the shards of a subset and split, as they are at one commit.
 
     A sample's id is `file#row`. `spool` is the folder for the shards at hand, by default one beside all that is kept of

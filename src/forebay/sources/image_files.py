@@ -8,11 +8,13 @@ from typing import Any, ClassVar
 import xxhash
 
 from forebay.errors import SourceChanged
-from forebay.source import Annotated, Failure, Part, Sample, SourceFile, Unit
+from forebay.source import Annotated, Failure, Part, Sample, Source, SourceFile, Unit
+from forebay.sources.failures import MAX_IMAGE_BYTES, checked_limit, limit_in, stated_limit, too_large
 from forebay.sources.image_listing import (
     TROUBLES,
     Sidecar,
     find_images,
+    left_out_beside_images,
     look_at_image,
     sidecar_in,
     touched_ns,
@@ -22,30 +24,32 @@ from forebay.sources.image_sidecars import MOST_BYTES, SidecarUnreadable, parse_
 from forebay.sources.paths import full_path, named_below, renamed
 from forebay.sources.stored import digest
 
-LARGEST_FILE = 1 << 30  # a film named as a picture is not read into memory
-
 
 @dataclass(frozen=True, slots=True)
-class ImageSource:
+class ImageSource(Source):
     """Every image below some paths, named relative to `root`, with the metadata of its sidecar.
 
     Each file is one sample and weighs as much as any other: rows of images are alike in size, their files are not. A
-    changed sidecar is a changed image.
+    changed sidecar is a changed image. A file of more than `max_sample_bytes`, a film named as a picture, is not read.
     """
 
     kind: ClassVar[str] = "images"
     unit: ClassVar[Unit] = "samples"
     files_grow: ClassVar[bool] = False
+    read_by: ClassVar[tuple[str, ...]] = ("max_sample_bytes",)
 
     root: str
     patterns: tuple[str, ...]
+    max_sample_bytes: int = MAX_IMAGE_BYTES
 
     def describe(self) -> Mapping[str, Any]:
-        return {"kind": self.kind, "root": self.root, "patterns": list(self.patterns)}
+        described = {"kind": self.kind, "root": self.root, "patterns": list(self.patterns)}
+        return described | stated_limit(self.max_sample_bytes, MAX_IMAGE_BYTES)
 
     @classmethod
     def from_description(cls, description: Mapping[str, Any]) -> "ImageSource":
-        return cls(description["root"], tuple(description["patterns"]))
+        limit = limit_in(description, MAX_IMAGE_BYTES)
+        return cls(description["root"], tuple(description["patterns"]), limit)
 
     def rebased(self, root: str) -> "ImageSource":
         """The same files, named relative to another root."""
@@ -53,6 +57,9 @@ class ImageSource:
 
     def files(self) -> list[SourceFile]:
         return find_images(self.root, self.patterns)
+
+    def left_out(self, apart: str = "") -> Mapping[str, int]:
+        return left_out_beside_images(self.root, self.patterns, apart)
 
     def look(self, path: str) -> SourceFile:
         return look_at_image(self.root, path)
@@ -72,7 +79,7 @@ class ImageSource:
     def read(self, part: Part) -> Iterable[Sample | Failure]:
         file = part.file
         self._check_sidecar(file)
-        content = read_image(self.root, file)
+        content = read_image(self.root, file, self.max_sample_bytes)
         if isinstance(content, Failure):
             yield content
             return
@@ -126,33 +133,36 @@ class ImageSource:
         return content
 
 
-def images(*paths: str | os.PathLike[str], root: str | None = None) -> ImageSource:
+def images(
+    *paths: str | os.PathLike[str], root: str | None = None, max_sample_bytes: int = MAX_IMAGE_BYTES
+) -> ImageSource:
     """The images of some folders (and all below them), globs or paths, with their sidecars.
 
     >>> images("/data/photos", "/data/more/*.png").patterns
     ('photos', 'more/*.png')
     """
-    return ImageSource(*named_below(paths, root))
+    return ImageSource(*named_below(paths, root), checked_limit(max_sample_bytes))
 
 
 def _named(sidecar: Sidecar | None) -> str:
     return "no sidecar" if sidecar is None else f"'{os.path.basename(sidecar.path)}'"
 
 
-def read_image(root: str, file: SourceFile) -> bytes | Failure:
+def read_image(root: str, file: SourceFile, max_sample_bytes: int) -> bytes | Failure:
     """The bytes of an image as it was planned; a failure where it is one that nobody can read."""
     trouble = trouble_with(file)
     if trouble is not None:
         return Failure(file.path, trouble, TROUBLES[trouble])
-    if file.size > LARGEST_FILE:
-        return Failure(file.path, "too-large", f"it has {file.size:,} bytes, more than {LARGEST_FILE:,}")
+    if file.size > max_sample_bytes:
+        return too_large(file.path, file.size, max_sample_bytes)
     try:
         with open(full_path(root, file.path), "rb") as stored:
-            content = stored.read(LARGEST_FILE + 1)
+            content = stored.read(file.size + 1)
+            size = os.fstat(stored.fileno()).st_size
     except PermissionError as error:
         return Failure(file.path, "unreadable", f"{TROUBLES['unreadable']} ({error.strerror})")
     if len(content) != file.size:
-        raise SourceChanged(root, {file.path: f"has {len(content):,} bytes, {file.size:,} were planned"})
+        raise SourceChanged(root, {file.path: f"has {size:,} bytes, {file.size:,} were planned"})
     return content
 
 

@@ -17,13 +17,15 @@ import numpy as np
 import xxhash
 
 from forebay.columns import Array
-from forebay.errors import SourceChanged
+from forebay.errors import SourceChanged, SourceUnreadable
 from forebay.source import TOO_DEEP, SourceFile, is_shallow
-from forebay.sources.paths import STREAM_SUFFIXES, look
+from forebay.sources.failures import BOM
+from forebay.sources.paths import look
 from forebay.sources.streams import Stream
-from forebay.sources.utf8 import BOM
+from forebay.sources.walker import is_stream
 
 LONGEST_LINE = 1 << 24
+MOST_UNPACKED = 16 << 30  # of a compressed manifest, on the disk for temporary files
 _PIECE = 1 << 20
 _SHOWN_MARKS = 60
 _NO_IMAGE = np.uint64(0)  # in place of a hash
@@ -53,8 +55,8 @@ class Line(NamedTuple):
 class ImageLines:
     """A manifest whose lines are found by name or by place."""
 
-    def __init__(self, stored: "StoredText", key: str) -> None:
-        self._stored, self._key = stored, key
+    def __init__(self, stored: "StoredText", key: str, root: str) -> None:
+        self._stored, self._key, self._root = stored, key, root
         self._starts, self._stops = stored.line_bounds()
         names = (self._line(number).image for number in range(len(self._starts)))
         hashes = np.fromiter(map(_hash, names), np.uint64, len(self._starts))
@@ -101,16 +103,16 @@ class ImageLines:
     def _line(self, number: int) -> Line:
         start, stop = int(self._starts[number]), int(self._stops[number])
         text = self._stored.read(start, min(stop, start + LONGEST_LINE))
-        image, reason, detail = _image_in(text, self._key)
+        image, reason, detail = _image_in(text, self._key, self._root)
         if stop - start > LONGEST_LINE:
             image, reason, detail = "", "bad-json", f"it has {stop - start:,} bytes, more than {LONGEST_LINE:,}"
         return Line(number + 1, start, text, image, reason, f"line {number + 1}: {detail}" if reason else "")
 
 
 @lru_cache(maxsize=2)
-def open_lines(path: str, file: SourceFile, key: str) -> ImageLines:
+def open_lines(root: str, path: str, file: SourceFile, key: str) -> ImageLines:
     """The lines of a manifest as it was when looked at; kept, as every image is found by it."""
-    return ImageLines(_stored(path, file), key)
+    return ImageLines(_stored(path, file), key, root)
 
 
 def manifest_file(path: str) -> SourceFile:
@@ -149,16 +151,18 @@ class StoredText:
 
 
 def _stored(path: str, file: SourceFile) -> StoredText:
-    if not path.endswith(STREAM_SUFFIXES):
+    if not is_stream(path):
         return StoredText(path, os.open(path, os.O_RDONLY))
-    with tempfile.TemporaryFile() as plain, Stream(path, file) as stream:
+    with tempfile.TemporaryFile() as plain, Stream(path, file, LONGEST_LINE) as stream:
         while piece := stream.read(_PIECE):
+            if stream.position > MOST_UNPACKED:
+                raise SourceUnreadable(path, f"it unpacks to more than {MOST_UNPACKED:,} bytes; unpack it first")
             plain.write(piece)
         plain.flush()
         return StoredText(path, os.dup(plain.fileno()))
 
 
-def _image_in(text: bytes, key: str) -> tuple[str, str, str]:
+def _image_in(text: bytes, key: str, root: str) -> tuple[str, str, str]:
     """The image that a line names, or a reason and a sentence."""
     said: dict[str, Any] | None
     try:
@@ -175,9 +179,10 @@ def _image_in(text: bytes, key: str) -> tuple[str, str, str]:
         return "", "no-path", f"there is no '{key}' but {known:.{_SHOWN_MARKS}}; say which it is (--image, image=)"
     if not isinstance(name, str) or not name or "\0" in name:
         return "", "no-path", f"the field '{key}' is {name!r:.{_SHOWN_MARKS}}, not the path of an image"
-    path = os.path.normpath(name)
-    if os.path.isabs(name) or path.split(os.sep)[0] in ("..", "."):
-        return "", "outside-root", f"'{name:.{_SHOWN_MARKS}}' is not below the root; name images relative to it"
+    path = os.path.relpath(name, root) if os.path.isabs(name) else os.path.normpath(name)
+    if path.split(os.sep)[0] in ("..", "."):
+        shown = f"'{name:.{_SHOWN_MARKS}}' is not below the root '{root}'"
+        return "", "outside-root", f"{shown}; choose a root above all images (--root, root=)"
     return path, "", ""
 
 

@@ -1,23 +1,17 @@
-"""Which images there are below some paths, and what each of them is now.
-
-A folder stands for all images below it, hidden ones left out. Links to folders are followed, except where they lead
-back to a folder that they are in.
-"""
+"""Which images there are below some paths, and what each is now; `walker` has the rule for folders and links."""
 
 import errno
-import glob
 import os
 import stat
-from collections.abc import Callable, Container, Iterator, Sequence
-from fnmatch import fnmatchcase
+from collections.abc import Container, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
 
-from forebay.errors import SourceNotFound
 from forebay.source import SourceFile
-from forebay.sources.image_sidecars import NamesIn, sidecar_of
-from forebay.sources.paths import full_path, names_ending
+from forebay.sources.image_sidecars import SIDECAR_SUFFIXES, sidecar_of
+from forebay.sources.paths import full_path
+from forebay.sources.walker import FoundFile, NamesIn, count_left_out, found_files
 
 ENDINGS = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".apng", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".avif")
 
@@ -25,7 +19,7 @@ ENDINGS = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".apng", ".webp", ".gif", "
 TROUBLES = {
     "symlink-loop": "it is a link that leads back to itself",
     "not-found": "it is a link to nothing",
-    "not-a-file": "it is no regular file",
+    "not-a-file": "it is not a regular file",
     "unreadable": "there is no permission to read it",
 }
 _TROUBLE_OF = {
@@ -36,24 +30,17 @@ _TROUBLE_OF = {
 _NOTHING_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)
 _MARK = "!"  # before a trouble; no etag of a sidecar is without a colon
 
-FolderId = tuple[int, int]
-Wanted = Callable[[str], bool]
-Found = tuple[str, Container[str]]  # a path, and the names in its folder
-
 
 def find_images(root: str, patterns: Sequence[str]) -> list[SourceFile]:
     """Every image that a pattern names, once, sorted by name."""
-    found: dict[str, SourceFile] = {}
-    for pattern in patterns:
-        matches = False
-        for path, names in _expand(full_path(root, pattern)):
-            matches = True
-            file = _look(root, os.path.relpath(path, root), names)
-            if file is not None:
-                found[file.path] = file
-        if not matches:
-            raise SourceNotFound(full_path(root, pattern), _why_none(full_path(root, pattern)))
-    return [found[name] for name in sorted(found)]
+    found = found_files([full_path(root, pattern) for pattern in patterns], ENDINGS)
+    looks = (_look(root, os.path.relpath(file.path, root), file.beside) for file in found)
+    return sorted((look for look in looks if look is not None), key=lambda look: look.path)
+
+
+def left_out_beside_images(root: str, patterns: Sequence[str], apart: str) -> Mapping[str, int]:
+    """How many files of the folders are neither images nor sidecars of images, by suffix."""
+    return count_left_out([full_path(root, pattern) for pattern in patterns], ENDINGS, apart, _is_sidecar)
 
 
 def look_at_image(root: str, name: str) -> SourceFile:
@@ -120,91 +107,15 @@ def _look(root: str, name: str, names: Container[str]) -> SourceFile | None:
     return msgspec.structs.replace(file, etag=f"{sidecar}:{known}")
 
 
-def _why_none(pattern: str) -> str:
-    """What to say where nothing was found: that nothing is there, or that nothing there is called an image."""
-    if not os.path.isdir(pattern) and not any(glob.iglob(pattern)):
-        return "no file matches"
-    return f"no file there ends in {', '.join(ENDINGS)}, in any case"
-
-
-def _expand(pattern: str) -> Iterator[Found]:
-    if os.path.isdir(pattern):
-        yield from _below(pattern, is_image)
-    elif os.path.lexists(pattern):
-        yield pattern, NamesIn(os.path.dirname(pattern))
-    else:
-        yield from _globbed(pattern)
-
-
-def _globbed(pattern: str) -> Iterator[Found]:
-    meant = _anything if names_ending(pattern) else is_image
-    parts = pattern.split(os.sep)
-    if "**" in parts:
-        at = parts.index("**")
-        yield from _through_folders(os.sep.join(parts[:at]), parts[at:], meant)
-        return
-    for path in glob.iglob(pattern):
-        if os.path.isdir(path):
-            yield from _below(path, is_image)
-        elif meant(path):
-            yield path, NamesIn(os.path.dirname(path))
-
-
-def _through_folders(above: str, pattern: list[str], meant: Wanted) -> Iterator[Found]:
-    """What `**` names. Python's own follows links that lead back, again and again."""
-    for top in filter(os.path.isdir, glob.iglob(above)):
-        for path, names in _below(top, _anything):
-            inside = os.path.relpath(path, top).split(os.sep)
-            in_named_folder = any(_fits(inside[:count], pattern) for count in range(1, len(inside)))
-            if (meant(path) and _fits(inside, pattern)) or (is_image(path) and in_named_folder):
-                yield path, names
-
-
-def _below(top: str, wanted: Wanted) -> Iterator[Found]:
-    waiting: list[tuple[str, frozenset[FolderId]]] = [(top, frozenset([_folder_id(top)]))]
-    while waiting:
-        folder, above = waiting.pop()
-        with os.scandir(folder) as scan:
-            entries = [entry for entry in scan if not entry.name.startswith(".") and entry.name != "__pycache__"]
-        names = {entry.name for entry in entries}
-        for entry in entries:
-            if _is_folder(entry):
-                inside = _folder_id(entry.path)
-                if inside not in above:
-                    waiting.append((entry.path, above | {inside}))
-            elif wanted(entry.name):
-                yield entry.path, names
-
-
 def is_image(name: str) -> bool:
     """Whether a name ends as those of images do, in any case."""
     return name.lower().endswith(ENDINGS)
 
 
-def _anything(name: str) -> bool:
-    return True
-
-
-def _fits(names: list[str], pattern: list[str]) -> bool:
-    """Whether a path is what a glob says, both as lists of names.
-
-    >>> _fits(["cats", "old", "a.png"], ["**", "*.png"]), _fits(["cats", "a.png"], ["**", "dogs"])
-    (True, False)
-    """
-    if not pattern:
-        return not names
-    if pattern[0] == "**":
-        return _fits(names, pattern[1:]) or (bool(names) and _fits(names[1:], pattern))
-    return bool(names) and fnmatchcase(names[0], pattern[0]) and _fits(names[1:], pattern[1:])
-
-
-def _is_folder(entry: "os.DirEntry[str]") -> bool:
-    try:
-        return entry.is_dir()
-    except OSError:  # a link in a circle; whatever is the matter with an image is told when it is looked at
+def _is_sidecar(file: FoundFile) -> bool:
+    """Whether a file that is not an image may say something about one beside it."""
+    stem, suffix = os.path.splitext(os.path.basename(file.path))
+    if suffix not in SIDECAR_SUFFIXES:
         return False
-
-
-def _folder_id(path: str) -> FolderId:
-    status = os.stat(path)
-    return status.st_dev, status.st_ino
+    ends = ("", *ENDINGS, *map(str.upper, ENDINGS))
+    return any(is_image(stem + end) and stem + end in file.beside for end in ends)

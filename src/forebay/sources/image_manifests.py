@@ -10,7 +10,8 @@ from typing import Any, ClassVar
 import xxhash
 
 from forebay.errors import SourceChanged
-from forebay.source import Annotated, Failure, Part, Sample, SourceFile, Unit
+from forebay.source import Annotated, Failure, Part, Sample, Source, SourceFile, Unit
+from forebay.sources.failures import MAX_IMAGE_BYTES, checked_limit, limit_in, stated_limit
 from forebay.sources.image_files import image_digest, read_image
 from forebay.sources.image_lines import ImageLines, Line, manifest_file, open_lines
 from forebay.sources.image_listing import TROUBLES, state_of
@@ -18,7 +19,7 @@ from forebay.sources.paths import full_path, refuse_url
 
 
 @dataclass(frozen=True, slots=True)
-class ImageManifestSource:
+class ImageManifestSource(Source):
     """The images of a JSONL manifest, in its order, named relative to `root`; `image` is the field of their paths.
 
     A line is part of its sample: where the line changes, the image has changed. A line without an image that can be
@@ -28,18 +29,21 @@ class ImageManifestSource:
     kind: ClassVar[str] = "image_manifest"
     unit: ClassVar[Unit] = "samples"
     files_grow: ClassVar[bool] = False
-    read_by: ClassVar[tuple[str, ...]] = ("image",)
+    read_by: ClassVar[tuple[str, ...]] = ("image", "max_sample_bytes")
 
     root: str
     manifest: str  # relative to the root
     image: str = "path"
+    max_sample_bytes: int = MAX_IMAGE_BYTES
 
     def describe(self) -> Mapping[str, Any]:
-        return {"kind": self.kind, "root": self.root, "manifest": self.manifest, "image": self.image}
+        described = {"kind": self.kind, "root": self.root, "manifest": self.manifest, "image": self.image}
+        return described | stated_limit(self.max_sample_bytes, MAX_IMAGE_BYTES)
 
     @classmethod
     def from_description(cls, description: Mapping[str, Any]) -> "ImageManifestSource":
-        return cls(description["root"], description["manifest"], description["image"])
+        limit = limit_in(description, MAX_IMAGE_BYTES)
+        return cls(description["root"], description["manifest"], description["image"], limit)
 
     def files(self) -> list[SourceFile]:
         return [self._planned(line) for line in self._lines().named()]
@@ -64,7 +68,7 @@ class ImageManifestSource:
         if self._is_place(part.file.path):
             yield self._failure(part.file, line)
             return
-        content = read_image(self.root, part.file)
+        content = read_image(self.root, part.file, self.max_sample_bytes)
         if isinstance(content, Failure):
             yield content
         else:
@@ -81,7 +85,7 @@ class ImageManifestSource:
 
     def _lines(self) -> ImageLines:
         path = full_path(self.root, self.manifest)
-        return open_lines(path, manifest_file(path), self.image)
+        return open_lines(self.root, path, manifest_file(path), self.image)
 
     def _line_of(self, path: str) -> Line:
         place = self._place(path)
@@ -128,11 +132,15 @@ class ImageManifestSource:
 
 
 def image_manifest(
-    path: str | os.PathLike[str], *, image: str = "path", root: str | os.PathLike[str] | None = None
+    path: str | os.PathLike[str],
+    *,
+    image: str = "path",
+    root: str | os.PathLike[str] | None = None,
+    max_sample_bytes: int = MAX_IMAGE_BYTES,
 ) -> ImageManifestSource:
-    """The images that a `.jsonl` (or `.jsonl.gz`, `.jsonl.zst`) names in the field `image`; the rest is metadata.
+    """The images that a `.jsonl`, compressed or not, names in the field `image`; the rest is metadata.
 
-    Paths are relative to `root`, the folder of the manifest if not given, and stay below it.
+    Paths are relative to `root`, by default the folder of the manifest, or absolute, and lie below it.
 
     >>> image_manifest("/data/train.jsonl", image="file_name").root
     '/data'
@@ -141,4 +149,4 @@ def image_manifest(
         refuse_url(name)
     manifest = os.path.abspath(path)
     below = os.path.abspath(root) if root is not None else os.path.dirname(manifest)
-    return ImageManifestSource(below, os.path.relpath(manifest, below), image)
+    return ImageManifestSource(below, os.path.relpath(manifest, below), image, checked_limit(max_sample_bytes))

@@ -3,30 +3,20 @@
 import os
 import re
 from collections.abc import Container
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
 from forebay.source import TOO_DEEP, is_shallow
-from forebay.sources.utf8 import BOM
+from forebay.sources.failures import BOM
 
 MOST_BYTES = 1 << 24  # far more than anybody says of a picture
+SIDECAR_SUFFIXES = (".json", ".txt")
 _BETWEEN_TAGS = re.compile(r"[,\r\n]")
 
 
 class SidecarUnreadable(Exception):
     """A sidecar that does not say what it should; the text says why."""
-
-
-@dataclass(frozen=True, slots=True)
-class NamesIn:
-    """The names in a folder, asked for one by one: for few of them that is less than listing it."""
-
-    folder: str
-
-    def __contains__(self, name: object) -> bool:
-        return os.path.lexists(f"{self.folder}{os.sep}{name}")
 
 
 def sidecar_of(image: str, names: Container[str]) -> str | None:

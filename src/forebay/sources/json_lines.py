@@ -13,20 +13,23 @@ import msgspec
 
 from forebay.errors import SourceInvalid
 from forebay.source import Failure, Sample
-from forebay.sources.empty import empty
+from forebay.sources.failures import BOM, empty, not_utf8
 from forebay.sources.reading import Reading, handed_out
-from forebay.sources.separators import Block, piece_bounds
-from forebay.sources.utf8 import BOM, not_utf8
+from forebay.sources.separators import Block, LongPiece, piece_bounds
 
 _JSON_TYPES = {b"{": "an object", b"[": "an array", b"t": "true", b"f": "false"}
 _SHOWN_FIELDS = 6
 _SHOWN_MARKS = 30
+_BLANK = 100  # a line that begins with so many blanks is looked at as a whole
 _TROUBLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 def read_documents(reading: Reading, path: str, field: str) -> Iterator[Sample | Failure]:
-    """The document of every line; what is wrong with a line is a failure."""
+    """The document of every line; what is wrong with a line is a failure. Blank lines are passed over."""
     for block in reading:
+        if isinstance(block, LongPiece):
+            yield reading.long_piece(block)
+            continue
         begin = reading.position
         at = len(BOM) if begin == 0 and block.startswith(BOM) else 0
         documents = _all_at_once(block, at, field)
@@ -85,7 +88,7 @@ def _one_by_one(reading: Reading, block: Block, at: int, path: str, field: str) 
         document = _document(line, field)
         if not isinstance(document, Exception):
             yield Sample(sample, document) if document else _empty(sample, reading.first_line() + index)
-        elif end < len(block) - 1 or not _is_blank(line) or not reading.ends_file():
+        elif not _is_blank(line):
             first_line = first_line or reading.first_line()
             offset = reading.position + max(begin, at)
             yield _failure(sample, first_line + index, offset, line, field, document)
@@ -104,7 +107,7 @@ def _empty(sample: str, number: int) -> Failure:
 
 
 def _is_blank(line: memoryview) -> bool:
-    return len(line) < 100 and not bytes(line).strip()
+    return not bytes(line[:_BLANK]).strip() and not bytes(line).strip()
 
 
 def _failure(sample: str, number: int, offset: int, line: memoryview, field: str, error: Exception) -> Failure:
@@ -117,8 +120,6 @@ def _failure(sample: str, number: int, offset: int, line: memoryview, field: str
 
 def _problem(line: memoryview, field: str, error: Exception) -> tuple[str, str]:
     """Why a line holds no document: a reason code and a sentence."""
-    if _is_blank(line):
-        return "bad-json", "empty line"
     if isinstance(error, RecursionError):
         return "bad-json", "it is nested too deeply"
     try:

@@ -1,4 +1,4 @@
-"""Lines of files as samples; `.gz` and `.zst` are decompressed on the way."""
+"""Lines of files as samples; `.gz`, `.zst`, `.bz2` and `.xz` are decompressed on the way."""
 
 import os
 from collections import deque
@@ -6,31 +6,38 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from forebay.source import Part, Sample, SourceFile, Unit
+from forebay.source import Failure, Part, Sample, Source, SourceFile, Unit
+from forebay.sources.failures import MAX_SAMPLE_BYTES, checked_limit, limit_in, stated_limit
 from forebay.sources.paths import find_files, look, named_below, renamed
 from forebay.sources.reading import Reading, handed_out
 from forebay.sources.separated import cut_between_pieces
-from forebay.sources.separators import Block, piece_bounds
+from forebay.sources.separators import Block, LongPiece, piece_bounds
 from forebay.sources.stored import digest, scanned, weigh
 from forebay.sources.streams import judged_stream_at
 
 
 @dataclass(frozen=True, slots=True)
-class LineSource:
-    """The lines of every file below some paths. A sample's id is `file@offset`, the offset of its line in bytes."""
+class LineSource(Source):
+    """The lines of every file below some paths. A sample's id is `file@offset`, the offset of its line in bytes.
+
+    A line of more than `max_sample_bytes` is a failure.
+    """
 
     kind: ClassVar[str] = "lines"
     unit: ClassVar[Unit] = "bytes"
+    read_by: ClassVar[tuple[str, ...]] = ("max_sample_bytes",)
 
     root: str
     patterns: tuple[str, ...]
+    max_sample_bytes: int = MAX_SAMPLE_BYTES
 
     def describe(self) -> Mapping[str, Any]:
-        return {"kind": self.kind, "root": self.root, "patterns": list(self.patterns)}
+        described = {"kind": self.kind, "root": self.root, "patterns": list(self.patterns)}
+        return described | stated_limit(self.max_sample_bytes)
 
     @classmethod
     def from_description(cls, description: Mapping[str, Any]) -> "LineSource":
-        return cls(description["root"], tuple(description["patterns"]))
+        return cls(description["root"], tuple(description["patterns"]), limit_in(description))
 
     def rebased(self, root: str) -> "LineSource":
         """The same files, named relative to another root."""
@@ -46,28 +53,33 @@ class LineSource:
         return weigh(self.root, file)
 
     def cuts(self, file: SourceFile, start: int, first: int, every: int) -> Iterator[int]:
-        return cut_between_pieces(self.root, b"\n", file, start, first, every)
+        return cut_between_pieces(self.root, b"\n", file, start, first, every, self.max_sample_bytes)
 
     def scanned(self, file: SourceFile) -> SourceFile:
         return scanned(self.root, file)
 
-    def read(self, part: Part) -> Iterable[Sample]:
-        return _lines(Reading(self.root, part, b"\n"), part.file.path)
+    def read(self, part: Part) -> Iterable[Sample | Failure]:
+        return _lines(Reading(self.root, part, b"\n", self.max_sample_bytes), part.file.path)
 
-    def glance(self, part: Part) -> Iterable[Sample]:
-        return _lines(Reading(self.root, part, b"\n", judged_stream_at), part.file.path)
+    def glance(self, part: Part) -> Iterable[Sample | Failure]:
+        return _lines(Reading(self.root, part, b"\n", self.max_sample_bytes, judged_stream_at), part.file.path)
 
     def digest(self, file: SourceFile, start: int, stop: int) -> int:
         return digest(self.root, file, start, stop)
 
 
-def lines(*paths: str | os.PathLike[str], root: str | None = None) -> LineSource:
+def lines(
+    *paths: str | os.PathLike[str], root: str | None = None, max_sample_bytes: int = MAX_SAMPLE_BYTES
+) -> LineSource:
     """Every line of some files, folders or globs."""
-    return LineSource(*named_below(paths, root))
+    return LineSource(*named_below(paths, root), checked_limit(max_sample_bytes))
 
 
-def _lines(reading: Reading, path: str) -> Iterator[Sample]:
+def _lines(reading: Reading, path: str) -> Iterator[Sample | Failure]:
     for block in reading:
+        if isinstance(block, LongPiece):
+            yield reading.long_piece(block)
+            continue
         found = deque(_samples(block, path, reading.position))
         del block
         yield from handed_out(found)

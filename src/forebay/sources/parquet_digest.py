@@ -12,7 +12,7 @@ from functools import lru_cache
 
 import xxhash
 
-from forebay.sources.parquet_rows import open_any_parquet, open_parquet, row_group_ends, stored_spans
+from forebay.sources.parquet_rows import open_any_parquet, open_parquet, row_group_ends, stored_spans, understood
 
 _PIECE = 1 << 22
 _TAIL_BYTES = 8  # the length of the footer and the magic bytes
@@ -47,7 +47,8 @@ def _layout(path: str, state: State, column: str | None) -> tuple[list[int], lis
     with open_any_parquet(path, path) if column is None else open_parquet(path, path, column) as parquet:
         size = os.path.getsize(path)
         footer = (size - _TAIL_BYTES - parquet.metadata.serialized_size, size)
-        return row_group_ends(parquet).tolist(), stored_spans(parquet, column), footer
+        with understood(path):
+            return row_group_ends(parquet).tolist(), stored_spans(parquet, column), footer
 
 
 @lru_cache(maxsize=256)

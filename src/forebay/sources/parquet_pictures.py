@@ -8,46 +8,52 @@ from functools import lru_cache
 from typing import Any, ClassVar
 
 from forebay.errors import SourceUnreadable
-from forebay.source import Annotated, Failure, Part, Sample, SourceFile, Unit
+from forebay.source import Annotated, Failure, Part, Sample, Source, SourceFile, Unit
+from forebay.sources.failures import MAX_IMAGE_BYTES, checked_limit, limit_in, stated_limit, too_large
 from forebay.sources.parquet_digest import row_digest
 from forebay.sources.parquet_rows import (
     ParquetFile,
     check_footer,
+    every_batch,
     open_any_parquet,
     row_batches,
     row_cuts,
     row_group_ends,
+    understood,
 )
 from forebay.sources.parquet_values import holds_bytes, holds_json
-from forebay.sources.paths import find_files, full_path, look, named_below, plain_file, renamed
+from forebay.sources.paths import find_files, full_path, left_out, look, named_below, plain_file, renamed
 
 SUFFIXES = (".parquet",)
-_ROWS_AT_ONCE = 256  # of metadata, whose rows may be long lists of numbers
 
 
 @dataclass(frozen=True, slots=True)
-class ParquetImageSource:
+class ParquetImageSource(Source):
     """The images in the column `image` of some files: bytes, or a struct of `bytes` and `path` as Hugging Face has it.
 
     A sample's id is `file#row`, counted from 0. Columns of strings, numbers, lists and structs of these are its
-    metadata; what JSON has no word for (dates, bytes) is left out, and a number that is none (NaN) is null.
+    metadata; what JSON has no word for (dates, bytes) is left out, and a number that is none (NaN) is null. An image of
+    more than `max_sample_bytes` is a failure.
     """
 
     kind: ClassVar[str] = "parquet_images"
     unit: ClassVar[Unit] = "samples"
-    read_by: ClassVar[tuple[str, ...]] = ("image",)
+    read_by: ClassVar[tuple[str, ...]] = ("image", "max_sample_bytes")
     files_grow: ClassVar[bool] = False  # its footer stands at the end
 
     root: str
     patterns: tuple[str, ...]
     image: str = "image"
+    max_sample_bytes: int = MAX_IMAGE_BYTES
 
     def describe(self) -> Mapping[str, Any]:
-        return {"kind": self.kind, "root": self.root, "patterns": list(self.patterns), "image": self.image}
+        described = {"kind": self.kind, "root": self.root, "patterns": list(self.patterns), "image": self.image}
+        return described | stated_limit(self.max_sample_bytes, MAX_IMAGE_BYTES)
 
     @classmethod
     def from_description(cls, description: Mapping[str, Any]) -> "ParquetImageSource":
-        return cls(description["root"], tuple(description["patterns"]), description["image"])
+        limit = limit_in(description, MAX_IMAGE_BYTES)
+        return cls(description["root"], tuple(description["patterns"]), description["image"], limit)
 
     def rebased(self, root: str) -> "ParquetImageSource":
         """The same files, named relative to another root."""
@@ -55,6 +61,9 @@ class ParquetImageSource:
 
     def files(self) -> list[SourceFile]:
         return [plain_file(file) for file in find_files(self.root, self.patterns, SUFFIXES)]
+
+    def left_out(self, apart: str = "") -> Mapping[str, int]:
+        return left_out(self.root, self.patterns, SUFFIXES, apart)
 
     def look(self, path: str) -> SourceFile:
         return plain_file(look(self.root, path))
@@ -71,17 +80,16 @@ class ParquetImageSource:
     def read(self, part: Part) -> Iterable[Sample | Failure]:
         parquet = self._parquet(part.file)
         said = _said_columns(parquet, self.image)
-        heaviest = self.image if holds_bytes(_type_of(parquet, self.image)) else f"{self.image}.bytes"
-        for first_row, batch in row_batches(parquet, (*said, self.image), heaviest, part):
+        for first_row, batch in row_batches(parquet, (*said, self.image), part, self.max_sample_bytes):
             metadata = batch.select(said).to_pylist() if said else [{}] * len(batch)
             for index, (value, facts) in enumerate(zip(batch.column(self.image), metadata, strict=True)):
-                yield _sample(f"{part.file.path}#{first_row + index}", value.as_py(), facts)
+                yield _sample(part.file.path, first_row + index, value.as_py(), facts, self.max_sample_bytes)
 
     def annotations(self) -> Iterator[Mapping[str, Any]]:
         for file in self.files():
             parquet = self._parquet(file)
             said = _said_columns(parquet, self.image)
-            for batch in parquet.iter_batches(_ROWS_AT_ONCE, columns=said, use_threads=False) if said else ():
+            for batch in every_batch(parquet, tuple(said), self.max_sample_bytes) if said else ():
                 yield from (_as_json(facts) for facts in batch.to_pylist())
 
     def digest(self, file: SourceFile, start: int, stop: int) -> int:
@@ -91,20 +99,26 @@ class ParquetImageSource:
         return _opened(full_path(self.root, file.path), file, self.image)
 
 
-def parquet_images(*paths: str | os.PathLike[str], image: str = "image", root: str | None = None) -> ParquetImageSource:
+def parquet_images(
+    *paths: str | os.PathLike[str],
+    image: str = "image",
+    root: str | None = None,
+    max_sample_bytes: int = MAX_IMAGE_BYTES,
+) -> ParquetImageSource:
     """The images of `.parquet` files, folders or globs: a row each, all other columns are metadata.
 
     >>> parquet_images("/data/shards/*.parquet", image="jpg").image
     'jpg'
     """
-    return ParquetImageSource(*named_below(paths, root), image)
+    return ParquetImageSource(*named_below(paths, root), image, checked_limit(max_sample_bytes))
 
 
 @lru_cache(maxsize=4)
 def _opened(path: str, file: SourceFile, column: str) -> ParquetFile:
     """An open file, kept so that what follows the rows read last is read without a new start."""
     parquet = open_any_parquet(path, path)
-    problem = _column_problem(parquet, column)
+    with understood(path):
+        problem = _column_problem(parquet, column)
     if problem:
         parquet.close()
         raise SourceUnreadable(path, problem)
@@ -136,10 +150,13 @@ def _said_columns(parquet: ParquetFile, image: str) -> list[str]:
     return [field.name for field in parquet.schema_arrow if field.name != image and holds_json(field.type)]
 
 
-def _sample(name: str, value: Any, facts: dict[str, Any]) -> Sample | Failure:
+def _sample(path: str, row: int, value: Any, facts: dict[str, Any], limit: int) -> Sample | Failure:
+    name = f"{path}#{row}"
     content = value.get("bytes") if isinstance(value, dict) else value
     if content is None:
         return Failure(name, "null", "the row holds no bytes of an image; images that are only named are not fetched")
+    if len(content) > limit:
+        return too_large(name, len(content), limit, f"row {row}: ")
     return Sample(name, Annotated(content, _as_json(facts)))
 
 

@@ -1,5 +1,11 @@
-"""Rows of a Parquet file as documents: only the column asked for is read, a few rows at a time."""
+"""Rows of a Parquet file as documents: only the column asked for is read, a few rows at a time.
 
+How many rows that are depends on what they may take in memory, which the headers of their pages say. A page is unpacked
+as a whole, so one that is larger than a few samples may be is refused, and so is a row group that unpacks to far more
+than the file holds.
+"""
+
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from io import RawIOBase
@@ -10,7 +16,10 @@ import numpy as np
 
 from forebay.columns import Array
 from forebay.errors import LibraryMissing, SourceUnreadable
-from forebay.source import Failure, Part, Sample
+from forebay.source import Failure, Part, Sample, SourceFile
+from forebay.sources.failures import MAX_SAMPLE_BYTES
+from forebay.sources.parquet_pages import DICTIONARY_PAGE, Page, page_headers
+from forebay.sources.streams import LEAST_SAMPLES, most_unpacked
 
 try:
     import pyarrow as pa
@@ -21,14 +30,16 @@ except ModuleNotFoundError as missing:
 from forebay.sources.parquet_values import documents, holds_text
 
 __all__ = [
-    "ParquetFile", "check_footer", "open_any_parquet", "open_parquet", "read_rows", "row_batches", "row_cuts",
-    "row_group_ends", "stored_spans",
+    "ParquetFile", "check_footer", "every_batch", "open_any_parquet", "open_parquet", "read_rows", "row_batches",
+    "row_cuts", "row_group_ends", "stored_spans", "understood",
 ]  # fmt: skip
 
 _BUFFER = 1 << 22
 _BATCH_BYTES = 1 << 18
 _MOST_BATCH_ROWS = 1024
-_MOST_DICTIONARY_ROWS = 64  # a text that is stored once may be in every row: the mean says nothing of that
+_MOST_REPEATED_ROWS = 64  # a text that is stored once may be in every row: the mean says nothing of that
+_REPEATED_BYTES = 1 << 26  # which such rows may take together
+_REPEATING = ("DELTA_BYTE_ARRAY",)  # a value repeats the beginning of the one before
 _EVEN_PARTS = 8
 _SLACK = 8
 
@@ -36,7 +47,8 @@ _SLACK = 8
 def open_parquet(place: str | RawIOBase, path: str, column: str) -> ParquetFile:
     """A Parquet file that has a text column of this name; `path` is its name in errors."""
     parquet = open_any_parquet(place, path)
-    problem = _column_problem(parquet.schema_arrow, column)
+    with understood(path):
+        problem = _column_problem(parquet.schema_arrow, column)
     if problem:
         parquet.close()
         raise SourceUnreadable(path, problem)
@@ -45,8 +57,11 @@ def open_parquet(place: str | RawIOBase, path: str, column: str) -> ParquetFile:
 
 def open_any_parquet(place: str | RawIOBase, path: str) -> ParquetFile:
     """A Parquet file, whatever its columns are."""
-    with _understood(path):
-        return ParquetFile(place, buffer_size=_BUFFER, pre_buffer=False, page_checksum_verification=True)
+    with understood(path):
+        parquet = ParquetFile(place, buffer_size=_BUFFER, pre_buffer=False, page_checksum_verification=True)
+    if isinstance(place, str):
+        _places[parquet] = place
+    return parquet
 
 
 def row_group_ends(parquet: ParquetFile) -> Array:
@@ -91,43 +106,58 @@ def _near_end(ends: Array, position: int, slack: int) -> int:
     return end if end - position <= slack else position
 
 
-def read_rows(parquet: ParquetFile, column: str, part: Part) -> Iterator[Sample | Failure]:
+def read_rows(
+    parquet: ParquetFile, column: str, part: Part, max_sample_bytes: int = MAX_SAMPLE_BYTES
+) -> Iterator[Sample | Failure]:
     """The documents of some rows; memory holds a few rows at a time."""
-    for first_row, batch in row_batches(parquet, (column,), column, part):
-        yield from documents(batch.column(column), part.file.path, first_row)
+    for first_row, batch in row_batches(parquet, (column,), part, max_sample_bytes):
+        yield from documents(batch.column(column), part.file.path, first_row, max_sample_bytes)
 
 
 def row_batches(
-    parquet: ParquetFile, columns: tuple[str, ...], heaviest: str, part: Part
+    parquet: ParquetFile, columns: tuple[str, ...], part: Part, max_sample_bytes: int
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Some rows, a few at a time, each time with the number of the first; `heaviest` names the leaf that weighs most.
+    """Some rows, a few at a time, each time with the number of the first.
 
     A row group cannot be entered but at its beginning: what comes before is decoded and passed over, unless the rows
     read last from this file end before these in the same group.
     """
     ends = row_group_ends(parquet)
     rows = int(ends[-1]) if len(ends) else 0
+    path = _places.get(parquet, part.file.path)
     if part.stop > rows:
-        raise SourceUnreadable(part.file.path, f"it has {rows:,} rows, {part.stop:,} were planned")
+        raise SourceUnreadable(path, f"it has {rows:,} rows, {part.stop:,} were planned")
     group = int(np.searchsorted(ends, part.start, side="right"))
     group_start = int(ends[group - 1]) if group else 0
     cursor = _cursors.pop(parquet, None)
     if cursor is None or cursor.columns != columns or not group_start <= cursor.row <= part.start:
-        cursor = _Cursor(parquet, columns, heaviest, group, group_start)
+        cursor = _Cursor(columns, group_start, _batches(parquet, columns, group, path, max_sample_bytes))
     while cursor.row < part.stop:
-        with _understood(part.file.path):
+        with understood(path):
             taken = cursor.take(part.start, part.stop)
         yield taken
     _cursors[parquet] = cursor
 
 
+def every_batch(parquet: ParquetFile, columns: tuple[str, ...], max_sample_bytes: int) -> Iterator[pa.RecordBatch]:
+    """All rows of some columns, a few at a time."""
+    path = _places.get(parquet, "")
+    batches = _batches(parquet, columns, 0, path, max_sample_bytes)
+    while True:
+        with understood(path):
+            batch = next(batches, None)
+        if batch is None:
+            return
+        yield batch
+
+
 class _Cursor:
     """The rows of some columns from the beginning of a row group on."""
 
-    def __init__(self, parquet: ParquetFile, columns: tuple[str, ...], heaviest: str, group: int, row: int) -> None:
+    def __init__(self, columns: tuple[str, ...], row: int, batches: Iterator[pa.RecordBatch]) -> None:
         self.columns = columns
         self.row = row  # the next to be taken
-        self._batches = _batches(parquet, columns, heaviest, group)
+        self._batches = batches
         self._left: pa.RecordBatch | None = None
 
     def take(self, start: int, stop: int) -> tuple[int, pa.RecordBatch]:
@@ -148,22 +178,62 @@ class _Cursor:
 
 
 _cursors: "WeakKeyDictionary[ParquetFile, _Cursor]" = WeakKeyDictionary()
+_places: "WeakKeyDictionary[ParquetFile, str]" = WeakKeyDictionary()  # where files of this machine are
 
 
-def _batches(parquet: ParquetFile, columns: tuple[str, ...], heaviest: str, first: int) -> Iterator[pa.RecordBatch]:
-    """A few rows at a time from a row group on; how many is judged for each group by itself."""
+def _batches(
+    parquet: ParquetFile, columns: tuple[str, ...], first: int, path: str, max_sample_bytes: int
+) -> Iterator[pa.RecordBatch]:
+    """A few rows at a time from a row group on; how many is decided for each group by itself."""
+    local = _places.get(parquet)
+    most = most_unpacked(SourceFile(path, os.path.getsize(local)), max_sample_bytes) if local else None
     for group in range(first, parquet.metadata.num_row_groups):
-        rows = _batch_rows(parquet, heaviest, group)
-        yield from parquet.iter_batches(rows, row_groups=[group], columns=list(columns), use_threads=False)
+        made, rows = 0, _batch_rows(parquet, columns, group, path, max_sample_bytes)
+        for batch in parquet.iter_batches(rows, row_groups=[group], columns=list(columns), use_threads=False):
+            made += batch.nbytes
+            if most is not None and made > most:
+                problem = f"the rows of its row group {group} unpack to more than {most:,} bytes"
+                raise SourceUnreadable(path, f"{problem}; raise max_sample_bytes if that is meant")
+            yield batch
 
 
-def _batch_rows(parquet: ParquetFile, column: str, group: int) -> int:
-    """So many rows that a batch stays small, by the mean of the row group."""
+def _batch_rows(parquet: ParquetFile, columns: tuple[str, ...], group: int, path: str, max_sample_bytes: int) -> int:
+    """How many rows are read at once so that a batch stays small."""
     rows = parquet.metadata.row_group(group).num_rows
-    chunk = _column_chunk(parquet, column, group)
-    mean = chunk.total_uncompressed_size / max(1, rows)
-    most = _MOST_DICTIONARY_ROWS if chunk.has_dictionary_page else _MOST_BATCH_ROWS
+    mean, most = 0.0, _MOST_BATCH_ROWS
+    for chunk in _leaves(parquet, columns, group):
+        pages = _pages(parquet, chunk, path)
+        largest = max((page.unpacked for page in pages), default=0)
+        if largest > LEAST_SAMPLES * max_sample_bytes:
+            problem = f"its row group {group} has a page of {largest:,} bytes, which is unpacked as a whole"
+            raise SourceUnreadable(path, f"{problem}; raise max_sample_bytes to a fourth of that, or write it anew")
+        mean += (sum(page.unpacked for page in pages) or chunk.total_uncompressed_size) / max(1, rows)
+        if chunk.has_dictionary_page or set(chunk.encodings).intersection(_REPEATING):
+            shared = [page.unpacked for page in pages if page.kind == DICTIONARY_PAGE] or [largest]
+            most = min(most, max(1, min(_MOST_REPEATED_ROWS, _REPEATED_BYTES // max(1, *shared))))
     return int(min(max(_BATCH_BYTES / max(1, mean), 1), most))
+
+
+def _pages(parquet: ParquetFile, chunk: Any, path: str) -> list[Page]:
+    """The pages of a column in a row group; none of a file that is not on this machine."""
+    place = _places.get(parquet)
+    if place is None:
+        return []
+    start = chunk.dictionary_page_offset or chunk.data_page_offset
+    descriptor = os.open(place, os.O_RDONLY)
+    try:
+        return list(page_headers(descriptor, path, start, start + chunk.total_compressed_size))
+    finally:
+        os.close(descriptor)
+
+
+def _leaves(parquet: ParquetFile, columns: tuple[str, ...], group: int) -> list[Any]:
+    """What the footer says of all that some columns are stored in; a struct has a leaf for each field."""
+    stored = parquet.metadata.row_group(group)
+    chunks = map(stored.column, range(stored.num_columns))
+    return [
+        chunk for chunk in chunks if chunk.path_in_schema in columns or chunk.path_in_schema.split(".")[0] in columns
+    ]
 
 
 def stored_spans(parquet: ParquetFile, column: str | None) -> list[tuple[int, int]]:
@@ -183,18 +253,22 @@ def _stored_span(parquet: ParquetFile, column: str | None, group: int) -> tuple[
 def _column_chunk(parquet: ParquetFile, column: str, group: int) -> Any:
     """What the footer says of a column in a row group."""
     columns = parquet.metadata.row_group(group)
-    return next(chunk for chunk in map(columns.column, range(columns.num_columns)) if chunk.path_in_schema == column)
+    every = map(columns.column, range(columns.num_columns))
+    found = next((chunk for chunk in every if chunk.path_in_schema == column), None)
+    if found is None:
+        raise pa.ArrowInvalid(f"row group {group} has no column '{column}'")
+    return found
 
 
 @contextmanager
-def _understood(path: str) -> Iterator[None]:
+def understood(path: str) -> Iterator[None]:
     """What pyarrow says of a file it does not understand, as one of our errors; trouble with the disk goes through."""
     try:
         yield
-    except (pa.ArrowException, OSError, StopIteration) as error:
+    except (pa.ArrowException, OSError, StopIteration, UnicodeDecodeError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise
-        raise SourceUnreadable(path, f"it is no sound Parquet file: {error or 'rows are missing'}") from error
+        raise SourceUnreadable(path, f"it is not a sound Parquet file: {error or 'rows are missing'}") from error
 
 
 def _column_problem(schema: pa.Schema, column: str) -> str:

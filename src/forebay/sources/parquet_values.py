@@ -6,9 +6,10 @@ Text is stored as strings, as bytes, or as numbers of dictionary entries.
 from collections.abc import Iterator
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from forebay.source import Failure, Sample
-from forebay.sources.empty import empty
+from forebay.sources.failures import empty, too_large
 
 
 def holds_text(kind: pa.DataType) -> bool:
@@ -39,9 +40,22 @@ def _is_string(kind: pa.DataType) -> bool:
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
 
 
-def documents(values: pa.Array, path: str, first_row: int) -> Iterator[Sample | Failure]:
-    """A document for every value; one that is empty, null or no UTF-8 is a failure."""
-    for row, value in enumerate(_plain(values), first_row):
+def documents(values: pa.Array, path: str, first_row: int, limit: int) -> Iterator[Sample | Failure]:
+    """A document for every value; one that is empty, null, not UTF-8 or longer than the limit is a failure."""
+    stored = _stored(values)
+    sizes = pc.binary_length(stored)
+    if (pc.max(sizes).as_py() or 0) <= limit:
+        yield from _documents(_plain(stored), path, first_row)
+        return
+    for index, size in enumerate(sizes.to_pylist()):
+        if size is not None and size > limit:
+            yield too_large(f"{path}#{first_row + index}", size, limit, f"row {first_row + index}: ")
+        else:
+            yield from _documents(_plain(stored.slice(index, 1)), path, first_row + index)
+
+
+def _documents(values: list[str | bytes | None], path: str, first_row: int) -> Iterator[Sample | Failure]:
+    for row, value in enumerate(values, first_row):
         sample = f"{path}#{row}"
         if isinstance(value, str) and value:
             yield Sample(sample, value)
@@ -53,11 +67,15 @@ def documents(values: pa.Array, path: str, first_row: int) -> Iterator[Sample | 
             yield _decoded(sample, row, value)
 
 
-def _plain(values: pa.Array) -> list[str | bytes | None]:
-    """Strings, or bytes where one of them at least is no string."""
+def _stored(values: pa.Array) -> pa.Array:
+    """Values as bytes, each by itself."""
     if pa.types.is_dictionary(values.type):
         values = values.dictionary_decode()
-    stored = values.cast(pa.large_binary())
+    return values.cast(pa.large_binary())
+
+
+def _plain(stored: pa.Array) -> list[str | bytes | None]:
+    """Strings, or bytes where one of them at least is not a string."""
     try:
         plain: list[str | bytes | None] = stored.cast(pa.large_string()).to_pylist()
     except pa.ArrowInvalid:

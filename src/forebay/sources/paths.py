@@ -4,15 +4,15 @@ A source has a root, the folder that its files share, and names every file relat
 that another machine mounts elsewhere, still has the same names and makes the same bytes.
 """
 
+import errno
 import glob
 import os
 import stat
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 
 from forebay.errors import SourceNotFound, SourceUnreadable, is_url
 from forebay.source import SourceFile
-
-STREAM_SUFFIXES = (".gz", ".zst")
+from forebay.sources.walker import count_left_out, found_files, is_stream
 
 
 def common_root(patterns: Sequence[str]) -> str:
@@ -22,7 +22,7 @@ def common_root(patterns: Sequence[str]) -> str:
     '/data'
     """
     if not patterns:
-        raise SourceNotFound("", "no path was given")
+        raise SourceNotFound("", "no path was passed")
     return os.path.commonpath([_fixed_folder(os.path.abspath(pattern)) for pattern in patterns])
 
 
@@ -56,18 +56,14 @@ def renamed(root: str, patterns: Sequence[str], new_root: str) -> tuple[str, ...
 
 
 def find_files(root: str, patterns: Sequence[str], suffixes: tuple[str, ...] = ()) -> list[SourceFile]:
-    """Every file that a pattern names, once, sorted by name.
+    """Every file that a pattern names, once, sorted by name; `walker` has the rule."""
+    found = found_files([full_path(root, pattern) for pattern in patterns], suffixes)
+    return [_found(root, name) for name in sorted(os.path.relpath(file.path, root) for file in found)]
 
-    A folder stands for all files below it, hidden ones left out. `suffixes` choose among the files of folders and
-    globs; a file named by itself is meant, and so is one whose ending a glob names, as `*.py` does.
-    """
-    found: set[str] = set()
-    for pattern in patterns:
-        matches = {os.path.relpath(path, root) for path in _expand(full_path(root, pattern), suffixes)}
-        if not matches:
-            raise SourceNotFound(full_path(root, pattern), _why_none(full_path(root, pattern), suffixes))
-        found |= matches
-    return [_found(root, name) for name in sorted(found)]
+
+def left_out(root: str, patterns: Sequence[str], suffixes: tuple[str, ...], apart: str) -> Mapping[str, int]:
+    """How many files `find_files` passes over for their suffix; those below the folder `apart` do not count."""
+    return count_left_out([full_path(root, pattern) for pattern in patterns], suffixes, apart)
 
 
 def full_path(root: str, name: str) -> str:
@@ -80,12 +76,14 @@ def full_path(root: str, name: str) -> str:
 
 
 def look(root: str, name: str) -> SourceFile:
-    status = os.stat(full_path(root, name))
+    """One file as it is now; `FileNotFoundError` where it is gone, also where a folder on the way became a file."""
+    try:
+        status = os.stat(full_path(root, name))
+    except NotADirectoryError as error:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), full_path(root, name)) from error
     if not stat.S_ISREG(status.st_mode):
-        raise SourceUnreadable(full_path(root, name), "it is no regular file")
-    return SourceFile(
-        path=name, size=status.st_size, mtime_ns=status.st_mtime_ns, stream=name.endswith(STREAM_SUFFIXES)
-    )
+        raise SourceUnreadable(full_path(root, name), "it is not a regular file")
+    return SourceFile(path=name, size=status.st_size, mtime_ns=status.st_mtime_ns, stream=is_stream(name))
 
 
 def plain_file(file: SourceFile) -> SourceFile:
@@ -98,10 +96,10 @@ def _found(root: str, name: str) -> SourceFile:
         return look(root, name)
     except FileNotFoundError as error:
         raise SourceUnreadable(full_path(root, name), "it is a link to nothing, or vanished meanwhile") from error
-
-
-def _raise(error: OSError) -> None:
-    raise error
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise SourceUnreadable(full_path(root, name), "it is a link that leads back to itself") from error
 
 
 def _fixed_folder(pattern: str) -> str:
@@ -110,45 +108,3 @@ def _fixed_folder(pattern: str) -> str:
         return pattern if os.path.isdir(pattern) else os.path.dirname(pattern)
     fixed = pattern[: min(pattern.index(mark) for mark in "*?[" if mark in pattern)]
     return os.path.dirname(fixed)
-
-
-def _expand(pattern: str, suffixes: tuple[str, ...]) -> Iterable[str]:
-    if os.path.isfile(pattern):
-        yield pattern
-        return
-    for path in _matches(pattern):
-        is_meant = not suffixes or (names_ending(pattern) and not os.path.isdir(path))
-        yield from (file for file in _below(path) if is_meant or file.endswith(suffixes))
-
-
-def _matches(pattern: str) -> Iterable[str]:
-    return [pattern] if os.path.isdir(pattern) else glob.iglob(pattern, recursive=True)
-
-
-def names_ending(pattern: str) -> bool:
-    """Whether a glob says how the files end that it names; `.gz` and `.zst` say nothing of what is in them.
-
-    >>> names_ending("odd/*.py"), names_ending("part-*.jsonl.gz"), names_ending("data/*"), names_ending("*.gz")
-    (True, True, False, False)
-    """
-    for suffix in STREAM_SUFFIXES:
-        pattern = pattern.removesuffix(suffix)
-    ending = os.path.splitext(pattern)[1]
-    return bool(ending) and not glob.has_magic(ending)
-
-
-def _why_none(pattern: str, suffixes: tuple[str, ...]) -> str:
-    """What to say where nothing was found: that nothing is there, or that its names do not fit."""
-    if not suffixes or not any(_matches(pattern)):
-        return "no file matches"
-    endings = ", ".join(suffix for suffix in suffixes if not suffix.endswith(STREAM_SUFFIXES))
-    return f"no file there ends in {endings}; name others by a glob like '*.py', or by --suffix if they are plain text"
-
-
-def _below(path: str) -> Iterable[str]:
-    if not os.path.isdir(path):
-        yield path
-        return
-    for folder, folders, names in os.walk(path, onerror=_raise):
-        folders[:] = [name for name in folders if not name.startswith(".") and name != "__pycache__"]
-        yield from (os.path.join(folder, name) for name in names if not name.startswith("."))

@@ -6,9 +6,10 @@ from functools import lru_cache
 from typing import BinaryIO, TypeVar
 
 from forebay.errors import SourceChanged
-from forebay.source import Part
+from forebay.source import Failure, Part
+from forebay.sources.failures import too_large
 from forebay.sources.paths import full_path
-from forebay.sources.separators import Block, whole_pieces
+from forebay.sources.separators import Block, LongPiece, whole_pieces
 from forebay.sources.streams import OpenStream, Stream, stream_at
 
 _COUNTED_BYTES = 1 << 20
@@ -16,11 +17,17 @@ _COUNTED_BYTES = 1 << 20
 T = TypeVar("T")
 
 
-class Reading(Iterator[Block]):
-    """The blocks of one part; `position` is the offset in the file at which the current one begins."""
+class Reading(Iterator[Block | LongPiece]):
+    """The blocks of one part; `position` is the offset in the file at which the current one begins.
 
-    def __init__(self, root: str, part: Part, separator: bytes, stream_at: OpenStream = stream_at) -> None:
+    A piece of more than `max_sample_bytes` is passed over, and comes as a `LongPiece`.
+    """
+
+    def __init__(
+        self, root: str, part: Part, separator: bytes, max_sample_bytes: int, stream_at: OpenStream = stream_at
+    ) -> None:
         self._root, self._part, self._separator = root, part, separator
+        self.max_sample_bytes = max_sample_bytes
         self._stream_at = stream_at
         self._path = full_path(root, part.file.path)
         self._stream: Stream | None = None
@@ -29,13 +36,23 @@ class Reading(Iterator[Block]):
         self._passed = (0, 0)  # bytes and newlines of the current block
         self.position = part.start
 
-    def __next__(self) -> Block:
+    def __next__(self) -> Block | LongPiece:
         size, newlines = self._passed
         self.position, self._newlines = self.position + size, self._newlines + newlines
         self._passed = (0, 0)
         block = next(self._blocks)
-        self._passed = (len(block), block.count(b"\n") if self._part.file.stream else 0)
+        self._passed = (len(block), self._newlines_in(block))
         return block
+
+    def long_piece(self, piece: LongPiece) -> Failure:
+        """The failure that a piece is which was passed over."""
+        sample = f"{self._part.file.path}@{self.position}"
+        return too_large(sample, piece.size, self.max_sample_bytes, f"line {self.first_line()}: ")
+
+    def _newlines_in(self, block: Block | LongPiece) -> int:
+        if not self._part.file.stream:
+            return 0
+        return block.newlines if isinstance(block, LongPiece) else block.count(b"\n")
 
     def first_line(self) -> int:
         """The number, from 1, of the line in which the current block begins."""
@@ -44,23 +61,17 @@ class Reading(Iterator[Block]):
         counter = _line_counter(self._path, self._part.file.size, self._part.file.mtime_ns)
         return 1 + counter.before(self.position)
 
-    def ends_file(self) -> bool:
-        """Whether the file, as it was planned, ends with the current block."""
-        end = self.position + self._passed[0]
-        if self._stream is None:
-            return end >= self._part.file.size
-        return end == self._stream.position and self._stream.at_end()
-
-    def _stream_blocks(self) -> Iterator[Block]:
-        with self._stream_at(self._path, self._part.file, self._part.start) as self._stream:
+    def _stream_blocks(self) -> Iterator[Block | LongPiece]:
+        place = (self._path, self._part.file, self._part.start)
+        with self._stream_at(*place, self.max_sample_bytes) as self._stream:
             self._newlines = self._stream.newlines
-            yield from whole_pieces(self._stream.read, self._part.weight, self._separator)
+            yield from whole_pieces(self._stream.read, self._part.weight, self._separator, self.max_sample_bytes)
 
-    def _plain_blocks(self) -> Iterator[Block]:
+    def _plain_blocks(self) -> Iterator[Block | LongPiece]:
         with open(self._path, "rb", buffering=0) as plain:
             check_piece_start(plain, self._root, self._part.file.path, self._part.start, self._separator)
             plain.seek(self._part.start)
-            yield from whole_pieces(plain.read, self._part.weight, self._separator)
+            yield from whole_pieces(plain.read, self._part.weight, self._separator, self.max_sample_bytes)
 
 
 def handed_out(found: deque[T]) -> Iterator[T]:

@@ -13,7 +13,7 @@ from typing import BinaryIO
 from forebay.source import SourceFile
 from forebay.sources.paths import full_path
 from forebay.sources.reading import check_piece_start, piece_moved
-from forebay.sources.separators import end_after, first_end, whole_pieces
+from forebay.sources.separators import Block, LongPiece, end_after, first_end, whole_pieces
 from forebay.sources.streams import Stream, judged_stream_at
 
 _LONG_PIECE = 1024 * 1024
@@ -21,12 +21,12 @@ _MOST_SEARCHED = 64
 
 
 def cut_between_pieces(
-    root: str, separator: bytes, file: SourceFile, start: int, first: int, every: int
+    root: str, separator: bytes, file: SourceFile, start: int, first: int, every: int, max_sample_bytes: int
 ) -> Iterator[int]:
     """Where parts of a file may end: behind a separator. Positions count bytes, of a stream after decompression."""
     path = full_path(root, file.path)
     if file.stream:
-        with judged_stream_at(path, file, max(0, start - len(separator))) as stream:
+        with judged_stream_at(path, file, max(0, start - len(separator)), max_sample_bytes) as stream:
             if start and stream.read(len(separator)) != separator:
                 raise piece_moved(root, file.path, start, separator)
             yield from _stream_cuts(stream, separator, first, every)
@@ -81,12 +81,12 @@ def _searched(path: str, file: SourceFile, separator: bytes) -> deque[tuple[int,
 def _stream_cuts(stream: Stream, separator: bytes, first: int, every: int) -> Iterator[int]:
     start = end = stream.position
     cut, step = start, first
-    for block in whole_pieces(stream.read, sys.maxsize, separator):
+    for block in whole_pieces(stream.read, sys.maxsize, separator, _LONG_PIECE):
         if start < cut == end:  # the cut at the end of the last block is not the end of the file
             yield cut
         begin, end = end, end + len(block)
         while cut + step <= end:
-            found = first_end(block, separator, cut + step - len(separator) - begin)
+            found = len(block) if isinstance(block, LongPiece) else _end_in(block, separator, cut + step - begin)
             if found < 0:
                 break
             cut, step = begin + found, every
@@ -94,3 +94,8 @@ def _stream_cuts(stream: Stream, separator: bytes, first: int, every: int) -> It
                 yield cut
     if end > start:
         yield end
+
+
+def _end_in(block: Block, separator: bytes, position: int) -> int:
+    """The first end of a separator at `position` or later, -1 where there is none."""
+    return first_end(block, separator, position - len(separator))

@@ -10,6 +10,7 @@ itself, as three newlines do in a run of four; so a search from the middle first
 
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import BinaryIO
 
 Block = bytes | bytearray
@@ -19,16 +20,41 @@ _LOOK = 4 * 1024  # the least that is read to find a separator; after a while, a
 _MOST_LOOK = 1024 * 1024
 
 
-def whole_pieces(read: Callable[[int], bytes], length: int, separator: bytes) -> Iterator[Block]:
-    """The next `length` bytes in blocks that end behind a separator, and what is left. A long piece comes whole.
+@dataclass(frozen=True, slots=True)
+class LongPiece:
+    """A piece that was passed over, with its separator: how many bytes and newlines, and how long without it."""
 
-    Nothing here holds on to a block that was handed out: a long one is in memory once.
+    length: int
+    newlines: int
+    size: int
+
+    def __len__(self) -> int:
+        return self.length
+
+
+def whole_pieces(
+    read: Callable[[int], bytes], length: int, separator: bytes, limit: int = sys.maxsize
+) -> Iterator[Block | LongPiece]:
+    """The next `length` bytes in blocks that end behind a separator, and what is left.
+
+    A piece of up to `limit` bytes comes whole; a longer one is passed over while it is read. Nothing here holds on to a
+    block that was handed out: a long one is in memory once.
     """
     reach = len(separator) - 1
     held = bytearray()  # the beginning of a piece: no separator in it,
     seam = b""  # but perhaps the beginning of one at its end
+    passed = newlines = 0  # of a piece that is too long, in place of `held`
     while length > 0 and (content := read(min(_BLOCK, length))):
         length -= len(content)
+        if passed:
+            end = (seam + content).find(separator) + len(separator) - len(seam)
+            if end < len(separator) - len(seam):
+                passed, newlines = passed + len(content), newlines + content.count(b"\n")
+                seam = (seam + content)[-reach:] if reach else b""
+                continue
+            passed, newlines = passed + end, newlines + content.count(b"\n", 0, end)
+            yield LongPiece(passed, newlines, passed - len(separator))
+            content, seam, passed = content[end:], b"", 0
         end = last_end(seam + content, separator) - len(seam)
         if end > 0:
             full: list[Block] = [content[:end]]
@@ -36,12 +62,36 @@ def whole_pieces(read: Callable[[int], bytes], length: int, separator: bytes) ->
                 held += full.pop()
                 full, held = [held], bytearray()
             content, seam = content[end:], b""
-            yield full.pop()
+            yield from _within(full, separator, limit)
         held += content
         seam = (seam + content)[-reach:] if reach else b""
+        if len(held) > limit + len(separator):
+            passed, newlines, held = len(held), held.count(b"\n"), bytearray()
+    if passed:
+        yield LongPiece(passed, newlines, passed)
     if held:
         full, held = [held], bytearray()
+        yield from _within(full, separator, limit)
+
+
+def _within(full: list[Block], separator: bytes, limit: int) -> Iterator[Block | LongPiece]:
+    """The one block in a list, without pieces that are longer than the limit."""
+    if len(full[0]) <= limit:
         yield full.pop()
+        return
+    block, begin = full.pop(), 0
+    for start, stop in piece_bounds(block, separator):
+        if stop - start > limit:
+            if begin < start:
+                yield block[begin:start]
+            begin = min(stop + len(separator), len(block))
+            yield LongPiece(begin - start, block.count(b"\n", start, begin), stop - start)
+    if begin == 0:
+        full.append(block)
+        del block
+        yield full.pop()
+    elif begin < len(block):
+        yield block[begin:]
 
 
 def piece_bounds(block: Block, separator: bytes) -> Iterator[tuple[int, int]]:

@@ -1,6 +1,7 @@
 """A Python iterable as a source: its documents are written to a file first, because a source is read more than once."""
 
 import filecmp
+import io
 import json
 import os
 import secrets
@@ -15,6 +16,7 @@ from forebay.errors import SourceInvalid, is_url
 from forebay.sources.jsonl import JsonlSource, jsonl
 
 _SUFFIXES = (".jsonl", ".jsonl.zst")
+_PIECE = 1 << 20
 _JSON_VALUES = (str, int, float, list, dict, type(None))  # bytes, dates and the like would be written as some text
 
 
@@ -25,7 +27,7 @@ def documents(
 
     They are written to `spool`, a `.jsonl` or `.jsonl.zst` file, which is there when all of them are and not before.
     The same documents again leave the file as it is, and the caches made from it valid; more documents behind the same
-    ones can be grown into a cache if the file is a `.jsonl`.
+    ones can be grown into a cache if the file is a `.jsonl`. A file that holds anything else is never overwritten.
     """
     if is_url(os.fspath(spool)):
         raise SourceInvalid(f"documents are spooled to a file, not to the URL '{os.fspath(spool)}'; pass a path")
@@ -62,7 +64,7 @@ def _line(document: str | Mapping[str, Any], field: str, number: int) -> bytes:
 
 @contextmanager
 def _written_aside(path: str) -> Iterator[IO[bytes]]:
-    """A file that takes its place when all is written, unless it is what stands there already."""
+    """A file that takes its place when all is written, unless something else stands there that it does not continue."""
     folder, name = os.path.split(path)
     os.makedirs(folder, exist_ok=True)
     aside = os.path.join(folder, f".{name}.{secrets.token_hex(4)}.part")
@@ -72,11 +74,51 @@ def _written_aside(path: str) -> Iterator[IO[bytes]]:
                 yield writer
             file.flush()
             os.fsync(file.fileno())
-        if not os.path.exists(path) or not filecmp.cmp(aside, path, shallow=False):
+        if not os.path.lexists(path):
+            _place(aside, path)
+        elif not _continues(aside, path):
+            raise SourceInvalid(
+                f"'{path}' exists and does not begin these documents; delete it, or name another file to spool them to"
+            )
+        elif not filecmp.cmp(aside, path, shallow=False):
             os.replace(aside, path)
     finally:
         with suppress(FileNotFoundError):
             os.unlink(aside)
+
+
+def _place(aside: str, path: str) -> None:
+    """Give a file its name, unless another has it by now; not every file system has links to do that with."""
+    try:
+        os.link(aside, path)
+    except FileExistsError:
+        raise
+    except OSError:
+        os.rename(aside, path)
+
+
+def _continues(new: str, old: str) -> bool:
+    """Whether a file begins with all that a regular file holds, both decompressed."""
+    if os.path.islink(old) or not os.path.isfile(old):
+        return False
+    with _plain(new, old) as longer, _plain(old, old) as shorter:
+        try:
+            while piece := shorter.read(_PIECE):
+                if longer.read(len(piece)) != piece:
+                    return False
+        except zstandard.ZstdError:
+            return False
+    return True
+
+
+@contextmanager
+def _plain(path: str, name: str) -> Iterator[IO[bytes]]:
+    with open(path, "rb") as file:
+        if not name.endswith(".zst"):
+            yield file
+            return
+        with zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True, closefd=False) as reader:
+            yield io.BufferedReader(reader)
 
 
 @contextmanager

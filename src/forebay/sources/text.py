@@ -7,34 +7,36 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from forebay.errors import SourceInvalid
-from forebay.source import Failure, Part, Sample, SourceFile, Unit
-from forebay.sources.empty import empty
-from forebay.sources.paths import STREAM_SUFFIXES, find_files, look, named_below, renamed
+from forebay.source import Failure, Part, Sample, Source, SourceFile, Unit
+from forebay.sources.failures import BOM, MAX_SAMPLE_BYTES, checked_limit, empty, limit_in, not_utf8, stated_limit
+from forebay.sources.paths import find_files, left_out, look, named_below, renamed
 from forebay.sources.reading import Reading, handed_out
 from forebay.sources.separated import cut_between_pieces
-from forebay.sources.separators import Block, piece_bounds
+from forebay.sources.separators import Block, LongPiece, piece_bounds
 from forebay.sources.stored import digest, scanned, weigh
 from forebay.sources.streams import OpenStream, judged_stream_at, stream_at
-from forebay.sources.utf8 import BOM, not_utf8
+from forebay.sources.walker import with_stream_suffixes
 from forebay.sources.whole import cut_whole, read_whole
 
 
 @dataclass(frozen=True, slots=True)
-class TextSource:
+class TextSource(Source):
     """The documents of UTF-8 text files; a byte order mark at the start of a file is left out.
 
     Without a separator a file is one document, named as the file is. With one, documents are what `str.split` gives,
     but for nothing behind the last separator; their ids are `file@offset`, the offset in bytes (after decompression).
+    A document of more than `max_sample_bytes` is a failure.
     """
 
     kind: ClassVar[str] = "text"
     unit: ClassVar[Unit] = "bytes"
-    read_by: ClassVar[tuple[str, ...]] = ("separator",)
+    read_by: ClassVar[tuple[str, ...]] = ("separator", "max_sample_bytes")
 
     root: str
     patterns: tuple[str, ...]
     separator: str | None = None
     suffixes: tuple[str, ...] = ()
+    max_sample_bytes: int = MAX_SAMPLE_BYTES
 
     def describe(self) -> Mapping[str, Any]:
         return {
@@ -43,12 +45,13 @@ class TextSource:
             "patterns": list(self.patterns),
             "separator": self.separator,
             "suffixes": list(self.suffixes),
+            **stated_limit(self.max_sample_bytes),
         }
 
     @classmethod
     def from_description(cls, description: Mapping[str, Any]) -> "TextSource":
         patterns, suffixes = tuple(description["patterns"]), tuple(description["suffixes"])
-        return cls(description["root"], patterns, description["separator"], suffixes)
+        return cls(description["root"], patterns, description["separator"], suffixes, limit_in(description))
 
     @property
     def files_grow(self) -> bool:
@@ -59,8 +62,10 @@ class TextSource:
         return replace(self, root=root, patterns=renamed(self.root, self.patterns, root))
 
     def files(self) -> list[SourceFile]:
-        stored = tuple(suffix + ending for suffix in self.suffixes for ending in ("", *STREAM_SUFFIXES))
-        return find_files(self.root, self.patterns, stored)
+        return find_files(self.root, self.patterns, with_stream_suffixes(self.suffixes))
+
+    def left_out(self, apart: str = "") -> Mapping[str, int]:
+        return left_out(self.root, self.patterns, with_stream_suffixes(self.suffixes), apart)
 
     def look(self, path: str) -> SourceFile:
         return look(self.root, path)
@@ -70,8 +75,8 @@ class TextSource:
 
     def cuts(self, file: SourceFile, start: int, first: int, every: int) -> Iterator[int]:
         if self.separator is None:
-            return cut_whole(self.root, file, start)
-        return cut_between_pieces(self.root, self.separator.encode(), file, start, first, every)
+            return cut_whole(self.root, file, start, self.max_sample_bytes)
+        return cut_between_pieces(self.root, self.separator.encode(), file, start, first, every, self.max_sample_bytes)
 
     def scanned(self, file: SourceFile) -> SourceFile:
         return scanned(self.root, file)
@@ -84,9 +89,10 @@ class TextSource:
 
     def _read(self, part: Part, stream_at: OpenStream) -> Iterator[Sample | Failure]:
         if self.separator is None:
-            return _only_document(self.root, part, stream_at)
+            return _only_document(self.root, part, self.max_sample_bytes, stream_at)
         separator = self.separator.encode()
-        return _documents(Reading(self.root, part, separator, stream_at), part.file.path, separator)
+        reading = Reading(self.root, part, separator, self.max_sample_bytes, stream_at)
+        return _documents(reading, part.file.path, separator)
 
     def digest(self, file: SourceFile, start: int, stop: int) -> int:
         return digest(self.root, file, start, stop)
@@ -97,8 +103,12 @@ def text(
     separator: str | None = None,
     suffixes: Iterable[str] = (".txt", ".md"),
     root: str | None = None,
+    max_sample_bytes: int = MAX_SAMPLE_BYTES,
 ) -> TextSource:
-    r"""The documents of text files, folders or globs, `.gz` and `.zst` too: one per file, or with a separator between.
+    r"""The documents of text files, folders or globs: one per file, or with a separator between.
+
+    Files that end in `.gz`, `.zst`, `.bz2` or `.xz` as well are decompressed while they are read. A separator is found
+    as it is written: in files with Windows line ends, `"\r\n---\r\n"` separates and `"\n---\n"` does not.
 
     >>> text("/data/books/*.txt.zst", separator="<|endoftext|>").patterns
     ('*.txt.zst',)
@@ -107,11 +117,13 @@ def text(
     """
     if separator is not None and not separator.encode():
         raise SourceInvalid("a separator has at least one character; leave it out for one document per file")
-    return TextSource(*named_below(paths, root), separator, tuple(suffixes))
+    limit = checked_limit(max_sample_bytes)
+    return TextSource(*named_below(paths, root), separator, tuple(suffixes), limit)
 
 
-def _only_document(root: str, part: Part, stream_at: OpenStream) -> Iterator[Sample | Failure]:
-    yield _whole_document(read_whole(root, part, stream_at), part.file.path)
+def _only_document(root: str, part: Part, limit: int, stream_at: OpenStream) -> Iterator[Sample | Failure]:
+    content = read_whole(root, part, limit, stream_at)
+    yield content if isinstance(content, Failure) else _whole_document(content, part.file.path)
 
 
 def _whole_document(content: bytes, path: str) -> Sample | Failure:
@@ -127,6 +139,9 @@ def _whole_document(content: bytes, path: str) -> Sample | Failure:
 
 def _documents(reading: Reading, path: str, separator: bytes) -> Iterator[Sample | Failure]:
     for block in reading:
+        if isinstance(block, LongPiece):
+            yield reading.long_piece(block)
+            continue
         found = deque(_in_block(reading, block, path, separator))
         del block
         yield from handed_out(found)

@@ -1,4 +1,4 @@
-"""How much a compressed file holds, judged for little: the size it states, held against the beginning of it.
+"""How much a compressed file holds, estimated for little: the size it states, compared with the beginning of it.
 
 A gzip file states the size of its last member at its end, a Zstandard file may state that of its first frame at its
 beginning: all it holds if it was written in one go, and never more. Where it is far less than the beginning promises,
@@ -6,15 +6,18 @@ the beginning alone is asked. The answer depends on the file only.
 """
 
 import io
+import lzma
 import zlib
+from contextlib import suppress
 from functools import lru_cache
-from typing import BinaryIO
+from typing import BinaryIO, cast
 
 import zstandard
 
 from forebay.errors import SourceUnreadable
 from forebay.source import SourceFile
 from forebay.sources.beginnings import StoredBytes, kept_beginning
+from forebay.sources.compressed import MOST_WINDOW, Members, Packing, format_of
 from forebay.sources.zstd_frames import whole_blocks
 
 _JUDGED_SHARE = 100  # one part in so many is read,
@@ -22,7 +25,10 @@ _LEAST_JUDGED = 16 * 1024
 _MOST_JUDGED = 256 * 1024  # which holds the first block of any file
 _FITS = 1.6  # two members of one size, of which one is stated, are a factor of 2 off
 _MOST_RATIO = 1032  # what deflate can do; more than that was not meant as a size
+_BLOCK_SORTED = 1 << 20  # what the first block of a bzip2 file lies in
+_USUAL_RATIO = 4.0  # where the beginning says nothing
 _PIECE = 1 << 20
+_MOST_MADE = 1 << 26  # enough of a beginning that unpacks to very much
 _GZIP = 31  # to zlib: with gzip's header and trailer
 
 
@@ -33,11 +39,23 @@ def stream_weight(path: str, file: SourceFile) -> int:
         stored = StoredBytes(raw, file.size, kept_beginning(path, file))
         head = stored.read(min(max(file.size // _JUDGED_SHARE, _LEAST_JUDGED), _MOST_JUDGED))
         try:
-            ratio, stated = _judge_gzip(raw, head, file) if path.endswith(".gz") else _judge_zstd(stored, head, file)
-        except (zlib.error, zstandard.ZstdError) as error:
+            ratio, stated = _judge(format_of(path), raw, stored, head, file)
+        except (OSError, zlib.error, lzma.LZMAError, zstandard.ZstdError) as error:
+            if isinstance(error, OSError) and error.errno is not None:
+                raise  # the disk's, not the content's
             raise SourceUnreadable(path, str(error)) from error
     judged = ratio * file.size
     return stated if judged / _FITS < stated <= file.size * _MOST_RATIO else int(judged)
+
+
+def _judge(packing: Packing, raw: BinaryIO, stored: StoredBytes, head: bytes, file: SourceFile) -> tuple[float, int]:
+    match packing:
+        case "gzip":
+            return _judge_gzip(raw, head, file)
+        case "zstd":
+            return _judge_zstd(stored, head, file)
+        case _:
+            return _members_ratio(head + stored.read(max(0, _BLOCK_SORTED - len(head))), packing), 0
 
 
 def _judge_gzip(raw: BinaryIO, head: bytes, file: SourceFile) -> tuple[float, int]:
@@ -59,7 +77,7 @@ def _gzip_ratio(head: bytes) -> float:
     """Bytes that come out for every byte that goes in."""
     taken, made = len(head), 0
     inflate = zlib.decompressobj(_GZIP)
-    while head:
+    while head and made < _MOST_MADE:
         made += len(inflate.decompress(head, _PIECE))
         head = inflate.unconsumed_tail
         if inflate.eof and inflate.unused_data:
@@ -68,8 +86,16 @@ def _gzip_ratio(head: bytes) -> float:
 
 
 def _zstd_ratio(blocks: bytes) -> float:
-    made = 0
-    with zstandard.ZstdDecompressor().stream_reader(io.BytesIO(blocks), read_across_frames=True) as reader:
-        while piece := reader.read(_PIECE):
+    made, decompressor = 0, zstandard.ZstdDecompressor(max_window_size=MOST_WINDOW)
+    with decompressor.stream_reader(io.BytesIO(blocks), read_across_frames=True) as reader:
+        while made < _MOST_MADE and (piece := reader.read(_PIECE)):
             made += len(piece)
     return made / max(1, len(blocks))
+
+
+def _members_ratio(head: bytes, packing: Packing) -> float:
+    reader, made = Members(cast(BinaryIO, io.BytesIO(head)), packing), 0
+    with suppress(EOFError):  # the beginning ends anywhere
+        while made < _MOST_MADE and (piece := reader.read(_PIECE)):
+            made += len(piece)
+    return made / len(head) if made else _USUAL_RATIO

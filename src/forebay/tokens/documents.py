@@ -47,8 +47,13 @@ class Documents:
     lengths: Array  # (documents,) int64
     numbers: Array  # (documents,) int64, which sample of the slice a document is
     names: list[str]  # (documents,) the ids of the samples
-    failures: list[Failure] = field(default_factory=list)
+    failed: list[tuple[int, Failure]] = field(default_factory=list)  # which sample, and why
     characters: int = 0
+
+    @property
+    def failures(self) -> tuple[Failure, ...]:
+        """In the order of the samples."""
+        return tuple(failure for _, failure in sorted(self.failed, key=lambda each: each[0]))
 
 
 def encode_documents(samples: Iterable[Sample], encoder: Encoder, frame: Frame) -> Documents:
@@ -74,7 +79,7 @@ def _texts(samples: Iterable[Sample], found: Documents, numbers: list[int]) -> I
     for number, sample in enumerate(samples):
         text = _text(sample)
         if isinstance(text, Failure):
-            found.failures.append(text)
+            found.failed.append((number, text))
             continue
         found.characters += len(text)
         found.names.append(sample.id)
@@ -129,9 +134,8 @@ def _set_aside(forged: list[int], batch: list[str], found: Documents, numbers: l
     """The batch, which is the last of what was found so far, without some of its texts: those are failures."""
     first = len(numbers) - len(batch)
     for at in reversed(forged):
-        found.failures.append(
-            Failure(found.names.pop(first + at), "control-token", "the tokenizer makes a control token of its text")
-        )
+        name, number = found.names.pop(first + at), numbers.pop(first + at)
+        why = Failure(name, "control-token", "the tokenizer makes a control token of its text")
+        found.failed.append((number, why))
         found.characters -= len(batch[at])
-        del numbers[first + at]
     return [text for at, text in enumerate(batch) if at not in forged]

@@ -33,8 +33,9 @@ class FastEncoder:
     def __init__(self, vocabulary: Vocabulary) -> None:
         native: Any = import_module("fastokens")
         self._name = vocabulary.name
+        text = vocabulary.text
         with _told(self._name, "fastokens does not support it"):
-            self._tokenizer = native.Tokenizer.from_json_str(vocabulary.json.decode())
+            self._tokenizer = native.Tokenizer.from_json_str(text)
             self._tokenizer.no_truncation()
 
     def encode(self, texts: Sequence[str]) -> tuple[Array, Array]:
@@ -84,8 +85,9 @@ def reference_tokenizer(vocabulary: Vocabulary) -> Any:
     if not is_installed("tokenizers"):
         raise LibraryMissing("tokenizers", "reading and checking a tokenizer", "tokens")
     library: Any = import_module("tokenizers")
+    text = vocabulary.text
     with _told(vocabulary.name, "it cannot be loaded"):
-        tokenizer = library.Tokenizer.from_str(vocabulary.json.decode())
+        tokenizer = library.Tokenizer.from_str(text)
     tokenizer.encode_special_tokens = True
     tokenizer.no_truncation()
     tokenizer.no_padding()

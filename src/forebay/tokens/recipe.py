@@ -17,7 +17,7 @@ from forebay.tokens.documents import Frame, encode_documents
 from forebay.tokens.encoders import ENCODERS, EncoderName, encoder_version, is_installed, open_encoder
 from forebay.tokens.figures import old_metadata, row_statistics, token_figures
 from forebay.tokens.rows import LongDocuments, cut_long, pack_rows
-from forebay.tokens.vocabulary import CONSTANT, TOKENIZER_FILE, Vocabulary, load_vocabulary, vocabulary_in
+from forebay.tokens.vocabulary import CONSTANT, GPT2, TOKENIZER_FILE, Vocabulary, load_vocabulary, vocabulary_in
 
 BLOCK_TOKENS = 128 * 1024  # compresses a fifth better than 16 K, and decodes in a third of a millisecond
 
@@ -37,15 +37,15 @@ class Ids(NamedTuple):
 class TokenRecipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Pack tokenized documents, best fit, padded to `sequence_length`.
 
-    `tokenizer` is `"gpt2"`, a `tokenizer.json` or a hub name. `eos` ends every document, `bos` begins it if given; each
-    is a token's text, its id, or None. `encoder="auto"` is decided when a cache is planned, and kept.
+    `tokenizer` is `"gpt2"`, a path to a `tokenizer.json` or a hub name. `eos` ends every document, `bos` begins it;
+    each is a token's text, its id, or None. `encoder="auto"` is decided when a cache is planned, and kept.
     """
 
     kind: ClassVar[str] = "tokens"
     revision: ClassVar[int] = 1
     located: ClassVar[tuple[str, ...]] = ("tokenizer",)  # says where, not what: the hash of the file stands for it
 
-    tokenizer: str
+    tokenizer: str = GPT2
     sequence_length: int = 512
     long_documents: LongDocuments = "split"
     chunk_size: int = 8000

@@ -3,6 +3,7 @@
 import hashlib
 import os
 import re
+import stat
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -13,6 +14,7 @@ import msgspec
 from safetensors import SafetensorError, safe_open
 
 from forebay.errors import TokenizerUnusable
+from forebay.tokens.expansion import expansion_problem
 from forebay.tokens.gpt2 import gpt2_json
 
 # What publishers call the token that ends a document, in the order in which one is taken.
@@ -20,6 +22,8 @@ END_TOKENS = ("<|endoftext|>", "<|end_of_text|>", "<｜end▁of▁sentence｜>",
 PAD_TOKENS = ("<|pad|>", "<pad>", "[PAD]", "<|finetune_right_pad_id|>")
 TOKENIZER_FILE = "tokenizer.json"
 CONSTANTS_SUFFIX = ".safetensors"
+GPT2 = "gpt2"
+MOST_BYTES = 256 * 1024 * 1024  # the largest that are in use have 35 MB
 CONSTANT = "tokenizer"  # under this name a token cache keeps the file among its constants
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
@@ -35,6 +39,8 @@ class _Model(msgspec.Struct, frozen=True):
     dropout: float | None = None
     unk_token: str | None = None
     unk_id: int | None = None
+    continuing_subword_prefix: str | None = None
+    end_of_word_suffix: str | None = None
 
 
 class _Document(msgspec.Struct, frozen=True):
@@ -42,6 +48,10 @@ class _Document(msgspec.Struct, frozen=True):
 
     model: _Model
     added_tokens: list[_AddedToken] | None = None
+    normalizer: dict[str, Any] | None = None
+    pre_tokenizer: dict[str, Any] | None = None
+    post_processor: dict[str, Any] | None = None
+    decoder: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -54,6 +64,15 @@ class Vocabulary:
     @cached_property
     def sha256(self) -> str:
         return hashlib.sha256(self.json).hexdigest()
+
+    @property
+    def text(self) -> str:
+        """The file as text, for a library to load: it holds nothing that makes texts explode."""
+        parts = {name: value for name, value in msgspec.structs.asdict(self._document).items() if name != "model"}
+        problem = expansion_problem({**parts, "model": msgspec.structs.asdict(self._document.model)})
+        if problem:
+            raise TokenizerUnusable(self.name, f"{problem}; use another tokenizer")
+        return self.json.decode()
 
     @cached_property
     def ids(self) -> Mapping[str, int]:
@@ -112,7 +131,7 @@ class Vocabulary:
     def _document(self) -> _Document:
         try:
             document = msgspec.json.decode(self.json, type=_Document)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise TokenizerUnusable(self.name, f"its tokenizer.json is of no use: {error}") from error
         if document.model.dropout:
             raise TokenizerUnusable(self.name, "its model draws ids at random ('dropout'); set that to null")
@@ -122,17 +141,40 @@ class Vocabulary:
 def load_vocabulary(name: str) -> Vocabulary:
     """`"gpt2"`, a path to a `tokenizer.json` (or its folder), or a name on the Hugging Face hub.
 
-    The constants of a token cache will do as well: the file lies among them.
+    The constants of a token cache will do as well: the file lies among them. A name without a slash is a file only if
+    it has a suffix, as `tokenizer.json` has: `"gpt2"` means the vocabulary also beside a folder of that name.
     """
-    path = os.path.join(name, TOKENIZER_FILE) if os.path.isdir(name) else name
-    if os.path.isfile(path):
-        status = os.stat(path)
-        return _from_file(os.path.abspath(path), status.st_size, status.st_mtime_ns)
-    if name == "gpt2":
+    if name == GPT2:
         return _gpt2()
+    if is_path(name) and os.path.exists(name):
+        return _at(os.path.join(name, TOKENIZER_FILE) if os.path.isdir(name) else name)
+    if os.path.exists(name):
+        raise TokenizerUnusable(name, f"it is not a known vocabulary; for the file or folder here, write './{name}'")
     if name.endswith(".json") or name.startswith((".", "/", "~")) or not _HUB_NAME.fullmatch(name):
-        raise TokenizerUnusable(name, "there is no such file; give 'gpt2', a tokenizer.json or a hub's org/name")
+        raise TokenizerUnusable(name, "there is no such file; name 'gpt2', a tokenizer.json or a hub's org/name")
     return _from_hub(name)
+
+
+def is_path(name: str) -> bool:
+    """Whether a name may be one of a file or folder.
+
+    >>> is_path("gpt2"), is_path("./gpt2"), is_path("tokenizer.json"), is_path("org/name")
+    (False, True, True, True)
+    """
+    return os.sep in name or bool(os.path.splitext(name)[1])
+
+
+def _at(path: str) -> Vocabulary:
+    try:
+        status = os.stat(path)
+    except FileNotFoundError as error:
+        folder, name = os.path.split(path)
+        raise TokenizerUnusable(folder, f"the folder has no {name}; name a folder that has one, or the file") from error
+    if not stat.S_ISREG(status.st_mode):
+        raise TokenizerUnusable(path, "it is not a regular file")
+    if status.st_size > MOST_BYTES and not path.endswith(CONSTANTS_SUFFIX):
+        raise TokenizerUnusable(path, f"it has {status.st_size:,} bytes; a tokenizer.json has at most {MOST_BYTES:,}")
+    return _from_file(os.path.abspath(path), status.st_size, status.st_mtime_ns)
 
 
 @lru_cache(maxsize=1)

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from forebay.columns import Array, Column, Columns, Dtype, Ragged
 from forebay.recipe import ChunkTarget, Rows
-from forebay.source import Failure, Part, Sample, SourceFile, Unit
+from forebay.source import Failure, Part, Sample, Source, SourceFile, Unit
 from forebay.teachers.recipe import T_BUCKETS
 from forebay.torch.arrays import to_array
 from forebay.torch.old_cache import BUCKETS, OldCache, part_files, read_old_cache
@@ -44,7 +44,7 @@ _DTYPES: dict[torch.dtype, Dtype] = {
 
 
 @dataclass(frozen=True, slots=True)
-class OldCacheSource:
+class OldCacheSource(Source):
     """The rows of an old cache by number; what they hold is read by `ImportedRecipe`."""
 
     kind: ClassVar[str] = "old-cache"

@@ -6,7 +6,7 @@ from typing import Literal, get_args
 
 import click
 
-from forebay.sources.paths import STREAM_SUFFIXES
+from forebay.sources.walker import without_stream_suffix
 
 ImageFormat = Literal["files", "manifest", "parquet"]
 SUFFIXES: dict[str, ImageFormat] = {".jsonl": "manifest", ".parquet": "parquet"}
@@ -32,6 +32,4 @@ def format_of(paths: Sequence[str]) -> ImageFormat:
 
 
 def _suffix_format(path: str) -> ImageFormat:
-    for suffix in STREAM_SUFFIXES:
-        path = path.removesuffix(suffix)
-    return SUFFIXES.get(os.path.splitext(path)[1].lower(), "files")
+    return SUFFIXES.get(os.path.splitext(without_stream_suffix(path))[1].lower(), "files")

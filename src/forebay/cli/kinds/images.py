@@ -20,13 +20,15 @@ class ImageSourceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
     format: ImageFormat | None = None
     image: str | None = None
     root: str | None = None
+    max_sample_bytes: int | None = None
 
     def open(self) -> Source:
         chosen = self.format or format_of(self.paths)
+        limit: dict[str, Any] = {} if self.max_sample_bytes is None else {"max_sample_bytes": self.max_sample_bytes}
         if chosen == "files":
             self._refuse("image", "names a field of a manifest or a column of Parquet; image files have none")
-            return sources.images(*self.paths, root=self.root)
-        field = {} if self.image is None else {"image": self.image}
+            return sources.images(*self.paths, root=self.root, **limit)
+        field = {**limit} if self.image is None else {**limit, "image": self.image}
         if chosen == "parquet":
             self._refuse("root", "is the folder that the paths of a manifest are below; Parquet holds the images")
             return sources.parquet_images(*self.paths, **field)
@@ -63,6 +65,7 @@ IMAGES = Kind(
             "--image", metavar="FIELD", help="The field of the path, or the column of the bytes.  [path; image]"
         ),
         click.option("--root", metavar="FOLDER", help="The folder that the paths of a manifest are below.  [its own]"),
+        click.option("--max-sample-bytes", type=SizeType(), help="Larger files fail.  [default: 256MiB]"),
         click.option("--size", type=click.IntRange(min=1), help="Side of the canvas, in pixels.  [recipe; 448]"),
         click.option(
             "--pad-color", type=ColorType(), help="Of padding, as 114,114,114 or #727272.  [recipe; 114,114,114]"

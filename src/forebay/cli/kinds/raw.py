@@ -9,8 +9,10 @@ from forebay.cli.kinds.base import Kind
 from forebay.cli.sizes import SizeType
 from forebay.source import Source
 from forebay.sources import files, lines
+from forebay.sources.failures import MAX_SAMPLE_BYTES
+from forebay.sources.walker import STREAM_SUFFIXES
 
-LINE_SUFFIXES = (".jsonl", ".txt", ".gz", ".zst")
+LINE_SUFFIXES = (".jsonl", ".ndjson", ".txt", *STREAM_SUFFIXES)
 
 
 class RawSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -19,28 +21,31 @@ class RawSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     paths: tuple[str, ...]
     unit: Literal["files", "lines"] | None = None
     suffix: tuple[str, ...] = ()
+    max_sample_bytes: int | None = None  # the recipe's too, which a source must not read less than
 
     def open(self) -> Source:
+        limit = max(self.max_sample_bytes or 0, MAX_SAMPLE_BYTES)
         if self._chosen_unit() == "files":
-            return files(*self.paths, suffixes=self.suffix)
+            return files(*self.paths, suffixes=self.suffix, max_sample_bytes=limit)
         if self.suffix:
             raise click.UsageError(
                 f"--suffix chooses whole files of folders; for lines, name a glob like 'folder/**/*{self.suffix[0]}'"
             )
-        return lines(*self.paths)
+        return lines(*self.paths, max_sample_bytes=limit)
 
     def _chosen_unit(self) -> Literal["files", "lines"]:
         if self.unit is not None:
             return self.unit
-        return "lines" if all(path.endswith(LINE_SUFFIXES) for path in self.paths) else "files"
+        return "lines" if all(path.lower().endswith(LINE_SUFFIXES) for path in self.paths) else "files"
 
 
 RAW = Kind(
     name="raw",
     summary="Samples as they are: one row per file or per line.",
     details=(
-        "SOURCE is a file, a folder or a quoted glob. When every SOURCE ends in .jsonl, .txt, .gz or .zst, each line "
-        "is a sample (.gz and .zst are decompressed); otherwise each file is. --unit says it outright."
+        "SOURCE is a file, a folder or a quoted glob. When every SOURCE ends in .jsonl, .ndjson, .txt or the suffix of "
+        "a compressed file (.gz, .zst, .bz2, .xz), each line is a sample, decompressed; otherwise each file is. --unit "
+        "states it explicitly."
     ),
     example="raw 'data/*.jsonl'",
     source=RawSource,

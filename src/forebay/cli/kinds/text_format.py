@@ -6,11 +6,13 @@ from typing import Literal, get_args
 
 import click
 
-from forebay.sources.paths import STREAM_SUFFIXES, find_files, named_below
+from forebay.sources.paths import find_files, named_below
+from forebay.sources.walker import without_stream_suffix
 
 TextFormat = Literal["jsonl", "parquet", "text"]
 SUFFIXES: dict[str, TextFormat] = {
     ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
     ".json": "jsonl",
     ".parquet": "parquet",
     ".txt": "text",
@@ -50,9 +52,7 @@ def suffix_format(path: str) -> TextFormat | None:
     >>> suffix_format("a/b.jsonl.gz"), suffix_format("README")
     ('jsonl', None)
     """
-    for suffix in STREAM_SUFFIXES:
-        path = path.removesuffix(suffix)
-    return SUFFIXES.get(os.path.splitext(path)[1].lower())
+    return SUFFIXES.get(os.path.splitext(without_stream_suffix(path))[1].lower())
 
 
 def _choice() -> str:

@@ -10,6 +10,7 @@ from forebay import sources
 from forebay.cli.hub_options import DOWNLOAD_OPTIONS, REVISION_OPTION
 from forebay.cli.kinds.base import Kind
 from forebay.cli.kinds.text_format import TextFormat, format_of, formats, suffixes_of
+from forebay.cli.sizes import SizeType
 from forebay.cli.source_paths import HUB, is_on_hub
 from forebay.cli.token_names import NO_TOKEN, TokenNameType, named_token
 from forebay.source import Source
@@ -25,6 +26,7 @@ class TokenSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     text: str | None = None
     separator: str | None = None
     suffix: tuple[str, ...] = ()
+    max_sample_bytes: int | None = None
     subset: str | None = None
     split: str | None = None
     revision: str | None = None
@@ -41,13 +43,15 @@ class TokenSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return self._local(self.format or ("text" if self.suffix else format_of(self.paths)))
 
     def _local(self, chosen: TextFormat) -> Source:
-        field = {} if self.text is None else {"text": self.text}
+        limit: dict[str, Any] = {} if self.max_sample_bytes is None else {"max_sample_bytes": self.max_sample_bytes}
         if chosen == "text":
             self._refuse("text", "names a field of JSON lines or a column of Parquet; plain text has none")
-            return sources.text(*self.paths, separator=_separator(self.separator), suffixes=self._suffixes())
+            separator = _separator(self.separator)
+            return sources.text(*self.paths, separator=separator, suffixes=self._suffixes(), **limit)
         self._refuse("separator", f"separates documents of plain text; the format here is {chosen}")
         self._refuse("suffix", f"chooses among files of plain text; the format here is {chosen}")
-        return sources.parquet(*self.paths, **field) if chosen == "parquet" else sources.jsonl(*self.paths, **field)
+        named = {**limit} if self.text is None else {**limit, "text": self.text}
+        return sources.parquet(*self.paths, **named) if chosen == "parquet" else sources.jsonl(*self.paths, **named)
 
     def _suffixes(self) -> tuple[str, ...]:
         """How text files of folders end; where a user says what globs name, every file of them is meant."""
@@ -58,7 +62,7 @@ class TokenSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     def _hub(self) -> Source:
         if len(self.paths) > 1:
             raise click.UsageError(f"a build reads one data set of the hub, or files; {len(self.paths)} were named")
-        for name in ("format", "separator", "suffix"):
+        for name in ("format", "separator", "suffix", "max_sample_bytes"):
             self._refuse(name, "is for files; the hub is read as Parquet")
         given = {name: getattr(self, name) for name in ("split", "text", "revision", "spool")}
         return sources.hub(
@@ -71,7 +75,7 @@ class TokenSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     def _refuse(self, name: str, why: str) -> None:
         if getattr(self, name):
-            raise click.UsageError(f"--{name} {why}.")
+            raise click.UsageError(f"--{name.replace('_', '-')} {why}.")
 
 
 def recipe_fields(fields: dict[str, Any]) -> dict[str, Any]:
@@ -100,8 +104,8 @@ TOKENS = Kind(
     summary="Text as packed tokens: rows of fixed length with document boundaries.",
     details=(
         f"SOURCE is a file, a folder, a quoted glob, or {HUB}org/name on the Hugging Face hub. Names decide the "
-        "format: .jsonl and .json are JSON lines, .parquet is Parquet, .txt, .md and any other single file are plain "
-        "text; .gz and .zst files are decompressed. --format says it outright."
+        "format: .jsonl, .ndjson and .json are JSON lines, .parquet is Parquet, .txt, .md and any other single file "
+        "are plain text; .gz, .zst, .bz2 and .xz files are decompressed. --format states it explicitly."
     ),
     example="tokens 'data/*.jsonl'",
     source=TokenSource,
@@ -111,12 +115,14 @@ TOKENS = Kind(
         click.option("--text", metavar="FIELD", help="The field or column that holds the text.  [default: text]"),
         click.option("--separator", help=r"What separates documents of a text file, like '\n---\n'.  [one per file]"),
         click.option("--suffix", multiple=True, help="Only text files of folders that end so; can be repeated."),
+        click.option("--max-sample-bytes", type=SizeType(), help="Longer documents fail.  [default: 64MiB]"),
         click.option("--subset", help="Which configuration of the data set on the hub."),
         click.option("--split", help="Which split of the data set on the hub.  [default: train]"),
         REVISION_OPTION,
         *DOWNLOAD_OPTIONS,
         click.option(
-            "--tokenizer", help=f"gpt2, a tokenizer.json, or org/name on the hub.  [recipe; {DEFAULT_TOKENIZER}]"
+            "--tokenizer",
+            help=f"gpt2, a path to a tokenizer.json, or org/name on the hub.  [recipe; {DEFAULT_TOKENIZER}]",
         ),
         click.option("--sequence-length", type=click.IntRange(min=1), help="Tokens in a row.  [recipe; 512]"),
         click.option("--chunk-size", type=click.IntRange(min=1), help="Rows in a chunk.  [recipe; 8000]"),

@@ -1,5 +1,7 @@
 """The loader: the same sequence of rows for any ranks, threads and interruptions; batches as documented."""
 
+from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -247,6 +249,75 @@ def test_only_the_newest_iterator_goes_on(caches: dict[str, fb.Cache]) -> None:
         next(first)
     assert loader.position == 8
     assert len(list(second)) == 11
+
+
+def by_islice(loader: Loader) -> list:
+    return list(islice(loader, len(loader)))
+
+
+def by_zip(loader: Loader) -> list:
+    return [batch for _, batch in zip(range(len(loader)), loader, strict=False)]
+
+
+def by_break(loader: Loader) -> list:
+    taken = []
+    for batch in loader:
+        taken.append(batch)
+        if len(taken) == len(loader):
+            break
+    return taken
+
+
+@pytest.mark.parametrize("count", [by_islice, by_zip, by_break])
+@pytest.mark.parametrize("drop_last", [True, False])
+@pytest.mark.parametrize("threads", [0, 2])
+def test_a_consumer_that_counts_batches_gets_every_epoch_whole(
+    caches: dict[str, fb.Cache], count: Callable[[Loader], list], drop_last: bool, threads: int
+) -> None:
+    options: dict[str, Any] = {"global_batch_size": 8, "drop_last": drop_last, "threads": threads}
+    counting, asking = (Loader(caches["plain"], **options) for _ in range(2))
+    for epoch in range(4):
+        assert numbers_of(count(counting)) == numbers_of(asking)
+        assert (counting.epoch, counting.position) == (epoch + 1, 0)
+        assert counting.state_dict() == asking.state_dict()
+
+
+def test_a_consumer_that_takes_less_than_an_epoch_gets_the_next_batches_up_to_its_end(
+    caches: dict[str, fb.Cache],
+) -> None:
+    loader, whole = (Loader(caches["plain"], global_batch_size=4) for _ in range(2))
+    taken = [numbers_of(islice(loader, 5)) for _ in range(4)]
+    assert [len(batches) for batches in taken] == [5, 5, 3, 5]
+    first, second = numbers_of(whole), numbers_of(whole)
+    assert [batch for batches in taken for batch in batches] == first + second[:5]
+
+
+def test_a_resume_that_leaves_no_batch_of_an_epoch_begins_the_next(caches: dict[str, fb.Cache]) -> None:
+    loader = Loader(caches["plain"], global_batch_size=4)
+    list(islice(loader, 11))
+    larger = Loader(caches["plain"], global_batch_size=16)
+    larger.load_state_dict(loader.state_dict())
+    assert (larger.epoch, larger.position) == (1, 0)
+    whole = Loader(caches["plain"], global_batch_size=16)
+    list(whole)
+    assert numbers_of(larger) == numbers_of(whole)
+
+
+@pytest.mark.parametrize("shuffle", [None, "global"])
+def test_with_restart_every_iteration_has_the_same_batches_from_the_start(
+    caches: dict[str, fb.Cache], shuffle: Any
+) -> None:
+    loader = Loader(caches["plain"], global_batch_size=4, shuffle=shuffle, drop_last=False, restart=True)
+    whole = numbers_of(loader)
+    assert len(whole) == len(loader) == 14
+    list(islice(loader, 2))
+    assert numbers_of(loader) == numbers_of(islice(loader, 14)) == whole
+    state = loader.state_dict()
+    next(iter(loader))
+    assert loader.state_dict() == state
+    assert (state["epoch"], state["position"]) == (0, 0)
+    loader.load_state_dict({**state, "epoch": 3, "position": 8})
+    assert numbers_of(loader) == whole
 
 
 def test_quality_is_reported(caches: dict[str, fb.Cache]) -> None:

@@ -92,15 +92,16 @@ def test_a_state_of_a_newer_generation_than_the_cache_pins_is_refused(cache: fb.
 
 def test_a_state_of_another_version_is_refused(cache: fb.Cache) -> None:
     loader = Loader(cache, global_batch_size=4)
-    with pytest.raises(StateMismatch, match="version of the state 7 then, 1 now"):
-        loader.load_state_dict({**loader.state_dict(), "version": 7})
+    with pytest.raises(StateMismatch, match="version of the state 1 then, 2 now"):
+        loader.load_state_dict({**loader.state_dict(), "version": 1})
 
 
 @pytest.mark.parametrize("place", ["epoch", "position"])
-def test_a_state_that_stands_before_the_beginning_is_refused(cache: fb.Cache, place: str) -> None:
+@pytest.mark.parametrize("number", [-4, 3.7, True, "3", None])
+def test_a_state_that_counts_otherwise_than_from_0_is_refused(cache: fb.Cache, place: str, number: object) -> None:
     loader = Loader(cache, global_batch_size=4)
-    with pytest.raises(ValueError, match=f"{place} -4.*count from 0"):
-        loader.load_state_dict({**loader.state_dict(), place: -4})
+    with pytest.raises(ValueError, match=f"'{place}' of the state is {number!r}; a whole number that counts from 0"):
+        loader.load_state_dict({**loader.state_dict(), place: number})
 
 
 def test_numbers_of_numpy_leave_the_state_json(cache: fb.Cache) -> None:
@@ -134,7 +135,7 @@ class CountingStream:
 def test_resuming_far_into_an_epoch_looks_at_no_row_before_it(cache: fb.Cache) -> None:
     stream = CountingStream(cache, 100_000_000)
     loader = Loader(stream, global_batch_size=4, threads=0, prefetch=1)
-    loader.load_state_dict({"version": 1, "epoch": 3, "position": 90_000_000, "stream": stream.state()})
+    loader.load_state_dict({"version": 2, "epoch": 3, "position": 90_000_000, "stream": stream.state()})
     batch = next(iter(loader))
     assert batch["position"].tolist() == [90_000_000, 90_000_001, 90_000_002, 90_000_003]
     assert min(stream.asked) == 90_000_000

@@ -5,6 +5,9 @@
         loss = model(batch["tokens"], batch["labels"], batch["positions"], batch["seq_lens"])
         checkpoint(loader.state_dict())        # what was yielded is behind it, what was made ahead is not
 
+When the last batch of an epoch is handed out, the loader stands at the start of the next one: it does not matter whether
+the consumer asks once more (`for batch in loader`) or counts batches (`islice(loader, len(loader))`, Lightning).
+
 No worker processes: a few threads locate, gather, check and derive batches ahead of the training step.
 """
 
@@ -23,7 +26,14 @@ from forebay.torch.buffers import Buffers
 from forebay.torch.cache_stream import CacheStream, generation_of
 from forebay.torch.collate import Collate
 from forebay.torch.feed import Feed
-from forebay.torch.given import checked_batch_size, checked_rule, checked_source, checked_state, checked_whole
+from forebay.torch.given import (
+    checked_batch_size,
+    checked_count,
+    checked_rule,
+    checked_source,
+    checked_state,
+    checked_whole,
+)
 from forebay.torch.growing import Growing
 from forebay.torch.growth import Growth, Policy
 from forebay.torch.pace import Pace, batch_bytes
@@ -33,7 +43,7 @@ from forebay.torch.shuffle import Shuffle, choose_ordering, decoded_columns, ref
 from forebay.torch.stream import Rule, Stream
 from forebay.torch.transform import Transform
 
-STATE_VERSION = 1
+STATE_VERSION = 2  # version 1 had other shuffles of few rows and of compressed caches
 
 
 class Loader:
@@ -48,7 +58,8 @@ class Loader:
 
     `shuffle` is "auto", "global", "window" (sized by `window`) or None; `selection` a `Split` or `Where`; `labels`
     "next", "aligned" or None; `derive` some of "positions", "document_ids", "cu_seqlens"; `transform` changes batches;
-    `drop_last` leaves out the rows that fill no batch; `on_growth` is called with every `Growth`; `threads=0` makes
+    `drop_last` leaves out the rows that fill no batch; `restart` begins anew at every `iter`, as validation wants it, and
+    has no state: every pass has the same batches; `on_growth` is called with every `Growth`; `threads=0` makes
     batches when they are asked for; `prefetch` is how many are made ahead.
     """
 
@@ -62,6 +73,7 @@ class Loader:
         window: Window | None = None,
         selection: Rule | None = None,
         drop_last: bool = True,
+        restart: bool = False,
         columns: Sequence[str] | None = None,
         labels: LabelStyle | None = "next",
         derive: Sequence[Derived] = ("positions",),
@@ -77,6 +89,7 @@ class Loader:
         self.ranks = current_ranks(rank, world_size)
         self.global_batch_size = checked_batch_size(global_batch_size, self.ranks.world_size)
         self.drop_last = drop_last
+        self._restart = restart
         self.epoch = self.position = 0
         self.grown: Growth | None = None
         self._on_growth = on_growth
@@ -121,26 +134,34 @@ class Loader:
         )
 
     def __iter__(self) -> Iterator[Batch]:
-        """The rest of this epoch. There is one place where a loader stands: a later iteration ends an earlier one."""
+        """The rest of this epoch, or with `restart` the first epoch from its start.
+
+        There is one place where a loader stands: a later iteration ends an earlier one.
+        """
         self._turn += 1
+        if self._restart:
+            self.epoch = self.position = 0
         return self._batches(self._turn)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the loader stands, in a few hundred bytes that JSON can hold."""
+        """Where the loader stands, in a few hundred bytes that JSON can hold; with `restart`, always at its start."""
         return {
             "version": STATE_VERSION,
-            "epoch": self.epoch,
-            "position": self.position,
+            "epoch": 0 if self._restart else self.epoch,
+            "position": 0 if self._restart else self.position,
             "stream": self.stream.state(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Stand where a loader stood: with any batch size, number of ranks, threads, and on a cache that has grown."""
+        """Stand where a loader stood: with any batch size, number of ranks, threads, and on a cache that has grown.
+
+        With `restart`, a loader stays at its start.
+        """
         if checked_state(state, STATE_VERSION)["version"] != STATE_VERSION:
             raise StateMismatch(self._root, {"the version of the state": (state["version"], STATE_VERSION)})
-        epoch, position = int(state["epoch"]), int(state["position"])
-        if min(epoch, position) < 0:
-            raise ValueError(f"the state stands at epoch {epoch}, position {position}; both count from 0")
+        epoch, position = (checked_count(name, state[name]) for name in ("epoch", "position"))
+        if self._restart:
+            return
         resumed = self.stream.resumed(state["stream"])
         if position > resumed.size(epoch):
             raise StateMismatch(self._root, {"position": (position, f"at most {resumed.size(epoch)}")})
@@ -149,6 +170,8 @@ class Loader:
         self._turn += 1
         if self.position and isinstance(resumed, CacheStream) and (growth := resumed.growth()) is not None:
             self._report(growth)
+        if self.position:  # another batch size may leave no batch of this epoch
+            self._advance(self.position)
 
     def shuffle_quality(self) -> ShuffleQuality:
         """How near the order comes to a global shuffle, measured on batches of the running epoch."""
@@ -183,42 +206,72 @@ class Loader:
         return stream
 
     def _batches(self, turn: int) -> Iterator[Batch]:
-        yield from self._whole_batches(turn)
-        while (followed := self._growing.within(self.stream, self._report)) is not None:
-            self.stream = followed
-            yield from self._whole_batches(turn)
-        size = self.stream.size(self.epoch)
-        if self.position < size and not self.drop_last:
-            yield from self._fed(turn, size)
         self._check_turn(turn)
-        self._refuse_no_batch(size)
-        self.epoch, self.position = self.epoch + 1, 0
-        self.stream = self._growing.between(self.stream, self._report)
+        self._seek_batch()
+        epoch = self.epoch
+        while turn == self._turn and self.epoch == epoch:
+            yield from self._fed(turn, self._stretch_end())
 
-    def _whole_batches(self, turn: int) -> Iterator[Batch]:
-        left = self.stream.size(self.epoch) - self.position
-        return self._fed(turn, self.position + left // self.global_batch_size * self.global_batch_size)
+    def _seek_batch(self) -> None:
+        """Stand before a batch: where this epoch has no further one, at the start of the next."""
+        if self.position:
+            self._advance(self.position)
+        else:
+            self._take_up_added(0)
+        if not self._has_batch(self.position):  # an epoch without a batch would be over at once, again and again
+            raise ValueError(
+                f"the {self.stream.size(self.epoch):,} rows of an epoch fill no batch of {self.global_batch_size:,}; "
+                "choose a smaller global_batch_size, or drop_last=False"
+            )
+
+    def _advance(self, position: int) -> None:
+        """Stand at a position of this epoch; at the start of the next one, where no batch follows."""
+        self._take_up_added(position)
+        if self._has_batch(position):
+            self.position = position
+            return
+        following = self._growing.between(self.stream, self._report)
+        self.epoch, self.position, self.stream = self.epoch + 1, 0, following
+
+    def _take_up_added(self, position: int) -> None:
+        """Let rows that were published meanwhile follow, where the rest of this epoch fills no batch."""
+        while self.stream.size(self.epoch) - position < self.global_batch_size:
+            followed = self._growing.within(self.stream, self._report)
+            if followed is None:
+                return
+            self.stream = followed
+
+    def _has_batch(self, position: int) -> bool:
+        left = self.stream.size(self.epoch) - position
+        return left >= self.global_batch_size or (left > 0 and not self.drop_last)
+
+    def _stretch_end(self) -> int:
+        """The end of the whole batches from here on; of the last, smaller one, where there are none."""
+        size = self.stream.size(self.epoch)
+        whole = (size - self.position) // self.global_batch_size * self.global_batch_size
+        return self.position + whole if whole else size
 
     def _fed(self, turn: int, stop: int) -> Iterator[Batch]:
-        """The batches up to a position. A process that was forked meanwhile goes on with threads of its own."""
-        self._check_turn(turn)
-        first = self.position + self.global_batch_size  # made alone: it does not wait until a whole run is found
-        while self.position < stop:
-            feed = self._feed(stop if self.position >= first else min(first, stop))
+        """The batches up to a position. A process that was forked meanwhile continues with its own threads."""
+        at = self.position
+        first = at + self.global_batch_size  # made alone: it does not wait until a whole run is found
+        while at < stop:
+            feed = self._feed(at, stop if at >= first else min(first, stop))
             try:
                 for piece in feed.items():
                     while piece:
                         self._check_turn(turn)
-                        self.position = min(stop, self.position + self.global_batch_size)
+                        self._advance(min(stop, at + self.global_batch_size))
+                        at = min(stop, at + self.global_batch_size)
                         yield piece.pop()
                     if not feed.is_mine:
                         break
             finally:
                 feed.stop()
 
-    def _feed(self, stop: int) -> Feed[list[Batch]]:
+    def _feed(self, start: int, stop: int) -> Feed[list[Batch]]:
         pace, size = self._pace, self.global_batch_size
-        runs = Runs(self.stream, self.epoch, self.position, stop, size, pace, self.ranks, self._making)
+        runs = Runs(self.stream, self.epoch, start, stop, size, pace, self.ranks, self._making)
         return Feed(runs.make, len(runs), threads=pace.threads, ahead=pace.ahead)
 
     def _report(self, growth: Growth) -> None:
@@ -248,14 +301,6 @@ class Loader:
                     f"ranks opened generations {lowest} to {highest} of the cache at '{cache.root}'; open the same one "
                     f"on every rank: fb.open_cache(root, generation={lowest})"
                 )
-
-    def _refuse_no_batch(self, size: int) -> None:
-        """An epoch without a batch would be over at once, again and again."""
-        if size < self.global_batch_size and self.drop_last:
-            raise ValueError(
-                f"the {size:,} rows of an epoch fill no batch of {self.global_batch_size:,}; "
-                "choose a smaller global_batch_size, or drop_last=False"
-            )
 
     @property
     def _local_size(self) -> int:

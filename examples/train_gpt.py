@@ -148,10 +148,11 @@ def train(options: argparse.Namespace) -> None:
             # The checksum is for people who compare two runs: equal batches, equal numbers.
             mark = zlib.crc32(batch["tokens"].numpy())
             print(f"step {step} epoch {epoch} batch {mark:08x} rate {rate:.3e} loss {loss:.9g}", flush=True)
-            if step % options.save_every == 0:
+            # Behind its last batch the loader stands in the next epoch; the checkpoint of that follows the validation.
+            if step % options.save_every == 0 and run.loader.epoch == epoch:
                 run.save()
         print(f"epoch {epoch} validation {run.validate():.9g}", flush=True)
-    run.save()
+        run.save()
 
 
 def main() -> None:

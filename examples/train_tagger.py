@@ -190,11 +190,12 @@ def main() -> None:
             # The checksum is for people who compare two runs: equal batches, equal numbers.
             mark, loss = zlib.crc32(batch["pixels"].numpy()), run.train_on(batch)
             print(f"step {run.step} epoch {epoch} batch {mark:08x} loss {loss:.9g}", flush=True)
-            if run.step % options.save_every == 0:
+            # Behind its last batch the loader stands in the next epoch; the checkpoint of that follows the validation.
+            if run.step % options.save_every == 0 and run.loader.epoch == epoch:
                 run.save()
         loss, right = run.validate()
         print(f"epoch {epoch} held out: loss {loss:.9g}, {right:.1%} of tags right", flush=True)
-    run.save()
+        run.save()
     if options.export:
         run.export()
         run.compare()

@@ -171,6 +171,63 @@ class TestLightning:
         rest = self.run(loader(), tmp_path, STEPS, tmp_path / "last.ckpt")
         assert first + rest == whole
 
+    def epochs(self, folder: Path, train: Loader, held_out: Loader, **options: Any) -> tuple[list, list]:
+        """The rows of every batch that an epoch trained on, and of every batch that it was validated on."""
+        lightning = import_module("lightning")
+
+        class Module(lightning.LightningModule):
+            def __init__(self) -> None:
+                super().__init__()
+                self.model = Embedded()
+                self.trained: dict[int, list] = {}
+                self.validated: dict[int, list] = {}
+
+            def training_step(self, batch: dict[str, torch.Tensor], _: int) -> torch.Tensor:
+                self.trained.setdefault(self.current_epoch, []).append(rows_of(batch))
+                return self.model(batch["tokens"])
+
+            def validation_step(self, batch: dict[str, torch.Tensor], _: int) -> None:
+                if not self.trainer.sanity_checking:
+                    self.validated.setdefault(self.current_epoch, []).append(rows_of(batch))
+
+            def configure_optimizers(self) -> torch.optim.Optimizer:
+                return torch.optim.SGD(self.parameters(), lr=0.1)
+
+        trainer = lightning.Trainer(
+            accelerator="cpu",
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            default_root_dir=folder,
+            **options,
+        )
+        module = Module()
+        trainer.fit(module, train, held_out)
+        return list(module.trained.values()), list(module.validated.values())
+
+    def test_every_epoch_has_all_batches_and_validates_on_all_rows(self, tmp_path: Path, cache: fb.Cache) -> None:
+        def loaders() -> tuple[Loader, Loader]:
+            rest = Split("validation", fraction=0.7)
+            return (
+                Loader(cache, global_batch_size=BATCH, selection=TRAINING, seed=5),
+                Loader(cache, global_batch_size=BATCH, selection=rest, shuffle=None, drop_last=False, restart=True),
+            )
+
+        trained, validated = self.epochs(tmp_path, *loaders(), max_epochs=4)
+        plain, held_out = loaders()
+        assert trained == [[rows_of(batch) for batch in plain] for _ in range(4)]
+        assert validated == [[rows_of(batch) for batch in held_out]] * 4
+        assert sum(len(rows) for rows in validated[0]) == held_out.stream.size(0)
+
+    def test_limited_epochs_go_through_the_rows_one_after_the_other(self, tmp_path: Path, cache: fb.Cache) -> None:
+        train = Loader(cache, global_batch_size=BATCH, seed=5)
+        held_out = Loader(cache, global_batch_size=BATCH, shuffle=None, restart=True)
+        options = {"max_epochs": 3, "limit_train_batches": 5, "limit_val_batches": 1}
+        trained, _ = self.epochs(tmp_path, train, held_out, **options)
+        whole = [rows_of(batch) for batch in Loader(cache, global_batch_size=BATCH, seed=5)]
+        assert trained == [whole[0:5], whole[5:10], whole[10:15]]
+
     @pytest.mark.filterwarnings("ignore:The 'train_dataloader' does not have many workers")
     def test_a_dataset_is_trained_on_by_a_plain_dataloader(self, tmp_path: Path, cache: fb.Cache) -> None:
         dataset = CacheDataset(cache, selection=TRAINING)

@@ -1,5 +1,7 @@
 """The loader: the same sequence of rows for any ranks, threads and interruptions; batches as documented."""
 
+from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +22,11 @@ from tests.token_caches import (
 import forebay as fb
 from forebay import masks
 from forebay.columns import Column
+from forebay.errors import WindowTooLarge
 from forebay.order.coins import Coins
 from forebay.order.window import Window
-from forebay.torch import Loader
+from forebay.torch import Ingredient, Loader, Mixture, document_block_mask
+from forebay.torch.attend import attend_packed
 from forebay.torch.rules import Split
 
 LENGTH = 8
@@ -132,7 +136,7 @@ def test_a_batch_holds_what_the_masks_derive_from_the_stored_lengths(
             "cu_seqlens": masks.cu_seqlens(padded, LENGTH),
             "max_seqlen": np.array(masks.whole_lengths(padded, LENGTH).max(), np.int32),
         }
-        assert batch.keys() == expected.keys()
+        assert batch.keys() == expected.keys() | {"row_weight"}
         for key, values in expected.items():
             assert batch[key].dtype == torch.from_numpy(values).dtype, key
             assert np.array_equal(batch[key].numpy(), values), key
@@ -159,12 +163,42 @@ def test_bfloat16_columns_are_bfloat16_tensors(tmp_path: Path) -> None:
     assert batch["x"].tolist() == [[0, 1], [2, 3], [4, 5]]
 
 
-def test_a_rank_without_rows_of_the_last_batch_gets_an_empty_one(caches: dict[str, fb.Cache]) -> None:
-    options = {"global_batch_size": 4, "drop_last": False, "world_size": 4, "shuffle": None}
-    by_rank = [list(Loader(caches["plain"], rank=rank, **options)) for rank in range(4)]
-    assert [len(batches) for batches in by_rank] == [14, 14, 14, 14]
-    assert [len(batches[-1]["tokens"]) for batches in by_rank] == [1, 0, 0, 0]
-    assert by_rank[3][-1]["labels"].shape == (0, LENGTH)
+@pytest.mark.parametrize("name", ["plain", "packed"])
+def test_the_last_batch_has_one_shape_on_every_rank(caches: dict[str, fb.Cache], name: str) -> None:
+    cache, everything = caches[name], ("positions", "document_ids", "cu_seqlens")
+    options = {"global_batch_size": 12, "drop_last": False, "world_size": 4, "derive": everything}
+    by_rank = [list(Loader(cache, rank=rank, **options)) for rank in range(4)]
+    assert {len(batches) for batches in by_rank} == {-(-len(cache) // 12)}
+    assert {len(batches[-1]["tokens"]) for batches in by_rank} == {-(-(len(cache) % 12) // 4)}
+    weights = torch.cat([batch["row_weight"] for batches in by_rank for batch in batches])
+    assert weights.dtype == torch.float32
+    assert weights.sum() == len(cache), "a row of the cache each"
+    seen = [batch["tokens"][batch["row_weight"] == 1, 0] for batches in by_rank for batch in batches]
+    assert sorted(torch.cat(seen).tolist()) == list(range(len(cache)))
+
+
+def test_a_row_that_fills_a_batch_is_padding_without_a_loss(caches: dict[str, fb.Cache]) -> None:
+    everything = ("positions", "document_ids", "cu_seqlens")
+    options = {"global_batch_size": 4, "drop_last": False, "world_size": 4, "shuffle": None, "derive": everything}
+    *_, last = Loader(caches["plain"], rank=3, **options)
+    assert last["row_weight"].tolist() == [0]
+    assert last["tokens"].tolist() == [[0] * LENGTH]
+    assert last["labels"].tolist() == [[-100] * LENGTH]
+    assert last["positions"].tolist() == [list(range(LENGTH))]
+    assert last["cu_seqlens"].tolist() == [0, LENGTH]
+    mask = document_block_mask(last["seq_lens"], LENGTH)
+    heads = torch.randn(1, 1, LENGTH, 8)
+    assert attend_packed(heads, heads, heads, mask, last["seq_lens"], "documents").isfinite().all()
+    loss = torch.nn.functional.cross_entropy(torch.randn(LENGTH, 9), last["labels"][0], reduction="sum")
+    assert loss == 0
+
+
+def test_columns_of_a_row_that_fills_a_batch_are_those_of_a_row(caches: dict[str, fb.Cache]) -> None:
+    options = {"global_batch_size": 4, "drop_last": False, "world_size": 4, "shuffle": None, "columns": ["tokens"]}
+    *_, last = Loader(caches["plain"], rank=2, **options)
+    assert last["row_weight"].tolist() == [0]
+    assert last["tokens"].shape == (1, LENGTH)
+    assert "row_weight" not in next(iter(Loader(caches["plain"], global_batch_size=4)))
 
 
 def test_a_batch_size_that_ranks_cannot_share_is_refused(caches: dict[str, fb.Cache]) -> None:
@@ -175,8 +209,12 @@ def test_a_batch_size_that_ranks_cannot_share_is_refused(caches: dict[str, fb.Ca
 def test_ranks_are_those_of_the_environment(caches: dict[str, fb.Cache], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    loader = Loader(caches["plain"], global_batch_size=4, shuffle=None)
-    assert numbers_of(loader)[0] == [1, 3]
+    by_number = fb.open_cache(caches["plain"].root, generation=0)
+    assert numbers_of(Loader(by_number, global_batch_size=4, shuffle=None))[0] == [1, 3]
+    with pytest.raises(ValueError, match=r"RANK=1 and WORLD_SIZE=2 are set, but .* has no process group"):
+        Loader(caches["plain"], global_batch_size=4, shuffle=None)
+    with pytest.raises(ValueError, match="or open one by number"):
+        Loader(Mixture.of([Ingredient(caches["plain"], weight=1)]), global_batch_size=4)
 
 
 @pytest.mark.parametrize(
@@ -201,11 +239,40 @@ def test_options_that_make_no_sense_are_refused(
         Loader(caches["plain"], global_batch_size=4, **options)
 
 
-def test_auto_is_global_for_plain_columns_and_window_for_compressed_ones(caches: dict[str, fb.Cache]) -> None:
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> fb.Cache:
+    """Rows that compress to nothing, and are more than a window when they are decoded."""
+    fields = {"codec": "zstd", "sequence_length": 1 << 16, "chunk_rows": 100}
+    return fb.open_cache(token_cache(tmp_path_factory.mktemp("large"), 800, **fields))
+
+
+def test_auto_is_global_where_rows_are_mapped_or_stay_decoded_and_window_else(
+    caches: dict[str, fb.Cache], large: fb.Cache
+) -> None:
     assert Loader(caches["plain"], global_batch_size=4).state_dict()["stream"]["shuffle"] == "global"
-    packed = Loader(caches["packed"], global_batch_size=4).state_dict()["stream"]
+    assert Loader(caches["packed"], global_batch_size=4).state_dict()["stream"]["shuffle"] == "global"
+    packed = Loader(large, global_batch_size=4).state_dict()["stream"]
     assert packed["shuffle"] == "window"
     assert packed["window"]["unit"] == 2
+
+
+@pytest.mark.parametrize("shuffle", ["auto", "window"])
+def test_the_order_does_not_depend_on_the_columns_that_are_read(
+    caches: dict[str, fb.Cache], large: fb.Cache, shuffle: Any
+) -> None:
+    for cache in (*caches.values(), large):
+        options = {"global_batch_size": 1, "shuffle": shuffle}
+        orders = [Loader(cache, columns=columns, **options).stream for columns in (None, ["tokens"], ["seq_lens"])]
+        positions = np.arange(len(cache))
+        rows = [order.locate(0, positions).rows.tolist() for order in orders]
+        assert rows[0] == rows[1] == rows[2]
+
+
+def test_rows_that_do_not_stay_decoded_are_not_shuffled_globally_unless_asked_for(caches: dict[str, fb.Cache]) -> None:
+    small = fb.open_cache(caches["packed"].root, memory=500)
+    with pytest.raises(WindowTooLarge, match="open it with memory="):
+        Loader(small, global_batch_size=4)
+    Loader(small, global_batch_size=4, shuffle="global")
 
 
 def test_a_selection_limits_the_rows_and_leaves_the_rest_to_the_other_side(caches: dict[str, fb.Cache]) -> None:
@@ -249,6 +316,75 @@ def test_only_the_newest_iterator_goes_on(caches: dict[str, fb.Cache]) -> None:
     assert len(list(second)) == 11
 
 
+def by_islice(loader: Loader) -> list:
+    return list(islice(loader, len(loader)))
+
+
+def by_zip(loader: Loader) -> list:
+    return [batch for _, batch in zip(range(len(loader)), loader, strict=False)]
+
+
+def by_break(loader: Loader) -> list:
+    taken = []
+    for batch in loader:
+        taken.append(batch)
+        if len(taken) == len(loader):
+            break
+    return taken
+
+
+@pytest.mark.parametrize("count", [by_islice, by_zip, by_break])
+@pytest.mark.parametrize("drop_last", [True, False])
+@pytest.mark.parametrize("threads", [0, 2])
+def test_a_consumer_that_counts_batches_gets_every_epoch_whole(
+    caches: dict[str, fb.Cache], count: Callable[[Loader], list], drop_last: bool, threads: int
+) -> None:
+    options: dict[str, Any] = {"global_batch_size": 8, "drop_last": drop_last, "threads": threads}
+    counting, asking = (Loader(caches["plain"], **options) for _ in range(2))
+    for epoch in range(4):
+        assert numbers_of(count(counting)) == numbers_of(asking)
+        assert (counting.epoch, counting.position) == (epoch + 1, 0)
+        assert counting.state_dict() == asking.state_dict()
+
+
+def test_a_consumer_that_takes_less_than_an_epoch_gets_the_next_batches_up_to_its_end(
+    caches: dict[str, fb.Cache],
+) -> None:
+    loader, whole = (Loader(caches["plain"], global_batch_size=4) for _ in range(2))
+    taken = [numbers_of(islice(loader, 5)) for _ in range(4)]
+    assert [len(batches) for batches in taken] == [5, 5, 3, 5]
+    first, second = numbers_of(whole), numbers_of(whole)
+    assert [batch for batches in taken for batch in batches] == first + second[:5]
+
+
+def test_a_resume_that_leaves_no_batch_of_an_epoch_begins_the_next(caches: dict[str, fb.Cache]) -> None:
+    loader = Loader(caches["plain"], global_batch_size=4)
+    list(islice(loader, 11))
+    larger = Loader(caches["plain"], global_batch_size=16)
+    larger.load_state_dict(loader.state_dict())
+    assert (larger.epoch, larger.position) == (1, 0)
+    whole = Loader(caches["plain"], global_batch_size=16)
+    list(whole)
+    assert numbers_of(larger) == numbers_of(whole)
+
+
+@pytest.mark.parametrize("shuffle", [None, "global"])
+def test_with_restart_every_iteration_has_the_same_batches_from_the_start(
+    caches: dict[str, fb.Cache], shuffle: Any
+) -> None:
+    loader = Loader(caches["plain"], global_batch_size=4, shuffle=shuffle, drop_last=False, restart=True)
+    whole = numbers_of(loader)
+    assert len(whole) == len(loader) == 14
+    list(islice(loader, 2))
+    assert numbers_of(loader) == numbers_of(islice(loader, 14)) == whole
+    state = loader.state_dict()
+    next(iter(loader))
+    assert loader.state_dict() == state
+    assert (state["epoch"], state["position"]) == (0, 0)
+    loader.load_state_dict({**state, "epoch": 3, "position": 8})
+    assert numbers_of(loader) == whole
+
+
 def test_quality_is_reported(caches: dict[str, fb.Cache]) -> None:
     assert Loader(caches["plain"], global_batch_size=8).shuffle_quality().chunks > 0.8
     assert Loader(caches["plain"], global_batch_size=8, shuffle=None).shuffle_quality().chunks < 0.5
@@ -262,7 +398,7 @@ def take(loader: Loader, batches: int) -> tuple[list[int], list[list[int]]]:
         start = loader.position
         for batch in loader:
             starts.append(start)
-            taken += numbers_of([batch])
+            taken.append(batch["tokens"][batch["row_weight"] > 0, 0].tolist())
             start = loader.position
             if len(taken) == batches:
                 break

@@ -61,6 +61,13 @@ def checked_whole(option: str, number: int, what: str = "a whole number") -> int
         raise TypeError(f"{option} is {number!r}; give {what}") from error
 
 
+def checked_count(field: str, number: object) -> int:
+    """A number of a state: what is no whole number, or a truth value, was not written by `state_dict`."""
+    if not isinstance(number, int) or isinstance(number, bool) or number < 0:
+        raise ValueError(f"'{field}' of the state is {number!r}; a whole number that counts from 0 is expected")
+    return number
+
+
 def checked_state(state: Mapping[str, Any], version: int) -> Mapping[str, Any]:
     """A state as this version has them, or of another version, which the caller refuses."""
     if not isinstance(state, Mapping):

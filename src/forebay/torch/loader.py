@@ -5,6 +5,9 @@
         loss = model(batch["tokens"], batch["labels"], batch["positions"], batch["seq_lens"])
         checkpoint(loader.state_dict())        # what was yielded is behind it, what was made ahead is not
 
+When the last batch of an epoch is handed out, the loader stands at the start of the next one: it does not matter
+whether the consumer asks once more (`for batch in loader`) or counts batches (`islice(loader, len(loader))`).
+
 No worker processes: a few threads locate, gather, check and derive batches ahead of the training step.
 """
 
@@ -20,20 +23,27 @@ from forebay.order.window import Window
 from forebay.torch.batch import Batch, Derived
 from forebay.torch.batch_kind import batch_kind
 from forebay.torch.buffers import Buffers
-from forebay.torch.cache_stream import CacheStream, generation_of
+from forebay.torch.cache_stream import CacheStream
 from forebay.torch.collate import Collate
 from forebay.torch.feed import Feed
-from forebay.torch.given import checked_batch_size, checked_rule, checked_source, checked_state, checked_whole
+from forebay.torch.given import (
+    checked_batch_size,
+    checked_count,
+    checked_rule,
+    checked_source,
+    checked_state,
+    checked_whole,
+)
 from forebay.torch.growing import Growing
 from forebay.torch.growth import Growth, Policy
 from forebay.torch.pace import Pace, batch_bytes
-from forebay.torch.ranks import current_ranks
+from forebay.torch.ranks import RANK_TIMEOUT, Agreement, Ranks, current_ranks
 from forebay.torch.runs import Runs
-from forebay.torch.shuffle import Shuffle, choose_ordering, decoded_columns, refuse_large_window
+from forebay.torch.shuffle import Shuffle, choose_ordering, decoded_columns, refuse_decoding_again
 from forebay.torch.stream import Rule, Stream
 from forebay.torch.transform import Transform
 
-STATE_VERSION = 1
+STATE_VERSION = 2  # version 1 had other shuffles of few rows and of compressed caches
 
 
 class Loader:
@@ -41,15 +51,23 @@ class Loader:
 
     A cache with `tokens` and `seq_lens` gives what a language model is trained on (see `forebay.torch.batch`); another
     one, or `columns`, gives columns as they are. `collate` makes batches of another kind, with `columns` beside them; a
-    cache of images has one by default (`forebay.torch.ImageBatch`). Rank and world size are those of torch.distributed
-    or of torchrun; every rank takes its share of each global batch. `growth` says what becomes of rows that are
-    published meanwhile: "pinned" leaves them, "epoch" takes them up in the next epoch, "within" also at the end of the
-    running one.
+    cache of images has one by default (`forebay.torch.ImageBatch`).
 
-    `shuffle` is "auto", "global", "window" (sized by `window`) or None; `selection` a `Split` or `Where`; `labels`
-    "next", "aligned" or None; `derive` some of "positions", "document_ids", "cu_seqlens"; `transform` changes batches;
-    `drop_last` leaves out the rows that fill no batch; `on_growth` is called with every `Growth`; `threads=0` makes
-    batches when they are asked for; `prefetch` is how many are made ahead.
+    Rank and world size are those of torch.distributed or of torchrun; every rank takes its share of each global batch.
+    Before the first batch the ranks compare generations, seed and batch size; the constructor waits for nobody. A
+    loader that only one rank has is made with `rank=0, world_size=1`.
+
+    shuffle       "auto", "global", "window" (sized by `window`) or None
+    selection     a `Split` or `Where`
+    drop_last     leave out the rows that fill no batch; without, the last batch is filled up on all ranks (row_weight)
+    restart       begin anew at every `iter`, with the same batches, and keep no state: for validation
+    labels        "next", "aligned" or None
+    derive        some of "positions", "document_ids", "cu_seqlens"
+    transform     changes batches
+    growth        what becomes of rows that are published meanwhile: "pinned" leaves them, "epoch" takes them up in the
+                  next epoch, "within" also at the end of the running one; `on_growth` is called with every `Growth`
+    threads       0 makes batches when they are asked for; `prefetch` is how many are made ahead
+    rank_timeout  seconds that ranks wait for each other before the first batch
     """
 
     def __init__(
@@ -62,6 +80,7 @@ class Loader:
         window: Window | None = None,
         selection: Rule | None = None,
         drop_last: bool = True,
+        restart: bool = False,
         columns: Sequence[str] | None = None,
         labels: LabelStyle | None = "next",
         derive: Sequence[Derived] = ("positions",),
@@ -73,19 +92,22 @@ class Loader:
         prefetch: int | None = None,
         rank: int | None = None,
         world_size: int | None = None,
+        rank_timeout: float = RANK_TIMEOUT,
     ) -> None:
         self.ranks = current_ranks(rank, world_size)
         self.global_batch_size = checked_batch_size(global_batch_size, self.ranks.world_size)
         self.drop_last = drop_last
+        self._restart = restart
         self.epoch = self.position = 0
         self.grown: Growth | None = None
         self._on_growth = on_growth
-        self._growing = Growing(growth, self.ranks)
+        self._agreement = Agreement(self.ranks, rank_timeout)
+        self._agreed = False
+        self._growing = Growing(growth, self.ranks, self._agreement)
         self._turn = 0
         source = checked_source(source)
-        if isinstance(source, Cache):  # a rank that opened it a moment later may have found a newer generation
-            source = generation_of(source, self.ranks.lowest(source.generation.number))
         caches = [source] if isinstance(source, Cache) else list(source.caches)
+        _refuse_strangers(self.ranks, caches)
         kind = batch_kind(caches, columns, collate, labels, derive)
         if not isinstance(source, Cache):
             _refuse_beside(
@@ -99,6 +121,7 @@ class Loader:
             )
         seed = checked_whole("seed", seed or 0)
         self.stream = self._stream(source, kind.columns, shuffle, seed, window, checked_rule(selection))
+        self._columns = kind.columns
         self._pace = Pace.of(
             kind.threads if threads is None else checked_whole("threads", threads),
             None if prefetch is None else checked_whole("prefetch", prefetch),
@@ -121,34 +144,46 @@ class Loader:
         )
 
     def __iter__(self) -> Iterator[Batch]:
-        """The rest of this epoch. There is one place where a loader stands: a later iteration ends an earlier one."""
+        """The rest of this epoch, or with `restart` the first epoch from its start.
+
+        There is one place where a loader stands: a later iteration ends an earlier one.
+        """
         self._turn += 1
+        if self._restart:
+            self.epoch = self.position = 0
         return self._batches(self._turn)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the loader stands, in a few hundred bytes that JSON can hold."""
+        """Where the loader stands, in a few hundred bytes that JSON can hold; with `restart`, always at its start."""
         return {
             "version": STATE_VERSION,
-            "epoch": self.epoch,
-            "position": self.position,
+            "epoch": 0 if self._restart else self.epoch,
+            "position": 0 if self._restart else self.position,
             "stream": self.stream.state(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Stand where a loader stood: with any batch size, number of ranks, threads, and on a cache that has grown."""
+        """Stand where a loader stood: with any batch size, number of ranks, threads, and on a cache that has grown.
+
+        With `restart`, a loader stays at its start.
+        """
         if checked_state(state, STATE_VERSION)["version"] != STATE_VERSION:
             raise StateMismatch(self._root, {"the version of the state": (state["version"], STATE_VERSION)})
-        epoch, position = int(state["epoch"]), int(state["position"])
-        if min(epoch, position) < 0:
-            raise ValueError(f"the state stands at epoch {epoch}, position {position}; both count from 0")
-        resumed = self.stream.resumed(state["stream"])
+        epoch, position = (checked_count(name, state[name]) for name in ("epoch", "position"))
+        if self._restart:
+            return
+        resumed = self.stream.resumed(state["stream"], epoch, position)
         if position > resumed.size(epoch):
             raise StateMismatch(self._root, {"position": (position, f"at most {resumed.size(epoch)}")})
-        self.epoch, self.position = epoch, position
+        if isinstance(resumed, CacheStream):
+            refuse_decoding_again(resumed.cache, self._columns, resumed.ordering, self.ranks)
+        self.epoch, self.position, self._agreed = epoch, position, False
         self.stream = resumed if self.position else self._growing.between(resumed, self._report)
         self._turn += 1
         if self.position and isinstance(resumed, CacheStream) and (growth := resumed.growth()) is not None:
             self._report(growth)
+        if self.position:  # another batch size may leave no batch of this epoch
+            self._advance(self.position)
 
     def shuffle_quality(self) -> ShuffleQuality:
         """How near the order comes to a global shuffle, measured on batches of the running epoch."""
@@ -162,7 +197,10 @@ class Loader:
                 f"generation is {generation}; '{stream.cache.root}' is read at generation "
                 f"{stream.cache.generation.number}, and the newest is {stream.newest()}"
             )
-        self.stream = stream.reading(generation)
+        newer = stream.reading(generation)
+        if self.position:
+            newer.check_replaced()
+        self.stream = newer
 
     def _stream(
         self,
@@ -174,51 +212,82 @@ class Loader:
         selection: Rule | None,
     ) -> Stream:
         if not isinstance(source, Cache):
-            self._check_generations(source.caches)
             return source
         choose = partial(choose_ordering, columns=columns, shuffle=shuffle, seed=seed, window=window)
         stream = CacheStream(source, choose, selection)
-        if stream.ordering.window is not None:
-            refuse_large_window(source, columns, stream.ordering.window, self.ranks)
+        refuse_decoding_again(source, columns, stream.ordering, self.ranks)
         return stream
 
     def _batches(self, turn: int) -> Iterator[Batch]:
-        yield from self._whole_batches(turn)
-        while (followed := self._growing.within(self.stream, self._report)) is not None:
-            self.stream = followed
-            yield from self._whole_batches(turn)
-        size = self.stream.size(self.epoch)
-        if self.position < size and not self.drop_last:
-            yield from self._fed(turn, size)
         self._check_turn(turn)
-        self._refuse_no_batch(size)
-        self.epoch, self.position = self.epoch + 1, 0
-        self.stream = self._growing.between(self.stream, self._report)
+        self._compare_ranks()
+        self._seek_batch()
+        epoch = self.epoch
+        while turn == self._turn and self.epoch == epoch:
+            yield from self._fed(turn, self._stretch_end())
 
-    def _whole_batches(self, turn: int) -> Iterator[Batch]:
-        left = self.stream.size(self.epoch) - self.position
-        return self._fed(turn, self.position + left // self.global_batch_size * self.global_batch_size)
+    def _seek_batch(self) -> None:
+        """Stand before a batch: where this epoch has no further one, at the start of the next."""
+        if self.position:
+            self._advance(self.position)
+        else:
+            self._take_up_added(0)
+        if not self._has_batch(self.position):  # an epoch without a batch would be over at once, again and again
+            raise ValueError(
+                f"the {self.stream.size(self.epoch):,} rows of an epoch fill no batch of {self.global_batch_size:,}; "
+                "choose a smaller global_batch_size, or drop_last=False"
+            )
+
+    def _advance(self, position: int) -> None:
+        """Stand at a position of this epoch; at the start of the next one, where no batch follows."""
+        self._take_up_added(position)
+        if self._has_batch(position):
+            self.position = position
+            return
+        following = self._growing.between(self.stream, self._report)
+        self.epoch, self.position, self.stream = self.epoch + 1, 0, following
+
+    def _take_up_added(self, position: int) -> None:
+        """Let rows that were published meanwhile follow, where the rest of this epoch fills no batch."""
+        while self.stream.size(self.epoch) - position < self.global_batch_size:
+            followed = self._growing.within(self.stream, self._report)
+            if followed is None:
+                return
+            self.stream = followed
+
+    def _has_batch(self, position: int) -> bool:
+        left = self.stream.size(self.epoch) - position
+        return left >= self.global_batch_size or (left > 0 and not self.drop_last)
+
+    def _stretch_end(self) -> int:
+        """The end of the whole batches from here on; of the last, smaller one, where there are none."""
+        size = self.stream.size(self.epoch)
+        whole = (size - self.position) // self.global_batch_size * self.global_batch_size
+        return self.position + whole if whole else size
 
     def _fed(self, turn: int, stop: int) -> Iterator[Batch]:
-        """The batches up to a position. A process that was forked meanwhile goes on with threads of its own."""
-        self._check_turn(turn)
-        first = self.position + self.global_batch_size  # made alone: it does not wait until a whole run is found
-        while self.position < stop:
-            feed = self._feed(stop if self.position >= first else min(first, stop))
+        """The batches up to a position. A process that was forked meanwhile continues with its own threads."""
+        at = self.position
+        first = at + self.global_batch_size  # made alone: it does not wait until a whole run is found
+        while at < stop:
+            feed = self._feed(at, stop if at >= first else min(first, stop))
             try:
                 for piece in feed.items():
                     while piece:
                         self._check_turn(turn)
-                        self.position = min(stop, self.position + self.global_batch_size)
+                        self._advance(min(stop, at + self.global_batch_size))
+                        at = min(stop, at + self.global_batch_size)
                         yield piece.pop()
                     if not feed.is_mine:
                         break
             finally:
                 feed.stop()
 
-    def _feed(self, stop: int) -> Feed[list[Batch]]:
+    def _feed(self, start: int, stop: int) -> Feed[list[Batch]]:
         pace, size = self._pace, self.global_batch_size
-        runs = Runs(self.stream, self.epoch, self.position, stop, size, pace, self.ranks, self._making)
+        runs = Runs(
+            self.stream, self.epoch, start, stop, size, pace, self.ranks, self._making, filled=not self.drop_last
+        )
         return Feed(runs.make, len(runs), threads=pace.threads, ahead=pace.ahead)
 
     def _report(self, growth: Growth) -> None:
@@ -238,24 +307,14 @@ class Loader:
         if turn != self._turn:
             raise RuntimeError("the loader was iterated anew or given a state; go on with the newest iterator")
 
-    def _check_generations(self, caches: Sequence[Cache]) -> None:
-        """The rows of a mixture follow from all its generations, so ranks must have opened the same ones."""
-        for cache in caches:
-            number = cache.generation.number
-            lowest, highest = self.ranks.lowest(number), -self.ranks.lowest(-number)
-            if lowest != highest:
-                raise ValueError(
-                    f"ranks opened generations {lowest} to {highest} of the cache at '{cache.root}'; open the same one "
-                    f"on every rank: fb.open_cache(root, generation={lowest})"
-                )
-
-    def _refuse_no_batch(self, size: int) -> None:
-        """An epoch without a batch would be over at once, again and again."""
-        if size < self.global_batch_size and self.drop_last:
-            raise ValueError(
-                f"the {size:,} rows of an epoch fill no batch of {self.global_batch_size:,}; "
-                "choose a smaller global_batch_size, or drop_last=False"
-            )
+    def _compare_ranks(self) -> None:
+        """Before the first batch, and the first after a state: refuse ranks that would read different rows."""
+        if self._agreed:
+            return
+        options = {"global_batch_size": self.global_batch_size, "drop_last": self.drop_last}
+        facts = {**options, "growth": self._growing.policy, **self.state_dict()}
+        self._agreement.check(facts)
+        self._agreed = True
 
     @property
     def _local_size(self) -> int:
@@ -264,6 +323,20 @@ class Loader:
     @property
     def _root(self) -> str:
         return ", ".join(dict.fromkeys(cache.root for cache in self.stream.caches))
+
+
+def _refuse_strangers(ranks: Ranks, caches: Sequence[Cache]) -> None:
+    """Ranks that cannot compare what they opened, and may have opened different generations."""
+    if ranks.world_size == 1 or ranks.known_by != "environment":
+        return
+    for cache in caches:
+        if not cache.pinned_explicitly:
+            raise ValueError(
+                f"RANK={ranks.rank} and WORLD_SIZE={ranks.world_size} are set, but torch.distributed has no process "
+                f"group, so ranks cannot compare which generation of '{cache.root}' they opened: call "
+                "init_process_group() first, or open one by number, "
+                f"fb.open_cache(root, generation={cache.generation.number}), or pass rank= and world_size="
+            )
 
 
 def _refuse_beside(stream: Stream, **given: bool) -> None:

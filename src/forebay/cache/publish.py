@@ -17,7 +17,7 @@ from forebay.format.chunk import ChunkRecord
 from forebay.format.chunk_file import adopt_chunk
 from forebay.format.codec import library_versions
 from forebay.format.documents import CacheDocument, decode_cache_document, decode_recipe_document
-from forebay.format.generation import ChunkTable, Generation, decode_generation
+from forebay.format.generation import ChunkTable, Generation, can_join, decode_generation, shapes_of
 from forebay.format.key import hmac_key
 from forebay.recipe import RecipeDocument
 from forebay.store.base import Missing, Store, holds, read_document, wait_until_listed
@@ -176,12 +176,18 @@ def _with_unlisted(
 ) -> ChunkTable:
     own = {record.chunk: record for record in made}
     listed = set(table.chunks.tolist())
-    fresh = []
+    fresh: list[ChunkRecord] = []
+    shapes = table.shapes()
     for chunk, revision in chunk_files(store, layer).items():
         if chunk in own and holds(store, layout.chunk(layer, chunk, own[chunk].revision)):
             fresh += [own[chunk]] if chunk not in listed or own[chunk].revision else []
         elif chunk not in listed and chunk < planned:
-            fresh += _adopted(store, layer, chunk, revision, skipped)
+            record = adoptable_record(store, layer, shapes, chunk, revision)
+            if record is None:
+                skipped.add(layout.chunk(layer, chunk, revision))
+            else:
+                fresh.append(record)
+                shapes |= shapes_of(record)
     return table.with_records(fresh) if fresh else table
 
 
@@ -200,11 +206,12 @@ def sound_record(store: Store, layer: str, chunk: int, revision: int = 0) -> Chu
         return None
 
 
-def _adopted(store: Store, layer: str, chunk: int, revision: int, skipped: set[str]) -> list[ChunkRecord]:
+def adoptable_record(
+    store: Store, layer: str, shapes: Mapping[str, tuple[int, ...]], chunk: int, revision: int
+) -> ChunkRecord | None:
+    """The record of a sound chunk's file; None also where its statistics keep it, and so all others, from a listing."""
     record = sound_record(store, layer, chunk, revision)
-    if record is None:
-        skipped.add(layout.chunk(layer, chunk, revision))
-    return [record] if record else []
+    return record if record is not None and can_join(record, shapes) else None
 
 
 def _constants(store: Store, names: list[str]) -> dict[str, str]:

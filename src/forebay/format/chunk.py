@@ -27,6 +27,8 @@ from forebay.recipe import canonical_json
 from forebay.source import Failure
 from forebay.store.base import Buffer
 
+MAX_STATISTIC = 65_536  # numbers of one statistic of a chunk
+
 Statistics = Mapping[str, int | float | list[int]]
 
 
@@ -209,6 +211,19 @@ def _check_statistics(statistics: Statistics) -> None:
         canonical_json(msgspec.convert(statistics, dict[str, int | float | list[int]]))
     except (TypeError, ValueError, msgspec.ValidationError) as error:
         raise RecipeInvalid(f"statistics are names with numbers or lists of integers: {error}") from error
+    for name, value in statistics.items():
+        if not can_be_listed(value):
+            raise RecipeInvalid(
+                f"the statistic '{name}' holds an integer beyond 64 bits, or more than {MAX_STATISTIC:,} numbers; keep "
+                "it as a float, or as a column"
+            )
+
+
+def can_be_listed(value: int | float | list[int]) -> bool:
+    """Whether a generation can hold a statistic of this value."""
+    numbers = value if isinstance(value, list) else [value]
+    wide = any(isinstance(number, int) and not -(1 << 63) <= number < 1 << 63 for number in numbers)
+    return not wide and len(numbers) <= MAX_STATISTIC
 
 
 def _named(name: str, declared: Sequence[Column]) -> Column:

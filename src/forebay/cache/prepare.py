@@ -8,7 +8,14 @@ from forebay.cache.cut import OnCut, chunk_weight, cut_source, try_recipe
 from forebay.cache.duplicates import deduplicate
 from forebay.cache.plan import Plan, Segment, check_kind, files_apart, load_plan
 from forebay.cache.presence import column_homes
-from forebay.cache.publish import begin_cache, layers_of, newest_generation, read_cache_document, read_recipe_document
+from forebay.cache.publish import (
+    begin_cache,
+    check_layer_name,
+    layers_of,
+    newest_generation,
+    read_cache_document,
+    read_recipe_document,
+)
 from forebay.cache.verify import check_index
 from forebay.columns import Column
 from forebay.errors import DiskFull, IndexCorrupt, RecipeInvalid, RecipeMismatch, SourceInvalid, SourceNotFound
@@ -83,8 +90,7 @@ def first_segment(source: Source, files: Sequence[SourceFile], recipe: Recipe, o
 
 def prepare_layer(store: Store, recipe: AnyRecipe, layer: str) -> None:
     """Keep the recipe of a layer, or hold it against the one that is kept."""
-    if not layout.is_layer_name(layer):
-        raise RecipeInvalid(f"'{layer}' is no name for a layer; use letters, digits, - and _")
+    check_layer_name(layer)
     check_recipe(recipe)
     kept = read_recipe_document(store, layer)
     inputs = inputs_of(store, recipe)

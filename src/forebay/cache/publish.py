@@ -11,7 +11,7 @@ import numpy as np
 
 from forebay.cache.plan import load_plan
 from forebay.cache.presence import layer_columns
-from forebay.errors import CacheNotFound, Damaged, FormatTooNew, IndexCorrupt, NothingPublished
+from forebay.errors import CacheNotFound, Damaged, FormatTooNew, IndexCorrupt, NothingPublished, RecipeInvalid
 from forebay.format import layout
 from forebay.format.chunk import ChunkRecord
 from forebay.format.chunk_file import adopt_chunk
@@ -29,9 +29,15 @@ def begin_cache(store: Store, base: str) -> CacheDocument:
     """The cache at a store, begun now if there is none."""
     with suppress(CacheNotFound):
         return read_cache_document(store)
+    check_layer_name(base)
     fresh = CacheDocument(cache_id=secrets.token_hex(16), base=base)
     store.create(layout.CACHE, [msgspec.json.format(msgspec.json.encode(fresh)) + b"\n"])
     return read_cache_document(store)
+
+
+def check_layer_name(layer: str) -> None:
+    if not layout.is_layer_name(layer):
+        raise RecipeInvalid(f"'{layer}' is no name for a layer; use letters, digits, - and _")
 
 
 def read_cache_document(store: Store) -> CacheDocument:

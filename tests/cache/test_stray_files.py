@@ -6,13 +6,13 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from tests.layer_recipes import LineRecipe, number_cache, write_lines
+from tests.layer_recipes import LengthLayer, LineRecipe, number_cache, write_lines
 
 import forebay as fb
 from forebay.cache import publish as publishing
 from forebay.cache.claim import read_claims
 from forebay.cache.records import BuildReport
-from forebay.errors import Damaged, ForebayError, IndexCorrupt, NotForebay, StoreRefused
+from forebay.errors import Damaged, ForebayError, IndexCorrupt, NotForebay, RecipeInvalid, StoreRefused
 from forebay.format import layout
 from forebay.recipe import Rows
 from forebay.store import LocalStore, MemoryStore
@@ -196,3 +196,12 @@ def test_a_cache_json_of_any_size_is_not_read_into_memory(tmp_path):
         file.truncate(1 << 40)
     with pytest.raises(IndexCorrupt):
         fb.open_cache(root)
+
+
+def test_a_recipe_that_could_not_be_read_back_is_never_kept(tmp_path, monkeypatch):
+    root = number_cache(tmp_path)
+    twice = LengthLayer().columns()[:1] * 2
+    monkeypatch.setattr(LengthLayer, "columns", lambda self: twice)
+    with pytest.raises(RecipeInvalid, match="'length' cannot be kept: it has two columns of one name"):
+        fb.build(root, None, LengthLayer(), workers=0)
+    assert not (root / "layers/length").exists()

@@ -20,6 +20,7 @@ from forebay.cache.verify import check_index
 from forebay.columns import Column
 from forebay.errors import DiskFull, IndexCorrupt, RecipeInvalid, RecipeMismatch, SourceInvalid, SourceNotFound
 from forebay.format import layout
+from forebay.format.documents import decode_recipe_document
 from forebay.format.layout import FORMAT_VERSION
 from forebay.format.sealed import seal
 from forebay.recipe import (
@@ -111,6 +112,10 @@ def prepare_layer(store: Store, recipe: AnyRecipe, layer: str) -> None:
 def _keep_recipe(store: Store, recipe: AnyRecipe, layer: str, inputs: Mapping[str, str]) -> None:
     """Of two builders that begin a layer, the one whose recipe is kept keeps its constants, and the other none."""
     text = msgspec.json.format(msgspec.json.encode(document(recipe, layer, FORMAT_VERSION, inputs)))
+    try:
+        decode_recipe_document(text, layer, store.address, layout.recipe(layer))
+    except IndexCorrupt as error:  # nobody could read it back
+        raise RecipeInvalid(f"the recipe '{recipe.kind}' of layer '{layer}' cannot be kept: {error.problem}") from error
     if store.create(layout.recipe(layer), [text + b"\n"]):
         _keep_constants(store, recipe, layer)
 

@@ -149,7 +149,7 @@ def publish_over_damaged(store: Store, sound: Generation | None) -> Generation:
 def builder_versions(recipe_versions: Mapping[str, str]) -> dict[str, str]:
     """What shapes bytes here, for the record in a generation."""
     own = {"python": platform.python_version(), "numpy": np.__version__, **library_versions()}
-    return {**own, **recipe_versions}
+    return {name: str(version) for name, version in {**own, **recipe_versions}.items()}
 
 
 def _draft(

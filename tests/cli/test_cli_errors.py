@@ -134,6 +134,19 @@ def corrupt_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ran:
     return run("info", root, code=1)
 
 
+@shows(errors.StoreRefused, "it is a URL, and a cache lies in a folder; pass the path of a folder")
+def a_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ran:
+    monkeypatch.chdir(tmp_path)
+    root, source = build_lines(tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+    run("build", "raw", source, "--into", "gs://bucket/cache", code=1)
+    run("status", "file:///bucket/cache", code=1)
+    run("build", "raw", "https://host/a.jsonl", "--into", "new", code=1)
+    ran = run("copy", root, "s3://bucket/backup", code=1)
+    assert sorted(tmp_path.rglob("*")) == before
+    return ran
+
+
 @shows(errors.KeyRefused, "is refused: ")
 def refused_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ran:
     root, _ = build_lines(tmp_path)

@@ -253,3 +253,9 @@ def test_sample_ids_that_name_no_column_are_refused():
 def test_statistics_that_are_no_numbers_are_refused(value):
     with pytest.raises(RecipeInvalid, match="statistics are names with numbers or lists of integers"):
         encode({"x": np.zeros((1, 2), "u2")}, [X], statistics={"s": value})
+
+
+@pytest.mark.parametrize("value", [2**63, -(2**63) - 1, [1, 2**63], [0] * 65_537])
+def test_statistics_that_no_generation_can_list_are_refused_when_the_chunk_is_made(value):
+    with pytest.raises(RecipeInvalid, match="the statistic 's' holds an integer beyond 64 bits, or more than 65,536"):
+        encode({"x": np.zeros((1, 2), "u2")}, [X], statistics={"s": value})

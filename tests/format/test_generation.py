@@ -1,5 +1,8 @@
 """Generations: a table of published chunks that opens from one file."""
 
+from collections.abc import Callable
+from typing import Any
+
 import msgspec
 import numpy as np
 import pytest
@@ -7,11 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made import joined, small_chunk
 
-from forebay.columns import Column
-from forebay.errors import IndexCorrupt, KeyRefused, RecipeInvalid
+from forebay.columns import Array, Column
+from forebay.errors import FormatTooNew, IndexCorrupt, KeyRefused, RecipeInvalid
 from forebay.format.chunk import ChunkRecord
 from forebay.format.documents import CacheDocument
-from forebay.format.generation import ChunkTable, Generation, decode_generation
+from forebay.format.generation import ChunkTable, Generation, can_join, decode_generation
+from forebay.format.sealed import seal, unseal
 from forebay.recipe import RecipeDocument
 
 CACHE = msgspec.json.encode(CacheDocument(cache_id="c" * 32, base="tokens")).decode()
@@ -142,3 +146,80 @@ def test_the_facts_of_many_chunks_are_views_of_the_file():
     whole = np.frombuffer(content, np.uint8)
     facts = [*table.numbers.values(), *table.digests.values(), *table.statistics.values()]
     assert all(np.shares_memory(values, whole) for values in facts)
+
+
+def forged(change: Callable[[dict[str, Any], dict[str, Array]], None]) -> bytes:
+    """A generation that a stranger wrote: something is changed, and the digest is right."""
+    metadata, tensors = unseal(memoryview(b"".join(generation().encode(None))), "root", "g", "generation")
+    metadata, tensors = dict(metadata), {name: np.array(array) for name, array in tensors.items()}
+    change(metadata, tensors)
+    return b"".join(seal(metadata, tensors))
+
+
+def refused(change: Callable[[dict[str, Any], dict[str, Array]], None]) -> str:
+    with pytest.raises(IndexCorrupt) as raised:
+        decode_generation(memoryview(forged(change)), "root", "g", None)
+    assert "\n" not in str(raised.value)
+    return raised.value.problem
+
+
+@pytest.mark.parametrize("name", ["../../outside", "a/b", "", "..", "/etc", "a\0b", "a.b", "\ud800", "x" * 200])
+@pytest.mark.parametrize("field", ["recipes", "constants", "layers"])
+def test_a_layer_name_that_leads_elsewhere_is_refused(field, name):
+    def change(metadata, tensors):
+        metadata[field] = [*metadata[field], name] if field == "layers" else {**metadata[field], name: "0" * 64}
+
+    assert refused(change).startswith("it cannot be understood")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("number", -1), ("number", True), ("number", 1.5), ("number", "3"), ("number", 10**20), ("cache", 5),
+        ("cache", "{}"), ("cache", "[" * 100_000), ("cache", '{"format_version":1,"cache_id":"c","base":"../x"}'),
+        ("cache", '{"format_version":1,"cache_id":"a b","base":"tokens"}'), ("recipes", []), ("recipes", {}),
+        ("recipes", {"tokens": "{}"}), ("recipes", {"tokens": recipe_text("lune")}), ("recipes", -(2**63)),
+        ("constants", {"tokens": "zz"}), ("plan", ["x"]), ("plan", {}), ("versions", [1]), ("versions", 3),
+        ("layers", ["tokens", "nothing"]), ("layers", "tokens"),
+    ],
+)  # fmt: skip
+def test_metadata_of_another_type_or_value_is_refused(field, value):
+    assert refused(lambda metadata, tensors: metadata.update({field: value}))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("chunk", [-5, 2]), ("chunk", [2, 2]), ("chunk", [0, 10**15]), ("revision", [0, -1]), ("revision", [0, 10**9]),
+        ("rows", [0, -1]), ("rows", [2**61, 2**61]), ("rows", [[0], [1]]), ("rows", [0.0, 1.0]), ("rows", [0]),
+        ("size", [0, 2**62]), ("head_size", [4096, 10**6]), ("failures", [-1, 0]), ("samples", [0, -1]),
+        ("sha256", [[1] * 32, [2] * 32]), ("statistics.tokens", [1]), ("statistics.tokens", [[[1]], [[1]]]),
+    ],
+)  # fmt: skip
+def test_facts_of_another_type_shape_or_range_are_refused(name, value):
+    assert refused(lambda metadata, tensors: tensors.update({f"tokens.{name}": np.array(value)}))
+
+
+def test_layers_that_read_each_other_are_refused():
+    def change(metadata, tensors):
+        for layer, other in (("tokens", "lune"), ("lune", "tokens")):
+            kept = {**msgspec.json.decode(metadata["recipes"][layer]), "dependencies": {f"layer {other}": "f"}}
+            metadata["recipes"] = {**metadata["recipes"], layer: msgspec.json.encode(kept).decode()}
+
+    assert "the layers lune, tokens read each other" in refused(change)
+
+
+def test_a_document_of_a_newer_forebay_says_so():
+    def change(metadata, tensors):
+        metadata["cache"] = metadata["cache"].replace('"format_version":1', '"format_version":2')
+
+    with pytest.raises(FormatTooNew):
+        decode_generation(memoryview(forged(change)), "root", "g", None)
+
+
+def test_a_chunk_that_would_stop_every_listing_cannot_join():
+    shapes = ChunkTable.of([record(0, statistics={"tokens": 1, "histogram": [1, 2]})]).shapes()
+    assert can_join(record(1, statistics={"tokens": 2, "other": 5}), shapes)
+    assert can_join(record(1, statistics={"histogram": [3, 4]}), shapes)
+    for statistics in ({"histogram": [1]}, {"histogram": 1}, {"tokens": [1]}, {"tokens": 2**63}, {"new": [0] * 70_000}):
+        assert not can_join(record(1, statistics=statistics), shapes)

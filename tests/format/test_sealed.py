@@ -2,6 +2,7 @@
 
 import hashlib
 import hmac
+import json
 
 import numpy as np
 import pytest
@@ -160,3 +161,47 @@ def test_the_key_comes_from_the_environment_as_it_is(monkeypatch, value, key):
 def test_arrays_of_other_types_are_refused(array):
     with pytest.raises(RecipeInvalid, match="cannot be kept; use one of: bool, uint8"):
         seal({"format_version": 1, "type": "constants"}, {"x": array})
+
+
+def with_header(text: bytes) -> bytes:
+    """A file of nothing but this header."""
+    padded = -(-(8 + len(text)) // 4096) * 4096 - 8
+    return padded.to_bytes(8, "little") + text.ljust(padded)
+
+
+def header_of(metadata: object, **tensors: object) -> bytes:
+    return with_header(json.dumps({"__metadata__": {"forebay": json.dumps(metadata)}, **tensors}).encode())
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        header_of({"format_version": True, "type": "plan"}),
+        header_of({"format_version": 0, "type": "plan"}),
+        header_of({"format_version": [], "type": "plan"}),
+        header_of([]),
+        header_of({"format_version": 1, "type": "plan", "deep": json.loads("[" * 100 + "]" * 100)}),
+        with_header(b'{"__metadata__":{"forebay":"' + b"[" * 100_000 + b'"}}'),
+        with_header(b"[" * 100_000),
+        with_header(b'{"__metadata__":{"forebay":{}}}'),
+        header_of({"format_version": 1}, x={"dtype": "U8", "shape": [0, 10**30], "data_offsets": [0, 0]}),
+        header_of({"format_version": 1}, x={"dtype": "U8", "shape": [0] * 100, "data_offsets": [0, 0]}),
+        header_of({"format_version": 1}, x={"dtype": ["U8"], "shape": [0], "data_offsets": [0, 0]}),
+        header_of({"format_version": 1}, x={"dtype": "U8", "shape": [-1], "data_offsets": [0, -1]}),
+        header_of({"format_version": 1}, x=[]),
+    ],
+    ids=str,
+)
+def test_a_header_that_could_not_be_ours_is_refused(header):
+    assert isinstance(refusal(header), IndexCorrupt)
+
+
+def test_a_header_has_a_largest_size_and_number_of_tensors():
+    entry = {"dtype": "U8", "shape": [0], "data_offsets": [0, 0]}
+    many = header_of({"format_version": 1, "type": "plan"}, **{f"t{number}": entry for number in range(20_001)})
+    assert "describes 20,001 tensors" in refusal(many).problem
+    assert isinstance(refusal(with_header(b" " * (32 << 20))), IndexCorrupt)
+    with pytest.raises(RecipeInvalid, match="is too large"):
+        seal({"format_version": 1, "type": "plan", "text": "x" * (32 << 20)}, {})
+    with pytest.raises(RecipeInvalid, match="is too large"):
+        seal({"format_version": 1, "type": "plan"}, {f"t{number}": np.zeros(0, np.uint8) for number in range(20_001)})

@@ -87,13 +87,19 @@ def stored(files: Mapping[str, bytes]) -> MemoryStore:
 
 
 def rows_of(store: MemoryStore) -> list[Any]:
-    """Every row, column by column."""
+    """Every row; a count that is not true is found when rows are read."""
     cache = fb.open_cache(store, layers=["doubled"])
-    read = cache.read(range(min(len(cache), 1000)))  # a count that is not true is found when rows are read
-    return [
-        [value.tolist() for value in values] if isinstance(values, Ragged) else values.tolist()
+    read = cache.read(range(min(len(cache), 1000)))
+    columns = [
+        [value.tobytes() for value in values] if isinstance(values, Ragged) else values.tolist()
         for values in read.values()
     ]
+    return list(zip(*columns, strict=True))
+
+
+def are_right(found: list[Any], built: list[Any]) -> bool:
+    """Whether rows are rows that were built, in order. A generation without a key may list any part of a cache."""
+    return found == [row for row in built if row in set(found)]
 
 
 def places(value: Any, path: Path = ()) -> Iterator[Path]:
@@ -212,12 +218,12 @@ def spoiled_files(what: str, files: Files, draw: Draw) -> Files:
 @given(data=st.data())
 @settings(max_examples=EXAMPLES, suppress_health_check=[HealthCheck.too_slow], database=None)
 def test_a_hostile_index_gives_the_right_rows_or_an_error_of_ours(what, files, rows, data):
+    verb = data.draw(st.sampled_from(sorted(VERBS)))
     spoiled = spoiled_files(what, files, data.draw)
     with suppress(ForebayError):
-        assert rows_of(stored(spoiled)) == rows
+        assert are_right(rows_of(stored(spoiled)), rows)
     store = stored(spoiled)
-    verb = data.draw(st.sampled_from(sorted(VERBS)))
     with suppress(ForebayError):
         VERBS[verb](store)
     with suppress(ForebayError):
-        assert rows_of(store) == rows, f"after {verb}"
+        assert are_right(rows_of(store), rows), f"after {verb}"

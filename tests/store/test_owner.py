@@ -82,7 +82,11 @@ def test_a_process_lives_whatever_it_calls_itself(name):
         assert not owner_of(process).is_dead()
 
 
-@pytest.mark.parametrize("text", ["", "host", "host-1", "host-x-1", "host-1-x", "host-1-", "-", "host--1-1"])
+@pytest.mark.parametrize(
+    "text",
+    ["", "host", "host-1", "host-x-1", "host-1-x", "host-1-", "-", "host--1-1", "host-²-1", "host-1-²", "host-١-1",
+     "host-1-1\n", "host-0-1", "host-99999999999-1", "host-1-1-1", "a/b-1-1", f"host-{'9' * 5000}-1"],
+)  # fmt: skip
 def test_what_names_no_process_is_no_owner(text):
     assert Owner.parse(text) is None
 

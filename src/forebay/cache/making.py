@@ -10,7 +10,7 @@ from forebay.cache.crew import Engine
 from forebay.cache.freshness import Freshness, check_freshness
 from forebay.cache.nothing import check_something_made
 from forebay.cache.plan import Plan, check_kind, files_apart
-from forebay.cache.publish import UNPUBLISHED, chunk_files, lost_chunks, newest_generation, publish, sound_record
+from forebay.cache.publish import UNPUBLISHED, adoptable_record, chunk_files, lost_chunks, newest_generation, publish
 from forebay.cache.records import BuildReport
 from forebay.cache.verify import check_index
 from forebay.cache.work import BaseJob, BuildJob, ChunkJob, LayerJob, RepairJob
@@ -159,7 +159,8 @@ def drop_unsound(store: Store, layer: str, terms: Terms) -> Generation:
     for key in skipped:
         parsed = layout.parse_chunk(key)
         # Another builder may have removed it and made a sound one since.
-        if parsed and sound_record(store, key.split("/")[1], *parsed) is None:
+        name = key.split("/")[1]
+        if parsed and adoptable_record(store, name, generation.table(name).shapes(), *parsed) is None:
             store.delete(key)
     return generation
 

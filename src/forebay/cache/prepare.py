@@ -8,11 +8,19 @@ from forebay.cache.cut import OnCut, chunk_weight, cut_source, try_recipe
 from forebay.cache.duplicates import deduplicate
 from forebay.cache.plan import Plan, Segment, check_kind, files_apart, load_plan
 from forebay.cache.presence import column_homes
-from forebay.cache.publish import begin_cache, layers_of, newest_generation, read_cache_document, read_recipe_document
+from forebay.cache.publish import (
+    begin_cache,
+    check_layer_name,
+    layers_of,
+    newest_generation,
+    read_cache_document,
+    read_recipe_document,
+)
 from forebay.cache.verify import check_index
 from forebay.columns import Column
 from forebay.errors import DiskFull, IndexCorrupt, RecipeInvalid, RecipeMismatch, SourceInvalid, SourceNotFound
 from forebay.format import layout
+from forebay.format.documents import decode_recipe_document
 from forebay.format.layout import FORMAT_VERSION
 from forebay.format.sealed import seal
 from forebay.recipe import (
@@ -83,8 +91,7 @@ def first_segment(source: Source, files: Sequence[SourceFile], recipe: Recipe, o
 
 def prepare_layer(store: Store, recipe: AnyRecipe, layer: str) -> None:
     """Keep the recipe of a layer, or hold it against the one that is kept."""
-    if not layout.is_layer_name(layer):
-        raise RecipeInvalid(f"'{layer}' is no name for a layer; use letters, digits, - and _")
+    check_layer_name(layer)
     check_recipe(recipe)
     kept = read_recipe_document(store, layer)
     inputs = inputs_of(store, recipe)
@@ -105,6 +112,10 @@ def prepare_layer(store: Store, recipe: AnyRecipe, layer: str) -> None:
 def _keep_recipe(store: Store, recipe: AnyRecipe, layer: str, inputs: Mapping[str, str]) -> None:
     """Of two builders that begin a layer, the one whose recipe is kept keeps its constants, and the other none."""
     text = msgspec.json.format(msgspec.json.encode(document(recipe, layer, FORMAT_VERSION, inputs)))
+    try:
+        decode_recipe_document(text, layer, store.address, layout.recipe(layer))
+    except IndexCorrupt as error:  # nobody could read it back
+        raise RecipeInvalid(f"the recipe '{recipe.kind}' of layer '{layer}' cannot be kept: {error.problem}") from error
     if store.create(layout.recipe(layer), [text + b"\n"]):
         _keep_constants(store, recipe, layer)
 

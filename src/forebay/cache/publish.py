@@ -10,13 +10,13 @@ import numpy as np
 
 from forebay.cache.plan import load_plan
 from forebay.cache.presence import layer_columns
-from forebay.errors import CacheNotFound, Damaged, FormatTooNew, IndexCorrupt, NothingPublished
+from forebay.errors import CacheNotFound, Damaged, FormatTooNew, IndexCorrupt, NothingPublished, RecipeInvalid
 from forebay.format import layout
 from forebay.format.chunk import ChunkRecord
 from forebay.format.chunk_file import adopt_chunk
 from forebay.format.codec import library_versions
 from forebay.format.documents import CacheDocument, decode_cache_document, decode_recipe_document
-from forebay.format.generation import ChunkTable, Generation, decode_generation
+from forebay.format.generation import ChunkTable, Generation, can_join, decode_generation, shapes_of
 from forebay.format.key import hmac_key
 from forebay.recipe import RecipeDocument
 from forebay.store.base import Missing, Store, holds, read_document, wait_until_listed
@@ -29,9 +29,15 @@ def begin_cache(store: Store, base: str) -> CacheDocument:
     """The cache at a store, begun now if there is none."""
     with suppress(CacheNotFound):
         return read_cache_document(store)
+    check_layer_name(base)
     fresh = CacheDocument(cache_id=secrets.token_hex(16), base=base)
     store.create(layout.CACHE, [msgspec.json.format(msgspec.json.encode(fresh)) + b"\n"])
     return read_cache_document(store)
+
+
+def check_layer_name(layer: str) -> None:
+    if not layout.is_layer_name(layer):
+        raise RecipeInvalid(f"'{layer}' is no name for a layer; use letters, digits, - and _")
 
 
 def read_cache_document(store: Store) -> CacheDocument:
@@ -143,7 +149,7 @@ def publish_over_damaged(store: Store, sound: Generation | None) -> Generation:
 def builder_versions(recipe_versions: Mapping[str, str]) -> dict[str, str]:
     """What shapes bytes here, for the record in a generation."""
     own = {"python": platform.python_version(), "numpy": np.__version__, **library_versions()}
-    return {**own, **recipe_versions}
+    return {name: str(version) for name, version in {**own, **recipe_versions}.items()}
 
 
 def _draft(
@@ -176,12 +182,18 @@ def _with_unlisted(
 ) -> ChunkTable:
     own = {record.chunk: record for record in made}
     listed = set(table.chunks.tolist())
-    fresh = []
+    fresh: list[ChunkRecord] = []
+    shapes = table.shapes()
     for chunk, revision in chunk_files(store, layer).items():
         if chunk in own and holds(store, layout.chunk(layer, chunk, own[chunk].revision)):
             fresh += [own[chunk]] if chunk not in listed or own[chunk].revision else []
         elif chunk not in listed and chunk < planned:
-            fresh += _adopted(store, layer, chunk, revision, skipped)
+            record = adoptable_record(store, layer, shapes, chunk, revision)
+            if record is None:
+                skipped.add(layout.chunk(layer, chunk, revision))
+            else:
+                fresh.append(record)
+                shapes |= shapes_of(record)
     return table.with_records(fresh) if fresh else table
 
 
@@ -200,11 +212,12 @@ def sound_record(store: Store, layer: str, chunk: int, revision: int = 0) -> Chu
         return None
 
 
-def _adopted(store: Store, layer: str, chunk: int, revision: int, skipped: set[str]) -> list[ChunkRecord]:
+def adoptable_record(
+    store: Store, layer: str, shapes: Mapping[str, tuple[int, ...]], chunk: int, revision: int
+) -> ChunkRecord | None:
+    """The record of a sound chunk's file; None also where its statistics keep it, and so all others, from a listing."""
     record = sound_record(store, layer, chunk, revision)
-    if record is None:
-        skipped.add(layout.chunk(layer, chunk, revision))
-    return [record] if record else []
+    return record if record is not None and can_join(record, shapes) else None
 
 
 def _constants(store: Store, names: list[str]) -> dict[str, str]:

@@ -11,7 +11,7 @@ before anything in it is believed; each block of data is checked against its sum
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, pairwise
+from itertools import pairwise
 from math import isfinite
 
 import msgspec
@@ -27,6 +27,8 @@ from forebay.format.tensors import as_bytes, encode_header
 from forebay.recipe import canonical_json
 from forebay.source import Failure
 from forebay.store.base import Buffer
+
+MAX_STATISTIC = 65_536  # numbers of one statistic of a chunk
 
 Statistics = Mapping[str, int | float | list[int]]
 
@@ -245,14 +247,23 @@ def _check_statistics(statistics: Statistics) -> None:
         canonical_json(msgspec.convert(statistics, dict[str, int | float | list[int]]))
     except (TypeError, ValueError, msgspec.ValidationError) as error:
         raise RecipeInvalid(f"statistics are names with numbers or lists of integers: {error}") from error
-    if not sound_statistics(statistics):
-        raise RecipeInvalid("statistics must be integers of 64 bits, or finite floats")
+    for name, value in statistics.items():
+        if not can_be_listed(value):
+            raise RecipeInvalid(
+                f"the statistic '{name}' holds an integer beyond 64 bits, a float that is not finite, or more than "
+                f"{MAX_STATISTIC:,} numbers; keep it as a finite float, or as a column"
+            )
 
 
 def sound_statistics(statistics: Statistics) -> bool:
-    """Whether a generation can list them: integers of 64 bits, finite floats."""
-    values = chain.from_iterable(value if isinstance(value, list) else [value] for value in statistics.values())
-    return all(isfinite(value) if isinstance(value, float) else -(2**63) <= value < 2**63 for value in values)
+    return all(can_be_listed(value) for value in statistics.values())
+
+
+def can_be_listed(value: int | float | list[int]) -> bool:
+    """Whether a generation can hold a statistic of this value: integers of 64 bits, finite floats, not too many."""
+    numbers = value if isinstance(value, list) else [value]
+    sound = all(isfinite(one) if isinstance(one, float) else -(1 << 63) <= one < 1 << 63 for one in numbers)
+    return sound and len(numbers) <= MAX_STATISTIC
 
 
 def _named(name: str, declared: Sequence[Column]) -> Column:

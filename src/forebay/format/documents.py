@@ -15,7 +15,6 @@ from forebay.source import MOST_LEVELS, is_shallow
 
 LayerName = Annotated[str, msgspec.Meta(pattern=LAYER_PATTERN)]
 
-MAX_COLUMNS = 1000
 _Document = TypeVar("_Document")
 
 
@@ -79,8 +78,8 @@ def _recipe_problem(kept: RecipeDocument, layer: str) -> str | None:
     names = [column.name for column in kept.columns]
     if kept.layer != layer:
         return f"it is the recipe of a layer {kept.layer[:80]!r}"
-    if len(names) > MAX_COLUMNS or len(set(names)) != len(names):
-        return f"it has two columns of one name, or more than {MAX_COLUMNS:,} columns"
+    if len(set(names)) != len(names):
+        return "it has two columns of one name"
     if kept.sample_ids and kept.sample_ids not in names:
         return f"its sample ids are a column {kept.sample_ids[:80]!r}, which it has not"
     if not is_shallow(kept.fields):

@@ -14,7 +14,7 @@ import numpy as np
 from forebay.columns import Array
 from forebay.errors import IndexCorrupt, RecipeInvalid
 from forebay.format import layout
-from forebay.format.chunk import ChunkRecord
+from forebay.format.chunk import ChunkRecord, can_be_listed
 from forebay.format.documents import (
     CacheDocument,
     LayerName,
@@ -111,6 +111,10 @@ class ChunkTable:
             {name: merged(self.digests[name], fresh.digests[name]) for name in _DIGESTS},
             {name: merged(*_alike(name, self, fresh)) for name in names},
         )
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shape that each statistic has in every chunk."""
+        return {name: values.shape[1:] for name, values in self.statistics.items()} if len(self) else {}
 
     def totals(self) -> dict[str, int | float | list[int]]:
         return {name: values.sum(axis=0).tolist() for name, values in self.statistics.items()}
@@ -246,6 +250,17 @@ def _is_sound(name: str, values: Array, count: int) -> bool:
     if name.startswith("statistics."):
         return values.dtype in _STATISTICS and values.ndim in (1, 2) and len(values) == count
     return values.ndim > 0 and len(values) == count
+
+
+def shapes_of(record: ChunkRecord) -> dict[str, tuple[int, ...]]:
+    """The shape of each statistic of a chunk."""
+    return {name: (len(value),) if isinstance(value, list) else () for name, value in record.statistics.items()}
+
+
+def can_join(record: ChunkRecord, shapes: Mapping[str, tuple[int, ...]]) -> bool:
+    """Whether a chunk can be listed beside chunks whose statistics have these shapes."""
+    alike = all(shapes.get(name, shape) == shape for name, shape in shapes_of(record).items())
+    return alike and all(map(can_be_listed, record.statistics.values()))
 
 
 def _statistic(name: str, values: list[int | float | list[int] | None]) -> Array:

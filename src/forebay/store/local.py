@@ -196,7 +196,7 @@ class LocalStore:
         try:
             os.mkdir(folder)
         except FileExistsError as error:
-            if not os.path.isdir(folder):
+            if not os.path.isdir(folder) and folder.startswith(self._root + os.sep):
                 raise StoreRefused(
                     self.address, f"'{folder}' is not a folder", "move it out of the way, or choose another root"
                 ) from error

@@ -259,14 +259,15 @@ def test_the_first_read_of_a_compressed_ragged_column_keeps_to_the_memory_allowe
     source = fb.sources.lines(tmp_path / "source.txt")
     fb.build(tmp_path / "cache", source, fb.RawRecipe(codec="lz4", level="fast", chunk_bytes=16 << 20), workers=0)
     script = """
-import resource, sys
+import sys
 import numpy as np
 import forebay as fb
+from tests.forged import peak_megabytes
 cache = fb.open_cache(sys.argv[1], memory=16 << 20)
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+before = peak_megabytes()
 rows = cache.read(np.arange(63, len(cache), 64), ["data"])["data"]
 assert [bytes(row) for row in rows] == [b"short"] * 64
-print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
+print(peak_megabytes() - before)
 """
     out, err = start_python(["-c", script, str(tmp_path / "cache")]).communicate(timeout=100)
     assert int(out or "999999") < 90, f"{out} megabytes, where 16 are allowed for blocks {err}"

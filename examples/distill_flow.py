@@ -32,6 +32,7 @@ TEXT = 32  # width of text states
 COLOURS = {"red": (200, 40, 40), "green": (40, 160, 60), "blue": (50, 70, 200), "white": (240, 240, 240)}
 SHAPES = ("circle", "square", "cross")
 SPECIAL = ("<pad>", "</s>", "<s>", "<unk>")
+COLUMNS = ["latents", "latents.present", "clip.present"]
 
 
 def draw_images(folder: Path, count: int, offset: int) -> None:
@@ -154,13 +155,21 @@ class Training:
         for number, cache in enumerate(caches):
             self.teachers.add(cache, dataset_id=number)
         mixture = Mixture.of([Ingredient(cache, weight=0.5) for cache in caches], seed=options.seed)
-        self.loader = Loader(mixture, global_batch_size=options.batch, columns=["latents"], threads=1)
+        self.loader = Loader(mixture, global_batch_size=options.batch, columns=COLUMNS, threads=1)
         self.student = Student(lune_dim=caches[0].column("lune").shape[-1])
         self.optimizer = torch.optim.AdamW(self.student.parameters(), lr=options.learning_rate)
         self.done = 0
 
     def step(self, batch: dict[str, Tensor]) -> dict[str, float]:
-        """One batch. Times and noise are a function of the seed and the step, so that a resumed run draws the same."""
+        """One batch. Times and noise are a function of the seed and the step, so that a resumed run draws the same.
+
+        Rows without latents or without a caption hold no numbers to learn from: they are left out.
+        """
+        known = batch["latents.present"] & batch["clip.present"]
+        if not known.any():
+            self.done += 1
+            return {}
+        batch = {name: values[known] for name, values in batch.items()}
         local, dataset = batch["local_index"], batch["dataset_id"]
         generator = torch.Generator().manual_seed(self.config.seed * 1_000_003 + self.done)
         times = distill.sample_times(len(local), shift=self.config.shift, generator=generator)
@@ -173,7 +182,7 @@ class Training:
             "flow": distill.flow_loss(
                 predicted,
                 distill.velocity(data, noise),
-                weights=distill.loss_weights(spatial, self.content(local, dataset), (LATENT, LATENT)),
+                weights=self.config.loss_weights(spatial, self.content(local, dataset), (LATENT, LATENT)),
                 row_weights=distill.min_snr_weight(times, self.config.min_snr_gamma),
             )
         }

@@ -50,6 +50,7 @@ from forebay.errors import (
     LayerNotFound,
     LibraryMissing,
     RecipeInvalid,
+    SourceInvalid,
     SourceNeeded,
     UnknownKind,
 )
@@ -294,7 +295,7 @@ def _kept_source(store: Store) -> Source | None:
     try:
         plan = load_plan(store)
         return reopen_source(plan.source) if plan.segments else None
-    except (UnknownKind, LibraryMissing, SourceNeeded, Damaged):
+    except (UnknownKind, LibraryMissing, SourceInvalid, SourceNeeded, Damaged):
         return None
 
 

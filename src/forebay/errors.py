@@ -15,7 +15,6 @@ ForebayError
 ├── EncodersDiffer       the fast encoder a cache was planned with gives other ids than the reference
 ├── DocumentTooLong      a document does not fit a row, and the recipe says that this is an error
 ├── TeacherUnusable      a teacher's weights are missing, or are not those of its model
-├── TeacherFailed        a teacher gave no finite number for a sample
 ├── TeacherRaised        a teacher raised an error of its own when it was asked
 ├── TeacherOutputInvalid a teacher gave other columns or shapes than it declares
 ├── HookSilent           the part of a model that is listened to was not run
@@ -29,6 +28,7 @@ ForebayError
 │   ├── ChunkMissing     a generation lists a chunk whose file is gone
 │   └── IndexCorrupt     a generation, plan, recipe or cache.json disagrees with its digest
 ├── BlockTooLarge        a compressed block decodes to more bytes than the caller allows
+├── StoreRefused         a store cannot be opened there, or does not take a key
 ├── KeyRefused           a generation is not tagged with the key in use, or needs one
 ├── OldCacheInvalid      a file is no teacher cache of the old format, or holds more than tensors
 ├── SourceNotFound       no file matches the source
@@ -58,11 +58,27 @@ ForebayError
 └── MemoryTooSmall       the memory limit cannot hold one worker
 """
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
+
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 
 
 class ForebayError(Exception):
-    """The root of all that forebay raises on purpose; its text is one line that says what to do."""
+    """The root of all that forebay raises on purpose; its text is one line that says what to do.
+
+    Every error pickles: its message and its attributes travel, and its constructor is not called again.
+    """
+
+    def __reduce__(self) -> tuple[Callable[..., "ForebayError"], tuple[object, ...]]:
+        return _restored, (type(self), self.args, dict(self.__dict__))
+
+
+def _restored(kind: type[ForebayError], args: tuple[object, ...], attributes: Mapping[str, object]) -> ForebayError:
+    error = kind.__new__(kind)
+    error.args = args
+    error.__dict__.update(attributes)
+    return error
 
 
 class CacheNotFound(ForebayError):
@@ -171,18 +187,6 @@ class TeacherUnusable(ForebayError):
     def __init__(self, model: str, problem: str) -> None:
         self.model, self.problem = model, problem
         super().__init__(f"the model '{model}' cannot be used: {problem}")
-
-
-class TeacherFailed(ForebayError):
-    def __init__(
-        self, teacher: str, column: str, sample: str, bucket: int, moment: float | None, dtype: str = ""
-    ) -> None:
-        self.teacher, self.column, self.sample, self.bucket, self.moment = teacher, column, sample, bucket, moment
-        where = "" if moment is None else f" at bucket {bucket} (t = {moment:g})"
-        super().__init__(
-            f"the teacher '{teacher}' gave NaN or infinity in '{column}' for sample '{sample}'{where}, as {dtype}; "
-            f"compute or store it in a wider type (dtype, stored), or mend the weights or the sample"
-        )
 
 
 class TeacherRaised(ForebayError):
@@ -314,6 +318,21 @@ class IndexCorrupt(Damaged):
     def __init__(self, root: str, key: str, problem: str) -> None:
         self.root, self.key, self.problem = root, key, problem
         super().__init__(f"'{key}' of the cache at '{root}' is corrupt: {problem}; run `forebay repair {root}`")
+
+
+class StoreRefused(ForebayError):
+    def __init__(self, address: str, problem: str, advice: str) -> None:
+        self.address, self.problem, self.advice = address, problem, advice
+        super().__init__(f"'{address}' cannot be used as a store: {problem}; {advice}")
+
+
+def is_url(name: str) -> bool:
+    """Whether a name has a scheme, also where a `Path` has taken one of its slashes.
+
+    >>> is_url("s3://bucket/cache"), is_url("s3:/bucket/cache"), is_url("./s3:/x"), is_url("C:/x")
+    (True, True, False, False)
+    """
+    return _SCHEME.match(name) is not None
 
 
 class KeyRefused(ForebayError):

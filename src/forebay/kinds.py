@@ -4,15 +4,19 @@ A package adds its own with an entry point in the group `forebay.recipes` or `fo
 """
 
 from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
 from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Any
 
 import msgspec
 
-from forebay.errors import RecipeInvalid, UnknownKind
+from forebay.errors import RecipeInvalid, SourceInvalid, UnknownKind
 from forebay.recipe import AnyRecipe, RecipeDocument, differing_fields, fingerprint, inputs_in
 from forebay.source import Source
+
+# What a description that somebody else wrote may raise in the class that it is turned into.
+WRONG = (KeyError, TypeError, ValueError, AttributeError, RecursionError, msgspec.ValidationError)
 
 RECIPES = {
     "images": ("forebay.images", "ImageRecipe"),
@@ -51,9 +55,16 @@ def reopen_recipe(kept: RecipeDocument, constants: str | None = None) -> AnyReci
     A recipe that has `reopened(dependencies, constants)` may take what it depends on from the file of its
     layer's constants.
     """
-    recipe: AnyRecipe = msgspec.convert(kept.fields, recipe_class(kept.kind))
-    if constants is not None and hasattr(recipe, "reopened"):
-        recipe = recipe.reopened(kept.dependencies, constants)
+    kind = recipe_class(kept.kind)
+    try:
+        recipe: AnyRecipe = msgspec.convert(kept.fields, kind)
+        if constants is not None and hasattr(recipe, "reopened"):
+            recipe = recipe.reopened(kept.dependencies, constants)
+    except WRONG as error:
+        raise RecipeInvalid(
+            f"the recipe of layer '{kept.layer}' cannot be opened as one of kind '{kept.kind}': {_said(error)}; pass "
+            "the recipe itself, or restore 'recipe.json' from a copy of the cache"
+        ) from error
     if fingerprint(recipe, inputs_in(kept.dependencies)) != kept.fingerprint:
         changed = ", ".join(differing_fields(kept, recipe))
         raise RecipeInvalid(f"the recipe of layer '{kept.layer}' is not what it was (differs in: {changed})")
@@ -61,9 +72,29 @@ def reopen_recipe(kept: RecipeDocument, constants: str | None = None) -> AnyReci
 
 
 def reopen_source(description: Mapping[str, Any]) -> Source:
-    """The source that a plan describes."""
-    source: Source = source_class(str(description["kind"])).from_description(description)
+    """The source that a plan describes, once all that it says of itself has the right type."""
+    kind = source_class(str(description.get("kind")))
+    try:
+        source: Source = kind.from_description(description)
+        _check_fields(source)
+    except WRONG as error:
+        raise SourceInvalid(
+            f"the plan describes its source of kind '{description.get('kind')}' in a way that it cannot be opened by: "
+            f"{_said(error)}; pass the source itself"
+        ) from error
     return source
+
+
+def _check_fields(source: Source) -> None:
+    """Refuse a source of ours with a field of another type than it declares: it would fail only where it is used."""
+    if is_dataclass(source) and type(source).__module__.startswith("forebay."):
+        values = {field.name: getattr(source, field.name) for field in fields(source)}
+        msgspec.convert(values, type(source), from_attributes=True)
+
+
+def _said(error: Exception) -> str:
+    text = " ".join(str(error).split())[:200]
+    return f"{text} is missing" if isinstance(error, KeyError) else text
 
 
 def _find(what: str, kind: str, built_in: Mapping[str, tuple[str, str]]) -> type[Any]:

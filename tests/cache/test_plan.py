@@ -199,7 +199,7 @@ def test_a_segment_reads_back_as_it_was(tmp_path):
     assert plan.streams() == {1: "b/\udce9ü.gz", 2: "b/\udce9ü.gz"}
     assert plan.ends() == {"a": 2**40, "b/\udce9ü.gz": 70}
     assert list(plan.places_of("b/\udce9ü.gz")) == [(1, 1, 0, 3), (2, 0, 3, 70)]
-    with pytest.raises(IndexError):
+    with pytest.raises(Damaged, match="is not in the plan"):
         plan.parts(3)
     assert isinstance(plan, Plan)
     assert plan.weight == 2**39

@@ -302,7 +302,8 @@ def test_same_content_in_other_bytes_says_so(tmp_path: Path) -> None:
     generation = fb.open_cache(root).generation
     record = generation.table("numbers").record(1)
     forged = type(record)(
-        **{name: getattr(record, name) for name in record.__struct_fields__} | {"sha256": bytes(32), "size": 1}
+        **{name: getattr(record, name) for name in record.__struct_fields__}
+        | {"sha256": bytes(32), "size": record.size + 1}
     )
     layers = {"numbers": generation.table("numbers").with_records([forged])}
     newer = type(generation)(

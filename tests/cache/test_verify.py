@@ -359,7 +359,7 @@ def newer(kind: str) -> bytes:
         ((4088).to_bytes(8, "little") + b"[]".ljust(4088), "its header cannot be read"),
         (newer("generation"), TOO_NEW),
         (b"".join(seal({"format_version": 1, "type": "plan"}, {})), "it is a plan, not a generation"),
-        (b"".join(seal({"format_version": 1, "type": "generation"}, {})), "it has no 'number'"),
+        (b"".join(seal({"format_version": 1, "type": "generation"}, {})), "missing required field `number`"),
     ],
 )  # fmt: skip
 def test_a_generation_that_is_none_says_what_it_is(tmp_path: Path, value: bytes, said: str) -> None:

@@ -272,12 +272,7 @@ def test_booleans_are_zeros_and_ones():
         encode({"x": odd}, [Column(name="x", dtype="bool")])
 
 
-@pytest.mark.parametrize("value", [2**63, -(2**63) - 1, [0, 2**64]])
-def test_statistics_that_no_generation_could_list_are_refused(value):
-    with pytest.raises(RecipeInvalid, match="statistics must be integers of 64 bits"):
-        encode({"x": np.zeros(1, np.uint8)}, [Column(name="x", dtype="uint8")], statistics={"large": value})
-
-
 def test_statistics_longer_than_a_reader_takes_are_refused():
-    with pytest.raises(RecipeInvalid, match=r"header of .* bytes .* at most 8,388,608"):
-        encode({"x": np.zeros(1, np.uint8)}, [Column(name="x", dtype="uint8")], statistics={"long": [10**9] * 10**6})
+    long = {str(number): [10**9] * 60_000 for number in range(20)}
+    with pytest.raises(RecipeInvalid, match=r"header of .* bytes .* most 8,388,608"):
+        encode({"x": np.zeros(1, np.uint8)}, [Column(name="x", dtype="uint8")], statistics=long)

@@ -7,9 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made import joined, small_chunk
 
+from forebay.columns import Column
 from forebay.errors import IndexCorrupt, KeyRefused, RecipeInvalid
 from forebay.format.chunk import ChunkRecord
-from forebay.format.generation import CacheDocument, ChunkTable, Generation, decode_generation
+from forebay.format.documents import CacheDocument
+from forebay.format.generation import ChunkTable, Generation, decode_generation
+from forebay.recipe import RecipeDocument
 
 CACHE = msgspec.json.encode(CacheDocument(cache_id="c" * 32, base="tokens")).decode()
 
@@ -23,11 +26,20 @@ def record(chunk: int, **facts: object) -> ChunkRecord:
     return ChunkRecord(**{**given_facts, **facts})  # type: ignore[arg-type]
 
 
+def recipe_text(layer: str) -> str:
+    column = Column(name="x", dtype="uint8")
+    kept = RecipeDocument(
+        format_version=1, layer=layer, kind="k", revision=1, fingerprint="f" * 64, fields={}, dependencies={},
+        reads=(), sample_ids="", columns=(column,),
+    )  # fmt: skip
+    return msgspec.json.encode(kept).decode()
+
+
 def generation(**facts: object) -> Generation:
     given_facts = {
         "number": 3,
         "cache": CACHE,
-        "recipes": {"tokens": '{"text": "of a recipe"}'},
+        "recipes": {"tokens": recipe_text("tokens"), "lune": recipe_text("lune")},
         "constants": {"tokens": "0" * 64},
         "plan": ("1" * 64, "2" * 64),
         "versions": ({"zstd": "1.5.7"},),
@@ -64,7 +76,7 @@ def test_chunks_are_listed_in_order_and_found_by_number(chunks):
 def test_the_record_of_a_real_chunk_comes_back():
     encoded = small_chunk("zstd")
     one = encoded.record(encoded.sha256())
-    again = read_back(generation(layers={"base": ChunkTable.of([one])})).table("base").record(0)
+    again = read_back(generation(layers={"lune": ChunkTable.of([one])})).table("lune").record(0)
     assert again == one
     assert again.size == len(joined(encoded))
 
@@ -96,7 +108,7 @@ def test_a_statistic_that_changes_its_shape_is_the_recipes_mistake(other):
     "other",
     [
         {"plan": ("1" * 64,)},
-        {"recipes": {}},
+        {"recipes": {"tokens": recipe_text("tokens"), "lune": recipe_text("lune").replace('"k"', '"l"')}},
         {"constants": {}},
         {"versions": ()},
         {"cache": CACHE.replace("c" * 32, "d" * 32)},
@@ -125,8 +137,8 @@ def test_a_chunk_in_place_of_a_generation_is_refused():
 
 
 def test_the_facts_of_many_chunks_are_views_of_the_file():
-    content = memoryview(b"".join(generation(layers={"t": ChunkTable.of(map(record, range(1000)))}).encode(None)))
-    table = decode_generation(content, "root", "g", None).table("t")
+    content = memoryview(b"".join(generation(layers={"tokens": ChunkTable.of(map(record, range(1000)))}).encode(None)))
+    table = decode_generation(content, "root", "g", None).table("tokens")
     whole = np.frombuffer(content, np.uint8)
     facts = [*table.numbers.values(), *table.digests.values(), *table.statistics.values()]
     assert all(np.shares_memory(values, whole) for values in facts)

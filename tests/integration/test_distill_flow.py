@@ -12,6 +12,8 @@ import pytest
 import torch
 
 import forebay as fb
+from forebay.torch.distill import TeacherRows
+from forebay.torch.experts import TrainerConfig
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "distill_flow.py"
 STEPS = 40
@@ -95,6 +97,26 @@ def test_rows_nobody_asked_the_teacher_about_are_absent_and_dropout_takes_others
         run.done += 1
     assert absent == 24
     assert 0 < dropped < 12
+
+
+def test_rows_without_latents_or_caption_do_not_reach_the_loss(example: ModuleType, prepared: Path) -> None:
+    options = argparse.Namespace(seed=0, without_teachers=False, batch=8, learning_rate=1e-3)
+    run = example.Training(prepared, options)
+    batch = next(iter(run.loader))
+    half = torch.arange(8) < 4
+    absent = {**batch, "latents": batch["latents"].clone(), "latents.present": half}
+    absent["latents"][~half] = torch.nan
+    assert all(torch.tensor(loss).isfinite() for loss in run.step(absent).values())
+    assert all(weights.isfinite().all() for weights in run.student.parameters())
+    assert run.step({**batch, "clip.present": torch.zeros(8, dtype=torch.bool)}) == {}
+
+
+def test_spatial_weighting_is_off_unless_it_is_asked_for() -> None:
+    spatial = TeacherRows(torch.rand(2, 8, 8), torch.ones(2, dtype=torch.bool))
+    assert TrainerConfig().loss_weights(spatial, None, (16, 16)) is None
+    weights = TrainerConfig(use_spatial_weighting=True).loss_weights(spatial, None, (16, 16))
+    assert weights is not None
+    assert weights.std() > 0
 
 
 def test_inference_asks_no_teacher(example: ModuleType, prepared: Path) -> None:

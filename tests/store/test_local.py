@@ -1,8 +1,10 @@
 """A folder as a store: what a writer that was killed, or ran out of room, leaves behind."""
 
+import errno
 import os
 import pickle
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -10,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from forebay.store import Entry, LocalStore
+from forebay.errors import NotForebay, StoreRefused
+from forebay.store import Entry, LocalStore, Missing
+from forebay.store.base import holds
 
 WRITER = """
 import sys
@@ -115,8 +119,8 @@ def test_a_write_that_finds_no_room_leaves_nothing_and_says_so(tmp_path):
     assert files_below(tmp_path) == []
 
 
-@pytest.mark.parametrize("name", [".tmp-0123456789ab-7-7-beefbeef", ".tmp-of somebody else"])
-def test_a_temporary_file_of_another_host_is_a_leftover_after_a_day(tmp_path, name):
+def test_a_temporary_file_of_another_host_is_a_leftover_after_a_day(tmp_path):
+    name = ".tmp-0123456789ab-7-7-beefbeef"
     (tmp_path / "layers").mkdir()
     temporary = tmp_path / "layers" / name
     temporary.write_bytes(b"abc")
@@ -126,6 +130,18 @@ def test_a_temporary_file_of_another_host_is_a_leftover_after_a_day(tmp_path, na
     os.utime(temporary, (yesterday, yesterday))
     assert list(store.leftovers()) == [Entry(f"layers/{name}", 3)]
     assert list(store.keys("")) == []
+
+
+@pytest.mark.parametrize(
+    "name",
+    [".tmp-of somebody else", ".tmp-", ".tmp-0123456789ab-7-7-beefbee", ".tmp-0123456789ab-7-7-beefbeef.txt",
+     ".tmp-0123456789ab-7-beefbeef", ".tmp-0123456789ab-²-7-beefbeef", "x.tmp-0123456789ab-7-7-beefbeef"],
+)  # fmt: skip
+def test_a_name_that_only_looks_temporary_is_never_a_leftover(tmp_path, name):
+    (tmp_path / name).write_bytes(b"mine")
+    os.utime(tmp_path / name, (0, 0))
+    assert list(LocalStore(tmp_path).leftovers()) == []
+    assert [entry.key for entry in LocalStore(tmp_path).keys("")] == [name]
 
 
 def test_a_value_is_a_plain_file_under_its_key(tmp_path):
@@ -174,3 +190,179 @@ def test_a_link_that_was_made_but_whose_answer_was_lost_is_a_creation(tmp_path, 
     monkeypatch.undo()
     assert store.read("key") == b"value"
     assert not store.create("key", [b"another"])
+
+
+def snapshot(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files_below(folder)}
+
+
+@pytest.fixture
+def outside(tmp_path):
+    """A folder of somebody else, which must stay as it is."""
+    folder = tmp_path / "outside"
+    (folder / "deep").mkdir(parents=True)
+    for name in ("000000.1.json", "thesis.txt", ".tmp-0123456789ab-7-7-beefbeef", "deep/more.txt"):
+        (folder / name).write_bytes(b"precious")
+        os.utime(folder / name, (0, 0))
+    before = snapshot(folder)
+    yield folder
+    assert snapshot(folder) == before
+
+
+@pytest.mark.parametrize("name", ["claims/raw", "claims", "generations", "plan", "layers", "layers/raw/sub"])
+def test_a_linked_folder_is_neither_read_nor_written_through(tmp_path, outside, name):
+    root = tmp_path / "root"
+    (root / name).parent.mkdir(parents=True, exist_ok=True)
+    (root / name).symlink_to(outside)
+    store = LocalStore(root)
+    assert list(store.keys("")) == list(store.leftovers()) == []
+    for act in (
+        lambda: store.read(f"{name}/thesis.txt"),
+        lambda: store.map(f"{name}/thesis.txt"),
+        lambda: list(store.keys(f"{name}/")),
+        lambda: store.create(f"{name}/new", [b"x"]),
+        lambda: store.replace(f"{name}/thesis.txt", [b"x"]),
+        lambda: store.delete(f"{name}/thesis.txt"),
+    ):
+        with pytest.raises(StoreRefused, match=f"'{name}' is a symbolic link"):
+            act()
+
+
+def test_a_linked_layer_is_read_and_never_written_through(tmp_path, outside):
+    root = tmp_path / "root"
+    (root / "layers").mkdir(parents=True)
+    (root / "layers/raw").symlink_to(outside)
+    store = LocalStore(root)
+    assert store.read("layers/raw/thesis.txt") == store.map("layers/raw/thesis.txt") == b"precious"
+    listed = [entry.key for entry in store.keys("layers/")]
+    assert listed == [entry.key for entry in store.keys("layers/raw/")]
+    assert listed == ["layers/raw/000000.1.json", "layers/raw/deep/more.txt", "layers/raw/thesis.txt"]
+    assert list(store.leftovers()) == []
+    for act in (
+        lambda: store.create("layers/raw/new", [b"x"]),
+        lambda: store.replace("layers/raw/thesis.txt", [b"x"]),
+        lambda: store.delete("layers/raw/thesis.txt"),
+    ):
+        with pytest.raises(StoreRefused, match="'layers/raw' is a symbolic link, and forebay does not write"):
+            act()
+
+
+def test_the_root_itself_may_be_a_link(tmp_path):
+    (tmp_path / "real").mkdir()
+    (tmp_path / "root").symlink_to(tmp_path / "real")
+    store = LocalStore(tmp_path / "root")
+    assert store.create("layers/raw/x", [b"value"])
+    assert list(store.keys("")) == [Entry("layers/raw/x", 5)]
+    store.delete("layers/raw/x")
+    assert files_below(tmp_path / "real") == []
+
+
+@pytest.mark.parametrize("target", ["outside/thesis.txt", "nowhere", "root/key"])
+def test_a_link_in_place_of_a_value_is_an_error_and_is_not_followed(tmp_path, outside, target):
+    root = tmp_path / "root"
+    root.mkdir()
+    (root / "key").symlink_to(tmp_path / target)
+    store = LocalStore(root)
+    assert list(store.keys("")) == []
+    for act in (lambda: store.read("key"), lambda: store.map("key"), lambda: store.create("key", [b"x"])):
+        with pytest.raises(NotForebay, match=r"key' is not a file forebay wrote: it is a symbolic link"):
+            act()
+    store.delete("key")
+    assert (root / "key").is_symlink()
+    store.replace("key", [b"whole"])
+    assert store.read("key") == b"whole"
+    assert not (root / "key").is_symlink()
+
+
+def test_a_folder_in_place_of_a_value_is_no_value_and_stays(tmp_path):
+    store = LocalStore(tmp_path)
+    store.create("000000.json/inside", [b"x"])
+    with pytest.raises(Missing):
+        store.read("000000.json")
+    for act in (lambda: store.create("000000.json", [b"x"]), lambda: store.replace("000000.json", [b"x"])):
+        with pytest.raises(NotForebay, match="it is a folder, and not a regular file"):
+            act()
+    store.delete("000000.json")
+    assert snapshot(tmp_path) == {"000000.json/inside": b"x"}
+
+
+def make_special(path: Path, kind: str) -> None:
+    if kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "socket":
+        with socket.socket(socket.AF_UNIX) as listening:
+            listening.bind(str(path))
+    else:
+        os.mknod(path, 0o666 | 0o020000, os.makedev(1, 5))  # /dev/zero
+
+
+@pytest.mark.parametrize("kind", ["fifo", "socket", "device"])
+def test_a_special_file_in_place_of_a_value_is_an_error_at_once(tmp_path, monkeypatch, kind):
+    monkeypatch.chdir(tmp_path)  # the name of a socket is short
+    try:
+        make_special(Path("key"), kind)
+    except PermissionError:
+        pytest.skip("only root makes devices")
+    store = LocalStore(tmp_path)
+    assert list(store.keys("")) == []
+    for act in (
+        lambda: store.read("key"), lambda: store.read("key", 0, 1), lambda: store.map("key"),
+        lambda: holds(store, "key"), lambda: store.create("key", [b"x"]),
+    ):  # fmt: skip
+        with pytest.raises(NotForebay, match="and not a regular file"):
+            act()
+    store.replace("key", [b"whole"])
+    assert store.read("key") == b"whole"
+
+
+def test_links_in_a_circle_and_deep_folders_end(tmp_path):
+    (tmp_path / "layers/raw").mkdir(parents=True)
+    for name in ("a", "b"):
+        (tmp_path / "layers/raw" / name).symlink_to(tmp_path / "layers/raw")
+        (tmp_path / "layers" / name).symlink_to(tmp_path / "layers")
+        (tmp_path / name).symlink_to(tmp_path)
+    (tmp_path / "self").symlink_to("self")
+    (tmp_path / "layers/raw/x").write_bytes(b"1")
+    deep = os.open(tmp_path, os.O_RDONLY)
+    for _ in range(3000):
+        os.mkdir("d", dir_fd=deep)
+        below = os.open("d", os.O_RDONLY, dir_fd=deep)
+        os.close(deep)
+        deep = below
+    os.close(deep)
+    store = LocalStore(tmp_path)
+    assert Entry("layers/raw/x", 1) in store.keys("")
+    assert list(store.leftovers()) == []
+    subprocess.run(["rm", "-rf", tmp_path / "d"], check=True)
+
+
+def test_a_file_in_place_of_a_folder_is_said(tmp_path):
+    (tmp_path / "layers").write_bytes(b"not a folder")
+    with pytest.raises(StoreRefused, match="layers' is not a folder; move it out of the way"):
+        LocalStore(tmp_path).create("layers/raw/x", [b"x"])
+    with pytest.raises(Missing):
+        LocalStore(tmp_path).read("layers/raw/x")
+    LocalStore(tmp_path).delete("layers/raw/x")
+
+
+@pytest.mark.parametrize("code", [errno.EPERM, errno.ENOTSUP])
+def test_a_file_system_without_hard_links_is_said(tmp_path, monkeypatch, code):
+    def refused(*_: object, **__: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "link", refused)
+    with pytest.raises(StoreRefused, match=r"makes no hard links .*; choose a folder on another file system"):
+        LocalStore(tmp_path).create("key", [b"value"])
+    assert files_below(tmp_path) == []
+
+
+def test_a_file_system_that_syncs_no_folders_is_good_enough(tmp_path, monkeypatch):
+    fsync = os.fsync
+
+    def of_files_only(descriptor: int) -> None:
+        if os.path.isdir(f"/proc/self/fd/{descriptor}"):
+            raise OSError(errno.EINVAL, "Invalid argument")
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", of_files_only)
+    assert LocalStore(tmp_path / "new").create("a/b", [b"value"])

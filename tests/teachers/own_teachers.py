@@ -139,6 +139,25 @@ class Wrong(Teacher, frozen=True, kw_only=True, tag="wrong"):
         }
 
 
+class Overflowing(Teacher, frozen=True, kw_only=True, tag="overflowing"):
+    """The length of a prompt; of one that holds a word, more than float16 can hold."""
+
+    prompted: ClassVar[bool] = True
+    of: ClassVar[Literal["sample", "prompt", "nothing"]] = "prompt"
+
+    word: str
+
+    def outputs(self) -> tuple[Output, ...]:
+        return (Output("overflowing", (1,)),)
+
+    def load(self, device: str, dtype: str) -> Loaded:
+        def lengths(batch: Batch) -> Mapping[str, Array]:
+            found = [1e6 if self.word in prompt else len(prompt) for prompt in batch.prompts]
+            return {"overflowing": np.array(found, np.float32).reshape(-1, 1)}
+
+        return lengths
+
+
 class Heavy(Teacher, frozen=True, kw_only=True, tag="heavy"):
     """Holds so many bytes for every sample of a batch, and others while it is loaded."""
 

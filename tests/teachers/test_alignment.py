@@ -102,7 +102,8 @@ def test_a_teacher_that_fails_when_it_is_asked_again_is_told(tmp_path: Path) -> 
         (layer,) = check_alignment(fb.open_cache(root)).layers
     finally:
         MOOD["add"] = 0.0
-    assert "gave NaN or infinity in 'moody' for sample 'prompts.txt" in layer.problems[0]
+    assert "computed again, sample 'prompts.txt" in layer.problems[0]
+    assert "gives NaN or infinity in 'moody', as float16" in layer.problems[0]
 
 
 def test_a_layer_of_other_prompts_is_told(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from tests.teachers.own_teachers import (
     Hidden,
     Letters,
     Noisy,
+    Overflowing,
     Ramp,
     Twice,
     Wrong,
@@ -239,11 +240,6 @@ def test_a_key_that_no_row_has_is_told_with_the_build(tmp_path: Path) -> None:
         ),
         (Wrong(how="raise"), r"'wrong' cannot be asked about sample 'prompts.txt.*': ZeroDivisionError: "),
         (Wrong(how="name"), "gave no 'wrong'"),
-        (
-            Wrong(how="overflow"),
-            r"gave NaN or infinity in 'wrong' for sample 'prompts.txt.*', as float16; .*wider type",
-        ),
-        (Ramp(ends="house"), r"'ramp' for sample 'prompts.txt.*' at bucket 2 \(t = 0.7\)"),
     ],
 )
 def test_what_a_teacher_does_wrong_is_an_error_that_names_the_sample(
@@ -253,6 +249,37 @@ def test_what_a_teacher_does_wrong_is_an_error_that_names_the_sample(
     with pytest.raises(fb.errors.ForebayError, match=said):
         made_of(recipe, chunks)
     unload()
+
+
+def test_a_sample_whose_numbers_are_not_finite_is_an_absent_row_with_a_reason(tmp_path: Path) -> None:
+    root = prompt_cache(tmp_path, chunk_bytes=60)
+    own = TeacherRecipe(teacher=Ramp(ends="house"), buckets=(0.1, 0.6, 0.7), batch_timesteps=True)
+    bad = [row for row, sentence in enumerate(SENTENCES) if sentence.endswith("house")]
+    assert bad
+    report = fb.build(root, None, own)
+    assert report.failures == len(bad)
+    read = fb.open_cache(root).read(range(len(SENTENCES)), ["ramp", "ramp.present"])
+    assert np.flatnonzero(~read["ramp.present"]).tolist() == bad
+    assert np.isfinite(read["ramp"]).all()
+    failed = fb.status(root, failures=None).failed_samples
+    assert {failure.reason for failure in failed} == {"not-finite"}
+    assert all("NaN or infinity in 'ramp' at t = 0.7, as float16" in failure.detail for failure in failed)
+    assert fb.verify(root, full=True).sound
+    with pytest.raises(fb.errors.ForebayError, match="failed"):
+        fb.build(root, None, own, max_failures=0)
+
+
+def test_a_prompt_whose_numbers_are_not_finite_leaves_all_its_rows_absent(tmp_path: Path) -> None:
+    root = prompt_cache(tmp_path, chunk_bytes=400)
+    fb.build(root, None, TeacherRecipe(teacher=Overflowing(word="house")))
+    bad = [row for row, sentence in enumerate(SENTENCES) if "house" in sentence]
+    assert len(bad) > 1  # the same prompt twice
+    cache = fb.open_cache(root)
+    every = cache.read(range(len(SENTENCES)), ["overflowing.present"])["overflowing.present"]
+    assert np.flatnonzero(~every).tolist() == bad
+    good = [row for row in range(len(SENTENCES)) if row not in bad]
+    assert shared(cache, "overflowing").read(good).tolist() == [[float(len(SENTENCES[row]))] for row in good]
+    assert fb.verify(root, full=True).sound
 
 
 def test_a_chunk_of_too_many_rows_is_told_before_anything_is_asked(chunks: list[Columns]) -> None:

@@ -62,11 +62,11 @@ def all_recipes(models: TinyModels, **fields: object) -> dict[str, TeacherRecipe
 
 
 @torch.inference_mode()
-def plain_lune(unet: torch.nn.Module, latents: torch.Tensor, t: float, states: torch.Tensor) -> np.ndarray:
-    """The document's own way: a hook on the middle block, and a whole forward."""
+def plain_lune(unet: torch.nn.Module, latents: torch.Tensor, noise: float, states: torch.Tensor) -> np.ndarray:
+    """The document's own way: a hook on the middle block, and a whole forward. Timestep 1000 is pure noise."""
     found: list[torch.Tensor] = []
     handle = unet.mid_block.register_forward_hook(lambda module, given, out: found.append(out.mean(dim=[2, 3])))
-    unet(latents, torch.full((len(latents),), t * 1000), encoder_hidden_states=states)
+    unet(latents, torch.full((len(latents),), noise * 1000), encoder_hidden_states=states)
     handle.remove()
     return found[0].numpy()
 

@@ -28,6 +28,7 @@ from transformers import AutoTokenizer, CLIPTextModel, T5EncoderModel
 
 import forebay as fb
 from forebay.cache.records import Progress
+from forebay.columns import Ragged
 from forebay.errors import BuildStopped, ForebayError, HookSilent, RecipeMismatch, TeacherUnusable
 from forebay.teachers import (
     T5,
@@ -46,6 +47,7 @@ from forebay.teachers import (
 from forebay.teachers.noise import normal, sample_keys
 from forebay.torch.teachers import HookedModule
 from forebay.torch.teachers.attention_statistics import attention_received, attention_statistics
+from forebay.torch.teachers.loading import load_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -90,7 +92,7 @@ def test_lune_is_the_mean_of_the_middle_block(taught: Path, tiny_models: TinyMod
     states = torch.from_numpy(shared(cache, "clip_states").read(range(len(cache))))
     stored = cache.read(range(len(cache)), ["lune"])["lune"]
     for bucket, moment in enumerate(BUCKETS):
-        expected = plain_lune(unet, noise_of(cache, bucket), moment, states)
+        expected = plain_lune(unet, noise_of(cache, bucket), 1 - moment, states)
         assert np.allclose(stored[:, bucket], expected, atol=1e-5)
         assert np.array_equal(features(cache, "lune").at(range(len(cache)), moment)["lune"], stored[:, bucket])
 
@@ -217,8 +219,84 @@ def test_noised_latents_go_from_noise_to_data_in_the_direction_that_is_said(
     for bucket, moment in enumerate(BUCKETS):
         noise = noise_of(cache, bucket)
         forth, back = moment * latents + (1 - moment) * noise, (1 - moment) * latents + moment * noise
-        assert np.allclose(read["lune"][:, bucket], plain_lune(unet, forth, moment, states), atol=1e-5)
+        assert np.allclose(read["lune"][:, bucket], plain_lune(unet, forth, 1 - moment, states), atol=1e-5)
         assert np.allclose(read["back"][:, bucket], plain_lune(unet, back, moment, states), atol=1e-5)
+
+
+def test_features_are_read_in_the_direction_that_the_caller_says(pictured: Path) -> None:
+    """`lune` and `back` were made of the same mixes and timesteps, at t and 1 - t."""
+    cache = fb.open_cache(pictured)
+    forth, back = features(cache, "lune"), features(cache, "back")
+    for t in (0.05, 0.42, 0.95, np.float32(0.15)):
+        same = forth.at(range(5), t)["lune"]
+        assert np.array_equal(forth.at(range(5), t, "t0_noise")["lune"], same)
+        assert np.allclose(forth.at(range(5), 1 - t, "t0_data")["lune"], same, atol=1e-5)
+        assert np.allclose(
+            back.at(range(5), 1 - t, "t0_noise")["back"], back.at(range(5), t, "t0_data")["back"], atol=1e-5
+        )
+    stored = cache.read(range(5), ["back"])["back"]
+    for bucket, t in enumerate(BUCKETS):  # mirrored nodes are exact as well
+        assert np.array_equal(back.at(range(5), round(1 - t, 2), "t0_noise")["back"], stored[:, bucket])
+    with pytest.raises(ValueError, match="made with time_direction='t0_data'; pass direction='t0_noise'"):
+        back.at(range(5), 0.5)
+    with pytest.raises(ValueError, match="direction is 'up'; choose 't0_noise' or 't0_data'"):
+        forth.at(range(5), 0.5, "up")  # type: ignore[arg-type]
+
+
+def test_what_a_library_keeps_in_float32_stays_there_in_half_precision(tmp_path: Path, tiny_models: TinyModels) -> None:
+    """T5's `wo` overflows in float16; the library then clamps, and gives finite numbers that are wrong."""
+    own = load_model(T5EncoderModel, tiny_models.t5, None, "cpu", "float16")
+    state = T5EncoderModel.from_pretrained(tiny_models.t5).state_dict()
+    save_file({name: weight.clone() for name, weight in state.items()}, tmp_path / "other.safetensors")
+    other = load_model(T5EncoderModel, tiny_models.t5, str(tmp_path / "other.safetensors"), "cpu", "float16")
+    for module in (own, other):
+        types = {name.split(".")[-2]: weight.dtype for name, weight in module.named_parameters()}
+        assert types["wo"] == torch.float32
+        assert types["q"] == torch.float16
+    assert load_model(T5EncoderModel, tiny_models.t5, None, "cpu", "bfloat16").dtype == torch.bfloat16
+
+
+def test_t5_in_float16_agrees_with_float32_where_its_inner_layer_overflows(
+    tmp_path: Path, tiny_models: TinyModels
+) -> None:
+    model = T5EncoderModel.from_pretrained(tiny_models.t5)
+    with torch.no_grad():
+        for block in model.encoder.block:
+            block.layer[-1].DenseReluDense.wo.weight.mul_(3e4)  # its output is beyond 65,504, and normalised after
+            block.layer[-1].DenseReluDense.wi.weight.mul_(50.0)
+    model.save_pretrained(tmp_path / "t5")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(Path(tiny_models.t5) / name, tmp_path / "t5" / name)
+    rows = {"id": Ragged.of_bytes([b"a", b"b"]), "data": Ragged.of_bytes([b"a red cat", b"the hill"])}
+    made = {}
+    for dtype in ("float32", "float16"):
+        own = recipe(T5(model=str(tmp_path / "t5"), max_length=6), dtype=dtype, stored="float32")
+        made[dtype] = own.make(rows)
+        own.let_go()
+    wide, narrow = (np.asarray(made[dtype].columns["t5_states"].values) for dtype in ("float32", "float16"))
+    assert made["float16"].present.all() == np.isfinite(narrow).all()
+    assert np.allclose(wide, narrow, atol=0.05)
+
+
+def test_latents_are_normalised_per_channel_where_the_vae_says_so(tmp_path: Path, tiny_models: TinyModels) -> None:
+    root = images_cache(tmp_path)
+    vae = tmp_path / "vae"
+    shutil.copytree(tiny_models.vae, vae)
+    config = json.loads((vae / "config.json").read_text())
+    mean, std = [0.5, -0.25, 0.0, 1.0], [2.0, 0.5, 1.0, 4.0]
+    (vae / "config.json").write_text(json.dumps({**config, "latents_mean": mean, "latents_std": std}))
+    fb.build_layers(
+        root,
+        {
+            "latents": recipe(Latents(vae=tiny_models.vae, size=16)),
+            "normal": recipe(Latents(vae=str(vae), size=16, name="normal")),
+        },
+    )
+    read = fb.open_cache(root).read(range(5), ["latents", "normal"])
+    scale = config["scaling_factor"]
+    per_channel = [np.array(numbers).reshape(1, 4, 1, 1) for numbers in (mean, std)]
+    expected = (read["latents"] / scale - per_channel[0]) * scale / per_channel[1]
+    assert np.allclose(read["normal"], expected, atol=1e-5)
 
 
 def test_fine_tuned_weights_are_taken_over_the_configuration_of_another(
@@ -233,7 +311,7 @@ def test_fine_tuned_weights_are_taken_over_the_configuration_of_another(
     fb.build(root, None, recipe(teacher))
     cache = fb.open_cache(root)
     states = torch.from_numpy(shared(cache, "clip_states").read(range(len(cache))))
-    expected = plain_lune(tuned, noise_of(cache, 1), BUCKETS[1], states)
+    expected = plain_lune(tuned, noise_of(cache, 1), 1 - BUCKETS[1], states)
     assert np.allclose(cache.read(range(len(cache)), ["tuned"])["tuned"][:, 1], expected, atol=1e-5)
     save_file({**tuned.state_dict(), "conv_in.bias": torch.ones(8)}, tmp_path / "tuned.safetensors")
     with pytest.raises(RecipeMismatch, match=r"layer 'tuned' .*differs in: unet/tuned.safetensors"):
@@ -345,7 +423,7 @@ HARMS: dict[str, tuple[Callable[[Path], object], str]] = {
     "nameless": (lambda folder: (folder / "config.json").unlink(), r"it has no config.json"),
     "nan": (
         _with(lambda state: state["conv_in.weight"].fill_(torch.nan)),
-        r"NaN or infinity in 'lune' for sample 'prompts.txt.*' at bucket 0 \(t = 0.1\)",
+        r"it gives NaN or infinity in 'lune' at t = 0.1, as float32, for every one of the first \d samples",
     ),
 }
 

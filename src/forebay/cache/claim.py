@@ -15,8 +15,9 @@ from typing import Literal
 
 import msgspec
 
+from forebay.errors import Damaged
 from forebay.format import layout
-from forebay.store.base import Store
+from forebay.store.base import Missing, Store, read_document
 from forebay.store.owner import Owner, this_process
 
 LEASE_SECONDS = 60.0
@@ -162,18 +163,20 @@ class Heartbeat(threading.Thread):
 
 
 def read_claims(store: Store, layer: str, prefix: str | None = None) -> dict[str, Claim]:
-    """Every claim on a layer, by key; one that vanishes while it is read is no claim.
+    """Every claim on a layer, by key; one that vanishes while it is read, or has a name of another kind, is no claim.
 
     One that cannot be read has an unknown owner. It never beats, so it expires; left out, it would be in the way of
     the next attempt for ever.
     """
     claims: dict[str, Claim] = {}
     for entry in store.keys(prefix or layout.claims_folder(layer)):
-        try:
-            claims[entry.key] = msgspec.json.decode(store.read(entry.key), type=Claim)
-        except KeyError:
+        if layout.parse_claim(entry.key) is None:
             continue
-        except (msgspec.DecodeError, msgspec.ValidationError):
+        try:
+            claims[entry.key] = msgspec.json.decode(read_document(store, entry.key), type=Claim)
+        except Missing:
+            continue
+        except (msgspec.MsgspecError, ValueError, RecursionError, Damaged):
             claims[entry.key] = Claim(owner="", host="unknown", pid=0, reason="the claim cannot be read")
     return claims
 

@@ -12,7 +12,7 @@ from forebay.errors import ChunkCorrupt, ChunkMissing, ForebayError, IndexCorrup
 from forebay.format import layout
 from forebay.format.chunk import ChunkRecord
 from forebay.format.generation import Generation
-from forebay.store.base import Store
+from forebay.store.base import Missing, Store
 
 OnProgress = Callable[[Progress], None]
 
@@ -65,11 +65,11 @@ def _copy_chunk(store: Store, destination: Store, layer: str, record: ChunkRecor
     try:
         if hashlib.sha256(destination.map(key)).digest() == record.sha256:
             return 0
-    except KeyError:
+    except Missing:
         pass
     try:
         view = store.map(key)
-    except KeyError as error:
+    except Missing as error:
         raise ChunkMissing(store.address, layer, record.chunk) from error
     if hashlib.sha256(view).digest() != record.sha256:
         raise ChunkCorrupt(store.address, layer, record.chunk, "its SHA-256 is not the published one")

@@ -6,10 +6,11 @@ from forebay.cache.freshness import check_freshness
 from forebay.cache.plan import Plan, Segment, check_kind, files_apart, load_plan
 from forebay.cache.publish import newest_generation, read_cache_document
 from forebay.errors import DiskFull, SourceChanged
+from forebay.format import layout
 from forebay.format.generation import ChunkTable
 from forebay.recipe import Recipe
 from forebay.source import Source, SourceFile
-from forebay.store.base import Store, is_full
+from forebay.store.base import Store, is_full, wait_until_listed
 
 
 def named_alike(source: Source, plan: Plan) -> Source:
@@ -48,6 +49,7 @@ def _appended(
         draft = deduplicate(store, source, recipe, segment, plan, on_cut, memory_limit)
         if draft.append(store):
             return load_plan(store), fresh_files
+        wait_until_listed(store, layout.plan_segment(number))
 
 
 def _what_is_new(store: Store, source: Source, plan: Plan) -> tuple[list[SourceFile], dict[str, int]]:

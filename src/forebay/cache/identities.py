@@ -13,7 +13,7 @@ from forebay.errors import IndexCorrupt
 from forebay.format import layout
 from forebay.format.layout import FORMAT_VERSION
 from forebay.format.sealed import seal, unseal
-from forebay.store.base import Buffer, Store
+from forebay.store.base import Buffer, Missing, Store
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,12 +48,15 @@ def load_identities(store: Store, segment: Segment) -> Identities:
     key = layout.identities(segment.number, segment.identities)
     try:
         view = store.map(key)
-    except KeyError as error:
+    except Missing as error:
         raise IndexCorrupt(store.address, key, "it is gone") from error
     _, tensors = unseal(view, store.address, key, "identities")
     if bytes(view[-32:]).hex() != segment.identities:
         raise IndexCorrupt(store.address, key, "it is not the file that the plan names")
-    return Identities(tensors["high"], tensors["low"])
+    high, low = (tensors.get(name, np.empty((0, 0))) for name in ("high", "low"))
+    if high.dtype != np.uint64 or low.dtype != np.uint64 or high.ndim != 1 or high.shape != low.shape:
+        raise IndexCorrupt(store.address, key, "its two halves are not arrays of one length")
+    return Identities(high, low)
 
 
 def kept_identities(store: Store, plan: Plan) -> list[Identities]:

@@ -11,20 +11,27 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import numpy as np
+from numpy.typing import DTypeLike
 
 from forebay.columns import Array, Ragged
-from forebay.errors import ForebayError, IndexCorrupt
+from forebay.errors import Damaged, ForebayError, IndexCorrupt
 from forebay.format import layout
-from forebay.format.layout import FORMAT_VERSION
+from forebay.format.chunk import sound_offsets
+from forebay.format.documents import one_line
+from forebay.format.layout import FORMAT_VERSION, MAX_NUMBER
 from forebay.format.sealed import seal, unseal
+from forebay.recipe import canonical_json
 from forebay.source import Part, Source, SourceFile
 from forebay.store.base import Buffer, Store
 from forebay.store.local import LocalStore
 
 _NUMBERS = {"size": np.uint64, "mtime_ns": np.int64, "digest": np.uint64, "has_digest": np.uint8, "stream": np.uint8}
+_TEXTS = ("path", "etag")
+_MOST = 1 << 62  # of bytes or samples, also in sum
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -167,11 +174,16 @@ class Plan:
 
     @property
     def source(self) -> Mapping[str, Any]:
-        return self.segments[-1].source
+        return self._segment(-1).source
 
     @property
     def weight(self) -> int:
-        return self.segments[0].weight
+        return self._segment(0).weight
+
+    def _segment(self, at: int) -> Segment:
+        if not self.segments:
+            raise Damaged(f"the cache has no plan: '{layout.plan_segment(0)}' is gone; run `forebay repair`")
+        return self.segments[at]
 
     def parts(self, chunk: int) -> list[Part]:
         segment = self.segments[self._segment_of(chunk)]
@@ -192,6 +204,7 @@ class Plan:
         return np.concatenate([np.zeros(0, np.int64), *(segment.weights() for segment in self.segments)])
 
     def weight_of(self, chunk: int) -> int:
+        self._segment_of(chunk)
         return int(self.weights[chunk])
 
     def streams(self) -> dict[int, str]:
@@ -236,7 +249,10 @@ class Plan:
 
     def _segment_of(self, chunk: int) -> int:
         if not 0 <= chunk < len(self):
-            raise IndexError(f"chunk {chunk} of {len(self)} planned")
+            raise Damaged(
+                f"chunk {chunk} is not in the plan, which has {len(self):,} chunks; run `forebay verify`, then "
+                "`forebay repair`"
+            )
         return next(i for i, s in enumerate(self.segments) if s.first_chunk <= chunk < s.first_chunk + len(s))
 
 
@@ -276,7 +292,7 @@ def load_plan(store: Store) -> Plan:
     segments: list[Segment] = []
     digests: list[str] = []
     for entry in store.keys(layout.PLAN):
-        if layout.parse_numbered(entry.key) != len(segments):
+        if layout.parse_segment(entry.key) != len(segments):
             continue
         segment, digest = decode_segment(store.map(entry.key), store.address, entry.key)
         planned = segments[-1].first_chunk + len(segments[-1]) if segments else 0
@@ -288,10 +304,76 @@ def load_plan(store: Store) -> Plan:
 
 
 def decode_segment(view: memoryview, root: str, key: str) -> tuple[Segment, str]:
-    """A segment and the SHA-256 that its file carries."""
+    """A segment, with every number and name in it checked, and the SHA-256 that its file carries."""
     metadata, tensors = unseal(view, root, key, "plan")
-    facts = (metadata["number"], metadata["first_chunk"], metadata["source"], metadata["weight"])
-    return Segment(*facts, tensors, metadata.get("identities", "")), bytes(view[-32:]).hex()
+    try:
+        facts = msgspec.convert(metadata, _Metadata)
+        _check_description(facts.source)
+        segment = Segment(facts.number, facts.first_chunk, facts.source, facts.weight, tensors, facts.identities)
+        _check_tensors(segment)
+    except (msgspec.ValidationError, ValueError) as error:
+        raise IndexCorrupt(root, key, f"it cannot be understood: {one_line(error)}") from error
+    return segment, bytes(view[-32:]).hex()
+
+
+class _Metadata(msgspec.Struct, frozen=True):
+    """What the header of a segment says; fields that a later forebay adds are passed over."""
+
+    number: Annotated[int, msgspec.Meta(ge=0, lt=MAX_NUMBER)]
+    first_chunk: Annotated[int, msgspec.Meta(ge=0, lt=MAX_NUMBER)]
+    source: dict[str, Any]
+    weight: Annotated[int, msgspec.Meta(ge=1, lt=_MOST)]
+    identities: Annotated[str, msgspec.Meta(pattern=r"\A([0-9a-f]{64})?\Z")] = ""
+
+
+def _check_description(source: Mapping[str, Any]) -> None:
+    """Refuse a description that no source gave; only the source of its kind knows more of it."""
+    if not isinstance(source.get("kind"), str):
+        raise ValueError("the description of its source names no kind")
+    canonical_json(source)
+    for name in ("root", "patterns", "manifest", "path"):
+        if b"\\u0000" in canonical_json(source.get(name)):
+            raise ValueError(f"'{name}' of its source holds a NUL, which no path has")
+
+
+def _check_tensors(segment: Segment) -> None:
+    """Refuse arrays that could not have been written: nothing is looked up in them before."""
+    parts, files, chunks = (_length(segment, name) for name in ("part_file", "file_size", "chunk_parts"))
+    shapes: dict[str, tuple[DTypeLike, int]] = {
+        name: (np.uint64, parts) for name in ("part_file", "part_start", "part_stop")
+    }
+    shapes |= {f"file_{name}": (dtype, files) for name, dtype in _NUMBERS.items()}
+    shapes |= {f"file_{name}_offsets": (np.uint64, files + 1) for name in _TEXTS}
+    shapes |= {f"file_{name}": (np.uint8, _length(segment, f"file_{name}")) for name in _TEXTS}
+    shapes["chunk_parts"] = (np.uint64, chunks)
+    if segment.identities:
+        shapes["chunk_duplicates"], shapes["chunk_check"] = (np.uint64, chunks), (np.uint64, chunks - 1)
+        shapes["duplicates"] = (np.uint32, _length(segment, "duplicates"))
+    for name, (dtype, length) in shapes.items():
+        found = segment.tensors.get(name)
+        if found is None or found.dtype != np.dtype(dtype) or found.shape != (length,):
+            raise ValueError(f"its array '{name}' is not there, or has another type or length")
+    _check_values(segment, parts, files)
+
+
+def _check_values(segment: Segment, parts: int, files: int) -> None:
+    tensors = segment.tensors
+    edges = {"chunk_parts": parts, **{f"file_{name}_offsets": len(tensors[f"file_{name}"]) for name in _TEXTS}}
+    if segment.identities:
+        edges["chunk_duplicates"] = len(tensors["duplicates"])
+    for name, end in edges.items():
+        if not sound_offsets(tensors[name], end):
+            raise ValueError(f"its array '{name}' does not rise from 0 to {end:,}")
+    start, stop = tensors["part_start"], tensors["part_stop"]
+    if (tensors["part_file"] >= files).any() or (start > stop).any() or float(stop.sum(dtype=np.float64)) >= _MOST:
+        raise ValueError("a part of it lies outside its file")
+    if (tensors["file_size"] >= _MOST).any() or not tensors["file_path"].all():
+        raise ValueError("a file of it has a size or a name that no file has")
+
+
+def _length(segment: Segment, name: str) -> int:
+    found = segment.tensors.get(name)
+    return 0 if found is None else found.size
 
 
 def _file_tensors(files: list[SourceFile]) -> dict[str, Array]:
@@ -305,7 +387,7 @@ def _file_tensors(files: list[SourceFile]) -> dict[str, Array]:
     tensors: dict[str, Array] = {
         f"file_{name}": np.array(columns[name], dtype=dtype) for name, dtype in _NUMBERS.items()
     }
-    for name in ("path", "etag"):
+    for name in _TEXTS:
         text = Ragged.of_bytes([getattr(file, name).encode("utf-8", "surrogateescape") for file in files])
         tensors[f"file_{name}"] = text.values
         tensors[f"file_{name}_offsets"] = text.offsets.astype(np.uint64)

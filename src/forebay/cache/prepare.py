@@ -28,7 +28,7 @@ from forebay.recipe import (
     same_document,
 )
 from forebay.source import Source, SourceFile
-from forebay.store.base import Buffer, Store, is_full
+from forebay.store.base import Buffer, Missing, Store, is_full
 
 
 def prepare_base(
@@ -128,7 +128,7 @@ def _keep_constants(store: Store, recipe: AnyRecipe, layer: str) -> None:
 def _has_constants(store: Store, layer: str) -> bool:
     try:
         store.read(layout.constants(layer), 0, 1)
-    except KeyError:
+    except Missing:
         return False
     return True
 

@@ -10,16 +10,16 @@ import numpy as np
 
 from forebay.cache.plan import load_plan
 from forebay.cache.presence import layer_columns
-from forebay.errors import CacheNotFound, Damaged, ForebayError, FormatTooNew, IndexCorrupt, NothingPublished
+from forebay.errors import CacheNotFound, Damaged, FormatTooNew, IndexCorrupt, NothingPublished
 from forebay.format import layout
 from forebay.format.chunk import ChunkRecord
 from forebay.format.chunk_file import adopt_chunk
 from forebay.format.codec import library_versions
-from forebay.format.generation import CacheDocument, ChunkTable, Generation, decode_generation
+from forebay.format.documents import CacheDocument, decode_cache_document, decode_recipe_document
+from forebay.format.generation import ChunkTable, Generation, decode_generation
 from forebay.format.key import hmac_key
-from forebay.format.layout import FORMAT_VERSION
 from forebay.recipe import RecipeDocument
-from forebay.store.base import Store, holds
+from forebay.store.base import Missing, Store, holds, read_document, wait_until_listed
 from forebay.store.pieces import Pieces
 
 UNPUBLISHED = -1
@@ -36,46 +36,30 @@ def begin_cache(store: Store, base: str) -> CacheDocument:
 
 def read_cache_document(store: Store) -> CacheDocument:
     try:
-        text = store.read(layout.CACHE)
-    except KeyError as error:
+        text = read_document(store, layout.CACHE)
+    except Missing as error:
         raise CacheNotFound(store.address) from error
-    try:
-        _check_version(store, layout.CACHE, text)
-        return msgspec.json.decode(text, type=CacheDocument)
-    except (msgspec.MsgspecError, KeyError, TypeError, ValueError) as error:
-        raise IndexCorrupt(store.address, layout.CACHE, f"it cannot be read: {error}") from error
+    return decode_cache_document(text, store.address, layout.CACHE)
 
 
 def read_recipe_document(store: Store, layer: str) -> RecipeDocument | None:
     """The recipe of a layer, None where there is no such layer."""
     key = layout.recipe(layer)
     try:
-        text = store.read(key)
-    except KeyError:
+        text = read_document(store, key)
+    except Missing:
         return None
-    try:
-        _check_version(store, key, text)
-        return msgspec.json.decode(text, type=RecipeDocument)
-    except FormatTooNew:
-        raise
-    except (msgspec.MsgspecError, KeyError, TypeError, ValueError, ForebayError) as error:
-        raise IndexCorrupt(store.address, key, f"it cannot be read: {error}") from error
-
-
-def _check_version(store: Store, key: str, text: bytes) -> None:
-    version = msgspec.json.decode(text)["format_version"]
-    if version > FORMAT_VERSION:
-        raise FormatTooNew(f"{store.address}/{key}", version, FORMAT_VERSION)
+    return decode_recipe_document(text, layer, store.address, key)
 
 
 def layers_of(store: Store) -> list[str]:
     """Every layer that has a recipe."""
-    recipes = (entry.key for entry in store.keys(layout.LAYERS) if entry.key.endswith("/recipe.json"))
-    return [key.removeprefix(layout.LAYERS).removesuffix("/recipe.json") for key in recipes]
+    names = (layout.parse_recipe(entry.key) for entry in store.keys(layout.LAYERS))
+    return [name for name in names if name is not None]
 
 
 def generation_numbers(store: Store) -> list[int]:
-    numbers = (layout.parse_numbered(entry.key) for entry in store.keys(layout.GENERATIONS))
+    numbers = (layout.parse_generation(entry.key) for entry in store.keys(layout.GENERATIONS))
     return sorted(number for number in numbers if number is not None)
 
 
@@ -90,7 +74,7 @@ def load_generation(store: Store, number: int | None = None) -> Generation:
     key = layout.generation(number)
     try:
         view = store.map(key)
-    except KeyError as error:
+    except Missing as error:
         read_cache_document(store)
         raise NothingPublished(store.address, number) from error
     generation = decode_generation(view, store.address, key, hmac_key())
@@ -142,6 +126,7 @@ def publish(
         number = newest.number + 1 if newest else 0
         if store.create(layout.generation(number), draft.numbered(number).encode(hmac_key())):
             return load_generation(store, number)
+        wait_until_listed(store, layout.generation(number))
 
 
 def publish_over_damaged(store: Store, sound: Generation | None) -> Generation:
@@ -152,6 +137,7 @@ def publish_over_damaged(store: Store, sound: Generation | None) -> Generation:
         number = generation_numbers(store)[-1] + 1
         if store.create(layout.generation(number), draft.numbered(number).encode(hmac_key())):
             return load_generation(store, number)
+        wait_until_listed(store, layout.generation(number))
 
 
 def builder_versions(recipe_versions: Mapping[str, str]) -> dict[str, str]:
@@ -210,7 +196,7 @@ def sound_record(store: Store, layer: str, chunk: int, revision: int = 0) -> Chu
         return adopt_chunk(Pieces(store, key), key, layer, chunk, recipe.fingerprint, revision, declared)
     except FormatTooNew:
         raise  # not damage: a newer forebay made it
-    except (KeyError, Damaged):
+    except (Missing, Damaged):
         return None
 
 
@@ -226,6 +212,6 @@ def _constants(store: Store, names: list[str]) -> dict[str, str]:
     for name in names:
         try:
             found[name] = Pieces(store, layout.constants(name)).sha256.hex()
-        except KeyError:
+        except Missing:
             continue
     return found

@@ -12,7 +12,7 @@ from forebay.format.chunk import MAX_HEAD_BYTES, ChunkRecord
 from forebay.format.chunk_file import ChunkFile
 from forebay.format.codec import MAX_BLOCK_BYTES, BlockOverLimit, CodecError
 from forebay.format.generation import Generation
-from forebay.store.base import Store
+from forebay.store.base import Missing, Store
 from forebay.store.pieces import View
 
 
@@ -33,7 +33,7 @@ def open_chunk(
     key = layout.chunk(layer, record.chunk, record.revision)
     try:
         view = store.map(key)
-    except KeyError as error:
+    except Missing as error:
         raise ChunkMissing(store.address, layer, record.chunk) from error
     problem = head_problem(view, record)
     if problem is None and keyed and hashlib.sha256(view).digest() != record.sha256:

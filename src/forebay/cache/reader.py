@@ -39,7 +39,7 @@ from forebay.format.codec import MAX_BLOCK_BYTES
 from forebay.format.generation import Generation
 from forebay.format.sealed import unseal
 from forebay.recipe import RecipeDocument
-from forebay.store.base import Store
+from forebay.store.base import Missing, Store
 from forebay.store.opening import Root, open_store
 
 DEFAULT_MEMORY = 256 * 1024 * 1024
@@ -141,7 +141,7 @@ class Cache:
         key = layout.constants(layer)
         try:
             view = self.store.map(key)
-        except KeyError as error:
+        except Missing as error:
             raise IndexCorrupt(self.root, key, "it is gone") from error
         _, arrays = unseal(view, self.root, key, "constants")
         if hashlib.sha256(view).hexdigest() != self.generation.constants[layer]:

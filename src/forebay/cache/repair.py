@@ -26,7 +26,7 @@ from forebay.format.chunk import ChunkRecord
 from forebay.format.generation import Generation
 from forebay.recipe import AnyRecipe, Recipe, input_layers
 from forebay.source import Source
-from forebay.store.base import Buffer, Store
+from forebay.store.base import Buffer, Missing, Store
 
 
 @dataclass(slots=True)
@@ -176,7 +176,7 @@ def _published_bytes(means: Means, generation: Generation, key: str) -> list[Buf
 def _copied_index(copy: Store, generation: Generation, key: str) -> bytes:
     try:
         value = copy.read(key)
-    except KeyError as error:
+    except Missing as error:
         raise Damaged(f"'{key}' cannot be put back: the copy at '{copy.address}' has none") from error
     for number, digest in enumerate(generation.plan):
         if key == layout.plan_segment(number) and decode_segment(memoryview(value), copy.address, key)[1] == digest:
@@ -242,7 +242,7 @@ def _take_from_copy(means: Means, layer: str, record: ChunkRecord, mending: Mend
     key = _key(layer, record)
     try:
         view = means.copy.map(key)
-    except KeyError:
+    except Missing:
         return False
     if hashlib.sha256(view).digest() != record.sha256:
         return False

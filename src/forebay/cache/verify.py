@@ -26,7 +26,7 @@ from forebay.format.generation import Generation
 from forebay.format.sealed import is_whole
 from forebay.recipe import input_layers
 from forebay.source import Source
-from forebay.store.base import Store
+from forebay.store.base import Missing, Store, read_document
 from forebay.store.pieces import Pieces, View
 
 OnProgress = Callable[[Progress], None]
@@ -172,8 +172,10 @@ def check_chunk(store: Store, layer: str, record: ChunkRecord, full: bool) -> li
         if len(pieces) == record.size and pieces.sha256 == record.sha256:
             return _content_problem(pieces, key, layer, record) if full else []
         return _locate(pieces, key, layer, record)
-    except KeyError:
+    except Missing:
         return None
+    except Damaged as error:
+        return [Bad(key=key, problem=str(error), layer=layer, chunk=record.chunk)]
     except OSError as error:  # a bad sector, or a file that shrinks
         return [Bad(key=key, problem=f"it cannot be read: {error}", layer=layer, chunk=record.chunk)]
 
@@ -245,17 +247,21 @@ def _content_problem(view: View, key: str, layer: str, record: ChunkRecord) -> l
 
 def _text_problem(store: Store, key: str, text: str) -> Bad | None:
     try:
-        same = store.read(key) == text.encode()
-    except KeyError:
+        same = read_document(store, key) == text.encode()
+    except Missing:
         return Bad(key=key, problem="it is gone")
+    except Damaged as error:
+        return Bad(key=key, problem=str(error))
     return None if same else Bad(key=key, problem="it is not what the generation was published with")
 
 
 def _digest_problem(store: Store, key: str, digest: str) -> Bad | None:
     try:
         same = Pieces(store, key).sha256.hex() == digest
-    except KeyError:
+    except Missing:
         return Bad(key=key, problem="it is gone")
+    except Damaged as error:
+        return Bad(key=key, problem=str(error))
     return None if same else Bad(key=key, problem="its SHA-256 is not the published one")
 
 
@@ -263,7 +269,7 @@ def _segment_problem(store: Store, number: int, digest: str) -> Bad | None:
     key = layout.plan_segment(number)
     try:
         _, found = decode_segment(store.map(key), store.address, key)
-    except KeyError:
+    except Missing:
         return Bad(key=key, problem="it is gone")
     except Damaged as error:
         return Bad(key=key, problem=str(error))

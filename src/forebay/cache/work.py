@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 
@@ -30,7 +31,7 @@ from forebay.recipe import (
     inputs_in,
 )
 from forebay.source import Failure, Part, Sample, Source, SourceFile
-from forebay.store.base import Store
+from forebay.store.base import Missing, Store
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,8 +253,9 @@ class RepairJob:
         store, layer = self.chunks.store, self.chunks.layer
         while (record := write_chunk(store, layer, encoded, revision)) is None:
             key = layout.chunk(layer, encoded.meta.chunk, revision)
-            if hashlib.sha256(store.map(key)).digest() == encoded.sha256():
-                return encoded.record(encoded.sha256(), revision)
+            with suppress(Missing):  # removed meanwhile
+                if hashlib.sha256(store.map(key)).digest() == encoded.sha256():
+                    return encoded.record(encoded.sha256(), revision)
             revision += 1
         return record
 

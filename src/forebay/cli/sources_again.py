@@ -13,7 +13,7 @@ from forebay.cli.source_paths import HUB, is_on_hub
 from forebay.errors import NothingPublished
 from forebay.kinds import reopen_source
 from forebay.source import Source
-from forebay.sources.paths import common_root
+from forebay.sources.paths import named_below, refuse_url
 from forebay.store import open_store
 
 # What a data set on the hub is known by; a newer revision of it is the same data set.
@@ -34,10 +34,8 @@ def source_like_before(cache: str, paths: Sequence[str], download: Mapping[str, 
         )
     if any(map(is_on_hub, paths)) or download:
         raise click.UsageError(f"'{cache}' was built from files, and grows by files; the hub needs a cache of its own.")
-    names = [os.path.abspath(path) for path in paths]
-    root = common_root(names)
-    patterns = [os.path.relpath(name, root) for name in names]
-    return reopen_source({**described, "root": root, "patterns": patterns})
+    root, patterns = named_below(paths, None)
+    return reopen_source({**described, "root": root, "patterns": list(patterns)})
 
 
 def _described(cache: str) -> Mapping[str, Any]:
@@ -55,6 +53,7 @@ def _with_manifest(cache: str, described: Mapping[str, Any], paths: Sequence[str
         raise click.UsageError(
             f"'{cache}' was built from one manifest, and grows by its further lines: name that file."
         )
+    refuse_url(paths[0])
     return reopen_source({**described, "manifest": os.path.relpath(os.path.abspath(paths[0]), described["root"])})
 
 

@@ -6,29 +6,48 @@ the text of `cache.json` and of every recipe, and the digests of the plan. Openi
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
 
 from forebay.columns import Array
 from forebay.errors import IndexCorrupt, RecipeInvalid
+from forebay.format import layout
 from forebay.format.chunk import ChunkRecord
-from forebay.format.layout import FORMAT_VERSION
+from forebay.format.documents import (
+    CacheDocument,
+    LayerName,
+    check_no_cycle,
+    decode_cache_document,
+    decode_recipe_document,
+    one_line,
+)
+from forebay.format.layout import FORMAT_VERSION, MAX_NUMBER, MAX_REVISION
 from forebay.format.sealed import seal, unseal
 from forebay.recipe import RecipeDocument
 from forebay.store.base import Buffer
 
 _NUMBERS = ("chunk", "revision", "rows", "samples", "failures", "size", "head_size")
 _DIGESTS = {"head": 16, "sha256": 32, "content": 16, "ids": 16, "base": 16}
+_MOST = 1 << 62  # of rows or bytes, also in sum
+_LIMITS = {"chunk": MAX_NUMBER, "revision": MAX_REVISION}
+_STATISTICS = (np.dtype("<i8"), np.dtype("<f8"))
+
+_Number = Annotated[int, msgspec.Meta(ge=0, lt=MAX_NUMBER)]
+_Sha256 = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{64}\Z")]
 
 
-class CacheDocument(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`cache.json`: written once, when a cache begins."""
+class _Metadata(msgspec.Struct, frozen=True):
+    """What the header of a generation says; fields that a later forebay adds are passed over."""
 
-    format_version: int = FORMAT_VERSION
-    cache_id: str
-    base: str
+    number: _Number
+    cache: str
+    recipes: dict[LayerName, str]
+    constants: dict[LayerName, _Sha256]
+    plan: tuple[_Sha256, ...]
+    versions: tuple[dict[str, str], ...]
+    layers: Annotated[tuple[LayerName, ...], msgspec.Meta(max_length=1000)]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -112,14 +131,14 @@ class Generation:
 
     @property
     def document(self) -> CacheDocument:
-        return msgspec.json.decode(self.cache, type=CacheDocument)
+        return decode_cache_document(self.cache, f"generation {self.number}", layout.CACHE)
 
     @property
     def base(self) -> str:
         return self.document.base
 
     def recipe(self, layer: str) -> RecipeDocument:
-        return msgspec.json.decode(self.recipes[layer], type=RecipeDocument)
+        return decode_recipe_document(self.recipes[layer], layer, f"generation {self.number}", layout.recipe(layer))
 
     def table(self, layer: str) -> ChunkTable:
         return self.layers.get(layer) or ChunkTable.of([])
@@ -161,37 +180,72 @@ class Generation:
 
 
 def decode_generation(view: memoryview, root: str, where: str, key: bytes | None) -> Generation:
+    """A generation whose names, numbers and texts are all what one of ours can hold, whoever wrote it."""
     metadata, tensors = unseal(view, root, where, "generation", key)
     try:
-        return Generation(
-            number=metadata["number"],
-            cache=metadata["cache"],
-            recipes=metadata["recipes"],
-            constants=metadata["constants"],
-            plan=tuple(metadata["plan"]),
-            versions=tuple(metadata["versions"]),
-            layers={layer: _table(layer, tensors) for layer in metadata["layers"]},
+        facts = msgspec.convert(metadata, _Metadata)
+        generation = Generation(
+            number=facts.number,
+            cache=facts.cache,
+            recipes=facts.recipes,
+            constants=facts.constants,
+            plan=facts.plan,
+            versions=facts.versions,
+            layers={layer: _table(layer, tensors) for layer in facts.layers},
             tagged=key is not None,
         )
-    except KeyError as error:
-        raise IndexCorrupt(root, where, f"it has no {error}") from error
-    except (TypeError, ValueError) as error:
-        raise IndexCorrupt(root, where, f"it cannot be understood: {error}") from error
+        _check_texts(generation)
+    except (msgspec.ValidationError, ValueError) as error:
+        raise IndexCorrupt(root, where, f"it cannot be understood: {one_line(error)}") from error
+    return generation
+
+
+def _check_texts(generation: Generation) -> None:
+    try:
+        recipes = {layer: generation.recipe(layer) for layer in generation.recipes}
+        base = generation.base
+    except IndexCorrupt as error:
+        raise ValueError(f"of '{error.key}' as it was published, {error.problem}") from error
+    unknown = {base, *generation.layers, *generation.constants} - recipes.keys()
+    if unknown:
+        raise ValueError(f"it has no recipe of layer '{sorted(unknown)[0]}'")
+    check_no_cycle(recipes)
 
 
 def _table(layer: str, tensors: Mapping[str, Array]) -> ChunkTable:
-    prefix = f"{layer}.statistics."
-    chunks = tensors[f"{layer}.chunk"]
-    count = len(chunks)
-    if any(len(values) != count for name, values in tensors.items() if name.startswith(f"{layer}.")):
-        raise ValueError(f"the facts of layer '{layer}' are of different lengths")
+    prefix = f"{layer}."
+    facts = {name.removeprefix(prefix): values for name, values in tensors.items() if name.startswith(prefix)}
+    for name in (*_NUMBERS, *_DIGESTS):
+        if name not in facts:
+            raise ValueError(f"layer '{layer}' has no '{name}'")
+    count = facts["chunk"].size
+    for name, values in facts.items():
+        if not _is_sound(name, values, count):
+            raise ValueError(f"'{name}' of layer '{layer}' has a type, a shape or values that it cannot have")
+    chunks = facts["chunk"]
     if (chunks[1:] <= chunks[:-1]).any():
         raise ValueError(f"the chunks of layer '{layer}' are out of order")
+    if (facts["head_size"] > facts["size"]).any():
+        raise ValueError(f"a chunk of layer '{layer}' has a head that is larger than the chunk")
     return ChunkTable(
-        {name: tensors[f"{layer}.{name}"] for name in _NUMBERS},
-        {name: tensors[f"{layer}.{name}"] for name in _DIGESTS},
-        {name.removeprefix(prefix): values for name, values in tensors.items() if name.startswith(prefix)},
+        {name: facts[name] for name in _NUMBERS},
+        {name: facts[name] for name in _DIGESTS},
+        {name.removeprefix("statistics."): facts[name] for name in facts if name.startswith("statistics.")},
     )
+
+
+def _is_sound(name: str, values: Array, count: int) -> bool:
+    """Whether a fact of `count` chunks has the type, the shape and the values that it may have."""
+    if name in _NUMBERS:
+        if values.dtype != np.dtype("<i8") or values.shape != (count,):
+            return False
+        in_range = not count or (int(values.min()) >= 0 and int(values.max()) < _LIMITS.get(name, _MOST))
+        return in_range and float(values.sum(dtype=np.float64)) < (_MOST if name not in _LIMITS else np.inf)
+    if name in _DIGESTS:
+        return values.dtype == np.uint8 and values.shape == (count, _DIGESTS[name])
+    if name.startswith("statistics."):
+        return values.dtype in _STATISTICS and values.ndim in (1, 2) and len(values) == count
+    return values.ndim > 0 and len(values) == count
 
 
 def _statistic(name: str, values: list[int | float | list[int] | None]) -> Array:

@@ -22,14 +22,25 @@ IDENTITIES = "identities/"
 LAYERS = "layers/"
 CLAIMS = "claims/"
 
-_NUMBERED = re.compile(r"(\d{6,})\.safetensors")
-_CHUNK = re.compile(r"(\d{6,})(?:\.r([1-9]\d*))?\.safetensors")
-_CLAIM = re.compile(r"(\d{6,})\.([1-9]\d*)\.json")
-_IDENTITIES = re.compile(r"(\d{6,})\.[0-9a-f]{16}\.safetensors")
-_LAYER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*")
+MAX_NUMBER = 10**15  # of a chunk, a segment or a generation; an array of int64 holds it, and a sum of many
+
+MAX_REVISION = 10**9
+
+# Six digits or more, the shortest way to write a number: one file has one name. Digits are ASCII: `\d` is more.
+_NUMBER = r"([0-9]{6}|[1-9][0-9]{6,14})"
+_NAME = r"[A-Za-z0-9_][A-Za-z0-9_-]{0,127}"
+_GENERATION = re.compile(rf"generations/{_NUMBER}\.safetensors")
+_SEGMENT = re.compile(rf"plan/{_NUMBER}\.safetensors")
+_CHUNK = re.compile(rf"layers/{_NAME}/{_NUMBER}(?:\.r([1-9][0-9]{{0,8}}))?\.safetensors")
+_CLAIM = re.compile(rf"claims/{_NAME}/{_NUMBER}\.([1-9][0-9]{{0,8}})\.json")
+_IDENTITIES = re.compile(rf"identities/{_NUMBER}\.[0-9a-f]{{16}}\.safetensors")
+_RECIPE = re.compile(rf"layers/({_NAME})/recipe\.json")
+_LAYER = re.compile(_NAME)
+LAYER_PATTERN = rf"\A{_NAME}\Z"
 
 
 def is_layer_name(name: str) -> bool:
+    """Whether a layer may have this name: up to 128 letters, digits, - and _, and no - in front."""
     return _LAYER.fullmatch(name) is not None
 
 
@@ -71,42 +82,53 @@ def claim(layer: str, index: int, attempt: int) -> str:
     return f"{CLAIMS}{layer}/{index:06d}.{attempt}.json"
 
 
-def parse_numbered(key: str) -> int | None:
-    """The number of a generation or a plan segment, None for a key that is neither."""
-    found = _NUMBERED.fullmatch(key.rpartition("/")[2])
-    return int(found[1]) if found else None
+def parse_generation(key: str) -> int | None:
+    """The number of a generation's key, None for another key. A key is parsed whole, here and below."""
+    return _number(_GENERATION, key)
+
+
+def parse_segment(key: str) -> int | None:
+    """The number of a plan segment's key, None for another key."""
+    return _number(_SEGMENT, key)
 
 
 def parse_identities(key: str) -> int | None:
     """The segment that a file of identities was written for, None for another key."""
-    found = _IDENTITIES.fullmatch(key.rpartition("/")[2])
-    return int(found[1]) if found else None
+    return _number(_IDENTITIES, key)
+
+
+def parse_recipe(key: str) -> str | None:
+    """The layer of a recipe's key, None for another key."""
+    found = _RECIPE.fullmatch(key)
+    return found[1] if found else None
 
 
 def parse_chunk(key: str) -> tuple[int, int] | None:
     """(chunk, revision) of a chunk's key, None for another key."""
-    found = _CHUNK.fullmatch(key.rpartition("/")[2])
+    found = _CHUNK.fullmatch(key)
     return (int(found[1]), int(found[2] or 0)) if found else None
 
 
 def parse_claim(key: str) -> tuple[int, int] | None:
     """(chunk, attempt) of a claim's key, None for another key."""
-    found = _CLAIM.fullmatch(key.rpartition("/")[2])
+    found = _CLAIM.fullmatch(key)
     return (int(found[1]), int(found[2])) if found else None
 
 
 def is_known(key: str, layers: set[str]) -> bool:
     """Whether a key is one that this module makes, for layers that there are."""
-    folder, _, name = key.rpartition("/")
-    if not folder:
-        return key == CACHE
-    if f"{folder}/" in (GENERATIONS, PLAN):
-        return parse_numbered(key) is not None
-    if f"{folder}/" == IDENTITIES:
-        return parse_identities(key) is not None
-    top, _, layer = folder.partition("/")
+    top, _, rest = key.partition("/")
+    layer, _, name = rest.partition("/")
+    if not name:
+        numbers = (parse_generation(key), parse_segment(key), parse_identities(key))
+        return key == CACHE or any(number is not None for number in numbers)
     if layer not in layers:
         return False
     if f"{top}/" == CLAIMS:
         return parse_claim(key) is not None
-    return f"{top}/" == LAYERS and (name in ("recipe.json", "constants.safetensors") or parse_chunk(key) is not None)
+    return key in (recipe(layer), constants(layer)) or parse_chunk(key) is not None
+
+
+def _number(pattern: re.Pattern[str], key: str) -> int | None:
+    found = pattern.fullmatch(key)
+    return int(found[1]) if found else None

@@ -16,6 +16,8 @@ from forebay.format.key import VARIABLE, same_tag, tag
 from forebay.format.tensors import Header, as_bytes, encode_header, parse_header, tag_of
 from forebay.store.base import Buffer
 
+MAX_INDEX_BYTES = 8 << 30  # a hundred million source files; a file with holes can claim any size
+
 
 def seal(metadata: dict[str, Any], tensors: Mapping[str, Array], key: bytes | None = None) -> list[Buffer]:
     """The bytes of an index file, as buffers."""
@@ -59,6 +61,8 @@ def is_whole(view: memoryview) -> bool:
 
 
 def _checked_header(view: memoryview, root: str, where: str) -> Header:
+    if len(view) > MAX_INDEX_BYTES:
+        raise IndexCorrupt(root, where, f"it has {len(view):,} bytes; an index file has at most {MAX_INDEX_BYTES:,}")
     try:
         header = parse_header(view, where)
     except FormatTooNew:

@@ -25,10 +25,14 @@ from forebay.columns import DTYPES, Array
 from forebay.errors import FormatTooNew, NotForebay, RecipeInvalid
 from forebay.format.layout import FORMAT_VERSION
 from forebay.recipe import canonical_json
+from forebay.source import TOO_DEEP, is_shallow
 from forebay.store.pieces import View
 
 ALIGNMENT = 4096
-MAX_HEADER_BYTES = 100_000_000  # what the safetensors package accepts
+MAX_HEADER_BYTES = 32 << 20  # JSON of this size is at most some hundred megabytes of objects
+MAX_TENSORS = 20_000
+MAX_DIMENSIONS = 32  # what every numpy takes
+_MOST_BYTES = 1 << 62
 
 _BY_TAG = {tag: dtype for tag, dtype in DTYPES.values()}
 _TAGS = {dtype: tag for tag, dtype in DTYPES.values()}
@@ -108,6 +112,11 @@ def encode_header(
         position += size
     text = json.dumps(entries, separators=(",", ":")).encode()
     padded = -(-(8 + len(text)) // alignment) * alignment - 8
+    if padded > MAX_HEADER_BYTES or len(entries) > MAX_TENSORS:
+        raise RecipeInvalid(
+            f"a header of {padded:,} bytes and {len(entries):,} tensors is too large: at most {MAX_HEADER_BYTES:,} and "
+            f"{MAX_TENSORS:,} are read back; name folders or globs instead of single files, or make fewer columns"
+        )
     return padded.to_bytes(8, "little") + text.ljust(padded)
 
 
@@ -146,13 +155,19 @@ def _header_text(view: View, where: str, max_bytes: int) -> tuple[bytes, int]:
 
 def _header_entries(text: bytes, where: str) -> tuple[dict[str, Any], dict[str, Any]]:
     try:
-        entries = msgspec.json.decode(text)
+        entries = msgspec.json.decode(text, type=dict[str, Any])
         metadata = _decoded(entries.pop("__metadata__")["forebay"])
         version = metadata["format_version"]
     except (msgspec.DecodeError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise NotForebay(where, f"its header cannot be read ({type(error).__name__})") from error
-    if not isinstance(version, int) or version > FORMAT_VERSION:
+    if type(version) is not int or version < 1 or not isinstance(metadata, dict):
+        raise NotForebay(where, "its header names no format version")
+    if version > FORMAT_VERSION:
         raise FormatTooNew(where, version, FORMAT_VERSION)
+    if not is_shallow(metadata):
+        raise NotForebay(where, f"in its header, {TOO_DEEP}")
+    if len(entries) > MAX_TENSORS:
+        raise NotForebay(where, f"its header describes {len(entries):,} tensors; at most {MAX_TENSORS:,} are read")
     return metadata, entries
 
 
@@ -167,10 +182,11 @@ def _decoded(text: str) -> Any:
 def _tensor(name: str, entry: Any, data_start: int, position: int, where: str) -> Tensor:
     try:
         tag, shape, (start, stop) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
-        expected = prod(shape) * _BY_TAG[tag].itemsize
-        sound = all(type(side) is int and side >= 0 for side in shape) and data_start + start == position
-        sound = sound and stop - start == expected
-    except (ValueError, KeyError, TypeError) as error:
+        sound = len(shape) <= MAX_DIMENSIONS and all(type(side) is int and side >= 0 for side in shape)
+        sound = sound and prod(side or 1 for side in shape) * _BY_TAG[tag].itemsize < _MOST_BYTES
+        expected = prod(shape) * _BY_TAG[tag].itemsize if sound else 0
+        sound = sound and data_start + start == position and stop - start == expected
+    except (ValueError, KeyError, TypeError, OverflowError) as error:
         raise NotForebay(where, f"tensor '{name}' is described wrongly ({type(error).__name__})") from error
     if not sound:
         raise NotForebay(where, f"tensor '{name}' is described wrongly")

@@ -14,7 +14,7 @@ from forebay.source import Annotated, Failure, Part, Sample, SourceFile, Unit
 from forebay.sources.image_files import image_digest, read_image
 from forebay.sources.image_lines import ImageLines, Line, manifest_file, open_lines
 from forebay.sources.image_listing import TROUBLES, state_of
-from forebay.sources.paths import full_path
+from forebay.sources.paths import full_path, refuse_url
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +137,8 @@ def image_manifest(
     >>> image_manifest("/data/train.jsonl", image="file_name").root
     '/data'
     """
+    for name in (path, *(() if root is None else (root,))):
+        refuse_url(name)
     manifest = os.path.abspath(path)
     below = os.path.abspath(root) if root is not None else os.path.dirname(manifest)
     return ImageManifestSource(below, os.path.relpath(manifest, below), image)

@@ -9,7 +9,7 @@ import os
 import stat
 from collections.abc import Iterable, Sequence
 
-from forebay.errors import SourceNotFound, SourceUnreadable
+from forebay.errors import SourceNotFound, SourceUnreadable, is_url
 from forebay.source import SourceFile
 
 STREAM_SUFFIXES = (".gz", ".zst")
@@ -32,9 +32,18 @@ def named_below(paths: Sequence[str | os.PathLike[str]], root: str | None) -> tu
     >>> named_below(["/data/text/*.jsonl", "/data/more"], root="/data")
     ('/data', ('text/*.jsonl', 'more'))
     """
+    for path in (*paths, *([root] if root else [])):
+        refuse_url(path)
     names = [os.path.abspath(path) for path in paths]
     shared = os.path.abspath(root) if root else common_root(names)
     return shared, tuple(os.path.relpath(name, shared) for name in names)
+
+
+def refuse_url(path: str | os.PathLike[str]) -> None:
+    """A URL is not the name of a local file, though a system would take it for one."""
+    if is_url(os.fspath(path)):
+        problem = "it is a URL, and sources are local files, or data sets on the Hugging Face hub (hub:org/name)"
+        raise SourceNotFound(os.fspath(path), problem)
 
 
 def renamed(root: str, patterns: Sequence[str], new_root: str) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from typing import IO, Any
 import msgspec
 import zstandard
 
-from forebay.errors import SourceInvalid
+from forebay.errors import SourceInvalid, is_url
 from forebay.sources.jsonl import JsonlSource, jsonl
 
 _SUFFIXES = (".jsonl", ".jsonl.zst")
@@ -27,6 +27,8 @@ def documents(
     The same documents again leave the file as it is, and the caches made from it valid; more documents behind the same
     ones can be grown into a cache if the file is a `.jsonl`.
     """
+    if is_url(os.fspath(spool)):
+        raise SourceInvalid(f"documents are spooled to a file, not to the URL '{os.fspath(spool)}'; pass a path")
     path = os.path.abspath(spool)
     if not path.endswith(_SUFFIXES):
         raise SourceInvalid(f"documents are spooled to a {' or '.join(_SUFFIXES)} file, not to '{spool}'")

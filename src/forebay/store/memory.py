@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Iterator, Sequence
 
-from forebay.store.base import Buffer, Entry
+from forebay.store.base import Buffer, Entry, Missing, check_key
 
 
 class MemoryStore:
@@ -15,12 +15,13 @@ class MemoryStore:
         self._lock = threading.Lock()
 
     def map(self, key: str) -> memoryview:
-        return memoryview(self._values[key])
+        return memoryview(self._value(key))
 
     def read(self, key: str, start: int = 0, stop: int | None = None) -> bytes:
-        return self._values[key][start:stop]
+        return self._value(key)[start:stop]
 
     def create(self, key: str, data: Sequence[Buffer]) -> bool:
+        check_key(self.address, key)
         value = b"".join(data)
         with self._lock:
             if key in self._values:
@@ -29,6 +30,7 @@ class MemoryStore:
             return True
 
     def replace(self, key: str, data: Sequence[Buffer]) -> None:
+        check_key(self.address, key)
         value = b"".join(data)
         with self._lock:
             self._values[key] = value
@@ -40,6 +42,7 @@ class MemoryStore:
         yield from entries
 
     def delete(self, key: str) -> None:
+        check_key(self.address, key)
         with self._lock:
             self._values.pop(key, None)
 
@@ -48,6 +51,13 @@ class MemoryStore:
 
     def free_bytes(self) -> int | None:
         return None
+
+    def _value(self, key: str) -> bytes:
+        check_key(self.address, key)
+        try:
+            return self._values[key]
+        except KeyError as error:
+            raise Missing(key) from error
 
     def __reduce__(self) -> tuple[object, ...]:
         raise TypeError("a MemoryStore lives in one process and cannot be sent to another; use a folder, or workers=0")

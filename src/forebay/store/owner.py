@@ -6,12 +6,15 @@ nor a restarted machine nor another container is taken for the process that is g
 
 import hashlib
 import os
+import re
 import socket
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 import psutil
+
+OWNER = re.compile(r"([^-/]{1,64})-([1-9][0-9]{0,9})-(0|[1-9][0-9]{0,18})")
 
 _GONE = frozenset("ZXx")
 
@@ -27,9 +30,8 @@ class Owner:
 
     @classmethod
     def parse(cls, text: str) -> "Owner | None":
-        host, _, rest = text.partition("-")
-        pid, _, started = rest.partition("-")
-        return cls(host, int(pid), int(started)) if pid.isdigit() and started.isdigit() else None
+        found = OWNER.fullmatch(text)
+        return cls(found[1], int(found[2]), int(found[3])) if found else None
 
     def is_dead(self) -> bool:
         """True only where this host can tell: the process is not there, or is another with the same pid."""

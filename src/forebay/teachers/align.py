@@ -20,7 +20,6 @@ from forebay.errors import (
     HubUnreachable,
     LibraryMissing,
     RecipeInvalid,
-    TeacherFailed,
     TeacherOutputInvalid,
     TeacherRaised,
     TeacherUnusable,
@@ -28,7 +27,7 @@ from forebay.errors import (
 )
 from forebay.recipe import RecipeDocument, differing_fields, fingerprint, inputs_in
 from forebay.teachers.recipe import T_BUCKETS, TeacherRecipe
-from forebay.teachers.samples import Prompts, prompt_hash
+from forebay.teachers.samples import NOT_FINITE, Prompts, prompt_hash
 from forebay.teachers.sharing import PROMPT
 from forebay.teachers.timesteps import BUCKETS
 
@@ -186,7 +185,7 @@ def _recomputed(cache: Cache, kept: RecipeDocument, most: int) -> _Again:
         return _asked_again(cache, kept, recipe, most)
     except (TeacherUnusable, UnknownKind, HubNotFound, HubUnreachable, LibraryMissing) as absent:
         return _Again(notes=(f"no row was computed again: {absent}",))
-    except (RecipeInvalid, TeacherFailed, TeacherRaised, TeacherOutputInvalid, HookSilent) as other:
+    except (RecipeInvalid, TeacherRaised, TeacherOutputInvalid, HookSilent) as other:
         return _Again(problems=(str(other),))
 
 
@@ -196,8 +195,13 @@ def _asked_again(cache: Cache, kept: RecipeDocument, recipe: TeacherRecipe, most
     try:
         for rows in _some_rows(cache, most):
             count += len(rows)
-            made, stored = recipe.make(cache.read(rows, recipe.reads)).columns, cache.read(rows, _names(kept))
-            found = (_difference(column.name, made, stored, column.dtype) for column in kept.columns)
+            again, stored = recipe.make(cache.read(rows, recipe.reads)), cache.read(rows, _names(kept))
+            before = np.asarray(cache.read(rows, [presence_name(kept.layer)])[presence_name(kept.layer)])
+            lost = [failure for failure in again.failures if failure.reason == NOT_FINITE]
+            if lost and np.count_nonzero(np.asarray(again.present)) < np.count_nonzero(before):
+                problems[f"computed again, sample '{lost[0].sample}' gives {lost[0].detail}"] = None
+                continue
+            found = (_difference(column.name, again.columns, stored, column.dtype) for column in kept.columns)
             problems |= dict.fromkeys(problem for problem in found if problem)
     finally:
         recipe.let_go()

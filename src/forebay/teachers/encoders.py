@@ -12,8 +12,9 @@ from forebay.teachers.weights import config_of, hashes, setting, tokenizer_of
 class Latents(Teacher, frozen=True, kw_only=True, tag="latents"):
     """The latents of letterboxed images: a VAE's mean, or a sample of it that the seed and the sample's id decide.
 
-    `size`, `pad_color` and `storage` are those of the images. Latents are scaled as the VAE's configuration says. How
-    much of each cell is content follows from the stored rectangle: `fb.teachers.weights_of_latents`.
+    `size`, `pad_color` and `storage` are those of the images. Latents are scaled as the VAE's pipelines do, by the
+    configuration's scaling_factor, shift_factor, latents_mean and latents_std. How much of each cell is content follows
+    from the stored rectangle: `fb.teachers.weights_of_latents`.
     """
 
     located: ClassVar[tuple[str, ...]] = ("vae",)
@@ -36,7 +37,9 @@ class Latents(Teacher, frozen=True, kw_only=True, tag="latents"):
         return (Output(self.name, (int(setting(self.vae, "latent_channels")), side, side)),)
 
     def files(self) -> Mapping[str, str]:
-        return hashes("vae", self.vae)
+        # Up to revision 1 these were left out: latents of such a VAE are another layer now.
+        normalized = {"latents_normalized": "per channel"} if config_of(self.vae).get("latents_mean") else {}
+        return {**hashes("vae", self.vae), **normalized}
 
     def versions(self) -> Mapping[str, str]:
         return library_versions("torch", "diffusers")

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forebay.columns import DTYPES, Array, Dtype
-from forebay.errors import ForebayError, TeacherFailed, TeacherOutputInvalid, TeacherRaised
+from forebay.errors import ForebayError, TeacherOutputInvalid, TeacherRaised
 from forebay.teachers.protocol import Batch, Output
 from forebay.teachers.samples import Samples
 from forebay.teachers.slot import Seated
@@ -34,27 +34,31 @@ class Asking:
     together: bool  # all timesteps in one batch
     seed: int
 
-    def ask(self, seated: Seated, samples: Samples, rows: Sequence[int]) -> dict[str, Array]:
-        """The results for some rows, in order: `(rows, [buckets,] *shape)` per output."""
+    def ask(self, seated: Seated, samples: Samples, rows: Sequence[int]) -> tuple[dict[str, Array], dict[int, str]]:
+        """The results for some rows, in order: `(rows, [buckets,] *shape)` per output.
+
+        And where among them a number is NaN or infinite as it would be stored: position -> in which output and when.
+        """
         steps = (len(self.buckets),) if self.buckets else ()
         found: dict[str, Array] = {
             name: np.empty((len(rows), *steps, *output.shape), DTYPES[dtype][1])
             for name, (output, dtype) in self.outputs.items()
         }
+        bad: dict[int, str] = {}
         for at in range(0, len(rows), self.batch_size):
             some = slice(at, at + self.batch_size)
-            for name, values in self._ask_batch(seated, samples, rows[some]).items():
-                found[name][some] = values
-        return found
+            batch = self._ask_batch(seated, samples, rows[some])
+            bad |= {at + place: detail for place, detail in self._not_finite(batch).items()}
+            for name, values in batch.items():
+                found[name][some] = values if self.buckets else values[:, 0]
+        return found, bad
 
     def _ask_batch(self, seated: Seated, samples: Samples, rows: Sequence[int]) -> dict[str, Array]:
         filled = [*rows, *[rows[-1]] * (self.batch_size - len(rows))]
         every = np.arange(len(self.buckets)) if self.buckets else NO_BUCKETS
         turns = [every] if self.together else [every[turn : turn + 1] for turn in range(len(every))]
         made = [self._forward(seated, samples, filled, turn) for turn in turns]
-        found = {name: np.concatenate([one[name] for one in made], axis=1)[: len(rows)] for name in self.outputs}
-        self._check_finite(found, seated, [samples.ids[row] for row in rows])
-        return found if self.buckets else {name: values[:, 0] for name, values in found.items()}
+        return {name: np.concatenate([one[name] for one in made], axis=1)[: len(rows)] for name in self.outputs}
 
     def _forward(
         self, seated: Seated, samples: Samples, rows: Sequence[int], buckets: NDArray[np.int64]
@@ -68,7 +72,7 @@ class Asking:
             if values is None or values.shape != expected:
                 shape = None if values is None else values.shape
                 raise TeacherOutputInvalid(seated.name, name, batch.ids[0], batch.first_moment, shape, expected)
-            with np.errstate(over="ignore"):  # what a type cannot hold is told below, with sample and bucket
+            with np.errstate(over="ignore"):  # `_not_finite` finds what the type cannot hold
                 found[name] = values.astype(DTYPES[dtype][1]).reshape(len(rows), len(buckets), *output.shape)
         return found
 
@@ -84,14 +88,17 @@ class Asking:
             seed=self.seed,
         )
 
-    def _check_finite(self, found: Mapping[str, Array], seated: Seated, ids: Sequence[str]) -> None:
+    def _not_finite(self, found: Mapping[str, Array]) -> dict[int, str]:
+        """Which samples of a batch have a number that is not finite: the first output and bucket of each."""
+        bad: dict[int, str] = {}
         for name, values in found.items():
             if values.dtype.kind in "biu":
                 continue
             good = np.isfinite(values.astype(np.float32)).reshape(*values.shape[:2], -1).all(axis=-1)
             for sample, bucket in np.argwhere(~good).tolist():
-                moment = self.buckets[bucket] if self.buckets else None
-                raise TeacherFailed(seated.name, name, ids[sample], bucket, moment, str(values.dtype))
+                when = f" at t = {self.buckets[bucket]:g}" if self.buckets else ""
+                bad.setdefault(sample, f"NaN or infinity in '{name}'{when}, as {values.dtype}")
+        return bad
 
 
 def _answer(seated: Seated, batch: Batch) -> Mapping[str, Array]:

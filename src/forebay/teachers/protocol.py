@@ -88,6 +88,7 @@ class Teacher(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     timed: ClassVar[bool] = False
     prompted: ClassVar[bool] = False  # whether batches bring prompts
     of: ClassVar[Literal["sample", "prompt", "nothing"]] = "sample"
+    revision: ClassVar[int] = 1  # raise it when code changes what is stored: layers of another one are not reused
     located: ClassVar[tuple[str, ...]] = ()
     reads: ClassVar[tuple[str, ...]] = ()
 

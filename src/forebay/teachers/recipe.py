@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 
 from forebay.columns import Array, Column, Columns, Dtype, Ragged
-from forebay.errors import RecipeInvalid
+from forebay.errors import RecipeInvalid, TeacherUnusable
 from forebay.recipe import Rows
 from forebay.teachers.fitting import fit_batch
 from forebay.teachers.forward import Asking
@@ -121,7 +121,8 @@ class TeacherRecipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         return {**grid, **self.model.constants(self.buckets)}
 
     def dependencies(self) -> Mapping[str, str]:
-        return self.model.files()
+        revision = self.model.revision
+        return {**self.model.files(), **({"teacher_revision": str(revision)} if revision != 1 else {})}
 
     def versions(self) -> Mapping[str, str]:
         """The libraries and, where torch is one of them, the device: bits are promised for one device."""
@@ -141,7 +142,10 @@ class TeacherRecipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         if samples is None or not samples.present.any():
             return self, () if samples is None else _silence(samples)
         self._seat()  # what loading takes is the same for any batch
-        size = fit_batch(self.batch_size, self.memory_limit, lambda size: self._try_batch(samples, size))
+        bad: list[int] = []  # by trial, how many of its results are not finite
+        size = fit_batch(self.batch_size, self.memory_limit, lambda size: bad.append(self._try_batch(samples, size)))
+        if bad[-1]:
+            self._check_finite(samples, size)
         if size == self.batch_size:
             return self, ()
         note = f"batch_size is {size}, not {self.batch_size}: memory does not hold more; the recipe keeps that"
@@ -155,11 +159,16 @@ class TeacherRecipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         seated = self._seat() if asked and self.model.of != "nothing" else None
         if self.model.of == "prompt":
             name = self.model.layer_name()
-            columns = shared_rows(self._asking(), seated, samples, name)
+            columns, samples = shared_rows(self._asking(), seated, samples, name)
             counts: dict[str, int | float | list[int]] = {"prompts": len(asked), "distinct_prompts": len(distinct)}
             return Rows(columns, samples.failures, counts, samples.present)
-        made = self._asking().ask(seated, samples, asked) if seated else {}
-        return Rows(self._spread(made, asked, len(samples)), samples.failures, {}, samples.present)
+        if seated is None:
+            return Rows(self._spread({}, [], len(samples)), samples.failures, {}, samples.present)
+        made, bad = self._asking().ask(seated, samples, asked)
+        samples = samples.without({asked[at]: detail for at, detail in bad.items()})
+        good = [at for at in range(len(asked)) if at not in bad]
+        kept = {name: values[good] for name, values in made.items()} if bad else made
+        return Rows(self._spread(kept, [asked[at] for at in good], len(samples)), samples.failures, {}, samples.present)
 
     def let_go(self) -> tuple[str, ...]:
         return unload()
@@ -185,13 +194,24 @@ class TeacherRecipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             columns[column.name] = values
         return columns
 
-    def _try_batch(self, samples: Samples, size: int) -> None:
-        """One forward of so many samples; where buckets go one by one, at the first."""
+    def _try_batch(self, samples: Samples, size: int) -> int:
+        """One forward of `size` samples, at the first bucket or at all of them; how many results are not finite."""
         row = int(np.flatnonzero(samples.present)[0])
         asking = self._asking(size)
         if not self.batch_timesteps:
             asking = replace(asking, buckets=self.buckets[:1])
-        asking.ask(self._seat(), samples, [row] * size)
+        return len(asking.ask(self._seat(), samples, [row] * size)[1])
+
+    def _check_finite(self, samples: Samples, size: int) -> None:
+        """Refuse a model that gives no finite number for any of the first samples, before the layer is begun."""
+        rows = np.flatnonzero(samples.present).tolist()
+        _, bad = self._asking(size).ask(self._seat(), samples, rows)
+        if len(bad) == len(rows) > 1:
+            raise TeacherUnusable(
+                self.default_layer,
+                f"it gives {bad[0]}, for every one of the first {len(rows)} samples; check its weights, or compute and "
+                f"store in a wider type (dtype is {self.dtype}, stored is {self.stored})",
+            )
 
     def _seat(self) -> Seated:
         return seat(self.model, self.device, self.dtype, self.memo_bytes)

@@ -1,8 +1,8 @@
 """The samples of a chunk as a teacher meets them: ids, prompts, inputs, and which of them cannot be asked."""
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import xxhash
@@ -14,6 +14,7 @@ from forebay.source import Failure
 from forebay.teachers.noise import sample_keys
 
 HOLDER = "_row"  # after the name of a column that is stored once for equal inputs: the row that holds it
+NOT_FINITE = "not-finite"  # the reason of a row whose numbers are NaN or infinite
 _PRESENT = ".present"
 
 
@@ -47,11 +48,20 @@ class Samples:
     keys: NDArray[np.uint64]
     columns: Columns
     prompts: tuple[str, ...]
-    present: NDArray[np.bool_]  # False where an input is absent, or there is no prompt
+    present: NDArray[np.bool_]  # False where an input is absent, there is no prompt, or a result is not finite
     failures: tuple[Failure, ...]
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    def without(self, bad: Mapping[int, str]) -> "Samples":
+        """The same rows, of which some are absent because a teacher's numbers for them are not finite."""
+        if not bad:
+            return self
+        present = self.present.copy()
+        present[list(bad)] = False
+        failed = tuple(Failure(self.ids[row], NOT_FINITE, detail) for row, detail in sorted(bad.items()))
+        return replace(self, present=present, failures=(*self.failures, *failed))
 
     def take(self, column: str, rows: Sequence[int]) -> Array | Ragged:
         """A column at some rows; one that is stored once for equal inputs, as if every row had its own."""

@@ -29,12 +29,21 @@ def shared_columns(outputs: Mapping[str, tuple[Output, Dtype]], name: str) -> tu
     return tuple(found)
 
 
-def shared_rows(asking: Asking, seated: Seated | None, samples: Samples, name: str) -> dict[str, Array | Ragged]:
-    """The columns of a chunk; `seated` is None where there is nobody to ask about."""
+def shared_rows(
+    asking: Asking, seated: Seated | None, samples: Samples, name: str
+) -> tuple[dict[str, Array | Ragged], Samples]:
+    """The columns of a chunk, and its samples less those whose numbers are not finite.
+
+    `seated` is None where no row is to be asked about.
+    """
     first: dict[str, int] = {}
     for row in np.flatnonzero(samples.present).tolist():
         first.setdefault(samples.prompts[row], row)
-    answers = _answers(asking, seated, samples, first) if seated is not None and first else {}
+    answers, bad = _answers(asking, seated, samples, first) if seated is not None and first else ({}, {})
+    if bad:
+        rows = np.flatnonzero(samples.present).tolist()
+        samples = samples.without({row: bad[prompt] for row in rows if (prompt := samples.prompts[row]) in bad})
+        first = {prompt: row for prompt, row in first.items() if prompt not in bad}
     holders = [first.get(prompt, row) if samples.present[row] else row for row, prompt in enumerate(samples.prompts)]
     hashes = [prompt_hash(prompt) for prompt in samples.prompts]
     columns: dict[str, Array | Ragged] = {f"{name}{PROMPT}": np.array(hashes, np.uint64)}
@@ -43,25 +52,29 @@ def shared_rows(asking: Asking, seated: Seated | None, samples: Samples, name: s
         values = np.stack(held) if held else np.empty((0, *output.shape), DTYPES[dtype][1])
         columns[column] = Ragged(values, _offsets(list(first.values()), len(samples)))
         columns[f"{column}{HOLDER}"] = np.array(holders, np.uint32)
-    return columns
+    return columns, samples
 
 
 def _answers(
     asking: Asking, seated: Seated, samples: Samples, first: Mapping[str, int]
-) -> dict[str, Mapping[str, Array]]:
-    """What was made of every prompt, now or for an earlier chunk."""
+) -> tuple[dict[str, Mapping[str, Array]], dict[str, str]]:
+    """What was made of every prompt, now or for an earlier chunk; and of which prompts it is not finite, and where."""
     seated.begin((asking.batch_size, tuple(dtype for _, dtype in asking.outputs.values())))
     remembers = _seats_agree(asking, seated, samples, next(iter(first.values())))
     seated.prompts += len(samples.present.nonzero()[0])
     known = {prompt: found for prompt in first if remembers and (found := seated.memo.get(prompt)) is not None}
     wanted = {prompt: row for prompt, row in first.items() if prompt not in known}
+    bad: dict[str, str] = {}
     if wanted:
-        made = asking.ask(seated, samples, list(wanted.values()))
+        made, not_finite = asking.ask(seated, samples, list(wanted.values()))
         for at, prompt in enumerate(wanted):
+            if at in not_finite:
+                bad[prompt] = not_finite[at]
+                continue
             known[prompt] = {name: values[at] for name, values in made.items()}
             seated.memo.put(prompt, {name: values[at].copy() for name, values in made.items()})
     seated.computed += len(wanted)
-    return known
+    return known, bad
 
 
 def _seats_agree(asking: Asking, seated: Seated, samples: Samples, row: int) -> bool:
@@ -72,7 +85,7 @@ def _seats_agree(asking: Asking, seated: Seated, samples: Samples, row: int) -> 
     """
     if seated.seats_agree is None:
         wide = {name: (output, output.dtype or "float32") for name, (output, _) in asking.outputs.items()}
-        made = replace(asking, outputs=wide).ask(seated, samples, [row] * asking.batch_size)
+        made, _ = replace(asking, outputs=wide).ask(seated, samples, [row] * asking.batch_size)
         bits = [values.reshape(len(values), -1).view(np.uint8) for values in made.values()]
         seated.seats_agree = all(bool((seats == seats[:1]).all()) for seats in bits)
     return seated.seats_agree

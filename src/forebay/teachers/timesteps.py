@@ -19,6 +19,9 @@ from forebay.errors import RecipeInvalid
 BUCKETS: tuple[float, ...] = tuple(round(0.05 + 0.1 * step, 2) for step in range(10))
 
 
+_FURTHEST = 2.0  # a time somewhat outside is the nearest bucket; one beyond this counts a scheduler's steps
+
+
 class Neighbours(NamedTuple):
     """Between which two buckets moments lie: `(1 - alpha) · bucket[low] + alpha · bucket[low + 1]`."""
 
@@ -61,9 +64,11 @@ class Grid:
         if times.ndim == 0:
             one = self.neighbours(times[None])
             return Neighbours(one.low.reshape(()), one.alpha.reshape(()))
-        if times.dtype.kind in "iu" and times.size and (times.min() < 0 or times.max() > 1):
+        furthest = 1 if times.dtype.kind in "iu" else _FURTHEST
+        if times.size and (times.min() < 1 - furthest or times.max() > furthest):
             raise ValueError(
-                f"moments are whole numbers up to {times.max()}; times lie between 0 and 1: divide steps by their count"
+                f"times range from {times.min():g} to {times.max():g}, and must lie between 0 and 1; divide the steps "
+                f"of a scheduler by their count"
             )
         if len(self.buckets) == 1:
             return self._alone(times)
@@ -76,6 +81,11 @@ class Grid:
         if not alpha.max(initial=0.0) <= 1:
             raise _no_number(alpha)
         return Neighbours(low, alpha.astype(np.float32))
+
+    def mirrored(self) -> "Grid":
+        """The same buckets in time that runs the other way; bucket i is bucket n - 1 - i of this one."""
+        # Rounded, so that 1 - 0.95 is the 0.05 that a caller writes: a bucket stays exact at its node.
+        return Grid(np.round(1 - self.buckets[::-1], 12))
 
     def _alone(self, times: NDArray[Any]) -> Neighbours:
         """The only bucket is what every moment is."""

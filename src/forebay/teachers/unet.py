@@ -19,11 +19,13 @@ class UnetTeacher(Teacher, frozen=True, kw_only=True):
     """What Lune and Sol share: a UNet, the text it is told, and the latents it is given.
 
     `weights` are a fine-tuned state dict over the UNet's own configuration. With `noise="pure"` the latents are noise
-    alone, keyed by (seed, sample, bucket); with `"noised"`, the image's latents mixed with it: `time_direction` says
-    which end of t is noise. The UNet's timestep is t · 1000 either way.
+    alone, keyed by (seed, sample, bucket); with `"noised"`, the image's latents mixed with it on a straight line.
+    `time_direction` says which end of t is noise, in the mix and in the timestep that the UNet gets, whose 1000 is
+    noise: (1 − t) · 1000 with `"t0_noise"`, t · 1000 with `"t0_data"`.
     """
 
     timed: ClassVar[bool] = True
+    revision: ClassVar[int] = 2  # 1 passed t · 1000 in both directions
     located: ClassVar[tuple[str, ...]] = ("unet", "weights")
 
     unet: str

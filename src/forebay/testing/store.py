@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from forebay.store.base import Buffer, Entry, Store, holds
+from forebay.errors import NotForebay, StoreRefused
+from forebay.store.base import MAX_DOCUMENT_BYTES, Buffer, Entry, Missing, Store, holds, read_document
 
 Reopen = Callable[[], Store]
 
@@ -47,16 +48,45 @@ class StoreContract:
         assert store.read("a") == b"first"
         assert list(store.keys("")) == [Entry("a", 5)]
 
-    def test_a_missing_key_is_a_key_error(self, store: Store) -> None:
+    def test_a_missing_key_is_missing(self, store: Store) -> None:
         store.create("folder/key", [b"x"])
         for missing in ("nothing", "folder/nothing", "folder/key/below", "folder"):
-            with pytest.raises(KeyError):
+            with pytest.raises(Missing):
                 store.read(missing)
-            with pytest.raises(KeyError):
+            with pytest.raises(Missing):
                 store.read(missing, 0, 1)
-            with pytest.raises(KeyError):
+            with pytest.raises(Missing):
                 store.map(missing)
             assert not holds(store, missing)
+
+    @pytest.mark.parametrize(
+        "key",
+        ["", "/", "/etc/passwd", "a//b", "a/", "..", "../a", "a/../../b", "a/..", ".", "./a", "a/./b", "a\0b", "a\\b",
+         "..\\b", "a/b/c/d/e", "x" * 256, "a/" + "é" * 128],
+    )  # fmt: skip
+    def test_a_key_that_could_lead_elsewhere_is_refused(self, store: Store, key: str) -> None:
+        store.create("a/b", [b"value"])
+        for act in (
+            lambda: store.read(key),
+            lambda: store.read(key, 0, 1),
+            lambda: store.map(key),
+            lambda: store.create(key, [b"x"]),
+            lambda: store.replace(key, [b"x"]),
+            lambda: store.delete(key),
+            lambda: holds(store, key),
+        ):
+            with pytest.raises(StoreRefused):
+                act()
+        assert list(store.keys("")) == [Entry("a/b", 5)]
+
+    def test_a_document_has_a_largest_size(self, store: Store) -> None:
+        store.create("small", [b"{}"])
+        store.create("large", [bytes(MAX_DOCUMENT_BYTES), b"x"])
+        assert read_document(store, "small") == b"{}"
+        with pytest.raises(NotForebay, match="'large'"):
+            read_document(store, "large")
+        with pytest.raises(Missing):
+            read_document(store, "nothing")
 
     @pytest.mark.parametrize(
         ("start", "stop", "expected"),

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, get_args
 
 from forebay.cache.settle import settle
+from forebay.errors import TierUnusable, is_url
 from forebay.format.key import hmac_key
 from forebay.recipe import check_recipe
 from forebay.sizes import as_bytes
@@ -160,6 +161,8 @@ def _check_given(source: object, recipe: object, l2: object) -> None:
         raise TypeError(f"a recipe of single rows is needed, such as fb.ImageRecipe(), not {type(recipe).__name__}")
     if l2 == "":
         raise ValueError("l2 is empty; give the folder of the tier, or None for none on disk")
+    if isinstance(l2, str | os.PathLike) and is_url(os.fspath(l2)):
+        raise TierUnusable(os.fspath(l2), "it is a URL, and a tier lies in a folder", "pass the path of a folder")
 
 
 def _check_choice(name: str, value: str, choices: Any) -> None:

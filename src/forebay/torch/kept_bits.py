@@ -12,6 +12,7 @@ from forebay.errors import Damaged, SelectionLost
 from forebay.format.layout import FORMAT_VERSION
 from forebay.format.sealed import seal, unseal
 from forebay.order.selection import Bits, BitSelection
+from forebay.store.base import Missing
 from forebay.store.local import LocalStore
 
 _own_folders: dict[int, str] = {}  # by process, so that a forked one neither uses nor removes its parent's
@@ -23,7 +24,7 @@ class KeptSelection(BitSelection):
     def __init__(self, folder: str, key: str) -> None:
         try:
             view = LocalStore(folder).map(key)
-        except KeyError as error:
+        except Missing as error:
             raise SelectionLost(os.path.join(folder, key)) from error
         metadata, arrays = unseal(view, folder, key, "selection")
         super().__init__(arrays["bits"], metadata["rows"])

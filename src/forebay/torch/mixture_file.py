@@ -14,7 +14,7 @@ from typing import Literal
 import msgspec
 
 from forebay.cache.reader import open_cache
-from forebay.errors import SettingsInvalid
+from forebay.errors import SettingsInvalid, is_url
 from forebay.torch.mixture import Ingredient, Mixture
 from forebay.torch.rules import Split
 
@@ -91,7 +91,7 @@ def _ingredient(folder: str, entry: CacheEntry) -> Ingredient:
     given = [name for name in _OF_A_SPLIT if getattr(entry, name) != getattr(_USUAL, name)]
     if given and entry.split is None:
         raise ValueError(f"{', '.join(given)} of '{entry.root}' without a split; add split = \"train\"")
-    root = entry.root if "://" in entry.root else os.path.join(folder, entry.root)
+    root = entry.root if is_url(entry.root) else os.path.join(folder, entry.root)  # which `open_cache` refuses
     rule = None if entry.split is None else Split(entry.split, entry.fraction, entry.split_seed, entry.split_by)
     return Ingredient(open_cache(root, layers=entry.layers), entry.weight, entry.repeat, rule)
 

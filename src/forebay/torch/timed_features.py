@@ -1,9 +1,9 @@
-"""What a timed teacher said, at any moment, as tensors on the device that trains.
+"""The features of a timed teacher at any time, as tensors on the device that trains.
 
     features = forebay.torch.features(cache, "lune", device="cuda")
     features.at(batch["local_index"], t)["lune"].values          # (rows, 1280) float32
 
-Only the two buckets around each moment are read, and sent to the device as they are stored; they are weighed there.
+Only the two buckets around each time are read, and sent to the device as they are stored; they are interpolated there.
 """
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from forebay.cache.reader import Cache
 from forebay.teachers.reading import Between, Features
+from forebay.teachers.unet import TimeDirection
 from forebay.torch.arrays import to_array, to_tensor
 from forebay.torch.distill.rows import TeacherRows
 
@@ -35,9 +36,19 @@ class TorchFeatures:
         """The shape of a column at one moment."""
         return self.numpy.shape(column)
 
-    def at(self, indices: Tensor | ArrayLike, t: Tensor | ArrayLike) -> dict[str, TeacherRows]:
-        """Every column at the moments of some rows, float32; absent rows are NaN. One moment stands for all rows."""
-        found = self.numpy.between(to_array(indices), to_array(t))
+    @property
+    def time_direction(self) -> TimeDirection | None:
+        """Which end of the layer's time is noise, as its recipe says; None where it does not."""
+        return self.numpy.time_direction
+
+    def at(
+        self, indices: Tensor | ArrayLike, t: Tensor | ArrayLike, direction: TimeDirection | None = None
+    ) -> dict[str, TeacherRows]:
+        """Every column at the times of some rows, float32; absent rows are NaN. One time stands for all rows.
+
+        `direction` says which end of `t` is noise; see `forebay.teachers.Features.at`.
+        """
+        found = self.numpy.between(to_array(indices), to_array(t), direction)
         return weigh(found, self.device)
 
 

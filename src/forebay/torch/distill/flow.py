@@ -2,7 +2,9 @@
 
     x_t = (1 − t)·noise + t·data        velocity = data − noise        SNR(t) = (t / (1 − t))²
 
-A teacher whose time runs the other way is asked at 1 − t.
+`features.at(rows, t, direction="t0_noise")` reads a teacher at these times, whichever way its own time runs. A `shift`
+above 1 moves times towards data; SD3 and Flux count time from data to noise, so that their shift of 3 is 1/3 here.
+`min_snr_weight` is the form for noise prediction, used on a velocity loss as the document asks.
 """
 
 from typing import Literal

@@ -2,10 +2,14 @@
 
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from forebay.torch.distill.dropout import TeacherDropout
 from forebay.torch.distill.flow import MIN_SNR_GAMMA, SHIFT
 from forebay.torch.distill.losses import LossMode
+from forebay.torch.distill.rows import TeacherRows
 from forebay.torch.distill.warmup import Warmup
+from forebay.torch.distill.weighting import loss_weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +40,12 @@ class TrainerConfig:
     def sol(self, step: int) -> float:
         """The weight of Sol's loss at a step."""
         return Warmup(self.sol_weight, self.sol_warmup_steps)(step)
+
+    def loss_weights(
+        self, spatial: TeacherRows | None, content: Tensor | None = None, size: tuple[int, int] = (64, 64)
+    ) -> Tensor | None:
+        """Where in an image the loss counts: never in padding, and by Sol's maps with `use_spatial_weighting`."""
+        return loss_weights(spatial if self.use_spatial_weighting else None, content, size)
 
     def dropout(self, teacher: str) -> TeacherDropout:
         rates = {"lune": self.lune_dropout, "sol": self.sol_dropout}

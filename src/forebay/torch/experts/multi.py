@@ -12,6 +12,7 @@ from forebay.order.coins import row_keys
 from forebay.torch.arrays import to_array
 from forebay.torch.distill.rows import TeacherRows
 from forebay.torch.experts.dataset import DatasetCache
+from forebay.torch.experts.timed import at_flow_times
 from forebay.torch.timed_features import TorchFeatures
 
 Numbers = Tensor | ArrayLike
@@ -78,9 +79,9 @@ class MultiSourceCache:
             raise ValueError(f"{len(rows)} samples need {len(rows)} timesteps, or one for all, not {moments.shape}")
         moments = np.broadcast_to(moments, rows.shape)
         if len(routes) == 1 and routes[0][0] in known:
-            return known[routes[0][0]].at(rows, moments)
+            return at_flow_times(known[routes[0][0]], rows, moments)
         answers = {
-            dataset: (here, known[dataset].at(rows[here], moments[here]))
+            dataset: (here, at_flow_times(known[dataset], rows[here], moments[here]))
             for dataset, here in routes
             if dataset in known
         }

@@ -21,6 +21,13 @@ from forebay.torch.timed_features import TorchFeatures
 Path = str | os.PathLike[str]
 
 
+def at_flow_times(
+    timed: TorchFeatures, indices: Tensor | ArrayLike, timesteps: Tensor | ArrayLike
+) -> dict[str, TeacherRows]:
+    """Features at the times of the document, where t = 0 is noise, whichever way the layer's own time runs."""
+    return timed.at(indices, timesteps, None if timed.time_direction is None else "t0_noise")
+
+
 class TimedCache:
     """A teacher's layer of a cache. `t_buckets` and the rest of the grid are named as in the document."""
 
@@ -92,7 +99,7 @@ class LuneFeatureCache(TimedCache):
 
     def get(self, indices: Tensor | ArrayLike, timesteps: Tensor | ArrayLike) -> TeacherRows:
         """(rows, 1280) float32 at the timesteps."""
-        return self.timed.at(indices, timesteps)["lune"]
+        return at_flow_times(self.timed, indices, timesteps)["lune"]
 
     get_features = get
 
@@ -112,7 +119,7 @@ class SolFeatureCache(TimedCache):
 
     def get(self, indices: Tensor | ArrayLike, timesteps: Tensor | ArrayLike) -> tuple[TeacherRows, TeacherRows]:
         """(rows, 4) and (rows, 8, 8) float32 at the timesteps."""
-        found = self.timed.at(indices, timesteps)
+        found = at_flow_times(self.timed, indices, timesteps)
         return found["sol_stats"], found["sol_spatial"]
 
     get_features = get

@@ -34,9 +34,10 @@ _SHOWN = 3
 def load_model(cls: Any, model: str, weights: str | None, device: str, dtype: str) -> Any:
     """A model of a class, from a folder or the hub, with its own weights or others over its configuration."""
     own = weights is None
-    loaded = _own_weights(cls, model, DTYPES[dtype]) if own else _other_weights(cls, model, str(weights))
-    # Of nn.Module: the libraries' own `to` warns of layers that they keep wider, and moves nothing else.
-    return nn.Module.to(loaded.eval().requires_grad_(False), device_named(device), DTYPES[dtype])
+    loaded = _own_weights(cls, model, DTYPES[dtype]) if own else _other_weights(cls, model, str(weights), DTYPES[dtype])
+    # Of nn.Module, which only moves: the libraries' own `to` warns of layers that they keep in float32, such as T5's
+    # `wo`, because these overflow in float16. Cast all the same, T5 clamps, and its numbers are finite and wrong.
+    return nn.Module.to(loaded.eval().requires_grad_(False), device_named(device))
 
 
 def class_named(architecture: str, model: str) -> type[nn.Module]:
@@ -65,7 +66,7 @@ def _own_weights(cls: Any, model: str, dtype: torch.dtype) -> Any:
     return loaded
 
 
-def _other_weights(cls: Any, model: str, weights: str) -> Any:
+def _other_weights(cls: Any, model: str, weights: str, dtype: torch.dtype) -> Any:
     try:
         loaded = _without_weights(cls, model_folder(model))
     except LOADING_ERRORS as error:
@@ -78,7 +79,18 @@ def _other_weights(cls: Any, model: str, weights: str) -> Any:
     differ = [key for key in own.keys() & state.keys() if own[key].shape != state[key].shape]
     _check(weights, own.keys() - state.keys(), state.keys() - own.keys(), differ)
     loaded.load_state_dict(state)
-    return loaded
+    return _cast(loaded, dtype)
+
+
+def _cast(module: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """Cast weights to a type as `from_pretrained` does: what the library keeps in float32 stays there."""
+    wide = set(getattr(module, "_keep_in_fp32_modules_strict", None) or ())
+    if dtype == torch.float16:
+        wide |= set(getattr(module, "_keep_in_fp32_modules", None) or ())
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        if tensor.is_floating_point() and not wide.intersection(name.split(".")):
+            tensor.data = tensor.data.to(dtype)
+    return module
 
 
 def _without_weights(cls: Any, folder: str) -> Any:

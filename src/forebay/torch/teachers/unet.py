@@ -1,10 +1,11 @@
-"""A UNet, and what it is given for a batch of samples at their moments."""
+"""A UNet, and its inputs for a batch of samples at their times."""
 
 from typing import Any
 
 import numpy as np
 import torch
 from diffusers import UNet2DConditionModel
+from numpy.typing import NDArray
 
 from forebay.columns import Array
 from forebay.errors import TeacherUnusable
@@ -25,11 +26,10 @@ class Unet:
         self._like = next(self.module.parameters())
 
     def run(self, batch: Batch) -> None:
-        """One forward: every sample's latents, at its moment, told its text."""
-        assert batch.t is not None
+        """One forward: every sample's latents at its time, with its text."""
         self.module(
             to_device(self._latents(batch), self._like),
-            torch.from_numpy(batch.t * np.float32(TIMESTEPS)).to(self._like.device),
+            torch.from_numpy(self._noise_share(batch) * np.float32(TIMESTEPS)).to(self._like.device),
             encoder_hidden_states=to_device(batch.array(self.teacher.text), self._like),
             return_dict=False,
         )
@@ -38,14 +38,17 @@ class Unet:
         channels, *sides = self.teacher.latent_shape
         if self.teacher.noise == "pure":
             return batch.noise((channels, *sides))
-        assert batch.t is not None
         data = batch.array(self.teacher.latents).astype(np.float32)
         if data.shape[1] != channels:
             raise TeacherUnusable(
                 self.teacher.unet,
                 f"it takes latents of {channels} channels, and '{self.teacher.latents}' has {data.shape[1]}",
             )
-        t = batch.t.reshape(-1, 1, 1, 1)
-        share = t if self.teacher.time_direction == "t0_noise" else 1 - t  # of data
-        mixed: Array = share * data + (1 - share) * batch.noise(data.shape[1:])
+        share = self._noise_share(batch).reshape(-1, 1, 1, 1)
+        mixed: Array = (1 - share) * data + share * batch.noise(data.shape[1:])
         return mixed
+
+    def _noise_share(self, batch: Batch) -> NDArray[np.float32]:
+        """How much of each sample is noise, 0 to 1. A UNet's timestep 0 is data and 1000 is noise."""
+        assert batch.t is not None
+        return 1 - batch.t if self.teacher.time_direction == "t0_noise" else batch.t

@@ -1,6 +1,6 @@
 """Latents of letterboxed images."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,9 @@ class LoadedVae:
         self._vae: Any = load_model(AutoencoderKL, teacher.vae, None, device, dtype)
         self._like = next(self._vae.parameters())
         config = self._vae.config
+        # As the pipelines do: (latents - shift) * scale, or per channel (latents - mean) / std * scale.
         self._scale, self._shift = config.scaling_factor, config.get("shift_factor") or 0.0
+        self._mean, self._std = (self._per_channel(config.get(name)) for name in ("latents_mean", "latents_std"))
 
     @torch.inference_mode()
     def __call__(self, batch: Batch) -> Mapping[str, Array]:
@@ -34,7 +36,22 @@ class LoadedVae:
         if self._teacher.sample == "seeded":
             noise = batch.noise(tuple(latents.shape[1:]), "latents")
             latents = latents + found.std * to_device(noise, latents)
-        return {self._teacher.name: to_numpy((latents.float() - self._shift) * self._scale)}
+        return {self._teacher.name: to_numpy(self._scaled(latents.float()))}
+
+    def _scaled(self, latents: torch.Tensor) -> torch.Tensor:
+        if self._mean is None or self._std is None:
+            return torch.mul(latents - self._shift, self._scale)
+        return torch.mul(latents - self._mean, self._scale).div(self._std)
+
+    def _per_channel(self, numbers: Sequence[float] | None) -> torch.Tensor | None:
+        if numbers is None:
+            return None
+        channels = self._vae.config.latent_channels
+        if len(numbers) != channels:
+            raise TeacherUnusable(
+                self._teacher.vae, f"its latents_mean or latents_std has {len(numbers)} numbers, not {channels}"
+            )
+        return torch.tensor(numbers, dtype=torch.float32, device=self._like.device).view(1, channels, 1, 1)
 
     def _canvases(self, batch: Batch) -> NDArray[np.uint8]:
         """Content in its rectangle, the pad colour around it: `(samples, 3, size, size)`."""

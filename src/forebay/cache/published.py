@@ -35,6 +35,8 @@ def open_chunk(
         view = store.map(key)
     except Missing as error:
         raise ChunkMissing(store.address, layer, record.chunk) from error
+    except NotForebay as error:  # a pipe, a device or a link in its place
+        raise ChunkCorrupt(store.address, layer, record.chunk, error.problem) from error
     problem = head_problem(view, record)
     if problem is None and keyed and hashlib.sha256(view).digest() != record.sha256:
         problem = "its SHA-256 is not the one the tagged generation lists"

@@ -6,6 +6,7 @@ prints one line of JSON: how it ended, and the most memory that it took.
 
 import hashlib
 import json
+import re
 import resource
 import sys
 from collections.abc import Callable
@@ -112,6 +113,13 @@ def ending(root: Path, **options: Any) -> dict[str, Any]:
         return {"error": type(error).__name__, "text": str(error)}
 
 
+def peak_megabytes() -> int:
+    """The most memory that this process has had; `getrusage` counts that of the process it was forked from."""
+    peak = re.search(r"VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_text())
+    assert peak
+    return int(peak[1]) // 1024
+
+
 def read_everything(root: Path, **options: Any) -> int:
     with_layers = fb.open_cache(root)
     cache = fb.open_cache(root, layers=list(with_layers.generation.recipes), **options)
@@ -157,10 +165,9 @@ def _edges(draft: Draft, column: dict[str, Any]) -> list[int]:
 def main(root: str, *arguments: str) -> None:
     options = {"max_block_bytes": int(arguments[0])} if arguments else {}
     resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = peak_megabytes()
     answer = ending(Path(root), **options)
-    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    print(json.dumps({**answer, "megabytes": (most - before) // 1024}), flush=True)
+    print(json.dumps({**answer, "megabytes": peak_megabytes() - before}), flush=True)
 
 
 if __name__ == "__main__":

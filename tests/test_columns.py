@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay import columns
-from forebay.columns import DTYPES, Column, Ragged
+from forebay.columns import DTYPES, Column, Ragged, join
 from forebay.errors import RecipeInvalid
 
 
@@ -78,3 +78,17 @@ def test_a_row_that_is_not_there_is_an_index_error(row):
 
 def test_the_examples_hold():
     assert doctest.testmod(columns, extraglobs={"np": np}).failed == 0
+
+
+def test_offsets_of_files_are_joined_as_whole_numbers():
+    """What `Cache.chunks` returns has the uint64 offsets of the file."""
+    pieces = [Ragged(np.array([1, 2, 3]), np.array(offsets, np.uint64)) for offsets in ([0, 1, 3], [0, 0, 3])]
+    joined = join(pieces)
+    assert joined.offsets.dtype == np.int64
+    assert joined.offsets.tolist() == [0, 1, 3, 3, 6]
+
+
+@pytest.mark.parametrize("shape", [(10**30,), (2**40, 2**40), (0, 2**60), (1,) * 17])
+def test_a_shape_that_no_array_could_have_is_refused(shape):
+    with pytest.raises(RecipeInvalid, match="column 'x' has rows of"):
+        Column(name="x", dtype="uint8", shape=shape)

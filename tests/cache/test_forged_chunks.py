@@ -1,6 +1,7 @@
 """Chunks that lie with every sum and digest right are refused when they are opened, before anything is read by them."""
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -130,7 +131,7 @@ def test_presence_bits_of_rows_that_a_generation_invents_take_no_memory(tmp_path
     root = layered_cache(tmp_path)
     for layer in ("numbers", "length"):
         data = (root / layout.chunk(layer, 0)).read_bytes()
-        list_again(root, layer, 0, data, rows=2**31, head_size=2**20)
+        list_again(root, layer, 0, data, rows=2**31, head_size=2**20, size=2**21)
     script = """
 import resource, sys, forebay as fb
 resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))
@@ -212,7 +213,7 @@ def test_a_block_above_the_limit_is_refused_with_the_way_to_raise_it(tmp_path: P
     assert f"pass max_block_bytes={size} to open_cache" in answer["text"]
     assert answer["megabytes"] < 150
     (bad,) = fb.verify(root, full=True).bad
-    assert "more than the 268,435,456 that max_block_bytes allows" in bad.problem
+    assert "more than the 268,435,456 that are allowed" in bad.problem
 
 
 def test_the_limit_of_a_block_can_be_raised_and_lowered(tmp_path: Path) -> None:
@@ -259,14 +260,15 @@ def test_the_first_read_of_a_compressed_ragged_column_keeps_to_the_memory_allowe
     source = fb.sources.lines(tmp_path / "source.txt")
     fb.build(tmp_path / "cache", source, fb.RawRecipe(codec="lz4", level="fast", chunk_bytes=16 << 20), workers=0)
     script = """
-import resource, sys
+import sys
 import numpy as np
 import forebay as fb
+from tests.forged import peak_megabytes
 cache = fb.open_cache(sys.argv[1], memory=16 << 20)
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+before = peak_megabytes()
 rows = cache.read(np.arange(63, len(cache), 64), ["data"])["data"]
 assert [bytes(row) for row in rows] == [b"short"] * 64
-print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
+print(peak_megabytes() - before)
 """
     out, err = start_python(["-c", script, str(tmp_path / "cache")]).communicate(timeout=100)
     assert int(out or "999999") < 90, f"{out} megabytes, where 16 are allowed for blocks {err}"
@@ -289,6 +291,15 @@ def test_a_map_that_changes_after_it_was_opened_gives_no_bytes_from_elsewhere(tm
             cache.read([5])
         with pytest.raises(ChunkCorrupt, match="a row of column 'data' reaches outside of it"):
             next(cache.views([5], "data"))
+
+
+def test_a_pipe_in_place_of_a_chunk_is_an_error_at_once(tmp_path: Path) -> None:
+    root = built(tmp_path, "none")
+    path = root / layout.chunk("raw", 0)
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(ChunkCorrupt, match="it is a named pipe, and not a regular file"):
+        fb.open_cache(root).read([0])
 
 
 def test_forging_nothing_leaves_a_cache_that_is_read_and_verified(tmp_path: Path) -> None:

@@ -257,5 +257,28 @@ def test_statistics_that_are_no_numbers_are_refused(value):
 
 @pytest.mark.parametrize("value", [2**63, -(2**63) - 1, [1, 2**63], [0] * 65_537])
 def test_statistics_that_no_generation_can_list_are_refused_when_the_chunk_is_made(value):
-    with pytest.raises(RecipeInvalid, match="the statistic 's' holds an integer beyond 64 bits, or more than 65,536"):
+    with pytest.raises(RecipeInvalid, match="the statistic 's' holds an integer beyond 64 bits, a float"):
         encode({"x": np.zeros((1, 2), "u2")}, [X], statistics={"s": value})
+
+
+def test_a_block_that_no_reader_would_decompress_is_not_written():
+    large = np.zeros((3, 100 << 20), np.uint8)  # never touched: it is refused before it is hashed or compressed
+    column = Column(name="x", dtype="uint8", shape=(100 << 20,), codec="zstd", rows_per_block=3)
+    with pytest.raises(RecipeInvalid, match=r"'x' has a block of 314,572,800 bytes.* 268,435,456; set rows_per_block"):
+        encode({"x": large}, [column])
+    ragged = Column(name="x", dtype="uint8", ragged=True, codec="lz4", rows_per_block=2)
+    rows = Ragged(large.reshape(-1), np.array([0, 0, 10, 300 << 20], np.int64))
+    with pytest.raises(RecipeInvalid, match="'x' has a block of 314,572,790 bytes"):
+        encode({"x": rows}, [ragged])
+
+
+def test_booleans_are_zeros_and_ones():
+    odd = np.array([0, 1, 5], np.uint8).view(np.bool_)
+    with pytest.raises(RecipeInvalid, match="column 'x' is declared bool but has bytes other than 0 and 1"):
+        encode({"x": odd}, [Column(name="x", dtype="bool")])
+
+
+def test_statistics_longer_than_a_reader_takes_are_refused():
+    long = {str(number): [10**9] * 60_000 for number in range(20)}
+    with pytest.raises(RecipeInvalid, match=r"header of .* bytes .* most 8,388,608"):
+        encode({"x": np.zeros(1, np.uint8)}, [Column(name="x", dtype="uint8")], statistics=long)

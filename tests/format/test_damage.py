@@ -271,3 +271,29 @@ def test_a_tensor_that_is_described_wrongly_is_named(entry):
     chunk = (4088).to_bytes(8, "little") + header.encode().ljust(4088) + b"x"
     with pytest.raises(NotForebay, match="tensor 'x' is described wrongly"):
         parse_header(memoryview(chunk), "a chunk")
+
+
+def test_a_list_of_failures_that_cannot_be_read_is_refused():
+    for text in (b"{", b"[]", b'{"sample":1}', b"\xff", b"[" * 100_000):
+        encoded = encode({"x": Ragged.of_bytes([b"ab"])}, [Column(name="x", dtype="uint8", ragged=True)])
+        tensors = ChunkFile(memoryview(joined(encoded)), "a chunk").tensors
+        sealed = encoded.meta.sealed(b"", text)
+        entries = [(name, t.tag, t.shape, t.stop - t.start) for name, t in tensors.items()]
+        entries[-1] = (".failures", "U8", (len(text),), len(text))
+        chunk = encode_header(msgspec.to_builtins(sealed), entries) + joined(encoded)[4096:] + text
+        with pytest.raises(NotForebay, match="its list of failures cannot be read"):
+            ChunkFile(memoryview(chunk), "a chunk").failures()
+
+
+def test_content_is_decoded_block_by_block():
+    """Sixteen blocks of 8 MB from a few kilobytes take the memory of one or two."""
+    rows = np.zeros((16, 8 << 20), np.uint8)
+    column = Column(name="x", dtype="uint8", shape=(8 << 20,), codec="zstd", rows_per_block=1)
+    chunk = joined(encode({"x": rows}, [column]))
+    del rows
+    tracemalloc.start()
+    try:
+        adopt_chunk(memoryview(chunk), "a chunk", "base", 7, FINGERPRINT)
+        assert tracemalloc.get_traced_memory()[1] < 30 << 20
+    finally:
+        tracemalloc.stop()

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tests.forged import Draft, ending, forge
+from tests.forged import Draft, ending, forge, peak_megabytes
 from tests.layer_recipes import layered_cache
 from tests.token_caches import NumberedTokens, write_numbers
 
@@ -171,7 +171,7 @@ def main(kind: str, seed: str, count: str) -> None:
             endings[name] = endings.get(name, 0) + 1
             if name not in ALLOWED:
                 print(json.dumps({"mutation": what, **answer}), flush=True)
-    print(json.dumps({"endings": endings, "megabytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024}))
+    print(json.dumps({"endings": endings, "megabytes": peak_megabytes()}))
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
 """A published chunk, checked before it is believed."""
 
 import hashlib
+from collections.abc import Sequence
 
 import xxhash
 
-from forebay.columns import Array, Ragged
+from forebay.columns import Array, Column, Ragged
 from forebay.errors import BlockTooLarge, ChunkCorrupt, ChunkMissing, ForebayError, NotForebay
 from forebay.format import layout
 from forebay.format.chunk import MAX_HEAD_BYTES, ChunkRecord
@@ -21,17 +22,21 @@ def published_record(generation: Generation, layer: str, chunk: int) -> ChunkRec
     return None if at is None else table.record(at)
 
 
-def open_chunk(store: Store, layer: str, record: ChunkRecord, *, keyed: bool = False) -> ChunkFile:
+def open_chunk(
+    store: Store, layer: str, record: ChunkRecord, *, columns: Sequence[Column] | None = None, keyed: bool = False
+) -> ChunkFile:
     """Map a chunk whose size and head, and with a key whose SHA-256, are what the generation says.
 
     Its header and index are compared with each other and with the record, whoever wrote them: a digest says only that
-    they are what was published.
+    they are what was published. `columns` are those that the layer's recipe declares.
     """
     key = layout.chunk(layer, record.chunk, record.revision)
     try:
         view = store.map(key)
     except Missing as error:
         raise ChunkMissing(store.address, layer, record.chunk) from error
+    except NotForebay as error:  # a pipe, a device or a link in its place
+        raise ChunkCorrupt(store.address, layer, record.chunk, error.problem) from error
     problem = head_problem(view, record)
     if problem is None and keyed and hashlib.sha256(view).digest() != record.sha256:
         problem = "its SHA-256 is not the one the tagged generation lists"
@@ -48,6 +53,9 @@ def open_chunk(store: Store, layer: str, record: ChunkRecord, *, keyed: bool = F
     if (file.layer, file.chunk, file.rows) != (layer, record.chunk, record.rows):
         found = f"chunk {file.chunk} of layer '{file.layer}' with {file.rows:,} rows"
         raise ChunkCorrupt(store.address, layer, record.chunk, f"its file is {found}; {record.rows:,} were published")
+    if columns is not None and tuple(file.columns.values()) != tuple(columns):
+        problem = "its columns are not those that the layer's recipe declares"
+        raise ChunkCorrupt(store.address, layer, record.chunk, problem)
     return file
 
 

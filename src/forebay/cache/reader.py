@@ -438,10 +438,7 @@ def _open_chunk(
         below = published_record(generation, generation.base, chunk)
         if below is None or (below.ids, below.rows) != (record.base, record.rows):
             raise ChunkCorrupt(store.address, layer, chunk, "it was made for other rows of the base layer")
-    file = open_chunk(store, layer, record, keyed=generation.tagged)
-    if tuple(file.columns.values()) != declared:
-        raise ChunkCorrupt(store.address, layer, chunk, "its columns are not those that the layer's recipe declares")
-    return file
+    return open_chunk(store, layer, record, columns=declared, keyed=generation.tagged)
 
 
 def _common_chunks(generation: Generation, layers: Sequence[str]) -> NDArray[np.int64]:

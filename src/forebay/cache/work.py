@@ -11,7 +11,7 @@ import numpy as np
 
 from forebay.cache.census import Sieve
 from forebay.cache.plan import Plan, load_plan
-from forebay.cache.presence import PRESENT, Home, column_homes, presence_name
+from forebay.cache.presence import PRESENT, Home, column_homes, layer_columns, presence_name
 from forebay.cache.publish import layers_of, load_generation, read_recipe_document
 from forebay.cache.published import open_chunk, published_record, read_column
 from forebay.columns import Array, Columns, Ragged
@@ -194,7 +194,8 @@ class LayerJob:
         record = self._record(layer, chunk)
         if layer != self._pinned.base and (record.base, record.rows) != (base.ids, base.rows):
             raise ChunkCorrupt(self.store.address, layer, chunk, "it was made for other rows of the base layer")
-        file = open_chunk(self.store, layer, record, keyed=self._pinned.tagged)
+        columns = layer_columns(self._pinned.recipe(layer).columns, layer == self._pinned.base)
+        file = open_chunk(self.store, layer, record, columns=columns, keyed=self._pinned.tagged)
         return read_column(self.store, layer, file, column.name)
 
     def _record(self, layer: str, chunk: int) -> ChunkRecord:

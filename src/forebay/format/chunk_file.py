@@ -33,7 +33,6 @@ from forebay.format.chunk import (
     record_of,
     sound_bools,
     sound_offsets,
-    sound_statistics,
 )
 from forebay.format.codec import MAX_BLOCK_BYTES, BlockOverLimit, CodecError, decompress
 from forebay.format.tensors import Tensor, Tensors, as_bytes, encode_header, parse_header
@@ -315,7 +314,7 @@ def _meta(metadata: dict[str, Any], where: str) -> ChunkMeta:
     widest = max([1, *(column.item_bytes for column in meta.columns)])
     if not 0 <= meta.rows <= MAX_COUNT or meta.rows * widest >= _MOST:
         raise NotForebay(where, f"it cannot hold {meta.rows} rows of its columns")
-    if not (0 <= meta.samples <= MAX_COUNT and 0 <= meta.failures <= MAX_COUNT and sound_statistics(meta.statistics)):
+    if not (0 <= meta.samples <= MAX_COUNT and 0 <= meta.failures <= MAX_COUNT):
         raise NotForebay(where, "its metadata counts more than can be")
     if not all(map(_DIGEST.fullmatch, (meta.content, meta.ids, meta.base or meta.content))):
         raise NotForebay(where, "its metadata holds a digest that is none")

@@ -34,7 +34,7 @@ class BlockOverLimit(CodecError):
 
     def __init__(self, size: int, limit: int) -> None:
         self.size, self.limit = size, limit
-        super().__init__(f"it decodes to {size:,} bytes, more than the {limit:,} that max_block_bytes allows")
+        super().__init__(f"it decodes to {size:,} bytes, more than the {limit:,} that are allowed")
 
 
 def compressor(codec: Codec, level: Level) -> Callable[[Buffer], Buffer]:

@@ -28,6 +28,7 @@ ForebayError
 │   ├── ChunkCorrupt     bytes of a chunk disagree with their digest
 │   ├── ChunkMissing     a generation lists a chunk whose file is gone
 │   └── IndexCorrupt     a generation, plan, recipe or cache.json disagrees with its digest
+├── PinMismatch          a cache is not the one, or not as new, as the caller expects
 ├── KeyRefused           a generation is not tagged with the key in use, or needs one
 ├── OldCacheInvalid      a file is no teacher cache of the old format, or holds more than tensors
 ├── SourceNotFound       no file matches the source
@@ -303,6 +304,15 @@ class IndexCorrupt(Damaged):
     def __init__(self, root: str, key: str, problem: str) -> None:
         self.root, self.key, self.problem = root, key, problem
         super().__init__(f"'{key}' of the cache at '{root}' is corrupt: {problem}; run `forebay repair {root}`")
+
+
+class PinMismatch(ForebayError):
+    def __init__(self, root: str, what: str, found: object, expected: object) -> None:
+        self.root, self.what, self.found, self.expected = root, what, found, expected
+        super().__init__(
+            f"the cache at '{root}' is not the one that was pinned: its {what} is {found}, expected {expected}; look "
+            f"at `forebay info {root}`, and put back the cache that you expect or change the pin"
+        )
 
 
 class KeyRefused(ForebayError):

@@ -171,6 +171,7 @@ def test_a_plan_without_its_source_says_what_would_help(tmp_path: Path) -> None:
     fb.copy(root, tmp_path / "copy")
     before = tree(root)
     flip(root / "plan/000000.safetensors", 4200)
+    shutil.rmtree(tmp_path / "raw")
     report = fb.repair(root, recipe=LineRecipe(), workers=0)
     assert "--from COPY" in report.failed["plan/000000.safetensors"]
     assert "source" in report.failed["plan/000000.safetensors"]

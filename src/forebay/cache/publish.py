@@ -229,7 +229,7 @@ def _draft(
     before = newest.layers if newest else {}
     texts = newest.recipes if newest else {}
     # A layer once published is never dropped; a key signs no layer that this process does not build.
-    names = sorted({*before, *(layers_of(store) if hmac_key() is None else made)})
+    names = sorted({*before, *(_begun_layers(store) if hmac_key() is None else made)})
     plan, chunks, source = _listed_plan(store, newest, planned)
     tables = {name: before.get(name) or ChunkTable.of([]) for name in names}
     own = {name: list(made.get(name, ())) for name in names}
@@ -246,6 +246,15 @@ def _draft(
         layers=layers,
         source=source,
     )
+
+
+def _begun_layers(store: Store) -> list[str]:
+    """Layers whose recipe can be read; one that cannot be has no place in a generation."""
+    found = []
+    for layer in layers_of(store):
+        with suppress(Damaged):
+            found += [layer] if read_recipe_document(store, layer) else []
+    return found
 
 
 def _carried(newest: Generation | None) -> Mapping[str, str]:

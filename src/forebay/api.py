@@ -25,6 +25,7 @@ from forebay.cache.plan import load_plan
 from forebay.cache.prepare import prepare_base, prepare_layer
 from forebay.cache.publish import builder_versions, layers_of, load_generation, newest_generation, read_cache_document
 from forebay.cache.publish import read_recipe_document as kept_recipe
+from forebay.cache.reader import check_pins
 from forebay.cache.records import (
     GONE,
     BuildReport,
@@ -158,10 +159,22 @@ def grow(
 
 
 def verify(
-    root: Root, *, source: Source | None = None, full: bool = False, on_progress: OnProgress | None = None
+    root: Root,
+    *,
+    source: Source | None = None,
+    full: bool = False,
+    cache_id: str | None = None,
+    min_generation: int | None = None,
+    digest: str | None = None,
+    on_progress: OnProgress | None = None,
 ) -> VerifyReport:
-    """Check every published byte against its digest; `full` also decodes all rows and hashes the source again."""
+    """Check every published byte against its digest; `full` also decodes all rows and hashes the source again.
+
+    `cache_id`, `min_generation` and `digest` refuse another cache in this place, as `open_cache` does.
+    """
     store = open_store(root)
+    if (cache_id, min_generation, digest) != (None, None, None):
+        check_pins(store, load_generation(store), cache_id, min_generation, digest)
     return verify_cache(store, source or _kept_source(store), full, on_progress or _silent)
 
 

@@ -4,8 +4,15 @@ import time
 
 from forebay.cache.claim import Claim, claimed, is_abandoned, read_claims
 from forebay.cache.plan import load_plan
-from forebay.cache.publish import generation_numbers, layers_of, load_generation, read_cache_document
+from forebay.cache.publish import (
+    generation_numbers,
+    layers_of,
+    load_generation,
+    newest_generation,
+    read_cache_document,
+)
 from forebay.cache.records import CleanReport
+from forebay.errors import KeyRefused
 from forebay.format import layout
 from forebay.store.base import Entry, Store, holds
 from forebay.store.owner import Owner, this_host
@@ -47,7 +54,11 @@ def _old_generations(store: Store, keep: int | None) -> list[int]:
 
 def _superseded(store: Store) -> list[Entry]:
     """Chunk files that no generation lists, of chunks that some generation lists in another revision."""
-    generations = [load_generation(store, number) for number in generation_numbers(store)]
+    newest_generation(store)  # the key must accept this one
+    try:
+        generations = [load_generation(store, number) for number in generation_numbers(store)]
+    except KeyRefused:
+        return []  # what an older one lists is unknown here; `repair` removes it
     found = []
     for layer in layers_of(store):
         listed = {

@@ -1,5 +1,6 @@
 """What a key is worth: whatever is tampered with is refused, and nothing that no tag covers is ever signed."""
 
+import contextlib
 import os
 import pickle
 import shutil
@@ -128,15 +129,11 @@ TAMPERING: dict[str, Callable[[Path], object]] = {
 @pytest.mark.parametrize("name", TAMPERING)
 def test_whatever_is_tampered_with_is_found_and_nothing_wrong_is_read_or_signed(root: Path, name: str) -> None:
     TAMPERING[name](root)
-    try:
+    with contextlib.suppress(Damaged, KeyRefused):
         assert not fb.verify(root).sound
-    except (Damaged, KeyRefused):
-        pass
     assert signed_numbers(root) <= set(range(20))
-    try:
+    with contextlib.suppress(Damaged, KeyRefused):
         repair(root)
-    except (Damaged, KeyRefused):
-        pass
     assert signed_numbers(root) <= set(range(20))
 
 

@@ -29,8 +29,8 @@ def rekey(
     removed. Stop builds of the cache first; chunks stay as they are. A key is never an argument: others could see it.
 
     \b
-    Example: FOREBAY_HMAC_KEY=… forebay rekey caches/edu
-             OLD=… FOREBAY_HMAC_KEY=… forebay rekey caches/edu --old-key-env OLD
+    Example: forebay rekey caches/edu
+             forebay rekey caches/edu --old-key-env OLD_KEY
     """
     if old_key_env and old_key_file:
         raise click.UsageError("--old-key-env and --old-key-file both name the old key; use one of them.")

@@ -26,8 +26,8 @@ def verify(ctx: click.Context, cache: str, full: bool, align: bool, as_json: boo
 
     Lists bad chunks with layer, column, block and byte range, missing chunks, foreign files and stale sources. Exit
     code 1 when something is damaged or stale. With --align, also when a layer of a teacher is not what its recipe says;
-    where the teacher's files are here, a few rows of each layer are computed again. The cache's id and the digest of its
-    generation are shown: --cache-id, --min-generation and --digest refuse a cache that was exchanged or rolled back.
+    where the teacher's files are here, a few rows of each layer are computed again. The id of the cache and the digest
+    of its generation are shown; --cache-id, --min-generation and --digest refuse one that was exchanged or rolled back.
 
     Example: forebay verify caches/edu --full
     """

@@ -46,7 +46,7 @@ from forebay.cache.repair import Means, Mending, check_repaired, repair_chunks, 
 from forebay.cache.settle import settle
 from forebay.cache.status import SHOWN_FAILURES, cache_status, find_gaps
 from forebay.cache.summary import summarize_cache
-from forebay.cache.verify import newest_sound, stale_sources, verify_cache
+from forebay.cache.verify import newest_sound, published_plan, stale_sources, verify_cache
 from forebay.engine import InlineEngine, LocalEngine
 from forebay.errors import (
     BuildFailed,
@@ -330,7 +330,7 @@ def _existing(store: Store, source: Source | None, recipe_of: Callable[[str], An
     recipe = recipe_of(layer)
     if reads_of(recipe):
         return layer_workplace(store, cast(LayerRecipe, recipe), layer, newest)
-    plan = load_plan(store)
+    plan = published_plan(store, newest)
     reading = source or reopen_source(plan.source)  # which says what is in the way
     return base_workplace(store, reading, cast(Recipe, recipe), layer, plan, newest)
 

@@ -187,3 +187,15 @@ def test_what_has_the_name_of_the_next_generation_does_not_stop_a_build(root: Pa
     assert report.generation is not None
     assert report.generation > 1
     assert taken.is_symlink() or taken.is_dir()
+
+
+def test_a_chunk_whose_slice_is_lost_with_the_plan_of_a_grown_cache_says_so(tmp_path: Path) -> None:
+    root, source = other_cache(tmp_path), fb.sources.lines(tmp_path / "raw")
+    write_lines(tmp_path / "raw/b.txt", 900, 50)
+    fb.grow(root, source, workers=0)
+    (root / "plan/000000.safetensors").unlink()
+    flip(root / CHUNK, 4300)
+    report = fb.repair(root, workers=0)
+    assert "--from COPY (the cache has grown" in report.failed["plan/000000.safetensors"]
+    assert "'plan/000000.safetensors' of the cache" in report.failed[CHUNK]
+    assert not any("run `forebay repair" in reason for reason in report.failed.values())

@@ -116,6 +116,11 @@ def _build_missing(place: Workplace, wanted: Iterable[int], engine: Engine, term
             publish(store, {layer: tally.records.values()}, terms.versions, planned=terms.planned)
         raise
     generation = publish(store, {layer: tally.records.values()}, terms.versions, planned=terms.planned)
+    for chunk in tally.records.keys() - set(generation.table(layer).chunks.tolist()):
+        del tally.records[chunk]
+        tally.failed[chunk] = "it was written, and was gone before it could be listed; run the same command again"
+    beside = sum(record.revision > 0 for record in tally.records.values())
+    notes += [f"{beside:,} chunk(s) are a later revision: what has their name was left as it is"] if beside else []
     report = _report(store, layer, tally, generation, time.monotonic() - started, notes)
     if tally.failed:
         raise BuildFailed(store.address, tally.failed)
@@ -141,6 +146,9 @@ def remake_chunks(
     terms = replace(terms, planned=place.planned)
     listed = published_records(generation, layer, chunks)
     tally = Tally(total=len(listed))
+    for chunk in listed.keys() - set(place.chunks):
+        del listed[chunk]
+        tally.failed[chunk] = "it is published, but neither the plan nor the base layer has it now"
     job = RepairJob(place.job, listed)
     with suppress(BuildFailed):  # what could not be made is in the tally
         Build(job, sorted(listed), tally, terms, place.streams, place.weigh).run(engine)

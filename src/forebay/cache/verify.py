@@ -15,7 +15,7 @@ import numpy as np
 
 from forebay.cache.freshness import check_content, check_freshness
 from forebay.cache.identities import load_identities
-from forebay.cache.plan import decode_segment, load_plan
+from forebay.cache.plan import Plan, decode_segment, load_plan
 from forebay.cache.publish import generation_numbers, layers_of, load_generation, read_cache_document
 from forebay.cache.published import head_problem
 from forebay.cache.records import Bad, Progress, VerifyReport
@@ -185,6 +185,16 @@ def check_index(store: Store, generation: Generation) -> None:
         raise IndexCorrupt(store.address, problem.key, problem.problem)
 
 
+def published_plan(store: Store, generation: Generation) -> Plan:
+    """The segments that a generation lists, once they are what was published."""
+    for number, digest in enumerate(generation.plan):
+        problem = _segment_problem(store, number, digest)
+        if problem is not None:
+            raise IndexCorrupt(store.address, problem.key, problem.problem)
+    plan, listed = load_plan(store), len(generation.plan)
+    return Plan(plan.segments[:listed], plan.digests[:listed])
+
+
 def orphans(generation: Generation) -> list[tuple[str, ChunkRecord]]:
     """(layer, record) of chunks that were made for other rows than the base layer now has under their number."""
     base = generation.table(generation.base)
@@ -237,6 +247,8 @@ def check_chunk(store: Store, layer: str, record: ChunkRecord, full: bool) -> li
         view = store.map(key)
     except KeyError:
         return None
+    except Damaged as error:  # what has its name is not a file
+        return [Bad(key=key, problem=str(error), layer=layer, chunk=record.chunk)]
     if len(view) == record.size and hashlib.sha256(view).digest() == record.sha256:
         return _content_problem(view, key, layer, record) if full else []
     return _locate(view, key, layer, record)
@@ -309,6 +321,8 @@ def _text_problem(store: Store, key: str, text: str) -> Bad | None:
         same = store.read(key) == text.encode()
     except KeyError:
         return Bad(key=key, problem="it is gone")
+    except Damaged as error:
+        return Bad(key=key, problem=str(error))
     return None if same else Bad(key=key, problem="it is not what the generation was published with")
 
 
@@ -317,6 +331,8 @@ def _digest_problem(store: Store, key: str, digest: str) -> Bad | None:
         same = hashlib.sha256(store.map(key)).hexdigest() == digest
     except KeyError:
         return Bad(key=key, problem="it is gone")
+    except Damaged as error:
+        return Bad(key=key, problem=str(error))
     return None if same else Bad(key=key, problem="its SHA-256 is not the published one")
 
 

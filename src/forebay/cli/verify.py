@@ -21,7 +21,7 @@ from forebay.teachers import Alignment, check_alignment
 @click.option("--digest", metavar="SHA256", help="Refuse any newest generation but the one with this digest.")
 @json_option
 @click.pass_context
-def verify(ctx: click.Context, cache: str, full: bool, align: bool, as_json: bool, **pins: Any) -> None:
+def verify(ctx: click.Context, /, cache: str, full: bool, align: bool, as_json: bool, **pins: Any) -> None:
     """Check every published byte, and say exactly what is wrong.
 
     Lists bad chunks with layer, column, block and byte range, missing chunks, foreign files and stale sources. Exit

@@ -199,3 +199,25 @@ def test_a_chunk_whose_slice_is_lost_with_the_plan_of_a_grown_cache_says_so(tmp_
     assert "--from COPY (the cache has grown" in report.failed["plan/000000.safetensors"]
     assert "'plan/000000.safetensors' of the cache" in report.failed[CHUNK]
     assert not any("run `forebay repair" in reason for reason in report.failed.values())
+
+
+@pytest.mark.parametrize("all_generations", [False, True])
+def test_a_sound_chunk_of_another_source_is_not_taken_for_one_of_this_cache(
+    root: Path, tmp_path: Path, all_generations: bool
+) -> None:
+    """Same recipe, same number, right by all its sums: only the source can tell, so it is asked."""
+    before = rows(root)
+    write_lines(tmp_path / "raw/a.txt", 500, 120)
+    source = fb.sources.lines(root.parent / "raw")
+    fb.build(tmp_path / "cache", fb.sources.lines(tmp_path / "raw"), fb.RawRecipe(chunk_bytes=300), workers=0)
+    shutil.copyfile(tmp_path / "cache" / CHUNK, root / CHUNK)
+    if all_generations:
+        shutil.rmtree(root / "generations")
+    else:
+        flip(root / "generations/000000.safetensors", 4500)
+        fb.repair(root, workers=0)
+        assert set(rows(root)) < set(before)
+    report = fb.build(root, source, fb.RawRecipe(chunk_bytes=300), workers=0)
+    assert any("or not of this source, and were made again" in note for note in report.notes)
+    assert rows(root) == before
+    assert fb.verify(root, full=True).sound

@@ -289,7 +289,7 @@ class Build:
     def _publish(self) -> None:
         """List what was made; only then are the claims released that kept others from it."""
         made = {self._layer: self._tally.records.values()}
-        publish(self._store, made, self._terms.versions, planned=self._terms.planned)
+        publish(self._store, made, self._terms.versions, planned=self._terms.planned, adopts={})
         while self._unlisted:
             self._claims.release(self._unlisted.pop())
         self._published = time.monotonic()

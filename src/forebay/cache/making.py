@@ -92,7 +92,7 @@ def _build_missing(place: Workplace, wanted: Iterable[int], engine: Engine, term
         raise SourceChanged(store.address, place.changed)
     started = time.monotonic()
     terms = replace(terms, planned=place.planned)
-    newest, unsound = list_what_is_there(store, layer, terms)
+    newest, unsound = list_what_is_there(place.job, terms)
     table, files = newest.table(layer), chunk_files(store, layer)
     listed, gone = set(table.chunks.tolist()), lost_chunks(store, layer, table)
     order = list(wanted)
@@ -113,9 +113,10 @@ def _build_missing(place: Workplace, wanted: Iterable[int], engine: Engine, term
     except BaseException:
         # That what was made cannot be listed now must not hide why the build ended; a rerun lists it.
         with suppress(OSError, ForebayError):
-            publish(store, {layer: tally.records.values()}, terms.versions, planned=terms.planned)
+            publish(store, {layer: tally.records.values()}, terms.versions, planned=terms.planned, adopts={})
         raise
-    generation = publish(store, {layer: tally.records.values()}, terms.versions, planned=terms.planned)
+    adopts = {layer: place.job.may_adopt}
+    generation = publish(store, {layer: tally.records.values()}, terms.versions, None, terms.planned, adopts)
     for chunk in tally.records.keys() - set(generation.table(layer).chunks.tolist()):
         del tally.records[chunk]
         tally.failed[chunk] = "it was written, and was gone before it could be listed; run the same command again"
@@ -167,13 +168,14 @@ def published_records(generation: Generation, layer: str, chunks: Iterable[int])
     return {chunk: table.record(at) for chunk, at in positions.items() if at is not None}
 
 
-def list_what_is_there(store: Store, layer: str, terms: Terms) -> tuple[Generation, frozenset[int]]:
-    """A generation with all that may be adopted, and the chunks of a layer whose files are not sound."""
+def list_what_is_there(job: ChunkJob, terms: Terms) -> tuple[Generation, frozenset[int]]:
+    """A generation with all of a layer that may be adopted, and the chunks of it whose files may not."""
+    store, layer = job.store, job.layer
     newest = newest_generation(store)
     if newest is not None:
         check_index(store, newest)
     skipped: set[str] = set()
-    generation = publish(store, {}, terms.versions, skipped, terms.planned)
+    generation = publish(store, {}, terms.versions, skipped, terms.planned, {layer: job.may_adopt})
     parsed = (layout.parse_chunk(key) for key in skipped if key.startswith(layout.layer_folder(layer)))
     return generation, frozenset(one[0] for one in parsed if one)
 
@@ -182,7 +184,7 @@ def _unsound_notes(layer: str, unsound: Collection[int]) -> list[str]:
     if not unsound:
         return []
     names = ", ".join(layout.chunk(layer, chunk) for chunk in sorted(unsound)[:3])
-    return [f"{len(unsound):,} unlisted file(s) were not sound and were made again: {names}"]
+    return [f"{len(unsound):,} unlisted file(s) were not sound, or not of this source, and were made again: {names}"]
 
 
 def in_order(chunks: Sequence[int], mode: str, start: int | None, end: int | None) -> list[int]:

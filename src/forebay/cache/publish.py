@@ -34,6 +34,8 @@ from forebay.store.base import Buffer, Store, holds
 
 UNPUBLISHED = -1
 LOOKS = 6  # at a name that is taken and not listed, before the next one is used
+Adopts = Mapping[str, Callable[[ChunkRecord], bool]]  # layer -> which of its unlisted chunks may be listed
+
 _NOT_LISTABLE = (ForebayError, ArithmeticError, TypeError, ValueError)  # a statistic of another length, or too large
 STRANGE_NAMES = 8  # in a row, taken by what is not a generation, before publishing gives up
 
@@ -145,20 +147,22 @@ def publish(
     versions: Mapping[str, str],
     skipped: set[str] | None = None,
     planned: tuple[str, ...] = (),
+    adopts: Adopts | None = None,
 ) -> Generation:
     """The newest generation, after one more if there are chunks that it does not list.
 
-    `made` are records of chunks that this process wrote itself, by layer. Without a key, any other unlisted chunk is
-    adopted by reading and hashing it; one that is not sound is not listed, and its key goes into `skipped`. With a key
-    nothing is adopted: a generation lists what the one before it lists, what is in `made`, and the segments of the plan
-    in `planned`, which this process wrote or compared with the source. Where there is nothing to list at all, nothing
-    is published, and the answer has the number UNPUBLISHED.
+    `made` are records of chunks that this process wrote itself, by layer. Without a key, any other unlisted chunk that
+    `adopts` allows (every one unless it is passed) is adopted by reading and hashing it; one that is not sound, or not
+    allowed, is not listed, and its key goes into `skipped`. With a key nothing is adopted: a generation lists what the
+    one before it lists, what is in `made`, and the segments of the plan in `planned`, which this process wrote or
+    compared with the source. Where there is nothing to list at all, nothing is published, and the answer has the number
+    UNPUBLISHED.
     """
     own = {layer: list(records) for layer, records in made.items()}
 
     def drafted() -> tuple[int | None, Generation]:
         newest = newest_generation(store)
-        draft = _draft(store, newest, own, versions, set() if skipped is None else skipped, planned)
+        draft = _draft(store, newest, own, versions, set() if skipped is None else skipped, planned, adopts)
         if newest is not None and newest.same_content(draft):
             return None, newest
         if newest is None and not any(map(len, draft.layers.values())):
@@ -168,12 +172,12 @@ def publish(
     return _published(store, drafted)
 
 
-def publish_over_damaged(store: Store, sound: Generation | None) -> Generation:
-    """What a sound generation lists, and without a key all sound chunks besides, above every damaged generation."""
+def publish_over_damaged(store: Store, sound: Generation | None, adopts: Adopts | None = None) -> Generation:
+    """What a sound generation lists, and without a key what may be adopted besides, above every damaged generation."""
 
     def drafted() -> tuple[int, Generation]:
         numbers = [*generation_numbers(store), -1 if sound is None else sound.number]
-        return max(numbers) + 1, _draft(store, sound, {}, {}, set(), ())
+        return max(numbers) + 1, _draft(store, sound, {}, {}, set(), (), adopts)
 
     return _published(store, drafted)
 
@@ -221,6 +225,7 @@ def _draft(
     versions: Mapping[str, str],
     skipped: set[str],
     planned: tuple[str, ...],
+    adopts: Adopts | None,
 ) -> Generation:
     """What to publish next. Whatever the newest generation carries is taken from it, not from the files of now.
 
@@ -233,19 +238,40 @@ def _draft(
     plan, chunks, source = _listed_plan(store, newest, planned)
     tables = {name: before.get(name) or ChunkTable.of([]) for name in names}
     own = {name: list(made.get(name, ())) for name in names}
-    layers = {name: _with_unlisted(store, name, tables[name], own[name], skipped, chunks) for name in names}
+    cache = newest.cache if newest else store.read(layout.CACHE).decode()
+    base = msgspec.json.decode(cache, type=CacheDocument).base
+    layers: dict[str, ChunkTable] = {}
+    for name in sorted(names, key=lambda name: name != base):  # what lies above needs the table of the base layer
+        allowed = _allowed(name, adopts, None if name == base else layers.get(base))
+        layers[name] = _with_unlisted(store, name, tables[name], own[name], skipped, chunks, allowed)
     history = newest.versions if newest else ()
     is_new = any(_lists_other(layers[name], tables[name], own[name]) for name in names)
     return Generation(
         number=0,
-        cache=newest.cache if newest else store.read(layout.CACHE).decode(),
+        cache=cache,
         recipes={name: texts.get(name) or store.read(layout.recipe(name)).decode() for name in names},
         constants={**_constants(store, [name for name in names if name not in texts]), **_carried(newest)},
         plan=plan,
         versions=(*history, dict(versions)) if is_new and versions and dict(versions) not in history else history,
-        layers=layers,
+        layers={name: layers[name] for name in names},
         source=source,
     )
+
+
+def _allowed(layer: str, adopts: Adopts | None, base: ChunkTable | None) -> Callable[[ChunkRecord], bool] | None:
+    """Which unlisted chunks of a layer may be listed, None: none. One above the base must be of the rows below it."""
+    if hmac_key() is not None or (adopts is not None and layer not in adopts):
+        return None
+    rule = adopts[layer] if adopts is not None else None
+
+    def allowed(record: ChunkRecord) -> bool:
+        if base is not None:
+            at = base.position(record.chunk)
+            if at is None or (base.rows[at], base.digests["ids"][at].tobytes()) != (record.rows, record.base):
+                return False
+        return rule is None or rule(record)
+
+    return allowed
 
 
 def _begun_layers(store: Store) -> list[str]:
@@ -298,11 +324,17 @@ def _listed_revision(table: ChunkTable, record: ChunkRecord) -> int:
 
 
 def _with_unlisted(
-    store: Store, layer: str, table: ChunkTable, made: Iterable[ChunkRecord], skipped: set[str], planned: int
+    store: Store,
+    layer: str,
+    table: ChunkTable,
+    made: Iterable[ChunkRecord],
+    skipped: set[str],
+    planned: int,
+    allowed: Callable[[ChunkRecord], bool] | None,
 ) -> ChunkTable:
     own = [record for record in made if _listed_revision(table, record) < record.revision]
     table = _with(table, [record for record in own if holds(store, layout.chunk(layer, record.chunk, record.revision))])
-    if hmac_key() is not None:
+    if allowed is None:
         return table
     listed = set(table.chunks.tolist())
     found = chunk_files(store, layer).items()
@@ -310,7 +342,7 @@ def _with_unlisted(
         record
         for chunk, revision in found
         if chunk not in listed and chunk < planned
-        for record in _adopted(store, layer, chunk, revision, skipped)
+        for record in _adopted(store, layer, chunk, revision, skipped, allowed)
     ]
     try:
         return _with(table, adopted)
@@ -353,11 +385,14 @@ def sound_record(store: Store, layer: str, chunk: int, revision: int = 0) -> Chu
         return None
 
 
-def _adopted(store: Store, layer: str, chunk: int, revision: int, skipped: set[str]) -> list[ChunkRecord]:
+def _adopted(
+    store: Store, layer: str, chunk: int, revision: int, skipped: set[str], allowed: Callable[[ChunkRecord], bool]
+) -> list[ChunkRecord]:
     record = sound_record(store, layer, chunk, revision)
-    if record is None:
+    if record is None or not allowed(record):
         skipped.add(layout.chunk(layer, chunk, revision))
-    return [record] if record else []
+        return []
+    return [record]
 
 
 def _constants(store: Store, names: list[str]) -> dict[str, str]:

@@ -8,7 +8,7 @@ nothing is signed that no tag covers and that was not made here.
 import hashlib
 import re
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -19,11 +19,13 @@ import msgspec
 from forebay.cache.build import Terms
 from forebay.cache.crew import Engine
 from forebay.cache.duplicates import deduplicate
+from forebay.cache.freshness import is_made_from
 from forebay.cache.identities import load_identities
 from forebay.cache.making import Workplace, remake_chunks
 from forebay.cache.plan import Plan, Segment, decode_segment, files_apart, load_plan
 from forebay.cache.prepare import first_segment, sealed_constants
 from forebay.cache.publish import (
+    Adopts,
     builder_versions,
     chunk_files,
     generation_numbers,
@@ -102,7 +104,7 @@ def repair_index(means: Means, mending: Mending) -> Generation:
     _drop_loose_segments(store, basis, any(problem.key.startswith(layout.PLAN) for problem in problems), mending)
     if not bad and basis.number in generation_numbers(store):
         return basis
-    generation = publish_over_damaged(store, basis)
+    generation = publish_over_damaged(store, basis, _adopts(means, basis.base, basis.recipes))
     why = f"it could not be read; generation {generation.number} stands in its place"
     if hmac_key() is not None:
         why += f", with what generation {basis.number} lists; `forebay build {store.address}` makes the other chunks"
@@ -246,10 +248,23 @@ def _list_anew(means: Means, bad: list[str], mending: Mending) -> Generation:
         )
         raise KeyRefused(store.address, bad[-1] if bad else layout.GENERATIONS, problem)
     _restore_begun(means, mending)
-    generation = publish_over_damaged(store, None)
+    layers = _layer_folders(store)
+    generation = publish_over_damaged(store, None, _adopts(means, read_cache_document(store).base, layers))
     why = f"it could not be read; generation {generation.number} lists every chunk that was found sound"
     _replace_generations(store, bad, why, mending)
     return generation
+
+
+def _adopts(means: Means, base: str, layers: Iterable[str]) -> Adopts:
+    """Which chunks that no sound generation lists may be listed: those of the source, where that can be opened."""
+    store, plan = means.store, load_plan_or_none(means.store)
+    if plan is None:
+        return {}
+    source = means.source or means.reopened(plan.source)
+    if source is None:
+        return {layer: lambda record: True for layer in layers}
+    own = partial(is_made_from, store, source, plan, base)
+    return {layer: own if layer == base else lambda record: True for layer in layers}
 
 
 def _restore_begun(means: Means, mending: Mending) -> None:

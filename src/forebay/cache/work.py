@@ -10,6 +10,7 @@ from functools import cached_property, partial
 import numpy as np
 
 from forebay.cache.census import Sieve
+from forebay.cache.freshness import is_made_from, part_sum
 from forebay.cache.plan import Plan, load_plan
 from forebay.cache.presence import PRESENT, Home, column_homes, presence_name
 from forebay.cache.publish import examine_chunk, layers_of, load_generation, read_recipe_document
@@ -93,7 +94,7 @@ class BaseJob:
             raise SourceChanged(self.store.address, changed)
         if rows.present is not None:
             raise RecipeInvalid(f"the recipe '{self.recipe.kind}' makes base rows; leave out those it cannot make")
-        sums = [self._part_sum(part) for part in parts]
+        sums = [part_sum(self.source, part) for part in parts]
         self._check_files(parts)
         self._kept.check(self.recipe)
         return encode_chunk(
@@ -108,6 +109,10 @@ class BaseJob:
             sample_ids=getattr(self.recipe, "sample_ids", ""),
             source_sums=sums,
         )
+
+    def may_adopt(self, record: ChunkRecord) -> bool:
+        """Whether a chunk that is there was made from this source."""
+        return is_made_from(self.store, self.source, self._plan, self.layer, record)
 
     def touched(self, chunk: int) -> list[str]:
         """The files of a chunk whose look differs from the plan; whether their content does may be unknown."""
@@ -132,11 +137,6 @@ class BaseJob:
         if identity is None:
             raise RecipeInvalid(f"chunk {chunk} is planned without duplicates, but its recipe has no `identity`")
         return Sieve(identity, planned)
-
-    def _part_sum(self, part: Part) -> int:
-        if part.file.digest is not None:
-            return part.file.digest
-        return self.source.digest(part.file, part.start, part.stop)
 
     def _check_files(self, parts: list[Part]) -> None:
         """Before and after reading: a file that changes meanwhile must not leave a chunk."""
@@ -176,6 +176,10 @@ class LayerJob:
             statistics=rows.statistics,
             base=record.ids.hex(),
         )
+
+    def may_adopt(self, record: ChunkRecord) -> bool:
+        """Whether a chunk that is there belongs to its rows, which publishing compares."""
+        return True
 
     def touched(self, chunk: int) -> list[str]:
         return []

@@ -60,7 +60,7 @@ from forebay.format.generation import CacheDocument, Generation
 from forebay.format.key import hmac_key
 from forebay.recipe import AnyRecipe, Recipe, input_layers, versions_of
 from forebay.source import Source
-from forebay.store.base import Buffer, Store
+from forebay.store.base import Buffer, Store, is_full
 
 _ADVICE = re.compile(r"; run `forebay (?:verify`, then `forebay )?repair[^`]*`$")
 
@@ -195,6 +195,10 @@ def _put_back(means: Means, mending: Mending, key: str, published: Callable[[], 
         mending.fail(key, error)
     except IsADirectoryError:
         mending.failed[key] = "a folder has its name; move it away and run it again"
+    except OSError as error:
+        if is_full(error):
+            raise
+        mending.failed[key] = f"'{error.filename}': {error.strerror}" if error.filename else str(error)
 
 
 def _replace_generations(store: Store, bad: list[str], why: str, mending: Mending) -> None:

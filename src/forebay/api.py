@@ -25,7 +25,9 @@ from forebay.cache.plan import load_plan
 from forebay.cache.prepare import prepare_base, prepare_layer
 from forebay.cache.publish import builder_versions, layers_of, load_generation, newest_generation, read_cache_document
 from forebay.cache.publish import read_recipe_document as kept_recipe
+from forebay.cache.reader import check_pins
 from forebay.cache.records import (
+    GONE,
     BuildReport,
     CleanReport,
     CopyReport,
@@ -33,20 +35,23 @@ from forebay.cache.records import (
     Gaps,
     LayerSummary,
     Progress,
+    RekeyReport,
     RepairReport,
     Status,
     Summary,
     VerifyReport,
 )
-from forebay.cache.repair import Means, Mending, repair_chunks, repair_index
+from forebay.cache.rekey import rekey_cache
+from forebay.cache.repair import Means, Mending, check_repaired, repair_chunks, repair_index
 from forebay.cache.settle import settle
 from forebay.cache.status import SHOWN_FAILURES, cache_status, find_gaps
 from forebay.cache.summary import summarize_cache
-from forebay.cache.verify import newest_sound, verify_cache
+from forebay.cache.verify import newest_sound, published_plan, stale_sources, verify_cache
 from forebay.engine import InlineEngine, LocalEngine
 from forebay.errors import (
     BuildFailed,
     Damaged,
+    KeyRefused,
     LayerNotFound,
     LibraryMissing,
     RecipeInvalid,
@@ -55,6 +60,7 @@ from forebay.errors import (
     UnknownKind,
 )
 from forebay.format import layout
+from forebay.format.key import hmac_key
 from forebay.kinds import recipe_class, reopen_recipe, reopen_source
 from forebay.recipe import AnyRecipe, LayerRecipe, Recipe, dependencies_of, reads_of, versions_of
 from forebay.source import Source, left_out_notes
@@ -101,7 +107,7 @@ def build(
         terms = _terms(settled, workers, memory_limit, max_failures, lease_seconds, told)
         place = _prepared(store, source, settled, name, terms).noting(notes)
         if mode == "inverse" and newest_generation(store) is not None:
-            mended = _repair(store, source, settled, None, engine, terms)
+            mended = _repair(store, source, settled, None, lambda: (engine, terms))
             if mended.failed:
                 raise BuildFailed(store.address, _by_chunk(mended.failed))
             place = place.noting(_mended(mended))
@@ -142,6 +148,8 @@ def grow(
     _check_source(source)
     store = open_store(root)
     base = read_cache_document(store).base
+    if recipe is None:
+        check_kept_texts(store)
     own, notes = settle(store, source, recipe or cast(Recipe, _kept_recipe(store, base)), base)
     prepare_layer(store, own, base)
     told = _told_in_bytes(source, on_progress or _silent)
@@ -154,10 +162,22 @@ def grow(
 
 
 def verify(
-    root: Root, *, source: Source | None = None, full: bool = False, on_progress: OnProgress | None = None
+    root: Root,
+    *,
+    source: Source | None = None,
+    full: bool = False,
+    cache_id: str | None = None,
+    min_generation: int | None = None,
+    digest: str | None = None,
+    on_progress: OnProgress | None = None,
 ) -> VerifyReport:
-    """Check every published byte against its digest; `full` also decodes all rows and hashes the source again."""
+    """Check every published byte against its digest; `full` also decodes all rows and hashes the source again.
+
+    `cache_id`, `min_generation` and `digest` refuse another cache in this place, as `open_cache` does.
+    """
     store = open_store(root)
+    if (cache_id, min_generation, digest) != (None, None, None):
+        check_pins(store, load_generation(store), cache_id, min_generation, digest)
     return verify_cache(store, source or _kept_source(store), full, on_progress or _silent)
 
 
@@ -173,16 +193,31 @@ def repair(
 ) -> RepairReport:
     """Put back exactly what `verify` finds bad or missing: from a copy of the cache, or made again from the source."""
     store = open_store(root)
-    workers = _own_workers(store) if workers is None else workers
-    versions = builder_versions(versions_of(recipe) if recipe else {})
-    terms = Terms(
-        workers=_worker_count(workers),
-        host=socket.gethostname(),
-        versions=versions,
-        memory_limit=memory_limit,
-        on_progress=_told_in_bytes(source or _kept_source(store), on_progress or _silent),
-    )
-    return _repair(store, source, recipe, None if copy is None else open_store(copy), _engine(workers), terms)
+
+    def started() -> tuple[Engine, Terms]:
+        """Once the index is whole: the recipes and the plan say how to work."""
+        count = _own_workers(store) if workers is None else workers
+        told = _told_in_bytes(source or _kept_source(store), on_progress or _silent)
+        terms = Terms(
+            workers=_worker_count(count),
+            host=socket.gethostname(),
+            versions=builder_versions({}),  # each layer's repair adds those of its recipe
+            memory_limit=memory_limit,
+            on_progress=told,
+        )
+        return _engine(count), terms
+
+    report = _repair(store, source, recipe, None if copy is None else open_store(copy), started)
+    stale = _stale(store, source)
+    return msgspec.structs.replace(report, failed={**report.failed, **stale})
+
+
+def check_kept_texts(store: Store) -> None:
+    """With a key, refuse to build by what a cache keeps before a tag covers it: anyone may have put it there."""
+    if hmac_key() is not None and newest_generation(store) is None:
+        read_cache_document(store)
+        problem = "nothing is published yet, so no tag covers it; name the source and the recipe again to build it"
+        raise KeyRefused(store.address, layout.CACHE, problem)
 
 
 def gaps(root: Root, *, layer: str | None = None) -> list[Gaps]:
@@ -223,22 +258,43 @@ def clean(root: Root, *, keep_generations: int | None = None, lease_seconds: flo
     return clean_cache(open_store(root), keep_generations, lease_seconds)
 
 
+def rekey(
+    root: Root,
+    *,
+    old_key: bytes | None = None,
+    new_key: bytes | None = None,
+    on_progress: OnProgress | None = None,
+) -> RekeyReport:
+    """Sign the generations of a cache with another key, after checking every byte that they list.
+
+    `old_key` is the key that they are tagged with, None where they carry no tag; `new_key` is the key to sign them
+    with, unless one is passed the one in FOREBAY_HMAC_KEY.
+    """
+    return rekey_cache(open_store(root), old_key, new_key or hmac_key(), on_progress or _silent)
+
+
 def copy(root: Root, destination: Root, *, on_progress: OnProgress | None = None) -> CopyReport:
     """Copy what the newest generation lists, every chunk checked on the way."""
     return copy_cache(open_store(root), open_store(destination), on_progress or _silent)
 
 
 def _repair(
-    store: Store, source: Source | None, recipe: AnyRecipe | None, copy: Store | None, engine: Engine, terms: Terms
+    store: Store,
+    source: Source | None,
+    recipe: AnyRecipe | None,
+    copy: Store | None,
+    started: Callable[[], tuple[Engine, Terms]],
 ) -> RepairReport:
     mending = Mending()
-    own_source = source or _kept_source(store)
     with ExitStack() as ending:
         recipe_of = partial(_recipe_until, ending, store, recipe)
-        means = Means(store, copy, own_source, recipe_of, partial(_existing, store, own_source, recipe_of))
+        workplace_of = partial(_existing, store, source, recipe_of)
+        means = Means(store, copy, source, _reopened, recipe_of, workplace_of)
         generation = repair_index(means, mending)
+        engine, terms = started()
         report = verify_cache(store, None, False, terms.on_progress)
         repair_chunks(means, report, generation, engine, terms, mending)
+        check_repaired(means, mending)
     newest = newest_generation(store)
     return RepairReport(
         root=store.address,
@@ -247,6 +303,20 @@ def _repair(
         failed=mending.failed,
         generation=newest.number if newest else None,
     )
+
+
+def _stale(store: Store, source: Source | None) -> dict[str, str]:
+    """Source files with other content than was planned, which no repair puts back and `verify` reports."""
+    reading = source or _kept_source(store)
+    newest = newest_generation(store)
+    if reading is None or newest is None:
+        return {}
+    try:
+        found = stale_sources(store, newest, reading, full=False) or {}
+    except Damaged:  # a plan that could not be put back, which is said already
+        return {}
+    advice = "put the old content back, or build a new cache"
+    return {path: f"it {how}; {advice}" for path, how in found.items() if how != GONE}
 
 
 def _prepared(store: Store, source: Source | None, recipe: AnyRecipe, layer: str, terms: Terms) -> Workplace:
@@ -268,7 +338,7 @@ def _existing(store: Store, source: Source | None, recipe_of: Callable[[str], An
     recipe = recipe_of(layer)
     if reads_of(recipe):
         return layer_workplace(store, cast(LayerRecipe, recipe), layer, newest)
-    plan = load_plan(store)
+    plan = published_plan(store, newest)
     reading = source or reopen_source(plan.source)  # which says what is in the way
     return base_workplace(store, reading, cast(Recipe, recipe), layer, plan, newest)
 
@@ -301,8 +371,15 @@ def _kept_source(store: Store) -> Source | None:
     """The source that the plan describes, None where it cannot be opened by that or the plan cannot be read."""
     try:
         plan = load_plan(store)
-        return reopen_source(plan.source) if plan.segments else None
-    except (UnknownKind, LibraryMissing, SourceInvalid, SourceNeeded, Damaged):
+    except Damaged:
+        return None
+    return _reopened(plan.source) if plan.segments else None
+
+
+def _reopened(description: Mapping[str, Any]) -> Source | None:
+    try:
+        return reopen_source(description)
+    except (UnknownKind, LibraryMissing, SourceInvalid, SourceNeeded):
         return None
 
 

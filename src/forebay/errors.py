@@ -29,6 +29,7 @@ ForebayError
 │   └── IndexCorrupt     a generation, plan, recipe or cache.json disagrees with its digest
 ├── StoreRefused         a store cannot be opened there, or does not take a key
 ├── BlockTooLarge        a compressed block decodes to more bytes than the caller allows
+├── PinMismatch          a cache is not the one, or not as new, as the caller expects
 ├── KeyRefused           a generation is not tagged with the key in use, or needs one
 ├── OldCacheInvalid      a file is no teacher cache of the old format, or holds more than tensors
 ├── SourceNotFound       no file matches the source
@@ -335,6 +336,15 @@ def is_url(name: str) -> bool:
     (True, True, False, False)
     """
     return _SCHEME.match(name) is not None
+
+
+class PinMismatch(ForebayError):
+    def __init__(self, root: str, what: str, found: object, expected: object) -> None:
+        self.root, self.what, self.found, self.expected = root, what, found, expected
+        super().__init__(
+            f"the cache at '{root}' is not the one that was pinned: its {what} is {found}, expected {expected}; look "
+            f"at `forebay info {root}`, and put back the cache that you expect or change the pin"
+        )
 
 
 class KeyRefused(ForebayError):

@@ -11,6 +11,8 @@ from tests.recipes import NOTES, LengthLayer, ObedientRecipe, makes, order_line,
 
 import forebay as fb
 from forebay.errors import BuildFailed, BuildStopped, SourceChanged, TooManyFailures
+from forebay.format.chunk import encode_chunk
+from forebay.format.chunk_file import ChunkFile
 from forebay.store.owner import Owner, this_host, this_process
 
 
@@ -306,3 +308,50 @@ def test_what_is_given_by_mistake_is_refused_before_anything_is_written(tmp_path
     with pytest.raises((TypeError, ValueError), match=problem):
         fb.estimate(**given)
     assert not (tmp_path / "cache").exists()
+
+
+@pytest.mark.parametrize("what", ["garbage", "empty", "folder", "dangling link", "another chunk", "huge statistic"])
+def test_an_unlisted_file_that_is_no_sound_chunk_does_not_stop_a_build(tmp_path, what):
+    source = fb.sources.lines(write_orders(tmp_path / "source.txt", orders(4)))
+    root = tmp_path / "cache"
+    fb.build(root, source, ObedientRecipe(), workers=0, end_chunk=1)
+    path = root / "layers/obedient/000002.safetensors"
+    match what:
+        case "folder":
+            path.mkdir()
+            (path / "mine").write_text("mine")
+        case "dangling link":
+            path.symlink_to("nowhere")
+        case "another chunk":
+            path.write_bytes((root / "layers/obedient/000001.safetensors").read_bytes())
+        case "huge statistic":
+            path.write_bytes(chunk_with_a_huge_statistic(root))
+        case _:
+            path.write_bytes(b"" if what == "empty" else b"garbage" * 1000)
+    report = fb.build(root, source, ObedientRecipe(), workers=0)
+    assert report.rows == 8
+    assert fb.verify(root, full=True).sound
+    assert fb.status(root, source=source).complete
+    ids = [bytes(row["id"]) for row in map(fb.open_cache(root).__getitem__, range(8))]
+    fb.build(tmp_path / "alone", source, ObedientRecipe(), workers=0)
+    assert ids == [bytes(row["id"]) for row in map(fb.open_cache(tmp_path / "alone").__getitem__, range(8))]
+    if what == "folder":
+        assert (path / "mine").read_text() == "mine"
+    assert fb.build(root, source, ObedientRecipe(), workers=0).made == 0
+
+
+def chunk_with_a_huge_statistic(root: Path) -> bytes:
+    """A chunk that proves itself, and that no table of 64-bit numbers can list."""
+    file = ChunkFile(memoryview((root / "layers/obedient/000001.safetensors").read_bytes()), "")
+    encoded = encode_chunk(
+        {name: file.decode(name) for name in file.columns},
+        ObedientRecipe().columns(),
+        layer="obedient",
+        chunk=2,
+        fingerprint=fb.fingerprint(ObedientRecipe()),
+        samples=2,
+        statistics={"bytes": 1 << 70},
+        sample_ids="id",
+        source_sums=file.source_sums(),
+    )
+    return b"".join(encoded.buffers)

@@ -214,3 +214,36 @@ def test_a_claim_that_cannot_be_read_stops_nobody(tmp_path: Path, content: bytes
     while not mine.take(35):
         assert time.monotonic() < end, "the chunk can never be claimed"
         time.sleep(0.02)
+
+
+@pytest.mark.parametrize("what", ["folder", "dangling link"])
+def test_what_has_the_name_of_a_claim_and_is_none_is_passed_over(tmp_path, what):
+    taken = tmp_path / layout.claim(LAYER, 35, 1)
+    taken.parent.mkdir(parents=True)
+    taken.mkdir() if what == "folder" else taken.symlink_to("nowhere")
+    store = LocalStore(tmp_path)
+    mine = claims_on(store)
+    assert mine.take(35)
+    assert not claims_on(store).take(35)
+    mine.release(35)
+    assert read_claims(store, LAYER) == {}
+    assert taken.is_dir() or taken.is_symlink()
+
+
+def test_a_claim_with_a_huge_attempt_is_none_of_ours_and_costs_no_time():
+    store = MemoryStore()
+    for attempt in (10**9, 10**18):
+        store.create(f"claims/{LAYER}/000035.{attempt}.json", [b"{}"])
+    mine = claims_on(store)
+    assert mine.take(35)
+    mine.release(35)
+    assert len(list(store.keys("claims/"))) == 2
+
+
+def test_releasing_removes_the_attempts_there_are_and_no_others():
+    store = MemoryStore()
+    claim_by_somebody_elsewhere(store, 35)
+    late = claims_on(store, lease_seconds=0)
+    assert late.take(35)
+    late.release(35)
+    assert read_claims(store, LAYER) == {}

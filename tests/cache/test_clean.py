@@ -8,7 +8,17 @@ from pathlib import Path
 
 import pytest
 from tests.cache.test_status import put_claim
-from tests.layer_recipes import MOOD, LineRecipe, MoodyRecipe, flip, identities, number_cache, tree, write_lines
+from tests.layer_recipes import (
+    MOOD,
+    LineRecipe,
+    MoodyRecipe,
+    flip,
+    identities,
+    layered_cache,
+    number_cache,
+    tree,
+    write_lines,
+)
 
 import forebay as fb
 from forebay.errors import CacheNotFound, IndexCorrupt
@@ -177,6 +187,72 @@ def test_foreign_files_are_not_ours_to_remove(tmp_path: Path) -> None:
     (root / "layers/numbers/mine.safetensors").write_text("mine")
     fb.clean(root, keep_generations=1)
     assert fb.verify(root).foreign == ("layers/numbers/mine.safetensors", "notes.txt")
+
+
+def test_only_what_is_a_claim_to_the_letter_is_taken_for_one(tmp_path: Path) -> None:
+    root = number_cache(tmp_path)
+    strays = ["notes.txt", ".DS_Store", "000001.json", "0000001.1.json", "000001.1.json.bak", "000001.1.txt"]
+    strays += ["deep/000001.1.json", f"000001.{10**9}.json", "000001.01.json"]
+    for name in strays:
+        path = root / "claims/numbers" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("mine")
+    report = fb.clean(root, lease_seconds=0.1)
+    assert report.claims == ()
+    assert all((root / "claims/numbers" / name).read_text() == "mine" for name in strays)
+
+
+@pytest.mark.parametrize("name", ["0000001.r1.safetensors", "old/000001.r1.safetensors", "000001.r01.safetensors"])
+def test_only_what_is_a_chunk_to_the_letter_is_superseded(tmp_path: Path, name: str) -> None:
+    root = number_cache(tmp_path)
+    path = root / "layers/numbers" / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("mine")
+    assert fb.clean(root).superseded == ()
+    assert path.read_text() == "mine"
+
+
+def test_one_lease_is_waited_for_all_layers_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = layered_cache(tmp_path)
+    claims = [put_claim(root, f"{layer}/000009.1.json", "0123456789ab-17-4") for layer in ("numbers", "length")]
+    slept: list[float] = []
+    monkeypatch.setattr(time, "sleep", slept.append)
+    assert len(fb.clean(root, lease_seconds=30).claims) == 2
+    assert slept == [30]
+    assert not any(path.exists() for path in claims)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[" * 100_000, '{"owner": "²-²-²", "host": [], "pid": 1}', "\xff"])
+def test_a_claim_that_cannot_be_read_expires_after_one_lease(tmp_path: Path, text: str) -> None:
+    root = number_cache(tmp_path)
+    path = root / "claims/numbers/000009.1.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(text.encode("latin-1", "replace"))
+    assert fb.clean(root, lease_seconds=0.1).claims == ("claims/numbers/000009.1.json",)
+
+
+def test_a_revision_that_is_about_to_be_listed_stays(tmp_path: Path) -> None:
+    """Its claim is held until a generation lists it, however often somebody cleans meanwhile."""
+    write_lines(tmp_path / "raw/a.txt", 0, 40)
+    root, source = tmp_path / "cache", fb.sources.lines(tmp_path / "raw")
+    fb.build(root, source, MoodyRecipe(), workers=0)
+    bad = [1, 4, 7]
+    for chunk in bad:
+        flip(root / f"layers/moody/{chunk:06d}.safetensors", 4300)
+    cleaned: list[str] = []
+
+    def clean(progress: fb.Progress) -> None:
+        cleaned.extend(fb.clean(root, lease_seconds=0).superseded)
+
+    MOOD["add"] = 1
+    try:
+        report = fb.repair(root, source=source, recipe=MoodyRecipe(), workers=0, on_progress=clean)
+    finally:
+        MOOD["add"] = 0
+    assert sorted(report.replaced) == [f"layers/moody/{chunk:06d}.r1.safetensors" for chunk in bad]
+    assert cleaned == []
+    assert fb.verify(root, full=True).sound
+    assert not list((root / "claims").rglob("*.json"))
 
 
 def test_there_must_be_a_cache(tmp_path: Path) -> None:

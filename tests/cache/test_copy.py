@@ -1,5 +1,7 @@
 """Copying: a verified copy, begun again where it was interrupted."""
 
+import errno
+import os
 from pathlib import Path
 
 import numpy as np
@@ -7,7 +9,7 @@ import pytest
 from tests.layer_recipes import LineRecipe, flip, identities, layered_cache, number_cache, tree, write_lines
 
 import forebay as fb
-from forebay.errors import ChunkCorrupt, ChunkMissing, ForebayError, IndexCorrupt, NothingPublished
+from forebay.errors import ChunkCorrupt, ChunkMissing, DiskFull, ForebayError, IndexCorrupt, NothingPublished
 from forebay.format.key import VARIABLE
 
 
@@ -112,3 +114,61 @@ def test_copies_go_between_stores_and_keep_their_tag(tmp_path: Path, monkeypatch
     fb.copy(store, tmp_path / "back")
     assert tree(tmp_path / "back") == tree(root)
     assert fb.open_cache(store).generation.tagged
+
+
+def test_a_cache_is_not_copied_onto_or_into_itself(tmp_path: Path) -> None:
+    root = number_cache(tmp_path)
+    (tmp_path / "link").symlink_to(root)
+    before = tree(root)
+    for place, said in (
+        (root, "is the cache itself"),
+        (tmp_path / "link", "is the cache itself"),
+        (root / "backup", "lies in the cache at"),
+    ):
+        with pytest.raises(ForebayError, match=f"{said}.*copy to a folder outside it"):
+            fb.copy(root, place)
+    assert tree(root) == before
+
+
+def test_a_folder_with_other_files_in_it_is_refused_and_left_alone(tmp_path: Path) -> None:
+    root = number_cache(tmp_path)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/data.jsonl").write_text("mine")
+    with pytest.raises(ForebayError, match=r"holds 'data\.jsonl', which is not of a copy of .*empty folder"):
+        fb.copy(root, tmp_path / "mine")
+    assert tree(tmp_path / "mine") == {"data.jsonl": b"mine"}
+
+
+class ChangingStore(fb.MemoryStore):
+    """Gives other bytes for a chunk at every second reading."""
+
+    readings = 0
+
+    def read(self, key: str, start: int = 0, stop: int | None = None) -> bytes:
+        value = super().read(key, start, stop)
+        if "/000002." not in key:
+            return value
+        self.readings += 1
+        return value if self.readings % 2 else value[:-1] + b"?"
+
+    def map(self, key: str) -> memoryview:
+        return memoryview(self.read(key))
+
+
+def test_what_is_hashed_is_what_is_written(tmp_path: Path) -> None:
+    store = ChangingStore()
+    for name, value in tree(number_cache(tmp_path)).items():
+        store.create(name, [value])
+    fb.copy(store, tmp_path / "copy")
+    assert fb.verify(tmp_path / "copy", full=True).sound
+
+
+class FullStore(fb.LocalStore):
+    def replace(self, key: str, data: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_full_disk_is_named_by_the_destination(tmp_path: Path) -> None:
+    root = number_cache(tmp_path)
+    with pytest.raises(DiskFull, match=f"no room at '{tmp_path / 'copy'}'"):
+        fb.copy(root, FullStore(tmp_path / "copy"))

@@ -14,7 +14,6 @@ from forebay.errors import (
     BuildFailed,
     ChunkCorrupt,
     ForebayError,
-    FormatTooNew,
     RecipeInvalid,
     SourceChanged,
 )
@@ -145,9 +144,11 @@ def test_a_chunk_of_a_newer_forebay_is_neither_removed_nor_replaced(tmp_path):
     path = root / layout.chunk("raw", 1)
     newer = path.read_bytes().replace(b'\\"format_version\\":1', b'\\"format_version\\":9')
     path.write_bytes(newer)
-    with pytest.raises(FormatTooNew):
-        fb.build(root, source, RECIPE, workers=0)
+    report = fb.build(root, source, RECIPE, workers=0)
     assert path.read_bytes() == newer
+    assert any("1 unlisted file(s) were not sound" in note for note in report.notes)
+    assert fb.open_cache(root).generation.table("raw").numbers["revision"].tolist()[:2] == [0, 1]
+    assert fb.verify(root, full=True).sound
 
 
 def test_an_inverse_build_says_what_it_could_not_repair(tmp_path):

@@ -3,6 +3,7 @@
 import os
 import shutil
 from pathlib import Path
+from typing import ClassVar
 
 import msgspec
 import numpy as np
@@ -25,6 +26,7 @@ from forebay.errors import FormatTooNew, IndexCorrupt, NothingPublished
 from forebay.format.chunk_file import ChunkFile
 from forebay.format.layout import FORMAT_VERSION
 from forebay.format.sealed import seal
+from forebay.kinds import RECIPES
 
 
 @pytest.fixture
@@ -172,6 +174,7 @@ def test_a_plan_without_its_source_says_what_would_help(tmp_path: Path) -> None:
     fb.copy(root, tmp_path / "copy")
     before = tree(root)
     flip(root / "plan/000000.safetensors", 4200)
+    shutil.rmtree(tmp_path / "raw")
     report = fb.repair(root, recipe=LineRecipe(), workers=0)
     assert "--from COPY" in report.failed["plan/000000.safetensors"]
     assert "source" in report.failed["plan/000000.safetensors"]
@@ -315,6 +318,36 @@ def test_same_content_in_other_bytes_says_so(tmp_path: Path) -> None:
     }
     assert (root / "layers/numbers/000001.r1.safetensors").read_bytes() == whole
     assert fb.open_cache(root).read([4])["number"].tolist() == [4]
+
+
+class VersionedRecipe(MoodyRecipe, frozen=True, kw_only=True):
+    """A recipe that says which library shapes its bytes."""
+
+    kind: ClassVar[str] = "versioned"
+
+    def versions(self) -> dict[str, str]:
+        return {"moodlib": f"1.{MOOD['add']}"}
+
+
+def test_a_repair_records_the_libraries_of_the_recipe_that_the_cache_keeps(
+    tmp_path: Path, mood: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(RECIPES, "versioned", (__name__, "VersionedRecipe"))
+    write_lines(tmp_path / "raw/a.txt", 0, 12)
+    root = tmp_path / "cache"
+    fb.build(root, fb.sources.lines(tmp_path / "raw"), VersionedRecipe(), workers=0)
+    flip(root / "layers/versioned/000001.safetensors", 4300)
+    mood["add"] = 7
+    report = fb.repair(root, workers=0)
+    assert "moodlib 1.7 (before: 1.0)" in report.replaced["layers/versioned/000001.r1.safetensors"]
+    assert [versions["moodlib"] for versions in fb.summarize(root).versions] == ["1.0", "1.7"]
+
+
+def test_chunks_that_were_only_found_are_not_said_to_be_made_with_the_libraries_of_now(tmp_path: Path) -> None:
+    root = number_cache(tmp_path)
+    shutil.rmtree(root / "generations")
+    fb.build(root, fb.sources.lines(tmp_path / "raw"), LineRecipe(), workers=0)
+    assert fb.summarize(root).versions == ()
 
 
 @pytest.mark.parametrize("key", ["cache.json", "plan/000000.safetensors", "layers/numbers/recipe.json"])

@@ -147,6 +147,12 @@ def a_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ran:
     return ran
 
 
+@shows(errors.PinMismatch, "its generation is 0, expected at least 7; look at `forebay info")
+def rolled_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ran:
+    root, _ = build_lines(tmp_path)
+    return run("verify", root, "--min-generation", 7, code=1)
+
+
 @shows(errors.KeyRefused, "is refused: ")
 def refused_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ran:
     root, _ = build_lines(tmp_path)

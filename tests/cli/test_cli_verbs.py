@@ -311,3 +311,35 @@ def test_json_of_every_verb_is_json_and_nothing_else(tmp_path: Path):
         ran = run(*line, "--json")
         assert isinstance(ran.json, dict | list), line
         assert ran.err == "", line
+
+
+def test_status_says_that_a_published_chunk_is_lost_and_advises_repair(tmp_path: Path):
+    root, _ = build_lines(tmp_path)
+    chunk_path(root, 2).unlink()
+    ran = run("status", root, code=1)
+    assert "lost" in ran.out
+    assert "2 (published, but the file is gone)" in ran.out
+    assert f"next: forebay repair {root}" in ran.out
+    assert run("status", root, "--json", code=1).json["layers"][0]["lost"] == [2]
+    run("repair", root, "--workers", 0)
+    run("status", root)
+
+
+def test_a_lost_plan_comes_back_on_the_command_line(tmp_path: Path):
+    """The generation names the source, so nobody has to."""
+    root, _ = build_lines(tmp_path)
+    before = (root / "plan/000000.safetensors").read_bytes()
+    (root / "plan/000000.safetensors").unlink()
+    run("repair", root, "--workers", 0)
+    assert (root / "plan/000000.safetensors").read_bytes() == before
+    run("verify", root)
+
+
+def test_the_id_and_the_digest_that_a_cache_is_pinned_by_are_shown(tmp_path: Path):
+    root, _ = build_lines(tmp_path)
+    told = run("info", root, "--json").json
+    for verb in ("info", "verify"):
+        out = run(verb, root).out
+        assert told["cache_id"] in out
+        assert told["digest"] in out
+    run("verify", root, "--cache-id", told["cache_id"], "--digest", told["digest"], "--min-generation", 0)

@@ -10,20 +10,21 @@ It knows no kind of data and no kind of engine.
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from forebay.cache.claim import LEASE_SECONDS, Claims, Heartbeat
 from forebay.cache.crew import Crew, Died, Engine, Event, Lost, Made, Refused
 from forebay.cache.memory import MemoryGovernor
 from forebay.cache.nothing import check_failures
-from forebay.cache.publish import publish, sound_record
+from forebay.cache.publish import UNPUBLISHED, generation_numbers, load_generation, publish, sound_record
 from forebay.cache.records import Progress
 from forebay.cache.schedule import Answer, Schedule
-from forebay.cache.work import BuildJob, Job
-from forebay.errors import BuildFailed, BuildStopped, DiskFull, SourceChanged, WorkersFailed
+from forebay.cache.work import BuildJob, Job, has_file
+from forebay.errors import BuildFailed, BuildStopped, DiskFull, ForebayError, SourceChanged, WorkersFailed
 from forebay.format import layout
 from forebay.format.chunk import ChunkRecord
-from forebay.store.base import Store, holds, is_full
+from forebay.store.base import Store, is_full
 
 TRIES = 3
 HOPELESS = 20  # failed chunks, with none made, that end a build
@@ -46,6 +47,7 @@ class Terms:
     max_failures: int | float | None = None  # a count, or a share below 1
     lease_seconds: float = LEASE_SECONDS
     publish_seconds: float = PUBLISH_SECONDS
+    planned: tuple[str, ...] = ()  # the digests of the plan that the caller wrote or compared with the source
     on_progress: OnProgress = lambda progress: None
 
 
@@ -96,6 +98,8 @@ class Build:
         self._tries: Counter[int] = Counter()
         self._again: dict[int, float] = {}  # chunk -> when to try it again
         self._running: dict[int, int] = {}  # chunk -> slot
+        self._unlisted: list[int] = []  # made, and claimed until a generation lists them
+        self._newest: tuple[int, frozenset[int]] = (UNPUBLISHED, frozenset())  # number, what it lists of the layer
         self._born_dead = 0
         self._started = self._published = time.monotonic()
 
@@ -111,6 +115,7 @@ class Build:
             with Heartbeat(self._claims):
                 while self._step(crew, governor):
                     self._show(crew)
+                self._publish_unlisted()
         except KeyboardInterrupt as error:
             raise BuildStopped(self._store.address, self._tally.done, self._tally.total) from error
         except OSError as error:
@@ -119,6 +124,8 @@ class Build:
             raise
         finally:
             crew.stop()
+            with suppress(OSError, ForebayError):  # must not hide why the build ended
+                self._publish_unlisted()
             self._claims.release_all()
             for leftover in self._store.leftovers():
                 self._store.delete(leftover.key)
@@ -167,9 +174,22 @@ class Build:
         return "mine"
 
     def _is_there(self, chunk: int) -> bool:
-        there = isinstance(self._job, BuildJob) and holds(self._store, layout.chunk(self._layer, chunk))
+        there = isinstance(self._job, BuildJob) and self._is_made(self._job, chunk)
         self._tally.present += there
         return there
+
+    def _is_made(self, job: BuildJob, chunk: int) -> bool:
+        if not has_file(self._store, layout.chunk(self._layer, chunk)):
+            return False
+        return chunk not in job.distrusted or chunk in self._listed()
+
+    def _listed(self) -> frozenset[int]:
+        """The chunks that the newest generation lists, read again when there is a newer one."""
+        number = max(generation_numbers(self._store), default=UNPUBLISHED)
+        if number != self._newest[0]:
+            newest = load_generation(self._store, number)
+            self._newest = (number, frozenset(newest.table(self._layer).chunks.tolist()))
+        return self._newest[1]
 
     def _take(self, event: Event) -> None:
         if event.chunk is not None:
@@ -194,7 +214,10 @@ class Build:
         else:
             self._tally.add(made.record)
         self._tally.read += self._weigh(made.chunk)
-        self._claims.release(made.chunk)
+        if made.record is None or self._job.is_listed_by_name(made.record):
+            self._claims.release(made.chunk)
+        else:  # nobody else may make or remove it before it is listed
+            self._unlisted.append(made.chunk)
         self._check_failures()
 
     def _refused(self, refused: Refused) -> None:
@@ -209,7 +232,8 @@ class Build:
 
     def _lost(self, chunk: int) -> None:
         """Its worker died after computing it: it is there if it was written, and no try of its own if it was not."""
-        there = isinstance(self._job, BuildJob) and holds(self._store, layout.chunk(self._layer, chunk))
+        trusts = isinstance(self._job, BuildJob) and chunk not in self._job.distrusted
+        there = trusts and has_file(self._store, layout.chunk(self._layer, chunk))
         record = sound_record(self._store, self._layer, chunk, 0) if there else None
         if record is None:
             self._again[chunk] = time.monotonic()
@@ -253,9 +277,22 @@ class Build:
         return DiskFull(self._store.address, needed, self._store.free_bytes() or 0)
 
     def _publish_now_and_then(self) -> None:
-        if time.monotonic() - self._published >= self._terms.publish_seconds and self._tally.records:
-            publish(self._store, {self._layer: self._tally.records.values()}, self._terms.versions)
-            self._published = time.monotonic()
+        is_due = time.monotonic() - self._published >= self._terms.publish_seconds and self._tally.records
+        # Builders that wait for each other's claims must not wait for the time to publish too.
+        if is_due or (self._unlisted and not self._running and not self._schedule.pending):
+            self._publish()
+
+    def _publish_unlisted(self) -> None:
+        if self._unlisted:
+            self._publish()
+
+    def _publish(self) -> None:
+        """List what was made; only then are the claims released that kept others from it."""
+        made = {self._layer: self._tally.records.values()}
+        publish(self._store, made, self._terms.versions, planned=self._terms.planned, adopts={})
+        while self._unlisted:
+            self._claims.release(self._unlisted.pop())
+        self._published = time.monotonic()
 
     def _show(self, crew: Crew) -> None:
         waiting = not self._running and bool(self._schedule.elsewhere)

@@ -15,12 +15,15 @@ from typing import Literal
 
 import msgspec
 
-from forebay.errors import Damaged
+from forebay.errors import ForebayError, NotForebay
 from forebay.format import layout
 from forebay.store.base import Missing, Store, read_document
 from forebay.store.owner import Owner, this_process
 
 LEASE_SECONDS = 60.0
+MOST_BYTES = 64 * 1024  # of a claim
+MOST_ATTEMPTS = 999_999  # a file with a higher number is none of ours
+STRANGE_NAMES = 8  # in a row, taken by what is not a claim, before a chunk is passed over for now
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,11 +63,24 @@ class Claims:
             if not self._is_free(key, attempts[last]):
                 return False
             attempt = last + 1
+        for _ in range(STRANGE_NAMES):
+            if self._create(chunk, attempt):
+                return True
+            if attempt in self._attempts(chunk):
+                return False  # another builder was first
+            attempt += 1  # a folder or a link has the name, and will have it for ever
+        return False
+
+    def _create(self, chunk: int, attempt: int) -> bool:
         with self._lock:
             self._held[chunk] = attempt  # first, so that an interruption while it is created leaves nothing behind
-            if not self._store.create(layout.claim(self._layer, chunk, attempt), [self._encode()]):
+            try:
+                created = self._store.create(layout.claim(self._layer, chunk, attempt), [self._encode()])
+            except NotForebay:
+                created = False
+            if not created:
                 del self._held[chunk]
-        return chunk in self._held
+        return created
 
     def failure(self, chunk: int) -> str | None:
         """Why a builder gave a chunk up since this one began; None where none did."""
@@ -82,7 +98,8 @@ class Claims:
     def release(self, chunk: int) -> None:
         """Give up a chunk, made or not; nothing of its claims is left."""
         with self._lock:
-            for attempt in range(1, self._held[chunk] + 1):
+            own = self._held[chunk]
+            for attempt in [*(earlier for earlier in self._attempts(chunk) if earlier < own), own]:
                 self._store.delete(layout.claim(self._layer, chunk, attempt))
             del self._held[chunk]
 
@@ -111,12 +128,7 @@ class Claims:
 
     def _attempts(self, chunk: int) -> dict[int, Claim]:
         prefix = f"{layout.claims_folder(self._layer)}{chunk:06d}."
-        found: dict[int, Claim] = {}
-        for key, claim in read_claims(self._store, self._layer, prefix).items():
-            parsed = layout.parse_claim(key)
-            if parsed and parsed[0] == chunk:
-                found[parsed[1]] = claim
-        return found
+        return {claimed(key)[1]: claim for key, claim in read_claims(self._store, self._layer, prefix).items()}
 
     def _is_free(self, key: str, claim: Claim) -> bool:
         if claim.state == "failed":
@@ -163,22 +175,35 @@ class Heartbeat(threading.Thread):
 
 
 def read_claims(store: Store, layer: str, prefix: str | None = None) -> dict[str, Claim]:
-    """Every claim on a layer, by key; one that vanishes while it is read, or has a name of another kind, is no claim.
+    """Every claim on a layer, by key; one that vanishes while it is read is no claim, nor is a file of another name.
 
     One that cannot be read has an unknown owner. It never beats, so it expires; left out, it would be in the way of
     the next attempt for ever.
     """
     claims: dict[str, Claim] = {}
     for entry in store.keys(prefix or layout.claims_folder(layer)):
-        if layout.parse_claim(entry.key) is None:
+        if not is_claim(layer, entry.key):
             continue
         try:
             claims[entry.key] = msgspec.json.decode(read_document(store, entry.key), type=Claim)
         except Missing:
             continue
-        except (msgspec.MsgspecError, ValueError, RecursionError, Damaged):
+        except (msgspec.MsgspecError, ForebayError, OSError, ValueError, RecursionError):
             claims[entry.key] = Claim(owner="", host="unknown", pid=0, reason="the claim cannot be read")
     return claims
+
+
+def is_claim(layer: str, key: str) -> bool:
+    """Whether a key is, to the letter, one that a claim on this layer has."""
+    parsed = layout.parse_claim(key)
+    return parsed is not None and parsed[1] <= MOST_ATTEMPTS and layout.claim(layer, *parsed) == key
+
+
+def claimed(key: str) -> tuple[int, int]:
+    """(chunk, attempt) of a claim's key."""
+    parsed = layout.parse_claim(key)
+    assert parsed is not None
+    return parsed
 
 
 def is_abandoned(claim: Claim) -> bool:

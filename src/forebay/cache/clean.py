@@ -2,10 +2,17 @@
 
 import time
 
-from forebay.cache.claim import Claim, is_abandoned, read_claims
+from forebay.cache.claim import Claim, claimed, is_abandoned, read_claims
 from forebay.cache.plan import load_plan
-from forebay.cache.publish import generation_numbers, layers_of, load_generation, read_cache_document
+from forebay.cache.publish import (
+    generation_numbers,
+    layers_of,
+    load_generation,
+    newest_generation,
+    read_cache_document,
+)
 from forebay.cache.records import CleanReport
+from forebay.errors import KeyRefused
 from forebay.format import layout
 from forebay.store.base import Entry, Store, holds
 from forebay.store.owner import Owner, this_host
@@ -23,7 +30,7 @@ def clean_cache(store: Store, keep_generations: int | None, lease_seconds: float
     temporary = list(store.leftovers())
     superseded = [*_superseded(store), *_unnamed_identities(store)]
     freed += sum(_remove(store, entry) for entry in [*temporary, *superseded])
-    claims = [key for layer in layers_of(store) for key in _expired_claims(store, layer, lease_seconds)]
+    claims = _expired_claims(store, lease_seconds)
     for key in claims:
         store.delete(key)
     return CleanReport(
@@ -47,7 +54,11 @@ def _old_generations(store: Store, keep: int | None) -> list[int]:
 
 def _superseded(store: Store) -> list[Entry]:
     """Chunk files that no generation lists, of chunks that some generation lists in another revision."""
-    generations = [load_generation(store, number) for number in generation_numbers(store)]
+    newest_generation(store)  # the key must accept this one
+    try:
+        generations = [load_generation(store, number) for number in generation_numbers(store)]
+    except KeyRefused:
+        return []  # what an older one lists is unknown here; `repair` removes it
     found = []
     for layer in layers_of(store):
         listed = {
@@ -58,11 +69,12 @@ def _superseded(store: Store) -> list[Entry]:
             )
         }
         # What somebody works on may be about to be published in a new revision.
-        claimed = {parsed[0] for key in read_claims(store, layer) if (parsed := layout.parse_claim(key))}
-        chunks = {chunk for chunk, _ in listed} - claimed
+        chunks = {chunk for chunk, _ in listed} - {claimed(key)[0] for key in read_claims(store, layer)}
         for entry in store.keys(layout.layer_folder(layer)):
             parsed = layout.parse_chunk(entry.key)
-            if parsed and parsed not in listed and parsed[0] in chunks:
+            if not parsed or layout.chunk(layer, *parsed) != entry.key:
+                continue  # a name that only resembles one of ours
+            if parsed not in listed and parsed[0] in chunks:
                 found.append(entry)
     return found
 
@@ -76,28 +88,37 @@ def _unnamed_identities(store: Store) -> list[Entry]:
     segments = load_plan(store).segments if found else ()
     named = {layout.identities(segment.number, segment.identities) for segment in segments}
     numbers = {segment.number for segment in segments}
-    return [entry for entry in found if entry.key not in named and layout.parse_identities(entry.key) in numbers]
+    return [
+        entry
+        for entry in found
+        if entry.key not in named
+        and layout.parse_identities(entry.key) in numbers
+        and entry.key.count("/") == layout.IDENTITIES.count("/")
+    ]
 
 
-def _expired_claims(store: Store, layer: str, lease_seconds: float) -> list[str]:
+def _expired_claims(store: Store, lease_seconds: float) -> list[str]:
     """Claims of owners known dead or silent for a lease on another host, and failures of chunks that are there now."""
-    claims = read_claims(store, layer)
+    claims = _all_claims(store)
     gone = [
         key
         for key, claim in claims.items()
-        if is_abandoned(claim) or (claim.state == "failed" and _is_done(store, layer, key))
+        if is_abandoned(claim) or (claim.state == "failed" and _is_done(store, key.split("/")[1], key))
     ]
     remote = {key: claim for key, claim in claims.items() if key not in gone and _is_remote(claim)}
     if remote:
-        time.sleep(lease_seconds)
-        now = read_claims(store, layer)
+        time.sleep(lease_seconds)  # once, for all layers
+        now = _all_claims(store)
         gone += [key for key, claim in remote.items() if key in now and now[key].beat == claim.beat]
     return gone
 
 
+def _all_claims(store: Store) -> dict[str, Claim]:
+    return {key: claim for layer in layers_of(store) for key, claim in read_claims(store, layer).items()}
+
+
 def _is_done(store: Store, layer: str, key: str) -> bool:
-    parsed = layout.parse_claim(key)
-    return parsed is not None and holds(store, layout.chunk(layer, parsed[0]))
+    return holds(store, layout.chunk(layer, claimed(key)[0]))
 
 
 def _is_remote(claim: Claim) -> bool:

@@ -1,6 +1,7 @@
 """Copying: a verified copy of what the newest generation lists, for backup; it can be interrupted and run again."""
 
 import hashlib
+import os
 import time
 from collections.abc import Callable
 
@@ -8,22 +9,34 @@ from forebay.cache.plan import load_plan
 from forebay.cache.publish import load_generation
 from forebay.cache.records import CopyReport, Progress
 from forebay.cache.verify import check_index, identity_problems
-from forebay.errors import ChunkCorrupt, ChunkMissing, ForebayError, IndexCorrupt
+from forebay.errors import ChunkCorrupt, ChunkMissing, DiskFull, ForebayError, IndexCorrupt
 from forebay.format import layout
 from forebay.format.chunk import ChunkRecord
 from forebay.format.generation import Generation
-from forebay.store.base import Missing, Store
+from forebay.store.base import Missing, Store, is_full
+from forebay.store.local import LocalStore
 
 OnProgress = Callable[[Progress], None]
 
 
 def copy_cache(store: Store, destination: Store, on_progress: OnProgress) -> CopyReport:
     """Copy chunk by chunk, each checked on the way; the generation goes last, so that half a copy is no cache yet."""
+    try:
+        return _copied(store, destination, on_progress)
+    except OSError as error:
+        if not is_full(error):
+            raise
+        sizes = (int(table.numbers["size"].sum()) for table in load_generation(store).layers.values())
+        raise DiskFull(destination.address, sum(sizes), destination.free_bytes() or 0) from error
+
+
+def _copied(store: Store, destination: Store, on_progress: OnProgress) -> CopyReport:
     started = time.monotonic()
     generation = load_generation(store)
+    _check_destination(store, destination, generation)
     check_index(store, generation)
     for key in [*_identity_keys(store, generation), *_index_keys(generation)]:
-        _create_same(destination, key, store.map(key))
+        _create_same(destination, key, store.read(key))
     listed = [(layer, record) for layer, table in generation.layers.items() for record in table.records()]
     copied, copied_bytes = 0, 0
     for done, (layer, record) in enumerate(listed):
@@ -35,7 +48,7 @@ def copy_cache(store: Store, destination: Store, on_progress: OnProgress) -> Cop
             Progress(phase="copying", done=done + 1, total=len(listed), written_bytes=copied_bytes, seconds=seconds)
         )
     key = layout.generation(generation.number)
-    _create_same(destination, key, store.map(key))
+    _create_same(destination, key, store.read(key))
     return CopyReport(
         root=store.address,
         destination=destination.address,
@@ -68,15 +81,42 @@ def _copy_chunk(store: Store, destination: Store, layer: str, record: ChunkRecor
     except Missing:
         pass
     try:
-        view = store.map(key)
+        value = store.read(key)  # what is hashed is what is written
     except Missing as error:
         raise ChunkMissing(store.address, layer, record.chunk) from error
-    if hashlib.sha256(view).digest() != record.sha256:
+    if hashlib.sha256(value).digest() != record.sha256:
         raise ChunkCorrupt(store.address, layer, record.chunk, "its SHA-256 is not the published one")
-    destination.replace(key, [view])
+    destination.replace(key, [value])
+    _check_written(destination, key, record.sha256)
     return record.size
 
 
-def _create_same(destination: Store, key: str, value: memoryview) -> None:
-    if not destination.create(key, [value]) and destination.map(key) != value:
+def _create_same(destination: Store, key: str, value: bytes) -> None:
+    if destination.create(key, [value]):
+        _check_written(destination, key, hashlib.sha256(value).digest())
+    elif destination.read(key) != value:
         raise ForebayError(f"'{destination.address}' holds another cache ('{key}' differs); copy to a new place")
+
+
+def _check_written(destination: Store, key: str, sha256: bytes) -> None:
+    if hashlib.sha256(destination.map(key)).digest() != sha256:
+        raise ForebayError(f"'{key}' reads back from '{destination.address}' with other bytes than were written there")
+
+
+def _check_destination(store: Store, destination: Store, generation: Generation) -> None:
+    """Refuse a copy of a cache onto or into itself, and into a folder with files that are not of a cache."""
+    here, there = _real_path(store), _real_path(destination)
+    if here is not None and there is not None and f"{there}{os.sep}".startswith(f"{here}{os.sep}"):
+        place = "is the cache itself" if here == there else f"lies in the cache at '{store.address}'"
+        raise ForebayError(f"'{destination.address}' {place}; copy to a folder outside it")
+    layers = set(generation.recipes)
+    for entry in destination.keys(""):
+        if not layout.is_known(entry.key, layers):
+            raise ForebayError(
+                f"'{destination.address}' holds '{entry.key}', which is not of a copy of '{store.address}'; copy to a "
+                f"new or an empty folder"
+            )
+
+
+def _real_path(store: Store) -> str | None:
+    return os.path.realpath(store.address) if isinstance(store, LocalStore) else None

@@ -13,9 +13,12 @@ from forebay.cache.plan import Plan
 from forebay.cache.publish import sound_record
 from forebay.cache.published import open_chunk
 from forebay.cache.records import GONE
-from forebay.errors import Damaged
+from forebay.errors import Damaged, SourceUnreadable
+from forebay.format import layout
+from forebay.format.chunk import ChunkRecord
+from forebay.format.chunk_file import ChunkFile
 from forebay.format.generation import ChunkTable
-from forebay.source import Source, SourceFile
+from forebay.source import Part, Source, SourceFile
 from forebay.store.base import Store
 
 
@@ -70,6 +73,25 @@ def check_content(store: Store, source: Source, plan: Plan, layer: str, table: C
         except FileNotFoundError:
             stale[path] = GONE
     return stale
+
+
+def is_made_from(store: Store, source: Source, plan: Plan, layer: str, record: ChunkRecord) -> bool:
+    """Whether a chunk of the base layer was made from what its slice of the source holds now.
+
+    A chunk of another source can be sound, of the same recipe and of the same number. True where the source cannot be
+    read: then nobody can tell.
+    """
+    key = layout.chunk(layer, record.chunk, record.revision)
+    try:
+        sums = ChunkFile(store.map(key), key).source_sums()
+        return [part_sum(source, part) for part in plan.parts(record.chunk)] == list(sums)
+    except (OSError, SourceUnreadable):
+        return True
+
+
+def part_sum(source: Source, part: Part) -> int:
+    """The digest of a part of the source: of the whole file where the plan knows that."""
+    return source.digest(part.file, part.start, part.stop) if part.file.digest is None else part.file.digest
 
 
 class Past:

@@ -4,13 +4,17 @@ from forebay.cache.cut import OnCut, cut_source
 from forebay.cache.duplicates import deduplicate
 from forebay.cache.freshness import check_freshness
 from forebay.cache.plan import Plan, Segment, check_kind, files_apart, load_plan
+from forebay.cache.prepare import is_unsigned, unsigned_plan
 from forebay.cache.publish import newest_generation, read_cache_document
-from forebay.errors import DiskFull, SourceChanged
+from forebay.cache.verify import check_index
+from forebay.errors import DiskFull, ForebayError, SourceChanged
 from forebay.format import layout
-from forebay.format.generation import ChunkTable
+from forebay.format.generation import ChunkTable, Generation
 from forebay.recipe import Recipe
 from forebay.source import Source, SourceFile
 from forebay.store.base import Store, is_full, wait_until_listed
+
+TRIES = 100  # to append a segment, while others append theirs
 
 
 def named_alike(source: Source, plan: Plan) -> Source:
@@ -37,9 +41,14 @@ def append_to_plan(
 def _appended(
     store: Store, source: Source, recipe: Recipe, on_cut: OnCut, memory_limit: int | None
 ) -> tuple[Plan, list[SourceFile]]:
-    while True:
+    for _ in range(TRIES):
+        newest = newest_generation(store)
+        if newest is not None:
+            check_index(store, newest)  # what continues another plan would be of no use
         plan = load_plan(store)
         check_kind(store, source, plan)
+        if is_unsigned(newest, plan):
+            _check_unsigned(store, source, recipe, plan, newest, on_cut, memory_limit)
         fresh_files, starts = _what_is_new(store, source, plan)
         chunks = cut_source(source, fresh_files, plan.weight, starts, on_cut)
         if not chunks:
@@ -50,6 +59,33 @@ def _appended(
         if draft.append(store):
             return load_plan(store), fresh_files
         wait_until_listed(store, layout.plan_segment(number))
+    raise ForebayError(
+        f"'{layout.plan_segment(number)}' of '{store.address}' is taken and cannot be read, or others grow the cache "
+        f"without a pause; look at it, and run the same command again"
+    )
+
+
+def _check_unsigned(
+    store: Store,
+    source: Source,
+    recipe: Recipe,
+    plan: Plan,
+    newest: Generation | None,
+    on_cut: OnCut,
+    memory_limit: int | None,
+) -> None:
+    """With a key, a segment that no tagged generation covers must be what the source gives now."""
+    number = len(newest.plan) if newest else 0
+    advice = f"delete it if nobody grows the cache now, and run `forebay grow {store.address}` again"
+    if newest is None or len(plan.segments) != number + 1:
+        raise unsigned_plan(store, plan, number, advice)
+    earlier = Plan(plan.segments[:number], plan.digests[:number])
+    files, starts = _what_is_new(store, source, earlier)
+    chunks = cut_source(source, files, earlier.weight, starts, on_cut)
+    segment = Segment.of(chunks, number=number, first_chunk=len(earlier), source=source.describe(), weight=plan.weight)
+    draft = deduplicate(store, source, recipe, segment, earlier, on_cut, memory_limit)
+    if draft.segment.digest() != plan.digests[number]:
+        raise unsigned_plan(store, plan, number, advice)
 
 
 def _what_is_new(store: Store, source: Source, plan: Plan) -> tuple[list[SourceFile], dict[str, int]]:

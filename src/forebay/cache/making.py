@@ -1,7 +1,7 @@
 """From what a caller asks for to runs of a build: which chunks, by which job, in which order."""
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
@@ -10,7 +10,7 @@ from forebay.cache.crew import Engine
 from forebay.cache.freshness import Freshness, check_freshness
 from forebay.cache.nothing import check_something_made
 from forebay.cache.plan import Plan, check_kind, files_apart
-from forebay.cache.publish import UNPUBLISHED, adoptable_record, chunk_files, lost_chunks, newest_generation, publish
+from forebay.cache.publish import UNPUBLISHED, chunk_files, lost_chunks, newest_generation, publish
 from forebay.cache.records import BuildReport
 from forebay.cache.verify import check_index
 from forebay.cache.work import BaseJob, BuildJob, ChunkJob, LayerJob, RepairJob
@@ -18,6 +18,7 @@ from forebay.errors import BuildFailed, DiskFull, ForebayError, InputIncomplete,
 from forebay.format import layout
 from forebay.format.chunk import ChunkRecord
 from forebay.format.generation import ChunkTable, Generation
+from forebay.format.key import hmac_key
 from forebay.recipe import LayerRecipe, Recipe
 from forebay.source import Source, SourceFile
 from forebay.store.base import Store, is_full
@@ -34,6 +35,7 @@ class Workplace:
     changed: Mapping[str, str] = field(default_factory=dict)  # source files that are not what was planned
     notes: tuple[str, ...] = ()
     lacking: Mapping[str, frozenset[int]] = field(default_factory=dict)  # layer that is read -> chunks it has not
+    planned: tuple[str, ...] = ()  # the digests of the plan that is worked by
 
     def noting(self, notes: tuple[str, ...]) -> "Workplace":
         return replace(self, notes=(*notes, *self.notes))
@@ -47,9 +49,10 @@ def base_workplace(
     table = newest.table(layer) if newest else ChunkTable.of([])
     fresh = check_freshness(store, source, plan, layer, table)
     check_same_source(store, plan, {file.path for file in source.files()}, set(fresh.missing))
-    job = BaseJob(store, layer, recipe, source, fresh.now)
+    job = BaseJob(store, layer, recipe, source, fresh.now, plan.digests)
     notes = _notes(files_apart(store, source), plan, fresh)
-    return Workplace(job, range(len(plan)), plan.streams(), plan.weight_of, fresh.changed, notes)
+    weigh, changed = plan.weight_of, fresh.changed
+    return Workplace(job, range(len(plan)), plan.streams(), weigh, changed, notes, planned=plan.digests)
 
 
 def check_same_source(store: Store, plan: Plan, given: set[str], gone: set[str]) -> None:
@@ -88,28 +91,37 @@ def _build_missing(place: Workplace, wanted: Iterable[int], engine: Engine, term
     if place.changed:
         raise SourceChanged(store.address, place.changed)
     started = time.monotonic()
-    newest = drop_unsound(store, layer, terms)
+    terms = replace(terms, planned=place.planned)
+    newest, unsound = list_what_is_there(place.job, terms)
     table, files = newest.table(layer), chunk_files(store, layer)
     listed, gone = set(table.chunks.tolist()), lost_chunks(store, layer, table)
     order = list(wanted)
-    missing = [chunk for chunk in order if chunk not in files and chunk not in listed]
+    # With a key, a file that no generation lists is made again and compared, never signed as it was found.
+    distrusted = unsound if hmac_key() is None else frozenset(order)
+    missing = [chunk for chunk in order if chunk not in listed and (chunk not in files or chunk in distrusted)]
     _check_inputs(place, missing)
     tally = Tally(total=len(order), present=len(order) - len(missing))
     lost = [chunk for chunk in order if chunk in gone]
-    notes = list(place.notes)
+    notes = [*place.notes, *_unsound_notes(layer, unsound.intersection(order))]
     if lost:
         again = remake_chunks(place, lost, newest, engine, terms)
         notes.append(f"{len(again.records)} published chunk(s) had lost their files and were made again")
         tally.failed |= again.failed
         tally.present -= len(lost) - len(again.records)
     try:
-        Build(BuildJob(place.job), missing, tally, terms, place.streams, place.weigh).run(engine)
+        Build(BuildJob(place.job, distrusted), missing, tally, terms, place.streams, place.weigh).run(engine)
     except BaseException:
         # That what was made cannot be listed now must not hide why the build ended; a rerun lists it.
         with suppress(OSError, ForebayError):
-            publish(store, {layer: tally.records.values()}, terms.versions)
+            publish(store, {layer: tally.records.values()}, terms.versions, planned=terms.planned, adopts={})
         raise
-    generation = publish(store, {layer: tally.records.values()}, terms.versions)
+    adopts = {layer: place.job.may_adopt}
+    generation = publish(store, {layer: tally.records.values()}, terms.versions, None, terms.planned, adopts)
+    for chunk in tally.records.keys() - set(generation.table(layer).chunks.tolist()):
+        del tally.records[chunk]
+        tally.failed[chunk] = "it was written, and was gone before it could be listed; run the same command again"
+    beside = sum(record.revision > 0 for record in tally.records.values())
+    notes += [f"{beside:,} chunk(s) are a later revision: what has their name was left as it is"] if beside else []
     report = _report(store, layer, tally, generation, time.monotonic() - started, notes)
     if tally.failed:
         raise BuildFailed(store.address, tally.failed)
@@ -132,14 +144,21 @@ def remake_chunks(
 ) -> Tally:
     """Make published chunks again. Where other bytes come out, a new revision is published."""
     store, layer = place.job.store, place.job.layer
+    terms = replace(terms, planned=place.planned)
     listed = published_records(generation, layer, chunks)
     tally = Tally(total=len(listed))
+    for chunk in listed.keys() - set(place.chunks):
+        del listed[chunk]
+        tally.failed[chunk] = "it is published, but neither the plan nor the base layer has it now"
     job = RepairJob(place.job, listed)
     with suppress(BuildFailed):  # what could not be made is in the tally
         Build(job, sorted(listed), tally, terms, place.streams, place.weigh).run(engine)
-    revised = [record for record in tally.records.values() if record.revision != listed[record.chunk].revision]
-    if revised:
-        publish(store, {layer: revised}, terms.versions)
+    # What counts is what came to be listed, not what was written.
+    newest = newest_generation(store) or generation
+    for chunk, record in published_records(newest, layer, list(tally.records)).items():
+        if record.sha256 != tally.records[chunk].sha256:
+            del tally.records[chunk]
+            tally.failed[chunk] = f"it was made again, but generation {newest.number} lists another file; run it again"
     return tally
 
 
@@ -149,20 +168,23 @@ def published_records(generation: Generation, layer: str, chunks: Iterable[int])
     return {chunk: table.record(at) for chunk, at in positions.items() if at is not None}
 
 
-def drop_unsound(store: Store, layer: str, terms: Terms) -> Generation:
-    """Adopt what is there; remove unlisted files of the layer that are no sound chunk of it."""
+def list_what_is_there(job: ChunkJob, terms: Terms) -> tuple[Generation, frozenset[int]]:
+    """A generation with all of a layer that may be adopted, and the chunks of it whose files may not."""
+    store, layer = job.store, job.layer
     newest = newest_generation(store)
     if newest is not None:
         check_index(store, newest)
     skipped: set[str] = set()
-    generation = publish(store, {}, terms.versions, skipped)
-    for key in skipped:
-        parsed = layout.parse_chunk(key)
-        # Another builder may have removed it and made a sound one since.
-        name = key.split("/")[1]
-        if parsed and adoptable_record(store, name, generation.table(name).shapes(), *parsed) is None:
-            store.delete(key)
-    return generation
+    generation = publish(store, {}, terms.versions, skipped, terms.planned, {layer: job.may_adopt})
+    parsed = (layout.parse_chunk(key) for key in skipped if key.startswith(layout.layer_folder(layer)))
+    return generation, frozenset(one[0] for one in parsed if one)
+
+
+def _unsound_notes(layer: str, unsound: Collection[int]) -> list[str]:
+    if not unsound:
+        return []
+    names = ", ".join(layout.chunk(layer, chunk) for chunk in sorted(unsound)[:3])
+    return [f"{len(unsound):,} unlisted file(s) were not sound, or not of this source, and were made again: {names}"]
 
 
 def in_order(chunks: Sequence[int], mode: str, start: int | None, end: int | None) -> list[int]:

@@ -156,6 +156,10 @@ class Segment:
         ordered = dict(sorted(self.tensors.items(), key=lambda item: (-item[1].dtype.itemsize, item[0])))
         return seal(metadata, ordered)
 
+    def digest(self) -> str:
+        """The SHA-256 that its file carries."""
+        return bytes(self.encode()[-1]).hex()
+
     def _text(self, name: str, position: int) -> str:
         rows = Ragged(self.tensors[f"file_{name}"], self.tensors[f"file_{name}_offsets"])
         return rows[position].tobytes().decode("utf-8", "surrogateescape")

@@ -18,9 +18,19 @@ from forebay.cache.publish import (
 )
 from forebay.cache.verify import check_index
 from forebay.columns import Column
-from forebay.errors import DiskFull, IndexCorrupt, RecipeInvalid, RecipeMismatch, SourceInvalid, SourceNotFound
+from forebay.errors import (
+    DiskFull,
+    IndexCorrupt,
+    KeyRefused,
+    RecipeInvalid,
+    RecipeMismatch,
+    SourceInvalid,
+    SourceNotFound,
+)
 from forebay.format import layout
 from forebay.format.documents import decode_recipe_document
+from forebay.format.generation import Generation
+from forebay.format.key import hmac_key
 from forebay.format.layout import FORMAT_VERSION
 from forebay.format.sealed import seal
 from forebay.recipe import (
@@ -60,7 +70,10 @@ def _begun(store: Store, source: Source, recipe: Recipe, layer: str, on_cut: OnC
     check_kind(store, source, plan)
     # Planned before anything is written: a source or a recipe that does not work leaves nothing behind.
     draft = None
-    if not plan.segments:
+    unsigned = is_unsigned(newest, plan)
+    if unsigned and newest is not None:
+        raise unsigned_plan(store, plan, len(newest.plan), "name its source again with `forebay grow`")
+    if not plan.segments or unsigned:
         files = files_apart(store, source)
         if not files and source.files():
             raise SourceInvalid(
@@ -77,7 +90,20 @@ def _begun(store: Store, source: Source, recipe: Recipe, layer: str, on_cut: OnC
     prepare_layer(store, recipe, layer)
     if draft is not None:
         draft.append(store)
-    return load_plan(store)
+    planned = load_plan(store)
+    if draft is not None and hmac_key() is not None and planned.digests != (draft.segment.digest(),):
+        raise unsigned_plan(store, planned, 0, f"delete '{store.address}' and build it again")
+    return planned
+
+
+def is_unsigned(newest: Generation | None, plan: Plan) -> bool:
+    """Whether a key is in use and the plan has segments that no tagged generation covers."""
+    return hmac_key() is not None and len(plan.segments) > (len(newest.plan) if newest else 0)
+
+
+def unsigned_plan(store: Store, plan: Plan, number: int, advice: str) -> KeyRefused:
+    problem = f"no tagged generation covers it, and the source was not planned so by this build; {advice}"
+    return KeyRefused(store.address, layout.plan_segment(min(number, len(plan.segments) - 1)), problem)
 
 
 def first_segment(source: Source, files: Sequence[SourceFile], recipe: Recipe, on_cut: OnCut) -> Segment:

@@ -2,27 +2,42 @@
 
 import platform
 import secrets
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from typing import Any
 
 import msgspec
 import numpy as np
 
 from forebay.cache.plan import load_plan
 from forebay.cache.presence import layer_columns
-from forebay.errors import CacheNotFound, Damaged, FormatTooNew, IndexCorrupt, NothingPublished, RecipeInvalid
+from forebay.errors import (
+    CacheNotFound,
+    Damaged,
+    ForebayError,
+    IndexCorrupt,
+    NotForebay,
+    NothingPublished,
+    RecipeInvalid,
+)
 from forebay.format import layout
 from forebay.format.chunk import ChunkRecord
 from forebay.format.chunk_file import adopt_chunk
 from forebay.format.codec import library_versions
 from forebay.format.documents import CacheDocument, decode_cache_document, decode_recipe_document
-from forebay.format.generation import ChunkTable, Generation, can_join, decode_generation, shapes_of
+from forebay.format.generation import ChunkTable, Generation, decode_generation
 from forebay.format.key import hmac_key
 from forebay.recipe import RecipeDocument
-from forebay.store.base import Missing, Store, holds, read_document, wait_until_listed
+from forebay.store.base import Buffer, Missing, Store, holds, read_document
 from forebay.store.pieces import Pieces
 
 UNPUBLISHED = -1
+LOOKS = 6  # at a name that is taken and not listed, before the next one is used
+Adopts = Mapping[str, Callable[[ChunkRecord], bool]]  # layer -> which of its unlisted chunks may be listed
+
+_NOT_LISTABLE = (ForebayError, ArithmeticError, TypeError, ValueError)  # a statistic of another length, or too large
+STRANGE_NAMES = 8  # in a row, taken by what is not a generation, before publishing gives up
 
 
 def begin_cache(store: Store, base: str) -> CacheDocument:
@@ -71,6 +86,11 @@ def generation_numbers(store: Store) -> list[int]:
 
 def load_generation(store: Store, number: int | None = None) -> Generation:
     """A generation, the newest unless one is named, checked against its digest and the key in use."""
+    return read_generation(store, number, hmac_key())
+
+
+def read_generation(store: Store, number: int | None, secret: bytes | None) -> Generation:
+    """As `load_generation`, with this key, or none, instead of the one in use."""
     if number is None:
         numbers = generation_numbers(store)
         if not numbers:
@@ -83,7 +103,7 @@ def load_generation(store: Store, number: int | None = None) -> Generation:
     except Missing as error:
         read_cache_document(store)
         raise NothingPublished(store.address, number) from error
-    generation = decode_generation(view, store.address, key, hmac_key())
+    generation = decode_generation(view, store.address, key, secret)
     if generation.number != number:
         raise IndexCorrupt(store.address, key, f"it is generation {generation.number}")
     return generation
@@ -98,7 +118,7 @@ def chunk_files(store: Store, layer: str) -> dict[int, int]:
     found: dict[int, int] = {}
     for entry in store.keys(layout.layer_folder(layer)):
         parsed = layout.parse_chunk(entry.key)
-        if parsed:
+        if parsed and layout.chunk(layer, *parsed) == entry.key:
             found[parsed[0]] = max(parsed[1], found.get(parsed[0], 0))
     return found
 
@@ -115,35 +135,70 @@ def publish(
     made: Mapping[str, Iterable[ChunkRecord]],
     versions: Mapping[str, str],
     skipped: set[str] | None = None,
+    planned: tuple[str, ...] = (),
+    adopts: Adopts | None = None,
 ) -> Generation:
     """The newest generation, after one more if there are chunks that it does not list.
 
-    `made` are records of chunks that this process wrote itself, by layer; any other unlisted chunk is adopted by
-    reading and hashing it. One that is not sound is not listed; its key goes into `skipped`. Where there is nothing to
-    list at all, nothing is published, and the answer has the number UNPUBLISHED.
+    `made` are records of chunks that this process wrote itself, by layer. Without a key, any other unlisted chunk that
+    `adopts` allows (every one unless it is passed) is adopted by reading and hashing it; one that is not sound, or not
+    allowed, is not listed, and its key goes into `skipped`. With a key nothing is adopted: a generation lists what the
+    one before it lists, what is in `made`, and the segments of the plan in `planned`, which this process wrote or
+    compared with the source. Where there is nothing to list at all, nothing is published, and the answer has the number
+    UNPUBLISHED.
     """
-    while True:
+    own = {layer: list(records) for layer, records in made.items()}
+
+    def drafted() -> tuple[int | None, Generation]:
         newest = newest_generation(store)
-        draft = _draft(store, newest, made, versions, set() if skipped is None else skipped)
+        draft = _draft(store, newest, own, versions, set() if skipped is None else skipped, planned, adopts)
         if newest is not None and newest.same_content(draft):
-            return newest
+            return None, newest
         if newest is None and not any(map(len, draft.layers.values())):
-            return draft.numbered(UNPUBLISHED)
-        number = newest.number + 1 if newest else 0
-        if store.create(layout.generation(number), draft.numbered(number).encode(hmac_key())):
-            return load_generation(store, number)
-        wait_until_listed(store, layout.generation(number))
+            return None, draft.numbered(UNPUBLISHED)
+        return (newest.number + 1 if newest else 0), draft
+
+    return _published(store, drafted)
 
 
-def publish_over_damaged(store: Store, sound: Generation | None) -> Generation:
-    """What a sound generation lists, and all sound chunks besides, published above every generation that is damaged."""
-    read_cache_document(store)
-    while True:
-        draft = _draft(store, sound, {}, {}, set())
-        number = generation_numbers(store)[-1] + 1
-        if store.create(layout.generation(number), draft.numbered(number).encode(hmac_key())):
+def publish_over_damaged(store: Store, sound: Generation | None, adopts: Adopts | None = None) -> Generation:
+    """What a sound generation lists, and without a key what may be adopted besides, above every damaged generation."""
+
+    def drafted() -> tuple[int, Generation]:
+        numbers = [*generation_numbers(store), -1 if sound is None else sound.number]
+        return max(numbers) + 1, _draft(store, sound, {}, {}, set(), (), adopts)
+
+    return _published(store, drafted)
+
+
+def _published(store: Store, drafted: Callable[[], tuple[int | None, Generation]]) -> Generation:
+    """Create what is drafted; where another builder was first, draft again on top of what it published.
+
+    A name that is taken and not listed is either new and not visible here yet, as on a network file system, or a
+    folder or a link that is not a generation: after a few looks the next number is used.
+    """
+    looks = 0
+    while looks < LOOKS * STRANGE_NAMES:
+        number, draft = drafted()
+        if number is None:
+            return draft
+        number += looks // LOOKS
+        if _created(store, layout.generation(number), draft.numbered(number).encode(hmac_key())):
             return load_generation(store, number)
-        wait_until_listed(store, layout.generation(number))
+        if number not in generation_numbers(store):
+            looks += 1
+            time.sleep(0.01 * (looks % LOOKS))
+    raise ForebayError(
+        f"no generation can be published at '{store.address}': the next {STRANGE_NAMES} names are taken by what is not "
+        f"a generation; look at them with `ls -l {store.address}/{layout.GENERATIONS}` and move them away"
+    )
+
+
+def _created(store: Store, key: str, data: list[Buffer]) -> bool:
+    try:
+        return store.create(key, data)
+    except NotForebay:  # a folder or a link has the name
+        return False
 
 
 def builder_versions(recipe_versions: Mapping[str, str]) -> dict[str, str]:
@@ -158,66 +213,175 @@ def _draft(
     made: Mapping[str, Iterable[ChunkRecord]],
     versions: Mapping[str, str],
     skipped: set[str],
+    planned: tuple[str, ...],
+    adopts: Adopts | None,
 ) -> Generation:
+    """What to publish next. Whatever the newest generation carries is taken from it, not from the files of now.
+
+    So a recipe that rotted, or that somebody exchanged, stays out of every later generation.
+    """
     before = newest.layers if newest else {}
-    names = sorted({*layers_of(store), *before})  # a layer once published is never dropped
-    plan = load_plan(store)
+    texts = newest.recipes if newest else {}
+    # A layer once published is never dropped; a key signs no layer that this process does not build.
+    names = sorted({*before, *(_begun_layers(store) if hmac_key() is None else made)})
+    plan, chunks, source = _listed_plan(store, newest, planned)
     tables = {name: before.get(name) or ChunkTable.of([]) for name in names}
-    layers = {name: _with_unlisted(store, name, tables[name], made.get(name, ()), skipped, len(plan)) for name in names}
+    own = {name: list(made.get(name, ())) for name in names}
+    cache = newest.cache if newest else store.read(layout.CACHE).decode()
+    base = msgspec.json.decode(cache, type=CacheDocument).base
+    layers: dict[str, ChunkTable] = {}
+    for name in sorted(names, key=lambda name: name != base):  # what lies above needs the table of the base layer
+        allowed = _allowed(name, adopts, None if name == base else layers.get(base))
+        layers[name] = _with_unlisted(store, name, tables[name], own[name], skipped, chunks, allowed)
     history = newest.versions if newest else ()
-    changed = any(layers[name] is not tables[name] for name in names)
+    is_new = any(_lists_other(layers[name], tables[name], own[name]) for name in names)
     return Generation(
         number=0,
-        cache=store.read(layout.CACHE).decode(),
-        recipes={name: store.read(layout.recipe(name)).decode() for name in names},
-        constants=_constants(store, names),
-        plan=plan.digests,
-        versions=(*history, dict(versions)) if changed and versions and dict(versions) not in history else history,
-        layers=layers,
+        cache=cache,
+        recipes={name: texts.get(name) or store.read(layout.recipe(name)).decode() for name in names},
+        constants={**_constants(store, [name for name in names if name not in texts]), **_carried(newest)},
+        plan=plan,
+        versions=(*history, dict(versions)) if is_new and versions and dict(versions) not in history else history,
+        layers={name: layers[name] for name in names},
+        source=source,
     )
 
 
+def _allowed(layer: str, adopts: Adopts | None, base: ChunkTable | None) -> Callable[[ChunkRecord], bool] | None:
+    """Which unlisted chunks of a layer may be listed, None: none. One above the base must be of the rows below it."""
+    if hmac_key() is not None or (adopts is not None and layer not in adopts):
+        return None
+    rule = adopts[layer] if adopts is not None else None
+
+    def allowed(record: ChunkRecord) -> bool:
+        if base is not None:
+            at = base.position(record.chunk)
+            if at is None or (base.rows[at], base.digests["ids"][at].tobytes()) != (record.rows, record.base):
+                return False
+        return rule is None or rule(record)
+
+    return allowed
+
+
+def _begun_layers(store: Store) -> list[str]:
+    """Layers whose recipe can be read; one that cannot be has no place in a generation."""
+    found = []
+    for layer in layers_of(store):
+        with suppress(Damaged):
+            found += [layer] if read_recipe_document(store, layer) else []
+    return found
+
+
+def _carried(newest: Generation | None) -> Mapping[str, str]:
+    return newest.constants if newest else {}
+
+
+def _listed_plan(
+    store: Store, newest: Generation | None, planned: tuple[str, ...]
+) -> tuple[tuple[str, ...], int, Mapping[str, Any]]:
+    """The segments to list, how many chunks they plan, and the source that the last one names.
+
+    The newest generation's segments come first. Others follow only where the plan of now continues those, and with a
+    key only those that this process wrote or compared with the source. Nothing is adopted by a plan that is damaged or
+    another one: then there are no chunks.
+    """
+    listed, source = (newest.plan, newest.source) if newest else ((), {})
+    try:
+        plan = load_plan(store)
+    except Damaged:
+        if newest is None:
+            raise
+        return listed, 0, source
+    if plan.digests[: len(listed)] != listed:
+        return listed, 0, source
+    digests = plan.digests
+    if hmac_key() is not None:
+        is_own = plan.digests[: len(planned)] == planned and planned[: len(listed)] == listed
+        digests = planned if is_own else listed
+    segments = plan.segments[: len(digests)]
+    return digests, sum(map(len, segments)), segments[-1].source if segments else source
+
+
+def _lists_other(table: ChunkTable, before: ChunkTable, made: list[ChunkRecord]) -> bool:
+    """Whether a table lists chunks of this process that it did not list before."""
+    return table is not before and any(_listed_revision(before, record) < record.revision for record in made)
+
+
+def _listed_revision(table: ChunkTable, record: ChunkRecord) -> int:
+    at = table.position(record.chunk)
+    return -1 if at is None else int(table.numbers["revision"][at])
+
+
 def _with_unlisted(
-    store: Store, layer: str, table: ChunkTable, made: Iterable[ChunkRecord], skipped: set[str], planned: int
+    store: Store,
+    layer: str,
+    table: ChunkTable,
+    made: Iterable[ChunkRecord],
+    skipped: set[str],
+    planned: int,
+    allowed: Callable[[ChunkRecord], bool] | None,
 ) -> ChunkTable:
-    own = {record.chunk: record for record in made}
+    own = [record for record in made if _listed_revision(table, record) < record.revision]
+    table = _with(table, [record for record in own if holds(store, layout.chunk(layer, record.chunk, record.revision))])
+    if allowed is None:
+        return table
     listed = set(table.chunks.tolist())
-    fresh: list[ChunkRecord] = []
-    shapes = table.shapes()
-    for chunk, revision in chunk_files(store, layer).items():
-        if chunk in own and holds(store, layout.chunk(layer, chunk, own[chunk].revision)):
-            fresh += [own[chunk]] if chunk not in listed or own[chunk].revision else []
-        elif chunk not in listed and chunk < planned:
-            record = adoptable_record(store, layer, shapes, chunk, revision)
-            if record is None:
-                skipped.add(layout.chunk(layer, chunk, revision))
-            else:
-                fresh.append(record)
-                shapes |= shapes_of(record)
-    return table.with_records(fresh) if fresh else table
+    found = chunk_files(store, layer).items()
+    adopted = [
+        record
+        for chunk, revision in found
+        if chunk not in listed and chunk < planned
+        for record in _adopted(store, layer, chunk, revision, skipped, allowed)
+    ]
+    try:
+        return _with(table, adopted)
+    except _NOT_LISTABLE:
+        return _with_each(table, layer, adopted, skipped)
 
 
-def sound_record(store: Store, layer: str, chunk: int, revision: int = 0) -> ChunkRecord | None:
-    """The record of a chunk's file, listed or not, once all of it is read; None where there is no sound one."""
+def _with(table: ChunkTable, records: list[ChunkRecord]) -> ChunkTable:
+    return table.with_records(records) if records else table
+
+
+def _with_each(table: ChunkTable, layer: str, records: list[ChunkRecord], skipped: set[str]) -> ChunkTable:
+    """The table with every chunk that it can list: one with a strange statistic must not stop the others."""
+    for record in records:
+        try:
+            table = table.with_records([record])
+        except _NOT_LISTABLE:
+            skipped.add(layout.chunk(layer, record.chunk, record.revision))
+    return table
+
+
+def examine_chunk(store: Store, layer: str, chunk: int, revision: int = 0) -> ChunkRecord:
+    """The record of a chunk's file, listed or not, once all of it is read; raises what is wrong with it."""
     key = layout.chunk(layer, chunk, revision)
     recipe = read_recipe_document(store, layer)
     if recipe is None:
-        return None
+        raise Missing(layout.recipe(layer))
     declared = layer_columns(recipe.columns, is_base=not recipe.reads)
+    return adopt_chunk(Pieces(store, key), key, layer, chunk, recipe.fingerprint, revision, declared)
+
+
+def sound_record(store: Store, layer: str, chunk: int, revision: int = 0) -> ChunkRecord | None:
+    """The record of a chunk's file, listed or not, once all of it is read; None where there is no sound one.
+
+    One that a newer forebay wrote cannot be read here, so here it is none.
+    """
     try:
-        return adopt_chunk(Pieces(store, key), key, layer, chunk, recipe.fingerprint, revision, declared)
-    except FormatTooNew:
-        raise  # not damage: a newer forebay made it
+        return examine_chunk(store, layer, chunk, revision)
     except (Missing, Damaged):
         return None
 
 
-def adoptable_record(
-    store: Store, layer: str, shapes: Mapping[str, tuple[int, ...]], chunk: int, revision: int
-) -> ChunkRecord | None:
-    """The record of a sound chunk's file; None also where its statistics keep it, and so all others, from a listing."""
+def _adopted(
+    store: Store, layer: str, chunk: int, revision: int, skipped: set[str], allowed: Callable[[ChunkRecord], bool]
+) -> list[ChunkRecord]:
     record = sound_record(store, layer, chunk, revision)
-    return record if record is not None and can_join(record, shapes) else None
+    if record is None or not allowed(record):
+        skipped.add(layout.chunk(layer, chunk, revision))
+        return []
+    return [record]
 
 
 def _constants(store: Store, names: list[str]) -> dict[str, str]:

@@ -31,7 +31,7 @@ from forebay.cache.presence import column_homes, layer_columns, presence_name
 from forebay.cache.publish import load_generation
 from forebay.cache.published import open_chunk, published_record, read_column
 from forebay.columns import Array, Column, Ragged
-from forebay.errors import ChunkCorrupt, ColumnNotFound, IndexCorrupt, LayerIncomplete, LayerNotFound
+from forebay.errors import ChunkCorrupt, ColumnNotFound, IndexCorrupt, LayerIncomplete, LayerNotFound, PinMismatch
 from forebay.format import layout
 from forebay.format.chunk import MAX_COUNT, MAX_HEAD_BYTES, SUM_BYTES
 from forebay.format.chunk_file import ChunkFile
@@ -260,7 +260,7 @@ class Cache:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Another process gets the address, not what was mapped and decoded here.
-        return (_reopen, (self.store, self.generation.number, self.layers, self._options))
+        return (_reopen, (self.store, self.generation.number, self.layers, self._options, self.generation.digest))
 
     def _forget(self) -> None:
         """Begin with nothing mapped, decoded or checked: a new cache, or a forked process."""
@@ -400,6 +400,9 @@ def open_cache(
     threads: int = 0,
     max_maps: int = MAX_MAPS,
     max_block_bytes: int = MAX_BLOCK_BYTES,
+    cache_id: str | None = None,
+    min_generation: int | None = None,
+    digest: str | None = None,
 ) -> Cache:
     """Pin a generation, the newest unless one is named.
 
@@ -407,6 +410,9 @@ def open_cache(
     the rows of the base layer. `memory` bounds the decoded blocks kept, in bytes. `max_block_bytes` bounds what one
     compressed block may decode to: a stranger's cache could take 30,000 times its size. Raise it for a cache that you
     trust and whose rows are larger.
+
+    `cache_id` refuses another cache in this place, `min_generation` one that was rolled back below that number, and
+    `digest` any generation but the one with this SHA-256; `forebay info` and `forebay verify` show all three.
     """
     if max_maps < 1:
         raise ValueError(f"max_maps is {max_maps}; a cache is read through at least one map")
@@ -414,6 +420,7 @@ def open_cache(
         raise ValueError(f"max_block_bytes must be at least 1 (got {max_block_bytes})")
     store = open_store(root)
     pinned = load_generation(store, generation)
+    check_pins(store, pinned, cache_id, min_generation, digest)
     names = tuple(dict.fromkeys([pinned.base, *(layers or ())]))
     for name in names:
         if name not in pinned.recipes:
@@ -422,8 +429,27 @@ def open_cache(
     return Cache(store, pinned, names, options, pinned_explicitly=generation is not None)
 
 
-def _reopen(store: Store, generation: int, layers: tuple[str, ...], options: Options) -> Cache:
-    return Cache(store, load_generation(store, generation), layers, options, pinned_explicitly=True)
+def check_pins(
+    store: Store,
+    generation: Generation,
+    cache_id: str | None = None,
+    min_generation: int | None = None,
+    digest: str | None = None,
+) -> None:
+    """Refuse a generation that is not what the caller expects."""
+    found = generation.document.cache_id
+    if cache_id is not None and found != cache_id:
+        raise PinMismatch(store.address, "cache_id", found, cache_id)
+    if min_generation is not None and generation.number < min_generation:
+        raise PinMismatch(store.address, "generation", generation.number, f"at least {min_generation}")
+    if digest is not None and generation.digest != digest.lower():
+        raise PinMismatch(store.address, "digest", generation.digest, digest)
+
+
+def _reopen(store: Store, generation: int, layers: tuple[str, ...], options: Options, digest: str = "") -> Cache:
+    pinned = load_generation(store, generation)
+    check_pins(store, pinned, digest=digest or None)
+    return Cache(store, pinned, layers, options, pinned_explicitly=True)
 
 
 def _open_chunk(

@@ -70,6 +70,8 @@ class VerifyReport(msgspec.Struct, frozen=True, kw_only=True):
 
     root: str
     generation: int
+    cache_id: str
+    digest: str  # SHA-256 of the generation: `open_cache` can be held to it
     chunks: int
     checked_bytes: int
     seconds: float
@@ -131,6 +133,7 @@ class LayerStatus(msgspec.Struct, frozen=True, kw_only=True):
     listed: int
     missing: tuple[int, ...]
     suspect: tuple[int, ...]  # size or head is not what was published
+    lost: tuple[int, ...]  # published, but the file is gone
     rows: int
     samples: int
     failures: int
@@ -180,6 +183,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     base: str
     generation: int
     generations: int
+    digest: str  # SHA-256 of the generation: `open_cache` can be held to it
     planned_chunks: int
     rows: int
     bytes: int
@@ -221,6 +225,19 @@ class CleanReport(msgspec.Struct, frozen=True, kw_only=True):
     superseded: tuple[str, ...]
     generations: tuple[int, ...]
     freed_bytes: int
+
+
+class RekeyReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What changing the key of a cache did."""
+
+    root: str
+    cache_id: str
+    generation: int
+    digest: str  # SHA-256 of the newest generation, as it is now
+    tagged: tuple[int, ...]  # generations that carry a tag of the new key now
+    removed: dict[int, str]  # older generations that could not be signed -> why
+    checked_bytes: int
+    seconds: float
 
 
 class CopyReport(msgspec.Struct, frozen=True, kw_only=True):

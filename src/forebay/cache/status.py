@@ -77,6 +77,7 @@ def _layer_status(store: Store, gaps: Gaps, newest: Generation | None) -> LayerS
         listed=len(table),
         missing=gaps.missing,
         suspect=tuple(record.chunk for record in table.records() if _is_suspect(store, gaps.layer, record)),
+        lost=tuple(sorted(lost_chunks(store, gaps.layer, table))),
         rows=int(table.rows.sum()),
         samples=int(table.numbers["samples"].sum()),
         failures=int(table.numbers["failures"].sum()),

@@ -18,6 +18,7 @@ def summarize_cache(store: Store) -> Summary:
         base=generation.base,
         generation=generation.number,
         generations=len(generation_numbers(store)),
+        digest=generation.digest,
         planned_chunks=len(plan),
         rows=int(generation.table(generation.base).rows.sum()),
         bytes=sum(layer.bytes for layer in layers),

@@ -8,16 +8,25 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 
 import numpy as np
 
 from forebay.cache.freshness import check_content, check_freshness
 from forebay.cache.identities import load_identities
-from forebay.cache.plan import decode_segment, load_plan
+from forebay.cache.plan import Plan, decode_segment, load_plan
 from forebay.cache.publish import generation_numbers, layers_of, load_generation, read_cache_document
 from forebay.cache.published import head_problem
 from forebay.cache.records import Bad, Progress, VerifyReport
-from forebay.errors import Damaged, ForebayError, FormatTooNew, HubUnreachable, IndexCorrupt, NothingPublished
+from forebay.errors import (
+    Damaged,
+    ForebayError,
+    FormatTooNew,
+    HubUnreachable,
+    IndexCorrupt,
+    KeyRefused,
+    NothingPublished,
+)
 from forebay.format import layout
 from forebay.format.chunk import ChunkRecord
 from forebay.format.chunk_file import ChunkFile
@@ -29,32 +38,36 @@ from forebay.source import Source
 from forebay.store.base import Missing, Store, read_document
 from forebay.store.pieces import Pieces, View
 
+TELLING = 16  # chunks that tell whether a generation is of the cache it lies in
+
 OnProgress = Callable[[Progress], None]
 Listed = tuple[str, ChunkRecord]  # layer, record
 
 
 def verify_cache(store: Store, source: Source | None, full: bool, on_progress: OnProgress) -> VerifyReport:
     """Check all that the newest sound generation lists."""
-    started = time.monotonic()
     generation, bad = newest_sound(store)
-    bad += [*index_problems(store, generation), *identity_problems(store, generation), *outdated_layers(generation)]
+    return verify_generation(store, generation, bad, source, full, on_progress)
+
+
+def verify_generation(
+    store: Store, generation: Generation, bad: list[Bad], source: Source | None, full: bool, on_progress: OnProgress
+) -> VerifyReport:
+    """Check all that a generation lists, beside what is known to be bad."""
+    started = time.monotonic()
+    bad = [*bad, *index_problems(store, generation), *identity_problems(store, generation)]
+    bad += outdated_layers(generation)
     listed = [(layer, record) for layer in generation.layers for record in generation.layers[layer].records()]
     found, checked_bytes = _check_all(store, listed, full, on_progress)
     gone = [(layer, record.chunk) for (layer, record), problems in zip(listed, found, strict=True) if problems is None]
     bad += [problem for problems in found if problems for problem in problems]
-    bad += [
-        Bad(
-            key=layout.chunk(layer, record.chunk, record.revision),
-            problem="it was made for other rows of the base layer",
-            layer=layer,
-            chunk=record.chunk,
-        )
-        for layer, record in orphans(generation)
-    ]
+    bad += orphan_problems(generation)
     stale = stale_sources(store, generation, source, full) if source and not _plan_is_bad(bad) else None
     return VerifyReport(
         root=store.address,
         generation=generation.number,
+        cache_id=generation.document.cache_id,
+        digest=generation.digest,
         chunks=len(listed),
         checked_bytes=checked_bytes,
         seconds=time.monotonic() - started,
@@ -68,23 +81,64 @@ def verify_cache(store: Store, source: Source | None, full: bool, on_progress: O
 
 
 def newest_sound(store: Store) -> tuple[Generation, list[Bad]]:
-    """The newest generation that can be believed, and what is wrong with any other."""
+    """The newest generation that can be believed, and what is wrong with any other.
+
+    One that the key refuses is an error where it is the newest: its content is unknown, and nothing older may stand in
+    for it. Below one that the key accepts, it is just bad.
+    """
     sound: Generation | None = None
     bad: list[Bad] = []
     for number in reversed(generation_numbers(store)):
+        key = layout.generation(number)
         try:
             generation = load_generation(store, number)
-            sound = sound or generation
+            problem = _is_not_of(store, generation, sound)
+        except KeyRefused as error:
+            if sound is None:
+                raise
+            problem = error.problem
         except Damaged as error:
-            if isinstance(error, FormatTooNew) and is_whole(store.map(layout.generation(number))):
+            if isinstance(error, FormatTooNew) and is_whole(store.map(key)):
                 raise  # it is sound, and of a newer forebay, which alone may judge it
-            bad.append(Bad(key=layout.generation(number), problem=str(error)))
+            problem = str(error)
+        if problem:
+            bad.append(Bad(key=key, problem=problem))
+        else:
+            sound = sound or generation
     if sound is None:
         if bad:
-            raise IndexCorrupt(store.address, bad[0].key, "no generation can be read, and this is the newest")
+            raise IndexCorrupt(store.address, bad[0].key, f"no generation can be read; the newest: {bad[0].problem}")
         read_cache_document(store)
         raise NothingPublished(store.address)
     return sound, bad
+
+
+def _is_not_of(store: Store, generation: Generation, newer: Generation | None) -> str:
+    """Why a generation is not of the cache that it lies in, empty where it is.
+
+    Beside a newer one, the ids tell. Of the newest itself the files tell: it is another cache's where `cache.json` has
+    another id, and neither the plan nor any of the first chunks is what it lists.
+    """
+    id_here = generation.document.cache_id
+    if newer is not None:
+        return "" if newer.document.cache_id == id_here else f"it is of another cache (id {id_here})"
+    try:
+        own = read_cache_document(store).cache_id
+    except ForebayError:
+        return ""
+    if own == id_here or any(_segment_problem(store, n, digest) is None for n, digest in enumerate(generation.plan)):
+        return ""
+    listed = islice(((layer, one) for layer, table in generation.layers.items() for one in table.records()), TELLING)
+    if any(_head_is_right(store, layer, record) for layer, record in listed):
+        return ""
+    return f"it is of another cache (id {id_here}; '{layout.CACHE}' says {own})"
+
+
+def _head_is_right(store: Store, layer: str, record: ChunkRecord) -> bool:
+    try:
+        return head_problem(store.map(layout.chunk(layer, record.chunk, record.revision)), record) is None
+    except (Missing, Damaged):
+        return False
 
 
 def index_problems(store: Store, generation: Generation) -> list[Bad]:
@@ -120,7 +174,7 @@ def outdated_layers(generation: Generation) -> list[Bad]:
     for name in generation.recipes:
         for below, mark in input_layers(generation.recipe(name)).items():
             if below not in generation.recipes or generation.recipe(below).fingerprint != mark:
-                problem = f"it was made from a layer '{below}' of another recipe; delete '{name}' and build it again"
+                problem = f"it was made from a layer '{below}' of another recipe; build it again under another name"
                 found.append(Bad(key=layout.recipe(name), problem=problem, layer=name))
     return found
 
@@ -129,6 +183,16 @@ def check_index(store: Store, generation: Generation) -> None:
     """Refuse to build on, or to copy, what is not what the generation was published with."""
     for problem in index_problems(store, generation):
         raise IndexCorrupt(store.address, problem.key, problem.problem)
+
+
+def published_plan(store: Store, generation: Generation) -> Plan:
+    """The segments that a generation lists, once they are what was published."""
+    for number, digest in enumerate(generation.plan):
+        problem = _segment_problem(store, number, digest)
+        if problem is not None:
+            raise IndexCorrupt(store.address, problem.key, problem.problem)
+    plan, listed = load_plan(store), len(generation.plan)
+    return Plan(plan.segments[:listed], plan.digests[:listed])
 
 
 def orphans(generation: Generation) -> list[tuple[str, ChunkRecord]]:
@@ -143,6 +207,18 @@ def orphans(generation: Generation) -> list[tuple[str, ChunkRecord]]:
         same &= (base.digests["ids"][at] == table.digests["base"]).all(axis=1)
         found += [(layer, table.record(position)) for position in np.flatnonzero(~same).tolist()]
     return found
+
+
+def orphan_problems(generation: Generation) -> list[Bad]:
+    return [
+        Bad(
+            key=layout.chunk(layer, record.chunk, record.revision),
+            problem="it was made for other rows of the base layer",
+            layer=layer,
+            chunk=record.chunk,
+        )
+        for layer, record in orphans(generation)
+    ]
 
 
 def stale_sources(store: Store, generation: Generation, source: Source, full: bool) -> dict[str, str] | None:

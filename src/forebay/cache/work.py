@@ -10,12 +10,24 @@ from functools import cached_property, partial
 import numpy as np
 
 from forebay.cache.census import Sieve
+from forebay.cache.freshness import is_made_from, part_sum
 from forebay.cache.plan import Plan, load_plan
 from forebay.cache.presence import PRESENT, Home, column_homes, layer_columns, presence_name
-from forebay.cache.publish import layers_of, load_generation, read_recipe_document
+from forebay.cache.publish import examine_chunk, layers_of, load_generation, read_recipe_document
 from forebay.cache.published import open_chunk, published_record, read_column
 from forebay.columns import Array, Columns, Ragged
-from forebay.errors import ChunkCorrupt, InputIncomplete, LayerNotFound, RecipeInvalid, RecipeMismatch, SourceChanged
+from forebay.errors import (
+    ChunkCorrupt,
+    ForebayError,
+    FormatTooNew,
+    IndexCorrupt,
+    InputIncomplete,
+    LayerNotFound,
+    NotForebay,
+    RecipeInvalid,
+    RecipeMismatch,
+    SourceChanged,
+)
 from forebay.format import layout
 from forebay.format.chunk import ChunkRecord, EncodedChunk, encode_chunk
 from forebay.format.generation import Generation
@@ -31,7 +43,9 @@ from forebay.recipe import (
     inputs_in,
 )
 from forebay.source import Failure, Part, Sample, Source, SourceFile
-from forebay.store.base import Missing, Store
+from forebay.store.base import Missing, Store, holds
+
+MOST_REVISIONS = 1000  # that are in the way of one chunk, before it is given up
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +78,7 @@ class BaseJob:
     recipe: Recipe
     source: Source
     now: Mapping[str, SourceFile] = field(default_factory=dict)  # files that look different but are the same
+    planned: tuple[str, ...] = ()  # the digests of the plan that it works by
 
     def encode(self, chunk: int) -> EncodedChunk:
         """The bytes of one chunk; a pure function of the recipe and the slice."""
@@ -79,7 +94,7 @@ class BaseJob:
             raise SourceChanged(self.store.address, changed)
         if rows.present is not None:
             raise RecipeInvalid(f"the recipe '{self.recipe.kind}' makes base rows; leave out those it cannot make")
-        sums = [self._part_sum(part) for part in parts]
+        sums = [part_sum(self.source, part) for part in parts]
         self._check_files(parts)
         self._kept.check(self.recipe)
         return encode_chunk(
@@ -95,13 +110,20 @@ class BaseJob:
             source_sums=sums,
         )
 
+    def may_adopt(self, record: ChunkRecord) -> bool:
+        """Whether a chunk that is there was made from this source."""
+        return is_made_from(self.store, self.source, self._plan, self.layer, record)
+
     def touched(self, chunk: int) -> list[str]:
         """The files of a chunk whose look differs from the plan; whether their content does may be unknown."""
         return sorted({part.file.path for part in self._plan.parts(chunk)} & self.now.keys())
 
     @cached_property
     def _plan(self) -> Plan:
-        return load_plan(self.store)
+        plan = load_plan(self.store)
+        if plan.digests[: len(self.planned)] != self.planned:
+            raise IndexCorrupt(self.store.address, layout.PLAN, "it was exchanged for another plan during the build")
+        return plan
 
     @cached_property
     def _kept(self) -> "KeptRecipe":
@@ -115,11 +137,6 @@ class BaseJob:
         if identity is None:
             raise RecipeInvalid(f"chunk {chunk} is planned without duplicates, but its recipe has no `identity`")
         return Sieve(identity, planned)
-
-    def _part_sum(self, part: Part) -> int:
-        if part.file.digest is not None:
-            return part.file.digest
-        return self.source.digest(part.file, part.start, part.stop)
 
     def _check_files(self, parts: list[Part]) -> None:
         """Before and after reading: a file that changes meanwhile must not leave a chunk."""
@@ -159,6 +176,10 @@ class LayerJob:
             statistics=rows.statistics,
             base=record.ids.hex(),
         )
+
+    def may_adopt(self, record: ChunkRecord) -> bool:
+        """Whether a chunk that is there belongs to its rows, which publishing compares."""
+        return True
 
     def touched(self, chunk: int) -> list[str]:
         return []
@@ -221,10 +242,22 @@ class BuildJob:
     """Writing chunks that are not there."""
 
     chunks: ChunkJob
+    distrusted: frozenset[int] = frozenset()  # chunks whose file, if there is one, does not count as made
 
     def begin(self, chunk: int) -> Callable[[], ChunkRecord | None]:
         """Make one chunk, then write it; None where somebody else has written it meanwhile."""
-        return partial(write_chunk, self.chunks.store, self.chunks.layer, self.chunks.encode(chunk))
+        return partial(self._write, chunk, self.chunks.encode(chunk))
+
+    def _write(self, chunk: int, encoded: EncodedChunk) -> ChunkRecord | None:
+        store, layer = self.chunks.store, self.chunks.layer
+        record = write_chunk(store, layer, encoded)
+        if record is None and (chunk in self.distrusted or not has_file(store, layout.chunk(layer, chunk))):
+            return write_over_unlisted(store, layer, encoded)
+        return record
+
+    def is_listed_by_name(self, record: ChunkRecord) -> bool:
+        """Whether the file alone tells every other builder that this chunk is made."""
+        return record.revision == 0 and record.chunk not in self.distrusted
 
 
 @dataclass(frozen=True)
@@ -237,27 +270,62 @@ class RepairJob:
     def begin(self, chunk: int) -> Callable[[], ChunkRecord | None]:
         return partial(self._write, chunk, self.chunks.encode(chunk))
 
+    def is_listed_by_name(self, record: ChunkRecord) -> bool:
+        """A revision counts once a generation lists it."""
+        return record.revision == self.listed[record.chunk].revision
+
     def _write(self, chunk: int, encoded: EncodedChunk) -> ChunkRecord:
         store, layer, listed = self.chunks.store, self.chunks.layer, self.listed[chunk]
         if encoded.sha256() == listed.sha256:
-            store.replace(layout.chunk(layer, chunk, listed.revision), encoded.buffers)
-            return encoded.record(listed.sha256, listed.revision)
+            with suppress(NotForebay, IsADirectoryError):  # it stays, and a revision is written
+                store.replace(layout.chunk(layer, chunk, listed.revision), encoded.buffers)
+                return encoded.record(listed.sha256, listed.revision)
         touched = self.chunks.touched(chunk)
         if touched and encoded.meta.content != listed.content.hex():
             how = "looks different from when it was planned, and gives other rows"
             raise SourceChanged(store.address, dict.fromkeys(touched, how))
-        return self._revise(encoded, listed.revision + 1)
+        return write_revision(store, layer, encoded, listed.revision + 1)
 
-    def _revise(self, encoded: EncodedChunk, revision: int) -> ChunkRecord:
-        """Write a chunk under the next free revision, or find that a repair which died has written it."""
-        store, layer = self.chunks.store, self.chunks.layer
-        while (record := write_chunk(store, layer, encoded, revision)) is None:
-            key = layout.chunk(layer, encoded.meta.chunk, revision)
-            with suppress(Missing):  # removed meanwhile
-                if hashlib.sha256(store.map(key)).digest() == encoded.sha256():
-                    return encoded.record(encoded.sha256(), revision)
-            revision += 1
-        return record
+
+def write_over_unlisted(store: Store, layer: str, encoded: EncodedChunk) -> ChunkRecord:
+    """Write a chunk whose name is taken by a file that no generation lists.
+
+    The same bytes are taken as they are, a damaged file is replaced; anything else (another chunk that is whole, one of
+    a newer forebay, a folder, a link) keeps its name, and this one is written as the next revision.
+    """
+    try:
+        found = examine_chunk(store, layer, encoded.meta.chunk)
+        if found.sha256 == encoded.sha256():
+            return encoded.record(found.sha256)
+    except (Missing, FormatTooNew):
+        pass
+    except NotForebay:
+        with suppress(NotForebay, IsADirectoryError):
+            store.replace(layout.chunk(layer, encoded.meta.chunk), encoded.buffers)
+            return encoded.record(encoded.sha256())
+    return write_revision(store, layer, encoded, 1)
+
+
+def write_revision(store: Store, layer: str, encoded: EncodedChunk, revision: int) -> ChunkRecord:
+    """Write a chunk under the next free revision, or find that a process which died has written it."""
+    sha256 = encoded.sha256()
+    for number in range(revision, revision + MOST_REVISIONS):
+        record = write_chunk(store, layer, encoded, number)
+        if record is not None:
+            return record
+        with suppress(Missing, NotForebay):
+            if hashlib.sha256(store.map(layout.chunk(layer, encoded.meta.chunk, number))).digest() == sha256:
+                return encoded.record(sha256, number)
+    key = layout.chunk(layer, encoded.meta.chunk, revision)
+    raise ForebayError(f"'{key}' of '{store.address}' and {MOST_REVISIONS:,} names after it are taken; move them away")
+
+
+def has_file(store: Store, key: str) -> bool:
+    """Whether there is a file under a key; a folder, a link or a device is none."""
+    try:
+        return holds(store, key)
+    except NotForebay:  # a link or a device
+        return False
 
 
 Job = BuildJob | RepairJob
@@ -298,7 +366,10 @@ def write_chunk(store: Store, layer: str, encoded: EncodedChunk, revision: int =
     key = layout.chunk(layer, encoded.meta.chunk, revision)
     with ThreadPoolExecutor(1) as pool:
         sha256 = pool.submit(encoded.sha256)
-        created = store.create(key, encoded.buffers)
+        try:
+            created = store.create(key, encoded.buffers)
+        except NotForebay:  # a folder or a link has the name
+            created = False
         return encoded.record(sha256.result(), revision) if created else None
 
 

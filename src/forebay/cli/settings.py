@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, cast
 import click
 import msgspec
 
+from forebay.api import check_kept_texts
 from forebay.cache.plan import load_plan
 from forebay.cache.publish import layers_of, read_cache_document, read_recipe_document
 from forebay.cli.kinds import KINDS, Kind
@@ -79,6 +80,7 @@ def from_file(path: str, flags: Mapping[str, Any]) -> Settings:
 
 def from_cache(root: str, flags: Mapping[str, Any]) -> Settings:
     """`forebay build CACHE`: the source and the recipe that the cache keeps."""
+    check_kept_texts(open_store(root))
     kept = kept_recipe(root, flags.get("layer"))
     kind = KINDS[kept.kind]
     source, recipe, build = _sorted(kind, flags)

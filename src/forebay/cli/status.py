@@ -41,8 +41,8 @@ class ShownType(click.ParamType):  # type: ignore[type-arg]  # generic in new ve
 def status(ctx: click.Context, cache: str, failures: int | str, as_json: bool) -> None:
     """Show how far a cache is, and what stands in its way.
 
-    Chunks present, missing, suspect and claimed by whom; failed samples by reason; stale sources. Exit code 1 when a
-    chunk is suspect, a claim failed, or a source file changed, or is gone before all of it was built.
+    Chunks present, missing, suspect, lost and claimed by whom; failed samples by reason; stale sources. Exit code 1
+    when a chunk is suspect or lost, a claim failed, or a source file changed, or is gone before all of it was built.
 
     \b
     Example: forebay status caches/edu
@@ -54,5 +54,5 @@ def status(ctx: click.Context, cache: str, failures: int | str, as_json: bool) -
 
 
 def _is_troubled(found: Status) -> bool:
-    suspect = any(layer.suspect for layer in found.layers)
-    return suspect or found.needs_source or any(claim.state == "failed" for claim in found.claims)
+    damaged = any(layer.suspect or layer.lost for layer in found.layers)
+    return damaged or found.needs_source or any(claim.state == "failed" for claim in found.claims)

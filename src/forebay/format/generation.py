@@ -5,7 +5,7 @@ the text of `cache.json` and of every recipe, and the digests of the plan. Openi
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
 import msgspec
@@ -132,6 +132,8 @@ class Generation:
     versions: tuple[Mapping[str, str], ...]  # every set of library versions that made chunks
     layers: Mapping[str, ChunkTable]
     tagged: bool = False
+    source: Mapping[str, Any] = field(default_factory=dict)  # what the plan says of it, where the plan is lost
+    digest: str = ""  # SHA-256 of the file it was read from, as the file carries it
 
     @property
     def document(self) -> CacheDocument:
@@ -152,7 +154,7 @@ class Generation:
 
     def same_content(self, other: "Generation") -> bool:
         """Whether two generations publish the same, whatever their numbers."""
-        mine, theirs = (one.numbered(0).metadata() for one in (self, other))
+        mine, theirs = (replace(one, number=0, source={}).metadata() for one in (self, other))
         if mine != theirs or self.layers.keys() != other.layers.keys():
             return False
         return all(_same(self._tensors(layer), other._tensors(layer)) for layer in self.layers)
@@ -168,7 +170,7 @@ class Generation:
             "plan": list(self.plan),
             "versions": [dict(version) for version in self.versions],
             "layers": sorted(self.layers),
-        }
+        } | ({"source": dict(self.source)} if self.source else {})
 
     def encode(self, key: bytes | None) -> list[Buffer]:
         tensors: dict[str, Array] = {}
@@ -197,6 +199,8 @@ def decode_generation(view: memoryview, root: str, where: str, key: bytes | None
             versions=facts.versions,
             layers={layer: _table(layer, tensors) for layer in facts.layers},
             tagged=key is not None,
+            source=dict(metadata.get("source", {})),
+            digest=bytes(view[-64:-32] if key is not None else view[-32:]).hex(),  # the tag comes last
         )
         _check_texts(generation)
     except (msgspec.ValidationError, ValueError) as error:

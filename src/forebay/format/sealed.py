@@ -41,7 +41,9 @@ def unseal(
     tagged = header.tensors.get(".hmac")
     if tagged is None and key is not None:
         raise KeyRefused(
-            root, where, f"it carries no tag, but {VARIABLE} is set; unset it, or build a new cache with the key set"
+            root,
+            where,
+            f"it carries no tag, but {VARIABLE} is set; unset it, or sign a cache that you trust with `forebay rekey`",
         )
     if tagged is not None:
         if key is None:

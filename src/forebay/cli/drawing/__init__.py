@@ -12,6 +12,7 @@ from forebay.cache.records import (
     Estimate,
     Gaps,
     ImportReport,
+    RekeyReport,
     RepairReport,
     Status,
     Summary,
@@ -22,7 +23,7 @@ from forebay.cli.drawing.findings import draw_repair, draw_verify
 from forebay.cli.drawing.images import draw_image_sheet, draw_images
 from forebay.cli.drawing.packed_rows import draw_packed_rows
 from forebay.cli.drawing.peek import draw_peek
-from forebay.cli.drawing.reports import draw_build, draw_clean, draw_copy, draw_demo
+from forebay.cli.drawing.reports import draw_build, draw_clean, draw_copy, draw_demo, draw_rekey
 from forebay.cli.drawing.status import draw_gaps, draw_status
 from forebay.cli.drawing.summary import draw_summary
 from forebay.cli.drawing.taught import draw_import, draw_taught_sheet
@@ -46,6 +47,7 @@ DRAWINGS: dict[type[Any], Callable[[Any], RenderableType]] = {
     ImportReport: draw_import,
     PackedPeek: draw_packed_rows,
     Peek: draw_peek,
+    RekeyReport: draw_rekey,
     RepairReport: draw_repair,
     Status: draw_status,
     Summary: draw_summary,

@@ -7,7 +7,7 @@ from rich.text import Text
 
 from forebay.cache.records import Bad, RepairReport, VerifyReport
 from forebay.cli.drawing.pieces import facts, listing, next_command, stale_files, title
-from forebay.cli.words import command_line, counted, human_bytes, in_ranges
+from forebay.cli.words import command_line, counted, human_bytes, in_ranges, printable
 
 
 def draw_verify(report: VerifyReport) -> RenderableType:
@@ -16,6 +16,7 @@ def draw_verify(report: VerifyReport) -> RenderableType:
     checked = f"{counted(report.chunks, 'chunk')}, {human_bytes(report.checked_bytes)} at {speed}/s"
     head = title(report.root, f"generation {report.generation}", checked, "")
     parts: list[RenderableType] = [Text.assemble(head, " · ", verdict)]
+    parts += [facts([("cache id", printable(report.cache_id)), ("digest", report.digest)])]
     parts += listing("bad", map(_bad_row, report.bad), "bold red")
     parts += listing("missing", _missing_rows(report), "bold red")
     parts += stale_files(report.stale)

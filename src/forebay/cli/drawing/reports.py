@@ -3,10 +3,10 @@
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from forebay.cache.records import BuildReport, CleanReport, CopyReport
+from forebay.cache.records import BuildReport, CleanReport, CopyReport, RekeyReport
 from forebay.cli.drawing.pieces import facts, listing, next_command, title
 from forebay.cli.records import DemoReport
-from forebay.cli.words import command_line, counted, human_bytes, human_time
+from forebay.cli.words import command_line, counted, human_bytes, human_time, printable
 
 
 def draw_build(report: BuildReport) -> RenderableType:
@@ -32,6 +32,15 @@ def draw_copy(report: CopyReport) -> RenderableType:
     size = f"{human_bytes(report.copied_bytes)} in {human_time(report.seconds)}"
     head = title(report.destination, f"generation {report.generation}", copied, size)
     return Group(head, next_command(command_line("repair", report.root, "--from", report.destination)))
+
+
+def draw_rekey(report: RekeyReport) -> RenderableType:
+    checked = f"{human_bytes(report.checked_bytes)} checked in {human_time(report.seconds)}"
+    head = title(report.root, f"{counted(len(report.tagged), 'generation')} signed with the new key", checked)
+    parts: list[RenderableType] = [head]
+    parts += [facts([("cache id", printable(report.cache_id)), ("digest", report.digest)])]
+    parts += listing("removed", ((f"generation {number}", why) for number, why in report.removed.items()), "yellow")
+    return Group(*parts, next_command(command_line("verify", report.root)))
 
 
 def draw_clean(report: CleanReport) -> RenderableType:

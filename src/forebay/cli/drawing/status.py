@@ -79,6 +79,8 @@ def _layer_line(layer: LayerStatus) -> Text:
 
 def _layer_facts(layer: LayerStatus) -> Iterator[tuple[str, str | Text]]:
     yield "missing", in_ranges(layer.missing)
+    if layer.lost:
+        yield "lost", Text(f"{in_ranges(layer.lost)} (published, but the file is gone)", style="bold red")
     yield "suspect", Text(in_ranges(layer.suspect), style="bold red")
     if layer.failures:
         reasons = ", ".join(f"{reason} {count:,}" for reason, count in layer.reasons.items())
@@ -104,6 +106,8 @@ def _failed(status: Status) -> list[RenderableType]:
 def _next_step(status: Status) -> Iterator[Text]:
     if any(layer.suspect for layer in status.layers):
         yield next_command(command_line("verify", status.root))
+    elif any(layer.lost for layer in status.layers):
+        yield next_command(command_line("repair", status.root))
     elif status.needs_source:
         yield Text("next: put the old files back, or build a new cache from the new ones")
     elif not status.complete:

@@ -23,13 +23,14 @@ SHOWN_MARKS = 200  # of a field: a vocabulary of tags has many
 
 def draw_summary(summary: Summary) -> RenderableType:
     tree = Tree(title(summary.root, f"{counted(summary.rows, 'row')}", human_bytes(summary.bytes)), guide_style="dim")
-    tree.add(_named("id", summary.cache_id[:SHORT]))
+    tree.add(_named("id", summary.cache_id))
     tree.add(_named("source", f"{counted(summary.source_files, 'file')}, {_values(summary.source)}"))
     tree.add(_named("plan", counted(summary.planned_chunks, "chunk")))
     for layer in summary.layers:
         _add_layer(tree, layer, is_base=layer.layer == summary.base)
     tagged = ", tagged with a key" if summary.tagged else ""
     tree.add(_named("generation", f"{summary.generation}, {summary.generations:,} kept{tagged}"))
+    tree.add(_named("digest", summary.digest))
     for versions in summary.versions:
         tree.add(_named("built with", _values(versions)))
     return tree

@@ -1,0 +1,223 @@
+"""Several damages at once: a repair gets through all of them, or says exactly what is lost and what to do instead."""
+
+import os
+import shutil
+from collections.abc import Callable
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+from tests.layer_recipes import flip, tree, write_lines
+
+import forebay as fb
+from forebay.errors import Damaged, ForebayError
+
+CHUNK = "layers/raw/000001.safetensors"
+
+
+def spoil(path: Path) -> None:
+    """The end of a text becomes something that is not UTF-8."""
+    path.write_bytes(path.read_bytes()[:-5] + b"\xb7\xff\xfe")
+
+
+DAMAGES: dict[str, Callable[[Path], None]] = {
+    "generation": lambda root: flip(root / "generations/000000.safetensors", 4500),
+    "chunk": lambda root: flip(root / CHUNK, 4300),
+    "lost chunk": lambda root: (root / "layers/raw/000000.safetensors").unlink(),
+    "cache.json": lambda root: spoil(root / "cache.json"),
+    "plan": lambda root: flip(root / "plan/000000.safetensors", 4200),
+    "recipe": lambda root: spoil(root / "layers/raw/recipe.json"),
+}
+TOGETHER = [names for count in (1, 2, 3, 6) for names in combinations(DAMAGES, count)]
+HOPELESS = {"plan", "recipe"}  # without a copy, once no generation says what they were
+
+
+@pytest.fixture(scope="module")
+def pristine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a source, a cache of an installed kind, and a copy of the cache."""
+    folder = tmp_path_factory.mktemp("pristine")
+    write_lines(folder / "raw/a.txt", 0, 120)
+    fb.build(folder / "cache", fb.sources.lines(folder / "raw"), fb.RawRecipe(chunk_bytes=300), workers=0)
+    fb.copy(folder / "cache", folder / "copy")
+    return folder
+
+
+@pytest.fixture
+def root(pristine: Path) -> Path:
+    """The cache, as it was; the source that it names stays where it is."""
+    shutil.rmtree(pristine / "cache")
+    shutil.copytree(pristine / "copy", pristine / "cache")
+    return pristine / "cache"
+
+
+def rows(root: Path) -> list[bytes]:
+    cache = fb.open_cache(root)
+    return [bytes(cache[row]["data"]) for row in range(len(cache))]
+
+
+@pytest.mark.parametrize("names", TOGETHER, ids=" + ".join)
+def test_a_copy_brings_everything_back(root: Path, names: tuple[str, ...]) -> None:
+    before, whole = rows(root), tree(root)
+    for name in names:
+        DAMAGES[name](root)
+    report = fb.repair(root, copy=root.parent / "copy", workers=0)
+    assert report.failed == {}
+    assert fb.verify(root, full=True).sound
+    assert rows(root) == before
+    after = tree(root)
+    assert all(after[key] == value for key, value in whole.items() if not key.startswith("generations/"))
+    assert fb.build(root, fb.sources.lines(root.parent / "raw"), fb.RawRecipe(chunk_bytes=300), workers=0).made == 0
+
+
+@pytest.mark.parametrize("names", TOGETHER, ids=" + ".join)
+def test_the_source_alone_brings_back_what_a_generation_still_describes(root: Path, names: tuple[str, ...]) -> None:
+    before = rows(root)
+    for name in names:
+        DAMAGES[name](root)
+    if "generation" in names and HOPELESS.intersection(names):
+        with pytest.raises(Damaged) as lost:
+            fb.repair(root, workers=0)
+        assert "--from COPY" in str(lost.value)
+        assert "run `forebay repair" not in str(lost.value)
+        assert all(word in str(lost.value) for word in HOPELESS.intersection(names))
+        return
+    report = fb.repair(root, workers=0)
+    assert report.failed == {}
+    assert fb.verify(root, full=True).sound
+    if "generation" not in names:  # else a bad chunk is not listed any more, and the next build makes it
+        assert rows(root) == before
+    fb.build(root, fb.sources.lines(root.parent / "raw"), fb.RawRecipe(chunk_bytes=300), workers=0)
+    assert rows(root) == before
+    assert fb.verify(root, full=True).sound
+
+
+def other_cache(folder: Path) -> Path:
+    write_lines(folder / "raw/a.txt", 500, 90)
+    fb.build(folder / "cache", fb.sources.lines(folder / "raw"), fb.RawRecipe(chunk_bytes=200), workers=0)
+    return folder / "cache"
+
+
+@pytest.mark.parametrize("key", ["generations/000000.safetensors", "plan/000000.safetensors", "cache.json"])
+@pytest.mark.parametrize("with_copy", [False, True])
+def test_a_part_of_another_cache_is_found_and_put_right(root: Path, tmp_path: Path, key: str, with_copy: bool) -> None:
+    before, texts = rows(root), [(root / "cache.json").read_bytes(), (root / "layers/raw/recipe.json").read_bytes()]
+    shutil.copyfile(other_cache(tmp_path) / key, root / key)
+    report = fb.repair(root, copy=root.parent / "copy" if with_copy else None, workers=0)
+    assert report.failed == {}
+    assert fb.verify(root, full=True).sound
+    assert rows(root) == before
+    assert [(root / "cache.json").read_bytes(), (root / "layers/raw/recipe.json").read_bytes()] == texts
+
+
+def test_a_cache_with_another_plan_does_not_grow(root: Path, tmp_path: Path) -> None:
+    """What continues another plan would give wrong rows once the right one is back."""
+    source = fb.sources.lines(root.parent / "raw")
+    shutil.copyfile(other_cache(tmp_path) / "plan/000000.safetensors", root / "plan/000000.safetensors")
+    with pytest.raises(Damaged, match="it is not the segment that was published"):
+        fb.grow(root, source, workers=0)
+    assert [path.name for path in (root / "plan").iterdir()] == ["000000.safetensors"]
+
+
+def test_a_segment_that_continues_another_plan_is_removed_with_what_it_made(root: Path, tmp_path: Path) -> None:
+    other = other_cache(tmp_path)
+    write_lines(tmp_path / "raw/b.txt", 900, 50)
+    fb.grow(other, fb.sources.lines(tmp_path / "raw"), workers=0)
+    planned = len(list((root / "layers/raw").glob("0*")))
+    shutil.copyfile(other / "plan/000001.safetensors", root / "plan/000001.safetensors")
+    stray = root / f"layers/raw/{planned:06d}.safetensors"
+    shutil.copyfile(other / "layers/raw/000001.safetensors", stray)
+    report = fb.repair(root, workers=0)
+    assert list(report.replaced) == ["plan/000001.safetensors"]
+    assert report.failed == {}
+    assert not stray.exists()
+    assert fb.verify(root).sound
+
+
+def test_a_copy_of_another_cache_is_refused(root: Path, tmp_path: Path) -> None:
+    other = other_cache(tmp_path)
+    DAMAGES["generation"](root)
+    before = tree(root)
+    with pytest.raises(ForebayError, match=r"the copy at .* is of another cache \(id .*, here .*\)"):
+        fb.repair(root, copy=other, workers=0)
+    assert tree(root) == before
+
+
+def test_where_nothing_is_published_a_repair_does_not_send_the_user_round_in_circles(root: Path) -> None:
+    (root / "generations/000000.safetensors").unlink()
+    DAMAGES["recipe"](root)
+    with pytest.raises(Damaged, match=r"nothing of the cache .* is published, and 'layers/raw/recipe.json' cannot be"):
+        fb.repair(root, workers=0)
+
+
+def test_what_a_repair_cannot_put_back_is_a_failure_as_long_as_verify_finds_it(root: Path) -> None:
+    path = root.parent / "raw/a.txt"
+    whole, times = path.read_bytes(), path.stat()
+    flip(root / CHUNK, 4300)
+    try:
+        path.write_bytes(whole.replace(b"000007", b"999999"))
+        report = fb.repair(root, workers=0)
+        assert CHUNK in report.failed
+        assert "has other content than was planned" in report.failed["a.txt"]
+        assert not fb.verify(root).sound
+    finally:
+        path.write_bytes(whole)
+        os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+
+
+@pytest.mark.parametrize("name", ["0000001.safetensors", "٠٠٠٠٠١.safetensors", "000001.safetensors.bak"])
+def test_a_file_whose_name_only_resembles_a_generation_does_not_count(root: Path, name: str) -> None:
+    before = rows(root)
+    (root / "generations" / name).write_bytes(b"mine")
+    assert rows(root) == before
+    assert fb.repair(root, workers=0).failed == {}
+    assert fb.verify(root).sound
+    assert (root / "generations" / name).read_bytes() == b"mine"
+
+
+@pytest.mark.parametrize("what", ["folder", "dangling link"])
+def test_what_has_the_name_of_the_next_generation_does_not_stop_a_build(root: Path, what: str) -> None:
+    taken = root / "generations/000001.safetensors"
+    taken.mkdir() if what == "folder" else taken.symlink_to("nowhere")
+    flip(root / CHUNK, 4300)
+    write_lines(root.parent / "raw/zz.txt", 700, 40)
+    try:
+        report = fb.grow(root, fb.sources.lines(root.parent / "raw"), workers=0)
+    finally:
+        (root.parent / "raw/zz.txt").unlink()
+    assert report.generation is not None
+    assert report.generation > 1
+    assert taken.is_symlink() or taken.is_dir()
+
+
+def test_a_chunk_whose_slice_is_lost_with_the_plan_of_a_grown_cache_says_so(tmp_path: Path) -> None:
+    root, source = other_cache(tmp_path), fb.sources.lines(tmp_path / "raw")
+    write_lines(tmp_path / "raw/b.txt", 900, 50)
+    fb.grow(root, source, workers=0)
+    (root / "plan/000000.safetensors").unlink()
+    flip(root / CHUNK, 4300)
+    report = fb.repair(root, workers=0)
+    assert "--from COPY (the cache has grown" in report.failed["plan/000000.safetensors"]
+    assert "'plan/000000.safetensors' of the cache" in report.failed[CHUNK]
+    assert not any("run `forebay repair" in reason for reason in report.failed.values())
+
+
+@pytest.mark.parametrize("all_generations", [False, True])
+def test_a_sound_chunk_of_another_source_is_not_taken_for_one_of_this_cache(
+    root: Path, tmp_path: Path, all_generations: bool
+) -> None:
+    """Same recipe, same number, right by all its sums: only the source can tell, so it is asked."""
+    before = rows(root)
+    write_lines(tmp_path / "raw/a.txt", 500, 120)
+    source = fb.sources.lines(root.parent / "raw")
+    fb.build(tmp_path / "cache", fb.sources.lines(tmp_path / "raw"), fb.RawRecipe(chunk_bytes=300), workers=0)
+    shutil.copyfile(tmp_path / "cache" / CHUNK, root / CHUNK)
+    if all_generations:
+        shutil.rmtree(root / "generations")
+    else:
+        flip(root / "generations/000000.safetensors", 4500)
+        fb.repair(root, workers=0)
+        assert set(rows(root)) < set(before)
+    report = fb.build(root, source, fb.RawRecipe(chunk_bytes=300), workers=0)
+    assert any("or not of this source, and were made again" in note for note in report.notes)
+    assert rows(root) == before
+    assert fb.verify(root, full=True).sound

@@ -20,14 +20,15 @@ from forebay.source import Failure, Part, Sample, SourceFile, Unit
 from forebay.sources.parquet_rows import ParquetFile, check_footer, open_parquet, read_rows, row_cuts, row_group_ends
 
 _JUDGED_SHARDS = 32
+SHARDS_FOLDER = "forebay-shards"  # inside the spool that a user names: what else is in that folder is not ours
 
 
 @dataclass(frozen=True, slots=True)
 class HubSource:
     """The column `text` of the shards of a subset and split, as they are at one commit.
 
-    A sample's id is `file#row`. `spool` is the folder for the shards at hand, by default one beside all that is kept of
-    the hub, below HF_HOME. It and `patience` are of this machine and run, and no part of the description.
+    A sample's id is `file#row`. The shards at hand are in the folder `forebay-shards` in `spool`, by default in one beside
+    all that is kept of the hub, below HF_HOME. It and `patience` are of this machine and run, and no part of the description.
     """
 
     kind: ClassVar[str] = "hub"
@@ -99,7 +100,7 @@ class HubSource:
     @property
     def folder(self) -> str:
         """Where its shards are while they are read."""
-        return self.spool or self.repository.place("shards")
+        return os.path.join(self.spool, SHARDS_FOLDER) if self.spool else self.repository.place("shards")
 
     def _remote(self, path: str) -> RemoteFile:
         found = _remotes(self).get(path)

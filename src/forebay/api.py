@@ -50,11 +50,13 @@ from forebay.errors import (
     LayerNotFound,
     LibraryMissing,
     RecipeInvalid,
+    SourceInvalid,
     SourceNeeded,
+    SourceNotContacted,
     UnknownKind,
 )
 from forebay.format import layout
-from forebay.kinds import recipe_class, reopen_recipe, reopen_source
+from forebay.kinds import recipe_class, remote_source, reopen_recipe, reopen_source
 from forebay.recipe import AnyRecipe, LayerRecipe, Recipe, dependencies_of, reads_of, versions_of
 from forebay.source import Source
 from forebay.store import LocalStore, Store, open_store
@@ -151,25 +153,40 @@ def grow(
 
 
 def verify(
-    root: Root, *, source: Source | None = None, full: bool = False, on_progress: OnProgress | None = None
+    root: Root,
+    *,
+    source: Source | None = None,
+    check_source: bool = False,
+    full: bool = False,
+    on_progress: OnProgress | None = None,
 ) -> VerifyReport:
-    """Check every published byte against its digest; `full` also decodes all rows and hashes the source again."""
+    """Check every published byte against its digest; `full` also decodes all rows and hashes the source again.
+
+    A source on another machine that the cache names is asked only with `check_source`, or where it is passed.
+    """
     store = open_store(root)
-    return verify_cache(store, source or _kept_source(store), full, on_progress or _silent)
+    asked = source or _kept_source(store, check_source)
+    report = verify_cache(store, asked, full, on_progress or _silent)
+    return msgspec.structs.replace(report, source_note="" if report.source_checked else _why_unchecked(store, asked))
 
 
 def repair(
     root: Root,
     *,
     source: Source | None = None,
+    check_source: bool = False,
     recipe: AnyRecipe | None = None,
     copy: Root | None = None,
     workers: int | None = None,
     memory_limit: int | None = None,
     on_progress: OnProgress | None = None,
 ) -> RepairReport:
-    """Put back exactly what `verify` finds bad or missing: from a copy of the cache, or made again from the source."""
+    """Put back exactly what `verify` finds bad or missing: from a copy of the cache, or made again from the source.
+
+    A source on another machine that the cache names is read only with `check_source`, or where it is passed.
+    """
     store = open_store(root)
+    source = source or _kept_source(store, check_source)
     workers = _own_workers(store) if workers is None else workers
     versions = builder_versions(versions_of(recipe) if recipe else {})
     terms = Terms(
@@ -177,7 +194,7 @@ def repair(
         host=socket.gethostname(),
         versions=versions,
         memory_limit=memory_limit,
-        on_progress=_told_in_bytes(source or _kept_source(store), on_progress or _silent),
+        on_progress=_told_in_bytes(source, on_progress or _silent),
     )
     return _repair(store, source, recipe, None if copy is None else open_store(copy), _engine(workers), terms)
 
@@ -187,13 +204,22 @@ def gaps(root: Root, *, layer: str | None = None) -> list[Gaps]:
     return find_gaps(open_store(root), layer)
 
 
-def status(root: Root, *, source: Source | None = None, failures: int | None = SHOWN_FAILURES) -> Status:
+def status(
+    root: Root,
+    *,
+    source: Source | None = None,
+    check_source: bool = False,
+    failures: int | None = SHOWN_FAILURES,
+) -> Status:
     """How far a cache is: chunks present, missing, suspect, claimed by whom; failed samples; stale sources.
 
-    Of the failed samples, the first `failures` are listed, and all of them where that is None.
+    Of the failed samples, the first `failures` are listed, and all of them where that is None. A source on another
+    machine that the cache names is asked only with `check_source`, or where it is passed.
     """
     store = open_store(root)
-    return cache_status(store, source or _kept_source(store), failures)
+    asked = source or _kept_source(store, check_source)
+    found = cache_status(store, asked, failures)
+    return msgspec.structs.replace(found, source_note="" if found.source_checked else _why_unchecked(store, asked))
 
 
 def summarize(root: Root) -> Summary:
@@ -224,7 +250,7 @@ def _repair(
     store: Store, source: Source | None, recipe: AnyRecipe | None, copy: Store | None, engine: Engine, terms: Terms
 ) -> RepairReport:
     mending = Mending()
-    own_source = source or _kept_source(store)
+    own_source = source or _kept_source(store, check_source=False)
     with ExitStack() as ending:
         recipe_of = partial(_recipe_until, ending, store, recipe)
         means = Means(store, copy, own_source, recipe_of, partial(_existing, store, own_source, recipe_of))
@@ -261,6 +287,8 @@ def _existing(store: Store, source: Source | None, recipe_of: Callable[[str], An
     if reads_of(recipe):
         return layer_workplace(store, cast(LayerRecipe, recipe), layer, newest)
     plan = load_plan(store)
+    if source is None and (remote := remote_source(plan.source)):
+        raise SourceNotContacted(store.address, remote, "repair")
     reading = source or reopen_source(plan.source)  # which says what is in the way
     return base_workplace(store, reading, cast(Recipe, recipe), layer, plan, newest)
 
@@ -289,13 +317,32 @@ def _kept_recipe(store: Store, layer: str) -> AnyRecipe:
     return reopen_recipe(kept, constants)
 
 
-def _kept_source(store: Store) -> Source | None:
-    """The source that the plan describes, None where it cannot be opened by that or the plan cannot be read."""
+def _kept_source(store: Store, check_source: bool) -> Source | None:
+    """The source that the plan describes, None where it cannot be opened by that or the plan cannot be read.
+
+    One on another machine is opened only where the caller allows it: whoever made the cache chose its address.
+    """
     try:
         plan = load_plan(store)
-        return reopen_source(plan.source) if plan.segments else None
-    except (UnknownKind, LibraryMissing, SourceNeeded, Damaged):
+        if not plan.segments or (remote_source(plan.source) and not check_source):
+            return None
+        return reopen_source(plan.source)
+    except (UnknownKind, LibraryMissing, SourceNeeded, SourceInvalid, Damaged):
         return None
+
+
+def _why_unchecked(store: Store, asked: Source | None) -> str:
+    """Why a source was not checked, and what to do about it."""
+    if asked is not None:
+        return "the source was not checked: it could not be reached"
+    try:
+        plan = load_plan(store)
+        remote = remote_source(plan.source) if plan.segments else ""
+    except (UnknownKind, LibraryMissing, Damaged):
+        remote = ""
+    if remote:
+        return f"the source '{remote}' was not checked; pass --check-source (check_source=True) to contact it"
+    return "the source was not checked: its kind is not installed"
 
 
 def layer_name(recipe: AnyRecipe) -> str:

@@ -18,7 +18,15 @@ from forebay.cache.plan import decode_segment, load_plan
 from forebay.cache.publish import generation_numbers, layers_of, load_generation, read_cache_document
 from forebay.cache.published import head_problem
 from forebay.cache.records import Bad, Progress, VerifyReport
-from forebay.errors import Damaged, ForebayError, FormatTooNew, HubUnreachable, IndexCorrupt, NothingPublished
+from forebay.errors import (
+    Damaged,
+    ForebayError,
+    FormatTooNew,
+    HubNotFound,
+    HubUnreachable,
+    IndexCorrupt,
+    NothingPublished,
+)
 from forebay.format import layout
 from forebay.format.chunk import ChunkRecord
 from forebay.format.chunk_file import ChunkFile
@@ -152,7 +160,7 @@ def stale_sources(store: Store, generation: Generation, source: Source, full: bo
         if full:
             return check_content(store, source, plan, base, generation.table(base))
         return check_freshness(store, source, plan, base, generation.table(base)).stale
-    except HubUnreachable:
+    except (HubUnreachable, HubNotFound):
         return None
 
 

@@ -4,7 +4,7 @@ import click
 
 from forebay import api
 from forebay.cache.reader import open_cache
-from forebay.cli.options import cache_argument, json_option
+from forebay.cli.options import cache_argument, json_option, source_option
 from forebay.cli.progress import shown_progress
 from forebay.cli.show import show
 from forebay.teachers import Alignment, check_alignment
@@ -14,9 +14,10 @@ from forebay.teachers import Alignment, check_alignment
 @cache_argument
 @click.option("--full", is_flag=True, help="Also decode every row, and hash the source again.")
 @click.option("--align", is_flag=True, help="Also check layers of teachers: shapes, buckets, ranges, a few rows again.")
+@source_option
 @json_option
 @click.pass_context
-def verify(ctx: click.Context, cache: str, full: bool, align: bool, as_json: bool) -> None:
+def verify(ctx: click.Context, cache: str, full: bool, align: bool, check_source: bool, as_json: bool) -> None:
     """Check every published byte, and say exactly what is wrong.
 
     Lists bad chunks with layer, column, block and byte range, missing chunks, foreign files and stale sources. Exit
@@ -26,7 +27,7 @@ def verify(ctx: click.Context, cache: str, full: bool, align: bool, as_json: boo
     Example: forebay verify caches/edu --full
     """
     with shown_progress(as_json) as on_progress:
-        report = api.verify(cache, full=full, on_progress=on_progress)
+        report = api.verify(cache, check_source=check_source, full=full, on_progress=on_progress)
     if not align:
         show(report, as_json)
         ctx.exit(int(not report.sound))

@@ -12,15 +12,29 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import ceil
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
+
+import msgspec
 
 from forebay.columns import Array
+from forebay.errors import SourceInvalid
 from forebay.hub import HubFile, Patience, RangeFile, RemoteFile, Repository, clear, parquet_shards, sweep, take
 from forebay.source import Failure, Part, Sample, SourceFile, Unit
 from forebay.sources.parquet_rows import ParquetFile, check_footer, open_parquet, read_rows, row_cuts, row_group_ends
 
 _JUDGED_SHARDS = 32
 SHARDS_FOLDER = "forebay-shards"  # inside the spool that a user names: what else is in that folder is not ours
+
+
+class _Description(msgspec.Struct, forbid_unknown_fields=False):
+    """What a plan keeps of a source, as far as it is read again."""
+
+    name: str
+    split: str
+    text: str
+    revision: Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{40}\Z")]
+    subset: str | None = None
+    endpoint: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +49,7 @@ class HubSource:
     unit: ClassVar[Unit] = "samples"
     read_by: ClassVar[tuple[str, ...]] = ("text",)
     files_grow: ClassVar[bool] = False
+    remote: ClassVar[bool] = True
 
     name: str
     subset: str | None
@@ -44,6 +59,7 @@ class HubSource:
     endpoint: str | None = None
     spool: str | None = None
     patience: Patience = field(default_factory=Patience)
+    is_named: bool = True  # by the user in this process, and not by a cache: only then a token goes to its endpoint
 
     def describe(self) -> Mapping[str, Any]:
         return {
@@ -58,8 +74,11 @@ class HubSource:
 
     @classmethod
     def from_description(cls, description: Mapping[str, Any]) -> "HubSource":
-        names = ("name", "subset", "split", "text", "revision", "endpoint")
-        return cls(*(description[name] for name in names))
+        try:
+            found = msgspec.convert(description, _Description)
+        except msgspec.ValidationError as error:
+            raise SourceInvalid(f"this is not the description of a data set on the hub: {error}; verify the cache") from error
+        return cls(found.name, found.subset, found.split, found.text, found.revision, found.endpoint, is_named=False)
 
     def files(self) -> list[SourceFile]:
         _planned_spools.add(self.folder)
@@ -95,7 +114,7 @@ class HubSource:
 
     @property
     def repository(self) -> Repository:
-        return Repository(self.name, "dataset", self.endpoint, patience=self.patience)
+        return Repository(self.name, "dataset", self.endpoint, patience=self.patience, is_named=self.is_named)
 
     @property
     def folder(self) -> str:

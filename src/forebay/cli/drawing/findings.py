@@ -7,7 +7,7 @@ from rich.text import Text
 
 from forebay.cache.records import Bad, RepairReport, VerifyReport
 from forebay.cli.drawing.pieces import facts, listing, next_command, stale_files, title
-from forebay.cli.words import command_line, counted, human_bytes, in_ranges
+from forebay.cli.words import command_line, counted, human_bytes, in_ranges, printable
 
 
 def draw_verify(report: VerifyReport) -> RenderableType:
@@ -21,8 +21,8 @@ def draw_verify(report: VerifyReport) -> RenderableType:
     parts += stale_files(report.stale)
     parts += listing("foreign files, left alone", ((key,) for key in report.foreign), "yellow")
     parts += [facts((f"layer {layer}", f"{counted(gap, 'chunk')} not built yet") for layer, gap in report.gaps.items())]
-    if not report.source_checked:
-        parts.append(Text("the source was not checked: its kind is not installed", style="yellow"))
+    if report.source_note:
+        parts.append(Text(f"note: {printable(report.source_note)}", style="yellow"))
     return Group(*parts, _next_step(report))
 
 

@@ -344,8 +344,8 @@ class SourceNotContacted(ForebayError):
     def __init__(self, root: str, source: str, verb: str) -> None:
         self.root, self.source, self.verb = root, source, verb
         super().__init__(
-            f"the source of '{root}' is '{source}', and no other machine is contacted because a cache names it; allow it "
-            f"with `forebay {verb} {root} --check-source`"
+            f"the source of '{root}' is '{source}', and no other machine is contacted because a cache names it; allow "
+            f"it with `forebay {verb} {root} --check-source`"
         )
 
 

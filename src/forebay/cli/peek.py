@@ -29,7 +29,9 @@ ROWS, SHEET_ROWS = 3, 24
 @click.option("--layer", "layers", multiple=True, help="With --png: draw what this teacher said; can be given again.")
 @click.option("--png", "sheet", metavar="FILE", help="Draw images with boxes and tags, or teachers over timesteps.")
 @click.option("--patch", type=click.IntRange(min=1), help="Side of a token on the sheet.  [16, where it divides]")
-@click.option("--source", "paths", multiple=True, metavar="SOURCE", help="Show the names that this source has for documents.")
+@click.option(
+    "--source", "paths", multiple=True, metavar="SOURCE", help="Show the names that this source has for documents."
+)
 @json_option
 def peek(
     cache: str,

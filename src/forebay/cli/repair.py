@@ -26,8 +26,6 @@ def repair(
     Example: forebay repair caches/edu --from backup/edu
     """
     with shown_progress(as_json) as on_progress:
-        report = api.repair(
-            cache, copy=copy, check_source=check_source, workers=workers, on_progress=on_progress
-        )
+        report = api.repair(cache, copy=copy, check_source=check_source, workers=workers, on_progress=on_progress)
     show(report, as_json)
     ctx.exit(int(bool(report.failed)))

@@ -14,9 +14,9 @@ from email.utils import parsedate_to_datetime
 from urllib.parse import urlsplit
 
 import httpx2
-from huggingface_hub import constants
+from huggingface_hub import __version__, constants, get_token
 from huggingface_hub.errors import OfflineModeIsEnabled
-from huggingface_hub.utils import build_hf_headers, get_session, parse_ratelimit_headers
+from huggingface_hub.utils import get_session, parse_ratelimit_headers
 
 from forebay.errors import HubNotFound, HubUnreachable
 from forebay.hub.patience import Passing, Patience, patiently
@@ -25,6 +25,7 @@ _CONNECT_SECONDS = 20.0
 _MAY_PASS = frozenset({408, 425, 429, *range(500, 600)})
 _LARGEST_ANSWER = 16 << 20
 _MOST_REDIRECTS = 5
+_USER_AGENT = f"forebay; hf_hub/{__version__}"
 _LONGEST_MESSAGE = 300  # characters of what a hub says of an error
 _CLEAR_TEXT = "its address is not encrypted, and a token would be sent in clear text"
 
@@ -61,11 +62,7 @@ def ask(
 ) -> Iterator[httpx2.Response]:
     """An answer whose body is still to be read: 200, or 206 or 416 to a range. Trouble, also later, is `Passing`."""
     timeout = httpx2.Timeout(patience.timeout, connect=min(patience.timeout, _CONNECT_SECONDS))
-    own = build_hf_headers(
-        token=None if endpoint.is_named else False,
-        library_name="forebay",
-        headers={"accept-encoding": "identity", **(headers or {})},
-    )
+    own = {"user-agent": _USER_AGENT, "accept-encoding": "identity", **_token_for(endpoint), **(headers or {})}
     if "authorization" in own and not _keeps_secrets(url):
         advice = "name it with https://, or ask without a token: unset HF_TOKEN, run `hf auth logout`"
         raise HubNotFound(what, _CLEAR_TEXT, advice)
@@ -115,6 +112,12 @@ def _followed(
         if not _may_redirect(str(first.url), str(request.url)):
             raise HubUnreachable(hub, what, f"it redirects to {str(request.url)[:200]}, where it may not lead")
     raise HubUnreachable(hub, what, f"it redirects more than {_MOST_REDIRECTS} times")
+
+
+def _token_for(endpoint: Endpoint) -> dict[str, str]:
+    """The header with the user's token. `build_hf_headers` would also ask the hub for things of its own."""
+    token = get_token() if endpoint.is_named and not constants.HF_HUB_DISABLE_IMPLICIT_TOKEN else None
+    return {"authorization": f"Bearer {token}"} if token else {}
 
 
 def _keeps_secrets(url: str) -> bool:
@@ -173,7 +176,9 @@ def _check(response: httpx2.Response, endpoint: str, what: str) -> None:
     # Storage behind the hub refuses a signed address that is too old; the hub signs a new one when asked again.
     if status in _MAY_PASS or (elsewhere and status in (401, 403)):
         raise Passing(f"HTTP {status} {response.reason_phrase}", asked=_asked_wait(response.headers))
-    problem = response.headers.get("x-error-message", "")[:_LONGEST_MESSAGE] or f"HTTP {status} {response.reason_phrase}"
+    problem = (
+        response.headers.get("x-error-message", "")[:_LONGEST_MESSAGE] or f"HTTP {status} {response.reason_phrase}"
+    )
     if status in (401, 403, 404, 410):
         raise HubNotFound(what, problem, _advice(response.headers.get("x-error-code"), status))
     raise HubUnreachable(endpoint, what, problem)

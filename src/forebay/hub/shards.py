@@ -31,12 +31,16 @@ def parquet_shards(listing: Listing, what: str, subset: str | None, split: str) 
     """The shards, in the order of their names."""
     shards = [file for file in listing.files if file.path.endswith(".parquet")]
     if not shards:
-        raise HubNotFound(f"Parquet files of {what}", _kinds(listing), f"try the revision '{_CONVERTED}', made by the hub")
+        raise HubNotFound(
+            f"Parquet files of {what}", _kinds(listing), f"try the revision '{_CONVERTED}', made by the hub"
+        )
     configs = _configs(listing.readme, what)
     found = _by_config(shards, configs, what, subset, split) if configs else _by_name(shards, subset, split)
     if not found:
         wanted = f"split '{split}'" + (f" of subset '{subset}'" if subset else "")
-        raise HubNotFound(f"{wanted} of {what}", "no Parquet file matches", f"there are: {_choices(shards, configs, subset)}")
+        raise HubNotFound(
+            f"{wanted} of {what}", "no Parquet file matches", f"there are: {_choices(shards, configs, subset)}"
+        )
     return found
 
 
@@ -46,7 +50,7 @@ def _configs(readme: str, what: str) -> dict[str, dict[str, Any]]:
     if head and len(head[1]) > _LARGEST_HEAD:
         raise _unreadable(what, f"its head is longer than {_LARGEST_HEAD:,} characters")
     try:
-        facts = yaml.load(head[1], _Loader) if head else None  # noqa: S506 — a SafeLoader
+        facts = yaml.load(head[1], _Loader) if head else None
     except RecursionError as error:
         raise _unreadable(what, "lists and objects are nested too deep in its head") from error
     except (yaml.YAMLError, ValueError):  # a date of no calendar is a ValueError

@@ -5,8 +5,8 @@
 {folder}/<hash>.lock    held alone by who downloads or removes, shared by who reads
 
 A killed process leaves its file, or a part of it; the next who wants it goes on with it. `sweep` removes what nobody
-took up within a day, `clear` what is whole and held by nobody. Only names of this table are touched, only where they are
-regular files, and never through a link: whatever else lies in the folder stays.
+took up within a day, `clear` what is whole and held by nobody. Only names of this table are touched, only where they
+are regular files, and never through a link: whatever else lies in the folder stays.
 """
 
 import errno

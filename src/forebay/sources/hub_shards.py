@@ -11,13 +11,14 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import islice
 from math import ceil
 from typing import Annotated, Any, ClassVar
 
 import msgspec
 
 from forebay.columns import Array
-from forebay.errors import SourceInvalid
+from forebay.errors import SourceInvalid, SourceUnreadable
 from forebay.hub import HubFile, Patience, RangeFile, RemoteFile, Repository, clear, parquet_shards, sweep, take
 from forebay.source import Failure, Part, Sample, SourceFile, Unit
 from forebay.sources.parquet_rows import ParquetFile, check_footer, open_parquet, read_rows, row_cuts, row_group_ends
@@ -41,8 +42,9 @@ class _Description(msgspec.Struct, forbid_unknown_fields=False):
 class HubSource:
     """The column `text` of the shards of a subset and split, as they are at one commit.
 
-    A sample's id is `file#row`. The shards at hand are in the folder `forebay-shards` in `spool`, by default in one beside
-    all that is kept of the hub, below HF_HOME. It and `patience` are of this machine and run, and no part of the description.
+    A sample's id is `file#row`. The shards at hand are in the folder `forebay-shards` in `spool`, by default in one
+    beside all that is kept of the hub, below HF_HOME. It and `patience` are of this machine and run, and no part of
+    the description.
     """
 
     kind: ClassVar[str] = "hub"
@@ -77,7 +79,9 @@ class HubSource:
         try:
             found = msgspec.convert(description, _Description)
         except msgspec.ValidationError as error:
-            raise SourceInvalid(f"this is not the description of a data set on the hub: {error}; verify the cache") from error
+            raise SourceInvalid(
+                f"this is not the description of a data set on the hub: {error}; verify the cache"
+            ) from error
         return cls(found.name, found.subset, found.split, found.text, found.revision, found.endpoint, is_named=False)
 
     def files(self) -> list[SourceFile]:
@@ -106,7 +110,14 @@ class HubSource:
             let_go()
 
     def glance(self, part: Part) -> Iterable[Sample | Failure]:
-        return read_rows(_remote_parquet(self, self._remote(part.file.path)), self.text, part)
+        remote, seen = self._remote(part.file.path), 0
+        try:
+            for sample in read_rows(_remote_parquet(self, remote), self.text, part):
+                yield sample
+                seen += 1
+        except SourceUnreadable:  # a piece is compared with no hash: it may have changed on its way, so ask once more
+            _remote_parquet.cache_clear()
+            yield from islice(read_rows(_remote_parquet(self, remote), self.text, part), seen, None)
 
     def digest(self, file: SourceFile, start: int, stop: int) -> int:
         """From the hash that the hub lists, which stands for the whole file."""
@@ -182,6 +193,13 @@ def _group_ends(source: HubSource, shard: RemoteFile) -> Array:
 @lru_cache(maxsize=4)
 def _remote_parquet(source: HubSource, shard: RemoteFile) -> ParquetFile:
     """A shard on the hub, opened by its footer; a few are kept, for planning comes back to them."""
+    try:
+        return _opened_remotely(source, shard)
+    except SourceUnreadable:  # as above: asked once more
+        return _opened_remotely(source, shard)
+
+
+def _opened_remotely(source: HubSource, shard: RemoteFile) -> ParquetFile:
     parquet = open_parquet(RangeFile(HubFile(source.repository, source.commit, shard)), shard.path, source.text)
     check_footer(parquet, shard.path)
     return parquet

@@ -20,7 +20,7 @@ from forebay.cache.publish import generation_numbers, publish_over_damaged, read
 from forebay.cache.published import published_record
 from forebay.cache.records import VerifyReport
 from forebay.cache.verify import identity_problems, index_problems, newest_sound, orphans
-from forebay.errors import Damaged, ForebayError, IndexCorrupt
+from forebay.errors import BuildStopped, Damaged, ForebayError, IndexCorrupt
 from forebay.format import layout
 from forebay.format.chunk import ChunkRecord
 from forebay.format.generation import Generation
@@ -123,6 +123,8 @@ def _remake(
     try:
         place = means.workplace_of(layer)
         tally = remake_chunks(place, [record.chunk for record in records], generation, engine, terms)
+    except BuildStopped:
+        raise  # the user stops the repair: that is no failure of a chunk
     except ForebayError as error:
         mending.failed |= {_key(layer, record): str(error) for record in records}
         return

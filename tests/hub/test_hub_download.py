@@ -18,7 +18,7 @@ from forebay.hub import HubFile, Patience, Repository, sweep, take
 
 SHARD = random.Random(0).randbytes(300_000)
 QUICK = Patience(retries=3, timeout=5, first_wait=0.01)
-HASTY = Patience(retries=3, timeout=0.2, first_wait=0.01)
+HASTY = Patience(retries=3, timeout=1, first_wait=0.01)
 
 
 def repository(hub: HubServer, folder: Path, patience: Patience = QUICK) -> Repository:

@@ -26,7 +26,7 @@ from forebay.sources.hub_shards import hub as hub_source
 from forebay.testing import read_in_parts
 from forebay.testing.source import cut_file
 
-QUICK = Patience(retries=4, timeout=1, first_wait=0.01)
+QUICK = Patience(retries=4, timeout=3, first_wait=0.01)
 SHARDS = {f"sample/{number}.parquet": shard(documents(120, f"s{number}")) for number in range(4)}
 FILES = {"README.md": README.encode(), "data/x/0.parquet": shard(["other"]), **SHARDS}
 HASHES = {hashlib.sha256(content).hexdigest() for content in SHARDS.values()}

@@ -4,9 +4,10 @@ Property tests draw the same examples in every run, so that a run says something
 `pytest --hypothesis-profile=default` draws new ones. torch gets one thread, also in processes that tests start: two
 processes of tests with a thread per core each wait for one another.
 
-What a test finds does not depend on the machine: virtual processors may show AMX and fault on its instructions, so that
-computing in bfloat16 ends with SIGILL. oneDNN is asked to leave AMX alone, before torch is imported and also in processes
-that tests start. Under nohup and in a script's background Ctrl-C is ignored, which processes inherit; here it is not.
+What a test finds does not depend on the machine: virtual processors may show AMX and fault on its instructions, so
+that computing in bfloat16 ends with SIGILL. oneDNN is asked to leave AMX alone, before torch is imported and also in
+processes that tests start. Under nohup and in a script's background Ctrl-C is ignored, which processes inherit; here it
+is not.
 """
 
 import os

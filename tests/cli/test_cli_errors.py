@@ -440,6 +440,17 @@ def test_what_is_no_fault_of_ours_is_one_line_and_no_bug(error: Exception, words
     assert "bug" not in said
 
 
+@pytest.mark.parametrize("error", ["OSError(5, 'Input/output error')", "MemoryError()", "ImportError('libm.so.6')"])
+def test_a_start_that_fails_is_one_line(tmp_path: Path, error: str):
+    """As where the disk fails while a library is imported."""
+    (tmp_path / "rich.py").write_text(f"raise {error}")
+    code = "import sys; sys.path.insert(0, sys.argv.pop(1)); from forebay.cli.__main__ import main; main()"
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("forebay: it cannot start: ")
+    assert done.stderr.count("\n") == 1
+
+
 def test_a_module_of_ours_that_is_missing_is_a_bug(monkeypatch: pytest.MonkeyPatch):
     def failing(**_: object) -> None:
         raise ModuleNotFoundError("No module named 'forebay.soup'", name="forebay.soup")

@@ -156,7 +156,7 @@ def _escaped_usage() -> Iterator[None]:
     try:
         yield
     except click.ClickException as error:
-        error.message = harmless(error.message or "")
+        vars(error)["message"] = harmless(error.message or "")  # click types it as final, and prints nothing else
         raise
 
 

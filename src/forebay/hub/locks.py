@@ -7,6 +7,8 @@ import stat
 
 _NOT_OURS = "it is a link or not a regular file, and forebay did not make it; remove it"
 
+_NO_LOCKS = "its file system has no locks; name a folder on another one with --spool, or move HF_HOME there"
+
 
 class FileLock:
     """A lock on a path, shared by many or held alone. Who is alone may remove its file."""
@@ -79,6 +81,11 @@ def _open_locked(path: str, how: int) -> int:
     descriptor = open_own(path, os.O_RDWR)
     try:
         fcntl.flock(descriptor, how)
+    except OSError as error:
+        os.close(descriptor)
+        if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
+            raise
+        raise OSError(error.errno, _NO_LOCKS, path) from error
     except BaseException:
         os.close(descriptor)
         raise

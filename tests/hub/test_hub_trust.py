@@ -5,6 +5,7 @@ A cache names its source. Whoever made the cache chose that name, so a verb that
 
 import os
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,7 +18,8 @@ from tests.hub.server import HubServer, Status
 
 import forebay as fb
 from forebay.errors import HubNotFound, SourceInvalid, SourceNotContacted
-from forebay.hub import Patience, Repository
+from forebay.hub import Patience, Repository, repository
+from forebay.sources import hub_shards
 from forebay.sources.hub_shards import HubSource, let_go
 from forebay.sources.hub_shards import hub as hub_source
 
@@ -33,24 +35,57 @@ def token(monkeypatch: pytest.MonkeyPatch) -> str:
     return TOKEN
 
 
+@pytest.fixture(scope="module")
+def theirs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[HubServer, Path]]:
+    """The hub of a stranger, and a cache that was built from it where this user never was."""
+    folder = tmp_path_factory.mktemp("theirs")
+    with HubServer() as server, pytest.MonkeyPatch.context() as patch:
+        _at_home(patch, folder)
+        server.add("org/set", FILES)
+        source = hub_source("org/set", "sample", endpoint=server.address, spool=folder / "spool")
+        recipe = fb.TokenRecipe(tokenizer="gpt2", sequence_length=64, chunk_size=8)
+        fb.build(folder / "cache", source, recipe, workers=0)
+        let_go()
+        yield server, folder / "cache"
+        huggingface_hub.utils.close_session()
+
+
 @pytest.fixture
-def stranger(hub: HubServer) -> Iterator[HubServer]:
+def stranger(theirs: tuple[HubServer, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
     """The hub that a stranger's cache names; it listens, and remembers who asked."""
-    hub.add("org/set", FILES)
-    yield hub
+    _at_home(monkeypatch, tmp_path)
+    server, _ = theirs
+    server.requests.clear()
+    server.forgive()
+    server.token = None
+    yield server
     let_go()
 
 
 @pytest.fixture
-def cache(stranger: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache of a stranger, built where this user never was."""
-    source = hub_source("org/set", "sample", endpoint=stranger.address, spool=tmp_path / "spool")
-    fb.build(tmp_path / "cache", source, fb.TokenRecipe(tokenizer="gpt2", sequence_length=64, chunk_size=8), workers=0)
-    let_go()
-    stranger.requests.clear()
-    monkeypatch.setenv("HF_ASSETS_CACHE", str(tmp_path / "of-the-user"))  # which knows nothing of that hub
-    monkeypatch.setattr("huggingface_hub.utils._cache_assets.HF_ASSETS_CACHE", str(tmp_path / "of-the-user"))
-    return tmp_path / "cache"
+def cache(theirs: tuple[HubServer, Path], stranger: HubServer, tmp_path: Path) -> Path:
+    """The stranger's cache, copied by a user whose disk knows nothing of that hub."""
+    return shutil.copytree(theirs[1], tmp_path / "cache")
+
+
+def _at_home(patch: pytest.MonkeyPatch, folder: Path) -> None:
+    """Have all that is kept of a hub in a folder, and ask without a proxy."""
+    patch.setattr("huggingface_hub.utils._cache_assets.HF_ASSETS_CACHE", str(folder / "assets"))
+    patch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    for name, value in {
+        "HF_ASSETS_CACHE": str(folder / "assets"),
+        "HF_HUB_OFFLINE": "0",
+        "NO_PROXY": "127.0.0.1",
+    }.items():
+        patch.setenv(name, value)
+    forget_sources()
+    huggingface_hub.utils.close_session()
+
+
+def forget_sources() -> None:
+    """What this process has learnt of hubs so far."""
+    for known in (hub_shards._remotes, hub_shards._shards, repository._listing):
+        known.cache_clear()
 
 
 def as_user(*words: object, code: int = 0, **environment: str) -> Ran:

@@ -74,7 +74,7 @@ def remote_source(description: Mapping[str, Any]) -> str:
     >>> remote_source({"kind": "lines", "root": "/data"})
     ''
     """
-    kind = str(description["kind"])
+    kind = str(description.get("kind"))
     if kind == "hub":
         endpoint = description.get("endpoint")
         return f"hub:{description.get('name')}" + (f" at {endpoint}" if endpoint else "")

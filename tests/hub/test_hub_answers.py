@@ -13,7 +13,19 @@ from tests.hub.server import Flip, HubServer
 
 import forebay as fb
 from forebay.errors import HubNotFound, HubUnreachable, SourceUnreadable
-from forebay.hub import HubFile, Patience, RangeFile, RemoteFile, Repository, model_files
+from forebay.hub import (
+    HubFile,
+    Patience,
+    RangeFile,
+    RemoteFile,
+    Repository,
+    asking,
+    model_files,
+    patience,
+    ranges,
+    repository,
+    shards,
+)
 from forebay.hub.listing import Listing
 from forebay.hub.shards import matches, parquet_shards
 from forebay.sources.hub_shards import hub as hub_source
@@ -227,3 +239,17 @@ def test_a_range_is_bounded(hub, tmp_path, monkeypatch):
     assert len(reading.read(1000)) == 1000
     with pytest.raises(HubNotFound, match="at once"):
         reading.read(1001)
+
+
+def test_the_threat_model_names_the_limits_that_hold():
+    page = (Path(fb.__file__).parents[2] / "docs" / "threat-model.md").read_text()
+    for words, limit in (
+        (f"{asking._LARGEST_ANSWER >> 20} MiB each", "answer of a hub"),
+        (f"{repository._MOST_PAGES:,} pages, {repository._MOST_ENTRIES:,} entries", "answer of a hub"),
+        (f"{repository._LARGEST_README >> 20} MiB, its head {shards._LARGEST_HEAD >> 20} MiB", "README"),
+        (f"{ranges._LARGEST_RANGE >> 20} MiB", "one range of a remote file"),
+        (f"{asking._MOST_REDIRECTS}; none from `https`", "redirects"),
+        (f"{patience._LONGEST_ASKED:.0f} s before each retry", "wait that a hub can ask for"),
+    ):
+        (row,) = [line for line in page.splitlines() if line.startswith(f"| {limit}")]
+        assert words in row

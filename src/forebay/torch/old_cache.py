@@ -122,7 +122,7 @@ def _check_archive(path: str) -> None:
         entries = archive.infolist()
         stored = all(entry.compress_type == zipfile.ZIP_STORED for entry in entries)
         if not stored or sum(entry.file_size for entry in entries) > os.path.getsize(path):
-            raise OldCacheInvalid(path, "its entries are compressed or overlap, as torch.save writes none")
+            raise OldCacheInvalid(path, "its entries are compressed or overlap, which torch.save never writes")
         for entry in entries:
             if entry.filename.endswith(".pkl"):
                 if entry.file_size > _LARGEST_INDEX:
@@ -139,7 +139,7 @@ def _check_index(path: str, pickles: io.BytesIO, count: int) -> None:
             if "PUT" in code.name or code.name == "MEMOIZE":
                 made[len(made) if argument is None else argument] = last
             elif ("GET" in code.name and made.get(argument) in _CONTAINERS) or code.name == "DUP":
-                raise OldCacheInvalid(path, "lists or tuples are in it more than once, as in no cache")
+                raise OldCacheInvalid(path, "it uses a list or tuple more than once, which no cache does")
             last = code.name
 
 
@@ -153,7 +153,7 @@ def _checked(path: str, part: str, found: Any) -> dict[str, Tensor]:
         if not _is_plain(found[name]):
             raise OldCacheInvalid(path, f"'{part}.{name}' is no dense tensor of floats with rows")
         if found[name].nbytes > found[name].untyped_storage().nbytes():
-            raise OldCacheInvalid(path, f"'{part}.{name}' says that it is larger than what the file holds of it")
+            raise OldCacheInvalid(path, f"'{part}.{name}' declares more values than the file holds")
     if part in _TIMED:
         _check_buckets(path, part, found)
     return {name: found[name] for name in names}

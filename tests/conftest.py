@@ -3,9 +3,16 @@
 Property tests draw the same examples in every run, so that a run says something about the change it is made for;
 `pytest --hypothesis-profile=default` draws new ones. torch gets one thread, also in processes that tests start: two
 processes of tests with a thread per core each wait for one another.
+
+What a test finds does not depend on the machine: virtual processors may show AMX and fault on its instructions, so
+that computing in bfloat16 ends with SIGILL. oneDNN is asked to leave AMX alone, before torch is imported and also in
+processes that tests start. Under nohup and in a script's background Ctrl-C is ignored, which processes inherit; here it
+is not.
 """
 
 import os
+import signal
+import threading
 from collections.abc import Iterator
 from importlib import import_module
 from typing import TYPE_CHECKING
@@ -17,6 +24,9 @@ if TYPE_CHECKING:
     from tests.tiny_models import TinyModels
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN and threading.current_thread() is threading.main_thread():
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a handler is not inherited: children begin without it
 settings.register_profile("steady", derandomize=True, deadline=None)
 settings.load_profile("steady")
 

@@ -57,11 +57,12 @@ from forebay.errors import (
     RecipeInvalid,
     SourceInvalid,
     SourceNeeded,
+    SourceNotContacted,
     UnknownKind,
 )
 from forebay.format import layout
 from forebay.format.key import hmac_key
-from forebay.kinds import recipe_class, reopen_recipe, reopen_source
+from forebay.kinds import recipe_class, remote_source, reopen_recipe, reopen_source
 from forebay.recipe import AnyRecipe, LayerRecipe, Recipe, dependencies_of, reads_of, versions_of
 from forebay.source import Source, left_out_notes
 from forebay.store import LocalStore, Store, open_store
@@ -165,6 +166,7 @@ def verify(
     root: Root,
     *,
     source: Source | None = None,
+    check_source: bool = False,
     full: bool = False,
     cache_id: str | None = None,
     min_generation: int | None = None,
@@ -173,31 +175,38 @@ def verify(
 ) -> VerifyReport:
     """Check every published byte against its digest; `full` also decodes all rows and hashes the source again.
 
+    A source on another machine that the cache names is asked only with `check_source`, or where it is passed.
     `cache_id`, `min_generation` and `digest` refuse another cache in this place, as `open_cache` does.
     """
     store = open_store(root)
     if (cache_id, min_generation, digest) != (None, None, None):
         check_pins(store, load_generation(store), cache_id, min_generation, digest)
-    return verify_cache(store, source or _kept_source(store), full, on_progress or _silent)
+    asked = source or _kept_source(store, check_source)
+    report = verify_cache(store, asked, full, on_progress or _silent)
+    return msgspec.structs.replace(report, source_note="" if report.source_checked else _why_unchecked(store, asked))
 
 
 def repair(
     root: Root,
     *,
     source: Source | None = None,
+    check_source: bool = False,
     recipe: AnyRecipe | None = None,
     copy: Root | None = None,
     workers: int | None = None,
     memory_limit: int | None = None,
     on_progress: OnProgress | None = None,
 ) -> RepairReport:
-    """Put back exactly what `verify` finds bad or missing: from a copy of the cache, or made again from the source."""
+    """Put back exactly what `verify` finds bad or missing: from a copy of the cache, or made again from the source.
+
+    A source on another machine that the cache names is read only with `check_source`, or where it is passed.
+    """
     store = open_store(root)
 
     def started() -> tuple[Engine, Terms]:
         """Once the index is whole: the recipes and the plan say how to work."""
         count = _own_workers(store) if workers is None else workers
-        told = _told_in_bytes(source or _kept_source(store), on_progress or _silent)
+        told = _told_in_bytes(source or _kept_source(store, check_source), on_progress or _silent)
         terms = Terms(
             workers=_worker_count(count),
             host=socket.gethostname(),
@@ -207,8 +216,8 @@ def repair(
         )
         return _engine(count), terms
 
-    report = _repair(store, source, recipe, None if copy is None else open_store(copy), started)
-    stale = _stale(store, source)
+    report = _repair(store, source, recipe, None if copy is None else open_store(copy), started, check_source)
+    stale = _stale(store, source or _kept_source(store, check_source))
     return msgspec.structs.replace(report, failed={**report.failed, **stale})
 
 
@@ -225,13 +234,22 @@ def gaps(root: Root, *, layer: str | None = None) -> list[Gaps]:
     return find_gaps(open_store(root), layer)
 
 
-def status(root: Root, *, source: Source | None = None, failures: int | None = SHOWN_FAILURES) -> Status:
+def status(
+    root: Root,
+    *,
+    source: Source | None = None,
+    check_source: bool = False,
+    failures: int | None = SHOWN_FAILURES,
+) -> Status:
     """How far a cache is: chunks present, missing, suspect, claimed by whom; failed samples; stale sources.
 
-    Of the failed samples, the first `failures` are listed, and all of them where that is None.
+    Of the failed samples, the first `failures` are listed, and all of them where that is None. A source on another
+    machine that the cache names is asked only with `check_source`, or where it is passed.
     """
     store = open_store(root)
-    return cache_status(store, source or _kept_source(store), failures)
+    asked = source or _kept_source(store, check_source)
+    found = cache_status(store, asked, failures)
+    return msgspec.structs.replace(found, source_note="" if found.source_checked else _why_unchecked(store, asked))
 
 
 def summarize(root: Root) -> Summary:
@@ -284,12 +302,13 @@ def _repair(
     recipe: AnyRecipe | None,
     copy: Store | None,
     started: Callable[[], tuple[Engine, Terms]],
+    check_source: bool = False,
 ) -> RepairReport:
     mending = Mending()
     with ExitStack() as ending:
         recipe_of = partial(_recipe_until, ending, store, recipe)
-        workplace_of = partial(_existing, store, source, recipe_of)
-        means = Means(store, copy, source, _reopened, recipe_of, workplace_of)
+        workplace_of = partial(_existing, store, source, check_source, recipe_of)
+        means = Means(store, copy, source, partial(_reopened, check_source), recipe_of, workplace_of)
         generation = repair_index(means, mending)
         engine, terms = started()
         report = verify_cache(store, None, False, terms.on_progress)
@@ -305,9 +324,8 @@ def _repair(
     )
 
 
-def _stale(store: Store, source: Source | None) -> dict[str, str]:
+def _stale(store: Store, reading: Source | None) -> dict[str, str]:
     """Source files with other content than was planned, which no repair puts back and `verify` reports."""
-    reading = source or _kept_source(store)
     newest = newest_generation(store)
     if reading is None or newest is None:
         return {}
@@ -332,13 +350,17 @@ def _prepared(store: Store, source: Source | None, recipe: AnyRecipe, layer: str
     return base_workplace(store, source, base, layer, plan, newest_generation(store))
 
 
-def _existing(store: Store, source: Source | None, recipe_of: Callable[[str], AnyRecipe], layer: str) -> Workplace:
+def _existing(
+    store: Store, source: Source | None, check_source: bool, recipe_of: Callable[[str], AnyRecipe], layer: str
+) -> Workplace:
     """A layer's workplace in a cache that is there."""
     newest, _ = newest_sound(store)
     recipe = recipe_of(layer)
     if reads_of(recipe):
         return layer_workplace(store, cast(LayerRecipe, recipe), layer, newest)
     plan = published_plan(store, newest)
+    if source is None and not check_source and (remote := remote_source(plan.source)):
+        raise SourceNotContacted(store.address, remote, "repair")
     reading = source or reopen_source(plan.source)  # which says what is in the way
     return base_workplace(store, reading, cast(Recipe, recipe), layer, plan, newest)
 
@@ -367,20 +389,39 @@ def _kept_recipe(store: Store, layer: str) -> AnyRecipe:
     return reopen_recipe(kept, constants)
 
 
-def _kept_source(store: Store) -> Source | None:
-    """The source that the plan describes, None where it cannot be opened by that or the plan cannot be read."""
+def _kept_source(store: Store, check_source: bool) -> Source | None:
+    """The source that the plan describes, None where it cannot be opened by that or the plan cannot be read.
+
+    One on another machine is opened only where the caller allows it: whoever made the cache chose its address.
+    """
     try:
         plan = load_plan(store)
     except Damaged:
         return None
-    return _reopened(plan.source) if plan.segments else None
+    return _reopened(check_source, plan.source) if plan.segments else None
 
 
-def _reopened(description: Mapping[str, Any]) -> Source | None:
+def _reopened(check_source: bool, description: Mapping[str, Any]) -> Source | None:
     try:
+        if remote_source(description) and not check_source:
+            return None
         return reopen_source(description)
     except (UnknownKind, LibraryMissing, SourceInvalid, SourceNeeded):
         return None
+
+
+def _why_unchecked(store: Store, asked: Source | None) -> str:
+    """Why a source was not checked, and what to do about it."""
+    if asked is not None:
+        return "the source was not checked: it could not be reached"
+    try:
+        plan = load_plan(store)
+        remote = remote_source(plan.source) if plan.segments else ""
+    except (UnknownKind, LibraryMissing, Damaged):
+        remote = ""
+    if remote:
+        return f"the source '{remote}' was not checked; pass --check-source (check_source=True) to contact it"
+    return "the source was not checked: its kind is not installed"
 
 
 def layer_name(recipe: AnyRecipe) -> str:

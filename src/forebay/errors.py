@@ -35,6 +35,7 @@ ForebayError
 ├── SourceNotFound       no file matches the source
 ├── SourceInvalid        a source cannot be made of what was given
 ├── SourceNeeded         a cache names its source, and cannot open it by that name
+├── SourceNotContacted   a cache names a source on another machine, and the user has not allowed to contact it
 ├── FunctionFailed       the function that is a source raised something
 ├── SourceUnreadable     a file of the source cannot be decompressed or understood
 ├── SourceChanged        a file behind a planned slice is not what it was
@@ -378,6 +379,15 @@ class SourceNeeded(ForebayError):
         super().__init__(
             f"the source is the Python function '{function}', and no code is run because a cache names it; pass it "
             f"from Python, for instance fb.repair(root, source={made})"
+        )
+
+
+class SourceNotContacted(ForebayError):
+    def __init__(self, root: str, source: str, verb: str) -> None:
+        self.root, self.source, self.verb = root, source, verb
+        super().__init__(
+            f"the source of '{root}' is '{source}', and no other machine is contacted because a cache names it; allow "
+            f"it with `forebay {verb} {root} --check-source`"
         )
 
 

@@ -97,6 +97,21 @@ def _said(error: Exception) -> str:
     return f"{text} is missing" if isinstance(error, KeyError) else text
 
 
+def remote_source(description: Mapping[str, Any]) -> str:
+    """What a source on another machine is called; empty where a plan describes one on this machine.
+
+    >>> remote_source({"kind": "hub", "name": "org/set", "endpoint": "https://mirror.example"})
+    'hub:org/set at https://mirror.example'
+    >>> remote_source({"kind": "lines", "root": "/data"})
+    ''
+    """
+    kind = str(description.get("kind"))
+    if kind == "hub":
+        endpoint = description.get("endpoint")
+        return f"hub:{description.get('name')}" + (f" at {endpoint}" if endpoint else "")
+    return kind if getattr(source_class(kind), "remote", False) else ""
+
+
 def _find(what: str, kind: str, built_in: Mapping[str, tuple[str, str]]) -> type[Any]:
     if kind in built_in:
         module, name = built_in[kind]

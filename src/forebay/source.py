@@ -91,6 +91,7 @@ class Source(Protocol):
     Optional: `files_grow = False` where a file that got longer is another sample, not an old one with more behind it;
     `glance(part)`, which gives what `read` gives, for judging only, where that can be had for less; `read_by`, the
     keys of its description that decide which samples are read from a file: a cache keeps to one choice of these;
+    `remote = True` where asking it contacts another machine: a cache that names it is then not enough to do so;
     `annotations()`, the metadata of every sample in order, where that can be had without reading the samples;
     `touched_ns(file)`, when anything that a sample is read from was written to last, where that is not the file alone.
     It is picklable, small, and opens nothing until asked. A missing file raises `FileNotFoundError`, trouble with

@@ -3,10 +3,10 @@
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from tests.builders import wait_until
 from tests.cache.test_status import put_claim
 from tests.layer_recipes import (
     MOOD,
@@ -105,14 +105,16 @@ def test_claims_of_other_hosts_go_only_when_they_stay_silent_for_a_lease(tmp_pat
     silent = put_claim(root, "numbers/000003.1.json", "0123456789ab-17-4", beat=5)
     beating = put_claim(root, "numbers/000004.1.json", "0123456789ab-18-4", beat=1)
     code = (
-        "import sys, time, pathlib; path = pathlib.Path(sys.argv[1])\n"
-        "for beat in range(2, 60):\n"
-        "    path.write_text(path.read_text().replace(f'\"beat\":{beat - 1}', f'\"beat\":{beat}'))\n"
+        "import os, sys, time, pathlib; path, aside = map(pathlib.Path, sys.argv[1:])\n"
+        "for beat in range(2, 6000):\n"
+        "    aside.write_text(path.read_text().replace(f'\"beat\":{beat - 1}', f'\"beat\":{beat}'))\n"
+        "    os.replace(aside, path)\n"
         "    time.sleep(0.05)"
     )
-    with subprocess.Popen([sys.executable, "-c", code, str(beating)]) as other:
-        time.sleep(0.3)
-        report = fb.clean(root, lease_seconds=0.7)
+    first = beating.read_bytes()
+    with subprocess.Popen([sys.executable, "-c", code, str(beating), str(tmp_path / "aside")]) as other:
+        wait_until(lambda: beating.read_bytes() != first)  # a busy machine takes long to start it
+        report = fb.clean(root, lease_seconds=2)
         other.kill()
     assert report.claims == ("claims/numbers/000003.1.json",)
     assert not silent.exists()

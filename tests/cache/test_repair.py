@@ -22,7 +22,7 @@ from tests.layer_recipes import (
 )
 
 import forebay as fb
-from forebay.errors import FormatTooNew, IndexCorrupt, NothingPublished
+from forebay.errors import BuildStopped, FormatTooNew, IndexCorrupt, NothingPublished
 from forebay.format.chunk_file import ChunkFile
 from forebay.format.layout import FORMAT_VERSION
 from forebay.format.sealed import seal
@@ -399,3 +399,22 @@ def test_a_generation_of_a_newer_forebay_is_not_taken_for_damage(tmp_path: Path,
     assert tree(root) == before
     flip(path, path.stat().st_size - 100)
     assert list(fb.repair(root, recipe=LineRecipe(), workers=0).replaced) == ["generations/000001.safetensors"]
+
+
+def test_a_repair_that_is_stopped_stops(tmp_path: Path) -> None:
+    root, source = tmp_path / "cache", tmp_path / "data.txt"
+    source.write_text("".join(f"line {number}\n" for number in range(100)))
+    fb.build(root, fb.sources.lines(source), fb.RawRecipe(chunk_bytes=100), workers=0)
+    chunks = sorted((root / "layers" / "raw").glob("*.safetensors"))
+    assert len(chunks) > 3
+    for path in chunks:
+        path.unlink()
+
+    def stop(progress: fb.Progress) -> None:
+        if progress.phase == "building" and progress.done:
+            raise KeyboardInterrupt
+
+    with pytest.raises(BuildStopped):
+        fb.repair(root, workers=0, on_progress=stop)
+    assert 0 < len(list((root / "layers" / "raw").glob("*.safetensors"))) < len(chunks)
+    assert not fb.repair(root, workers=0).failed

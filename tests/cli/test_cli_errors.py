@@ -3,6 +3,8 @@
 import errno
 import json
 import os
+import re
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,6 +13,7 @@ import lmdb
 import pytest
 from click.testing import CliRunner
 from tests.cli.running import (
+    COMMAND,
     Ran,
     build_lines,
     chunk_path,
@@ -271,6 +274,17 @@ def function_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ran:
     return run("build", tmp_path / "cache", code=1)
 
 
+@shows(
+    errors.SourceNotContacted, "no other machine is contacted because a cache names it; allow it with `forebay build"
+)
+def remote_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ran:
+    with HubServer() as hub:
+        hub.add("org/name", {"train-0.parquet": shard(["some text"] * 5)})
+        words = ["hub:org/name", "--into", tmp_path / "cache", "--workers", 0]
+        run_process("build", "tokens", *words, env=_environment(hub, tmp_path))
+    return run("build", tmp_path / "cache", code=1)
+
+
 @shows(errors.HubUnreachable, "name a mirror with HF_ENDPOINT, or use local files instead")
 def no_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ran:
     environment = {**os.environ, "HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path), "NO_PROXY": "127.0.0.1"}
@@ -326,7 +340,8 @@ def test_an_error_is_one_line_that_says_what_to_do(
     scene, words = SCENES[error]
     ran = scene(tmp_path, monkeypatch)
     assert words in ran.err, ran.err
-    said = [line for line in ran.err.splitlines() if not line.startswith("note: ")]
+    # A slow machine also says how far it is.
+    said = [line for line in ran.err.splitlines() if not re.match(r"note: |[a-z]+ [\d,]+/[\d,]+ [a-z]+  \d+ %", line)]
     assert len(said) == 1, ran.err
     assert said[0].startswith("forebay: ")
     assert ran.out == ""
@@ -405,6 +420,99 @@ def test_a_bug_shows_where_it_is_and_asks_to_report_it(monkeypatch: pytest.Monke
     assert result.exit_code == 1
     assert "ZeroDivisionError: a bug" in result.stderr
     assert result.stderr.endswith("please report it with the lines above\n")
+
+
+class OutOfMemoryError(RuntimeError):
+    """As torch names the one of a device."""
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (MemoryError(), "there is not enough memory; use fewer --workers"),
+        (MemoryError("Unable to allocate\n8 EiB"), "there is not enough memory (Unable to allocate 8 EiB); use fewer"),
+        (
+            OutOfMemoryError("CUDA out of memory"),
+            "the device has not enough memory: CUDA out of memory; choose a small",
+        ),
+        (RecursionError("maximum recursion depth exceeded"), "nested too deep"),
+        (
+            ModuleNotFoundError("No module named 'soup'", name="soup"),
+            "No module named 'soup'; install what forebay needs",
+        ),
+        (
+            ImportError("libfoo.so: cannot read file data: Input/output error"),
+            "a library is missing, damaged or too old",
+        ),
+        (OSError(errno.ENOSPC, "No space left on device"), "the disk is full; what was published stays valid"),
+        (OSError(errno.EIO, "Input/output error", "a.bin"), "'a.bin': Input/output error; check the path"),
+    ],
+)
+def test_what_is_no_fault_of_ours_is_one_line_and_no_bug(error: Exception, words: str, monkeypatch: pytest.MonkeyPatch):
+    def failing(**_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(cli.commands["gaps"], "callback", failing)
+    said = run("gaps", "cache", code=1).err
+    assert words in said
+    assert said.count("\n") == 1
+    assert "bug" not in said
+
+
+@pytest.mark.parametrize("error", ["OSError(5, 'Input/output error')", "MemoryError()", "ImportError('libm.so.6')"])
+def test_a_start_that_fails_is_one_line(tmp_path: Path, error: str):
+    """As where the disk fails while a library is imported."""
+    (tmp_path / "rich.py").write_text(f"raise {error}")
+    code = "import sys; sys.path.insert(0, sys.argv.pop(1)); from forebay.cli.__main__ import main; main()"
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("forebay: it cannot start: ")
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_module_of_ours_that_is_missing_is_a_bug(monkeypatch: pytest.MonkeyPatch):
+    def failing(**_: object) -> None:
+        raise ModuleNotFoundError("No module named 'forebay.soup'", name="forebay.soup")
+
+    monkeypatch.setattr(cli.commands["gaps"], "callback", failing)
+    assert "this is a bug" in CliRunner().invoke(cli, ["gaps", "cache"]).stderr
+
+
+@pytest.mark.parametrize("closed", [">&-", ">&- 2>&-", "<&- >&- 2>&-", "2>&-"])
+def test_a_build_whose_streams_are_closed_builds(tmp_path: Path, closed: str):
+    source = write_lines(tmp_path / "data")
+    words = ["build", "raw", str(source), "--into", str(tmp_path / "cache"), "--workers", "1"]
+    done = subprocess.run(
+        ["bash", "-c", f'exec "$@" {closed}', "bash", *COMMAND, *words], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert run("verify", tmp_path / "cache", "--full").code == 0
+
+
+@pytest.mark.parametrize("verb", [["status"], ["peek", "--json"]])
+def test_a_full_disk_behind_standard_output_is_one_line(tmp_path: Path, verb: list[str]):
+    root, _ = build_lines(tmp_path)
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [*COMMAND, verb[0], str(root), *verb[1:]], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert done.returncode == 1
+    assert "the disk is full" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "typed", ["forebay build photos ", "forebay build {cache} ", "forebay build x.toml ", "forebay "]
+)
+def test_completion_never_fails(tmp_path: Path, typed: str):
+    root, _ = build_lines(tmp_path)
+    words = typed.format(cache=root)
+    environment = {"_FOREBAY_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+    result = CliRunner().invoke(cli, prog_name="forebay", env=environment)
+    assert result.exit_code == 0, result
+    assert "Traceback" not in result.output
+    if typed == "forebay ":
+        assert "plain,status" in result.output
 
 
 def test_errors_go_to_stderr_also_with_json(tmp_path: Path):

@@ -19,16 +19,16 @@ LONG = " ".join(f"word{number}" for number in range(80))
 
 
 def test_a_row_is_shown_as_its_documents_and_its_padding(tmp_path: Path):
-    root, _ = build_tokens(tmp_path, ["first text", "second text"])
-    shown = run("peek", root).out
+    root, source = build_tokens(tmp_path, ["first text", "second text"])
+    shown = run("peek", root, "--source", source).out
     assert re.search(r"row 0 · chunk 0, its row 0 · █.* 9\.4 % in use\n", shown)
     assert "  ▌ a.jsonl@0 · 3 tokens\n  ▌ first text∎\n" in shown
     assert "  ▌ a.jsonl@23 · 3 tokens\n  ▌ second text∎\n  ░ 58 tokens of padding\n" in shown
 
 
 def test_pieces_of_a_split_document_say_so(tmp_path: Path):
-    root, _ = build_tokens(tmp_path, [LONG])
-    shown = run("peek", root, "--rows", 9).out
+    root, source = build_tokens(tmp_path, [LONG])
+    shown = run("peek", root, "--rows", 9, "--source", source).out
     assert re.search(r"row 0 · chunk 0, its row 0 · █{20} full\n  ▌ a\.jsonl@0 · 64 tokens\n  ▌ word0 ", shown)
     assert re.search(r"a\.jsonl@0 · 64 tokens, from token 64 on\n  ▌ …", shown)
     assert shown.count("∎") == 1
@@ -60,8 +60,8 @@ def test_pieces_have_colours_of_their_own_on_a_terminal(tmp_path: Path):
 
 
 def test_json_has_text_tokens_lengths_documents_and_use(tmp_path: Path):
-    root, _ = build_tokens(tmp_path, ["first text", "second text"])
-    (row,) = run("peek", root, "--json").json["shown"]
+    root, source = build_tokens(tmp_path, ["first text", "second text"])
+    (row,) = run("peek", root, "--source", source, "--json").json["shown"]
     cache = fb.open_cache(root)
     assert row["tokens"] == cache[0]["tokens"].tolist()
     assert row["seq_lens"] == [3, 3]
@@ -88,9 +88,16 @@ def test_failed_and_repeated_documents_do_not_shift_the_names(tmp_path: Path):
     lines = source.read_text().splitlines(keepends=True)
     source.write_text("".join([lines[0], "{\n", *lines[1:]]))
     run("build", "tokens", source, "--into", tmp_path / "cache", "--workers", 0, "--deduplicate")
-    pieces = run("peek", tmp_path / "cache", "--json").json["shown"][0]["pieces"]
+    pieces = run("peek", tmp_path / "cache", "--source", source, "--json").json["shown"][0]["pieces"]
     starts = {piece["text"]: piece["source"] for piece in pieces}
     assert starts == {"one": "a.jsonl@0", "two": "a.jsonl@18", "three": "a.jsonl@50"}
+
+
+def test_a_source_that_only_the_cache_names_is_not_read(tmp_path: Path):
+    """Whoever made the cache chose which file that is."""
+    root, source = build_tokens(tmp_path, ["first text", "second text"])
+    assert "a.jsonl" not in run("peek", root).out + run("peek", root, "--json").out
+    assert "a.jsonl@23" in run("peek", root, "--source", source).out
 
 
 @pytest.mark.parametrize("fate", ["gone", "changed"])
@@ -100,7 +107,7 @@ def test_rows_are_readable_where_the_source_is_gone_or_changed(tmp_path: Path, f
         shutil.rmtree(source.parent)
     else:
         source.write_text(source.read_text().replace("first", "third"))
-    shown = run("peek", root).out
+    shown = run("peek", root, "--source", source).out
     assert "document 1 of the chunk · 3 tokens\n  ▌ second text∎" in shown
     assert "a.jsonl" not in shown
 

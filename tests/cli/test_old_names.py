@@ -126,12 +126,20 @@ def test_a_mistake_in_old_words_is_named_with_its_line(tmp_path: Path, text: str
 
 
 @pytest.mark.parametrize("flag", [flag for flag, old in FLAGS.items() if old.verb])
-@pytest.mark.parametrize("words", [["build"], ["build", "tokens", "data", "--into", "cache"], ["build", "raw", "data"]])
+@pytest.mark.parametrize(
+    "words", [[], ["build"], ["build", "tokens", "data", "--into", "cache"], ["build", "raw", "data"]]
+)
 def test_a_flag_that_is_a_verb_here_names_it(flag: str, words: list[str]):
     said = run(*words, flag, code=2).err
     found = re.search(rf"{flag} is a command of its own here: forebay (\w+) ", said)
     assert found is not None
     assert "Usage: " in run(found[1], "--help").out
+
+
+@pytest.mark.parametrize("flag", [flag for flag, old in FLAGS.items() if not old.verb])
+def test_a_flag_of_a_build_that_stands_alone_says_where_it_belongs(flag: str):
+    said = run(flag, "inverse", code=2).err
+    assert f"{flag} belongs to a build: forebay build tokens SOURCE… --into CACHE {flag}" in said
 
 
 @pytest.mark.parametrize("flag", [flag for flag, old in FLAGS.items() if not old.verb])

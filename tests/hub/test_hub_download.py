@@ -18,7 +18,7 @@ from forebay.hub import HubFile, Patience, Repository, sweep, take
 
 SHARD = random.Random(0).randbytes(300_000)
 QUICK = Patience(retries=3, timeout=5, first_wait=0.01)
-HASTY = Patience(retries=3, timeout=0.2, first_wait=0.01)
+HASTY = Patience(retries=3, timeout=1, first_wait=0.01)
 
 
 def repository(hub: HubServer, folder: Path, patience: Patience = QUICK) -> Repository:
@@ -306,12 +306,13 @@ def test_a_file_damaged_on_disk_is_downloaded_again(hub, tmp_path):
 def test_what_nobody_took_up_for_a_day_is_swept(tmp_path):
     spool = tmp_path / "spool"
     spool.mkdir()
-    for name in ("old", "old.part", "young.part"):
+    old, young = "a" * 64, "b" * 40
+    for name in (old, f"{old}.part", f"{young}.part"):
         (spool / name).write_bytes(b"x")
-    for name in ("old", "old.part"):
+    for name in (old, f"{old}.part"):
         os.utime(spool / name, (1e9, 1e9))
     sweep(str(spool))
-    assert os.listdir(spool) == ["young.part"]
+    assert os.listdir(spool) == [f"{young}.part"]
 
 
 def test_a_full_spool_is_said_to_be_full_and_goes_on_when_there_is_room(hub, tmp_path):

@@ -25,7 +25,7 @@ def test_the_readme_says_which_files_a_subset_has():
 def test_an_unknown_subset_or_split_names_those_there_are():
     with pytest.raises(HubNotFound, match=r"subset 'big' of the data set 'org/set'.*there are: 'default', 'sample'"):
         shards(FINE, "big", readme=README)
-    with pytest.raises(HubNotFound, match=r"split 'dev' of subset 'sample'.*'default', 'sample'"):
+    with pytest.raises(HubNotFound, match=r"split 'dev' of subset 'sample'.*there are: the splits 'test', 'train'"):
         shards(FINE, "sample", "dev", README)
     with pytest.raises(HubNotFound, match=r"several subsets; choose one: 'en', 'de'"):
         shards(
@@ -72,5 +72,5 @@ def test_without_a_word_in_the_readme_names_decide(readme):
 
 
 def test_a_data_set_without_parquet_says_what_it_has_and_where_the_hub_converts():
-    with pytest.raises(HubNotFound, match=r"only files of kind 'gz', 'md'; try revision='refs/convert/parquet'"):
+    with pytest.raises(HubNotFound, match=r"only files of kind 'gz', 'md'; try the revision 'refs/convert/parquet'"):
         shards(["README.md", "data.jsonl.gz"])

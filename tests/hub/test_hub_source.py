@@ -21,12 +21,12 @@ from tests.hub.server import Drop, Flip, HubServer, IgnoreRange, Request, Stall,
 import forebay as fb
 from forebay.errors import BuildFailed, HubUnreachable, SourceChanged, SourceUnreadable
 from forebay.hub import Patience
-from forebay.sources.hub_shards import HubSource, let_go
+from forebay.sources.hub_shards import SHARDS_FOLDER, HubSource, let_go
 from forebay.sources.hub_shards import hub as hub_source
 from forebay.testing import read_in_parts
 from forebay.testing.source import cut_file
 
-QUICK = Patience(retries=4, timeout=1, first_wait=0.01)
+QUICK = Patience(retries=4, timeout=3, first_wait=0.01)
 SHARDS = {f"sample/{number}.parquet": shard(documents(120, f"s{number}")) for number in range(4)}
 FILES = {"README.md": README.encode(), "data/x/0.parquet": shard(["other"]), **SHARDS}
 HASHES = {hashlib.sha256(content).hexdigest() for content in SHARDS.values()}
@@ -41,7 +41,8 @@ def source(hub: HubServer, tmp_path: Path) -> Iterator[HubSource]:
 
 
 def shards_at_rest(folder: Path) -> list[str]:
-    return sorted(os.listdir(folder / "spool")) if (folder / "spool").exists() else []
+    shards = folder / "spool" / SHARDS_FOLDER
+    return sorted(os.listdir(shards)) if shards.exists() else []
 
 
 def test_the_parts_of_all_shards_hold_their_documents_once_and_in_order(source, tmp_path):
@@ -171,7 +172,7 @@ def test_a_builder_killed_during_a_download_is_resumed_by_the_next(hub, source, 
     size = len(SHARDS["sample/0.parquet"])
     hub.spoil("sample/0.parquet None", Stall(after=size - 1000))
     builder = start_build(replace(source, patience=Patience(timeout=60)), tmp_path, rows=10, workers=1)
-    part = tmp_path / "spool" / (hashlib.sha256(SHARDS["sample/0.parquet"]).hexdigest() + ".part")
+    part = tmp_path / "spool" / SHARDS_FOLDER / (hashlib.sha256(SHARDS["sample/0.parquet"]).hexdigest() + ".part")
     wait_until(lambda: part.exists() and part.stat().st_size == size - 1000)
     os.kill(builder.pid, signal.SIGKILL)
     builder.communicate()

@@ -81,6 +81,7 @@ class VerifyReport(msgspec.Struct, frozen=True, kw_only=True):
     foreign: tuple[str, ...]
     stale: dict[str, str]
     source_checked: bool
+    source_note: str = ""  # why the source was not checked
 
     @property
     def sound(self) -> bool:
@@ -154,6 +155,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     stale: dict[str, str]
     grown: tuple[str, ...]
     source_checked: bool
+    source_note: str = ""  # why the source was not checked
 
     @property
     def needs_source(self) -> bool:

@@ -45,6 +45,7 @@ from forebay.cache.verify import (
     outdated_layers,
 )
 from forebay.errors import (
+    BuildStopped,
     CacheNotFound,
     Damaged,
     ForebayError,
@@ -376,6 +377,8 @@ def _remake(
         place = means.workplace_of(layer)
         own = replace(terms, versions=builder_versions(versions_of(place.job.recipe)))
         tally = remake_chunks(place, [record.chunk for record in records], generation, engine, own)
+    except BuildStopped:
+        raise  # the user stops the repair: that is no failure of a chunk
     except ForebayError as error:
         for record in records:
             mending.fail(_key(layer, record), error)

@@ -17,7 +17,7 @@ from forebay.cache.publish import (
 )
 from forebay.cache.published import open_chunk
 from forebay.cache.records import ClaimStatus, FailedSample, Gaps, LayerStatus, Status
-from forebay.errors import ChunkMissing, Damaged, HubUnreachable, LayerNotFound
+from forebay.errors import ChunkMissing, Damaged, HubNotFound, HubUnreachable, LayerNotFound
 from forebay.format import layout
 from forebay.format.chunk import ChunkRecord
 from forebay.format.generation import ChunkTable, Generation
@@ -136,5 +136,5 @@ def _freshness(store: Store, source: Source | None, plan: Plan, newest: Generati
     table = newest.table(base) if newest else ChunkTable.of([])
     try:
         return check_freshness(store, source, plan, base, table)
-    except HubUnreachable:
+    except (HubUnreachable, HubNotFound):
         return None

@@ -22,6 +22,7 @@ from forebay.errors import (
     Damaged,
     ForebayError,
     FormatTooNew,
+    HubNotFound,
     HubUnreachable,
     IndexCorrupt,
     KeyRefused,
@@ -228,7 +229,7 @@ def stale_sources(store: Store, generation: Generation, source: Source, full: bo
         if full:
             return check_content(store, source, plan, base, generation.table(base))
         return check_freshness(store, source, plan, base, generation.table(base)).stale
-    except HubUnreachable:
+    except (HubUnreachable, HubNotFound):
         return None
 
 

@@ -12,7 +12,14 @@ from forebay.cli.dry_run import dry_run_of
 from forebay.cli.kind_group import FROM_OPTIONS, KindGroup, gathered, is_cache
 from forebay.cli.kinds import KINDS, Kind
 from forebay.cli.old_names import naming_verbs
-from forebay.cli.options import decorated, failures_option, json_option, memory_option, workers_option
+from forebay.cli.options import (
+    decorated,
+    failures_option,
+    json_option,
+    memory_option,
+    source_option,
+    workers_option,
+)
 from forebay.cli.progress import shown_progress
 from forebay.cli.settings import Settings
 from forebay.cli.show import show
@@ -34,6 +41,7 @@ RUN_OPTIONS = (
     click.option("--engine", type=click.Choice(["local"]), help="Who makes the chunks: processes of this machine."),
     memory_option,
     failures_option,
+    source_option,
     click.option("--dry-run", is_flag=True, help="Say what would be built; write nothing."),
     json_option,
 )

@@ -8,7 +8,7 @@ from forebay import api
 from forebay.cache.records import Estimate
 from forebay.cli.kind_group import FROM_OPTIONS, KindGroup, gathered
 from forebay.cli.kinds import KINDS, Kind
-from forebay.cli.options import Decorator, decorated, json_option, workers_option
+from forebay.cli.options import Decorator, decorated, json_option, source_option, workers_option
 from forebay.cli.show import say_error, show
 from forebay.cli.source_paths import refuse_standard_input
 from forebay.cli.teachers import estimate_command as estimate_teachers_command
@@ -45,6 +45,7 @@ def estimate_command(kind: Kind) -> click.Command:
         *kind.options,
         click.option("--into", metavar="CACHE", help="Where the cache will be: compare with the free disk there."),
         workers_option,
+        source_option,
         json_option,
     )
     text = f"{kind.summary}\n\n{kind.details}\n\nExample: forebay estimate {kind.example} --into caches/{kind.name}"

@@ -8,7 +8,7 @@ REVISION_OPTION: Decorator = click.option(
     "--revision", help="Which commit, tag or branch on the hub.  [default: the newest]"
 )
 DOWNLOAD_OPTIONS: tuple[Decorator, ...] = (
-    click.option("--spool", metavar="DIR", help="Where shards from the hub wait while they are read."),
+    click.option("--spool", metavar="DIR", help="Keep shards in DIR/forebay-shards while they are read."),
     click.option(
         "--download-retries",
         type=click.IntRange(min=0),

@@ -29,6 +29,12 @@ class KindGroup(click.Group):
         word = args[0]
         if word in self.commands or word.startswith("-"):
             return super().resolve_command(ctx, args)
+        if ctx.resilient_parsing:
+            return (
+                None,
+                None,
+                args,
+            )  # a shell asks what could come next; a settings file or a cache is not opened for it
         if is_settings_file(word):
             kind = checked_kind(read_settings_file(word), KINDS)
             return kind, self.commands[kind], ["--from-file", *args]

@@ -8,11 +8,15 @@
 
 import errno
 import io
+import os
 import shlex
 import shutil
 import signal
 import sys
 import traceback
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import click
@@ -28,6 +32,7 @@ from forebay.cli.gaps import gaps
 from forebay.cli.grow import grow
 from forebay.cli.import_old import import_old
 from forebay.cli.info import info
+from forebay.cli.old_names import naming_places
 from forebay.cli.peek import peek
 from forebay.cli.rekey import rekey
 from forebay.cli.repair import repair
@@ -36,6 +41,7 @@ from forebay.cli.status import status
 from forebay.cli.tier import tier
 from forebay.cli.verify import verify
 from forebay.cli.warm import warm
+from forebay.cli.words import harmless
 from forebay.errors import BuildStopped, ForebayError
 
 FAILURE = 1
@@ -49,11 +55,13 @@ class Forebay(click.Group):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         ctx.meta[_TYPED] = shlex.join(["forebay", *args])
-        return super().parse_args(ctx, args)
+        with _escaped_usage():
+            return super().parse_args(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
-            return super().invoke(ctx)
+            with _escaped_usage():
+                return super().invoke(ctx)
         except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise  # wrong usage, which click words itself
         except KeyboardInterrupt as stop:
@@ -65,9 +73,11 @@ class Forebay(click.Group):
             if error.errno == errno.EPIPE:
                 raise  # whoever read our output has enough, which click knows how to take
             say_error(_words_of(error))
-        except Exception:
-            say(traceback.format_exc().rstrip())
-            say_error("this is a bug in forebay; please report it with the lines above")
+        except Exception as error:
+            known = _known_cause(error)
+            if known is None:
+                say(traceback.format_exc().rstrip())
+            say_error(known or "this is a bug in forebay; please report it with the lines above")
         ctx.exit(FAILURE)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -80,6 +90,7 @@ class Forebay(click.Group):
     epilog="Exit codes: 0 fine, 1 failure or damage found, 2 wrong usage, 130 stopped by Ctrl-C or SIGTERM.",
 )
 @click.version_option(forebay.__version__, prog_name="forebay")
+@naming_places
 def cli() -> None:
     """Turn raw training data once into a verified cache.
 
@@ -108,11 +119,65 @@ def main() -> NoReturn:
     # in the one clean way.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _stop)
+    open_closed_streams()
+    escape_warnings()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a picture on an old terminal is no reason to fail
     cli(prog_name="forebay", terminal_width=_help_width())
     raise AssertionError("click ends the process")
+
+
+def open_closed_streams() -> None:
+    """Give a process that was started without a standard stream (`>&-`) one that leads nowhere.
+
+    Without it the next file that is opened, a chunk say, would be standard output for every library that prints.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            nowhere = os.open(os.devnull, os.O_RDWR)
+            if nowhere != number:
+                os.dup2(nowhere, number)
+                os.close(nowhere)
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115 — for as long as the process lives
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
+
+
+def escape_warnings() -> None:
+    """A library that warns of a name in the data prints it as it is."""
+    plain = warnings.formatwarning
+    warnings.formatwarning = lambda *words, **others: harmless(plain(*words, **others))
+
+
+@contextmanager
+def _escaped_usage() -> Iterator[None]:
+    """What click says of a wrong word goes to the terminal by itself."""
+    try:
+        yield
+    except click.ClickException as error:
+        vars(error)["message"] = harmless(error.message or "")  # click types it as final, and prints nothing else
+        raise
+
+
+def _known_cause(error: Exception) -> str | None:
+    """What is the matter, where it is not the fault of forebay: memory, a library, data that is nested too deep."""
+    said = " ".join(str(error).split())[:300]
+    if isinstance(error, MemoryError):
+        return (
+            f"there is not enough memory{f' ({said})' if said else ''}; use fewer --workers, smaller chunks, or a "
+            "machine with more"
+        )
+    if any(kind.__name__ == "OutOfMemoryError" for kind in type(error).__mro__):  # torch's, which is not imported here
+        return f"the device has not enough memory: {said}; choose a smaller --batch-size or another --device"
+    if isinstance(error, RecursionError):
+        return f"something that is read is nested too deep ({said}); look at the file or the cache that was named"
+    if isinstance(error, ImportError) and not (error.name or "").startswith("forebay"):
+        return (
+            f"a library is missing, damaged or too old: {said}; install what forebay needs: pip install -U 'forebay[…]'"
+        )
+    return None
 
 
 def _help_width() -> int:
@@ -135,6 +200,8 @@ def _say_stopped(stop: KeyboardInterrupt, typed: str) -> None:
 
 def _words_of(error: OSError) -> str:
     where = f"'{error.filename}': " if error.filename else ""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"{where}the disk is full; what was published stays valid, make room and run the same command again"
     return f"{where}{error.strerror or error}; check the path, its permissions and the disk"
 
 

@@ -111,6 +111,21 @@ def naming_verbs(command: Command) -> Command:
     return command
 
 
+def naming_places(command: Command) -> Command:
+    """The group of all verbs, which meets every old flag by naming where it went."""
+    for flag, old in FLAGS.items():
+        callback = _name_verb if old.verb else _name_place
+        option = click.option(flag, is_flag=True, hidden=True, expose_value=False, is_eager=True, callback=callback)
+        command = option(command)
+    return command
+
+
+def _name_place(ctx: click.Context, param: click.Parameter, given: bool) -> None:
+    if given:
+        flag = param.opts[0]
+        raise click.UsageError(f"{flag} belongs to a build: forebay build tokens SOURCE… --into CACHE {flag}", ctx)
+
+
 def _name_verb(ctx: click.Context, param: click.Parameter, given: bool) -> None:
     if given:
         flag = param.opts[0]

@@ -1,7 +1,7 @@
 """Rows of packed tokens as a person would read them: pieces of documents as text, and the padding behind them.
 
 Everything that is needed is in the cache: the tokenizer is a constant of its layer. The names of the documents come
-from the source, where it is within reach.
+from the source, where the user names it.
 """
 
 from dataclasses import dataclass
@@ -15,6 +15,7 @@ from forebay.cli.piece_names import PieceNames
 from forebay.cli.records import PackedPeek, PackedPiece, PackedRow
 from forebay.columns import Array
 from forebay.errors import LibraryMissing, TokenizerUnusable
+from forebay.source import Source
 from forebay.tokens import Vocabulary
 from forebay.tokens.encoders import decode
 
@@ -22,9 +23,9 @@ KIND = "tokens"
 COLUMNS = ("tokens", "seq_lens", "documents")
 
 
-def peek_packed(cache: Cache, rows: list[int]) -> PackedPeek:
-    """Some rows of a cache whose base layer is packed tokens."""
-    reader = RowReader(cache)
+def peek_packed(cache: Cache, rows: list[int], source: Source | None = None) -> PackedPeek:
+    """Some rows of a cache whose base layer is packed tokens, with the names that a source gives its documents."""
+    reader = RowReader(cache, source)
     numbers = np.array(rows, np.int64)
     read = cache.read(numbers, COLUMNS)
     shown = [
@@ -41,6 +42,7 @@ class RowReader:
     """Reads tokens back as text."""
 
     cache: Cache
+    source: Source | None = None
 
     @cached_property
     def note(self) -> str:
@@ -96,7 +98,7 @@ class RowReader:
 
     @cached_property
     def _names(self) -> PieceNames:
-        return PieceNames(self.cache)
+        return PieceNames(self.cache, self.source)
 
     @cached_property
     def _fields(self) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """`forebay peek`: a few rows as a person would read them."""
 
-from collections.abc import Callable
 from typing import Any
 
 import click
@@ -15,6 +14,7 @@ from forebay.cli.peeked_images import draw_sheet, peek_images
 from forebay.cli.peeked_teachers import draw_taught, timed_layers
 from forebay.cli.records import Cell, Peek, PeekedRow
 from forebay.cli.show import show
+from forebay.cli.sources_again import source_like_before
 from forebay.columns import Array, Column
 
 KEPT_VALUES = 64
@@ -29,6 +29,9 @@ ROWS, SHEET_ROWS = 3, 24
 @click.option("--layer", "layers", multiple=True, help="With --png: draw what this teacher said; can be given again.")
 @click.option("--png", "sheet", metavar="FILE", help="Draw images with boxes and tags, or teachers over timesteps.")
 @click.option("--patch", type=click.IntRange(min=1), help="Side of a token on the sheet.  [16, where it divides]")
+@click.option(
+    "--source", "paths", multiple=True, metavar="SOURCE", help="Show the names that this source has for documents."
+)
 @json_option
 def peek(
     cache: str,
@@ -38,12 +41,14 @@ def peek(
     layers: tuple[str, ...],
     sheet: str | None,
     patch: int | None,
+    paths: tuple[str, ...],
     as_json: bool,
 ) -> None:
     """Show a few rows: text as text, images drawn, arrays by their first values.
 
     Packed tokens are shown as the documents they are from, with what is padding; --column shows the ids themselves,
-    --json every token and all of the text. Images are shown by what is bright and dark, and --png draws them: the box
+    --json every token and all of the text. With --source, which is read for that, documents have the names that the
+    source gives them. Images are shown by what is bright and dark, and --png draws them: the box
     outlined, tokens that a model ignores in red. What teachers said of a row is drawn over timesteps: features as
     strips, Sol's numbers as lines, its maps as heat maps.
 
@@ -65,19 +70,19 @@ def peek(
         raise click.UsageError("--png draws whole images, and --column shows one column; choose one of them.")
     if patch and (not sheet or layers):
         raise click.UsageError("--patch is for the sheet of images that --png draws, as in --png sheet.png.")
+    if paths and kind != TOKENS:
+        raise click.UsageError(f"--source names the documents of packed tokens; '{cache}' holds {kind}.")
     rows = _rows(cache, len(opened), count or (SHEET_ROWS if sheet and not taught else ROWS), chosen)
     if sheet and taught:
         show(draw_taught(opened, rows, taught, sheet), as_json)
     elif sheet:
         show(draw_sheet(opened, rows, sheet, patch), as_json)
-    elif columns or kind not in PEEKS:
+    elif columns or kind not in (TOKENS, IMAGES):
         show(_peeked(opened, rows, columns), as_json)
+    elif kind == TOKENS:
+        show(peek_packed(opened, rows, source_like_before(cache, paths, {}) if paths else None), as_json)
     else:
-        show(PEEKS[kind](opened, rows), as_json)
-
-
-# How rows are shown of which more is known than their columns.
-PEEKS: dict[str, Callable[[Cache, list[int]], Any]] = {TOKENS: peek_packed, IMAGES: peek_images}
+        show(peek_images(opened, rows), as_json)
 
 
 def _rows(root: str, there: int, count: int, chosen: tuple[int, ...]) -> list[int]:

@@ -1,15 +1,16 @@
 """Which document of the source a piece of a row is from: found by reading the slice of its chunk again.
 
-It is a help, never needed: where the source is not within reach, changed, or costly to read, there are no names.
+It is a help, never needed: where the user does not name the source, or it changed or is costly to read, there are no
+names. A source that only the cache names is not read: whoever made the cache chose which files those are.
 """
 
 from collections.abc import Iterable
 from functools import lru_cache
 
+from forebay.cache.grow import named_alike
 from forebay.cache.plan import LeftOut, load_plan
 from forebay.cache.reader import Cache
 from forebay.errors import ForebayError
-from forebay.kinds import reopen_source
 from forebay.source import Failure, Part, Sample, Source
 
 # A compressed file is read from its beginning: what lies deep in it takes too long for a look.
@@ -19,8 +20,8 @@ DEEPEST_IN_STREAM = 256 * 1024 * 1024
 class PieceNames:
     """The ids of the documents of chunks, as a recipe numbers them."""
 
-    def __init__(self, cache: Cache) -> None:
-        self._cache = cache
+    def __init__(self, cache: Cache, source: Source | None) -> None:
+        self._cache, self._source = cache, source
         self._of_chunk = lru_cache(maxsize=2)(self._read)
 
     def of(self, chunk: int, numbers: Iterable[int]) -> dict[int, str]:
@@ -29,11 +30,11 @@ class PieceNames:
         return {number: names[number] for number in numbers if number < len(names)}
 
     def _read(self, chunk: int) -> tuple[str, ...]:
+        if self._source is None:
+            return ()
         try:
             plan = load_plan(self._cache.store)
-            if "root" not in plan.source:  # it is no folder: a hub, a function
-                return ()
-            source, parts = reopen_source(plan.source), plan.parts(chunk)
+            source, parts = named_alike(self._source, plan), plan.parts(chunk)
             if any(_is_costly(part) or _is_other(source, part) for part in parts):
                 return ()
             return tuple(_given(source, parts, plan.left_out(chunk)))

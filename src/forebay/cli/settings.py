@@ -16,9 +16,9 @@ from forebay.cli.settings_file import checked_kind, checked_section, read_settin
 from forebay.cli.show import say
 from forebay.cli.source_paths import is_on_hub
 from forebay.cli.words import command_line
-from forebay.errors import LayerNotFound, NothingPublished, UnknownKind
+from forebay.errors import LayerNotFound, NothingPublished, SourceNotContacted, UnknownKind
 from forebay.format import layout
-from forebay.kinds import reopen_recipe, reopen_source
+from forebay.kinds import remote_source, reopen_recipe, reopen_source
 from forebay.recipe import Recipe, RecipeDocument, fields_of
 from forebay.source import Source
 from forebay.store import open_store
@@ -89,6 +89,9 @@ def from_cache(root: str, flags: Mapping[str, Any]) -> Settings:
     plan = load_plan(open_store(root))
     if not plan.segments:
         raise NothingPublished(root)
+    remote = remote_source(plan.source)
+    if remote and not flags.get("check_source"):
+        raise SourceNotContacted(root, remote, click.get_current_context().command_path.split()[1])
     return Settings(
         reopen_source(plan.source),
         _kept_but_for(kind, root, kept, _placed(kind, "", recipe)),

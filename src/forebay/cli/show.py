@@ -1,17 +1,23 @@
-"""The one module that prints: records on standard output, all else on standard error."""
+"""The one module that prints: records on standard output, all else on standard error.
+
+Whatever is printed is escaped here: names, texts and messages come from caches and sources, and a terminal obeys
+control characters in them. JSON is left as it is.
+"""
 
 import json
 import re
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 import click
 import msgspec
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 from rich.text import Text
 
 from forebay.cli.drawing import draw
-from forebay.cli.words import printable
+from forebay.cli.words import harmless, printable
 
 _PIPE_WIDTH = 1000  # a line that goes into a file or a pipe is not broken
 _NUMBERS = re.compile(r"\[\n\s+([-+.\deE]+(?:,\n\s+[-+.\deE]+)*)\n\s*\]")
@@ -55,6 +61,14 @@ def say_error(line: str) -> None:
     console_for(sys.stderr).print(Text.assemble(("forebay: ", "bold red"), printable(line)), soft_wrap=True)
 
 
+class SafeConsole(Console):
+    """A console that sends no control character but its own."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else Segment(harmless(segment.text), segment.style)
+
+
 def console_for(stream: Any) -> Console:
     wide = None if stream.isatty() else _PIPE_WIDTH
-    return Console(file=stream, width=wide, highlight=False, emoji=False, markup=False)
+    return SafeConsole(file=stream, width=wide, highlight=False, emoji=False, markup=False)

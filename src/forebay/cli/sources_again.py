@@ -58,8 +58,17 @@ def _with_manifest(cache: str, described: Mapping[str, Any], paths: Sequence[str
 
 
 def _on_hub(cache: str, described: Mapping[str, Any], paths: Sequence[str], download: Mapping[str, Any]) -> Source:
-    """The same data set at another revision: one source must read all that the plan has."""
+    """The same data set at another revision: one source must read all that the plan has.
+
+    Naming the data set allows to contact the user's hub. Another that only the cache names, the user has to name too.
+    """
     own = f"{HUB}{described['name']}"
     if list(paths) != [own]:
         raise click.UsageError(f"'{cache}' was built from {own}, and grows by a newer revision of it: name {own}.")
+    repository = sources.HubSource.from_description(described).repository
+    if not repository.asked.is_named:
+        raise click.UsageError(
+            f"'{cache}' was built from the hub at {repository.address}, which is not yours; name it with "
+            f"HF_ENDPOINT={repository.address} if you trust it: your token is sent there."
+        )
     return sources.hub(described["name"], **{name: described[name] for name in HUB_IDENTITY}, **download)

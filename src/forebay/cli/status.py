@@ -7,7 +7,7 @@ import click
 from forebay import api
 from forebay.cache.records import Status
 from forebay.cache.status import SHOWN_FAILURES
-from forebay.cli.options import cache_argument, json_option
+from forebay.cli.options import cache_argument, json_option, source_option
 from forebay.cli.show import show
 
 ALL = "all"
@@ -36,9 +36,10 @@ class ShownType(click.ParamType):  # type: ignore[type-arg]  # generic in new ve
     metavar=f"N|{ALL}",
     help="How many failed samples to list.",
 )
+@source_option
 @json_option
 @click.pass_context
-def status(ctx: click.Context, cache: str, failures: int | str, as_json: bool) -> None:
+def status(ctx: click.Context, cache: str, failures: int | str, check_source: bool, as_json: bool) -> None:
     """Show how far a cache is, and what stands in its way.
 
     Chunks present, missing, suspect, lost and claimed by whom; failed samples by reason; stale sources. Exit code 1
@@ -48,7 +49,7 @@ def status(ctx: click.Context, cache: str, failures: int | str, as_json: bool) -
     Example: forebay status caches/edu
              forebay status caches/edu --failures all
     """
-    found = api.status(cache, failures=None if isinstance(failures, str) else failures)
+    found = api.status(cache, check_source=check_source, failures=None if isinstance(failures, str) else failures)
     show(found, as_json)
     ctx.exit(int(_is_troubled(found)))
 

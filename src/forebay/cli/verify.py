@@ -6,7 +6,7 @@ import click
 
 from forebay import api
 from forebay.cache.reader import open_cache
-from forebay.cli.options import cache_argument, json_option
+from forebay.cli.options import cache_argument, json_option, source_option
 from forebay.cli.progress import shown_progress
 from forebay.cli.show import show
 from forebay.teachers import Alignment, check_alignment
@@ -19,9 +19,12 @@ from forebay.teachers import Alignment, check_alignment
 @click.option("--cache-id", metavar="ID", help="Refuse any cache but the one with this id.")
 @click.option("--min-generation", type=click.IntRange(min=0), metavar="N", help="Refuse a generation below this one.")
 @click.option("--digest", metavar="SHA256", help="Refuse any newest generation but the one with this digest.")
+@source_option
 @json_option
 @click.pass_context
-def verify(ctx: click.Context, /, cache: str, full: bool, align: bool, as_json: bool, **pins: Any) -> None:
+def verify(
+    ctx: click.Context, /, cache: str, full: bool, align: bool, check_source: bool, as_json: bool, **pins: Any
+) -> None:
     """Check every published byte, and say exactly what is wrong.
 
     Lists bad chunks with layer, column, block and byte range, missing chunks, foreign files and stale sources. Exit
@@ -32,7 +35,7 @@ def verify(ctx: click.Context, /, cache: str, full: bool, align: bool, as_json: 
     Example: forebay verify caches/edu --full
     """
     with shown_progress(as_json) as on_progress:
-        report = api.verify(cache, full=full, **pins, on_progress=on_progress)
+        report = api.verify(cache, check_source=check_source, full=full, **pins, on_progress=on_progress)
     if not align:
         show(report, as_json)
         ctx.exit(int(not report.sound))

@@ -58,6 +58,17 @@ def printable(text: str) -> str:
     return "".join(mark if mark.isprintable() else repr(mark)[1:-1] for mark in text)
 
 
+def harmless(text: str) -> str:
+    """Lines of text with nothing in them that a terminal would obey, but for line ends and tabs.
+
+    >>> harmless("red \\x1b[31m name\\nnext")
+    'red \\\\x1b[31m name\\nnext'
+    """
+    if text.isprintable():
+        return text
+    return "".join(mark if mark.isprintable() or mark in "\n\t" else repr(mark)[1:-1] for mark in text)
+
+
 def command_line(*words: str) -> str:
     """A command as it is typed.
 

@@ -6,10 +6,16 @@ downloads, so asking, downloading and range reads are here.
 
 from forebay.errors import LibraryMissing
 
-try:
-    import huggingface_hub as _huggingface_hub  # noqa: F401  # first, so that the sentence below is the one that is read
+try:  # first, so that the sentence below is the one that is read
+    import httpx2 as _httpx2  # noqa: F401
+    import huggingface_hub as _huggingface_hub
+
+    # Other libraries bring an older one, which asks with another client.
+    if tuple(int(part) for part in _huggingface_hub.__version__.split(".")[:2] if part.isdecimal()) < (2, 4):
+        raise LibraryMissing("huggingface_hub>=2.4", "reading from the Hugging Face hub", "remote")
 except ModuleNotFoundError as missing:
-    raise LibraryMissing("huggingface_hub", "reading from the Hugging Face hub", "remote") from missing
+    library = missing.name or "huggingface_hub"
+    raise LibraryMissing(library, "reading from the Hugging Face hub", "remote") from missing
 
 from forebay.hub.hub_file import HubFile
 from forebay.hub.listing import Listing, RemoteFile

@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager
 
 from forebay.errors import DownloadCorrupt
 from forebay.hub.listing import RemoteFile
+from forebay.hub.locks import open_own
 from forebay.hub.patience import Passing
 
 _BLOCK = 1 << 20
@@ -16,7 +17,7 @@ class Arrival(AbstractContextManager["Arrival"]):
 
     def __init__(self, path: str, file: RemoteFile, what: str) -> None:
         self._file, self._what, self._path = file, what, path
-        self._out = open(path, "a+b", buffering=0)  # noqa: SIM115 — closed by `__exit__`
+        self._out = open(path, "a+b", buffering=0, opener=open_own)  # noqa: SIM115 — closed by `__exit__`
         self.size = 0
         self._hash = content_hash(file)
         try:

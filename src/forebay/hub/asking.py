@@ -1,61 +1,171 @@
-"""One question to the hub: a GET whose trouble is sorted into what may pass and what will not."""
+"""One question to the hub: a GET whose trouble is sorted into what may pass and what will not.
 
+A token is sent only to an endpoint that the user named in this process, and never in clear text but to this machine.
+A redirect is followed without the token, a few times, and not to where only this machine or its network can go.
+"""
+
+import ipaddress
 import time
+import zlib
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
+from urllib.parse import urlsplit
 
 import httpx2
-from huggingface_hub import constants
+from huggingface_hub import __version__, constants, get_token
 from huggingface_hub.errors import OfflineModeIsEnabled
-from huggingface_hub.utils import build_hf_headers, get_session, parse_ratelimit_headers
+from huggingface_hub.utils import get_session, parse_ratelimit_headers
 
 from forebay.errors import HubNotFound, HubUnreachable
 from forebay.hub.patience import Passing, Patience, patiently
 
 _CONNECT_SECONDS = 20.0
 _MAY_PASS = frozenset({408, 425, 429, *range(500, 600)})
-_LARGEST_ANSWER = 64 << 20
+_LARGEST_ANSWER = 16 << 20
+_MOST_REDIRECTS = 5
+_USER_AGENT = f"forebay; hf_hub/{__version__}"
+_LONGEST_MESSAGE = 300  # characters of what a hub says of an error
+_CLEAR_TEXT = "its address is not encrypted, and a token would be sent in clear text"
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """The address of a hub, and whether the user named it in this process: only then a token goes there."""
+
+    address: str
+    is_named: bool = True
 
 
 def address(endpoint: str | None) -> str:
-    """Where the hub is: as given, or as `huggingface_hub` has it from HF_ENDPOINT."""
+    """Where the hub is: as passed, or as `huggingface_hub` has it from HF_ENDPOINT."""
     return (endpoint or constants.ENDPOINT).rstrip("/")
+
+
+def is_address(endpoint: str) -> bool:
+    """Whether a hub can be asked there.
+
+    >>> is_address("https://hub.example/mirror"), is_address("file:///etc/passwd"), is_address("http://a:b@c")
+    (True, False, False)
+    """
+    try:
+        parts = urlsplit(endpoint)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and "@" not in parts.netloc
+    except ValueError:
+        return False
 
 
 @contextmanager
 def ask(
-    url: str, patience: Patience, endpoint: str, what: str, headers: Mapping[str, str] | None = None
+    url: str, patience: Patience, endpoint: Endpoint, what: str, headers: Mapping[str, str] | None = None
 ) -> Iterator[httpx2.Response]:
-    """An answer whose body is still to be read: 200, or 206 or 416 to a range. Trouble, also later, is `Passing`.
-
-    A redirect to another host goes without the token: the client drops it.
-    """
+    """An answer whose body is still to be read: 200, or 206 or 416 to a range. Trouble, also later, is `Passing`."""
     timeout = httpx2.Timeout(patience.timeout, connect=min(patience.timeout, _CONNECT_SECONDS))
-    own = build_hf_headers(library_name="forebay", headers={"accept-encoding": "identity", **(headers or {})})
+    own = {"user-agent": _USER_AGENT, "accept-encoding": "identity", **_token_for(endpoint), **(headers or {})}
+    if "authorization" in own and not _keeps_secrets(url):
+        advice = "name it with https://, or ask without a token: unset HF_TOKEN, run `hf auth logout`"
+        raise HubNotFound(what, _CLEAR_TEXT, advice)
     try:
-        with get_session().stream("GET", url, headers=own, timeout=timeout, follow_redirects=True) as response:
-            _check(response, endpoint, what)
+        with ExitStack() as answers:
+            response = _followed(httpx2.Request("GET", url), own, timeout, endpoint.address, what, answers)
+            _check(response, endpoint.address, what)
             yield response
     except (OfflineModeIsEnabled, httpx2.UnsupportedProtocol, httpx2.InvalidURL) as error:
-        raise HubUnreachable(endpoint, what, str(error)) from error
+        raise HubUnreachable(endpoint.address, what, str(error)) from error
     except httpx2.RequestError as error:
         raise Passing(f"{type(error).__name__}: {error}") from error
 
 
-def fetch(url: str, patience: Patience, endpoint: str, what: str) -> tuple[bytes, Mapping[str, str]]:
+def fetch(
+    url: str, patience: Patience, endpoint: Endpoint, what: str, largest: int = _LARGEST_ANSWER
+) -> tuple[bytes, Mapping[str, str]]:
     """A small body, whole, and the headers it came with."""
 
     def attempt() -> tuple[bytes, Mapping[str, str]]:
+        started = time.monotonic()
         with ask(url, patience, endpoint, what) as response:
             body = bytearray()
-            for piece in response.iter_bytes():
+            for piece in response.iter_raw():
                 body += piece
-                if len(body) > _LARGEST_ANSWER:
-                    raise HubUnreachable(endpoint, what, f"its answer is longer than {_LARGEST_ANSWER:,} bytes")
-            return bytes(body), response.headers
+                if len(body) > largest:
+                    raise HubUnreachable(endpoint.address, what, f"its answer is longer than {largest:,} bytes")
+                if time.monotonic() - started > patience.timeout:
+                    raise Passing(f"its answer took longer than {patience.timeout:g} seconds")
+            return _decoded(bytes(body), response, endpoint.address, what, largest), response.headers
 
-    return patiently(attempt, patience, endpoint, what)
+    return patiently(attempt, patience, endpoint.address, what)
+
+
+def _followed(
+    first: httpx2.Request, headers: Mapping[str, str], timeout: httpx2.Timeout, hub: str, what: str, answers: ExitStack
+) -> httpx2.Response:
+    """The answer behind a few redirects. The client takes the token off a redirect to another origin."""
+    session = get_session()
+    request = session.build_request("GET", first.url, headers=dict(headers), timeout=timeout)
+    for _ in range(_MOST_REDIRECTS + 1):
+        response = session.send(request, stream=True, follow_redirects=False)
+        answers.callback(response.close)
+        if response.next_request is None:
+            return response
+        request = response.next_request
+        if not _may_redirect(str(first.url), str(request.url)):
+            raise HubUnreachable(hub, what, f"it redirects to {str(request.url)[:200]}, where it may not lead")
+    raise HubUnreachable(hub, what, f"it redirects more than {_MOST_REDIRECTS} times")
+
+
+def _token_for(endpoint: Endpoint) -> dict[str, str]:
+    """The header with the user's token. `build_hf_headers` would also ask the hub for things of its own."""
+    token = get_token() if endpoint.is_named and not constants.HF_HUB_DISABLE_IMPLICIT_TOKEN else None
+    return {"authorization": f"Bearer {token}"} if token else {}
+
+
+def _keeps_secrets(url: str) -> bool:
+    return urlsplit(url).scheme == "https" or _is_inside(url)
+
+
+def _may_redirect(first: str, then: str) -> bool:
+    """Not from an encrypted address to one that is not, and not from the internet into this machine or its network.
+
+    >>> _may_redirect("https://hub.example/a", "https://storage.example/b")
+    True
+    >>> _may_redirect("https://hub.example/a", "http://storage.example/b")
+    False
+    >>> _may_redirect("https://hub.example/a", "https://169.254.169.254/latest/meta-data")
+    False
+    """
+    if not is_address(then) or (urlsplit(first).scheme == "https" and urlsplit(then).scheme != "https"):
+        return False
+    return _is_inside(first, private=True) or not _is_inside(then, private=True)
+
+
+def _is_inside(url: str, private: bool = False) -> bool:
+    """Whether an address is of this machine, or, where `private` counts too, of its network."""
+    host = urlsplit(url).hostname or ""
+    try:
+        number = ipaddress.ip_address(host)
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
+    return number.is_loopback or (private and not number.is_global)
+
+
+def _decoded(body: bytes, response: httpx2.Response, hub: str, what: str, largest: int) -> bytes:
+    """A body as it was meant. No encoding was asked for; gzip, which some proxies add, is taken within the bound."""
+    encoding = response.headers.get("content-encoding", "identity").strip().lower()
+    if encoding == "identity":
+        return body
+    if encoding not in ("gzip", "x-gzip", "deflate"):
+        raise HubUnreachable(hub, what, f"its answer is encoded as '{encoding}', which nobody asked for")
+    decoder = zlib.decompressobj(zlib.MAX_WBITS | 32)
+    try:
+        plain = decoder.decompress(body, largest + 1)
+    except zlib.error as error:
+        raise Passing(f"its answer cannot be decompressed: {error}") from error
+    if len(plain) > largest:
+        raise HubUnreachable(hub, what, f"its answer is longer than {largest:,} bytes when it is decompressed")
+    if not decoder.eof:
+        raise Passing("its compressed answer breaks off")
+    return plain
 
 
 def _check(response: httpx2.Response, endpoint: str, what: str) -> None:
@@ -66,7 +176,9 @@ def _check(response: httpx2.Response, endpoint: str, what: str) -> None:
     # Storage behind the hub refuses a signed address that is too old; the hub signs a new one when asked again.
     if status in _MAY_PASS or (elsewhere and status in (401, 403)):
         raise Passing(f"HTTP {status} {response.reason_phrase}", asked=_asked_wait(response.headers))
-    problem = response.headers.get("x-error-message") or f"HTTP {status} {response.reason_phrase}"
+    problem = (
+        response.headers.get("x-error-message", "")[:_LONGEST_MESSAGE] or f"HTTP {status} {response.reason_phrase}"
+    )
     if status in (401, 403, 404, 410):
         raise HubNotFound(what, problem, _advice(response.headers.get("x-error-code"), status))
     raise HubUnreachable(endpoint, what, problem)

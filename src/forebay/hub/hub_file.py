@@ -33,7 +33,7 @@ class HubFile:
 
     def ask(self, headers: Mapping[str, str]) -> AbstractContextManager[httpx2.Response]:
         url = self.repository.url(self.commit, self.listed.path)
-        return ask(url, self.repository.patience, self.repository.address, self.what, headers)
+        return ask(url, self.repository.patience, self.repository.asked, self.what, headers)
 
     def patiently(self, attempt: Callable[[], T], arrived: Callable[[], int]) -> T:
         return patiently(attempt, self.repository.patience, self.repository.address, self.what, arrived)

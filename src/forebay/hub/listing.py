@@ -1,22 +1,23 @@
 """What a commit of a repository holds, as data."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
-# A file on this disk is named by its hash: nothing else may stand there.
+# Nothing that a hub names may lead out of a folder: a file on this disk is named by its hash, a link by its path.
+_Path = Annotated[str, msgspec.Meta(pattern=r"\A(?:(?!\.{1,2}(?:/|\Z))[^/\0]+(?:/(?!\Z)|\Z))+\Z", max_length=4096)]
 _Sha1 = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{40}\Z")]
 _Sha256 = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{64}\Z")]
-_Size = Annotated[int, msgspec.Meta(ge=0)]
+_Size = Annotated[int, msgspec.Meta(ge=0, le=1 << 50)]
 
 
 class RemoteFile(msgspec.Struct, frozen=True):
     """A file as the hub lists it. A large one (LFS) has a SHA-256, a small one the hash that git gives a blob."""
 
-    path: str
-    size: int
-    blob: str
-    sha256: str = ""
+    path: _Path
+    size: _Size
+    blob: _Sha1
+    sha256: _Sha256 | Literal[""] = ""
 
     @property
     def identity(self) -> str:
@@ -41,15 +42,16 @@ class _Lfs(msgspec.Struct):
 
 class _Entry(msgspec.Struct):
     type: str
-    path: str
+    path: _Path
     oid: _Sha1
     size: _Size = 0
     lfs: _Lfs | None = None
 
 
-def read_page(body: bytes) -> list[RemoteFile]:
-    """The files among the entries of one page of the hub's answer."""
-    return [_remote(entry) for entry in msgspec.json.decode(body, type=list[_Entry]) if entry.type == "file"]
+def read_page(body: bytes) -> dict[str, RemoteFile | None]:
+    """The entries of one page of the hub's answer by name; None for what is not a file."""
+    entries = msgspec.json.decode(body, type=list[_Entry])
+    return {entry.path: _remote(entry) if entry.type == "file" else None for entry in entries}
 
 
 def _remote(entry: _Entry) -> RemoteFile:

@@ -1,7 +1,13 @@
 """A lock per file between processes, given up by the kernel when its holder dies."""
 
+import errno
 import fcntl
 import os
+import stat
+
+_NOT_OURS = "it is a link or not a regular file, and forebay did not make it; remove it"
+
+_NO_LOCKS = "its file system has no locks; name a folder on another one with --spool, or move HF_HOME there"
 
 
 class FileLock:
@@ -57,10 +63,29 @@ class FileLock:
         os.close(self._descriptor)
 
 
+def open_own(path: str, flags: int) -> int:
+    """A descriptor of a regular file, made where there is none; a link or anything else there is refused."""
+    try:
+        descriptor = os.open(path, flags | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
+            raise
+        raise FileExistsError(errno.EEXIST, _NOT_OURS, path) from error
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return descriptor
+    os.close(descriptor)
+    raise FileExistsError(errno.EEXIST, _NOT_OURS, path)
+
+
 def _open_locked(path: str, how: int) -> int:
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    descriptor = open_own(path, os.O_RDWR)
     try:
         fcntl.flock(descriptor, how)
+    except OSError as error:
+        os.close(descriptor)
+        if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
+            raise
+        raise OSError(error.errno, _NO_LOCKS, path) from error
     except BaseException:
         os.close(descriptor)
         raise
@@ -69,6 +94,6 @@ def _open_locked(path: str, how: int) -> int:
 
 def _is_at(descriptor: int, path: str) -> bool:
     try:
-        return os.path.samestat(os.fstat(descriptor), os.stat(path))
+        return os.path.samestat(os.fstat(descriptor), os.lstat(path))
     except FileNotFoundError:
         return False

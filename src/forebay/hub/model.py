@@ -5,7 +5,7 @@
 """
 
 import os
-from contextlib import suppress
+import secrets
 
 from forebay.errors import HubNotFound
 from forebay.hub.hub_file import HubFile
@@ -50,7 +50,22 @@ def _link(file: HubFile, files: str, place: str) -> None:
     held = take(file, files)
     try:
         os.makedirs(os.path.dirname(place), exist_ok=True)
-        with suppress(FileExistsError):
-            os.symlink(os.path.abspath(held.path), place)
+        _link_to(os.path.abspath(held.path), place)
     finally:
         held.keep()
+
+
+def _link_to(target: str, place: str) -> None:
+    """Have a link at a place; one that leads elsewhere (another hub named the same commit) is replaced."""
+    if os.path.islink(place):
+        if os.readlink(place) == target:
+            return
+        aside = f"{place}.{secrets.token_hex(4)}"
+        os.symlink(target, aside)
+        os.replace(aside, place)
+        return
+    try:
+        os.symlink(target, place)
+    except FileExistsError:  # made by another process, or it is not ours
+        if not os.path.islink(place):
+            raise

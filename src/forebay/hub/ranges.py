@@ -5,15 +5,20 @@ A piece cannot be held against the hash of the whole; nothing that is kept may b
 
 import io
 
-from forebay.errors import DownloadCorrupt
+from forebay.errors import DownloadCorrupt, HubNotFound
 from forebay.hub.content_range import begins_at
 from forebay.hub.hub_file import HubFile
 from forebay.hub.patience import Passing
+
+_LARGEST_RANGE = 512 << 20  # bytes; a footer says how long it is, and a row group how long its columns are
 
 
 def read_range(file: HubFile, start: int, stop: int) -> bytes:
     """The bytes from `start` to `stop`; a read that breaks off goes on where it broke."""
     stop = min(stop, file.size)
+    if stop - start > _LARGEST_RANGE:
+        problem = f"its footer or a column of a row group takes {stop - start:,} bytes, more than is read at once"
+        raise HubNotFound(file.what, problem, "download the file and build from it")
     body = bytearray()
 
     def attempt() -> bytes:

@@ -10,7 +10,7 @@ import os
 import re
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Literal
+from typing import Annotated, Literal
 from urllib.parse import parse_qs, quote, urlencode, urlsplit
 
 import msgspec
@@ -19,7 +19,7 @@ from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 
 from forebay.errors import HubNotFound, HubUnreachable
-from forebay.hub.asking import address, fetch
+from forebay.hub.asking import Endpoint, address, fetch, is_address
 from forebay.hub.kept import keep, kept_path, read_kept
 from forebay.hub.listing import Listing, RemoteFile, read_page
 from forebay.hub.patience import Patience
@@ -27,27 +27,37 @@ from forebay.hub.patience import Patience
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _NEXT_PAGE = re.compile(r'<([^>]+)>\s*;\s*rel="?next"?')
 _README = "README.md"
+_LARGEST_README = 4 << 20
+_MOST_PAGES, _MOST_ENTRIES = 1_000, 1_000_000
 
 Kind = Literal["dataset", "model"]
 
 
 class _Info(msgspec.Struct):
-    sha: str
+    sha: Annotated[str, msgspec.Meta(pattern=rf"\A{_COMMIT.pattern}\Z")]
 
 
 @dataclass(frozen=True, slots=True)
 class Repository:
-    """A data set or a model by its name. `folder` is where facts about it are kept."""
+    """A data set or a model by its name. `folder` is where facts about it are kept.
+
+    `is_named` is false where the endpoint comes from a file, as a cache's plan: no token is sent there.
+    """
 
     name: str
     kind: Kind = "dataset"
     endpoint: str | None = None
     folder: str | None = None
     patience: Patience = field(default_factory=Patience)
+    is_named: bool = True
 
     @property
     def address(self) -> str:
         return address(self.endpoint)
+
+    @property
+    def asked(self) -> Endpoint:
+        return Endpoint(self.address, self.is_named or self.address == address(None))
 
     @property
     def what(self) -> str:
@@ -60,7 +70,7 @@ class Repository:
             return revision
         named = revision or "main"
         what = f"revision '{named}' of {self.what}"
-        body, _ = fetch(self._api(f"revision/{quote(named, safe='')}", expand="sha"), self.patience, self.address, what)
+        body, _ = fetch(self._api(f"revision/{quote(named, safe='')}", expand="sha"), self.patience, self.asked, what)
         try:
             sha = msgspec.json.decode(body, type=_Info).sha
         except msgspec.DecodeError as error:
@@ -71,7 +81,8 @@ class Repository:
     def last_commit(self, revision: str | None = None) -> str | None:
         """The commit that a revision was last seen at from this machine."""
         known = read_kept(self._kept("commits", revision or "main"))
-        return known.decode() if known else None
+        found = known.decode("ascii", "replace") if known else ""
+        return found if _COMMIT.fullmatch(found) else None
 
     def listing(self, commit: str) -> Listing:
         """The files of a commit; asked once, then known."""
@@ -86,18 +97,29 @@ class Repository:
 
     def ask_listing(self, commit: str) -> Listing:
         """The files of a commit, from the hub."""
-        files: list[RemoteFile] = []
-        page: dict[str, str] | None = {}
-        while page is not None:
+        self._check_name()
+        if not _COMMIT.fullmatch(commit):
+            raise HubNotFound(f"commit '{commit}' of {self.what}", "that is not a commit", "name one of 40 hex digits")
+        entries: dict[str, RemoteFile | None] = {}
+        what = f"commit {commit} of {self.what}"
+        page: dict[str, str] = {}
+        for _ in range(_MOST_PAGES):
             url = self._api(f"tree/{commit}", recursive="true", expand="false", **page)
-            found, page = self._ask_page(url, f"commit {commit} of {self.what}")
-            files += found
-        has_readme = any(file.path == _README for file in files)
-        readme = self._read_text(commit, _README) if has_readme else ""
-        return Listing(tuple(sorted(files, key=lambda file: file.path)), readme)
+            found, following = self._ask_page(url, what)
+            if following is not None and (not found or found.keys() & entries.keys()):
+                raise HubUnreachable(self.address, what, "a page of its listing brings nothing new")
+            entries |= found
+            if following is None or len(entries) > _MOST_ENTRIES:
+                break
+            page = following
+        if following is not None:
+            most = f"{_MOST_PAGES:,} pages or {_MOST_ENTRIES:,} entries"
+            raise HubUnreachable(self.address, what, f"its listing has more than {most}")
+        files = sorted((file for file in entries.values() if file is not None), key=lambda file: file.path)
+        return Listing(tuple(files), self._read_text(commit, _README) if entries.get(_README) else "")
 
-    def _ask_page(self, url: str, what: str) -> tuple[list[RemoteFile], dict[str, str] | None]:
-        body, headers = fetch(url, self.patience, self.address, what)
+    def _ask_page(self, url: str, what: str) -> tuple[dict[str, RemoteFile | None], dict[str, str] | None]:
+        body, headers = fetch(url, self.patience, self.asked, what)
         following = _NEXT_PAGE.search(headers.get("link", ""))
         # Only the cursor is taken from the address of the next page: the token goes to no other host.
         cursor = parse_qs(urlsplit(following[1]).query).get("cursor") if following else None
@@ -107,7 +129,8 @@ class Repository:
             raise HubUnreachable(self.address, what, f"its answer is not the hub's: {error}") from error
 
     def _read_text(self, commit: str, path: str) -> str:
-        body, _ = fetch(self.url(commit, path), self.patience, self.address, f"'{path}' of {self.what}")
+        what = f"'{path}' of {self.what}"
+        body, _ = fetch(self.url(commit, path), self.patience, self.asked, what, _LARGEST_README)
         return body.decode("utf-8", "replace")
 
     def _api(self, path: str, **parameters: str) -> str:
@@ -117,6 +140,8 @@ class Repository:
         return kept_path(self.place(folder), self.address, self.kind, self.name, *names)
 
     def _check_name(self) -> None:
+        if not is_address(self.address):
+            raise HubNotFound(self.what, f"'{self.address}' is not an address", "name a hub as https://host")
         try:
             validate_repo_id(self.name)
         except HFValidationError as error:

@@ -5,10 +5,11 @@ Its README says so, in the `configs` of its head; where it does not, the names o
 
 import re
 from collections.abc import Iterable, Sequence
+from fnmatch import translate
+from functools import lru_cache
 from typing import Any
 
 import yaml
-from fsspec.utils import glob_translate
 
 from forebay.errors import HubNotFound
 from forebay.hub.listing import Listing, RemoteFile
@@ -16,31 +17,56 @@ from forebay.hub.listing import Listing, RemoteFile
 _HEAD = re.compile(r"\A---\r?\n(.*?)^---\s*$", re.DOTALL | re.MULTILINE)
 _SPLITS = ("train", "training", "test", "testing", "validation", "valid", "val", "dev", "eval", "evaluation")
 _CONVERTED = "refs/convert/parquet"
+_LARGEST_HEAD = 1 << 20  # characters; a parser in Python takes seconds for that
+
+
+class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # it comes without types
+    """YAML without merge keys, by which a few lines become gigabytes."""
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        pass
 
 
 def parquet_shards(listing: Listing, what: str, subset: str | None, split: str) -> list[RemoteFile]:
     """The shards, in the order of their names."""
     shards = [file for file in listing.files if file.path.endswith(".parquet")]
     if not shards:
-        raise HubNotFound(f"Parquet files of {what}", _kinds(listing), f"try revision='{_CONVERTED}', made by the hub")
-    configs = _configs(listing.readme)
+        raise HubNotFound(
+            f"Parquet files of {what}", _kinds(listing), f"try the revision '{_CONVERTED}', made by the hub"
+        )
+    configs = _configs(listing.readme, what)
     found = _by_config(shards, configs, what, subset, split) if configs else _by_name(shards, subset, split)
     if not found:
         wanted = f"split '{split}'" + (f" of subset '{subset}'" if subset else "")
-        raise HubNotFound(f"{wanted} of {what}", "no Parquet file matches", f"there are: {_choices(shards, configs)}")
+        raise HubNotFound(
+            f"{wanted} of {what}", "no Parquet file matches", f"there are: {_choices(shards, configs, subset)}"
+        )
     return found
 
 
-def _configs(readme: str) -> dict[str, dict[str, Any]]:
+def _configs(readme: str, what: str) -> dict[str, dict[str, Any]]:
     """The subsets that a README describes, by name."""
     head = _HEAD.match(readme)
+    if head and len(head[1]) > _LARGEST_HEAD:
+        raise _unreadable(what, f"its head is longer than {_LARGEST_HEAD:,} characters")
     try:
-        facts = yaml.safe_load(head[1]) if head else None
+        facts = yaml.load(head[1], _Loader) if head else None
+    except RecursionError as error:
+        raise _unreadable(what, "lists and objects are nested too deep in its head") from error
     except (yaml.YAMLError, ValueError):  # a date of no calendar is a ValueError
         return {}  # a README is prose first; the names of the files are left
     configs = facts.get("configs") if isinstance(facts, dict) else None
     known = [config for config in configs if isinstance(config, dict)] if isinstance(configs, list) else []
-    return {str(config.get("config_name", "default")): config for config in known if "data_files" in config}
+    return {_scalar(config.get("config_name"), "default"): config for config in known if "data_files" in config}
+
+
+def _unreadable(what: str, problem: str) -> HubNotFound:
+    return HubNotFound(f"the subsets of {what}: README.md", problem, "download its files and build from those")
+
+
+def _scalar(value: Any, otherwise: str = "") -> str:
+    """A value as a name: only a scalar is one. Few aliases of lists make a text that fills the memory."""
+    return str(value) if isinstance(value, str | int | float) else otherwise
 
 
 def _by_config(
@@ -52,10 +78,37 @@ def _by_config(
     if name not in configs:
         raise HubNotFound(f"subset '{name}' of {what}", "there is none of that name", f"there are: {_listed(configs)}")
     config = configs[name]
-    folder = str(config.get("data_dir", "")).strip("/")
+    folder = _scalar(config.get("data_dir")).strip("/")
     patterns = [f"{folder}/{pattern}".lstrip("/") for pattern in _patterns(config["data_files"], split)]
-    matchers = [re.compile(glob_translate(pattern)) for pattern in patterns]
-    return [file for file in shards if any(matcher.match(file.path) for matcher in matchers)]
+    for pattern in patterns:
+        if any("**" in part and part != "**" for part in pattern.split("/")):
+            raise _unreadable(what, f"the pattern '{pattern[:100]}' is not valid: '**' stands for whole folders only")
+    return [file for file in shards if any(matches(pattern, file.path) for pattern in patterns)]
+
+
+def matches(pattern: str, path: str) -> bool:
+    """Whether a glob matches a path: `*` within a folder, `**` over any number of them.
+
+    It takes time in proportion to both, whatever the pattern: it comes from a README.
+
+    >>> matches("data/*/*", "data/en/0.parquet"), matches("data/*", "data/en/0.parquet")
+    (True, False)
+    >>> matches("data/**", "data/en/0.parquet"), matches("**/0.parquet", "0.parquet")
+    (True, True)
+    """
+    names = path.split("/")
+    reached = {0}  # how many names the parts so far can stand for
+    for part in pattern.split("/"):
+        if part == "**":
+            reached = set(range(min(reached, default=0), len(names) + 1)) if reached else set()
+        else:
+            reached = {at + 1 for at in reached if at < len(names) and _matcher(part)(names[at])}
+    return len(names) in reached
+
+
+@lru_cache(maxsize=256)
+def _matcher(part: str) -> Any:
+    return re.compile(translate(part)).match
 
 
 def _default(configs: dict[str, dict[str, Any]]) -> str | None:
@@ -72,7 +125,13 @@ def _patterns(data_files: Any, split: str) -> Iterable[str]:
         described = entry if isinstance(entry, dict) else {"split": "train", "path": entry}
         paths = described.get("path", [])
         if described.get("split", "train") == split:
-            yield from (str(path).removeprefix("./") for path in (paths if isinstance(paths, list) else [paths]))
+            yield from (_scalar(path).removeprefix("./") for path in (paths if isinstance(paths, list) else [paths]))
+
+
+def _splits(data_files: Any) -> list[str]:
+    entries = data_files if isinstance(data_files, list) else [data_files]
+    named = (entry.get("split", "train") if isinstance(entry, dict) else "train" for entry in entries)
+    return sorted({_scalar(split, "train") for split in named})
 
 
 def _by_name(shards: Sequence[RemoteFile], subset: str | None, split: str) -> list[RemoteFile]:
@@ -92,9 +151,11 @@ def _has_word(path: str, word: str) -> bool:
     return re.search(rf"(?:^|[/._-]){re.escape(word)}(?:[/._-]|$)", path) is not None
 
 
-def _choices(shards: Sequence[RemoteFile], configs: dict[str, dict[str, Any]]) -> str:
-    if configs:
-        return _listed(configs)
+def _choices(shards: Sequence[RemoteFile], configs: dict[str, dict[str, Any]], subset: str | None) -> str:
+    """What can be asked for: the splits of a subset, where a README names them."""
+    name = _default(configs) if subset is None else subset
+    if name in configs:
+        return f"the splits {_listed(_splits(configs[name]['data_files']))}"
     return _listed(sorted({file.path.rpartition("/")[0] or file.path for file in shards}))
 
 

@@ -5,12 +5,15 @@
 {folder}/<hash>.lock    held alone by who downloads or removes, shared by who reads
 
 A killed process leaves its file, or a part of it; the next who wants it goes on with it. `sweep` removes what nobody
-took up within a day, `clear` what is whole and held by nobody.
+took up within a day, `clear` what is whole and held by nobody. Only names of this table are touched, only where they
+are regular files, and never through a link: whatever else lies in the folder stays.
 """
 
 import errno
 import os
+import re
 import shutil
+import stat
 import time
 from contextlib import suppress
 
@@ -22,6 +25,7 @@ from forebay.hub.listing import RemoteFile
 from forebay.hub.locks import FileLock
 
 _LOCK = ".lock"
+_OURS = re.compile(rf"([0-9a-f]{{40}}|[0-9a-f]{{64}})(?:{re.escape(PART)})?")
 _FORGOTTEN_SECONDS = 24 * 3600.0
 _PAUSE = 0.05
 
@@ -50,6 +54,8 @@ class Held:
 def take(file: HubFile, folder: str) -> Held:
     """Have a file of the hub in a folder; where another process is at it, wait and have the same."""
     os.makedirs(folder, exist_ok=True)
+    if os.path.islink(folder):
+        raise NotADirectoryError(errno.ENOTDIR, "it is a link, and downloads are kept in a folder of forebay", folder)
     path = os.path.join(folder, file.listed.identity)
     while True:
         lock = FileLock.shared(path + _LOCK)  # waits while another downloads
@@ -73,18 +79,26 @@ def sweep(folder: str) -> None:
 def clear(folder: str) -> None:
     """Remove every whole file that nobody holds; parts stay, to be gone on with."""
     for path in _places(folder):
-        if os.path.exists(path):
+        if _is_regular(path):
             _remove_unheld(path)
 
 
 def _places(folder: str) -> set[str]:
-    """Where files are, whole or in part."""
-    names = os.listdir(folder) if os.path.isdir(folder) else []
-    return {os.path.join(folder, name.removesuffix(PART)) for name in names if not name.endswith(_LOCK)}
+    """Where files of ours are, whole or in part."""
+    names = os.listdir(folder) if os.path.isdir(folder) and not os.path.islink(folder) else []
+    ours = ((name, _OURS.fullmatch(name)) for name in names)
+    return {os.path.join(folder, found[1]) for name, found in ours if found and _is_regular(os.path.join(folder, name))}
+
+
+def _is_regular(path: str) -> bool:
+    try:
+        return stat.S_ISREG(os.lstat(path).st_mode)
+    except FileNotFoundError:
+        return False
 
 
 def _is_whole(path: str, file: RemoteFile) -> bool:
-    if not os.path.exists(path) or not is_sound(path, file):
+    if not _is_regular(path) or not is_sound(path, file):
         return False
     os.utime(path)  # so that nobody takes it for forgotten
     return True
@@ -104,11 +118,14 @@ def _downloaded(file: HubFile, path: str, lock: FileLock) -> bool:
 
 
 def _remove_unheld(path: str, *others: str) -> None:
-    lock = FileLock.if_free(path + _LOCK)
+    try:
+        lock = FileLock.if_free(path + _LOCK)
+    except FileExistsError:
+        return  # the lock's name is not a lock of ours
     if lock is None:
         return
     try:
-        for leftover in (path, *others):
+        for leftover in filter(_is_regular, (path, *others)):
             _unlink(leftover)
         lock.remove()
     finally:
@@ -124,5 +141,5 @@ def _is_forgotten(path: str) -> bool:
     times = []
     for leftover in (path, part_path(path)):
         with suppress(FileNotFoundError):
-            times.append(os.stat(leftover).st_mtime)
+            times.append(os.lstat(leftover).st_mtime)
     return bool(times) and time.time() - max(times) > _FORGOTTEN_SECONDS

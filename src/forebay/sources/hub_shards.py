@@ -11,29 +11,47 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import islice
 from math import ceil
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
+
+import msgspec
 
 from forebay.columns import Array
+from forebay.errors import SourceInvalid, SourceUnreadable
 from forebay.hub import HubFile, Patience, RangeFile, RemoteFile, Repository, clear, parquet_shards, sweep, take
 from forebay.source import Failure, Part, Sample, Source, SourceFile, Unit
 from forebay.sources.parquet_rows import ParquetFile, check_footer, open_parquet, read_rows, row_cuts, row_group_ends
 
 _JUDGED_SHARDS = 32
+SHARDS_FOLDER = "forebay-shards"  # inside the spool that a user names: what else is in that folder is not ours
+
+
+class _Description(msgspec.Struct, forbid_unknown_fields=False):
+    """What a plan keeps of a source, as far as it is read again."""
+
+    name: str
+    split: str
+    text: str
+    revision: Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{40}\Z")]
+    subset: str | None = None
+    endpoint: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class HubSource(Source):
     """The column `text` of the shards of a subset and split, as they are at one commit.
 
-    A sample's id is `file#row`. `spool` is the folder for the shards at hand, by default one beside all that is kept of
-    the hub, below HF_HOME. It and `patience` are of this machine and run, and no part of the description.
+    A sample's id is `file#row`. The shards at hand are in the folder `forebay-shards` in `spool`, by default in one
+    beside all that is kept of the hub, below HF_HOME. It and `patience` are of this machine and run, and no part of
+    the description.
     """
 
     kind: ClassVar[str] = "hub"
     unit: ClassVar[Unit] = "samples"
     read_by: ClassVar[tuple[str, ...]] = ("text",)
     files_grow: ClassVar[bool] = False
+    remote: ClassVar[bool] = True
 
     name: str
     subset: str | None
@@ -43,6 +61,7 @@ class HubSource(Source):
     endpoint: str | None = None
     spool: str | None = None
     patience: Patience = field(default_factory=Patience)
+    is_named: bool = True  # by the user in this process, and not by a cache: only then a token goes to its endpoint
 
     def describe(self) -> Mapping[str, Any]:
         return {
@@ -57,8 +76,13 @@ class HubSource(Source):
 
     @classmethod
     def from_description(cls, description: Mapping[str, Any]) -> "HubSource":
-        names = ("name", "subset", "split", "text", "revision", "endpoint")
-        return cls(*(description[name] for name in names))
+        try:
+            found = msgspec.convert(description, _Description)
+        except msgspec.ValidationError as error:
+            raise SourceInvalid(
+                f"this is not the description of a data set on the hub: {error}; verify the cache"
+            ) from error
+        return cls(found.name, found.subset, found.split, found.text, found.revision, found.endpoint, is_named=False)
 
     def files(self) -> list[SourceFile]:
         _planned_spools.add(self.folder)
@@ -86,7 +110,14 @@ class HubSource(Source):
             let_go()
 
     def glance(self, part: Part) -> Iterable[Sample | Failure]:
-        return read_rows(_remote_parquet(self, self._remote(part.file.path)), self.text, part)
+        remote, seen = self._remote(part.file.path), 0
+        try:
+            for sample in read_rows(_remote_parquet(self, remote), self.text, part):
+                yield sample
+                seen += 1
+        except SourceUnreadable:  # a piece is compared with no hash: it may have changed on its way, so ask once more
+            _remote_parquet.cache_clear()
+            yield from islice(read_rows(_remote_parquet(self, remote), self.text, part), seen, None)
 
     def digest(self, file: SourceFile, start: int, stop: int) -> int:
         """From the hash that the hub lists, which stands for the whole file."""
@@ -94,12 +125,12 @@ class HubSource(Source):
 
     @property
     def repository(self) -> Repository:
-        return Repository(self.name, "dataset", self.endpoint, patience=self.patience)
+        return Repository(self.name, "dataset", self.endpoint, patience=self.patience, is_named=self.is_named)
 
     @property
     def folder(self) -> str:
         """Where its shards are while they are read."""
-        return self.spool or self.repository.place("shards")
+        return os.path.join(self.spool, SHARDS_FOLDER) if self.spool else self.repository.place("shards")
 
     def _remote(self, path: str) -> RemoteFile:
         found = _remotes(self).get(path)
@@ -162,6 +193,13 @@ def _group_ends(source: HubSource, shard: RemoteFile) -> Array:
 @lru_cache(maxsize=4)
 def _remote_parquet(source: HubSource, shard: RemoteFile) -> ParquetFile:
     """A shard on the hub, opened by its footer; a few are kept, for planning comes back to them."""
+    try:
+        return _opened_remotely(source, shard)
+    except SourceUnreadable:  # as above: asked once more
+        return _opened_remotely(source, shard)
+
+
+def _opened_remotely(source: HubSource, shard: RemoteFile) -> ParquetFile:
     parquet = open_parquet(RangeFile(HubFile(source.repository, source.commit, shard)), shard.path, source.text)
     check_footer(parquet, shard.path)
     return parquet

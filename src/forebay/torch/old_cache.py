@@ -6,10 +6,13 @@
      "sol": {"stats": [N, 10, 4], "spatial": [N, 10, 8, 8], "t_buckets": [10]}}                         optional
 
 They are pickles. Nothing of them is unpickled but tensors and plain containers (`weights_only`), and tensors are
-mapped, not read.
+mapped, not read. A few bytes of pickle can still stand for terabytes or for years of work, so entries, index and
+tensors are compared with the size of the file first.
 """
 
+import io
 import os
+import pickletools
 import re
 import zipfile
 from collections.abc import Mapping
@@ -29,6 +32,9 @@ PARTS: dict[str, tuple[str, ...]] = {
 }
 BUCKETS = "t_buckets"
 _TIMED = ("lune", "sol")  # parts whose second axis is the bucket
+_LARGEST_INDEX = 1 << 20  # bytes of pickle; a cache has some 2,000
+_LEGACY_PICKLES = 4  # magic number, version, machine, content
+_CONTAINERS = frozenset({"TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "EMPTY_TUPLE", "LIST", "EMPTY_LIST", "FROZENSET"})
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
@@ -91,11 +97,12 @@ def _reason(error: Exception) -> str:
 
 def _loaded(path: str) -> dict[str, Any]:
     try:
+        _check_archive(path)
         # Files of very old versions of torch are no archives, and cannot be mapped.
         found = torch.load(path, map_location="cpu", mmap=zipfile.is_zipfile(path), weights_only=True)
     except FileNotFoundError as error:
         raise OldCacheInvalid(path, "there is no such file") from error
-    except (OSError, MemoryError):
+    except (OSError, MemoryError, OldCacheInvalid):
         raise
     except Exception as error:  # a damaged pickle fails in any way at all
         problem = f"it holds more than tensors, or is no file of torch.save ({_reason(error)})"
@@ -103,6 +110,37 @@ def _loaded(path: str) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise OldCacheInvalid(path, f"it holds a {type(found).__name__}, not a dict")
     return found
+
+
+def _check_archive(path: str) -> None:
+    """Refuse what unpacks to more than the file, or takes long to unpickle, before torch sees it."""
+    if not zipfile.is_zipfile(path):
+        with open(path, "rb") as file:
+            _check_index(path, io.BytesIO(file.read(_LARGEST_INDEX)), _LEGACY_PICKLES)
+        return
+    with zipfile.ZipFile(path) as archive:
+        entries = archive.infolist()
+        stored = all(entry.compress_type == zipfile.ZIP_STORED for entry in entries)
+        if not stored or sum(entry.file_size for entry in entries) > os.path.getsize(path):
+            raise OldCacheInvalid(path, "its entries are compressed or overlap, which torch.save never writes")
+        for entry in entries:
+            if entry.filename.endswith(".pkl"):
+                if entry.file_size > _LARGEST_INDEX:
+                    raise OldCacheInvalid(path, f"its index is longer than {_LARGEST_INDEX:,} bytes")
+                _check_index(path, io.BytesIO(archive.read(entry)), 1)
+
+
+def _check_index(path: str, pickles: io.BytesIO, count: int) -> None:
+    """Refuse a pickle that uses a list or tuple again: a few levels of that take for ever to hash or to write."""
+    for _ in range(count):
+        made: dict[Any, str] = {}  # number in the memo -> what was made last when it was put there
+        last = ""
+        for code, argument, _ in pickletools.genops(pickles):
+            if "PUT" in code.name or code.name == "MEMOIZE":
+                made[len(made) if argument is None else argument] = last
+            elif ("GET" in code.name and made.get(argument) in _CONTAINERS) or code.name == "DUP":
+                raise OldCacheInvalid(path, "it uses a list or tuple more than once, which no cache does")
+            last = code.name
 
 
 def _checked(path: str, part: str, found: Any) -> dict[str, Tensor]:
@@ -114,13 +152,17 @@ def _checked(path: str, part: str, found: Any) -> dict[str, Tensor]:
     for name in names:
         if not _is_plain(found[name]):
             raise OldCacheInvalid(path, f"'{part}.{name}' is no dense tensor of floats with rows")
+        if found[name].nbytes > found[name].untyped_storage().nbytes():
+            raise OldCacheInvalid(path, f"'{part}.{name}' declares more values than the file holds")
     if part in _TIMED:
         _check_buckets(path, part, found)
     return {name: found[name] for name in names}
 
 
 def _is_plain(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.layout == torch.strided and value.dtype in _FLOATS and value.dim() > 0
+    if not isinstance(value, Tensor) or value.layout != torch.strided or value.dtype not in _FLOATS:
+        return False
+    return value.dim() > 0 and (value.numel() > 0 or len(value) == 0)
 
 
 def _check_buckets(path: str, part: str, found: Mapping[str, Tensor]) -> None:

@@ -22,8 +22,8 @@ def draw_verify(report: VerifyReport) -> RenderableType:
     parts += stale_files(report.stale)
     parts += listing("foreign files, left alone", ((key,) for key in report.foreign), "yellow")
     parts += [facts((f"layer {layer}", f"{counted(gap, 'chunk')} not built yet") for layer, gap in report.gaps.items())]
-    if not report.source_checked:
-        parts.append(Text("the source was not checked: its kind is not installed", style="yellow"))
+    if report.source_note:
+        parts.append(Text(f"note: {printable(report.source_note)}", style="yellow"))
     return Group(*parts, _next_step(report))
 
 

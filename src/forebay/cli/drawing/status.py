@@ -13,7 +13,7 @@ from rich.text import Text
 
 from forebay.cache.records import ClaimStatus, Gaps, LayerStatus, Status
 from forebay.cli.drawing.pieces import facts, listing, next_command, stale_files, title
-from forebay.cli.words import command_line, counted, in_ranges
+from forebay.cli.words import command_line, counted, in_ranges, printable
 
 CELLS = 40
 NAMED_FILES = 5  # in a command to go on with; run again, status names the next ones
@@ -28,8 +28,8 @@ def draw_status(status: Status) -> RenderableType:
     parts += _failed(status)
     parts += stale_files(status.stale)
     parts += listing("sources that grew", ((path,) for path in status.grown))
-    if not status.source_checked:
-        parts.append(Text("the source was not checked: its kind is not installed", style="yellow"))
+    if status.source_note:
+        parts.append(Text(f"note: {printable(status.source_note)}", style="yellow"))
     return Group(*parts, *_next_step(status))
 
 

@@ -1,0 +1,255 @@
+"""What a hub answers is not believed: commits, names, sizes, pages, redirects, encodings and READMEs are checked."""
+
+import gzip
+import json
+import os
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+
+import pytest
+from tests.hub.data_sets import shard
+from tests.hub.server import Flip, HubServer
+
+import forebay as fb
+from forebay.errors import HubNotFound, HubUnreachable, SourceUnreadable
+from forebay.hub import (
+    HubFile,
+    Patience,
+    RangeFile,
+    RemoteFile,
+    Repository,
+    asking,
+    model_files,
+    patience,
+    ranges,
+    repository,
+    shards,
+)
+from forebay.hub.listing import Listing
+from forebay.hub.shards import matches, parquet_shards
+from forebay.sources.hub_shards import hub as hub_source
+
+QUICK = Patience(retries=1, timeout=5, first_wait=0.01)
+Answer = tuple[int, dict[str, str], bytes]
+
+
+def answering(hub: HubServer, words: str, answer: Callable[[], Answer]) -> None:
+    """Have a hub answer something else to requests whose path has these words."""
+    usual = hub.answer
+    hub.answer = lambda path, query: answer() if words in path else usual(path, query)  # type: ignore[method-assign]
+
+
+def page(*entries: dict[str, object], cursor: object = None) -> Answer:
+    link = {} if cursor is None else {"Link": f'<https://x.invalid/?cursor={cursor}>; rel="next"'}
+    return 200, link, json.dumps(entries).encode()
+
+
+def entry(path: str, size: int = 1, oid: str = "a" * 40) -> dict[str, object]:
+    return {"type": "file", "path": path, "size": size, "oid": oid}
+
+
+def listed(hub: HubServer, tmp_path: Path) -> Listing:
+    commit = hub.add("org/set", {"a.parquet": b"x"})
+    return Repository("org/set", "dataset", hub.address, str(tmp_path / "kept"), QUICK).listing(commit)
+
+
+@pytest.mark.parametrize("sha", ["../../../../outside", "a" * 39, "A" * 40, "", "a" * 40 + "\n", "a" * 40 + "/x"])
+def test_a_commit_that_is_a_path_is_refused_and_no_folder_is_made(hub, tmp_path, sha):
+    hub.add("org/model", {"config.json": b"{}"}, "models")
+    answering(hub, "/revision/", lambda: (200, {}, json.dumps({"sha": sha}).encode()))
+    with pytest.raises(HubUnreachable, match="its answer is not the hub's"):
+        model_files("org/model", "", (".json",), folder=str(tmp_path / "kept"), endpoint=hub.address, patience=QUICK)
+    assert not (tmp_path / "outside").exists()
+    assert not list(tmp_path.rglob("config.json"))
+
+
+def test_a_kept_commit_that_is_a_path_is_not_used(hub, tmp_path):
+    owner = Repository("org/set", "dataset", hub.address, str(tmp_path / "kept"), QUICK)
+    commit = hub.add("org/set", {"a.parquet": b"x"})
+    assert owner.commit() == commit == owner.last_commit()
+    (kept,) = (tmp_path / "kept" / "commits").iterdir()
+    kept.write_bytes(b"../../etc")
+    assert owner.last_commit() is None
+
+
+@pytest.mark.parametrize(
+    "path", ["../x.parquet", "/etc/x.parquet", "a/../x", "a//x", "a/./x", "..", "", "a/", "x\0y", "x" * 5000]
+)
+def test_a_file_name_that_leads_elsewhere_is_refused(hub, tmp_path, path):
+    answering(hub, "/tree/", lambda: page(entry(path)))
+    with pytest.raises(HubUnreachable, match="its answer is not the hub's"):
+        listed(hub, tmp_path)
+
+
+@pytest.mark.parametrize("path", ["a.parquet", ".gitattributes", "a/..b/c...parquet", "ä ö/x y.parquet", "a/.b"])
+def test_ordinary_names_are_taken(hub, tmp_path, path):
+    answering(hub, "/tree/", lambda: page(entry(path)))
+    assert [file.path for file in listed(hub, tmp_path).files] == [path]
+
+
+@pytest.mark.parametrize("wrong", [{"size": -1}, {"size": 1 << 60}, {"oid": "../x"}, {"oid": "A" * 40}])
+def test_sizes_and_hashes_that_no_file_has_are_refused(hub, tmp_path, wrong):
+    answering(hub, "/tree/", lambda: page({**entry("a.parquet"), **wrong}))
+    with pytest.raises(HubUnreachable, match="its answer is not the hub's"):
+        listed(hub, tmp_path)
+
+
+@pytest.mark.parametrize("wrong", [{"path": "../x"}, {"size": -1}, {"blob": "../x"}, {"sha256": "../x"}])
+def test_a_kept_listing_is_checked_too(hub, tmp_path, wrong):
+    assert listed(hub, tmp_path / "first").files
+    (kept,) = (tmp_path / "first" / "kept" / "listings").iterdir()
+    listing = json.loads(kept.read_bytes())
+    listing["files"][0] |= wrong
+    kept.write_bytes(json.dumps(listing).encode())
+    other = Repository("org/set", "dataset", hub.address, str(tmp_path / "first" / "kept"), Patience(retries=0))
+    (file,) = other.listing(other.commit()).files
+    assert (file.path, file.size) == ("a.parquet", 1)
+
+
+def test_pages_that_never_end_are_given_up(hub, tmp_path, monkeypatch):
+    monkeypatch.setattr("forebay.hub.repository._MOST_PAGES", 20)
+    numbers = count()
+    for pages in (
+        lambda: page(entry("same.parquet"), cursor="same"),
+        lambda: page(entry("same.parquet"), cursor=next(numbers)),
+        lambda: page(cursor=next(numbers)),
+        lambda: page(entry(f"{next(numbers)}.parquet"), cursor=next(numbers)),
+    ):
+        hub.requests.clear()
+        answering(hub, "/tree/", pages)
+        with pytest.raises(HubUnreachable, match=r"brings nothing new|more than 20 pages"):
+            listed(hub, tmp_path)
+        assert len(hub.requests) <= 20
+
+
+@pytest.mark.parametrize(
+    ("location", "said"),
+    [
+        ("file:///etc/passwd", "may not lead"),
+        ("ftp://x.invalid/", "may not lead"),
+        ("/api/datasets/org/set/tree/again", "redirects more than 5 times"),
+    ],
+)
+def test_redirects_are_followed_only_to_where_they_may_lead(hub, tmp_path, location, said):
+    answering(hub, "/tree/", lambda: (302, {"Location": location}, b""))
+    with pytest.raises(HubUnreachable, match=said):
+        listed(hub, tmp_path)
+    assert len(hub.requests) <= 6
+
+
+def test_a_compressed_answer_is_read_within_the_bound(hub, tmp_path):
+    body = json.dumps([entry("a.parquet")]).encode()
+    answering(hub, "/tree/", lambda: (200, {"Content-Encoding": "gzip"}, gzip.compress(body)))
+    assert [file.path for file in listed(hub, tmp_path).files] == ["a.parquet"]
+    for encoding, packed, said in (
+        ("gzip", gzip.compress(bytes(200 << 20), 9), "when it is decompressed"),
+        ("gzip", gzip.compress(body)[:-12], "breaks off"),
+        ("gzip", b"not gzip", "cannot be decompressed"),
+        ("zstd", b"(\xb5/\xfd", "encoded as 'zstd'"),
+    ):
+        answering(hub, "/tree/", lambda encoding=encoding, packed=packed: (200, {"Content-Encoding": encoding}, packed))
+        with pytest.raises(HubUnreachable, match=said):
+            listed(hub, tmp_path / encoding / str(len(packed)))
+
+
+def test_an_answer_that_is_too_long_is_given_up(hub, tmp_path):
+    answering(hub, "/tree/", lambda: (200, {}, b" " * (17 << 20)))
+    with pytest.raises(HubUnreachable, match="longer than 16,777,216 bytes"):
+        listed(hub, tmp_path)
+
+
+DEEP = "---\nconfigs: " + "[" * 5000 + "]" * 5000 + "\n---\n"
+BAD_PATTERN = "---\nconfigs:\n- config_name: default\n  data_files: data/train**\n---\n"
+LONG_HEAD = "---\nx: " + "y" * (1 << 20) + "\n---\n"
+
+
+@pytest.mark.parametrize(
+    ("readme", "said"),
+    [
+        (DEEP, "nested too deep"),
+        (BAD_PATTERN, r"the pattern 'data/train\*\*' is not valid"),
+        (LONG_HEAD, "is longer than"),
+    ],
+)
+def test_a_readme_that_cannot_be_read_is_one_line(readme, said):
+    files = (RemoteFile("data/train.parquet", 1, "a" * 40),)
+    with pytest.raises(HubNotFound, match=said) as raised:
+        parquet_shards(Listing(files, readme), "the data set 'org/set'", None, "train")
+    assert "\n" not in str(raised.value)
+
+
+def test_a_few_aliases_do_not_fill_the_memory():
+    levels = [f"a{level}: &a{level} [{', '.join([f'*a{level - 1}'] * 9)}]" for level in range(1, 12)]
+    merges = [f"m{level}: &m{level}\n  <<: [{', '.join([f'*m{level - 1}'] * 9)}]" for level in range(1, 12)]
+    name = "configs:\n- config_name: *a11\n  data_dir: *a11\n  data_files: [{split: *a11, path: *a11}, x.parquet]"
+    files = (RemoteFile("x.parquet", 1, "a" * 40),)
+    readme = "\n".join(["---", "a0: &a0 [x]", *levels, name, "---", ""])
+    assert parquet_shards(Listing(files, readme), "x", None, "train") == list(files)
+    readme = "\n".join(["---", "m0: &m0 {k: v}", *merges, "---", ""])
+    assert parquet_shards(Listing(files, readme), "x", None, "train") == list(files)
+
+
+def test_a_pattern_takes_time_in_proportion_to_its_length():
+    assert not matches("*a" * 40 + "b", "a" * 2000)
+    assert not matches("**/" * 60 + "b", "a/" * 60 + "a")
+    assert matches("**/" * 60 + "a", "a/" * 60 + "a")
+
+
+def test_a_split_that_is_not_there_names_the_splits(hub):
+    readme = "---\nconfigs:\n- config_name: default\n  data_files:\n  - {split: train, path: a.parquet}\n"
+    hub.add("org/set", {"README.md": f"{readme}  - {{split: dev, path: b.parquet}}\n---\n".encode(), "a.parquet": b""})
+    with pytest.raises(HubNotFound, match="there are: the splits 'dev', 'train'"):
+        hub_source("org/set", split="test", endpoint=hub.address).files()
+
+
+def test_a_flipped_bit_in_a_range_read_is_asked_for_again(hub, tmp_path):
+    content = shard([f"text {number} " + os.urandom(40).hex() for number in range(300)], rows_per_group=50)
+    hub.add("org/set", {"a.parquet": content})
+    source = hub_source("org/set", endpoint=hub.address, spool=tmp_path / "spool", download_retries=1)
+    (file,) = source.files()
+    for at in (100, len(content) // 2):
+        hub.spoil("a.parquet bytes=", Flip(at=at % 2000))
+        part = next(iter(_parts(source, file)))
+        assert len(list(source.glance(part))) == part.weight
+    assert hub.unspent == 0
+
+
+def _parts(source, file):
+    stops = list(source.cuts(file, 0, 50, 50))
+    return [fb.Part(file, start, stop) for start, stop in zip([0, *stops], stops, strict=False)]
+
+
+def test_a_shard_that_is_damaged_at_the_hub_is_an_error_after_two_reads(hub, tmp_path):
+    content = bytearray(shard(["text " * 50] * 100, rows_per_group=50))
+    content[-300:-8] = bytes(292)
+    hub.add("org/set", {"a.parquet": bytes(content)})
+    source = hub_source("org/set", endpoint=hub.address, spool=tmp_path / "spool", download_retries=1)
+    with pytest.raises(SourceUnreadable):
+        source.weight(source.files()[0])
+
+
+def test_a_range_is_bounded(hub, tmp_path, monkeypatch):
+    monkeypatch.setattr("forebay.hub.ranges._LARGEST_RANGE", 1000)
+    commit = hub.add("org/set", {"a.parquet": bytes(5000)})
+    owner = Repository("org/set", "dataset", hub.address, str(tmp_path / "kept"), QUICK)
+    file = owner.listing(commit).file("a.parquet")
+    assert file is not None
+    reading = RangeFile(HubFile(owner, commit, file))
+    assert len(reading.read(1000)) == 1000
+    with pytest.raises(HubNotFound, match="at once"):
+        reading.read(1001)
+
+
+def test_the_threat_model_names_the_limits_that_hold():
+    page = (Path(fb.__file__).parents[2] / "docs" / "threat-model.md").read_text()
+    for words, limit in (
+        (f"{asking._LARGEST_ANSWER >> 20} MiB each", "answer of a hub"),
+        (f"{repository._MOST_PAGES:,} pages, {repository._MOST_ENTRIES:,} entries", "answer of a hub"),
+        (f"{repository._LARGEST_README >> 20} MiB, its head {shards._LARGEST_HEAD >> 20} MiB", "README"),
+        (f"{ranges._LARGEST_RANGE >> 20} MiB", "one range of a remote file"),
+        (f"{asking._MOST_REDIRECTS}; none from `https`", "redirects"),
+        (f"{patience._LONGEST_ASKED:.0f} s before each retry", "wait that a hub can ask for"),
+    ):
+        (row,) = [line for line in page.splitlines() if line.startswith(f"| {limit}")]
+        assert words in row

@@ -1,0 +1,212 @@
+"""Who is contacted and who gets the token: only a host that the user named in this process.
+
+A cache names its source. Whoever made the cache chose that name, so a verb that looks at a cache asks nobody.
+"""
+
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import huggingface_hub
+import pytest
+from tests.cli.running import Ran, run, run_process, story
+from tests.hub.data_sets import README, shard
+from tests.hub.recipes import DocumentRecipe
+from tests.hub.server import HubServer, Status
+
+import forebay as fb
+from forebay.errors import HubNotFound, SourceInvalid, SourceNotContacted
+from forebay.hub import Patience, Repository, repository
+from forebay.sources import hub_shards
+from forebay.sources.hub_shards import HubSource, let_go
+from forebay.sources.hub_shards import hub as hub_source
+
+TOKEN = "hf_secret_of_the_user"
+FILES = {"README.md": README.encode()} | {
+    f"sample/{part}.parquet": shard([story(20 * part + at) for at in range(20)]) for part in range(2)
+}
+
+
+@pytest.fixture
+def token(monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    return TOKEN
+
+
+@pytest.fixture(scope="module")
+def theirs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[HubServer, Path]]:
+    """The hub of a stranger, and a cache that was built from it where this user never was."""
+    folder = tmp_path_factory.mktemp("theirs")
+    with HubServer() as server, pytest.MonkeyPatch.context() as patch:
+        _at_home(patch, folder)
+        server.add("org/set", FILES)
+        source = hub_source("org/set", "sample", endpoint=server.address, spool=folder / "spool")
+        recipe = fb.TokenRecipe(tokenizer="gpt2", sequence_length=64, chunk_size=8)
+        fb.build(folder / "cache", source, recipe, workers=0)
+        let_go()
+        yield server, folder / "cache"
+        huggingface_hub.utils.close_session()
+
+
+@pytest.fixture
+def stranger(theirs: tuple[HubServer, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
+    """The hub that a stranger's cache names; it listens, and remembers who asked."""
+    _at_home(monkeypatch, tmp_path)
+    server, _ = theirs
+    server.requests.clear()
+    server.forgive()
+    server.token = None
+    yield server
+    let_go()
+
+
+@pytest.fixture
+def cache(theirs: tuple[HubServer, Path], stranger: HubServer, tmp_path: Path) -> Path:
+    """The stranger's cache, copied by a user whose disk knows nothing of that hub."""
+    return shutil.copytree(theirs[1], tmp_path / "cache")
+
+
+def _at_home(patch: pytest.MonkeyPatch, folder: Path) -> None:
+    """Have all that is kept of a hub in a folder, and ask without a proxy."""
+    patch.setattr("huggingface_hub.utils._cache_assets.HF_ASSETS_CACHE", str(folder / "assets"))
+    patch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    for name, value in {
+        "HF_ASSETS_CACHE": str(folder / "assets"),
+        "HF_HUB_OFFLINE": "0",
+        "NO_PROXY": "127.0.0.1",
+    }.items():
+        patch.setenv(name, value)
+    forget_sources()
+    huggingface_hub.utils.close_session()
+
+
+def forget_sources() -> None:
+    """What this process has learnt of hubs so far."""
+    for known in (hub_shards._remotes, hub_shards._shards, repository._listing):
+        known.cache_clear()
+
+
+def as_user(*words: object, code: int = 0, **environment: str) -> Ran:
+    """A command of a user with a token, whose own hub is out of reach."""
+    own = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_TOKEN": TOKEN, "NO_PROXY": "127.0.0.1"}
+    return run_process(*words, code=code, env={**os.environ, **own, **environment})
+
+
+def damage(cache: Path) -> Path:
+    chunk = cache / "layers" / "tokens" / "000000.safetensors"
+    chunk.write_bytes(chunk.read_bytes()[:-1] + b"\x00")
+    return chunk
+
+
+LOOKING = [
+    (["status"], 0),
+    (["verify"], 0),
+    (["verify", "--full"], 0),
+    (["peek"], 0),
+    (["info"], 0),
+    (["gaps"], 0),
+    (["clean"], 0),
+    (["build"], 1),
+    (["build", "--dry-run"], 1),
+    (["estimate"], 1),
+    (["grow", "hub:org/set"], 2),
+]
+
+
+@pytest.mark.parametrize(("words", "code"), LOOKING)
+def test_no_verb_contacts_a_host_that_only_a_cache_names(stranger, cache, token, words, code):
+    verb, *rest = words
+    ran = run(verb, cache, *rest, code=code)
+    assert stranger.requests == []
+    if verb in ("status", "verify"):
+        note = f"the source 'hub:org/set at {stranger.address}' was not checked; pass --check-source"
+        assert ran.out.count(note) == 1
+    if code == 1:
+        assert f"forebay {verb} {cache} --check-source" in ran.err
+        assert ran.err.count("\n") == 1
+    if verb == "grow":
+        assert f"HF_ENDPOINT={stranger.address}" in ran.err
+
+
+def test_a_repair_that_needs_the_remote_source_says_so_and_asks_nobody(stranger, cache, token):
+    before = damage(cache).read_bytes()
+    ran = run("repair", cache, "--workers", 0, code=1)
+    assert f"forebay repair {cache} --check-source" in ran.out
+    assert stranger.requests == []
+    run("repair", cache, "--workers", 0, "--check-source")
+    assert (cache / "layers" / "tokens" / "000000.safetensors").read_bytes() != before
+    assert stranger.requests
+    assert {request.authorization for request in stranger.requests} == {None}
+
+
+@pytest.mark.parametrize("words", [["status"], ["verify", "--full"], ["build", "--workers", 0]])
+def test_who_allows_it_contacts_that_host_without_a_token(stranger, cache, token, words):
+    verb, *rest = words
+    ran = run(verb, cache, *rest, "--check-source")
+    assert "not checked" not in ran.out
+    assert stranger.requests
+    assert {request.authorization for request in stranger.requests} == {None}
+
+
+def test_an_endpoint_of_the_user_gets_the_token_also_from_a_cache(stranger, cache):
+    stranger.token = TOKEN
+    as_user("status", cache, "--check-source", HF_ENDPOINT=stranger.address)
+    assert {request.authorization for request in stranger.requests} == {f"Bearer {TOKEN}"}
+    as_user("grow", cache, "hub:org/set", "--workers", 0, HF_ENDPOINT=stranger.address)
+
+
+def test_the_same_holds_in_python(stranger, cache, token):
+    assert not fb.status(cache).source_checked
+    assert "check_source=True" in fb.verify(cache).source_note
+    damage(cache)
+    (failed,) = fb.repair(cache, workers=0).failed.values()
+    assert "--check-source" in failed
+    assert stranger.requests == []
+    assert fb.status(cache, check_source=True).source_checked
+    assert not fb.repair(cache, workers=0, check_source=True).failed
+    assert {request.authorization for request in stranger.requests} == {None}
+
+
+def test_a_source_that_is_passed_is_named(stranger, token, tmp_path):
+    source = hub_source("org/set", "sample", endpoint=stranger.address, spool=tmp_path / "spool")
+    fb.build(tmp_path / "cache", source, DocumentRecipe(), workers=0)
+    assert fb.status(tmp_path / "cache", source=source).source_checked
+    assert {request.authorization for request in stranger.requests} == {f"Bearer {token}"}
+
+
+def test_a_hub_that_lost_the_data_set_does_not_fail_a_sound_cache(stranger, cache):
+    stranger.spoil("", *[Status(404)] * 100)
+    ran = run("status", cache, "--check-source")
+    assert "the source was not checked: it could not be reached" in ran.out
+    run("verify", cache, "--check-source")
+
+
+def test_a_token_is_not_sent_in_clear_text(token, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    with pytest.raises(HubNotFound, match="a token would be sent in clear text; name it with https://"):
+        Repository("org/set", endpoint="http://mirror.invalid", patience=Patience(retries=0, timeout=1)).commit()
+    huggingface_hub.utils.close_session()
+
+
+def test_a_description_from_a_plan_is_checked(stranger):
+    good = hub_source("org/set", "sample", endpoint=stranger.address).describe()
+    assert HubSource.from_description(good).describe() == good
+    for wrong in ({"revision": "../../etc"}, {"revision": "main"}, {"name": 5}, {"endpoint": ["x"]}, {"split": None}):
+        with pytest.raises(SourceInvalid, match="not the description of a data set"):
+            HubSource.from_description({**good, **wrong})
+    with pytest.raises(SourceInvalid):
+        HubSource.from_description({"kind": "hub"})
+
+
+@pytest.mark.parametrize("endpoint", ["file:///etc/passwd", "ftp://host", "http://user:secret@host", "http://", "x"])
+def test_an_endpoint_that_is_not_an_address_is_refused(hub, endpoint):
+    with pytest.raises(HubNotFound, match="is not an address"):
+        Repository("org/set", endpoint=endpoint).listing("a" * 40)
+    assert hub.requests == []
+
+
+def test_the_error_names_source_root_and_command():
+    error = SourceNotContacted("caches/x", "hub:org/set", "build")
+    assert re.search(r"'caches/x' is 'hub:org/set'.*`forebay build caches/x --check-source`", str(error))

@@ -22,7 +22,7 @@ from tests.tiers.pictures import RECIPE, assert_same_rows, fresh_rows, write_pic
 import forebay as fb
 from forebay.errors import ImageUnreadable, SourceChanged, SourceInvalid, TierUnusable
 from forebay.tiers import CachedImages, TierWarning, warm
-from forebay.tiers.environment import MARK_KEY
+from forebay.tiers.files import MARK_KEY
 from forebay.tiers.value import encode_value, peek_value
 
 
@@ -414,6 +414,9 @@ def test_a_folder_that_can_hold_no_tier_is_refused(source, tier, tmp_path):
         CachedImages(source, RECIPE, l2=tier)[0]
     (tmp_path / "junk").mkdir()
     (tmp_path / "junk" / "data.mdb").write_bytes(b"junk" * 10_000)
+    with pytest.raises(TierUnusable, match="forebay did not make"):
+        CachedImages(source, RECIPE, l2=tmp_path / "junk")[0]
+    (tmp_path / "junk" / "users").touch()
     with pytest.raises(TierUnusable, match="MDB_INVALID"):
         CachedImages(source, RECIPE, l2=tmp_path / "junk")[0]
     filled(source, tmp_path / "cut")

@@ -5,10 +5,10 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 from forebay.recipe import Recipe, fingerprint, versions_of
 from forebay.source import Sample, SourceFile
+from forebay.tiers.files import KEY_BYTES
 from forebay.tiers.samples import Samples
 from forebay.tiers.value import Row, identity_bytes
 
-KEY_BYTES = 16
 _UNKNOWN = bytes(KEY_BYTES)
 
 

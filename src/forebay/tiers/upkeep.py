@@ -10,16 +10,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from forebay.cache.records import Progress
+from forebay.errors import TierNotFound
 from forebay.format.key import hmac_key
-from forebay.tiers.environment import Environment
-from forebay.tiers.files import alone, file_bytes, remove_files
+from forebay.tiers.environment import Environment, Kept
+from forebay.tiers.files import alone, count_values, file_bytes, is_tier, remove_files
 from forebay.tiers.lmdb_tier import open_tier
 from forebay.tiers.naming import key_of
 from forebay.tiers.records import BadKept, RecipeShare, TierClearReport, TierSummary, TierVerifyReport
 from forebay.tiers.value import BadValue, decode_value, peek_value
 
 OnProgress = Callable[[Progress], None]
-Kept = tuple[bytes, int, bytes]  # key, size, content or its head
 
 _HEAD_BYTES = 64 << 10  # no header of ours is longer
 _AT_ONCE = 64
@@ -31,8 +31,11 @@ def summarize_tier(path: str) -> TierSummary:
     tagged = unreadable = 0
     with _opened(path) as environment:
         dead = environment.dead_readers + environment.let_go_of_dead_readers()
-        for _, size, head in _values(environment, _HEAD_BYTES):
+        environment.check()
+        for _, size, head, problem in _values(environment, _HEAD_BYTES):
             try:
+                if problem:
+                    raise BadValue("page", problem)
                 identity, is_tagged = peek_value(head)
                 share = shares.setdefault(_made_by(identity), Counter())
             except BadValue:
@@ -60,10 +63,11 @@ def verify_tier(path: str, *, on_progress: OnProgress | None = None) -> TierVeri
     bad: list[BadKept] = []
     values = checked = 0
     with _opened(path) as environment:
+        environment.check()
         total = environment.figures()["values"]
-        for name, size, content in _values(environment, None):
-            values, checked = values + 1, checked + size
-            problem = _problem(name, content, key)
+        for kept in _values(environment, None):
+            values, checked = values + 1, checked + len(kept.content)
+            problem = _problem(kept, key)
             if problem is not None:
                 bad.append(problem)
             if on_progress is not None:
@@ -73,10 +77,10 @@ def verify_tier(path: str, *, on_progress: OnProgress | None = None) -> TierVeri
 
 
 def clear_tier(path: str) -> TierClearReport:
-    """Remove all that a tier holds: its files where nobody has it open, else its values."""
-    with _opened(path) as environment:
-        values = environment.figures()["values"]
-    before = file_bytes(path)
+    """Remove all that a tier holds, damaged or not: its files where nobody has it open, else its values."""
+    if not is_tier(path):
+        raise TierNotFound(path)
+    values, before = count_values(path), file_bytes(path)
     with alone(path) as is_alone:
         if is_alone:
             remove_files(path)
@@ -116,13 +120,15 @@ def _share(made_by: str, values: int, bytes: int) -> RecipeShare:
     return RecipeShare(fingerprint=fingerprint, made_with=made_with, values=values, bytes=bytes)
 
 
-def _problem(name: bytes, content: bytes, key: bytes | None) -> BadKept | None:
+def _problem(kept: Kept, key: bytes | None) -> BadKept | None:
     try:
-        identity, _ = decode_value(content, key)
-        if key_of(identity) != name:
+        if kept.problem:
+            raise BadValue("page", kept.problem)
+        identity, _ = decode_value(kept.content, key)
+        if key_of(identity) != kept.key:
             raise BadValue("identity", "it lies under the name of another row")
     except BadValue as error:
-        return BadKept(key=name.hex(), reason=error.reason, detail=error.detail)
+        return BadKept(key=kept.key.hex(), reason=error.reason, detail=error.detail)
     return None
 
 

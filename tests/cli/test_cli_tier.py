@@ -71,7 +71,7 @@ def test_samples_that_cannot_be_read_again_and_again_end_the_warming_by_number(p
 class FaultyRecipe(fb.ImageRecipe, frozen=True, kw_only=True):
     """Fails in a way that no recipe should."""
 
-    def make_row(self, sample: fb.Sample):
+    def make_stored(self, sample: fb.Sample):
         raise RuntimeError("no row of mine")
 
 

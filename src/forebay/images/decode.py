@@ -129,7 +129,7 @@ def _opened(content: bytes) -> ImageFile.ImageFile:
 
 def _decoded(opened: ImageFile.ImageFile, policy: Policy) -> Decoded:
     full = opened.size
-    _check_size(full, policy.max_pixels)
+    check_size(full, policy.max_pixels)
     drafted = policy.draft_size is not None and opened.draft(None, fit(*full, policy.draft_size).box[2:]) is not None
     stated = _orientation(opened) if opened.format == "TIFF" else 1
     opened.load()
@@ -142,7 +142,7 @@ def _decoded(opened: ImageFile.ImageFile, policy: Policy) -> Decoded:
     return Decoded(image, full[::-1] if turn in _SWAPPING else full)
 
 
-def _check_size(size: tuple[int, int], max_pixels: int) -> None:
+def check_size(size: tuple[int, int], max_pixels: int) -> None:
     width, height = size
     if width < 1 or height < 1:
         raise ImageUnreadable("corrupt", f"it says that it is {width} × {height} pixels")

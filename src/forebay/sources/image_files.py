@@ -15,6 +15,7 @@ from forebay.sources.image_listing import (
     find_images,
     look_at_image,
     sidecar_in,
+    stamp,
     touched_ns,
     trouble_with,
 )
@@ -59,6 +60,9 @@ class ImageSource:
 
     def touched_ns(self, file: SourceFile) -> int:
         return touched_ns(file)
+
+    def stamp(self, file: SourceFile) -> str:
+        return stamp(self.root, file)
 
     def weight(self, file: SourceFile) -> int:
         return 1

@@ -13,7 +13,7 @@ from forebay.errors import SourceChanged
 from forebay.source import Annotated, Failure, Part, Sample, SourceFile, Unit
 from forebay.sources.image_files import image_digest, read_image
 from forebay.sources.image_lines import ImageLines, Line, manifest_file, open_lines
-from forebay.sources.image_listing import TROUBLES, state_of
+from forebay.sources.image_listing import TROUBLES, stamp, state_of
 from forebay.sources.paths import full_path
 
 
@@ -47,6 +47,9 @@ class ImageManifestSource:
     def look(self, path: str) -> SourceFile:
         line = self._line_of(path)
         return self._failed(line) if self._is_place(path) else self._image(line)
+
+    def stamp(self, file: SourceFile) -> str:
+        return stamp(self.root, file)
 
     def weight(self, file: SourceFile) -> int:
         return 1

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 from forebay.errors import SourceUnreadable
 from forebay.source import Annotated, Failure, Part, Sample, SourceFile, Unit
+from forebay.sources.image_listing import stamp
 from forebay.sources.parquet_digest import row_digest
 from forebay.sources.parquet_rows import (
     ParquetFile,
@@ -58,6 +59,9 @@ class ParquetImageSource:
 
     def look(self, path: str) -> SourceFile:
         return plain_file(look(self.root, path))
+
+    def stamp(self, file: SourceFile) -> str:
+        return stamp(self.root, file)
 
     def weight(self, file: SourceFile) -> int:
         return int(self._parquet(file).metadata.num_rows)

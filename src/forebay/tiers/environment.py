@@ -20,6 +20,7 @@ from forebay.tiers.file_systems import refuse_network
 from forebay.tiers.files import (
     EMPTY_IT,
     KEY_BYTES,
+    KEY_CHECK,
     MARK_KEY,
     Handle,
     file_bytes,
@@ -159,8 +160,10 @@ class Environment:
         """Values, and bytes in the file: all, in use, and how far the map goes."""
         stat = self._asked(lmdb.Environment.stat)
         pages = stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"]
+        with self.snapshot() as snapshot:
+            marks = sum(snapshot.get(key) is not None for key in (MARK_KEY, KEY_CHECK))
         return {
-            "values": max(0, int(stat["entries"]) - 1),  # without the mark
+            "values": max(0, int(stat["entries"]) - marks),
             "file_bytes": file_bytes(self.path),
             "free_bytes": max(0, self.used_bytes - int(pages) * int(stat["psize"])),
             "map_bytes": self.map_bytes,
@@ -179,8 +182,18 @@ class Environment:
                     "end the processes that use it, then clear it again",
                 ) from error
         with self.transaction(write=True) as transaction:
-            transaction.drop(self._handle.lmdb.open_db(txn=transaction), delete=False)
+            transaction.drop(self._handle.lmdb.open_db(txn=transaction), delete=False)  # and the check of a key
             transaction.put(MARK_KEY, _mark())
+
+    def key_check(self) -> bytes | None:
+        """What `keep_key_check` kept."""
+        with self.snapshot() as snapshot:
+            return snapshot.get(KEY_CHECK)
+
+    def keep_key_check(self, check: bytes) -> None:
+        """Keep what tells the key of this tier from others, unless there is one already."""
+        with self.transaction(write=True) as transaction:
+            transaction.put(KEY_CHECK, check, overwrite=False)
 
     def grow(self, most_bytes: int) -> bool:
         """Double the map, or as near to that as `most_bytes` allows; False where it is that large already."""

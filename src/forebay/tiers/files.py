@@ -23,7 +23,8 @@ except ModuleNotFoundError as missing:
 EMPTY_IT = "choose another folder, or empty this one"
 
 MARK_KEY = b"forebay"
-KEY_BYTES = 16  # of the key of a value; that of the mark is shorter
+KEY_CHECK = b"forebay.key"  # what the FOREBAY_HMAC_KEY of the tier makes of a constant
+KEY_BYTES = 16  # of the key of a value; those of the two marks are shorter
 
 _BEGIN = b'{"__metadata__":{"forebay"'  # of a value of ours
 
@@ -75,7 +76,7 @@ def is_tier(path: str) -> bool:
 
 
 def check_folder(path: str) -> None:
-    """Refuse a folder that holds other files and no tier, and an LMDB that is not ours or that LMDB would not survive."""
+    """Refuse a folder that holds other files and no tier, an LMDB that is not ours, and damaged meta pages."""
     names = os.listdir(path)
     if _DATA not in names:
         others = sorted(name for name in names if name not in (_LOCK, _USERS, "lost+found") and name[0] != ".")

@@ -8,14 +8,17 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from forebay.errors import TierNotFound, TierUnusable
+from forebay.format.key import VARIABLE, same_tag, tag
 from forebay.tiers.environment import FIRST_MAP_BYTES, Environment
 from forebay.tiers.files import file_bytes, is_tier, lmdb
 from forebay.tiers.pages import PageDamaged
+from forebay.tiers.value import BadValue, decode_value
 from forebay.tiers.writer import Item, WhenFull, Writer
 
 MAX_BYTES = 100 * 10**9
 LEAST_BYTES = 1 << 15
 QUEUE_BYTES = 64 * 10**6
+_CHECKED = b"forebay tier"
 _ADVICE = {
     "writing": "what it has is still read, the rest is made from the source each time; make room or raise max_bytes",
     "damaged": "its rows are made from the source and are not written to it",
@@ -54,6 +57,27 @@ class LmdbTier:
         self.trouble[f"it is damaged ({problem})"] += count
         self.writer.turn_off(f"it is damaged ({problem}); run `forebay tier clear {self.path}`")
 
+    def check_key(self, key: bytes | None) -> None:
+        """Refuse a FOREBAY_HMAC_KEY that is not the one of this tier: it would replace every row that the other reads."""
+        if key is None:
+            return
+        check = tag(key, [_CHECKED])
+        if self._known_check(key) is None:
+            self.environment.keep_key_check(check)
+        if not same_tag(self.environment.key_check() or b"", check):
+            raise TierUnusable(
+                self.path,
+                f"its rows are tagged with another {VARIABLE}",
+                f"set {VARIABLE} to that key, choose another folder, or run `forebay tier clear {self.path}`",
+            )
+
+    def _known_check(self, key: bytes) -> bytes | None:
+        """The check of the tier's key; where it has none, its first values tell whether they are of another key."""
+        found = self.environment.key_check()
+        if found is None and any(_is_of_another(kept.content, key) for kept in self.environment.values(b"", 16)):
+            return b""
+        return found
+
     def put(self, key: bytes, value: bytes, *, replaces: bool, when_full: WhenFull) -> None:
         self.writer.offer(Item(key, value, replaces), when_full)
 
@@ -90,6 +114,14 @@ class LmdbTier:
                 self.writer.finish()
                 _tiers.open.pop(self.place, None)
                 self.environment.close()
+
+
+def _is_of_another(value: bytes, key: bytes) -> bool:
+    try:
+        decode_value(value, key)
+    except BadValue as error:
+        return error.reason == "tag"
+    return False
 
 
 class _Tiers:

@@ -14,6 +14,7 @@ A `Snapshot` is valid while a read transaction of the same number is open: LMDB 
 import os
 import struct
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -312,7 +313,7 @@ class _Walk:
         self, number: int, keys: list[bytes | int], least: bytes | int | None, most: bytes | int | None
     ) -> None:
         bounds = [*([] if least is None else [least]), *keys, *([] if most is None else [most])]
-        pairs = list(zip(bounds, bounds[1:], strict=False))
+        pairs = list(pairwise(bounds))
         if least is not None and keys and keys[0] == least:
             pairs = pairs[1:]  # the first key of a page may be the one that leads to it
         if any(not one < other for one, other in pairs):  # type: ignore[operator]  # all bytes, or all numbers

@@ -62,7 +62,7 @@ def verify_tier(path: str, *, on_progress: OnProgress | None = None) -> TierVeri
     key, started = hmac_key(), time.monotonic()
     bad: list[BadKept] = []
     values = checked = 0
-    with _opened(path) as environment:
+    with _opened(path, key) as environment:
         environment.check()
         total = environment.figures()["values"]
         for kept in _values(environment, None):
@@ -91,9 +91,10 @@ def clear_tier(path: str) -> TierClearReport:
 
 
 @contextmanager
-def _opened(path: str) -> Iterator[Environment]:
+def _opened(path: str, key: bytes | None = None) -> Iterator[Environment]:
     tier = open_tier(path, create=False)
     try:
+        tier.check_key(key)
         yield tier.environment
     finally:
         tier.close()
@@ -109,7 +110,7 @@ def _values(environment: Environment, head_bytes: int | None) -> Iterator[Kept]:
 def _made_by(identity: bytes) -> str:
     """The recipe and the libraries of a value, in a form that can be counted by."""
     try:
-        known = json.loads(identity)
+        known = json.loads(identity.partition(b"\n")[0])
         return json.dumps([str(known["fingerprint"]), dict(known["made_with"])], sort_keys=True)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise BadValue("format", "its head names no recipe") from error

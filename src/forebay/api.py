@@ -54,6 +54,7 @@ from forebay.errors import (
     UnknownKind,
 )
 from forebay.format import layout
+from forebay.format.generation import Generation
 from forebay.kinds import recipe_class, reopen_recipe, reopen_source
 from forebay.recipe import AnyRecipe, LayerRecipe, Recipe, dependencies_of, reads_of, versions_of
 from forebay.source import Source
@@ -146,8 +147,11 @@ def grow(
     terms = _terms(own, workers, memory_limit, max_failures, lease_seconds, told)
     alike = named_alike(source, load_plan(store))
     plan, _ = append_to_plan(store, alike, own, partial(_planning, terms), memory_limit)
-    place = base_workplace(store, alike, own, base, plan, newest_generation(store)).noting(notes)
-    return build_chunks(place, place.chunks, _engine(workers), terms)
+    before = newest_generation(store)
+    place = base_workplace(store, alike, own, base, plan, before).noting(notes)
+    report = build_chunks(place, place.chunks, _engine(workers), terms)
+    said = _grown(own, base, before, newest_generation(store))
+    return msgspec.structs.replace(report, notes=(*report.notes, *said))
 
 
 def verify(
@@ -395,6 +399,16 @@ def _derived(name: str, layer: LayerSummary) -> dict[str, object]:
         return {}
     holds = {"chunks": layer.chunks, "rows": layer.rows, "bytes": layer.bytes}
     return derive(layer.fields, layer.statistics, holds) if derive else {}
+
+
+def _grown(recipe: Recipe, base: str, before: Generation | None, after: Generation | None) -> tuple[str, ...]:
+    """What a recipe that has `grown(statistics)` says of the rows that were appended, by their sums."""
+    if not hasattr(recipe, "grown") or before is None or after is None:
+        return ()
+    old, new = before.table(base).totals(), after.table(base).totals()
+    sums = {name: new[name] - old.get(name, 0) for name in new if isinstance(new[name], int | float)}
+    notes: tuple[str, ...] = recipe.grown(sums)
+    return notes
 
 
 def _check_source(source: object) -> None:

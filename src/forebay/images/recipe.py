@@ -128,6 +128,16 @@ class ImageRecipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         key = shown_key(self.tag_key)
         return f"the source names no tag{often} under {key}: rows have none (tag_key=…, --tag-key …)"
 
+    def grown(self, statistics: Mapping[str, float]) -> tuple[str, ...]:
+        """What there is to say of rows that were appended."""
+        unknown = int(statistics.get("unknown_tags", 0))
+        if not unknown:
+            return ()
+        return (
+            f"{unknown:,} tag(s) of the appended images are not in the vocabulary and have no index; "
+            "`ImageBatch(cache, vocabulary=…)` reads them from the metadata, a new cache counts them",
+        )
+
     @property
     def _separator(self) -> str | None:
         return self.tag_separator if isinstance(self.tag_separator, str) else None

@@ -159,11 +159,11 @@ def _split(text: str, separator: str) -> list[str]:
 
 def _oddity(counts: Mapping[str, int], images: int, min_count: int) -> str:
     """A sentence about tags that are not likely to be tags."""
-    spaced = sum(" " in name for name in counts)
-    if spaced * 2 > len(counts):
+    spaced = [name for name in counts if " " in name]
+    if len(spaced) * 2 > len(counts):
         return (
-            f"{spaced:,} of {len(counts):,} tags hold spaces, as sentences do ('{next(filter(_has_space, counts)):.60}'); "
-            "if there are spaces between tags, pass tag_separator=' ' (--tag-separator ' ')"
+            f"{len(spaced):,} of {len(counts):,} tags hold spaces, as sentences do ('{spaced[0]:.60}'); if spaces "
+            "separate tags, pass tag_separator=' ' (--tag-separator ' ')"
         )
     once = sum(count == 1 for count in counts.values())
     if min_count == 1 and images >= _TELLING and once * 2 > len(counts):
@@ -172,7 +172,3 @@ def _oddity(counts: Mapping[str, int], images: int, min_count: int) -> str:
             "tag_separator (--tag-separator) says what is between tags"
         )
     return ""
-
-
-def _has_space(name: str) -> bool:
-    return " " in name

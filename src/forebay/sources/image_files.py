@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, get_args
 
 import xxhash
 
@@ -23,6 +23,8 @@ from forebay.sources.image_sidecars import MOST_BYTES, SidecarUnreadable, parse_
 from forebay.sources.paths import full_path, named_below, renamed
 from forebay.sources.stored import digest
 
+Labels = Literal["sidecar", "folder"]
+
 LARGEST_FILE = 1 << 30  # a film named as a picture is not read into memory
 
 
@@ -31,22 +33,26 @@ class ImageSource:
     """Every image below some paths, named relative to `root`, with the metadata of its sidecar.
 
     Each file is one sample and weighs as much as any other: rows of images are alike in size, their files are not. A
-    changed sidecar is a changed image.
+    changed sidecar is a changed image. With `labels="folder"` the tag of an image is the name of its folder below the
+    root, in place of the tags of its sidecar.
     """
 
     kind: ClassVar[str] = "images"
     unit: ClassVar[Unit] = "samples"
     files_grow: ClassVar[bool] = False
+    read_by: ClassVar[tuple[str, ...]] = ("labels",)
 
     root: str
     patterns: tuple[str, ...]
+    labels: Labels = "sidecar"
 
     def describe(self) -> Mapping[str, Any]:
-        return {"kind": self.kind, "root": self.root, "patterns": list(self.patterns)}
+        said = {"kind": self.kind, "root": self.root, "patterns": list(self.patterns)}
+        return said if self.labels == "sidecar" else {**said, "labels": self.labels}
 
     @classmethod
     def from_description(cls, description: Mapping[str, Any]) -> "ImageSource":
-        return cls(description["root"], tuple(description["patterns"]))
+        return cls(description["root"], tuple(description["patterns"]), description.get("labels", "sidecar"))
 
     def rebased(self, root: str) -> "ImageSource":
         """The same files, named relative to another root."""
@@ -114,7 +120,11 @@ class ImageSource:
 
     def _metadata(self, file: SourceFile) -> dict[str, Any]:
         sidecar = sidecar_in(file)
-        return {} if sidecar is None else parse_sidecar(os.path.basename(sidecar.path), self._stored(sidecar))
+        said = {} if sidecar is None else parse_sidecar(os.path.basename(sidecar.path), self._stored(sidecar))
+        if self.labels == "folder":
+            folder = os.path.basename(os.path.dirname(file.path))
+            return {**said, "tags": [folder] if folder else []}
+        return said
 
     def _stored(self, sidecar: Sidecar) -> bytes:
         name = os.path.basename(sidecar.path)
@@ -130,13 +140,17 @@ class ImageSource:
         return content
 
 
-def images(*paths: str | os.PathLike[str], root: str | None = None) -> ImageSource:
+def images(*paths: str | os.PathLike[str], root: str | None = None, labels: Labels = "sidecar") -> ImageSource:
     """The images of some folders (and all below them), globs or paths, with their sidecars.
+
+    `labels="folder"` is for a folder per class, `photos/cat/1.jpg`: the tag of an image is the name of its folder.
 
     >>> images("/data/photos", "/data/more/*.png").patterns
     ('photos', 'more/*.png')
     """
-    return ImageSource(*named_below(paths, root))
+    if labels not in get_args(Labels):
+        raise ValueError(f"labels is {labels!r}; 'sidecar' or 'folder' is expected")
+    return ImageSource(*named_below(paths, root), labels)
 
 
 def _named(sidecar: Sidecar | None) -> str:

@@ -58,7 +58,7 @@ class LmdbTier:
         self.writer.turn_off(f"it is damaged ({problem}); run `forebay tier clear {self.path}`")
 
     def check_key(self, key: bytes | None) -> None:
-        """Refuse a FOREBAY_HMAC_KEY that is not the one of this tier: it would replace every row that the other reads."""
+        """Refuse a FOREBAY_HMAC_KEY that is not that of this tier: it would replace every row that the other reads."""
         if key is None:
             return
         check = tag(key, [_CHECKED])

@@ -1,7 +1,7 @@
 """What a row in a tier is called: a hash of all that its pixels and metadata depend on.
 
-    identity    {"fingerprint":…,"made_with":…,"sample":"cats/a.jpg","size":…,"mtime_ns":…,"etag":…,…}   its hash is the key
-                {"digest":…,"stamp":…}                                                                  of the file then
+    {"fingerprint":…,"made_with":…,"sample":"cats/a.jpg","size":…,"mtime_ns":…,"etag":…,…}    hashed, it is the key
+    {"digest":…,"stamp":…}                                                                    what the file was
 
 Paths are relative to the root of the source, so that a data set that is moved finds its rows. The stamp (ctime and
 inode) is not part of the key: where it differs from that of the file as it is now, the digest of its bytes decides.

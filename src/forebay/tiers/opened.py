@@ -179,7 +179,7 @@ class OpenedTiers:
         return row
 
     def _read_source(self, named: Named) -> tuple[Named, Sample, int | None]:
-        """A sample under the name that it has while it is read, and a hash of its bytes where there is a tier on disk."""
+        """A sample under the name that it has while it is read, and a hash of its bytes for the tier on disk."""
         for _ in range(_ATTEMPTS - 1):
             try:
                 return named, *self._read_once(named)

@@ -349,3 +349,12 @@ def test_with_a_folder_per_class_the_name_of_the_folder_is_the_tag(photos: Path,
     grown = run("grow", tmp_path / "cache", tmp_path / "classes", "--workers", 0)
     assert "1 tag(s) of the appended images are not in the vocabulary" in grown.out + grown.err
     assert "manifest" in run("build", "images", "x.jsonl", "--into", tmp_path / "x", "--labels", "folder", code=2).err
+
+
+@pytest.mark.parametrize("size", [(1, 448), (448, 1), (1, 1)])
+def test_a_sheet_is_drawn_where_content_is_one_pixel_wide(tmp_path: Path, size: tuple[int, int]):
+    (tmp_path / "thin").mkdir()
+    Image.new("RGB", size).save(tmp_path / "thin" / "a.png")
+    run("build", "images", tmp_path / "thin", "--into", tmp_path / "cache", "--workers", 0)
+    run("peek", tmp_path / "cache", "--png", tmp_path / "sheet.png")
+    assert Image.open(tmp_path / "sheet.png").size[0] > 200

@@ -47,6 +47,7 @@ from forebay.engine import InlineEngine, LocalEngine
 from forebay.errors import (
     BuildFailed,
     Damaged,
+    ForebayError,
     LayerNotFound,
     LibraryMissing,
     RecipeInvalid,
@@ -90,6 +91,7 @@ def build(
     """
     _check_recipe(recipe)
     store = open_store(root)
+    _refuse_tier(store)
     name = layer or layer_name(recipe)
     workers = getattr(recipe, "workers", None) if workers is None else workers
     with closing(_engine(workers)) as engine, _letting_go(recipe) as said:
@@ -399,6 +401,17 @@ def _derived(name: str, layer: LayerSummary) -> dict[str, object]:
         return {}
     holds = {"chunks": layer.chunks, "rows": layer.rows, "bytes": layer.bytes}
     return derive(layer.fields, layer.statistics, holds) if derive else {}
+
+
+def _refuse_tier(store: Store) -> None:
+    """A cache among the files of a tier would be taken for neither."""
+    if isinstance(store, LocalStore) and all(
+        os.path.isfile(os.path.join(store.address, name)) for name in ("data.mdb", "users")
+    ):
+        raise ForebayError(
+            f"'{store.address}' holds a tier (data.mdb), which CachedImages and `forebay warm` fill; "
+            "build the cache into another folder"
+        )
 
 
 def _grown(recipe: Recipe, base: str, before: Generation | None, after: Generation | None) -> tuple[str, ...]:

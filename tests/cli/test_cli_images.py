@@ -357,4 +357,5 @@ def test_a_sheet_is_drawn_where_content_is_one_pixel_wide(tmp_path: Path, size: 
     Image.new("RGB", size).save(tmp_path / "thin" / "a.png")
     run("build", "images", tmp_path / "thin", "--into", tmp_path / "cache", "--workers", 0)
     run("peek", tmp_path / "cache", "--png", tmp_path / "sheet.png")
-    assert Image.open(tmp_path / "sheet.png").size[0] > 200
+    with Image.open(tmp_path / "sheet.png") as sheet:
+        assert sheet.size[0] > 200

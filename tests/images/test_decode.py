@@ -308,3 +308,17 @@ def test_the_size_of_webp_is_read_before_its_decoder_takes_memory(options, monke
     monkeypatch.setitem(Image.OPEN, "WEBP", (lambda *_: pytest.fail("opened"), lambda _: True))
     with pytest.raises(ImageUnreadable, match="too-large"):
         fb.ImageRecipe(max_pixels=1199).letterboxed(stream.getvalue())
+
+
+def test_what_a_program_sets_while_pictures_are_decoded_holds_afterwards(monkeypatch):
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
+    monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", False)
+    with undisturbed(5000):
+        assert Image.MAX_IMAGE_PIXELS == 5000
+        Image.MAX_IMAGE_PIXELS, ImageFile.LOAD_TRUNCATED_IMAGES = 7, True
+        with undisturbed(5000):
+            assert (Image.MAX_IMAGE_PIXELS, ImageFile.LOAD_TRUNCATED_IMAGES) == (5000, False)
+    assert (Image.MAX_IMAGE_PIXELS, ImageFile.LOAD_TRUNCATED_IMAGES) == (7, True)
+    with undisturbed(5000):
+        pass
+    assert (Image.MAX_IMAGE_PIXELS, ImageFile.LOAD_TRUNCATED_IMAGES) == (7, True)

@@ -258,3 +258,10 @@ def test_clearing_removes_a_link_and_not_what_it_leads_to(tier, tmp_path):
     clear_tier(str(tier))
     assert (tmp_path / "elsewhere.mdb").exists()
     assert sorted(path.name for path in tier.iterdir()) == ["notes.txt", "users"]
+
+
+def test_a_cache_is_not_built_into_a_tier(tier, photos):
+    ran = run("build", "images", photos, "--into", tier, "--size", 32, "--workers", 0, code=1)
+    assert f"'{tier}' holds a tier (data.mdb)" in ran.err
+    assert "another folder" in ran.err
+    assert sorted(path.name for path in tier.iterdir()) == ["data.mdb", "users"]

@@ -419,7 +419,11 @@ def _grown(recipe: Recipe, base: str, before: Generation | None, after: Generati
     if not hasattr(recipe, "grown") or before is None or after is None:
         return ()
     old, new = before.table(base).totals(), after.table(base).totals()
-    sums = {name: new[name] - old.get(name, 0) for name in new if isinstance(new[name], int | float)}
+    sums: dict[str, float] = {}
+    for name, value in new.items():
+        known = old.get(name, 0)
+        if not isinstance(value, list) and not isinstance(known, list):
+            sums[name] = value - known
     notes: tuple[str, ...] = recipe.grown(sums)
     return notes
 

@@ -51,16 +51,30 @@ def pages_of(content: bytes) -> list[int]:
     return [number for number, flags in kinds.items() if flags in (1, 2, 4, 8)]
 
 
+def nodes_of(content: bytes) -> list[tuple[int, int]]:
+    """Page and offset of every node of the branches and leaves."""
+    found = []
+    for number in pages_of(content):
+        flags, lower = struct.unpack_from("=HH", content, number * PAGE + 10)
+        if flags in (1, 2):
+            places = struct.unpack_from(f"={(lower - 16) // 2}H", content, number * PAGE + 16)
+            found += [(number, number * PAGE + place) for place in places]
+    return found
+
+
 def damaged(content: bytes, seed: int) -> tuple[str, bytes]:
     """The file with one damage: of a bit, of a header, of a node, or of a whole page."""
     rng, spoilt = random.Random(seed), bytearray(content)
     number = rng.choice(pages_of(content))
     start = number * PAGE
-    kind = ("flip", "header", "node", "zero", "noise", "swap", "meta", "cut")[seed % 8]
+    kind = ("flip", "length", "header", "length", "node", "zero", "length", "noise", "swap", "meta", "cut")[seed % 11]
     if kind == "flip":
         spoilt[rng.randrange(len(spoilt))] ^= 1 << rng.randrange(8)
     elif kind == "header":
         spoilt[start + rng.randrange(16)] ^= 1 << rng.randrange(8)
+    elif kind == "length":  # or the flags, or the key's length, of a node
+        number, start = nodes_of(content)[rng.randrange(len(nodes_of(content)))]
+        spoilt[start + rng.randrange(8)] ^= 1 << rng.randrange(8)
     elif kind == "node":
         spoilt[start + rng.choice((rng.randrange(16, 200), rng.randrange(2000, PAGE)))] ^= 1 << rng.randrange(8)
     elif kind == "zero":

@@ -145,7 +145,7 @@ def _tags_under(metadata: Mapping[str, Any], key: str, separator: str | None) ->
     if isinstance(found, str):
         return _split(found, separator or SEPARATOR)
     if isinstance(found, list | tuple):
-        names = [one.get("name") if isinstance(one, Mapping) else one for one in found]
+        names: list[Any] = [one.get("name") if isinstance(one, Mapping) else one for one in found]
         if all(isinstance(name, str) for name in names):
             return names if separator is None else [tag for name in names for tag in _split(name, separator)]
     raise ImageUnreadable(

@@ -359,3 +359,16 @@ def test_a_sheet_is_drawn_where_content_is_one_pixel_wide(tmp_path: Path, size: 
     run("peek", tmp_path / "cache", "--png", tmp_path / "sheet.png")
     with Image.open(tmp_path / "sheet.png") as sheet:
         assert sheet.size[0] > 200
+
+
+def test_a_settings_file_names_labels_keys_and_a_separator(photos: Path, tmp_path: Path):
+    (tmp_path / "classes" / "cat").mkdir(parents=True)
+    shutil.copy(next(photos.glob("*.png")), tmp_path / "classes" / "cat" / "1.png")
+    (tmp_path / "images.toml").write_text(
+        '[source]\npaths = ["classes"]\nlabels = "folder"\n'
+        '[recipe]\nkind = "images"\nsize = 32\ntag_key = ["tags", "more"]\ntag_separator = " "\n'
+        '[build]\ninto = "cache"\nworkers = 0\n'
+    )
+    run("build", tmp_path / "images.toml")
+    kept = recipe_of(tmp_path / "cache")
+    assert (kept["tags"], kept["tag_key"], kept["tag_separator"]) == (["cat"], ["tags", "more"], " ")

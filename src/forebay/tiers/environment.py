@@ -185,6 +185,11 @@ class Environment:
             transaction.drop(self._handle.lmdb.open_db(txn=transaction), delete=False)  # and the check of a key
             transaction.put(MARK_KEY, _mark())
 
+    def remove(self, keys: Sequence[bytes]) -> int:
+        """Remove some values, whose pages were read before; how many were there. The room is used again."""
+        with self.transaction(write=True) as transaction:
+            return sum(transaction.delete(key) for key in keys)
+
     def key_check(self) -> bytes | None:
         """What `keep_key_check` kept."""
         with self.snapshot() as snapshot:

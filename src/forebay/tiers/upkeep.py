@@ -7,10 +7,10 @@ import json
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from forebay.cache.records import Progress
-from forebay.errors import TierNotFound
+from forebay.errors import TierDamaged, TierNotFound, TierUnusable
 from forebay.format.key import hmac_key
 from forebay.tiers.environment import Environment, Kept
 from forebay.tiers.files import alone, count_values, file_bytes, is_tier, remove_files
@@ -76,10 +76,15 @@ def verify_tier(path: str, *, on_progress: OnProgress | None = None) -> TierVeri
     return TierVerifyReport(path=path, values=values, checked_bytes=checked, seconds=seconds, bad=tuple(bad))
 
 
-def clear_tier(path: str) -> TierClearReport:
-    """Remove all that a tier holds, damaged or not: its files where nobody has it open, else its values."""
+def clear_tier(path: str, *, recipe: str | None = None) -> TierClearReport:
+    """Remove all that a tier holds, damaged or not: its files where nobody has it open, else its values.
+
+    With a `recipe`, the beginning of a fingerprint as `summarize_tier` has it, only the values of that one.
+    """
     if not is_tier(path):
         raise TierNotFound(path)
+    if recipe is not None:
+        return _clear_recipe(path, recipe)
     values, before = count_values(path), file_bytes(path)
     with alone(path) as is_alone:
         if is_alone:
@@ -88,6 +93,32 @@ def clear_tier(path: str) -> TierClearReport:
         with _opened(path) as environment:
             environment.empty()
     return TierClearReport(path=path, removed=values, freed_bytes=before if is_alone else 0, in_use=not is_alone)
+
+
+def _clear_recipe(path: str, recipe: str) -> TierClearReport:
+    """Remove the values of one recipe; the file keeps its size."""
+    known: set[str] = set()
+    removed = 0
+    with _opened(path) as environment:
+        environment.check()
+        last = b""
+        while found := environment.values(last, _AT_ONCE, _HEAD_BYTES):
+            last, keys = found[-1].key, []
+            for kept in found:
+                if kept.problem:
+                    raise TierDamaged(path, kept.problem)
+                with suppress(BadValue):
+                    fingerprint = json.loads(_made_by(peek_value(kept.content)[0]))[0]
+                    known.add(fingerprint)
+                    keys += [kept.key] if recipe and fingerprint.startswith(recipe) else []
+            removed += environment.remove(keys) if keys else 0
+    if not removed:
+        raise TierUnusable(
+            path,
+            f"no recipe in it has a fingerprint that begins with '{recipe}'",
+            f"`forebay tier stats {path}` lists them: {', '.join(name[:12] for name in sorted(known)) or 'none'}",
+        )
+    return TierClearReport(path=path, removed=removed, freed_bytes=0, in_use=False)
 
 
 @contextmanager

@@ -322,3 +322,12 @@ def test_what_a_program_sets_while_pictures_are_decoded_holds_afterwards(monkeyp
     with undisturbed(5000):
         pass
     assert (Image.MAX_IMAGE_PIXELS, ImageFile.LOAD_TRUNCATED_IMAGES) == (7, True)
+
+
+def test_compressed_tiff_in_one_large_strip_counts_twice(monkeypatch):
+    monkeypatch.setattr("forebay.images.decode.LARGE", 1000)
+    picture, recipe = Image.new("RGB", (40, 30)), fb.ImageRecipe(max_pixels=2 * 1200 - 1)
+    for options in ({"compression": "tiff_adobe_deflate", "tiffinfo": {278: 10}}, {"compression": "raw"}):
+        recipe.letterboxed(saved(picture, "TIFF", **options))
+    with pytest.raises(ImageUnreadable, match="TIFF strips count 2 times"):
+        recipe.letterboxed(saved(picture, "TIFF", compression="tiff_adobe_deflate", tiffinfo={278: 30}))

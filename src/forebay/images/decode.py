@@ -19,6 +19,7 @@ from forebay.images.geometry import fit
 
 try:
     from PIL import Image, ImageFile
+    from PIL.TiffImagePlugin import TiffImageFile
 except ModuleNotFoundError as missing:
     raise LibraryMissing("pillow", "decoding images", "images") from missing
 
@@ -41,9 +42,9 @@ _PLUGINS = {
     "AVIF": "AvifImagePlugin",
 }
 FORMATS = tuple(_PLUGINS)
-_COPIES = {"WEBP": 3, "AVIF": 2}
+_COPIES = {"WEBP": 3, "AVIF": 2, "TIFF strips": 2}
 
-_ORIENTATION = 0x0112
+_ORIENTATION, _ROWS_PER_STRIP = 0x0112, 0x0116
 _MAGIC_BYTES = 16
 _SHOWN_BYTES = 24
 _TURNS = {
@@ -132,7 +133,7 @@ def _opened(content: bytes, max_pixels: int) -> ImageFile.ImageFile:
 
 def _decoded(opened: ImageFile.ImageFile, policy: Policy) -> Decoded:
     full = opened.size
-    _check_format_size(opened.format or "", full, policy.max_pixels)
+    _check_format_size("TIFF strips" if _has_large_strips(opened) else opened.format or "", full, policy.max_pixels)
     drafted = policy.draft_size is not None and opened.draft(None, fit(*full, policy.draft_size).box[2:]) is not None
     stated = _orientation(opened) if opened.format == "TIFF" else 1
     opened.load()
@@ -161,6 +162,14 @@ def webp_size(content: bytes) -> tuple[int, int]:
     if kind == b"VP8 ":
         return int.from_bytes(head[6:8], "little") & 0x3FFF, int.from_bytes(head[8:10], "little") & 0x3FFF
     return 1, 1
+
+
+def _has_large_strips(opened: ImageFile.ImageFile) -> bool:
+    """Whether libtiff unpacks about as much at once as there is: compressed pixels in one strip, or in few."""
+    if not isinstance(opened, TiffImageFile) or opened.info.get("compression") == "raw":
+        return False
+    rows = opened.tag_v2.get(_ROWS_PER_STRIP, opened.height)
+    return not isinstance(rows, int) or rows * opened.width > LARGE
 
 
 def _check_format_size(name: str, size: tuple[int, int], max_pixels: int) -> None:

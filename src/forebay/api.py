@@ -51,6 +51,7 @@ from forebay.engine import InlineEngine, LocalEngine
 from forebay.errors import (
     BuildFailed,
     Damaged,
+    ForebayError,
     KeyRefused,
     LayerNotFound,
     LibraryMissing,
@@ -61,6 +62,7 @@ from forebay.errors import (
     UnknownKind,
 )
 from forebay.format import layout
+from forebay.format.generation import Generation
 from forebay.format.key import hmac_key
 from forebay.kinds import recipe_class, remote_source, reopen_recipe, reopen_source
 from forebay.recipe import AnyRecipe, LayerRecipe, Recipe, dependencies_of, reads_of, versions_of
@@ -97,6 +99,7 @@ def build(
     """
     _check_recipe(recipe)
     store = open_store(root)
+    _refuse_tier(store)
     name = layer or layer_name(recipe)
     workers = getattr(recipe, "workers", None) if workers is None else workers
     with closing(_engine(workers)) as engine, _letting_go(recipe) as said:
@@ -158,8 +161,11 @@ def grow(
     alike = named_alike(source, load_plan(store))
     notes = (*notes, *left_out_notes(source, store.address))
     plan, _ = append_to_plan(store, alike, own, partial(_planning, terms), memory_limit)
-    place = base_workplace(store, alike, own, base, plan, newest_generation(store)).noting(notes)
-    return build_chunks(place, place.chunks, _engine(workers), terms)
+    before = newest_generation(store)
+    place = base_workplace(store, alike, own, base, plan, before).noting(notes)
+    report = build_chunks(place, place.chunks, _engine(workers), terms)
+    said = _grown(own, base, before, newest_generation(store))
+    return msgspec.structs.replace(report, notes=(*report.notes, *said))
 
 
 def verify(
@@ -521,6 +527,31 @@ def _derived(name: str, layer: LayerSummary) -> dict[str, object]:
         return {}
     holds = {"chunks": layer.chunks, "rows": layer.rows, "bytes": layer.bytes}
     return derive(layer.fields, layer.statistics, holds) if derive else {}
+
+
+def _refuse_tier(store: Store) -> None:
+    """A cache among the files of a tier would be taken for neither."""
+    if isinstance(store, LocalStore) and all(
+        os.path.isfile(os.path.join(store.address, name)) for name in ("data.mdb", "users")
+    ):
+        raise ForebayError(
+            f"'{store.address}' holds a tier (data.mdb), which CachedImages and `forebay warm` fill; "
+            "build the cache into another folder"
+        )
+
+
+def _grown(recipe: Recipe, base: str, before: Generation | None, after: Generation | None) -> tuple[str, ...]:
+    """What a recipe that has `grown(statistics)` says of the rows that were appended, by their sums."""
+    if not hasattr(recipe, "grown") or before is None or after is None:
+        return ()
+    old, new = before.table(base).totals(), after.table(base).totals()
+    sums: dict[str, float] = {}
+    for name, value in new.items():
+        known = old.get(name, 0)
+        if not isinstance(value, list) and not isinstance(known, list):
+            sums[name] = value - known
+    notes: tuple[str, ...] = recipe.grown(sums)
+    return notes
 
 
 def _check_source(source: object) -> None:

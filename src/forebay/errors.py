@@ -56,7 +56,8 @@ ForebayError
 ├── SelectionEmpty       no row of the cache is in a split or passes a filter
 ├── SelectionLost        the file that keeps the bits of a selection is gone
 ├── TierUnusable         a folder cannot hold a tier of samples, or what is in it is none
-│   └── TierNotFound     there is no tier in the folder
+│   ├── TierNotFound     there is no tier in the folder
+│   └── TierDamaged      the file of a tier is not as LMDB wrote it
 ├── WarmingFailed        some samples could not be read into a tier, again and again
 ├── DiskFull             no room for what is still to be written
 └── MemoryTooSmall       the memory limit cannot hold one worker
@@ -581,6 +582,13 @@ class TierUnusable(ForebayError):
 class TierNotFound(TierUnusable):
     def __init__(self, path: str) -> None:
         super().__init__(path, "there is no tier in it", f"fill one with `forebay warm … --l2 {path}`")
+
+
+class TierDamaged(TierUnusable):
+    def __init__(self, path: str, problem: str) -> None:
+        super().__init__(
+            path, f"it is damaged ({problem})", f"run `forebay tier clear {path}`; its rows are made again"
+        )
 
 
 class WarmingFailed(ForebayError):

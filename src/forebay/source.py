@@ -93,7 +93,8 @@ class Source(Protocol):
     keys of its description that decide which samples are read from a file: a cache keeps to one choice of these;
     `remote = True` where asking it contacts another machine: a cache that names it is then not enough to do so;
     `annotations()`, the metadata of every sample in order, where that can be had without reading the samples;
-    `touched_ns(file)`, when anything that a sample is read from was written to last, where that is not the file alone.
+    `touched_ns(file)`, when anything that a sample is read from was written to last, where that is not the file alone;
+    `stamp(file)`, `ctime_ns:inode` of each file that a sample is read from, with commas between them.
     It is picklable, small, and opens nothing until asked. A missing file raises `FileNotFoundError`, trouble with
     the disk or the network `OSError`; a sample with bad content is yielded as a `Failure`.
     """

@@ -3,6 +3,7 @@
 import gzip
 import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -54,7 +55,7 @@ def test_every_field_of_the_recipe_has_a_flag(photos: Path, tmp_path: Path):
         *("--size", 32, "--pad-color", "#0a0b0c", "--resample", "lanczos", "--alpha", "drop", "--exif", "ignore"),
         *("--decode", "fast", "--storage", "jpeg", "--quality", 80, "--codec", "zstd", "--level", "max"),
         *("--tags", "water, city", "--tag-key", "tags", "--min-tag-count", 2, "--max-pixels", 10**6),
-        *("--chunk-bytes", "1MiB", "--workers", 0),
+        *("--chunk-bytes", "1MiB", "--workers", 0, "--tag-separator", ";"),
     ]
     run("build", "images", photos, "--into", tmp_path / "cache", *flags)
     assert recipe_of(tmp_path / "cache") == {
@@ -73,6 +74,7 @@ def test_every_field_of_the_recipe_has_a_flag(photos: Path, tmp_path: Path):
         "min_tag_count": 2,
         "max_pixels": 10**6,
         "chunk_bytes": 1 << 20,
+        "tag_separator": ";",
     }
     assert set(recipe_of(tmp_path / "cache")) == set(fb.ImageRecipe.__struct_fields__)
     assert ids_in(tmp_path / "cache") == NAMES
@@ -310,3 +312,63 @@ def test_what_cannot_be_drawn_is_wrong_usage(built: Path, tmp_path: Path):
 
 def test_columns_of_images_can_be_seen_as_they_are(built: Path):
     assert re.search(r"box +int32 \[4\] +0 8 64 48", run("peek", built, "--row", 3, "--column", "box").out)
+
+
+def test_danbooru_tags_have_their_separator_and_their_keys(photos: Path, tmp_path: Path):
+    folder = tmp_path / "booru"
+    folder.mkdir()
+    for name, general, character in (("a", "1girl solo long_hair", "miku"), ("b", "solo sky", "")):
+        shutil.copy(next(photos.glob("*.png")), folder / f"{name}.png")
+        said = {"tag_string_general": general, "tag_string_character": character}
+        (folder / f"{name}.json").write_text(json.dumps(said))
+    plain = run("build", "images", folder, "--into", tmp_path / "plain", "--tag-key", "tag_string_general", *SMALL)
+    assert "note" in plain.out + plain.err
+    assert "--tag-separator ' '" in plain.out + plain.err
+    keys = ["--tag-key", "tag_string_general", "--tag-key", "tag_string_character"]
+    ran = run("build", "images", folder, "--into", tmp_path / "cache", *keys, "--tag-separator", " ", *SMALL)
+    assert "--tag-separator" not in ran.out + ran.err
+    assert recipe_of(tmp_path / "cache")["tags"] == ["solo", "1girl", "long_hair", "miku", "sky"]
+    assert recipe_of(tmp_path / "cache")["tag_key"] == ["tag_string_general", "tag_string_character"]
+    shown = run("peek", tmp_path / "cache", "--rows", 2, "--json").json["shown"]
+    assert [image["tags"] for image in shown] == [["solo", "1girl", "long_hair", "miku"], ["solo", "sky"]]
+    assert [image["metadata"] for image in shown] == [{}, {}]
+    run("build", tmp_path / "cache")  # the recipe that the cache keeps
+
+
+def test_with_a_folder_per_class_the_name_of_the_folder_is_the_tag(photos: Path, tmp_path: Path):
+    for label in ("cat", "dog"):
+        (tmp_path / "classes" / label).mkdir(parents=True)
+        shutil.copy(next(photos.glob("*.png")), tmp_path / "classes" / label / "1.png")
+    words = ["build", "images", tmp_path / "classes", "--into", tmp_path / "cache", *SMALL]
+    run(*words, "--labels", "folder")
+    assert recipe_of(tmp_path / "cache")["tags"] == ["cat", "dog"]
+    shown = run("peek", tmp_path / "cache", "--rows", 2, "--json").json["shown"]
+    assert [(image["id"], image["tags"]) for image in shown] == [("cat/1.png", ["cat"]), ("dog/1.png", ["dog"])]
+    assert "labels='folder'" in run(*words, code=1).err
+    shutil.copytree(tmp_path / "classes" / "cat", tmp_path / "classes" / "owl")
+    grown = run("grow", tmp_path / "cache", tmp_path / "classes", "--workers", 0)
+    assert "1 tag(s) of the appended images are not in the vocabulary" in grown.out + grown.err
+    assert "manifest" in run("build", "images", "x.jsonl", "--into", tmp_path / "x", "--labels", "folder", code=2).err
+
+
+@pytest.mark.parametrize("size", [(1, 448), (448, 1), (1, 1)])
+def test_a_sheet_is_drawn_where_content_is_one_pixel_wide(tmp_path: Path, size: tuple[int, int]):
+    (tmp_path / "thin").mkdir()
+    Image.new("RGB", size).save(tmp_path / "thin" / "a.png")
+    run("build", "images", tmp_path / "thin", "--into", tmp_path / "cache", "--workers", 0)
+    run("peek", tmp_path / "cache", "--png", tmp_path / "sheet.png")
+    with Image.open(tmp_path / "sheet.png") as sheet:
+        assert sheet.size[0] > 200
+
+
+def test_a_settings_file_names_labels_keys_and_a_separator(photos: Path, tmp_path: Path):
+    (tmp_path / "classes" / "cat").mkdir(parents=True)
+    shutil.copy(next(photos.glob("*.png")), tmp_path / "classes" / "cat" / "1.png")
+    (tmp_path / "images.toml").write_text(
+        '[source]\npaths = ["classes"]\nlabels = "folder"\n'
+        '[recipe]\nkind = "images"\nsize = 32\ntag_key = ["tags", "more"]\ntag_separator = " "\n'
+        '[build]\ninto = "cache"\nworkers = 0\n'
+    )
+    run("build", tmp_path / "images.toml")
+    kept = recipe_of(tmp_path / "cache")
+    assert (kept["tags"], kept["tag_key"], kept["tag_separator"]) == (["cat"], ["tags", "more"], " ")

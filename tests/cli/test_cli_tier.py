@@ -71,7 +71,7 @@ def test_samples_that_cannot_be_read_again_and_again_end_the_warming_by_number(p
 class FaultyRecipe(fb.ImageRecipe, frozen=True, kw_only=True):
     """Fails in a way that no recipe should."""
 
-    def make_row(self, sample: fb.Sample):
+    def make_stored(self, sample: fb.Sample):
         raise RuntimeError("no row of mine")
 
 
@@ -161,3 +161,15 @@ def test_a_tier_with_a_key_is_verified_with_it_only(photos, tmp_path, monkeypatc
 )
 def test_wrong_usage_of_tiers_is_exit_code_2_with_a_hint(words: list[str], hint: str):
     assert hint in run(*words, code=2).err
+
+
+def test_the_rows_of_one_recipe_can_be_removed(photos, tmp_path):
+    tier = tmp_path / "tier"
+    for size in (32, 16):
+        run("warm", photos, "--l2", tier, "--size", size, "--workers", 0)
+    one, other = (share["fingerprint"] for share in run("tier", "stats", tier, "--json").json["recipes"])
+    assert "12 values removed" in run("tier", "clear", tier, "--recipe", one[:8]).out
+    left = run("tier", "stats", tier, "--json").json
+    assert (left["values"], [share["fingerprint"] for share in left["recipes"]]) == (12, [other])
+    assert run("tier", "verify", tier, "--json").json["values"] == 12
+    assert other[:12] in run("tier", "clear", tier, "--recipe", one[:8], code=1).err

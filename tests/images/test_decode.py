@@ -1,6 +1,7 @@
 """Bytes of image files become the picture that is meant, or a reason. The folder of bad images has many more."""
 
 import io
+import os
 import subprocess
 import sys
 import threading
@@ -13,8 +14,9 @@ from hypothesis import strategies as st
 from PIL import Image, ImageFile
 from tests import bad_images
 
+import forebay as fb
 from forebay.errors import ImageUnreadable
-from forebay.images.decode import FORMATS, Policy, decode
+from forebay.images.decode import FORMATS, Policy, decode, webp_size
 from forebay.images.undisturbed import undisturbed
 
 PICTURE = bad_images.picture(24, 40)
@@ -231,3 +233,101 @@ def _outcome(content: bytes) -> object:
         return pixels(content).tobytes()
     except ImageUnreadable as error:
         return error.reason
+
+
+MODES = ["RGBA", "LA", "P", "L", "1", "CMYK", "RGB", "I;16"]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("turn", range(1, 9))
+def test_a_large_picture_has_the_pixels_of_a_small_one(mode, turn, monkeypatch):
+    """Band by band, strip by strip, then resized: the same to the last bit."""
+    noise = np.random.default_rng(turn).integers(0, 256, (61, 43, 4), np.uint8)
+    picture = Image.fromarray(noise, "RGBA")
+    picture = (
+        picture
+        if mode == "RGBA"
+        else picture.convert("RGB" if mode in ("CMYK", "P") else "L" if mode == "I;16" else mode)
+    )
+    exif = Image.Exif()
+    exif[0x0112] = turn
+    stream = io.BytesIO()
+    options = {"transparency": 7} if mode == "P" else {}
+    kind = "TIFF" if mode in ("CMYK", "I;16") else "PNG"
+    picture.convert(mode).save(stream, kind, exif=exif, **options)
+    for resample in ("bilinear", "lanczos", "nearest", "box"):
+        recipe = fb.ImageRecipe(size=32, resample=resample, pad_color=(1, 200, 90))
+        with monkeypatch.context() as patched:
+            small = recipe.letterboxed(stream.getvalue())
+            patched.setattr("forebay.images.decode.LARGE", 0)
+            patched.setattr("forebay.images.colour._STRIP_PIXELS", 43 * 7)
+            large = recipe.letterboxed(stream.getvalue())
+        assert large[1] == small[1]
+        np.testing.assert_array_equal(large[0], small[0])
+
+
+def test_alpha_of_a_large_picture_can_be_a_failure(monkeypatch):
+    monkeypatch.setattr("forebay.images.decode.LARGE", 0)
+    stream = io.BytesIO()
+    Image.new("RGBA", (20, 20), (1, 2, 3, 4)).save(stream, "PNG")
+    with pytest.raises(ImageUnreadable, match="transparent"):
+        fb.ImageRecipe(size=8, alpha="fail").letterboxed(stream.getvalue())
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="asks Linux how much memory was in use")
+def test_a_transparent_picture_takes_seven_bytes_a_pixel_while_it_is_decoded():
+    stream = io.BytesIO()
+    Image.new("RGBA", (5000, 5000), (1, 2, 3, 4)).save(stream, "PNG", compress_level=1)
+    code = (
+        "import sys; import forebay as fb; fb.ImageRecipe(size=8).letterboxed(sys.stdin.buffer.read()); "
+        "print(*(line.split()[1] for line in open('/proc/self/status') if line.startswith('VmHWM')))"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], input=stream.getvalue(), capture_output=True, check=True)
+    assert int(ran.stdout) * 1024 < 7 * 5000 * 5000 + 80_000_000
+
+
+@pytest.mark.parametrize(("kind", "copies"), [("WEBP", 3), ("AVIF", 2)])
+def test_formats_whose_decoders_keep_several_pictures_count_several_times(kind, copies, monkeypatch):
+    monkeypatch.setattr("forebay.images.decode.LARGE", 1000)
+    stream = io.BytesIO()
+    Image.new("RGB", (40, 30)).save(stream, kind)
+    fb.ImageRecipe(max_pixels=copies * 1200).letterboxed(stream.getvalue())
+    with pytest.raises(
+        ImageUnreadable, match=rf"{kind} count {copies} times.*more than max_pixels {copies * 1200 - 1:,}"
+    ):
+        fb.ImageRecipe(max_pixels=copies * 1200 - 1).letterboxed(stream.getvalue())
+
+
+@pytest.mark.parametrize("options", [{"lossless": True}, {"quality": 50}, {"save_all": True}])
+def test_the_size_of_webp_is_read_before_its_decoder_takes_memory(options, monkeypatch):
+    stream = io.BytesIO()
+    more = [Image.new("RGBA", (40, 30), (9, 9, 9, 9))] if "save_all" in options else []
+    Image.new("RGBA" if more else "RGB", (40, 30)).save(stream, "WEBP", append_images=more, **options)
+    assert webp_size(stream.getvalue()) == (40, 30)
+    assert webp_size(b"RIFF") == (1, 1)
+    monkeypatch.setitem(Image.OPEN, "WEBP", (lambda *_: pytest.fail("opened"), lambda _: True))
+    with pytest.raises(ImageUnreadable, match="too-large"):
+        fb.ImageRecipe(max_pixels=1199).letterboxed(stream.getvalue())
+
+
+def test_what_a_program_sets_while_pictures_are_decoded_holds_afterwards(monkeypatch):
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
+    monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", False)
+    with undisturbed(5000):
+        assert Image.MAX_IMAGE_PIXELS == 5000
+        Image.MAX_IMAGE_PIXELS, ImageFile.LOAD_TRUNCATED_IMAGES = 7, True
+        with undisturbed(5000):
+            assert (Image.MAX_IMAGE_PIXELS, ImageFile.LOAD_TRUNCATED_IMAGES) == (5000, False)
+    assert (Image.MAX_IMAGE_PIXELS, ImageFile.LOAD_TRUNCATED_IMAGES) == (7, True)
+    with undisturbed(5000):
+        pass
+    assert (Image.MAX_IMAGE_PIXELS, ImageFile.LOAD_TRUNCATED_IMAGES) == (7, True)
+
+
+def test_compressed_tiff_in_one_large_strip_counts_twice(monkeypatch):
+    monkeypatch.setattr("forebay.images.decode.LARGE", 1000)
+    picture, recipe = Image.new("RGB", (40, 30)), fb.ImageRecipe(max_pixels=2 * 1200 - 1)
+    for options in ({"compression": "tiff_adobe_deflate", "tiffinfo": {278: 10}}, {"compression": "raw"}):
+        recipe.letterboxed(saved(picture, "TIFF", **options))
+    with pytest.raises(ImageUnreadable, match="TIFF strips count 2 times"):
+        recipe.letterboxed(saved(picture, "TIFF", compression="tiff_adobe_deflate", tiffinfo={278: 30}))

@@ -310,3 +310,32 @@ def test_a_vocabulary_that_comes_out_empty_is_told_once(pictures, tmp_path, fiel
     source, recipe = fb.sources.images(pictures), fb.ImageRecipe(size=8, **fields)
     assert fb.build(tmp_path / "new", source, recipe, workers=0).notes == notes
     assert fb.build(tmp_path / "new", source, recipe, workers=0).notes == ()
+
+
+def test_fingerprints_of_recipes_without_new_fields_are_those_of_earlier_versions():
+    assert fb.fingerprint(fb.ImageRecipe()) == "23f3d7b58597360dab54d4d0fb32822cb3af4f2849118f05b6db2aa4b6f972af"
+    with_tags = fb.ImageRecipe(tags=("a",), size=32)
+    assert fb.fingerprint(with_tags) == "fca28674359a697394516dfcc551d1549d491dec489948704b555174ddc508f4"
+    changed = [fb.ImageRecipe(tag_separator=" "), fb.ImageRecipe(tag_key=("a", "b")), fb.ImageRecipe()]
+    assert len({fb.fingerprint(recipe) for recipe in changed}) == 3
+
+
+@pytest.mark.parametrize("wrong", [{"tag_key": ""}, {"tag_key": ()}, {"tag_separator": ""}])
+def test_an_empty_key_or_separator_is_refused(wrong):
+    with pytest.raises(RecipeInvalid, match="is empty"):
+        fb.ImageRecipe(**wrong)
+
+
+def test_tags_of_new_metadata_are_made_without_an_image():
+    recipe = fb.ImageRecipe(size=32, tags=("cat", "dog"))
+    said = [{"tags": ["dog", "new"], "by": "me"}, {}, {"tags": "cat, dog"}]
+    columns, counts = recipe.annotated(said)
+    expected = recipe.make([Sample(str(number), Annotated(jpeg(8, 8), one)) for number, one in enumerate(said)])
+    for name in ("tags", "metadata"):
+        np.testing.assert_array_equal(columns[name].values, expected.columns[name].values)
+        np.testing.assert_array_equal(columns[name].offsets, expected.columns[name].offsets)
+    assert (
+        counts
+        == {name: expected.statistics[name] for name in ("tags", "unknown_tags")}
+        == {"tags": 3, "unknown_tags": 1}
+    )

@@ -78,3 +78,41 @@ def test_tags_are_a_list_of_strings_or_a_string_with_commas():
     for wrong in (7, [1], {"a": 1}, ["a", None]):
         with pytest.raises(ImageUnreadable, match="bad-tags"):
             tags_in({"t": wrong}, "t")
+
+
+@pytest.mark.parametrize(
+    ("metadata", "key", "separator", "tags"),
+    [
+        ({"tag_string": "1girl solo  long_hair "}, "tag_string", " ", ["1girl", "solo", "long_hair"]),
+        ({"tags": "a b\nc"}, "tags", "\n", ["a b", "c"]),
+        ({"general": "solo sky", "character": "miku solo"}, ("general", "character"), " ", ["solo", "sky", "miku"]),
+        ({"general": "solo"}, ("general", "character"), None, ["solo"]),
+        ({"tags": [{"name": "cat", "id": 7}, {"name": "dog"}, "cat"]}, "tags", None, ["cat", "dog"]),
+        ({"tags": ["looking left", "cat"]}, "tags", None, ["looking left", "cat"]),
+        ({"tags": ["1girl solo", "cat"]}, "tags", " ", ["1girl", "solo", "cat"]),
+    ],
+)
+def test_tags_may_have_another_separator_several_keys_and_objects_with_a_name(metadata, key, separator, tags):
+    assert tags_in(metadata, key, separator) == tags
+
+
+def test_an_object_without_a_name_is_no_tag():
+    with pytest.raises(ImageUnreadable, match="bad-tags"):
+        tags_in({"tags": [{"id": 7}]}, "tags")
+
+
+@pytest.mark.parametrize(
+    ("said", "separator", "note"),
+    [
+        ([{"tags": "1girl solo long_hair"}], None, "1 of 1 tags hold spaces, as sentences do ('1girl solo long_hair')"),
+        ([{"tags": "1girl solo long_hair"}], " ", ""),
+        ([{"tags": ["cat", "dog", "looking left"]}], None, ""),
+        ([{"tags": [f"tag{number}", "cat"]} for number in range(20)], None, "20 of 21 tags occur once"),
+        ([{"tags": [f"tag{number % 5}", "cat"]} for number in range(20)], None, ""),
+    ],
+)
+def test_tags_that_look_like_sentences_are_noted(said, separator, note):
+    found = Tags.counted(said, "tags", separator=separator).note
+    assert found.startswith(note)
+    assert bool(found) == bool(note)
+    assert not found or "--tag-separator" in found

@@ -6,6 +6,7 @@ import json
 import os
 import pickle
 import stat
+import time
 import tracemalloc
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -552,3 +553,36 @@ def test_reading_an_image_takes_no_more_than_its_size(tmp_path):
     finally:
         tracemalloc.stop()
     assert peak < 1 << 20
+
+
+def test_with_labels_of_folders_the_tag_is_the_folder_and_nothing_else_changes(tmp_path: Path) -> None:
+    for name in ("cat/1.png", "cat/old/2.png", "3.png"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(b"x")
+    (tmp_path / "cat" / "1.json").write_text('{"tags": ["indoors"], "by": "me"}')
+    plain, labelled = fb.sources.images(tmp_path), fb.sources.images(tmp_path, labels="folder")
+    assert plain.files() == labelled.files()
+    assert list(labelled.annotations()) == [{"tags": []}, {"tags": ["cat"], "by": "me"}, {"tags": ["old"]}]
+    assert "labels" not in plain.describe()
+    for source in (plain, labelled):
+        assert type(source).from_description(source.describe()) == source
+        assert source.rebased(str(tmp_path.parent)).labels == source.labels
+    with pytest.raises(ValueError, match="'sidecar' or 'folder' is expected"):
+        fb.sources.images(tmp_path, labels="folders")
+
+
+def test_the_stamp_of_an_image_changes_with_its_content_and_with_its_sidecar(tmp_path: Path) -> None:
+    image, sidecar = tmp_path / "a.png", tmp_path / "a.json"
+    image.write_bytes(b"x")
+    sidecar.write_text("{}")
+    source = fb.sources.images(tmp_path)
+    [file] = source.files()
+    stamps = [source.stamp(file)]
+    for path in (image, sidecar):
+        time.sleep(0.02)
+        status = path.stat()
+        path.write_bytes(path.read_bytes()[::-1])
+        os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+        assert source.look("a.png").same_identity(file)
+        stamps.append(source.stamp(file))
+    assert len(set(stamps)) == 3

@@ -5,6 +5,7 @@ import gc
 import json
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 import threading
@@ -21,8 +22,8 @@ from tests.tiers.pictures import RECIPE, assert_same_rows, fresh_rows, write_pic
 
 import forebay as fb
 from forebay.errors import ImageUnreadable, SourceChanged, SourceInvalid, TierUnusable
-from forebay.tiers import CachedImages, TierWarning, warm
-from forebay.tiers.environment import MARK_KEY
+from forebay.tiers import CachedImages, TierWarning, verify_tier, warm
+from forebay.tiers.files import KEY_BYTES, KEY_CHECK
 from forebay.tiers.value import encode_value, peek_value
 
 
@@ -53,10 +54,15 @@ def change(tier: Path, how) -> int:
     return len(values)
 
 
+def remove_key_check(tier: Path) -> None:
+    with lmdb.open(str(tier), map_size=1 << 26) as environment, environment.begin(write=True) as transaction:
+        assert transaction.delete(KEY_CHECK)
+
+
 def values_in(tier: Path) -> dict[bytes, bytes]:
     """What a tier that nobody has open holds, read without us."""
     with lmdb.open(str(tier), map_size=1 << 26) as environment, environment.begin() as transaction:
-        return {bytes(key): bytes(value) for key, value in transaction.cursor() if bytes(key) != MARK_KEY}
+        return {bytes(key): bytes(value) for key, value in transaction.cursor() if len(key) == KEY_BYTES}
 
 
 def test_a_fresh_row_an_l1_hit_and_an_l2_hit_are_bit_for_bit_what_the_recipe_makes(source, tier):
@@ -289,10 +295,14 @@ def test_with_a_key_only_what_was_tagged_with_it_is_served(source, tier, monkeyp
     tagged = values_in(tier)
 
     monkeypatch.setenv("FOREBAY_HMAC_KEY", "another")
-    with CachedImages(source, RECIPE, l2=tier) as images, pytest.warns(TierWarning, match="not made with the key"):
-        assert_same_rows(images.read([0]), rows[:1])
-
-    change(tier, lambda key, value: tagged[key])
+    with pytest.raises(TierUnusable, match=r"tagged with another FOREBAY_HMAC_KEY; set FOREBAY_HMAC_KEY to that key"):
+        CachedImages(source, RECIPE, l2=tier)[0]
+    with pytest.raises(TierUnusable, match="another FOREBAY_HMAC_KEY"):
+        verify_tier(str(tier))
+    remove_key_check(tier)  # as a tier of an earlier version has none
+    with pytest.raises(TierUnusable, match="another FOREBAY_HMAC_KEY"):
+        CachedImages(source, RECIPE, l2=tier)[0]
+    assert values_in(tier) == tagged
     monkeypatch.delenv("FOREBAY_HMAC_KEY")
     with CachedImages(source, RECIPE, l2=tier) as images:
         with pytest.warns(TierWarning, match="set FOREBAY_HMAC_KEY"):
@@ -414,6 +424,9 @@ def test_a_folder_that_can_hold_no_tier_is_refused(source, tier, tmp_path):
         CachedImages(source, RECIPE, l2=tier)[0]
     (tmp_path / "junk").mkdir()
     (tmp_path / "junk" / "data.mdb").write_bytes(b"junk" * 10_000)
+    with pytest.raises(TierUnusable, match="forebay did not make"):
+        CachedImages(source, RECIPE, l2=tmp_path / "junk")[0]
+    (tmp_path / "junk" / "users").touch()
     with pytest.raises(TierUnusable, match="MDB_INVALID"):
         CachedImages(source, RECIPE, l2=tmp_path / "junk")[0]
     filled(source, tmp_path / "cut")
@@ -475,3 +488,94 @@ def test_a_source_whose_samples_have_no_numbers_is_refused(tmp_path):
     (tmp_path / "a.txt").write_text("line\n")
     with pytest.raises(SourceInvalid, match="one by one"):
         CachedImages(fb.sources.lines(tmp_path / "a.txt"), RECIPE)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"tags": ("tag-2", "tag-0")},
+        {"tags": ()},
+        {"chunk_bytes": 1 << 20},
+        {"codec": "zstd", "level": "max"},
+        {"quality": 50},
+        {"min_tag_count": 2},
+        {"tag_key": "other"},
+        {"tag_separator": "-"},
+        {"max_pixels": 10**6},
+    ],
+)
+def test_a_field_that_makes_no_pixel_finds_the_same_rows_with_its_own_tags(source, tier, changed):
+    filled(source, tier)
+    with CachedImages(source, fb.ImageRecipe(size=32, **changed), l1=0, l2=tier) as images:
+        assert_same_rows(images.read(range(12)), fresh_rows(source, images.recipe))
+        assert (images.statistics().l2_hits, images.statistics().misses) == (12, 0)
+    assert len(values_in(tier)) == 12
+
+
+def test_one_image_with_a_new_tag_is_one_miss(source, tier, tmp_path):
+    filled(source, tier)
+    write_picture(tmp_path / "pictures" / "99999.png", 99)
+    (tmp_path / "pictures" / "99999.json").write_text('{"tags": ["new", "tag-2"]}')
+    with CachedImages(source, RECIPE, l1=0, l2=tier) as images:
+        assert images.recipe.tags == ("tag-2", "tag-0", "tag-1", "new")
+        assert_same_rows(images.read(range(13)), fresh_rows(source, images.recipe))
+        assert (images.statistics().l2_hits, images.statistics().misses) == (12, 1)
+
+
+def test_a_row_of_a_larger_image_than_the_recipe_allows_is_a_failure_though_the_tier_has_it(source, tier):
+    filled(source, tier)
+    with CachedImages(source, fb.ImageRecipe(size=32, max_pixels=100), l2=tier, unreadable="skip") as images:
+        assert [bytes(row["id"]).decode() for row in images.read(range(12))] == ["00006.png"]
+        assert images.statistics().failures == {"too-large": 11}
+
+
+def test_a_data_set_that_is_moved_finds_its_rows_once_their_content_is_compared(source, tier, tmp_path):
+    filled(source, tier)
+    shutil.copytree(tmp_path / "pictures", tmp_path / "elsewhere")
+    copied = fb.sources.images(tmp_path / "elsewhere")
+    for compared in (12, 0):
+        with CachedImages(copied, RECIPE, l1=0, l2=tier) as images:
+            assert_same_rows(images.read(range(12)), fresh_rows(copied, images.recipe))
+            found = images.statistics()
+            assert (found.l2_hits, found.misses, found.compared) == (12, 0, compared)
+    assert verify_tier(str(tier)).sound
+
+
+@pytest.mark.parametrize("l1", [0, "256MB"])
+@pytest.mark.parametrize("replaced", [False, True])
+def test_other_content_of_the_same_size_whose_time_was_put_back_is_never_served_as_it_was(tmp_path, tier, l1, replaced):
+    """`cp -p` and `rsync -t` do that: only ctime and inode tell."""
+    path = write_picture(tmp_path / "p" / "0.bmp", 0, (20, 20))
+    os.utime(path, ns=(10**18, 10**18))
+    source = fb.sources.images(tmp_path / "p")
+    with CachedImages(source, RECIPE, l1=l1, l2=tier) as images:
+        images[0]
+        images.flush()
+        write_picture(tmp_path / "new.bmp" if replaced else path, 1, (20, 20))
+        if replaced:
+            os.replace(tmp_path / "new.bmp", path)
+        os.utime(path, ns=(10**18, 10**18))
+        assert_same_rows([images[0]], fresh_rows(source, images.recipe))
+    with CachedImages(source, RECIPE, l2=tier) as images:
+        assert_same_rows([images[0]], fresh_rows(source, images.recipe))
+        assert images.statistics().l2_hits == 1
+    sidecar = path.with_suffix(".json")
+    recipe = fb.ImageRecipe(size=32, tags=("a", "b"))
+    with CachedImages(source, recipe, l1=l1, l2=tier) as images:
+        for tag in "ab":
+            sidecar.write_text(f'{{"tags": ["{tag}"]}}')
+            os.utime(sidecar, ns=(10**18, 10**18))
+            assert images[0]["tags"].tolist() == ["ab".index(tag)]
+            images.flush()
+
+
+def test_parquet_that_was_written_anew_with_its_time_put_back_is_read_again(tmp_path, tier):
+    path = tmp_path / "a.parquet"
+    for seed in (0, 1):
+        pictures = [write_picture(tmp_path / f"{number}.bmp", 2 * number + seed, (9, 9)) for number in range(3)]
+        pq.write_table(pa.table({"image": [one.read_bytes() for one in pictures]}), path, compression="none")
+        os.utime(path, ns=(10**18, 10**18))
+        source = fb.sources.parquet_images(path)
+        with CachedImages(source, RECIPE, l2=tier) as images:
+            assert_same_rows(images.read(range(3)), fresh_rows(source, images.recipe))
+            assert images.statistics().misses == 3

@@ -181,3 +181,13 @@ def test_large_values_are_checked_a_few_at_a_time(tmp_path):
     finally:
         tracemalloc.stop()
         opened.close()
+
+
+def test_where_the_system_reserves_no_room_the_lock_file_is_written_in_full(source, tmp_path, monkeypatch):
+    """macOS has no `posix_fallocate`."""
+    monkeypatch.delattr(os, "posix_fallocate")
+    with CachedImages(source, RECIPE, l2=tmp_path) as images:
+        images[0]
+    reserved = os.stat(tmp_path / "lock.mdb")
+    assert reserved.st_size >= 64 << 10
+    assert reserved.st_blocks * 512 >= 64 << 10

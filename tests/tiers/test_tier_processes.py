@@ -20,10 +20,11 @@ from tests.tiers.processes import FORK, SPAWN, run
 import forebay as fb
 from forebay.tiers import CachedImages, TierWarning, clear_tier, summarize_tier, verify_tier
 from forebay.tiers.lmdb_tier import open_tier
+from forebay.tiers.naming import made_by
 
 torch = pytest.importorskip("torch")
-# More rows than the writers that are killed come to write; quality changes the fingerprint of raw rows, and no pixel.
-RECIPES = [fb.ImageRecipe(size=size, quality=quality, tags=()) for size in (8, 16, 24) for quality in range(1, 101)]
+# More rows than the writers that are killed come to write; the pad colour changes keys, and no pixel of opaque images.
+RECIPES = [fb.ImageRecipe(size=size, pad_color=(red, 0, 0), tags=()) for size in (8, 16, 24) for red in range(100)]
 
 
 @pytest.fixture(scope="module")
@@ -186,7 +187,7 @@ def check_after_kills(source: fb.Source, tier: Path) -> int:
     expected = {size: fresh_rows(source, fb.ImageRecipe(size=size, tags=())) for size in (8, 16, 24)}
     hits = 0
     for recipe in RECIPES:
-        if fb.fingerprint(recipe) in kept:
+        if made_by(recipe) in kept:
             with CachedImages(source, recipe, l2=tier) as images:
                 assert_same_rows(images.read(range(len(images))), expected[recipe.size])
                 assert not images.statistics().bad

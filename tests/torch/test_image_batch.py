@@ -485,3 +485,48 @@ def test_rows_for_another_canvas_or_vocabulary_are_refused_and_not_painted_somew
 def test_a_collate_tells_what_batches_it_makes() -> None:
     assert repr(ImageBatch(recipe(), flip=0.5)) == "<ImageBatch of 48 × 48 in uint8, flip 0.5, 4 tags as multi_hot>"
     assert repr(ImageBatch(recipe(), dtype=torch.float16, tags=None)).endswith("in float16, flip 0, no tags>")
+
+
+def test_another_vocabulary_is_read_from_the_metadata_of_the_same_cache(caches: dict[str, fb.Cache]) -> None:
+    cache, names = caches["raw"], ("outdoors", "unheard-of", "cat", "looking_right", "looking_left")
+    collate = ImageBatch(cache, vocabulary=names, flip=1.0)
+    expected = [
+        [name in {_FLIPPED.get(tag, tag) for tag in picture_tags(number)} for name in names] for number in range(COUNT)
+    ]
+    loaded = next(iter(Loader(cache, global_batch_size=COUNT, shuffle=None, collate=collate)))
+    assert loaded["tags"].tolist() == expected
+    [mapped] = DataLoader(CacheDataset(cache), batch_size=COUNT, collate_fn=collate)
+    assert torch.equal(mapped["tags"], loaded["tags"])
+    indices = ImageBatch(cache, vocabulary=names, tags="indices")([cache[1], cache[3]])
+    assert (indices["tags"].tolist(), indices["tags.offsets"].tolist()) == ([4, 2, 4], [0, 1, 3])
+    assert "5 tags" in repr(collate)
+    with pytest.raises(TypeError, match="a sequence of tags is expected"):
+        ImageBatch(cache, vocabulary="cat")
+
+
+_FLIPPED = {"looking_left": "looking_right", "looking_right": "looking_left"}
+
+
+def test_caches_with_other_tags_mix_where_a_vocabulary_is_named(
+    caches: dict[str, fb.Cache], pictures: Path, tmp_path: Path
+) -> None:
+    other = image_cache(tmp_path / "other", pictures, tags=("cat",))
+    collate = ImageBatch(caches["raw"], vocabulary=("cat",))
+    collate.check_cache(other)
+    apart = image_cache(tmp_path / "apart", pictures, tag_separator=" ")
+    with pytest.raises(ValueError, match="another tag_separator"):
+        collate.check_cache(apart)
+
+
+def test_a_batch_whose_images_are_all_unreadable_keeps_its_shape(pictures: Path, tmp_path: Path) -> None:
+    (tmp_path / "bad.png").write_bytes(b"<html>")
+    images = fb.CachedImages(fb.sources.images(tmp_path), recipe(), unreadable="skip")
+    [batch] = DataLoader(images, batch_size=1, collate_fn=ImageBatch(images.recipe, patch=16, dtype=torch.float32))
+    shapes = {name: tuple(batch[name].shape) for name in ("pixels", "pixel_mask", "token_mask", "box", "tags")}
+    assert shapes == {
+        "pixels": (0, 3, 48, 48),
+        "pixel_mask": (0, 48, 48),
+        "token_mask": (0, 3, 3),
+        "box": (0, 4),
+        "tags": (0, len(TAGS)),
+    }

@@ -64,3 +64,13 @@ class TagsType(click.ParamType):  # type: ignore[type-arg]  # generic in new ver
         except (OSError, UnicodeDecodeError) as error:
             self.fail(f"the tags in '{value[1:]}' cannot be read: {error}", param, ctx)
         return tags or self.fail(f"'{value}' names no tags; for none of them write {NO_TAGS}", param, ctx)
+
+
+class SeparatorType(click.ParamType):  # type: ignore[type-arg]  # generic in new versions of click only
+    """What stands between tags; a line end is written as a backslash and an n."""
+
+    name = "text"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        found = str(value).replace("\\n", "\n").replace("\\t", "\t")
+        return found or self.fail("a separator has at least one character, as ',' or ' '", param, ctx)

@@ -77,7 +77,9 @@ class ImageReader:
         letterbox = images.Letterbox((original[0], original[1]), self.recipe.size, (left, top, width, height))
         canvas = images.paste(self.recipe.unpacked(columns), letterbox, self.recipe.pad_color)
         metadata: dict[str, Any] = json.loads(columns["metadata"].tobytes())
-        metadata.pop(self.recipe.tag_key, None)
+        keys = self.recipe.tag_key
+        for key in (keys,) if isinstance(keys, str) else keys:
+            metadata.pop(key, None)
         return PeekedImage(
             row=row,
             chunk=chunk,

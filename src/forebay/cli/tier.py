@@ -49,12 +49,14 @@ def verify(ctx: click.Context, path: str, as_json: bool) -> None:
 
 @tier.command()
 @path_argument
+@click.option("--recipe", metavar="FINGERPRINT", help="Remove the rows of one recipe only; see `forebay tier stats`.")
 @json_option
-def clear(path: str, as_json: bool) -> None:
-    """Remove all that a tier holds.
+def clear(path: str, recipe: str | None, as_json: bool) -> None:
+    """Remove all that a tier holds, damaged or not.
 
-    Its files go where nobody has it open; else its values go, and the room in its file is used again.
+    Its files are removed where no process has it open; otherwise its values are, and the room in its file is used
+    again. With --recipe, the beginning of a fingerprint, the rows of other recipes stay.
 
     Example: forebay tier clear tiers/photos
     """
-    show(tiers.clear_tier(path), as_json)
+    show(tiers.clear_tier(path, recipe=recipe), as_json)

@@ -1,5 +1,7 @@
 """Pixels of any kind as 8-bit RGB, and what becomes of those that can be seen through."""
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -9,6 +11,11 @@ from forebay.errors import ImageUnreadable
 
 Alpha = Literal["composite", "drop", "fail"]
 Color = tuple[int, int, int]
+SWAPPING = frozenset(
+    Image.Transpose[name] for name in ("TRANSPOSE", "ROTATE_270", "TRANSVERSE", "ROTATE_90")
+)  # width and height
+
+_STRIP_PIXELS = 1 << 20
 
 _SEEN_THROUGH = ("RGBA", "LA", "PA", "RGBa", "La")
 _STRIP_PIXELS = 1 << 20
@@ -26,6 +33,50 @@ def as_rgb(image: Image.Image, alpha: Alpha, pad_color: Color) -> Image.Image:
     if shallow.mode in _WITHOUT_RANGE:
         raise ImageUnreadable("unsupported", f"pixels of mode {shallow.mode} have no agreed way to 8-bit colour")
     return _opaque(shallow, alpha, pad_color) if _has_alpha(shallow) else shallow.convert("RGB")
+
+
+@dataclass(frozen=True, slots=True)
+class Bands:
+    """A large picture that `as_rgb` and a turn would take two or three times the memory of: one band at a time."""
+
+    image: Image.Image
+    alpha: Alpha
+    pad_color: Color
+    turn: Image.Transpose | None
+
+    @property
+    def size(self) -> tuple[int, int]:
+        return self.image.size[::-1] if self.turn in SWAPPING else self.image.size
+
+    def resized(self, size: tuple[int, int], method: Image.Resampling) -> Image.Image:
+        """What `as_rgb`, the turn and `resize` make of it."""
+        if self.image.mode == "RGBA":
+            self._cover()
+        return Image.merge("RGB", [self._turned(place).resize(size, method) for place in range(3)])
+
+    def _cover(self) -> None:
+        """Make every pixel opaque, in place."""
+        for top, strip in self._strips():
+            self.image.paste(as_rgb(strip, self.alpha, self.pad_color).convert("RGBA"), (0, top))
+
+    def _turned(self, place: int) -> Image.Image:
+        return self._band(place) if self.turn is None else self._band(place).transpose(self.turn)
+
+    def _band(self, place: int) -> Image.Image:
+        if self.image.mode in ("RGB", "RGBA") and "transparency" not in self.image.info:
+            return self.image.getchannel(place)
+        band = Image.new("L", self.image.size)
+        for top, strip in self._strips():
+            band.paste(as_rgb(strip, self.alpha, self.pad_color).getchannel(place), (0, top))
+        return band
+
+    def _strips(self) -> Iterator[tuple[int, Image.Image]]:
+        width, height = self.image.size
+        rows = max(1, _STRIP_PIXELS // width)
+        for top in range(0, height, rows):
+            strip = self.image.crop((0, top, width, min(height, top + rows)))
+            strip.format = self.image.format  # tells how deep grey is
+            yield top, strip
 
 
 def _is_deep(image: Image.Image) -> bool:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from forebay.images.colour import Color
+from forebay.images.colour import Bands, Color
 from forebay.images.geometry import Letterbox, fit
 
 Resample = Literal["bilinear", "bicubic", "lanczos", "box", "nearest"]
@@ -17,15 +17,18 @@ Planes = NDArray[np.uint8]  # (3, height, width)
 
 
 def letterbox(
-    image: Image.Image, size: int, resample: Resample = "bilinear", full: tuple[int, int] | None = None
+    image: Image.Image | Bands, size: int, resample: Resample = "bilinear", full: tuple[int, int] | None = None
 ) -> tuple[Image.Image, Letterbox]:
     """An RGB image at the size of its box, equal in every pixel to Pillow's `resize`, and the way to its canvas.
 
-    `full` is how large the image is, where it was decoded smaller: a draft.
+    `full` is how large the image is, where it was decoded smaller: a draft. The bands of a large image
+    give the same pixels.
     """
     fitted = fit(*(full or image.size), size)
-    wanted = fitted.box[2:]
-    return (image if image.size == wanted else image.resize(wanted, Image.Resampling[resample.upper()])), fitted
+    wanted, method = fitted.box[2:], Image.Resampling[resample.upper()]
+    if isinstance(image, Bands):
+        return image.resized(wanted, method), fitted
+    return (image if image.size == wanted else image.resize(wanted, method)), fitted
 
 
 def as_planes(image: Image.Image) -> Planes:

@@ -19,15 +19,17 @@ from forebay.images.geometry import fit
 
 try:
     from PIL import Image, ImageFile
+    from PIL.TiffImagePlugin import TiffImageFile
 except ModuleNotFoundError as missing:
     raise LibraryMissing("pillow", "decoding images", "images") from missing
 
-from forebay.images.colour import Alpha, Color, as_rgb
+from forebay.images.colour import SWAPPING, Alpha, Bands, Color, as_rgb
 from forebay.images.undisturbed import undisturbed
 
 Exif = Literal["apply", "ignore"]
 
-MAX_PIXELS = 1 << 27  # 134 million: half a gigabyte while it is decoded
+MAX_PIXELS = 1 << 27  # 134 million: less than a gigabyte while it is decoded
+LARGE = 1 << 24  # from here on memory counts, and a picture is converted and turned band by band
 
 # No others: some of Pillow's run programs on what they are given.
 _PLUGINS = {
@@ -40,8 +42,9 @@ _PLUGINS = {
     "AVIF": "AvifImagePlugin",
 }
 FORMATS = tuple(_PLUGINS)
+_COPIES = {"WEBP": 3, "AVIF": 2, "TIFF strips": 2}
 
-_ORIENTATION = 0x0112
+_ORIENTATION, _ROWS_PER_STRIP = 0x0112, 0x0116
 _MAGIC_BYTES = 16
 _SHOWN_BYTES = 24
 _TURNS = {
@@ -54,7 +57,6 @@ _TURNS = {
     8: Image.Transpose.ROTATE_90,
 }
 _BACK = {**_TURNS, 6: _TURNS[8], 8: _TURNS[6]}
-_SWAPPING = {_TURNS[5], _TURNS[6], _TURNS[7], _TURNS[8]}
 
 for _plugin in _PLUGINS.values():
     with suppress(ImportError):  # AVIF came late to Pillow
@@ -77,9 +79,9 @@ class Policy:
 
 
 class Decoded(NamedTuple):
-    """An RGB picture, and its size in full as displayed, which a draft is smaller than."""
+    """An RGB picture, or the bands of a large one, and its size in full as displayed, which a draft is smaller than."""
 
-    image: Image.Image
+    image: Image.Image | Bands
     size: tuple[int, int]
 
 
@@ -88,7 +90,7 @@ def decode(content: bytes, policy: Policy) -> Decoded:
     if not content:
         raise ImageUnreadable("empty", "the file has no bytes")
     with understood(policy.max_pixels):
-        return _decoded(_opened(content), policy)
+        return _decoded(_opened(content, policy.max_pixels), policy)
 
 
 def rgb(image: Image.Image, policy: Policy) -> Image.Image:
@@ -109,7 +111,7 @@ def understood(max_pixels: int) -> Iterator[None]:
             raise _unreadable(error) from error
 
 
-def _opened(content: bytes) -> ImageFile.ImageFile:
+def _opened(content: bytes, max_pixels: int) -> ImageFile.ImageFile:
     """A file whose header is understood. Not by `Image.open`, whose bound on pixels is one for the whole process."""
     start = content[:_MAGIC_BYTES]
     for name in FORMATS:
@@ -118,6 +120,8 @@ def _opened(content: bytes) -> ImageFile.ImageFile:
         if isinstance(accepted, str):
             raise ImageUnreadable("unsupported", accepted)
         if factory is not None and accepted:
+            if name == "WEBP":  # its decoder takes memory when it is opened
+                _check_format_size(name, webp_size(content), max_pixels)
             try:
                 return factory(io.BytesIO(content), "")
             except (SyntaxError, IndexError, TypeError, KeyError, struct.error) as error:
@@ -129,20 +133,58 @@ def _opened(content: bytes) -> ImageFile.ImageFile:
 
 def _decoded(opened: ImageFile.ImageFile, policy: Policy) -> Decoded:
     full = opened.size
-    _check_size(full, policy.max_pixels)
+    _check_format_size("TIFF strips" if _has_large_strips(opened) else opened.format or "", full, policy.max_pixels)
     drafted = policy.draft_size is not None and opened.draft(None, fit(*full, policy.draft_size).box[2:]) is not None
     stated = _orientation(opened) if opened.format == "TIFF" else 1
     opened.load()
     left = _orientation(opened)
     # Pillow turns TIFF by itself, and then its orientation is gone.
     turn = _TURNS.get(left) if policy.exif == "apply" else _BACK.get(stated if left != stated else 1)
-    image = as_rgb(opened if turn is None else opened.transpose(turn), policy.alpha, policy.pad_color)
+    image: Image.Image | Bands
+    is_rgb = opened.mode == "RGB" and "transparency" not in opened.info
+    if opened.width * opened.height > LARGE and not (is_rgb and turn is None):
+        image = Bands(opened, policy.alpha, policy.pad_color, turn)
+    else:
+        image = as_rgb(opened if turn is None else opened.transpose(turn), policy.alpha, policy.pad_color)
     if not drafted:
         return Decoded(image, image.size)
-    return Decoded(image, full[::-1] if turn in _SWAPPING else full)
+    return Decoded(image, full[::-1] if turn in SWAPPING else full)
 
 
-def _check_size(size: tuple[int, int], max_pixels: int) -> None:
+def webp_size(content: bytes) -> tuple[int, int]:
+    """The size of the canvas, as the first chunk of a WebP file says; (1, 1) where it does not: Pillow refuses it."""
+    kind, head = content[12:16], content[20:30].ljust(10, b"\0")
+    if kind == b"VP8X":
+        return 1 + int.from_bytes(head[4:7], "little"), 1 + int.from_bytes(head[7:10], "little")
+    if kind == b"VP8L":
+        bits = int.from_bytes(head[1:5], "little")
+        return 1 + (bits & 0x3FFF), 1 + (bits >> 14 & 0x3FFF)
+    if kind == b"VP8 ":
+        return int.from_bytes(head[6:8], "little") & 0x3FFF, int.from_bytes(head[8:10], "little") & 0x3FFF
+    return 1, 1
+
+
+def _has_large_strips(opened: ImageFile.ImageFile) -> bool:
+    """Whether libtiff unpacks about as much at once as there is: compressed pixels in one strip, or in few."""
+    if not isinstance(opened, TiffImageFile) or opened.info.get("compression") == "raw":
+        return False
+    rows = opened.tag_v2.get(_ROWS_PER_STRIP, opened.height)
+    return not isinstance(rows, int) or rows * opened.width > LARGE
+
+
+def _check_format_size(name: str, size: tuple[int, int], max_pixels: int) -> None:
+    """Large images of some formats count several times, as their decoders keep several pictures."""
+    (width, height), copies = size, _COPIES.get(name, 1)
+    check_size(size, max_pixels)
+    if width * height > LARGE and copies * width * height > max_pixels:
+        raise ImageUnreadable(
+            "too-large",
+            f"{width} × {height} pixels of {name} count {copies} times, as its decoder keeps several pictures: that is "
+            f"{copies * width * height:,}, more than max_pixels {max_pixels:,}",
+        )
+
+
+def check_size(size: tuple[int, int], max_pixels: int) -> None:
     width, height = size
     if width < 1 or height < 1:
         raise ImageUnreadable("corrupt", f"it says that it is {width} × {height} pixels")

@@ -19,15 +19,15 @@ from PIL import Image, features
 from PIL import __version__ as pillow_version
 from PIL.JpegImagePlugin import JpegImageFile
 
-from forebay.columns import Array, Codec, Column, Level
+from forebay.columns import Array, Codec, Column, Level, Ragged
 from forebay.errors import ImageUnreadable, RecipeInvalid
 from forebay.images.colour import Alpha, Color
 from forebay.images.content import Planes, Resample, as_planes, bands_of, letterbox
-from forebay.images.decode import MAX_PIXELS, Exif, Policy, decode, rgb
+from forebay.images.decode import MAX_PIXELS, Exif, Policy, check_size, decode, rgb
 from forebay.images.figures import Counts, image_figures
 from forebay.images.geometry import Letterbox
 from forebay.images.rows import Pile, Row, as_columns
-from forebay.images.tags import Tags, tags_in
+from forebay.images.tags import TagKey, Tags, shown_key, tags_in
 from forebay.recipe import ChunkTarget, Rows, canonical_json
 from forebay.source import TOO_DEEP, Annotated, Failure, Sample, is_shallow
 
@@ -54,7 +54,8 @@ class ImageRecipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Letterbox images to `size` × `size` and keep their content.
 
     `tags=None` is decided when a cache is planned: all that the source names under `tag_key` at least `min_tag_count`
-    times; `()` keeps none.
+    times; `()` keeps none. `tag_key` names one key of the metadata or several; `tag_separator` is what stands between
+    the tags of a string, a comma unless another is passed.
     """
 
     kind: ClassVar[str] = "images"
@@ -73,10 +74,11 @@ class ImageRecipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     codec: Codec = "none"
     level: Level = "default"
     tags: tuple[str, ...] | None = None
-    tag_key: str = "tags"
+    tag_key: TagKey = "tags"
     min_tag_count: int = 1
     max_pixels: int = MAX_PIXELS
     chunk_bytes: int = 64 * 1024 * 1024
+    tag_separator: str | msgspec.UnsetType = msgspec.UNSET  # unset, it is no part of the fingerprint
 
     def __post_init__(self) -> None:
         for name, (least, most) in _BOUNDS.items():
@@ -86,6 +88,10 @@ class ImageRecipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
                 raise RecipeInvalid(f"{name} is {value!r}; it must be {expected}")
         if not _is_color(self.pad_color):
             raise RecipeInvalid(f"pad_color is {self.pad_color!r}; it must be three whole numbers from 0 to 255")
+        if not self.tag_key or self.tag_separator == "":
+            raise RecipeInvalid(
+                "tag_key or tag_separator is empty; name a key of the metadata, and what is between tags"
+            )
         Tags(self.tags or ())
 
     def columns(self) -> tuple[Column, ...]:
@@ -113,12 +119,28 @@ class ImageRecipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             return self, ()
         if kept is not None:
             return msgspec.structs.replace(self, tags=tuple(kept.get("tags") or ())), ()
-        names = Tags.counted(survey.annotations(), self.tag_key, self.min_tag_count).names
-        return msgspec.structs.replace(self, tags=names), () if names else (self._no_tags(),)
+        counted = Tags.counted(survey.annotations(), self.tag_key, self.min_tag_count, self._separator)
+        notes = (counted.note if counted.names else self._no_tags(),)
+        return msgspec.structs.replace(self, tags=counted.names), tuple(filter(None, notes))
 
     def _no_tags(self) -> str:
         often = f" {self.min_tag_count:,} times" if self.min_tag_count > 1 else ""
-        return f"the source names no tag{often} under '{self.tag_key}': rows have none (tag_key=…, --tag-key …)"
+        key = shown_key(self.tag_key)
+        return f"the source names no tag{often} under {key}: rows have none (tag_key=…, --tag-key …)"
+
+    def grown(self, statistics: Mapping[str, float]) -> tuple[str, ...]:
+        """What there is to say of rows that were appended."""
+        unknown = int(statistics.get("unknown_tags", 0))
+        if not unknown:
+            return ()
+        return (
+            f"{unknown:,} tag(s) of the appended images are not in the vocabulary and have no index; "
+            "`ImageBatch(cache, vocabulary=…)` reads them from the metadata, a new cache counts them",
+        )
+
+    @property
+    def _separator(self) -> str | None:
+        return self.tag_separator if isinstance(self.tag_separator, str) else None
 
     @property
     def stored_column(self) -> str:
@@ -157,7 +179,50 @@ class ImageRecipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     def make_row(self, sample: Sample) -> Row:
         """One row, as it is stored; `ImageUnreadable` where there is no picture in the sample."""
         made = self._made(sample)
-        return {self.stored_column: np.frombuffer(bytearray().join(made.content), np.uint8), **made.row}
+        return {self.stored_column: _joined(made.content), **made.row}
+
+    def stored_fields(self) -> Mapping[str, Any]:
+        """The fields that decide what `make_stored` makes: those of the pixels."""
+        names = ["size", "resample", "alpha", "exif", "decode", "storage"]
+        names += ["quality"] if self.storage == "jpeg" else []
+        names += ["pad_color"] if self.alpha == "composite" else []
+        return {"kind": self.kind, "revision": self.revision, **{name: getattr(self, name) for name in names}}
+
+    def stored_columns(self) -> tuple[Column, ...]:
+        return tuple(column for column in self.columns() if column.name != "tags")
+
+    def make_stored(self, sample: Sample) -> Row:
+        """A row without its tags, which `read_stored` finds in its metadata: it serves any vocabulary."""
+        content, metadata = _parts(sample)
+        said = _as_json(metadata)
+        packed, row = self._pixels(sample.id, content)
+        return {self.stored_column: _joined(packed), **row, "metadata": np.frombuffer(said, np.uint8)}
+
+    def read_stored(self, stored: Row) -> Row:
+        """The row of what `make_stored` made."""
+        width, height = stored["original_size"].tolist()
+        check_size((width, height), self.max_pixels)
+        return {**stored, "tags": self._vocabulary.indices(self.tags_of(stored["metadata"]))}
+
+    def tags_of(self, metadata: Array) -> list[str]:
+        """The tags in the metadata of a row, in the vocabulary or not; nothing is decoded but JSON."""
+        return tags_in(msgspec.json.decode(metadata.tobytes(), type=dict[str, Any]), self.tag_key, self._separator)
+
+    def annotated(self, annotations: Iterable[Mapping[str, Any]]) -> tuple[dict[str, Ragged], dict[str, int]]:
+        """The columns `tags` and `metadata` of rows whose metadata is new, and their statistics.
+
+        The pixels of the rows are not needed: with these columns and those that a chunk has, its tags are made again
+        without decoding an image. `ImageUnreadable` where metadata cannot be that of a row.
+        """
+        said = [_as_json(metadata) for metadata in annotations]
+        named = [self.tags_of(np.frombuffer(each, np.uint8)) for each in said]
+        indices = [self._vocabulary.indices(names) for names in named]
+        known = sum(map(len, indices))
+        columns = {
+            "tags": Ragged.of(indices, np.dtype(np.uint32)),
+            "metadata": Ragged.of([np.frombuffer(each, np.uint8) for each in said], np.dtype(np.uint8)),
+        }
+        return columns, {"tags": known, "unknown_tags": sum(map(len, named)) - known}
 
     def letterboxed(self, content: bytes) -> tuple[Planes, Letterbox]:
         """The content `[3, height, width]` of an image file and how it lies on the canvas, before it is packed."""
@@ -192,18 +257,21 @@ class ImageRecipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     def _made(self, sample: Sample) -> "_Made":
         content, metadata = _parts(sample)
-        names = tags_in(metadata, self.tag_key)
+        names = tags_in(metadata, self.tag_key, self._separator)
         said = _as_json(metadata)
+        packed, row = self._pixels(sample.id, content)
+        row |= {"tags": self._vocabulary.indices(names), "metadata": np.frombuffer(said, np.uint8)}
+        return _Made(packed, row, len(names), len(content))
+
+    def _pixels(self, name: str, content: bytes) -> tuple[list[bytes], Row]:
+        """The content as it is stored, and what else is known of the pixels."""
         small, fitted = self._small(content)
         row: Row = {
             "box": np.array(fitted.box, np.int32),
             "original_size": np.array(fitted.image, np.int32),
-            "id": np.frombuffer(sample.id.encode("utf-8", "surrogateescape"), np.uint8),
-            "tags": self._vocabulary.indices(names),
-            "metadata": np.frombuffer(said, np.uint8),
+            "id": np.frombuffer(name.encode("utf-8", "surrogateescape"), np.uint8),
         }
-        stored = bands_of(small) if self.storage == "raw" else [self._as_jpeg(small)]
-        return _Made(stored, row, len(names), len(content))
+        return bands_of(small) if self.storage == "raw" else [self._as_jpeg(small)], row
 
     def _small(self, content: bytes) -> tuple[Image.Image, Letterbox]:
         decoded = decode(content, self.policy)
@@ -223,6 +291,10 @@ class _Made(NamedTuple):
     row: Row
     named_tags: int
     source_bytes: int
+
+
+def _joined(pieces: list[bytes]) -> Array:
+    return np.frombuffer(bytearray().join(pieces), np.uint8)
 
 
 def _is_color(value: Any) -> bool:

@@ -69,7 +69,8 @@ def _drawn(image: Framed, patch: int | None, threshold: float) -> Image.Image:
     if patch is not None:
         drawn = _tinted(drawn, token_padding([image.box], (size, size), patch)[0] >= threshold)
     left, top, width, height = (side * CELL / size for side in image.box)
-    ImageDraw.Draw(drawn).rectangle((left, top, left + width - 1, top + height - 1), outline=OUTLINE, width=2)
+    right, bottom = max(left, left + width - 1), max(top, top + height - 1)  # content may be thinner than a pixel here
+    ImageDraw.Draw(drawn).rectangle((left, top, right, bottom), outline=OUTLINE, width=2)
     return drawn
 
 

@@ -16,6 +16,9 @@ from forebay.columns import Ragged
 from forebay.errors import ImageUnreadable, RecipeInvalid
 
 MOST_TAGS = 1 << 21  # counted at once, in memory
+SEPARATOR = ","
+TagKey = str | tuple[str, ...]
+_TELLING = 20  # images with tags, before rare tags say anything
 
 Indices = NDArray[np.uint32]
 
@@ -25,6 +28,7 @@ class Tags:
     """A vocabulary: the index of a tag is its place in `names`."""
 
     names: tuple[str, ...] = ()
+    note: str = field(default="", compare=False)  # what is odd about tags that were counted
     _places: dict[str, int] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -35,26 +39,35 @@ class Tags:
         object.__setattr__(self, "_places", places)
 
     @classmethod
-    def counted(cls, annotations: Iterable[Mapping[str, Any]], key: str, min_count: int = 1) -> "Tags":
+    def counted(
+        cls,
+        annotations: Iterable[Mapping[str, Any]],
+        key: TagKey,
+        min_count: int = 1,
+        separator: str | None = None,
+    ) -> "Tags":
         """The tags of a whole source, the most frequent first, equally frequent ones by name.
 
         >>> Tags.counted([{"tags": ["b", "a"]}, {"tags": "b, c"}, {}], "tags").names
         ('b', 'a', 'c')
         """
         counts: Counter[str] = Counter()
+        tagged = 0
         for metadata in annotations:
             try:
-                counts.update(tags_in(metadata, key))
+                found = tags_in(metadata, key, separator)
             except ImageUnreadable:
                 continue  # its row fails by itself, and is recorded
+            counts.update(found)
+            tagged += bool(found)
             if len(counts) > MOST_TAGS:
                 raise RecipeInvalid(
-                    f"the source names more than {MOST_TAGS:,} different tags under '{key}', as sentences are; name "
-                    "the key that tags stand under (tag_key=, --tag-key), or the vocabulary itself (tags=, --tags)"
+                    f"the source has more than {MOST_TAGS:,} different tags under {shown_key(key)}, as sentences are; "
+                    "name the key of the tags (tag_key=, --tag-key), what is between them (tag_separator=, "
+                    "--tag-separator), or the vocabulary itself (tags=, --tags)"
                 )
-        return cls(
-            tuple(name for name in sorted(counts, key=lambda name: (-counts[name], name)) if counts[name] >= min_count)
-        )
+        names = sorted(counts, key=lambda name: (-counts[name], name))
+        return cls(tuple(name for name in names if counts[name] >= min_count), _oddity(counts, tagged, min_count))
 
     def __len__(self) -> int:
         return len(self.names)
@@ -102,17 +115,60 @@ class Tags:
         return order
 
 
-def tags_in(metadata: Mapping[str, Any], key: str) -> list[str]:
-    """The tags that metadata names, each once: a list of strings, or one string with commas between them.
+def tags_in(metadata: Mapping[str, Any], key: TagKey, separator: str | None = None) -> list[str]:
+    """The tags that metadata has under a key, or under several, each once.
+
+    A value is a string with commas, or with `separator`, between tags; or a list of strings and of objects with a
+    `name`. Strings of a list are whole tags, unless a `separator` is passed.
 
     >>> tags_in({"tags": "cat, looking left, cat,"}, "tags")
     ['cat', 'looking left']
+    >>> tags_in({"tag_string_general": "1girl solo", "rating": "g"}, ("tag_string_general", "rating"), " ")
+    ['1girl', 'solo', 'g']
     """
+    keys = (key,) if isinstance(key, str) else key
+    return list(dict.fromkeys(name for each in keys for name in _tags_under(metadata, each, separator)))
+
+
+def shown_key(key: TagKey) -> str:
+    """
+    >>> shown_key("tags"), shown_key(("general", "character"))
+    ("'tags'", "'general', 'character'")
+    """
+    return ", ".join(f"'{each}'" for each in ((key,) if isinstance(key, str) else key))
+
+
+def _tags_under(metadata: Mapping[str, Any], key: str, separator: str | None) -> Iterable[str]:
     found = metadata.get(key)
     if found is None:
-        return []
+        return ()
     if isinstance(found, str):
-        return list(dict.fromkeys(name for part in found.split(",") if (name := part.strip())))
-    if isinstance(found, list | tuple) and all(isinstance(name, str) for name in found):
-        return list(dict.fromkeys(found))
-    raise ImageUnreadable("bad-tags", f"'{key}' is {found!r:.60}, neither a list of strings nor a string with commas")
+        return _split(found, separator or SEPARATOR)
+    if isinstance(found, list | tuple):
+        names: list[Any] = [one.get("name") if isinstance(one, Mapping) else one for one in found]
+        if all(isinstance(name, str) for name in names):
+            return names if separator is None else [tag for name in names for tag in _split(name, separator)]
+    raise ImageUnreadable(
+        "bad-tags", f"'{key}' is {found!r:.60}, neither a list of strings nor a string with {separator or 'commas'}"
+    )
+
+
+def _split(text: str, separator: str) -> list[str]:
+    return [name for part in text.split(separator) if (name := part.strip())]
+
+
+def _oddity(counts: Mapping[str, int], images: int, min_count: int) -> str:
+    """A sentence about tags that are not likely to be tags."""
+    spaced = [name for name in counts if " " in name]
+    if len(spaced) * 2 > len(counts):
+        return (
+            f"{len(spaced):,} of {len(counts):,} tags hold spaces, as sentences do ('{spaced[0]:.60}'); if spaces "
+            "separate tags, pass tag_separator=' ' (--tag-separator ' ')"
+        )
+    once = sum(count == 1 for count in counts.values())
+    if min_count == 1 and images >= _TELLING and once * 2 > len(counts):
+        return (
+            f"{once:,} of {len(counts):,} tags occur once; min_tag_count=2 (--min-tag-count 2) leaves them out, "
+            "tag_separator (--tag-separator) says what is between tags"
+        )
+    return ""

@@ -6,7 +6,8 @@ nothing. It must not depend on somebody's filters: where warnings are errors, a 
 while any thread decodes.
 
 `ImageFile.LOAD_TRUNCATED_IMAGES` makes half a picture pass for a whole one, the rest of it grey. Where a program sets
-it, it is off while any thread decodes. `Image.MAX_IMAGE_PIXELS` is at least what we allow ourselves.
+it, it is off while any thread decodes. `Image.MAX_IMAGE_PIXELS` is at least what we allow ourselves. What a program
+sets meanwhile is noticed, and holds afterwards.
 """
 
 import os
@@ -22,6 +23,7 @@ _FILTER = ("ignore", None, Warning, re.compile(r"PIL\."), 0)
 _lock = threading.Lock()
 _inside = 0
 _takes_halves, _most_pixels = False, Image.MAX_IMAGE_PIXELS  # what the program has set
+_ours: int | None = None  # what we set in place of the latter
 
 
 @contextmanager
@@ -35,27 +37,37 @@ def undisturbed(max_pixels: int) -> Iterator[None]:
 
 
 def _enter(max_pixels: int) -> None:
-    global _inside, _takes_halves, _most_pixels
+    global _inside, _ours
     with _lock:
         if _FILTER not in warnings.filters:  # also when somebody else put older filters back meanwhile
             warnings.filters.insert(0, _FILTER)  # type: ignore[attr-defined]  # it is a list, as `filterwarnings` knows
-        if not _inside:
-            _takes_halves, _most_pixels = ImageFile.LOAD_TRUNCATED_IMAGES, Image.MAX_IMAGE_PIXELS
+        _notice()
         ImageFile.LOAD_TRUNCATED_IMAGES = False
         if Image.MAX_IMAGE_PIXELS is not None:
             Image.MAX_IMAGE_PIXELS = max(Image.MAX_IMAGE_PIXELS, max_pixels)
+        _ours = Image.MAX_IMAGE_PIXELS
         _inside += 1
+
+
+def _notice() -> None:
+    """Remember what the program has set: all of it at first, later what differs from what we set."""
+    global _takes_halves, _most_pixels
+    if not _inside or ImageFile.LOAD_TRUNCATED_IMAGES:
+        _takes_halves = ImageFile.LOAD_TRUNCATED_IMAGES
+    if not _inside or _ours != Image.MAX_IMAGE_PIXELS:
+        _most_pixels = Image.MAX_IMAGE_PIXELS
 
 
 def _leave() -> None:
     global _inside
     with _lock:
-        _inside -= 1
-        if not _inside:
+        if _inside == 1:
             _put_back()
+        _inside -= 1
 
 
 def _put_back() -> None:
+    _notice()
     while _FILTER in warnings.filters:
         warnings.filters.remove(_FILTER)  # type: ignore[attr-defined]  # as above
     ImageFile.LOAD_TRUNCATED_IMAGES, Image.MAX_IMAGE_PIXELS = _takes_halves, _most_pixels

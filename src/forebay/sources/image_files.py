@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, get_args
 
 import xxhash
 
@@ -17,6 +17,7 @@ from forebay.sources.image_listing import (
     left_out_beside_images,
     look_at_image,
     sidecar_in,
+    stamp,
     touched_ns,
     trouble_with,
 )
@@ -24,32 +25,38 @@ from forebay.sources.image_sidecars import MOST_BYTES, SidecarUnreadable, parse_
 from forebay.sources.paths import full_path, named_below, renamed
 from forebay.sources.stored import digest
 
+Labels = Literal["sidecar", "folder"]
+
 
 @dataclass(frozen=True, slots=True)
 class ImageSource(Source):
     """Every image below some paths, named relative to `root`, with the metadata of its sidecar.
 
     Each file is one sample and weighs as much as any other: rows of images are alike in size, their files are not. A
-    changed sidecar is a changed image. A file of more than `max_sample_bytes`, a film named as a picture, is not read.
+    changed sidecar is a changed image. With `labels="folder"` the tag of an image is the name of its folder below the
+    root, in place of the tags of its sidecar. A file of more than `max_sample_bytes`, a film named as a picture, is not
+    read.
     """
 
     kind: ClassVar[str] = "images"
     unit: ClassVar[Unit] = "samples"
     files_grow: ClassVar[bool] = False
-    read_by: ClassVar[tuple[str, ...]] = ("max_sample_bytes",)
+    read_by: ClassVar[tuple[str, ...]] = ("max_sample_bytes", "labels")
 
     root: str
     patterns: tuple[str, ...]
     max_sample_bytes: int = MAX_IMAGE_BYTES
+    labels: Labels = "sidecar"
 
     def describe(self) -> Mapping[str, Any]:
         described = {"kind": self.kind, "root": self.root, "patterns": list(self.patterns)}
-        return described | stated_limit(self.max_sample_bytes, MAX_IMAGE_BYTES)
+        described |= stated_limit(self.max_sample_bytes, MAX_IMAGE_BYTES)
+        return described if self.labels == "sidecar" else {**described, "labels": self.labels}
 
     @classmethod
     def from_description(cls, description: Mapping[str, Any]) -> "ImageSource":
         limit = limit_in(description, MAX_IMAGE_BYTES)
-        return cls(description["root"], tuple(description["patterns"]), limit)
+        return cls(description["root"], tuple(description["patterns"]), limit, description.get("labels", "sidecar"))
 
     def rebased(self, root: str) -> "ImageSource":
         """The same files, named relative to another root."""
@@ -66,6 +73,9 @@ class ImageSource(Source):
 
     def touched_ns(self, file: SourceFile) -> int:
         return touched_ns(file)
+
+    def stamp(self, file: SourceFile) -> str:
+        return stamp(self.root, file)
 
     def weight(self, file: SourceFile) -> int:
         return 1
@@ -117,7 +127,11 @@ class ImageSource(Source):
 
     def _metadata(self, file: SourceFile) -> dict[str, Any]:
         sidecar = sidecar_in(file)
-        return {} if sidecar is None else parse_sidecar(os.path.basename(sidecar.path), self._stored(sidecar))
+        said = {} if sidecar is None else parse_sidecar(os.path.basename(sidecar.path), self._stored(sidecar))
+        if self.labels == "folder":
+            folder = os.path.basename(os.path.dirname(file.path))
+            return {**said, "tags": [folder] if folder else []}
+        return said
 
     def _stored(self, sidecar: Sidecar) -> bytes:
         name = os.path.basename(sidecar.path)
@@ -134,14 +148,21 @@ class ImageSource(Source):
 
 
 def images(
-    *paths: str | os.PathLike[str], root: str | None = None, max_sample_bytes: int = MAX_IMAGE_BYTES
+    *paths: str | os.PathLike[str],
+    root: str | None = None,
+    labels: Labels = "sidecar",
+    max_sample_bytes: int = MAX_IMAGE_BYTES,
 ) -> ImageSource:
     """The images of some folders (and all below them), globs or paths, with their sidecars.
+
+    `labels="folder"` is for a folder per class, `photos/cat/1.jpg`: the tag of an image is the name of its folder.
 
     >>> images("/data/photos", "/data/more/*.png").patterns
     ('photos', 'more/*.png')
     """
-    return ImageSource(*named_below(paths, root), checked_limit(max_sample_bytes))
+    if labels not in get_args(Labels):
+        raise ValueError(f"labels is {labels!r}; 'sidecar' or 'folder' is expected")
+    return ImageSource(*named_below(paths, root), checked_limit(max_sample_bytes), labels)
 
 
 def _named(sidecar: Sidecar | None) -> str:

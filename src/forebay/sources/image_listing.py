@@ -76,6 +76,13 @@ def touched_ns(file: SourceFile) -> int:
     return file.mtime_ns if sidecar is None or sidecar.trouble else max(file.mtime_ns, int(state.rpartition("-")[2]))
 
 
+def stamp(root: str, file: SourceFile) -> str:
+    """Ctime and inode of an image and of its sidecar: content that has another size or time put back changes them."""
+    sidecar = sidecar_in(file)
+    states = [state_of(full_path(root, path)) for path in (file.path, *([] if sidecar is None else [sidecar.path]))]
+    return ",".join(f"{one.st_ctime_ns}:{one.st_ino}" for one in states if isinstance(one, os.stat_result))
+
+
 def state_of(path: str) -> os.stat_result | str | None:
     """What the system says of a file, or the trouble with it; None where there is nothing of that name."""
     try:

@@ -14,7 +14,7 @@ from forebay.source import Annotated, Failure, Part, Sample, Source, SourceFile,
 from forebay.sources.failures import MAX_IMAGE_BYTES, checked_limit, limit_in, stated_limit
 from forebay.sources.image_files import image_digest, read_image
 from forebay.sources.image_lines import ImageLines, Line, manifest_file, open_lines
-from forebay.sources.image_listing import TROUBLES, state_of
+from forebay.sources.image_listing import TROUBLES, stamp, state_of
 from forebay.sources.paths import full_path, refuse_url
 
 
@@ -51,6 +51,9 @@ class ImageManifestSource(Source):
     def look(self, path: str) -> SourceFile:
         line = self._line_of(path)
         return self._failed(line) if self._is_place(path) else self._image(line)
+
+    def stamp(self, file: SourceFile) -> str:
+        return stamp(self.root, file)
 
     def weight(self, file: SourceFile) -> int:
         return 1

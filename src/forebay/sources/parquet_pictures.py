@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 from forebay.errors import SourceUnreadable
 from forebay.source import Annotated, Failure, Part, Sample, Source, SourceFile, Unit
 from forebay.sources.failures import MAX_IMAGE_BYTES, checked_limit, limit_in, stated_limit, too_large
+from forebay.sources.image_listing import stamp
 from forebay.sources.parquet_digest import row_digest
 from forebay.sources.parquet_rows import (
     ParquetFile,
@@ -67,6 +68,9 @@ class ParquetImageSource(Source):
 
     def look(self, path: str) -> SourceFile:
         return plain_file(look(self.root, path))
+
+    def stamp(self, file: SourceFile) -> str:
+        return stamp(self.root, file)
 
     def weight(self, file: SourceFile) -> int:
         return int(self._parquet(file).metadata.num_rows)

@@ -140,10 +140,15 @@ class CachedImages:
 
     def _open_tiers(self) -> OpenedTiers:
         l1: MemoryTier[Row] = MemoryTier(self._l1_bytes)
-        l2 = None
+        l2, key = None, hmac_key()
         if self.l2 is not None:
             l2 = open_tier(self.l2, max_bytes=self._max_bytes, queue_bytes=self._queue_bytes)
-        return OpenedTiers(self._samples, self.recipe, l1, l2, key=hmac_key(), when_full=self._when_full)
+            try:
+                l2.check_key(key)
+            except BaseException:
+                l2.close()
+                raise
+        return OpenedTiers(self._samples, self.recipe, l1, l2, key=key, when_full=self._when_full)
 
     def _checked(self, indices: Sequence[int]) -> list[int]:
         count = len(self)

@@ -7,14 +7,21 @@ from collections import Counter
 class Counts:
     def __init__(self) -> None:
         self.l1_hits = self.l2_hits = self.misses = 0
-        self.l2_read_bytes = self.made_bytes = 0
+        self.l2_read_bytes = self.made_bytes = self.compared = 0
         self.bad: Counter[str] = Counter()
         self.failures: Counter[str] = Counter()
         self._news: list[str] = []
         self._lock = threading.Lock()
 
     def add(
-        self, *, l1_hits: int = 0, l2_hits: int = 0, misses: int = 0, l2_read_bytes: int = 0, made_bytes: int = 0
+        self,
+        *,
+        l1_hits: int = 0,
+        l2_hits: int = 0,
+        misses: int = 0,
+        l2_read_bytes: int = 0,
+        made_bytes: int = 0,
+        compared: int = 0,
     ) -> None:
         with self._lock:
             self.l1_hits += l1_hits
@@ -22,6 +29,7 @@ class Counts:
             self.misses += misses
             self.l2_read_bytes += l2_read_bytes
             self.made_bytes += made_bytes
+            self.compared += compared
 
     def count_bad(self, reason: str, words: str) -> None:
         """A value that was not served; the words of the first of each reason are news."""

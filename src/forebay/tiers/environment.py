@@ -11,20 +11,40 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
-from forebay.errors import TierUnusable
+from forebay.errors import TierDamaged, TierUnusable
 from forebay.format.layout import FORMAT_VERSION
 from forebay.recipe import canonical_json
 from forebay.tiers.file_systems import refuse_network
-from forebay.tiers.files import EMPTY_IT, Handle, file_bytes, lmdb, make_folder, unusable
+from forebay.tiers.files import (
+    EMPTY_IT,
+    KEY_BYTES,
+    KEY_CHECK,
+    MARK_KEY,
+    Handle,
+    file_bytes,
+    lmdb,
+    make_folder,
+    not_ours,
+    unusable,
+)
 from forebay.tiers.gate import Gate
+from forebay.tiers.pages import Outdated, PageDamaged, Snapshot, read_metas
 
 FIRST_MAP_BYTES = 64 << 20
-MARK_KEY = b"forebay"  # shorter than any key of a value
 
 _BEGINNINGS = 8
 _COPIED_BYTES = 16 << 20  # of values in one go, and one more
+
+
+class Kept(NamedTuple):
+    """A value: its key, its size, its content or the first bytes of it; or why it cannot be read."""
+
+    key: bytes
+    size: int
+    content: bytes
+    problem: str = ""
 
 
 class Environment:
@@ -34,6 +54,8 @@ class Environment:
         self.path = path
         self.dead_readers = 0  # that were found when it was opened
         self._gate = Gate()
+        self._checked = False
+        self._checking = threading.Lock()
         make_folder(path)
         refuse_network(path)
         try:
@@ -43,7 +65,11 @@ class Environment:
         self.close = weakref.finalize(self, self._handle.close)
         _environments.add(self)
         try:
+            self._page_size = read_metas(self._handle.data)[0].page_size
             self._check()
+        except PageDamaged as error:
+            self.close()
+            raise TierDamaged(path, str(error)) from error
         except (lmdb.Error, OSError) as error:
             self.close()
             raise unusable(path, error) from error
@@ -62,44 +88,82 @@ class Environment:
         pages = int(self._asked(lmdb.Environment.info)["last_pgno"]) + 1
         return pages * int(self._asked(lmdb.Environment.stat)["psize"])
 
-    def read_each(self, keys: Sequence[bytes], take: Callable[[bytes, bytes], None]) -> None:
-        """Give `take` every key that is there and a copy of its value, which is then still in the processor's cache."""
-        with self.transaction() as transaction:
+    def read_each(self, keys: Sequence[bytes], take: Callable[[bytes, bytes], None]) -> dict[bytes, str]:
+        """Pass every key that is there and a copy of its value to `take`; return the keys whose pages are damaged."""
+        damaged: dict[bytes, str] = {}
+        with self.snapshot() as snapshot:
             for key in keys:
-                value = transaction.get(key)
+                try:
+                    value = snapshot.get(key)
+                except PageDamaged as error:
+                    damaged[key] = str(error)
+                    continue
                 if value is not None:
                     take(key, value)
+        return damaged
 
     @contextmanager
-    def transaction(self, *, write: bool = False, buffers: bool = False) -> Iterator[Any]:
-        """A transaction, committed at the end unless something was raised; `buffers` give values without a copy."""
-        begun = self._begin(write, buffers)
+    def snapshot(self) -> Iterator[Snapshot]:
+        """The pages as the newest transaction left them; LMDB reuses none of them until the end of the block."""
+        for _ in range(_BEGINNINGS):
+            with self.transaction() as transaction:
+                try:
+                    found = Snapshot(self._handle.data, self._page_size, transaction.id())
+                except Outdated as error:
+                    outdated = error
+                    continue
+                yield found
+                return
+        raise outdated
+
+    def check(self) -> None:
+        """`TierDamaged` unless LMDB can read and write every page but those of large values."""
+        with self.snapshot() as snapshot:
+            try:
+                snapshot.check()
+            except PageDamaged as error:
+                raise TierDamaged(self.path, str(error)) from error
+
+    @contextmanager
+    def transaction(self, *, write: bool = False) -> Iterator[Any]:
+        """A transaction, committed at the end unless something was raised.
+
+        Before the first one that writes all pages are checked: on damaged ones LMDB ends the process.
+        """
+        if write:
+            self._check_once()
+        begun = self._begin(write)
         try:
             with begun:
                 yield begun
         finally:
             self._gate.leave()
 
-    def values(self, after: bytes, most: int, head_bytes: int | None = None) -> list[tuple[bytes, int, bytes]]:
-        """Some values in the order of their keys: key, size, content or its first bytes; not too much at once."""
-        found: list[tuple[bytes, int, bytes]] = []
+    def values(self, after: bytes, most: int, head_bytes: int | None = None) -> list[Kept]:
+        """Some values in the order of their keys, not too many bytes at once."""
+        found: list[Kept] = []
         room = _COPIED_BYTES
-        with self.transaction(buffers=True) as transaction, transaction.cursor() as cursor:
-            is_there = cursor.set_range(after + b"\0")
-            while is_there and len(found) < most and room > 0:
-                key, content = bytes(cursor.key()), cursor.value()
-                if key != MARK_KEY:
-                    found.append((key, len(content), bytes(content[:head_bytes])))
-                    room -= len(found[-1][2])
-                is_there = cursor.next()
+        with self.snapshot() as snapshot:
+            for entry in snapshot.entries(after + b"\0"):
+                if len(entry.key) != KEY_BYTES:
+                    continue
+                try:
+                    found.append(Kept(entry.key, entry.size, snapshot.content(entry, head_bytes)))
+                except PageDamaged as error:
+                    found.append(Kept(entry.key, entry.size, b"", str(error)))
+                room -= len(found[-1].content)
+                if len(found) == most or room <= 0:
+                    break
         return found
 
     def figures(self) -> dict[str, int]:
         """Values, and bytes in the file: all, in use, and how far the map goes."""
         stat = self._asked(lmdb.Environment.stat)
         pages = stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"]
+        with self.snapshot() as snapshot:
+            marks = sum(snapshot.get(key) is not None for key in (MARK_KEY, KEY_CHECK))
         return {
-            "values": max(0, int(stat["entries"]) - 1),  # without the mark
+            "values": max(0, int(stat["entries"]) - marks),
             "file_bytes": file_bytes(self.path),
             "free_bytes": max(0, self.used_bytes - int(pages) * int(stat["psize"])),
             "map_bytes": self.map_bytes,
@@ -107,9 +171,34 @@ class Environment:
 
     def empty(self) -> None:
         """Remove all values; the file keeps its size, and the room in it is used again."""
+        with self.snapshot() as snapshot:
+            try:
+                for entry in snapshot.entries():
+                    snapshot.content(entry, 0)
+            except PageDamaged as error:
+                raise TierUnusable(
+                    self.path,
+                    f"it is damaged ({error}) and in use",
+                    "end the processes that use it, then clear it again",
+                ) from error
         with self.transaction(write=True) as transaction:
-            transaction.drop(self._handle.lmdb.open_db(txn=transaction), delete=False)
+            transaction.drop(self._handle.lmdb.open_db(txn=transaction), delete=False)  # and the check of a key
             transaction.put(MARK_KEY, _mark())
+
+    def remove(self, keys: Sequence[bytes]) -> int:
+        """Remove some values, whose pages were read before; how many were there. The room is used again."""
+        with self.transaction(write=True) as transaction:
+            return sum(transaction.delete(key) for key in keys)
+
+    def key_check(self) -> bytes | None:
+        """What `keep_key_check` kept."""
+        with self.snapshot() as snapshot:
+            return snapshot.get(KEY_CHECK)
+
+    def keep_key_check(self, check: bytes) -> None:
+        """Keep what tells the key of this tier from others, unless there is one already."""
+        with self.transaction(write=True) as transaction:
+            transaction.put(KEY_CHECK, check, overwrite=False)
 
     def grow(self, most_bytes: int) -> bool:
         """Double the map, or as near to that as `most_bytes` allows; False where it is that large already."""
@@ -143,6 +232,7 @@ class Environment:
         self.close.detach()
         self._handle.forget()
         self._gate = Gate()
+        self._checking = threading.Lock()
 
     def _asked(self, ask: Callable[[Any], Any]) -> Any:
         """What LMDB says of itself: it looks at the map, which must not be resized meanwhile."""
@@ -152,12 +242,18 @@ class Environment:
         finally:
             self._gate.leave()
 
-    def _begin(self, write: bool, buffers: bool) -> Any:
+    def _check_once(self) -> None:
+        with self._checking:
+            if not self._checked:
+                self.check()
+                self._checked = True
+
+    def _begin(self, write: bool) -> Any:
         """A transaction inside the gate."""
         for _ in range(_BEGINNINGS):
             self._gate.enter()
             try:
-                return self._handle.lmdb.begin(write=write, buffers=buffers)
+                return self._handle.lmdb.begin(write=write)
             except lmdb.MapResizedError:  # another process has a larger map, and pages beyond ours
                 self._gate.leave()
                 with self._gate.alone():
@@ -179,22 +275,25 @@ class Environment:
             raise TierUnusable(
                 self.path, f"its file has {size:,} bytes of {self.used_bytes:,}", "remove it, what is read is kept anew"
             )
-        with self.transaction() as transaction:
-            if transaction.stat()["entries"]:
-                self._check_mark(transaction.get(MARK_KEY))
-                return
+        if self._is_marked():
+            return
         with self.transaction(write=True) as transaction:
             if transaction.put(MARK_KEY, _mark(), overwrite=False):
                 return
-            self._check_mark(transaction.get(MARK_KEY))
+        self._is_marked()  # another process was first
 
-    def _check_mark(self, mark: bytes | None) -> None:
-        if mark is None:
-            raise TierUnusable(
-                self.path, "an LMDB database is there that forebay did not make", "choose another folder"
-            )
-        if mark != _mark():
-            raise TierUnusable(self.path, f"another version of forebay made it ({mark[:80]!r})", EMPTY_IT)
+    def _is_marked(self) -> bool:
+        """Whether the tier is ours, or empty; `TierUnusable` where it is somebody else's."""
+        with self.snapshot() as snapshot:
+            if not snapshot.meta.main.entries:
+                return False
+            mark = snapshot.get(MARK_KEY)
+            if mark is None:
+                snapshot.check()  # it may be ours, and damaged
+                raise not_ours(self.path)
+            if mark != _mark():
+                raise TierUnusable(self.path, f"another version of forebay made it ({mark[:80]!r})", EMPTY_IT)
+            return True
 
 
 def _mark() -> bytes:

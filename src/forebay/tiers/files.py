@@ -7,11 +7,13 @@ PATH/users      locked (shared) by every process that has the tier open, and alo
 
 import fcntl
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from forebay.errors import LibraryMissing, TierUnusable
+from forebay.errors import LibraryMissing, TierDamaged, TierUnusable
+from forebay.tiers.pages import PageDamaged, Snapshot, is_lmdb, read_metas
 
 try:
     import lmdb as lmdb  # for the rest of the room, too: so whatever is imported first says how to install it
@@ -19,6 +21,12 @@ except ModuleNotFoundError as missing:
     raise LibraryMissing("lmdb", "a tier on disk", "images") from missing
 
 EMPTY_IT = "choose another folder, or empty this one"
+
+MARK_KEY = b"forebay"
+KEY_CHECK = b"forebay.key"  # what the FOREBAY_HMAC_KEY of the tier makes of a constant
+KEY_BYTES = 16  # of the key of a value; those of the two marks are shorter
+
+_BEGIN = b'{"__metadata__":{"forebay"'  # of a value of ours
 
 _DATA, _LOCK, _USERS = "data.mdb", "lock.mdb", "users"
 _LOCK_BYTES = 64 << 10  # a thousand readers
@@ -33,9 +41,11 @@ class Handle:
 
     def __init__(self, path: str, map_bytes: int) -> None:
         self._path, self._map_bytes = path, map_bytes
+        check_folder(path)
         self._users = _lock_shared(path)
         try:
             self.lmdb = _opened(path, map_bytes, create=True)
+            self.data = os.open(os.path.join(path, _DATA), os.O_RDONLY | os.O_CLOEXEC)
         except BaseException:
             os.close(self._users)
             raise
@@ -52,15 +62,72 @@ class Handle:
 
     def forget(self) -> None:
         """In the child of a fork: the handle is its parent's."""
+        os.close(self.data)
         os.close(self._users)
 
     def close(self) -> None:
         self.lmdb.close()
+        os.close(self.data)
         os.close(self._users)
 
 
 def is_tier(path: str) -> bool:
     return os.path.isfile(os.path.join(path, _DATA))
+
+
+def check_folder(path: str) -> None:
+    """Refuse a folder that holds other files and no tier, an LMDB that is not ours, and damaged meta pages."""
+    names = os.listdir(path)
+    if _DATA not in names:
+        others = sorted(name for name in names if name not in (_LOCK, _USERS, "lost+found") and name[0] != ".")
+        if others:
+            raise TierUnusable(path, f"it holds other files ('{others[0]}')", "choose a folder that is new or empty")
+        return
+    check_made_here(path)
+    try:
+        with suppress(FileNotFoundError), _data_file(path) as descriptor:  # another process may be removing it
+            if os.fstat(descriptor).st_size and is_lmdb(descriptor):
+                read_metas(descriptor)
+    except PageDamaged as error:
+        raise TierDamaged(path, str(error)) from error
+
+
+def count_values(path: str) -> int:
+    """How many values a tier holds, read without LMDB; 0 where that cannot be known, as its pages are damaged.
+
+    `TierUnusable` where forebay did not make it.
+    """
+    check_made_here(path)
+    with _data_file(path) as descriptor, suppress(PageDamaged):
+        meta = max(read_metas(descriptor), key=lambda meta: meta.transaction)
+        snapshot = Snapshot(descriptor, meta.page_size, meta.transaction)
+        snapshot.check()
+        values = [entry for entry in snapshot.entries() if len(entry.key) == KEY_BYTES]
+        is_ours = snapshot.get(MARK_KEY) is not None or any(_BEGIN in snapshot.content(entry, 200) for entry in values)
+        if meta.main.entries and not is_ours:
+            raise not_ours(path)
+        return len(values)
+    return 0
+
+
+def check_made_here(path: str) -> None:
+    if not os.path.lexists(os.path.join(path, _USERS)):
+        raise not_ours(path)
+
+
+def not_ours(path: str) -> TierUnusable:
+    return TierUnusable(path, f"it holds a '{_DATA}' that forebay did not make", "choose another folder")
+
+
+@contextmanager
+def _data_file(path: str) -> Iterator[int]:
+    descriptor = os.open(os.path.join(path, _DATA), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise TierUnusable(path, f"its '{_DATA}' is not a regular file", "choose another folder")
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def file_bytes(path: str) -> int:
@@ -83,9 +150,10 @@ def alone(path: str) -> Iterator[bool]:
 
 
 def remove_files(path: str) -> None:
-    """Only for who is `alone` with a tier."""
+    """Remove the files that LMDB made, while `alone` with a tier; of a link, the link itself."""
     for name in (_DATA, _LOCK):
-        os.unlink(os.path.join(path, name))
+        with suppress(FileNotFoundError):
+            os.unlink(os.path.join(path, name))
 
 
 def make_folder(path: str) -> None:
@@ -115,7 +183,10 @@ def _opened(path: str, map_bytes: int, *, create: bool) -> Any:
     _reserve_lock_file(os.path.join(path, _LOCK))
     # Without metasync a power cut may take the last transaction with it, but never leaves half of one; `sync` comes
     # when there is nothing more to write.
-    return lmdb.open(path, map_size=map_bytes, metasync=False, writemap=False, mode=0o644, create=create)
+    # Rows are read in any order, by `pread`: reading ahead of LMDB's own map would read in vain.
+    return lmdb.open(
+        path, map_size=map_bytes, metasync=False, writemap=False, readahead=False, mode=0o644, create=create
+    )
 
 
 def _reserve_lock_file(path: str) -> None:
@@ -126,6 +197,14 @@ def _reserve_lock_file(path: str) -> None:
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         if os.fstat(descriptor).st_size < _LOCK_BYTES:
-            os.posix_fallocate(descriptor, 0, _LOCK_BYTES)
+            _reserve(descriptor, _LOCK_BYTES)
     finally:
         os.close(descriptor)
+
+
+def _reserve(descriptor: int, size: int) -> None:
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(descriptor, 0, size)
+        return
+    start = os.fstat(descriptor).st_size  # macOS has no such call: what is not there yet is written
+    os.pwrite(descriptor, bytes(size - start), start)

@@ -8,15 +8,20 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from forebay.errors import TierNotFound, TierUnusable
+from forebay.format.key import VARIABLE, same_tag, tag
 from forebay.tiers.environment import FIRST_MAP_BYTES, Environment
 from forebay.tiers.files import file_bytes, is_tier, lmdb
+from forebay.tiers.pages import PageDamaged
+from forebay.tiers.value import BadValue, decode_value
 from forebay.tiers.writer import Item, WhenFull, Writer
 
 MAX_BYTES = 100 * 10**9
 LEAST_BYTES = 1 << 15
 QUEUE_BYTES = 64 * 10**6
+_CHECKED = b"forebay tier"
 _ADVICE = {
     "writing": "what it has is still read, the rest is made from the source each time; make room or raise max_bytes",
+    "damaged": "its rows are made from the source and are not written to it",
     "reading": "what it says cannot be read is made from the source; see `forebay tier verify`",
 }
 
@@ -34,11 +39,44 @@ class LmdbTier:
         self.trouble: Counter[str] = Counter()  # what LMDB said instead of reading, and how often
 
     def read_each(self, keys: Sequence[bytes], take: Callable[[bytes, bytes], None]) -> None:
-        """Give `take` every key that is there with its value; where LMDB cannot tell, that is counted."""
+        """Pass every key that is there with its value to `take`; what cannot be read is counted.
+
+        LMDB does not survive damage, so nothing is written any more once some is found.
+        """
         try:
-            self.environment.read_each(keys, take)
+            damaged = self.environment.read_each(keys, take)
         except lmdb.Error as error:
             self.trouble[str(error)] += 1
+        except PageDamaged as error:
+            self._stop_writing(str(error), len(keys))
+        else:
+            for problem in damaged.values():
+                self._stop_writing(problem, 1)
+
+    def _stop_writing(self, problem: str, count: int) -> None:
+        self.trouble[f"it is damaged ({problem})"] += count
+        self.writer.turn_off(f"it is damaged ({problem}); run `forebay tier clear {self.path}`")
+
+    def check_key(self, key: bytes | None) -> None:
+        """Refuse a FOREBAY_HMAC_KEY that is not that of this tier: it would replace every row that the other reads."""
+        if key is None:
+            return
+        check = tag(key, [_CHECKED])
+        if self._known_check(key) is None:
+            self.environment.keep_key_check(check)
+        if not same_tag(self.environment.key_check() or b"", check):
+            raise TierUnusable(
+                self.path,
+                f"its rows are tagged with another {VARIABLE}",
+                f"set {VARIABLE} to that key, choose another folder, or run `forebay tier clear {self.path}`",
+            )
+
+    def _known_check(self, key: bytes) -> bytes | None:
+        """The check of the tier's key; where it has none, its first values tell whether they are of another key."""
+        found = self.environment.key_check()
+        if found is None and any(_is_of_another(kept.content, key) for kept in self.environment.values(b"", 16)):
+            return b""
+        return found
 
     def put(self, key: bytes, value: bytes, *, replaces: bool, when_full: WhenFull) -> None:
         self.writer.offer(Item(key, value, replaces), when_full)
@@ -59,10 +97,13 @@ class LmdbTier:
 
     def news(self) -> list[str]:
         """What was not told yet: that nothing is written any more, or that LMDB cannot read."""
-        found = {"writing": self.writer.off, "reading": next(iter(self.trouble), "")}
+        found = {"writing": self.writer.off, "reading": "" if self.writer.off else next(iter(self.trouble), "")}
         news = {what: why for what, why in found.items() if why and what not in self._told}
         self._told |= news.keys()
-        return [f"{what} fails in the tier '{self.path}': {why}; {_ADVICE[what]}" for what, why in news.items()]
+        return [
+            f"{what} fails in the tier '{self.path}': {why}; {_ADVICE['damaged' if 'is damaged (' in why else what]}"
+            for what, why in news.items()
+        ]
 
     def close(self) -> None:
         """Wait until all is written and synced; the last user closes the files."""
@@ -73,6 +114,14 @@ class LmdbTier:
                 self.writer.finish()
                 _tiers.open.pop(self.place, None)
                 self.environment.close()
+
+
+def _is_of_another(value: bytes, key: bytes) -> bool:
+    try:
+        decode_value(value, key)
+    except BadValue as error:
+        return error.reason == "tag"
+    return False
 
 
 class _Tiers:

@@ -1,7 +1,8 @@
 """The tiers as one process has them open: a memory of its own, its handle of the tier on disk, its counts."""
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import msgspec
@@ -12,7 +13,7 @@ from forebay.source import Sample
 from forebay.tiers.counts import Counts
 from forebay.tiers.lmdb_tier import LmdbTier
 from forebay.tiers.memory import MemoryTier
-from forebay.tiers.naming import Named, Names, RowRecipe, key_of
+from forebay.tiers.naming import Named, Names, RowRecipe, Seen, key_of, seen_in
 from forebay.tiers.records import TierStatistics, TierWarning
 from forebay.tiers.samples import Samples
 from forebay.tiers.value import BadValue, Row, RowShape, decode_value, encode_value
@@ -22,6 +23,7 @@ Unreadable = Literal["raise", "skip"]
 
 _ROW_OVERHEAD = 1600  # six arrays and their dict, beside the bytes they show
 _ATTEMPTS = 3
+_CHANGED = "changed"  # the same name, size and time, and other content
 _NOT_OURS = "key-needed"  # what is tagged belongs to those who have the key, and is left to them
 
 
@@ -43,7 +45,7 @@ class OpenedTiers:
         self._l1 = l1
         self._samples, self._recipe = samples, recipe
         self._names = Names(samples, recipe)
-        self._shape = RowShape(recipe.columns())
+        self._shape = RowShape(recipe.stored_columns())
         self._key = key
         self._when_full = when_full
 
@@ -51,13 +53,13 @@ class OpenedTiers:
         """The rows of some samples, in order."""
         named = self._named(indices, unreadable)
         wanted = {one.key: one for one in named}
-        rows = {key: row for key in wanted if (row := self._l1.get(key)) is not None}
+        rows = {key: row for key, one in wanted.items() if (row := self._l1.get(_l1_key(one))) is not None}
         self.counts.add(l1_hits=len(rows))
-        bad = self._read_l2(wanted, rows)
+        stored, bad = self._read_l2([one for key, one in wanted.items() if key not in rows])
         for key, one in wanted.items():
             if key not in rows:
                 try:
-                    rows[key] = self._make(one, bad.get(key))
+                    rows[key] = self._finished(one, stored.get(key)) or self._make(one, bad.get(key))
                 except ImageUnreadable as error:
                     self._count_or_raise(error, unreadable)
         self.tell()
@@ -83,6 +85,7 @@ class OpenedTiers:
             l1_evicted=l1.evicted,
             l2_read_bytes=counts.l2_read_bytes,
             made_bytes=counts.made_bytes,
+            compared=counts.compared,
             bad=dict(counts.bad),
             failures=dict(counts.failures),
         )
@@ -93,69 +96,123 @@ class OpenedTiers:
         for line in self.counts.news() + ([] if self.l2 is None else self.l2.news()):
             warnings.warn(line, TierWarning, stacklevel=4)
 
-    def _read_l2(self, wanted: Mapping[bytes, Named], rows: dict[bytes, Row]) -> dict[bytes, str]:
-        """Add to `rows` what the tier on disk has; the keys of what must not be served, and why."""
-        missing = [key for key in wanted if key not in rows]
-        if self.l2 is None or not missing:
-            return {}
+    def _read_l2(self, missing: Sequence[Named]) -> tuple[dict[bytes, "_Stored"], dict[bytes, str]]:
+        """What the tier on disk has, by key; and the keys of what must not be served, and why."""
+        found: dict[bytes, _Stored] = {}
         bad: dict[bytes, str] = {}
-        read = 0
+        if self.l2 is None or not missing:
+            return found, bad
+        wanted = {one.key: one for one in missing}
 
         def take(key: bytes, value: bytes) -> None:
-            nonlocal read
             try:
-                rows[key] = self._decoded(value, key)
+                found[key] = self._decoded(value, key)
             except BadValue as error:
                 bad[key] = error.reason
                 self.counts.count_bad(error.reason, _words(path, wanted[key], error))
-            else:
-                read += len(value)
-                self._l1.put(key, rows[key], len(value) + _ROW_OVERHEAD)
 
-        path, before = self.l2.path, len(rows)
-        self.l2.read_each(missing, take)
-        self.counts.add(l2_hits=len(rows) - before, l2_read_bytes=read)
-        return bad
+        path = self.l2.path
+        self.l2.read_each(list(wanted), take)
+        for key in [key for key, stored in found.items() if not self._is_current(wanted[key], stored)]:
+            del found[key]
+            bad[key] = _CHANGED
+        return found, bad
 
-    def _decoded(self, value: bytes, key: bytes) -> Row:
+    def _is_current(self, named: Named, stored: "_Stored") -> bool:
+        """Whether a row was made from the file as it is now: one with another ctime or inode is compared by content."""
+        if not named.stamp or stored.seen.stamp == named.stamp:
+            return True
+        if stored.seen.digest is None:
+            return False
+        self.counts.add(compared=1)
+        try:
+            now = self._samples.digest(named.number, named.file)
+        except (OSError, SourceChanged):
+            return False  # reading it says what is wrong
+        if now != stored.seen.digest or self._samples.stamp(named.file) != named.stamp:
+            return False
+        if self.l2 is not None:  # compared once; later the stamp tells
+            identity = self._names.identity(named.number, named.file, Seen(named.stamp, now))
+            value = encode_value(identity, stored.row, self._key)
+            self.l2.put(named.key, value, replaces=True, when_full=self._when_full)
+        return True
+
+    def _decoded(self, value: bytes, key: bytes) -> "_Stored":
         identity, row = decode_value(value, self._key, self._shape)
         if key_of(identity) != key:
             raise BadValue("identity", "it is the row of another sample, or of another recipe")
         _check_content(row)
+        return _Stored(row, seen_in(identity), len(value))
+
+    def _finished(self, named: Named, stored: "_Stored | None") -> Row | None:
+        """The row of what the tier on disk has."""
+        if stored is None:
+            return None
+        row = self._read_stored(named.file.path, stored.row)
+        self.counts.add(l2_hits=1, l2_read_bytes=stored.bytes)
+        self._l1.put(_l1_key(named), row, stored.bytes + _ROW_OVERHEAD)
         return row
+
+    def _read_stored(self, sample: str, stored: Row) -> Row:
+        try:
+            return self._recipe.read_stored(stored)
+        except ImageUnreadable as error:
+            raise ImageUnreadable(error.reason, f"'{sample}': {error.detail}") from error
 
     def _make(self, named: Named, bad: str | None) -> Row:
         """A row made from the source, as it will be read from a tier."""
-        named, sample = self._read_source(named)
+        named, sample, digest = self._read_source(named)
         try:
-            made = self._recipe.make_row(sample)
+            made = self._recipe.make_stored(sample)
         except ImageUnreadable as error:
             raise ImageUnreadable(error.reason, f"'{sample.id}': {error.detail}") from error
-        value = encode_value(self._names.identity(named.number, named.file), made, self._key)
+        value = encode_value(self._names.identity(named.number, named.file, Seen(named.stamp, digest)), made, self._key)
         try:
-            row = self._decoded(value, named.key)
+            stored = self._decoded(value, named.key)
         except BadValue as error:
             raise RecipeInvalid(f"the recipe made a row of '{sample.id}' that is none of its own: {error}") from error
+        row = self._read_stored(sample.id, stored.row)
         self.counts.add(misses=1, made_bytes=len(value))
-        self._l1.put(named.key, row, len(value) + _ROW_OVERHEAD)
+        self._l1.put(_l1_key(named), row, len(value) + _ROW_OVERHEAD)
         if self.l2 is not None and bad != _NOT_OURS:
             self.l2.put(named.key, value, replaces=bad is not None, when_full=self._when_full)
         return row
 
-    def _read_source(self, named: Named) -> tuple[Named, Sample]:
-        """A sample under the name that it has while it is read."""
+    def _read_source(self, named: Named) -> tuple[Named, Sample, int | None]:
+        """A sample under the name that it has while it is read, and a hash of its bytes for the tier on disk."""
         for _ in range(_ATTEMPTS - 1):
             try:
-                return named, self._samples.read(named.number, named.file)
+                return named, *self._read_once(named)
             except SourceChanged:
                 named = self._names.named(named.number)
-        return named, self._samples.read(named.number, named.file)
+        return named, *self._read_once(named)
+
+    def _read_once(self, named: Named) -> tuple[Sample, int | None]:
+        sample = self._samples.read(named.number, named.file)
+        digest = None if self.l2 is None else self._samples.digest(named.number, named.file)
+        if self._samples.stamp(named.file) != named.stamp:
+            raise SourceChanged(self._samples.root, {named.file.path: "changes while it is read"})
+        return sample, digest
 
     def _count_or_raise(self, error: ImageUnreadable, unreadable: Unreadable) -> None:
         """A sample of which no row can be made is counted, and left out where that is asked for."""
         self.counts.count_failure(error.reason)
         if unreadable == "raise":
             raise error
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """A row as the tier on disk has it, what its file was, and how many bytes the value has."""
+
+    row: Row
+    seen: Seen
+    bytes: int
+
+
+def _l1_key(named: Named) -> bytes:
+    """A row in memory is that of a file with one stamp."""
+    return named.key + named.stamp.encode()
 
 
 def _check_content(row: Row) -> None:

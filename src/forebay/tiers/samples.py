@@ -13,7 +13,7 @@ CheckSource = Literal["read", "open"]
 
 # What is the matter with a sample itself; trouble with the disk, or with this process, says nothing about samples.
 _OF_ONE_SAMPLE = (FileNotFoundError, NotADirectoryError, PermissionError, SourceUnreadable)
-_CLOCK_STEP_NS = 20_000_000  # no file system of a disk has coarser times
+_PLACES = ("root", "patterns", "manifest")  # where a source is; samples are named relative to it
 
 
 class Samples:
@@ -26,14 +26,15 @@ class Samples:
         self.source = source
         self._check = check
         self._files = source.files()
-        self._root = str(source.describe().get("root", ""))
+        self.root = str(source.describe().get("root", ""))
         self._is_whole = source.unit == "bytes"
         if self._is_whole and getattr(source, "files_grow", True):
             raise SourceInvalid(
                 f"the samples of a source of kind '{source.describe()['kind']}' cannot be read one by one; use images, "
                 f"a manifest of images or Parquet, or build a cache"
             )
-        self._place = {name: value for name, value in source.describe().items() if name != "patterns"}
+        self._place = {name: value for name, value in source.describe().items() if name not in _PLACES}
+        self._stamp = getattr(source, "stamp", None)
         weights = [1 if self._is_whole else source.weight(file) for file in self._files]
         self._ends = None if set(weights) <= {1} else np.cumsum(weights, dtype=np.int64)
         self._count = sum(weights)
@@ -46,16 +47,29 @@ class Samples:
         listed = self._files[self._number(index)]
         return listed, listed if self._check == "open" else self._now(listed)
 
+    def stamp(self, file: SourceFile) -> str:
+        """What the file system has beside size and mtime (ctime, inode); empty where it is not to be asked."""
+        return "" if self._stamp is None or self._check == "open" else self._stamp(file)
+
+    def digest(self, index: int, file: SourceFile) -> int | None:
+        """A hash of the bytes of a sample, where that takes no more than reading one file."""
+        if self._stamp is None or self._ends is not None:
+            return None
+        part = self._part(index, file)
+        return self.source.digest(file, part.start, part.stop)
+
     def read(self, index: int, file: SourceFile) -> Sample:
         """One sample of the very file that was looked at; `ImageUnreadable` where it cannot be read."""
         touched_ns = getattr(self.source, "touched_ns", None)
-        _wait_for_another_time(file.mtime_ns if touched_ns is None else touched_ns(file))
+        times = [file.mtime_ns if touched_ns is None else touched_ns(file)]
+        times += [int(one.partition(":")[0]) for one in self.stamp(file).split(",") if one]
+        _wait_until_settled(max(times))
         found = self._read_once(self._part(index, file))
         if isinstance(found, Failure):
             raise ImageUnreadable(found.reason, f"'{found.sample}': {found.detail}")
         if not self._now(file).same_identity(file):  # what it is now must not be kept under the name of what it was
             why = "changes while it is read" if self._check == "read" else "changed since the source was listed"
-            raise SourceChanged(self._root, {file.path: why})
+            raise SourceChanged(self.root, {file.path: why})
         return found
 
     def identity(self, index: int, file: SourceFile) -> Mapping[str, Any]:
@@ -86,7 +100,7 @@ class Samples:
         except _OF_ONE_SAMPLE as error:
             raise _unreadable(part.file.path, error) from error
         if len(found) != 1:
-            raise SourceChanged(self._root, {part.file.path: f"has {len(found)} samples where one was listed"})
+            raise SourceChanged(self.root, {part.file.path: f"has {len(found)} samples where one was listed"})
         return found[0]
 
     def _now(self, listed: SourceFile) -> SourceFile:
@@ -101,8 +115,17 @@ def _unreadable(path: str, error: Exception) -> ImageUnreadable:
     return ImageUnreadable(reason, f"'{path}': {error}")
 
 
-def _wait_for_another_time(touched_ns: int) -> None:
+def _wait_until_settled(touched_ns: int) -> None:
     """A file that is written to twice within a step of the clock has the same time twice: let that step pass."""
-    age = time.time_ns() - touched_ns
-    if 0 <= age < _CLOCK_STEP_NS:
-        time.sleep((_CLOCK_STEP_NS - age) / 1e9)
+    age, step = time.time_ns() - touched_ns, clock_step_ns(touched_ns)
+    if 0 <= age < step:
+        time.sleep((step - age) / 1e9)
+
+
+def clock_step_ns(time_ns: int) -> int:
+    """How far apart two times of files are at least, as one of them tells: FAT has 2 s, ext3 and HFS+ 1 s.
+
+    >>> clock_step_ns(1_700_000_000_000_000_000), clock_step_ns(1_700_000_001_000_000_000), clock_step_ns(123_456_789)
+    (2000000000, 1000000000, 20000000)
+    """
+    return next((step for step in (2_000_000_000, 1_000_000_000) if time_ns % step == 0), 20_000_000)

@@ -7,19 +7,19 @@ import json
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from forebay.cache.records import Progress
+from forebay.errors import TierDamaged, TierNotFound, TierUnusable
 from forebay.format.key import hmac_key
-from forebay.tiers.environment import Environment
-from forebay.tiers.files import alone, file_bytes, remove_files
+from forebay.tiers.environment import Environment, Kept
+from forebay.tiers.files import alone, count_values, file_bytes, is_tier, remove_files
 from forebay.tiers.lmdb_tier import open_tier
 from forebay.tiers.naming import key_of
 from forebay.tiers.records import BadKept, RecipeShare, TierClearReport, TierSummary, TierVerifyReport
 from forebay.tiers.value import BadValue, decode_value, peek_value
 
 OnProgress = Callable[[Progress], None]
-Kept = tuple[bytes, int, bytes]  # key, size, content or its head
 
 _HEAD_BYTES = 64 << 10  # no header of ours is longer
 _AT_ONCE = 64
@@ -31,8 +31,11 @@ def summarize_tier(path: str) -> TierSummary:
     tagged = unreadable = 0
     with _opened(path) as environment:
         dead = environment.dead_readers + environment.let_go_of_dead_readers()
-        for _, size, head in _values(environment, _HEAD_BYTES):
+        environment.check()
+        for _, size, head, problem in _values(environment, _HEAD_BYTES):
             try:
+                if problem:
+                    raise BadValue("page", problem)
                 identity, is_tagged = peek_value(head)
                 share = shares.setdefault(_made_by(identity), Counter())
             except BadValue:
@@ -59,11 +62,12 @@ def verify_tier(path: str, *, on_progress: OnProgress | None = None) -> TierVeri
     key, started = hmac_key(), time.monotonic()
     bad: list[BadKept] = []
     values = checked = 0
-    with _opened(path) as environment:
+    with _opened(path, key) as environment:
+        environment.check()
         total = environment.figures()["values"]
-        for name, size, content in _values(environment, None):
-            values, checked = values + 1, checked + size
-            problem = _problem(name, content, key)
+        for kept in _values(environment, None):
+            values, checked = values + 1, checked + len(kept.content)
+            problem = _problem(kept, key)
             if problem is not None:
                 bad.append(problem)
             if on_progress is not None:
@@ -72,11 +76,16 @@ def verify_tier(path: str, *, on_progress: OnProgress | None = None) -> TierVeri
     return TierVerifyReport(path=path, values=values, checked_bytes=checked, seconds=seconds, bad=tuple(bad))
 
 
-def clear_tier(path: str) -> TierClearReport:
-    """Remove all that a tier holds: its files where nobody has it open, else its values."""
-    with _opened(path) as environment:
-        values = environment.figures()["values"]
-    before = file_bytes(path)
+def clear_tier(path: str, *, recipe: str | None = None) -> TierClearReport:
+    """Remove all that a tier holds, damaged or not: its files where nobody has it open, else its values.
+
+    With a `recipe`, the beginning of a fingerprint as `summarize_tier` has it, only the values of that one.
+    """
+    if not is_tier(path):
+        raise TierNotFound(path)
+    if recipe is not None:
+        return _clear_recipe(path, recipe)
+    values, before = count_values(path), file_bytes(path)
     with alone(path) as is_alone:
         if is_alone:
             remove_files(path)
@@ -86,10 +95,37 @@ def clear_tier(path: str) -> TierClearReport:
     return TierClearReport(path=path, removed=values, freed_bytes=before if is_alone else 0, in_use=not is_alone)
 
 
+def _clear_recipe(path: str, recipe: str) -> TierClearReport:
+    """Remove the values of one recipe; the file keeps its size."""
+    known: set[str] = set()
+    removed = 0
+    with _opened(path) as environment:
+        environment.check()
+        last = b""
+        while found := environment.values(last, _AT_ONCE, _HEAD_BYTES):
+            last, keys = found[-1].key, []
+            for kept in found:
+                if kept.problem:
+                    raise TierDamaged(path, kept.problem)
+                with suppress(BadValue):
+                    fingerprint = json.loads(_made_by(peek_value(kept.content)[0]))[0]
+                    known.add(fingerprint)
+                    keys += [kept.key] if recipe and fingerprint.startswith(recipe) else []
+            removed += environment.remove(keys) if keys else 0
+    if not removed:
+        raise TierUnusable(
+            path,
+            f"no recipe in it has a fingerprint that begins with '{recipe}'",
+            f"`forebay tier stats {path}` lists them: {', '.join(name[:12] for name in sorted(known)) or 'none'}",
+        )
+    return TierClearReport(path=path, removed=removed, freed_bytes=0, in_use=False)
+
+
 @contextmanager
-def _opened(path: str) -> Iterator[Environment]:
+def _opened(path: str, key: bytes | None = None) -> Iterator[Environment]:
     tier = open_tier(path, create=False)
     try:
+        tier.check_key(key)
         yield tier.environment
     finally:
         tier.close()
@@ -105,7 +141,7 @@ def _values(environment: Environment, head_bytes: int | None) -> Iterator[Kept]:
 def _made_by(identity: bytes) -> str:
     """The recipe and the libraries of a value, in a form that can be counted by."""
     try:
-        known = json.loads(identity)
+        known = json.loads(identity.partition(b"\n")[0])
         return json.dumps([str(known["fingerprint"]), dict(known["made_with"])], sort_keys=True)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise BadValue("format", "its head names no recipe") from error
@@ -116,13 +152,15 @@ def _share(made_by: str, values: int, bytes: int) -> RecipeShare:
     return RecipeShare(fingerprint=fingerprint, made_with=made_with, values=values, bytes=bytes)
 
 
-def _problem(name: bytes, content: bytes, key: bytes | None) -> BadKept | None:
+def _problem(kept: Kept, key: bytes | None) -> BadKept | None:
     try:
-        identity, _ = decode_value(content, key)
-        if key_of(identity) != name:
+        if kept.problem:
+            raise BadValue("page", kept.problem)
+        identity, _ = decode_value(kept.content, key)
+        if key_of(identity) != kept.key:
             raise BadValue("identity", "it lies under the name of another row")
     except BadValue as error:
-        return BadKept(key=name.hex(), reason=error.reason, detail=error.detail)
+        return BadKept(key=kept.key.hex(), reason=error.reason, detail=error.detail)
     return None
 
 

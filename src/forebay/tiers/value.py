@@ -2,7 +2,7 @@
 
     8 bytes     length of the header, little endian
     header      {"__metadata__":{"forebay":"…"},".identity":{"dtype":…,"shape":…,"data_offsets":…},…}, spaces up to 8·n
-    .identity   all that the row depends on, as JSON, spaces up to 8·n; its hash is the key
+    .identity   all that the row depends on, a line of JSON whose hash is the key; what its file was; spaces up to 8·n
     tensors     widest items first, then by name
     .checksum   XXH3-128 of every byte before it
     .hmac       HMAC-SHA256 of every byte before it, only where a key is in use
@@ -47,9 +47,9 @@ class BadValue(Exception):
         super().__init__(detail)
 
 
-def identity_bytes(identity: Mapping[str, Any]) -> bytes:
+def identity_bytes(names: Mapping[str, Any], seen: Mapping[str, Any]) -> bytes:
     """All that a row depends on, as a value carries it."""
-    text = canonical_json(identity)
+    text = canonical_json(names) + b"\n" + canonical_json(seen)
     return text.ljust(-(-len(text) // ALIGNMENT) * ALIGNMENT)
 
 

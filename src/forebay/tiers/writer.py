@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from forebay.errors import TierDamaged
 from forebay.tiers.environment import Environment
 from forebay.tiers.files import lmdb
 
@@ -142,6 +143,8 @@ class Writer:
             return
         try:
             self._commit_growing(batch)
+        except TierDamaged as error:
+            self.turn_off(str(error), batch)
         except (lmdb.Error, OSError):
             self._commit_what_fits(batch)
 
@@ -160,7 +163,7 @@ class Writer:
             try:
                 self._commit([item])
             except (lmdb.Error, OSError) as error:
-                self._turn_off(self._why(error, item), batch[position:])
+                self.turn_off(self._why(error, item), batch[position:])
                 return
 
     def _why(self, error: Exception, item: Item) -> str:
@@ -175,7 +178,11 @@ class Writer:
             raise lmdb.MapFullError("another process has a larger map")
         written = [False] * len(batch)
         with self._environment.transaction(write=True) as transaction:
+            seen: set[bytes] = set()
             for position, item in enumerate(batch):
+                if item.key in seen:
+                    continue  # LMDB would write a second value in place, onto as many pages as the first one has
+                seen.add(item.key)
                 # What another process wrote meanwhile under the same key is the same value.
                 written[position] = transaction.put(item.key, item.value, overwrite=item.replaces)
         self.written += sum(written)
@@ -193,15 +200,17 @@ class Writer:
         try:
             self._environment.sync()
         except (lmdb.Error, OSError) as error:
-            self._turn_off(f"syncing failed ({error})", ())
+            self.turn_off(f"syncing failed ({error})")
         with self._changed:
             self._settled = finished
             self._changed.notify_all()
 
-    def _turn_off(self, why: str, lost: Sequence[Item]) -> None:
+    def turn_off(self, why: str, lost: Sequence[Item] = ()) -> None:
+        """Write nothing any more."""
         with self._changed:
             self.off = self.off or why
-            self.dropped[self.off] += len(lost)
+            if lost:
+                self.dropped[self.off] += len(lost)
             self._changed.notify_all()
 
     def _give_up(self, why: str) -> None:

@@ -32,6 +32,7 @@ from forebay.images.geometry import fit_many
 from forebay.images.kept import image_recipe
 from forebay.images.normalize import Normalize, Scaling
 from forebay.images.recipe import ImageRecipe
+from forebay.images.tags import Tags
 from forebay.masks.rectangle import IGNORE_THRESHOLD, flip_rectangles
 from forebay.order.coins import Coins, sample_keys
 from forebay.torch.batch import Batch, plain_batch
@@ -58,6 +59,9 @@ class ImageBatch:
     `normalize` is "imagenet" or (mean, std), of floats; without, floats go from 0 to 1. `channels="last"` gives the
     same shape in the memory format `torch.channels_last`. `transforms` change image, mask and box together
     (`forebay.torch.Canvases`), after the flip.
+
+    `vocabulary` names other tags than the recipe's, in the order of their indices: the tags of an image are then found
+    in its stored metadata, so that another vocabulary needs no other cache.
     """
 
     def __init__(
@@ -70,6 +74,7 @@ class ImageBatch:
         flip: float = 0.0,
         orientation: Mapping[str, str] | None = None,
         tags: TagStyle | None = "multi_hot",
+        vocabulary: Sequence[str] | None = None,
         patch: int | None = None,
         threshold: float = IGNORE_THRESHOLD,
         transforms: Sequence[JointTransform] = (),
@@ -80,7 +85,9 @@ class ImageBatch:
         self.recipe = image_recipe(source)
         self.seed = seed
         self._flip, self._tag_style, self._dtype = _probability(flip), tags, dtype
-        self._tags = TagReader(self.recipe.vocabulary(), orientation if flip else {})
+        self._named = None if vocabulary is None else Tags(_checked_vocabulary(vocabulary))
+        self.vocabulary = self.recipe.vocabulary() if self._named is None else self._named
+        self._tags = TagReader(self.vocabulary, orientation if flip else {})
         tokens = None if patch is None else TokenMasks(self.recipe.size, patch, threshold)
         self._canvases = CanvasMaker(self.recipe, Scaling.of(normalize), dtype, channels, tokens, transforms)
         self._buffers = Buffers(_KEPT_BATCHES, pinned=False)
@@ -88,14 +95,14 @@ class ImageBatch:
         self._epoch: Tensor = torch.zeros((), dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
 
     def __repr__(self) -> str:
-        tags = "no tags" if self._tag_style is None else f"{len(self.recipe.vocabulary()):,} tags as {self._tag_style}"
+        tags = "no tags" if self._tag_style is None else f"{len(self.vocabulary):,} tags as {self._tag_style}"
         values = str(self._dtype).removeprefix("torch.")
         return f"<ImageBatch of {self.recipe.size} × {self.recipe.size} in {values}, flip {self._flip:g}, {tags}>"
 
     @property
     def columns(self) -> tuple[str, ...]:
         """What it reads of a cache."""
-        tags = () if self._tag_style is None else ("tags",)
+        tags = () if self._tag_style is None else ("tags",) if self._named is None else ("metadata",)
         return (self.recipe.stored_column, "box", "original_size", "id", *tags)
 
     @property
@@ -114,13 +121,18 @@ class ImageBatch:
     def check_cache(self, cache: Cache) -> None:
         """Refuse a cache whose canvases or tags are others: its boxes and indices would mean something else here."""
         theirs = image_recipe(cache)
-        names = _SHARED if self._tag_style is None else (*_SHARED, "tags")
+        names = _SHARED if self._tag_style is None else (*_SHARED, *self._shared_tags)
         differs = [name for name in names if getattr(theirs, name) != getattr(self.recipe, name)]
         if differs:
             raise ValueError(
                 f"the cache at '{cache.root}' was built with another {', '.join(differs)} than this ImageBatch is for; "
                 "make it of that cache, and mix only caches that share these"
             )
+
+    @property
+    def _shared_tags(self) -> tuple[str, ...]:
+        """What decides the tags of a row: its indices, or where in its metadata they are."""
+        return ("tags",) if self._named is None else ("tag_key", "tag_separator")
 
     def __call__(self, rows: Sequence[Mapping[str, Array | Tensor]]) -> Batch:
         """A batch of rows as they are stored: of a `CacheDataset`, or of `forebay.tiers.CachedImages`."""
@@ -157,7 +169,7 @@ class ImageBatch:
                 f"'{_sample(read, int(others[0]))}' was not made for a canvas of {self.recipe.size}: its box is "
                 f"{read['box'][others[0]].tolist()}; make the ImageBatch of the recipe that made the rows"
             )
-        known = len(self.recipe.vocabulary())
+        known = len(self.vocabulary)
         if any(len(tags) and int(tags.max()) >= known for tags in read.get("tags", ())):
             raise ValueError(
                 f"rows have tags beyond the {known} of this ImageBatch; make it of the cache, or of the `recipe` of "
@@ -178,7 +190,13 @@ class ImageBatch:
         if self._tag_style is None:
             return {}
         read = self._tags.multi_hot if self._tag_style == "multi_hot" else self._tags.indices
-        return {"tags": read(rows["tags"], flipped)}
+        return {"tags": read(self._indices(rows), flipped)}
+
+    def _indices(self, rows: Rows) -> Iterable[Array]:
+        """The tags of every image as places in the vocabulary."""
+        if self._named is None:
+            return rows["tags"]
+        return [self._named.indices(self.recipe.tags_of(np.asarray(each))) for each in rows["metadata"]]
 
 
 def _sample(rows: Rows, image: int) -> str:
@@ -191,6 +209,12 @@ def _check_rows(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> No
         raise ValueError(
             f"rows have no column '{missing}'; {', '.join(columns)} are expected, as a cache of this recipe stores them"
         )
+
+
+def _checked_vocabulary(vocabulary: Sequence[str]) -> tuple[str, ...]:
+    if isinstance(vocabulary, str) or not all(isinstance(name, str) for name in vocabulary):
+        raise TypeError(f"vocabulary is {vocabulary!r:.60}; a sequence of tags is expected, as ('cat', 'dog')")
+    return tuple(vocabulary)
 
 
 def _probability(flip: float) -> float:

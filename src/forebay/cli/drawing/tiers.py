@@ -42,7 +42,9 @@ def draw_tier_verify(report: TierVerifyReport) -> RenderableType:
 def draw_tier_clear(report: TierClearReport) -> RenderableType:
     removed = f"{counted(report.removed, 'value')} removed"
     room = (
-        "its file keeps its size: somebody has it open" if report.in_use else f"{human_bytes(report.freed_bytes)} freed"
+        f"{human_bytes(report.freed_bytes)} freed"
+        if report.freed_bytes
+        else f"its file keeps its size{': another process has it open' if report.in_use else ''}"
     )
     return title(report.path, removed, room)
 

@@ -6,11 +6,12 @@ import click
 import msgspec
 
 from forebay import sources
-from forebay.cli.image_words import NO_TAGS, ColorType, TagsType
+from forebay.cli.image_words import NO_TAGS, ColorType, SeparatorType, TagsType
 from forebay.cli.kinds.base import Kind
 from forebay.cli.kinds.image_format import ImageFormat, format_of, formats
 from forebay.cli.sizes import SizeType
 from forebay.source import Source
+from forebay.sources.image_files import Labels
 
 
 class ImageSourceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -21,13 +22,15 @@ class ImageSourceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
     image: str | None = None
     root: str | None = None
     max_sample_bytes: int | None = None
+    labels: Labels | None = None
 
     def open(self) -> Source:
         chosen = self.format or format_of(self.paths)
         limit: dict[str, Any] = {} if self.max_sample_bytes is None else {"max_sample_bytes": self.max_sample_bytes}
         if chosen == "files":
             self._refuse("image", "names a field of a manifest or a column of Parquet; image files have none")
-            return sources.images(*self.paths, root=self.root, **limit)
+            return sources.images(*self.paths, root=self.root, labels=self.labels or "sidecar", **limit)
+        self._refuse("labels", "names where the tags of image files are; a manifest and Parquet hold them")
         field = {**limit} if self.image is None else {**limit, "image": self.image}
         if chosen == "parquet":
             self._refuse("root", "is the folder that the paths of a manifest are below; Parquet holds the images")
@@ -44,8 +47,12 @@ class ImageSourceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
 
 
 def recipe_fields(fields: dict[str, Any]) -> dict[str, Any]:
-    """What a user wrote, as the fields of a recipe: a vocabulary of none is an empty one."""
-    return {**fields, "tags": ()} if fields.get("tags") == NO_TAGS else fields
+    """What a user wrote, as the fields of a recipe: a vocabulary of none is an empty one, one key is no list."""
+    found = {**fields, "tags": ()} if fields.get("tags") == NO_TAGS else dict(fields)
+    keys = found.get("tag_key")
+    if isinstance(keys, tuple | list) and len(keys) == 1:
+        found["tag_key"] = keys[0]
+    return found
 
 
 IMAGES = Kind(
@@ -93,7 +100,22 @@ IMAGES = Kind(
         click.option(
             "--tags", type=TagsType(), help="The vocabulary: cat,dog or @file or none.  [recipe; the source's]"
         ),
-        click.option("--tag-key", metavar="KEY", help="Where metadata has the tags.  [recipe; tags]"),
+        click.option(
+            "--labels",
+            type=click.Choice(["sidecar", "folder"]),
+            help="Where tags of image files are: in a sidecar, or the folder's name is the tag.  [sidecar]",
+        ),
+        click.option(
+            "--tag-key",
+            metavar="KEY",
+            multiple=True,
+            help="Key of the metadata that holds tags; repeat it for several.  [recipe; tags]",
+        ),
+        click.option(
+            "--tag-separator",
+            type=SeparatorType(),
+            help="Text between the tags of a string: ',' or ' ' or '\\n'.  [recipe; ,]",
+        ),
         click.option("--min-tag-count", type=click.IntRange(min=1), help="Rarer tags are left out.  [recipe; 1]"),
         click.option("--max-pixels", type=click.IntRange(min=1), help="Larger images fail.  [recipe; 134217728]"),
         click.option("--chunk-bytes", type=SizeType(), help="Size of a chunk, decoded.  [recipe; 64MiB]"),

@@ -1,0 +1,281 @@
+"""A damaged `data.mdb` never ends the process, in any verb, and never gives a wrong row."""
+
+import os
+import random
+import shutil
+import struct
+import subprocess
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from tests.cli.running import run
+from tests.tiers.pictures import RECIPE, assert_same_rows, fresh_rows, write_pictures
+
+import forebay as fb
+from forebay.errors import TierDamaged, TierUnusable
+from forebay.tiers import CachedImages, TierWarning, clear_tier, summarize_tier, verify_tier, warm
+from forebay.tiers.pages import Snapshot, read_metas
+
+DAMAGES = 208
+PAGE = 4096
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory) -> Path:
+    return write_pictures(tmp_path_factory.mktemp("damage") / "photos", 16)
+
+
+@pytest.fixture(scope="module")
+def sound(photos) -> bytes:
+    """A tier with branches, leaves, large values and free pages."""
+    tier = photos.parent / "sound"
+    source = fb.sources.images(photos)
+    for recipe in (RECIPE, fb.ImageRecipe(size=8), fb.ImageRecipe(size=64)):
+        warm(source, recipe, tier, workers=0)
+    descriptor = os.open(tier / "data.mdb", os.O_RDONLY)
+    meta = max(read_metas(descriptor), key=lambda meta: meta.transaction)
+    os.close(descriptor)
+    assert meta.main.depth > 1
+    assert meta.main.overflow_pages > 16
+    assert meta.free.entries
+    return (tier / "data.mdb").read_bytes()
+
+
+def pages_of(content: bytes) -> list[int]:
+    """The pages that begin as a meta page, a branch, a leaf or a large value does."""
+    kinds = {number: struct.unpack_from("=H", content, number * PAGE + 10)[0] for number in range(len(content) // PAGE)}
+    return [number for number, flags in kinds.items() if flags in (1, 2, 4, 8)]
+
+
+def nodes_of(content: bytes) -> list[tuple[int, int]]:
+    """Page and offset of every node of the branches and leaves."""
+    found = []
+    for number in pages_of(content):
+        flags, lower = struct.unpack_from("=HH", content, number * PAGE + 10)
+        if flags in (1, 2):
+            places = struct.unpack_from(f"={(lower - 16) // 2}H", content, number * PAGE + 16)
+            found += [(number, number * PAGE + place) for place in places]
+    return found
+
+
+def damaged(content: bytes, seed: int) -> tuple[str, bytes]:
+    """The file with one damage: of a bit, of a header, of a node, or of a whole page."""
+    rng, spoilt = random.Random(seed), bytearray(content)
+    number = rng.choice(pages_of(content))
+    start = number * PAGE
+    kind = ("flip", "length", "header", "length", "node", "zero", "length", "noise", "swap", "meta", "cut")[seed % 11]
+    if kind == "flip":
+        spoilt[rng.randrange(len(spoilt))] ^= 1 << rng.randrange(8)
+    elif kind == "header":
+        spoilt[start + rng.randrange(16)] ^= 1 << rng.randrange(8)
+    elif kind == "length":  # or the flags, or the key's length, of a node
+        number, start = nodes_of(content)[rng.randrange(len(nodes_of(content)))]
+        spoilt[start + rng.randrange(8)] ^= 1 << rng.randrange(8)
+    elif kind == "node":
+        spoilt[start + rng.choice((rng.randrange(16, 200), rng.randrange(2000, PAGE)))] ^= 1 << rng.randrange(8)
+    elif kind == "zero":
+        spoilt[start : start + PAGE] = bytes(PAGE)
+    elif kind == "noise":
+        spoilt[start : start + 64] = rng.randbytes(64)
+    elif kind == "swap":
+        other = rng.choice(pages_of(content)) * PAGE
+        spoilt[start : start + PAGE] = content[other : other + PAGE]
+    elif kind == "meta":
+        spoilt[rng.randrange(2) * PAGE + rng.randrange(152)] ^= 1 << rng.randrange(8)
+    else:
+        del spoilt[rng.randrange(len(spoilt)) :]
+    return f"{seed} {kind} page {number}", bytes(spoilt)
+
+
+def outcomes(tier: Path, photos: Path, expected: list) -> Iterator[str]:
+    """Run every verb on a tier; what each ended with. A wrong row is an `AssertionError`."""
+    source = fb.sources.images(photos)
+
+    def read() -> None:
+        with CachedImages(source, RECIPE, l1=0, l2=tier) as images:
+            assert_same_rows(images.read(range(len(images))), expected)
+
+    verbs: list[Callable[[], object]] = [
+        lambda: summarize_tier(str(tier)),
+        lambda: verify_tier(str(tier)),
+        read,
+        lambda: warm(source, fb.ImageRecipe(size=24), tier, workers=0),
+        read,
+        lambda: verify_tier(str(tier)),
+        lambda: clear_tier(str(tier)),
+    ]
+    for verb in verbs:
+        try:
+            yield "sound" if getattr(verb(), "sound", True) else "bad"
+        except TierUnusable as error:
+            yield type(error).__name__
+
+
+def play(photos: Path, sound: Path, work: Path, first: int, last: int) -> None:
+    """In a process of its own: every damage of some seeds."""
+    content = sound.read_bytes()
+    source = fb.sources.images(photos)
+    expected = fresh_rows(source, CachedImages(source, RECIPE).recipe)
+    warnings.simplefilter("ignore", TierWarning)
+    noticed = 0
+    for seed in range(first, last):
+        shutil.rmtree(work, ignore_errors=True)
+        work.mkdir()
+        what, spoilt = damaged(content, seed)
+        print(what, flush=True)
+        (work / "users").touch()
+        (work / "data.mdb").write_bytes(spoilt)
+        ended = list(outcomes(work, photos, expected))
+        print("  ", *ended, flush=True)
+        noticed += ended[1] != "sound"
+        assert ended[-1] == "sound", "it can always be cleared"
+    print("noticed", noticed)
+
+
+@pytest.fixture
+def memory() -> Iterator[Path]:
+    """A folder that is quick to sync."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None) as folder:
+        yield Path(folder)
+
+
+def test_no_damage_ends_the_process_or_gives_a_wrong_row(photos, sound, tmp_path, memory):
+    (tmp_path / "sound.mdb").write_bytes(sound)
+    code = "import sys; from pathlib import Path; from tests.tiers.test_tier_damage import play; "
+    code += "play(*map(Path, sys.argv[1:4]), *map(int, sys.argv[4:]))"
+    ran = subprocess.run(
+        [sys.executable, "-c", code, photos, tmp_path / "sound.mdb", memory / "work", "0", str(DAMAGES)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert ran.returncode == 0, f"{ran.returncode}: {ran.stdout[-300:]} {ran.stderr[-2000:]}"
+    assert int(ran.stdout.split()[-1]) > DAMAGES // 2
+
+
+@pytest.fixture
+def tier(sound, tmp_path) -> Path:
+    folder = tmp_path / "tier"
+    folder.mkdir()
+    (folder / "users").touch()
+    (folder / "data.mdb").write_bytes(sound)
+    return folder
+
+
+def overwrite(tier: Path, offset: int, content: bytes) -> None:
+    with open(tier / "data.mdb", "r+b") as file:
+        file.seek(offset)
+        file.write(content)
+
+
+def large_entries(tier: Path) -> list:
+    descriptor = os.open(tier / "data.mdb", os.O_RDONLY)
+    meta = max(read_metas(descriptor), key=lambda meta: meta.transaction)
+    found = [entry for entry in Snapshot(descriptor, PAGE, meta.transaction).entries() if entry.page]
+    os.close(descriptor)
+    return found
+
+
+def test_a_value_whose_length_grew_by_a_gigabyte_is_bad_and_all_others_are_read(tier, photos):
+    """The bit that made LMDB copy past the end of its map."""
+    content = (tier / "data.mdb").read_bytes()
+    for entry in large_entries(tier):
+        node = struct.pack("=IHH", entry.size, 1, len(entry.key)) + entry.key
+        assert node in content
+        content = content.replace(node, struct.pack("=I", entry.size | 1 << 29) + node[4:])
+    (tier / "data.mdb").write_bytes(content)
+    ran = run("tier", "verify", tier, code=1)
+    assert "is damaged" in ran.err
+    assert f"run `forebay tier clear {tier}`" in ran.err
+    assert "is damaged" in run("tier", "stats", tier, code=1).err
+    source = fb.sources.images(photos)
+    with CachedImages(source, RECIPE, l1=0, l2=tier) as images, pytest.warns(TierWarning, match="damaged"):
+        assert_same_rows(images.read(range(len(images))), fresh_rows(source, images.recipe))
+    assert "removed" in run("tier", "clear", tier).out
+    assert not (tier / "data.mdb").exists()
+
+
+def test_a_large_value_whose_header_counts_other_pages_is_named_by_verify_and_not_replaced(tier, photos):
+    entries = large_entries(tier)
+    for entry in entries:
+        overwrite(tier, entry.page * PAGE + 12, struct.pack("=I", 1 << 20))
+    report = verify_tier(str(tier))
+    assert [bad.reason for bad in report.bad] == ["page"] * len(entries)
+    source = fb.sources.images(photos)
+    with CachedImages(source, RECIPE, l1=0, l2=tier) as images:
+        with pytest.warns(TierWarning, match=r"damaged.*forebay tier clear"):
+            assert_same_rows(images.read(range(len(images))), fresh_rows(source, images.recipe))
+        assert "is damaged" in images.statistics().writing_off
+        assert images.statistics().written == 0
+
+
+def test_pages_are_checked_before_the_first_write_and_training_continues_from_the_source(tier, photos):
+    """The list of free pages is damaged: no read meets it, but a write would."""
+    descriptor = os.open(tier / "data.mdb", os.O_RDONLY)
+    root = max(read_metas(descriptor), key=lambda meta: meta.transaction).free.root
+    os.close(descriptor)
+    overwrite(tier, root * PAGE + PAGE - 200, b"\xff" * 200)
+    source = fb.sources.images(photos)
+    with CachedImages(source, fb.ImageRecipe(size=24), l2=tier) as images:
+        rows = images.read(range(len(images)))
+        with pytest.warns(TierWarning, match="is damaged"):
+            images.flush()
+        assert_same_rows(rows, fresh_rows(source, images.recipe))
+        assert images.statistics().written == 0
+        assert "is damaged" in images.statistics().writing_off
+    with pytest.raises(TierDamaged, match="run `forebay tier clear"):
+        summarize_tier(str(tier))
+
+
+def test_a_tier_that_is_damaged_and_open_elsewhere_is_not_emptied_page_by_page(tier, photos):
+    source = fb.sources.images(photos)
+    with CachedImages(source, RECIPE, l1=0, l2=tier) as images:
+        images[0]
+        entry = large_entries(tier)[0]
+        overwrite(tier, entry.page * PAGE + 10, b"\0\0")
+        with pytest.raises(TierUnusable, match="end the processes that use it"):
+            clear_tier(str(tier))
+    assert clear_tier(str(tier)).in_use is False
+
+
+def test_a_file_that_is_cut_short_while_it_is_open_gives_misses(tier, photos):
+    source = fb.sources.images(photos)
+    with CachedImages(source, RECIPE, l1=0, l2=tier) as images:
+        images[0]
+        os.truncate(tier / "data.mdb", PAGE * 8)
+        with pytest.warns(TierWarning, match="damaged"):
+            assert_same_rows(images.read(range(len(images))), fresh_rows(source, images.recipe))
+
+
+def test_what_is_not_a_tier_is_neither_filled_nor_cleared(photos, tmp_path):
+    source = fb.sources.images(photos)
+    with pytest.raises(TierUnusable, match="holds other files"):
+        warm(source, RECIPE, photos, workers=0)
+    assert "choose a folder that is new or empty" in run("warm", photos, "--l2", photos, code=1).err
+    foreign = tmp_path / "foreign"
+    foreign.mkdir()
+    (foreign / "data.mdb").write_bytes(b"precious")
+    with pytest.raises(TierUnusable, match="forebay did not make"):
+        clear_tier(str(foreign))
+    assert (foreign / "data.mdb").read_bytes() == b"precious"
+
+
+def test_clearing_removes_a_link_and_not_what_it_leads_to(tier, tmp_path):
+    shutil.copy(tier / "data.mdb", tmp_path / "elsewhere.mdb")
+    (tier / "data.mdb").unlink()
+    (tier / "data.mdb").symlink_to(tmp_path / "elsewhere.mdb")
+    (tier / "notes.txt").write_text("mine")
+    clear_tier(str(tier))
+    assert (tmp_path / "elsewhere.mdb").exists()
+    assert sorted(path.name for path in tier.iterdir()) == ["notes.txt", "users"]
+
+
+def test_a_cache_is_not_built_into_a_tier(tier, photos):
+    ran = run("build", "images", photos, "--into", tier, "--size", 32, "--workers", 0, code=1)
+    assert f"'{tier}' holds a tier (data.mdb)" in ran.err
+    assert "another folder" in ran.err
+    assert sorted(path.name for path in tier.iterdir()) == ["data.mdb", "users"]

@@ -1,4 +1,4 @@
-"""The fault campaign, a small one: no fault of it may lead to a finding. `python -m forebay.testing.campaign` runs more."""
+"""A small fault campaign, which must lead to no finding; `python -m forebay.testing.campaign` runs a longer one."""
 
 import subprocess
 import sys

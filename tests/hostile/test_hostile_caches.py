@@ -1,5 +1,6 @@
-"""A stranger's cache: for every reading and maintaining verb a clear error or the right rows, within 10 s and 1 GiB, with
-nothing outside touched. The corpus is made by `forebay.testing.campaign.hostile`; every digest in it is right.
+"""A stranger's cache: every verb gives a clear error or the right rows, within 10 s and 1 GiB, and touches nothing outside.
+
+The corpus is made by `forebay.testing.campaign.hostile`; every digest in it is right.
 """
 
 import json

@@ -49,7 +49,7 @@ class ImageSource(Source):
     labels: Labels = "sidecar"
 
     def describe(self) -> Mapping[str, Any]:
-        described = {"kind": self.kind, "root": self.root, "patterns": list(self.patterns)}
+        described: dict[str, Any] = {"kind": self.kind, "root": self.root, "patterns": list(self.patterns)}
         described |= stated_limit(self.max_sample_bytes, MAX_IMAGE_BYTES)
         return described if self.labels == "sidecar" else {**described, "labels": self.labels}
 

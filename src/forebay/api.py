@@ -250,7 +250,7 @@ def _prepared(store: Store, source: Source | None, recipe: AnyRecipe, layer: str
         raise RecipeInvalid(f"the recipe '{recipe.kind}' makes base rows and needs a source")
     _check_source(source)
     base = cast(Recipe, recipe)
-    plan = prepare_base(store, source, base, layer, partial(_planning, terms), terms.memory_limit)
+    plan = prepare_base(store, source, base, layer, partial(_planning, terms), terms.memory_limit, terms.max_failures)
     return base_workplace(store, source, base, layer, plan, newest_generation(store))
 
 

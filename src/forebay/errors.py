@@ -42,6 +42,8 @@ ForebayError
 ├── BuildFailed          some chunks could not be made
 │   ├── TooManyFailures  more samples failed than the caller allows
 │   ├── NothingMade      every sample failed
+│   ├── ChunkFailed      every sample of a chunk failed, and this was not allowed
+│   ├── SourceEmpty      the source has no samples, or no row came of them
 │   └── WorkersFailed    worker processes end before they begin
 ├── BuildStopped         the build was asked to stop
 ├── StateMismatch        a loader's state is of another cache, generation or order
@@ -410,13 +412,45 @@ class TooManyFailures(BuildFailed):
 
 
 class NothingMade(BuildFailed):
-    def __init__(self, root: str, failures: int, reason: str, count: int, example: str, advice: str) -> None:
+    """Every sample failed, of a trial before anything was written or of the whole source."""
+
+    def __init__(
+        self, root: str, failures: int, reason: str, count: int, example: str, advice: str, *, sampled: bool = False
+    ) -> None:
         self.root, self.failed = root, {}
         self.failures, self.reason, self.count, self.example = failures, reason, count, example
+        what = "sample(s) that were tried" if sampled else "sample(s)"
+        skip = ", or pass --max-failures 100% to build all the same" if sampled else ""
         ForebayError.__init__(
             self,
-            f"nothing could be made: all {failures:,} sample(s) failed, {count:,} as '{reason}' ({example}); "
-            f"{advice}; what is at '{root}' keeps to this source and recipe, delete it or choose another root",
+            f"nothing could be made: all {failures:,} {what} failed, {count:,} as '{reason}' ({example}); "
+            f"{advice}{skip}; nothing was published at '{root}', so the corrected command can use it",
+        )
+
+
+class ChunkFailed(BuildFailed):
+    """Every sample of a chunk failed, and the caller did not say that this is allowed."""
+
+    def __init__(
+        self, root: str, chunk: int, failures: int, reason: str, count: int, example: str, advice: str
+    ) -> None:
+        self.root, self.chunk, self.failures = root, chunk, failures
+        self.reason, self.count, self.example, self.advice = reason, count, example, advice
+        self.failed = {chunk: f"all {failures:,} samples failed"}
+        ForebayError.__init__(
+            self,
+            f"all {failures:,} samples of chunk {chunk} failed, {count:,} as '{reason}' ({example}); {advice}, or pass "
+            f"--max-failures 100% to build past it; what was made before is kept at '{root}'",
+        )
+
+
+class SourceEmpty(BuildFailed):
+    """There is nothing to build: the files of a source hold no samples, or the recipe made no row of any."""
+
+    def __init__(self, root: str, problem: str) -> None:
+        self.root, self.failed, self.problem = root, {}, problem
+        ForebayError.__init__(
+            self, f"nothing to build: {problem}; nothing was published at '{root}', name a source that has samples"
         )
 
 

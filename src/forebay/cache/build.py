@@ -20,7 +20,7 @@ from forebay.cache.publish import publish, sound_record
 from forebay.cache.records import Progress
 from forebay.cache.schedule import Answer, Schedule
 from forebay.cache.work import BuildJob, Job
-from forebay.errors import BuildFailed, BuildStopped, DiskFull, SourceChanged, WorkersFailed
+from forebay.errors import BuildFailed, ChunkFailed, BuildStopped, DiskFull, SourceChanged, WorkersFailed
 from forebay.format import layout
 from forebay.format.chunk import ChunkRecord
 from forebay.store.base import Store, holds, is_full
@@ -205,6 +205,8 @@ class Build:
             raise self._disk_full()
         if refused.trouble == "source-changed" and isinstance(self._job, BuildJob):
             raise SourceChanged(self._store.address, refused.files)
+        if refused.reasons is not None:
+            raise ChunkFailed(self._store.address, refused.chunk, *refused.reasons)
         self._give_up(refused.chunk, refused.reason)
 
     def _lost(self, chunk: int) -> None:
@@ -267,6 +269,7 @@ class Build:
                 rows=self._tally.rows,
                 read_bytes=self._tally.read,
                 written_bytes=self._tally.written_bytes,
+                failures=self._tally.failures,
                 seconds=time.monotonic() - self._started,
                 workers=len(crew.pids()),
                 busy=len(self._running),

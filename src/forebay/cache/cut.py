@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from math import ceil
 from typing import get_args
@@ -10,11 +10,12 @@ from typing import get_args
 import msgspec
 import numpy as np
 
+from forebay.cache.nothing import Reasons
 from forebay.columns import Codec, Column
 from forebay.errors import ForebayError, FunctionFailed, RecipeInvalid
 from forebay.format.chunk import EncodedChunk, encode_chunk
 from forebay.recipe import ChunkTarget, Recipe, Rows, join_rows
-from forebay.source import Part, Sample, Source, SourceFile, Unit
+from forebay.source import Failure, Part, Sample, Source, SourceFile, Unit
 
 CAP_BYTES = 128 * 1024 * 1024
 OVERWEIGHT = 1.25  # how far a chunk may go past its weight, unless one part alone does
@@ -43,6 +44,11 @@ class Trial:
     head_bytes: int  # every chunk has a header
     stored_bytes: int  # index and data, which grow with the rows
     made: Rows | None = None
+    reasons: Reasons = field(default_factory=Reasons)  # why samples failed
+
+    @property
+    def all_failed(self) -> bool:
+        return 0 < self.samples <= self.failures
 
     def scaled(self, amount: float, total: int) -> float:
         """What was counted in the sample, for a source that weighs `total`."""
@@ -106,6 +112,7 @@ def try_recipe(source: Source, files: Sequence[SourceFile], recipe: Recipe, budg
     rows = join_rows([rows for _, rows in made], recipe.columns())
     used = [glance for glance, _ in made]
     samples = sum(glance.count for glance in used)
+    reasons = Reasons([*(failure for glance in used for failure in glance.failures), *rows.failures])
     encoded = _encoded(rows, recipe.columns(), samples)
     seconds = time.perf_counter() - started
     rows_from = getattr(recipe, "rows_from", None)
@@ -113,12 +120,13 @@ def try_recipe(source: Source, files: Sequence[SourceFile], recipe: Recipe, budg
         weight=max(1, sum(glance.weight for glance in used)),
         seconds=seconds,
         samples=samples,
-        failures=len(rows.failures) + sum(glance.failures for glance in used),
+        failures=len(reasons),
         rows=rows_from(rows.statistics) if rows_from else encoded.meta.rows,
         raw_bytes=sum(column.nbytes for column in rows.columns.values()),
         head_bytes=len(encoded.buffers[0]),
         stored_bytes=_body_bytes(encoded),
         made=rows,
+        reasons=reasons,
     )
 
 
@@ -155,7 +163,7 @@ class Glance:
 
     def __init__(self, source: Source, parts: Sequence[Part]) -> None:
         self.count = 0
-        self.failures = 0
+        self.failures: list[Failure] = []
         self.weight = sum(part.weight for part in parts)
         self._read = getattr(source, "glance", source.read)
         self._parts = parts
@@ -167,7 +175,7 @@ class Glance:
                 if isinstance(sample, Sample):
                     yield sample
                 else:
-                    self.failures += 1
+                    self.failures.append(sample)
 
 
 def bytes_by_codec(trial: Trial, recipe: Recipe) -> dict[str, int]:

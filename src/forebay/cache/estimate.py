@@ -27,6 +27,7 @@ def estimate_build(source: Source, recipe: Recipe, store: Store | None, workers:
     heads = chunks * trial.head_bytes
     stored = round(trial.scaled(trial.stored_bytes, total) + heads)
     free = store.free_bytes() if store else None
+    reason, _, example = trial.reasons.most_frequent() if trial.failures else ("", 0, "")
     return Estimate(
         files=len(files),
         source_weight=total,
@@ -45,8 +46,20 @@ def estimate_build(source: Source, recipe: Recipe, store: Store | None, workers:
         statistics=_scaled_statistics(trial, total),
         free_bytes=free,
         fits=free is None or stored <= free,
-        notes=() if identity_of(recipe) is None else (WITH_DUPLICATES,),
+        failure_reason=reason,
+        failure_example=example,
+        all_failed=trial.all_failed,
+        notes=_notes(recipe, trial),
     )
+
+
+def _notes(recipe: Recipe, trial: Trial) -> tuple[str, ...]:
+    notes = [] if identity_of(recipe) is None else [WITH_DUPLICATES]
+    if trial.failures:
+        reason, count, example = trial.reasons.most_frequent()
+        tried = f"{trial.failures:,} of the {trial.samples:,} sample(s) that were tried failed"
+        notes.append(f"{tried}, {count:,} as '{reason}' ({example}); {trial.reasons.advice()}")
+    return tuple(notes)
 
 
 def _most_sampled(source: Source, recipe: Recipe) -> int:

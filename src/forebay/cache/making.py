@@ -8,13 +8,21 @@ from dataclasses import dataclass, field, replace
 from forebay.cache.build import Build, Tally, Terms, Weigh
 from forebay.cache.crew import Engine
 from forebay.cache.freshness import Freshness, check_freshness
-from forebay.cache.nothing import check_something_made
+from forebay.cache.nothing import check_something_made, unbind
 from forebay.cache.plan import Plan, check_kind, files_apart
 from forebay.cache.publish import UNPUBLISHED, chunk_files, lost_chunks, newest_generation, publish, sound_record
 from forebay.cache.records import BuildReport
 from forebay.cache.verify import check_index
 from forebay.cache.work import BaseJob, BuildJob, ChunkJob, LayerJob, RepairJob
-from forebay.errors import BuildFailed, DiskFull, ForebayError, InputIncomplete, SourceChanged
+from forebay.errors import (
+    BuildFailed,
+    ChunkFailed,
+    DiskFull,
+    ForebayError,
+    InputIncomplete,
+    SourceChanged,
+    TooManyFailures,
+)
 from forebay.format import layout
 from forebay.format.chunk import ChunkRecord
 from forebay.format.generation import ChunkTable, Generation
@@ -103,19 +111,26 @@ def _build_missing(place: Workplace, wanted: Iterable[int], engine: Engine, term
         tally.failed |= again.failed
         tally.present -= len(lost) - len(again.records)
     try:
-        Build(BuildJob(place.job), missing, tally, terms, place.streams, place.weigh).run(engine)
-    except BaseException:
+        job = BuildJob(place.job, all_may_fail=terms.max_failures is not None)
+        Build(job, missing, tally, terms, place.streams, place.weigh).run(engine)
+    except BaseException as error:
         # That what was made cannot be listed now must not hide why the build ended; a rerun lists it.
         with suppress(OSError, ForebayError):
             publish(store, {layer: tally.records.values()}, terms.versions)
+            if isinstance(error, ChunkFailed | TooManyFailures):
+                unbind(store, layer)
         raise
     generation = publish(store, {layer: tally.records.values()}, terms.versions)
     report = _report(store, layer, tally, generation, time.monotonic() - started, notes)
     if tally.failed:
         raise BuildFailed(store.address, tally.failed)
     made = generation.table(layer)
-    if len(made) == len(place.chunks):
-        check_something_made(store, layer, made)
+    if len(made) == len(place.chunks) and isinstance(place.job, BaseJob):
+        try:
+            check_something_made(store, layer, made)
+        except BuildFailed:
+            unbind(store, layer)
+            raise
     return report
 
 

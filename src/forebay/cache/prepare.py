@@ -4,14 +4,24 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from forebay.cache.cut import OnCut, chunk_weight, cut_source, try_recipe
+from forebay.cache.cut import OnCut, Trial, chunk_weight, cut_source, try_recipe
 from forebay.cache.duplicates import deduplicate
+from forebay.cache.nothing import ENOUGH_SAMPLES, allows_all
 from forebay.cache.plan import Plan, Segment, check_kind, files_apart, load_plan
 from forebay.cache.presence import column_homes
 from forebay.cache.publish import begin_cache, layers_of, newest_generation, read_cache_document, read_recipe_document
 from forebay.cache.verify import check_index
 from forebay.columns import Column
-from forebay.errors import DiskFull, IndexCorrupt, RecipeInvalid, RecipeMismatch, SourceInvalid, SourceNotFound
+from forebay.errors import (
+    DiskFull,
+    IndexCorrupt,
+    NothingMade,
+    RecipeInvalid,
+    RecipeMismatch,
+    SourceEmpty,
+    SourceInvalid,
+    SourceNotFound,
+)
 from forebay.format import layout
 from forebay.format.layout import FORMAT_VERSION
 from forebay.format.sealed import seal
@@ -32,18 +42,35 @@ from forebay.store.base import Buffer, Store, is_full
 
 
 def prepare_base(
-    store: Store, source: Source, recipe: Recipe, layer: str, on_cut: OnCut, memory_limit: int | None = None
+    store: Store,
+    source: Source,
+    recipe: Recipe,
+    layer: str,
+    on_cut: OnCut,
+    memory_limit: int | None = None,
+    max_failures: int | float | None = None,
 ) -> Plan:
-    """The plan of a cache whose base layer this recipe makes."""
+    """The plan of a cache whose base layer this recipe makes.
+
+    A new source of which every sample that planning tries fails is refused, unless all of them may fail.
+    """
     try:
-        return _begun(store, source, recipe, layer, on_cut, memory_limit)
+        return _begun(store, source, recipe, layer, on_cut, memory_limit, max_failures)
     except OSError as error:
         if not is_full(error):
             raise
         raise DiskFull(store.address, sum(map(source.weight, source.files())), store.free_bytes() or 0) from error
 
 
-def _begun(store: Store, source: Source, recipe: Recipe, layer: str, on_cut: OnCut, memory_limit: int | None) -> Plan:
+def _begun(
+    store: Store,
+    source: Source,
+    recipe: Recipe,
+    layer: str,
+    on_cut: OnCut,
+    memory_limit: int | None,
+    max_failures: int | float | None,
+) -> Plan:
     newest = newest_generation(store)
     if newest is not None:
         check_index(store, newest)
@@ -58,7 +85,12 @@ def _begun(store: Store, source: Source, recipe: Recipe, layer: str, on_cut: OnC
             raise SourceInvalid(
                 f"all of the source lies in '{store.address}', where the cache would be; choose another"
             )
-        first = first_segment(source, files, recipe, on_cut)
+        trial = try_recipe(source, files, recipe) if files else None
+        if trial is not None and not allows_all(max_failures):
+            _check_trial(store, source, files, trial)
+        first = first_segment(source, files, recipe, on_cut, trial)
+        if not len(first):
+            raise SourceEmpty(store.address, f"none of the {len(files):,} file(s) of the source has a sample")
         draft = deduplicate(store, source, recipe, first, plan, on_cut, memory_limit)
     cache = begin_cache(store, layer)
     if cache.base != layer:
@@ -72,11 +104,23 @@ def _begun(store: Store, source: Source, recipe: Recipe, layer: str, on_cut: OnC
     return load_plan(store)
 
 
-def first_segment(source: Source, files: Sequence[SourceFile], recipe: Recipe, on_cut: OnCut) -> Segment:
+def _check_trial(store: Store, source: Source, files: Sequence[SourceFile], trial: Trial) -> None:
+    """Refuse a source of which nothing can be made, before all of it is read."""
+    if not trial.all_failed:
+        return
+    if trial.samples >= ENOUGH_SAMPLES or trial.weight >= sum(map(source.weight, files)):
+        reasons = trial.reasons
+        raise NothingMade(store.address, len(reasons), *reasons.most_frequent(), reasons.advice(), sampled=True)
+
+
+def first_segment(
+    source: Source, files: Sequence[SourceFile], recipe: Recipe, on_cut: OnCut, trial: Trial | None = None
+) -> Segment:
     """The plan of a source that was never planned; the same source gives the same segment."""
     if not files:
         raise SourceNotFound(str(source.describe()))
-    weight = chunk_weight(recipe.chunk_target(), try_recipe(source, files, recipe), source.unit)
+    trial = trial or try_recipe(source, files, recipe)
+    weight = chunk_weight(recipe.chunk_target(), trial, source.unit)
     chunks = cut_source(source, files, weight, {}, on_cut)
     return Segment.of(chunks, number=0, first_chunk=0, source=source.describe(), weight=weight)
 

@@ -129,7 +129,7 @@ def publish(
     """The newest generation, after one more if there are chunks that it does not list.
 
     `made` are records of chunks that this process wrote itself, by layer; any other unlisted chunk is adopted by
-    reading and hashing it. One that is not sound is not listed; its key goes into `skipped`. Where there is nothing to
+    reading and hashing it. One that is not sound is not listed; its key goes into `skipped`. Where there is no row to
     list at all, nothing is published, and the answer has the number UNPUBLISHED.
     """
     while True:
@@ -137,7 +137,7 @@ def publish(
         draft = _draft(store, newest, made, versions, set() if skipped is None else skipped)
         if newest is not None and newest.same_content(draft):
             return newest
-        if newest is None and not any(map(len, draft.layers.values())):
+        if newest is None and not any(int(table.rows.sum()) for table in draft.layers.values()):
             return draft.numbered(UNPUBLISHED)
         number = newest.number + 1 if newest else 0
         if store.create(layout.generation(number), draft.numbered(number).encode(hmac_key())):

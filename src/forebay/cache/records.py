@@ -17,6 +17,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     rows: int = 0
     read_bytes: int = 0
     written_bytes: int = 0
+    failures: int = 0  # samples that could not be made
     seconds: float = 0.0
     workers: int = 0
     busy: int = 0
@@ -209,6 +210,9 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
     statistics: dict[str, int]  # what the recipe counts, scaled
     free_bytes: int | None
     fits: bool
+    failure_reason: str = ""  # the most frequent one
+    failure_example: str = ""
+    all_failed: bool = False  # every sample that was tried
     notes: tuple[str, ...] = ()
 
 

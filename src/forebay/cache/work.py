@@ -6,15 +6,25 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 
+import msgspec
 import numpy as np
 
 from forebay.cache.census import Sieve
+from forebay.cache.nothing import ENOUGH_SAMPLES, Reasons
 from forebay.cache.plan import Plan, load_plan
 from forebay.cache.presence import PRESENT, Home, column_homes, presence_name
 from forebay.cache.publish import layers_of, load_generation, read_recipe_document
 from forebay.cache.published import open_chunk, published_record, read_column
 from forebay.columns import Array, Columns, Ragged
-from forebay.errors import ChunkCorrupt, InputIncomplete, LayerNotFound, RecipeInvalid, RecipeMismatch, SourceChanged
+from forebay.errors import (
+    ChunkCorrupt,
+    ChunkFailed,
+    InputIncomplete,
+    LayerNotFound,
+    RecipeInvalid,
+    RecipeMismatch,
+    SourceChanged,
+)
 from forebay.format import layout
 from forebay.format.chunk import ChunkRecord, EncodedChunk, encode_chunk
 from forebay.format.generation import Generation
@@ -216,13 +226,17 @@ ChunkJob = BaseJob | LayerJob
 
 @dataclass(frozen=True)
 class BuildJob:
-    """Writing chunks that are not there."""
+    """Writing chunks that are not there; unless all samples may fail, one of which all did is not written."""
 
     chunks: ChunkJob
+    all_may_fail: bool = True
 
     def begin(self, chunk: int) -> Callable[[], ChunkRecord | None]:
         """Make one chunk, then write it; None where somebody else has written it meanwhile."""
-        return partial(write_chunk, self.chunks.store, self.chunks.layer, self.chunks.encode(chunk))
+        encoded = self.chunks.encode(chunk)
+        if not self.all_may_fail:
+            _check_chunk(self.chunks.store, encoded)
+        return partial(write_chunk, self.chunks.store, self.chunks.layer, encoded)
 
 
 @dataclass(frozen=True)
@@ -288,6 +302,15 @@ class Intake(Iterable[Sample]):
                     self.failures.append(sample)
                 elif kept:
                     yield sample
+
+
+def _check_chunk(store: Store, encoded: EncodedChunk) -> None:
+    """Refuse a chunk without a row if enough samples failed to say that something is wrong with all of them."""
+    meta = encoded.meta
+    if meta.rows or meta.failures < max(ENOUGH_SAMPLES, meta.samples):
+        return
+    reasons = Reasons(msgspec.json.decode(line, type=Failure) for line in bytes(encoded.buffers[-1]).splitlines())
+    raise ChunkFailed(store.address, meta.chunk, meta.failures, *reasons.most_frequent(), reasons.advice())
 
 
 def write_chunk(store: Store, layer: str, encoded: EncodedChunk, revision: int = 0) -> ChunkRecord | None:

@@ -21,7 +21,7 @@ def estimate() -> None:
 
     Takes the kind, the sources and the recipe options of `forebay build`. At most 5 % of the source is read, and of
     small sources a few whole documents, even if that is more. Duplicates are counted as if they stayed. With --into,
-    exit code 1 when the disk there cannot hold it.
+    exit code 1 when the disk there cannot hold it. Exit code 1 also when every sample that was tried failed.
 
     Example: forebay estimate tokens 'data/*.jsonl' --into caches/edu
     """
@@ -34,9 +34,11 @@ def estimate_command(kind: Kind) -> click.Command:
         settings = gathered(kind.name, from_file, from_cache, flags)
         found = api.estimate(settings.source, settings.recipe, into=settings.build.into, workers=settings.build.workers)
         show(found, as_json)
-        if not found.fits:
-            say_error(_no_room(settings.build.into, found))
-            click.get_current_context().exit(1)
+        problems = [_no_room(settings.build.into, found)] if not found.fits else []
+        problems += [_all_failed(found)] if found.all_failed else []
+        for problem in problems:
+            say_error(problem)
+        click.get_current_context().exit(int(bool(problems)))
 
     options: tuple[Decorator, ...] = (
         *FROM_OPTIONS,
@@ -49,6 +51,10 @@ def estimate_command(kind: Kind) -> click.Command:
     text = f"{kind.summary}\n\n{kind.details}\n\nExample: forebay estimate {kind.example} --into caches/{kind.name}"
     argument = click.argument("paths", nargs=-1, metavar="SOURCE...", callback=refuse_standard_input)
     return click.command(kind.name, help=text)(decorated(command, argument, *options))
+
+
+def _all_failed(found: Estimate) -> str:
+    return f"every sample that was tried failed, most as '{found.failure_reason}' ({found.failure_example})"
 
 
 def _no_room(into: str | None, found: Estimate) -> str:

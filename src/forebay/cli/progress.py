@@ -122,6 +122,7 @@ def _speeds(progress: Progress) -> list[str]:
     found = [f"{progress.rows / seconds:,.0f} rows/s"] if progress.rows else []
     found += [f"read {human_bytes(progress.read_bytes / seconds)}/s"] if progress.read_bytes else []
     found += [f"written {human_bytes(progress.written_bytes / seconds)}/s"] if progress.written_bytes else []
+    found += [f"{progress.failures:,} failed"] if progress.failures else []
     return found
 
 

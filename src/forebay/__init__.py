@@ -15,7 +15,20 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from forebay import errors, images, masks, sources, teachers, testing, tiers
-    from forebay.api import build, build_layers, clean, copy, estimate, gaps, grow, repair, status, summarize, verify
+    from forebay.api import (
+        build,
+        build_layers,
+        clean,
+        copy,
+        estimate,
+        gaps,
+        grow,
+        refresh,
+        repair,
+        status,
+        summarize,
+        verify,
+    )
     from forebay.cache.reader import Cache, RowId, open_cache
     from forebay.cache.records import Progress
     from forebay.columns import Column, Ragged
@@ -40,6 +53,7 @@ _HOMES = {
             "gaps",
             "grow",
             "masks",
+            "refresh",
             "repair",
             "status",
             "summarize",
@@ -65,8 +79,8 @@ __all__ = [
     "Cache", "CachedImages", "ChunkTarget", "Column", "Failure", "ImageRecipe", "LayerRecipe", "LocalStore",
     "MemoryStore", "Part", "Progress", "Ragged", "RawRecipe", "Recipe", "RowId", "Rows", "Sample", "Source",
     "SourceFile", "Store", "TeacherRecipe", "TokenRecipe", "build", "build_layers", "clean", "copy", "errors",
-    "estimate", "fingerprint", "gaps", "grow", "images", "masks", "open_cache", "repair", "sources", "status",
-    "summarize", "teachers", "testing", "tiers", "verify",
+    "estimate", "fingerprint", "gaps", "grow", "images", "masks", "open_cache", "refresh", "repair", "sources",
+    "status", "summarize", "teachers", "testing", "tiers", "verify",
 ]  # fmt: skip
 
 

@@ -5,7 +5,8 @@ Everything here takes the root of a cache (a folder's path or a store) and answe
 
 import os
 import socket
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from typing import Any, Literal, cast
@@ -23,7 +24,15 @@ from forebay.cache.making import Workplace, base_workplace, build_chunks, in_ord
 from forebay.cache.nothing import check_failures
 from forebay.cache.plan import load_plan
 from forebay.cache.prepare import prepare_base, prepare_layer
-from forebay.cache.publish import builder_versions, layers_of, load_generation, newest_generation, read_cache_document
+from forebay.cache.publish import (
+    builder_versions,
+    chunk_files,
+    layers_of,
+    load_generation,
+    newest_generation,
+    outdated_chunks,
+    read_cache_document,
+)
 from forebay.cache.publish import read_recipe_document as kept_recipe
 from forebay.cache.records import (
     BuildReport,
@@ -33,20 +42,24 @@ from forebay.cache.records import (
     Gaps,
     LayerSummary,
     Progress,
+    RefreshReport,
     RepairReport,
     Status,
     Summary,
     VerifyReport,
 )
-from forebay.cache.repair import Means, Mending, repair_chunks, repair_index
+from forebay.cache.refresh import amend_plan
+from forebay.cache.repair import Means, Mending, layer_height, repair_chunks, repair_index
 from forebay.cache.settle import settle
 from forebay.cache.status import SHOWN_FAILURES, cache_status, find_gaps
 from forebay.cache.summary import summarize_cache
-from forebay.cache.verify import newest_sound, verify_cache
+from forebay.cache.verify import check_index, newest_sound, verify_cache
 from forebay.engine import InlineEngine, LocalEngine
 from forebay.errors import (
     BuildFailed,
+    BuildStopped,
     Damaged,
+    ForebayError,
     LayerNotFound,
     LibraryMissing,
     RecipeInvalid,
@@ -148,6 +161,94 @@ def grow(
     plan, _ = append_to_plan(store, alike, own, partial(_planning, terms), memory_limit)
     place = base_workplace(store, alike, own, base, plan, newest_generation(store)).noting(notes)
     return build_chunks(place, place.chunks, _engine(workers), terms)
+
+
+def refresh(
+    root: Root,
+    *,
+    source: Source | None = None,
+    recipes: Mapping[str, AnyRecipe] | None = None,
+    drop_missing: bool = False,
+    workers: int | None = None,
+    memory_limit: int | None = None,
+    max_failures: int | float | None = None,
+    lease_seconds: float = LEASE_SECONDS,
+    on_progress: OnProgress | None = None,
+) -> RefreshReport:
+    """Make the chunks of changed source files again, as new revisions in a new generation.
+
+    Chunks keep their numbers, and generations that are there keep their files. Chunks of further layers that were made
+    from the old rows are made again too if their recipe can be opened here, or is passed in `recipes` by the name of
+    its layer; otherwise they are missing, and named. `drop_missing` leaves out the samples of files that are gone;
+    their rows are kept otherwise.
+    """
+    store, started = open_store(root), time.monotonic()
+    before = load_generation(store)
+    base = before.base
+    check_index(store, before)
+    reading = named_alike(source or reopen_source(load_plan(store).source), load_plan(store))
+    given = recipes or {}
+    own, notes = settle(store, reading, cast(Recipe, given.get(base) or _kept_recipe(store, base)), base)
+    prepare_layer(store, own, base)
+    workers = _own_workers(store) if workers is None else workers
+    told = _told_in_bytes(reading, on_progress or _silent)
+    terms = _terms(own, workers, memory_limit, max_failures, lease_seconds, told)
+    amended = amend_plan(store, reading, drop_missing=drop_missing)
+    chunks = tuple(outdated_chunks(before.table(base), amended.plan.revisions(base)).tolist())
+    with closing(_engine(workers)) as engine, _letting_go(own) as said:
+        place = base_workplace(store, reading, own, base, amended.plan, before).noting(notes)
+        built = build_chunks(place, chunks, engine, terms)
+        layers, missing = _refresh_layers(store, given, engine, terms)
+    newest = load_generation(store)
+    return RefreshReport(
+        root=store.address,
+        changed=dict(amended.changed),
+        dropped=amended.dropped,
+        touched=amended.touched,
+        chunks=chunks,
+        rows_before=int(before.table(base).rows.sum()),
+        rows=int(newest.table(base).rows.sum()),
+        layers=layers,
+        missing=missing,
+        generation=newest.number,
+        seconds=time.monotonic() - started,
+        notes=(*built.notes, *_still_missing(amended.missing), *said),
+    )
+
+
+def _refresh_layers(
+    store: Store, recipes: Mapping[str, AnyRecipe], engine: Engine, terms: Terms
+) -> tuple[dict[str, tuple[int, ...]], dict[str, str]]:
+    """Make chunks of further layers again, each layer after those it reads; those that cannot be made, with why."""
+    made: dict[str, tuple[int, ...]] = {}
+    missing: dict[str, str] = {}
+    newest, plan = load_generation(store), load_plan(store)
+    above = sorted((name for name in newest.layers if name != newest.base), key=partial(layer_height, newest))
+    for layer in above:
+        asked = plan.revisions(layer)
+        wanted = tuple(chunk for chunk, there in sorted(chunk_files(store, layer).items()) if there < asked[chunk])
+        if not wanted:
+            continue
+        try:
+            with ExitStack() as ending:
+                recipe = cast(LayerRecipe, _recipe_until(ending, store, recipes.get(layer), layer))
+                place = layer_workplace(store, recipe, layer, load_generation(store))
+                build_chunks(place, wanted, engine, terms)
+            made[layer] = wanted
+        except BuildStopped:
+            raise
+        except ForebayError as error:
+            missing[layer] = str(error)
+    return made, missing
+
+
+def _still_missing(paths: Sequence[str]) -> tuple[str, ...]:
+    if not paths:
+        return ()
+    return (
+        f"{len(paths):,} planned file(s) are gone (the first is '{paths[0]}'); their rows are kept, --drop-missing "
+        f"leaves them out",
+    )
 
 
 def verify(

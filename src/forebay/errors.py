@@ -36,6 +36,7 @@ ForebayError
 ├── FunctionFailed       the function that is a source raised something
 ├── SourceUnreadable     a file of the source cannot be decompressed or understood
 ├── SourceChanged        a file behind a planned slice is not what it was
+├── SourceMoving         a file of the source keeps changing while it is read
 ├── HubUnreachable       the Hugging Face hub does not answer, or not in time
 ├── HubNotFound          the hub has no such repository, revision or file, or not for this user
 ├── DownloadCorrupt      what came from the hub is not what the hub lists
@@ -359,7 +360,21 @@ class SourceChanged(ForebayError):
         shown = "; ".join(f"'{path}' {how}" for path, how in list(files.items())[:3])
         more = f" and {len(files) - 3} more" if len(files) > 3 else ""
         super().__init__(
-            f"the source of '{root}' is not what it was: {shown}{more}; put the old content back, or build a new cache"
+            f"the source of '{root}' is not what it was: {shown}{more}; run `forebay refresh {root}` to make its rows "
+            f"again, or put the old content back"
+        )
+
+
+class SourceMoving(ForebayError):
+    """A source changes faster than it can be read; what is planned of it has not changed."""
+
+    def __init__(self, root: str, files: Sequence[str]) -> None:
+        self.root, self.files = root, tuple(files)
+        shown = ", ".join(f"'{path}'" for path in self.files[:3])
+        more = f" and {len(self.files) - 3} more" if len(self.files) > 3 else ""
+        super().__init__(
+            f"{shown}{more} kept changing while chunks of '{root}' were made from it; nothing is wrong with what is "
+            f"published, run the same command again when nobody writes to the source"
         )
 
 

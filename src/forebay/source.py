@@ -26,8 +26,16 @@ class SourceFile(msgspec.Struct, frozen=True):
     etag: str = ""
     stream: bool = False
     digest: int | None = None
+    ctime_ns: int = 0  # when its content or its facts last changed, which nobody can set; 0: unknown
+    inode: int = 0  # 0: unknown
 
     def same_identity(self, other: "SourceFile") -> bool:
+        """Whether nothing shows that it changed: also a new content of the same size, dated back, has another ctime."""
+        pairs = ((self.ctime_ns, other.ctime_ns), (self.inode, other.inode))
+        return self.same_look(other) and all(mine == theirs or not mine or not theirs for mine, theirs in pairs)
+
+    def same_look(self, other: "SourceFile") -> bool:
+        """Whether size, time and etag are the same: what a copy that keeps times keeps."""
         return (self.size, self.mtime_ns, self.etag) == (other.size, other.mtime_ns, other.etag)
 
 

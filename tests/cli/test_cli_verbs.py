@@ -311,3 +311,17 @@ def test_json_of_every_verb_is_json_and_nothing_else(tmp_path: Path):
         ran = run(*line, "--json")
         assert isinstance(ran.json, dict | list), line
         assert ran.err == "", line
+
+
+def test_refresh_makes_the_rows_of_an_edited_file_again_and_says_what_changed(tmp_path: Path):
+    root, source = build_lines(tmp_path)
+    assert "nothing to refresh" in run("refresh", root, "--workers", 0).out
+    source.write_text(source.read_text().replace("line 007", "line 700"))
+    assert f"forebay refresh {root}" in run("status", root, code=1).out
+    assert f"forebay refresh {root}" in run("build", root, code=1).err
+    shown = run("refresh", root, "--workers", 0).out
+    assert source.name in shown
+    assert "1 chunk" in shown
+    run("verify", root, "--full")
+    assert "stale" not in run("status", root).out
+    assert run("refresh", root, "--json").json["chunks"] == []

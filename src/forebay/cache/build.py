@@ -20,7 +20,7 @@ from forebay.cache.publish import publish, sound_record
 from forebay.cache.records import Progress
 from forebay.cache.schedule import Answer, Schedule
 from forebay.cache.work import BuildJob, Job
-from forebay.errors import BuildFailed, ChunkFailed, BuildStopped, DiskFull, SourceChanged, WorkersFailed
+from forebay.errors import BuildFailed, BuildStopped, ChunkFailed, DiskFull, SourceChanged, WorkersFailed
 from forebay.format import layout
 from forebay.format.chunk import ChunkRecord
 from forebay.store.base import Store, holds, is_full
@@ -167,9 +167,12 @@ class Build:
         return "mine"
 
     def _is_there(self, chunk: int) -> bool:
-        there = isinstance(self._job, BuildJob) and holds(self._store, layout.chunk(self._layer, chunk))
+        there = isinstance(self._job, BuildJob) and self._holds(self._job, chunk)
         self._tally.present += there
         return there
+
+    def _holds(self, job: BuildJob, chunk: int) -> bool:
+        return holds(self._store, layout.chunk(self._layer, chunk, job.revision(chunk)))
 
     def _take(self, event: Event) -> None:
         if event.chunk is not None:
@@ -211,8 +214,9 @@ class Build:
 
     def _lost(self, chunk: int) -> None:
         """Its worker died after computing it: it is there if it was written, and no try of its own if it was not."""
-        there = isinstance(self._job, BuildJob) and holds(self._store, layout.chunk(self._layer, chunk))
-        record = sound_record(self._store, self._layer, chunk, 0) if there else None
+        record = None
+        if isinstance(self._job, BuildJob) and self._holds(self._job, chunk):
+            record = sound_record(self._store, self._layer, chunk, self._job.revision(chunk))
         if record is None:
             self._again[chunk] = time.monotonic()
         else:

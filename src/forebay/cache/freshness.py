@@ -1,22 +1,25 @@
 """Whether the files behind a plan are still what they were.
 
-same size, same mtime           fresh
-other mtime                     its planned ranges are hashed again: same content is fresh, other content is changed
+same size, same times           fresh
+other mtime, ctime or inode     its planned ranges are hashed again: same content is fresh, other content is changed
 larger, planned ranges the same grown: what was planned holds, the rest can be appended
 smaller, or other content       changed
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 
 from forebay.cache.plan import Plan
 from forebay.cache.publish import sound_record
 from forebay.cache.published import open_chunk
 from forebay.cache.records import GONE
-from forebay.errors import Damaged
+from forebay.errors import Damaged, SourceChanged
 from forebay.format.generation import ChunkTable
 from forebay.source import Source, SourceFile
 from forebay.store.base import Store
+
+Same = Callable[[SourceFile, SourceFile], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +36,16 @@ class Freshness:
         return {**self.changed, **dict.fromkeys(self.missing, GONE)}
 
 
-def check_freshness(store: Store, source: Source, plan: Plan, layer: str, table: ChunkTable) -> Freshness:
-    """Look at every planned file; hash only those whose look changed."""
+def check_freshness(
+    store: Store, source: Source, plan: Plan, layer: str, table: ChunkTable, is_same: Same = SourceFile.same_identity
+) -> Freshness:
+    """Look at every planned file; hash only those whose look changed.
+
+    A file that was copied has another ctime and inode: what only reports passes `SourceFile.same_look`, so that it does
+    not read all of a source that was moved.
+    """
     past = Past(store, plan, layer, table)
+    ends = cache(plan.ends)  # asked for only where a file is another
     files_grow = getattr(source, "files_grow", True)
     changed: dict[str, str] = {}
     missing: list[str] = []
@@ -46,16 +56,33 @@ def check_freshness(store: Store, source: Source, plan: Plan, layer: str, table:
         except FileNotFoundError:
             missing.append(path)
             continue
-        if known.same_identity(found):
+        if is_same(known, found):
             continue
-        if found.size < known.size or (found.size != known.size and not files_grow):
+        if path not in ends():  # it had no samples, so none of them can be another
+            now[path] = found
+        elif found.size < known.size or (found.size != known.size and not files_grow):
             changed[path] = f"has {found.size:,} bytes, {known.size:,} were planned"
         elif not past.is_same(source, known, found):
             changed[path] = "has other content than was planned"
         else:
             now[path] = found
-    grown = tuple(path for path, found in now.items() if found.size > plan.files[path].size)
+    for path in [path for path, found in now.items() if path in ends() and found.size > plan.files[path].size]:
+        if not _ends_with_a_sample(source, now[path], ends()[path]):
+            changed[path] = "grew, and what was its last sample goes on in what was appended"
+            del now[path]
+    grown = tuple(path for path, found in now.items() if found.size > plan.files[path].size or path not in ends())
     return Freshness(changed, tuple(missing), grown, now)
+
+
+def _ends_with_a_sample(source: Source, file: SourceFile, end: int) -> bool:
+    """Whether a sample can begin where the planned part of a file that grew ends; of a stream, growing finds out."""
+    if file.stream:
+        return True
+    try:
+        next(iter(source.cuts(file, end, 1, 1)), None)
+    except SourceChanged:
+        return False
+    return True
 
 
 def check_content(store: Store, source: Source, plan: Plan, layer: str, table: ChunkTable) -> dict[str, str]:
@@ -77,28 +104,30 @@ class Past:
 
     def __init__(self, store: Store, plan: Plan, layer: str, table: ChunkTable) -> None:
         self._store, self._plan, self._layer, self._table = store, plan, layer, table
+        self._revisions = plan.revisions(layer)
         self._sums: dict[int, list[int]] = {}  # chunk -> digests of its parts
 
     def is_same(self, source: Source, known: SourceFile, found: SourceFile) -> bool:
         """Whether all that was read of a file is still so. A part that was never read cannot be stale."""
         if known.digest is not None:
             return source.digest(found, 0, known.size) == known.digest
-        places = self._plan.places_of(known.path)
-        return all(self._is_same_part(source, found, *place) for place in places)
+        return all(self.is_same_part(source, found, place) is not False for place in self._plan.places_of(known.path))
 
-    def _is_same_part(self, source: Source, found: SourceFile, chunk: int, part: int, start: int, stop: int) -> bool:
+    def is_same_part(self, source: Source, found: SourceFile, place: tuple[int, int, int, int]) -> bool | None:
+        """Whether one planned part is what its chunk was made from; None where that was never made."""
+        chunk, part, start, stop = place
         if chunk not in self._sums:
             self._sums[chunk] = self._read_sums(chunk)
         sums = self._sums[chunk]
-        return not sums or source.digest(found, start, stop) == sums[part]
+        return source.digest(found, start, stop) == sums[part] if sums else None
 
     def _read_sums(self, chunk: int) -> list[int]:
         """The digests that a chunk keeps, listed or left by a killed build; none where there is no sound chunk."""
-        position = self._table.position(chunk)
-        if position is not None:
+        position, revision = self._table.position(chunk), int(self._revisions[chunk])
+        if position is not None and self._table.numbers["revision"][position] >= revision:
             try:
                 return open_chunk(self._store, self._layer, self._table.record(position)).source_sums()
             except Damaged:
                 return []  # what it was made from cannot be told any more; verify reports the chunk itself
-        record = sound_record(self._store, self._layer, chunk)
+        record = sound_record(self._store, self._layer, chunk, revision)
         return open_chunk(self._store, self._layer, record).source_sums() if record else []

@@ -1,16 +1,25 @@
 """From what a caller asks for to runs of a build: which chunks, by which job, in which order."""
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from forebay.cache.build import Build, Tally, Terms, Weigh
 from forebay.cache.crew import Engine
 from forebay.cache.freshness import Freshness, check_freshness
 from forebay.cache.nothing import check_something_made, unbind
-from forebay.cache.plan import Plan, check_kind, files_apart
-from forebay.cache.publish import UNPUBLISHED, chunk_files, lost_chunks, newest_generation, publish, sound_record
+from forebay.cache.plan import Plan, check_kind, files_apart, load_plan
+from forebay.cache.publish import (
+    UNPUBLISHED,
+    lost_chunks,
+    newest_generation,
+    outdated_chunks,
+    present_chunks,
+    publish,
+    sound_record,
+)
 from forebay.cache.records import BuildReport
 from forebay.cache.verify import check_index
 from forebay.cache.work import BaseJob, BuildJob, ChunkJob, LayerJob, RepairJob
@@ -21,6 +30,7 @@ from forebay.errors import (
     ForebayError,
     InputIncomplete,
     SourceChanged,
+    SourceMoving,
     TooManyFailures,
 )
 from forebay.format import layout
@@ -29,6 +39,8 @@ from forebay.format.generation import ChunkTable, Generation
 from forebay.recipe import LayerRecipe, Recipe
 from forebay.source import Source, SourceFile
 from forebay.store.base import Store, is_full
+
+LOOKS = 3  # how often a source that changes while it is read is looked at again
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +54,7 @@ class Workplace:
     changed: Mapping[str, str] = field(default_factory=dict)  # source files that are not what was planned
     notes: tuple[str, ...] = ()
     lacking: Mapping[str, frozenset[int]] = field(default_factory=dict)  # layer that is read -> chunks it has not
+    again: "Callable[[], Workplace] | None" = None  # the same, as the source is then
 
     def noting(self, notes: tuple[str, ...]) -> "Workplace":
         return replace(self, notes=(*notes, *self.notes))
@@ -57,25 +70,35 @@ def base_workplace(
     check_same_source(store, plan, {file.path for file in source.files()}, set(fresh.missing))
     job = BaseJob(store, layer, recipe, source, fresh.now)
     notes = _notes(files_apart(store, source), plan, fresh)
-    return Workplace(job, range(len(plan)), plan.streams(), plan.weight_of, fresh.changed, notes)
+    again = partial(base_workplace, store, source, recipe, layer, plan, newest)
+    return Workplace(job, range(len(plan)), plan.streams(), plan.weight_of, fresh.changed, notes, again=again)
 
 
 def check_same_source(store: Store, plan: Plan, given: set[str], gone: set[str]) -> None:
     """A build goes on with a source that was planned: all files of a segment, but for those that are gone."""
     for segment in plan.segments:
-        planned = {segment.path(file) for file in range(segment.file_count)}
+        if segment.amends:
+            continue
+        planned = {segment.path(file) for file in range(segment.file_count)} & plan.files.keys()
         if planned & given and planned - given <= gone:
             return
     absent = sorted({path for path in plan.files if path not in given})
     if plan.segments and absent:
-        raise SourceChanged(store.address, dict.fromkeys(absent, "was planned and is not in the source given"))
+        raise SourceChanged(store.address, dict.fromkeys(absent, "was planned and is not in the source passed"))
 
 
 def layer_workplace(store: Store, recipe: LayerRecipe, layer: str, pinned: Generation) -> Workplace:
-    """A further layer's work: whatever the base layer has published."""
+    """A further layer's work: whatever the base layer has published of what is planned now."""
     job = LayerJob(store, layer, recipe, pinned.number)
-    chunks = pinned.table(pinned.base).chunks.tolist()
-    lacking = {name: frozenset(chunks) - frozenset(pinned.table(name).chunks.tolist()) for name in job.inputs}
+    plan = load_plan(store)
+
+    def current(name: str) -> frozenset[int]:
+        """The chunks of a layer that are listed, without those that a refresh has still to make."""
+        table = pinned.table(name)
+        return frozenset(table.chunks.tolist()) - frozenset(outdated_chunks(table, plan.revisions(name)).tolist())
+
+    chunks = sorted(current(pinned.base))
+    lacking = {name: frozenset(chunks) - current(name) for name in job.inputs}
     return Workplace(job, chunks, {}, lambda chunk: 0, lacking=lacking)
 
 
@@ -97,10 +120,11 @@ def _build_missing(place: Workplace, wanted: Iterable[int], engine: Engine, term
         raise SourceChanged(store.address, place.changed)
     started = time.monotonic()
     newest = drop_unsound(store, layer, terms)
-    table, files = newest.table(layer), chunk_files(store, layer)
-    listed, gone = set(table.chunks.tolist()), lost_chunks(store, layer, table)
+    table, revisions = newest.table(layer), load_plan(store).revisions(layer)
+    there, gone = present_chunks(store, layer, table, revisions), lost_chunks(store, layer, table)
+    gone -= set(outdated_chunks(table, revisions).tolist())
     order = list(wanted)
-    missing = [chunk for chunk in order if chunk not in files and chunk not in listed]
+    missing = [chunk for chunk in order if chunk not in there and chunk not in gone]
     _check_inputs(place, missing)
     tally = Tally(total=len(order), present=len(order) - len(missing))
     lost = [chunk for chunk in order if chunk in gone]
@@ -111,8 +135,8 @@ def _build_missing(place: Workplace, wanted: Iterable[int], engine: Engine, term
         tally.failed |= again.failed
         tally.present -= len(lost) - len(again.records)
     try:
-        job = BuildJob(place.job, all_may_fail=terms.max_failures is not None)
-        Build(job, missing, tally, terms, place.streams, place.weigh).run(engine)
+        later = {chunk: int(revisions[chunk]) for chunk in missing if revisions[chunk]}
+        _make_missing(place, missing, later, tally, engine, terms)
     except BaseException as error:
         # That what was made cannot be listed now must not hide why the build ended; a rerun lists it.
         with suppress(OSError, ForebayError):
@@ -132,6 +156,27 @@ def _build_missing(place: Workplace, wanted: Iterable[int], engine: Engine, term
             unbind(store, layer)
             raise
     return report
+
+
+def _make_missing(
+    place: Workplace, missing: list[int], revisions: Mapping[int, int], tally: Tally, engine: Engine, terms: Terms
+) -> None:
+    """Make chunks; a source file that changes meanwhile, but not in what was planned, is no reason to stop."""
+    for looks_left in reversed(range(LOOKS)):
+        job = BuildJob(place.job, terms.max_failures is not None, revisions)
+        left = [chunk for chunk in missing if chunk not in tally.records]
+        try:
+            Build(job, left, tally, terms, place.streams, place.weigh).run(engine)
+        except SourceChanged as error:
+            if place.again is None:
+                raise
+            place = place.again()
+            if place.changed:
+                raise SourceChanged(place.job.store.address, place.changed) from error
+            if not looks_left:
+                raise SourceMoving(place.job.store.address, sorted(error.files)) from error
+        else:
+            return
 
 
 def _check_inputs(place: Workplace, missing: Sequence[int]) -> None:

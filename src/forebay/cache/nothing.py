@@ -101,16 +101,10 @@ def unbind(store: Store, layer: str) -> bool:
     records = [sound_record(store, layer, chunk, revision) for chunk, revision in files.items()]
     if any(record is None or record.rows for record in records):
         return False
-    for prefix, is_ours in (
-        (layout.layer_folder(layer), lambda key: layout.parse_chunk(key) is not None),
-        (layout.claims_folder(layer), lambda key: layout.parse_claim(key) is not None),
-        (layout.layer_folder(layer), lambda key: key in (layout.recipe(layer), layout.constants(layer))),
-        (layout.PLAN, lambda key: layout.parse_numbered(key) is not None),
-        (layout.IDENTITIES, lambda key: layout.parse_identities(key) is not None),
-    ):
-        for entry in list(store.keys(prefix)):
-            if is_ours(entry.key):
-                store.delete(entry.key)
+    prefixes = (layout.layer_folder(layer), layout.claims_folder(layer), layout.PLAN, layout.IDENTITIES)
+    keys = [entry.key for prefix in prefixes for entry in store.keys(prefix) if layout.is_known(entry.key, {layer})]
+    for key in sorted(keys, key=lambda key: layout.parse_chunk(key) is None or key.startswith(layout.PLAN)):
+        store.delete(key)
     store.delete(layout.CACHE)
     return True
 

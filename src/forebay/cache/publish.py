@@ -9,8 +9,9 @@ from contextlib import suppress
 import msgspec
 import numpy as np
 
-from forebay.cache.plan import load_plan
+from forebay.cache.plan import Plan, load_plan
 from forebay.cache.presence import layer_columns
+from forebay.columns import Array
 from forebay.errors import CacheNotFound, Damaged, ForebayError, FormatTooNew, IndexCorrupt, NothingPublished
 from forebay.format import layout
 from forebay.format.chunk import ChunkRecord
@@ -120,6 +121,27 @@ def lost_chunks(store: Store, layer: str, table: ChunkTable) -> set[int]:
     return {chunk for chunk, revision in listed if (chunk, revision) not in found}
 
 
+def present_chunks(store: Store, layer: str, table: ChunkTable, revisions: Array) -> set[int]:
+    """The chunks of a layer that have a file, listed or not, made from what is planned now.
+
+    `revisions` is what the plan asks for: a file of a lower revision is of a source that has changed since.
+    """
+    there = {
+        chunk
+        for chunk, revision in chunk_files(store, layer).items()
+        if chunk < len(revisions) and revision >= revisions[chunk]
+    }
+    return there - lost_chunks(store, layer, table)
+
+
+def outdated_chunks(table: ChunkTable, revisions: Array) -> Array:
+    """The listed chunks that are made from what was planned before the plan was amended."""
+    planned = table.chunks < len(revisions)
+    behind = table.numbers["revision"][planned] < revisions[table.chunks[planned]]
+    found: Array = table.chunks[planned][behind]
+    return found
+
+
 def publish(
     store: Store,
     made: Mapping[str, Iterable[ChunkRecord]],
@@ -171,7 +193,11 @@ def _draft(
     names = sorted({*layers_of(store), *before})  # a layer once published is never dropped
     plan = load_plan(store)
     tables = {name: before.get(name) or ChunkTable.of([]) for name in names}
-    layers = {name: _with_unlisted(store, name, tables[name], made.get(name, ()), skipped, len(plan)) for name in names}
+    layers = {
+        name: _with_unlisted(store, name, tables[name], made.get(name, ()), skipped, plan.revisions(name))
+        for name in names
+    }
+    layers = _without_outdated(layers, plan)
     history = newest.versions if newest else ()
     changed = any(layers[name] is not tables[name] for name in names)
     return Generation(
@@ -185,16 +211,33 @@ def _draft(
     )
 
 
+def _without_outdated(layers: Mapping[str, ChunkTable], plan: Plan) -> dict[str, ChunkTable]:
+    """A base chunk that was refreshed takes the chunks of further layers with it that were made from the old one."""
+    base = layers.get(plan.amended_base)
+    if base is None:
+        return dict(layers)
+    behind = outdated_chunks(base, plan.revisions(plan.amended_base))
+    kept: dict[str, ChunkTable] = {}
+    for name, table in layers.items():
+        outdated = outdated_chunks(table, plan.revisions(name)) if table is not base else behind[:0]
+        outdated = outdated[~np.isin(outdated, behind)]
+        kept[name] = table.without(outdated) if len(outdated) else table
+    return kept
+
+
 def _with_unlisted(
-    store: Store, layer: str, table: ChunkTable, made: Iterable[ChunkRecord], skipped: set[str], planned: int
+    store: Store, layer: str, table: ChunkTable, made: Iterable[ChunkRecord], skipped: set[str], revisions: Array
 ) -> ChunkTable:
     own = {record.chunk: record for record in made}
-    listed = set(table.chunks.tolist())
+    outdated = set(outdated_chunks(table, revisions).tolist())
+    listed = set(table.chunks.tolist()) - outdated
     fresh = []
     for chunk, revision in chunk_files(store, layer).items():
+        if chunk >= len(revisions) or revision < revisions[chunk]:
+            continue  # not planned, or of a source that has changed since
         if chunk in own and holds(store, layout.chunk(layer, chunk, own[chunk].revision)):
             fresh += [own[chunk]] if chunk not in listed or own[chunk].revision else []
-        elif chunk not in listed and chunk < planned:
+        elif chunk not in listed:
             fresh += _adopted(store, layer, chunk, revision, skipped)
     return table.with_records(fresh) if fresh else table
 

@@ -97,6 +97,23 @@ class RepairReport(msgspec.Struct, frozen=True, kw_only=True):
     generation: int | None
 
 
+class RefreshReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What a refresh found changed, and made again."""
+
+    root: str
+    changed: dict[str, str]  # source file -> how it differs from what was planned
+    dropped: tuple[str, ...]  # source files that are gone, and whose samples are left out now
+    touched: int  # files that look different and have the same content: known again by their new look
+    chunks: tuple[int, ...]  # of the base layer, made again
+    rows_before: int
+    rows: int
+    layers: dict[str, tuple[int, ...]]  # further layer -> its chunks that were made again
+    missing: dict[str, str]  # further layer that lacks chunks now -> why they could not be made again
+    generation: int | None
+    seconds: float
+    notes: tuple[str, ...] = ()
+
+
 class Gaps(msgspec.Struct, frozen=True, kw_only=True):
     """Which chunks of a layer are missing."""
 

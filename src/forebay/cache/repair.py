@@ -144,19 +144,19 @@ def bad_chunks(report: VerifyReport, generation: Generation) -> dict[str, list[C
             found.setdefault(problem.layer, set()).add(problem.chunk)
     for layer, chunks in report.missing.items():
         found.setdefault(layer, set()).update(chunks)
-    ordered = sorted(found, key=lambda name: (_height(generation, name), name))
+    ordered = sorted(found, key=lambda name: (layer_height(generation, name), name))
     records = {
         layer: [published_record(generation, layer, chunk) for chunk in sorted(found[layer])] for layer in ordered
     }
     return {layer: [record for record in some if record is not None] for layer, some in records.items()}
 
 
-def _height(generation: Generation, layer: str) -> int:
+def layer_height(generation: Generation, layer: str) -> int:
     """How many layers lie between this one and the samples."""
     if layer == generation.base:
         return 0
     below = [name for name in input_layers(generation.recipe(layer)) if name in generation.recipes]
-    return 1 + max((_height(generation, name) for name in below), default=0)
+    return 1 + max((layer_height(generation, name) for name in below), default=0)
 
 
 def _published_bytes(means: Means, generation: Generation, key: str) -> list[Buffer]:
@@ -223,11 +223,13 @@ def _planned_again(means: Means, generation: Generation, key: str) -> list[Buffe
     recipe = means.recipe_of(generation.base)
     assert isinstance(recipe, Recipe)
     first = first_segment(means.source, files_apart(means.store, means.source), recipe, lambda *_: None)
-    value = deduplicate(means.store, means.source, recipe, first, Plan((), ()), lambda *_: None).segment.encode()
-    whole = memoryview(b"".join(value))
-    if decode_segment(whole, means.store.address, key)[1] != generation.plan[0]:
-        raise Damaged(f"{advice} (planning the source again gave another plan)")
-    return value
+    planned = deduplicate(means.store, means.source, recipe, first, Plan((), ()), lambda *_: None).segment
+    for segment in (planned, planned.without_change_times()):
+        value = segment.encode()
+        whole = memoryview(b"".join(value))
+        if decode_segment(whole, means.store.address, key)[1] == generation.plan[0]:
+            return value
+    raise Damaged(f"{advice} (planning the source again gave another plan)")
 
 
 def _checked(value: list[Buffer], digest: str, store: Store, key: str) -> list[Buffer]:

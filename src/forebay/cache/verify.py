@@ -15,7 +15,13 @@ import numpy as np
 from forebay.cache.freshness import check_content, check_freshness
 from forebay.cache.identities import load_identities
 from forebay.cache.plan import decode_segment, load_plan
-from forebay.cache.publish import generation_numbers, layers_of, load_generation, read_cache_document
+from forebay.cache.publish import (
+    generation_numbers,
+    layers_of,
+    load_generation,
+    outdated_chunks,
+    read_cache_document,
+)
 from forebay.cache.published import head_problem
 from forebay.cache.records import Bad, Progress, VerifyReport
 from forebay.errors import Damaged, ForebayError, FormatTooNew, HubUnreachable, IndexCorrupt, NothingPublished
@@ -26,7 +32,7 @@ from forebay.format.chunk_file import check_content as check_chunk_content
 from forebay.format.generation import Generation
 from forebay.format.sealed import is_whole
 from forebay.recipe import input_layers
-from forebay.source import Source
+from forebay.source import Source, SourceFile
 from forebay.store.base import Store
 
 OnProgress = Callable[[Progress], None]
@@ -151,7 +157,7 @@ def stale_sources(store: Store, generation: Generation, source: Source, full: bo
     try:
         if full:
             return check_content(store, source, plan, base, generation.table(base))
-        return check_freshness(store, source, plan, base, generation.table(base)).stale
+        return check_freshness(store, source, plan, base, generation.table(base), SourceFile.same_look).stale
     except HubUnreachable:
         return None
 
@@ -270,5 +276,9 @@ def _plan_is_bad(bad: list[Bad]) -> bool:
 
 
 def _gap_counts(store: Store, generation: Generation) -> dict[str, int]:
-    planned = len(load_plan(store))
-    return {layer: planned - len(table) for layer, table in generation.layers.items() if len(table) < planned}
+    plan = load_plan(store)
+    counts = {
+        layer: len(plan) - len(table) + len(outdated_chunks(table, plan.revisions(layer)))
+        for layer, table in generation.layers.items()
+    }
+    return {layer: count for layer, count in counts.items() if count > 0}

@@ -42,6 +42,8 @@ from forebay.recipe import (
 from forebay.source import Failure, Part, Sample, Source, SourceFile
 from forebay.store.base import Store
 
+CHANGED_MEANWHILE = "changed while it was read"
+
 
 @dataclass(frozen=True, slots=True)
 class KeptRecipe:
@@ -78,7 +80,7 @@ class BaseJob:
         """The bytes of one chunk; a pure function of the recipe and the slice."""
         parts = self._plan.parts(chunk)
         self._kept.check(self.recipe)
-        self._check_files(parts)
+        before = self._checked_files(parts)
         sieve = self._sieve(chunk)
         intake = Intake(self.source, parts, sieve)
         rows = self.recipe.make(intake)
@@ -89,7 +91,7 @@ class BaseJob:
         if rows.present is not None:
             raise RecipeInvalid(f"the recipe '{self.recipe.kind}' makes base rows; leave out those it cannot make")
         sums = [self._part_sum(part) for part in parts]
-        self._check_files(parts)
+        self._check_unchanged(before)
         self._kept.check(self.recipe)
         return encode_chunk(
             rows.columns,
@@ -130,15 +132,23 @@ class BaseJob:
             return part.file.digest
         return self.source.digest(part.file, part.start, part.stop)
 
-    def _check_files(self, parts: list[Part]) -> None:
-        """Before and after reading: a file that changes meanwhile must not leave a chunk."""
+    def _checked_files(self, parts: list[Part]) -> dict[str, SourceFile]:
+        """The files that are about to be read, as they are; they must be what was planned."""
         latest = {part.file.path: part.file for part in parts}
         if len(self._plan.segments) > 1:  # a later segment may know a file better
             latest = {path: self._plan.files[path] for path in latest}
+        found = {path: self.source.look(path) for path in latest}
         for path, planned in latest.items():
             expected = self.now.get(path) or planned
-            if not self.source.look(path).same_identity(expected):
-                raise SourceChanged(self.store.address, {path: "changed while it was read"})
+            if not found[path].same_identity(expected):
+                raise SourceChanged(self.store.address, {path: CHANGED_MEANWHILE})
+        return found
+
+    def _check_unchanged(self, before: Mapping[str, SourceFile]) -> None:
+        """After reading: a file that changed meanwhile must not leave a chunk."""
+        for path, file in before.items():
+            if not self.source.look(path).same_identity(file):
+                raise SourceChanged(self.store.address, {path: CHANGED_MEANWHILE})
 
 
 @dataclass(frozen=True)
@@ -230,13 +240,17 @@ class BuildJob:
 
     chunks: ChunkJob
     all_may_fail: bool = True
+    revisions: Mapping[int, int] = field(default_factory=dict)  # chunk -> the one to write, of those not first made now
+
+    def revision(self, chunk: int) -> int:
+        return self.revisions.get(chunk, 0)
 
     def begin(self, chunk: int) -> Callable[[], ChunkRecord | None]:
         """Make one chunk, then write it; None where somebody else has written it meanwhile."""
         encoded = self.chunks.encode(chunk)
         if not self.all_may_fail:
             _check_chunk(self.chunks.store, encoded)
-        return partial(write_chunk, self.chunks.store, self.chunks.layer, encoded)
+        return partial(write_chunk, self.chunks.store, self.chunks.layer, encoded, self.revision(chunk))
 
 
 @dataclass(frozen=True)

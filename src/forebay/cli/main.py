@@ -29,6 +29,7 @@ from forebay.cli.grow import grow
 from forebay.cli.import_old import import_old
 from forebay.cli.info import info
 from forebay.cli.peek import peek
+from forebay.cli.refresh import refresh
 from forebay.cli.repair import repair
 from forebay.cli.show import say, say_error
 from forebay.cli.status import status
@@ -87,7 +88,7 @@ def cli() -> None:
 
 
 for verb in (
-    estimate, build, import_old, status, gaps, verify, repair, grow, info, peek, copy, clean, warm, tier, demo,
+    estimate, build, import_old, status, gaps, verify, repair, refresh, grow, info, peek, copy, clean, warm, tier, demo,
 ):  # fmt: skip
     cli.add_command(verb)
 

@@ -9,6 +9,8 @@ import os
 import stat
 from collections.abc import Iterable, Sequence
 
+import msgspec
+
 from forebay.errors import SourceNotFound, SourceUnreadable
 from forebay.source import SourceFile
 
@@ -75,13 +77,18 @@ def look(root: str, name: str) -> SourceFile:
     if not stat.S_ISREG(status.st_mode):
         raise SourceUnreadable(full_path(root, name), "it is no regular file")
     return SourceFile(
-        path=name, size=status.st_size, mtime_ns=status.st_mtime_ns, stream=name.endswith(STREAM_SUFFIXES)
+        path=name,
+        size=status.st_size,
+        mtime_ns=status.st_mtime_ns,
+        stream=name.endswith(STREAM_SUFFIXES),
+        ctime_ns=status.st_ctime_ns,
+        inode=status.st_ino,
     )
 
 
 def plain_file(file: SourceFile) -> SourceFile:
     """A file of a kind that is not decompressed, whatever its name ends with."""
-    return SourceFile(path=file.path, size=file.size, mtime_ns=file.mtime_ns)
+    return msgspec.structs.replace(file, stream=False)
 
 
 def _found(root: str, name: str) -> SourceFile:

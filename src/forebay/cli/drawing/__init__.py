@@ -12,13 +12,14 @@ from forebay.cache.records import (
     Estimate,
     Gaps,
     ImportReport,
+    RefreshReport,
     RepairReport,
     Status,
     Summary,
     VerifyReport,
 )
 from forebay.cli.drawing.estimate import draw_dry_run, draw_estimate
-from forebay.cli.drawing.findings import draw_repair, draw_verify
+from forebay.cli.drawing.findings import draw_refresh, draw_repair, draw_verify
 from forebay.cli.drawing.images import draw_image_sheet, draw_images
 from forebay.cli.drawing.packed_rows import draw_packed_rows
 from forebay.cli.drawing.peek import draw_peek
@@ -46,6 +47,7 @@ DRAWINGS: dict[type[Any], Callable[[Any], RenderableType]] = {
     ImportReport: draw_import,
     PackedPeek: draw_packed_rows,
     Peek: draw_peek,
+    RefreshReport: draw_refresh,
     RepairReport: draw_repair,
     Status: draw_status,
     Summary: draw_summary,

@@ -39,6 +39,20 @@ class SourceFile(msgspec.Struct, frozen=True):
         return (self.size, self.mtime_ns, self.etag) == (other.size, other.mtime_ns, other.etag)
 
 
+_CLOCK_STEP_NS = 20_000_000  # file systems of disks take times from a clock that moves every few milliseconds,
+_COARSE_STEP_NS = 2_000_000_000  # and others keep whole seconds, FAT every second one
+
+
+def settling_seconds(touched_ns: int, now_ns: int) -> float:
+    """How long a file that was touched at some time can still be changed without getting another time.
+
+    >>> settling_seconds(1_500_000_000, 1_505_000_000), settling_seconds(1_000_000_000, 1_505_000_000)
+    (0.015, 1.495)
+    """
+    step = _CLOCK_STEP_NS if touched_ns % 1_000_000_000 else _COARSE_STEP_NS
+    return max(0, min(step, touched_ns + step - now_ns)) / 1e9
+
+
 @dataclass(frozen=True, slots=True)
 class Part:
     """A range of one file, in the unit of the source."""

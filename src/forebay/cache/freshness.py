@@ -19,6 +19,7 @@ from forebay.format.generation import ChunkTable
 from forebay.source import Source, SourceFile
 from forebay.store.base import Store
 
+WHOLE = 1 << 62  # more than any file has
 Same = Callable[[SourceFile, SourceFile], bool]
 
 
@@ -99,6 +100,16 @@ def check_content(store: Store, source: Source, plan: Plan, layer: str, table: C
     return stale
 
 
+def can_be_read(source: Source, file: SourceFile, start: int, stop: int) -> bool:
+    """Whether samples of a file begin and end where a part of it was planned to."""
+    if source.unit == "samples":
+        return True  # which are counted, so that any number of them is whole
+    try:
+        return next(iter(source.cuts(file, start, stop - start, WHOLE)), None) == stop
+    except SourceChanged:
+        return False
+
+
 class Past:
     """What the content of the source was, as far as published chunks know it."""
 
@@ -108,10 +119,14 @@ class Past:
         self._sums: dict[int, list[int]] = {}  # chunk -> digests of its parts
 
     def is_same(self, source: Source, known: SourceFile, found: SourceFile) -> bool:
-        """Whether all that was read of a file is still so. A part that was never read cannot be stale."""
+        """Whether all that was read of a file is still so, and samples begin and end where the other parts do."""
         if known.digest is not None:
             return source.digest(found, 0, known.size) == known.digest
-        return all(self.is_same_part(source, found, place) is not False for place in self._plan.places_of(known.path))
+        return all(self._holds(source, found, place) for place in self._plan.places_of(known.path))
+
+    def _holds(self, source: Source, found: SourceFile, place: tuple[int, int, int, int]) -> bool:
+        same = self.is_same_part(source, found, place)
+        return can_be_read(source, found, *place[2:]) if same is None else same
 
     def is_same_part(self, source: Source, found: SourceFile, place: tuple[int, int, int, int]) -> bool | None:
         """Whether one planned part is what its chunk was made from; None where that was never made."""

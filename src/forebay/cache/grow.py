@@ -5,6 +5,7 @@ from forebay.cache.duplicates import deduplicate
 from forebay.cache.freshness import check_freshness
 from forebay.cache.plan import Plan, Segment, check_kind, files_apart, load_plan
 from forebay.cache.publish import newest_generation, read_cache_document
+from forebay.cache.work import wait_until_settled
 from forebay.errors import DiskFull, SourceChanged
 from forebay.format.generation import ChunkTable
 from forebay.recipe import Recipe
@@ -40,6 +41,7 @@ def _appended(
         plan = load_plan(store)
         check_kind(store, source, plan)
         fresh_files, starts = _what_is_new(store, source, plan)
+        wait_until_settled(fresh_files)
         chunks = cut_source(source, fresh_files, plan.weight, starts, on_cut)
         if not chunks:
             return plan, []

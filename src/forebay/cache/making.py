@@ -22,7 +22,7 @@ from forebay.cache.publish import (
 )
 from forebay.cache.records import BuildReport
 from forebay.cache.verify import check_index
-from forebay.cache.work import BaseJob, BuildJob, ChunkJob, LayerJob, RepairJob
+from forebay.cache.work import CHANGED_MEANWHILE, BaseJob, BuildJob, ChunkJob, LayerJob, RepairJob
 from forebay.errors import (
     BuildFailed,
     ChunkFailed,
@@ -168,7 +168,7 @@ def _make_missing(
         try:
             Build(job, left, tally, terms, place.streams, place.weigh).run(engine)
         except SourceChanged as error:
-            if place.again is None:
+            if place.again is None or set(error.files.values()) != {CHANGED_MEANWHILE}:
                 raise
             place = place.again()
             if place.changed:

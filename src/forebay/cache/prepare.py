@@ -11,6 +11,7 @@ from forebay.cache.plan import Plan, Segment, check_kind, files_apart, load_plan
 from forebay.cache.presence import column_homes
 from forebay.cache.publish import begin_cache, layers_of, newest_generation, read_cache_document, read_recipe_document
 from forebay.cache.verify import check_index
+from forebay.cache.work import wait_until_settled
 from forebay.columns import Column
 from forebay.errors import (
     DiskFull,
@@ -85,6 +86,7 @@ def _begun(
             raise SourceInvalid(
                 f"all of the source lies in '{store.address}', where the cache would be; choose another"
             )
+        wait_until_settled(files)
         trial = try_recipe(source, files, recipe) if files else None
         if trial is not None and not allows_all(max_failures):
             _check_trial(store, source, files, trial)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from forebay.cache.freshness import Freshness, Past, check_freshness
+from forebay.cache.freshness import Freshness, Past, can_be_read, check_freshness
 from forebay.cache.plan import Plan, Segment, check_kind, load_plan
 from forebay.cache.publish import chunk_files, layers_of, newest_generation, read_cache_document
 from forebay.errors import ForebayError, SourceChanged
@@ -22,7 +22,6 @@ from forebay.store.base import Store
 
 Place = tuple[int, int, int, int]  # chunk, part of it, start, stop
 Range = tuple[int, int]
-WHOLE = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,13 +135,7 @@ def _fits(source: Source, file: SourceFile, places: Sequence[Place], same: Seque
         return source.weight(file) == places[-1][3]
     if file.size != places[-1][3]:
         return False
-    try:
-        return all(
-            is_same or next(iter(source.cuts(file, start, stop - start, WHOLE)), None) == stop
-            for (_, _, start, stop), is_same in zip(places, same, strict=True)
-        )
-    except SourceChanged:
-        return False
+    return all(is_same or can_be_read(source, file, *place[2:]) for place, is_same in zip(places, same, strict=True))
 
 
 def _stops(source: Source, file: SourceFile, places: Sequence[Place]) -> list[int]:

@@ -1,6 +1,7 @@
 """The work on one chunk: read its slice, make its rows, write its file. What a worker process does."""
 
 import hashlib
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -39,10 +40,16 @@ from forebay.recipe import (
     identity_of,
     inputs_in,
 )
-from forebay.source import Failure, Part, Sample, Source, SourceFile
+from forebay.source import Failure, Part, Sample, Source, SourceFile, settling_seconds
 from forebay.store.base import Store
 
 CHANGED_MEANWHILE = "changed while it was read"
+
+
+def wait_until_settled(files: Iterable[SourceFile]) -> None:
+    """From now on a change shows: it gives a file another time than it was seen with."""
+    now = time.time_ns()
+    time.sleep(max((settling_seconds(file.ctime_ns or file.mtime_ns, now) for file in files), default=0.0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +145,7 @@ class BaseJob:
         if len(self._plan.segments) > 1:  # a later segment may know a file better
             latest = {path: self._plan.files[path] for path in latest}
         found = {path: self.source.look(path) for path in latest}
+        wait_until_settled(found.values())
         for path, planned in latest.items():
             expected = self.now.get(path) or planned
             if not found[path].same_identity(expected):

@@ -7,13 +7,12 @@ from typing import Any, Literal
 import numpy as np
 
 from forebay.errors import ImageUnreadable, SourceChanged, SourceInvalid, SourceUnreadable
-from forebay.source import Failure, Part, Sample, Source, SourceFile
+from forebay.source import Failure, Part, Sample, Source, SourceFile, settling_seconds
 
 CheckSource = Literal["read", "open"]
 
 # What is the matter with a sample itself; trouble with the disk, or with this process, says nothing about samples.
 _OF_ONE_SAMPLE = (FileNotFoundError, NotADirectoryError, PermissionError, SourceUnreadable)
-_CLOCK_STEP_NS = 20_000_000  # no file system of a disk has coarser times
 
 
 class Samples:
@@ -103,6 +102,4 @@ def _unreadable(path: str, error: Exception) -> ImageUnreadable:
 
 def _wait_for_another_time(touched_ns: int) -> None:
     """A file that is written to twice within a step of the clock has the same time twice: let that step pass."""
-    age = time.time_ns() - touched_ns
-    if 0 <= age < _CLOCK_STEP_NS:
-        time.sleep((_CLOCK_STEP_NS - age) / 1e9)
+    time.sleep(settling_seconds(touched_ns, time.time_ns()))

@@ -91,6 +91,7 @@ def build(
     end_chunk: int | None = None,
     memory_limit: int | None = None,
     max_failures: int | float | None = None,
+    skip_unreadable: bool = False,
     lease_seconds: float = LEASE_SECONDS,
     on_progress: OnProgress | None = None,
 ) -> BuildReport:
@@ -98,7 +99,8 @@ def build(
 
     A recipe that `reads` columns adds a layer on the rows that are there; it needs no source. `workers=0` makes
     chunks in this process. `mode="inverse"` first checks every chunk that is there, then fills gaps from the far end.
-    The range is inclusive.
+    The range is inclusive. `max_failures` is a count, or a share below 1; without it a build stops at a chunk of which
+    all samples fail. `skip_unreadable` leaves out damaged files of the source, which the report lists.
     """
     _check_recipe(recipe)
     store = open_store(root)
@@ -110,7 +112,7 @@ def build(
         settled, notes = settle(store, source, recipe, name)
         told = _told_in_bytes(source, on_progress or _silent)
         terms = _terms(settled, workers, memory_limit, max_failures, lease_seconds, told)
-        place = _prepared(store, source, settled, name, terms).noting(notes)
+        place = _prepared(store, source, settled, name, terms, skip_unreadable).noting(notes)
         if mode == "inverse" and newest_generation(store) is not None:
             mended = _repair(store, source, settled, None, engine, terms)
             if mended.failed:
@@ -143,24 +145,30 @@ def grow(
     workers: int | None = None,
     memory_limit: int | None = None,
     max_failures: int | float | None = None,
+    skip_unreadable: bool = False,
     lease_seconds: float = LEASE_SECONDS,
     on_progress: OnProgress | None = None,
 ) -> BuildReport:
     """Append new files, and what was appended to known ones, as a new segment of the plan; then build it.
 
-    A known file with other content is an error that names it.
+    A known file with other content is an error that names it. The further arguments are those of `build`.
     """
     _check_source(source)
     store = open_store(root)
     base = read_cache_document(store).base
-    own, notes = settle(store, source, recipe or cast(Recipe, _kept_recipe(store, base)), base)
-    prepare_layer(store, own, base)
-    told = _told_in_bytes(source, on_progress or _silent)
-    terms = _terms(own, workers, memory_limit, max_failures, lease_seconds, told)
-    alike = named_alike(source, load_plan(store))
-    plan, _ = append_to_plan(store, alike, own, partial(_planning, terms), memory_limit)
-    place = base_workplace(store, alike, own, base, plan, newest_generation(store)).noting(notes)
-    return build_chunks(place, place.chunks, _engine(workers), terms)
+    own = recipe or cast(Recipe, _kept_recipe(store, base))
+    workers = getattr(own, "workers", None) if workers is None else workers
+    with closing(_engine(workers)) as engine, _letting_go(own) as said:
+        own, notes = settle(store, source, own, base)
+        prepare_layer(store, own, base)
+        told = _told_in_bytes(source, on_progress or _silent)
+        terms = _terms(own, workers, memory_limit, max_failures, lease_seconds, told)
+        alike = named_alike(source, load_plan(store))
+        plan, _ = append_to_plan(store, alike, own, partial(_planning, terms), memory_limit, skip_unreadable)
+        place = base_workplace(store, alike, own, base, plan, newest_generation(store), skip_unreadable).noting(notes)
+        report = build_chunks(place, place.chunks, engine, terms)
+    check_failures(store.address, report.failures, report.samples, max_failures)
+    return msgspec.structs.replace(report, notes=(*report.notes, *said))
 
 
 def refresh(
@@ -302,13 +310,20 @@ def summarize(root: Root) -> Summary:
     return _with_figures(summarize_cache(open_store(root)))
 
 
-def estimate(source: Source, recipe: Recipe, *, into: Root | None = None, workers: int | None = None) -> Estimate:
+def estimate(
+    source: Source,
+    recipe: Recipe,
+    *,
+    into: Root | None = None,
+    workers: int | None = None,
+    skip_unreadable: bool = False,
+) -> Estimate:
     """What a build will take, judged by a sample of at most 5 % of the source."""
     _check_source(source)
     _check_recipe(recipe)
     store = None if into is None else open_store(into)
     settled, _ = settle(None, source, recipe, recipe.kind)
-    return estimate_build(source, settled, store, _worker_count(workers))
+    return estimate_build(source, settled, store, _worker_count(workers), skip_unreadable)
 
 
 def clean(root: Root, *, keep_generations: int | None = None, lease_seconds: float = LEASE_SECONDS) -> CleanReport:
@@ -342,7 +357,9 @@ def _repair(
     )
 
 
-def _prepared(store: Store, source: Source | None, recipe: AnyRecipe, layer: str, terms: Terms) -> Workplace:
+def _prepared(
+    store: Store, source: Source | None, recipe: AnyRecipe, layer: str, terms: Terms, skip_unreadable: bool
+) -> Workplace:
     """A layer's workplace, begun now if it is new."""
     if reads_of(recipe):
         prepare_layer(store, recipe, layer)
@@ -351,8 +368,10 @@ def _prepared(store: Store, source: Source | None, recipe: AnyRecipe, layer: str
         raise RecipeInvalid(f"the recipe '{recipe.kind}' makes base rows and needs a source")
     _check_source(source)
     base = cast(Recipe, recipe)
-    plan = prepare_base(store, source, base, layer, partial(_planning, terms), terms.memory_limit, terms.max_failures)
-    return base_workplace(store, source, base, layer, plan, newest_generation(store))
+    plan = prepare_base(
+        store, source, base, layer, partial(_planning, terms), terms.memory_limit, terms.max_failures, skip_unreadable
+    )
+    return base_workplace(store, source, base, layer, plan, newest_generation(store), skip_unreadable)
 
 
 def _existing(store: Store, source: Source | None, recipe_of: Callable[[str], AnyRecipe], layer: str) -> Workplace:

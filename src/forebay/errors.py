@@ -351,7 +351,10 @@ class FunctionFailed(ForebayError):
 class SourceUnreadable(ForebayError):
     def __init__(self, path: str, problem: str) -> None:
         self.path, self.problem = path, problem
-        super().__init__(f"'{path}' cannot be read as a source: {problem}; mend the file or leave it out")
+        super().__init__(
+            f"'{path}' cannot be read as a source: {problem}; fix or remove the file, or pass --skip-unreadable to "
+            f"build without such files and list them"
+        )
 
 
 class SourceChanged(ForebayError):

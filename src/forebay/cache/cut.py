@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from math import ceil
@@ -11,8 +12,9 @@ import msgspec
 import numpy as np
 
 from forebay.cache.nothing import Reasons
+from forebay.cache.unreadable import Unreadable
 from forebay.columns import Codec, Column
-from forebay.errors import ForebayError, FunctionFailed, RecipeInvalid
+from forebay.errors import ForebayError, FunctionFailed, RecipeInvalid, SourceUnreadable
 from forebay.format.chunk import EncodedChunk, encode_chunk
 from forebay.recipe import ChunkTarget, Recipe, Rows, join_rows
 from forebay.source import Failure, Part, Sample, Source, SourceFile, Unit
@@ -56,23 +58,33 @@ class Trial:
 
 
 def cut_source(
-    source: Source, files: Sequence[SourceFile], weight: int, starts: Mapping[str, int], on_cut: OnCut
+    source: Source,
+    files: Sequence[SourceFile],
+    weight: int,
+    starts: Mapping[str, int],
+    on_cut: OnCut,
+    unreadable: Unreadable | None = None,
 ) -> list[list[Part]]:
     """Parts in the order of the source, grouped into chunks of about `weight`.
 
     `starts` says how far a file is planned already; what comes before is left out.
     """
+    unreadable = unreadable or Unreadable()
     chunks: list[list[Part]] = []
     open_chunk: list[Part] = []
     used = passed = 0
     for count, file in enumerate(files):
         start = starts.get(file.path, 0)
         stops: list[int] = []
-        for stop in source.cuts(file, start, weight - used, weight):
-            stops.append(stop)
-            on_cut(count, len(files), passed + stop - start)
+        try:
+            for stop in source.cuts(file, start, weight - used, weight):
+                stops.append(stop)
+                on_cut(count, len(files), passed + stop - start)
+            scanned = source.scanned(file)
+        except SourceUnreadable as error:
+            unreadable.take(error, files)
+            continue
         passed += stops[-1] - start if stops else 0
-        scanned = source.scanned(file)
         for stop in stops:
             if open_chunk and used + stop - start > OVERWEIGHT * weight:
                 chunks.append(open_chunk)
@@ -95,6 +107,17 @@ def chunk_weight(target: ChunkTarget, trial: Trial, unit: Unit = "bytes") -> int
     if target.rows is not None:
         wanted = target.rows / trial.rows
     return max(1, int(trial.weight * min(wanted, CAP_BYTES / OVERWEIGHT / trial.raw_bytes)))
+
+
+def try_readable(
+    source: Source, files: Sequence[SourceFile], recipe: Recipe, unreadable: Unreadable, budget: int | None = None
+) -> Trial:
+    """`try_recipe` with the files that can be read."""
+    while True:
+        try:
+            return try_recipe(source, unreadable.without(files), recipe, budget)
+        except SourceUnreadable as error:
+            unreadable.take(error, files)
 
 
 def try_recipe(source: Source, files: Sequence[SourceFile], recipe: Recipe, budget: int | None = None) -> Trial:
@@ -198,13 +221,14 @@ def _body_bytes(encoded: EncodedChunk) -> int:
 
 
 def sample_heads(source: Source, files: Sequence[SourceFile]) -> Iterator[Sample]:
-    """The first few samples of a few files spread over the source."""
+    """The first few samples of a few files spread over the source; planning names files that cannot be read."""
     chosen = {round(at) for at in np.linspace(0, len(files) - 1, min(HEADS, len(files)))}
     for index in sorted(chosen):
         weight = HEAD_WEIGHT[source.unit]
-        stop = next(source.cuts(files[index], 0, weight, weight), None)
-        if stop is not None:
-            yield from Glance(source, [Part(files[index], 0, stop)])
+        with suppress(SourceUnreadable):
+            stop = next(source.cuts(files[index], 0, weight, weight), None)
+            if stop is not None:
+                yield from Glance(source, [Part(files[index], 0, stop)])
 
 
 def sample_places(source: Source, files: Sequence[SourceFile], budget: int) -> list[list[Part]]:

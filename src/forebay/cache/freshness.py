@@ -19,6 +19,7 @@ from forebay.format.generation import ChunkTable
 from forebay.source import Source, SourceFile
 from forebay.store.base import Store
 
+UNFINISHED = "grew, and its last sample was not finished when it was planned"
 WHOLE = 1 << 62  # more than any file has
 Same = Callable[[SourceFile, SourceFile], bool]
 
@@ -68,17 +69,16 @@ def check_freshness(
         else:
             now[path] = found
     for path in [path for path, found in now.items() if path in ends() and found.size > plan.files[path].size]:
-        if not _ends_with_a_sample(source, now[path], ends()[path]):
-            changed[path] = "grew, and what was its last sample goes on in what was appended"
+        # Of a stream this takes decompressing it, and growing or refreshing it finds out.
+        if not now[path].stream and not can_grow(source, now[path], ends()[path]):
+            changed[path] = UNFINISHED
             del now[path]
     grown = tuple(path for path, found in now.items() if found.size > plan.files[path].size or path not in ends())
     return Freshness(changed, tuple(missing), grown, now)
 
 
-def _ends_with_a_sample(source: Source, file: SourceFile, end: int) -> bool:
-    """Whether a sample can begin where the planned part of a file that grew ends; of a stream, growing finds out."""
-    if file.stream:
-        return True
+def can_grow(source: Source, file: SourceFile, end: int) -> bool:
+    """Whether a sample can begin where the planned part of a file that grew ends."""
     try:
         next(iter(source.cuts(file, end, 1, 1)), None)
     except SourceChanged:

@@ -5,8 +5,9 @@ from forebay.cache.duplicates import deduplicate
 from forebay.cache.freshness import check_freshness
 from forebay.cache.plan import Plan, Segment, check_kind, files_apart, load_plan
 from forebay.cache.publish import newest_generation, read_cache_document
+from forebay.cache.unreadable import Unreadable
 from forebay.cache.work import wait_until_settled
-from forebay.errors import DiskFull, SourceChanged
+from forebay.errors import DiskFull, SourceChanged, SourceUnreadable
 from forebay.format.generation import ChunkTable
 from forebay.recipe import Recipe
 from forebay.source import Source, SourceFile
@@ -23,11 +24,18 @@ def named_alike(source: Source, plan: Plan) -> Source:
 
 
 def append_to_plan(
-    store: Store, source: Source, recipe: Recipe, on_cut: OnCut, memory_limit: int | None = None
+    store: Store,
+    source: Source,
+    recipe: Recipe,
+    on_cut: OnCut,
+    memory_limit: int | None = None,
+    skip_unreadable: bool = False,
 ) -> tuple[Plan, list[SourceFile]]:
     """The plan with whatever is new in the source, and the files that are new or grew."""
     try:
-        return _appended(store, source, recipe, on_cut, memory_limit)
+        return _appended(store, source, recipe, on_cut, memory_limit, Unreadable(skip_unreadable))
+    except SourceChanged as error:
+        raise SourceChanged(store.address, error.files) from error  # a source names its own folder
     except OSError as error:
         if not is_full(error):
             raise
@@ -35,19 +43,35 @@ def append_to_plan(
 
 
 def _appended(
-    store: Store, source: Source, recipe: Recipe, on_cut: OnCut, memory_limit: int | None
+    store: Store,
+    source: Source,
+    recipe: Recipe,
+    on_cut: OnCut,
+    memory_limit: int | None,
+    unreadable: Unreadable,
 ) -> tuple[Plan, list[SourceFile]]:
     while True:
         plan = load_plan(store)
         check_kind(store, source, plan)
         fresh_files, starts = _what_is_new(store, source, plan)
         wait_until_settled(fresh_files)
-        chunks = cut_source(source, fresh_files, plan.weight, starts, on_cut)
-        if not chunks:
+        readable = unreadable.without(fresh_files)
+        chunks = cut_source(source, readable, plan.weight, starts, on_cut, unreadable)
+        if not chunks and (plan.segments[-1].identities or all(file.path in plan.files for file in fresh_files)):
             return plan, []
-        number = len(plan.segments)
-        segment = Segment.of(chunks, number=number, first_chunk=len(plan), source=source.describe(), weight=plan.weight)
-        draft = deduplicate(store, source, recipe, segment, plan, on_cut, memory_limit)
+        segment = Segment.of(
+            chunks,
+            number=len(plan.segments),
+            first_chunk=len(plan),
+            source=source.describe(),
+            weight=plan.weight,
+            empty=fresh_files,
+        ).passing_over(unreadable)
+        try:
+            draft = deduplicate(store, source, recipe, segment, plan, on_cut, memory_limit)
+        except SourceUnreadable as error:
+            unreadable.take(error, fresh_files)
+            continue
         if draft.append(store):
             return load_plan(store), fresh_files
 

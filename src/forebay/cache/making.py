@@ -21,6 +21,7 @@ from forebay.cache.publish import (
     sound_record,
 )
 from forebay.cache.records import BuildReport
+from forebay.cache.unreadable import unreadable_note
 from forebay.cache.verify import check_index
 from forebay.cache.work import CHANGED_MEANWHILE, BaseJob, BuildJob, ChunkJob, LayerJob, RepairJob
 from forebay.errors import (
@@ -61,16 +62,22 @@ class Workplace:
 
 
 def base_workplace(
-    store: Store, source: Source, recipe: Recipe, layer: str, plan: Plan, newest: Generation | None
+    store: Store,
+    source: Source,
+    recipe: Recipe,
+    layer: str,
+    plan: Plan,
+    newest: Generation | None,
+    skip_unreadable: bool = False,
 ) -> Workplace:
     """The base layer's work, with what has become of its source."""
     check_kind(store, source, plan)
     table = newest.table(layer) if newest else ChunkTable.of([])
     fresh = check_freshness(store, source, plan, layer, table)
     check_same_source(store, plan, {file.path for file in source.files()}, set(fresh.missing))
-    job = BaseJob(store, layer, recipe, source, fresh.now)
+    job = BaseJob(store, layer, recipe, source, fresh.now, skip_unreadable)
     notes = _notes(files_apart(store, source), plan, fresh)
-    again = partial(base_workplace, store, source, recipe, layer, plan, newest)
+    again = partial(base_workplace, store, source, recipe, layer, plan, newest, skip_unreadable)
     return Workplace(job, range(len(plan)), plan.streams(), plan.weight_of, fresh.changed, notes, again=again)
 
 
@@ -262,4 +269,4 @@ def _notes(files: Sequence[SourceFile], plan: Plan, fresh: Freshness) -> tuple[s
     notes += [f"{grew:,} file(s) of the source grew; `forebay grow` appends what is new"] if grew else []
     left_out = plan.duplicates
     notes += [f"{left_out:,} sample(s) of the plan are duplicates of earlier ones and are left out"] if left_out else []
-    return tuple(notes)
+    return (*notes, *unreadable_note(plan.unreadable))

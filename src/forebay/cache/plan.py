@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from forebay.cache.unreadable import Unreadable
 from forebay.columns import Array, Ragged
 from forebay.errors import ForebayError, IndexCorrupt
 from forebay.format import layout
@@ -51,6 +52,7 @@ class Segment:
     identities: str = ""  # the digest of the file of identities that it added, where its recipe deduplicates
     amends: str = ""  # the base layer, where it says anew what planned chunks are made from
     dropped: tuple[str, ...] = ()  # files that are planned no more
+    unreadable: Mapping[str, str] | None = None  # files that were passed over -> why; None where none may be
 
     @classmethod
     def of(
@@ -98,6 +100,10 @@ class Segment:
         tensors: dict[str, Array] = {"chunk_number": np.array(chunks, np.uint64)}
         tensors |= {f"{_REVISION}{layer}": np.array(numbers, np.uint64) for layer, numbers in revisions.items()}
         return replace(self, tensors={**self.tensors, **tensors}, amends=base, dropped=tuple(sorted(dropped)))
+
+    def passing_over(self, unreadable: Unreadable) -> "Segment":
+        """The same segment, with the files that could not be read where they may be passed over."""
+        return replace(self, unreadable=dict(unreadable.found)) if unreadable.skip else self
 
     def revisions(self, layer: str) -> Array | None:
         """The first revision of every chunk of a layer that is made as this segment says; None: any is."""
@@ -190,6 +196,8 @@ class Segment:
             "source": dict(self.source),
             "weight": self.weight,
         } | ({"identities": self.identities} if self.identities else {})
+        if self.unreadable is not None:
+            metadata |= {"unreadable": dict(self.unreadable)}
         if self.amends:
             metadata |= {"type": "amendment", "amends": self.amends, "dropped": list(self.dropped)}
         ordered = dict(sorted(self.tensors.items(), key=lambda item: (-item[1].dtype.itemsize, item[0])))
@@ -235,6 +243,20 @@ class Plan:
             if numbers is not None:
                 found[segment.chunk_numbers] = np.maximum(found[segment.chunk_numbers], numbers)
         return found
+
+    @property
+    def unreadable(self) -> dict[str, str]:
+        """The files that were passed over as they could not be read -> why."""
+        found: dict[str, str] = {}
+        for segment in self.segments:
+            for path in map(segment.path, range(segment.file_count)):
+                found.pop(path, None)  # a later segment knows it better
+            found |= segment.unreadable or {}
+        return found
+
+    def may_skip(self, chunk: int) -> bool:
+        """Whether parts of a chunk that cannot be read are left out of it."""
+        return self._place_of(chunk)[0].unreadable is not None
 
     @property
     def amended_base(self) -> str:
@@ -381,6 +403,7 @@ def decode_segment(view: memoryview, root: str, key: str) -> tuple[Segment, str]
         metadata.get("identities", ""),
         amends=metadata.get("amends", ""),
         dropped=tuple(metadata.get("dropped", ())),
+        unreadable=metadata.get("unreadable"),
     )
     if segment.amends and (segment.chunk_numbers >= segment.first_chunk).any():
         raise IndexCorrupt(root, key, "it amends chunks that are not planned")

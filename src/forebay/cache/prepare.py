@@ -4,12 +4,13 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from forebay.cache.cut import OnCut, Trial, chunk_weight, cut_source, try_recipe
-from forebay.cache.duplicates import deduplicate
+from forebay.cache.cut import OnCut, Trial, chunk_weight, cut_source, try_readable
+from forebay.cache.duplicates import Draft, deduplicate
 from forebay.cache.nothing import ENOUGH_SAMPLES, allows_all
 from forebay.cache.plan import Plan, Segment, check_kind, files_apart, load_plan
 from forebay.cache.presence import column_homes
 from forebay.cache.publish import begin_cache, layers_of, newest_generation, read_cache_document, read_recipe_document
+from forebay.cache.unreadable import Unreadable
 from forebay.cache.verify import check_index
 from forebay.cache.work import wait_until_settled
 from forebay.columns import Column
@@ -22,6 +23,7 @@ from forebay.errors import (
     SourceEmpty,
     SourceInvalid,
     SourceNotFound,
+    SourceUnreadable,
 )
 from forebay.format import layout
 from forebay.format.layout import FORMAT_VERSION
@@ -50,13 +52,15 @@ def prepare_base(
     on_cut: OnCut,
     memory_limit: int | None = None,
     max_failures: int | float | None = None,
+    skip_unreadable: bool = False,
 ) -> Plan:
     """The plan of a cache whose base layer this recipe makes.
 
     A new source of which every sample that planning tries fails is refused, unless all of them may fail.
     """
+    unreadable = Unreadable(skip_unreadable)
     try:
-        return _begun(store, source, recipe, layer, on_cut, memory_limit, max_failures)
+        return _begun(store, source, recipe, layer, on_cut, memory_limit, max_failures, unreadable)
     except OSError as error:
         if not is_full(error):
             raise
@@ -71,6 +75,7 @@ def _begun(
     on_cut: OnCut,
     memory_limit: int | None,
     max_failures: int | float | None,
+    unreadable: Unreadable,
 ) -> Plan:
     newest = newest_generation(store)
     if newest is not None:
@@ -87,13 +92,10 @@ def _begun(
                 f"all of the source lies in '{store.address}', where the cache would be; choose another"
             )
         wait_until_settled(files)
-        trial = try_recipe(source, files, recipe) if files else None
+        trial = try_readable(source, files, recipe, unreadable) if files else None
         if trial is not None and not allows_all(max_failures):
-            _check_trial(store, source, files, trial)
-        first = first_segment(source, files, recipe, on_cut, trial)
-        if not len(first):
-            raise SourceEmpty(store.address, f"none of the {len(files):,} file(s) of the source has a sample")
-        draft = deduplicate(store, source, recipe, first, plan, on_cut, memory_limit)
+            _check_trial(store, source, unreadable.without(files), trial)
+        draft = _first_draft(store, source, files, recipe, on_cut, trial, memory_limit, unreadable)
     cache = begin_cache(store, layer)
     if cache.base != layer:
         raise RecipeInvalid(
@@ -106,6 +108,27 @@ def _begun(
     return load_plan(store)
 
 
+def _first_draft(
+    store: Store,
+    source: Source,
+    files: Sequence[SourceFile],
+    recipe: Recipe,
+    on_cut: OnCut,
+    trial: Trial | None,
+    memory_limit: int | None,
+    unreadable: Unreadable,
+) -> Draft:
+    """The first segment, planned again without a file that only deduplication, which reads all, found unreadable."""
+    while True:
+        try:
+            first = first_segment(source, files, recipe, on_cut, trial, unreadable)
+            if not len(first):
+                raise SourceEmpty(store.address, f"none of the {len(files):,} file(s) of the source has a sample")
+            return deduplicate(store, source, recipe, first, Plan((), ()), on_cut, memory_limit)
+        except SourceUnreadable as error:
+            unreadable.take(error, files)
+
+
 def _check_trial(store: Store, source: Source, files: Sequence[SourceFile], trial: Trial) -> None:
     """Refuse a source of which nothing can be made, before all of it is read."""
     if not trial.all_failed:
@@ -116,15 +139,22 @@ def _check_trial(store: Store, source: Source, files: Sequence[SourceFile], tria
 
 
 def first_segment(
-    source: Source, files: Sequence[SourceFile], recipe: Recipe, on_cut: OnCut, trial: Trial | None = None
+    source: Source,
+    files: Sequence[SourceFile],
+    recipe: Recipe,
+    on_cut: OnCut,
+    trial: Trial | None = None,
+    unreadable: Unreadable | None = None,
 ) -> Segment:
     """The plan of a source that was never planned; the same source gives the same segment."""
     if not files:
         raise SourceNotFound(str(source.describe()))
-    trial = trial or try_recipe(source, files, recipe)
+    unreadable = unreadable or Unreadable()
+    trial = trial or try_readable(source, files, recipe, unreadable)
     weight = chunk_weight(recipe.chunk_target(), trial, source.unit)
-    chunks = cut_source(source, files, weight, {}, on_cut)
-    return Segment.of(chunks, number=0, first_chunk=0, source=source.describe(), weight=weight)
+    chunks = cut_source(source, unreadable.without(files), weight, {}, on_cut, unreadable)
+    segment = Segment.of(chunks, number=0, first_chunk=0, source=source.describe(), weight=weight, empty=files)
+    return segment.passing_over(unreadable)
 
 
 def prepare_layer(store: Store, recipe: AnyRecipe, layer: str) -> None:

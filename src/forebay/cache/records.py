@@ -169,6 +169,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     stale: dict[str, str]
     grown: tuple[str, ...]
     source_checked: bool
+    unreadable: dict[str, str] = {}  # source files that were passed over -> why
 
     @property
     def needs_source(self) -> bool:

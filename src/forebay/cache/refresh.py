@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from forebay.cache.freshness import Freshness, Past, can_be_read, check_freshness
+from forebay.cache.freshness import UNFINISHED, Freshness, Past, can_be_read, can_grow, check_freshness
 from forebay.cache.plan import Plan, Segment, check_kind, load_plan
 from forebay.cache.publish import chunk_files, layers_of, newest_generation, read_cache_document
 from forebay.errors import ForebayError, SourceChanged
@@ -43,7 +43,7 @@ def amend_plan(store: Store, source: Source, *, drop_missing: bool = False) -> A
         base = read_cache_document(store).base
         newest = newest_generation(store)
         table = newest.table(base) if newest else ChunkTable.of([])
-        fresh = check_freshness(store, source, plan, base, table)
+        fresh = _with_unfinished(source, plan, check_freshness(store, source, plan, base, table))
         dropped = fresh.missing if drop_missing else ()
         touched = {path: file for path, file in fresh.now.items() if path not in fresh.grown}
         if not (fresh.changed or dropped or touched):
@@ -55,6 +55,19 @@ def amend_plan(store: Store, source: Source, *, drop_missing: bool = False) -> A
         if store.create(layout.plan_segment(segment.number), segment.encode()):
             left = tuple(path for path in fresh.missing if path not in dropped)
             return Amended(load_plan(store), fresh.changed, dropped, len(touched), left)
+
+
+def _with_unfinished(source: Source, plan: Plan, fresh: Freshness) -> Freshness:
+    """Streams that grew behind an unfinished sample have changed too; nothing can be appended to them."""
+    ends = plan.ends() if fresh.grown else {}
+    files = {path: fresh.now[path] for path in fresh.grown if fresh.now[path].stream and path in ends}
+    unfinished = [path for path, file in files.items() if not can_grow(source, file, ends[path])]
+    return Freshness(
+        {**fresh.changed, **dict.fromkeys(unfinished, UNFINISHED)},
+        fresh.missing,
+        tuple(path for path in fresh.grown if path not in unfinished),
+        {path: file for path, file in fresh.now.items() if path not in unfinished},
+    )
 
 
 def _segment(

@@ -64,6 +64,7 @@ def cache_status(store: Store, source: Source | None, shown_failures: int | None
         stale=fresh.stale if fresh else {},
         grown=fresh.grown if fresh else (),
         source_checked=fresh is not None,
+        unreadable=plan.unreadable,
     )
 
 

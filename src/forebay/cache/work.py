@@ -16,6 +16,7 @@ from forebay.cache.plan import Plan, load_plan
 from forebay.cache.presence import PRESENT, Home, column_homes, presence_name
 from forebay.cache.publish import layers_of, load_generation, read_recipe_document
 from forebay.cache.published import open_chunk, published_record, read_column
+from forebay.cache.unreadable import named_in
 from forebay.columns import Array, Columns, Ragged
 from forebay.errors import (
     ChunkCorrupt,
@@ -25,6 +26,7 @@ from forebay.errors import (
     RecipeInvalid,
     RecipeMismatch,
     SourceChanged,
+    SourceUnreadable,
 )
 from forebay.format import layout
 from forebay.format.chunk import ChunkRecord, EncodedChunk, encode_chunk
@@ -82,14 +84,36 @@ class BaseJob:
     recipe: Recipe
     source: Source
     now: Mapping[str, SourceFile] = field(default_factory=dict)  # files that look different but are the same
+    skip_unreadable: bool = False
 
     def encode(self, chunk: int) -> EncodedChunk:
-        """The bytes of one chunk; a pure function of the recipe and the slice."""
+        """The bytes of one chunk; a pure function of the recipe and the slice.
+
+        Where that is allowed, a part that cannot be read is one failure, and nothing of it is in the rows.
+        """
+        unreadable: dict[str, str] = {}
+        while True:
+            try:
+                return self._encode(chunk, unreadable)
+            except SourceUnreadable as error:
+                path = named_in(error, [part.file.path for part in self._plan.parts(chunk)])
+                allowed = self.skip_unreadable or self._plan.may_skip(chunk)
+                if not allowed or path is None or path in unreadable or self._sieve(chunk) is not None:
+                    raise
+                unreadable[path] = error.problem
+
+    def _encode(self, chunk: int, unreadable: Mapping[str, str]) -> EncodedChunk:
         parts = self._plan.parts(chunk)
+        readable = [part for part in parts if part.file.path not in unreadable]
+        skipped = [
+            Failure(f"{part.file.path}@{part.start}", "unreadable", unreadable[part.file.path])
+            for part in parts
+            if part.file.path in unreadable
+        ]
         self._kept.check(self.recipe)
         before = self._checked_files(parts)
         sieve = self._sieve(chunk)
-        intake = Intake(self.source, parts, sieve)
+        intake = Intake(self.source, readable, sieve)
         rows = self.recipe.make(intake)
         intake.check_exhausted()
         if sieve is not None and not sieve.saw_what_was_planned():
@@ -106,8 +130,8 @@ class BaseJob:
             layer=self.layer,
             chunk=chunk,
             fingerprint=self._kept.document.fingerprint,
-            samples=intake.count,
-            failures=(*intake.failures, *rows.failures),
+            samples=intake.count + len(skipped),
+            failures=(*skipped, *intake.failures, *rows.failures),
             statistics=rows.statistics if sieve is None else {**rows.statistics, "duplicates": sieve.left_out},
             sample_ids=getattr(self.recipe, "sample_ids", ""),
             source_sums=sums,

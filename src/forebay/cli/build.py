@@ -12,7 +12,7 @@ from forebay.cli.dry_run import dry_run_of
 from forebay.cli.kind_group import FROM_OPTIONS, KindGroup, gathered, is_cache
 from forebay.cli.kinds import KINDS, Kind
 from forebay.cli.old_names import naming_verbs
-from forebay.cli.options import decorated, failures_option, json_option, memory_option, workers_option
+from forebay.cli.options import decorated, failures_option, json_option, memory_option, skip_option, workers_option
 from forebay.cli.progress import shown_progress
 from forebay.cli.settings import Settings
 from forebay.cli.show import show
@@ -34,6 +34,7 @@ RUN_OPTIONS = (
     click.option("--engine", type=click.Choice(["local"]), help="Who makes the chunks: processes of this machine."),
     memory_option,
     failures_option,
+    skip_option,
     click.option("--dry-run", is_flag=True, help="Say what would be built; write nothing."),
     json_option,
 )
@@ -101,7 +102,7 @@ def _built(settings: Settings, as_json: bool) -> Any:
 
 
 def _terms(settings: Settings) -> Mapping[str, Any]:
-    names = ("layer", "workers", "mode", "start_chunk", "end_chunk", "memory_limit", "max_failures")
+    names = ("layer", "workers", "mode", "start_chunk", "end_chunk", "memory_limit", "max_failures", "skip_unreadable")
     return {name: getattr(settings.build, name) for name in names}
 
 

@@ -24,7 +24,13 @@ def dry_run_of(settings: Settings) -> DryRun:
         kind=settings.recipe.kind,
         planned=planned,
         missing=missing,
-        estimate=api.estimate(settings.source, settings.recipe, into=root, workers=settings.build.workers),
+        estimate=api.estimate(
+            settings.source,
+            settings.recipe,
+            into=root,
+            workers=settings.build.workers,
+            skip_unreadable=settings.build.skip_unreadable,
+        ),
     )
 
 

@@ -8,7 +8,7 @@ from forebay import api
 from forebay.cache.records import Estimate
 from forebay.cli.kind_group import FROM_OPTIONS, KindGroup, gathered
 from forebay.cli.kinds import KINDS, Kind
-from forebay.cli.options import Decorator, decorated, json_option, workers_option
+from forebay.cli.options import Decorator, decorated, json_option, skip_option, workers_option
 from forebay.cli.show import say_error, show
 from forebay.cli.source_paths import refuse_standard_input
 from forebay.cli.teachers import estimate_command as estimate_teachers_command
@@ -32,7 +32,13 @@ def estimate_command(kind: Kind) -> click.Command:
 
     def command(as_json: bool, from_file: str | None, from_cache: str | None, **flags: Any) -> None:
         settings = gathered(kind.name, from_file, from_cache, flags)
-        found = api.estimate(settings.source, settings.recipe, into=settings.build.into, workers=settings.build.workers)
+        found = api.estimate(
+            settings.source,
+            settings.recipe,
+            into=settings.build.into,
+            workers=settings.build.workers,
+            skip_unreadable=settings.build.skip_unreadable,
+        )
         show(found, as_json)
         problems = [_no_room(settings.build.into, found)] if not found.fits else []
         problems += [_all_failed(found)] if found.all_failed else []
@@ -46,6 +52,7 @@ def estimate_command(kind: Kind) -> click.Command:
         *kind.options,
         click.option("--into", metavar="CACHE", help="Where the cache will be: compare with the free disk there."),
         workers_option,
+        skip_option,
         json_option,
     )
     text = f"{kind.summary}\n\n{kind.details}\n\nExample: forebay estimate {kind.example} --into caches/{kind.name}"

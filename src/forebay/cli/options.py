@@ -28,6 +28,11 @@ failures_option: Decorator = click.option(
 )
 
 
+skip_option: Decorator = click.option(
+    "--skip-unreadable", is_flag=True, default=None, help="Leave out damaged files of the source, and list them."
+)
+
+
 def decorated(command: Command, *decorators: Decorator) -> Command:
     """A command with options in the order in which help shows them."""
     for decorator in reversed(decorators):

@@ -27,6 +27,7 @@ def draw_status(status: Status) -> RenderableType:
     parts += listing("claims", (row for claim in status.claims for row in _claim_rows(claim)))
     parts += _failed(status)
     parts += stale_files(status.stale)
+    parts += listing("source files that could not be read and were left out", status.unreadable.items(), "yellow")
     parts += listing("sources that grew", ((path,) for path in status.grown))
     if not status.source_checked:
         parts.append(Text("the source was not checked: its kind is not installed", style="yellow"))

@@ -20,7 +20,7 @@ from forebay.cache.copy import copy_cache
 from forebay.cache.crew import Engine
 from forebay.cache.estimate import estimate_build
 from forebay.cache.grow import append_to_plan, named_alike
-from forebay.cache.making import Workplace, base_workplace, build_chunks, in_order, layer_workplace
+from forebay.cache.making import Workplace, base_workplace, build_chunks, in_order, layer_workplace, with_same_source
 from forebay.cache.nothing import check_failures
 from forebay.cache.plan import load_plan
 from forebay.cache.prepare import prepare_base, prepare_layer
@@ -57,11 +57,11 @@ from forebay.cache.verify import check_index, newest_sound, verify_cache
 from forebay.engine import InlineEngine, LocalEngine
 from forebay.errors import (
     BuildFailed,
-    BuildStopped,
     Damaged,
     ForebayError,
     LayerNotFound,
     LibraryMissing,
+    RangeInvalid,
     RecipeInvalid,
     SourceNeeded,
     UnknownKind,
@@ -118,6 +118,7 @@ def build(
             if mended.failed:
                 raise BuildFailed(store.address, _by_chunk(mended.failed))
             place = place.noting(_mended(mended))
+        _check_range(store, place, start_chunk)
         wanted = in_order(place.chunks, mode, start_chunk, end_chunk)
         report = build_chunks(place, wanted, engine, terms)
     # Also of chunks that were there: the same command must not succeed when it is given again.
@@ -243,8 +244,6 @@ def _refresh_layers(
                 place = layer_workplace(store, recipe, layer, load_generation(store))
                 build_chunks(place, wanted, engine, terms)
             made[layer] = wanted
-        except BuildStopped:
-            raise
         except ForebayError as error:
             missing[layer] = str(error)
     return made, missing
@@ -369,9 +368,18 @@ def _prepared(
     _check_source(source)
     base = cast(Recipe, recipe)
     plan = prepare_base(
-        store, source, base, layer, partial(_planning, terms), terms.memory_limit, terms.max_failures, skip_unreadable
+        store,
+        source,
+        base,
+        layer,
+        partial(_planning, terms),
+        terms.memory_limit,
+        terms.max_failures,
+        skip_unreadable,
+        on_note=partial(_note, terms),
     )
-    return base_workplace(store, source, base, layer, plan, newest_generation(store), skip_unreadable)
+    place = base_workplace(store, source, base, layer, plan, newest_generation(store), skip_unreadable)
+    return with_same_source(place, plan, source)
 
 
 def _existing(store: Store, source: Source | None, recipe_of: Callable[[str], AnyRecipe], layer: str) -> Workplace:
@@ -382,7 +390,8 @@ def _existing(store: Store, source: Source | None, recipe_of: Callable[[str], An
         return layer_workplace(store, cast(LayerRecipe, recipe), layer, newest)
     plan = load_plan(store)
     reading = source or reopen_source(plan.source)  # which says what is in the way
-    return base_workplace(store, reading, cast(Recipe, recipe), layer, plan, newest)
+    place = base_workplace(store, reading, cast(Recipe, recipe), layer, plan, newest)
+    return with_same_source(place, plan, reading)
 
 
 def _recipe_until(ending: ExitStack, store: Store, given: AnyRecipe | None, layer: str) -> AnyRecipe:
@@ -501,6 +510,10 @@ def _planning(terms: Terms, done: int, total: int, passed: int) -> None:
     terms.on_progress(Progress(phase="planning", done=done, total=total, unit="files", read_bytes=passed))
 
 
+def _note(terms: Terms, note: str) -> None:
+    terms.on_progress(Progress(phase="planning", done=0, total=0, unit="files", note=note))
+
+
 def _with_figures(summary: Summary) -> Summary:
     """What each layer's kind, if it is installed, derives from the sums over its chunks."""
     layers = tuple(msgspec.structs.replace(layer, figures=_derived("figures", layer)) for layer in summary.layers)
@@ -534,6 +547,12 @@ def _mended(report: RepairReport) -> tuple[str, ...]:
     notes = [f"{len(report.restored):,} damaged or lost file(s) were put back as they were"] if report.restored else []
     notes += [f"'{key}' was replaced by other bytes: {why}" for key, why in report.replaced.items()]
     return tuple(notes)
+
+
+def _check_range(store: Store, place: Workplace, start: int | None) -> None:
+    planned = max(place.chunks, default=-1) + 1
+    if start and start >= planned:
+        raise RangeInvalid(store.address, start, planned)
 
 
 def _by_chunk(failed: Mapping[str, str]) -> dict[int, str]:

@@ -40,13 +40,13 @@ ForebayError
 ├── HubUnreachable       the Hugging Face hub does not answer, or not in time
 ├── HubNotFound          the hub has no such repository, revision or file, or not for this user
 ├── DownloadCorrupt      what came from the hub is not what the hub lists
+├── RangeInvalid         a build was asked for chunks that are not planned
 ├── BuildFailed          some chunks could not be made
 │   ├── TooManyFailures  more samples failed than the caller allows
 │   ├── NothingMade      every sample failed
 │   ├── ChunkFailed      every sample of a chunk failed, and this was not allowed
 │   ├── SourceEmpty      the source has no samples, or no row came of them
 │   └── WorkersFailed    worker processes end before they begin
-├── BuildStopped         the build was asked to stop
 ├── StateMismatch        a loader's state is of another cache, generation or order
 │   └── GenerationGone   the generation it was taken on is no longer published
 ├── AllTokensIgnored     an image has so little content that no token of it is kept
@@ -58,6 +58,9 @@ ForebayError
 ├── WarmingFailed        some samples could not be read into a tier, again and again
 ├── DiskFull             no room for what is still to be written
 └── MemoryTooSmall       the memory limit cannot hold one worker
+
+KeyboardInterrupt
+└── BuildStopped         the build was asked to stop
 """
 
 from collections.abc import Mapping, Sequence
@@ -462,6 +465,14 @@ class ChunkFailed(BuildFailed):
         )
 
 
+class RangeInvalid(ForebayError):
+    def __init__(self, root: str, start: int, planned: int) -> None:
+        self.root, self.start, self.planned = root, start, planned
+        super().__init__(
+            f"start_chunk {start} is beyond the plan: '{root}' has {planned:,} chunks, from 0 on; choose one of them"
+        )
+
+
 class SourceEmpty(BuildFailed):
     """There is nothing to build: the files of a source hold no samples, or the recipe made no row of any."""
 
@@ -482,12 +493,17 @@ class WorkersFailed(BuildFailed):
         )
 
 
-class BuildStopped(ForebayError, KeyboardInterrupt):
+class BuildStopped(KeyboardInterrupt):
+    """Not an `Exception`: whoever handles those must not go on as if nothing had been asked."""
+
     def __init__(self, root: str, done: int, total: int) -> None:
         self.root, self.done, self.total = root, done, total
         super().__init__(
             f"stopped: {done:,} of {total:,} chunks of '{root}' are published and safe; run the same command to go on"
         )
+
+    def __reduce__(self) -> tuple[type["BuildStopped"], tuple[str, int, int]]:
+        return type(self), (self.root, self.done, self.total)
 
 
 class StateMismatch(ForebayError):

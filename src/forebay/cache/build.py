@@ -10,7 +10,9 @@ It knows no kind of data and no kind of engine.
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 
 from forebay.cache.claim import LEASE_SECONDS, Claims, Heartbeat
 from forebay.cache.crew import Crew, Died, Engine, Event, Lost, Made, Refused
@@ -18,6 +20,7 @@ from forebay.cache.memory import MemoryGovernor
 from forebay.cache.nothing import check_failures
 from forebay.cache.publish import publish, sound_record
 from forebay.cache.records import Progress
+from forebay.cache.retry import with_retries
 from forebay.cache.schedule import Answer, Schedule
 from forebay.cache.work import BuildJob, Job
 from forebay.errors import BuildFailed, BuildStopped, ChunkFailed, DiskFull, SourceChanged, WorkersFailed
@@ -91,7 +94,6 @@ class Build:
         self._weigh = weigh
         self._chunks = chunks
         self._claims = Claims(self._store, self._layer, terms.host, terms.lease_seconds)
-        self._chunks = chunks
         self._schedule = Schedule(chunks, streams, self._ask)
         self._tries: Counter[int] = Counter()
         self._again: dict[int, float] = {}  # chunk -> when to try it again
@@ -108,6 +110,7 @@ class Build:
         heaviest = max(map(self._weigh, self._chunks)) if self._terms.memory_limit else 0
         governor = MemoryGovernor(self._terms.memory_limit, self._terms.workers, heaviest)
         try:
+            governor.check_before(crew, heaviest)
             with Heartbeat(self._claims):
                 while self._step(crew, governor):
                     self._show(crew)
@@ -119,9 +122,15 @@ class Build:
             raise
         finally:
             crew.stop()
-            self._claims.release_all()
-            for leftover in self._store.leftovers():
-                self._store.delete(leftover.key)
+            # What cannot be tidied up now must not hide why the build ended: `clean` removes it, and claims expire.
+            with suppress(OSError):
+                with_retries(self._claims.release_all)
+            with suppress(OSError):
+                with_retries(self._remove_leftovers)
+
+    def _remove_leftovers(self) -> None:
+        for leftover in self._store.leftovers():
+            self._store.delete(leftover.key)
 
     def _step(self, crew: Crew, governor: MemoryGovernor) -> bool:
         """Hand out work, take what came back; False when there is nothing left to do or to wait for."""
@@ -132,12 +141,15 @@ class Build:
             if chunk is not None:
                 self._running[chunk] = slot
                 crew.give(slot, chunk)
-        if not (self._running or self._again or self._schedule.elsewhere):
+        starting = not idle and self._schedule.pending  # workers that died are being replaced
+        if not (self._running or self._again or self._schedule.elsewhere or starting):
             return False
         for event in crew.wait(TICK_SECONDS if self._running else TICK_SECONDS / 2):
             self._take(event)
             governor.take(event, 0 if event.chunk is None else self._weigh(event.chunk))
-        governor.steer(crew, self._schedule.pending + len(self._running))
+        left = self._schedule.pending + len(self._running)
+        governor.steer(crew, left)
+        self._tally.note = self._tally.note or ("" if left else governor.warning(crew))
         if not self._running and not self._schedule.pending:
             self._schedule.look_again()
         self._publish_now_and_then()
@@ -145,8 +157,8 @@ class Build:
 
     def _next(self, slot: int) -> int | None:
         now = time.monotonic()
-        due = next((chunk for chunk, when in self._again.items() if when <= now), None)
-        if due is not None:
+        due = min(self._again, key=self._again.__getitem__, default=None)
+        if due is not None and self._again[due] <= now:
             del self._again[due]
             return due
         return self._schedule.next_for(slot)
@@ -155,14 +167,14 @@ class Build:
         """Whether a chunk is ours to make. The claim comes first, then the second look: nobody can slip between."""
         if self._is_there(chunk):
             return "done"
-        if not self._claims.take(chunk):
-            reason = self._claims.failure(chunk)
+        if not with_retries(partial(self._claims.take, chunk)):
+            reason = with_retries(partial(self._claims.failure, chunk))
             if reason is None:
                 return "busy"
             self._tally.failed[chunk] = reason
             return "done"
         if self._is_there(chunk):
-            self._claims.release(chunk)
+            with_retries(partial(self._claims.release, chunk))
             return "done"
         return "mine"
 
@@ -172,7 +184,7 @@ class Build:
         return there
 
     def _holds(self, job: BuildJob, chunk: int) -> bool:
-        return holds(self._store, layout.chunk(self._layer, chunk, job.revision(chunk)))
+        return with_retries(partial(holds, self._store, layout.chunk(self._layer, chunk, job.revision(chunk))))
 
     def _take(self, event: Event) -> None:
         if event.chunk is not None:
@@ -197,7 +209,7 @@ class Build:
         else:
             self._tally.add(made.record)
         self._tally.read += self._weigh(made.chunk)
-        self._claims.release(made.chunk)
+        with_retries(partial(self._claims.release, made.chunk))
         self._check_failures()
 
     def _refused(self, refused: Refused) -> None:
@@ -216,7 +228,8 @@ class Build:
         """Its worker died after computing it: it is there if it was written, and no try of its own if it was not."""
         record = None
         if isinstance(self._job, BuildJob) and self._holds(self._job, chunk):
-            record = sound_record(self._store, self._layer, chunk, self._job.revision(chunk))
+            revision = self._job.revision(chunk)
+            record = with_retries(partial(sound_record, self._store, self._layer, chunk, revision))
         if record is None:
             self._again[chunk] = time.monotonic()
         else:
@@ -230,7 +243,7 @@ class Build:
             self._again[chunk] = time.monotonic() + 0.2 * 4 ** (self._tries[chunk] - 1)
 
     def _give_up(self, chunk: int, reason: str) -> None:
-        self._claims.fail(chunk, reason)
+        with_retries(partial(self._claims.fail, chunk, reason))
         self._tally.failed[chunk] = reason
         self._tally.note = f"chunk {chunk} failed: {reason}"
         if len(self._tally.failed) >= HOPELESS and not self._tally.records:
@@ -260,7 +273,8 @@ class Build:
 
     def _publish_now_and_then(self) -> None:
         if time.monotonic() - self._published >= self._terms.publish_seconds and self._tally.records:
-            publish(self._store, {self._layer: self._tally.records.values()}, self._terms.versions)
+            made = {self._layer: self._tally.records.values()}
+            with_retries(partial(publish, self._store, made, self._terms.versions))
             self._published = time.monotonic()
 
     def _show(self, crew: Crew) -> None:
@@ -276,9 +290,10 @@ class Build:
                 failures=self._tally.failures,
                 seconds=time.monotonic() - self._started,
                 workers=len(crew.pids()),
-                busy=len(self._running),
+                busy=len(set(self._running.values())),  # a slot may be writing one chunk while it computes another
                 pids=tuple(crew.pids()),
                 note=self._tally.note,
+                waiting_for=self._claims.hosts(self._schedule.elsewhere) if waiting else (),
             )
         )
         self._tally.note = ""

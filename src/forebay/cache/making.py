@@ -21,6 +21,7 @@ from forebay.cache.publish import (
     sound_record,
 )
 from forebay.cache.records import BuildReport
+from forebay.cache.retry import with_retries
 from forebay.cache.unreadable import unreadable_note
 from forebay.cache.verify import check_index
 from forebay.cache.work import CHANGED_MEANWHILE, BaseJob, BuildJob, ChunkJob, LayerJob, RepairJob
@@ -54,6 +55,7 @@ class Workplace:
     weigh: Weigh
     changed: Mapping[str, str] = field(default_factory=dict)  # source files that are not what was planned
     notes: tuple[str, ...] = ()
+    missing: frozenset[str] = frozenset()  # source files that are not there
     lacking: Mapping[str, frozenset[int]] = field(default_factory=dict)  # layer that is read -> chunks it has not
     again: "Callable[[], Workplace] | None" = None  # the same, as the source is then
 
@@ -74,24 +76,44 @@ def base_workplace(
     check_kind(store, source, plan)
     table = newest.table(layer) if newest else ChunkTable.of([])
     fresh = check_freshness(store, source, plan, layer, table)
-    check_same_source(store, plan, {file.path for file in source.files()}, set(fresh.missing))
     job = BaseJob(store, layer, recipe, source, fresh.now, skip_unreadable)
     notes = _notes(files_apart(store, source), plan, fresh)
     again = partial(base_workplace, store, source, recipe, layer, plan, newest, skip_unreadable)
-    return Workplace(job, range(len(plan)), plan.streams(), plan.weight_of, fresh.changed, notes, again=again)
+    return Workplace(
+        job,
+        range(len(plan)),
+        plan.streams(),
+        plan.weight_of,
+        fresh.changed,
+        notes,
+        frozenset(fresh.missing),
+        again=again,
+    )
 
 
-def check_same_source(store: Store, plan: Plan, given: set[str], gone: set[str]) -> None:
-    """A build goes on with a source that was planned: all files of a segment, but for those that are gone."""
+def with_same_source(place: Workplace, plan: Plan, source: Source) -> Workplace:
+    """A build continues with a source that was planned: all files of a segment, but for those that are gone."""
+    given = {file.path for file in source.files()}
     for segment in plan.segments:
         if segment.amends:
             continue
         planned = {segment.path(file) for file in range(segment.file_count)} & plan.files.keys()
-        if planned & given and planned - given <= gone:
-            return
-    absent = sorted({path for path in plan.files if path not in given})
+        if planned & given and planned - given <= place.missing:
+            return place.noting(_absent(planned - given, len(planned)))
+    absent = sorted(path for path in plan.files if path not in given)
     if plan.segments and absent:
-        raise SourceChanged(store.address, dict.fromkeys(absent, "was planned and is not in the source passed"))
+        how = dict.fromkeys(absent, "was planned and is not in the source passed")
+        raise SourceChanged(place.job.store.address, how)
+    return place
+
+
+def _absent(paths: set[str], planned: int) -> tuple[str, ...]:
+    if not paths:
+        return ()
+    return (
+        f"{len(paths):,} of {planned:,} planned file(s) are not in the source passed (the first is '{min(paths)}'); "
+        f"what was made from them is kept",
+    )
 
 
 def layer_workplace(store: Store, recipe: LayerRecipe, layer: str, pinned: Generation) -> Workplace:
@@ -126,7 +148,7 @@ def _build_missing(place: Workplace, wanted: Iterable[int], engine: Engine, term
     if place.changed:
         raise SourceChanged(store.address, place.changed)
     started = time.monotonic()
-    newest = drop_unsound(store, layer, terms)
+    newest = with_retries(partial(drop_unsound, store, layer, terms))
     table, revisions = newest.table(layer), load_plan(store).revisions(layer)
     there, gone = present_chunks(store, layer, table, revisions), lost_chunks(store, layer, table)
     gone -= set(outdated_chunks(table, revisions).tolist())
@@ -151,7 +173,7 @@ def _build_missing(place: Workplace, wanted: Iterable[int], engine: Engine, term
             if isinstance(error, ChunkFailed | TooManyFailures):
                 unbind(store, layer)
         raise
-    generation = publish(store, {layer: tally.records.values()}, terms.versions)
+    generation = with_retries(partial(publish, store, {layer: tally.records.values()}, terms.versions))
     report = _report(store, layer, tally, generation, time.monotonic() - started, notes)
     if tally.failed:
         raise BuildFailed(store.address, tally.failed)

@@ -1,6 +1,6 @@
 """The beginning of a build: the cache, the layer's recipe, the plan — created once, checked ever after."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
@@ -53,6 +53,7 @@ def prepare_base(
     memory_limit: int | None = None,
     max_failures: int | float | None = None,
     skip_unreadable: bool = False,
+    on_note: Callable[[str], None] = lambda note: None,
 ) -> Plan:
     """The plan of a cache whose base layer this recipe makes.
 
@@ -60,7 +61,7 @@ def prepare_base(
     """
     unreadable = Unreadable(skip_unreadable)
     try:
-        return _begun(store, source, recipe, layer, on_cut, memory_limit, max_failures, unreadable)
+        return _begun(store, source, recipe, layer, on_cut, memory_limit, max_failures, unreadable, on_note)
     except OSError as error:
         if not is_full(error):
             raise
@@ -76,6 +77,7 @@ def _begun(
     memory_limit: int | None,
     max_failures: int | float | None,
     unreadable: Unreadable,
+    on_note: Callable[[str], None],
 ) -> Plan:
     newest = newest_generation(store)
     if newest is not None:
@@ -95,6 +97,8 @@ def _begun(
         trial = try_readable(source, files, recipe, unreadable) if files else None
         if trial is not None and not allows_all(max_failures):
             _check_trial(store, source, unreadable.without(files), trial)
+        if trial is not None:
+            _compare_with_disk(store, source, unreadable.without(files), trial, on_note)
         draft = _first_draft(store, source, files, recipe, on_cut, trial, memory_limit, unreadable)
     cache = begin_cache(store, layer)
     if cache.base != layer:
@@ -127,6 +131,19 @@ def _first_draft(
             return deduplicate(store, source, recipe, first, Plan((), ()), on_cut, memory_limit)
         except SourceUnreadable as error:
             unreadable.take(error, files)
+
+
+def _compare_with_disk(
+    store: Store, source: Source, files: Sequence[SourceFile], trial: Trial, on_note: Callable[[str], None]
+) -> None:
+    """Say before the work starts that the disk cannot hold it; part of it may be all that is wanted."""
+    free, total = store.free_bytes(), sum(map(source.weight, files))
+    needed = round(trial.scaled(trial.stored_bytes, total))
+    if free is not None and needed > free:
+        on_note(
+            f"about {needed:,} bytes are needed at '{store.address}', {free:,} are free: the build will stop when the "
+            f"disk is full; make room, or build a range of chunks"
+        )
 
 
 def _check_trial(store: Store, source: Source, files: Sequence[SourceFile], trial: Trial) -> None:

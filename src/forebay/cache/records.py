@@ -23,6 +23,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     busy: int = 0
     pids: tuple[int, ...] = ()
     note: str = ""
+    waiting_for: tuple[str, ...] = ()  # the machines that hold what is left
 
 
 class BuildReport(msgspec.Struct, frozen=True, kw_only=True):

@@ -98,6 +98,7 @@ class Build:
         self._tries: Counter[int] = Counter()
         self._again: dict[int, float] = {}  # chunk -> when to try it again
         self._running: dict[int, int] = {}  # chunk -> slot
+        self._waiting_for: tuple[str, ...] = ()  # machines whose builders have all that is left
         self._born_dead = 0
         self._started = self._published = time.monotonic()
 
@@ -150,7 +151,9 @@ class Build:
         left = self._schedule.pending + len(self._running)
         governor.steer(crew, left)
         self._tally.note = self._tally.note or ("" if left else governor.warning(crew))
+        self._waiting_for = ()
         if not self._running and not self._schedule.pending:
+            self._waiting_for = self._claims.hosts(self._schedule.elsewhere)
             self._schedule.look_again()
         self._publish_now_and_then()
         return True
@@ -278,10 +281,9 @@ class Build:
             self._published = time.monotonic()
 
     def _show(self, crew: Crew) -> None:
-        waiting = not self._running and bool(self._schedule.elsewhere)
         self._terms.on_progress(
             Progress(
-                phase="waiting" if waiting else "building",
+                phase="waiting" if self._waiting_for else "building",
                 done=self._tally.done,
                 total=self._tally.total,
                 rows=self._tally.rows,
@@ -293,7 +295,7 @@ class Build:
                 busy=len(set(self._running.values())),  # a slot may be writing one chunk while it computes another
                 pids=tuple(crew.pids()),
                 note=self._tally.note,
-                waiting_for=self._claims.hosts(self._schedule.elsewhere) if waiting else (),
+                waiting_for=self._waiting_for,
             )
         )
         self._tally.note = ""

@@ -191,7 +191,7 @@ def many_failures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ran:
 def failed_chunk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ran:
     (tmp_path / "a.jsonl").write_text("ab\n" * 100)
     (tmp_path / "b.jsonl").write_text("a long line\n" * 30)
-    words = ["--max-sample-bytes", 5, "--chunk-bytes", 300, "--workers", 0]
+    words = ["--max-sample-bytes", 5, "--chunk-bytes", 100_000, "--workers", 0]
     run("build", "raw", tmp_path / "a.jsonl", "--into", tmp_path / "cache", *words)
     return run("grow", tmp_path / "cache", tmp_path / "b.jsonl", "--workers", 0, code=1)
 

@@ -29,6 +29,7 @@ from forebay.format.chunk import ChunkRecord
 from forebay.store.base import Store, holds, is_full
 
 TRIES = 3
+BIRTHS = 10  # workers in a row that end before they begin, once chunks were made
 HOPELESS = 20  # failed chunks, with none made, that end a build
 JUDGED_CHUNKS = 0.1  # the share of chunks that must be made before a share of failures is judged by them
 TICK_SECONDS = 0.5
@@ -207,6 +208,7 @@ class Build:
                 self._lost(event.chunk)
 
     def _made(self, made: Made) -> None:
+        self._born_dead = 0
         if made.record is None:
             self._tally.present += 1
         else:
@@ -254,7 +256,7 @@ class Build:
 
     def _died_at_birth(self, died: Died) -> None:
         self._born_dead += 1
-        if self._born_dead >= TRIES and not self._tally.records:
+        if self._born_dead >= (BIRTHS if self._tally.records else TRIES):
             raise WorkersFailed(self._store.address, died.reason)
 
     def _check_failures(self) -> None:

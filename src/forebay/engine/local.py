@@ -14,7 +14,7 @@ import time
 from multiprocessing.connection import Pipe, wait
 
 from forebay.cache.crew import Crew, Died, Event, Lost, Task
-from forebay.engine.worker import COMPUTED
+from forebay.engine.worker import COMPUTED, READY
 from forebay.errors import RecipeInvalid
 from forebay.recipe import AnyRecipe
 
@@ -122,6 +122,7 @@ class Worker:
     def __init__(self, needs: bytes) -> None:
         self.chunk: int | None = None  # being computed
         self.writing: int | None = None
+        self._is_ready = False
         self.pipe, far = Pipe()
         with far:
             boot = _BOOT.format(path=sys.path, fd=far.fileno())
@@ -147,6 +148,9 @@ class Worker:
             said = self.pipe.recv_bytes()
         except (EOFError, OSError):
             return self._death()
+        if said == READY:
+            self._is_ready = True
+            return []
         if said == COMPUTED:
             self.writing, self.chunk = self.chunk, None
             return []
@@ -155,6 +159,9 @@ class Worker:
 
     def _death(self) -> list[Event]:
         """Of the chunk that was computed, where there was one: what was being written beside it did no harm."""
+        if not self._is_ready:
+            died = Died(None, self.process.pid, _cause_of_death(self.process.wait()))
+            return [died] if self.chunk is None else [died, Lost(self.chunk)]
         at = self.writing if self.chunk is None else self.chunk
         died = Died(at, self.process.pid, _cause_of_death(self.process.wait()))
         return [died] if self.writing in (None, at) else [died, Lost(self.writing)]

@@ -266,6 +266,11 @@ def test_a_dry_run_writes_nothing_and_says_what_would_be_built(tmp_path: Path):
     before = sorted((path, path.stat().st_mtime_ns) for path in root.rglob("*"))
     shown = run("build", root, "--dry-run", "--start-chunk", 2, "--end-chunk", 6).out
     assert re.search(r"would build\s+3 chunks of \d+ planned: 4–6", shown)
+    whole = run("estimate", root, "--json").json
+    left = run("build", root, "--dry-run", "--start-chunk", 2, "--end-chunk", 6, "--json").json["estimate"]
+    assert left["chunks"] == 3  # the estimate is of what is missing
+    assert 0 < left["rows"] < whole["rows"]
+    assert 0 < left["stored_bytes"] < whole["stored_bytes"]
     ran = run("build", "raw", source, "--into", root, "--codec", "none", "--dry-run", code=1)
     assert "differs in: chunk_bytes: 400 here, 16777216 given, codec: " in ran.err
     assert sorted((path, path.stat().st_mtime_ns) for path in root.rglob("*")) == before

@@ -361,14 +361,12 @@ class SourceUnreadable(ForebayError):
 
 
 class SourceChanged(ForebayError):
-    def __init__(self, root: str, files: Mapping[str, str]) -> None:
+    def __init__(self, root: str, files: Mapping[str, str], advice: str = "") -> None:
         self.root, self.files = root, dict(files)
         shown = "; ".join(f"'{path}' {how}" for path, how in list(files.items())[:3])
         more = f" and {len(files) - 3} more" if len(files) > 3 else ""
-        super().__init__(
-            f"the source of '{root}' is not what it was: {shown}{more}; run `forebay refresh {root}` to make its rows "
-            f"again, or put the old content back"
-        )
+        way = advice or f"run `forebay refresh {root}` to make its rows again, or put the old content back"
+        super().__init__(f"the source of '{root}' is not what it was: {shown}{more}; {way}")
 
 
 class SourceMoving(ForebayError):

@@ -14,7 +14,7 @@ from forebay.cache.plan import Plan
 from forebay.cache.publish import sound_record
 from forebay.cache.published import open_chunk
 from forebay.cache.records import GONE
-from forebay.errors import Damaged, SourceChanged
+from forebay.errors import Damaged, FormatTooNew, SourceChanged
 from forebay.format.generation import ChunkTable
 from forebay.source import Source, SourceFile
 from forebay.store.base import Store
@@ -144,5 +144,8 @@ class Past:
                 return open_chunk(self._store, self._layer, self._table.record(position)).source_sums()
             except Damaged:
                 return []  # what it was made from cannot be told any more; verify reports the chunk itself
-        record = sound_record(self._store, self._layer, chunk, revision)
+        try:
+            record = sound_record(self._store, self._layer, chunk, revision)
+        except FormatTooNew:
+            return []
         return open_chunk(self._store, self._layer, record).source_sums() if record else []

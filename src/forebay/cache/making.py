@@ -30,6 +30,7 @@ from forebay.errors import (
     ChunkFailed,
     DiskFull,
     ForebayError,
+    FormatTooNew,
     InputIncomplete,
     SourceChanged,
     SourceMoving,
@@ -103,7 +104,9 @@ def with_same_source(place: Workplace, plan: Plan, source: Source) -> Workplace:
     absent = sorted(path for path in plan.files if path not in given)
     if plan.segments and absent:
         how = dict.fromkeys(absent, "was planned and is not in the source passed")
-        raise SourceChanged(place.job.store.address, how)
+        root = place.job.store.address
+        advice = f"pass the source that the cache was built from, or append other files with `forebay grow {root} …`"
+        raise SourceChanged(root, how, advice)
     return place
 
 
@@ -148,8 +151,10 @@ def _build_missing(place: Workplace, wanted: Iterable[int], engine: Engine, term
     if place.changed:
         raise SourceChanged(store.address, place.changed)
     started = time.monotonic()
-    newest = with_retries(partial(drop_unsound, store, layer, terms))
+    newest, newer = with_retries(partial(drop_unsound, store, layer, terms))
     table, revisions = newest.table(layer), load_plan(store).revisions(layer)
+    for chunk, revision in newer.items():
+        revisions[chunk] = max(int(revisions[chunk]), revision + 1)
     there, gone = present_chunks(store, layer, table, revisions), lost_chunks(store, layer, table)
     gone -= set(outdated_chunks(table, revisions).tolist())
     order = list(wanted)
@@ -238,19 +243,27 @@ def published_records(generation: Generation, layer: str, chunks: Iterable[int])
     return {chunk: table.record(at) for chunk, at in positions.items() if at is not None}
 
 
-def drop_unsound(store: Store, layer: str, terms: Terms) -> Generation:
-    """Adopt what is there; remove unlisted files of the layer that are no sound chunk of it."""
+def drop_unsound(store: Store, layer: str, terms: Terms) -> tuple[Generation, dict[int, int]]:
+    """Adopt what is there; remove unlisted files that are no sound chunk of their layer.
+
+    A file that a newer forebay made is left alone. Those of the layer come back as chunk -> revision, so that the chunk
+    is made in another one.
+    """
     newest = newest_generation(store)
     if newest is not None:
         check_index(store, newest)
     skipped: set[str] = set()
     generation = publish(store, {}, terms.versions, skipped)
+    newer: dict[int, int] = {}
     for key in skipped:
-        parsed = layout.parse_chunk(key)
-        # Another builder may have removed it and made a sound one since.
-        if parsed and sound_record(store, key.split("/")[1], *parsed) is None:
-            store.delete(key)
-    return generation
+        name, parsed = key.split("/")[1], layout.parse_chunk(key)
+        try:
+            # Another builder may have removed it and made a sound one since.
+            if parsed and sound_record(store, name, *parsed) is None:
+                store.delete(key)
+        except FormatTooNew:
+            newer |= {parsed[0]: parsed[1]} if parsed and name == layer else {}
+    return generation, newer
 
 
 def in_order(chunks: Sequence[int], mode: str, start: int | None, end: int | None) -> list[int]:

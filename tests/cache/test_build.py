@@ -10,7 +10,15 @@ from tests.builders import chunk_count, chunk_digests, ending, every_file, patie
 from tests.recipes import NOTES, LengthLayer, ObedientRecipe, makes, order_line, orders, rewrite, write_orders
 
 import forebay as fb
-from forebay.errors import BuildFailed, BuildStopped, SourceChanged, SourceMoving, TooManyFailures
+from forebay.errors import (
+    BuildFailed,
+    BuildStopped,
+    MemoryTooSmall,
+    RangeInvalid,
+    SourceChanged,
+    SourceMoving,
+    TooManyFailures,
+)
 from forebay.store.owner import Owner, this_host, this_process
 
 
@@ -308,6 +316,32 @@ def test_a_file_that_is_rewritten_before_any_of_it_was_read_is_not_cut_inside_of
     rewrite(file)
     with pytest.raises(SourceChanged, match="forebay refresh"):
         build(root, file)
+
+
+def test_a_memory_limit_is_looked_at_before_a_build_of_one_chunk(tmp_path, notes):
+    write_orders(tmp_path / "source.txt", orders(1))
+    with pytest.raises(MemoryTooSmall, match="raise --memory-limit"):
+        build(tmp_path / "cache", tmp_path / "source.txt", workers=1, memory_limit=1_000_000)
+    assert makes(notes) == []
+
+
+def test_a_range_beyond_the_plan_is_refused_before_anything_is_made(tmp_path, notes):
+    write_orders(tmp_path / "source.txt", orders(3))
+    with pytest.raises(RangeInvalid, match=r"start_chunk 3 is beyond the plan.* has 3 chunks"):
+        build(tmp_path / "cache", tmp_path / "source.txt", start_chunk=3)
+    assert makes(notes) == []
+
+
+def test_a_disk_that_is_too_small_is_said_before_the_work_starts(tmp_path):
+    class Small(fb.LocalStore):
+        def free_bytes(self):
+            return 100
+
+    seen = []
+    source = fb.sources.lines(write_orders(tmp_path / "source.txt", orders(8)))
+    fb.build(Small(tmp_path / "cache"), source, ObedientRecipe(), workers=0, on_progress=seen.append)
+    assert "bytes are needed" in seen[0].note
+    assert "100 are free" in seen[0].note
 
 
 def _interrupt(progress):

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 from pathlib import Path
 
 import pyarrow as pa
@@ -12,6 +13,7 @@ from click.testing import CliRunner
 import forebay as fb
 from forebay.cli.main import cli
 from forebay.errors import SourceUnreadable
+from forebay.sources import LineSource
 
 RECIPE = fb.TokenRecipe(tokenizer="gpt2", sequence_length=64)
 
@@ -96,3 +98,23 @@ def test_a_parquet_file_whose_pages_are_damaged_is_a_failure_of_its_parts(tmp_pa
     assert any("b.parquet" in name for name in left_out)
     assert report.rows
     assert fb.verify(root, full=True).sound
+
+
+def test_a_compressed_file_that_is_damaged_while_it_is_planned_makes_no_cache(tmp_path):
+    """Its cuts and its digest come from two readings: a change between them must not make one plan of both."""
+    folder, root = tmp_path / "data", tmp_path / "cache"
+    write_gz(folder, "a.jsonl.gz", lines=500)
+
+    class Damaged(LineSource):
+        def scanned(self, file):
+            path = folder / "a.jsonl.gz"
+            if not (tmp_path / "done").exists():
+                (tmp_path / "done").touch()
+                size = path.stat().st_size
+                os.truncate(path, size // 2)
+                os.truncate(path, size)
+            return super().scanned(file)
+
+    with pytest.raises(SourceUnreadable, match=r"a\.jsonl\.gz"):
+        fb.build(root, Damaged(str(folder), ("*.jsonl.gz",)), fb.RawRecipe(chunk_bytes=4000), workers=0)
+    assert not root.exists()

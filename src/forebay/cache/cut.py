@@ -1,9 +1,10 @@
 """Cutting a source into chunks, before any work starts."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from math import ceil
 from typing import get_args
@@ -17,12 +18,13 @@ from forebay.columns import Codec, Column
 from forebay.errors import ForebayError, FunctionFailed, RecipeInvalid, SourceUnreadable
 from forebay.format.chunk import EncodedChunk, encode_chunk
 from forebay.recipe import ChunkTarget, Recipe, Rows, join_rows
-from forebay.source import Failure, Part, Sample, Source, SourceFile, Unit
+from forebay.source import Failure, Part, Sample, Source, SourceFile, Unit, settling_seconds
 
 CAP_BYTES = 128 * 1024 * 1024
 OVERWEIGHT = 1.25  # how far a chunk may go past its weight, unless one part alone does
 DEFAULT_CHUNK_BYTES = 32 * 1024 * 1024
 DEFAULT_CHUNK_SAMPLES = 1000
+LOOKS = 3  # how often a file that changes while it is cut is looked at again
 SAMPLE_PLACES = 24
 MOST_FILES_PER_PLACE = 1000
 WITHOUT_LOOKUPS = 1.1  # how much more of a stream is read for the same: nothing is looked up in it
@@ -75,12 +77,9 @@ def cut_source(
     used = passed = 0
     for count, file in enumerate(files):
         start = starts.get(file.path, 0)
-        stops: list[int] = []
         try:
-            for stop in source.cuts(file, start, weight - used, weight):
-                stops.append(stop)
-                on_cut(count, len(files), passed + stop - start)
-            scanned = source.scanned(file)
+            show = partial(_show_cut, on_cut, count, len(files), passed - start)
+            scanned, stops = _cut_unchanged(source, file, start, weight - used, weight, show)
         except SourceUnreadable as error:
             unreadable.take(error, files)
             continue
@@ -97,6 +96,33 @@ def cut_source(
                 open_chunk, used = [], 0
     on_cut(len(files), len(files), passed)
     return [*chunks, open_chunk] if open_chunk else chunks
+
+
+def _cut_unchanged(
+    source: Source, file: SourceFile, start: int, first: int, every: int, show: Callable[[int], None]
+) -> tuple[SourceFile, list[int]]:
+    """A file and where it is cut; a stream, which is read twice for that, must be the same both times."""
+    for _ in range(LOOKS):
+        stops: list[int] = []
+        for stop in source.cuts(file, start, first, every):
+            stops.append(stop)
+            show(stop)
+        scanned = source.scanned(file)
+        if scanned.digest == file.digest or source.look(file.path).same_identity(file):
+            return scanned, stops
+        file = source.look(file.path)
+        wait_until_settled([file])
+    raise SourceUnreadable(file.path, "it keeps changing while it is planned")
+
+
+def _show_cut(on_cut: OnCut, done: int, total: int, passed: int, stop: int) -> None:
+    on_cut(done, total, passed + stop)
+
+
+def wait_until_settled(files: Iterable[SourceFile]) -> None:
+    """From now on a change shows: it gives a file another time than it was seen with."""
+    now = time.time_ns()
+    time.sleep(max((settling_seconds(file.ctime_ns or file.mtime_ns, now) for file in files), default=0.0))
 
 
 def chunk_weight(target: ChunkTarget, trial: Trial, unit: Unit = "bytes") -> int:

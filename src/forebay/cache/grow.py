@@ -1,12 +1,11 @@
 """Growing: append what a source has and the plan has not, as a new segment."""
 
-from forebay.cache.cut import OnCut, cut_source
+from forebay.cache.cut import OnCut, cut_source, wait_until_settled
 from forebay.cache.duplicates import deduplicate
 from forebay.cache.freshness import check_freshness
 from forebay.cache.plan import Plan, Segment, check_kind, files_apart, load_plan
 from forebay.cache.publish import newest_generation, read_cache_document
 from forebay.cache.unreadable import Unreadable
-from forebay.cache.work import wait_until_settled
 from forebay.errors import DiskFull, SourceChanged, SourceUnreadable
 from forebay.format.generation import ChunkTable
 from forebay.recipe import Recipe

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
-from forebay.cache.cut import OnCut, Trial, chunk_weight, cut_source, try_readable
+from forebay.cache.cut import OnCut, Trial, chunk_weight, cut_source, try_readable, wait_until_settled
 from forebay.cache.duplicates import Draft, deduplicate
 from forebay.cache.nothing import ENOUGH_SAMPLES, allows_all
 from forebay.cache.plan import Plan, Segment, check_kind, files_apart, load_plan
@@ -12,7 +12,6 @@ from forebay.cache.presence import column_homes
 from forebay.cache.publish import begin_cache, layers_of, newest_generation, read_cache_document, read_recipe_document
 from forebay.cache.unreadable import Unreadable
 from forebay.cache.verify import check_index
-from forebay.cache.work import wait_until_settled
 from forebay.columns import Column
 from forebay.errors import (
     DiskFull,

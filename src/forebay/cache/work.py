@@ -1,7 +1,6 @@
 """The work on one chunk: read its slice, make its rows, write its file. What a worker process does."""
 
 import hashlib
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -11,6 +10,7 @@ import msgspec
 import numpy as np
 
 from forebay.cache.census import Sieve
+from forebay.cache.cut import wait_until_settled
 from forebay.cache.nothing import ENOUGH_SAMPLES, Reasons
 from forebay.cache.plan import Plan, load_plan
 from forebay.cache.presence import PRESENT, Home, column_homes, presence_name
@@ -42,16 +42,10 @@ from forebay.recipe import (
     identity_of,
     inputs_in,
 )
-from forebay.source import Failure, Part, Sample, Source, SourceFile, settling_seconds
+from forebay.source import Failure, Part, Sample, Source, SourceFile
 from forebay.store.base import Store
 
 CHANGED_MEANWHILE = "changed while it was read"
-
-
-def wait_until_settled(files: Iterable[SourceFile]) -> None:
-    """From now on a change shows: it gives a file another time than it was seen with."""
-    now = time.time_ns()
-    time.sleep(max((settling_seconds(file.ctime_ns or file.mtime_ns, now) for file in files), default=0.0))
 
 
 @dataclass(frozen=True, slots=True)

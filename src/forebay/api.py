@@ -67,6 +67,7 @@ from forebay.errors import (
     UnknownKind,
 )
 from forebay.format import layout
+from forebay.format.generation import ChunkTable
 from forebay.kinds import recipe_class, reopen_recipe, reopen_source
 from forebay.recipe import AnyRecipe, LayerRecipe, Recipe, dependencies_of, reads_of, versions_of
 from forebay.source import Source
@@ -192,9 +193,10 @@ def refresh(
     their rows are kept otherwise.
     """
     store, started = open_store(root), time.monotonic()
-    before = load_generation(store)
-    base = before.base
-    check_index(store, before)
+    base, before = read_cache_document(store).base, newest_generation(store)
+    if before is not None:
+        check_index(store, before)
+    table = before.table(base) if before is not None else ChunkTable.of([])
     reading = named_alike(source or reopen_source(load_plan(store).source), load_plan(store))
     given = recipes or {}
     own, notes = settle(store, reading, cast(Recipe, given.get(base) or _kept_recipe(store, base)), base)
@@ -203,23 +205,23 @@ def refresh(
     told = _told_in_bytes(reading, on_progress or _silent)
     terms = _terms(own, workers, memory_limit, max_failures, lease_seconds, told)
     amended = amend_plan(store, reading, drop_missing=drop_missing)
-    chunks = tuple(outdated_chunks(before.table(base), amended.plan.revisions(base)).tolist())
+    chunks = tuple(outdated_chunks(table, amended.plan.revisions(base)).tolist())
     with closing(_engine(workers)) as engine, _letting_go(own) as said:
         place = base_workplace(store, reading, own, base, amended.plan, before).noting(notes)
         built = build_chunks(place, chunks, engine, terms)
         layers, missing = _refresh_layers(store, given, engine, terms)
-    newest = load_generation(store)
+    newest = newest_generation(store)
     return RefreshReport(
         root=store.address,
         changed=dict(amended.changed),
         dropped=amended.dropped,
         touched=amended.touched,
         chunks=chunks,
-        rows_before=int(before.table(base).rows.sum()),
-        rows=int(newest.table(base).rows.sum()),
+        rows_before=int(table.rows.sum()),
+        rows=int(newest.table(base).rows.sum()) if newest is not None else 0,
         layers=layers,
         missing=missing,
-        generation=newest.number,
+        generation=None if newest is None else newest.number,
         seconds=time.monotonic() - started,
         notes=(*built.notes, *_still_missing(amended.missing), *said),
     )
@@ -231,7 +233,9 @@ def _refresh_layers(
     """Make chunks of further layers again, each layer after those it reads; those that cannot be made, with why."""
     made: dict[str, tuple[int, ...]] = {}
     missing: dict[str, str] = {}
-    newest, plan = load_generation(store), load_plan(store)
+    newest, plan = newest_generation(store), load_plan(store)
+    if newest is None:
+        return made, missing
     above = sorted((name for name in newest.layers if name != newest.base), key=partial(layer_height, newest))
     for layer in above:
         asked = plan.revisions(layer)

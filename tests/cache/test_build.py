@@ -316,6 +316,10 @@ def test_a_file_that_is_rewritten_before_any_of_it_was_read_is_not_cut_inside_of
     rewrite(file)
     with pytest.raises(SourceChanged, match="forebay refresh"):
         build(root, file)
+    fb.refresh(root, source=fb.sources.lines(file), recipes={"obedient": ObedientRecipe()}, workers=0)
+    build(root, file)
+    rows = fb.open_cache(root).read(range(len(fb.open_cache(root))), ["data"])["data"]
+    assert [row.tobytes() for row in rows] == file.read_bytes().splitlines()
 
 
 def test_a_memory_limit_is_looked_at_before_a_build_of_one_chunk(tmp_path, notes):

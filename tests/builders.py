@@ -105,7 +105,7 @@ def main(text: str) -> None:
     try:
         report = fb.build(task["root"], fb.sources.lines(task["source"]), recipe, **task["build"])
         answer = {"report": {"made": report.made, "present": report.present, "deaths": list(report.deaths)}}
-    except fb.errors.ForebayError as error:
+    except (fb.errors.ForebayError, fb.errors.BuildStopped) as error:
         answer = {"error": type(error).__name__, "text": str(error)}
     print(json.dumps(answer), flush=True)
 

@@ -6,6 +6,8 @@ A sample is a line of 200 bytes that begins with an order:
     die SIGKILL 2        the process that makes it gets this signal, the first two times
     raise OSError 2      the recipe raises this, the first two times
     append PATH 1        a line is appended to a file, once
+    truncate PATH 1      a file loses its second half, once
+    rewrite PATH 1       a file gets lines of another length, as many bytes as it had, and its old time, once
     stop PATH 1          it touches a file, then does not return
 
 Orders are followed only where a chunk is made: planning tries a recipe on a few samples in the builder itself. What
@@ -57,7 +59,7 @@ class ObedientRecipe(msgspec.Struct, frozen=True, kw_only=True):
 
     def make(self, samples: Iterable[Sample]) -> Rows:
         taken = list(samples)
-        if isinstance(samples, Intake):
+        if isinstance(samples, Intake) and taken:
             _write_note("makes", f"{os.getpid()} {taken[0].id}\n")
             time.sleep(self.seconds)
             for sample in taken:
@@ -125,9 +127,20 @@ def _follow(sample: Sample) -> None:
         case ["append", path, times, _] if _is_due(sample, times):
             with open(path, "ab") as file:
                 file.write(b"more\n")
+        case ["truncate", path, times, _] if _is_due(sample, times):
+            os.truncate(path, os.path.getsize(path) // 2)
+        case ["rewrite", path, times, _] if _is_due(sample, times):
+            rewrite(Path(path))
         case ["stop", path, times, _] if _is_due(sample, times):
             Path(path).touch()
             time.sleep(600)
+
+
+def rewrite(path: Path) -> None:
+    """Lines of 150 bytes, the same size and time."""
+    status = path.stat()
+    path.write_bytes((b"keep".ljust(149) + b"\n") * (status.st_size // 150) + b"\n" * (status.st_size % 150))
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
 def _is_due(sample: Sample, times: str) -> bool:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         estimate,
         gaps,
         grow,
+        refresh,
         rekey,
         repair,
         status,
@@ -53,6 +54,7 @@ _HOMES = {
             "gaps",
             "grow",
             "masks",
+            "refresh",
             "rekey",
             "repair",
             "status",
@@ -79,8 +81,8 @@ __all__ = [
     "Cache", "CachedImages", "ChunkTarget", "Column", "Failure", "ImageRecipe", "LayerRecipe", "LocalStore",
     "MemoryStore", "Part", "Progress", "Ragged", "RawRecipe", "Recipe", "RowId", "Rows", "Sample", "Source",
     "SourceFile", "Store", "TeacherRecipe", "TokenRecipe", "build", "build_layers", "clean", "copy", "errors",
-    "estimate", "fingerprint", "gaps", "grow", "images", "masks", "open_cache", "rekey", "repair", "sources", "status",
-    "summarize", "teachers", "testing", "tiers", "verify",
+    "estimate", "fingerprint", "gaps", "grow", "images", "masks", "open_cache", "refresh", "rekey", "repair", "sources",
+    "status", "summarize", "teachers", "testing", "tiers", "verify",
 ]  # fmt: skip
 
 

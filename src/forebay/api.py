@@ -5,7 +5,8 @@ Everything here takes the root of a cache (a folder's path or a store) and answe
 
 import os
 import socket
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from typing import Any, Literal, cast
@@ -19,11 +20,20 @@ from forebay.cache.copy import copy_cache
 from forebay.cache.crew import Engine
 from forebay.cache.estimate import estimate_build
 from forebay.cache.grow import append_to_plan, named_alike
-from forebay.cache.making import Workplace, base_workplace, build_chunks, in_order, layer_workplace
+from forebay.cache.making import Workplace, base_workplace, build_chunks, in_order, layer_workplace, with_same_source
 from forebay.cache.nothing import check_failures
-from forebay.cache.plan import load_plan
+from forebay.cache.plan import Plan, load_plan
 from forebay.cache.prepare import prepare_base, prepare_layer
-from forebay.cache.publish import builder_versions, layers_of, load_generation, newest_generation, read_cache_document
+from forebay.cache.publish import (
+    builder_versions,
+    chunk_files,
+    layers_of,
+    listed_plan,
+    load_generation,
+    newest_generation,
+    outdated_chunks,
+    read_cache_document,
+)
 from forebay.cache.publish import read_recipe_document as kept_recipe
 from forebay.cache.reader import check_pins
 from forebay.cache.records import (
@@ -35,18 +45,21 @@ from forebay.cache.records import (
     Gaps,
     LayerSummary,
     Progress,
+    RefreshReport,
     RekeyReport,
     RepairReport,
     Status,
     Summary,
     VerifyReport,
 )
+from forebay.cache.refresh import amend_plan
 from forebay.cache.rekey import rekey_cache
-from forebay.cache.repair import Means, Mending, check_repaired, repair_chunks, repair_index
+from forebay.cache.repair import Means, Mending, check_repaired, layer_height, repair_chunks, repair_index
 from forebay.cache.settle import settle
 from forebay.cache.status import SHOWN_FAILURES, cache_status, find_gaps
 from forebay.cache.summary import summarize_cache
-from forebay.cache.verify import newest_sound, published_plan, stale_sources, verify_cache
+from forebay.cache.verify import check_index, newest_sound, published_plan, stale_sources, verify_cache
+from forebay.columns import Array
 from forebay.engine import InlineEngine, LocalEngine
 from forebay.errors import (
     BuildFailed,
@@ -55,6 +68,7 @@ from forebay.errors import (
     KeyRefused,
     LayerNotFound,
     LibraryMissing,
+    RangeInvalid,
     RecipeInvalid,
     SourceInvalid,
     SourceNeeded,
@@ -62,7 +76,7 @@ from forebay.errors import (
     UnknownKind,
 )
 from forebay.format import layout
-from forebay.format.generation import Generation
+from forebay.format.generation import ChunkTable, Generation
 from forebay.format.key import hmac_key
 from forebay.kinds import recipe_class, remote_source, reopen_recipe, reopen_source
 from forebay.recipe import AnyRecipe, LayerRecipe, Recipe, dependencies_of, reads_of, versions_of
@@ -88,6 +102,7 @@ def build(
     end_chunk: int | None = None,
     memory_limit: int | None = None,
     max_failures: int | float | None = None,
+    skip_unreadable: bool = False,
     lease_seconds: float = LEASE_SECONDS,
     on_progress: OnProgress | None = None,
 ) -> BuildReport:
@@ -95,7 +110,8 @@ def build(
 
     A recipe that `reads` columns adds a layer on the rows that are there; it needs no source. `workers=0` makes
     chunks in this process. `mode="inverse"` first checks every chunk that is there, then fills gaps from the far end.
-    The range is inclusive.
+    The range is inclusive. `max_failures` is a count, or a share below 1; without it a build stops at a chunk of which
+    all samples fail. `skip_unreadable` leaves out damaged files of the source, which the report lists.
     """
     _check_recipe(recipe)
     store = open_store(root)
@@ -109,12 +125,13 @@ def build(
         notes = (*notes, *left_out_notes(source, store.address))
         told = _told_in_bytes(source, on_progress or _silent)
         terms = _terms(settled, workers, memory_limit, max_failures, lease_seconds, told)
-        place = _prepared(store, source, settled, name, terms).noting(notes)
+        place = _prepared(store, source, settled, name, terms, skip_unreadable).noting(notes)
         if mode == "inverse" and newest_generation(store) is not None:
             mended = _repair(store, source, settled, None, lambda: (engine, terms))
             if mended.failed:
                 raise BuildFailed(store.address, _by_chunk(mended.failed))
             place = place.noting(_mended(mended))
+        _check_range(store, place, start_chunk)
         wanted = in_order(place.chunks, mode, start_chunk, end_chunk)
         report = build_chunks(place, wanted, engine, terms)
     # Also of chunks that were there: the same command must not succeed when it is given again.
@@ -142,30 +159,136 @@ def grow(
     workers: int | None = None,
     memory_limit: int | None = None,
     max_failures: int | float | None = None,
+    skip_unreadable: bool = False,
     lease_seconds: float = LEASE_SECONDS,
     on_progress: OnProgress | None = None,
 ) -> BuildReport:
     """Append new files, and what was appended to known ones, as a new segment of the plan; then build it.
 
-    A known file with other content is an error that names it.
+    A known file with other content is an error that names it. The further arguments are those of `build`.
     """
     _check_source(source)
     store = open_store(root)
     base = read_cache_document(store).base
     if recipe is None:
         check_kept_texts(store)
-    own, notes = settle(store, source, recipe or cast(Recipe, _kept_recipe(store, base)), base)
+    own = recipe or cast(Recipe, _kept_recipe(store, base))
+    workers = getattr(own, "workers", None) if workers is None else workers
+    with closing(_engine(workers)) as engine, _letting_go(own) as said:
+        own, notes = settle(store, source, own, base)
+        prepare_layer(store, own, base)
+        told = _told_in_bytes(source, on_progress or _silent)
+        terms = _terms(own, workers, memory_limit, max_failures, lease_seconds, told)
+        alike = named_alike(source, load_plan(store))
+        notes = (*notes, *left_out_notes(source, store.address))
+        plan, _ = append_to_plan(store, alike, own, partial(_planning, terms), memory_limit, skip_unreadable)
+        before = newest_generation(store)
+        place = base_workplace(store, alike, own, base, plan, before, skip_unreadable)
+        report = build_chunks(place.noting(notes), place.chunks, engine, terms)
+    check_failures(store.address, report.failures, report.samples, max_failures)
+    grown = _grown(own, base, before, newest_generation(store))
+    return msgspec.structs.replace(report, notes=(*report.notes, *said, *grown))
+
+
+def refresh(
+    root: Root,
+    *,
+    source: Source | None = None,
+    check_source: bool = False,
+    recipes: Mapping[str, AnyRecipe] | None = None,
+    drop_missing: bool = False,
+    workers: int | None = None,
+    memory_limit: int | None = None,
+    max_failures: int | float | None = None,
+    lease_seconds: float = LEASE_SECONDS,
+    on_progress: OnProgress | None = None,
+) -> RefreshReport:
+    """Make the chunks of changed source files again, as new revisions in a new generation.
+
+    Chunks keep their numbers, and generations that are there keep their files. Chunks of further layers that were made
+    from the old rows are made again too if their recipe can be opened here, or is passed in `recipes` by the name of
+    its layer; otherwise they are missing, and named. `drop_missing` leaves out the samples of files that are gone;
+    their rows are kept otherwise. A source on another machine that the cache names is read only with `check_source`,
+    or where it is passed.
+    """
+    store, started = open_store(root), time.monotonic()
+    base, before = read_cache_document(store).base, newest_generation(store)
+    if before is not None:
+        check_index(store, before)
+    given = recipes or {}
+    if base not in given:
+        check_kept_texts(store)
+    table = before.table(base) if before is not None else ChunkTable.of([])
+    known = listed_plan(store, before)
+    reading = named_alike(_source_for(store, source, check_source, known, "refresh"), known)
+    own, notes = settle(store, reading, cast(Recipe, given.get(base) or _kept_recipe(store, base)), base)
     prepare_layer(store, own, base)
-    told = _told_in_bytes(source, on_progress or _silent)
+    workers = _own_workers(store) if workers is None else workers
+    told = _told_in_bytes(reading, on_progress or _silent)
     terms = _terms(own, workers, memory_limit, max_failures, lease_seconds, told)
-    alike = named_alike(source, load_plan(store))
-    notes = (*notes, *left_out_notes(source, store.address))
-    plan, _ = append_to_plan(store, alike, own, partial(_planning, terms), memory_limit)
-    before = newest_generation(store)
-    place = base_workplace(store, alike, own, base, plan, before).noting(notes)
-    report = build_chunks(place, place.chunks, _engine(workers), terms)
-    said = _grown(own, base, before, newest_generation(store))
-    return msgspec.structs.replace(report, notes=(*report.notes, *said))
+    amended = amend_plan(store, reading, drop_missing=drop_missing)
+    chunks = tuple(outdated_chunks(table, amended.plan.revisions(base)).tolist())
+    with closing(_engine(workers)) as engine, _letting_go(own) as said:
+        place = base_workplace(store, reading, own, base, amended.plan, before).noting(notes)
+        built = build_chunks(place, chunks, engine, terms)
+        layers, missing = _refresh_layers(store, given, engine, terms)
+    newest = newest_generation(store)
+    return RefreshReport(
+        root=store.address,
+        changed=dict(amended.changed),
+        dropped=amended.dropped,
+        touched=amended.touched,
+        chunks=chunks,
+        rows_before=int(table.rows.sum()),
+        rows=int(newest.table(base).rows.sum()) if newest is not None else 0,
+        layers=layers,
+        missing=missing,
+        generation=None if newest is None else newest.number,
+        seconds=time.monotonic() - started,
+        notes=(*built.notes, *_still_missing(amended.missing), *said),
+    )
+
+
+def _refresh_layers(
+    store: Store, recipes: Mapping[str, AnyRecipe], engine: Engine, terms: Terms
+) -> tuple[dict[str, tuple[int, ...]], dict[str, str]]:
+    """Make chunks of further layers again, each layer after those it reads; those that cannot be made, with why."""
+    made: dict[str, tuple[int, ...]] = {}
+    missing: dict[str, str] = {}
+    newest = newest_generation(store)
+    if newest is None:
+        return made, missing
+    above = sorted((name for name in newest.layers if name != newest.base), key=partial(layer_height, newest))
+    plan = listed_plan(store, newest)
+    for layer in above:
+        wanted = _behind(store, layer, newest.table(layer), plan.revisions(layer))
+        if not wanted:
+            continue
+        try:
+            with ExitStack() as ending:
+                recipe = cast(LayerRecipe, _recipe_until(ending, store, recipes.get(layer), layer))
+                place = layer_workplace(store, recipe, layer, load_generation(store))
+                build_chunks(place, wanted, engine, terms)
+            made[layer] = wanted
+        except ForebayError as error:
+            missing[layer] = str(error)
+    return made, missing
+
+
+def _behind(store: Store, layer: str, table: ChunkTable, asked: Array) -> tuple[int, ...]:
+    """Chunks that a layer had, in a lower revision than a refresh asks for, and does not list in that one yet."""
+    listed = dict(zip(table.chunks.tolist(), table.numbers["revision"].tolist(), strict=True))
+    had = sorted(chunk for chunk in chunk_files(store, layer) if chunk < len(asked) and asked[chunk])
+    return tuple(chunk for chunk in had if listed.get(chunk, -1) < asked[chunk])
+
+
+def _still_missing(paths: Sequence[str]) -> tuple[str, ...]:
+    if not paths:
+        return ()
+    return (
+        f"{len(paths):,} planned file(s) are gone (the first is '{paths[0]}'); their rows are kept, --drop-missing "
+        f"leaves them out",
+    )
 
 
 def verify(
@@ -263,7 +386,14 @@ def summarize(root: Root) -> Summary:
     return _with_figures(summarize_cache(open_store(root)))
 
 
-def estimate(source: Source, recipe: Recipe, *, into: Root | None = None, workers: int | None = None) -> Estimate:
+def estimate(
+    source: Source,
+    recipe: Recipe,
+    *,
+    into: Root | None = None,
+    workers: int | None = None,
+    skip_unreadable: bool = False,
+) -> Estimate:
     """What a build will take, estimated from a sample of at most 5 % of the source.
 
     Of images, the tags of all are read as well, unless the recipe names its vocabulary.
@@ -272,7 +402,7 @@ def estimate(source: Source, recipe: Recipe, *, into: Root | None = None, worker
     _check_recipe(recipe)
     store = None if into is None else open_store(into)
     settled, _ = settle(None, source, recipe, recipe.kind)
-    found = estimate_build(source, settled, store, _worker_count(workers))
+    found = estimate_build(source, settled, store, _worker_count(workers), skip_unreadable)
     notes = left_out_notes(source, store.address if store else "")
     return msgspec.structs.replace(found, notes=(*found.notes, *notes))
 
@@ -339,11 +469,13 @@ def _stale(store: Store, reading: Source | None) -> dict[str, str]:
         found = stale_sources(store, newest, reading, full=False) or {}
     except Damaged:  # a plan that could not be put back, which is said already
         return {}
-    advice = "put the old content back, or build a new cache"
+    advice = f"run `forebay refresh {store.address}` to make its rows again, or put the old content back"
     return {path: f"it {how}; {advice}" for path, how in found.items() if how != GONE}
 
 
-def _prepared(store: Store, source: Source | None, recipe: AnyRecipe, layer: str, terms: Terms) -> Workplace:
+def _prepared(
+    store: Store, source: Source | None, recipe: AnyRecipe, layer: str, terms: Terms, skip_unreadable: bool
+) -> Workplace:
     """A layer's workplace, begun now if it is new."""
     if reads_of(recipe):
         prepare_layer(store, recipe, layer)
@@ -352,8 +484,19 @@ def _prepared(store: Store, source: Source | None, recipe: AnyRecipe, layer: str
         raise RecipeInvalid(f"the recipe '{recipe.kind}' makes base rows and needs a source")
     _check_source(source)
     base = cast(Recipe, recipe)
-    plan = prepare_base(store, source, base, layer, partial(_planning, terms), terms.memory_limit)
-    return base_workplace(store, source, base, layer, plan, newest_generation(store))
+    plan = prepare_base(
+        store,
+        source,
+        base,
+        layer,
+        partial(_planning, terms),
+        terms.memory_limit,
+        terms.max_failures,
+        skip_unreadable,
+        on_note=partial(_note, terms),
+    )
+    place = base_workplace(store, source, base, layer, plan, newest_generation(store), skip_unreadable)
+    return with_same_source(place, plan, source)
 
 
 def _existing(
@@ -365,10 +508,16 @@ def _existing(
     if reads_of(recipe):
         return layer_workplace(store, cast(LayerRecipe, recipe), layer, newest)
     plan = published_plan(store, newest)
+    reading = _source_for(store, source, check_source, plan, "repair")
+    place = base_workplace(store, reading, cast(Recipe, recipe), layer, plan, newest)
+    return with_same_source(place, plan, reading)
+
+
+def _source_for(store: Store, source: Source | None, check_source: bool, plan: Plan, verb: str) -> Source:
+    """The source that was passed, or the one that the plan names where it may be asked."""
     if source is None and not check_source and (remote := remote_source(plan.source)):
-        raise SourceNotContacted(store.address, remote, "repair")
-    reading = source or reopen_source(plan.source)  # which says what is in the way
-    return base_workplace(store, reading, cast(Recipe, recipe), layer, plan, newest)
+        raise SourceNotContacted(store.address, remote, verb)
+    return source or reopen_source(plan.source)  # which says what is in the way
 
 
 def _recipe_until(ending: ExitStack, store: Store, given: AnyRecipe | None, layer: str) -> AnyRecipe:
@@ -513,6 +662,10 @@ def _planning(terms: Terms, done: int, total: int, passed: int) -> None:
     terms.on_progress(Progress(phase="planning", done=done, total=total, unit="files", read_bytes=passed))
 
 
+def _note(terms: Terms, note: str) -> None:
+    terms.on_progress(Progress(phase="planning", done=0, total=0, unit="files", note=note))
+
+
 def _with_figures(summary: Summary) -> Summary:
     """What each layer's kind, if it is installed, derives from the sums over its chunks."""
     layers = tuple(msgspec.structs.replace(layer, figures=_derived("figures", layer)) for layer in summary.layers)
@@ -571,6 +724,12 @@ def _mended(report: RepairReport) -> tuple[str, ...]:
     notes = [f"{len(report.restored):,} damaged or lost file(s) were put back as they were"] if report.restored else []
     notes += [f"'{key}' was replaced by other bytes: {why}" for key, why in report.replaced.items()]
     return tuple(notes)
+
+
+def _check_range(store: Store, place: Workplace, start: int | None) -> None:
+    planned = max(place.chunks, default=-1) + 1
+    if start and start >= planned:
+        raise RangeInvalid(store.address, start, planned)
 
 
 def _by_chunk(failed: Mapping[str, str]) -> dict[int, str]:

@@ -39,14 +39,17 @@ ForebayError
 ├── FunctionFailed       the function that is a source raised something
 ├── SourceUnreadable     a file of the source cannot be decompressed or understood
 ├── SourceChanged        a file behind a planned slice is not what it was
+├── SourceMoving         a file of the source keeps changing while it is read
 ├── HubUnreachable       the Hugging Face hub does not answer, or not in time
 ├── HubNotFound          the hub has no such repository, revision or file, or not for this user
 ├── DownloadCorrupt      what came from the hub is not what the hub lists
+├── RangeInvalid         a build was asked for chunks that are not planned
 ├── BuildFailed          some chunks could not be made
 │   ├── TooManyFailures  more samples failed than the caller allows
 │   ├── NothingMade      every sample failed
+│   ├── ChunkFailed      every sample of a chunk failed, and this was not allowed
+│   ├── SourceEmpty      the source has no samples, or no row came of them
 │   └── WorkersFailed    worker processes end before they begin
-├── BuildStopped         the build was asked to stop
 ├── StateMismatch        a loader's state is of another cache, generation or order
 │   └── GenerationGone   the generation it was taken on is no longer published
 ├── RanksDisagree        the ranks of a loader would read different rows
@@ -61,6 +64,9 @@ ForebayError
 ├── WarmingFailed        some samples could not be read into a tier, again and again
 ├── DiskFull             no room for what is still to be written
 └── MemoryTooSmall       the memory limit cannot hold one worker
+
+KeyboardInterrupt
+└── BuildStopped         the build was asked to stop
 """
 
 import re
@@ -401,16 +407,31 @@ class FunctionFailed(ForebayError):
 class SourceUnreadable(ForebayError):
     def __init__(self, path: str, problem: str) -> None:
         self.path, self.problem = path, problem
-        super().__init__(f"'{path}' cannot be read as a source: {problem}; mend the file or leave it out")
+        super().__init__(
+            f"'{path}' cannot be read as a source: {problem}; fix or remove the file, or pass --skip-unreadable to "
+            f"build without such files and list them"
+        )
 
 
 class SourceChanged(ForebayError):
-    def __init__(self, root: str, files: Mapping[str, str]) -> None:
+    def __init__(self, root: str, files: Mapping[str, str], advice: str = "") -> None:
         self.root, self.files = root, dict(files)
         shown = "; ".join(f"'{path}' {how}" for path, how in list(files.items())[:3])
         more = f" and {len(files) - 3} more" if len(files) > 3 else ""
+        way = advice or f"run `forebay refresh {root}` to make its rows again, or put the old content back"
+        super().__init__(f"the source of '{root}' is not what it was: {shown}{more}; {way}")
+
+
+class SourceMoving(ForebayError):
+    """A source changes faster than it can be read; what is planned of it has not changed."""
+
+    def __init__(self, root: str, files: Sequence[str]) -> None:
+        self.root, self.files = root, tuple(files)
+        shown = ", ".join(f"'{path}'" for path in self.files[:3])
+        more = f" and {len(self.files) - 3} more" if len(self.files) > 3 else ""
         super().__init__(
-            f"the source of '{root}' is not what it was: {shown}{more}; put the old content back, or build a new cache"
+            f"{shown}{more} kept changing while chunks of '{root}' were made from it; nothing is wrong with what is "
+            f"published, run the same command again when nobody writes to the source"
         )
 
 
@@ -463,13 +484,53 @@ class TooManyFailures(BuildFailed):
 
 
 class NothingMade(BuildFailed):
-    def __init__(self, root: str, failures: int, reason: str, count: int, example: str, advice: str) -> None:
+    """Every sample failed, of a trial before anything was written or of the whole source."""
+
+    def __init__(
+        self, root: str, failures: int, reason: str, count: int, example: str, advice: str, *, sampled: bool = False
+    ) -> None:
         self.root, self.failed = root, {}
         self.failures, self.reason, self.count, self.example = failures, reason, count, example
+        what = "sample(s) that were tried" if sampled else "sample(s)"
+        skip = ", or pass --max-failures 100% to build all the same" if sampled else ""
         ForebayError.__init__(
             self,
-            f"nothing could be made: all {failures:,} sample(s) failed, {count:,} as '{reason}' ({example}); "
-            f"{advice}; what is at '{root}' keeps to this source and recipe, delete it or choose another root",
+            f"nothing could be made: all {failures:,} {what} failed, {count:,} as '{reason}' ({example}); "
+            f"{advice}{skip}; nothing was published at '{root}', so the corrected command can use it",
+        )
+
+
+class ChunkFailed(BuildFailed):
+    """Every sample of a chunk failed, and the caller did not say that this is allowed."""
+
+    def __init__(
+        self, root: str, chunk: int, failures: int, reason: str, count: int, example: str, advice: str
+    ) -> None:
+        self.root, self.chunk, self.failures = root, chunk, failures
+        self.reason, self.count, self.example, self.advice = reason, count, example, advice
+        self.failed = {chunk: f"all {failures:,} samples failed"}
+        ForebayError.__init__(
+            self,
+            f"all {failures:,} samples of chunk {chunk} failed, {count:,} as '{reason}' ({example}); {advice}, or pass "
+            f"--max-failures 100% to build past it; what was made before is kept at '{root}'",
+        )
+
+
+class RangeInvalid(ForebayError):
+    def __init__(self, root: str, start: int, planned: int) -> None:
+        self.root, self.start, self.planned = root, start, planned
+        super().__init__(
+            f"start_chunk {start} is beyond the plan: '{root}' has {planned:,} chunks, from 0 on; choose one of them"
+        )
+
+
+class SourceEmpty(BuildFailed):
+    """There is nothing to build: the files of a source hold no samples, or the recipe made no row of any."""
+
+    def __init__(self, root: str, problem: str) -> None:
+        self.root, self.failed, self.problem = root, {}, problem
+        ForebayError.__init__(
+            self, f"nothing to build: {problem}; nothing was published at '{root}', name a source that has samples"
         )
 
 
@@ -483,12 +544,17 @@ class WorkersFailed(BuildFailed):
         )
 
 
-class BuildStopped(ForebayError, KeyboardInterrupt):
+class BuildStopped(KeyboardInterrupt):
+    """Not an `Exception`: whoever handles those must not go on as if nothing had been asked."""
+
     def __init__(self, root: str, done: int, total: int) -> None:
         self.root, self.done, self.total = root, done, total
         super().__init__(
             f"stopped: {done:,} of {total:,} chunks of '{root}' are published and safe; run the same command to go on"
         )
+
+    def __reduce__(self) -> tuple[type["BuildStopped"], tuple[str, int, int]]:
+        return type(self), (self.root, self.done, self.total)
 
 
 class StateMismatch(ForebayError):

@@ -27,9 +27,31 @@ class SourceFile(msgspec.Struct, frozen=True):
     etag: str = ""
     stream: bool = False
     digest: int | None = None
+    ctime_ns: int = 0  # when its content or its facts last changed, which nobody can set; 0: unknown
+    inode: int = 0  # 0: unknown
 
     def same_identity(self, other: "SourceFile") -> bool:
+        """Whether nothing shows that it changed: also a new content of the same size, dated back, has another ctime."""
+        pairs = ((self.ctime_ns, other.ctime_ns), (self.inode, other.inode))
+        return self.same_look(other) and all(mine == theirs or not mine or not theirs for mine, theirs in pairs)
+
+    def same_look(self, other: "SourceFile") -> bool:
+        """Whether size, time and etag are the same: what a copy that keeps times keeps."""
         return (self.size, self.mtime_ns, self.etag) == (other.size, other.mtime_ns, other.etag)
+
+
+_CLOCK_STEP_NS = 20_000_000  # file systems of disks take times from a clock that moves every few milliseconds,
+_COARSE_STEPS_NS = (2_000_000_000, 1_000_000_000)  # and others keep whole seconds, FAT every second one
+
+
+def settling_seconds(touched_ns: int, now_ns: int) -> float:
+    """How long a file that was touched at some time can still be changed without getting another time.
+
+    >>> settling_seconds(1_500_000_000, 1_505_000_000), settling_seconds(1_000_000_000, 1_505_000_000)
+    (0.015, 0.495)
+    """
+    step = next((step for step in _COARSE_STEPS_NS if touched_ns % step == 0), _CLOCK_STEP_NS)
+    return max(0, min(step, touched_ns + step - now_ns)) / 1e9
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,10 +7,18 @@ from pathlib import Path
 
 import pytest
 from tests.builders import chunk_count, chunk_digests, ending, every_file, patient, start_builder, wait_until
-from tests.recipes import NOTES, LengthLayer, ObedientRecipe, makes, order_line, orders, write_orders
+from tests.recipes import NOTES, LengthLayer, ObedientRecipe, makes, order_line, orders, rewrite, write_orders
 
 import forebay as fb
-from forebay.errors import BuildFailed, BuildStopped, SourceChanged, TooManyFailures
+from forebay.errors import (
+    BuildFailed,
+    BuildStopped,
+    MemoryTooSmall,
+    RangeInvalid,
+    SourceChanged,
+    SourceMoving,
+    TooManyFailures,
+)
 from forebay.format.chunk import encode_chunk
 from forebay.format.chunk_file import ChunkFile
 from forebay.store.owner import Owner, this_host, this_process
@@ -262,13 +270,89 @@ def test_a_file_that_came_later_is_reported(tmp_path):
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_file_that_changes_while_it_is_read_leaves_no_chunk(tmp_path, notes, workers):
+@pytest.mark.parametrize("change", ["truncate", "rewrite"])
+def test_a_file_that_changes_while_it_is_read_leaves_no_chunk(tmp_path, notes, workers, change):
+    file, root = tmp_path / "source.txt", tmp_path / "cache"
+    write_orders(file, orders(8, c2=f"{change} {file} 1"))
+    for _ in range(2):  # nor does the same command go on with it
+        with pytest.raises(SourceChanged, match=r"source\.txt.*forebay refresh"):
+            build(root, file, workers=workers)
+    assert not (root / "layers/obedient/000002.safetensors").exists()
+    assert fb.status(root, source=fb.sources.lines(file)).claims == ()
+    assert not fb.verify(root, source=fb.sources.lines(file), full=True).sound
+    fb.refresh(root, source=fb.sources.lines(file), recipes={"obedient": ObedientRecipe()}, workers=0)
+    build(root, file, workers=workers)
+    assert fb.verify(root, source=fb.sources.lines(file), full=True).sound
+    cache = fb.open_cache(root)
+    rows = cache.read(range(len(cache)), ["data"])["data"]
+    assert [row.tobytes() for row in rows] == file.read_bytes().splitlines()
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_build_continues_when_a_file_is_appended_to_while_it_is_read(tmp_path, notes, workers):
+    file, root = tmp_path / "source.txt", tmp_path / "cache"
+    write_orders(file, orders(8, c2=f"append {file} 1", c5=f"append {file} 1"))
+    report = build(root, file, workers=workers)
+    assert (report.made, report.rows) == (8, 16)
+    assert fb.verify(root, source=fb.sources.lines(file), full=True).sound
+    assert fb.grow(root, fb.sources.lines(file), recipe=ObedientRecipe(), workers=0).rows == 18
+
+
+def test_a_file_that_never_stops_changing_ends_the_build_with_a_sentence(tmp_path, notes):
     file = tmp_path / "source.txt"
-    write_orders(file, orders(8, c2=f"append {file} 1"))
-    with pytest.raises(SourceChanged, match=r"source\.txt.*changed while it was read"):
-        build(tmp_path / "cache", file, workers=workers)
-    assert not (tmp_path / "cache/layers/obedient/000002.safetensors").exists()
-    assert fb.status(tmp_path / "cache").claims == ()
+    write_orders(file, orders(8, c2=f"append {file} 99"))
+    with pytest.raises(SourceMoving, match=r"'source\.txt' kept changing.*run the same command again"):
+        build(tmp_path / "cache", file, workers=0)
+    assert fb.status(tmp_path / "cache", source=fb.sources.lines(file)).claims == ()
+
+
+def test_a_file_that_is_rewritten_before_any_of_it_was_read_is_not_cut_inside_of_its_lines(tmp_path):
+    file, root = tmp_path / "source.txt", tmp_path / "cache"
+    write_orders(file, orders(8))
+    with pytest.raises(KeyboardInterrupt):
+        build(root, file, on_progress=_interrupt)
+    for path in (root / "layers/obedient").glob("0*.safetensors"):
+        path.unlink()
+    for path in (root / "generations").glob("*"):
+        path.unlink()
+    rewrite(file)
+    with pytest.raises(SourceChanged, match="forebay refresh"):
+        build(root, file)
+    fb.refresh(root, source=fb.sources.lines(file), recipes={"obedient": ObedientRecipe()}, workers=0)
+    build(root, file)
+    rows = fb.open_cache(root).read(range(len(fb.open_cache(root))), ["data"])["data"]
+    assert [row.tobytes() for row in rows] == file.read_bytes().splitlines()
+
+
+def test_a_memory_limit_is_looked_at_before_a_build_of_one_chunk(tmp_path, notes):
+    write_orders(tmp_path / "source.txt", orders(1))
+    with pytest.raises(MemoryTooSmall, match="raise --memory-limit"):
+        build(tmp_path / "cache", tmp_path / "source.txt", workers=1, memory_limit=1_000_000)
+    assert makes(notes) == []
+
+
+def test_a_range_beyond_the_plan_is_refused_before_anything_is_made(tmp_path, notes):
+    write_orders(tmp_path / "source.txt", orders(3))
+    with pytest.raises(RangeInvalid, match=r"start_chunk 3 is beyond the plan.* has 3 chunks"):
+        build(tmp_path / "cache", tmp_path / "source.txt", start_chunk=3)
+    assert makes(notes) == []
+
+
+def test_a_disk_that_is_too_small_is_said_before_the_work_starts(tmp_path):
+    class Small(fb.LocalStore):
+        def free_bytes(self):
+            return 100
+
+    seen = []
+    source = fb.sources.lines(write_orders(tmp_path / "source.txt", orders(8)))
+    fb.build(Small(tmp_path / "cache"), source, ObedientRecipe(), workers=0, on_progress=seen.append)
+    assert "bytes are needed" in seen[0].note
+    assert "100 are free" in seen[0].note
+
+
+def _interrupt(progress):
+    if progress.phase == "building":
+        raise KeyboardInterrupt
 
 
 def test_a_file_that_is_gone_fails_only_the_chunks_that_need_it(tmp_path):

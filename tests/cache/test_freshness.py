@@ -2,6 +2,7 @@
 
 import gzip
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -9,18 +10,19 @@ from tests.layer_recipes import LineRecipe, flip, number_cache, tree, write_line
 
 import forebay as fb
 from forebay.cache.freshness import check_content, check_freshness
-from forebay.cache.plan import load_plan
+from forebay.cache.plan import decode_segment, load_plan
 from forebay.errors import SourceChanged
+from forebay.source import SourceFile
 
 
 def touch(path: Path) -> None:
     os.utime(path, ns=(1, path.stat().st_mtime_ns + 1))
 
 
-def fresh(root: Path, raw: Path):
+def fresh(root: Path, raw: Path, is_same=SourceFile.same_identity):
     store, source = fb.LocalStore(root), fb.sources.lines(raw)
     generation = fb.open_cache(root).generation
-    return check_freshness(store, source, load_plan(store), "numbers", generation.table("numbers"))
+    return check_freshness(store, source, load_plan(store), "numbers", generation.table("numbers"), is_same)
 
 
 def test_files_that_look_as_they_did_are_not_read(tmp_path: Path) -> None:
@@ -30,8 +32,42 @@ def test_files_that_look_as_they_did_are_not_read(tmp_path: Path) -> None:
         status = path.stat()
         path.write_bytes(b"x" * status.st_size)
         os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
-    found = fresh(root, tmp_path / "raw")
+    found = fresh(root, tmp_path / "raw", SourceFile.same_look)
     assert (found.stale, found.grown, found.now) == ({}, (), {})
+
+
+def test_other_content_of_the_same_size_and_time_is_noticed_by_a_build(tmp_path: Path) -> None:
+    root, path = number_cache(tmp_path), tmp_path / "raw/a.txt"
+    status = path.stat()
+    flip(path, 30, 1)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    source = fb.sources.lines(tmp_path / "raw")
+    assert fb.status(root, source=source).stale == {}  # what only reports does not read a source that was copied
+    with pytest.raises(SourceChanged, match=r"'a\.txt' has other content"):
+        fb.build(root, source, LineRecipe(), workers=0)
+    with pytest.raises(SourceChanged, match=r"'a\.txt' has other content"):
+        fb.grow(root, source, recipe=LineRecipe(), workers=0)
+
+
+def test_the_same_content_with_another_inode_and_ctime_goes_on(tmp_path: Path) -> None:
+    root, path = number_cache(tmp_path), tmp_path / "raw/a.txt"
+    (root / "layers/numbers/000004.safetensors").unlink()
+    shutil.copy2(path, tmp_path / "copy")
+    os.replace(tmp_path / "copy", path)
+    assert list(fresh(root, tmp_path / "raw").now) == ["a.txt"]
+    fb.build(root, fb.sources.lines(tmp_path / "raw"), LineRecipe(), workers=0)
+    assert fb.verify(root, source=fb.sources.lines(tmp_path / "raw"), full=True).sound
+
+
+def test_a_plan_from_before_ctime_was_kept_is_read_as_ever(tmp_path: Path) -> None:
+    root, path = number_cache(tmp_path), tmp_path / "raw/a.txt"
+    plan = load_plan(fb.LocalStore(root))
+    old = plan.segments[0].without_change_times()
+    assert all(plan.files[name].ctime_ns and plan.files[name].inode for name in plan.files)
+    key = "plan/000000.safetensors"
+    segment, _ = decode_segment(memoryview(b"".join(old.encode())), "root", key)
+    assert (segment.file(0).ctime_ns, segment.file(0).inode) == (0, 0)
+    assert fb.sources.lines(tmp_path / "raw").look(path.name).same_identity(segment.file(0))
 
 
 def test_another_time_alone_is_looked_into_and_forgiven(tmp_path: Path) -> None:
@@ -88,7 +124,8 @@ def test_building_on_a_changed_source_is_an_error_that_names_the_file_and_makes_
     before = tree(root)
     (tmp_path / "raw/a.txt").write_bytes(b"999999\n" * 10)
     with pytest.raises(
-        SourceChanged, match=r"'a\.txt' has other content than was planned; put the old content back"
+        SourceChanged,
+        match=r"'a\.txt' has other content than was planned; run `forebay refresh .* put the old content back",
     ) as caught:
         fb.build(root, fb.sources.lines(tmp_path / "raw"), LineRecipe(), workers=0)
     assert caught.value.files.keys() == {"a.txt"}

@@ -12,7 +12,7 @@ import zstandard
 from tests.layer_recipes import LineRecipe, flip, number_cache, tree, write_lines
 
 import forebay as fb
-from forebay.errors import CacheNotFound, ForebayError, RecipeMismatch, SourceChanged
+from forebay.errors import CacheNotFound, ForebayError, RecipeMismatch, SourceChanged, TooManyFailures
 
 PACK: dict[str, Callable[[bytes], bytes]] = {
     "": bytes,
@@ -105,7 +105,7 @@ def test_a_changed_old_file_is_an_error_that_names_it_and_the_choices(tmp_path: 
     os.utime(tmp_path / "raw/a.txt", ns=(1, 1))
     before = tree(root)
     with pytest.raises(
-        SourceChanged, match=r"'a\.txt' has other content.*put the old content back, or build a new cache"
+        SourceChanged, match=r"'a\.txt' has other content.*forebay refresh.*, or put the old content back"
     ):
         grown(root, tmp_path / "raw")
     assert tree(root) == before
@@ -133,7 +133,9 @@ def test_a_file_whose_last_line_was_unfinished_has_changed(tmp_path: Path, suffi
     before = tree(root)
     with open(path, "ab") as file:
         file.write(PACK[suffix](more))
-    with pytest.raises(SourceChanged, match="no line that starts at byte 40"):
+    with pytest.raises(
+        SourceChanged, match=r"(last sample was not finished|no line that starts at byte 40).*forebay refresh"
+    ):
         grown(root, path)
     assert tree(root) == before
 
@@ -220,3 +222,49 @@ def test_an_installed_recipe_is_found_again(tmp_path: Path) -> None:
     cache = fb.open_cache(root)
     assert [int(bytes(row["data"])) for row in cache] == list(range(20))
     assert bytes(cache[19]["id"]) == b"b.txt@63"
+
+
+def test_naming_a_known_file_again_changes_nothing(tmp_path: Path) -> None:
+    root = number_cache(tmp_path)
+    before = tree(root)
+    assert grown(root, tmp_path / "raw/a.txt").made == 0
+    assert tree(root) == before
+
+
+def test_files_without_samples_are_not_reported_as_new(tmp_path: Path) -> None:
+    raw, root = tmp_path / "raw", tmp_path / "cache"
+    write_lines(raw / "a.txt", 0, 4)
+    (raw / "empty.txt").write_bytes(b"")
+    (raw / "none.txt.gz").write_bytes(gzip.compress(b""))
+    source = fb.sources.lines(raw)
+    assert fb.build(root, source, LineRecipe(), workers=0).notes == ()
+    assert grown(root, raw).notes == ()
+    assert fb.build(root, source, LineRecipe(), workers=0).notes == ()
+    (raw / "none.txt.gz").write_bytes(gzip.compress(b"000009\n"))
+    (raw / "empty.txt").write_bytes(b"000008\n")
+    assert fb.verify(root, source=source, full=True).sound
+    assert grown(root, raw).rows == 6
+
+
+def test_a_new_file_without_samples_is_known_once_it_was_grown(tmp_path: Path) -> None:
+    root = number_cache(tmp_path)
+    (tmp_path / "raw/none.txt.gz").write_bytes(gzip.compress(b""))
+    assert grown(root, tmp_path / "raw").notes == ()
+    assert fb.build(root, fb.sources.lines(tmp_path / "raw"), LineRecipe(), workers=0).notes == ()
+
+
+def test_a_build_from_part_of_its_files_says_how_many_are_not_there(tmp_path: Path) -> None:
+    root = number_cache(tmp_path)
+    write_lines(tmp_path / "few/a.txt", 0, 10)
+    report = fb.build(root, fb.sources.lines(tmp_path / "few"), LineRecipe(), workers=0)
+    (note,) = report.notes
+    assert note.startswith("1 of 2 planned file(s) are not in the source passed (the first is 'b.txt')")
+
+
+def test_growing_releases_what_its_recipe_loaded_and_counts_failures_of_all_chunks(tmp_path: Path) -> None:
+    root = number_cache(tmp_path)
+    (tmp_path / "raw/c.txt").write_bytes(b"x\n" * 3)
+    with pytest.raises(TooManyFailures):
+        fb.grow(root, fb.sources.lines(tmp_path / "raw"), recipe=LineRecipe(), workers=0, max_failures=2)
+    with pytest.raises(TooManyFailures):  # nothing is left to make, and there are as many as before
+        fb.grow(root, fb.sources.lines(tmp_path / "raw"), recipe=LineRecipe(), workers=0, max_failures=2)

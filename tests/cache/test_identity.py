@@ -62,7 +62,9 @@ def test_another_kind_of_source_is_refused(tmp_path):
 def test_another_source_of_the_same_kind_is_refused_and_named(tmp_path):
     root, _ = text_cache(tmp_path)
     other = fb.sources.lines(write_lines(tmp_path / "raw/b.txt", 0, 10))
-    with pytest.raises(SourceChanged, match=r"'a\.txt' was planned and is not in the source given"):
+    with pytest.raises(
+        SourceChanged, match=r"'a\.txt' was planned and is not in the source passed; pass the source .*forebay grow"
+    ):
         fb.build(root, other, RECIPE, workers=0)
 
 
@@ -144,11 +146,13 @@ def test_a_chunk_of_a_newer_forebay_is_neither_removed_nor_replaced(tmp_path):
     path = root / layout.chunk("raw", 1)
     newer = path.read_bytes().replace(b'\\"format_version\\":1', b'\\"format_version\\":9')
     path.write_bytes(newer)
-    report = fb.build(root, source, RECIPE, workers=0)
+    report = fb.build(root, source, RECIPE, workers=0)  # nor is it in the way for good
+    assert report.made == 1
     assert path.read_bytes() == newer
     assert any("1 unlisted file(s) were not sound" in note for note in report.notes)
     assert fb.open_cache(root).generation.table("raw").numbers["revision"].tolist()[:2] == [0, 1]
     assert fb.verify(root, full=True).sound
+    assert fb.build(root, source, RECIPE, workers=0).made == 0
 
 
 def test_an_inverse_build_says_what_it_could_not_repair(tmp_path):

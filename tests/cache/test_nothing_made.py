@@ -7,7 +7,7 @@ from click.testing import CliRunner
 
 import forebay as fb
 from forebay.cli.main import cli
-from forebay.errors import BuildFailed, ForebayError, NothingMade, SourceInvalid
+from forebay.errors import BuildFailed, ChunkFailed, NothingMade, SourceEmpty, SourceInvalid
 
 RECIPE = fb.TokenRecipe(tokenizer="gpt2", sequence_length=64)
 
@@ -23,10 +23,12 @@ def test_a_field_that_no_object_has_is_told_with_those_they_have(tmp_path):
     error, text = caught.value, str(caught.value)
     assert isinstance(error, BuildFailed)
     assert (error.failures, error.reason, error.count) == (31, "no-text", 30)
-    assert "all 31 sample(s) failed, 30 as 'no-text'" in text
+    assert "all 31 sample(s) that were tried failed, 30 as 'no-text'" in text
     assert "('a.jsonl@0': line 1: the object has no field 'text' (it has: id, title))" in text
     assert "--text" in text
-    assert f"what is at '{tmp_path / 'cache'}' keeps to this source and recipe, delete it or choose another" in text
+    assert "tried" in text
+    assert "--max-failures 100%" in text
+    assert not (tmp_path / "cache").exists()
     assert "\n" not in text
 
 
@@ -51,20 +53,70 @@ def test_one_json_array_is_told_as_such_and_ends_the_command_with_an_error(tmp_p
     assert again.exit_code == 1  # nothing is missing, and nothing is there
 
 
-def test_the_right_field_into_the_same_root_is_refused_with_the_way_out(tmp_path):
-    (tmp_path / "a.jsonl").write_text(lines({"body": "words"}))
-    with pytest.raises(NothingMade):
-        fb.build(tmp_path / "cache", fb.sources.jsonl(tmp_path / "a.jsonl"), RECIPE, workers=0)
-    with pytest.raises(ForebayError, match=r"was built from a source with text='text'.*build a new cache"):
-        fb.build(tmp_path / "cache", fb.sources.jsonl(tmp_path / "a.jsonl", text="body"), RECIPE, workers=0)
-    assert fb.build(tmp_path / "other", fb.sources.jsonl(tmp_path / "a.jsonl", text="body"), RECIPE, workers=0).rows
+@pytest.mark.parametrize("max_failures", [None, 1.0, 3])
+def test_the_right_field_works_on_the_root_of_a_build_that_made_nothing(tmp_path, max_failures):
+    (tmp_path / "a.jsonl").write_text(lines(*[{"body": "words"}] * 9))
+    root, read = tmp_path / "cache", fb.sources.jsonl
+    with pytest.raises(BuildFailed):
+        fb.build(root, read(tmp_path / "a.jsonl"), RECIPE, workers=0, max_failures=max_failures)
+    assert not list(tmp_path.glob("cache/**/*.*"))
+    assert fb.build(root, read(tmp_path / "a.jsonl", text="body"), RECIPE, workers=0).rows
+    assert fb.verify(root, full=True).sound
 
 
-def test_one_good_sample_is_enough_and_a_source_without_samples_is_none_that_failed(tmp_path):
+def test_a_root_that_has_rows_stays_bound_when_a_later_build_fails(tmp_path):
+    (tmp_path / "a.jsonl").write_text(lines({"text": "words"}))
+    fb.build(tmp_path / "cache", fb.sources.jsonl(tmp_path / "a.jsonl"), RECIPE, workers=0)
+    (tmp_path / "b.jsonl").write_text(lines(*[{"body": "words"}] * 40))
+    with pytest.raises(ChunkFailed, match=r"all 40 samples of chunk 1 failed, 40 as 'no-text' .*it has: body"):
+        fb.grow(tmp_path / "cache", fb.sources.jsonl(tmp_path / "b.jsonl"), workers=0)
+    assert len(fb.open_cache(tmp_path / "cache")) == 1
+    with pytest.raises(ChunkFailed):  # the same command does not succeed the second time
+        fb.build(tmp_path / "cache", fb.sources.jsonl(tmp_path / "b.jsonl"), RECIPE, workers=0)
+    allowed = fb.build(tmp_path / "cache", fb.sources.jsonl(tmp_path / "b.jsonl"), RECIPE, workers=0, max_failures=1.0)
+    assert (allowed.rows, allowed.failures) == (1, 40)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_chunk_of_which_all_samples_fail_stops_a_build_at_once(tmp_path, workers):
+    good = [{"text": "words " * 40}] * 400
+    (tmp_path / "a.jsonl").write_text(lines(*good, *[{"body": "words " * 40}] * 400, *good))
+    recipe = fb.TokenRecipe(tokenizer="gpt2", sequence_length=64, chunk_size=100)
+    source = fb.sources.jsonl(tmp_path / "a.jsonl")
+    with pytest.raises(ChunkFailed, match=r"as 'no-text'.*--max-failures 100%"):
+        fb.build(tmp_path / "cache", source, recipe, workers=workers)
+    assert len(fb.open_cache(tmp_path / "cache"))  # what was made before is published
+    seen = []
+    report = fb.build(tmp_path / "cache", source, recipe, workers=workers, max_failures=1.0, on_progress=seen.append)
+    assert report.failures == 400
+    assert 0 < max(progress.failures for progress in seen) <= 400
+
+
+def test_an_estimate_names_the_most_frequent_reason_and_fails_where_nothing_can_be_made(tmp_path):
+    (tmp_path / "a.jsonl").write_text(lines(*[{"body": "words"}] * 40))
+    found = fb.estimate(fb.sources.jsonl(tmp_path / "a.jsonl"), RECIPE)
+    assert (found.failure_reason, found.all_failed) == ("no-text", True)
+    assert "a.jsonl@" in found.failure_example
+    done = CliRunner().invoke(cli, ["estimate", "tokens", str(tmp_path / "a.jsonl"), "--tokenizer", "gpt2"])
+    assert done.exit_code == 1
+    text = " ".join(done.output.split())
+    assert "every sample that was tried failed, most as 'no-text'" in text
+    assert "it has: body" in text
+    assert "--text" in text
+    (tmp_path / "b.jsonl").write_text(lines(*[{"body": "words"}] * 2, *[{"text": "words"}] * 40))
+    found = fb.estimate(fb.sources.jsonl(tmp_path / "b.jsonl"), RECIPE)
+    assert not found.all_failed
+    assert found.failure_reason == "no-text"
+
+
+def test_one_good_sample_is_enough_and_a_source_without_samples_is_refused(tmp_path):
     (tmp_path / "a.jsonl").write_text(lines({"body": "words"}, {"text": "words"}))
     assert fb.build(tmp_path / "one", fb.sources.jsonl(tmp_path / "a.jsonl"), RECIPE, workers=0).failures == 1
-    (tmp_path / "b.jsonl").write_text("\n")
-    assert fb.build(tmp_path / "none", fb.sources.jsonl(tmp_path / "b.jsonl"), RECIPE, workers=0).samples == 0
+    for content in ("\n", ""):
+        (tmp_path / "b.jsonl").write_text(content)
+        with pytest.raises(SourceEmpty, match=r"nothing to build: .*name a source that has samples"):
+            fb.build(tmp_path / "none", fb.sources.jsonl(tmp_path / "b.jsonl"), RECIPE, workers=0)
+        assert not list(tmp_path.glob("none/**/*.*"))
 
 
 def test_a_manifest_below_another_folder_is_told_how_to_name_it(tmp_path):
@@ -75,10 +127,10 @@ def test_a_manifest_below_another_folder_is_told_how_to_name_it(tmp_path):
         )
 
 
-def test_a_failure_without_advice_names_the_command_that_lists_the_others(tmp_path):
+def test_a_failure_without_special_advice_is_told_with_its_example(tmp_path):
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos/a.png").write_bytes(b"<html>")
-    with pytest.raises(NothingMade, match=f"see `forebay status {tmp_path / 'cache'}`"):
+    with pytest.raises(NothingMade, match=r"'not-an-image' .*check that the samples are what the recipe reads"):
         fb.build(tmp_path / "cache", fb.sources.images(tmp_path / "photos"), fb.ImageRecipe(size=8), workers=0)
 
 

@@ -176,7 +176,7 @@ def unreadable_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ran:
     return run("build", "raw", tmp_path / "a.jsonl.gz", "--into", tmp_path / "cache", code=1)
 
 
-@shows(errors.SourceChanged, "'a.jsonl' has other content than was planned; put the old content back, or build a new")
+@shows(errors.SourceChanged, "'a.jsonl' has other content than was planned; run `forebay refresh")
 def changed_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ran:
     root, source = build_lines(tmp_path)
     source.write_text(source.read_text().replace("line 007", "line 700"))
@@ -201,14 +201,32 @@ def failed_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ran:
     return run("build", "raw", source, "--into", tmp_path / "cache", "--workers", 1, code=1)
 
 
-@shows(errors.TooManyFailures, "60 of 60 samples failed, more than the 10.00% allowed; see `forebay status")
+@shows(errors.TooManyFailures, "30 of 60 samples failed, more than the 10.00% allowed; see `forebay status")
 def many_failures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ran:
-    source = write_lines(tmp_path / "data")
+    source = tmp_path / "a.jsonl"
+    source.write_text("ab\n" * 30 + "a long line\n" * 30)
     words = ["--max-sample-bytes", 5, "--max-failures", "10%", "--workers", 0]
     return run("build", "raw", source, "--into", tmp_path / "cache", *words, code=1)
 
 
-@shows(errors.NothingMade, "nothing could be made: all 60 sample(s) failed, 60 as 'too-long'")
+@shows(errors.ChunkFailed, "failed, 30 as 'too-long'")
+def failed_chunk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ran:
+    (tmp_path / "a.jsonl").write_text("ab\n" * 100)
+    (tmp_path / "b.jsonl").write_text("a long line\n" * 30)
+    words = ["--max-sample-bytes", 5, "--chunk-bytes", 100_000, "--workers", 0]
+    run("build", "raw", tmp_path / "a.jsonl", "--into", tmp_path / "cache", *words)
+    return run("grow", tmp_path / "cache", tmp_path / "b.jsonl", "--workers", 0, code=1)
+
+
+@shows(
+    errors.SourceEmpty, "nothing to build: none of the 1 file(s) of the source has a sample; nothing was published at"
+)
+def empty_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ran:
+    (tmp_path / "a.jsonl").write_text("")
+    return run("build", "raw", tmp_path / "a.jsonl", "--into", tmp_path / "cache", "--workers", 0, code=1)
+
+
+@shows(errors.NothingMade, "nothing could be made: all 60 sample(s) that were tried failed, 60 as 'too-long'")
 def nothing_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ran:
     source = write_lines(tmp_path / "data")
     words = ["--max-sample-bytes", 5, "--workers", 0]
@@ -352,7 +370,9 @@ def test_no_error_is_left_out():
     # stopped build is in test_cli_stop.py; a function can be a source in Python only; nothing is trained from here;
     # what is no image is recorded; workers that a sample takes along are in test_cli_tier.py; what goes wrong with
     # teachers and old caches is in test_cli_teachers.py, test_cli_taught.py and tests/teachers.
-    elsewhere = {errors.Damaged, errors.NotForebay, errors.LayerIncomplete, errors.BuildStopped, errors.FunctionFailed}
+    # A range beyond the plan is wrong usage; a source that never stops changing is in tests/cache/test_build.py.
+    elsewhere = {errors.Damaged, errors.NotForebay, errors.LayerIncomplete, errors.FunctionFailed}
+    elsewhere |= {errors.RangeInvalid, errors.SourceMoving}
     elsewhere |= {errors.GenerationGone, errors.SelectionEmpty, errors.SelectionLost, errors.StateMismatch}
     elsewhere |= {errors.WindowTooLarge, errors.ImageUnreadable, errors.AllTokensIgnored, errors.WarmingFailed}
     elsewhere |= {errors.TeacherUnusable, errors.TeacherOutputInvalid, errors.TeacherRaised}

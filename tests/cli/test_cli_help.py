@@ -17,8 +17,8 @@ from forebay.cli.reference import REFRESH, helps, reference
 
 DOCS = Path(__file__).parents[2] / "docs" / "cli.md"
 VERBS = (
-    "build", "import", "status", "gaps", "verify", "repair", "grow", "estimate", "info", "peek", "clean", "copy",
-    "rekey", "warm", "tier", "demo",
+    "build", "import", "status", "gaps", "verify", "repair", "refresh", "grow", "estimate", "info", "peek", "clean",
+    "copy", "rekey", "warm", "tier", "demo",
 )  # fmt: skip
 HELPS = dict(helps())
 

@@ -266,6 +266,11 @@ def test_a_dry_run_writes_nothing_and_says_what_would_be_built(tmp_path: Path):
     before = sorted((path, path.stat().st_mtime_ns) for path in root.rglob("*"))
     shown = run("build", root, "--dry-run", "--start-chunk", 2, "--end-chunk", 6).out
     assert re.search(r"would build\s+3 chunks of \d+ planned: 4–6", shown)
+    whole = run("estimate", root, "--json").json
+    left = run("build", root, "--dry-run", "--start-chunk", 2, "--end-chunk", 6, "--json").json["estimate"]
+    assert left["chunks"] == 3  # the estimate is of what is missing
+    assert 0 < left["rows"] < whole["rows"]
+    assert 0 < left["stored_bytes"] < whole["stored_bytes"]
     ran = run("build", "raw", source, "--into", root, "--codec", "none", "--dry-run", code=1)
     assert "differs in: chunk_bytes: 400 here, 16777216 given, codec: " in ran.err
     assert sorted((path, path.stat().st_mtime_ns) for path in root.rglob("*")) == before
@@ -343,3 +348,17 @@ def test_the_id_and_the_digest_that_a_cache_is_pinned_by_are_shown(tmp_path: Pat
         assert told["cache_id"] in out
         assert told["digest"] in out
     run("verify", root, "--cache-id", told["cache_id"], "--digest", told["digest"], "--min-generation", 0)
+
+
+def test_refresh_makes_the_rows_of_an_edited_file_again_and_says_what_changed(tmp_path: Path):
+    root, source = build_lines(tmp_path)
+    assert "nothing to refresh" in run("refresh", root, "--workers", 0).out
+    source.write_text(source.read_text().replace("line 007", "line 700"))
+    assert f"forebay refresh {root}" in run("status", root, code=1).out
+    assert f"forebay refresh {root}" in run("build", root, code=1).err
+    shown = run("refresh", root, "--workers", 0).out
+    assert source.name in shown
+    assert "1 chunk" in shown
+    run("verify", root, "--full")
+    assert "stale" not in run("status", root).out
+    assert run("refresh", root, "--json").json["chunks"] == []

@@ -231,8 +231,9 @@ def tensors_described(heading: str, next_heading: str) -> dict[str, str]:
 
 
 def test_the_tensors_of_a_plan_are_the_ones_in_the_text():
-    described = tensors_described("### Plan segments", "### Duplicates")
-    parts = [Part(SourceFile("a.txt", 10), 0, 4), Part(SourceFile("b.gz", 9, 5, "etag", True, 77), 0, 30)]
+    described = tensors_described("### Plan segments", "### Amendments")
+    files = [SourceFile("a.txt", 10), SourceFile("b.gz", 9, 5, "etag", True, 77, ctime_ns=6, inode=8)]
+    parts = [Part(files[0], 0, 4), Part(files[1], 0, 30)]
     segment = Segment.of([parts], number=0, first_chunk=0, source={"kind": "lines"}, weight=34)
     metadata, tensors = plain_reader.read_tensors(b"".join(segment.encode()))
     assert tensors.pop(".digest").shape == (32,)
@@ -241,6 +242,23 @@ def test_the_tensors_of_a_plan_are_the_ones_in_the_text():
     }
     assert metadata == {
         "format_version": 1, "type": "plan", "number": 0, "first_chunk": 0, "source": {"kind": "lines"}, "weight": 34,
+    }  # fmt: skip
+
+
+def test_the_tensors_of_an_amendment_are_the_ones_in_the_text():
+    described = tensors_described("### Plan segments", "### Duplicates")
+    parts = [Part(SourceFile("a.txt", 10, ctime_ns=6, inode=8), 0, 4)]
+    segment = Segment.of([parts], number=1, first_chunk=5, source={"kind": "lines"}, weight=34)
+    amendment = segment.amending("raw", [3], {"raw": [1]}, ["gone.txt"])
+    metadata, tensors = plain_reader.read_tensors(b"".join(amendment.encode()))
+    assert tensors.pop(".digest").shape == (32,)
+    assert tensors.pop("revision_raw").dtype.str == "<u8"
+    assert {name: plain_reader.DTYPES[tag] for name, tag in described.items()} == {
+        name: array.dtype.str.replace("|", "") for name, array in tensors.items()
+    }
+    assert metadata == {
+        "format_version": 1, "type": "amendment", "number": 1, "first_chunk": 5, "source": {"kind": "lines"},
+        "weight": 34, "amends": "raw", "dropped": ["gone.txt"],
     }  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 
 from forebay.cache.claim import LEASE_SECONDS, Claims, Heartbeat
 from forebay.cache.crew import Crew, Died, Engine, Event, Lost, Made, Refused
@@ -19,14 +20,16 @@ from forebay.cache.memory import MemoryGovernor
 from forebay.cache.nothing import check_failures
 from forebay.cache.publish import UNPUBLISHED, generation_numbers, load_generation, publish, sound_record
 from forebay.cache.records import Progress
+from forebay.cache.retry import with_retries
 from forebay.cache.schedule import Answer, Schedule
 from forebay.cache.work import BuildJob, Job, has_file
-from forebay.errors import BuildFailed, BuildStopped, DiskFull, ForebayError, SourceChanged, WorkersFailed
+from forebay.errors import BuildFailed, BuildStopped, ChunkFailed, DiskFull, ForebayError, SourceChanged, WorkersFailed
 from forebay.format import layout
 from forebay.format.chunk import ChunkRecord
 from forebay.store.base import Store, is_full
 
 TRIES = 3
+BIRTHS = 10  # workers in a row that end before they begin, once chunks were made
 HOPELESS = 20  # failed chunks, with none made, that end a build
 JUDGED_CHUNKS = 0.1  # the share of chunks that must be made before a share of failures is judged by them
 TICK_SECONDS = 0.5
@@ -93,13 +96,13 @@ class Build:
         self._weigh = weigh
         self._chunks = chunks
         self._claims = Claims(self._store, self._layer, terms.host, terms.lease_seconds)
-        self._chunks = chunks
         self._schedule = Schedule(chunks, streams, self._ask)
         self._tries: Counter[int] = Counter()
         self._again: dict[int, float] = {}  # chunk -> when to try it again
         self._running: dict[int, int] = {}  # chunk -> slot
         self._unlisted: list[int] = []  # made, and claimed until a generation lists them
-        self._newest: tuple[int, frozenset[int]] = (UNPUBLISHED, frozenset())  # number, what it lists of the layer
+        self._newest: tuple[int, dict[int, int]] = (UNPUBLISHED, {})  # number, chunk of the layer -> listed revision
+        self._waiting_for: tuple[str, ...] = ()  # machines whose builders have all that is left
         self._born_dead = 0
         self._started = self._published = time.monotonic()
 
@@ -112,6 +115,7 @@ class Build:
         heaviest = max(map(self._weigh, self._chunks)) if self._terms.memory_limit else 0
         governor = MemoryGovernor(self._terms.memory_limit, self._terms.workers, heaviest)
         try:
+            governor.check_before(crew, heaviest)
             with Heartbeat(self._claims):
                 while self._step(crew, governor):
                     self._show(crew)
@@ -124,11 +128,17 @@ class Build:
             raise
         finally:
             crew.stop()
-            with suppress(OSError, ForebayError):  # must not hide why the build ended
+            # What cannot be tidied up now must not hide why the build ended: `clean` removes it, and claims expire.
+            with suppress(OSError, ForebayError):
                 self._publish_unlisted()
-            self._claims.release_all()
-            for leftover in self._store.leftovers():
-                self._store.delete(leftover.key)
+            with suppress(OSError):
+                with_retries(self._claims.release_all)
+            with suppress(OSError):
+                with_retries(self._remove_leftovers)
+
+    def _remove_leftovers(self) -> None:
+        for leftover in self._store.leftovers():
+            self._store.delete(leftover.key)
 
     def _step(self, crew: Crew, governor: MemoryGovernor) -> bool:
         """Hand out work, take what came back; False when there is nothing left to do or to wait for."""
@@ -139,21 +149,26 @@ class Build:
             if chunk is not None:
                 self._running[chunk] = slot
                 crew.give(slot, chunk)
-        if not (self._running or self._again or self._schedule.elsewhere):
+        starting = not idle and self._schedule.pending  # workers that died are being replaced
+        if not (self._running or self._again or self._schedule.elsewhere or starting):
             return False
         for event in crew.wait(TICK_SECONDS if self._running else TICK_SECONDS / 2):
             self._take(event)
             governor.take(event, 0 if event.chunk is None else self._weigh(event.chunk))
-        governor.steer(crew, self._schedule.pending + len(self._running))
+        left = self._schedule.pending + len(self._running)
+        governor.steer(crew, left)
+        self._tally.note = self._tally.note or ("" if left else governor.warning(crew))
+        self._waiting_for = ()
         if not self._running and not self._schedule.pending:
+            self._waiting_for = self._claims.hosts(self._schedule.elsewhere)
             self._schedule.look_again()
         self._publish_now_and_then()
         return True
 
     def _next(self, slot: int) -> int | None:
         now = time.monotonic()
-        due = next((chunk for chunk, when in self._again.items() if when <= now), None)
-        if due is not None:
+        due = min(self._again, key=self._again.__getitem__, default=None)
+        if due is not None and self._again[due] <= now:
             del self._again[due]
             return due
         return self._schedule.next_for(slot)
@@ -162,33 +177,35 @@ class Build:
         """Whether a chunk is ours to make. The claim comes first, then the second look: nobody can slip between."""
         if self._is_there(chunk):
             return "done"
-        if not self._claims.take(chunk):
-            reason = self._claims.failure(chunk)
+        if not with_retries(partial(self._claims.take, chunk)):
+            reason = with_retries(partial(self._claims.failure, chunk))
             if reason is None:
                 return "busy"
             self._tally.failed[chunk] = reason
             return "done"
         if self._is_there(chunk):
-            self._claims.release(chunk)
+            with_retries(partial(self._claims.release, chunk))
             return "done"
         return "mine"
 
     def _is_there(self, chunk: int) -> bool:
-        there = isinstance(self._job, BuildJob) and self._is_made(self._job, chunk)
+        there = isinstance(self._job, BuildJob) and with_retries(partial(self._is_made, self._job, chunk))
         self._tally.present += there
         return there
 
     def _is_made(self, job: BuildJob, chunk: int) -> bool:
-        if not has_file(self._store, layout.chunk(self._layer, chunk)):
-            return False
-        return chunk not in job.distrusted or chunk in self._listed()
+        revision = job.revision(chunk)
+        if chunk in job.distrusted:
+            return self._listed().get(chunk, -1) >= revision
+        return has_file(self._store, layout.chunk(self._layer, chunk, revision))
 
-    def _listed(self) -> frozenset[int]:
-        """The chunks that the newest generation lists, read again when there is a newer one."""
+    def _listed(self) -> dict[int, int]:
+        """The chunks that the newest generation lists, with their revisions; read again when there is a newer one."""
         number = max(generation_numbers(self._store), default=UNPUBLISHED)
         if number != self._newest[0]:
-            newest = load_generation(self._store, number)
-            self._newest = (number, frozenset(newest.table(self._layer).chunks.tolist()))
+            table = load_generation(self._store, number).table(self._layer)
+            revisions = table.numbers["revision"].tolist()
+            self._newest = (number, dict(zip(table.chunks.tolist(), revisions, strict=True)))
         return self._newest[1]
 
     def _take(self, event: Event) -> None:
@@ -209,13 +226,14 @@ class Build:
                 self._lost(event.chunk)
 
     def _made(self, made: Made) -> None:
+        self._born_dead = 0
         if made.record is None:
             self._tally.present += 1
         else:
             self._tally.add(made.record)
         self._tally.read += self._weigh(made.chunk)
         if made.record is None or self._job.is_listed_by_name(made.record):
-            self._claims.release(made.chunk)
+            with_retries(partial(self._claims.release, made.chunk))
         else:  # nobody else may make or remove it before it is listed
             self._unlisted.append(made.chunk)
         self._check_failures()
@@ -228,13 +246,16 @@ class Build:
             raise self._disk_full()
         if refused.trouble == "source-changed" and isinstance(self._job, BuildJob):
             raise SourceChanged(self._store.address, refused.files)
+        if refused.reasons is not None:
+            raise ChunkFailed(self._store.address, refused.chunk, *refused.reasons)
         self._give_up(refused.chunk, refused.reason)
 
     def _lost(self, chunk: int) -> None:
         """Its worker died after computing it: it is there if it was written, and no try of its own if it was not."""
-        trusts = isinstance(self._job, BuildJob) and chunk not in self._job.distrusted
-        there = trusts and has_file(self._store, layout.chunk(self._layer, chunk))
-        record = sound_record(self._store, self._layer, chunk, 0) if there else None
+        record = None
+        if isinstance(self._job, BuildJob) and chunk not in self._job.distrusted:
+            revision = self._job.revision(chunk)
+            record = with_retries(partial(sound_record, self._store, self._layer, chunk, revision))
         if record is None:
             self._again[chunk] = time.monotonic()
         else:
@@ -248,7 +269,7 @@ class Build:
             self._again[chunk] = time.monotonic() + 0.2 * 4 ** (self._tries[chunk] - 1)
 
     def _give_up(self, chunk: int, reason: str) -> None:
-        self._claims.fail(chunk, reason)
+        with_retries(partial(self._claims.fail, chunk, reason))
         self._tally.failed[chunk] = reason
         self._tally.note = f"chunk {chunk} failed: {reason}"
         if len(self._tally.failed) >= HOPELESS and not self._tally.records:
@@ -256,7 +277,7 @@ class Build:
 
     def _died_at_birth(self, died: Died) -> None:
         self._born_dead += 1
-        if self._born_dead >= TRIES and not self._tally.records:
+        if self._born_dead >= (BIRTHS if self._tally.records else TRIES):
             raise WorkersFailed(self._store.address, died.reason)
 
     def _check_failures(self) -> None:
@@ -289,26 +310,29 @@ class Build:
     def _publish(self) -> None:
         """List what was made; only then are the claims released that kept others from it."""
         made = {self._layer: self._tally.records.values()}
-        publish(self._store, made, self._terms.versions, planned=self._terms.planned, adopts={})
+        listing = partial(publish, self._store, made, self._terms.versions, planned=self._terms.planned, adopts={})
+        with_retries(listing)
         while self._unlisted:
-            self._claims.release(self._unlisted.pop())
+            with_retries(partial(self._claims.release, self._unlisted[-1]))
+            self._unlisted.pop()
         self._published = time.monotonic()
 
     def _show(self, crew: Crew) -> None:
-        waiting = not self._running and bool(self._schedule.elsewhere)
         self._terms.on_progress(
             Progress(
-                phase="waiting" if waiting else "building",
+                phase="waiting" if self._waiting_for else "building",
                 done=self._tally.done,
                 total=self._tally.total,
                 rows=self._tally.rows,
                 read_bytes=self._tally.read,
                 written_bytes=self._tally.written_bytes,
+                failures=self._tally.failures,
                 seconds=time.monotonic() - self._started,
                 workers=len(crew.pids()),
-                busy=len(self._running),
+                busy=len(set(self._running.values())),  # a slot may be writing one chunk while it computes another
                 pids=tuple(crew.pids()),
                 note=self._tally.note,
+                waiting_for=self._waiting_for,
             )
         )
         self._tally.note = ""

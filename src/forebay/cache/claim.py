@@ -10,6 +10,7 @@ be dead. Whoever creates the next attempt has it; creation happens once, so exac
 
 import threading
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import Literal
 
@@ -48,6 +49,7 @@ class Claims:
         self._host = host
         self._held: dict[int, int] = {}  # chunk -> attempt
         self._seen: dict[str, tuple[int, float]] = {}  # key -> beat, when this clock first saw it
+        self._holders: dict[int, str] = {}  # chunk -> the host that had it when it was last asked for
         self._beat = 0
         self._lock = threading.Lock()
         # A failure recorded before this builder began is tried again; one recorded since then is respected.
@@ -61,6 +63,7 @@ class Claims:
             last = max(attempts)
             key = layout.claim(self._layer, chunk, last)
             if not self._is_free(key, attempts[last]):
+                self._holders[chunk] = attempts[last].host
                 return False
             attempt = last + 1
         for _ in range(STRANGE_NAMES):
@@ -90,10 +93,20 @@ class Claims:
             return None
         return None if layout.claim(self._layer, chunk, max(attempts)) in self._old_failures else last.reason
 
+    def hosts(self, chunks: Iterable[int]) -> tuple[str, ...]:
+        """The machines of the builders that held some chunks when they were last asked for."""
+        return tuple(sorted({self._holders[chunk] for chunk in chunks if chunk in self._holders}))
+
     def release_all(self) -> None:
-        """Give up whatever is held."""
+        """Give up whatever is held; what the disk refuses is raised when the others are released."""
+        refused: OSError | None = None
         for chunk in list(self._held):
-            self.release(chunk)
+            try:
+                self.release(chunk)
+            except OSError as error:
+                refused = error
+        if refused is not None:
+            raise refused
 
     def release(self, chunk: int) -> None:
         """Give up a chunk, made or not; nothing of its claims is left."""
@@ -115,7 +128,8 @@ class Claims:
         with self._lock:
             self._beat += 1
             for chunk, attempt in self._held.items():
-                self._store.replace(layout.claim(self._layer, chunk, attempt), [self._encode()])
+                with suppress(OSError):  # the others must beat all the same
+                    self._store.replace(layout.claim(self._layer, chunk, attempt), [self._encode()])
 
     def read_all(self) -> dict[str, Claim]:
         """Every claim on the layer, by key; looking also starts the clock of those not seen before."""

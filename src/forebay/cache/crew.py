@@ -6,7 +6,7 @@ from typing import Any, Literal, Protocol
 
 from forebay.recipe import AnyRecipe
 
-Trouble = Literal["io", "disk-full", "source-changed", "error"]
+Trouble = Literal["io", "disk-full", "source-changed", "all-failed", "error"]
 
 
 class Task(Protocol):
@@ -41,6 +41,7 @@ class Refused:
     trouble: Trouble
     reason: str
     files: Mapping[str, str] = field(default_factory=dict)
+    reasons: tuple[int, str, int, str, str] | None = None  # of a chunk of which all samples failed: see `ChunkFailed`
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,10 @@
 """Cutting a source into chunks, before any work starts."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from math import ceil
 from typing import get_args
@@ -10,16 +12,19 @@ from typing import get_args
 import msgspec
 import numpy as np
 
+from forebay.cache.nothing import Reasons
+from forebay.cache.unreadable import Unreadable
 from forebay.columns import Codec, Column
-from forebay.errors import ForebayError, FunctionFailed, RecipeInvalid
+from forebay.errors import ForebayError, FunctionFailed, RecipeInvalid, SourceUnreadable
 from forebay.format.chunk import EncodedChunk, encode_chunk
 from forebay.recipe import ChunkTarget, Recipe, Rows, join_rows
-from forebay.source import Part, Sample, Source, SourceFile, Unit
+from forebay.source import Failure, Part, Sample, Source, SourceFile, Unit, settling_seconds
 
 CAP_BYTES = 128 * 1024 * 1024
 OVERWEIGHT = 1.25  # how far a chunk may go past its weight, unless one part alone does
 DEFAULT_CHUNK_BYTES = 32 * 1024 * 1024
 DEFAULT_CHUNK_SAMPLES = 1000
+LOOKS = 3  # how often a file that changes while it is cut is looked at again
 SAMPLE_PLACES = 24
 MOST_FILES_PER_PLACE = 1000
 WITHOUT_LOOKUPS = 1.1  # how much more of a stream is read for the same: nothing is looked up in it
@@ -43,6 +48,11 @@ class Trial:
     head_bytes: int  # every chunk has a header
     stored_bytes: int  # index and data, which grow with the rows
     made: Rows | None = None
+    reasons: Reasons = field(default_factory=Reasons)  # why samples failed
+
+    @property
+    def all_failed(self) -> bool:
+        return 0 < self.samples <= self.failures
 
     def scaled(self, amount: float, total: int) -> float:
         """What was counted in the sample, for a source that weighs `total`."""
@@ -50,23 +60,30 @@ class Trial:
 
 
 def cut_source(
-    source: Source, files: Sequence[SourceFile], weight: int, starts: Mapping[str, int], on_cut: OnCut
+    source: Source,
+    files: Sequence[SourceFile],
+    weight: int,
+    starts: Mapping[str, int],
+    on_cut: OnCut,
+    unreadable: Unreadable | None = None,
 ) -> list[list[Part]]:
     """Parts in the order of the source, grouped into chunks of about `weight`.
 
     `starts` says how far a file is planned already; what comes before is left out.
     """
+    unreadable = unreadable or Unreadable()
     chunks: list[list[Part]] = []
     open_chunk: list[Part] = []
     used = passed = 0
     for count, file in enumerate(files):
         start = starts.get(file.path, 0)
-        stops: list[int] = []
-        for stop in source.cuts(file, start, weight - used, weight):
-            stops.append(stop)
-            on_cut(count, len(files), passed + stop - start)
+        try:
+            show = partial(_show_cut, on_cut, count, len(files), passed - start)
+            scanned, stops = _cut_unchanged(source, file, start, weight - used, weight, show)
+        except SourceUnreadable as error:
+            unreadable.take(error, files)
+            continue
         passed += stops[-1] - start if stops else 0
-        scanned = source.scanned(file)
         for stop in stops:
             if open_chunk and used + stop - start > OVERWEIGHT * weight:
                 chunks.append(open_chunk)
@@ -81,6 +98,33 @@ def cut_source(
     return [*chunks, open_chunk] if open_chunk else chunks
 
 
+def _cut_unchanged(
+    source: Source, file: SourceFile, start: int, first: int, every: int, show: Callable[[int], None]
+) -> tuple[SourceFile, list[int]]:
+    """A file and where it is cut; a stream, which is read twice for that, must be the same both times."""
+    for _ in range(LOOKS):
+        stops: list[int] = []
+        for stop in source.cuts(file, start, first, every):
+            stops.append(stop)
+            show(stop)
+        scanned = source.scanned(file)
+        if scanned.digest == file.digest or source.look(file.path).same_identity(file):
+            return scanned, stops
+        file = source.look(file.path)
+        wait_until_settled([file])
+    raise SourceUnreadable(file.path, "it keeps changing while it is planned")
+
+
+def _show_cut(on_cut: OnCut, done: int, total: int, passed: int, stop: int) -> None:
+    on_cut(done, total, passed + stop)
+
+
+def wait_until_settled(files: Iterable[SourceFile]) -> None:
+    """From now on a change shows: it gives a file another time than it was seen with."""
+    now = time.time_ns()
+    time.sleep(max((settling_seconds(file.ctime_ns or file.mtime_ns, now) for file in files), default=0.0))
+
+
 def chunk_weight(target: ChunkTarget, trial: Trial, unit: Unit = "bytes") -> int:
     """What a slice must weigh to come out as large as the recipe wants, and at most 128 MiB."""
     if not trial.rows or not trial.raw_bytes:
@@ -89,6 +133,17 @@ def chunk_weight(target: ChunkTarget, trial: Trial, unit: Unit = "bytes") -> int
     if target.rows is not None:
         wanted = target.rows / trial.rows
     return max(1, int(trial.weight * min(wanted, CAP_BYTES / OVERWEIGHT / trial.raw_bytes)))
+
+
+def try_readable(
+    source: Source, files: Sequence[SourceFile], recipe: Recipe, unreadable: Unreadable, budget: int | None = None
+) -> Trial:
+    """`try_recipe` with the files that can be read."""
+    while True:
+        try:
+            return try_recipe(source, unreadable.without(files), recipe, budget)
+        except SourceUnreadable as error:
+            unreadable.take(error, files)
 
 
 def try_recipe(source: Source, files: Sequence[SourceFile], recipe: Recipe, budget: int | None = None) -> Trial:
@@ -106,6 +161,7 @@ def try_recipe(source: Source, files: Sequence[SourceFile], recipe: Recipe, budg
     rows = join_rows([rows for _, rows in made], recipe.columns())
     used = [glance for glance, _ in made]
     samples = sum(glance.count for glance in used)
+    reasons = Reasons([*(failure for glance in used for failure in glance.failures), *rows.failures])
     encoded = _encoded(rows, recipe.columns(), samples)
     seconds = time.perf_counter() - started
     rows_from = getattr(recipe, "rows_from", None)
@@ -113,12 +169,13 @@ def try_recipe(source: Source, files: Sequence[SourceFile], recipe: Recipe, budg
         weight=max(1, sum(glance.weight for glance in used)),
         seconds=seconds,
         samples=samples,
-        failures=len(rows.failures) + sum(glance.failures for glance in used),
+        failures=len(reasons),
         rows=rows_from(rows.statistics) if rows_from else encoded.meta.rows,
         raw_bytes=sum(column.nbytes for column in rows.columns.values()),
         head_bytes=len(encoded.buffers[0]),
         stored_bytes=_body_bytes(encoded),
         made=rows,
+        reasons=reasons,
     )
 
 
@@ -155,7 +212,7 @@ class Glance:
 
     def __init__(self, source: Source, parts: Sequence[Part]) -> None:
         self.count = 0
-        self.failures = 0
+        self.failures: list[Failure] = []
         self.weight = sum(part.weight for part in parts)
         self._read = getattr(source, "glance", source.read)
         self._parts = parts
@@ -167,7 +224,7 @@ class Glance:
                 if isinstance(sample, Sample):
                     yield sample
                 else:
-                    self.failures += 1
+                    self.failures.append(sample)
 
 
 def bytes_by_codec(trial: Trial, recipe: Recipe) -> dict[str, int]:
@@ -190,13 +247,14 @@ def _body_bytes(encoded: EncodedChunk) -> int:
 
 
 def sample_heads(source: Source, files: Sequence[SourceFile]) -> Iterator[Sample]:
-    """The first few samples of a few files spread over the source."""
+    """The first few samples of a few files spread over the source; planning names files that cannot be read."""
     chosen = {round(at) for at in np.linspace(0, len(files) - 1, min(HEADS, len(files)))}
     for index in sorted(chosen):
         weight = HEAD_WEIGHT[source.unit]
-        stop = next(source.cuts(files[index], 0, weight, weight), None)
-        if stop is not None:
-            yield from Glance(source, [Part(files[index], 0, stop)])
+        with suppress(SourceUnreadable):
+            stop = next(source.cuts(files[index], 0, weight, weight), None)
+            if stop is not None:
+                yield from Glance(source, [Part(files[index], 0, stop)])
 
 
 def sample_places(source: Source, files: Sequence[SourceFile], budget: int) -> list[list[Part]]:

@@ -1,12 +1,14 @@
 """Estimating: what a build will take, judged by a small sample of the source, before anything is written."""
 
+from collections.abc import Sequence
 from math import ceil
 
-from forebay.cache.cut import Trial, bytes_by_codec, chunk_weight, try_recipe
+from forebay.cache.cut import Trial, bytes_by_codec, chunk_weight, try_readable
 from forebay.cache.records import Estimate
-from forebay.errors import SourceNotFound
+from forebay.cache.unreadable import Unreadable, unreadable_note
+from forebay.errors import SourceNotFound, SourceUnreadable
 from forebay.recipe import Recipe, identity_of
-from forebay.source import Source
+from forebay.source import Source, SourceFile
 from forebay.store.base import Store
 
 SAMPLED_SHARE = 0.0375  # the rest of 5 % goes into finding where samples begin and end
@@ -15,18 +17,22 @@ LONGER_JUDGED = 4  # an estimate may look at so many times what planning does, w
 WITH_DUPLICATES = "duplicates are counted as if they stayed: only a build, which reads all, finds out how many they are"
 
 
-def estimate_build(source: Source, recipe: Recipe, store: Store | None, workers: int) -> Estimate:
+def estimate_build(
+    source: Source, recipe: Recipe, store: Store | None, workers: int, skip_unreadable: bool = False
+) -> Estimate:
     """Sample at most 5 % of the source, and scale."""
     files = source.files()
     if not files:
         raise SourceNotFound(str(source.describe()))
-    total = sum(map(source.weight, files))
+    unreadable = Unreadable(skip_unreadable)
+    total = _weigh(source, files, unreadable)
     budget = max(1, min(_most_sampled(source, recipe), int(total * SAMPLED_SHARE)))
-    trial = try_recipe(source, files, recipe, budget)
+    trial = try_readable(source, files, recipe, unreadable, budget)
     chunks = max(1, ceil(total / chunk_weight(recipe.chunk_target(), trial, source.unit)))
     heads = chunks * trial.head_bytes
     stored = round(trial.scaled(trial.stored_bytes, total) + heads)
     free = store.free_bytes() if store else None
+    reason, _, example = trial.reasons.most_frequent() if trial.failures else ("", 0, "")
     return Estimate(
         files=len(files),
         source_weight=total,
@@ -45,8 +51,30 @@ def estimate_build(source: Source, recipe: Recipe, store: Store | None, workers:
         statistics=_scaled_statistics(trial, total),
         free_bytes=free,
         fits=free is None or stored <= free,
-        notes=() if identity_of(recipe) is None else (WITH_DUPLICATES,),
+        failure_reason=reason,
+        failure_example=example,
+        all_failed=trial.all_failed,
+        notes=(*_notes(recipe, trial), *unreadable_note(unreadable.found)),
     )
+
+
+def _weigh(source: Source, files: Sequence[SourceFile], unreadable: Unreadable) -> int:
+    total = 0
+    for file in files:
+        try:
+            total += source.weight(file)
+        except SourceUnreadable as error:
+            unreadable.take(error, files)
+    return total
+
+
+def _notes(recipe: Recipe, trial: Trial) -> tuple[str, ...]:
+    notes = [] if identity_of(recipe) is None else [WITH_DUPLICATES]
+    if trial.failures:
+        reason, count, example = trial.reasons.most_frequent()
+        tried = f"{trial.failures:,} of the {trial.samples:,} sample(s) that were tried failed"
+        notes.append(f"{tried}, {count:,} as '{reason}' ({example}); {trial.reasons.advice()}")
+    return tuple(notes)
 
 
 def _most_sampled(source: Source, recipe: Recipe) -> int:

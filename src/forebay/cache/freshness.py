@@ -1,25 +1,30 @@
 """Whether the files behind a plan are still what they were.
 
-same size, same mtime           fresh
-other mtime                     its planned ranges are hashed again: same content is fresh, other content is changed
+same size, same times           fresh
+other mtime, ctime or inode     its planned ranges are hashed again: same content is fresh, other content is changed
 larger, planned ranges the same grown: what was planned holds, the rest can be appended
 smaller, or other content       changed
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 
 from forebay.cache.plan import Plan
 from forebay.cache.publish import sound_record
 from forebay.cache.published import open_chunk
 from forebay.cache.records import GONE
-from forebay.errors import Damaged, SourceUnreadable
+from forebay.errors import Damaged, SourceChanged, SourceUnreadable
 from forebay.format import layout
 from forebay.format.chunk import ChunkRecord
 from forebay.format.chunk_file import ChunkFile
 from forebay.format.generation import ChunkTable
 from forebay.source import Part, Source, SourceFile
 from forebay.store.base import Store
+
+UNFINISHED = "grew, and its last sample was not finished when it was planned"
+WHOLE = 1 << 62  # more than any file has
+Same = Callable[[SourceFile, SourceFile], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +41,16 @@ class Freshness:
         return {**self.changed, **dict.fromkeys(self.missing, GONE)}
 
 
-def check_freshness(store: Store, source: Source, plan: Plan, layer: str, table: ChunkTable) -> Freshness:
-    """Look at every planned file; hash only those whose look changed."""
+def check_freshness(
+    store: Store, source: Source, plan: Plan, layer: str, table: ChunkTable, is_same: Same = SourceFile.same_identity
+) -> Freshness:
+    """Look at every planned file; hash only those whose look changed.
+
+    A file that was copied has another ctime and inode: what only reports passes `SourceFile.same_look`, so that it does
+    not read all of a source that was moved.
+    """
     past = Past(store, plan, layer, table)
+    ends = cache(plan.ends)  # asked for only where a file is another
     files_grow = getattr(source, "files_grow", True)
     changed: dict[str, str] = {}
     missing: list[str] = []
@@ -49,16 +61,32 @@ def check_freshness(store: Store, source: Source, plan: Plan, layer: str, table:
         except FileNotFoundError:
             missing.append(path)
             continue
-        if known.same_identity(found):
+        if is_same(known, found):
             continue
-        if found.size < known.size or (found.size != known.size and not files_grow):
+        if path not in ends():  # it had no samples, so none of them can be another
+            now[path] = found
+        elif found.size < known.size or (found.size != known.size and not files_grow):
             changed[path] = f"has {found.size:,} bytes, {known.size:,} were planned"
         elif not past.is_same(source, known, found):
             changed[path] = "has other content than was planned"
         else:
             now[path] = found
-    grown = tuple(path for path, found in now.items() if found.size > plan.files[path].size)
+    for path in [path for path, found in now.items() if path in ends() and found.size > plan.files[path].size]:
+        # Of a stream this takes decompressing it, and growing or refreshing it finds out.
+        if not now[path].stream and not can_grow(source, now[path], ends()[path]):
+            changed[path] = UNFINISHED
+            del now[path]
+    grown = tuple(path for path, found in now.items() if found.size > plan.files[path].size or path not in ends())
     return Freshness(changed, tuple(missing), grown, now)
+
+
+def can_grow(source: Source, file: SourceFile, end: int) -> bool:
+    """Whether a sample can begin where the planned part of a file that grew ends."""
+    try:
+        next(iter(source.cuts(file, end, 1, 1)), None)
+    except SourceChanged:
+        return False
+    return True
 
 
 def check_content(store: Store, source: Source, plan: Plan, layer: str, table: ChunkTable) -> dict[str, str]:
@@ -94,33 +122,51 @@ def part_sum(source: Source, part: Part) -> int:
     return source.digest(part.file, part.start, part.stop) if part.file.digest is None else part.file.digest
 
 
+def can_be_read(source: Source, file: SourceFile, start: int, stop: int) -> bool:
+    """Whether samples of a file begin and end where a part of it was planned to."""
+    if source.unit == "samples":
+        return True  # which are counted, so that any number of them is whole
+    try:
+        return next(iter(source.cuts(file, start, stop - start, WHOLE)), None) == stop
+    except SourceChanged:
+        return False
+
+
 class Past:
     """What the content of the source was, as far as published chunks know it."""
 
     def __init__(self, store: Store, plan: Plan, layer: str, table: ChunkTable) -> None:
         self._store, self._plan, self._layer, self._table = store, plan, layer, table
+        self._revisions = plan.revisions(layer)
         self._sums: dict[int, list[int]] = {}  # chunk -> digests of its parts
 
     def is_same(self, source: Source, known: SourceFile, found: SourceFile) -> bool:
-        """Whether all that was read of a file is still so. A part that was never read cannot be stale."""
+        """Whether all that was read of a file is still so, and samples begin and end where the other parts do."""
         if known.digest is not None:
             return source.digest(found, 0, known.size) == known.digest
-        places = self._plan.places_of(known.path)
-        return all(self._is_same_part(source, found, *place) for place in places)
+        return all(self._holds(source, found, place) for place in self._plan.places_of(known.path))
 
-    def _is_same_part(self, source: Source, found: SourceFile, chunk: int, part: int, start: int, stop: int) -> bool:
+    def _holds(self, source: Source, found: SourceFile, place: tuple[int, int, int, int]) -> bool:
+        same = self.is_same_part(source, found, place)
+        return can_be_read(source, found, *place[2:]) if same is None else same
+
+    def is_same_part(self, source: Source, found: SourceFile, place: tuple[int, int, int, int]) -> bool | None:
+        """Whether one planned part is what its chunk was made from; None where that was never made."""
+        chunk, part, start, stop = place
         if chunk not in self._sums:
             self._sums[chunk] = self._read_sums(chunk)
         sums = self._sums[chunk]
-        return not sums or (part < len(sums) and source.digest(found, start, stop) == sums[part])
+        if not sums:
+            return None
+        return part < len(sums) and source.digest(found, start, stop) == sums[part]
 
     def _read_sums(self, chunk: int) -> list[int]:
         """The digests that a chunk keeps, listed or left by a killed build; none where there is no sound chunk."""
-        position = self._table.position(chunk)
-        if position is not None:
+        position, revision = self._table.position(chunk), int(self._revisions[chunk])
+        if position is not None and self._table.numbers["revision"][position] >= revision:
             try:
                 return open_chunk(self._store, self._layer, self._table.record(position)).source_sums()
             except Damaged:
                 return []  # what it was made from cannot be told any more; verify reports the chunk itself
-        record = sound_record(self._store, self._layer, chunk)
+        record = sound_record(self._store, self._layer, chunk, revision)
         return open_chunk(self._store, self._layer, record).source_sums() if record else []

@@ -1,13 +1,14 @@
 """Growing: append what a source has and the plan has not, as a new segment."""
 
-from forebay.cache.cut import OnCut, cut_source
-from forebay.cache.duplicates import deduplicate
+from forebay.cache.cut import OnCut, cut_source, wait_until_settled
+from forebay.cache.duplicates import Draft, deduplicate
 from forebay.cache.freshness import check_freshness
 from forebay.cache.plan import Plan, Segment, check_kind, files_apart, load_plan
 from forebay.cache.prepare import is_unsigned, unsigned_plan
 from forebay.cache.publish import newest_generation, read_cache_document
+from forebay.cache.unreadable import Unreadable
 from forebay.cache.verify import check_index
-from forebay.errors import DiskFull, ForebayError, SourceChanged
+from forebay.errors import DiskFull, ForebayError, SourceChanged, SourceUnreadable
 from forebay.format import layout
 from forebay.format.generation import ChunkTable, Generation
 from forebay.recipe import Recipe
@@ -27,11 +28,18 @@ def named_alike(source: Source, plan: Plan) -> Source:
 
 
 def append_to_plan(
-    store: Store, source: Source, recipe: Recipe, on_cut: OnCut, memory_limit: int | None = None
+    store: Store,
+    source: Source,
+    recipe: Recipe,
+    on_cut: OnCut,
+    memory_limit: int | None = None,
+    skip_unreadable: bool = False,
 ) -> tuple[Plan, list[SourceFile]]:
     """The plan with whatever is new in the source, and the files that are new or grew."""
     try:
-        return _appended(store, source, recipe, on_cut, memory_limit)
+        return _appended(store, source, recipe, on_cut, memory_limit, Unreadable(skip_unreadable))
+    except SourceChanged as error:
+        raise SourceChanged(store.address, error.files) from error  # a source names its own folder
     except OSError as error:
         if not is_full(error):
             raise
@@ -39,8 +47,9 @@ def append_to_plan(
 
 
 def _appended(
-    store: Store, source: Source, recipe: Recipe, on_cut: OnCut, memory_limit: int | None
+    store: Store, source: Source, recipe: Recipe, on_cut: OnCut, memory_limit: int | None, unreadable: Unreadable
 ) -> tuple[Plan, list[SourceFile]]:
+    number = 0
     for _ in range(TRIES):
         newest = newest_generation(store)
         if newest is not None:
@@ -48,21 +57,50 @@ def _appended(
         plan = load_plan(store)
         check_kind(store, source, plan)
         if is_unsigned(newest, plan):
-            _check_unsigned(store, source, recipe, plan, newest, on_cut, memory_limit)
-        fresh_files, starts = _what_is_new(store, source, plan)
-        chunks = cut_source(source, fresh_files, plan.weight, starts, on_cut)
-        if not chunks:
-            return plan, []
+            _check_unsigned(store, source, recipe, plan, newest, on_cut, memory_limit, unreadable)
         number = len(plan.segments)
-        segment = Segment.of(chunks, number=number, first_chunk=len(plan), source=source.describe(), weight=plan.weight)
-        draft = deduplicate(store, source, recipe, segment, plan, on_cut, memory_limit)
+        draft, fresh_files = _drafted(store, source, recipe, plan, on_cut, memory_limit, unreadable)
+        if draft is None:
+            return plan, []
         if draft.append(store):
-            return load_plan(store), fresh_files
+            segments, digests = (*plan.segments, draft.segment), (*plan.digests, draft.segment.digest())
+            return Plan(segments, digests), fresh_files
         wait_until_listed(store, layout.plan_segment(number))
     raise ForebayError(
         f"'{layout.plan_segment(number)}' of '{store.address}' is taken and cannot be read, or others grow the cache "
         f"without a pause; look at it, and run the same command again"
     )
+
+
+def _drafted(
+    store: Store,
+    source: Source,
+    recipe: Recipe,
+    plan: Plan,
+    on_cut: OnCut,
+    memory_limit: int | None,
+    unreadable: Unreadable,
+) -> tuple[Draft | None, list[SourceFile]]:
+    """The next segment of a plan, None where nothing is new, and the files that are new or grew."""
+    while True:
+        fresh_files, starts = _what_is_new(store, source, plan)
+        wait_until_settled(fresh_files)
+        readable = unreadable.without(fresh_files)
+        chunks = cut_source(source, readable, plan.weight, starts, on_cut, unreadable)
+        if not chunks and (plan.segments[-1].identities or all(file.path in plan.files for file in fresh_files)):
+            return None, []
+        segment = Segment.of(
+            chunks,
+            number=len(plan.segments),
+            first_chunk=len(plan),
+            source=source.describe(),
+            weight=plan.weight,
+            empty=fresh_files,
+        ).passing_over(unreadable)
+        try:
+            return deduplicate(store, source, recipe, segment, plan, on_cut, memory_limit), fresh_files
+        except SourceUnreadable as error:
+            unreadable.take(error, fresh_files)
 
 
 def _check_unsigned(
@@ -73,19 +111,18 @@ def _check_unsigned(
     newest: Generation | None,
     on_cut: OnCut,
     memory_limit: int | None,
+    unreadable: Unreadable,
 ) -> None:
     """With a key, a segment that no tagged generation covers must be what the source gives now."""
     number = len(newest.plan) if newest else 0
-    advice = f"delete it if nobody grows the cache now, and run `forebay grow {store.address}` again"
-    if newest is None or len(plan.segments) != number + 1:
-        raise unsigned_plan(store, plan, number, advice)
-    earlier = Plan(plan.segments[:number], plan.digests[:number])
-    files, starts = _what_is_new(store, source, earlier)
-    chunks = cut_source(source, files, earlier.weight, starts, on_cut)
-    segment = Segment.of(chunks, number=number, first_chunk=len(earlier), source=source.describe(), weight=plan.weight)
-    draft = deduplicate(store, source, recipe, segment, earlier, on_cut, memory_limit)
-    if draft.segment.digest() != plan.digests[number]:
-        raise unsigned_plan(store, plan, number, advice)
+    if newest is None or plan.segments[number].amends:
+        raise unsigned_plan(store, plan, number)
+    if len(plan.segments) != number + 1:
+        raise unsigned_plan(store, plan, number, compared=True)
+    again = Unreadable(unreadable.skip)
+    draft, _ = _drafted(store, source, recipe, plan.first(number), on_cut, memory_limit, again)
+    if draft is None or draft.segment.digest() != plan.digests[number]:
+        raise unsigned_plan(store, plan, number, compared=True)
 
 
 def _what_is_new(store: Store, source: Source, plan: Plan) -> tuple[list[SourceFile], dict[str, int]]:

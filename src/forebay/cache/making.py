@@ -1,20 +1,42 @@
 """From what a caller asks for to runs of a build: which chunks, by which job, in which order."""
 
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from forebay.cache.build import Build, Tally, Terms, Weigh
 from forebay.cache.crew import Engine
 from forebay.cache.freshness import Freshness, check_freshness
-from forebay.cache.nothing import check_something_made
+from forebay.cache.nothing import check_something_made, unbind
 from forebay.cache.plan import Plan, check_kind, files_apart
-from forebay.cache.publish import UNPUBLISHED, chunk_files, lost_chunks, newest_generation, publish
+from forebay.cache.publish import (
+    UNPUBLISHED,
+    listed_plan,
+    listed_revision,
+    lost_chunks,
+    newest_generation,
+    outdated_chunks,
+    present_chunks,
+    publish,
+)
 from forebay.cache.records import BuildReport
+from forebay.cache.retry import with_retries
+from forebay.cache.unreadable import unreadable_note
 from forebay.cache.verify import check_index
-from forebay.cache.work import BaseJob, BuildJob, ChunkJob, LayerJob, RepairJob
-from forebay.errors import BuildFailed, DiskFull, ForebayError, InputIncomplete, SourceChanged
+from forebay.cache.work import CHANGED_MEANWHILE, BaseJob, BuildJob, ChunkJob, LayerJob, RepairJob
+from forebay.columns import Array
+from forebay.errors import (
+    BuildFailed,
+    ChunkFailed,
+    DiskFull,
+    ForebayError,
+    InputIncomplete,
+    SourceChanged,
+    SourceMoving,
+    TooManyFailures,
+)
 from forebay.format import layout
 from forebay.format.chunk import ChunkRecord
 from forebay.format.generation import ChunkTable, Generation
@@ -23,55 +45,106 @@ from forebay.recipe import LayerRecipe, Recipe
 from forebay.source import Source, SourceFile
 from forebay.store.base import Store, is_full
 
+LOOKS = 3  # how often a source that changes while it is read is looked at again
+
 
 @dataclass(frozen=True, slots=True)
 class Workplace:
     """All that making chunks of one layer needs."""
 
     job: ChunkJob
+    plan: Plan  # that is worked by
     chunks: Sequence[int]  # every chunk that the layer should have
     streams: dict[int, str]
     weigh: Weigh
     changed: Mapping[str, str] = field(default_factory=dict)  # source files that are not what was planned
     notes: tuple[str, ...] = ()
+    missing: frozenset[str] = frozenset()  # source files that are not there
     lacking: Mapping[str, frozenset[int]] = field(default_factory=dict)  # layer that is read -> chunks it has not
-    planned: tuple[str, ...] = ()  # the digests of the plan that is worked by
+    again: "Callable[[], Workplace] | None" = None  # the same, as the source is then
+
+    @property
+    def planned(self) -> tuple[str, ...]:
+        """The digests of the plan that is worked by."""
+        return self.plan.digests
+
+    def revisions(self) -> Array:
+        """Of every planned chunk, the lowest revision that is made from what is planned now."""
+        return self.plan.revisions(self.job.layer)
 
     def noting(self, notes: tuple[str, ...]) -> "Workplace":
         return replace(self, notes=(*notes, *self.notes))
 
 
 def base_workplace(
-    store: Store, source: Source, recipe: Recipe, layer: str, plan: Plan, newest: Generation | None
+    store: Store,
+    source: Source,
+    recipe: Recipe,
+    layer: str,
+    plan: Plan,
+    newest: Generation | None,
+    skip_unreadable: bool = False,
 ) -> Workplace:
     """The base layer's work, with what has become of its source."""
     check_kind(store, source, plan)
     table = newest.table(layer) if newest else ChunkTable.of([])
     fresh = check_freshness(store, source, plan, layer, table)
-    check_same_source(store, plan, {file.path for file in source.files()}, set(fresh.missing))
-    job = BaseJob(store, layer, recipe, source, fresh.now, plan.digests)
+    job = BaseJob(store, layer, recipe, source, fresh.now, plan.digests, skip_unreadable)
     notes = _notes(files_apart(store, source), plan, fresh)
-    weigh, changed = plan.weight_of, fresh.changed
-    return Workplace(job, range(len(plan)), plan.streams(), weigh, changed, notes, planned=plan.digests)
+    again = partial(base_workplace, store, source, recipe, layer, plan, newest, skip_unreadable)
+    return Workplace(
+        job,
+        plan,
+        range(len(plan)),
+        plan.streams(),
+        plan.weight_of,
+        fresh.changed,
+        notes,
+        frozenset(fresh.missing),
+        again=again,
+    )
 
 
-def check_same_source(store: Store, plan: Plan, given: set[str], gone: set[str]) -> None:
-    """A build goes on with a source that was planned: all files of a segment, but for those that are gone."""
+def with_same_source(place: Workplace, plan: Plan, source: Source) -> Workplace:
+    """A build continues with a source that was planned: all files of a segment, but for those that are gone."""
+    given = {file.path for file in source.files()}
     for segment in plan.segments:
-        planned = {segment.path(file) for file in range(segment.file_count)}
-        if planned & given and planned - given <= gone:
-            return
-    absent = sorted({path for path in plan.files if path not in given})
+        if segment.amends:
+            continue
+        planned = {segment.path(file) for file in range(segment.file_count)} & plan.files.keys()
+        if planned & given and planned - given <= place.missing:
+            return place.noting(_absent(planned - given, len(planned)))
+    absent = sorted(path for path in plan.files if path not in given)
     if plan.segments and absent:
-        raise SourceChanged(store.address, dict.fromkeys(absent, "was planned and is not in the source given"))
+        how = dict.fromkeys(absent, "was planned and is not in the source passed")
+        root = place.job.store.address
+        advice = f"pass the source that the cache was built from, or append other files with `forebay grow {root} …`"
+        raise SourceChanged(root, how, advice)
+    return place
+
+
+def _absent(paths: set[str], planned: int) -> tuple[str, ...]:
+    if not paths:
+        return ()
+    return (
+        f"{len(paths):,} of {planned:,} planned file(s) are not in the source passed (the first is '{min(paths)}'); "
+        f"what was made from them is kept",
+    )
 
 
 def layer_workplace(store: Store, recipe: LayerRecipe, layer: str, pinned: Generation) -> Workplace:
-    """A further layer's work: whatever the base layer has published."""
+    """A further layer's work: whatever the base layer has published of what is planned now."""
     job = LayerJob(store, layer, recipe, pinned.number)
-    chunks = pinned.table(pinned.base).chunks.tolist()
-    lacking = {name: frozenset(chunks) - frozenset(pinned.table(name).chunks.tolist()) for name in job.inputs}
-    return Workplace(job, chunks, {}, lambda chunk: 0, lacking=lacking)
+    plan = listed_plan(store, pinned)
+
+    def current(name: str) -> frozenset[int]:
+        """The chunks of a layer that are listed, without those that a refresh has still to make."""
+        table = pinned.table(name)
+        return frozenset(table.chunks.tolist()) - frozenset(outdated_chunks(table, plan.revisions(name)).tolist())
+
+    chunks = sorted(current(pinned.base))
+    lacking = {name: frozenset(chunks) - current(name) for name in job.inputs}
+    return Workplace(job, plan, chunks, {}, lambda chunk: 0, lacking=lacking)
 
 
 def build_chunks(place: Workplace, wanted: Iterable[int], engine: Engine, terms: Terms) -> BuildReport:
@@ -92,13 +165,15 @@ def _build_missing(place: Workplace, wanted: Iterable[int], engine: Engine, term
         raise SourceChanged(store.address, place.changed)
     started = time.monotonic()
     terms = replace(terms, planned=place.planned)
-    newest, unsound = list_what_is_there(place.job, terms)
-    table, files = newest.table(layer), chunk_files(store, layer)
-    listed, gone = set(table.chunks.tolist()), lost_chunks(store, layer, table)
+    newest, unsound = with_retries(partial(list_what_is_there, place.job, terms))
+    table, revisions = newest.table(layer), place.revisions()
+    outdated = set(outdated_chunks(table, revisions).tolist())
+    listed, there = set(table.chunks.tolist()) - outdated, present_chunks(store, layer, table, revisions)
+    gone = lost_chunks(store, layer, table) - outdated
     order = list(wanted)
     # With a key, a file that no generation lists is made again and compared, never signed as it was found.
     distrusted = unsound if hmac_key() is None else frozenset(order)
-    missing = [chunk for chunk in order if chunk not in listed and (chunk not in files or chunk in distrusted)]
+    missing = [chunk for chunk in order if chunk not in listed and (chunk not in there or chunk in distrusted)]
     _check_inputs(place, missing)
     tally = Tally(total=len(order), present=len(order) - len(missing))
     lost = [chunk for chunk in order if chunk in gone]
@@ -109,26 +184,55 @@ def _build_missing(place: Workplace, wanted: Iterable[int], engine: Engine, term
         tally.failed |= again.failed
         tally.present -= len(lost) - len(again.records)
     try:
-        Build(BuildJob(place.job, distrusted), missing, tally, terms, place.streams, place.weigh).run(engine)
-    except BaseException:
+        later = {chunk: int(revisions[chunk]) for chunk in missing if revisions[chunk]}
+        job = BuildJob(place.job, distrusted, terms.max_failures is not None, later)
+        _make_missing(place, job, missing, tally, engine, terms)
+    except BaseException as error:
         # That what was made cannot be listed now must not hide why the build ended; a rerun lists it.
         with suppress(OSError, ForebayError):
             publish(store, {layer: tally.records.values()}, terms.versions, planned=terms.planned, adopts={})
+            if isinstance(error, ChunkFailed | TooManyFailures):
+                unbind(store, layer)
         raise
-    adopts = {layer: place.job.may_adopt}
-    generation = publish(store, {layer: tally.records.values()}, terms.versions, None, terms.planned, adopts)
-    for chunk in tally.records.keys() - set(generation.table(layer).chunks.tolist()):
+    made, adopts = {layer: tally.records.values()}, {layer: place.job.may_adopt}
+    generation = with_retries(partial(publish, store, made, terms.versions, None, terms.planned, adopts))
+    table = generation.table(layer)
+    for chunk in [one.chunk for one in tally.records.values() if listed_revision(table, one) < one.revision]:
         del tally.records[chunk]
         tally.failed[chunk] = "it was written, and was gone before it could be listed; run the same command again"
-    beside = sum(record.revision > 0 for record in tally.records.values())
+    beside = sum(record.revision > later.get(record.chunk, 0) for record in tally.records.values())
     notes += [f"{beside:,} chunk(s) are a later revision: what has their name was left as it is"] if beside else []
     report = _report(store, layer, tally, generation, time.monotonic() - started, notes)
     if tally.failed:
         raise BuildFailed(store.address, tally.failed)
-    made = generation.table(layer)
-    if len(made) == len(place.chunks):
-        check_something_made(store, layer, made)
+    if len(table) == len(place.chunks) and isinstance(place.job, BaseJob):
+        try:
+            check_something_made(store, layer, table)
+        except BuildFailed:
+            unbind(store, layer)
+            raise
     return report
+
+
+def _make_missing(
+    place: Workplace, job: BuildJob, missing: list[int], tally: Tally, engine: Engine, terms: Terms
+) -> None:
+    """Make chunks; a source file that changes meanwhile, but not in what was planned, is no reason to stop."""
+    for looks_left in reversed(range(LOOKS)):
+        job = replace(job, chunks=place.job)
+        left = [chunk for chunk in missing if chunk not in tally.records]
+        try:
+            Build(job, left, tally, terms, place.streams, place.weigh).run(engine)
+        except SourceChanged as error:
+            if place.again is None or set(error.files.values()) != {CHANGED_MEANWHILE}:
+                raise
+            place = place.again()
+            if place.changed:
+                raise SourceChanged(place.job.store.address, place.changed) from error
+            if not looks_left:
+                raise SourceMoving(place.job.store.address, sorted(error.files)) from error
+        else:
+            return
 
 
 def _check_inputs(place: Workplace, missing: Sequence[int]) -> None:
@@ -150,7 +254,8 @@ def remake_chunks(
     for chunk in listed.keys() - set(place.chunks):
         del listed[chunk]
         tally.failed[chunk] = "it is published, but neither the plan nor the base layer has it now"
-    job = RepairJob(place.job, listed)
+    asked = place.revisions()
+    job = RepairJob(place.job, listed, {chunk: int(asked[chunk]) for chunk in listed if chunk < len(asked)})
     with suppress(BuildFailed):  # what could not be made is in the tally
         Build(job, sorted(listed), tally, terms, place.streams, place.weigh).run(engine)
     # What counts is what came to be listed, not what was written.
@@ -225,4 +330,4 @@ def _notes(files: Sequence[SourceFile], plan: Plan, fresh: Freshness) -> tuple[s
     notes += [f"{grew:,} file(s) of the source grew; `forebay grow` appends what is new"] if grew else []
     left_out = plan.duplicates
     notes += [f"{left_out:,} sample(s) of the plan are duplicates of earlier ones and are left out"] if left_out else []
-    return tuple(notes)
+    return (*notes, *unreadable_note(plan.unreadable))

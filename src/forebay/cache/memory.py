@@ -26,6 +26,25 @@ class MemoryGovernor:
         self._peak = 0
         self._weighed = 0
         self._allowed: int | None = None
+        self._warned = False
+
+    def check_before(self, crew: Crew, heaviest_bytes: int) -> None:
+        """Refuse a limit that cannot hold this process and a worker with the heaviest slice, before it is passed."""
+        if self._limit is None or crew.pids() == [os.getpid()]:
+            return
+        needed = psutil.Process().memory_info().rss + heaviest_bytes
+        if needed > self._limit:
+            raise MemoryTooSmall(self._limit, needed)
+
+    def warning(self, crew: Crew) -> str:
+        """What to say, once, of a limit that was passed with no chunk left that could be refused."""
+        if self._limit is None or not self._peak or self._warned or crew.pids() == [os.getpid()]:
+            return ""
+        own = psutil.Process().memory_info().rss
+        if own + self._peak <= self._limit:
+            return ""
+        self._warned = True
+        return f"the memory limit of {self._limit:,} bytes was passed: about {own + self._peak:,} were needed"
 
     def take(self, event: Event, weight: int) -> None:
         if isinstance(event, Made) and weight >= _TYPICAL * self._heaviest:

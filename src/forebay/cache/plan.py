@@ -2,13 +2,15 @@
 
     segment 0   files  a b c      chunk 0 = a[0:900]   chunk 1 = a[900:1400] b[0:350]   chunk 2 = …
     segment 1   files  b d        chunk 3 = b[350:800] d[0:120]                         grown later
+    segment 2   files  a          chunk 0 = a[0:910]    from revision 1 on              refreshed: a was edited
 
-A later segment that names a file again holds what is now known of it. Where the recipe deduplicates, the plan also says
-which samples of a slice are equal to earlier ones.
+A later segment that names a file again holds what is now known of it. A segment that amends adds no chunk: it says what
+chunks that are planned are made from now, and from which revision of their files on they are so. Where the recipe
+deduplicates, the plan also says which samples of a slice are equal to earlier ones.
 """
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Annotated, Any
@@ -17,18 +19,21 @@ import msgspec
 import numpy as np
 from numpy.typing import DTypeLike
 
+from forebay.cache.unreadable import Unreadable
 from forebay.columns import Array, Ragged
 from forebay.errors import Damaged, ForebayError, IndexCorrupt
 from forebay.format import layout
 from forebay.format.chunk import sound_offsets
 from forebay.format.documents import one_line
-from forebay.format.layout import FORMAT_VERSION, MAX_NUMBER
+from forebay.format.layout import FORMAT_VERSION, MAX_NUMBER, MAX_REVISION
 from forebay.format.sealed import seal, unseal
 from forebay.recipe import canonical_json
 from forebay.source import Part, Source, SourceFile
 from forebay.store.base import Buffer, Store
 from forebay.store.local import LocalStore
 
+_KNOWN_BY_SOME = {"ctime_ns": np.int64, "inode": np.uint64}  # kept where a file system has them
+_REVISION = "revision_"  # begins the name of a tensor; what follows is the layer
 _NUMBERS = {"size": np.uint64, "mtime_ns": np.int64, "digest": np.uint64, "has_digest": np.uint8, "stream": np.uint8}
 _TEXTS = ("path", "etag")
 _MOST = 1 << 62  # of bytes or samples, also in sum
@@ -52,6 +57,9 @@ class Segment:
     weight: int  # what a chunk was meant to weigh, in the unit of the source
     tensors: Mapping[str, Array]
     identities: str = ""  # the digest of the file of identities that it added, where its recipe deduplicates
+    amends: str = ""  # the base layer, where it says anew what planned chunks are made from
+    dropped: tuple[str, ...] = ()  # files that are planned no more
+    unreadable: Mapping[str, str] | None = None  # files that were passed over -> why; None where none may be
 
     @classmethod
     def of(
@@ -62,8 +70,11 @@ class Segment:
         first_chunk: int,
         source: Mapping[str, Any],
         weight: int,
+        empty: Iterable[SourceFile] = (),
     ) -> "Segment":
+        """A segment of consecutive chunks; `empty` are files without samples, so that they are known too."""
         files = {part.file.path: part.file for parts in chunks for part in parts}
+        files |= {file.path: file for file in empty if file.path not in files}
         index = {path: position for position, path in enumerate(files)}
         parts = [part for group in chunks for part in group]
         tensors: dict[str, Array] = {
@@ -75,7 +86,36 @@ class Segment:
         return cls(number, first_chunk, dict(source), weight, tensors | _file_tensors(list(files.values())))
 
     def __len__(self) -> int:
+        """How many chunks it says something about."""
         return len(self.tensors["chunk_parts"]) - 1
+
+    @property
+    def added(self) -> int:
+        """How many chunks the plan has more by it."""
+        return 0 if self.amends else len(self)
+
+    @property
+    def chunk_numbers(self) -> Array:
+        if self.amends:
+            return self.tensors["chunk_number"].astype(np.int64)
+        return np.arange(self.first_chunk, self.first_chunk + len(self), dtype=np.int64)
+
+    def amending(
+        self, base: str, chunks: Sequence[int], revisions: Mapping[str, Sequence[int]], dropped: Iterable[str]
+    ) -> "Segment":
+        """The same parts, for chunks that are planned; `revisions` are, by layer, the first that are made from them."""
+        tensors: dict[str, Array] = {"chunk_number": np.array(chunks, np.uint64)}
+        tensors |= {f"{_REVISION}{layer}": np.array(numbers, np.uint64) for layer, numbers in revisions.items()}
+        return replace(self, tensors={**self.tensors, **tensors}, amends=base, dropped=tuple(sorted(dropped)))
+
+    def passing_over(self, unreadable: Unreadable) -> "Segment":
+        """The same segment, with the files that could not be read where they may be passed over."""
+        return replace(self, unreadable=dict(unreadable.found)) if unreadable.skip else self
+
+    def revisions(self, layer: str) -> Array | None:
+        """The first revision of every chunk of a layer that is made as this segment says; None: any is."""
+        found = self.tensors.get(f"{_REVISION}{layer}")
+        return None if found is None else found.astype(np.int64)
 
     @property
     def file_count(self) -> int:
@@ -94,7 +134,17 @@ class Segment:
             mtime_ns=numbers["mtime_ns"],
             stream=bool(numbers["stream"]),
             digest=numbers["digest"] if has_digest else None,
+            **{
+                name: int(self.tensors[f"file_{name}"][position])
+                for name in _KNOWN_BY_SOME
+                if f"file_{name}" in self.tensors
+            },
         )
+
+    def without_change_times(self) -> "Segment":
+        """The same segment, as it was written before files were also known by ctime and inode."""
+        names = {f"file_{name}" for name in _KNOWN_BY_SOME}
+        return replace(self, tensors={name: values for name, values in self.tensors.items() if name not in names})
 
     def parts(self, chunk: int) -> list[Part]:
         """The parts of a chunk, counted from the start of this segment."""
@@ -133,7 +183,7 @@ class Segment:
         chunks = np.searchsorted(self.tensors["chunk_parts"], found, side="right") - 1
         within = found - self.tensors["chunk_parts"][chunks].astype(np.int64)
         starts, stops = self.tensors["part_start"][found], self.tensors["part_stop"][found]
-        columns = ((chunks + self.first_chunk).tolist(), within.tolist(), starts.tolist(), stops.tolist())
+        columns = (self.chunk_numbers[chunks].tolist(), within.tolist(), starts.tolist(), stops.tolist())
         return list(zip(*columns, strict=True))
 
     def weights(self) -> Array:
@@ -153,6 +203,10 @@ class Segment:
             "source": dict(self.source),
             "weight": self.weight,
         } | ({"identities": self.identities} if self.identities else {})
+        if self.unreadable is not None:
+            metadata |= {"unreadable": dict(self.unreadable)}
+        if self.amends:
+            metadata |= {"type": "amendment", "amends": self.amends, "dropped": list(self.dropped)}
         ordered = dict(sorted(self.tensors.items(), key=lambda item: (-item[1].dtype.itemsize, item[0])))
         return seal(metadata, ordered)
 
@@ -172,9 +226,13 @@ class Plan:
         self.segments = tuple(segments)
         self.digests = tuple(digests)
 
+    def first(self, segments: int) -> "Plan":
+        """The plan as it was when it had so many segments."""
+        return Plan(self.segments[:segments], self.digests[:segments])
+
     def __len__(self) -> int:
         """The number of chunks planned."""
-        return self.segments[-1].first_chunk + len(self.segments[-1]) if self.segments else 0
+        return self.segments[-1].first_chunk + self.segments[-1].added if self.segments else 0
 
     @property
     def source(self) -> Mapping[str, Any]:
@@ -190,12 +248,40 @@ class Plan:
         return self.segments[at]
 
     def parts(self, chunk: int) -> list[Part]:
-        segment = self.segments[self._segment_of(chunk)]
-        return segment.parts(chunk - segment.first_chunk)
+        segment, position = self._place_of(chunk)
+        return segment.parts(position)
 
     def left_out(self, chunk: int) -> LeftOut | None:
-        segment = self.segments[self._segment_of(chunk)]
-        return segment.left_out(chunk - segment.first_chunk)
+        segment, position = self._place_of(chunk)
+        return segment.left_out(position)
+
+    def revisions(self, layer: str) -> Array:
+        """The lowest revision of every chunk of a layer that is made from what is planned now."""
+        found = np.zeros(len(self), np.int64)
+        for segment in self.segments:
+            numbers = segment.revisions(layer) if segment.amends else None
+            if numbers is not None:
+                found[segment.chunk_numbers] = np.maximum(found[segment.chunk_numbers], numbers)
+        return found
+
+    @property
+    def unreadable(self) -> dict[str, str]:
+        """The files that were passed over as they could not be read -> why."""
+        found: dict[str, str] = {}
+        for segment in self.segments:
+            for path in map(segment.path, range(segment.file_count)):
+                found.pop(path, None)  # a later segment knows it better
+            found |= segment.unreadable or {}
+        return found
+
+    def may_skip(self, chunk: int) -> bool:
+        """Whether parts of a chunk that cannot be read are left out of it."""
+        return self._place_of(chunk)[0].unreadable is not None
+
+    @property
+    def amended_base(self) -> str:
+        """The base layer of a plan that was amended, empty where it was not."""
+        return next((segment.amends for segment in self.segments if segment.amends), "")
 
     @property
     def duplicates(self) -> int:
@@ -205,10 +291,13 @@ class Plan:
     @cached_property
     def weights(self) -> Array:
         """What every chunk takes from the source, in its unit."""
-        return np.concatenate([np.zeros(0, np.int64), *(segment.weights() for segment in self.segments)])
+        found = np.zeros(len(self), np.int64)
+        for segment in self.segments:
+            found[segment.chunk_numbers] = segment.weights()
+        return found
 
     def weight_of(self, chunk: int) -> int:
-        self._segment_of(chunk)
+        self._place_of(chunk)
         return int(self.weights[chunk])
 
     def streams(self) -> dict[int, str]:
@@ -217,22 +306,31 @@ class Plan:
         for segment in self.segments:
             files = segment.tensors["part_file"]
             of_stream = np.flatnonzero(segment.tensors["file_stream"][files])
-            chunks = np.searchsorted(segment.tensors["chunk_parts"], of_stream, side="right") - 1
+            chunks = segment.chunk_numbers[np.searchsorted(segment.tensors["chunk_parts"], of_stream, side="right") - 1]
+            if segment.amends:
+                found = {chunk: path for chunk, path in found.items() if chunk not in segment.chunk_numbers}
             for chunk, file in zip(chunks.tolist(), files[of_stream].tolist(), strict=True):
-                found.setdefault(segment.first_chunk + chunk, segment.path(file))
+                found.setdefault(chunk, segment.path(file))
         return found
 
     @cached_property
     def files(self) -> dict[str, SourceFile]:
         """Every planned file as it was last seen."""
-        return {file.path: file for segment in self.segments for file in map(segment.file, range(segment.file_count))}
+        found: dict[str, SourceFile] = {}
+        for segment in self.segments:
+            found |= {file.path: file for file in map(segment.file, range(segment.file_count))}
+            for path in segment.dropped:
+                found.pop(path, None)
+        return found
 
     def ends(self) -> dict[str, int]:
         """How far every file is planned, in the unit of the source."""
         ends: dict[str, int] = {}
-        for segment in self.segments:
-            stops = segment.tensors["part_stop"].tolist()
-            for file, stop in zip(segment.tensors["part_file"].tolist(), stops, strict=True):
+        for number, segment in enumerate(self.segments):
+            edges = segment.tensors["chunk_parts"].astype(np.int64)
+            holds = np.repeat(self._owners[0][segment.chunk_numbers] == number, edges[1:] - edges[:-1])
+            stops = segment.tensors["part_stop"][holds].tolist()
+            for file, stop in zip(segment.tensors["part_file"][holds].tolist(), stops, strict=True):
                 path = segment.path(file)
                 ends[path] = max(stop, ends.get(path, 0))
         return ends
@@ -248,16 +346,28 @@ class Plan:
 
     def places_of(self, path: str) -> Iterator[tuple[int, int, int, int]]:
         """(chunk, part of that chunk, start, stop) of everything planned from one file."""
+        owners = self._owners[0]
         for number, file in self._segments_of.get(path, ()):
-            yield from self.segments[number].places_of(file)
+            yield from (place for place in self.segments[number].places_of(file) if owners[place[0]] == number)
 
-    def _segment_of(self, chunk: int) -> int:
+    def _place_of(self, chunk: int) -> tuple[Segment, int]:
+        """The segment that says what a chunk is made from, and where in it."""
         if not 0 <= chunk < len(self):
             raise Damaged(
                 f"chunk {chunk} is not in the plan, which has {len(self):,} chunks; run `forebay verify`, then "
                 "`forebay repair`"
             )
-        return next(i for i, s in enumerate(self.segments) if s.first_chunk <= chunk < s.first_chunk + len(s))
+        owners, positions = self._owners
+        return self.segments[int(owners[chunk])], int(positions[chunk])
+
+    @cached_property
+    def _owners(self) -> tuple[Array, Array]:
+        """Of every chunk, the last segment that says what it is made from, and where in it."""
+        owners, positions = np.zeros(len(self), np.int64), np.zeros(len(self), np.int64)
+        for number, segment in enumerate(self.segments):
+            owners[segment.chunk_numbers] = number
+            positions[segment.chunk_numbers] = np.arange(len(segment))
+        return owners, positions
 
 
 def check_kind(store: Store, source: Source, plan: Plan) -> None:
@@ -299,7 +409,7 @@ def load_plan(store: Store) -> Plan:
         if layout.parse_segment(entry.key) != len(segments):
             continue
         segment, digest = decode_segment(store.map(entry.key), store.address, entry.key)
-        planned = segments[-1].first_chunk + len(segments[-1]) if segments else 0
+        planned = segments[-1].first_chunk + segments[-1].added if segments else 0
         if (segment.number, segment.first_chunk) != (len(segments), planned):
             raise IndexCorrupt(store.address, entry.key, f"it does not continue the plan at chunk {planned}")
         segments.append(segment)
@@ -309,11 +419,23 @@ def load_plan(store: Store) -> Plan:
 
 def decode_segment(view: memoryview, root: str, key: str) -> tuple[Segment, str]:
     """A segment, with every number and name in it checked, and the SHA-256 that its file carries."""
-    metadata, tensors = unseal(view, root, key, "plan")
+    metadata, tensors = unseal(view, root, key, "plan", kinds=("amendment",))
     try:
         facts = msgspec.convert(metadata, _Metadata)
         _check_description(facts.source)
-        segment = Segment(facts.number, facts.first_chunk, facts.source, facts.weight, tensors, facts.identities)
+        if bool(facts.amends) != (facts.type == "amendment"):
+            raise ValueError(f"it is of type '{facts.type}' and amends '{facts.amends}'")
+        segment = Segment(
+            facts.number,
+            facts.first_chunk,
+            facts.source,
+            facts.weight,
+            tensors,
+            facts.identities,
+            facts.amends,
+            facts.dropped,
+            facts.unreadable,
+        )
         _check_tensors(segment)
     except (msgspec.ValidationError, ValueError) as error:
         raise IndexCorrupt(root, key, f"it cannot be understood: {one_line(error)}") from error
@@ -323,11 +445,15 @@ def decode_segment(view: memoryview, root: str, key: str) -> tuple[Segment, str]
 class _Metadata(msgspec.Struct, frozen=True):
     """What the header of a segment says; fields that a later forebay adds are passed over."""
 
+    type: str
     number: Annotated[int, msgspec.Meta(ge=0, lt=MAX_NUMBER)]
     first_chunk: Annotated[int, msgspec.Meta(ge=0, lt=MAX_NUMBER)]
     source: dict[str, Any]
     weight: Annotated[int, msgspec.Meta(ge=1, lt=_MOST)]
     identities: Annotated[str, msgspec.Meta(pattern=r"\A([0-9a-f]{64})?\Z")] = ""
+    amends: str = ""
+    dropped: tuple[str, ...] = ()
+    unreadable: dict[str, str] | None = None
 
 
 def _check_description(source: Mapping[str, Any]) -> None:
@@ -349,7 +475,13 @@ def _check_tensors(segment: Segment) -> None:
     shapes |= {f"file_{name}": (dtype, files) for name, dtype in _NUMBERS.items()}
     shapes |= {f"file_{name}_offsets": (np.uint64, files + 1) for name in _TEXTS}
     shapes |= {f"file_{name}": (np.uint8, _length(segment, f"file_{name}")) for name in _TEXTS}
+    shapes |= {
+        f"file_{name}": (dtype, files) for name, dtype in _KNOWN_BY_SOME.items() if _has(segment, f"file_{name}")
+    }
     shapes["chunk_parts"] = (np.uint64, chunks)
+    if segment.amends:
+        shapes["chunk_number"] = (np.uint64, chunks - 1)
+        shapes |= {f"{_REVISION}{layer}": (np.uint64, chunks - 1) for layer in _amended_layers(segment)}
     if segment.identities:
         shapes["chunk_duplicates"], shapes["chunk_check"] = (np.uint64, chunks), (np.uint64, chunks - 1)
         shapes["duplicates"] = (np.uint32, _length(segment, "duplicates"))
@@ -373,6 +505,31 @@ def _check_values(segment: Segment, parts: int, files: int) -> None:
         raise ValueError("a part of it lies outside its file")
     if (tensors["file_size"] >= _MOST).any() or not tensors["file_path"].all():
         raise ValueError("a file of it has a size or a name that no file has")
+    if segment.amends:
+        _check_amendment(segment)
+
+
+def _check_amendment(segment: Segment) -> None:
+    chunks = segment.tensors["chunk_number"]
+    if (chunks >= segment.first_chunk).any() or (chunks[1:] <= chunks[:-1]).any():
+        raise ValueError("it amends chunks that are not planned, or names them out of order")
+    layers = _amended_layers(segment)
+    if segment.amends not in layers or not all(map(layout.is_layer_name, layers)):
+        raise ValueError("it does not say from which revision of its layers on it holds")
+    for layer in layers:
+        asked = segment.tensors[f"{_REVISION}{layer}"]
+        if ((asked < 1) | (asked >= MAX_REVISION)).any():
+            raise ValueError(f"it asks for a revision of layer '{layer}' that no chunk has")
+    if segment.identities:
+        raise ValueError("it names identities, which an amendment does not have")
+
+
+def _amended_layers(segment: Segment) -> list[str]:
+    return [name.removeprefix(_REVISION) for name in segment.tensors if name.startswith(_REVISION)]
+
+
+def _has(segment: Segment, name: str) -> bool:
+    return name in segment.tensors
 
 
 def _length(segment: Segment, name: str) -> int:
@@ -391,6 +548,9 @@ def _file_tensors(files: list[SourceFile]) -> dict[str, Array]:
     tensors: dict[str, Array] = {
         f"file_{name}": np.array(columns[name], dtype=dtype) for name, dtype in _NUMBERS.items()
     }
+    for name, dtype in _KNOWN_BY_SOME.items():
+        if any(getattr(file, name) for file in files):
+            tensors[f"file_{name}"] = np.array([getattr(file, name) for file in files], dtype=dtype)
     for name in _TEXTS:
         text = Ragged.of_bytes([getattr(file, name).encode("utf-8", "surrogateescape") for file in files])
         tensors[f"file_{name}"] = text.values

@@ -1,11 +1,12 @@
 """The beginning of a build: the cache, the layer's recipe, the plan — created once, checked ever after."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
-from forebay.cache.cut import OnCut, chunk_weight, cut_source, try_recipe
-from forebay.cache.duplicates import deduplicate
+from forebay.cache.cut import OnCut, Trial, chunk_weight, cut_source, try_readable, wait_until_settled
+from forebay.cache.duplicates import Draft, deduplicate
+from forebay.cache.nothing import ENOUGH_SAMPLES, allows_all
 from forebay.cache.plan import Plan, Segment, check_kind, files_apart, load_plan
 from forebay.cache.presence import column_homes
 from forebay.cache.publish import (
@@ -16,16 +17,20 @@ from forebay.cache.publish import (
     read_cache_document,
     read_recipe_document,
 )
+from forebay.cache.unreadable import Unreadable
 from forebay.cache.verify import check_index
 from forebay.columns import Column
 from forebay.errors import (
     DiskFull,
     IndexCorrupt,
     KeyRefused,
+    NothingMade,
     RecipeInvalid,
     RecipeMismatch,
+    SourceEmpty,
     SourceInvalid,
     SourceNotFound,
+    SourceUnreadable,
 )
 from forebay.format import layout
 from forebay.format.documents import decode_recipe_document
@@ -50,18 +55,40 @@ from forebay.store.base import Buffer, Missing, Store, is_full
 
 
 def prepare_base(
-    store: Store, source: Source, recipe: Recipe, layer: str, on_cut: OnCut, memory_limit: int | None = None
+    store: Store,
+    source: Source,
+    recipe: Recipe,
+    layer: str,
+    on_cut: OnCut,
+    memory_limit: int | None = None,
+    max_failures: int | float | None = None,
+    skip_unreadable: bool = False,
+    on_note: Callable[[str], None] = lambda note: None,
 ) -> Plan:
-    """The plan of a cache whose base layer this recipe makes."""
+    """The plan of a cache whose base layer this recipe makes.
+
+    A new source of which every sample that planning tries fails is refused, unless all of them may fail.
+    """
+    unreadable = Unreadable(skip_unreadable)
     try:
-        return _begun(store, source, recipe, layer, on_cut, memory_limit)
+        return _begun(store, source, recipe, layer, on_cut, memory_limit, max_failures, unreadable, on_note)
     except OSError as error:
         if not is_full(error):
             raise
         raise DiskFull(store.address, sum(map(source.weight, source.files())), store.free_bytes() or 0) from error
 
 
-def _begun(store: Store, source: Source, recipe: Recipe, layer: str, on_cut: OnCut, memory_limit: int | None) -> Plan:
+def _begun(
+    store: Store,
+    source: Source,
+    recipe: Recipe,
+    layer: str,
+    on_cut: OnCut,
+    memory_limit: int | None,
+    max_failures: int | float | None,
+    unreadable: Unreadable,
+    on_note: Callable[[str], None],
+) -> Plan:
     newest = newest_generation(store)
     if newest is not None:
         check_index(store, newest)
@@ -72,15 +99,20 @@ def _begun(store: Store, source: Source, recipe: Recipe, layer: str, on_cut: OnC
     draft = None
     unsigned = is_unsigned(newest, plan)
     if unsigned and newest is not None:
-        raise unsigned_plan(store, plan, len(newest.plan), "name its source again with `forebay grow`")
+        raise unsigned_plan(store, plan, len(newest.plan))
     if not plan.segments or unsigned:
         files = files_apart(store, source)
         if not files and source.files():
             raise SourceInvalid(
                 f"all of the source lies in '{store.address}', where the cache would be; choose another"
             )
-        first = first_segment(source, files, recipe, on_cut)
-        draft = deduplicate(store, source, recipe, first, plan, on_cut, memory_limit)
+        wait_until_settled(files)
+        trial = try_readable(source, files, recipe, unreadable) if files else None
+        if trial is not None and not allows_all(max_failures):
+            _check_trial(store, source, unreadable.without(files), trial)
+        if trial is not None:
+            _compare_with_disk(store, source, unreadable.without(files), trial, on_note)
+        draft = _first_draft(store, source, files, recipe, on_cut, trial, memory_limit, unreadable)
     cache = begin_cache(store, layer)
     if cache.base != layer:
         raise RecipeInvalid(
@@ -92,7 +124,7 @@ def _begun(store: Store, source: Source, recipe: Recipe, layer: str, on_cut: OnC
         draft.append(store)
     planned = load_plan(store)
     if draft is not None and hmac_key() is not None and planned.digests != (draft.segment.digest(),):
-        raise unsigned_plan(store, planned, 0, f"delete '{store.address}' and build it again")
+        raise unsigned_plan(store, planned, 0)
     return planned
 
 
@@ -101,18 +133,82 @@ def is_unsigned(newest: Generation | None, plan: Plan) -> bool:
     return hmac_key() is not None and len(plan.segments) > (len(newest.plan) if newest else 0)
 
 
-def unsigned_plan(store: Store, plan: Plan, number: int, advice: str) -> KeyRefused:
-    problem = f"no tagged generation covers it, and the source was not planned so by this build; {advice}"
-    return KeyRefused(store.address, layout.plan_segment(min(number, len(plan.segments) - 1)), problem)
+def unsigned_plan(store: Store, plan: Plan, number: int, compared: bool = False) -> KeyRefused:
+    """Why a segment that no tagged generation covers is refused; `compared`: it is not what the source gives."""
+    at = min(number, len(plan.segments) - 1)
+    verb = "refresh" if plan.segments[at].amends else "grow"
+    if not number:
+        way = f"delete '{store.address}' and build it again"
+    elif compared:
+        way = f"delete it if nobody runs `forebay {verb}` now, and run `forebay {verb} {store.address}` again"
+    elif verb == "grow":
+        way = "name its source again with `forebay grow`"
+    else:
+        way = f"run `forebay refresh {store.address}`, which compares it with the source"
+    problem = f"no tagged generation covers it, and the source was not planned so by this build; {way}"
+    return KeyRefused(store.address, layout.plan_segment(at), problem)
 
 
-def first_segment(source: Source, files: Sequence[SourceFile], recipe: Recipe, on_cut: OnCut) -> Segment:
+def _first_draft(
+    store: Store,
+    source: Source,
+    files: Sequence[SourceFile],
+    recipe: Recipe,
+    on_cut: OnCut,
+    trial: Trial | None,
+    memory_limit: int | None,
+    unreadable: Unreadable,
+) -> Draft:
+    """The first segment, planned again without a file that only deduplication, which reads all, found unreadable."""
+    while True:
+        try:
+            first = first_segment(source, files, recipe, on_cut, trial, unreadable)
+            if not len(first):
+                raise SourceEmpty(store.address, f"none of the {len(files):,} file(s) of the source has a sample")
+            return deduplicate(store, source, recipe, first, Plan((), ()), on_cut, memory_limit)
+        except SourceUnreadable as error:
+            unreadable.take(error, files)
+
+
+def _compare_with_disk(
+    store: Store, source: Source, files: Sequence[SourceFile], trial: Trial, on_note: Callable[[str], None]
+) -> None:
+    """Say before the work starts that the disk cannot hold it; part of it may be all that is wanted."""
+    free, total = store.free_bytes(), sum(map(source.weight, files))
+    needed = round(trial.scaled(trial.stored_bytes, total))
+    if free and needed > free:  # what has none at all is no disk, or says so at once
+        on_note(
+            f"about {needed:,} bytes are needed at '{store.address}', {free:,} are free: the build will stop when the "
+            f"disk is full; make room, or build a range of chunks"
+        )
+
+
+def _check_trial(store: Store, source: Source, files: Sequence[SourceFile], trial: Trial) -> None:
+    """Refuse a source of which nothing can be made, before all of it is read."""
+    if not trial.all_failed:
+        return
+    if trial.samples >= ENOUGH_SAMPLES or trial.weight >= sum(map(source.weight, files)):
+        reasons = trial.reasons
+        raise NothingMade(store.address, len(reasons), *reasons.most_frequent(), reasons.advice(), sampled=True)
+
+
+def first_segment(
+    source: Source,
+    files: Sequence[SourceFile],
+    recipe: Recipe,
+    on_cut: OnCut,
+    trial: Trial | None = None,
+    unreadable: Unreadable | None = None,
+) -> Segment:
     """The plan of a source that was never planned; the same source gives the same segment."""
     if not files:
         raise SourceNotFound(str(source.describe()))
-    weight = chunk_weight(recipe.chunk_target(), try_recipe(source, files, recipe), source.unit)
-    chunks = cut_source(source, files, weight, {}, on_cut)
-    return Segment.of(chunks, number=0, first_chunk=0, source=source.describe(), weight=weight)
+    unreadable = unreadable or Unreadable()
+    trial = trial or try_readable(source, files, recipe, unreadable)
+    weight = chunk_weight(recipe.chunk_target(), trial, source.unit)
+    chunks = cut_source(source, unreadable.without(files), weight, {}, on_cut, unreadable)
+    segment = Segment.of(chunks, number=0, first_chunk=0, source=source.describe(), weight=weight, empty=files)
+    return segment.passing_over(unreadable)
 
 
 def prepare_layer(store: Store, recipe: AnyRecipe, layer: str) -> None:

@@ -5,13 +5,13 @@ import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from typing import Any
 
 import msgspec
 import numpy as np
 
-from forebay.cache.plan import load_plan
+from forebay.cache.plan import Plan, load_plan
 from forebay.cache.presence import layer_columns
+from forebay.columns import Array
 from forebay.errors import (
     CacheNotFound,
     Damaged,
@@ -130,6 +130,27 @@ def lost_chunks(store: Store, layer: str, table: ChunkTable) -> set[int]:
     return {chunk for chunk, revision in listed if (chunk, revision) not in found}
 
 
+def present_chunks(store: Store, layer: str, table: ChunkTable, revisions: Array) -> set[int]:
+    """The chunks of a layer that have a file, listed or not, made from what is planned now.
+
+    `revisions` is what the plan asks for: a file of a lower revision is of a source that has changed since.
+    """
+    there = {
+        chunk
+        for chunk, revision in chunk_files(store, layer).items()
+        if chunk < len(revisions) and revision >= revisions[chunk]
+    }
+    return there - lost_chunks(store, layer, table)
+
+
+def outdated_chunks(table: ChunkTable, revisions: Array) -> Array:
+    """The listed chunks that are made from what was planned before the plan was amended."""
+    planned = table.chunks < len(revisions)
+    behind = table.numbers["revision"][planned] < revisions[table.chunks[planned]]
+    found: Array = table.chunks[planned][behind]
+    return found
+
+
 def publish(
     store: Store,
     made: Mapping[str, Iterable[ChunkRecord]],
@@ -144,7 +165,7 @@ def publish(
     `adopts` allows (every one unless it is passed) is adopted by reading and hashing it; one that is not sound, or not
     allowed, is not listed, and its key goes into `skipped`. With a key nothing is adopted: a generation lists what the
     one before it lists, what is in `made`, and the segments of the plan in `planned`, which this process wrote or
-    compared with the source. Where there is nothing to list at all, nothing is published, and the answer has the number
+    compared with the source. Where there is no row to list at all, nothing is published, and the answer has the number
     UNPUBLISHED.
     """
     own = {layer: list(records) for layer, records in made.items()}
@@ -154,7 +175,7 @@ def publish(
         draft = _draft(store, newest, own, versions, set() if skipped is None else skipped, planned, adopts)
         if newest is not None and newest.same_content(draft):
             return None, newest
-        if newest is None and not any(map(len, draft.layers.values())):
+        if newest is None and not any(int(table.rows.sum()) for table in draft.layers.values()):
             return None, draft.numbered(UNPUBLISHED)
         return (newest.number + 1 if newest else 0), draft
 
@@ -224,7 +245,7 @@ def _draft(
     texts = newest.recipes if newest else {}
     # A layer once published is never dropped; a key signs no layer that this process does not build.
     names = sorted({*before, *(_begun_layers(store) if hmac_key() is None else made)})
-    plan, chunks, source = _listed_plan(store, newest, planned)
+    plan = listed_plan(store, newest, planned)
     tables = {name: before.get(name) or ChunkTable.of([]) for name in names}
     own = {name: list(made.get(name, ())) for name in names}
     cache = newest.cache if newest else store.read(layout.CACHE).decode()
@@ -232,7 +253,9 @@ def _draft(
     layers: dict[str, ChunkTable] = {}
     for name in sorted(names, key=lambda name: name != base):  # what lies above needs the table of the base layer
         allowed = _allowed(name, adopts, None if name == base else layers.get(base))
-        layers[name] = _with_unlisted(store, name, tables[name], own[name], skipped, chunks, allowed)
+        asked = plan.revisions(name)
+        layers[name] = _with_unlisted(store, name, tables[name], own[name], skipped, asked, allowed)
+    layers = _without_outdated(layers, plan)
     history = newest.versions if newest else ()
     is_new = any(_lists_other(layers[name], tables[name], own[name]) for name in names)
     return Generation(
@@ -240,10 +263,10 @@ def _draft(
         cache=cache,
         recipes={name: texts.get(name) or store.read(layout.recipe(name)).decode() for name in names},
         constants={**_constants(store, [name for name in names if name not in texts]), **_carried(newest)},
-        plan=plan,
+        plan=plan.digests,
         versions=(*history, dict(versions)) if is_new and versions and dict(versions) not in history else history,
         layers={name: layers[name] for name in names},
-        source=source,
+        source=plan.source if plan.segments else newest.source if newest else {},
     )
 
 
@@ -276,38 +299,49 @@ def _carried(newest: Generation | None) -> Mapping[str, str]:
     return newest.constants if newest else {}
 
 
-def _listed_plan(
-    store: Store, newest: Generation | None, planned: tuple[str, ...]
-) -> tuple[tuple[str, ...], int, Mapping[str, Any]]:
-    """The segments to list, how many chunks they plan, and the source that the last one names.
+def listed_plan(store: Store, newest: Generation | None, planned: tuple[str, ...] = ()) -> Plan:
+    """The plan that the next generation lists, which is the one to work by.
 
     The newest generation's segments come first. Others follow only where the plan of now continues those, and with a
-    key only those that this process wrote or compared with the source. Nothing is adopted by a plan that is damaged or
-    another one: then there are no chunks.
+    key only those in `planned`, which this process wrote or compared with the source. Of a plan that is damaged or
+    another one only the digests are known: then it has no chunks, and nothing is adopted by it.
     """
-    listed, source = (newest.plan, newest.source) if newest else ((), {})
+    listed = newest.plan if newest else ()
     try:
         plan = load_plan(store)
     except Damaged:
         if newest is None:
             raise
-        return listed, 0, source
+        return Plan((), listed)
     if plan.digests[: len(listed)] != listed:
-        return listed, 0, source
-    digests = plan.digests
-    if hmac_key() is not None:
-        is_own = plan.digests[: len(planned)] == planned and planned[: len(listed)] == listed
-        digests = planned if is_own else listed
-    segments = plan.segments[: len(digests)]
-    return digests, sum(map(len, segments)), segments[-1].source if segments else source
+        return Plan((), listed)
+    if hmac_key() is None:
+        return plan
+    is_own = plan.digests[: len(planned)] == planned and planned[: len(listed)] == listed
+    return plan.first(len(planned if is_own else listed))
+
+
+def _without_outdated(layers: Mapping[str, ChunkTable], plan: Plan) -> dict[str, ChunkTable]:
+    """A base chunk that was refreshed takes the chunks of further layers with it that were made from the old one."""
+    base = layers.get(plan.amended_base)
+    if base is None:
+        return dict(layers)
+    behind = outdated_chunks(base, plan.revisions(plan.amended_base))
+    kept: dict[str, ChunkTable] = {}
+    for name, table in layers.items():
+        outdated = outdated_chunks(table, plan.revisions(name)) if table is not base else behind[:0]
+        outdated = outdated[~np.isin(outdated, behind)]
+        kept[name] = table.without(outdated) if len(outdated) else table
+    return kept
 
 
 def _lists_other(table: ChunkTable, before: ChunkTable, made: list[ChunkRecord]) -> bool:
     """Whether a table lists chunks of this process that it did not list before."""
-    return table is not before and any(_listed_revision(before, record) < record.revision for record in made)
+    return table is not before and any(listed_revision(before, record) < record.revision for record in made)
 
 
-def _listed_revision(table: ChunkTable, record: ChunkRecord) -> int:
+def listed_revision(table: ChunkTable, record: ChunkRecord) -> int:
+    """The revision of a record's chunk that a table lists, -1 where it lists none."""
     at = table.position(record.chunk)
     return -1 if at is None else int(table.numbers["revision"][at])
 
@@ -318,19 +352,25 @@ def _with_unlisted(
     table: ChunkTable,
     made: Iterable[ChunkRecord],
     skipped: set[str],
-    planned: int,
+    asked: Array,
     allowed: Callable[[ChunkRecord], bool] | None,
 ) -> ChunkTable:
-    own = [record for record in made if _listed_revision(table, record) < record.revision]
-    table = _with(table, [record for record in own if holds(store, layout.chunk(layer, record.chunk, record.revision))])
+    """The table with what was made and what may be adopted, but for what the plan does not ask for any more."""
+    own = [
+        record
+        for record in made
+        if listed_revision(table, record) < record.revision
+        and (record.chunk >= len(asked) or record.revision >= asked[record.chunk])
+        and holds(store, layout.chunk(layer, record.chunk, record.revision))
+    ]
+    table = _with(table, own)
     if allowed is None:
         return table
-    listed = set(table.chunks.tolist())
-    found = chunk_files(store, layer).items()
+    listed = set(table.chunks.tolist()) - set(outdated_chunks(table, asked).tolist())
     adopted = [
         record
-        for chunk, revision in found
-        if chunk not in listed and chunk < planned
+        for chunk, revision in chunk_files(store, layer).items()
+        if chunk not in listed and chunk < len(asked) and revision >= asked[chunk]
         for record in _adopted(store, layer, chunk, revision, skipped, allowed)
     ]
     try:

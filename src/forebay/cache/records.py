@@ -17,11 +17,13 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     rows: int = 0
     read_bytes: int = 0
     written_bytes: int = 0
+    failures: int = 0  # samples that could not be made
     seconds: float = 0.0
     workers: int = 0
     busy: int = 0
     pids: tuple[int, ...] = ()
     note: str = ""
+    waiting_for: tuple[str, ...] = ()  # the machines that hold what is left
 
 
 class BuildReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,6 +101,23 @@ class RepairReport(msgspec.Struct, frozen=True, kw_only=True):
     generation: int | None
 
 
+class RefreshReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What a refresh found changed, and made again."""
+
+    root: str
+    changed: dict[str, str]  # source file -> how it differs from what was planned
+    dropped: tuple[str, ...]  # source files that are gone, and whose samples are left out now
+    touched: int  # files that look different and have the same content: known again by their new look
+    chunks: tuple[int, ...]  # of the base layer, made again
+    rows_before: int
+    rows: int
+    layers: dict[str, tuple[int, ...]]  # further layer -> its chunks that were made again
+    missing: dict[str, str]  # further layer that lacks chunks now -> why they could not be made again
+    generation: int | None
+    seconds: float
+    notes: tuple[str, ...] = ()
+
+
 class Gaps(msgspec.Struct, frozen=True, kw_only=True):
     """Which chunks of a layer are missing."""
 
@@ -156,6 +175,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     grown: tuple[str, ...]
     source_checked: bool
     source_note: str = ""  # why the source was not checked
+    unreadable: dict[str, str] = {}  # source files that were passed over -> why
 
     @property
     def needs_source(self) -> bool:
@@ -215,6 +235,9 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
     statistics: dict[str, int]  # what the recipe counts, scaled
     free_bytes: int | None
     fits: bool
+    failure_reason: str = ""  # the most frequent one
+    failure_example: str = ""
+    all_failed: bool = False  # every sample that was tried
     notes: tuple[str, ...] = ()
 
 

@@ -231,7 +231,8 @@ def _drop_loose_segments(store: Store, basis: Generation, was_exchanged: bool, m
         number = layout.parse_segment(entry.key)
         if number is not None and number >= last and entry.key == layout.plan_segment(number):
             store.delete(entry.key)
-            mending.replaced[entry.key] = "no generation lists it, and it does not continue the plan; run `grow` again"
+            why = "no generation lists it, and it does not continue the plan; run `grow` or `refresh` again"
+            mending.replaced[entry.key] = why
 
 
 def _planned_chunks(store: Store, segments: int) -> int | None:
@@ -240,7 +241,7 @@ def _planned_chunks(store: Store, segments: int) -> int | None:
         last = decode_segment(store.map(layout.plan_segment(segments - 1)), store.address, layout.PLAN)[0]
     except (Missing, Damaged):
         return None
-    return last.first_chunk + len(last)
+    return last.first_chunk + last.added
 
 
 def _list_anew(means: Means, bad: list[str], mending: Mending) -> Generation:
@@ -438,19 +439,19 @@ def bad_chunks(report: VerifyReport, generation: Generation) -> dict[str, list[C
             found.setdefault(problem.layer, set()).add(problem.chunk)
     for layer, chunks in report.missing.items():
         found.setdefault(layer, set()).update(chunks)
-    ordered = sorted(found, key=lambda name: (_height(generation, name), name))
+    ordered = sorted(found, key=lambda name: (layer_height(generation, name), name))
     records = {
         layer: [published_record(generation, layer, chunk) for chunk in sorted(found[layer])] for layer in ordered
     }
     return {layer: [record for record in some if record is not None] for layer, some in records.items()}
 
 
-def _height(generation: Generation, layer: str) -> int:
+def layer_height(generation: Generation, layer: str) -> int:
     """How many layers lie between this one and the samples."""
     if layer == generation.base:
         return 0
     below = [name for name in input_layers(generation.recipe(layer)) if name in generation.recipes]
-    return 1 + max((_height(generation, name) for name in below), default=0)
+    return 1 + max((layer_height(generation, name) for name in below), default=0)
 
 
 def _published_bytes(means: Means, generation: Generation, key: str) -> list[Buffer]:
@@ -494,7 +495,7 @@ def _identity_bytes(means: Means, generation: Generation, key: str) -> list[Buff
         raise Damaged(f"'{key}' cannot be put back without its source or a copy; name a copy with --from COPY")
     recipe = means.recipe_of(read_cache_document(means.store).base)
     assert isinstance(recipe, Recipe)
-    earlier = Plan(plan.segments[: segment.number], plan.digests[: segment.number])
+    earlier = plan.first(segment.number)
     draft = deduplicate(means.store, source, recipe, segment, earlier, lambda *_: None)
     if draft.segment.identities != segment.identities:
         raise Damaged(f"'{key}' cannot be put back: the source now has other samples; name a copy with --from COPY")
@@ -512,7 +513,7 @@ def _copied_identities(copy: Store, segment: Segment, key: str) -> memoryview:
 def _planned_again(means: Means, generation: Generation, key: str) -> list[Buffer]:
     advice = f"'{key}' cannot be put back without a copy of the cache; name one with --from COPY"
     if len(generation.plan) != 1:
-        raise Damaged(f"{advice} (the cache has grown since this segment was planned)")
+        raise Damaged(f"{advice} (the cache has grown, or was refreshed, since this segment was planned)")
     source = means.source or (means.reopened(generation.source) if generation.source else None)
     if source is None:
         raise Damaged(f"{advice}, or pass the source itself to `forebay.repair`, so that it is planned again")
@@ -520,13 +521,15 @@ def _planned_again(means: Means, generation: Generation, key: str) -> list[Buffe
     assert isinstance(recipe, Recipe)
     try:
         first = first_segment(source, files_apart(means.store, source), recipe, lambda *_: None)
-        value = deduplicate(means.store, source, recipe, first, Plan((), ()), lambda *_: None).segment.encode()
+        planned = deduplicate(means.store, source, recipe, first, Plan((), ()), lambda *_: None).segment
     except ForebayError as error:
         raise Damaged(f"{advice} (the source cannot be planned again: {error})") from error
-    whole = memoryview(b"".join(value))
-    if decode_segment(whole, means.store.address, key)[1] != generation.plan[0]:
-        raise Damaged(f"{advice} (planning the source again gave another plan)")
-    return value
+    for segment in (planned, planned.without_change_times()):
+        value = segment.encode()
+        whole = memoryview(b"".join(value))
+        if decode_segment(whole, means.store.address, key)[1] == generation.plan[0]:
+            return value
+    raise Damaged(f"{advice} (planning the source again gave another plan)")
 
 
 def _checked(value: list[Buffer], digest: str, store: Store, key: str) -> list[Buffer]:

@@ -8,10 +8,10 @@ from forebay.cache.claim import Claim, is_abandoned, read_claims
 from forebay.cache.freshness import Freshness, check_freshness
 from forebay.cache.plan import Plan, load_plan
 from forebay.cache.publish import (
-    chunk_files,
     layers_of,
     lost_chunks,
     newest_generation,
+    present_chunks,
     read_cache_document,
     read_recipe_document,
 )
@@ -21,7 +21,7 @@ from forebay.errors import ChunkMissing, Damaged, HubNotFound, HubUnreachable, L
 from forebay.format import layout
 from forebay.format.chunk import ChunkRecord
 from forebay.format.generation import ChunkTable, Generation
-from forebay.source import Source
+from forebay.source import Source, SourceFile
 from forebay.store.base import Store
 
 SHOWN_FAILURES = 20
@@ -33,11 +33,11 @@ def find_gaps(store: Store, layer: str | None) -> list[Gaps]:
     names = layers_of(store)
     if layer is not None and layer not in names:
         raise LayerNotFound(store.address, layer, names)
-    planned, newest = len(load_plan(store)), newest_generation(store)
-    found = []
+    plan, newest = load_plan(store), newest_generation(store)
+    planned, found = len(plan), []
     for name in [layer] if layer is not None else names:
         table = newest.table(name) if newest else ChunkTable.of([])
-        there = chunk_files(store, name).keys() - lost_chunks(store, name, table)
+        there = present_chunks(store, name, table, plan.revisions(name))
         missing = tuple(chunk for chunk in range(planned) if chunk not in there)
         kept = read_recipe_document(store, name)
         kind, present = kept.kind if kept else "", planned - len(missing)
@@ -65,6 +65,7 @@ def cache_status(store: Store, source: Source | None, shown_failures: int | None
         stale=fresh.stale if fresh else {},
         grown=fresh.grown if fresh else (),
         source_checked=fresh is not None,
+        unreadable=plan.unreadable,
     )
 
 
@@ -135,6 +136,6 @@ def _freshness(store: Store, source: Source | None, plan: Plan, newest: Generati
     base = read_cache_document(store).base
     table = newest.table(base) if newest else ChunkTable.of([])
     try:
-        return check_freshness(store, source, plan, base, table)
+        return check_freshness(store, source, plan, base, table, SourceFile.same_look)
     except (HubUnreachable, HubNotFound):
         return None

@@ -15,7 +15,13 @@ import numpy as np
 from forebay.cache.freshness import check_content, check_freshness
 from forebay.cache.identities import load_identities
 from forebay.cache.plan import Plan, decode_segment, load_plan
-from forebay.cache.publish import generation_numbers, layers_of, load_generation, read_cache_document
+from forebay.cache.publish import (
+    generation_numbers,
+    layers_of,
+    load_generation,
+    outdated_chunks,
+    read_cache_document,
+)
 from forebay.cache.published import head_problem
 from forebay.cache.records import Bad, Progress, VerifyReport
 from forebay.errors import (
@@ -33,9 +39,10 @@ from forebay.format.chunk import ChunkRecord
 from forebay.format.chunk_file import ChunkFile
 from forebay.format.chunk_file import check_content as check_chunk_content
 from forebay.format.generation import Generation
+from forebay.format.key import hmac_key
 from forebay.format.sealed import is_whole
 from forebay.recipe import input_layers
-from forebay.source import Source
+from forebay.source import Source, SourceFile
 from forebay.store.base import Missing, Store, read_document
 from forebay.store.pieces import Pieces, View
 
@@ -192,8 +199,7 @@ def published_plan(store: Store, generation: Generation) -> Plan:
         problem = _segment_problem(store, number, digest)
         if problem is not None:
             raise IndexCorrupt(store.address, problem.key, problem.problem)
-    plan, listed = load_plan(store), len(generation.plan)
-    return Plan(plan.segments[:listed], plan.digests[:listed])
+    return load_plan(store).first(len(generation.plan))
 
 
 def orphans(generation: Generation) -> list[tuple[str, ChunkRecord]]:
@@ -224,11 +230,11 @@ def orphan_problems(generation: Generation) -> list[Bad]:
 
 def stale_sources(store: Store, generation: Generation, source: Source, full: bool) -> dict[str, str] | None:
     """How source files differ from what was planned; None where the source cannot be asked."""
-    plan, base = load_plan(store), generation.base
+    plan, base = load_plan(store) if hmac_key() is None else published_plan(store, generation), generation.base
     try:
         if full:
             return check_content(store, source, plan, base, generation.table(base))
-        return check_freshness(store, source, plan, base, generation.table(base)).stale
+        return check_freshness(store, source, plan, base, generation.table(base), SourceFile.same_look).stale
     except (HubUnreachable, HubNotFound):
         return None
 
@@ -358,5 +364,9 @@ def _plan_is_bad(bad: list[Bad]) -> bool:
 
 
 def _gap_counts(store: Store, generation: Generation) -> dict[str, int]:
-    planned = len(load_plan(store))
-    return {layer: planned - len(table) for layer, table in generation.layers.items() if len(table) < planned}
+    plan = load_plan(store)
+    counts = {
+        layer: len(plan) - len(table) + len(outdated_chunks(table, plan.revisions(layer)))
+        for layer, table in generation.layers.items()
+    }
+    return {layer: count for layer, count in counts.items() if count > 0}

@@ -7,17 +7,22 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 
+import msgspec
 import numpy as np
 
 from forebay.cache.census import Sieve
+from forebay.cache.cut import wait_until_settled
 from forebay.cache.freshness import is_made_from, part_sum
+from forebay.cache.nothing import ENOUGH_SAMPLES, Reasons
 from forebay.cache.plan import Plan, load_plan
 from forebay.cache.presence import PRESENT, Home, column_homes, layer_columns, presence_name
 from forebay.cache.publish import examine_chunk, layers_of, load_generation, read_recipe_document
 from forebay.cache.published import open_chunk, published_record, read_column
+from forebay.cache.unreadable import named_in
 from forebay.columns import Array, Columns, Ragged
 from forebay.errors import (
     ChunkCorrupt,
+    ChunkFailed,
     ForebayError,
     FormatTooNew,
     IndexCorrupt,
@@ -27,6 +32,7 @@ from forebay.errors import (
     RecipeInvalid,
     RecipeMismatch,
     SourceChanged,
+    SourceUnreadable,
 )
 from forebay.format import layout
 from forebay.format.chunk import ChunkRecord, EncodedChunk, encode_chunk
@@ -46,6 +52,8 @@ from forebay.source import Failure, Part, Sample, Source, SourceFile
 from forebay.store.base import Missing, Store, holds
 
 MOST_REVISIONS = 1000  # that are in the way of one chunk, before it is given up
+
+CHANGED_MEANWHILE = "changed while it was read"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,14 +87,36 @@ class BaseJob:
     source: Source
     now: Mapping[str, SourceFile] = field(default_factory=dict)  # files that look different but are the same
     planned: tuple[str, ...] = ()  # the digests of the plan that it works by
+    skip_unreadable: bool = False
 
     def encode(self, chunk: int) -> EncodedChunk:
-        """The bytes of one chunk; a pure function of the recipe and the slice."""
+        """The bytes of one chunk; a pure function of the recipe and the slice.
+
+        Where that is allowed, a part that cannot be read is one failure, and nothing of it is in the rows.
+        """
+        unreadable: dict[str, str] = {}
+        while True:
+            try:
+                return self._encode(chunk, unreadable)
+            except SourceUnreadable as error:
+                path = named_in(error, [part.file.path for part in self._plan.parts(chunk)])
+                allowed = self.skip_unreadable or self._plan.may_skip(chunk)
+                if not allowed or path is None or path in unreadable or self._sieve(chunk) is not None:
+                    raise
+                unreadable[path] = error.problem
+
+    def _encode(self, chunk: int, unreadable: Mapping[str, str]) -> EncodedChunk:
         parts = self._plan.parts(chunk)
+        readable = [part for part in parts if part.file.path not in unreadable]
+        skipped = [
+            Failure(f"{part.file.path}@{part.start}", "unreadable", unreadable[part.file.path])
+            for part in parts
+            if part.file.path in unreadable
+        ]
         self._kept.check(self.recipe)
-        self._check_files(parts)
+        before = self._checked_files(parts)
         sieve = self._sieve(chunk)
-        intake = Intake(self.source, parts, sieve)
+        intake = Intake(self.source, readable, sieve)
         rows = self.recipe.make(intake)
         intake.check_exhausted()
         if sieve is not None and not sieve.saw_what_was_planned():
@@ -95,7 +125,7 @@ class BaseJob:
         if rows.present is not None:
             raise RecipeInvalid(f"the recipe '{self.recipe.kind}' makes base rows; leave out those it cannot make")
         sums = [part_sum(self.source, part) for part in parts]
-        self._check_files(parts)
+        self._check_unchanged(before)
         self._kept.check(self.recipe)
         return encode_chunk(
             rows.columns,
@@ -103,8 +133,8 @@ class BaseJob:
             layer=self.layer,
             chunk=chunk,
             fingerprint=self._kept.document.fingerprint,
-            samples=intake.count,
-            failures=(*intake.failures, *rows.failures),
+            samples=intake.count + len(skipped),
+            failures=(*skipped, *intake.failures, *rows.failures),
             statistics=rows.statistics if sieve is None else {**rows.statistics, "duplicates": sieve.left_out},
             sample_ids=getattr(self.recipe, "sample_ids", ""),
             source_sums=sums,
@@ -123,7 +153,7 @@ class BaseJob:
         plan = load_plan(self.store)
         if plan.digests[: len(self.planned)] != self.planned:
             raise IndexCorrupt(self.store.address, layout.PLAN, "it was exchanged for another plan during the build")
-        return plan
+        return plan.first(len(self.planned)) if self.planned else plan
 
     @cached_property
     def _kept(self) -> "KeptRecipe":
@@ -138,15 +168,24 @@ class BaseJob:
             raise RecipeInvalid(f"chunk {chunk} is planned without duplicates, but its recipe has no `identity`")
         return Sieve(identity, planned)
 
-    def _check_files(self, parts: list[Part]) -> None:
-        """Before and after reading: a file that changes meanwhile must not leave a chunk."""
+    def _checked_files(self, parts: list[Part]) -> dict[str, SourceFile]:
+        """The files that are about to be read, as they are; they must be what was planned."""
         latest = {part.file.path: part.file for part in parts}
         if len(self._plan.segments) > 1:  # a later segment may know a file better
             latest = {path: self._plan.files[path] for path in latest}
+        found = {path: self.source.look(path) for path in latest}
+        wait_until_settled(found.values())
         for path, planned in latest.items():
             expected = self.now.get(path) or planned
-            if not self.source.look(path).same_identity(expected):
-                raise SourceChanged(self.store.address, {path: "changed while it was read"})
+            if not found[path].same_identity(expected):
+                raise SourceChanged(self.store.address, {path: CHANGED_MEANWHILE})
+        return found
+
+    def _check_unchanged(self, before: Mapping[str, SourceFile]) -> None:
+        """After reading: a file that changed meanwhile must not leave a chunk."""
+        for path, file in before.items():
+            if not self.source.look(path).same_identity(file):
+                raise SourceChanged(self.store.address, {path: CHANGED_MEANWHILE})
 
 
 @dataclass(frozen=True)
@@ -239,24 +278,32 @@ ChunkJob = BaseJob | LayerJob
 
 @dataclass(frozen=True)
 class BuildJob:
-    """Writing chunks that are not there."""
+    """Writing chunks that are not there; unless all samples may fail, one of which all did is not written."""
 
     chunks: ChunkJob
     distrusted: frozenset[int] = frozenset()  # chunks whose file, if there is one, does not count as made
+    all_may_fail: bool = True
+    revisions: Mapping[int, int] = field(default_factory=dict)  # chunk -> the one to write, of those not first made now
+
+    def revision(self, chunk: int) -> int:
+        return self.revisions.get(chunk, 0)
 
     def begin(self, chunk: int) -> Callable[[], ChunkRecord | None]:
         """Make one chunk, then write it; None where somebody else has written it meanwhile."""
-        return partial(self._write, chunk, self.chunks.encode(chunk))
+        encoded = self.chunks.encode(chunk)
+        if not self.all_may_fail:
+            _check_chunk(self.chunks.store, encoded)
+        return partial(self._write, chunk, encoded)
 
     def _write(self, chunk: int, encoded: EncodedChunk) -> ChunkRecord | None:
-        store, layer = self.chunks.store, self.chunks.layer
-        record = write_chunk(store, layer, encoded)
-        if record is None and (chunk in self.distrusted or not has_file(store, layout.chunk(layer, chunk))):
-            return write_over_unlisted(store, layer, encoded)
+        store, layer, revision = self.chunks.store, self.chunks.layer, self.revision(chunk)
+        record = write_chunk(store, layer, encoded, revision)
+        if record is None and (chunk in self.distrusted or not has_file(store, layout.chunk(layer, chunk, revision))):
+            return write_over_unlisted(store, layer, encoded, revision)
         return record
 
     def is_listed_by_name(self, record: ChunkRecord) -> bool:
-        """Whether the file alone tells every other builder that this chunk is made."""
+        """Whether the file alone tells every other builder that this chunk is made, and `clean` that it is needed."""
         return record.revision == 0 and record.chunk not in self.distrusted
 
 
@@ -266,6 +313,7 @@ class RepairJob:
 
     chunks: ChunkJob
     listed: Mapping[int, ChunkRecord]
+    revisions: Mapping[int, int] = field(default_factory=dict)  # chunk -> the lowest one that the plan asks for
 
     def begin(self, chunk: int) -> Callable[[], ChunkRecord | None]:
         return partial(self._write, chunk, self.chunks.encode(chunk))
@@ -284,26 +332,26 @@ class RepairJob:
         if touched and encoded.meta.content != listed.content.hex():
             how = "looks different from when it was planned, and gives other rows"
             raise SourceChanged(store.address, dict.fromkeys(touched, how))
-        return write_revision(store, layer, encoded, listed.revision + 1)
+        return write_revision(store, layer, encoded, max(listed.revision + 1, self.revisions.get(chunk, 0)))
 
 
-def write_over_unlisted(store: Store, layer: str, encoded: EncodedChunk) -> ChunkRecord:
+def write_over_unlisted(store: Store, layer: str, encoded: EncodedChunk, revision: int = 0) -> ChunkRecord:
     """Write a chunk whose name is taken by a file that no generation lists.
 
     The same bytes are taken as they are, a damaged file is replaced; anything else (another chunk that is whole, one of
     a newer forebay, a folder, a link) keeps its name, and this one is written as the next revision.
     """
     try:
-        found = examine_chunk(store, layer, encoded.meta.chunk)
+        found = examine_chunk(store, layer, encoded.meta.chunk, revision)
         if found.sha256 == encoded.sha256():
-            return encoded.record(found.sha256)
+            return encoded.record(found.sha256, revision)
     except (Missing, FormatTooNew):
         pass
     except NotForebay:
         with suppress(NotForebay, IsADirectoryError):
-            store.replace(layout.chunk(layer, encoded.meta.chunk), encoded.buffers)
-            return encoded.record(encoded.sha256())
-    return write_revision(store, layer, encoded, 1)
+            store.replace(layout.chunk(layer, encoded.meta.chunk, revision), encoded.buffers)
+            return encoded.record(encoded.sha256(), revision)
+    return write_revision(store, layer, encoded, revision + 1)
 
 
 def write_revision(store: Store, layer: str, encoded: EncodedChunk, revision: int) -> ChunkRecord:
@@ -359,6 +407,15 @@ class Intake(Iterable[Sample]):
                     self.failures.append(sample)
                 elif kept:
                     yield sample
+
+
+def _check_chunk(store: Store, encoded: EncodedChunk) -> None:
+    """Refuse a chunk without a row if enough samples failed to say that something is wrong with all of them."""
+    meta = encoded.meta
+    if meta.rows or meta.failures < max(ENOUGH_SAMPLES, meta.samples):
+        return
+    reasons = Reasons(msgspec.json.decode(line, type=Failure) for line in bytes(encoded.buffers[-1]).splitlines())
+    raise ChunkFailed(store.address, meta.chunk, meta.failures, *reasons.most_frequent(), reasons.advice())
 
 
 def write_chunk(store: Store, layer: str, encoded: EncodedChunk, revision: int = 0) -> ChunkRecord | None:

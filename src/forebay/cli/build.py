@@ -17,6 +17,7 @@ from forebay.cli.options import (
     failures_option,
     json_option,
     memory_option,
+    skip_option,
     source_option,
     workers_option,
 )
@@ -25,6 +26,7 @@ from forebay.cli.settings import Settings
 from forebay.cli.show import show
 from forebay.cli.source_paths import refuse_standard_input
 from forebay.cli.teachers import build_teachers
+from forebay.errors import RangeInvalid
 
 RUN_OPTIONS = (
     click.option("--into", metavar="CACHE", help="Where the cache is, or will be."),
@@ -41,6 +43,7 @@ RUN_OPTIONS = (
     click.option("--engine", type=click.Choice(["local"]), help="Who makes the chunks: processes of this machine."),
     memory_option,
     failures_option,
+    skip_option,
     source_option,
     click.option("--dry-run", is_flag=True, help="Say what would be built; write nothing."),
     json_option,
@@ -70,8 +73,8 @@ def build_command(kind: Kind) -> click.Command:
     ) -> None:
         settings = gathered(kind.name, from_file, from_cache, flags)
         _check(settings, from_file)
-        record = dry_run_of(settings) if dry_run else _built(settings, as_json)
         _check_start(settings)
+        record = dry_run_of(settings) if dry_run else _built(settings, as_json)
         show(record, as_json)
 
     options = (*FROM_OPTIONS, naming_verbs, *kind.options, *RUN_OPTIONS)
@@ -92,7 +95,7 @@ def _check(settings: Settings, file: str | None) -> None:
 
 
 def _check_start(settings: Settings) -> None:
-    """How many chunks there are is known when they are planned: then no range is taken that has none of them."""
+    """Refuse a range without a chunk of a cache that is planned; of a new one, the build says so when it is planned."""
     start, root = settings.build.start_chunk, str(settings.build.into)
     if not start or not is_cache(root):
         return
@@ -103,13 +106,16 @@ def _check_start(settings: Settings) -> None:
 
 def _built(settings: Settings, as_json: bool) -> Any:
     with shown_progress(as_json) as on_progress:
-        return api.build(
-            str(settings.build.into), settings.source, settings.recipe, on_progress=on_progress, **_terms(settings)
-        )
+        try:
+            return api.build(
+                str(settings.build.into), settings.source, settings.recipe, on_progress=on_progress, **_terms(settings)
+            )
+        except RangeInvalid as error:
+            raise click.UsageError(f"--{str(error).replace('_', '-', 1)}") from error
 
 
 def _terms(settings: Settings) -> Mapping[str, Any]:
-    names = ("layer", "workers", "mode", "start_chunk", "end_chunk", "memory_limit", "max_failures")
+    names = ("layer", "workers", "mode", "start_chunk", "end_chunk", "memory_limit", "max_failures", "skip_unreadable")
     return {name: getattr(settings.build, name) for name in names}
 
 

@@ -13,6 +13,7 @@ from forebay.cli.options import (
     failures_option,
     json_option,
     memory_option,
+    skip_option,
     workers_option,
 )
 from forebay.cli.progress import shown_progress
@@ -32,6 +33,7 @@ def _with_download_options(command: Command) -> Command:
 @workers_option
 @memory_option
 @failures_option
+@skip_option
 @json_option
 def grow(
     cache: str,
@@ -39,6 +41,7 @@ def grow(
     workers: int | None,
     memory_limit: int | None,
     max_failures: int | float | None,
+    skip_unreadable: bool | None,
     as_json: bool,
     **download: Any,
 ) -> None:
@@ -59,6 +62,7 @@ def grow(
             workers=workers,
             memory_limit=memory_limit,
             max_failures=max_failures,
+            skip_unreadable=bool(skip_unreadable),
             on_progress=on_progress,
         )
     show(report, as_json)

@@ -34,6 +34,7 @@ from forebay.cli.import_old import import_old
 from forebay.cli.info import info
 from forebay.cli.old_names import naming_places
 from forebay.cli.peek import peek
+from forebay.cli.refresh import refresh
 from forebay.cli.rekey import rekey
 from forebay.cli.repair import repair
 from forebay.cli.show import say, say_error
@@ -99,7 +100,8 @@ def cli() -> None:
 
 
 for verb in (
-    estimate, build, import_old, status, gaps, verify, repair, grow, info, peek, copy, clean, rekey, warm, tier, demo,
+    estimate, build, import_old, status, gaps, verify, repair, refresh, grow, info, peek, copy, clean, rekey, warm,
+    tier, demo,
 ):  # fmt: skip
     cli.add_command(verb)
 

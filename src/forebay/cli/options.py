@@ -24,7 +24,15 @@ memory_option: Decorator = click.option(
     "--memory-limit", type=SizeType(), help="Most memory that builder and workers may hold, like 16GB."
 )
 failures_option: Decorator = click.option(
-    "--max-failures", type=AllowedType(), help="Fail when more samples fail than a count (20) or a share (1%)."
+    "--max-failures",
+    type=AllowedType(),
+    help="Fail when more samples fail than a count (20) or a share (1%); 100% allows all. [default: stop at a chunk of "
+    "which all samples fail]",
+)
+
+
+skip_option: Decorator = click.option(
+    "--skip-unreadable", is_flag=True, default=None, help="Leave out damaged files of the source, and list them."
 )
 
 

@@ -60,7 +60,7 @@ class Pace:
 
     def time_left(self, progress: Progress) -> str:
         made = progress.done - self._done
-        if made <= 0 or progress.seconds <= 0 or progress.done >= progress.total:
+        if progress.phase == "waiting" or made <= 0 or progress.seconds <= 0 or progress.done >= progress.total:
             return ""
         return f"ETA {human_time((progress.total - progress.done) * progress.seconds / made)}"
 
@@ -91,7 +91,7 @@ class Bar:
     def _picture(self, progress: Progress) -> Group:
         line = Table.grid(padding=(0, 1), expand=False)
         bar = ProgressBar(total=max(1, progress.total), completed=progress.done, width=self._bar_width())
-        line.add_row(progress.phase, bar, _counts(progress), self._pace.time_left(progress))
+        line.add_row(_phase(progress), bar, _counts(progress), self._pace.time_left(progress))
         return Group(line, Text("  " + " · ".join(self._pace.facts(progress)), style="dim"))
 
     def _bar_width(self) -> int:
@@ -113,7 +113,7 @@ class Lines:
         if time.monotonic() - self._shown < LINE_SECONDS:
             return
         self._shown = time.monotonic()
-        parts = [f"{progress.phase} {_counts(progress)}", *self._pace.facts(progress), self._pace.time_left(progress)]
+        parts = [f"{_phase(progress)} {_counts(progress)}", *self._pace.facts(progress), self._pace.time_left(progress)]
         self._console.print(Text(", ".join(part for part in parts if part)))
 
 
@@ -122,12 +122,20 @@ def _speeds(progress: Progress) -> list[str]:
     found = [f"{progress.rows / seconds:,.0f} rows/s"] if progress.rows else []
     found += [f"read {human_bytes(progress.read_bytes / seconds)}/s"] if progress.read_bytes else []
     found += [f"written {human_bytes(progress.written_bytes / seconds)}/s"] if progress.written_bytes else []
+    found += [f"{progress.failures:,} failed"] if progress.failures else []
     return found
 
 
 def _passed(progress: Progress) -> list[str]:
     """Planning passes most of a source without reading it, and so has no speed."""
     return [f"{human_bytes(progress.read_bytes)} planned"] if progress.read_bytes else []
+
+
+def _phase(progress: Progress) -> str:
+    """What is done; where another builder has what is left, on which machine it is."""
+    return (
+        f"{progress.phase} for {printable(', '.join(progress.waiting_for))}" if progress.waiting_for else progress.phase
+    )
 
 
 def _counts(progress: Progress) -> str:

@@ -41,6 +41,7 @@ class BuildSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     engine: Literal["local"] = "local"
     memory_limit: Positive | None = None
     max_failures: Count | Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
+    skip_unreadable: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from forebay.cache.crew import Event, Made, Refused, Task
-from forebay.errors import SourceChanged
+from forebay.errors import ChunkFailed, SourceChanged
 from forebay.store.base import is_full
 
 _RSS_UNIT = 1 if sys.platform == "darwin" else 1024
@@ -47,6 +47,9 @@ def _refused(chunk: int, error: Exception) -> Refused:
     match error:
         case SourceChanged():
             return Refused(chunk, "source-changed", str(error), error.files)
+        case ChunkFailed():
+            reasons = (error.failures, error.reason, error.count, error.example, error.advice)
+            return Refused(chunk, "all-failed", str(error), reasons=reasons)
         case OSError():
             return Refused(chunk, "disk-full" if is_full(error) else "io", said)
     return Refused(chunk, "error", said)

@@ -14,7 +14,7 @@ import time
 from multiprocessing.connection import Pipe, wait
 
 from forebay.cache.crew import Crew, Died, Event, Lost, Task
-from forebay.engine.worker import COMPUTED
+from forebay.engine.worker import COMPUTED, READY
 from forebay.errors import RecipeInvalid
 from forebay.recipe import AnyRecipe
 
@@ -25,6 +25,8 @@ _ENVIRONMENT = {
     "MALLOC_MMAP_THRESHOLD_": str(256 << 20),
     "MALLOC_TRIM_THRESHOLD_": str(256 << 20),
 }
+_FIRST_PAUSE = 0.05  # seconds before a worker that died is replaced, doubled with every death in a row
+_MOST_PAUSE = 5.0
 _BOOT = "import sys; sys.path[:] = {path!r}; from forebay.engine.worker import main; main({fd})"
 
 
@@ -55,6 +57,8 @@ class LocalCrew:
         self._workers: dict[int, Worker] = {}
         self._size = workers
         self._next_slot = 0
+        self._deaths = 0  # in a row
+        self._not_before = 0.0  # when the next worker may be started
         self._fill()
 
     def idle(self) -> list[int]:
@@ -74,6 +78,10 @@ class LocalCrew:
             events += told
             if any(isinstance(event, Died) for event in told):
                 self._workers.pop(slot).close()
+                self._deaths += 1
+                self._not_before = time.monotonic() + min(_MOST_PAUSE, _FIRST_PAUSE * 2**self._deaths)
+            elif told:
+                self._deaths = 0
         self._retire()
         self._fill()
         return events
@@ -99,6 +107,8 @@ class LocalCrew:
             self._workers.pop(slot).close()
 
     def _fill(self) -> None:
+        if time.monotonic() < self._not_before:
+            return
         while len(self._workers) < self._size:
             worker = self._ready.pop() if self._ready else Worker(pickle.dumps(None))
             worker.begin(self._job)
@@ -112,6 +122,7 @@ class Worker:
     def __init__(self, needs: bytes) -> None:
         self.chunk: int | None = None  # being computed
         self.writing: int | None = None
+        self._is_ready = False
         self.pipe, far = Pipe()
         with far:
             boot = _BOOT.format(path=sys.path, fd=far.fileno())
@@ -137,6 +148,9 @@ class Worker:
             said = self.pipe.recv_bytes()
         except (EOFError, OSError):
             return self._death()
+        if said == READY:
+            self._is_ready = True
+            return []
         if said == COMPUTED:
             self.writing, self.chunk = self.chunk, None
             return []
@@ -145,6 +159,9 @@ class Worker:
 
     def _death(self) -> list[Event]:
         """Of the chunk that was computed, where there was one: what was being written beside it did no harm."""
+        if not self._is_ready:
+            died = Died(None, self.process.pid, _cause_of_death(self.process.wait()))
+            return [died] if self.chunk is None else [died, Lost(self.chunk)]
         at = self.writing if self.chunk is None else self.chunk
         died = Died(at, self.process.pid, _cause_of_death(self.process.wait()))
         return [died] if self.writing in (None, at) else [died, Lost(self.writing)]

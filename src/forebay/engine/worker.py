@@ -16,6 +16,7 @@ from multiprocessing.connection import Connection
 from forebay.cache.crew import Task
 from forebay.engine.attempt import Finish, attempt_beginning
 
+READY = pickle.dumps("ready")  # said once, when the job is loaded: what ends a worker before that is no chunk's fault
 COMPUTED = pickle.dumps("computed")  # said before a chunk is written: another one can be given
 
 
@@ -26,6 +27,7 @@ def main(descriptor: int) -> None:
     try:
         _get_ready(pipe.recv_bytes())
         job: Task = pickle.loads(pipe.recv_bytes())
+        pipe.send_bytes(READY)
         # Garbage in cycles is looked for between chunks, and not among what is loaded by now: it takes a tenth of the
         # time of a chunk of many small samples otherwise.
         gc.freeze()

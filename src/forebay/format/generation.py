@@ -116,6 +116,15 @@ class ChunkTable:
         """The shape that each statistic has in every chunk."""
         return {name: values.shape[1:] for name, values in self.statistics.items()} if len(self) else {}
 
+    def without(self, chunks: Array) -> "ChunkTable":
+        """The table without some chunks."""
+        kept = ~np.isin(self.chunks, chunks)
+        return ChunkTable(
+            {name: values[kept] for name, values in self.numbers.items()},
+            {name: values[kept] for name, values in self.digests.items()},
+            {name: values[kept] for name, values in self.statistics.items()},
+        )
+
     def totals(self) -> dict[str, int | float | list[int]]:
         return {name: values.sum(axis=0).tolist() for name, values in self.statistics.items()}
 

@@ -34,9 +34,12 @@ def seal(metadata: dict[str, Any], tensors: Mapping[str, Array], key: bytes | No
 
 
 def unseal(
-    view: memoryview, root: str, where: str, kind: str, key: bytes | None = None
+    view: memoryview, root: str, where: str, kind: str, key: bytes | None = None, kinds: tuple[str, ...] = ()
 ) -> tuple[dict[str, Any], dict[str, Array]]:
-    """Metadata and tensors of an index file, once its digest, and its tag where a key is in use, are right."""
+    """Metadata and tensors of an index file, once its digest, and its tag where a key is in use, are right.
+
+    `kinds` are others that it may be.
+    """
     header = _checked_header(view, root, where)
     tagged = header.tensors.get(".hmac")
     if tagged is None and key is not None:
@@ -50,7 +53,7 @@ def unseal(
             raise KeyRefused(root, where, f"it is tagged; set {VARIABLE} to the key it was published with")
         if not same_tag(bytes(view[tagged.start : tagged.stop]), tag(key, [view[: tagged.start]])):
             raise KeyRefused(root, where, f"its tag was not made with the key in {VARIABLE}")
-    if header.metadata.get("type") != kind:
+    if header.metadata.get("type") not in (kind, *kinds):
         raise IndexCorrupt(root, where, f"it is a {header.metadata.get('type')}, not a {kind}")
     arrays = {name: tensor.array(view) for name, tensor in header.tensors.items() if not name.startswith(".")}
     return header.metadata, arrays

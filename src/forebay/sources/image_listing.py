@@ -103,7 +103,13 @@ def _look(root: str, name: str, names: Container[str]) -> SourceFile | None:
         return None
     if isinstance(state, str):
         return SourceFile(path=name, size=0, etag=f"{_MARK}{state}")
-    file = SourceFile(path=name, size=state.st_size, mtime_ns=state.st_mtime_ns)
+    file = SourceFile(
+        path=name,
+        size=state.st_size,
+        mtime_ns=state.st_mtime_ns,
+        ctime_ns=state.st_ctime_ns,
+        inode=state.st_ino,
+    )
     sidecar = sidecar_of(os.path.basename(name), names)
     if sidecar is None:
         return file

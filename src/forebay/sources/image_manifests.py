@@ -111,7 +111,14 @@ class ImageManifestSource(Source):
         state = state_of(path)
         if not isinstance(state, os.stat_result):
             raise FileNotFoundError(errno.ENOENT, TROUBLES.get(state or "", os.strerror(errno.ENOENT)), path)
-        return SourceFile(path=line.image, size=state.st_size, mtime_ns=state.st_mtime_ns, etag=line.check)
+        return SourceFile(
+            path=line.image,
+            size=state.st_size,
+            mtime_ns=state.st_mtime_ns,
+            etag=line.check,
+            ctime_ns=state.st_ctime_ns,
+            inode=state.st_ino,
+        )
 
     def _failed(self, line: Line) -> SourceFile:
         reason = line.reason or self._trouble(line) or ""

@@ -12,11 +12,11 @@ from functools import lru_cache
 
 import xxhash
 
+from forebay.source import settling_seconds
 from forebay.sources.parquet_rows import open_any_parquet, open_parquet, row_group_ends, stored_spans, understood
 
 _PIECE = 1 << 22
 _TAIL_BYTES = 8  # the length of the footer and the magic bytes
-_SETTLED_NS = 2_000_000_000  # a file touched so lately may be touched again without a new time
 
 Span = tuple[int, int]
 State = tuple[int, ...]
@@ -26,7 +26,7 @@ def row_digest(path: str, column: str | None, start: int, stop: int) -> int:
     """A hash of all that the rows from `start` to `stop` of a column, or of every one, are read from."""
     status = os.stat(path)
     state: State = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
-    if time.time_ns() - status.st_ctime_ns < _SETTLED_NS:
+    if settling_seconds(status.st_ctime_ns, time.time_ns()):  # it may be touched again without a new time
         state = (*state, time.monotonic_ns())  # remembered for nobody
     running = xxhash.xxh3_64()
     for span in _spans(path, state, column, start, stop):

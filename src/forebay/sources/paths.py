@@ -10,6 +10,8 @@ import os
 import stat
 from collections.abc import Mapping, Sequence
 
+import msgspec
+
 from forebay.errors import SourceNotFound, SourceUnreadable, is_url
 from forebay.source import SourceFile
 from forebay.sources.walker import count_left_out, found_files, is_stream
@@ -83,12 +85,19 @@ def look(root: str, name: str) -> SourceFile:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), full_path(root, name)) from error
     if not stat.S_ISREG(status.st_mode):
         raise SourceUnreadable(full_path(root, name), "it is not a regular file")
-    return SourceFile(path=name, size=status.st_size, mtime_ns=status.st_mtime_ns, stream=is_stream(name))
+    return SourceFile(
+        path=name,
+        size=status.st_size,
+        mtime_ns=status.st_mtime_ns,
+        stream=is_stream(name),
+        ctime_ns=status.st_ctime_ns,
+        inode=status.st_ino,
+    )
 
 
 def plain_file(file: SourceFile) -> SourceFile:
     """A file of a kind that is not decompressed, whatever its name ends with."""
-    return SourceFile(path=file.path, size=file.size, mtime_ns=file.mtime_ns)
+    return msgspec.structs.replace(file, stream=False)
 
 
 def _found(root: str, name: str) -> SourceFile:

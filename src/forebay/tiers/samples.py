@@ -7,7 +7,7 @@ from typing import Any, Literal
 import numpy as np
 
 from forebay.errors import ImageUnreadable, SourceChanged, SourceInvalid, SourceUnreadable
-from forebay.source import Failure, Part, Sample, Source, SourceFile
+from forebay.source import Failure, Part, Sample, Source, SourceFile, settling_seconds
 
 CheckSource = Literal["read", "open"]
 
@@ -117,15 +117,6 @@ def _unreadable(path: str, error: Exception) -> ImageUnreadable:
 
 def _wait_until_settled(touched_ns: int) -> None:
     """A file that is written to twice within a step of the clock has the same time twice: let that step pass."""
-    age, step = time.time_ns() - touched_ns, clock_step_ns(touched_ns)
-    if 0 <= age < step:
-        time.sleep((step - age) / 1e9)
-
-
-def clock_step_ns(time_ns: int) -> int:
-    """How far apart two times of files are at least, as one of them tells: FAT has 2 s, ext3 and HFS+ 1 s.
-
-    >>> clock_step_ns(1_700_000_000_000_000_000), clock_step_ns(1_700_000_001_000_000_000), clock_step_ns(123_456_789)
-    (2000000000, 1000000000, 20000000)
-    """
-    return next((step for step in (2_000_000_000, 1_000_000_000) if time_ns % step == 0), 20_000_000)
+    now = time.time_ns()
+    if touched_ns <= now:  # a time that is still to come says nothing
+        time.sleep(settling_seconds(touched_ns, now))

@@ -12,6 +12,7 @@ from forebay.cache.records import (
     Estimate,
     Gaps,
     ImportReport,
+    RefreshReport,
     RekeyReport,
     RepairReport,
     Status,
@@ -19,7 +20,7 @@ from forebay.cache.records import (
     VerifyReport,
 )
 from forebay.cli.drawing.estimate import draw_dry_run, draw_estimate
-from forebay.cli.drawing.findings import draw_repair, draw_verify
+from forebay.cli.drawing.findings import draw_refresh, draw_repair, draw_verify
 from forebay.cli.drawing.images import draw_image_sheet, draw_images
 from forebay.cli.drawing.packed_rows import draw_packed_rows
 from forebay.cli.drawing.peek import draw_peek
@@ -47,6 +48,7 @@ DRAWINGS: dict[type[Any], Callable[[Any], RenderableType]] = {
     ImportReport: draw_import,
     PackedPeek: draw_packed_rows,
     Peek: draw_peek,
+    RefreshReport: draw_refresh,
     RekeyReport: draw_rekey,
     RepairReport: draw_repair,
     Status: draw_status,

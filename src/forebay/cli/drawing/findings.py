@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from forebay.cache.records import Bad, RepairReport, VerifyReport
+from forebay.cache.records import Bad, RefreshReport, RepairReport, VerifyReport
 from forebay.cli.drawing.pieces import facts, listing, next_command, stale_files, title
 from forebay.cli.words import command_line, counted, human_bytes, in_ranges, printable
 
@@ -37,6 +37,28 @@ def draw_repair(report: RepairReport) -> RenderableType:
     return Group(*parts, next_command(command_line("verify", report.root)))
 
 
+def draw_refresh(report: RefreshReport) -> RenderableType:
+    notes = listing("notes", ((note,) for note in report.notes), "yellow")
+    if not (report.changed or report.dropped or report.chunks or report.layers or report.missing):
+        same = f"{counted(report.touched, 'file')} with the same content noted" if report.touched else ""
+        return Group(title(report.root, "nothing to refresh", *filter(None, [same])), *notes)
+    parts: list[RenderableType] = [title(report.root, f"generation {report.generation}")]
+    parts += listing("changed files", report.changed.items(), "yellow")
+    parts += listing("dropped files", ((path,) for path in report.dropped), "yellow")
+    made = f"{counted(len(report.chunks), 'chunk')}: {in_ranges(report.chunks)}" if report.chunks else "nothing"
+    rows = (
+        f"{report.rows:,}" if report.rows == report.rows_before else f"{report.rows:,}, before {report.rows_before:,}"
+    )
+    parts += [facts([("made again", made), ("rows", rows)])]
+    parts += [
+        facts(
+            (f"layer {layer}", f"{counted(len(chunks), 'chunk')} made again") for layer, chunks in report.layers.items()
+        )
+    ]
+    parts += listing("layers that lack chunks now", report.missing.items(), "bold red")
+    return Group(*parts, *notes, next_command(command_line("gaps" if report.missing else "verify", report.root)))
+
+
 def _bad_row(bad: Bad) -> tuple[str, str, str]:
     return bad.key, ", ".join(_where(bad)), bad.problem
 
@@ -61,5 +83,5 @@ def _next_step(report: VerifyReport) -> Text:
     if report.bad or report.missing:
         return next_command(command_line("repair", report.root))
     if not report.sound:
-        return Text("next: put the old files back, or build a new cache from the new ones")
+        return next_command(command_line("refresh", report.root))
     return next_command(command_line("gaps" if report.gaps else "peek", report.root))

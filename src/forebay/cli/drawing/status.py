@@ -11,7 +11,7 @@ from itertools import islice
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from forebay.cache.records import ClaimStatus, Gaps, LayerStatus, Status
+from forebay.cache.records import GONE, ClaimStatus, Gaps, LayerStatus, Status
 from forebay.cli.drawing.pieces import facts, listing, next_command, stale_files, title
 from forebay.cli.words import command_line, counted, in_ranges, printable
 
@@ -27,6 +27,7 @@ def draw_status(status: Status) -> RenderableType:
     parts += listing("claims", (row for claim in status.claims for row in _claim_rows(claim)))
     parts += _failed(status)
     parts += stale_files(status.stale)
+    parts += listing("source files that could not be read and were left out", status.unreadable.items(), "yellow")
     parts += listing("sources that grew", ((path,) for path in status.grown))
     if status.source_note:
         parts.append(Text(f"note: {printable(status.source_note)}", style="yellow"))
@@ -108,8 +109,11 @@ def _next_step(status: Status) -> Iterator[Text]:
         yield next_command(command_line("verify", status.root))
     elif any(layer.lost for layer in status.layers):
         yield next_command(command_line("repair", status.root))
+    elif any(how != GONE for how in status.stale.values()):
+        yield next_command(command_line("refresh", status.root))
     elif status.needs_source:
-        yield Text("next: put the old files back, or build a new cache from the new ones")
+        without = command_line("refresh", status.root, "--drop-missing")
+        yield Text.assemble("next: put the old files back, or leave their samples out: ", (without, "cyan"))
     elif not status.complete:
         yield next_command(command_line("gaps", status.root))
     elif status.grown and status.source_root:

@@ -219,7 +219,7 @@ def _pages(parquet: ParquetFile, chunk: Any, path: str) -> list[Page]:
     place = _places.get(parquet)
     if place is None:
         return []
-    start = chunk.dictionary_page_offset or chunk.data_page_offset
+    start = min(chunk.dictionary_page_offset or chunk.data_page_offset, chunk.data_page_offset)
     descriptor = os.open(place, os.O_RDONLY)
     try:
         return list(page_headers(descriptor, path, start, start + chunk.total_compressed_size))

@@ -46,6 +46,8 @@ ForebayError
 ├── BuildStopped         the build was asked to stop
 ├── StateMismatch        a loader's state is of another cache, generation or order
 │   └── GenerationGone   the generation it was taken on is no longer published
+├── RanksDisagree        the ranks of a loader would read different rows
+├── RanksMissing         some ranks of a loader did not ask for a batch in time
 ├── AllTokensIgnored     an image has so little content that no token of it is kept
 ├── WindowTooLarge       a shuffle window does not fit the memory for decoded blocks
 ├── SelectionEmpty       no row of the cache is in a split or passes a filter
@@ -445,6 +447,33 @@ class StateMismatch(ForebayError):
         super().__init__(
             f"the state does not belong to this loader over '{root}': {shown}; open the cache and make the loader as "
             f"they were, or start without the state"
+        )
+
+
+class RanksDisagree(ForebayError):
+    """`differs` has, by name, what rank 0 has, the first rank that has something else, and what that is."""
+
+    def __init__(self, differs: Mapping[str, tuple[object, int, object]]) -> None:
+        self.differs = dict(differs)
+        shown = "; ".join(
+            f"{name} is {first!r} on rank 0 and {other!r} on rank {rank}"
+            for name, (first, rank, other) in differs.items()
+        )
+        super().__init__(
+            f"the ranks of this loader would read different rows: {shown}; open the same generation on every rank "
+            "(fb.open_cache(root, generation=…)), make the same loaders in the same order, and pass rank=0, "
+            "world_size=1 to a loader that only one rank has"
+        )
+
+
+class RanksMissing(ForebayError):
+    def __init__(self, ranks: Sequence[int], world_size: int, seconds: float) -> None:
+        self.ranks, self.world_size, self.seconds = list(ranks), world_size, seconds
+        named = ", ".join(map(str, ranks))
+        super().__init__(
+            f"waited {seconds:g} s for rank {named} of {world_size} to iterate this loader; every rank iterates the "
+            "same loaders in the same order: pass rank=0, world_size=1 to a loader that only one rank has, or a larger "
+            "rank_timeout where ranks are that late"
         )
 
 

@@ -9,7 +9,9 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from datetime import timedelta
+from itertools import islice
 
 import pytest
 import torch
@@ -17,6 +19,7 @@ from tests.token_caches import numbers_of
 from torch import distributed
 
 import forebay as fb
+from forebay.errors import RanksDisagree, RanksMissing
 from forebay.order.coins import Coins
 from forebay.torch import Loader
 
@@ -151,28 +154,119 @@ def leave_nothing(root: str) -> None:
     print("nothing left")
 
 
+def join(meeting: str, rank: str, world: int = 2, backend: str = "gloo") -> None:
+    options = {"rank": int(rank), "world_size": world, "timeout": timedelta(seconds=60)}
+    distributed.init_process_group(backend, init_method=f"file://{meeting}", **options)
+
+
+def reduced(rank: str) -> float:
+    """A reduction of the user's, in the type that a hidden collective of whole numbers would corrupt silently."""
+    total = torch.tensor([1.5 + int(rank)], dtype=torch.float64)
+    distributed.all_reduce(total)
+    return float(total)
+
+
 def grow_together(root: str, meeting: str, rank: str) -> None:
     """Two ranks that torch.distributed knows take up what was published, when the first of them says so."""
-    distributed.init_process_group("gloo", init_method=f"file://{meeting}", rank=int(rank), world_size=2)
+    join(meeting, rank, backend="cpu:gloo")
     growing = Loader(fb.open_cache(root, generation=0), global_batch_size=2, growth="within", drop_last=False)
-    assert growing.ranks.agree(100 + int(rank)) == 100
-    rows = [numbers_of(growing) for _ in range(2)]
+    rows = [weighed_numbers(islice(growing, 1000) if rank == "0" else growing) for _ in range(2)]
+    assert reduced(rank) == 4.0
     distributed.destroy_process_group()
     print(json.dumps([rows, growing.state_dict()["stream"]["generations"]]))
 
 
-def open_apart(root: str, meeting: str, rank: str) -> None:
-    """Two ranks that opened different generations."""
-    distributed.init_process_group("gloo", init_method=f"file://{meeting}", rank=int(rank), world_size=2)
-    feeding = Loader(fb.open_cache(root, generation=int(rank)), global_batch_size=2, drop_last=False)
-    rows = numbers_of(feeding)
+def open_apart(root: str, meeting: str, rank: str, world: str) -> None:
+    """Ranks of which the last opened another generation."""
+    join(meeting, rank, int(world))
+    generation = 2 if int(rank) == int(world) - 1 else 0
+    feeding = Loader(fb.open_cache(root, generation=generation), global_batch_size=6, drop_last=False)
+    with pytest.raises(RanksDisagree) as raised:
+        next(iter(feeding))
+    distributed.barrier()
     distributed.destroy_process_group()
-    print(json.dumps([rows, feeding.state_dict()["stream"]["generations"]]))
+    print(json.dumps(str(raised.value)))
+
+
+def read_apart(root: str, meeting: str, rank: str) -> None:
+    """Ranks with other seeds and batch sizes; then one that loads another state."""
+    join(meeting, rank)
+    cache = fb.open_cache(root)
+    with pytest.raises(RanksDisagree) as raised:
+        next(iter(Loader(cache, global_batch_size=2 + 2 * int(rank), seed=int(rank))))
+    feeding = Loader(cache, global_batch_size=2)
+    batches = iter(feeding)
+    for _ in range(1 + int(rank)):
+        next(batches)
+    feeding.load_state_dict(feeding.state_dict())
+    with pytest.raises(RanksDisagree) as again:
+        next(iter(feeding))
+    distributed.barrier()
+    distributed.destroy_process_group()
+    print(json.dumps([str(raised.value), str(again.value)]))
+
+
+def one_rank_only(root: str, meeting: str, rank: str) -> None:
+    """A loader that rank 0 alone makes: it pairs with nobody's reduction, and says so where it waits for others."""
+    join(meeting, rank)
+    cache, told = fb.open_cache(root), None
+    training = Loader(cache, global_batch_size=2)
+    next(iter(training))
+    if rank == "0":
+        own = Loader(cache, global_batch_size=2, rank=0, world_size=1, shuffle=None)
+        assert sum(1 for _ in own) == len(cache) // 2
+        joint = Loader(cache, global_batch_size=2, rank_timeout=0.2)
+    assert reduced(rank) == 4.0
+    if rank == "0":
+        with pytest.raises(RanksMissing) as raised:
+            next(iter(joint))
+        told = str(raised.value)
+    assert reduced(rank) == 4.0
+    assert sum(1 for _ in training) == len(cache) // 2 - 1
+    distributed.barrier()
+    distributed.destroy_process_group()
+    print(json.dumps(told))
+
+
+def come_late(root: str, meeting: str, rank: str) -> None:
+    """Rank 1 asks for its first batch a second after rank 0; then rank 0 does."""
+    join(meeting, rank)
+    rows = []
+    for late in ("1", "0"):
+        feeding = Loader(fb.open_cache(root), global_batch_size=2, drop_last=False)
+        if rank == late:
+            time.sleep(1)
+        rows.append(weighed_numbers(feeding))
+    distributed.destroy_process_group()
+    print(json.dumps(rows))
+
+
+def join_later(root: str, meeting: str, rank: str) -> None:
+    """Ranks of the environment, compared once there is a process group."""
+    os.environ |= {"RANK": rank, "WORLD_SIZE": "2"}
+    with pytest.raises(ValueError, match="call init_process_group\\(\\) first, or open one by number"):
+        Loader(fb.open_cache(root), global_batch_size=2)
+    feeding = Loader(fb.open_cache(root, generation=2 * int(rank)), global_batch_size=2)
+    join(meeting, rank)
+    with pytest.raises(RanksDisagree, match="generations is"):
+        next(iter(feeding))
+    distributed.barrier()
+    distributed.destroy_process_group()
+    print("compared")
+
+
+def weighed_numbers(batches: Iterable[Batch]) -> list[list[int]]:
+    """The numbers of the rows of every batch, without those that fill it up."""
+    return [batch["tokens"][batch["row_weight"] > 0, 0].tolist() for batch in batches]
 
 
 COMMANDS: dict[str, Callable[..., None]] = {
     "grow-together": grow_together,
     "open-apart": open_apart,
+    "read-apart": read_apart,
+    "one-rank-only": one_rank_only,
+    "come-late": come_late,
+    "join-later": join_later,
     "leave-in-the-middle": leave_in_the_middle,
     "transform-raises": transform_raises,
     "transform-sleeps": transform_sleeps_for_ever,

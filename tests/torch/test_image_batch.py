@@ -63,8 +63,11 @@ def by_sample(batches: Any) -> Rows:
     """Every sample of some batches, and all that is said of it."""
     rows: Rows = {}
     for batch in batches:
-        told = {name: values for name, values in batch.items() if not name.startswith("id")}
+        told = {name: values for name, values in batch.items() if not name.startswith(("id", "row_weight"))}
+        weights = batch.get("row_weight", torch.ones(len(batch["box"])))
         for at, name in enumerate(ids_of(batch)):
+            if not weights[at]:
+                continue
             assert name not in rows
             rows[name] = {key: values[at].clone() for key, values in told.items()}
     return rows
@@ -168,6 +171,16 @@ def test_every_way_of_reading_gives_what_decoding_afresh_gives(
         assert rows.keys() == fresh.keys()
         for name, row in rows.items():
             assert_same(row, fresh[name])
+
+
+def test_the_last_batch_has_one_shape_on_every_rank(caches: dict[str, fb.Cache]) -> None:
+    options = {"global_batch_size": 4, "drop_last": False, "world_size": 4, "columns": ["id"], "shuffle": None}
+    collate = ImageBatch(caches["raw"])
+    last = [list(Loader(caches["raw"], rank=rank, collate=collate, **options))[-1] for rank in range(4)]
+    assert COUNT % 4
+    assert {batch["pixels"].shape[0] for batch in last} == {1}
+    assert sum(float(batch["row_weight"].sum()) for batch in last) == COUNT % 4
+    assert len(by_sample(last)) == COUNT % 4
 
 
 def named(batches: list[dict[str, Tensor]]) -> Rows:

@@ -24,7 +24,8 @@ from forebay import masks
 from forebay.columns import Column
 from forebay.order.coins import Coins
 from forebay.order.window import Window
-from forebay.torch import Loader
+from forebay.torch import Ingredient, Loader, Mixture, document_block_mask
+from forebay.torch.attend import attend_packed
 from forebay.torch.rules import Split
 
 LENGTH = 8
@@ -134,7 +135,7 @@ def test_a_batch_holds_what_the_masks_derive_from_the_stored_lengths(
             "cu_seqlens": masks.cu_seqlens(padded, LENGTH),
             "max_seqlen": np.array(masks.whole_lengths(padded, LENGTH).max(), np.int32),
         }
-        assert batch.keys() == expected.keys()
+        assert batch.keys() == expected.keys() | {"row_weight"}
         for key, values in expected.items():
             assert batch[key].dtype == torch.from_numpy(values).dtype, key
             assert np.array_equal(batch[key].numpy(), values), key
@@ -161,12 +162,42 @@ def test_bfloat16_columns_are_bfloat16_tensors(tmp_path: Path) -> None:
     assert batch["x"].tolist() == [[0, 1], [2, 3], [4, 5]]
 
 
-def test_a_rank_without_rows_of_the_last_batch_gets_an_empty_one(caches: dict[str, fb.Cache]) -> None:
-    options = {"global_batch_size": 4, "drop_last": False, "world_size": 4, "shuffle": None}
-    by_rank = [list(Loader(caches["plain"], rank=rank, **options)) for rank in range(4)]
-    assert [len(batches) for batches in by_rank] == [14, 14, 14, 14]
-    assert [len(batches[-1]["tokens"]) for batches in by_rank] == [1, 0, 0, 0]
-    assert by_rank[3][-1]["labels"].shape == (0, LENGTH)
+@pytest.mark.parametrize("name", ["plain", "packed"])
+def test_the_last_batch_has_one_shape_on_every_rank(caches: dict[str, fb.Cache], name: str) -> None:
+    cache, everything = caches[name], ("positions", "document_ids", "cu_seqlens")
+    options = {"global_batch_size": 12, "drop_last": False, "world_size": 4, "derive": everything}
+    by_rank = [list(Loader(cache, rank=rank, **options)) for rank in range(4)]
+    assert {len(batches) for batches in by_rank} == {-(-len(cache) // 12)}
+    assert {len(batches[-1]["tokens"]) for batches in by_rank} == {-(-(len(cache) % 12) // 4)}
+    weights = torch.cat([batch["row_weight"] for batches in by_rank for batch in batches])
+    assert weights.dtype == torch.float32
+    assert weights.sum() == len(cache), "a row of the cache each"
+    seen = [batch["tokens"][batch["row_weight"] == 1, 0] for batches in by_rank for batch in batches]
+    assert sorted(torch.cat(seen).tolist()) == list(range(len(cache)))
+
+
+def test_a_row_that_fills_a_batch_is_padding_without_a_loss(caches: dict[str, fb.Cache]) -> None:
+    everything = ("positions", "document_ids", "cu_seqlens")
+    options = {"global_batch_size": 4, "drop_last": False, "world_size": 4, "shuffle": None, "derive": everything}
+    *_, last = Loader(caches["plain"], rank=3, **options)
+    assert last["row_weight"].tolist() == [0]
+    assert last["tokens"].tolist() == [[0] * LENGTH]
+    assert last["labels"].tolist() == [[-100] * LENGTH]
+    assert last["positions"].tolist() == [list(range(LENGTH))]
+    assert last["cu_seqlens"].tolist() == [0, LENGTH]
+    mask = document_block_mask(last["seq_lens"], LENGTH)
+    heads = torch.randn(1, 1, LENGTH, 8)
+    assert attend_packed(heads, heads, heads, mask, last["seq_lens"], "documents").isfinite().all()
+    loss = torch.nn.functional.cross_entropy(torch.randn(LENGTH, 9), last["labels"][0], reduction="sum")
+    assert loss == 0
+
+
+def test_columns_of_a_row_that_fills_a_batch_are_those_of_a_row(caches: dict[str, fb.Cache]) -> None:
+    options = {"global_batch_size": 4, "drop_last": False, "world_size": 4, "shuffle": None, "columns": ["tokens"]}
+    *_, last = Loader(caches["plain"], rank=2, **options)
+    assert last["row_weight"].tolist() == [0]
+    assert last["tokens"].shape == (1, LENGTH)
+    assert "row_weight" not in next(iter(Loader(caches["plain"], global_batch_size=4)))
 
 
 def test_a_batch_size_that_ranks_cannot_share_is_refused(caches: dict[str, fb.Cache]) -> None:
@@ -177,8 +208,12 @@ def test_a_batch_size_that_ranks_cannot_share_is_refused(caches: dict[str, fb.Ca
 def test_ranks_are_those_of_the_environment(caches: dict[str, fb.Cache], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    loader = Loader(caches["plain"], global_batch_size=4, shuffle=None)
-    assert numbers_of(loader)[0] == [1, 3]
+    by_number = fb.open_cache(caches["plain"].root, generation=0)
+    assert numbers_of(Loader(by_number, global_batch_size=4, shuffle=None))[0] == [1, 3]
+    with pytest.raises(ValueError, match=r"RANK=1 and WORLD_SIZE=2 are set, but .* has no process group"):
+        Loader(caches["plain"], global_batch_size=4, shuffle=None)
+    with pytest.raises(ValueError, match="or open one by number"):
+        Loader(Mixture.of([Ingredient(caches["plain"], weight=1)]), global_batch_size=4)
 
 
 @pytest.mark.parametrize(
@@ -333,7 +368,7 @@ def take(loader: Loader, batches: int) -> tuple[list[int], list[list[int]]]:
         start = loader.position
         for batch in loader:
             starts.append(start)
-            taken += numbers_of([batch])
+            taken.append(batch["tokens"][batch["row_weight"] > 0, 0].tolist())
             start = loader.position
             if len(taken) == batches:
                 break

@@ -83,11 +83,49 @@ def test_ranks_that_know_each_other_grow_together(tmp_path: Path) -> None:
     assert interleaved(range(0, 17, 2), [first[0], second[0]]) == numbers_of(alone)
 
 
-def test_ranks_that_opened_different_generations_read_the_lowest(tmp_path: Path) -> None:
-    root = token_cache(tmp_path, 11)
-    grow_cache(tmp_path, 11, 6)
-    ranks = [start("open-apart", root, tmp_path / "meeting", rank) for rank in (0, 1)]
-    (first, generations), (second, same) = (json.loads(said(rank)) for rank in ranks)
-    assert generations == same == [0]
-    alone = Loader(fb.open_cache(root, generation=0), global_batch_size=2, drop_last=False)
-    assert interleaved(range(0, 11, 2), [first, second]) == numbers_of(alone)
+@pytest.fixture(scope="module")
+def grown(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache of 11 rows in generation 0, of 17 in generation 2."""
+    folder = tmp_path_factory.mktemp("grown")
+    token_cache(folder, 11)
+    grow_cache(folder, 11, 6)
+    return folder / "cache"
+
+
+def answers(command: str, root: Path, folder: Path, ranks: int = 2, *more: object) -> list[str]:
+    """What every rank printed."""
+    started = [start(command, root, folder / "meeting", rank, *more) for rank in range(ranks)]
+    return [said(process) for process in started]
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_ranks_that_opened_different_generations_are_refused_on_every_rank(
+    grown: Path, tmp_path: Path, world: int
+) -> None:
+    for answer in answers("open-apart", grown, tmp_path, world, world):
+        assert f"generations is [0] on rank 0 and [2] on rank {world - 1}" in answer
+        assert "open the same generation on every rank" in answer
+
+
+def test_ranks_with_another_seed_batch_size_or_position_are_refused(grown: Path, tmp_path: Path) -> None:
+    for answer in answers("read-apart", grown, tmp_path):
+        options, position = json.loads(answer)
+        assert "global_batch_size is 2 on rank 0 and 4 on rank 1" in options
+        assert "stream.seed is 0 on rank 0 and 1 on rank 1" in options
+        assert "position is 2 on rank 0 and 4 on rank 1" in position
+
+
+def test_a_loader_of_one_rank_hangs_nobody_and_changes_no_reduction(grown: Path, tmp_path: Path) -> None:
+    first, second = map(json.loads, answers("one-rank-only", grown, tmp_path))
+    assert first.startswith("waited 0.2 s for rank 1 of 2 to iterate this loader")
+    assert "pass rank=0, world_size=1" in first
+    assert second is None
+
+
+def test_a_rank_that_comes_late_is_waited_for(grown: Path, tmp_path: Path) -> None:
+    for epoch in zip(*map(json.loads, answers("come-late", grown, tmp_path)), strict=True):
+        assert sorted(row for batches in epoch for batch in batches for row in batch) == list(range(17))
+
+
+def test_ranks_of_the_environment_need_a_process_group_or_a_generation_by_number(grown: Path, tmp_path: Path) -> None:
+    assert answers("join-later", grown, tmp_path) == ["compared\n"] * 2

@@ -66,9 +66,20 @@ class RowId:
 class Cache:
     """The rows of a pinned generation."""
 
-    def __init__(self, store: Store, generation: Generation, layers: tuple[str, ...], options: Options) -> None:
+    def __init__(
+        self,
+        store: Store,
+        generation: Generation,
+        layers: tuple[str, ...],
+        options: Options,
+        *,
+        pinned_explicitly: bool = False,
+    ) -> None:
         self.store = store
         self.generation = generation
+        self.pinned_explicitly = (
+            pinned_explicitly  # by its number: not "the newest", which another process may see newer
+        )
         self.layers = layers
         self._options = options
         self._chunks = _common_chunks(generation, layers)
@@ -373,11 +384,12 @@ def open_cache(
     for name in names:
         if name not in pinned.recipes:
             raise LayerNotFound(store.address, name, sorted(pinned.recipes))
-    return Cache(store, pinned, names, Options(memory, threads, max_maps))
+    options = Options(memory, threads, max_maps)
+    return Cache(store, pinned, names, options, pinned_explicitly=generation is not None)
 
 
 def _reopen(store: Store, generation: int, layers: tuple[str, ...], options: Options) -> Cache:
-    return Cache(store, load_generation(store, generation), layers, options)
+    return Cache(store, load_generation(store, generation), layers, options, pinned_explicitly=True)
 
 
 def _open_chunk(

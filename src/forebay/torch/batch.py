@@ -8,6 +8,7 @@ A cache with the columns `tokens` and `seq_lens` gives training batches:
     document_ids  int32 likewise, from 0 in every row
     seq_lens      int32 [rows, max_documents], zero-padded
     cu_seqlens    int32 [documents + 1], over the whole batch laid end to end, with max_seqlen, int32 []
+    row_weight    float32 [rows], with drop_last=False: 0 for a row that only fills the last batch of a rank, else 1
 
 Every other column becomes a tensor as it is; a ragged one `name` (flat values) and `name.offsets`.
 """
@@ -19,6 +20,7 @@ from typing import Literal, get_args
 import ml_dtypes
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from forebay import masks
 from forebay.columns import Array, Ragged
@@ -29,6 +31,7 @@ from forebay.torch.buffers import Buffers, tensor
 Batch = dict[str, torch.Tensor]
 Derived = Literal["positions", "document_ids", "cu_seqlens"]
 Read = Mapping[str, Array | Ragged]
+Weights = NDArray[np.float32]
 
 TRAINED_ON = ("tokens", "seq_lens")  # the columns that a training batch is made of
 
@@ -42,6 +45,7 @@ class Training:
 
     labels: LabelStyle | None = "next"
     derive: tuple[Derived, ...] = ("positions",)
+    pad: int = 0  # the token of rows that only fill a batch
 
     def __post_init__(self) -> None:
         if self.labels not in (None, *get_args(LabelStyle)):
@@ -75,11 +79,13 @@ def plain_batch(read: Read, buffers: Buffers) -> Batch:
     return batch
 
 
-def training_batch(read: Read, training: Training, buffers: Buffers) -> Batch:
-    """The tensors that a language model is trained on."""
+def training_batch(read: Read, training: Training, buffers: Buffers, weights: Weights | None = None) -> Batch:
+    """The tensors that a language model is trained on; a row of weight 0 is a row of padding."""
     tokens, lengths = read["tokens"], read["seq_lens"]
     assert not isinstance(tokens, Ragged)
     assert isinstance(lengths, Ragged)
+    if weights is not None and not weights.all():
+        tokens, lengths = _emptied(tokens, lengths, weights == 0, training.pad)
     rest = {name: values for name, values in read.items() if name not in ("tokens", "seq_lens")}
     seq_lens = padded_lengths(lengths)
     return {
@@ -88,6 +94,14 @@ def training_batch(read: Read, training: Training, buffers: Buffers) -> Batch:
         **_derived(tokens, seq_lens, training, buffers),
         **plain_batch(rest, buffers),
     }
+
+
+def _emptied(tokens: Array, lengths: Ragged, empty: NDArray[np.bool_], pad: int) -> tuple[Array, Ragged]:
+    """Rows without a document: tokens of padding, whose labels are -100 and which see themselves only."""
+    filled = np.where(empty[:, None], np.asarray(pad, tokens.dtype), tokens)
+    counts = np.where(empty, 0, lengths.lengths)
+    values = lengths.values[np.repeat(~empty, lengths.lengths)]
+    return filled, Ragged(values, np.concatenate([[0], np.cumsum(counts)]))
 
 
 def padded_lengths(lengths: Ragged) -> Array:

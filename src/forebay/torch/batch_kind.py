@@ -2,12 +2,21 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from forebay import torch as names
 from forebay.cache.reader import Cache
 from forebay.masks.documents import LabelStyle
-from forebay.torch.batch import TRAINED_ON, Derived, Training, plain_batch, refuse_without_training, training_batch
+from forebay.torch.batch import (
+    TRAINED_ON,
+    Batch,
+    Derived,
+    Read,
+    Training,
+    Weights,
+    plain_batch,
+    refuse_without_training,
+    training_batch,
+)
 from forebay.torch.buffers import Buffers
 from forebay.torch.collate import Collate, check_caches
 from forebay.torch.given import checked_names
@@ -46,7 +55,7 @@ def batch_kind(
         refuse_without_training(labels, derive)
         return _collated(collate, columns or (), caches)
     if columns is None and all(set(TRAINED_ON) <= set(cache.columns) for cache in caches):
-        return _training(Training(labels, derive), caches)
+        return _training(Training(labels, derive, _pad(caches[0])), caches)
     refuse_without_training(labels, derive)
     return _plain(columns or caches[0].default_columns, caches)
 
@@ -54,6 +63,12 @@ def batch_kind(
 def _usual_collate(caches: Sequence[Cache]) -> Collate | None:
     kinds = {cache.recipe(cache.generation.base).kind for cache in caches}
     return names.ImageBatch(caches[0]) if kinds == {"images"} else None
+
+
+def _pad(cache: Cache) -> int:
+    """The token that the recipe pads with; 0 where it names none."""
+    pad = cache.recipe(cache.generation.base).fields.get("pad", 0)
+    return pad if isinstance(pad, int) else 0
 
 
 def _collated(collate: Collate, further: tuple[str, ...], caches: Sequence[Cache]) -> BatchKind:
@@ -68,7 +83,10 @@ def _collated(collate: Collate, further: tuple[str, ...], caches: Sequence[Cache
 
 def _training(training: Training, caches: Sequence[Cache]) -> BatchKind:
     def making(buffers: Buffers, transform: Transform | None) -> Making:
-        return Deriving(TRAINED_ON, partial(training_batch, training=training, buffers=buffers), transform)
+        def derive(read: Read, weights: Weights | None) -> Batch:
+            return training_batch(read, training, buffers, weights)
+
+        return Deriving(TRAINED_ON, derive, transform)
 
     row_bytes = batch_bytes(caches[0], TRAINED_ON, 1, derived=2 + len(training.derive))
     return BatchKind(TRAINED_ON, suitable_threads(caches, TRAINED_ON), row_bytes, making)
@@ -76,6 +94,9 @@ def _training(training: Training, caches: Sequence[Cache]) -> BatchKind:
 
 def _plain(columns: tuple[str, ...], caches: Sequence[Cache]) -> BatchKind:
     def making(buffers: Buffers, transform: Transform | None) -> Making:
-        return Deriving(columns, partial(plain_batch, buffers=buffers), transform)
+        def derive(read: Read, weights: Weights | None) -> Batch:
+            return plain_batch(read, buffers)
+
+        return Deriving(columns, derive, transform)
 
     return BatchKind(columns, suitable_threads(caches, columns), batch_bytes(caches[0], columns, 1), making)

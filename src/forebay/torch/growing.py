@@ -10,7 +10,7 @@ from typing import get_args
 
 from forebay.torch.cache_stream import CacheStream
 from forebay.torch.growth import Growth, Policy
-from forebay.torch.ranks import Ranks
+from forebay.torch.ranks import Agreement, Ranks
 from forebay.torch.stream import Stream
 
 Report = Callable[[Growth], None]
@@ -19,7 +19,7 @@ Report = Callable[[Growth], None]
 class Growing:
     """Moves a stream on. All ranks move alike: the first one decides."""
 
-    def __init__(self, policy: Policy, ranks: Ranks) -> None:
+    def __init__(self, policy: Policy, ranks: Ranks, agreement: Agreement) -> None:
         if policy not in get_args(Policy):
             raise ValueError(f"growth is {policy!r}; one of {', '.join(get_args(Policy))} is expected")
         if policy != "pinned" and not ranks.can_agree:
@@ -27,11 +27,11 @@ class Growing:
                 f"growth={policy!r} needs ranks that agree on a generation: leave rank and world_size to "
                 "torch.distributed, or keep growth='pinned' and call loader.move_to(generation) on every rank"
             )
-        self._policy, self._ranks = policy, ranks
+        self.policy, self._agreement = policy, agreement
 
     def within(self, stream: Stream, report: Report) -> Stream | None:
         """The running epoch with added rows at its end; None where there are none, or they shall wait."""
-        if self._policy != "within" or not isinstance(stream, CacheStream):
+        if self.policy != "within" or not isinstance(stream, CacheStream):
             return None
         newer = self._read_newest(stream)
         growth = newer.growth()
@@ -47,12 +47,12 @@ class Growing:
         """The stream of the next epoch."""
         if not isinstance(stream, CacheStream):
             return stream
-        newer = stream if self._policy == "pinned" else self._read_newest(stream)
+        newer = stream if self.policy == "pinned" else self._read_newest(stream)
         growth = newer.growth()
         if growth is not None:
             report(growth)
         return stream if newer.generations == (newer.cache.generation.number,) else newer.moved()
 
     def _read_newest(self, stream: CacheStream) -> CacheStream:
-        newest = self._ranks.agree(max(stream.newest(), stream.cache.generation.number))
+        newest = self._agreement.first(max(stream.newest(), stream.cache.generation.number))
         return stream if newest == stream.cache.generation.number else stream.reading(newest)

@@ -5,8 +5,8 @@
         loss = model(batch["tokens"], batch["labels"], batch["positions"], batch["seq_lens"])
         checkpoint(loader.state_dict())        # what was yielded is behind it, what was made ahead is not
 
-When the last batch of an epoch is handed out, the loader stands at the start of the next one: it does not matter whether
-the consumer asks once more (`for batch in loader`) or counts batches (`islice(loader, len(loader))`, Lightning).
+When the last batch of an epoch is handed out, the loader stands at the start of the next one: it does not matter
+whether the consumer asks once more (`for batch in loader`) or counts batches (`islice(loader, len(loader))`, Lightning).
 
 No worker processes: a few threads locate, gather, check and derive batches ahead of the training step.
 """
@@ -23,7 +23,7 @@ from forebay.order.window import Window
 from forebay.torch.batch import Batch, Derived
 from forebay.torch.batch_kind import batch_kind
 from forebay.torch.buffers import Buffers
-from forebay.torch.cache_stream import CacheStream, generation_of
+from forebay.torch.cache_stream import CacheStream
 from forebay.torch.collate import Collate
 from forebay.torch.feed import Feed
 from forebay.torch.given import (
@@ -37,7 +37,7 @@ from forebay.torch.given import (
 from forebay.torch.growing import Growing
 from forebay.torch.growth import Growth, Policy
 from forebay.torch.pace import Pace, batch_bytes
-from forebay.torch.ranks import current_ranks
+from forebay.torch.ranks import RANK_TIMEOUT, Agreement, Ranks, current_ranks
 from forebay.torch.runs import Runs
 from forebay.torch.shuffle import Shuffle, choose_ordering, decoded_columns, refuse_large_window
 from forebay.torch.stream import Rule, Stream
@@ -51,16 +51,23 @@ class Loader:
 
     A cache with `tokens` and `seq_lens` gives what a language model is trained on (see `forebay.torch.batch`); another
     one, or `columns`, gives columns as they are. `collate` makes batches of another kind, with `columns` beside them; a
-    cache of images has one by default (`forebay.torch.ImageBatch`). Rank and world size are those of torch.distributed
-    or of torchrun; every rank takes its share of each global batch. `growth` says what becomes of rows that are
-    published meanwhile: "pinned" leaves them, "epoch" takes them up in the next epoch, "within" also at the end of the
-    running one.
+    cache of images has one by default (`forebay.torch.ImageBatch`).
 
-    `shuffle` is "auto", "global", "window" (sized by `window`) or None; `selection` a `Split` or `Where`; `labels`
-    "next", "aligned" or None; `derive` some of "positions", "document_ids", "cu_seqlens"; `transform` changes batches;
-    `drop_last` leaves out the rows that fill no batch; `restart` begins anew at every `iter`, as validation wants it, and
-    has no state: every pass has the same batches; `on_growth` is called with every `Growth`; `threads=0` makes
-    batches when they are asked for; `prefetch` is how many are made ahead.
+    Rank and world size are those of torch.distributed or of torchrun; every rank takes its share of each global batch.
+    Before the first batch the ranks compare generations, seed and batch size; the constructor waits for nobody. A
+    loader that only one rank has is made with `rank=0, world_size=1`.
+
+    shuffle       "auto", "global", "window" (sized by `window`) or None
+    selection     a `Split` or `Where`
+    drop_last     leave out the rows that fill no batch; without, the last batch has one shape on all ranks (`row_weight`)
+    restart       begin anew at every `iter`, with the same batches, and keep no state: for validation
+    labels        "next", "aligned" or None
+    derive        some of "positions", "document_ids", "cu_seqlens"
+    transform     changes batches
+    growth        what becomes of rows that are published meanwhile: "pinned" leaves them, "epoch" takes them up in the
+                  next epoch, "within" also at the end of the running one; `on_growth` is called with every `Growth`
+    threads       0 makes batches when they are asked for; `prefetch` is how many are made ahead
+    rank_timeout  seconds that ranks wait for each other before the first batch
     """
 
     def __init__(
@@ -85,6 +92,7 @@ class Loader:
         prefetch: int | None = None,
         rank: int | None = None,
         world_size: int | None = None,
+        rank_timeout: float = RANK_TIMEOUT,
     ) -> None:
         self.ranks = current_ranks(rank, world_size)
         self.global_batch_size = checked_batch_size(global_batch_size, self.ranks.world_size)
@@ -93,12 +101,13 @@ class Loader:
         self.epoch = self.position = 0
         self.grown: Growth | None = None
         self._on_growth = on_growth
-        self._growing = Growing(growth, self.ranks)
+        self._agreement = Agreement(self.ranks, rank_timeout)
+        self._agreed = False
+        self._growing = Growing(growth, self.ranks, self._agreement)
         self._turn = 0
         source = checked_source(source)
-        if isinstance(source, Cache):  # a rank that opened it a moment later may have found a newer generation
-            source = generation_of(source, self.ranks.lowest(source.generation.number))
         caches = [source] if isinstance(source, Cache) else list(source.caches)
+        _refuse_strangers(self.ranks, caches)
         kind = batch_kind(caches, columns, collate, labels, derive)
         if not isinstance(source, Cache):
             _refuse_beside(
@@ -165,7 +174,7 @@ class Loader:
         resumed = self.stream.resumed(state["stream"])
         if position > resumed.size(epoch):
             raise StateMismatch(self._root, {"position": (position, f"at most {resumed.size(epoch)}")})
-        self.epoch, self.position = epoch, position
+        self.epoch, self.position, self._agreed = epoch, position, False
         self.stream = resumed if self.position else self._growing.between(resumed, self._report)
         self._turn += 1
         if self.position and isinstance(resumed, CacheStream) and (growth := resumed.growth()) is not None:
@@ -197,7 +206,6 @@ class Loader:
         selection: Rule | None,
     ) -> Stream:
         if not isinstance(source, Cache):
-            self._check_generations(source.caches)
             return source
         choose = partial(choose_ordering, columns=columns, shuffle=shuffle, seed=seed, window=window)
         stream = CacheStream(source, choose, selection)
@@ -207,6 +215,7 @@ class Loader:
 
     def _batches(self, turn: int) -> Iterator[Batch]:
         self._check_turn(turn)
+        self._compare_ranks()
         self._seek_batch()
         epoch = self.epoch
         while turn == self._turn and self.epoch == epoch:
@@ -271,7 +280,9 @@ class Loader:
 
     def _feed(self, start: int, stop: int) -> Feed[list[Batch]]:
         pace, size = self._pace, self.global_batch_size
-        runs = Runs(self.stream, self.epoch, start, stop, size, pace, self.ranks, self._making)
+        runs = Runs(
+            self.stream, self.epoch, start, stop, size, pace, self.ranks, self._making, filled=not self.drop_last
+        )
         return Feed(runs.make, len(runs), threads=pace.threads, ahead=pace.ahead)
 
     def _report(self, growth: Growth) -> None:
@@ -291,16 +302,14 @@ class Loader:
         if turn != self._turn:
             raise RuntimeError("the loader was iterated anew or given a state; go on with the newest iterator")
 
-    def _check_generations(self, caches: Sequence[Cache]) -> None:
-        """The rows of a mixture follow from all its generations, so ranks must have opened the same ones."""
-        for cache in caches:
-            number = cache.generation.number
-            lowest, highest = self.ranks.lowest(number), -self.ranks.lowest(-number)
-            if lowest != highest:
-                raise ValueError(
-                    f"ranks opened generations {lowest} to {highest} of the cache at '{cache.root}'; open the same one "
-                    f"on every rank: fb.open_cache(root, generation={lowest})"
-                )
+    def _compare_ranks(self) -> None:
+        """Before the first batch, and the first after a state: refuse ranks that would read different rows."""
+        if self._agreed:
+            return
+        options = {"global_batch_size": self.global_batch_size, "drop_last": self.drop_last}
+        facts = {**options, "growth": self._growing.policy, **self.state_dict()}
+        self._agreement.check(facts)
+        self._agreed = True
 
     @property
     def _local_size(self) -> int:
@@ -309,6 +318,20 @@ class Loader:
     @property
     def _root(self) -> str:
         return ", ".join(dict.fromkeys(cache.root for cache in self.stream.caches))
+
+
+def _refuse_strangers(ranks: Ranks, caches: Sequence[Cache]) -> None:
+    """Ranks that cannot compare what they opened, and may have opened different generations."""
+    if ranks.world_size == 1 or ranks.known_by != "environment":
+        return
+    for cache in caches:
+        if not cache.pinned_explicitly:
+            raise ValueError(
+                f"RANK={ranks.rank} and WORLD_SIZE={ranks.world_size} are set, but torch.distributed has no process "
+                f"group, so ranks cannot compare which generation of '{cache.root}' they opened: call "
+                "init_process_group() first, or open one by number, "
+                f"fb.open_cache(root, generation={cache.generation.number}), or pass rank= and world_size="
+            )
 
 
 def _refuse_beside(stream: Stream, **given: bool) -> None:

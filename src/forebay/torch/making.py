@@ -12,7 +12,7 @@ from forebay.torch.buffers import Buffers
 from forebay.torch.collate import Collate
 from forebay.torch.gather import gather_batches, view_rows
 from forebay.torch.given import checked_batch
-from forebay.torch.stream import Located, Stream
+from forebay.torch.stream import Located, Stream, Weights
 from forebay.torch.transform import Naming, Transform, by_row, by_sample, row_coins
 
 
@@ -27,15 +27,14 @@ class Deriving:
     """Batches of columns."""
 
     columns: tuple[str, ...] | None
-    derive: Callable[[Read], Batch]
+    derive: Callable[[Read, Weights | None], Batch]
     transform: Transform | None
 
     def batches(self, stream: Stream, epoch: int, located: Located, size: int) -> Iterator[Batch]:
         for at, read in enumerate(gather_batches(stream.caches, located, size, self.columns)):
-            batch = self.derive(read)
-            if located.tags or self.transform is not None:
-                batch = self._completed(batch, stream, epoch, located.part(slice(at * size, (at + 1) * size)))
-            yield batch
+            part = located.part(slice(at * size, (at + 1) * size))
+            batch = self.derive(read, part.weights)
+            yield self._completed(batch, stream, epoch, part)
 
     def _completed(self, batch: Batch, stream: Stream, epoch: int, located: Located) -> Batch:
         batch |= _tags(located)
@@ -80,4 +79,5 @@ def _refuse_twice(batch: Batch, further: Batch) -> None:
 
 
 def _tags(located: Located) -> Batch:
-    return {name: torch.from_numpy(values.copy()) for name, values in located.tags.items()}
+    tags = {name: torch.from_numpy(values.copy()) for name, values in located.tags.items()}
+    return tags if located.weights is None else tags | {"row_weight": torch.from_numpy(located.weights.copy())}

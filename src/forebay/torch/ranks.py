@@ -1,10 +1,30 @@
-"""Which part of every global batch this process takes, and how processes agree on a number."""
+"""Which part of every global batch this process takes, and how the ranks of a loader compare what they read.
 
+Ranks tell each other through the key-value store of the process group, never by a collective: a loader that only some
+ranks have pairs with nobody's all_reduce. Everything that waits has a timeout, and names the ranks that did not come.
+
+    rank r   ── <loader>/<question>/r ──▶ store ──▶ rank 0 compares ── <loader>/<question>/verdict ──▶ every rank
+
+Loaders are known by the order in which they are first iterated, so every rank iterates the same loaders in one order.
+"""
+
+import itertools
+import json
 import os
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Literal, Protocol
 
-import torch
 from torch import distributed
+
+from forebay.errors import RanksDisagree, RanksMissing
+
+RANK_TIMEOUT = 600.0  # seconds; the first batch of another rank may wait for a model to load
+
+_GRACE = 30.0  # seconds that ranks wait longer than rank 0, which knows who is missing
+_SHORTEST, _LONGEST = 0.005, 0.25  # seconds between two looks into the store
+_loaders = itertools.count()
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,7 +33,7 @@ class Ranks:
 
     rank: int
     world_size: int
-    joined: bool = False  # the ranks are those of torch.distributed
+    known_by: Literal["arguments", "environment", "group"] = "arguments"
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.world_size:
@@ -21,36 +41,124 @@ class Ranks:
 
     @property
     def can_agree(self) -> bool:
-        return self.joined or self.world_size == 1
-
-    def agree(self, number: int) -> int:
-        """The number that the first rank has; every rank must ask."""
-        if self.world_size == 1:
-            return number
-        shared = _shared(number)
-        distributed.broadcast(shared, src=0)
-        return int(shared.item())
-
-    def lowest(self, number: int) -> int:
-        """The lowest number that any rank has; every rank must ask. Ranks that cannot agree keep their own."""
-        if self.world_size == 1 or not self.joined:
-            return number
-        shared = _shared(number)
-        distributed.all_reduce(shared, op=distributed.ReduceOp.MIN)
-        return int(shared.item())
-
-
-def _shared(number: int) -> torch.Tensor:
-    device = "cuda" if distributed.get_backend() == "nccl" else "cpu"
-    return torch.tensor([number], dtype=torch.int64, device=device)
+        return self.known_by == "group" or self.world_size == 1
 
 
 def current_ranks(rank: int | None = None, world_size: int | None = None) -> Ranks:
-    """As given; else as torch.distributed says; else RANK and WORLD_SIZE, as torchrun sets them; else alone."""
+    """As passed; else as torch.distributed says; else RANK and WORLD_SIZE, as torchrun sets them; else alone."""
     if (rank is None) != (world_size is None):
         raise ValueError(f"rank is {rank} and world_size is {world_size}; give both or neither")
     if rank is not None and world_size is not None:
         return Ranks(rank, world_size)
     if distributed.is_available() and distributed.is_initialized():
-        return Ranks(distributed.get_rank(), distributed.get_world_size(), joined=True)
-    return Ranks(int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1)))
+        return Ranks(distributed.get_rank(), distributed.get_world_size(), "group")
+    return Ranks(int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1)), "environment")
+
+
+class Store(Protocol):
+    """What is used of a store of torch.distributed."""
+
+    def set(self, key: str, value: str, /) -> None: ...
+
+    def get(self, key: str, /) -> bytes: ...
+
+    def check(self, keys: list[str], /) -> bool: ...
+
+
+class Agreement:
+    """What the ranks of one loader tell each other. Ranks that were passed as arguments tell each other nothing."""
+
+    def __init__(self, ranks: Ranks, timeout: float) -> None:
+        self._ranks, self._timeout = ranks, timeout
+        self._name: str | None = None
+        self._questions = itertools.count()
+
+    def check(self, facts: Mapping[str, Any]) -> None:
+        """Raise on every rank where ranks have other facts, or one of them did not come."""
+        store = self._store()
+        if store is None:
+            return
+        key = self._next_key()
+        store.set(f"{key}/{self._ranks.rank}", json.dumps(_flat(facts)))
+        if self._ranks.rank == 0:
+            store.set(f"{key}/verdict", json.dumps(self._compared(store, key)))
+        verdict = json.loads(self._awaited(store, f"{key}/verdict"))
+        if verdict["missing"]:
+            raise RanksMissing(verdict["missing"], self._ranks.world_size, self._timeout)
+        if verdict["differs"]:
+            raise RanksDisagree({name: (first, rank, other) for name, first, rank, other in verdict["differs"]})
+
+    def first(self, number: int) -> int:
+        """The number that rank 0 has; every rank must ask."""
+        store = self._store()
+        if store is None:
+            return number
+        key = self._next_key()
+        if self._ranks.rank == 0:
+            store.set(f"{key}/verdict", json.dumps(number))
+        return int(json.loads(self._awaited(store, f"{key}/verdict")))
+
+    def _store(self) -> Store | None:
+        """The store of the default process group, where these are its ranks."""
+        ranks = self._ranks
+        if ranks.world_size == 1 or ranks.known_by == "arguments" or not distributed.is_initialized():
+            return None
+        group = distributed.group.WORLD
+        if group is None or (group.rank(), group.size()) != (ranks.rank, ranks.world_size):
+            return None
+        store: Store = group.get_group_store()
+        return store
+
+    def _next_key(self) -> str:
+        if self._name is None:
+            self._name = f"forebay/loader-{next(_loaders)}"
+        return f"{self._name}/{next(self._questions)}"
+
+    def _compared(self, store: Store, key: str) -> dict[str, Any]:
+        """Which ranks did not come; else in which facts one differs from rank 0."""
+        keys = [f"{key}/{rank}" for rank in range(self._ranks.world_size)]
+        if not _come(store, keys, self._timeout):
+            return {"missing": [rank for rank, own in enumerate(keys) if not store.check([own])], "differs": []}
+        facts = [json.loads(store.get(own)) for own in keys]
+        return {"missing": [], "differs": _differences(facts)}
+
+    def _awaited(self, store: Store, key: str) -> bytes:
+        if not _come(store, [key], self._timeout + _GRACE):
+            raise RanksMissing([0], self._ranks.world_size, self._timeout + _GRACE)
+        return store.get(key)
+
+
+def _come(store: Store, keys: Sequence[str], seconds: float) -> bool:
+    """Whether the keys are there in time. Looks instead of waiting: a waiting store answers nobody else, nor Ctrl-C."""
+    end, pause = time.monotonic() + seconds, _SHORTEST
+    while not store.check(list(keys)):
+        if time.monotonic() >= end:
+            return False
+        time.sleep(min(pause, max(0.0, end - time.monotonic())))
+        pause = min(2 * pause, _LONGEST)
+    return True
+
+
+def _differences(facts: Sequence[Mapping[str, Any]]) -> list[tuple[str, Any, int, Any]]:
+    """(name, what rank 0 has, the first rank that has something else, what it has)."""
+    found = []
+    for name in dict.fromkeys(name for own in facts for name in own):
+        for rank, own in enumerate(facts):
+            if own.get(name) != facts[0].get(name):
+                found.append((name, facts[0].get(name), rank, own.get(name)))
+                break
+    return found
+
+
+def _flat(facts: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+    """Nested facts under one name each: `mixture[0].generations`. Copies that were built twice have other ids only."""
+    found: dict[str, Any] = {}
+    for name, value in facts.items():
+        if isinstance(value, Mapping):
+            found |= _flat(value, f"{before}{name}.")
+        elif isinstance(value, list) and value and all(isinstance(each, Mapping) for each in value):
+            for number, each in enumerate(value):
+                found |= _flat(each, f"{before}{name}[{number}].")
+        elif name != "cache_id":
+            found[f"{before}{name}"] = value
+    return found

@@ -3,6 +3,9 @@
 positions    start ├─── batch ───┼─── batch ───┼─── batch ───┼─ … ─┤ stop
 run 0              └──────── located, found and checked together ────────┘
 rank r of w        takes the positions p with p % w == r
+
+With `filled`, a last batch whose rows do not go round is filled up on the ranks that lack one: with a copy of its last
+row, whose weight is 0. So every rank has a batch of the same shape.
 """
 
 from collections.abc import Iterator
@@ -35,6 +38,8 @@ class Runs:
         pace: Pace,
         ranks: Ranks,
         making: Making,
+        *,
+        filled: bool,
     ) -> None:
         self._stream, self._epoch, self._start, self._stop = stream, epoch, start, stop
         self._making = making
@@ -45,7 +50,7 @@ class Runs:
         self._runs_at_once = max(1, _LOCATED_ROWS // self._run_rows)
         size = self._run_positions * self._runs_at_once
         # No method: the cache goes with the loader, not when a collector finds it in a circle.
-        self._stretch = lru_cache(maxsize=2)(partial(_located, stream, epoch, start, stop, size, ranks))
+        self._stretch = lru_cache(maxsize=2)(partial(_located, stream, epoch, start, stop, size, ranks, filled))
 
     def __len__(self) -> int:
         return -(-(self._stop - self._start) // self._run_positions)
@@ -72,8 +77,17 @@ class Runs:
             raise error
 
 
-def _located(stream: Stream, epoch: int, start: int, stop: int, size: int, ranks: Ranks, stretch: int) -> Located:
+def _located(
+    stream: Stream, epoch: int, start: int, stop: int, size: int, ranks: Ranks, filled: bool, stretch: int
+) -> Located:
     """The rows of a rank in one of the stretches of `size` positions."""
     first = start + stretch * size
-    positions = np.arange(first + (ranks.rank - first) % ranks.world_size, min(stop, first + size), ranks.world_size)
-    return stream.locate(epoch, positions)
+    last = min(stop, first + size)
+    positions = np.arange(first + (ranks.rank - first) % ranks.world_size, last, ranks.world_size)
+    if not filled:
+        return stream.locate(epoch, positions)
+    rows = -(-(last - first) // ranks.world_size)
+    weights = np.zeros(rows, np.float32)
+    weights[: len(positions)] = 1
+    filling = np.full(rows - len(positions), last - 1)
+    return stream.locate(epoch, np.concatenate([positions, filling]))._replace(weights=weights)

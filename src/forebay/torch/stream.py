@@ -8,9 +8,14 @@ A loader over one cache and a mixture of many differ in nothing but their stream
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
+import numpy as np
+from numpy.typing import NDArray
+
 from forebay.cache.reader import Cache
 from forebay.order.bijection import Numbers
 from forebay.order.selection import Selection
+
+Weights = NDArray[np.float32]
 
 
 class Located(NamedTuple):
@@ -20,12 +25,16 @@ class Located(NamedTuple):
     sources: Numbers | None = None  # index into `Stream.caches`; None where there is one cache
     tags: Mapping[str, Numbers] = {}  # further entries of the batch, one number per row: dataset_id, local_index
     epochs: Numbers | None = None  # how often each row's cache was gone through before; None where it is the epoch
+    weights: Weights | None = (
+        None  # 0 for a row that only fills the batch of a rank; None where batches are never filled
+    )
 
     def part(self, some: slice) -> "Located":
         """Some of the rows."""
         tags = {name: values[some] for name, values in self.tags.items()}
         sources, epochs = (None if each is None else each[some] for each in (self.sources, self.epochs))
-        return Located(self.rows[some], sources, tags, epochs)
+        weights = None if self.weights is None else self.weights[some]
+        return Located(self.rows[some], sources, tags, epochs, weights)
 
 
 @runtime_checkable

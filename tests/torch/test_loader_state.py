@@ -2,7 +2,9 @@
 
 import json
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +12,8 @@ from tests.token_caches import NumberedTokens, grow_cache, numbers_of, token_cac
 
 import forebay as fb
 from forebay.columns import Array
-from forebay.errors import GenerationGone, StateMismatch
+from forebay.errors import GenerationGone, StateMismatch, WindowTooLarge
+from forebay.order.window import Window
 from forebay.torch import Loader, Located
 from forebay.torch.rules import Split
 
@@ -55,9 +58,25 @@ def test_a_state_of_another_order_is_refused_by_name(cache: fb.Cache, options: d
 
 
 def test_a_state_of_another_cache_is_refused(cache: fb.Cache, tmp_path: Path) -> None:
-    other = fb.open_cache(token_cache(tmp_path / "other", 30))
-    with pytest.raises(StateMismatch, match="cache_id"):
+    other = fb.open_cache(token_cache(tmp_path / "other", 31))
+    with pytest.raises(StateMismatch, match=r"cache_id .* then, .* now, chunks \['"):
         Loader(other, global_batch_size=4).load_state_dict(Loader(cache, global_batch_size=4).state_dict())
+
+
+def test_a_cache_that_was_built_again_takes_the_state_of_the_first(tmp_path: Path) -> None:
+    """Its id is another, and it was published in other steps; the rows are the same."""
+    token_cache(tmp_path, 25)
+    grow_cache(tmp_path, 25, 15)
+    grown = Loader(fb.open_cache(tmp_path / "cache"), global_batch_size=4)
+    batches = iter(grown)
+    next(batches)
+    state = json.loads(json.dumps(grown.state_dict()))
+    rest = numbers_of(batches)
+    fb.build(tmp_path / "again", fb.sources.lines(tmp_path / "raw"), NumberedTokens(), workers=0)
+    again = Loader(fb.open_cache(tmp_path / "again"), global_batch_size=4)
+    assert again.state_dict()["stream"]["generations"] != state["stream"]["generations"]
+    again.load_state_dict(state)
+    assert numbers_of(again) == rest
 
 
 def test_a_state_of_a_copy_that_grew_otherwise_is_refused(tmp_path: Path) -> None:
@@ -128,7 +147,7 @@ class CountingStream:
     def state(self) -> dict[str, object]:
         return {"rows": self._rows}
 
-    def resumed(self, state: object) -> "CountingStream":
+    def resumed(self, state: object, epoch: int, position: int) -> "CountingStream":
         return self
 
 
@@ -165,3 +184,79 @@ def missing_of(loader: Loader) -> set[int]:
     epoch = Loader(loader.stream.caches[0], global_batch_size=1)
     epoch.epoch = loader.epoch - 1
     return set(numbers_of(epoch)[-1])
+
+
+mood = {"add": 0, "less": 0}
+
+
+class MoodyTokens(NumberedTokens, frozen=True, kw_only=True):
+    """A recipe that does not keep its promise: what it makes depends on the day."""
+
+    def make(self, samples: Iterable[fb.Sample]) -> fb.Rows:
+        lines = [b"%d" % (int(bytes(sample.data).strip()) + mood["add"]) for sample in samples]
+        return super().make([fb.Sample(str(at), line) for at, line in enumerate(lines[mood["less"] :])])
+
+
+def repaired_cache(folder: Path, **changed: int) -> tuple[fb.Cache, fb.Cache]:
+    """A cache of 20 rows before and after chunk 1 was repaired with other rows; the old chunk can still be read."""
+    source, root = fb.sources.lines(write_numbers(folder / "raw" / "a.txt", range(20))), folder / "cache"
+    fb.build(root, source, MoodyTokens(), workers=0)
+    chunk = root / "layers/tokens/000001.safetensors"
+    whole = chunk.read_bytes()
+    chunk.write_bytes(b"")
+    mood.update(changed)
+    try:
+        fb.repair(root, source=source, recipe=MoodyTokens(), workers=0)
+    finally:
+        mood.update(add=0, less=0)
+    chunk.write_bytes(whole)
+    return fb.open_cache(root, generation=0), fb.open_cache(root)
+
+
+def test_a_chunk_that_was_repaired_with_other_content_is_named_on_resume(tmp_path: Path) -> None:
+    old, new = repaired_cache(tmp_path, add=1000)
+    loader = Loader(old, global_batch_size=4)
+    first = numbers_of([next(iter(loader))])
+    resumed = Loader(new, global_batch_size=4)
+    with pytest.warns(UserWarning, match=r"chunk 1 of '.*' was replaced between generation 0 and 1: this epoch reads"):
+        resumed.load_state_dict(loader.state_dict())
+    rows = [row for batch in first + numbers_of(resumed) for row in batch]
+    assert sorted(row % 1000 for row in rows) == list(range(20))
+
+
+def test_a_chunk_that_was_repaired_with_other_rows_is_named_on_resume(tmp_path: Path) -> None:
+    old, new = repaired_cache(tmp_path, less=2)
+    loader = Loader(old, global_batch_size=4)
+    next(iter(loader))
+    state = loader.state_dict()
+    resumed = Loader(new, global_batch_size=4, drop_last=False)
+    with pytest.raises(StateMismatch, match=r"the rows of chunk 1 .* load the state with epoch \+ 1 and position 0"):
+        resumed.load_state_dict(state)
+    resumed.load_state_dict({**state, "epoch": 1, "position": 0})
+    assert sorted(row for batch in numbers_of(resumed) for row in batch) == [*range(5), *range(7, 20)]
+
+
+@pytest.mark.parametrize("policy", ["epoch", "within"])
+@pytest.mark.parametrize("changed", ["add", "less"])
+def test_a_running_loader_ends_its_epoch_before_it_takes_a_repaired_chunk(
+    tmp_path: Path, policy: Any, changed: str
+) -> None:
+    old, new = repaired_cache(tmp_path, **{changed: 2})
+    loader = Loader(old, global_batch_size=4, growth=policy, drop_last=False)
+    assert sorted(row for batch in numbers_of(loader) for row in batch) == list(range(20))
+    after = Loader(new, global_batch_size=4, drop_last=False)
+    after.epoch = 1
+    assert numbers_of(loader) == numbers_of(after)
+
+
+def test_a_window_that_fewer_ranks_cannot_keep_decoded_is_refused_on_resume(tmp_path: Path) -> None:
+    root = token_cache(tmp_path, 400, codec="zstd", chunk_rows=40)
+    options: dict[str, Any] = {"global_batch_size": 8, "shuffle": "window", "window": Window(rows=20, unit=2, lanes=8)}
+    cache = fb.open_cache(root, memory=5000)
+    many = Loader(cache, rank=0, world_size=8, **options)
+    next(iter(many))
+    with pytest.raises(WindowTooLarge, match="a shuffle window of 20 rows in 8 lanes"):
+        Loader(cache, **options)
+    small = Loader(cache, **options | {"window": Window(rows=2, unit=2, lanes=1)})
+    with pytest.raises(WindowTooLarge, match="a shuffle window of 20 rows in 8 lanes"):
+        small.load_state_dict(many.state_dict())

@@ -2,6 +2,7 @@
 
 import json
 from fractions import Fraction
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.image_caches import image_cache, write_pictures
 from tests.token_caches import NumberedTokens, grow_cache, interleaved, token_cache, write_numbers
 from tests.transforms import tell_coins
 
@@ -247,8 +249,9 @@ def test_a_state_is_small_and_belongs_to_its_mixture(caches: list[fb.Cache]) -> 
 
 @pytest.mark.parametrize("epoch_rows", [60, None])
 @pytest.mark.parametrize("share", ["weight", "repeat"])
-def test_a_grown_cache_goes_on_with_the_rows_that_the_state_began_with(
-    tmp_path: Path, caches: list[fb.Cache], share: str, epoch_rows: int | None
+@pytest.mark.parametrize("taken", [0, 3, 4, 11])
+def test_made_anew_on_a_grown_cache_it_ends_the_pass_it_is_in_and_takes_the_new_rows_up(
+    tmp_path: Path, caches: list[fb.Cache], share: str, epoch_rows: int | None, taken: int
 ) -> None:
     root = token_cache(tmp_path, 20)
 
@@ -256,14 +259,36 @@ def test_a_grown_cache_goes_on_with_the_rows_that_the_state_began_with(
         ingredients = [Ingredient(fb.open_cache(root), **{share: 2}), Ingredient(caches[1], **{share: 1})]
         return Mixture.of(ingredients, epoch_rows=epoch_rows)
 
-    whole = epochs_of(loader_of(mixture(), 6), 2)
-    loader = loader_of(mixture(), 6)
-    first = [rows_of(batch) for _, batch in zip(range(4), loader, strict=False)]
-    state = loader.state_dict()
+    def passes(rows: list[tuple[int, int]]) -> tuple[list[int], list[int]]:
+        return tuple([row for each, row in rows if each == dataset] for dataset in range(2))
+
+    def loader() -> Loader:
+        return loader_of(mixture(), 6, drop_last=False)
+
+    whole = [row for batch in epochs_of(loader(), 9) for row in batch]
+    running = loader()
+    rows = [row for batch in take(running, taken) for row in batch]
+    begun = -(-len([each for each, _ in rows if each == 0]) // 20) * 20
+    state = json.loads(json.dumps(running.state_dict()))
     grow_cache(tmp_path, 20, 15)
-    resumed = loader_of(mixture(), 6)
-    resumed.load_state_dict(state)
-    assert first + epochs_of(resumed, 2) == whole
+    for batches in (4, 4, 14):  # a state of the resumed mixture resumes, too: within the pass, and after it
+        resumed = loader()
+        resumed.load_state_dict(state)
+        rows += [row for batch in take(resumed, batches) for row in batch]
+        state = json.loads(json.dumps(resumed.state_dict()))
+    assert [each for each, _ in rows] == [each for each, _ in whole[: len(rows)]], "shares stay as they were"
+    (grown, other), (grown_before, other_before) = passes(rows), passes(whole)
+    assert grown[:begun] == grown_before[:begun], "the pass ends as it began"
+    assert sorted(grown[begun : begun + 35]) == list(range(35)), "the next has all rows"
+    assert other == other_before[: len(other)], "a cache that did not grow is not touched"
+
+
+def take(loader: Loader, count: int) -> list[list[tuple[int, int]]]:
+    """The rows of the next batches, over as many epochs as that takes."""
+    found: list[list[tuple[int, int]]] = []
+    while len(found) < count:
+        found += [rows_of(batch) for batch in islice(loader, count - len(found))]
+    return found
 
 
 @pytest.mark.parametrize(
@@ -275,6 +300,43 @@ def test_what_a_mixture_decides_cannot_be_asked_of_its_loader(caches: list[fb.Ca
     with pytest.raises(ValueError, match=f"{next(iter(options))} cannot be given beside a Mixture"):
         loader_of(weighted(caches, [1, 1, 1], seed=3), 10, **options)
     loader_of(weighted(caches, [1, 1, 1], seed=3), 10, seed=3)
+
+
+class Spoken(NumberedTokens, frozen=True, kw_only=True):
+    """Tokens of some tokenizer."""
+
+    tokenizer: str
+
+    def dependencies(self) -> dict[str, str]:
+        return {"tokenizer.json": self.tokenizer}
+
+
+def test_caches_of_two_tokenizers_are_not_mixed(tmp_path: Path) -> None:
+    source = fb.sources.lines(write_numbers(tmp_path / "raw" / "a.txt", range(20)))
+    for name, digest in (("gpt2", "aa"), ("bpe", "bb"), ("gpt2 again", "aa")):
+        fb.build(tmp_path / name, source, Spoken(tokenizer=digest), workers=0)
+    one, other, same = (fb.open_cache(tmp_path / name) for name in ("gpt2", "bpe", "gpt2 again"))
+    weighted([one, same], [1, 1])
+    problem = r"the SHA-256 of 'tokenizer.json' is aa in '.*gpt2' but bb in '.*bpe'; mix only caches"
+    with pytest.raises(ValueError, match=problem):
+        weighted([one, same, other], [1, 1, 1])
+
+
+def test_caches_with_other_tags_are_not_mixed(tmp_path: Path) -> None:
+    (tmp_path / "raw").mkdir()
+    pictures = write_pictures(tmp_path / "raw")
+    vocabularies = {"one": ("cat", "dog"), "other": ("cat", "owl", "dog")}
+    found = [image_cache(tmp_path / name, pictures, tags=tags) for name, tags in vocabularies.items()]
+    with pytest.raises(ValueError, match=r"the vocabulary of tags is 2 entries in .* but 3 entries \(with 'owl'\) in"):
+        weighted(found, [1, 1])
+
+
+def test_numbers_of_numpy_leave_the_state_json_and_equal(caches: list[fb.Cache]) -> None:
+    plain = weighted(caches, [5, 3, 2], seed=3, window=Window(rows=8), epoch_rows=50, changes=[(60, [1, 1, 1])])
+    options = {"seed": np.int64(3), "window": Window(rows=np.int32(8)), "epoch_rows": np.int64(50)}
+    odd = weighted(caches, list(np.array([5, 3, 2])), changes=[(np.int64(60), np.ones(3, np.int64))], **options)
+    assert json.loads(json.dumps(odd.state())) == json.loads(json.dumps(plain.state()))
+    assert Split("train", fraction=np.float64(0.7), seed=np.int64(2)).digest == Split("train", 0.7, 2).digest
 
 
 def test_what_makes_no_mixture_is_refused(tmp_path: Path, caches: list[fb.Cache]) -> None:
@@ -292,12 +354,10 @@ def test_what_makes_no_mixture_is_refused(tmp_path: Path, caches: list[fb.Cache]
     with pytest.raises(ValueError, match="empty' has no rows"):
         weighted([caches[0], fb.open_cache(tmp_path / "empty")], [1, 1])
     longer = fb.open_cache(token_cache(tmp_path, 5, sequence_length=16))
-    with pytest.raises(
-        ValueError, match=r"column 'tokens' has rows of shape \(8,\) in .* but rows of shape \(16,\) in"
-    ):
+    with pytest.raises(ValueError, match=r"column 'tokens' is rows of shape \(8,\) in .* but rows of shape \(16,\) in"):
         weighted([caches[0], longer], [1, 1])
     narrow = fb.open_cache(token_cache(tmp_path / "narrow", 5, length_dtype="uint16"))
-    with pytest.raises(ValueError, match=r"'seq_lens' has .* type uint32 in .* type uint16 in"):
+    with pytest.raises(ValueError, match=r"'seq_lens' is .* type uint32 in .* type uint16 in"):
         weighted([caches[0], narrow], [1, 1])
 
 

@@ -8,10 +8,13 @@ column by an amount hashed from its number, then each row likewise; a cell that 
                  └────────────────────────────────────────────────────────────────────────┘
 
 Every turn can be undone, so the map is one to one. No index costs memory: the row at a position among 100 M rows is
-known at once. Tables of few cells turn in few ways, so it takes more rounds until all orders are alike frequent.
+known at once. Tables of few cells turn in few ways, and not all orders are alike frequent. So up to `SORTED` indices are
+shuffled by sorting: index i gets a hashed word of 64 bits, and the order of these words, all of which differ, is the
+shuffle. All orders are alike frequent then, as in a Fisher–Yates shuffle, which numpy cannot do for a given key at once.
 """
 
 import hashlib
+from functools import lru_cache
 from typing import Final
 
 import numpy as np
@@ -20,9 +23,10 @@ from numpy.typing import NDArray
 Numbers = NDArray[np.int64]
 Words = NDArray[np.uint64]
 
+SORTED: Final = 4096  # indices, up to which a shuffle is sorted
+
 _ROUNDS: Final = 6
-_FEW: Final = np.uint64(64)  # indices, below which there are more rounds
-_ROUNDS_OF_FEW: Final = 24
+_KEPT_SHUFFLES: Final = 512  # sorted ones: at most 4 MiB
 _HALF: Final = np.uint64(32)
 _GOLDEN: Final = np.uint64(0x9E3779B97F4A7C15)
 _FIRST: Final = np.uint64(0xBF58476D1CE4E5B9)
@@ -45,19 +49,41 @@ def permute(indices: Numbers, size: int | Numbers, key: int | Words) -> Numbers:
     >>> sorted(permute(np.arange(5), 5, key=1).tolist())
     [0, 1, 2, 3, 4]
     """
-    sizes = np.atleast_1d(np.asarray(size, np.int64)).astype(np.uint64)
+    sizes = np.atleast_1d(np.asarray(size, np.int64))
     keys = np.atleast_1d(np.asarray(key, np.uint64))
-    few = sizes < _FEW
-    if few.all() or not few.any():
-        return _permuted(indices, sizes, keys, _ROUNDS_OF_FEW if few.all() else _ROUNDS)
+    few = sizes <= SORTED
+    if few.all():
+        return _sorted(indices, sizes, keys)
+    if not few.any():
+        return _permuted(indices, sizes.astype(np.uint64), keys)
     placed = np.empty_like(indices)
-    for some, rounds in ((np.flatnonzero(few), _ROUNDS_OF_FEW), (np.flatnonzero(~few), _ROUNDS)):
-        placed[some] = _permuted(indices[some], sizes[some], _at(keys, some), rounds)
+    some, many = np.flatnonzero(few), np.flatnonzero(~few)
+    placed[some] = _sorted(indices[some], sizes[some], _at(keys, some))
+    placed[many] = _permuted(indices[many], sizes[many].astype(np.uint64), _at(keys, many))
     return placed
 
 
-def _permuted(indices: Numbers, sizes: Words, keys: Words, rounds: int) -> Numbers:
-    table = _Table(sizes, _round_keys(keys, rounds))
+def _sorted(indices: Numbers, sizes: Numbers, keys: Words) -> Numbers:
+    if len(sizes) == len(keys) == 1:
+        return _shuffle(int(sizes[0]), int(keys[0]))[indices].astype(np.int64)
+    sizes, keys = np.broadcast_to(sizes, indices.shape), np.broadcast_to(keys, indices.shape)
+    placed = np.empty_like(indices)
+    order = np.lexsort((sizes, keys))
+    changes = (np.diff(keys[order]) != 0) | (np.diff(sizes[order]) != 0)
+    for alike in np.split(order, np.flatnonzero(changes) + 1) if len(order) else ():
+        placed[alike] = _shuffle(int(sizes[alike[0]]), int(keys[alike[0]]))[indices[alike]]
+    return placed
+
+
+@lru_cache(maxsize=_KEPT_SHUFFLES)
+def _shuffle(size: int, key: int) -> NDArray[np.uint16]:
+    """All indices in the order of their words."""
+    words = mix(mix(np.arange(size, dtype=np.uint64)) ^ mix(np.array([key], np.uint64)))
+    return np.argsort(words, kind="stable").astype(np.uint16)
+
+
+def _permuted(indices: Numbers, sizes: Words, keys: Words) -> Numbers:
+    table = _Table(sizes, _round_keys(keys))
     placed = table.turn(indices.astype(np.uint64))
     outside = np.flatnonzero(placed >= sizes)
     while len(outside):
@@ -124,9 +150,9 @@ def _hash(half: Words, round_key: Words) -> Words:
     return word
 
 
-def _round_keys(keys: Words, rounds: int) -> list[Words]:
+def _round_keys(keys: Words) -> list[Words]:
     found = []
-    for _ in range(rounds):
+    for _ in range(_ROUNDS):
         keys = mix(keys)
         found.append(keys)
     return found

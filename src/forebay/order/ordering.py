@@ -18,6 +18,7 @@ class Ordering:
     kind: Kind
     seed: int
     window: Window | None = None
+    automatic: bool = False  # chosen by how the rows are stored: a cache that has grown may get another kind
 
     def of(self, counts: Numbers, part: int = 0) -> Order:
         """The order of so many rows of each chunk; the parts of an epoch have orders of their own."""
@@ -28,9 +29,9 @@ class Ordering:
 
     def state(self) -> dict[str, Any]:
         window = None if self.window is None else asdict(self.window)
-        return {"shuffle": self.kind, "seed": self.seed, "window": window}
+        return {"shuffle": self.kind, "seed": self.seed, "window": window, "automatic": self.automatic}
 
     @classmethod
     def of_state(cls, state: Mapping[str, Any]) -> "Ordering":
         window = None if state["window"] is None else Window(**state["window"])
-        return cls(state["shuffle"], state["seed"], window)
+        return cls(state["shuffle"], state["seed"], window, state["automatic"])

@@ -1,7 +1,8 @@
 """Window shuffle: near a global one, while every stored block is decoded once, by one rank.
 
-Chunks are shuffled and laid end to end; equal stretches of them are the lanes. Position p is a row of lane p % lanes,
-and rank r of w takes the positions with p % w == r: so where w divides the lanes, a rank reads lanes of its own only.
+Chunks are shuffled and laid end to end; equal stretches of them are the lanes. Lanes take turns, one row each, and rank
+r of w takes the positions with p % w == r: so where w divides the lanes, a rank reads lanes of its own only. Neighbouring
+lanes may lie in one chunk, so turns jump (0, 32, 16, 48, …): successive positions lie far apart.
 
     chunks, shuffled   7 7 7 7 2 2 2 2 2 9 9 9 4 4 4 4 4 4 0 0 0 0 5 5 …
     lanes              ├──── lane 0 ────┼──── lane 1 ────┼──── lane 2 …     cut between units, not through them
@@ -13,6 +14,7 @@ that not all lanes need new blocks at once. What is left where lanes differ in l
 at the end, shuffled.
 """
 
+import operator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -34,6 +36,8 @@ class Window:
     lanes: int = LANES
 
     def __post_init__(self) -> None:
+        for name in ("rows", "unit", "chunks", "lanes"):  # numbers of numpy are not JSON
+            object.__setattr__(self, name, operator.index(getattr(self, name)))
         if min(self.unit, self.chunks, self.lanes) < 1 or self.rows < self.unit:
             raise ValueError(f"{self} cannot be cut: give at least 1 of each, and rows of at least one unit")
 
@@ -69,7 +73,7 @@ class _Deal:
     """The lanes, groups and windows of one epoch: memory per chunk and lane, none per row."""
 
     def __init__(self, counts: Numbers, bases: Numbers, window: Window, key: int) -> None:
-        self._window, self._key = window, key
+        self._window, self._key, self._turns = window, key, _turns(window.lanes)
         shuffled = permute(np.arange(len(counts)), len(counts), key)
         counts, bases = counts[shuffled], bases[shuffled]
         ends = np.cumsum(counts)
@@ -101,7 +105,7 @@ class _Deal:
 
     def rows_at(self, positions: Numbers) -> Numbers:
         lanes = self._window.lanes
-        lane, index = positions % lanes, positions // lanes
+        lane, index = self._turns[positions % lanes], positions // lanes
         tail = np.flatnonzero(positions >= lanes * self._even)
         if len(tail):
             left = permute(positions[tail] - lanes * self._even, int(self._rests[-1]), key_of("tail", self._key))
@@ -147,6 +151,21 @@ class _Deal:
     def _in_group(self, places: Numbers) -> tuple[Numbers, Numbers]:
         group = np.searchsorted(self._groups, places, side="right") - 1
         return group, places - self._groups[group]
+
+
+def _turns(lanes: int) -> Numbers:
+    """All lanes in the order of their numbers' bits reversed, so that any few of them in a row are spread out.
+
+    >>> _turns(8).tolist(), _turns(5).tolist()
+    ([0, 4, 2, 6, 1, 5, 3, 7], [0, 4, 2, 1, 3])
+    """
+    bits = (lanes - 1).bit_length()
+    numbers = np.arange(1 << bits)
+    turned = np.zeros_like(numbers)
+    for bit in range(bits):
+        turned |= (numbers >> bit & 1) << (bits - 1 - bit)
+    found: Numbers = turned[turned < lanes]
+    return found
 
 
 def _lane_edges(ends: Numbers, counts: Numbers, window: Window) -> Numbers:

@@ -1,5 +1,6 @@
 """The stream of one cache: its rows in an order, perhaps followed by rows that were added meanwhile."""
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -83,21 +84,51 @@ class CacheStream:
             **self.ordering.state(),
         }
 
-    def resumed(self, state: Mapping[str, Any]) -> "CacheStream":
+    def resumed(self, state: Mapping[str, Any], epoch: int, position: int) -> "CacheStream":
         """The stream of the epoch that the state was taken in, whatever was published since."""
-        mine, pinned = self.state(), self.cache.generation.number
         if "mixture" in state:
             raise StateMismatch(self.cache.root, {"what is read": ("a mixture", "one cache")})
-        self._refuse_other(state, mine, ("cache_id", "layers", "seed", "shuffle", "selection"))
-        if max(state["generations"]) > pinned:
-            raise StateMismatch(self.cache.root, {"generation": (max(state["generations"]), pinned)})
-        then = self._with(self.cache, state["generations"], Ordering.of_state(state))
+        mine, pinned = self.state(), self.cache.generation.number
+        asked = () if state.get("automatic") and self.ordering.automatic else ("shuffle",)
+        self._refuse_other(state, mine, ("layers", "seed", "selection", *asked))
+        generations = state["generations"]
+        if state.get("cache_id") != mine["cache_id"]:
+            generations = self._equal_generations(state)
+        if max(generations) > pinned:
+            raise StateMismatch(self.cache.root, {"generation": (max(generations), pinned)})
+        then = self._with(self.cache, generations, Ordering.of_state(state))
         self._refuse_other(state, then.state(), ("chunks", "rows", "selected"))
+        if position:
+            then.check_replaced()
         return then
 
-    def moved(self) -> "CacheStream":
-        """All rows of the generation that the cache pins, as one part."""
-        return self._with(self.cache, (), None)
+    def check_replaced(self) -> None:
+        """Name the chunks of this epoch that the generation it is read through has otherwise.
+
+        With other rows they cannot be read where the epoch has them. Other content is read, with a warning.
+        """
+        old, new = self.generations[0], self.cache.generation.number
+        replaced = [part.replaced for part in self._parts]
+        rows, content = (np.unique(np.concatenate(chunks)) for chunks in zip(*replaced, strict=True))
+        if len(rows):
+            then = f"of generation {old}"
+            now = f"others in generation {new}; to begin the next epoch, load the state with epoch + 1 and position 0"
+            raise StateMismatch(self.cache.root, {f"the rows of chunk {_listed(rows)}": (then, now)})
+        if len(content):
+            warnings.warn(
+                f"chunk {_listed(content)} of '{self.cache.root}' was replaced between generation {old} and {new}: this "
+                "epoch reads the new content",
+                stacklevel=2,
+            )
+
+    def has_replaced(self) -> bool:
+        """Whether the generation it is read through has some chunks of this epoch otherwise."""
+        return any(len(chunks) for part in self._parts for chunks in part.replaced)
+
+    def moved(self, generation: int | None = None) -> "CacheStream":
+        """All rows of one generation, by default the one that the cache pins, as one part."""
+        cache = self.cache if generation is None else generation_of(self.cache, generation)
+        return self._with(cache, (), None)
 
     def followed(self) -> "CacheStream":
         """This epoch, followed by the rows that the generation of the cache adds."""
@@ -126,10 +157,28 @@ class CacheStream:
     def _with(self, cache: Cache, generations: Sequence[int], ordering: Ordering | None) -> "CacheStream":
         return CacheStream(cache, self._choose, self._rule, generations, ordering)
 
+    def _equal_generations(self, state: Mapping[str, Any]) -> list[int]:
+        """The generations of this cache whose chunks are equal to those of another: one that was built again."""
+        found: dict[str, int] = {}
+        numbers = [number for number in generation_numbers(self.cache.store) if number <= self.cache.generation.number]
+        for number in sorted(numbers, reverse=True):
+            if found.keys() >= set(state["chunks"]):
+                break
+            found.setdefault(generation_of(self.cache, number).content_digest, number)
+        if not found.keys() >= set(state["chunks"]):
+            then_and_now = {name: (state.get(name), self.state()[name]) for name in ("cache_id", "chunks")}
+            raise StateMismatch(self.cache.root, then_and_now)
+        return [found[digest] for digest in state["chunks"]]
+
     def _refuse_other(self, state: Mapping[str, Any], mine: Mapping[str, Any], names: Sequence[str]) -> None:
         differs = {name: (state.get(name), mine[name]) for name in names if state.get(name) != mine[name]}
         if differs:
             raise StateMismatch(self.cache.root, differs)
+
+
+def _listed(chunks: Numbers) -> str:
+    more = f" and {len(chunks) - 5} more" if len(chunks) > 5 else ""
+    return ", ".join(map(str, chunks[:5].tolist())) + more
 
 
 def generation_of(cache: Cache, generation: int) -> Cache:

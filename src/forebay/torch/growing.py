@@ -33,9 +33,10 @@ class Growing:
         """The running epoch with added rows at its end; None where there are none, or they shall wait."""
         if self.policy != "within" or not isinstance(stream, CacheStream):
             return None
-        newer = self._read_newest(stream)
+        newest = self._newest(stream)
+        newer = stream if newest == stream.cache.generation.number else stream.reading(newest)
         growth = newer.growth()
-        if growth is None:
+        if growth is None or newer.has_replaced():  # what was replaced belongs to the next epoch, and so do added rows
             return None
         followed = newer.followed()
         if followed.size(0) == stream.size(0):
@@ -47,12 +48,13 @@ class Growing:
         """The stream of the next epoch."""
         if not isinstance(stream, CacheStream):
             return stream
-        newer = stream if self.policy == "pinned" else self._read_newest(stream)
-        growth = newer.growth()
-        if growth is not None:
-            report(growth)
-        return stream if newer.generations == (newer.cache.generation.number,) else newer.moved()
+        now = stream.cache.generation.number if self.policy == "pinned" else self._newest(stream)
+        if stream.generations == (now,):
+            return stream
+        following, before = stream.moved(now), stream.generations[-1]
+        if now != before:
+            report(Growth(before, now, stream.size(0), following.size(0)))
+        return following
 
-    def _read_newest(self, stream: CacheStream) -> CacheStream:
-        newest = self._agreement.first(max(stream.newest(), stream.cache.generation.number))
-        return stream if newest == stream.cache.generation.number else stream.reading(newest)
+    def _newest(self, stream: CacheStream) -> int:
+        return self._agreement.first(max(stream.newest(), stream.cache.generation.number))

@@ -6,7 +6,7 @@
         checkpoint(loader.state_dict())        # what was yielded is behind it, what was made ahead is not
 
 When the last batch of an epoch is handed out, the loader stands at the start of the next one: it does not matter
-whether the consumer asks once more (`for batch in loader`) or counts batches (`islice(loader, len(loader))`, Lightning).
+whether the consumer asks once more (`for batch in loader`) or counts batches (`islice(loader, len(loader))`).
 
 No worker processes: a few threads locate, gather, check and derive batches ahead of the training step.
 """
@@ -39,7 +39,7 @@ from forebay.torch.growth import Growth, Policy
 from forebay.torch.pace import Pace, batch_bytes
 from forebay.torch.ranks import RANK_TIMEOUT, Agreement, Ranks, current_ranks
 from forebay.torch.runs import Runs
-from forebay.torch.shuffle import Shuffle, choose_ordering, decoded_columns, refuse_large_window
+from forebay.torch.shuffle import Shuffle, choose_ordering, decoded_columns, refuse_decoding_again
 from forebay.torch.stream import Rule, Stream
 from forebay.torch.transform import Transform
 
@@ -59,7 +59,7 @@ class Loader:
 
     shuffle       "auto", "global", "window" (sized by `window`) or None
     selection     a `Split` or `Where`
-    drop_last     leave out the rows that fill no batch; without, the last batch has one shape on all ranks (`row_weight`)
+    drop_last     leave out the rows that fill no batch; without, the last batch is filled up on all ranks (`row_weight`)
     restart       begin anew at every `iter`, with the same batches, and keep no state: for validation
     labels        "next", "aligned" or None
     derive        some of "positions", "document_ids", "cu_seqlens"
@@ -121,6 +121,7 @@ class Loader:
             )
         seed = checked_whole("seed", seed or 0)
         self.stream = self._stream(source, kind.columns, shuffle, seed, window, checked_rule(selection))
+        self._columns = kind.columns
         self._pace = Pace.of(
             kind.threads if threads is None else checked_whole("threads", threads),
             None if prefetch is None else checked_whole("prefetch", prefetch),
@@ -171,9 +172,11 @@ class Loader:
         epoch, position = (checked_count(name, state[name]) for name in ("epoch", "position"))
         if self._restart:
             return
-        resumed = self.stream.resumed(state["stream"])
+        resumed = self.stream.resumed(state["stream"], epoch, position)
         if position > resumed.size(epoch):
             raise StateMismatch(self._root, {"position": (position, f"at most {resumed.size(epoch)}")})
+        if isinstance(resumed, CacheStream):
+            refuse_decoding_again(resumed.cache, self._columns, resumed.ordering, self.ranks)
         self.epoch, self.position, self._agreed = epoch, position, False
         self.stream = resumed if self.position else self._growing.between(resumed, self._report)
         self._turn += 1
@@ -194,7 +197,10 @@ class Loader:
                 f"generation is {generation}; '{stream.cache.root}' is read at generation "
                 f"{stream.cache.generation.number}, and the newest is {stream.newest()}"
             )
-        self.stream = stream.reading(generation)
+        newer = stream.reading(generation)
+        if self.position:
+            newer.check_replaced()
+        self.stream = newer
 
     def _stream(
         self,
@@ -209,8 +215,7 @@ class Loader:
             return source
         choose = partial(choose_ordering, columns=columns, shuffle=shuffle, seed=seed, window=window)
         stream = CacheStream(source, choose, selection)
-        if stream.ordering.window is not None:
-            refuse_large_window(source, columns, stream.ordering.window, self.ranks)
+        refuse_decoding_again(source, columns, stream.ordering, self.ranks)
         return stream
 
     def _batches(self, turn: int) -> Iterator[Batch]:

@@ -4,6 +4,9 @@
 
 Every cache goes through its own epochs, each in its own order: a small one more often. Which row stands where depends
 on the seed, the weights and the position alone.
+
+A mixture that is made anew on grown caches and resumed finishes the pass that each cache is in, then takes its new rows
+up: the passes of a cache before and after that are spans of its stream.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,6 +23,7 @@ from forebay.errors import StateMismatch
 from forebay.order.bijection import Numbers, key_of
 from forebay.order.shares import ChangingShares, Phase
 from forebay.order.window import Window
+from forebay.recipe import inputs_in
 from forebay.torch.batch import TRAINED_ON
 from forebay.torch.cache_stream import CacheStream
 from forebay.torch.given import checked_cache, checked_rule, checked_whole
@@ -38,6 +42,23 @@ class Ingredient:
     selection: Rule | None = None
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Span:
+    """Passes through one cache: from this place of its endless stream on, as its passes from this number on."""
+
+    start: int
+    first_pass: int
+    stream: CacheStream
+
+    def state(self) -> dict[str, Any]:
+        return {"start": self.start, "first_pass": self.first_pass, **self.stream.state()}
+
+    def following(self, place: int, newer: CacheStream) -> "Span":
+        """The passes through newer rows, from the end of the pass that a place is in."""
+        passes = -(-(place - self.start) // self.stream.size(0))
+        return Span(self.start + passes * self.stream.size(0), self.first_pass + passes, newer)
+
+
 class Mixture:
     """A stream over several caches, for a `Loader`; its batches also have `dataset_id` and `local_index`.
 
@@ -50,7 +71,7 @@ class Mixture:
 
     def __init__(
         self,
-        streams: Sequence[CacheStream],
+        spans: Sequence[tuple[Span, ...]],
         phases: Sequence[Phase],
         epoch_rows: int,
         seed: int,
@@ -58,9 +79,9 @@ class Mixture:
     ) -> None:
         if checked_whole("epoch_rows", epoch_rows, "a whole number of rows") < 1:
             raise ValueError(f"epoch_rows is {epoch_rows}; an epoch has at least one row")
-        self.streams, self.epoch_rows, self._seed = tuple(streams), epoch_rows, seed
+        self.epoch_rows, self._seed = epoch_rows, seed
+        self._spans = tuple(spans)  # of each cache, the last one with its newest rows
         self._asked = dict(asked)  # the identity of a mixture: holds no number that a growing cache changes
-        self._sizes = [stream.size(0) for stream in streams]
         self._shares = ChangingShares(phases)
 
     @classmethod
@@ -80,7 +101,8 @@ class Mixture:
         """
         if not all(isinstance(each, Ingredient) for each in ingredients):
             raise TypeError("a mixture is made of ingredients: [Ingredient(cache, weight=0.7), …]")
-        _check_columns([checked_cache(each.cache) for each in ingredients])
+        _check_alike([checked_cache(each.cache) for each in ingredients])
+        seed = checked_whole("seed", seed)
         streams = [
             _stream(each, shuffle, key_of("mixture", seed, number), window) for number, each in enumerate(ingredients)
         ]
@@ -88,14 +110,22 @@ class Mixture:
         if 0 in sizes:
             raise ValueError(f"'{ingredients[sizes.index(0)].cache.root}' has no rows; leave it out of the mixture")
         weights, rows = _weights(ingredients, sizes)
+        changes = [(checked_whole("a row of changes", row), changed) for row, changed in changes]
         phases = [Phase(0, weights), *(Phase(row, _plain(changed)) for row, changed in changes)]
+        epoch_rows = None if epoch_rows is None else checked_whole("epoch_rows", epoch_rows, "a whole number of rows")
         asked = _asked(ingredients, changes, epoch_rows)
-        return cls(streams, phases, rows if epoch_rows is None else epoch_rows, seed, asked)
+        spans = [(Span(0, 0, stream),) for stream in streams]
+        return cls(spans, phases, rows if epoch_rows is None else epoch_rows, seed, asked)
 
     def __repr__(self) -> str:
         pairs = zip(self.phases[-1].weights, self.caches, strict=True)
         shares = ", ".join(f"{weight:g} × '{cache.root}'" for weight, cache in pairs)
         return f"<Mixture of {shares}; {self.epoch_rows:,} rows in an epoch, seed {self.seed}>"
+
+    @property
+    def streams(self) -> tuple[CacheStream, ...]:
+        """The stream of each cache, with its newest rows."""
+        return tuple(spans[-1].stream for spans in self._spans)
 
     @property
     def caches(self) -> tuple[Cache, ...]:
@@ -118,10 +148,15 @@ class Mixture:
         rows, epochs = np.empty_like(places), np.empty_like(places)
         for source in np.unique(sources).tolist():
             here = np.flatnonzero(sources == source)
-            epochs[here], within = np.divmod(places[here], self._sizes[source])
-            for own in np.unique(epochs[here]).tolist():
-                now = epochs[here] == own
-                rows[here[now]] = self.streams[source].locate(own, within[now]).rows
+            starts = [span.start for span in self._spans[source]]
+            numbers = np.searchsorted(starts, places[here], side="right") - 1
+            for number in np.unique(numbers).tolist():
+                chosen, span = here[numbers == number], self._spans[source][number]
+                own, within = np.divmod(places[chosen] - span.start, span.stream.size(0))
+                epochs[chosen] = own + span.first_pass
+                for each in np.unique(own).tolist():
+                    now = own == each
+                    rows[chosen[now]] = span.stream.locate(each + span.first_pass, within[now]).rows
         return Located(rows, sources, {"dataset_id": sources, "local_index": rows}, epochs)
 
     def with_weights(self, weights: Sequence[float], epoch: int, position: int) -> "Mixture":
@@ -130,25 +165,29 @@ class Mixture:
             raise ValueError(f"{len(weights)} weights for {len(self.streams)} caches; a cache left out has weight 0")
         start = epoch * self.epoch_rows + position
         kept = [phase for phase in self.phases if phase.start < start]
-        return Mixture(self.streams, [*kept, Phase(start, _plain(weights))], self.epoch_rows, self.seed, self._asked)
+        return Mixture(self._spans, [*kept, Phase(start, _plain(weights))], self.epoch_rows, self.seed, self._asked)
 
     def state(self) -> dict[str, Any]:
         return {
-            "mixture": [stream.state() for stream in self.streams],
+            "mixture": [{"spans": [span.state() for span in spans]} for spans in self._spans],
             "seed": self.seed,
             "asked": self._asked,
             "epoch_rows": self.epoch_rows,
             "phases": [[phase.start, list(phase.weights)] for phase in self.phases],
         }
 
-    def resumed(self, state: Mapping[str, Any]) -> "Mixture":
-        """With the weights and epochs of the state, whatever changed since, on the generations it was taken on."""
+    def resumed(self, state: Mapping[str, Any], epoch: int, position: int) -> "Mixture":
+        """With the weights and the length of epochs of the state; each cache ends its pass on the rows it began with."""
         if "mixture" not in state:
             raise StateMismatch(self._roots, {"what is read": ("one cache", f"a mixture of {len(self.streams)}")})
         self._refuse_other(state)
-        streams = [stream.resumed(then) for stream, then in zip(self.streams, state["mixture"], strict=True)]
         phases = [Phase(start, tuple(weights)) for start, weights in state["phases"]]
-        return Mixture(streams, phases, state["epoch_rows"], self.seed, self._asked)
+        places = ChangingShares(phases).counts(epoch * state["epoch_rows"] + position).tolist()
+        spans = [
+            _resumed_spans(stream, then["spans"], place)
+            for stream, then, place in zip(self.streams, state["mixture"], places, strict=True)
+        ]
+        return Mixture(spans, phases, state["epoch_rows"], self.seed, self._asked)
 
     def _refuse_other(self, state: Mapping[str, Any]) -> None:
         """Another number of caches or seed; weights, changes or a length of epochs that were not asked for then."""
@@ -162,6 +201,20 @@ class Mixture:
     @property
     def _roots(self) -> str:
         return ", ".join(dict.fromkeys(cache.root for cache in self.caches))
+
+
+def _resumed_spans(newest: CacheStream, states: Sequence[Mapping[str, Any]], place: int) -> tuple[Span, ...]:
+    """The spans of one cache from a place on, then those rows that its cache has by now."""
+    begun = [state for state in states if state["start"] <= place]
+    planned = [state for state in states if state["start"] > place]
+    spans = []
+    for state in (begun[-1], *planned):
+        start, first = state["start"], state["first_pass"]
+        spans.append(Span(start, first, newest.resumed(state, first, int(start < place))))
+    if spans[-1].stream.generations == (newest.cache.generation.number,):
+        return tuple(spans)
+    following = spans[0].following(place, newest.moved())
+    return (following,) if following.start == spans[0].start else (spans[0], following)
 
 
 def change_weights(loader: Loader, weights: Sequence[float]) -> None:
@@ -210,21 +263,43 @@ def _plain(weights: Sequence[float]) -> tuple[float, ...]:
     return tuple(weight if isinstance(weight, int) else float(weight) for weight in weights)
 
 
-def _check_columns(caches: Sequence[Cache]) -> None:
-    """Rows of different caches stand in one batch, so a column of theirs has one shape and type.
+def _check_alike(caches: Sequence[Cache]) -> None:
+    """Rows of different caches stand in one batch, so their values have one shape, type and meaning.
 
-    Tokens are widened in any case, and their type says how large a vocabulary is.
+    Tokens are widened in any case, so their type may differ; the tokenizer may not.
     """
-    first: dict[str, tuple[str, str]] = {}
-    for cache in caches:
-        for name in cache.default_columns:
-            kind = _kind(cache.column(name))
-            expected, root = first.setdefault(name, (kind, cache.root))
-            if kind != expected:
+    facts = [_facts(cache) for cache in caches]
+    for cache, own in zip(caches[1:], facts[1:], strict=True):
+        for name in dict.fromkeys([*facts[0], *own]):
+            first, other = facts[0].get(name, "absent"), own.get(name, "absent")
+            if first != other:
                 raise ValueError(
-                    f"column '{name}' has {expected} in '{root}' but {kind} in '{cache.root}'; "
-                    "caches of a mixture are built alike"
+                    f"{name} is {_shown(first, other)} in '{caches[0].root}' but {_shown(other, first)} in "
+                    f"'{cache.root}'; mix only caches that were built alike"
                 )
+
+
+def _facts(cache: Cache) -> dict[str, object]:
+    """What the caches of a mixture must share, by the name that an error gives it."""
+    facts: dict[str, object] = {}
+    for layer in cache.layers:
+        recipe = cache.recipe(layer)
+        facts[f"the kind of layer '{layer}'"] = recipe.kind
+        files = {
+            name: recipe.dependencies[name] for name in recipe.dependencies.keys() - inputs_in(recipe.dependencies)
+        }
+        facts |= {f"the SHA-256 of '{name}'": files[name] for name in sorted(files)}
+        if "tags" in recipe.fields and "tags" in cache.columns:
+            facts["the vocabulary of tags"] = recipe.fields["tags"]
+    return facts | {f"column '{name}'": _kind(cache.column(name)) for name in cache.default_columns}
+
+
+def _shown(fact: object, other: object) -> str:
+    """A fact; of two long lists their lengths, and the first entry that differs."""
+    if not isinstance(fact, list | tuple) or not isinstance(other, list | tuple):
+        return str(fact)
+    differs = [own for own in fact if own not in set(other)]
+    return f"{len(fact)} entries" + (f" (with {differs[0]!r})" if differs else "")
 
 
 def _kind(column: Column) -> str:

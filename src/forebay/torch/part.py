@@ -8,11 +8,12 @@ Rows are read through one cache, whose generation has the chunks of all parts.
 """
 
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
 from forebay.cache.reader import Cache
-from forebay.errors import StateMismatch
+from forebay.columns import Array
 from forebay.order.bijection import Numbers
 from forebay.torch.stream import Rule
 
@@ -30,12 +31,26 @@ class Part:
             self.counts[np.isin(pinned.chunk_numbers, older.chunk_numbers)] = 0
         self._firsts = np.concatenate([[0], np.cumsum(self.counts)])
         self._whole = older is None
-        self._shifts = None if reading is pinned else _shifts(pinned, reading)
+        self._reading = reading
 
     @cached_property
     def selected(self) -> str | None:
         """A digest of the selected rows, which a rule may know by a name alone; None where all are in."""
         return None if self._selection is None else self._selection.digest
+
+    @cached_property
+    def _shifts(self) -> Numbers | None:
+        """By how much the rows of each chunk are moved in a newer generation, where gaps were filled."""
+        if self._reading is self.pinned:
+            return None
+        at = np.searchsorted(self._reading.chunk_numbers, self.pinned.chunk_numbers)
+        shifts: Numbers = self._reading.chunk_starts[at] - self.pinned.chunk_starts[:-1]
+        return shifts
+
+    @cached_property
+    def replaced(self) -> "Replaced":
+        """The chunks that the reading generation has otherwise."""
+        return Replaced.between(self.pinned, self._reading)
 
     def rows(self, indices: Numbers) -> Numbers:
         """The row numbers in the reading cache."""
@@ -48,16 +63,28 @@ class Part:
         return rows + self._shifts[np.searchsorted(self.pinned.chunk_starts, rows, side="right") - 1]
 
 
-def _shifts(pinned: Cache, reading: Cache) -> Numbers:
-    """By how much the rows of each chunk are moved in a newer generation, where gaps were filled."""
-    at = np.searchsorted(reading.chunk_numbers, pinned.chunk_numbers)
-    there = np.append(reading.chunk_numbers, -1)[at] == pinned.chunk_numbers
-    same = there.copy()
-    same[there] = np.diff(reading.chunk_starts)[at[there]] == np.diff(pinned.chunk_starts)[there]
-    if not same.all():
-        chunk = int(pinned.chunk_numbers[~same][0])
-        old, new = pinned.generation.number, reading.generation.number
-        differs = {f"the rows of chunk {chunk}": (f"of generation {old}", f"others in generation {new}")}
-        raise StateMismatch(pinned.root, differs)
-    shifts: Numbers = reading.chunk_starts[at] - pinned.chunk_starts[:-1]
-    return shifts
+class Replaced(NamedTuple):
+    """Chunks that were repaired or refreshed since a generation: with other rows, and with as many of other content."""
+
+    rows: Numbers
+    content: Numbers
+
+    @classmethod
+    def between(cls, pinned: Cache, reading: Cache) -> "Replaced":
+        if reading is pinned:
+            return cls(*(np.empty(0, np.int64),) * 2)
+        chunks = pinned.chunk_numbers
+        at = np.searchsorted(reading.chunk_numbers, chunks)
+        there = np.append(reading.chunk_numbers, -1)[at] == chunks
+        alike = there.copy()
+        alike[there] = np.diff(reading.chunk_starts)[at[there]] == np.diff(pinned.chunk_starts)[there]
+        same = alike.copy()
+        for layer in pinned.layers:
+            digests = [_content_digests(cache, layer, chunks[alike]) for cache in (pinned, reading)]
+            same[alike] &= (digests[0] == digests[1]).all(axis=1)
+        return cls(chunks[~alike], chunks[alike & ~same])
+
+
+def _content_digests(cache: Cache, layer: str, chunks: Numbers) -> Array:
+    table = cache.generation.table(layer)
+    return table.digests["content"][np.searchsorted(table.chunks, chunks)]

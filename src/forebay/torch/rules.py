@@ -48,6 +48,8 @@ class Split:
                 f"by is {self.by!r}; a split is by 'chunk', by 'sample', or by what the cache has ('auto')"
             )
         on_training_side([], self.fraction, self.seed)  # refuses what is no fraction or seed
+        object.__setattr__(self, "fraction", float(self.fraction))  # numbers of numpy have another repr
+        object.__setattr__(self, "seed", int(self.seed))
 
     @property
     def digest(self) -> str:

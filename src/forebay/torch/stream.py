@@ -61,8 +61,11 @@ class Stream(Protocol):
         """What identifies the sequence of rows: a few hundred bytes of JSON."""
         ...
 
-    def resumed(self, state: Mapping[str, Any]) -> "Stream":
-        """The stream that a state was taken from, on the caches of this one; `StateMismatch` where it cannot be."""
+    def resumed(self, state: Mapping[str, Any], epoch: int, position: int) -> "Stream":
+        """The stream that a state was taken from, at this position, on the caches of this one.
+
+        `StateMismatch` where it cannot be.
+        """
         ...
 
 

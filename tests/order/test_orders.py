@@ -10,8 +10,8 @@ from forebay.order.orders import GlobalOrder, Order, SequentialOrder
 from forebay.order.quality import ShuffleQuality, shuffle_quality
 from forebay.order.window import Window, WindowOrder
 
-GOLDEN_WINDOW = [2, 6, 3, 14, 10, 5, 8, 15, 11, 7, 9, 19, 13, 18, 12, 16, 0, 17, 1, 4]
-GOLDEN_GLOBAL = [10, 12, 0, 15, 4, 2, 16, 8, 11, 7, 3, 13, 17, 5, 19, 6, 1, 14, 9, 18]
+GOLDEN_WINDOW = [3, 15, 2, 14, 1, 6, 17, 5, 16, 12, 0, 13, 19, 11, 18, 10, 4, 7, 9, 8]
+GOLDEN_GLOBAL = [2, 16, 15, 0, 17, 4, 5, 1, 7, 14, 6, 18, 10, 3, 8, 9, 19, 12, 11, 13]
 
 
 @st.composite
@@ -90,7 +90,13 @@ def test_the_orders_are_the_same_in_every_release() -> None:
 
 
 def test_an_ordering_comes_back_from_its_state() -> None:
-    for ordering in (Ordering("global", 3), Ordering("sequential", 0), Ordering("window", 1, Window(rows=8, unit=2))):
+    window = Window(rows=8, unit=2)
+    for ordering in (
+        Ordering("global", 3),
+        Ordering("global", 3, automatic=True),
+        Ordering("sequential", 0),
+        Ordering("window", 1, window),
+    ):
         assert Ordering.of_state(ordering.state()) == ordering
 
 
@@ -112,6 +118,28 @@ def test_quality_is_1_for_a_global_shuffle_near_it_for_a_wide_window_and_low_wit
     assert none.units < narrow.units < 0.3
     assert none.travel < 0.001
     assert str(ShuffleQuality(0.5, 1.0, 0.25)).startswith("of a global shuffle: 50.0% of the chunks in a batch, 100.0%")
+
+
+@pytest.mark.parametrize("chunks", [4, 8, 16, 19, 60])
+@pytest.mark.parametrize("batch", [8, 16, 32])
+def test_few_chunks_are_mixed_as_well_as_by_a_global_shuffle(chunks: int, batch: int) -> None:
+    """Fewer chunks than lanes: neighbouring lanes lie in one chunk."""
+    counts = np.full(chunks, 2000)
+    quality = shuffle_quality(WindowOrder(counts, 0, Window(rows=200, unit=16)), counts, 16, batch)
+    assert quality.chunks > 0.97
+    assert quality.units > 0.97
+    assert quality.travel > 0.85
+
+
+def test_the_figures_in_the_documentation_are_those_of_the_shuffle() -> None:
+    """A million rows of 2,048 tokens in chunks of 8,000, blocks of 128 K tokens."""
+    counts = np.full(125, 8000)
+    order = WindowOrder(counts, 0, Window(rows=384, unit=64))
+    large, small = (shuffle_quality(order, counts, 64, size) for size in (512, 32))
+    assert large.chunks > 0.95
+    assert 0.57 < large.units < 0.59
+    assert small.chunks > 0.99
+    assert small.units > 0.99
 
 
 def unit_of(counts: np.ndarray, unit: int) -> np.ndarray:

@@ -22,6 +22,7 @@ from tests.token_caches import (
 import forebay as fb
 from forebay import masks
 from forebay.columns import Column
+from forebay.errors import WindowTooLarge
 from forebay.order.coins import Coins
 from forebay.order.window import Window
 from forebay.torch import Ingredient, Loader, Mixture, document_block_mask
@@ -238,11 +239,40 @@ def test_options_that_make_no_sense_are_refused(
         Loader(caches["plain"], global_batch_size=4, **options)
 
 
-def test_auto_is_global_for_plain_columns_and_window_for_compressed_ones(caches: dict[str, fb.Cache]) -> None:
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> fb.Cache:
+    """Rows that compress to nothing, and are more than a window when they are decoded."""
+    fields = {"codec": "zstd", "sequence_length": 1 << 16, "chunk_rows": 100}
+    return fb.open_cache(token_cache(tmp_path_factory.mktemp("large"), 800, **fields))
+
+
+def test_auto_is_global_where_rows_are_mapped_or_stay_decoded_and_window_else(
+    caches: dict[str, fb.Cache], large: fb.Cache
+) -> None:
     assert Loader(caches["plain"], global_batch_size=4).state_dict()["stream"]["shuffle"] == "global"
-    packed = Loader(caches["packed"], global_batch_size=4).state_dict()["stream"]
+    assert Loader(caches["packed"], global_batch_size=4).state_dict()["stream"]["shuffle"] == "global"
+    packed = Loader(large, global_batch_size=4).state_dict()["stream"]
     assert packed["shuffle"] == "window"
     assert packed["window"]["unit"] == 2
+
+
+@pytest.mark.parametrize("shuffle", ["auto", "window"])
+def test_the_order_does_not_depend_on_the_columns_that_are_read(
+    caches: dict[str, fb.Cache], large: fb.Cache, shuffle: Any
+) -> None:
+    for cache in (*caches.values(), large):
+        options = {"global_batch_size": 1, "shuffle": shuffle}
+        orders = [Loader(cache, columns=columns, **options).stream for columns in (None, ["tokens"], ["seq_lens"])]
+        positions = np.arange(len(cache))
+        rows = [order.locate(0, positions).rows.tolist() for order in orders]
+        assert rows[0] == rows[1] == rows[2]
+
+
+def test_rows_that_do_not_stay_decoded_are_not_shuffled_globally_unless_asked_for(caches: dict[str, fb.Cache]) -> None:
+    small = fb.open_cache(caches["packed"].root, memory=500)
+    with pytest.raises(WindowTooLarge, match="open it with memory="):
+        Loader(small, global_batch_size=4)
+    Loader(small, global_batch_size=4, shuffle="global")
 
 
 def test_a_selection_limits_the_rows_and_leaves_the_rest_to_the_other_side(caches: dict[str, fb.Cache]) -> None:

@@ -1,23 +1,27 @@
 """Splits and filters: a row stays on its side whatever happens to the cache, and a selection travels with its rows."""
 
+import json
 import os
 import pickle
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from tests.builders import script_environment
 from tests.layer_recipes import LengthLayer, LineRecipe, flip, number_cache, write_lines
-from tests.token_caches import NumberedTokens, write_numbers
+from tests.token_caches import NumberedTokens, token_cache, write_numbers
 
 import forebay as fb
 from forebay.errors import SelectionEmpty, SelectionLost
-from forebay.torch import Split, Where
+from forebay.torch import Loader, Split, Where
 
 SIDES = ("train", "validation")
+
+pytestmark = pytest.mark.filterwarnings("ignore:the (train|validation) side of .* were asked for:UserWarning")
 
 
 def selected(cache: fb.Cache, rule: Split | Where, column: str) -> list[int]:
@@ -27,10 +31,11 @@ def selected(cache: fb.Cache, rule: Split | Where, column: str) -> list[int]:
     return np.asarray(cache.read(rows, [column])[column]).reshape(len(rows), -1)[:, 0].tolist()
 
 
-def sides(root: Path, column: str, seed: int = 0) -> dict[int, str]:
+def sides(root: Path, column: str, seed: int = 0, by: Any = "auto", fraction: float = 0.5) -> dict[int, str]:
     """The side of every number in a cache, each of which is on one."""
     cache = fb.open_cache(root)
-    found = {side: selected(cache, Split(side, fraction=0.5, seed=seed), column) for side in SIDES}
+    both = zip(SIDES, Split.pair(fraction, seed=seed, by=by), strict=True)
+    found = {side: selected(cache, split, column) for side, split in both}
     assert sorted(found["train"] + found["validation"]) == sorted(set(found["train"] + found["validation"]))
     assert len(found["train"]) + len(found["validation"]) == len(cache)
     return {number: side for side, numbers in found.items() for number in numbers}
@@ -63,31 +68,104 @@ def tokens(tmp_path_factory: pytest.TempPathFactory) -> fb.Cache:
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-def test_tokens_are_split_by_chunk_and_no_chunk_is_on_both_sides(tokens: fb.Cache, seed: int) -> None:
-    found = sides(Path(tokens.root), "tokens", seed)
+def test_split_by_chunk_no_chunk_is_on_both_sides(tokens: fb.Cache, seed: int) -> None:
+    found = sides(Path(tokens.root), "tokens", seed, by="chunk")
     assert set(found.values()) == set(SIDES)
     for chunk in range(20):
         assert len({found[number] for number in range(5 * chunk, 5 * chunk + 5)}) == 1
 
 
-def test_growing_moves_no_chunk_to_the_other_side(tmp_path: Path) -> None:
+@pytest.mark.parametrize("by", ["auto", "chunk"])
+def test_growing_moves_no_row_to_the_other_side(tmp_path: Path, by: Any) -> None:
     root = token_root(tmp_path)
-    before = sides(root, "tokens")
-    write_numbers(tmp_path / "raw" / "0 sorts first.txt", range(100, 150))
+    before = sides(root, "tokens", by=by)
+    write_numbers(tmp_path / "raw" / "0 sorts first.txt", range(100, 500))
     fb.grow(root, fb.sources.lines(tmp_path / "raw"), recipe=NumberedTokens(), workers=0)
-    after = sides(root, "tokens")
-    assert len(after) == 150
+    after = sides(root, "tokens", by=by)
+    assert len(after) == 500
     assert {number: after[number] for number in before} == before
 
 
-def test_filling_a_gap_moves_no_chunk_to_the_other_side(tmp_path: Path) -> None:
+@pytest.mark.parametrize("by", ["auto", "chunk"])
+def test_filling_a_gap_moves_no_row_to_the_other_side(tmp_path: Path, by: Any) -> None:
     root = token_root(tmp_path, start_chunk=7)
-    before = sides(root, "tokens")
+    before = sides(root, "tokens", by=by)
     assert len(before) == 65
     fb.build(root, fb.sources.lines(tmp_path / "raw"), NumberedTokens(), workers=0)
-    after = sides(root, "tokens")
+    after = sides(root, "tokens", by=by)
     assert len(after) == 100
     assert {number: after[number] for number in before} == before
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> fb.Cache:
+    """One chunk of documents that fill from a part of a row to three rows."""
+    folder = tmp_path_factory.mktemp("packed")
+    lengths = np.random.default_rng(0).integers(3, 90, 120).tolist()
+    lines = [json.dumps({"text": " word" * length}) for length in lengths]
+    (folder / "a.jsonl").write_text("\n".join(lines))
+    recipe = fb.TokenRecipe(tokenizer="gpt2", sequence_length=32)
+    fb.build(folder / "cache", fb.sources.jsonl(folder / "a.jsonl"), recipe, workers=0)
+    return fb.open_cache(folder / "cache")
+
+
+class TestSmallCaches:
+    """Few chunks, or one: a split between rows reaches the fraction, and keeps documents whole."""
+
+    @pytest.mark.filterwarnings("error")
+    @pytest.mark.parametrize("seed", range(2))
+    @pytest.mark.parametrize("fraction", [0.1, 0.5, 0.8, 0.9])
+    def test_one_chunk_is_split_without_a_document_on_both_sides(
+        self, packed: fb.Cache, seed: int, fraction: float
+    ) -> None:
+        assert len(packed.chunk_numbers) == 1
+        train, validation = Split.pair(fraction, seed=seed)
+        documents = []
+        for split, wanted in ((train, fraction), (validation, 1 - fraction)):
+            assert abs(split.share(packed) - wanted) < 0.05
+            selection = split.of(packed)
+            rows = packed.read(selection.rows(np.arange(len(selection))), ["documents"])["documents"]
+            documents.append(set(rows.values[:, 0].tolist()))
+        assert not documents[0] & documents[1]
+        assert len(documents[0] | documents[1]) == 120
+        assert train.share(packed) + validation.share(packed) == 1
+
+    def test_a_cache_of_two_rows_has_one_on_each_side(self, tmp_path: Path) -> None:
+        cache = fb.open_cache(token_cache(tmp_path, 2))
+        for seed in range(5):
+            assert [split.share(cache) for split in Split.pair(0.9, seed=seed)] == [0.5, 0.5]
+
+    @pytest.mark.parametrize("rows", [175, 600])
+    def test_some_and_many_chunks_reach_the_fraction(self, tmp_path: Path, rows: int) -> None:
+        """35 chunks, all cut between rows; 120 chunks, of which the later ones are whole."""
+        cache = fb.open_cache(token_cache(tmp_path, rows))
+        for seed in range(5):
+            assert abs(Split("train", 0.9, seed).share(cache) - 0.9) < 0.05
+
+    def test_a_larger_fraction_only_adds(self, packed: fb.Cache) -> None:
+        found = [Split("train", fraction).of(packed) for fraction in (0.4, 0.7)]
+        small, large = (set(each.rows(np.arange(len(each))).tolist()) for each in found)
+        assert small < large
+
+    @pytest.mark.filterwarnings("error")
+    def test_a_share_far_from_the_fraction_is_a_warning_that_says_both(self, tokens: fb.Cache) -> None:
+        shares = [Split("train", 0.9, seed, by="chunk").share(tokens) for seed in range(30)]
+        far = max(range(30), key=lambda seed: abs(shares[seed] - 0.9))
+        with pytest.warns(UserWarning, match=f"has {shares[far]:.1%} of the rows, 90.0% were asked for.*by chunk"):
+            Split("train", 0.9, far, by="chunk").of(tokens)
+
+    @pytest.mark.filterwarnings("error")
+    def test_a_side_that_is_left_empty_is_a_warning_to_the_other(self, tmp_path: Path) -> None:
+        cache = fb.open_cache(token_cache(tmp_path, 5))
+        with pytest.warns(UserWarning, match=r"has 100.0% of the rows, 99.0% were asked for"):
+            Split("train", 0.99, by="chunk").of(cache)
+        with pytest.raises(SelectionEmpty):
+            Split("validation", 0.99, by="chunk").of(cache)
+
+    def test_a_repr_says_the_share(self, packed: fb.Cache) -> None:
+        split = Split("train", 0.8)
+        loader = Loader(packed, global_batch_size=2, selection=split)
+        assert f"({split.share(packed):.1%}: train of 0.8, seed 0, by auto)" in repr(loader)
 
 
 def test_rows_with_sample_ids_are_split_one_by_one(numbers: fb.Cache) -> None:

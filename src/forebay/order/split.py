@@ -5,6 +5,9 @@
 
 A name is a sample id, or the number of a chunk (8 bytes, little endian). Names that come later move none that were
 there. A larger fraction keeps all of the training side and adds to it.
+
+Within a chunk, the rows that share a document are a group, and groups come in the order of their hashes: the first
+ones, up to the fraction of the chunk's rows, are the training side. That reaches the fraction with a single chunk.
 """
 
 from collections.abc import Iterable, Iterator
@@ -47,3 +50,55 @@ def sample_names(ids: Array | Ragged) -> Iterator[memoryview]:
     raw = np.ascontiguousarray(values).reshape(-1).view(np.uint8).data
     edges = (offsets.astype(np.int64) * item_bytes).tolist()
     return (raw[start:stop] for start, stop in pairwise(edges))
+
+
+def document_groups(documents: Ragged) -> NDArray[np.int64]:
+    """The group of every row of a chunk: rows that share a document are in one, called by its lowest document.
+
+    `documents` has pairs (document, first token). Pieces of a long document lie in several rows, and each row may end
+    with pieces of others; so the lowest document is passed on until nothing changes. Rows without documents are alone.
+
+    >>> pairs = [np.array([[0, 0], [2, 0]]), np.array([[1, 0]]), np.array([[2, 9], [3, 0]])]
+    >>> document_groups(Ragged.of(pairs, np.dtype("u4"), (2,))).tolist()
+    [0, 1, 0]
+    """
+    rows = np.repeat(np.arange(len(documents)), documents.lengths)
+    _, which = np.unique(documents.values[:, 0], return_inverse=True)
+    lowest = documents.values[:, 0].astype(np.int64)
+    groups = np.full(len(documents), np.iinfo(np.int64).max)
+    np.minimum.at(groups, rows, lowest)
+    while len(rows):
+        shared = np.full(which.max() + 1, np.iinfo(np.int64).max)
+        np.minimum.at(shared, which, groups[rows])
+        passed_on = groups.copy()
+        np.minimum.at(passed_on, rows, shared[which])
+        if np.array_equal(passed_on, groups):
+            break
+        groups = passed_on
+    alone = np.flatnonzero(documents.lengths == 0)
+    groups[alone] = -1 - alone
+    return groups
+
+
+def groups_on_training_side(groups: NDArray[np.int64], chunk: int, fraction: float, seed: int) -> NDArray[np.bool_]:
+    """Which rows of a chunk are on the training side, by the groups they are in.
+
+    The group that the fraction falls into is on either side as often as the fraction says, by a hash of the chunk; so
+    is a chunk that is one group. Chunk 0 has rows on both sides wherever it has two groups.
+    """
+    names, member = np.unique(groups, return_inverse=True)
+    sizes = np.bincount(member, minlength=len(names))
+    own = int(chunk).to_bytes(8, "little")
+    hashes = [xxhash.xxh3_64_intdigest(own + int(name).to_bytes(8, "little", signed=True), seed) for name in names]
+    order = np.argsort(np.array(hashes, np.uint64), kind="stable")
+    ends, target = np.cumsum(sizes[order]), fraction * len(groups)
+    trained = int(np.searchsorted(ends, target, side="right"))
+    if trained < len(names):
+        size = int(sizes[order[trained]])
+        trained += xxhash.xxh3_64_intdigest(own + b"border", seed) / 2**64 < (target - int(ends[trained]) + size) / size
+    if chunk == 0 and len(names) > 1 and fraction < 1:
+        trained = min(max(trained, 1), len(names) - 1)
+    chosen = np.zeros(len(names), np.bool_)
+    chosen[order[:trained]] = True
+    sides: NDArray[np.bool_] = chosen[member]
+    return sides

@@ -1,7 +1,7 @@
 """Window shuffle: near a global one, while every stored block is decoded once, by one rank.
 
-Chunks are shuffled and laid end to end; equal stretches of them are the lanes. Lanes take turns, one row each, and rank
-r of w takes the positions with p % w == r: so where w divides the lanes, a rank reads lanes of its own only. Neighbouring
+Chunks are shuffled and laid end to end; equal stretches of them are the lanes. Lanes take turns, one row each, and
+rank r of w takes the positions with p % w == r: so where w divides the lanes, no two ranks read one lane. Neighbouring
 lanes may lie in one chunk, so turns jump (0, 32, 16, 48, …): successive positions lie far apart.
 
     chunks, shuffled   7 7 7 7 2 2 2 2 2 9 9 9 4 4 4 4 4 4 0 0 0 0 5 5 …

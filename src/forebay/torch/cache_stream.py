@@ -42,7 +42,8 @@ class CacheStream:
         self._starts = np.cumsum([0, *(order.size for order in self._orders)])
 
     def __repr__(self) -> str:
-        which = "" if self._rule is None else f" ({self._rule.digest})"
+        share = self.size(0) / max(1, len(self.cache))
+        which = "" if self._rule is None else f" ({share:.1%}: {self._rule.digest})"
         return f"{self.size(0):,} rows{which} of {self.cache!r}, {self.ordering.kind} order, seed {self.seed}"
 
     @property
@@ -116,8 +117,8 @@ class CacheStream:
             raise StateMismatch(self.cache.root, {f"the rows of chunk {_listed(rows)}": (then, now)})
         if len(content):
             warnings.warn(
-                f"chunk {_listed(content)} of '{self.cache.root}' was replaced between generation {old} and {new}: this "
-                "epoch reads the new content",
+                f"chunk {_listed(content)} of '{self.cache.root}' was replaced between generation {old} and {new}: "
+                "this epoch reads the new content",
                 stacklevel=2,
             )
 

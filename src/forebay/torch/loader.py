@@ -59,7 +59,7 @@ class Loader:
 
     shuffle       "auto", "global", "window" (sized by `window`) or None
     selection     a `Split` or `Where`
-    drop_last     leave out the rows that fill no batch; without, the last batch is filled up on all ranks (`row_weight`)
+    drop_last     leave out the rows that fill no batch; without, the last batch is filled up on all ranks (row_weight)
     restart       begin anew at every `iter`, with the same batches, and keep no state: for validation
     labels        "next", "aligned" or None
     derive        some of "positions", "document_ids", "cu_seqlens"

@@ -177,7 +177,7 @@ class Mixture:
         }
 
     def resumed(self, state: Mapping[str, Any], epoch: int, position: int) -> "Mixture":
-        """With the weights and the length of epochs of the state; each cache ends its pass on the rows it began with."""
+        """With the weights and the length of epochs of the state; each cache ends the pass it is in as it began it."""
         if "mixture" not in state:
             raise StateMismatch(self._roots, {"what is read": ("one cache", f"a mixture of {len(self.streams)}")})
         self._refuse_other(state)

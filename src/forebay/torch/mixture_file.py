@@ -16,7 +16,7 @@ import msgspec
 from forebay.cache.reader import open_cache
 from forebay.errors import SettingsInvalid
 from forebay.torch.mixture import Ingredient, Mixture
-from forebay.torch.rules import Split
+from forebay.torch.rules import By, Split
 
 
 class CacheEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -29,7 +29,7 @@ class CacheEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     split: Literal["train", "validation"] | None = None
     fraction: float = 0.8
     split_seed: int = 0
-    split_by: Literal["auto", "chunk", "sample"] = "auto"
+    split_by: By = "auto"
 
 
 _OF_A_SPLIT, _USUAL = ("fraction", "split_seed", "split_by"), CacheEntry(root="")

@@ -6,50 +6,73 @@ whole chunks as ranges, single rows as one bit each in a mapped file.
 
 import hashlib
 import secrets
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from forebay.cache.reader import Cache
-from forebay.columns import Columns
+from forebay.columns import Columns, Ragged
 from forebay.errors import SelectionEmpty
 from forebay.order.selection import Bits, ChunkSelection, Selection, packed_bytes
-from forebay.order.split import chunk_names, on_training_side, sample_names
+from forebay.order.split import (
+    chunk_names,
+    document_groups,
+    groups_on_training_side,
+    on_training_side,
+    sample_names,
+)
 from forebay.torch.given import checked_names
 from forebay.torch.kept_bits import keep_bits
 from forebay.torch.stream import Rule
 
 Chosen = NDArray[np.bool_]
+By = Literal["auto", "chunk", "document", "sample"]
+
+DOCUMENTS = "documents"  # the column that says which documents of its chunk a row holds
+CUT_CHUNKS = 64  # chunks by number, that a split by document cuts between rows; so it stays when the cache grows
+FAR_FROM_FRACTION = 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class Split:
     """The training or the validation side of a cache, by a stable hash: no row ever changes sides.
 
-    By chunk, where rows are packed of many documents: no document spans chunks, so none is on both sides. By sample,
-    where the recipe names a column of sample ids: a sample is on the same side in every cache. `folder` keeps the bits
-    of a split by sample for the next run.
+    document  where rows are packed of many documents and say which: no document is on both sides. The first 64 chunks
+              are split between rows, so that a small cache reaches the fraction; further chunks go to one side whole
+    chunk     whole chunks, where rows do not say which documents they hold: no document spans chunks
+    sample    where the recipe names a column of sample ids: a sample is on the same side in every cache
+
+    `by="auto"` takes what the cache has. Equal documents are documents of their own: deduplicate, or one may be on both
+    sides. `share` says which part of the rows is reached; more than 5 points beside the fraction is a warning.
+
+    `folder` keeps the bits of a split by sample or document for the next run.
     """
 
     side: Literal["train", "validation"]
     fraction: float = 0.8
     seed: int = 0
-    by: Literal["auto", "chunk", "sample"] = "auto"
+    by: By = "auto"
     folder: str | None = None
 
     def __post_init__(self) -> None:
         if self.side not in ("train", "validation"):
             raise ValueError(f"side is {self.side!r}; a split has the sides 'train' and 'validation'")
-        if self.by not in ("auto", "chunk", "sample"):
-            raise ValueError(
-                f"by is {self.by!r}; a split is by 'chunk', by 'sample', or by what the cache has ('auto')"
-            )
+        if self.by not in get_args(By):
+            raise ValueError(f"by is {self.by!r}; one of {', '.join(get_args(By))} is expected")
         on_training_side([], self.fraction, self.seed)  # refuses what is no fraction or seed
         object.__setattr__(self, "fraction", float(self.fraction))  # numbers of numpy have another repr
         object.__setattr__(self, "seed", int(self.seed))
+
+    @classmethod
+    def pair(
+        cls, fraction: float = 0.8, *, seed: int = 0, by: By = "auto", folder: str | None = None
+    ) -> tuple["Split", "Split"]:
+        """Both sides of one split, which cannot overlap: training and validation."""
+        return cls("train", fraction, seed, by, folder), cls("validation", fraction, seed, by, folder)
 
     @property
     def digest(self) -> str:
@@ -57,24 +80,67 @@ class Split:
 
     def of(self, cache: Cache) -> Selection:
         """The rows on this side."""
-        column = cache.recipe(cache.generation.base).sample_ids
-        if self.by == "sample" and not column:
-            raise ValueError(f"the recipe of '{cache.root}' names no column of sample ids; split it by chunk")
-        by_chunk = self.by == "chunk" or not column
-        selection = self._by_chunk(cache) if by_chunk else self._by_sample(cache, column)
-        return _checked(selection, cache, self.digest, "another fraction or seed, or smaller chunks in the recipe")
+        selection = self._selected(cache)
+        advice = (
+            "another fraction or seed, by='document' or 'sample' where the cache allows, or more and smaller chunks"
+        )
+        _checked(selection, cache, self.digest, advice)
+        self._warn_far_from_fraction(cache, len(selection))
+        return selection
 
-    def _by_chunk(self, cache: Cache) -> Selection:
-        return ChunkSelection(cache.chunk_starts, self._chosen(chunk_names(cache.chunk_numbers)))
+    def share(self, cache: Cache) -> float:
+        """Which part of the rows of a cache is on this side."""
+        return len(self._selected(cache)) / max(1, len(cache))
 
-    def _by_sample(self, cache: Cache, column: str) -> Selection:
-        chosen = (self._chosen(sample_names(chunk[column])) for chunk in cache.chunks([column]))
+    def _selected(self, cache: Cache) -> Selection:
+        by = self._chosen_by(cache)
+        if by == "chunk":
+            return ChunkSelection(cache.chunk_starts, self._chosen(chunk_names(cache.chunk_numbers)))
+        column = DOCUMENTS if by == "document" else cache.recipe(cache.generation.base).sample_ids
+        chosen = self._by_document(cache) if by == "document" else self._by_sample(cache, column)
         key = _key(cache, f"{self.digest} of {column}")
         return keep_bits(self.folder, key, len(cache), lambda: _joined(chosen, len(cache)))
+
+    def _chosen_by(self, cache: Cache) -> By:
+        has_samples = bool(cache.recipe(cache.generation.base).sample_ids)
+        has_documents = DOCUMENTS in cache.columns and cache.column(DOCUMENTS).ragged
+        if self.by == "sample" and not has_samples:
+            raise ValueError(f"the recipe of '{cache.root}' names no column of sample ids; split it by chunk")
+        if self.by == "document" and not has_documents:
+            raise ValueError(f"'{cache.root}' has no column '{DOCUMENTS}'; split it by chunk or by sample")
+        if self.by != "auto":
+            return self.by
+        return "sample" if has_samples else "document" if has_documents else "chunk"
+
+    def _by_sample(self, cache: Cache, column: str) -> Iterator[Chosen]:
+        return (self._chosen(sample_names(chunk[column])) for chunk in cache.chunks([column]))
+
+    def _by_document(self, cache: Cache) -> Iterator[Chosen]:
+        whole = self._chosen(chunk_names(cache.chunk_numbers))
+        for at, chunk in enumerate(cache.chunk_numbers.tolist()):
+            start, stop = cache.chunk_starts[at : at + 2].tolist()
+            if chunk >= CUT_CHUNKS:
+                yield np.full(stop - start, whole[at])
+                continue
+            documents = cache.read(np.arange(start, stop), [DOCUMENTS])[DOCUMENTS]
+            assert isinstance(documents, Ragged)
+            trained = groups_on_training_side(document_groups(documents), chunk, self.fraction, self.seed)
+            yield trained if self.side == "train" else ~trained
 
     def _chosen(self, names: Iterator[bytes] | Iterator[memoryview]) -> Chosen:
         trained = on_training_side(names, self.fraction, self.seed)
         return trained if self.side == "train" else ~trained
+
+    def _warn_far_from_fraction(self, cache: Cache, rows: int) -> None:
+        wanted = self.fraction if self.side == "train" else 1 - self.fraction
+        share = rows / len(cache)
+        if abs(share - wanted) > FAR_FROM_FRACTION or (share == 1 and wanted < 1):
+            warnings.warn(
+                f"the {self.side} side of '{cache.root}' has {share:.1%} of the rows, {wanted:.1%} were asked for "
+                f"({len(cache):,} rows in {len(cache.chunk_numbers):,} chunks, split by {self._chosen_by(cache)}); "
+                "choose another seed, or split a larger cache",
+                stacklevel=3,
+            )
 
 
 @dataclass(frozen=True, slots=True)

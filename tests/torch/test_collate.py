@@ -60,6 +60,7 @@ def test_a_loader_gives_what_the_collate_makes_of_its_rows(cache: fb.Cache, thre
     seen: list[int] = []
     for epoch in (0, 1):
         for batch in loader:
+            assert batch.pop("row_weight").tolist() == [1] * len(batch["number"])
             assert told(batch) == expected(batch["number"].tolist(), epoch, 4)
             seen += batch["number"].tolist()
     assert sorted(seen) == sorted([*range(ROWS)] * 2)

@@ -20,6 +20,8 @@ from forebay.torch import CacheDataset, Coins, Split
 
 HALF = Split("train", fraction=0.5)
 
+pytestmark = pytest.mark.filterwarnings("ignore:the (train|validation) side of .* were asked for:UserWarning")
+
 
 @pytest.fixture(scope="module")
 def tokens(tmp_path_factory: pytest.TempPathFactory) -> fb.Cache:

@@ -103,7 +103,7 @@ def test_a_mixture_has_its_own_order_seed_and_generations(tokens: fb.Cache) -> N
     ("change", "problem"),
     [
         ({"position": 21}, "position 21 then, 'at most 20' now"),
-        ({"version": 9}, "the version of the state 9 then, 1 now"),
+        ({"version": 9}, "the version of the state 9 then, 2 now"),
     ],
 )
 def test_a_state_that_this_loader_cannot_have_is_refused(
@@ -114,7 +114,7 @@ def test_a_state_that_this_loader_cannot_have_is_refused(
 
 
 def test_a_dict_that_is_no_state_is_refused(tokens: fb.Cache) -> None:
-    for wrong in ({}, {"version": 1, "epoch": 0, "position": 0}):
+    for wrong in ({}, {"version": 2, "epoch": 0, "position": 0}):
         with pytest.raises(ValueError, match=r"this is no state of a Loader: it has no .*stream|version"):
             loader(tokens).load_state_dict(wrong)
 
@@ -158,7 +158,9 @@ def test_an_epoch_without_a_batch_is_not_silent(tokens: fb.Cache) -> None:
 def test_objects_tell_what_they_are(tokens: fb.Cache) -> None:
     reading = loader(tokens, selection=Split("train", fraction=0.5))
     next(iter(reading))
-    assert f"(train of 0.5, seed 0, by auto) of {tokens!r}, global order, seed 0 in batches of 4" in repr(reading)
+    assert f"% of the rows: train of 0.5, seed 0, by auto) of {tokens!r}, global order, seed 0 in batches of 4" in repr(
+        reading
+    )
     assert f"at row 4 of {reading.stream.size(0)} of epoch 0>" in repr(reading)
     assert repr(mixture(tokens)) == (
         f"<Mixture of 1 × '{tokens.root}', 2 × '{tokens.root}'; 40 rows in an epoch, seed 3>"

@@ -83,9 +83,9 @@ def test_what_counts_no_rows_is_refused(tmp_path: Path) -> None:
 
 def test_the_rows_of_a_loader_are_those_it_selects(tmp_path: Path) -> None:
     cache = fb.open_cache(token_cache(tmp_path, 100))
-    loader = Loader(cache, global_batch_size=4, selection=Split("train", fraction=0.5), threads=0)
-    schedule = Schedule(loader, epochs=3, effective_batch=4)
-    assert schedule.total == 3 * len(CacheDataset(cache, selection=Split("train", fraction=0.5))) // 4
+    loader = Loader(cache, global_batch_size=7, selection=Split("train", fraction=0.5), threads=0)
+    schedule = Schedule(loader, epochs=3, effective_batch=7)
+    assert schedule.total == 3 * len(CacheDataset(cache, selection=Split("train", fraction=0.5))) // 7
     assert schedule.total != 3 * len(loader)
 
 

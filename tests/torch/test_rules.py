@@ -165,7 +165,7 @@ class TestSmallCaches:
     def test_a_repr_says_the_share(self, packed: fb.Cache) -> None:
         split = Split("train", 0.8)
         loader = Loader(packed, global_batch_size=2, selection=split)
-        assert f"({split.share(packed):.1%}: train of 0.8, seed 0, by auto)" in repr(loader)
+        assert f"({split.share(packed):.1%} of the rows: train of 0.8, seed 0, by auto)" in repr(loader)
 
 
 def test_rows_with_sample_ids_are_split_one_by_one(numbers: fb.Cache) -> None:

@@ -43,7 +43,7 @@ class CacheStream:
 
     def __repr__(self) -> str:
         share = self.size(0) / max(1, len(self.cache))
-        which = "" if self._rule is None else f" ({share:.1%}: {self._rule.digest})"
+        which = "" if self._rule is None else f" ({share:.1%} of the rows: {self._rule.digest})"
         return f"{self.size(0):,} rows{which} of {self.cache!r}, {self.ordering.kind} order, seed {self.seed}"
 
     @property

@@ -266,32 +266,34 @@ def _plain(weights: Sequence[float]) -> tuple[float, ...]:
 def _check_alike(caches: Sequence[Cache]) -> None:
     """Rows of different caches stand in one batch, so their values have one shape, type and meaning.
 
-    Tokens are widened in any case, so their type may differ; the tokenizer may not.
+    Tokens are widened in any case, so their type may differ; the tokenizer may not. A further layer is compared where
+    both caches have it.
     """
-    facts = [_facts(cache) for cache in caches]
-    for cache, own in zip(caches[1:], facts[1:], strict=True):
-        for name in dict.fromkeys([*facts[0], *own]):
-            first, other = facts[0].get(name, "absent"), own.get(name, "absent")
-            if first != other:
-                raise ValueError(
-                    f"{name} is {_shown(first, other)} in '{caches[0].root}' but {_shown(other, first)} in "
-                    f"'{cache.root}'; mix only caches that were built alike"
-                )
+    for other in caches[1:]:
+        first = caches[0]
+        further = [(layer, layer) for layer in first.layers[1:] if layer in other.layers]
+        for one, another in [(first.generation.base, other.generation.base), *further]:
+            then, now = _facts(first, one), _facts(other, another)
+            for name in dict.fromkeys([*then, *now]):
+                mine, theirs = then.get(name, "absent"), now.get(name, "absent")
+                if mine != theirs:
+                    raise ValueError(
+                        f"{name} is {_shown(mine, theirs)} in '{first.root}' but {_shown(theirs, mine)} in "
+                        f"'{other.root}'; mix only caches that were built alike"
+                    )
 
 
-def _facts(cache: Cache) -> dict[str, object]:
+def _facts(cache: Cache, layer: str) -> dict[str, object]:
     """What the caches of a mixture must share, by the name that an error gives it."""
-    facts: dict[str, object] = {}
-    for layer in cache.layers:
-        recipe = cache.recipe(layer)
-        facts[f"the kind of layer '{layer}'"] = recipe.kind
-        files = {
-            name: recipe.dependencies[name] for name in recipe.dependencies.keys() - inputs_in(recipe.dependencies)
-        }
-        facts |= {f"the SHA-256 of '{name}'": files[name] for name in sorted(files)}
-        if "tags" in recipe.fields and "tags" in cache.columns:
-            facts["the vocabulary of tags"] = recipe.fields["tags"]
-    return facts | {f"column '{name}'": _kind(cache.column(name)) for name in cache.default_columns}
+    recipe = cache.recipe(layer)
+    files = {name: recipe.dependencies[name] for name in recipe.dependencies.keys() - inputs_in(recipe.dependencies)}
+    tags = {"the vocabulary of tags": recipe.fields["tags"]} if "tags" in recipe.fields else {}
+    return {
+        "the kind of recipe": recipe.kind,
+        **{f"the SHA-256 of '{name}'": files[name] for name in sorted(files)},
+        **tags,
+        **{f"column '{column.name}'": _kind(column) for column in recipe.columns},
+    }
 
 
 def _shown(fact: object, other: object) -> str:

@@ -355,6 +355,7 @@ def test_no_error_is_left_out():
     elsewhere = {errors.Damaged, errors.NotForebay, errors.LayerIncomplete, errors.BuildStopped, errors.FunctionFailed}
     elsewhere |= {errors.GenerationGone, errors.SelectionEmpty, errors.SelectionLost, errors.StateMismatch}
     elsewhere |= {errors.WindowTooLarge, errors.ImageUnreadable, errors.AllTokensIgnored, errors.WarmingFailed}
+    elsewhere |= {errors.RanksDisagree, errors.RanksMissing}
     elsewhere |= {errors.TeacherUnusable, errors.TeacherOutputInvalid, errors.TeacherRaised}
     elsewhere |= {errors.HookSilent, errors.InputIncomplete, errors.LayerNotTimed, errors.OldCacheInvalid}
     ours = {error for error in _all_errors(errors.ForebayError) if error.__module__ == errors.__name__}

@@ -52,20 +52,6 @@ class Part:
         """The chunks that the reading generation has otherwise."""
         return Replaced.between(self.pinned, self._reading)
 
-    @cached_property
-    def _shifts(self) -> Numbers | None:
-        """By how much the rows of each chunk are moved in a newer generation, where gaps were filled."""
-        if self._reading is self.pinned:
-            return None
-        at = np.searchsorted(self._reading.chunk_numbers, self.pinned.chunk_numbers)
-        shifts: Numbers = self._reading.chunk_starts[at] - self.pinned.chunk_starts[:-1]
-        return shifts
-
-    @cached_property
-    def replaced(self) -> "Replaced":
-        """The chunks that the reading generation has otherwise."""
-        return Replaced.between(self.pinned, self._reading)
-
     def rows(self, indices: Numbers) -> Numbers:
         """The row numbers in the reading cache."""
         if not self._whole:

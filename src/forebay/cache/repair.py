@@ -62,7 +62,7 @@ from forebay.recipe import AnyRecipe, Recipe, input_layers, versions_of
 from forebay.source import Source
 from forebay.store.base import Buffer, Store, is_full
 
-_ADVICE = re.compile(r"; run `forebay (?:verify`, then `forebay )?repair[^`]*`$")
+_ADVICE = re.compile(r"; run `forebay (?:verify`, then `forebay )?repair[^`]*`")
 
 
 @dataclass(slots=True)

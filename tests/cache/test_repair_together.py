@@ -214,6 +214,16 @@ def test_a_chunk_whose_slice_is_lost_with_the_plan_of_a_grown_cache_says_so(tmp_
     assert not any("run `forebay repair" in reason for reason in report.failed.values())
 
 
+def test_a_generation_of_another_cache_is_found_without_a_cache_json_too(root: Path, tmp_path: Path) -> None:
+    before = rows(root)
+    key = "generations/000000.safetensors"
+    shutil.copyfile(other_cache(tmp_path) / key, root / key)
+    DAMAGES["cache.json"](root)
+    report = fb.repair(root, copy=root.parent / "copy", workers=0)
+    assert report.failed == {}
+    assert rows(root) == before
+
+
 @pytest.mark.parametrize("all_generations", [False, True])
 def test_a_sound_chunk_of_another_source_is_not_taken_for_one_of_this_cache(
     root: Path, tmp_path: Path, all_generations: bool

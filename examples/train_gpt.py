@@ -69,7 +69,7 @@ class Training:
             self.cache,
             global_batch_size=options.batch,
             seed=options.seed,
-            selection=Split("train", fraction=options.train_fraction),  # by chunk: no document is on both sides
+            selection=Split("train", fraction=options.train_fraction),  # no document is on both sides
             growth="epoch",  # new rows come with the next epoch
             on_growth=self.follow,
         )

@@ -2,7 +2,7 @@
 
     python flips.py FOLDER PEER FLIPS        prints {"refused": …, "right": …, "served": …, "died": …, "version": …}
 
-Every file that holds rows is hit in proportion to its size; each flip is read in a forked process by itself, whole, with
+Every file is hit in proportion to its size; each flip is read in a forked process by itself, whole, with
 the checks that the peer does by default.
 """
 

@@ -621,12 +621,14 @@ class GenerationGone(StateMismatch):
 
 
 class AllTokensIgnored(ForebayError):
-    def __init__(self, sample: str, box: Sequence[int], patch: int, threshold: float) -> None:
-        self.sample, self.box, self.patch, self.threshold = sample, tuple(box), patch, threshold
+    def __init__(self, sample: str, box: Sequence[int], patch: int, threshold: float, images: int = 1) -> None:
+        self.sample, self.box, self.patch, self.threshold, self.images = sample, tuple(box), patch, threshold, images
+        more = f" (and of {images - 1:,} more)" if images > 1 else ""
         super().__init__(
-            f"all tokens of the image '{sample}' are ignored: with content of {box[2]} × {box[3]} pixels, "
-            f"{threshold:.0%} or more of every patch of {patch} × {patch} is padding; leave it out by a selection on "
-            "`box`, choose a smaller patch, or raise the threshold"
+            f"all tokens of the image '{sample}'{more} are ignored: with content of {box[2]} × {box[3]} pixels, "
+            f"{threshold:.0%} or more of every patch of {patch} × {patch} is padding; leave such images out by a "
+            "selection (selection=collate.large_enough(), or a Where on `box`), choose a smaller patch, or raise the "
+            "threshold"
         )
 
 

@@ -109,6 +109,18 @@ def test_a_part_of_another_cache_is_found_and_put_right(root: Path, tmp_path: Pa
     assert [(root / "cache.json").read_bytes(), (root / "layers/raw/recipe.json").read_bytes()] == texts
 
 
+def test_a_generation_of_another_cache_is_not_believed_for_one_chunk_that_came_with_it(
+    root: Path, tmp_path: Path
+) -> None:
+    before, other = rows(root), other_cache(tmp_path)
+    for key in ("generations/000000.safetensors", CHUNK):
+        shutil.copyfile(other / key, root / key)
+    assert fb.repair(root, workers=0).failed == {}
+    fb.build(root, fb.sources.lines(root.parent / "raw"), fb.RawRecipe(chunk_bytes=300), workers=0)
+    assert rows(root) == before
+    assert fb.verify(root, full=True).sound
+
+
 def test_a_cache_with_another_plan_does_not_grow(root: Path, tmp_path: Path) -> None:
     """What continues another plan would give wrong rows once the right one is back."""
     source = fb.sources.lines(root.parent / "raw")
@@ -194,11 +206,22 @@ def test_a_chunk_whose_slice_is_lost_with_the_plan_of_a_grown_cache_says_so(tmp_
     write_lines(tmp_path / "raw/b.txt", 900, 50)
     fb.grow(root, source, workers=0)
     (root / "plan/000000.safetensors").unlink()
+    (root / "plan/000001.safetensors").write_bytes(b"")
     flip(root / CHUNK, 4300)
     report = fb.repair(root, workers=0)
     assert "--from COPY (the cache has grown" in report.failed["plan/000000.safetensors"]
     assert "'plan/000000.safetensors' of the cache" in report.failed[CHUNK]
     assert not any("run `forebay repair" in reason for reason in report.failed.values())
+
+
+def test_a_generation_of_another_cache_is_found_without_a_cache_json_too(root: Path, tmp_path: Path) -> None:
+    before = rows(root)
+    key = "generations/000000.safetensors"
+    shutil.copyfile(other_cache(tmp_path) / key, root / key)
+    DAMAGES["cache.json"](root)
+    report = fb.repair(root, copy=root.parent / "copy", workers=0)
+    assert report.failed == {}
+    assert rows(root) == before
 
 
 @pytest.mark.parametrize("all_generations", [False, True])

@@ -1,4 +1,4 @@
-"""A stranger's cache: every verb gives a clear error or the right rows, within 10 s and 1 GiB, and touches nothing outside.
+"""A stranger's cache: every verb gives a clear error or the right rows, in 10 s and 1 GiB, and touches nothing outside.
 
 The corpus is made by `forebay.testing.campaign.hostile`; every digest in it is right.
 """

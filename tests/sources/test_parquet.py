@@ -212,3 +212,19 @@ except fb.errors.ForebayError as error:
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, env=environment)
     assert "'pyarrow' is not installed" in run.stdout
     assert "pip install 'forebay[tokens]'" in run.stdout
+
+
+@pytest.mark.parametrize("which", range(4))
+@pytest.mark.parametrize("damage", [b"\xe4ext", b"texu"])
+def test_a_footer_with_damaged_names_is_unreadable(tmp_path, which, damage):
+    """A name stands in the schema and in every row group; pyarrow does not compare them."""
+    stored = parquet_of(pa.array([f"document {number}" for number in range(40)]), 20)
+    footer = len(stored) - 8 - int.from_bytes(stored[-8:-4], "little")
+    places = [at for at in range(footer, len(stored)) if stored.startswith(b"\x04text", at)]
+    at = 1 + places[which % len(places)]
+    (tmp_path / "a.parquet").write_bytes(stored[:at] + damage + stored[at + 4 :])
+    source = fb.sources.parquet(tmp_path)
+    with pytest.raises(SourceUnreadable, match=r"a\.parquet"):
+        read_all(source)
+    with pytest.raises(SourceUnreadable, match=r"a\.parquet"):
+        source.digest(source.files()[0], 0, 40)

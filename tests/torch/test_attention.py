@@ -20,7 +20,15 @@ from forebay.torch import (
     attend,
     document_block_mask,
 )
-from forebay.torch.attend import attend_dense, attend_documents, attend_packed, backend_for, fits_cuda, flex_can_run
+from forebay.torch.attend import (
+    attend_auto,
+    attend_dense,
+    attend_documents,
+    attend_packed,
+    backend_for,
+    fits_cuda,
+    flex_can_run,
+)
 
 ROWS = batch([[70, 50, 1], [130], []], 140)
 
@@ -93,6 +101,10 @@ def test_the_cpu_trains_with_sdpa_and_evaluates_with_flex():
     assert flex_can_run(query, mask) == torch.backends.cpu.get_cpu_capability().startswith("AVX")
     assert not flex_can_run(query.clone().requires_grad_(), mask)
     assert backend_for(query.clone().requires_grad_(), mask) == "dense"
+    for trained in ((query.clone().requires_grad_(), query), (query, query.clone().requires_grad_())):
+        assert not flex_can_run(query, mask, *trained), "adapters on keys or values alone"
+        attend_auto(query, *trained, mask, ROWS.seq_lens).sum().backward()
+        assert any(each.grad is not None for each in trained)
     assert backend_for(torch.empty(1, 1, 8193, 1, requires_grad=True), mask) == "documents"
 
 

@@ -303,6 +303,21 @@ def test_an_image_without_a_token_left_is_named() -> None:
     assert ImageBatch(recipe(size=32), patch=16, threshold=0.95)(rows)["token_mask"].shape == (2, 2, 2)
 
 
+def test_images_without_a_token_left_are_counted_when_a_loader_is_made(caches: dict[str, fb.Cache]) -> None:
+    cache, collate = caches["raw"], ImageBatch(caches["raw"], patch=24)
+    said = r"all tokens of the image '006\.png' are ignored: with content of 7 × 5 pixels.*large_enough"
+    for make in (Loader, CacheDataset):
+        options = {"global_batch_size": 4} if make is Loader else {}
+        with pytest.raises(AllTokensIgnored, match=said) as caught:
+            make(cache, collate=collate, **options)
+        assert caught.value.images == 1
+    kept = Loader(
+        cache, global_batch_size=4, drop_last=False, collate=collate, selection=collate.large_enough(), columns=["id"]
+    )
+    assert len(by_sample(kept)) == COUNT - 1
+    Loader(cache, global_batch_size=4, collate=ImageBatch(cache, patch=24, transforms=[jitter]))
+
+
 def test_a_loader_gives_images_their_batches_unless_columns_are_asked_for(caches: dict[str, fb.Cache]) -> None:
     cache = caches["jpeg"]
     batch = next(iter(Loader(cache, global_batch_size=3, shuffle=None)))

@@ -64,7 +64,7 @@ from forebay.recipe import AnyRecipe, Recipe, input_layers, versions_of
 from forebay.source import Source
 from forebay.store.base import Buffer, Missing, Store, is_full
 
-_ADVICE = re.compile(r"; run `forebay (?:verify`, then `forebay )?repair[^`]*`$")
+_ADVICE = re.compile(r"; run `forebay (?:verify`, then `forebay )?repair[^`]*`")
 
 
 @dataclass(slots=True)
@@ -133,19 +133,19 @@ def _basis(means: Means) -> tuple[Generation | None, list[str]]:
         here, bad = None, [layout.generation(number) for number in generation_numbers(store)]
     if means.copy is None or (here is not None and max(bad, default="") < layout.generation(here.number)):
         return here, bad
-    there = _copied_generation(means, means.copy)
+    there = _copied_generation(means, means.copy, here)
     is_newer = there is not None and (here is None or there.number > here.number)
     return (there if is_newer else here), bad
 
 
-def _copied_generation(means: Means, copy: Store) -> Generation | None:
+def _copied_generation(means: Means, copy: Store, here: Generation | None) -> Generation | None:
     """The newest sound generation of the copy, if the copy is of this cache."""
     try:
         there, _ = newest_sound(copy)
     except (Damaged, NothingPublished, CacheNotFound):
         return None
     with suppress(CacheNotFound, Damaged):
-        own = read_cache_document(means.store).cache_id
+        own = here.document.cache_id if here else read_cache_document(means.store).cache_id
         if own != there.document.cache_id:
             raise ForebayError(
                 f"the copy at '{copy.address}' is of another cache (id {there.document.cache_id}, here {own}); name a "

@@ -125,7 +125,7 @@ def _is_not_of(store: Store, generation: Generation, newer: Generation | None) -
     """Why a generation is not of the cache that it lies in, empty where it is.
 
     Beside a newer one, the ids tell. Of the newest itself the files tell: it is another cache's where `cache.json` has
-    another id, and neither the plan nor any of the first chunks is what it lists.
+    not its id, and neither the plan nor most of the first chunks are what it lists.
     """
     id_here = generation.document.cache_id
     if newer is not None:
@@ -133,11 +133,12 @@ def _is_not_of(store: Store, generation: Generation, newer: Generation | None) -
     try:
         own = read_cache_document(store).cache_id
     except ForebayError:
-        return ""
+        own = "nothing that can be read"
     if own == id_here or any(_segment_problem(store, n, digest) is None for n, digest in enumerate(generation.plan)):
         return ""
     listed = islice(((layer, one) for layer, table in generation.layers.items() for one in table.records()), TELLING)
-    if any(_head_is_right(store, layer, record) for layer, record in listed):
+    right = [_head_is_right(store, layer, record) for layer, record in listed]
+    if 2 * sum(right) > len(right):
         return ""
     return f"it is of another cache (id {id_here}; '{layout.CACHE}' says {own})"
 

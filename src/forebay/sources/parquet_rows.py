@@ -219,7 +219,7 @@ def _pages(parquet: ParquetFile, chunk: Any, path: str) -> list[Page]:
     place = _places.get(parquet)
     if place is None:
         return []
-    start = chunk.dictionary_page_offset or chunk.data_page_offset
+    start = min(chunk.dictionary_page_offset or chunk.data_page_offset, chunk.data_page_offset)
     descriptor = os.open(place, os.O_RDONLY)
     try:
         return list(page_headers(descriptor, path, start, start + chunk.total_compressed_size))
@@ -230,10 +230,12 @@ def _pages(parquet: ParquetFile, chunk: Any, path: str) -> list[Page]:
 def _leaves(parquet: ParquetFile, columns: tuple[str, ...], group: int) -> list[Any]:
     """What the footer says of all that some columns are stored in; a struct has a leaf for each field."""
     stored = parquet.metadata.row_group(group)
-    chunks = map(stored.column, range(stored.num_columns))
-    return [
-        chunk for chunk in chunks if chunk.path_in_schema in columns or chunk.path_in_schema.split(".")[0] in columns
-    ]
+    paths = [parquet.schema.column(index).path for index in range(stored.num_columns)]
+    chunks = list(map(stored.column, range(stored.num_columns)))
+    if paths != [chunk.path_in_schema for chunk in chunks]:
+        raise pa.ArrowInvalid(f"row group {group} has other columns than the schema")
+    wanted = zip(paths, chunks, strict=True)
+    return [chunk for path, chunk in wanted if path in columns or path.split(".")[0] in columns]
 
 
 def stored_spans(parquet: ParquetFile, column: str | None) -> list[tuple[int, int]]:

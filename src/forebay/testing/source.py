@@ -116,6 +116,10 @@ class SourceContract:
         assert [os.path.basename(file.path) for file in files] == [f"{name}{self.suffix}" for name in "abc"]
         assert [source.look(file.path) for file in files] == files
 
+    def test_what_it_leaves_out_is_counted_by_suffix_and_nothing_here_is(self, folder: Path) -> None:
+        source = self.write(folder, {"a": LINES, "b": b""})
+        assert dict(source.left_out()) == {}
+
     def test_it_travels_to_another_process(self, folder: Path) -> None:
         source = self.write(folder, {"a": LINES})
         again: Source = pickle.loads(pickle.dumps(source))

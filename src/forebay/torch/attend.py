@@ -36,9 +36,12 @@ CUDA_BLOCK = 128
 _broken_flex: list[str] = []  # why `auto` no longer takes FlexAttention in this process
 
 
-def backend_for(query: Tensor, mask: BlockMask) -> Backend:
-    """FlexAttention where it can run; else a dense mask while that is small, else document by document."""
-    if flex_can_run(query, mask) and not _broken_flex:
+def backend_for(query: Tensor, mask: BlockMask, *beside: Tensor) -> Backend:
+    """FlexAttention where it can run; else a dense mask while that is small, else document by document.
+
+    `beside` are key and value, which may be trained where the query is not.
+    """
+    if flex_can_run(query, mask, *beside) and not _broken_flex:
         return "flex"
     return sdpa_for(query)
 
@@ -48,17 +51,17 @@ def sdpa_for(query: Tensor) -> Backend:
     return "dense" if rows * length * length <= DENSE_LIMIT_BYTES else "documents"
 
 
-def flex_can_run(query: Tensor, mask: BlockMask) -> bool:
+def flex_can_run(query: Tensor, mask: BlockMask, *beside: Tensor) -> bool:
     """Whether torch has a kernel for these heads and blocks here.
 
-    cpu      no gradient asked for (torch has no backward there), AVX2, and a C++ compiler
+    cpu      no gradient asked for of query, key or value (torch has no backward there), AVX2, and a C++ compiler
     cuda     Triton, heads of 16 or more, blocks of a multiple of 128 tokens
     both     float32, bfloat16 or float16
     """
     if query.dtype not in FLEX_DTYPES:
         return False
     if query.device.type == "cpu":
-        asks_gradient = query.requires_grad and torch.is_grad_enabled()
+        asks_gradient = torch.is_grad_enabled() and any(each.requires_grad for each in (query, *beside))
         return not asks_gradient and torch.backends.cpu.get_cpu_capability().startswith("AVX") and has_cpp_compiler()
     return query.device.type == "cuda" and has_triton() and fits_cuda(query.shape[-1], mask.BLOCK_SIZE)
 
@@ -105,7 +108,7 @@ def attend_causal(
 
 @outside_graphs
 def _flex_if_possible(query: Tensor, key: Tensor, value: Tensor, mask: BlockMask) -> Tensor | None:
-    if backend_for(query, mask) != "flex":
+    if backend_for(query, mask, key, value) != "flex":
         return None
     try:
         return attend_flex(query, key, value, mask)

@@ -34,6 +34,7 @@ class BatchKind:
     columns: tuple[str, ...]
     threads: int
     row_bytes: int
+    collate: Collate | None
     making: Callable[[Buffers, Transform | None], Making]
 
 
@@ -78,7 +79,7 @@ def _collated(collate: Collate, further: tuple[str, ...], caches: Sequence[Cache
         return Collating(collate, further, transform, buffers)
 
     row_bytes = collate.row_bytes + (batch_bytes(caches[0], further, 1) if further else 0)
-    return BatchKind((*collate.columns, *further), _COLLATING_THREADS, row_bytes, making)
+    return BatchKind((*collate.columns, *further), _COLLATING_THREADS, row_bytes, collate, making)
 
 
 def _training(training: Training, caches: Sequence[Cache]) -> BatchKind:
@@ -89,7 +90,7 @@ def _training(training: Training, caches: Sequence[Cache]) -> BatchKind:
         return Deriving(TRAINED_ON, derive, transform)
 
     row_bytes = batch_bytes(caches[0], TRAINED_ON, 1, derived=2 + len(training.derive))
-    return BatchKind(TRAINED_ON, suitable_threads(caches, TRAINED_ON), row_bytes, making)
+    return BatchKind(TRAINED_ON, suitable_threads(caches, TRAINED_ON), row_bytes, None, making)
 
 
 def _plain(columns: tuple[str, ...], caches: Sequence[Cache]) -> BatchKind:
@@ -99,4 +100,4 @@ def _plain(columns: tuple[str, ...], caches: Sequence[Cache]) -> BatchKind:
 
         return Deriving(columns, derive, transform)
 
-    return BatchKind(columns, suitable_threads(caches, columns), batch_bytes(caches[0], columns, 1), making)
+    return BatchKind(columns, suitable_threads(caches, columns), batch_bytes(caches[0], columns, 1), None, making)

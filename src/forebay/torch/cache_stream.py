@@ -12,6 +12,7 @@ from forebay.errors import GenerationGone, NothingPublished, StateMismatch
 from forebay.order.bijection import Numbers
 from forebay.order.ordering import Ordering
 from forebay.order.quality import ShuffleQuality, shuffle_quality
+from forebay.order.selection import Selection
 from forebay.torch.growth import Growth
 from forebay.torch.part import Part
 from forebay.torch.stream import Located, Rule
@@ -53,6 +54,11 @@ class CacheStream:
     @property
     def seed(self) -> int:
         return self.ordering.seed
+
+    @property
+    def selection(self) -> Selection | None:
+        """The rows of the epoch's first generation that are in; None where all are."""
+        return self._parts[0].selection
 
     @property
     def generations(self) -> tuple[int, ...]:

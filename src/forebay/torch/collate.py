@@ -12,6 +12,7 @@ from typing import Protocol
 from forebay.cache.reader import Cache
 from forebay.columns import Array
 from forebay.order.coins import Coins
+from forebay.order.selection import Selection
 from forebay.torch.batch import Batch
 from forebay.torch.buffers import Buffers
 
@@ -21,7 +22,8 @@ Rows = Mapping[str, Array | Iterable[Array]]
 class Collate(Protocol):
     """A batch made of rows, with the coins of their samples, in memory that `buffers` lend. Called by many threads.
 
-    Optional: `check_cache(cache)`, which raises where batches of that cache's rows would be wrong.
+    Optional: `check_cache(cache)`, which raises where batches of that cache's rows would be wrong, and
+    `check_rows(cache, selection)`, which raises where no batch can hold some of the rows selected (None: all).
     """
 
     @property
@@ -35,6 +37,13 @@ class Collate(Protocol):
         ...
 
     def collate(self, rows: Rows, coins: Coins, buffers: Buffers) -> Batch: ...
+
+
+def check_rows(collate: Collate, cache: Cache, selection: Selection | None) -> None:
+    """Let a collate refuse rows that it can make nothing of, before it meets them in the middle of an epoch."""
+    check = getattr(collate, "check_rows", None)
+    if check is not None:
+        check(cache, selection)
 
 
 def check_caches(collate: Collate, caches: Sequence[Cache]) -> None:

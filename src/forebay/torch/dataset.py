@@ -21,7 +21,7 @@ from forebay.order.bijection import Numbers
 from forebay.order.coins import Coins
 from forebay.torch.batch import TRAINED_ON, Batch, Training, plain_batch, refuse_without_training, training_batch
 from forebay.torch.buffers import Buffers
-from forebay.torch.collate import Collate, check_caches
+from forebay.torch.collate import Collate, check_caches, check_rows
 from forebay.torch.gather import view_rows
 from forebay.torch.given import checked_batch, checked_cache, checked_names, checked_rule
 from forebay.torch.stream import Located, Rule
@@ -68,6 +68,7 @@ class CacheDataset(Dataset[Row]):
             raise ValueError(f"columns is {list(columns)} beside a collate, which reads columns of its own; give one")
         if collate is not None:
             check_caches(collate, [cache])
+            check_rows(collate, cache, self._selection)
         trains = collate is None and columns is None and set(TRAINED_ON) <= set(cache.columns)
         self._columns = TRAINED_ON if trains else columns
         self._training = _row_training(labels, checked_names("derive", derive)) if trains else None

@@ -27,7 +27,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from forebay.cache.reader import Cache
-from forebay.columns import Array, Ragged
+from forebay.columns import Array, Columns, Ragged
+from forebay.errors import AllTokensIgnored
 from forebay.images.geometry import fit_many
 from forebay.images.kept import image_recipe
 from forebay.images.normalize import Normalize, Scaling
@@ -35,6 +36,7 @@ from forebay.images.recipe import ImageRecipe
 from forebay.images.tags import Tags
 from forebay.masks.rectangle import IGNORE_THRESHOLD, flip_rectangles
 from forebay.order.coins import Coins, sample_keys
+from forebay.order.selection import Selection
 from forebay.torch.batch import Batch, plain_batch
 from forebay.torch.buffers import Buffers
 from forebay.torch.collate import Rows
@@ -43,6 +45,8 @@ from forebay.torch.image_joint import JointTransform
 from forebay.torch.image_masks import TokenMasks
 from forebay.torch.image_paint import Planes, mirrored
 from forebay.torch.image_tags import TagReader, TagStyle
+from forebay.torch.rules import Where
+from forebay.torch.stream import Rule
 
 _DTYPES = (torch.uint8, torch.float32, torch.float16, torch.bfloat16)
 _SHARED = ("size", "pad_color", "storage")  # what a recipe and the rows given must agree on, beside tags
@@ -89,6 +93,7 @@ class ImageBatch:
         self.vocabulary = self.recipe.vocabulary() if self._named is None else self._named
         self._tags = TagReader(self.vocabulary, orientation if flip else {})
         tokens = None if patch is None else TokenMasks(self.recipe.size, patch, threshold)
+        self._token_masks = None if transforms else tokens  # transforms may leave more or less of an image
         self._canvases = CanvasMaker(self.recipe, Scaling.of(normalize), dtype, channels, tokens, transforms)
         self._buffers = Buffers(_KEPT_BATCHES, pinned=False)
         # In shared memory, so that workers that live on see the next epoch too. torch declares no types here.
@@ -133,6 +138,32 @@ class ImageBatch:
     def _shared_tags(self) -> tuple[str, ...]:
         """What decides the tags of a row: its indices, or where in its metadata they are."""
         return ("tags",) if self._named is None else ("tag_key", "tag_separator")
+
+    def check_rows(self, cache: Cache, selection: Selection | None) -> None:
+        """Refuse rows with so little content that no token of them is kept: a batch of theirs would raise."""
+        tokens, found, first = self._token_masks, 0, -1
+        if tokens is None:
+            return
+        for start, boxes in zip(cache.chunk_starts.tolist(), cache.chunks(["box"]), strict=False):
+            ignored = self._all_ignored(boxes)
+            if selection is not None:
+                ignored &= np.diff(selection.before(np.arange(start, start + len(ignored) + 1))) > 0
+            found += int(ignored.sum())
+            first = start + int(ignored.argmax()) if first < 0 and ignored.any() else first
+        if found:
+            row = cache[first]
+            name = bytes(row["id"]).decode("utf-8", "backslashreplace")
+            raise AllTokensIgnored(name, row["box"].tolist(), tokens.patch, tokens.threshold, found)
+
+    def large_enough(self, within: Rule | None = None) -> Where:
+        """The rows of which a token is kept, of all or of those within another rule: a `selection` for a loader."""
+        return Where("a token is kept", lambda columns: ~self._all_ignored(columns), columns=["box"], within=within)
+
+    def _all_ignored(self, columns: Columns) -> NDArray[np.bool_]:
+        boxes = np.asarray(columns["box"])
+        if self._token_masks is None:
+            return np.zeros(len(boxes), np.bool_)
+        return self._token_masks.all_ignored(boxes, (self.recipe.size, self.recipe.size))
 
     def __call__(self, rows: Sequence[Mapping[str, Array | Tensor]]) -> Batch:
         """A batch of rows as they are stored: of a `CacheDataset`, or of `forebay.tiers.CachedImages`."""

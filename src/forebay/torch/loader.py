@@ -24,7 +24,7 @@ from forebay.torch.batch import Batch, Derived
 from forebay.torch.batch_kind import batch_kind
 from forebay.torch.buffers import Buffers
 from forebay.torch.cache_stream import CacheStream
-from forebay.torch.collate import Collate
+from forebay.torch.collate import Collate, check_rows
 from forebay.torch.feed import Feed
 from forebay.torch.given import (
     checked_batch_size,
@@ -121,6 +121,8 @@ class Loader:
             )
         seed = checked_whole("seed", seed or 0)
         self.stream = self._stream(source, kind.columns, shuffle, seed, window, checked_rule(selection))
+        if kind.collate is not None and isinstance(self.stream, CacheStream):
+            check_rows(kind.collate, self.stream.cache, self.stream.selection)
         self._columns = kind.columns
         self._pace = Pace.of(
             kind.threads if threads is None else checked_whole("threads", threads),

@@ -32,8 +32,10 @@ class Pace:
         Where little is to be found, many threads share the copying and deriving: a run is as long as one of them may go
         ahead. Where blocks are decoded, runs are long, and one thread decodes the next while another copies.
         """
-        if threads < 0 or (prefetch is not None and prefetch < 1):
-            raise ValueError(f"threads is {threads} and prefetch is {prefetch}; 0 or more, and 1 or more are expected")
+        if threads < 0:
+            raise ValueError(f"threads is {threads}; it must be at least 0")
+        if prefetch is not None and prefetch < 1:
+            raise ValueError(f"prefetch is {prefetch}; it must be at least 1")
         wanted = prefetch or _between(_LEAST, _AHEAD_BYTES // max(1, batch_bytes), _MOST)
         each = max(1, wanted // (threads + 1))
         run = each if threads > 1 and not decoded else _between(1, _RUN_BYTES // max(1, read_bytes), _MOST)

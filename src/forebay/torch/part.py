@@ -23,9 +23,9 @@ class Part:
 
     def __init__(self, pinned: Cache, older: Cache | None, reading: Cache, rule: Rule | None) -> None:
         self.pinned = pinned
-        self._selection = None if rule is None else rule.of(pinned)
+        self.selection = None if rule is None else rule.of(pinned)
         starts = pinned.chunk_starts
-        self._places = starts if self._selection is None else self._selection.before(starts)
+        self._places = starts if self.selection is None else self.selection.before(starts)
         self.counts = np.diff(self._places)
         if older is not None:
             self.counts[np.isin(pinned.chunk_numbers, older.chunk_numbers)] = 0
@@ -36,7 +36,7 @@ class Part:
     @cached_property
     def selected(self) -> str | None:
         """A digest of the selected rows, which a rule may know by a name alone; None where all are in."""
-        return None if self._selection is None else self._selection.digest
+        return None if self.selection is None else self.selection.digest
 
     @cached_property
     def _shifts(self) -> Numbers | None:
@@ -57,7 +57,7 @@ class Part:
         if not self._whole:
             chunk = np.searchsorted(self._firsts, indices, side="right") - 1
             indices = indices - self._firsts[chunk] + self._places[chunk]
-        rows = indices if self._selection is None else self._selection.rows(indices)
+        rows = indices if self.selection is None else self.selection.rows(indices)
         if self._shifts is None:
             return rows
         return rows + self._shifts[np.searchsorted(self.pinned.chunk_starts, rows, side="right") - 1]

@@ -9,7 +9,7 @@ import click
 from forebay.sources.walker import without_stream_suffix
 
 ImageFormat = Literal["files", "manifest", "parquet"]
-SUFFIXES: dict[str, ImageFormat] = {".jsonl": "manifest", ".parquet": "parquet"}
+SUFFIXES: dict[str, ImageFormat] = {".jsonl": "manifest", ".ndjson": "manifest", ".parquet": "parquet"}
 
 
 def formats() -> tuple[str, ...]:

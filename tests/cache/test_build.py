@@ -395,7 +395,7 @@ def test_what_is_given_by_mistake_is_refused_before_anything_is_written(tmp_path
 
 
 @pytest.mark.parametrize("what", ["garbage", "empty", "folder", "dangling link", "another chunk", "huge statistic"])
-def test_an_unlisted_file_that_is_no_sound_chunk_does_not_stop_a_build(tmp_path, what):
+def test_an_unlisted_file_that_is_no_sound_chunk_does_not_stop_a_build(tmp_path, monkeypatch, what):
     source = fb.sources.lines(write_orders(tmp_path / "source.txt", orders(4)))
     root = tmp_path / "cache"
     fb.build(root, source, ObedientRecipe(), workers=0, end_chunk=1)
@@ -409,7 +409,9 @@ def test_an_unlisted_file_that_is_no_sound_chunk_does_not_stop_a_build(tmp_path,
         case "another chunk":
             path.write_bytes((root / "layers/obedient/000001.safetensors").read_bytes())
         case "huge statistic":
-            path.write_bytes(chunk_with_a_huge_statistic(root))
+            with monkeypatch.context() as another_writer:  # this one refuses to encode it
+                another_writer.setattr("forebay.format.chunk._check_statistics", lambda statistics: None)
+                path.write_bytes(chunk_with_a_huge_statistic(root))
         case _:
             path.write_bytes(b"" if what == "empty" else b"garbage" * 1000)
     report = fb.build(root, source, ObedientRecipe(), workers=0)

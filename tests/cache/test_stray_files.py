@@ -82,23 +82,24 @@ def test_what_is_not_a_file_in_place_of_one_is_an_error_at_once(tmp_path, key, k
     assert outside.read_bytes() == content
 
 
-def test_a_build_that_finds_a_folder_under_the_name_of_its_next_generation_names_it(tmp_path):
+def test_a_build_passes_over_a_folder_under_the_name_of_its_next_generation(tmp_path):
     root = number_cache(tmp_path)
     shutil.rmtree(root / "generations")
     (root / "generations/000000.safetensors").mkdir(parents=True)
-    with pytest.raises(NotForebay, match=r"generations/000000\.safetensors' .* it is a folder"):
-        build(root)
+    assert build(root).generation == 1
+    assert (root / "generations/000000.safetensors").is_dir()
 
 
-def test_a_generation_that_is_there_but_never_listed_ends_in_an_error(tmp_path, monkeypatch):
+def test_a_generation_that_is_there_but_never_listed_is_not_waited_for_without_end(tmp_path, monkeypatch):
     """What a network file system may do: the name is taken, and the listing does not have it."""
     root = number_cache(tmp_path)
     store = LocalStore(root)
     listed = store.keys
     monkeypatch.setattr(store, "keys", lambda prefix: (one for one in listed(prefix) if "generations" not in one.key))
     monkeypatch.setattr("forebay.store.base._LISTING_PAUSES", (0.0, 0.0))
+    assert publishing.publish(store, {}, {}).number == 1
     with pytest.raises(StoreRefused, match=r"'generations/000000\.safetensors' is there, but is not listed"):
-        publishing.publish(store, {}, {})
+        wait_until_listed(store, layout.generation(0))
     wait_until_listed(store, layout.generation(7))  # removed meanwhile: whoever tries again can have it
 
 

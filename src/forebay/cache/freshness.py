@@ -144,10 +144,13 @@ class Past:
         """Whether all that was read of a file is still so, and samples begin and end where the other parts do."""
         if known.digest is not None:
             return source.digest(found, 0, known.size) == known.digest
-        return all(self._holds(source, found, place) for place in self._plan.places_of(known.path))
+        looks_same = known.same_look(found)
+        return all(self._holds(source, found, place, looks_same) for place in self._plan.places_of(known.path))
 
-    def _holds(self, source: Source, found: SourceFile, place: tuple[int, int, int, int]) -> bool:
+    def _holds(self, source: Source, found: SourceFile, place: tuple[int, int, int, int], looks_same: bool) -> bool:
         same = self.is_same_part(source, found, place)
+        if same is False and looks_same and not self._is_listed(place[0]):
+            same = None  # rather the chunk is of another source: it is not adopted, and made again
         return can_be_read(source, found, *place[2:]) if same is None else same
 
     def is_same_part(self, source: Source, found: SourceFile, place: tuple[int, int, int, int]) -> bool | None:
@@ -160,13 +163,18 @@ class Past:
             return None
         return part < len(sums) and source.digest(found, start, stop) == sums[part]
 
+    def _is_listed(self, chunk: int) -> bool:
+        """Whether a chunk is listed that is made from what is planned now."""
+        at = self._table.position(chunk)
+        return at is not None and bool(self._table.numbers["revision"][at] >= self._revisions[chunk])
+
     def _read_sums(self, chunk: int) -> list[int]:
         """The digests that a chunk keeps, listed or left by a killed build; none where there is no sound chunk."""
-        position, revision = self._table.position(chunk), int(self._revisions[chunk])
-        if position is not None and self._table.numbers["revision"][position] >= revision:
+        position = self._table.position(chunk)
+        if position is not None and self._is_listed(chunk):
             try:
                 return open_chunk(self._store, self._layer, self._table.record(position)).source_sums()
             except Damaged:
                 return []  # what it was made from cannot be told any more; verify reports the chunk itself
-        record = sound_record(self._store, self._layer, chunk, revision)
+        record = sound_record(self._store, self._layer, chunk, int(self._revisions[chunk]))
         return open_chunk(self._store, self._layer, record).source_sums() if record else []

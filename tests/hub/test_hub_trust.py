@@ -110,6 +110,7 @@ LOOKING = [
     (["clean"], 0),
     (["build"], 1),
     (["build", "--dry-run"], 1),
+    (["refresh"], 1),
     (["estimate"], 1),
     (["grow", "hub:org/set"], 2),
 ]
@@ -141,7 +142,7 @@ def test_a_repair_that_needs_the_remote_source_says_so_and_asks_nobody(stranger,
     assert {request.authorization for request in stranger.requests} == {None}
 
 
-@pytest.mark.parametrize("words", [["status"], ["verify", "--full"], ["build", "--workers", 0]])
+@pytest.mark.parametrize("words", [["status"], ["verify", "--full"], ["build", "--workers", 0], ["refresh"]])
 def test_who_allows_it_contacts_that_host_without_a_token(stranger, cache, token, words):
     verb, *rest = words
     ran = run(verb, cache, *rest, "--check-source")

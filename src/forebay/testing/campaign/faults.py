@@ -4,7 +4,6 @@ import errno
 import os
 import random
 import resource
-import shutil
 import signal
 import sys
 import time
@@ -19,7 +18,7 @@ from forebay.cli.main import main
 from forebay.testing.campaign.damage import Done, damage_file
 from forebay.testing.campaign.hostile import CRAFTED, READING, craft
 from forebay.testing.campaign.syscalls import SUPPORTED, Strike, Traced, run_traced
-from forebay.testing.campaign.trial import Ending, Verdict, run_call, run_verb
+from forebay.testing.campaign.trial import Ending, Verdict, remove, run_call, run_verb
 from forebay.testing.campaign.worlds import (
     READ_SECONDS,
     Canary,
@@ -176,7 +175,7 @@ def _chosen(trial: Trial) -> tuple[Job, World, int]:
     if (job.name, world.name) not in _CALLS_OF:
         job.prepare(trial, world)
         _CALLS_OF[job.name, world.name] = max(1, _traced(trial, job, world, None).calls)
-        shutil.rmtree(trial.root, ignore_errors=True)
+        remove(trial.root)
     job.prepare(trial, world)
     return job, world, 1 + trial.draw.randrange(_CALLS_OF[job.name, world.name])
 
@@ -559,7 +558,7 @@ def trial_in(folder: Path, seed: str, worlds: Sequence[World]) -> Iterator[Trial
     try:
         yield Trial(folder, random.Random(seed), worlds)
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        remove(folder)
 
 
 def run_fault(name: str, seed: str, folder: Path, worlds: Sequence[World]) -> list[Finding]:

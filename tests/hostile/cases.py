@@ -11,7 +11,7 @@ from pathlib import Path
 
 from forebay.testing.campaign.faults import Trial
 from forebay.testing.campaign.hostile import READING, craft
-from forebay.testing.campaign.trial import run_verb
+from forebay.testing.campaign.trial import remove, run_verb
 from forebay.testing.campaign.worlds import World, make_worlds
 
 SECONDS = 10.0
@@ -36,13 +36,15 @@ def every_verb(name: str, world: World, worlds: list[World], seed: str, folder: 
 
 
 def main(name: str, world_name: str, seeds: list[str]) -> None:
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch)
+    folder = Path(tempfile.mkdtemp())
+    try:
         worlds = make_worlds(folder / "worlds", 7)
         world = next(each for each in worlds if each.name == world_name)
         for seed in seeds:
             for finding in every_verb(name, world, worlds, seed, folder / "trials"):
                 print(json.dumps(finding))
+    finally:
+        remove(folder)
 
 
 if __name__ == "__main__":

@@ -9,16 +9,16 @@ import json
 import multiprocessing
 import os
 import random
-import shutil
 import sys
 import tempfile
 import time
+import traceback
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 from forebay.testing.campaign.faults import CLASSES, as_record, run_fault
-from forebay.testing.campaign.trial import VERDICTS
+from forebay.testing.campaign.trial import VERDICTS, remove
 from forebay.testing.campaign.worlds import make_worlds
 
 
@@ -65,7 +65,10 @@ def _in_parallel(asked: argparse.Namespace, deadline: float) -> tuple[Counter[st
 
     def work(number: int) -> None:
         seeds = [f"{asked.seed}-{number}-{index}" for index in range(share or 10**6)]
-        answers.put(_one_process(asked.seed, names, seeds, deadline, number))
+        try:
+            answers.put(_one_process(asked.seed, names, seeds, deadline, number))
+        except BaseException:
+            answers.put(traceback.format_exc())
 
     started = [context.Process(target=work, args=(number,)) for number in range(asked.processes)]
     for process in started:
@@ -73,7 +76,10 @@ def _in_parallel(asked: argparse.Namespace, deadline: float) -> tuple[Counter[st
     done: Counter[str] = Counter()
     findings: list[dict[str, Any]] = []
     for _ in started:
-        counts, found = answers.get()
+        answer = answers.get()
+        if isinstance(answer, str):
+            raise RuntimeError(f"a process of the campaign failed:\n{answer}")
+        counts, found = answer
         done += counts
         findings += found
     for process in started:
@@ -97,7 +103,7 @@ def _one_process(
             done[name] += 1
             findings += [as_record(each, name, one) for each in found]
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        remove(folder)
     return done, findings
 
 

@@ -10,12 +10,14 @@ import re
 import resource
 import select
 import signal
+import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 from forebay.cli.main import main
@@ -151,6 +153,11 @@ def ending_of(status: int, peak: int, seconds: float, hung: bool, printed: int, 
         seconds=seconds,
         hung=hung,
     )
+
+
+def remove(folder: Path) -> None:
+    """Remove a folder, however deep: `shutil.rmtree` recurses, and the corpus has folders 2,000 deep."""
+    subprocess.run(["rm", "-rf", "--", str(folder)], check=True)
 
 
 def end_group(pid: int) -> None:

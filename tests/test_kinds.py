@@ -14,7 +14,7 @@ from forebay.recipe import document
 WRONG: list[Any] = [None, True, 5, 1.5, [], {}, [[]], [5], {"x": []}]
 WHOLE = {
     "root": "/data", "patterns": ["*.x"], "suffixes": [".x"], "separator": None, "text": "text", "image": "image",
-    "manifest": "m.jsonl", "name": "org/name", "subset": None, "split": "train", "revision": "main", "endpoint": None,
+    "manifest": "m.jsonl", "name": "org/name", "subset": None, "split": "train", "revision": "a" * 40, "endpoint": None,
     "path": "/data/x", "function": "a:b", "slices": 3,
 }  # fmt: skip
 USED = {
@@ -29,7 +29,8 @@ USED = {
 def test_a_source_opens_by_a_whole_description_and_by_no_other(kind):
     assert reopen_source({"kind": kind, **WHOLE}).describe()["kind"] == kind
     for name in USED[kind]:
-        with pytest.raises(SourceInvalid, match=f"'{name}' is missing; pass the source itself"):
+        missing = rf"'{name}' is missing; pass the source itself|missing required field `{name}`"
+        with pytest.raises(SourceInvalid, match=missing):
             reopen_source({"kind": kind, **{key: value for key, value in WHOLE.items() if key != name}})
         for value in (5, [[]]):
             with pytest.raises(SourceInvalid, match=f"describes its source of kind '{kind}'"):

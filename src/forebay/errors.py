@@ -553,8 +553,8 @@ class BuildStopped(KeyboardInterrupt):
             f"stopped: {done:,} of {total:,} chunks of '{root}' are published and safe; run the same command to go on"
         )
 
-    def __reduce__(self) -> tuple[type["BuildStopped"], tuple[str, int, int]]:
-        return type(self), (self.root, self.done, self.total)
+    def __reduce__(self) -> tuple[type["BuildStopped"], tuple[str, int, int], dict[str, object]]:
+        return type(self), (self.root, self.done, self.total), self.__dict__
 
 
 class StateMismatch(ForebayError):

@@ -329,7 +329,7 @@ def no_tier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ran:
     return run("tier", "stats", tmp_path, code=1)
 
 
-@shows(errors.TierUnusable, "an LMDB database is there that forebay did not make; choose another folder")
+@shows(errors.TierUnusable, "it holds a 'data.mdb' that forebay did not make; choose another folder")
 def a_tier_of_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ran:
     with lmdb.open(str(tmp_path)) as environment, environment.begin(write=True) as transaction:
         transaction.put(b"key", b"value")
@@ -372,7 +372,8 @@ def test_no_error_is_left_out():
     # teachers and old caches is in test_cli_teachers.py, test_cli_taught.py and tests/teachers.
     # A range beyond the plan is wrong usage; a source that never stops changing is in tests/cache/test_build.py.
     elsewhere = {errors.Damaged, errors.NotForebay, errors.LayerIncomplete, errors.FunctionFailed}
-    elsewhere |= {errors.RangeInvalid, errors.SourceMoving}
+    # Damaged tiers are in tests/tiers, blocks that are too large in tests/format.
+    elsewhere |= {errors.RangeInvalid, errors.SourceMoving, errors.TierDamaged, errors.BlockTooLarge}
     elsewhere |= {errors.GenerationGone, errors.SelectionEmpty, errors.SelectionLost, errors.StateMismatch}
     elsewhere |= {errors.WindowTooLarge, errors.ImageUnreadable, errors.AllTokensIgnored, errors.WarmingFailed}
     elsewhere |= {errors.RanksDisagree, errors.RanksMissing}

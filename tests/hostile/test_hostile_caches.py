@@ -34,13 +34,13 @@ def test_many_crafted_caches_are_refused_or_read_right_by_every_verb(craft: str,
 
 
 def findings(craft: str, world: str, seeds: list[str]) -> list[str]:
-    run = subprocess.run(
-        [sys.executable, "-m", "tests.hostile.cases", craft, world, *seeds],
-        env=script_environment(),
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-    )
+    return found_by("tests.hostile.cases", craft, world, *seeds)
+
+
+def found_by(module: str, *arguments: str) -> list[str]:
+    """What a module that forks found, run as a process by itself."""
+    command = [sys.executable, "-m", module, *arguments]
+    run = subprocess.run(command, env=script_environment(), cwd=REPOSITORY, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     records = [json.loads(line) for line in run.stdout.splitlines()]
     return [f"{record['verdict']}: {record['cause']}: {record['seen']}" for record in records]

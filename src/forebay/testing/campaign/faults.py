@@ -30,7 +30,7 @@ from forebay.testing.campaign.worlds import (
     write_lines,
 )
 
-BUILD_SECONDS = 60.0
+BUILD_SECONDS = 20.0
 
 
 @dataclass(frozen=True, slots=True)

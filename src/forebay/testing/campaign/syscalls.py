@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from forebay.testing.campaign.trial import GUARD_BYTES, SECONDS, Ending, answer, ending_of, redirect
+from forebay.testing.campaign.trial import GUARD_BYTES, PATIENCE, SECONDS, Ending, answer, ending_of, redirect
 
 SUPPORTED = sys.platform == "linux" and platform.machine() == "x86_64"
 
@@ -102,13 +102,13 @@ def run_traced(
 ) -> Traced:
     """Run a call in a child, counting its system calls that touch `folder`."""
     with tempfile.TemporaryFile() as printed, tempfile.TemporaryFile() as answered:
-        begun = time.monotonic()
+        deadline = time.monotonic() + PATIENCE * seconds
         pid = os.fork()
         if pid == 0:
             _be_the_traced_child(call, printed.fileno(), answered.fileno())
-        tracer = _Tracer(pid, folder, strike, begun + seconds)
-        status, peak, hung = tracer.follow()
-        ending = ending_of(status, peak, time.monotonic() - begun, hung, printed.fileno(), answered.fileno())
+        tracer = _Tracer(pid, folder, strike, deadline)
+        status, usage, hung = tracer.follow()
+        ending = ending_of(status, usage, seconds, hung, printed.fileno(), answered.fileno())
         return Traced(ending, tracer.calls, tracer.struck)
 
 
@@ -138,8 +138,8 @@ class _Tracer:
         self._inside: set[int] = set()  # threads between the beginning and the end of a call
         self._failing: dict[int, int] = {}  # thread -> the error its call will answer
 
-    def follow(self) -> tuple[int, int, bool]:
-        """The wait status of the process, its peak memory, and whether its time ran out."""
+    def follow(self) -> tuple[int, resource.struct_rusage, bool]:
+        """The wait status of the process, what it took, and whether its time ran out."""
         os.waitpid(self._pid, _WALL)
         _ptrace(_OPTIONS, self._pid, 0, _SYSGOOD | _FORKS | _EXITKILL)
         self._resume(self._pid, 0)
@@ -151,20 +151,20 @@ class _Tracer:
                 os.kill(self._pid, signal.SIGKILL)
                 continue
             if thread == self._pid and (os.WIFEXITED(status) or os.WIFSIGNALED(status)):
-                return status, usage * 1024, hung
+                return status, usage, hung
             if os.WIFSTOPPED(status):
                 self._resume(thread, self._stopped(thread, os.WSTOPSIG(status)))
 
-    def _wait(self) -> tuple[int, int, int]:
+    def _wait(self) -> tuple[int, int, resource.struct_rusage]:
         """The next event, or thread 0 once when the time is up."""
         pause = 0.00005
         while True:
             thread, status, usage = os.wait4(-1, _WALL | os.WNOHANG)
             if thread:
-                return thread, status, usage.ru_maxrss
+                return thread, status, usage
             if time.monotonic() > self._deadline:
                 self._deadline = float("inf")
-                return 0, 0, 0
+                return 0, 0, usage
             time.sleep(pause)
             pause = min(0.002, pause * 1.5)
 

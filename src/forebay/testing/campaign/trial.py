@@ -24,7 +24,8 @@ from forebay.cli.main import main
 
 MEMORY_BYTES = 1 << 30  # no small input may take more
 GUARD_BYTES = 12 << 30  # of address space: what would take more fails by itself, and not the machine
-SECONDS = 10.0
+SECONDS = 10.0  # of processor time, so that a verdict does not depend on what else the machine does
+PATIENCE = 6  # a process may wait for its turn, or for a disk, this many times as long before it counts as hung
 _SHOWN_BYTES = 200_000
 _FREE_TEXT = re.compile(r"\x1b|[\x00-\x08\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f]")
 
@@ -41,7 +42,8 @@ class Ending:
     output: str
     answer: Any
     peak_bytes: int
-    seconds: float
+    seconds: float  # of processor time
+    allowed: float
     hung: bool
 
     @property
@@ -53,7 +55,9 @@ class Ending:
         """What no verb may do, whatever it was asked: hang, die of a signal, print a traceback, or say nothing."""
         found: list[tuple[Verdict, str]] = []
         if self.hung:
-            found.append(("hang", f"still running after {self.seconds:.0f} s"))
+            found.append(("hang", f"still running after {PATIENCE * self.allowed:.0f} s"))
+        elif self.seconds > self.allowed:
+            found.append(("hang", f"took {self.seconds:.1f} s of processor time"))
         elif self.signal is not None and not may_die:
             found.append(("crash", f"killed by {signal.Signals(self.signal).name}"))
         if "Traceback (most recent call last)" in self.output or "this is a bug in forebay" in self.output:
@@ -82,11 +86,11 @@ def run_verb(*arguments: str, seconds: float = SECONDS, first: Callable[[], None
 def run_call(call: Callable[[], Any], *, seconds: float = SECONDS) -> Ending:
     """Run a call in a child; its answer comes back as JSON. An error it raises is printed as Python prints it."""
     with tempfile.TemporaryFile() as printed, tempfile.TemporaryFile() as answered:
-        begun = time.monotonic()
+        deadline = time.monotonic() + PATIENCE * seconds
         pid = os.fork()
         if pid == 0:
             _be_the_child(call, printed.fileno(), answered.fileno())
-        return wait_for(pid, begun, seconds, printed.fileno(), answered.fileno())
+        return _wait_for(pid, deadline, seconds, printed.fileno(), answered.fileno())
 
 
 def _be_the_child(call: Callable[[], Any], printed: int, answered: int) -> NoReturn:
@@ -126,31 +130,34 @@ def answer(call: Callable[[], Any], answered: int) -> int:
     return code
 
 
-def wait_for(pid: int, begun: float, seconds: float, printed: int, answered: int) -> Ending:
+def _wait_for(pid: int, deadline: float, allowed: float, printed: int, answered: int) -> Ending:
     """Wait for a child, and end it with all it started when its time is up."""
     handle = os.pidfd_open(pid)
     try:
         waiting = select.poll()
         waiting.register(handle, select.POLLIN)
-        hung = not waiting.poll(max(0.0, begun + seconds - time.monotonic()) * 1000)
+        hung = not waiting.poll(max(0.0, deadline - time.monotonic()) * 1000)
     finally:
         os.close(handle)
     if hung:
         end_group(pid)
     _, status, usage = os.wait4(pid, 0)
     end_group(pid)
-    return ending_of(status, usage.ru_maxrss * 1024, time.monotonic() - begun, hung, printed, answered)
+    return ending_of(status, usage, allowed, hung, printed, answered)
 
 
-def ending_of(status: int, peak: int, seconds: float, hung: bool, printed: int, answered: int) -> Ending:
+def ending_of(
+    status: int, usage: resource.struct_rusage, allowed: float, hung: bool, printed: int, answered: int
+) -> Ending:
     answer_text = os.pread(answered, 1 << 24, 0)
     return Ending(
         code=os.waitstatus_to_exitcode(status) if os.WIFEXITED(status) else None,
         signal=os.WTERMSIG(status) if os.WIFSIGNALED(status) else None,
         output=os.pread(printed, _SHOWN_BYTES, 0).decode("utf-8", "replace"),
         answer=json.loads(answer_text) if answer_text else None,
-        peak_bytes=peak,
-        seconds=seconds,
+        peak_bytes=usage.ru_maxrss * 1024,
+        seconds=usage.ru_utime + usage.ru_stime,
+        allowed=allowed,
         hung=hung,
     )
 

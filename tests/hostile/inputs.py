@@ -1,0 +1,214 @@
+"""Hostile sources, manifests, tokenizers and old caches, and the commands that meet them.
+
+`python -m tests.hostile.inputs NAME` makes one, runs its commands in forked children under limits, and prints a line of
+JSON for every finding.
+"""
+
+import bz2
+import gzip
+import json
+import lzma
+import os
+import random
+import struct
+import sys
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import zstandard
+
+from forebay.testing.campaign.faults import Trial
+from forebay.testing.campaign.trial import remove, run_verb
+
+SECONDS = 10.0
+Commands = list[tuple[str, ...]]
+Make = Callable[[Path, Path], Commands]  # where to put it, where a cache may go -> what to run
+GIB = 1 << 30
+
+
+def _zeros(size: int, piece: bytes = b"a" * (1 << 20)) -> Iterable[bytes]:
+    return (piece for _ in range(size // len(piece)))
+
+
+def _stream(ending: str, size: int) -> Make:
+    """One line that unpacks to very much."""
+
+    def make(folder: Path, root: Path) -> Commands:
+        path = folder / f"a.jsonl{ending}"
+        if ending == ".zst":
+            squeezer = zstandard.ZstdCompressor(level=1).compressobj()
+            path.write_bytes(b"".join(map(squeezer.compress, _zeros(size))) + squeezer.flush())
+        else:
+            openers = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+            with openers[ending](path, "wb") as file:
+                for piece in _zeros(size):
+                    file.write(piece)
+        return [("estimate", "tokens", str(path)), _build("tokens", path, root), _build("raw", path, root)]
+
+    return make
+
+
+def _build(kind: str, path: Path, root: Path, *more: str) -> tuple[str, ...]:
+    return ("build", kind, str(path), "--into", str(root / f"{kind}-{path.name}"), "--workers", "0", *more)
+
+
+def _dictionary(folder: Path, root: Path) -> Commands:
+    """A text of 64 MB that a file of 2 kB holds for 2,000 rows."""
+    text = pa.DictionaryArray.from_arrays(pa.array([0] * 2000, pa.int32()), pa.array(["x" * (64 << 20)]))
+    pq.write_table(pa.table({"text": text}), folder / "a.parquet", compression="zstd")
+    return [("estimate", "tokens", str(folder / "a.parquet")), _build("tokens", folder / "a.parquet", root)]
+
+
+def _one_cell(folder: Path, root: Path) -> Commands:
+    pq.write_table(
+        pa.table({"text": ["y" * (400 << 20)]}), folder / "a.parquet", compression="zstd", use_dictionary=False
+    )
+    return [_build("tokens", folder / "a.parquet", root)]
+
+
+def _flipped_parquet(folder: Path, root: Path) -> Commands:
+    draw = random.Random(3)
+    table = pa.table({"text": [f"document {number} " * 20 for number in range(200)]})
+    pq.write_table(table, folder / "whole.parquet")
+    whole = (folder / "whole.parquet").read_bytes()
+    (folder / "whole.parquet").unlink()
+    commands = []
+    for number in range(6):
+        damaged = bytearray(whole)
+        for _ in range(3):
+            at = draw.randrange(len(damaged) - 400, len(damaged)) if number % 2 else draw.randrange(len(damaged))
+            damaged[at] ^= 1 << draw.randrange(8)
+        path = folder / f"{number}.parquet"
+        path.write_bytes(damaged)
+        commands.append(_build("tokens", path, root))
+    return commands
+
+
+def _png(width: int, height: int) -> bytes:
+    """Transparent pixels without end, in few bytes."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    squeezer = zlib.compressobj(9)
+    row = bytes(1 + 4 * width)
+    data = b"".join(squeezer.compress(row) for _ in range(height)) + squeezer.flush()
+    head = struct.pack(">IIBBBBB", width, height, 8, 6, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", data) + chunk(b"IEND", b"")
+
+
+def _images(folder: Path, root: Path) -> Commands:
+    (folder / "huge.png").write_bytes(_png(60_000, 3_000))
+    (folder / "largest.png").write_bytes(_png(9_000, 9_000))
+    (folder / "film.jpg").write_bytes(b"\xff\xd8" + bytes(4 << 20))
+    with (folder / "sparse.png").open("wb") as file:
+        file.truncate(GIB)
+    (folder / "a.json").write_bytes(b"[" * 200_000)
+    return [_build("images", folder, root, "--size", "64")]
+
+
+def _manifest(folder: Path, root: Path) -> Commands:
+    lines = [
+        {"path": "../../../etc/passwd"},
+        {"path": "/etc/passwd"},
+        {"path": "a\0b"},
+        {"path": "x" * 100_000},
+        {"path": 7},
+        {"path": "list.jsonl"},
+        {"path": "loop"},
+        {"tags": "a"},
+    ]
+    (folder / "loop").symlink_to(folder / "loop")
+    text = "\n".join(map(json.dumps, lines)) + "\n" + "[" * 100_000 + "\n" + '{"path": "' + "y" * (8 << 20) + '"}\n'
+    (folder / "list.jsonl").write_text(text)
+    return [_build("images", folder / "list.jsonl", root, "--size", "64")]
+
+
+def _odd_json(folder: Path, root: Path) -> Commands:
+    lines = [b"[" * 100_000, b'{"text":' * 50_000, b'{"text": "\\ud800"}', b'{"text": 1e999999}', b"\xff\xfe"]
+    lines += [b"9" * 5_000_000, b'{"text": {"text": 1}}', b'{"text": "good"}', b"\0" * 1000, b'{"text": "\x1b[31mred"}']
+    (folder / "a.jsonl").write_bytes(b"\n".join(lines) + b"\n")
+    root_arguments = _build("tokens", folder / "a.jsonl", root)
+    return [("estimate", "tokens", str(folder / "a.jsonl")), root_arguments, ("status", root_arguments[4])]
+
+
+def _special_files(folder: Path, root: Path) -> Commands:
+    os.mkfifo(folder / "pipe.jsonl")
+    (folder / "zero.jsonl").symlink_to("/dev/zero")
+    return [_build("tokens", folder / name, root) for name in ("pipe.jsonl", "zero.jsonl")]
+
+
+def _tokenizer(folder: Path, root: Path) -> Commands:
+    (folder / "a.jsonl").write_text('{"text": "a cat sat on a mat"}\n' * 50)
+    double = {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}
+    letter = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 3_000_000}
+    model = {"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": [], "unk_token": "b"}
+    commands = []
+    for name, steps in (("doubles", [double] * 40), ("book", [letter])):
+        path = folder / f"{name}.json"
+        normalizer = {"type": "Sequence", "normalizers": steps}
+        path.write_text(json.dumps({"version": "1.0", "model": model, "normalizer": normalizer, "added_tokens": []}))
+        command = _build("tokens", folder / "a.jsonl", root / name, "--tokenizer", str(path))
+        commands.append(command)
+    (folder / "deep.json").write_bytes(b"[" * 1_000_000)
+    commands.append(_build("tokens", folder / "a.jsonl", root / "deep", "--tokenizer", str(folder / "deep.json")))
+    return commands
+
+
+def _pickles(folder: Path, root: Path) -> Commands:
+    """Files that are not what `torch.save` writes; what it writes and should not be believed is in tests/torch."""
+    (folder / "code.pt").write_bytes(b"cposix\nsystem\n(S'touch /tmp/forebay-was-here'\ntR.")
+    with zipfile.ZipFile(folder / "zipped.pt", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("a/data.pkl", b"cposix\nsystem\n(S'touch /tmp/forebay-was-here'\ntR.")
+        archive.writestr("a/data/0", bytes(300 << 20))
+    (folder / "deep.pt").write_bytes(b"\x80\x02" + b"(" * 3_000_000 + b".")
+    return [("import", str(folder / f"{name}.pt"), "--into", str(root / name)) for name in ("code", "zipped", "deep")]
+
+
+INPUTS: dict[str, Make] = {
+    "line in .gz": _stream(".gz", 400 << 20),
+    "line in .zst": _stream(".zst", 3 * GIB),
+    "line in .bz2": _stream(".bz2", 40 << 20),
+    "line in .xz": _stream(".xz", 200 << 20),
+    "parquet dictionary": _dictionary,
+    "parquet cell": _one_cell,
+    "parquet flipped": _flipped_parquet,
+    "images": _images,
+    "manifest": _manifest,
+    "odd json": _odd_json,
+    "special files": _special_files,
+    "tokenizer": _tokenizer,
+    "pickles": _pickles,
+}
+
+
+def main(name: str) -> None:
+    folder = Path(tempfile.mkdtemp())
+    try:
+        trial = Trial(folder, random.Random(0), ())
+        (folder / "input").mkdir()
+        pid = os.fork()  # what making the input takes is not forebay's
+        if pid == 0:
+            commands = INPUTS[name](folder / "input", folder / "caches")
+            (folder / "commands.json").write_text(json.dumps(commands))
+            os._exit(0)
+        os.waitpid(pid, 0)
+        for command in json.loads((folder / "commands.json").read_text()):
+            trial.cause = f"{name}: {command[:2]}"
+            trial.judge(" ".join(command[:2]), run_verb(*command, seconds=SECONDS))
+            trial.expect_untouched()
+        if Path("/tmp/forebay-was-here").exists():
+            trial.find("outside", "a pickle ran code")
+        for finding in trial.findings:
+            print(json.dumps({"cause": finding.cause, "verdict": finding.verdict, "seen": finding.seen}))
+    finally:
+        remove(folder)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

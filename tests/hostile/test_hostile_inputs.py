@@ -1,0 +1,15 @@
+"""Hostile sources: a clear error or the right rows, in 10 s and 1 GiB, with nothing outside touched."""
+
+import pytest
+from tests.hostile.inputs import INPUTS
+from tests.hostile.test_hostile_caches import found_by
+
+from forebay.testing.campaign.syscalls import SUPPORTED
+
+pytestmark = pytest.mark.skipif(not SUPPORTED, reason="the campaign forks and watches children as Linux does")
+
+
+@pytest.mark.parametrize("name", sorted(INPUTS))
+def test_a_hostile_input_is_refused_or_read_within_bounds(name: str) -> None:
+    found = found_by("tests.hostile.inputs", name)
+    assert not found, "\n".join(found)

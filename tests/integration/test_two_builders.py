@@ -42,7 +42,7 @@ def test_a_builder_that_comes_late_waits_for_what_another_holds_and_then_is_done
 
 
 def test_the_chunks_of_a_killed_builder_are_taken_over_without_waiting_for_its_lease(tmp_path, notes):
-    source, root = write_orders(tmp_path / "source.txt", orders(12)), tmp_path / "cache"
+    source, root = write_orders(tmp_path / "source.txt", orders(40)), tmp_path / "cache"
     first = start_builder(root, source, notes, {"seconds": 0.2}, workers=1, lease_seconds=3600)
     wait_until(lambda: chunk_count(root) >= 1)
     second = start_builder(root, source, notes, {"seconds": 0.2}, workers=1, lease_seconds=3600)

@@ -1,4 +1,4 @@
-"""Refreshing a cache under a key: an amended plan is signed by whoever planned it, or compared it with the source."""
+"""Refreshing under a key: an amended plan is signed only by whoever planned it, or compared it with the source."""
 
 import os
 import shutil

@@ -183,6 +183,7 @@ def _build_missing(place: Workplace, wanted: Iterable[int], engine: Engine, term
         notes.append(f"{len(again.records)} published chunk(s) had lost their files and were made again")
         tally.failed |= again.failed
         tally.present -= len(lost) - len(again.records)
+    adopts = {layer: place.job.may_adopt}  # also what a worker wrote and could not say before it was stopped
     try:
         later = {chunk: int(revisions[chunk]) for chunk in missing if revisions[chunk]}
         job = BuildJob(place.job, distrusted, terms.max_failures is not None, later)
@@ -190,11 +191,11 @@ def _build_missing(place: Workplace, wanted: Iterable[int], engine: Engine, term
     except BaseException as error:
         # That what was made cannot be listed now must not hide why the build ended; a rerun lists it.
         with suppress(OSError, ForebayError):
-            publish(store, {layer: tally.records.values()}, terms.versions, planned=terms.planned, adopts={})
+            publish(store, {layer: tally.records.values()}, terms.versions, None, terms.planned, adopts)
             if isinstance(error, ChunkFailed | TooManyFailures):
                 unbind(store, layer)
         raise
-    made, adopts = {layer: tally.records.values()}, {layer: place.job.may_adopt}
+    made = {layer: tally.records.values()}
     generation = with_retries(partial(publish, store, made, terms.versions, None, terms.planned, adopts))
     table = generation.table(layer)
     for chunk in [one.chunk for one in tally.records.values() if listed_revision(table, one) < one.revision]:

@@ -47,7 +47,9 @@ KEYS: dict[str, OldKey] = {
         "recipe", "level", {'"fast"': "fast", '"default"': "default", '"max"': "max"}, "fast, default or max"
     ),
     "streaming": OldKey(remark="a source is always read part by part, whatever its size"),
-    "deduplicate": OldKey("recipe", "deduplicate", remark="exact, the first of equal documents stays"),
+    "deduplicate": OldKey(
+        "recipe", "deduplicate", remark="exact up to a 128-bit hash, the first of equal documents stays"
+    ),
     "optimize_packing": OldKey(remark="rows are always packed best fit"),
     "io_threads": OldKey(remark="every worker writes its own chunks, one file at a time"),
     "write_buffer": OldKey(remark="a chunk is put together in memory and written in one go"),

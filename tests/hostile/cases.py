@@ -11,8 +11,8 @@ from pathlib import Path
 
 from forebay.testing.campaign.faults import Trial
 from forebay.testing.campaign.hostile import READING, craft
-from forebay.testing.campaign.trial import remove, run_verb
-from forebay.testing.campaign.worlds import World, make_worlds
+from forebay.testing.campaign.trial import remove, run_call, run_verb
+from forebay.testing.campaign.worlds import World, make_worlds, read_rows
 
 SECONDS = 10.0
 
@@ -27,7 +27,7 @@ def every_verb(name: str, world: World, worlds: list[World], seed: str, folder: 
         world.copied(trial.root)
         trial.cause = craft(name, trial.draw, trial.root, trial.canary.folder)
         if number == 0:
-            trial.read(world)
+            trial.judge("reading", run_call(lambda root=trial.root: read_rows(root)))
         arguments = [part.format(root=trial.root, copy=place / "copied", pristine=world.cache) for part in verb]
         trial.judge(" ".join(verb), run_verb(*arguments, seconds=SECONDS))
         trial.expect_untouched()

@@ -5,20 +5,19 @@ import os
 import random
 import resource
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import forebay as fb
-from forebay.cli.main import main
 from forebay.testing.campaign.damage import Done, damage_file
 from forebay.testing.campaign.hostile import CRAFTED, READING, craft
 from forebay.testing.campaign.syscalls import SUPPORTED, Strike, Traced, run_traced
-from forebay.testing.campaign.trial import Ending, Verdict, remove, run_call, run_verb
+from forebay.testing.campaign.trial import Ending, Verdict, command_line, remove, run_call, run_verb
 from forebay.testing.campaign.worlds import (
     READ_SECONDS,
     Canary,
@@ -102,11 +101,7 @@ def _pick(trial: Trial) -> World:
 
 
 def _verb_call(*arguments: str) -> Callable[[], None]:
-    def call() -> None:
-        sys.argv = ["forebay", *arguments]
-        main()
-
-    return call
+    return partial(command_line, arguments)
 
 
 # --- kills and errors at single system calls ------------------------------------------------------------------------
@@ -483,13 +478,16 @@ def _signalled(trial: Trial, world: World) -> None:
 
 
 def stranger(trial: Trial) -> None:
-    """A crafted cache meets a verb: a clear error or the right rows, within bounds, and nothing outside is touched."""
+    """A crafted cache meets a verb: a clear error or rows, within bounds, and nothing outside is touched.
+
+    Which rows is not judged: whoever crafts a cache with right digests may put any into it.
+    """
     world = trial.draw.choice(trial.worlds)
     name = trial.draw.choice(sorted(CRAFTED))
     world.copied(trial.root)
     cause = craft(name, trial.draw, trial.root, trial.canary.folder)
     trial.cause = f"hostile {world.name}: {cause}"
-    trial.read(world)
+    trial.judge("reading", run_call(lambda: read_rows(trial.root), seconds=READ_SECONDS))
     for verb in trial.draw.sample(READING, 3):
         arguments = [part.format(root=trial.root, copy=trial.folder / "copied", pristine=world.cache) for part in verb]
         trial.judge(verb[0], run_verb(*arguments, seconds=10.0))

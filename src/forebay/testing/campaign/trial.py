@@ -14,16 +14,18 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
+from forebay import api
 from forebay.cli.main import main
 
 MEMORY_BYTES = 1 << 30  # no small input may take more
 GUARD_BYTES = 12 << 30  # of address space: what would take more fails by itself, and not the machine
+LEASE_SECONDS = 0.3
 SECONDS = 10.0  # of processor time, so that a verdict does not depend on what else the machine does
 PATIENCE = 6  # a process may wait for its turn, or for a disk, this many times as long before it counts as hung
 _SHOWN_BYTES = 200_000
@@ -77,10 +79,17 @@ def run_verb(*arguments: str, seconds: float = SECONDS, first: Callable[[], None
     def verb() -> None:
         if first is not None:
             first()
-        sys.argv = ["forebay", *arguments]
-        main()
+        command_line(arguments)
 
     return run_call(verb, seconds=seconds)
+
+
+def command_line(arguments: Sequence[str]) -> None:
+    """Run a command in this process, which ends with it. A stranger's claim is waited for shortly, not for a minute."""
+    for verb in (api.build, api.grow, api.clean, api.refresh):
+        verb.__kwdefaults__.update(lease_seconds=LEASE_SECONDS)  # type: ignore[union-attr]  # each has this one
+    sys.argv = ["forebay", *arguments]
+    main()
 
 
 def run_call(call: Callable[[], Any], *, seconds: float = SECONDS) -> Ending:
@@ -163,7 +172,7 @@ def ending_of(
 
 
 def remove(folder: Path) -> None:
-    """Remove a folder, however deep: `shutil.rmtree` recurses, and the corpus has folders 2,000 deep."""
+    """Remove a folder, however deep: `shutil.rmtree` recurses, and the corpus has folders 1,100 deep."""
     subprocess.run(["rm", "-rf", "--", str(folder)], check=True)
 
 

@@ -17,7 +17,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from forebay.testing.campaign.faults import CLASSES, as_record, run_fault
+from forebay.testing.campaign.faults import CLASSES, Finding, as_record, run_fault
 from forebay.testing.campaign.trial import VERDICTS, remove
 from forebay.testing.campaign.worlds import make_worlds
 
@@ -99,7 +99,10 @@ def _one_process(
             if time.monotonic() > deadline:
                 break
             name = random.Random(f"class {one}").choices(names, [CLASSES[each][1] for each in names])[0]
-            found = run_fault(name, one, folder / f"trial-{index}", worlds)
+            try:
+                found = run_fault(name, one, folder / f"trial-{index}", worlds)
+            except Exception:  # a mistake of the campaign must not lose what hours of it found
+                found = [Finding("the campaign itself failed", "unclear", traceback.format_exc())]
             done[name] += 1
             findings += [as_record(each, name, one) for each in found]
     finally:

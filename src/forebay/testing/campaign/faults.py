@@ -540,11 +540,11 @@ def soak(trial: Trial) -> None:
 
 
 CLASSES: dict[str, tuple[Callable[[Trial], None], int]] = {  # and how often, among the others
-    "flip": (flip, 50),
-    "hostile": (stranger, 20),
-    "damage": (damage, 15),
-    "kill": (kill, 7),
-    "error": (fail_call, 7),
+    "flip": (flip, 130),
+    "hostile": (stranger, 30),
+    "damage": (damage, 20),
+    "kill": (kill, 8),
+    "error": (fail_call, 8),
     "race": (race, 2),
     "moving-source": (move_source, 2),
     "limit": (limit, 2),

@@ -22,6 +22,7 @@ from tests.layer_recipes import (
 )
 
 import forebay as fb
+from forebay.cache import clean as clean_module
 from forebay.errors import CacheNotFound, IndexCorrupt
 from forebay.store.owner import Owner, this_host, this_process
 
@@ -262,3 +263,42 @@ def test_there_must_be_a_cache(tmp_path: Path) -> None:
     with pytest.raises(CacheNotFound):
         fb.clean(tmp_path)
     assert this_host() in str(this_process())
+
+
+def test_what_is_refreshed_while_clean_looks_around_stays(tmp_path, monkeypatch):
+    """A refresh that publishes between two looks of `clean` must not lose its new revisions."""
+    root, source = tmp_path / "cache", tmp_path / "source"
+    source.mkdir()
+    for number in range(3):
+        (source / f"{number}.txt").write_text("".join(f"{number}{line}\n" for line in range(8)))
+    files = fb.sources.lines(str(source / "*.txt"))
+    fb.build(root, files, LineRecipe(), workers=0)
+    (source / "1.txt").write_text("".join(f"9{line}\n" for line in range(8)))
+    looked = clean_module.read_claims
+    calls = []
+
+    def refresh_first(store, layer, prefix=None):
+        if not calls:
+            calls.append(layer)
+            fb.refresh(root, recipes={"numbers": LineRecipe()}, source=files, workers=0)
+        return looked(store, layer, prefix)
+
+    monkeypatch.setattr(clean_module, "read_claims", refresh_first)
+    fb.clean(root, lease_seconds=0)
+    assert calls
+    assert fb.verify(root, source=files, full=True).sound
+
+
+def test_no_generation_is_removed_before_those_that_stay_are_read(tmp_path):
+    root = tmp_path / "cache"
+    source = tmp_path / "a.txt"
+    source.write_text("1\n2\n3\n4\n")
+    fb.build(root, fb.sources.lines(source), LineRecipe(), workers=0)
+    source.write_text("1\n2\n3\n4\n5\n6\n7\n8\n9\n")
+    fb.grow(root, fb.sources.lines(source), recipe=LineRecipe(), workers=0)
+    generations = sorted((root / "generations").iterdir())
+    assert len(generations) > 1
+    flip(generations[-1], generations[-1].stat().st_size - 40)
+    with pytest.raises(IndexCorrupt):
+        fb.clean(root, keep_generations=1)
+    assert sorted((root / "generations").iterdir()) == generations

@@ -1,10 +1,12 @@
 """Cleaning: remove what nobody needs. Nothing that a generation lists is ever removed."""
 
 import time
+from collections.abc import Collection
 
 from forebay.cache.claim import Claim, claimed, is_abandoned, read_claims
 from forebay.cache.plan import load_plan
 from forebay.cache.publish import (
+    chunk_files,
     generation_numbers,
     layers_of,
     load_generation,
@@ -14,7 +16,7 @@ from forebay.cache.publish import (
 from forebay.cache.records import CleanReport
 from forebay.errors import KeyRefused
 from forebay.format import layout
-from forebay.store.base import Entry, Store, holds
+from forebay.store.base import Entry, Store
 from forebay.store.owner import Owner, this_host
 
 
@@ -25,11 +27,14 @@ def clean_cache(store: Store, keep_generations: int | None, lease_seconds: float
     again.
     """
     read_cache_document(store)
-    dropped = _old_generations(store, keep_generations)
-    freed = sum(_remove(store, Entry(layout.generation(n), len(store.map(layout.generation(n))))) for n in dropped)
     temporary = list(store.leftovers())
-    superseded = [*_superseded(store), *_unnamed_identities(store)]
-    freed += sum(_remove(store, entry) for entry in [*temporary, *superseded])
+    dropped = _old_generations(store, keep_generations)
+    superseded = [
+        *_superseded(store, {layout.parse_generation(entry.key) for entry in dropped}),
+        *_unnamed_identities(store),
+    ]
+    # Nothing is removed before all that stays has been read: the newest generation may be the damaged one.
+    freed = sum(_remove(store, entry) for entry in [*dropped, *temporary, *superseded])
     claims = _expired_claims(store, lease_seconds)
     for key in claims:
         store.delete(key)
@@ -38,7 +43,7 @@ def clean_cache(store: Store, keep_generations: int | None, lease_seconds: float
         temporary=tuple(entry.key for entry in temporary),
         claims=tuple(claims),
         superseded=tuple(entry.key for entry in superseded),
-        generations=tuple(dropped),
+        generations=tuple(layout.parse_generation(entry.key) or 0 for entry in dropped),
         freed_bytes=freed,
     )
 
@@ -48,19 +53,33 @@ def _remove(store: Store, entry: Entry) -> int:
     return entry.size
 
 
-def _old_generations(store: Store, keep: int | None) -> list[int]:
-    return [] if keep is None else generation_numbers(store)[: -max(1, keep)]
+def _old_generations(store: Store, keep: int | None) -> list[Entry]:
+    """All generations but the newest `keep`, each of which is read first: it may be damaged, or of another key."""
+    if keep is None:
+        return []
+    numbers = generation_numbers(store)
+    for number in numbers[-max(1, keep) :]:
+        load_generation(store, number)
+    old = {layout.generation(number) for number in numbers[: -max(1, keep)]}
+    return [entry for entry in store.keys(layout.GENERATIONS) if entry.key in old]
 
 
-def _superseded(store: Store) -> list[Entry]:
-    """Chunk files that no generation lists, of chunks that some generation lists in another revision."""
+def _superseded(store: Store, dropped: Collection[int | None]) -> list[Entry]:
+    """Chunk files that no generation lists, of chunks that some generation lists in another revision.
+
+    Files are listed first, claims second and generations last: a builder lists a chunk before it releases its claim, so
+    that what is made and published meanwhile is either not among the files, or claimed, or listed.
+    """
+    files = {layer: list(store.keys(layout.layer_folder(layer))) for layer in layers_of(store)}
+    busy = {layer: {claimed(key)[0] for key in read_claims(store, layer)} for layer in files}
     newest_generation(store)  # the key must accept this one
+    kept = [number for number in generation_numbers(store) if number not in dropped]
     try:
-        generations = [load_generation(store, number) for number in generation_numbers(store)]
+        generations = [load_generation(store, number) for number in kept]
     except KeyRefused:
         return []  # what an older one lists is unknown here; `repair` removes it
     found = []
-    for layer in layers_of(store):
+    for layer, entries in files.items():
         listed = {
             (int(chunk), int(revision))
             for generation in generations
@@ -69,8 +88,8 @@ def _superseded(store: Store) -> list[Entry]:
             )
         }
         # What somebody works on may be about to be published in a new revision.
-        chunks = {chunk for chunk, _ in listed} - {claimed(key)[0] for key in read_claims(store, layer)}
-        for entry in store.keys(layout.layer_folder(layer)):
+        chunks = {chunk for chunk, _ in listed} - busy[layer]
+        for entry in entries:
             parsed = layout.parse_chunk(entry.key)
             if not parsed or layout.chunk(layer, *parsed) != entry.key:
                 continue  # a name that only resembles one of ours
@@ -118,7 +137,9 @@ def _all_claims(store: Store) -> dict[str, Claim]:
 
 
 def _is_done(store: Store, layer: str, key: str) -> bool:
-    return holds(store, layout.chunk(layer, claimed(key)[0]))
+    """Whether a chunk that failed is there now, in the revision that the plan asks for."""
+    chunk, asked = claimed(key)[0], load_plan(store).revisions(layer)
+    return chunk < len(asked) and chunk_files(store, layer).get(chunk, -1) >= int(asked[chunk])
 
 
 def _is_remote(claim: Claim) -> bool:

@@ -15,6 +15,7 @@ from forebay.format.chunk import ChunkRecord
 from forebay.format.generation import Generation
 from forebay.store.base import Missing, Store, is_full
 from forebay.store.local import LocalStore
+from forebay.store.pieces import Pieces
 
 OnProgress = Callable[[Progress], None]
 
@@ -35,7 +36,7 @@ def _copied(store: Store, destination: Store, on_progress: OnProgress) -> CopyRe
     generation = load_generation(store)
     _check_destination(store, destination, generation)
     check_index(store, generation)
-    for key in [*_identity_keys(store, generation), *_index_keys(generation)]:
+    for key in [*_index_keys(generation), *_identity_keys(store, generation)]:  # the id first: it refuses another cache
         _create_same(destination, key, store.read(key))
     listed = [(layer, record) for layer, table in generation.layers.items() for record in table.records()]
     copied, copied_bytes = 0, 0
@@ -76,19 +77,25 @@ def _copy_chunk(store: Store, destination: Store, layer: str, record: ChunkRecor
     """The bytes that had to be copied; 0 where the destination has the chunk."""
     key = layout.chunk(layer, record.chunk, record.revision)
     try:
-        if hashlib.sha256(destination.map(key)).digest() == record.sha256:
+        if Pieces(destination, key).sha256 == record.sha256:
             return 0
     except Missing:
         pass
     try:
-        value = store.read(key)  # what is hashed is what is written
+        value = read_published(store, key, record)
     except Missing as error:
         raise ChunkMissing(store.address, layer, record.chunk) from error
-    if hashlib.sha256(value).digest() != record.sha256:
-        raise ChunkCorrupt(store.address, layer, record.chunk, "its SHA-256 is not the published one")
+    if value is None:
+        raise ChunkCorrupt(store.address, layer, record.chunk, "its size or its SHA-256 is not the published one")
     destination.replace(key, [value])
     _check_written(destination, key, record.sha256)
     return record.size
+
+
+def read_published(store: Store, key: str, record: ChunkRecord) -> bytes | None:
+    """The bytes of a published chunk, None where they are others. No more is read than was published."""
+    value = store.read(key, 0, record.size + 1)
+    return value if len(value) == record.size and hashlib.sha256(value).digest() == record.sha256 else None
 
 
 def _create_same(destination: Store, key: str, value: bytes) -> None:
@@ -99,7 +106,7 @@ def _create_same(destination: Store, key: str, value: bytes) -> None:
 
 
 def _check_written(destination: Store, key: str, sha256: bytes) -> None:
-    if hashlib.sha256(destination.map(key)).digest() != sha256:
+    if Pieces(destination, key).sha256 != sha256:
         raise ForebayError(f"'{key}' reads back from '{destination.address}' with other bytes than were written there")
 
 

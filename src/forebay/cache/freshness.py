@@ -61,6 +61,9 @@ def check_freshness(
         except FileNotFoundError:
             missing.append(path)
             continue
+        except (OSError, SourceUnreadable) as error:  # a folder or a pipe in its place, or no permission
+            changed[path] = f"cannot be looked at: {error}"
+            continue
         if is_same(known, found):
             continue
         if path not in ends():  # it had no samples, so none of them can be another
@@ -100,6 +103,8 @@ def check_content(store: Store, source: Source, plan: Plan, layer: str, table: C
                 stale[path] = "has other content than was planned"
         except FileNotFoundError:
             stale[path] = GONE
+        except (OSError, SourceUnreadable) as error:
+            stale[path] = f"cannot be read: {error}"
     return stale
 
 

@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from forebay.cache.build import Terms
+from forebay.cache.copy import read_published
 from forebay.cache.crew import Engine
 from forebay.cache.duplicates import deduplicate
 from forebay.cache.freshness import is_made_from
@@ -543,8 +544,8 @@ def _take_from_copy(means: Means, layer: str, record: ChunkRecord, mending: Mend
         return False
     key = _key(layer, record)
     try:
-        value = means.copy.read(key)  # what is hashed is what is written
-        if hashlib.sha256(value).digest() != record.sha256:
+        value = read_published(means.copy, key, record)  # what is hashed is what is written
+        if value is None:
             return False
         means.store.replace(key, [value])
     except (Missing, NotForebay, IsADirectoryError):

@@ -147,9 +147,24 @@ def test_below_a_newest_generation_that_the_key_accepts_a_repair_puts_all_right(
     assert fb.open_cache(root).read(range(20))["number"].tolist() == list(range(20))
 
 
+@pytest.mark.parametrize("how", ["stripped", "forged"])
+def test_repair_goes_back_to_the_newest_generation_with_a_right_tag(root: Path, how: str) -> None:
+    """Whoever may write could otherwise block a cache for good with one byte."""
+    newest = root / "generations/000001.safetensors"
+    if how == "stripped":
+        stripped(newest)
+    else:
+        flip(newest, newest.stat().st_size - 5)
+    with pytest.raises(KeyRefused):
+        fb.open_cache(root)
+    assert "generations/000001.safetensors" in repair(root).replaced
+    assert fb.open_cache(root).generation.tagged
+    assert fb.verify(root).sound
+
+
 def test_the_key_must_cover_the_newest_generation(root: Path) -> None:
     stripped(root / "generations/000001.safetensors")
-    for call in (fb.open_cache, fb.verify, fb.summarize, fb.clean, repair, build):
+    for call in (fb.open_cache, fb.verify, fb.summarize, fb.clean, build):
         with pytest.raises(KeyRefused, match="it carries no tag"):
             call(root)
 

@@ -123,18 +123,23 @@ def _basis(means: Means) -> tuple[Generation | None, list[str]]:
     """
     store = means.store
     try:
-        here, problems = newest_sound(store)
+        # With a key, a generation whose tag is wrong or gone is damage like any other, if one with a right tag is left.
+        here, problems = newest_sound(store, past_refused=hmac_key() is not None)
         bad = [problem.key for problem in problems]
     except (NothingPublished, CacheNotFound):
         if means.copy is None:
             _check_begun(store)
             raise
         here, bad = None, []
-    except IndexCorrupt:
+    except (IndexCorrupt, KeyRefused) as error:
+        if isinstance(error, KeyRefused) and (means.copy is None or hmac_key() is None):
+            raise
         here, bad = None, [layout.generation(number) for number in generation_numbers(store)]
     if means.copy is None or (here is not None and max(bad, default="") < layout.generation(here.number)):
         return here, bad
     there = _copied_generation(means, means.copy, here)
+    if here is None and there is None and hmac_key() is not None:
+        newest_sound(store)  # which says why no generation here is believed
     is_newer = there is not None and (here is None or there.number > here.number)
     return (there if is_newer else here), bad
 

@@ -88,13 +88,14 @@ def verify_generation(
     )
 
 
-def newest_sound(store: Store) -> tuple[Generation, list[Bad]]:
+def newest_sound(store: Store, *, past_refused: bool = False) -> tuple[Generation, list[Bad]]:
     """The newest generation that can be believed, and what is wrong with any other.
 
     One that the key refuses is an error where it is the newest: its content is unknown, and nothing older may stand in
-    for it. Below one that the key accepts, it is just bad.
+    for it, unless the caller asks to go past it, as `repair` does. Below one that the key accepts, it is just bad.
     """
     sound: Generation | None = None
+    refused: KeyRefused | None = None
     bad: list[Bad] = []
     for number in reversed(generation_numbers(store)):
         key = layout.generation(number)
@@ -102,9 +103,9 @@ def newest_sound(store: Store) -> tuple[Generation, list[Bad]]:
             generation = load_generation(store, number)
             problem = _is_not_of(store, generation, sound)
         except KeyRefused as error:
-            if sound is None:
+            if sound is None and not past_refused:
                 raise
-            problem = error.problem
+            refused, problem = refused or error, error.problem
         except Damaged as error:
             if isinstance(error, FormatTooNew) and is_whole(store.map(key)):
                 raise  # it is sound, and of a newer forebay, which alone may judge it
@@ -114,6 +115,8 @@ def newest_sound(store: Store) -> tuple[Generation, list[Bad]]:
         else:
             sound = sound or generation
     if sound is None:
+        if refused is not None:
+            raise refused
         if bad:
             raise IndexCorrupt(store.address, bad[0].key, f"no generation can be read; the newest: {bad[0].problem}")
         read_cache_document(store)

@@ -46,7 +46,8 @@ def unseal(
         raise KeyRefused(
             root,
             where,
-            f"it carries no tag, but {VARIABLE} is set; unset it, or sign a cache that you trust with `forebay rekey`",
+            f"it carries no tag, but {VARIABLE} is set; `forebay repair` returns to the newest generation with a right "
+            f"tag, and `forebay rekey` signs a cache that never had a key, where you trust the folder",
         )
     if tagged is not None:
         if key is None:

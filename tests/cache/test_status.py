@@ -165,3 +165,13 @@ def test_no_cache_and_a_damaged_one_are_said(tmp_path: Path) -> None:
     for call in (fb.status, fb.gaps):
         with pytest.raises(IndexCorrupt, match=r"plan/000000.safetensors"):
             call(root)
+
+
+def test_a_lost_plan_is_named_and_does_not_pass_for_no_plan(tmp_path):
+    root = layered_cache(tmp_path)
+    (root / "plan/000000.safetensors").unlink()
+    for call in (fb.status, fb.gaps):
+        with pytest.raises(
+            fb.errors.IndexCorrupt, match=r"'plan/000000.safetensors' .* it is gone; run `forebay repair"
+        ):
+            call(root)

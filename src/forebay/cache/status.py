@@ -17,7 +17,7 @@ from forebay.cache.publish import (
 )
 from forebay.cache.published import open_chunk
 from forebay.cache.records import ClaimStatus, FailedSample, Gaps, LayerStatus, Status
-from forebay.errors import ChunkMissing, Damaged, HubNotFound, HubUnreachable, LayerNotFound
+from forebay.errors import ChunkMissing, Damaged, HubNotFound, HubUnreachable, IndexCorrupt, LayerNotFound
 from forebay.format import layout
 from forebay.format.chunk import ChunkRecord
 from forebay.format.generation import ChunkTable, Generation
@@ -33,7 +33,7 @@ def find_gaps(store: Store, layer: str | None) -> list[Gaps]:
     names = layers_of(store)
     if layer is not None and layer not in names:
         raise LayerNotFound(store.address, layer, names)
-    plan, newest = load_plan(store), newest_generation(store)
+    plan, newest = _plan_and_newest(store)
     planned, found = len(plan), []
     for name in [layer] if layer is not None else names:
         table = newest.table(name) if newest else ChunkTable.of([])
@@ -47,7 +47,7 @@ def find_gaps(store: Store, layer: str | None) -> list[Gaps]:
 
 def cache_status(store: Store, source: Source | None, shown_failures: int | None = SHOWN_FAILURES) -> Status:
     read_cache_document(store)
-    plan, newest = load_plan(store), newest_generation(store)
+    plan, newest = _plan_and_newest(store)
     layers = tuple(_layer_status(store, gaps, newest) for gaps in find_gaps(store, None))
     fresh = _freshness(store, source, plan, newest)
     failed = tuple(islice(_failed_samples(store, newest), shown_failures)) if newest else ()
@@ -67,6 +67,14 @@ def cache_status(store: Store, source: Source | None, shown_failures: int | None
         source_checked=fresh is not None,
         unreadable=plan.unreadable,
     )
+
+
+def _plan_and_newest(store: Store) -> tuple[Plan, Generation | None]:
+    """The plan and the newest generation, which names every segment: one that is gone must not pass for no plan."""
+    newest, plan = newest_generation(store), load_plan(store)
+    if newest is not None and len(plan.segments) < len(newest.plan):
+        raise IndexCorrupt(store.address, layout.plan_segment(len(plan.segments)), "it is gone")
+    return plan, newest
 
 
 def _layer_status(store: Store, gaps: Gaps, newest: Generation | None) -> LayerStatus:

@@ -14,7 +14,7 @@ from forebay.cache.plan import Plan
 from forebay.cache.publish import sound_record
 from forebay.cache.published import open_chunk
 from forebay.cache.records import GONE
-from forebay.errors import Damaged, SourceChanged, SourceUnreadable
+from forebay.errors import Damaged, HubNotFound, HubUnreachable, SourceChanged, SourceUnreadable
 from forebay.format import layout
 from forebay.format.chunk import ChunkRecord
 from forebay.format.chunk_file import ChunkFile
@@ -61,6 +61,8 @@ def check_freshness(
         except FileNotFoundError:
             missing.append(path)
             continue
+        except (HubNotFound, HubUnreachable):
+            raise  # nobody can be asked about any file
         except (OSError, SourceUnreadable) as error:  # a folder or a pipe in its place, or no permission
             changed[path] = f"cannot be looked at: {error}"
             continue
@@ -103,6 +105,8 @@ def check_content(store: Store, source: Source, plan: Plan, layer: str, table: C
                 stale[path] = "has other content than was planned"
         except FileNotFoundError:
             stale[path] = GONE
+        except (HubNotFound, HubUnreachable):
+            raise
         except (OSError, SourceUnreadable) as error:
             stale[path] = f"cannot be read: {error}"
     return stale

@@ -172,7 +172,7 @@ def grow(
     base = read_cache_document(store).base
     if recipe is None:
         check_kept_texts(store)
-    own = recipe or cast(Recipe, _kept_recipe(store, base))
+    own = recipe or cast(Recipe, _kept_recipe(store, base, "repair", False))
     workers = getattr(own, "workers", None) if workers is None else workers
     with closing(_engine(workers)) as engine, _letting_go(own) as said:
         own, notes = settle(store, source, own, base)
@@ -221,7 +221,8 @@ def refresh(
     table = before.table(base) if before is not None else ChunkTable.of([])
     known = listed_plan(store, before)
     reading = named_alike(_source_for(store, source, check_source, known, "refresh"), known)
-    own, notes = settle(store, reading, cast(Recipe, given.get(base) or _kept_recipe(store, base)), base)
+    kept = given.get(base) or _kept_recipe(store, base, "refresh", check_source)
+    own, notes = settle(store, reading, cast(Recipe, kept), base)
     prepare_layer(store, own, base)
     workers = _own_workers(store) if workers is None else workers
     told = _told_in_bytes(reading, on_progress or _silent)
@@ -231,7 +232,7 @@ def refresh(
     with closing(_engine(workers)) as engine, _letting_go(own) as said:
         place = base_workplace(store, reading, own, base, amended.plan, before).noting(notes)
         built = build_chunks(place, chunks, engine, terms)
-        layers, missing = _refresh_layers(store, given, engine, terms)
+        layers, missing = _refresh_layers(store, given, check_source, engine, terms)
     newest = newest_generation(store)
     return RefreshReport(
         root=store.address,
@@ -250,7 +251,7 @@ def refresh(
 
 
 def _refresh_layers(
-    store: Store, recipes: Mapping[str, AnyRecipe], engine: Engine, terms: Terms
+    store: Store, recipes: Mapping[str, AnyRecipe], check_source: bool, engine: Engine, terms: Terms
 ) -> tuple[dict[str, tuple[int, ...]], dict[str, str]]:
     """Make chunks of further layers again, each layer after those it reads; those that cannot be made, with why."""
     made: dict[str, tuple[int, ...]] = {}
@@ -266,7 +267,8 @@ def _refresh_layers(
             continue
         try:
             with ExitStack() as ending:
-                recipe = cast(LayerRecipe, _recipe_until(ending, store, recipes.get(layer), layer))
+                kept = partial(_kept_recipe, store, verb="refresh", check_source=check_source)
+                recipe = cast(LayerRecipe, _recipe_until(ending, store, recipes.get(layer), kept, layer))
                 place = layer_workplace(store, recipe, layer, load_generation(store))
                 build_chunks(place, wanted, engine, terms)
             made[layer] = wanted
@@ -442,7 +444,8 @@ def _repair(
 ) -> RepairReport:
     mending = Mending()
     with ExitStack() as ending:
-        recipe_of = partial(_recipe_until, ending, store, recipe)
+        kept = partial(_kept_recipe, store, verb="repair", check_source=check_source)
+        recipe_of = partial(_recipe_until, ending, store, recipe, kept)
         workplace_of = partial(_existing, store, source, check_source, recipe_of)
         means = Means(store, copy, source, partial(_reopened, check_source), recipe_of, workplace_of)
         generation = repair_index(means, mending)
@@ -520,28 +523,31 @@ def _source_for(store: Store, source: Source | None, check_source: bool, plan: P
     return source or reopen_source(plan.source)  # which says what is in the way
 
 
-def _recipe_until(ending: ExitStack, store: Store, given: AnyRecipe | None, layer: str) -> AnyRecipe:
+def _recipe_until(
+    ending: ExitStack, store: Store, given: AnyRecipe | None, kept: Callable[[str], AnyRecipe], layer: str
+) -> AnyRecipe:
     """A layer's recipe; what it loads here goes in the end."""
-    recipe = _recipe_for(store, given, layer)
+    recipe = _recipe_for(store, given, layer) or kept(layer)
     ending.enter_context(_letting_go(recipe))
     return recipe
 
 
-def _recipe_for(store: Store, given: AnyRecipe | None, layer: str) -> AnyRecipe:
+def _recipe_for(store: Store, given: AnyRecipe | None, layer: str) -> AnyRecipe | None:
+    """The recipe that was passed, where it is of the kind that the layer has."""
     kept = kept_recipe(store, layer)
     if given is not None and kept is not None and kept.kind == given.kind:
         settled, _ = settle(store, None, given, layer)
         prepare_layer(store, settled, layer)
         return settled
-    return _kept_recipe(store, layer)
+    return None
 
 
-def _kept_recipe(store: Store, layer: str) -> AnyRecipe:
+def _kept_recipe(store: Store, layer: str, verb: str, check_source: bool) -> AnyRecipe:
     kept = kept_recipe(store, layer)
     if kept is None:
         raise LayerNotFound(store.address, layer, [])
     constants = os.path.join(store.address, layout.constants(layer)) if isinstance(store, LocalStore) else None
-    return reopen_recipe(kept, constants)
+    return reopen_recipe(kept, constants, root=store.address, verb=verb, check_source=check_source)
 
 
 def _kept_source(store: Store, check_source: bool) -> Source | None:

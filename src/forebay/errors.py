@@ -36,6 +36,7 @@ ForebayError
 ├── SourceInvalid        a source cannot be made of what was given
 ├── SourceNeeded         a cache names its source, and cannot open it by that name
 ├── SourceNotContacted   a cache names a source on another machine, and the user has not allowed to contact it
+├── RecipeNotContacted   a cache names a model on the hub, and the user has not allowed to contact it
 ├── FunctionFailed       the function that is a source raised something
 ├── SourceUnreadable     a file of the source cannot be decompressed or understood
 ├── SourceChanged        a file behind a planned slice is not what it was
@@ -395,6 +396,15 @@ class SourceNotContacted(ForebayError):
         super().__init__(
             f"the source of '{root}' is '{source}', and no other machine is contacted because a cache names it; allow "
             f"it with `forebay {verb} {root} --check-source`"
+        )
+
+
+class RecipeNotContacted(ForebayError):
+    def __init__(self, root: str, layer: str, repository: str, verb: str) -> None:
+        self.root, self.layer, self.repository, self.verb = root, layer, repository, verb
+        super().__init__(
+            f"the recipe of layer '{layer}' of '{root}' needs '{repository}' from the hub, and no other machine is "
+            f"contacted because a cache names it; allow it with `forebay {verb} {root} --check-source`"
         )
 
 

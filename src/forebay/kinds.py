@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from forebay.errors import RecipeInvalid, SourceInvalid, UnknownKind
+from forebay.errors import RecipeInvalid, RecipeNotContacted, SourceInvalid, UnknownKind
 from forebay.recipe import AnyRecipe, RecipeDocument, differing_fields, fingerprint, inputs_in
 from forebay.source import Source
 
@@ -49,11 +49,19 @@ def source_class(kind: str) -> type[Any]:
     return _find("source", kind, SOURCES)
 
 
-def reopen_recipe(kept: RecipeDocument, constants: str | None = None) -> AnyRecipe:
+def reopen_recipe(
+    kept: RecipeDocument,
+    constants: str | None = None,
+    *,
+    root: str = "CACHE",
+    verb: str = "repair",
+    check_source: bool = False,
+) -> AnyRecipe:
     """The recipe that a cache kept, ready to make chunks, once it is the same to the last dependency.
 
     A recipe that has `reopened(dependencies, constants)` may take what it depends on from the file of its
-    layer's constants.
+    layer's constants. What a recipe with `on_hub()` then still needs from the hub is fetched only with `check_source`:
+    whoever made the cache chose its name. `root` and `verb` say in the error which command allows it.
     """
     kind = recipe_class(kept.kind)
     try:
@@ -65,10 +73,18 @@ def reopen_recipe(kept: RecipeDocument, constants: str | None = None) -> AnyReci
             f"the recipe of layer '{kept.layer}' cannot be opened as one of kind '{kept.kind}': {_said(error)}; pass "
             "the recipe itself, or restore 'recipe.json' from a copy of the cache"
         ) from error
+    on_hub = () if check_source else remote_inputs(recipe)
+    if on_hub:
+        raise RecipeNotContacted(root, kept.layer, on_hub[0], verb)
     if fingerprint(recipe, inputs_in(kept.dependencies)) != kept.fingerprint:
         changed = ", ".join(differing_fields(kept, recipe))
         raise RecipeInvalid(f"the recipe of layer '{kept.layer}' is not what it was (differs in: {changed})")
     return recipe
+
+
+def remote_inputs(recipe: AnyRecipe) -> tuple[str, ...]:
+    """What a recipe would fetch from the hub; nothing is contacted to find out."""
+    return tuple(recipe.on_hub()) if hasattr(recipe, "on_hub") else ()
 
 
 def reopen_source(description: Mapping[str, Any]) -> Source:

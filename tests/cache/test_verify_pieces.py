@@ -4,11 +4,18 @@ import errno
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
+from tests.format.made import encode
 
 import forebay as fb
+from forebay.cache.work import write_revision
+from forebay.columns import DTYPES, Column, Dtype
+from forebay.format import layout
+from forebay.format.chunk_file import ChunkFile
 from forebay.source import Source
 from forebay.store import LocalStore
+from forebay.store.pieces import PIECE_BYTES, Pieces
 
 
 class BadSectors(LocalStore):
@@ -47,3 +54,62 @@ def test_a_file_that_shrinks_while_it_is_verified_is_reported(tmp_path: Path) ->
 def lines_source(tmp_path: Path) -> Source:
     (tmp_path / "lines.txt").write_bytes(b"".join(b"line %d\n" % number for number in range(5000)))
     return fb.sources.lines(tmp_path / "lines.txt")
+
+
+class LargestRead(LocalStore):
+    """A folder that remembers how much was read at once."""
+
+    largest = 0
+
+    def read(self, key: str, start: int = 0, stop: int | None = None) -> bytes:
+        read = super().read(key, start, stop)
+        self.largest = max(self.largest, len(read))
+        return read
+
+
+class BadFile(LocalStore):
+    """A folder in which one file cannot be read."""
+
+    def __init__(self, root: Path, bad: str) -> None:
+        super().__init__(root)
+        self._bad = bad
+
+    def read(self, key: str, start: int = 0, stop: int | None = None) -> bytes:
+        if key == self._bad:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return super().read(key, start, stop)
+
+
+def test_a_key_signs_no_generation_whose_chunk_cannot_be_read(tmp_path: Path) -> None:
+    source = lines_source(tmp_path)
+    first = fb.build(tmp_path / "cache", source, fb.RawRecipe(), workers=0).generation or 0
+    (tmp_path / "lines.txt").write_bytes(b"another line\n")
+    fb.refresh(tmp_path / "cache", workers=0)
+    report = fb.rekey(BadFile(tmp_path / "cache", "layers/raw/000000.safetensors"), new_key=b"a key")
+    assert report.removed[first] == "'layers/raw/000000.safetensors' is not what it lists"
+    assert report.tagged == (report.generation,)
+
+
+def test_a_revision_that_cannot_be_read_is_passed_over(tmp_path: Path) -> None:
+    chunk = encode({"x": np.arange(3, dtype=np.uint8)}, [Column(name="x", dtype="uint8")])
+    assert write_revision(LocalStore(tmp_path), "base", chunk, 1).revision == 1
+    assert write_revision(LocalStore(tmp_path), "base", chunk, 1).revision == 1, "the same bytes are taken as they are"
+    assert write_revision(BadFile(tmp_path, layout.chunk("base", 7, 1)), "base", chunk, 1).revision == 2
+
+
+@pytest.mark.parametrize("column", ["uint8", "bool"])
+def test_a_bad_block_is_found_without_reading_all_of_it_at_once(tmp_path: Path, column: Dtype) -> None:
+    store = LargestRead(tmp_path)
+    values = np.ones(3 * PIECE_BYTES + 5, DTYPES[column][1])
+    declared = Column(name="values", dtype=column, codec="none", rows_per_block=len(values))
+    store.create("chunk", encode({"values": values}, [declared]).buffers)
+    file = ChunkFile(Pieces(store, "chunk"), "chunk")
+    assert file.bad_blocks("values") == []
+    start, stop = file.check("values").span(0)
+    with open(tmp_path / "chunk", "r+b") as stored:
+        stored.seek(stop - 1)
+        stored.write(b"\x07")
+    file = ChunkFile(Pieces(store, "chunk"), "chunk")
+    assert file.bad_blocks("values") == [(0, (start, stop))]
+    assert file.check("values").problem(0) == "its bytes disagree with their sum"
+    assert store.largest == PIECE_BYTES

@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -300,6 +301,16 @@ def remote_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ran:
         hub.add("org/name", {"train-0.parquet": shard(["some text"] * 5)})
         words = ["hub:org/name", "--into", tmp_path / "cache", "--workers", 0]
         run_process("build", "tokens", *words, env=_environment(hub, tmp_path))
+    return run("build", tmp_path / "cache", code=1)
+
+
+@shows(errors.RecipeNotContacted, "needs 'org/name' from the hub, and no other machine is contacted because a cache")
+def remote_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ran:
+    build_one(tmp_path, code=0)
+    kept = tmp_path / "cache" / "layers" / "tokens" / "recipe.json"
+    kept.write_text(kept.read_text().replace('"tokenizer": "gpt2"', '"tokenizer": "org/name"'))
+    shutil.rmtree(tmp_path / "cache" / "generations")
+    (kept.parent / "constants.safetensors").unlink()
     return run("build", tmp_path / "cache", code=1)
 
 

@@ -17,11 +17,16 @@ from tests.hub.recipes import DocumentRecipe
 from tests.hub.server import HubServer, Status
 
 import forebay as fb
-from forebay.errors import HubNotFound, SourceInvalid, SourceNotContacted
+from forebay.errors import HubNotFound, RecipeNotContacted, SourceInvalid, SourceNotContacted
 from forebay.hub import Patience, Repository, repository
+from forebay.kinds import reopen_recipe
+from forebay.recipe import RecipeDocument, fields_of
 from forebay.sources import hub_shards
 from forebay.sources.hub_shards import HubSource, let_go
 from forebay.sources.hub_shards import hub as hub_source
+from forebay.teachers import T5, TeacherRecipe
+from forebay.teachers.align import reopened
+from forebay.tokens.gpt2 import gpt2_json
 
 TOKEN = "hf_secret_of_the_user"
 FILES = {"README.md": README.encode()} | {
@@ -211,3 +216,89 @@ def test_an_endpoint_that_is_not_an_address_is_refused(hub, endpoint):
 def test_the_error_names_source_root_and_command():
     error = SourceNotContacted("caches/x", "hub:org/set", "build")
     assert re.search(r"'caches/x' is 'hub:org/set'.*`forebay build caches/x --check-source`", str(error))
+
+
+def foreign_tokenizer(tmp_path: Path) -> Path:
+    """A cache of local lines whose recipe names a tokenizer on the hub, and that has lost its constants."""
+    (tmp_path / "data.txt").write_text("".join(f"{story(number)}\n" for number in range(20)))
+    root = tmp_path / "named"
+    recipe = fb.TokenRecipe(tokenizer="gpt2", sequence_length=64, chunk_size=8)
+    fb.build(root, fb.sources.lines(str(tmp_path / "data.txt")), recipe, workers=0)
+    replace_text(root / "layers/tokens/recipe.json", '"tokenizer": "gpt2"', '"tokenizer": "evil/probe"')
+    shutil.rmtree(root / "generations")
+    (root / "layers/tokens/constants.safetensors").unlink()
+    return root
+
+
+def replace_text(path: Path, old: str, new: str) -> None:
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+
+
+@pytest.mark.parametrize("words", [["build"], ["build", "--dry-run"], ["refresh"], ["estimate"]])
+def test_a_tokenizer_that_only_a_cache_names_is_not_fetched(hub, tmp_path, words):
+    root, (verb, *rest) = foreign_tokenizer(tmp_path), words
+    hub.add("evil/probe", {"tokenizer.json": gpt2_json()}, "models")
+    ran = as_user(verb, root, *rest, code=1, HF_ENDPOINT=hub.address)
+    assert "needs 'evil/probe' from the hub" in ran.err
+    assert f"`forebay {verb} {root} --check-source`" in ran.err
+    assert hub.requests == []
+
+
+def test_a_tokenizer_of_a_cache_that_grows_is_not_fetched(hub, tmp_path):
+    root = foreign_tokenizer(tmp_path)
+    ran = as_user("grow", root, tmp_path / "data.txt", code=1, HF_ENDPOINT=hub.address)
+    assert f"`forebay repair {root} --check-source`" in ran.err
+    assert hub.requests == []
+
+
+def test_a_tokenizer_that_the_user_allows_is_fetched_from_the_endpoint_of_the_user(hub, tmp_path):
+    root = foreign_tokenizer(tmp_path)
+    hub.add("evil/probe", {"tokenizer.json": gpt2_json()}, "models")
+    as_user("build", root, "--check-source", "--workers", 0, HF_ENDPOINT=hub.address)
+    assert hub.asked("tokenizer.json")
+    assert len(fb.open_cache(root))
+
+
+def test_a_repair_fetches_a_lost_tokenizer_only_where_the_user_allows_it(hub, tmp_path):
+    (tmp_path / "data.txt").write_text("".join(f"{story(number)}\n" for number in range(20)))
+    hub.add("org/model", {"tokenizer.json": gpt2_json()}, "models")
+    root, constants = tmp_path / "cache", tmp_path / "cache/layers/tokens/constants.safetensors"
+    words = ["--into", root, "--workers", 0, "--tokenizer", "org/model"]
+    as_user("build", "tokens", tmp_path / "data.txt", *words, HF_ENDPOINT=hub.address)
+    before = constants.read_bytes()
+    constants.unlink()
+    hub.requests.clear()
+    ran = as_user("repair", root, code=1, HF_ENDPOINT=hub.address)
+    assert f"forebay repair {root} --check-source" in ran.out
+    assert hub.requests == []
+    as_user("repair", root, "--check-source", HF_ENDPOINT=hub.address)
+    assert constants.read_bytes() == before
+
+
+def test_a_model_that_only_the_layer_of_a_teacher_names_is_not_fetched(hub, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_ENDPOINT", hub.address)
+    recipe = TeacherRecipe(teacher=T5(model="evil/probe"))
+    kept = RecipeDocument(
+        format_version=1,
+        layer="t5",
+        kind="teacher",
+        revision=1,
+        fingerprint="0" * 32,
+        fields=fields_of(recipe),
+        dependencies={},
+        reads=(),
+        sample_ids="",
+        columns=(),
+    )
+    with pytest.raises(
+        RecipeNotContacted, match=r"'t5' of '/c' needs 'evil/probe'.*`forebay repair /c --check-source`"
+    ):
+        reopen_recipe(kept, None, root="/c")
+    with pytest.raises(RecipeNotContacted, match="`forebay build teachers /c --check-source`"):
+        reopened(kept, "/c", "build teachers", False)
+    (tmp_path / "evil" / "probe").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    assert recipe.on_hub() == ()
+    assert hub.requests == []

@@ -4,7 +4,7 @@ Every generation keeps its number. The newest is signed first; an older one that
 cannot be signed and is removed. Chunks never depend on the key, and stay as they are.
 """
 
-import hashlib
+import errno
 import time
 from collections.abc import Callable
 
@@ -17,6 +17,7 @@ from forebay.format import layout
 from forebay.format.generation import Generation
 from forebay.format.key import VARIABLE
 from forebay.store.base import Missing, Store
+from forebay.store.pieces import Pieces
 
 OnProgress = Callable[[Progress], None]
 Listed = tuple[str, int, int]  # layer, chunk, revision
@@ -108,9 +109,14 @@ def _sign_older(
 
 
 def _digest(store: Store, key: str) -> bytes:
+    """The SHA-256 of a file, empty where it is gone or damaged; it is not mapped, where a bad sector is a signal."""
     try:
-        return hashlib.sha256(store.map(key)).digest()
+        return Pieces(store, key).sha256
     except (Missing, Damaged):
+        return b""
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
         return b""
 
 

@@ -1,6 +1,5 @@
 """The work on one chunk: read its slice, make its rows, write its file. What a worker process does."""
 
-import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -50,6 +49,7 @@ from forebay.recipe import (
 )
 from forebay.source import Failure, Part, Sample, Source, SourceFile
 from forebay.store.base import Missing, Store, holds
+from forebay.store.pieces import Pieces
 
 MOST_REVISIONS = 1000  # that are in the way of one chunk, before it is given up
 
@@ -361,8 +361,8 @@ def write_revision(store: Store, layer: str, encoded: EncodedChunk, revision: in
         record = write_chunk(store, layer, encoded, number)
         if record is not None:
             return record
-        with suppress(Missing, NotForebay):
-            if hashlib.sha256(store.map(layout.chunk(layer, encoded.meta.chunk, number))).digest() == sha256:
+        with suppress(Missing, NotForebay, OSError):  # what cannot be read keeps its name
+            if Pieces(store, layout.chunk(layer, encoded.meta.chunk, number)).sha256 == sha256:
                 return encoded.record(sha256, number)
     key = layout.chunk(layer, encoded.meta.chunk, revision)
     raise ForebayError(f"'{key}' of '{store.address}' and {MOST_REVISIONS:,} names after it are taken; move them away")

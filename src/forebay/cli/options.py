@@ -15,7 +15,7 @@ json_option: Decorator = click.option(
     "--json", "as_json", is_flag=True, help="Print the record as JSON on standard output, and no progress."
 )
 source_option: Decorator = click.option(
-    "--check-source", is_flag=True, help="Contact a remote source that the cache names."
+    "--check-source", is_flag=True, help="Contact a remote source or model that the cache names."
 )
 workers_option: Decorator = click.option(
     "--workers", type=click.IntRange(min=0), help="Worker processes; 0 works in this one. [default: one per core]"

@@ -90,19 +90,21 @@ def from_cache(root: str, flags: Mapping[str, Any]) -> Settings:
     plan = load_plan(open_store(root))
     if not plan.segments:
         raise NothingPublished(root)
-    remote = remote_source(plan.source)
-    if remote and not flags.get("check_source"):
-        raise SourceNotContacted(root, remote, click.get_current_context().command_path.split()[1])
+    remote, is_allowed = remote_source(plan.source), bool(flags.get("check_source"))
+    verb = click.get_current_context().command_path.split()[1]
+    if remote and not is_allowed:
+        raise SourceNotContacted(root, remote, verb)
+    constants = os.path.join(root, layout.constants(kept.layer))
+    reopened = cast(Recipe, reopen_recipe(kept, constants, root=root, verb=verb, check_source=is_allowed))
     return Settings(
         reopen_source(plan.source),
-        _kept_but_for(kind, root, kept, _placed(kind, "", recipe)),
+        _changed(kind, reopened, _placed(kind, "", recipe)),
         msgspec.convert({**build, "into": root, "layer": kept.layer}, BuildSettings),
     )
 
 
-def _kept_but_for(kind: Kind, root: str, kept: RecipeDocument, given: dict[str, Any]) -> Recipe:
-    """The recipe that a cache keeps, ready for use wherever its files have gone, with fields that a user gave."""
-    reopened = cast(Recipe, reopen_recipe(kept, os.path.join(root, layout.constants(kept.layer))))
+def _changed(kind: Kind, reopened: Recipe, given: dict[str, Any]) -> Recipe:
+    """The recipe that a cache keeps, with the fields that a user passed."""
     if not given:
         return reopened
     changed: Recipe = msgspec.convert(kind.recipe_fields({**fields_of(reopened), **given}), kind.recipe)

@@ -1,7 +1,7 @@
 """The one module that prints: records on standard output, all else on standard error.
 
 Whatever is printed is escaped here: names, texts and messages come from caches and sources, and a terminal obeys
-control characters in them. JSON is left as it is.
+control characters in them. In JSON they become \\uXXXX, which reads back as the same text.
 """
 
 import json
@@ -26,7 +26,7 @@ _NUMBERS = re.compile(r"\[\n\s+([-+.\deE]+(?:,\n\s+[-+.\deE]+)*)\n\s*\]")
 def show(record: Any, as_json: bool) -> None:
     """A record, or a list of them, for a person or for a program."""
     if as_json:
-        click.echo(_numbers_on_one_line(_as_json(record)))
+        click.echo(_escaped(_numbers_on_one_line(_as_json(record))))
     else:
         console = console_for(sys.stdout)
         with console.capture() as picture:
@@ -40,6 +40,22 @@ def _as_json(record: Any) -> str:
         return msgspec.json.format(msgspec.json.encode(record), indent=2).decode()
     except UnicodeEncodeError:
         return json.dumps(msgspec.to_builtins(record), indent=2)
+
+
+def _escaped(text: str) -> str:
+    r"""JSON whose strings have nothing in them that a terminal would obey; what it means stays the same.
+
+    >>> _escaped('{"name": "\u202egnp.\x9b\x7f\U000e0001 \u00e4"}')
+    '{"name": "\\u202egnp.\\u009b\\u007f\\udb40\\udc01 ä"}'
+    """
+    if text.isprintable():
+        return text
+    return "".join(mark if mark.isprintable() or mark == "\n" else _by_number(mark) for mark in text)
+
+
+def _by_number(mark: str) -> str:
+    raw = mark.encode("utf-16-be", "surrogatepass").hex()
+    return "".join(f"\\u{raw[at : at + 4]}" for at in range(0, len(raw), 4))
 
 
 def _numbers_on_one_line(text: str) -> str:

@@ -62,9 +62,11 @@ TEACHER_OPTIONS: tuple[Decorator, ...] = (
 
 def teacher_recipes(root: str, flags: Mapping[str, Any]) -> dict[str, TeacherRecipe]:
     """The layers that flags name, in the order in which they can be built; without any, those that were begun."""
-    given = {name: value for name, value in flags.items() if value is not None and value != ()}
+    is_allowed = bool(flags.get("check_source"))
+    passed = {name: value for name, value in flags.items() if name != "check_source"}
+    given = {name: value for name, value in passed.items() if value is not None and value != ()}
     if not any(name in given for name in _MODELS):
-        return _begun(root, given)
+        return _begun(root, given, is_allowed)
     base = _base(root)
     fields = {**_base_prompts(base), **{name: given[name] for name in _COMMON if name in given}}
     images = {name: base.fields[name] for name in ("size", "pad_color", "storage")} if base.kind == "images" else {}
@@ -89,7 +91,7 @@ def _listeners(given: Mapping[str, Any]) -> list[Teacher]:
     return found
 
 
-def _begun(root: str, given: Mapping[str, Any]) -> dict[str, TeacherRecipe]:
+def _begun(root: str, given: Mapping[str, Any], is_allowed: bool) -> dict[str, TeacherRecipe]:
     """The layers of teachers that a cache has, each after those it reads."""
     how = {name: value for name, value in given.items() if name in _HOW}
     if given.keys() - _HOW:
@@ -102,7 +104,9 @@ def _begun(root: str, given: Mapping[str, Any]) -> dict[str, TeacherRecipe]:
     if not kept:
         raise click.UsageError(f"'{root}' has no layer of a teacher yet; name one, as in --t5 google/flan-t5-base.")
     ordered = sorted(kept, key=lambda name: (_height(kept, name), name))
-    return {layer: msgspec.structs.replace(reopened(kept[layer]), **how) for layer in ordered}
+    verb = f"{click.get_current_context().command_path.split()[1]} teachers"
+    found = {layer: reopened(kept[layer], root, verb, is_allowed) for layer in ordered}
+    return {layer: msgspec.structs.replace(recipe, **how) for layer, recipe in found.items()}
 
 
 def _height(kept: Mapping[str, RecipeDocument], layer: str) -> int:

@@ -10,7 +10,7 @@ import click
 
 from forebay import api
 from forebay.cache.reader import open_cache
-from forebay.cli.options import cache_argument, decorated, failures_option, json_option
+from forebay.cli.options import cache_argument, decorated, failures_option, json_option, source_option
 from forebay.cli.progress import shown_progress
 from forebay.cli.show import say_error, show
 from forebay.cli.teacher_options import TEACHER_OPTIONS, teacher_recipes
@@ -28,6 +28,7 @@ RUN_OPTIONS = (
         help="inverse: check what is there first, then fill gaps from the far end.",
     ),
     failures_option,
+    source_option,
     click.option("--dry-run", is_flag=True, help="Say what would be stored; load and write nothing."),
     json_option,
 )
@@ -81,6 +82,7 @@ estimate_command = click.command("teachers")(
         cache_argument,
         *TEACHER_OPTIONS,
         click.option("--rows", type=click.IntRange(min=1), help="For so many rows.  [those of the cache]"),
+        source_option,
         json_option,
     )
 )

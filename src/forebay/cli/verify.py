@@ -39,6 +39,10 @@ def verify(
     if not align:
         show(report, as_json)
         ctx.exit(int(not report.sound))
-    found = check_alignment(open_cache(cache)) if report.sound else Alignment(root=cache, layers=())
+    found = (
+        check_alignment(open_cache(cache), check_source=check_source)
+        if report.sound
+        else Alignment(root=cache, layers=())
+    )
     show([report, found], as_json)
     ctx.exit(int(not (report.sound and found.aligned)))

@@ -20,6 +20,7 @@ from forebay.errors import (
     HubUnreachable,
     LibraryMissing,
     RecipeInvalid,
+    RecipeNotContacted,
     TeacherOutputInvalid,
     TeacherRaised,
     TeacherUnusable,
@@ -65,14 +66,19 @@ class Alignment(msgspec.Struct, frozen=True, kw_only=True):
         return not any(layer.problems for layer in self.layers)
 
 
-def check_alignment(cache: Cache, *, recompute: int = 8) -> Alignment:
-    """Check every layer of a teacher; `recompute` rows of each are asked of it again."""
+def check_alignment(cache: Cache, *, recompute: int = 8, check_source: bool = False) -> Alignment:
+    """Check every layer of a teacher; `recompute` rows of each are asked of it again.
+
+    A model that is not on this disk is fetched from the hub only with `check_source`: the cache chose its name.
+    """
     kept = [cache.recipe(layer) for layer in cache.generation.recipes]
-    found = [_aligned(cache, one, recompute) for one in kept if one.kind in (TeacherRecipe.kind, IMPORTED)]
+    found = [
+        _aligned(cache, one, recompute, check_source) for one in kept if one.kind in (TeacherRecipe.kind, IMPORTED)
+    ]
     return Alignment(root=cache.root, layers=tuple(found))
 
 
-def _aligned(cache: Cache, kept: RecipeDocument, recompute: int) -> LayerAlignment:
+def _aligned(cache: Cache, kept: RecipeDocument, recompute: int, check_source: bool) -> LayerAlignment:
     whole = open_cache(cache.store, generation=cache.generation.number, layers=[kept.layer])
     constants = whole.constants(kept.layer)
     buckets = tuple(float(moment) for moment in constants.pop(T_BUCKETS, np.empty(0)))
@@ -81,7 +87,7 @@ def _aligned(cache: Cache, kept: RecipeDocument, recompute: int) -> LayerAlignme
         look.take(kept, columns)
     for name, values in constants.items():
         look.values(name, values.astype(np.float32))
-    again = _recomputed(whole, kept, recompute)
+    again = _recomputed(whole, kept, recompute, check_source)
     return LayerAlignment(
         layer=kept.layer,
         teacher=str(look.teacher.get("kind")),
@@ -165,25 +171,28 @@ class _Again(msgspec.Struct, frozen=True):
     notes: tuple[str, ...] = ()
 
 
-def reopened(kept: RecipeDocument) -> TeacherRecipe:
+def reopened(kept: RecipeDocument, root: str, verb: str, check_source: bool) -> TeacherRecipe:
     """The recipe of a layer of a teacher, if its files are here and are what they were."""
     recipe = msgspec.convert(kept.fields, TeacherRecipe)
+    on_hub = () if check_source else recipe.on_hub()
+    if on_hub:
+        raise RecipeNotContacted(root, kept.layer, on_hub[0], verb)
     if fingerprint(recipe, inputs_in(kept.dependencies)) != kept.fingerprint:
         changed = ", ".join(differing_fields(kept, recipe))
         raise RecipeInvalid(f"the teacher of layer '{kept.layer}' is not what it was (differs in: {changed})")
     return recipe
 
 
-def _recomputed(cache: Cache, kept: RecipeDocument, most: int) -> _Again:
+def _recomputed(cache: Cache, kept: RecipeDocument, most: int, check_source: bool) -> _Again:
     """A few rows asked again, where the teacher is here."""
     if not most or not kept.columns:
         return _Again()
     if kept.kind == IMPORTED:
         return _Again(notes=("no row was computed again: an imported layer does not know its teacher",))
     try:
-        recipe = msgspec.structs.replace(reopened(kept), device="auto")
+        recipe = msgspec.structs.replace(reopened(kept, cache.root, "verify --align", check_source), device="auto")
         return _asked_again(cache, kept, recipe, most)
-    except (TeacherUnusable, UnknownKind, HubNotFound, HubUnreachable, LibraryMissing) as absent:
+    except (RecipeNotContacted, TeacherUnusable, UnknownKind, HubNotFound, HubUnreachable, LibraryMissing) as absent:
         return _Again(notes=(f"no row was computed again: {absent}",))
     except (RecipeInvalid, TeacherRaised, TeacherOutputInvalid, HookSilent) as other:
         return _Again(problems=(str(other),))

@@ -19,6 +19,7 @@ from forebay.teachers.samples import Prompts, Samples, read_samples
 from forebay.teachers.sharing import shared_columns, shared_rows
 from forebay.teachers.slot import Seated, seat, unload
 from forebay.teachers.timesteps import BUCKETS, check_buckets
+from forebay.teachers.weights import is_on_hub
 
 T_BUCKETS = "t_buckets"  # the constant that holds the grid of a timed teacher
 MEMO_BYTES = 256 * 1024 * 1024
@@ -123,6 +124,11 @@ class TeacherRecipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     def dependencies(self) -> Mapping[str, str]:
         revision = self.model.revision
         return {**self.model.files(), **({"teacher_revision": str(revision)} if revision != 1 else {})}
+
+    def on_hub(self) -> tuple[str, ...]:
+        """The models and weights of the teacher that would be fetched."""
+        places = [getattr(self.model, name) for name in self.model.located]
+        return tuple(place for place in places if isinstance(place, str) and is_on_hub(place))
 
     def versions(self) -> Mapping[str, str]:
         """The libraries and, where torch is one of them, the device: bits are promised for one device."""

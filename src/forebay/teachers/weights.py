@@ -43,6 +43,12 @@ def weights_file(weights: str) -> str:
     return _from_hub(weights, "there is no such file")
 
 
+def is_on_hub(place: str) -> bool:
+    """Whether a model or single weights of that name would be fetched: they can be a hub's, and are not here."""
+    is_here = os.path.isfile(place) if place.endswith(SUFFIX) else os.path.isdir(place)
+    return not is_here and _is_hub_name(place)
+
+
 def tokenizer_of(model: str, told: str | None) -> str:
     """Where a text encoder's tokenizer is: as told, with its weights, or where pipelines keep it.
 
@@ -133,10 +139,14 @@ def _there(folder: str, names: tuple[str, ...]) -> list[str]:
     return [path for name in names if os.path.isfile(path := os.path.join(folder, name))]
 
 
+def _is_hub_name(name: str) -> bool:
+    return not name.startswith((".", "/", "~")) and _HUB_NAME.fullmatch(name) is not None
+
+
 @lru_cache(maxsize=32)
 def _from_hub(name: str, problem: str) -> str:
     """Asked once in a process: a build does not change its model half way."""
-    if name.startswith((".", "/", "~")) or not _HUB_NAME.fullmatch(name):
+    if not _is_hub_name(name):
         raise TeacherUnusable(name, problem)
     organisation, repository, *path = name.split("/", 2)
     hub: Any = import_module("forebay.hub")  # only a name on the hub needs its library

@@ -17,7 +17,15 @@ from forebay.tokens.documents import Frame, encode_documents
 from forebay.tokens.encoders import ENCODERS, EncoderName, encoder_version, is_installed, open_encoder
 from forebay.tokens.figures import old_metadata, row_statistics, token_figures
 from forebay.tokens.rows import LongDocuments, cut_long, pack_rows
-from forebay.tokens.vocabulary import CONSTANT, GPT2, TOKENIZER_FILE, Vocabulary, load_vocabulary, vocabulary_in
+from forebay.tokens.vocabulary import (
+    CONSTANT,
+    GPT2,
+    TOKENIZER_FILE,
+    Vocabulary,
+    is_on_hub,
+    load_vocabulary,
+    vocabulary_in,
+)
 
 BLOCK_TOKENS = 128 * 1024  # compresses a fifth better than 16 K, and decodes in a third of a millisecond
 
@@ -111,6 +119,10 @@ class TokenRecipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         own = vocabulary_in(constants)
         is_sound = own is not None and own.sha256 == dependencies.get(TOKENIZER_FILE)
         return msgspec.structs.replace(self, tokenizer=constants) if is_sound else self
+
+    def on_hub(self) -> tuple[str, ...]:
+        """The tokenizer, where it would be fetched."""
+        return (self.tokenizer,) if is_on_hub(self.tokenizer) else ()
 
     def get_ready(self) -> None:
         """Load the encoder that will most likely be used."""

@@ -146,13 +146,19 @@ def load_vocabulary(name: str) -> Vocabulary:
     """
     if name == GPT2:
         return _gpt2()
+    if is_on_hub(name):
+        return _from_hub(name)
     if is_path(name) and os.path.exists(name):
         return _at(os.path.join(name, TOKENIZER_FILE) if os.path.isdir(name) else name)
     if os.path.exists(name):
         raise TokenizerUnusable(name, f"it is not a known vocabulary; for the file or folder here, write './{name}'")
-    if name.endswith(".json") or name.startswith((".", "/", "~")) or not _HUB_NAME.fullmatch(name):
-        raise TokenizerUnusable(name, "there is no such file; name 'gpt2', a tokenizer.json or a hub's org/name")
-    return _from_hub(name)
+    raise TokenizerUnusable(name, "there is no such file; name 'gpt2', a tokenizer.json or a hub's org/name")
+
+
+def is_on_hub(name: str) -> bool:
+    """Whether a tokenizer of that name would be fetched: it can be a hub's, and nothing here has that name."""
+    is_place = name.endswith(".json") or name.startswith((".", "/", "~"))
+    return not is_place and _HUB_NAME.fullmatch(name) is not None and not os.path.exists(name)
 
 
 def is_path(name: str) -> bool:

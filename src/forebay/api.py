@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, cast
 
@@ -270,7 +271,8 @@ def _refresh_layers(
                 kept = partial(_kept_recipe, store, verb="refresh", check_source=check_source)
                 recipe = cast(LayerRecipe, _recipe_until(ending, store, recipes.get(layer), kept, layer))
                 place = layer_workplace(store, recipe, layer, load_generation(store))
-                build_chunks(place, wanted, engine, terms)
+                versions = builder_versions(versions_of(recipe))
+                build_chunks(place, wanted, engine, replace(terms, versions=versions))
             made[layer] = wanted
         except ForebayError as error:
             missing[layer] = str(error)

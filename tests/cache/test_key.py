@@ -14,6 +14,7 @@ import pytest
 from tests.layer_recipes import LineRecipe, flip, number_cache, tree, write_lines
 
 import forebay as fb
+from forebay.cache.claim import Claims
 from forebay.cache.publish import publish_over_damaged
 from forebay.errors import Damaged, ForebayError, KeyRefused, PinMismatch
 from forebay.format import layout
@@ -295,6 +296,26 @@ def test_two_builders_with_the_key_share_the_work(tmp_path: Path) -> None:
     assert 50 <= sum(made) < 100
     assert signed_numbers(tmp_path / "cache") == set(range(200))
     assert not list((tmp_path / "cache").rglob("*.r1.safetensors"))
+
+
+def test_a_builder_publishes_what_others_may_wait_for_before_it_waits_for_them(tmp_path: Path) -> None:
+    write_lines(tmp_path / "raw/a.txt", 0, 20)
+    root = tmp_path / "cache"
+    fb.build(root, source(tmp_path), LineRecipe(), workers=0, end_chunk=0)
+    other = Claims(fb.LocalStore(root), "numbers", "elsewhere", 3600.0)
+    assert other.take(3)
+    looks: list[tuple[int, int]] = []
+
+    def look(progress: fb.Progress) -> None:
+        if progress.phase != "waiting":
+            return
+        looks.append((len(signed_numbers(root)), len(other.read_all())))
+        if len(looks) == 3:
+            other.release(3)
+
+    fb.build(root, source(tmp_path), LineRecipe(), workers=0, on_progress=look)
+    assert looks[:3] == [(16, 1)] * 3, "all is listed and free, but for the chunk that the other builder has"
+    assert signed_numbers(root) == set(range(20))
 
 
 # Pins: what a key alone cannot tell

@@ -4,6 +4,7 @@ import gzip
 import json
 import random
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -203,6 +204,24 @@ def test_a_segment_reads_back_as_it_was(tmp_path):
         plan.parts(3)
     assert isinstance(plan, Plan)
     assert plan.weight == 2**39
+
+
+def test_the_streams_of_an_amended_plan_are_found_with_one_look_at_what_it_amends():
+    looks: list[str] = []
+
+    class Tensors(dict):
+        def __getitem__(self, name: str):
+            looks.append(name)
+            return super().__getitem__(name)
+
+    old, new = SourceFile("a.gz", 90, 0, "", True, 1), SourceFile("a.gz", 90, 5, "", True, 2)
+    source = {"kind": "x", "root": "/"}
+    first = Segment.of([[Part(old, at, at + 1)] for at in range(60)], number=0, first_chunk=0, source=source, weight=1)
+    again = Segment.of([[Part(new, at, at + 1)] for at in range(40)], number=1, first_chunk=60, source=source, weight=1)
+    again = again.amending("x", range(20, 60), {"x": [1] * 40}, ())
+    again = replace(again, tensors=Tensors(again.tensors))
+    assert Plan((first, again), ("", "")).streams() == dict.fromkeys(range(60), "a.gz")
+    assert looks.count("chunk_number") <= 3
 
 
 def test_the_chunks_of_one_stream_are_made_by_one_worker_in_order(tmp_path, monkeypatch):

@@ -18,6 +18,20 @@ from forebay.errors import ForebayError, LayerIncomplete, SourceChanged
 BASE = LineRecipe()
 
 
+class VersionedRecipe(LineRecipe, frozen=True, kw_only=True):
+    """The same recipe, which names a library that shapes its bytes."""
+
+    def versions(self) -> dict[str, str]:
+        return {"reader": "1"}
+
+
+class VersionedLayer(LengthLayer, frozen=True, kw_only=True):
+    """The same layer, made with another library."""
+
+    def versions(self) -> dict[str, str]:
+        return {"model": "2"}
+
+
 def refresh(root: Path, raw: Path, **options):
     recipes = {"numbers": BASE, "length": LengthLayer()}
     return fb.refresh(root, source=fb.sources.lines(raw), recipes=recipes, workers=0, **options)
@@ -190,6 +204,15 @@ def test_further_layers_follow_the_rows_they_were_made_from(tmp_path: Path) -> N
     np.testing.assert_array_equal(rows["times"][present], 2 * rows["number"][present])
     assert old.read([4], ["times"])["times"].tolist() == [8]  # who pinned the older generation reads what it listed
     assert fb.verify(root, source=fb.sources.lines(raw), full=True).sound
+
+
+def test_a_layer_made_again_is_recorded_with_the_libraries_of_its_own_recipe(tmp_path: Path) -> None:
+    root, raw = layered_cache(tmp_path), tmp_path / "raw"
+    edit(raw / "a.txt", b"000004\n", b"000777\n")
+    recipes = {"numbers": VersionedRecipe(), "length": VersionedLayer()}
+    fb.refresh(root, source=fb.sources.lines(raw), recipes=recipes, workers=0)
+    recorded = fb.open_cache(root).generation.versions
+    assert [(each.get("reader"), each.get("model")) for each in recorded] == [(None, None), ("1", None), (None, "2")]
 
 
 def test_a_layer_that_cannot_be_made_here_is_missing_and_named(tmp_path: Path) -> None:

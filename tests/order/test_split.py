@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forebay.columns import Ragged
-from forebay.order.split import chunk_names, on_training_side, sample_names
+from forebay.order.split import chunk_names, document_groups, on_training_side, sample_names
 
 names = st.lists(st.binary(max_size=12), max_size=30)
 seeds = st.integers(0, 2**64 - 1)
@@ -77,3 +77,31 @@ def test_what_is_no_fraction_or_seed_is_refused() -> None:
         on_training_side([], 80, 0)
     with pytest.raises(ValueError, match="seed is -1"):
         on_training_side([], 0.8, -1)
+
+
+@settings(deadline=None)
+@given(st.lists(st.lists(st.integers(0, 30), max_size=4), max_size=40))
+def test_rows_are_in_one_group_if_documents_connect_them(rows: list[list[int]]) -> None:
+    groups: list[set[int]] = []
+    for documents in filter(None, map(set, rows)):
+        apart = [group for group in groups if not group & documents]
+        groups = [*apart, documents.union(*(group for group in groups if group & documents))]
+    lowest = {document: min(group) for group in groups for document in group}
+    expected = [lowest[row[0]] if row else -1 - number for number, row in enumerate(rows)]
+    assert document_groups(pieces(rows)).tolist() == expected
+
+
+@pytest.mark.parametrize("order", ["up", "down", "mixed"])
+def test_a_chain_of_many_rows_is_one_group_and_takes_few_rounds(order: str) -> None:
+    """Passing on the lowest document from row to row would take 100,000 rounds, and minutes."""
+    numbers = np.arange(100_001)
+    numbers = {"up": numbers, "down": numbers[::-1], "mixed": np.random.default_rng(0).permutation(numbers)}[order]
+    chain = np.stack([numbers[:-1], numbers[1:]], axis=1)
+    assert not document_groups(pieces(chain.tolist())).any()
+
+
+def pieces(rows: list[list[int]]) -> Ragged:
+    """The documents of rows, as a cache of tokens stores them."""
+    flat = [document for row in rows for document in row]
+    values = np.stack([np.array(flat, np.uint32), np.zeros(len(flat), np.uint32)], axis=1)
+    return Ragged(values, np.cumsum([0, *map(len, rows)]))

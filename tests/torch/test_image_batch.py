@@ -28,6 +28,7 @@ from torch.utils.data import DataLoader
 
 import forebay as fb
 from forebay.errors import AllTokensIgnored, ChunkCorrupt
+from forebay.format.key import VARIABLE
 from forebay.images.normalize import Scaling
 from forebay.order.coins import Coins, sample_keys
 from forebay.torch import CacheDataset, ImageBatch, Ingredient, Loader, Mixture, normalize_on_device
@@ -316,6 +317,27 @@ def test_images_without_a_token_left_are_counted_when_a_loader_is_made(caches: d
     )
     assert len(by_sample(kept)) == COUNT - 1
     Loader(cache, global_batch_size=4, collate=ImageBatch(cache, patch=24, transforms=[jitter]))
+
+
+def test_with_a_key_making_a_loader_does_not_hash_the_whole_cache(
+    pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VARIABLE, "a secret")
+    cache = image_cache(tmp_path / "cache", pictures)
+    collate = ImageBatch(cache, patch=24)
+    for make in (Loader, CacheDataset):
+        options = {"global_batch_size": 4} if make is Loader else {}
+        make(cache, collate=collate, **options)
+    with pytest.raises(AllTokensIgnored, match=r"all tokens of the image '006\.png' are ignored"):
+        list(Loader(cache, global_batch_size=1, collate=collate))
+    kept = Loader(cache, global_batch_size=1, collate=collate, selection=collate.large_enough())
+    assert len(list(kept)) == COUNT - 1
+    others = (tmp_path / "cache/layers/images").glob("0*[1-9].safetensors")  # chunk 0 tells how large rows are
+    for path in others:
+        flip_byte(path, path.stat().st_size - 1)
+    unread = Loader(fb.open_cache(tmp_path / "cache"), global_batch_size=4, collate=collate)
+    with pytest.raises(ChunkCorrupt, match="SHA-256"):
+        list(unread)
 
 
 def test_a_loader_gives_images_their_batches_unless_columns_are_asked_for(caches: dict[str, fb.Cache]) -> None:

@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.layer_recipes import LineRecipe, number_cache, write_lines
 from tests.token_caches import grow_cache, numbers_of, token_cache
 
 import forebay as fb
+from forebay.errors import StateMismatch
 from forebay.order.window import Window
 from forebay.torch import Growth, Loader
 from forebay.torch.rules import Split
@@ -121,6 +123,39 @@ def test_a_loader_is_told_which_generation_to_take_up(grown: Path) -> None:
     assert rows(loader) == epoch_of(fb.open_cache(grown), 1)
 
 
+@pytest.mark.parametrize("epochs", [0, 1])
+def test_between_epochs_a_loader_is_moved_to_all_rows_of_a_refreshed_cache(tmp_path: Path, epochs: int) -> None:
+    root, raw = number_cache(tmp_path), tmp_path / "raw"
+    told: list[Growth] = []
+    loader = Loader(fb.open_cache(root), global_batch_size=1, on_growth=told.append)
+    for _ in range(epochs):
+        assert sorted(numbers(loader)) == list(range(20))
+    write_lines(raw / "a.txt", 100, 3)  # there were 10
+    recipes = {"numbers": LineRecipe()}
+    generation = fb.refresh(root, source=fb.sources.lines(raw), recipes=recipes, workers=0).generation
+    assert generation is not None
+    loader.move_to(generation)
+    assert (loader.epoch, loader.position, len(loader)) == (epochs, 0, 13)
+    assert sorted(numbers(loader)) == [*range(10, 20), 100, 101, 102]
+    assert told == [Growth(0, generation, 20, 13)]
+
+
+def test_within_an_epoch_a_loader_is_not_moved_to_other_rows(tmp_path: Path) -> None:
+    root, raw = number_cache(tmp_path), tmp_path / "raw"
+    loader = Loader(fb.open_cache(root), global_batch_size=1)
+    batches = iter(loader)
+    next(batches)
+    write_lines(raw / "a.txt", 100, 3)
+    recipes = {"numbers": LineRecipe()}
+    generation = fb.refresh(root, source=fb.sources.lines(raw), recipes=recipes, workers=0).generation
+    assert generation is not None
+    with pytest.raises(StateMismatch, match="the rows of chunk"):
+        loader.move_to(generation)
+    assert len(list(batches)) == 19
+    loader.move_to(generation)
+    assert len(numbers(loader)) == 13
+
+
 def test_rows_published_while_an_epoch_runs_are_taken_up_in_it(tmp_path: Path) -> None:
     root = token_cache(tmp_path, 10)
     loader = Loader(fb.open_cache(root), global_batch_size=3, growth="within")
@@ -138,6 +173,11 @@ def test_rows_published_while_an_epoch_runs_are_taken_up_in_it(tmp_path: Path) -
 
 def rows(loader: Loader) -> list[int]:
     return [row for batch in numbers_of(loader) for row in batch]
+
+
+def numbers(loader: Loader) -> list[int]:
+    """The numbers of the rows of one epoch of `number_cache`."""
+    return [int(number) for batch in loader for number in batch["number"]]
 
 
 def rows_of(loader: Loader, batches: int) -> list[int]:

@@ -160,6 +160,8 @@ class Build:
         self._tally.note = self._tally.note or ("" if left else governor.warning(crew))
         self._waiting_for = ()
         if not self._running and not self._schedule.pending:
+            # Builders that wait for each other's claims must not wait for the time to publish too.
+            self._publish_unlisted()
             self._waiting_for = self._claims.hosts(self._schedule.elsewhere)
             self._schedule.look_again()
         self._publish_now_and_then()
@@ -298,9 +300,7 @@ class Build:
         return DiskFull(self._store.address, needed, self._store.free_bytes() or 0)
 
     def _publish_now_and_then(self) -> None:
-        is_due = time.monotonic() - self._published >= self._terms.publish_seconds and self._tally.records
-        # Builders that wait for each other's claims must not wait for the time to publish too.
-        if is_due or (self._unlisted and not self._running and not self._schedule.pending):
+        if time.monotonic() - self._published >= self._terms.publish_seconds and self._tally.records:
             self._publish()
 
     def _publish_unlisted(self) -> None:

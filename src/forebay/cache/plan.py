@@ -308,7 +308,8 @@ class Plan:
             of_stream = np.flatnonzero(segment.tensors["file_stream"][files])
             chunks = segment.chunk_numbers[np.searchsorted(segment.tensors["chunk_parts"], of_stream, side="right") - 1]
             if segment.amends:
-                found = {chunk: path for chunk, path in found.items() if chunk not in segment.chunk_numbers}
+                anew = set(segment.chunk_numbers.tolist())
+                found = {chunk: path for chunk, path in found.items() if chunk not in anew}
             for chunk, file in zip(chunks.tolist(), files[of_stream].tolist(), strict=True):
                 found.setdefault(chunk, segment.path(file))
         return found

@@ -56,28 +56,34 @@ def document_groups(documents: Ragged) -> NDArray[np.int64]:
     """The group of every row of a chunk: rows that share a document are in one, called by its lowest document.
 
     `documents` has pairs (document, first token). Pieces of a long document lie in several rows, and each row may end
-    with pieces of others; so the lowest document is passed on until nothing changes. Rows without documents are alone.
+    with pieces of others, so groups are the connected components of documents that share a row. Rows without documents
+    are alone.
 
     >>> pairs = [np.array([[0, 0], [2, 0]]), np.array([[1, 0]]), np.array([[2, 9], [3, 0]])]
     >>> document_groups(Ragged.of(pairs, np.dtype("u4"), (2,))).tolist()
     [0, 1, 0]
     """
-    rows = np.repeat(np.arange(len(documents)), documents.lengths)
-    _, which = np.unique(documents.values[:, 0], return_inverse=True)
-    lowest = documents.values[:, 0].astype(np.int64)
-    groups = np.full(len(documents), np.iinfo(np.int64).max)
-    np.minimum.at(groups, rows, lowest)
-    while len(rows):
-        shared = np.full(which.max() + 1, np.iinfo(np.int64).max)
-        np.minimum.at(shared, which, groups[rows])
-        passed_on = groups.copy()
-        np.minimum.at(passed_on, rows, shared[which])
-        if np.array_equal(passed_on, groups):
-            break
-        groups = passed_on
-    alone = np.flatnonzero(documents.lengths == 0)
-    groups[alone] = -1 - alone
+    names, which = np.unique(documents.values[:, 0].astype(np.int64), return_inverse=True)
+    filled = documents.lengths > 0
+    firsts = which[documents.offsets[:-1][filled]]
+    lowest = _lowest_connected(len(names), np.repeat(firsts, documents.lengths[filled]), which)
+    groups = -1 - np.arange(len(documents))
+    groups[filled] = names[lowest[firsts]]
     return groups
+
+
+def _lowest_connected(count: int, left: NDArray[np.int64], right: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The lowest of the numbers below `count` that each is connected with, by pairs of `left` and `right`.
+
+    Every round hangs the root of a tree below the lowest root it is paired with, then flattens all trees; two rounds at
+    least halve the roots that are left, however long a chain of pairs is.
+    """
+    roots = np.arange(count)
+    while not np.array_equal(one := roots[left], other := roots[right]):
+        np.minimum.at(roots, np.maximum(one, other), np.minimum(one, other))
+        while not np.array_equal(above := roots[roots], roots):
+            roots = above
+    return roots
 
 
 def groups_on_training_side(groups: NDArray[np.int64], chunk: int, fraction: float, seed: int) -> NDArray[np.bool_]:

@@ -49,11 +49,15 @@ class Growing:
         if not isinstance(stream, CacheStream):
             return stream
         now = stream.cache.generation.number if self.policy == "pinned" else self._newest(stream)
-        if stream.generations == (now,):
+        return self.moved(stream, now, report)
+
+    def moved(self, stream: CacheStream, generation: int, report: Report) -> CacheStream:
+        """The stream of an epoch that begins with all rows of a generation."""
+        if stream.generations == (generation,):
             return stream
-        following, before = stream.moved(now), stream.generations[-1]
-        if now != before:
-            report(Growth(before, now, stream.size(0), following.size(0)))
+        following, before = stream.moved(generation), stream.generations[-1]
+        if generation != before:
+            report(Growth(before, generation, stream.size(0), following.size(0)))
         return following
 
     def _newest(self, stream: CacheStream) -> int:

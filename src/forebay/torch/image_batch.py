@@ -140,9 +140,13 @@ class ImageBatch:
         return ("tags",) if self._named is None else ("tag_key", "tag_separator")
 
     def check_rows(self, cache: Cache, selection: Selection | None) -> None:
-        """Refuse rows with so little content that no token of them is kept: a batch of theirs would raise."""
+        """Refuse rows with so little content that no token of them is kept: a batch of theirs would raise.
+
+        Of a cache with a key nothing is looked at before it is read, as opening a chunk hashes all of it: there, the
+        batch raises.
+        """
         tokens, found, first = self._token_masks, 0, -1
-        if tokens is None:
+        if tokens is None or cache.generation.tagged:
             return
         for start, boxes in zip(cache.chunk_starts.tolist(), cache.chunks(["box"]), strict=False):
             ignored = self._all_ignored(boxes)

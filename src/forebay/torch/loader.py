@@ -192,16 +192,22 @@ class Loader:
         return self._one_cache().quality(self.epoch, self.global_batch_size)
 
     def move_to(self, generation: int) -> None:
-        """Take up the rows of a newer generation: from the next epoch on, or in this one with growth="within"."""
+        """Take up the rows of a newer generation: from the next epoch on, or in this one with growth="within".
+
+        Between two epochs, and before the first batch, the epoch that begins has all rows of that generation. Within an
+        epoch, a generation that has other rows in chunks of this epoch is refused.
+        """
         stream = self._one_cache()
         if not stream.cache.generation.number <= generation <= stream.newest():
             raise ValueError(
                 f"generation is {generation}; '{stream.cache.root}' is read at generation "
                 f"{stream.cache.generation.number}, and the newest is {stream.newest()}"
             )
+        if not self.position:  # nothing of this epoch was handed out
+            self.stream = self._growing.moved(stream, generation, self._report)
+            return
         newer = stream.reading(generation)
-        if self.position:
-            newer.check_replaced()
+        newer.check_replaced()
         self.stream = newer
 
     def _stream(

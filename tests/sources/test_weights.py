@@ -1,6 +1,8 @@
 """What a stream weighs is judged for little, and does not depend on who asks."""
 
+import bz2
 import gzip
+import lzma
 import os
 import random
 from collections.abc import Callable
@@ -39,6 +41,8 @@ LAYOUTS: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
     "zst, sized": (".zst", zstandard.compress),
     "zst, unsized": (".zst", unsized),
     "zst, many frames": (".zst", in_pieces(zstandard.compress)),
+    "bz2": (".bz2", bz2.compress),
+    "xz": (".xz", lzma.compress),
 }
 
 

@@ -48,6 +48,7 @@ class _Metadata(msgspec.Struct, frozen=True):
     plan: tuple[_Sha256, ...]
     versions: tuple[dict[str, str], ...]
     layers: Annotated[tuple[LayerName, ...], msgspec.Meta(max_length=1000)]
+    source: dict[str, Any] = {}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -208,7 +209,7 @@ def decode_generation(view: memoryview, root: str, where: str, key: bytes | None
             versions=facts.versions,
             layers={layer: _table(layer, tensors) for layer in facts.layers},
             tagged=key is not None,
-            source=dict(metadata.get("source", {})),
+            source=facts.source,
             digest=bytes(view[-64:-32] if key is not None else view[-32:]).hex(),  # the tag comes last
         )
         _check_texts(generation)
@@ -218,6 +219,8 @@ def decode_generation(view: memoryview, root: str, where: str, key: bytes | None
 
 
 def _check_texts(generation: Generation) -> None:
+    if generation.source and not isinstance(generation.source.get("kind"), str):
+        raise ValueError("the description of its source names no kind")
     try:
         recipes = {layer: generation.recipe(layer) for layer in generation.recipes}
         base = generation.base

@@ -224,12 +224,21 @@ def damage(trial: Trial) -> None:
     done = [damage_file(trial.draw, trial.root, other.cache) for _ in range(count)]
     trial.cause = f"damage {world.name}: {', '.join(map(str, done))}"
     rows, errors = trial.read(world)
-    verified = trial.verb("verify", str(trial.root))
-    if verified.code == 0 and (errors or rows != len(world.rows)):
-        trial.find("silent", f"verify calls sound what reads as {rows} rows and {sorted(set(errors))}")
+    _expect_found(trial, world, done, rows, errors)
     for name, *more in trial.draw.sample(_BEFORE, trial.draw.randrange(3)):
         trial.verb(name, *more, str(trial.root), *(["--workers", "0"] if name == "build" else []))
     _repaired(trial, world, done)
+
+
+def _expect_found(trial: Trial, world: World, done: Sequence[Done], rows: int, errors: list[str]) -> None:
+    """`verify` finds what a reader stumbles over, and rows that are gone.
+
+    A newest generation that is lost leaves the one before it, whole: only a pin tells that there was a newer one.
+    """
+    verified = trial.verb("verify", str(trial.root))
+    is_older = any(each.key.startswith("generations/") for each in done)
+    if verified.code == 0 and (errors or (rows != len(world.rows) and not is_older)):
+        trial.find("silent", f"verify calls sound what reads as {rows} rows and {sorted(set(errors))}")
 
 
 def _repaired(trial: Trial, world: World, done: Sequence[Done]) -> None:
@@ -291,9 +300,7 @@ def flip(trial: Trial) -> None:
     done = damage_file(trial.draw, trial.root, other.cache)
     trial.cause = f"flip {world.name}: {done}"
     rows, errors = trial.read(world)
-    verified = trial.verb("verify", str(trial.root))
-    if verified.code == 0 and (errors or rows != len(world.rows)):
-        trial.find("silent", f"verify calls sound what reads as {rows} rows and {sorted(set(errors))}")
+    _expect_found(trial, world, [done], rows, errors)
 
 
 # --- races, clocks, limits -------------------------------------------------------------------------------------------

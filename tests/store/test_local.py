@@ -366,3 +366,10 @@ def test_a_file_system_that_syncs_no_folders_is_good_enough(tmp_path, monkeypatc
 
     monkeypatch.setattr(os, "fsync", of_files_only)
     assert LocalStore(tmp_path / "new").create("a/b", [b"value"])
+
+
+def test_a_layer_that_links_to_itself_holds_nothing(tmp_path):
+    (tmp_path / "layers").mkdir()
+    (tmp_path / "layers/raw").symlink_to(tmp_path / "layers/raw")
+    with pytest.raises(Missing):
+        LocalStore(tmp_path).read("layers/raw/000000.safetensors")

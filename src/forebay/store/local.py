@@ -157,6 +157,8 @@ class LocalStore:
                 raise
             with suppress(OSError):
                 self._check_file(key, os.lstat(path).st_mode)
+            if error.errno == errno.ELOOP:  # a folder above it links to itself: nothing is there
+                raise Missing(key) from error
             raise
         mode = os.fstat(descriptor).st_mode
         if not stat.S_ISREG(mode):

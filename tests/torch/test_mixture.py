@@ -10,12 +10,14 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.forged import list_again
 from tests.image_caches import image_cache, write_pictures
 from tests.token_caches import NumberedTokens, grow_cache, interleaved, token_cache, write_numbers
 from tests.transforms import tell_coins
 
 import forebay as fb
 from forebay.errors import CacheNotFound, SettingsInvalid, StateMismatch
+from forebay.format import layout
 from forebay.torch import Ingredient, Loader, Mixture, Split, Window, change_weights, open_mixture
 
 SIZES = (40, 7, 23)
@@ -349,8 +351,10 @@ def test_what_makes_no_mixture_is_refused(tmp_path: Path, caches: list[fb.Cache]
     with pytest.raises(ValueError, match="epoch_rows is 0"):
         weighted(caches, [1, 1, 1], epoch_rows=0)
     (tmp_path / "none").mkdir()
-    (tmp_path / "none" / "a.txt").write_text("no number\n")
+    (tmp_path / "none" / "a.txt").write_text("1\n")
     fb.build(tmp_path / "empty", fb.sources.lines(tmp_path / "none"), NumberedTokens(), workers=0)
+    chunk = tmp_path / "empty" / layout.chunk("tokens", 0)
+    list_again(tmp_path / "empty", "tokens", 0, chunk.read_bytes(), rows=0)  # as early versions could publish it
     with pytest.raises(ValueError, match="empty' has no rows"):
         weighted([caches[0], fb.open_cache(tmp_path / "empty")], [1, 1])
     longer = fb.open_cache(token_cache(tmp_path, 5, sequence_length=16))

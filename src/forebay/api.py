@@ -7,7 +7,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, cast
@@ -20,6 +20,7 @@ from forebay.cache.clean import clean_cache
 from forebay.cache.copy import copy_cache
 from forebay.cache.crew import Engine
 from forebay.cache.estimate import estimate_build
+from forebay.cache.freshness import refresh_advice
 from forebay.cache.grow import append_to_plan, named_alike
 from forebay.cache.making import Workplace, base_workplace, build_chunks, in_order, layer_workplace, with_same_source
 from forebay.cache.nothing import check_failures
@@ -53,7 +54,7 @@ from forebay.cache.records import (
     Summary,
     VerifyReport,
 )
-from forebay.cache.refresh import amend_plan
+from forebay.cache.refresh import amend_plan, take_back
 from forebay.cache.rekey import rekey_cache
 from forebay.cache.repair import Means, Mending, check_repaired, layer_height, repair_chunks, repair_index
 from forebay.cache.settle import settle
@@ -231,8 +232,13 @@ def refresh(
     amended = amend_plan(store, reading, drop_missing=drop_missing)
     chunks = tuple(outdated_chunks(table, amended.plan.revisions(base)).tolist())
     with closing(_engine(workers)) as engine, _letting_go(own) as said:
-        place = base_workplace(store, reading, own, base, amended.plan, before).noting(notes)
-        built = build_chunks(place, chunks, engine, terms)
+        try:
+            place = base_workplace(store, reading, own, base, amended.plan, before).noting(notes)
+            built = build_chunks(place, chunks, engine, terms)
+        except BaseException:
+            with suppress(OSError, ForebayError):  # why it failed is what counts; the next refresh resumes it
+                take_back(store)
+            raise
         layers, missing = _refresh_layers(store, given, check_source, engine, terms)
     newest = newest_generation(store)
     return RefreshReport(
@@ -472,9 +478,9 @@ def _stale(store: Store, reading: Source | None) -> dict[str, str]:
         return {}
     try:
         found = stale_sources(store, newest, reading, full=False) or {}
+        advice = refresh_advice(store.address, load_plan(store))
     except Damaged:  # a plan that could not be put back, which is said already
         return {}
-    advice = f"run `forebay refresh {store.address}` to make its rows again, or put the old content back"
     return {path: f"it {how}; {advice}" for path, how in found.items() if how != GONE}
 
 

@@ -537,11 +537,9 @@ class RangeInvalid(ForebayError):
 class SourceEmpty(BuildFailed):
     """There is nothing to build: the files of a source hold no samples, or the recipe made no row of any."""
 
-    def __init__(self, root: str, problem: str) -> None:
-        self.root, self.failed, self.problem = root, {}, problem
-        ForebayError.__init__(
-            self, f"nothing to build: {problem}; nothing was published at '{root}', name a source that has samples"
-        )
+    def __init__(self, root: str, problem: str, advice: str = "name a source that has samples") -> None:
+        self.root, self.failed, self.problem, self.advice = root, {}, problem, advice
+        ForebayError.__init__(self, f"nothing to build: {problem}; nothing was published at '{root}', {advice}")
 
 
 class WorkersFailed(BuildFailed):

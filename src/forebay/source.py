@@ -35,6 +35,11 @@ class SourceFile(msgspec.Struct, frozen=True):
         pairs = ((self.ctime_ns, other.ctime_ns), (self.inode, other.inode))
         return self.same_look(other) and all(mine == theirs or not mine or not theirs for mine, theirs in pairs)
 
+    def same_file(self, other: "SourceFile") -> bool:
+        """Whether it is the same file and nobody has written to it, whatever its etag; False where that is unknown."""
+        mine, theirs = ((one.size, one.mtime_ns, one.ctime_ns, one.inode) for one in (self, other))
+        return mine == theirs and all((self.ctime_ns, self.inode))
+
     def same_look(self, other: "SourceFile") -> bool:
         """Whether size, time and etag are the same: what a copy that keeps times keeps."""
         return (self.size, self.mtime_ns, self.etag) == (other.size, other.mtime_ns, other.etag)
@@ -160,6 +165,14 @@ class Source(Protocol):
     @abstractmethod
     def digest(self, file: SourceFile, start: int, stop: int) -> int:
         """A 64-bit hash of the raw content of a range; for a stream, of its first `stop` stored bytes."""
+
+    def edited_beside(self, known: SourceFile, found: SourceFile) -> str:
+        """The path of what describes a file, such as its sidecar, where that was edited and the file itself was not.
+
+        Empty where the file itself may have changed. A path is returned only if it decides nothing but the metadata
+        of samples: their bytes are then read from `found` alone.
+        """
+        return ""
 
     def left_out(self, apart: str = "") -> Mapping[str, int]:
         """How many files of its folders are not read, by suffix; those below the folder `apart` do not count."""

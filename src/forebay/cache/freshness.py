@@ -94,6 +94,33 @@ def can_grow(source: Source, file: SourceFile, end: int) -> bool:
     return True
 
 
+def reported(source: Source, plan: Plan, changed: Mapping[str, str]) -> dict[str, str]:
+    """Changed files under the name of what was edited: of an image whose sidecar was edited, that of the sidecar."""
+    found: dict[str, str] = {}
+    for path, how in changed.items():
+        try:
+            beside = source.edited_beside(plan.files[path], source.look(path))
+        except (OSError, SourceUnreadable):
+            beside = ""
+        found[beside or path] = f"was edited, added or removed; it describes '{path}'" if beside else how
+    return found
+
+
+def source_changed(root: str, plan: Plan, changed: Mapping[str, str]) -> SourceChanged:
+    """The error about changed files, with advice that works for the cache."""
+    return SourceChanged(root, changed, refresh_advice(root, plan))
+
+
+def refresh_advice(root: str, plan: Plan) -> str:
+    """What to do about changed files: a plan that leaves out duplicates cannot be amended."""
+    if plan.deduplicates:
+        return (
+            "the cache leaves out duplicates and cannot be refreshed: put the old content back, or build a new cache "
+            "from the changed source"
+        )
+    return f"run `forebay refresh {root}` to make its rows again, or put the old content back"
+
+
 def check_content(store: Store, source: Source, plan: Plan, layer: str, table: ChunkTable) -> dict[str, str]:
     """Hash the planned ranges of every file again, whatever it looks like; path -> how it differs."""
     past = Past(store, plan, layer, table)

@@ -2,7 +2,7 @@
 
 from forebay.cache.cut import OnCut, cut_source, wait_until_settled
 from forebay.cache.duplicates import Draft, deduplicate
-from forebay.cache.freshness import check_freshness
+from forebay.cache.freshness import check_freshness, reported, source_changed
 from forebay.cache.plan import Plan, Segment, check_kind, files_apart, load_plan
 from forebay.cache.prepare import is_unsigned, unsigned_plan
 from forebay.cache.publish import newest_generation, read_cache_document
@@ -39,7 +39,8 @@ def append_to_plan(
     try:
         return _appended(store, source, recipe, on_cut, memory_limit, Unreadable(skip_unreadable))
     except SourceChanged as error:
-        raise SourceChanged(store.address, error.files) from error  # a source names its own folder
+        # A source names its own folder.
+        raise source_changed(store.address, load_plan(store), error.files) from error
     except OSError as error:
         if not is_full(error):
             raise
@@ -131,7 +132,7 @@ def _what_is_new(store: Store, source: Source, plan: Plan) -> tuple[list[SourceF
     table = newest.table(base) if newest else ChunkTable.of([])
     fresh = check_freshness(store, source, plan, base, table)
     if fresh.changed:
-        raise SourceChanged(store.address, fresh.changed)
+        raise source_changed(store.address, plan, reported(source, plan, fresh.changed))
     known, grown = plan.files, set(fresh.grown)
     files = [file for file in files_apart(store, source) if file.path not in known or file.path in grown]
     ends = plan.ends() if grown else {}

@@ -8,7 +8,7 @@ from functools import partial
 
 from forebay.cache.build import Build, Tally, Terms, Weigh
 from forebay.cache.crew import Engine
-from forebay.cache.freshness import Freshness, check_freshness
+from forebay.cache.freshness import Freshness, check_freshness, reported, source_changed
 from forebay.cache.nothing import check_something_made, unbind
 from forebay.cache.plan import Plan, check_kind, files_apart
 from forebay.cache.publish import (
@@ -34,6 +34,7 @@ from forebay.errors import (
     ForebayError,
     InputIncomplete,
     SourceChanged,
+    SourceEmpty,
     SourceMoving,
     TooManyFailures,
 )
@@ -98,7 +99,7 @@ def base_workplace(
         range(len(plan)),
         plan.streams(),
         plan.weight_of,
-        fresh.changed,
+        reported(source, plan, fresh.changed),
         notes,
         frozenset(fresh.missing),
         again=again,
@@ -162,7 +163,7 @@ def build_chunks(place: Workplace, wanted: Iterable[int], engine: Engine, terms:
 def _build_missing(place: Workplace, wanted: Iterable[int], engine: Engine, terms: Terms) -> BuildReport:
     store, layer = place.job.store, place.job.layer
     if place.changed:
-        raise SourceChanged(store.address, place.changed)
+        raise source_changed(store.address, place.plan, place.changed)
     started = time.monotonic()
     terms = replace(terms, planned=place.planned)
     newest, unsound = with_retries(partial(list_what_is_there, place.job, terms))
@@ -194,6 +195,8 @@ def _build_missing(place: Workplace, wanted: Iterable[int], engine: Engine, term
             publish(store, {layer: tally.records.values()}, terms.versions, None, terms.planned, adopts)
             if isinstance(error, ChunkFailed | TooManyFailures):
                 unbind(store, layer)
+        if isinstance(error, SourceEmpty) and tally.failures:
+            check_something_made(store, layer, ChunkTable.of(list(tally.records.values())))  # says why
         raise
     made = {layer: tally.records.values()}
     generation = with_retries(partial(publish, store, made, terms.versions, None, terms.planned, adopts))
@@ -225,11 +228,12 @@ def _make_missing(
         try:
             Build(job, left, tally, terms, place.streams, place.weigh).run(engine)
         except SourceChanged as error:
+            root = place.job.store.address
             if place.again is None or set(error.files.values()) != {CHANGED_MEANWHILE}:
-                raise
+                raise source_changed(root, place.plan, error.files) from error
             place = place.again()
             if place.changed:
-                raise SourceChanged(place.job.store.address, place.changed) from error
+                raise source_changed(root, place.plan, place.changed) from error
             if not looks_left:
                 raise SourceMoving(place.job.store.address, sorted(error.files)) from error
         else:

@@ -284,6 +284,11 @@ class Plan:
         return next((segment.amends for segment in self.segments if segment.amends), "")
 
     @property
+    def deduplicates(self) -> bool:
+        """Whether samples that are equal to earlier ones are left out."""
+        return any(segment.identities for segment in self.segments)
+
+    @property
     def duplicates(self) -> int:
         """How many samples are left out in all."""
         return sum(len(segment.tensors["duplicates"]) for segment in self.segments if segment.identities)

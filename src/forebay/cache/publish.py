@@ -20,6 +20,7 @@ from forebay.errors import (
     NotForebay,
     NothingPublished,
     RecipeInvalid,
+    SourceEmpty,
 )
 from forebay.format import layout
 from forebay.format.chunk import ChunkRecord
@@ -28,6 +29,7 @@ from forebay.format.codec import library_versions
 from forebay.format.documents import CacheDocument, decode_cache_document, decode_recipe_document
 from forebay.format.generation import ChunkTable, Generation, decode_generation
 from forebay.format.key import hmac_key
+from forebay.format.layout import MAX_REVISION
 from forebay.recipe import RecipeDocument
 from forebay.store.base import Buffer, Missing, Store, holds, read_document
 from forebay.store.pieces import Pieces
@@ -166,7 +168,7 @@ def publish(
     allowed, is not listed, and its key goes into `skipped`. With a key nothing is adopted: a generation lists what the
     one before it lists, what is in `made`, and the segments of the plan in `planned`, which this process wrote or
     compared with the source. Where there is no row to list at all, nothing is published, and the answer has the number
-    UNPUBLISHED.
+    UNPUBLISHED. Rows that are published are never followed by none: that raises `SourceEmpty`.
     """
     own = {layer: list(records) for layer, records in made.items()}
 
@@ -177,9 +179,21 @@ def publish(
             return None, newest
         if newest is None and not any(int(table.rows.sum()) for table in draft.layers.values()):
             return None, draft.numbered(UNPUBLISHED)
+        if newest is not None:
+            _check_rows_left(store, newest, draft)
         return (newest.number + 1 if newest else 0), draft
 
     return _published(store, drafted)
+
+
+def _check_rows_left(store: Store, newest: Generation, draft: Generation) -> None:
+    before, after = (int(one.table(newest.base).rows.sum()) for one in (newest, draft))
+    if before and not after:
+        raise SourceEmpty(
+            store.address,
+            f"the source, as it is now, gives no row, and generation {newest.number} has {before:,}",
+            f"put samples into the source and run `forebay refresh {store.address}`, or put the old content back",
+        )
 
 
 def publish_over_damaged(store: Store, sound: Generation | None, adopts: Adopts | None = None) -> Generation:
@@ -263,7 +277,7 @@ def _draft(
         cache=cache,
         recipes={name: texts.get(name) or store.read(layout.recipe(name)).decode() for name in names},
         constants={**_constants(store, [name for name in names if name not in texts]), **_carried(newest)},
-        plan=plan.digests,
+        plan=_plan_in_use(plan, layers.get(base), len(newest.plan) if newest else 0).digests,
         versions=(*history, dict(versions)) if is_new and versions and dict(versions) not in history else history,
         layers={name: layers[name] for name in names},
         source=plan.source if plan.segments else newest.source if newest else {},
@@ -319,6 +333,21 @@ def listed_plan(store: Store, newest: Generation | None, planned: tuple[str, ...
         return plan
     is_own = plan.digests[: len(planned)] == planned and planned[: len(listed)] == listed
     return plan.first(len(planned if is_own else listed))
+
+
+def _plan_in_use(plan: Plan, base: ChunkTable | None, listed: int) -> Plan:
+    """The plan without amendments at its end of which nothing is listed yet: they can be taken back."""
+    while base is not None and len(plan.segments) > listed and plan.segments[-1].amends and len(plan.segments[-1]):
+        last = plan.segments[-1]
+        asked = dict(zip(last.chunk_numbers.tolist(), last.revisions(last.amends), strict=True))
+        if any(revision >= asked.get(chunk, MAX_REVISION) for chunk, revision in _revisions_in(base)):
+            break
+        plan = plan.first(len(plan.segments) - 1)
+    return plan
+
+
+def _revisions_in(table: ChunkTable) -> Iterable[tuple[int, int]]:
+    return zip(table.chunks.tolist(), table.numbers["revision"].tolist(), strict=True)
 
 
 def _without_outdated(layers: Mapping[str, ChunkTable], plan: Plan) -> dict[str, ChunkTable]:

@@ -3,21 +3,34 @@
     plan      chunk 0 = a[0:900]            a was edited             chunk 0 = a[0:910], from revision 1 on
               chunk 1 = a[900:1400] b[0:350] ───────────▶  amended   chunk 1 = a[910:1410] b[0:350], from revision 1 on
 
-The amended plan asks for a higher revision of the chunk files, so that whoever builds next makes them: a refresh that
-was interrupted goes on. Chunks keep their numbers, and generations that are there keep their files.
+The amended plan asks for a higher revision of the chunk files, so that whoever builds next makes them: an interrupted
+refresh is resumed. Chunks keep their numbers, and generations that are there keep their files. An amendment of which no
+row could be made is taken back.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from forebay.cache.freshness import UNFINISHED, Freshness, Past, can_be_read, can_grow, check_freshness
+from forebay.cache.claim import is_abandoned, read_claims
+from forebay.cache.freshness import (
+    UNFINISHED,
+    Freshness,
+    Past,
+    can_be_read,
+    can_grow,
+    check_freshness,
+    reported,
+    source_changed,
+)
 from forebay.cache.plan import Plan, Segment, check_kind, load_plan
 from forebay.cache.prepare import is_unsigned, unsigned_plan
-from forebay.cache.publish import chunk_files, layers_of, newest_generation, read_cache_document
-from forebay.errors import ForebayError, SourceChanged
+from forebay.cache.publish import chunk_files, layers_of, newest_generation, read_cache_document, sound_record
+from forebay.cache.records import GONE
+from forebay.errors import ForebayError, SourceChanged, SourceEmpty
 from forebay.format import layout
 from forebay.format.generation import ChunkTable, Generation
+from forebay.format.layout import MAX_REVISION
 from forebay.source import Part, Source, SourceFile
 from forebay.store.base import Store, wait_until_listed
 
@@ -61,16 +74,18 @@ def _drafted(
     table = newest.table(base) if newest else ChunkTable.of([])
     fresh = _with_unfinished(source, plan, check_freshness(store, source, plan, base, table))
     dropped = fresh.missing if drop_missing else ()
+    gone = dict.fromkeys(dropped, GONE)
     touched = {path: file for path, file in fresh.now.items() if path not in fresh.grown}
     if not (fresh.changed or dropped or touched):
         return None, Amended(plan, {}, missing=fresh.missing)
-    if fresh.changed or dropped:
-        _check_not_deduplicated(store, plan)
+    if gone or fresh.changed:
+        _check_not_deduplicated(store, plan, {**reported(source, plan, fresh.changed), **gone})
     past = Past(store, plan, base, table)
     segment = _segment(store, source, plan, past, fresh, touched, dropped)
-    left = tuple(path for path in fresh.missing if path not in dropped)
     whole = Plan((*plan.segments, segment), (*plan.digests, segment.digest()))
-    return segment, Amended(whole, fresh.changed, dropped, len(touched), left)
+    _check_samples_left(store, source, plan, whole, {**fresh.changed, **gone})
+    left = tuple(path for path in fresh.missing if path not in dropped)
+    return segment, Amended(whole, reported(source, plan, fresh.changed), dropped, len(touched), left)
 
 
 def _check_unsigned(store: Store, source: Source, plan: Plan, newest: Generation | None, drop_missing: bool) -> None:
@@ -214,12 +229,53 @@ def _next_revisions(store: Store, layer: str, plan: Plan, chunks: Sequence[int])
     return [1 + max(files.get(chunk, 0), int(asked[chunk])) for chunk in chunks]
 
 
-def _check_not_deduplicated(store: Store, plan: Plan) -> None:
-    if any(segment.identities for segment in plan.segments):
-        raise ForebayError(
-            f"the cache at '{store.address}' leaves out duplicates, and one changed sample may decide about any other; "
-            f"build a new cache from the changed source"
-        )
+def take_back(store: Store) -> None:
+    """Remove amendments of which no row was made and that nobody works on, with the files made for them.
+
+    What a generation lists stays, as does an amendment with rows: the next refresh or build finishes it.
+    """
+    while True:
+        newest, plan = newest_generation(store), load_plan(store)
+        number = len(plan.segments) - 1
+        if newest is None or number < len(newest.plan) or not plan.segments[number].amends:
+            return
+        amendment, layers = plan.segments[number], layers_of(store)
+        claims = (claim for layer in layers for claim in read_claims(store, layer).values())
+        made = [(layer, *one) for layer in layers for one in _made_for(store, amendment, layer)]
+        if any(claim.state == "working" and not is_abandoned(claim) for claim in claims):
+            return
+        if any((record := sound_record(store, *one)) is None or record.rows for one in made):
+            return
+        for one in made:
+            store.delete(layout.chunk(*one))
+        store.delete(layout.plan_segment(number))
+
+
+def _made_for(store: Store, amendment: Segment, layer: str) -> list[tuple[int, int]]:
+    """(chunk, revision) of files that are there because an amendment asks for them."""
+    revisions = amendment.revisions(layer)
+    if revisions is None:
+        return []
+    asked = dict(zip(amendment.chunk_numbers.tolist(), revisions.tolist(), strict=True))
+    return [(chunk, now) for chunk, now in chunk_files(store, layer).items() if now >= asked.get(chunk, MAX_REVISION)]
+
+
+def _check_samples_left(store: Store, source: Source, plan: Plan, amended: Plan, changed: Mapping[str, str]) -> None:
+    """Refuse a source that became empty before anything is written: its rows would go without a word."""
+    if int(amended.weights.sum()) or not int(plan.weights.sum()):
+        return
+    shown = [f"'{path}' {how}" for path, how in reported(source, plan, changed).items()]
+    more = f" and {len(shown) - 3:,} more" if shown[3:] else ""
+    raise SourceEmpty(
+        store.address,
+        f"no sample is left: {'; '.join(shown[:3])}{more}",
+        f"put the old content back, or put samples into the source and run `forebay refresh {store.address}` again",
+    )
+
+
+def _check_not_deduplicated(store: Store, plan: Plan, changed: Mapping[str, str]) -> None:
+    if plan.deduplicates:  # one changed sample may decide about any other
+        raise source_changed(store.address, plan, changed)
 
 
 def _check_readable(store: Store, chunks: Iterable[Iterable[Part]], missing: set[str]) -> None:

@@ -2,10 +2,12 @@
 
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from itertools import islice
 
 from forebay.cache.claim import Claim, is_abandoned, read_claims
 from forebay.cache.freshness import Freshness, check_freshness
+from forebay.cache.outdated import stale_files
 from forebay.cache.plan import Plan, load_plan
 from forebay.cache.publish import (
     layers_of,
@@ -49,7 +51,7 @@ def cache_status(store: Store, source: Source | None, shown_failures: int | None
     read_cache_document(store)
     plan, newest = _plan_and_newest(store)
     layers = tuple(_layer_status(store, gaps, newest) for gaps in find_gaps(store, None))
-    fresh = _freshness(store, source, plan, newest)
+    fresh, stale = _freshness(store, source, plan, newest)
     failed = tuple(islice(_failed_samples(store, newest), shown_failures)) if newest else ()
     return Status(
         root=store.address,
@@ -62,7 +64,7 @@ def cache_status(store: Store, source: Source | None, shown_failures: int | None
         failed_samples=failed,
         failed_samples_left_out=sum(layer.failures for layer in layers) - len(failed),
         source_root=str(plan.source.get("root", "")) if plan.segments else "",
-        stale=fresh.stale if fresh else {},
+        stale=stale,
         grown=fresh.grown if fresh else (),
         source_checked=fresh is not None,
         unreadable=plan.unreadable,
@@ -135,15 +137,22 @@ def _claim_status(key: str, claim: Claim) -> ClaimStatus:
     )
 
 
-def _freshness(store: Store, source: Source | None, plan: Plan, newest: Generation | None) -> Freshness | None:
-    """What became of the source; None where it cannot be asked."""
+def _freshness(
+    store: Store, source: Source | None, plan: Plan, newest: Generation | None
+) -> tuple[Freshness | None, dict[str, str]]:
+    """What became of the source, None where it cannot be asked, and its files that are not what rows were made from."""
     if source is None:
-        return None
+        return None, {}
     if not plan.segments:
-        return Freshness()
+        return Freshness(), {}
     base = read_cache_document(store).base
     table = newest.table(base) if newest else ChunkTable.of([])
-    try:
+
+    @cache
+    def fresh(plan: Plan) -> Freshness:
         return check_freshness(store, source, plan, base, table, SourceFile.same_look)
+
+    try:
+        return fresh(plan), stale_files(source, plan, base, table, lambda plan: fresh(plan).stale)
     except (HubUnreachable, HubNotFound):
-        return None
+        return None, {}

@@ -6,7 +6,7 @@ source again.
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 
@@ -14,6 +14,7 @@ import numpy as np
 
 from forebay.cache.freshness import check_content, check_freshness
 from forebay.cache.identities import load_identities
+from forebay.cache.outdated import stale_files
 from forebay.cache.plan import Plan, decode_segment, load_plan
 from forebay.cache.publish import (
     generation_numbers,
@@ -235,10 +236,15 @@ def orphan_problems(generation: Generation) -> list[Bad]:
 def stale_sources(store: Store, generation: Generation, source: Source, full: bool) -> dict[str, str] | None:
     """How source files differ from what was planned; None where the source cannot be asked."""
     plan, base = load_plan(store) if hmac_key() is None else published_plan(store, generation), generation.base
-    try:
+    table = generation.table(base)
+
+    def stale(plan: Plan) -> Mapping[str, str]:
         if full:
-            return check_content(store, source, plan, base, generation.table(base))
-        return check_freshness(store, source, plan, base, generation.table(base), SourceFile.same_look).stale
+            return check_content(store, source, plan, base, table)
+        return check_freshness(store, source, plan, base, table, SourceFile.same_look).stale
+
+    try:
+        return stale_files(source, plan, base, table, stale)
     except (HubUnreachable, HubNotFound):
         return None
 

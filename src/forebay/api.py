@@ -54,7 +54,7 @@ from forebay.cache.records import (
     Summary,
     VerifyReport,
 )
-from forebay.cache.refresh import amend_plan, take_back
+from forebay.cache.refresh import amend_plan, refreshed_notes, take_back
 from forebay.cache.rekey import rekey_cache
 from forebay.cache.repair import Means, Mending, check_repaired, layer_height, repair_chunks, repair_index
 from forebay.cache.settle import settle
@@ -253,7 +253,12 @@ def refresh(
         missing=missing,
         generation=None if newest is None else newest.number,
         seconds=time.monotonic() - started,
-        notes=(*built.notes, *_still_missing(amended.missing), *said),
+        notes=(
+            *built.notes,
+            *_still_missing(amended.missing),
+            *refreshed_notes(store, own, base, before, newest, chunks),
+            *said,
+        ),
     )
 
 

@@ -83,6 +83,24 @@ class Recipe(Protocol):
 
 
 @runtime_checkable
+class AnnotatedRecipe(Protocol):
+    """What a base recipe adds whose samples are `Annotated`: metadata is read again without decoding samples.
+
+    A row is a column's name -> its value in that row. `annotations` are the columns that `refreshed` reads.
+    """
+
+    annotations: ClassVar[tuple[str, ...]]
+
+    def make_again(self, samples: Iterable[Sample], rows: Mapping[str, Mapping[str, Array]]) -> Rows:
+        """As `make`; `rows`, by sample id, were made from samples that differ in nothing but their metadata."""
+        ...
+
+    def refreshed(self, before: Iterable[Mapping[str, Array]], after: Iterable[Mapping[str, Array]]) -> tuple[str, ...]:
+        """What there is to say of rows that were made again."""
+        ...
+
+
+@runtime_checkable
 class LayerRecipe(Protocol):
     """How the rows of a base layer get further columns: `reads` names the columns that `make` is given.
 

@@ -256,6 +256,6 @@ def test_an_edited_sidecar_and_image_refresh_their_rows(tmp_path: Path) -> None:
     (raw / "1.json").write_text(json.dumps({"tags": ["dog"]}))
     Image.new("RGB", (12, 12), "blue").save(raw / "2.png")
     report = fb.refresh(root, workers=0)
-    assert sorted(report.changed) == ["1.png", "2.png"]
+    assert sorted(report.changed) == ["1.json", "2.png"]
     assert fb.verify(root, full=True).sound
     assert fb.status(root).complete

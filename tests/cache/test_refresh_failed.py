@@ -68,7 +68,9 @@ def test_a_source_truncated_to_nothing_is_refused_by_name_and_leaves_the_cache_a
     before, contents = files(root), {path: path.read_bytes() for path in raw.iterdir()}
     for path in contents:
         path.write_bytes(b"")
-    with pytest.raises(SourceEmpty, match=r"no sample is left: 'a.txt' has 0 bytes, .*put the old content back") as error:
+    with pytest.raises(
+        SourceEmpty, match=r"no sample is left: 'a.txt' has 0 bytes, .*put the old content back"
+    ) as error:
         refresh(root)
     assert str(pickle.loads(pickle.dumps(error.value))) == str(error.value)
     assert files(root) == before

@@ -324,18 +324,3 @@ def test_fingerprints_of_recipes_without_new_fields_are_those_of_earlier_version
 def test_an_empty_key_or_separator_is_refused(wrong):
     with pytest.raises(RecipeInvalid, match="is empty"):
         fb.ImageRecipe(**wrong)
-
-
-def test_tags_of_new_metadata_are_made_without_an_image():
-    recipe = fb.ImageRecipe(size=32, tags=("cat", "dog"))
-    said = [{"tags": ["dog", "new"], "by": "me"}, {}, {"tags": "cat, dog"}]
-    columns, counts = recipe.annotated(said)
-    expected = recipe.make([Sample(str(number), Annotated(jpeg(8, 8), one)) for number, one in enumerate(said)])
-    for name in ("tags", "metadata"):
-        np.testing.assert_array_equal(columns[name].values, expected.columns[name].values)
-        np.testing.assert_array_equal(columns[name].offsets, expected.columns[name].offsets)
-    assert (
-        counts
-        == {name: expected.statistics[name] for name in ("tags", "unknown_tags")}
-        == {"tags": 3, "unknown_tags": 1}
-    )

@@ -90,7 +90,9 @@ def base_workplace(
     check_kind(store, source, plan)
     table = newest.table(layer) if newest else ChunkTable.of([])
     fresh = check_freshness(store, source, plan, layer, table)
-    job = BaseJob(store, layer, recipe, source, fresh.now, plan.digests, skip_unreadable)
+    job = BaseJob(
+        store, layer, recipe, source, fresh.now, plan.digests, skip_unreadable, newest.number if newest else None
+    )
     notes = _notes(files_apart(store, source), plan, fresh)
     again = partial(base_workplace, store, source, recipe, layer, plan, newest, skip_unreadable)
     return Workplace(

@@ -7,22 +7,28 @@ Until revision 1 is listed, the rows are those of plan 0. The newer plan knows t
 would call them fresh.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from forebay.cache.freshness import reported
 from forebay.cache.plan import Plan
+from forebay.cache.presence import layer_columns
 from forebay.cache.publish import outdated_chunks
-from forebay.format.generation import ChunkTable
+from forebay.cache.published import open_chunk, published_record, read_column
+from forebay.columns import Array
+from forebay.errors import Damaged
+from forebay.format.chunk import ChunkRecord
+from forebay.format.generation import ChunkTable, Generation
 from forebay.source import Source
+from forebay.store.base import Store
 
+Row = dict[str, Array]
 Stale = Callable[[Plan], Mapping[str, str]]  # the files that are not what a plan says -> how they differ
 
 
 def plan_of_rows(plan: Plan, layer: str, chunk: int, revision: int) -> Plan:
     """The plan that a revision of a chunk was made by."""
     for number, segment in enumerate(plan.segments):
-        asked = segment.revisions(layer) if segment.amends else None
-        if asked is not None and (asked[segment.chunk_numbers == chunk] > revision).any():
+        if segment.amends and segment.asked(layer).get(chunk, 0) > revision:
             return plan.first(number)
     return plan
 
@@ -43,3 +49,44 @@ def stale_files(source: Source, plan: Plan, layer: str, table: ChunkTable, stale
         made_by = plan.first(segments)
         found |= reported(source, made_by, {path: how for path, how in stale(made_by).items() if path in paths})
     return found
+
+
+def reusable_rows(
+    store: Store, source: Source, plan: Plan, layer: str, listed: Generation, chunk: int
+) -> dict[str, Row]:
+    """Rows of an outdated chunk, by sample id, whose samples differ in nothing but their metadata.
+
+    A sample counts that has the name of its file, if nobody has written to that file since it was planned, and if what
+    describes it is all that was edited. Empty where the chunk is not outdated, or is damaged.
+    """
+    record = published_record(listed, layer, chunk)
+    if record is None or record.revision >= plan.revisions(layer)[chunk]:
+        return {}
+    known = plan_of_rows(plan, layer, chunk, record.revision).files
+    pairs = [(known[part.file.path], part.file) for part in plan.parts(chunk) if part.file.path in known]
+    same = {
+        now.path
+        for then, now in pairs
+        if then.same_file(now) and (then.etag == now.etag or source.edited_beside(then, now))
+    }
+    name = listed.recipe(layer).sample_ids
+    try:
+        rows = rows_in(store, listed, layer, record) if same and name else iter(())
+        return {path: row for row in rows if (path := _text(row[name])) in same}
+    except Damaged:
+        return {}  # all of it is made anew; verify reports the chunk
+
+
+def rows_in(
+    store: Store, listed: Generation, layer: str, record: ChunkRecord, names: Sequence[str] = ()
+) -> Iterator[Row]:
+    """The rows of a listed chunk, with the columns named, or with all."""
+    declared = layer_columns(listed.recipe(layer).columns, layer == listed.base)
+    file = open_chunk(store, layer, record, columns=declared, keyed=listed.tagged)
+    wanted = names or [column.name for column in declared]
+    columns = {name: read_column(store, layer, file, name) for name in wanted}
+    return ({name: values[at] for name, values in columns.items()} for at in range(record.rows))
+
+
+def _text(values: Array) -> str:
+    return values.tobytes().decode("utf-8", "surrogateescape")

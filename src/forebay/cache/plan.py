@@ -117,6 +117,11 @@ class Segment:
         found = self.tensors.get(f"{_REVISION}{layer}")
         return None if found is None else found.astype(np.int64)
 
+    def asked(self, layer: str) -> dict[int, int]:
+        """chunk -> the first revision of it that is made as this segment says, where not every one is."""
+        revisions = self.revisions(layer)
+        return {} if revisions is None else dict(zip(self.chunk_numbers.tolist(), revisions.tolist(), strict=True))
+
     @property
     def file_count(self) -> int:
         return len(self.tensors["file_size"])

@@ -338,8 +338,7 @@ def listed_plan(store: Store, newest: Generation | None, planned: tuple[str, ...
 def _plan_in_use(plan: Plan, base: ChunkTable | None, listed: int) -> Plan:
     """The plan without amendments at its end of which nothing is listed yet: they can be taken back."""
     while base is not None and len(plan.segments) > listed and plan.segments[-1].amends and len(plan.segments[-1]):
-        last = plan.segments[-1]
-        asked = dict(zip(last.chunk_numbers.tolist(), last.revisions(last.amends), strict=True))
+        asked = plan.segments[-1].asked(plan.segments[-1].amends)
         if any(revision >= asked.get(chunk, MAX_REVISION) for chunk, revision in _revisions_in(base)):
             break
         plan = plan.first(len(plan.segments) - 1)

@@ -8,7 +8,7 @@ refresh is resumed. Chunks keep their numbers, and generations that are there ke
 row could be made is taken back.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -23,14 +23,17 @@ from forebay.cache.freshness import (
     reported,
     source_changed,
 )
+from forebay.cache.outdated import Row, rows_in
 from forebay.cache.plan import Plan, Segment, check_kind, load_plan
 from forebay.cache.prepare import is_unsigned, unsigned_plan
 from forebay.cache.publish import chunk_files, layers_of, newest_generation, read_cache_document, sound_record
+from forebay.cache.published import published_record
 from forebay.cache.records import GONE
-from forebay.errors import ForebayError, SourceChanged, SourceEmpty
+from forebay.errors import Damaged, ForebayError, SourceChanged, SourceEmpty
 from forebay.format import layout
 from forebay.format.generation import ChunkTable, Generation
 from forebay.format.layout import MAX_REVISION
+from forebay.recipe import AnnotatedRecipe, Recipe
 from forebay.source import Part, Source, SourceFile
 from forebay.store.base import Store, wait_until_listed
 
@@ -229,6 +232,24 @@ def _next_revisions(store: Store, layer: str, plan: Plan, chunks: Sequence[int])
     return [1 + max(files.get(chunk, 0), int(asked[chunk])) for chunk in chunks]
 
 
+def refreshed_notes(
+    store: Store, recipe: Recipe, layer: str, before: Generation | None, after: Generation | None, chunks: Sequence[int]
+) -> tuple[str, ...]:
+    """What a recipe says of the rows of chunks that were made again, beside what it was made from before."""
+    if before is None or after is None or not isinstance(recipe, AnnotatedRecipe):
+        return ()
+
+    def rows(listed: Generation) -> Iterator[Row]:
+        for chunk in chunks:
+            record = published_record(listed, layer, chunk)
+            yield from rows_in(store, listed, layer, record, recipe.annotations) if record else ()
+
+    try:
+        return recipe.refreshed(rows(before), rows(after))
+    except Damaged:
+        return ()  # the refresh is done; verify reports the chunk
+
+
 def take_back(store: Store) -> None:
     """Remove amendments of which no row was made and that nobody works on, with the files made for them.
 
@@ -253,10 +274,7 @@ def take_back(store: Store) -> None:
 
 def _made_for(store: Store, amendment: Segment, layer: str) -> list[tuple[int, int]]:
     """(chunk, revision) of files that are there because an amendment asks for them."""
-    revisions = amendment.revisions(layer)
-    if revisions is None:
-        return []
-    asked = dict(zip(amendment.chunk_numbers.tolist(), revisions.tolist(), strict=True))
+    asked = amendment.asked(layer)
     return [(chunk, now) for chunk, now in chunk_files(store, layer).items() if now >= asked.get(chunk, MAX_REVISION)]
 
 

@@ -13,6 +13,7 @@ from forebay.cache.census import Sieve
 from forebay.cache.cut import wait_until_settled
 from forebay.cache.freshness import is_made_from, part_sum
 from forebay.cache.nothing import ENOUGH_SAMPLES, Reasons
+from forebay.cache.outdated import reusable_rows
 from forebay.cache.plan import Plan, load_plan
 from forebay.cache.presence import PRESENT, Home, column_homes, layer_columns, presence_name
 from forebay.cache.publish import examine_chunk, layers_of, load_generation, read_recipe_document
@@ -37,6 +38,7 @@ from forebay.format import layout
 from forebay.format.chunk import ChunkRecord, EncodedChunk, encode_chunk
 from forebay.format.generation import Generation
 from forebay.recipe import (
+    AnnotatedRecipe,
     AnyRecipe,
     LayerRecipe,
     Recipe,
@@ -88,6 +90,7 @@ class BaseJob:
     now: Mapping[str, SourceFile] = field(default_factory=dict)  # files that look different but are the same
     planned: tuple[str, ...] = ()  # the digests of the plan that it works by
     skip_unreadable: bool = False
+    listed: int | None = None  # the generation whose rows are used again where only their metadata changed
 
     def encode(self, chunk: int) -> EncodedChunk:
         """The bytes of one chunk; a pure function of the recipe and the slice.
@@ -117,7 +120,7 @@ class BaseJob:
         before = self._checked_files(parts)
         sieve = self._sieve(chunk)
         intake = Intake(self.source, readable, sieve)
-        rows = self.recipe.make(intake)
+        rows = self._made(chunk, intake)
         intake.check_exhausted()
         if sieve is not None and not sieve.saw_what_was_planned():
             changed = dict.fromkeys((part.file.path for part in parts), "has other samples than were planned")
@@ -139,6 +142,13 @@ class BaseJob:
             sample_ids=getattr(self.recipe, "sample_ids", ""),
             source_sums=sums,
         )
+
+    def _made(self, chunk: int, samples: Iterable[Sample]) -> Rows:
+        if isinstance(self.recipe, AnnotatedRecipe) and self.listed is not None and self._plan.amended_base:
+            listed = load_generation(self.store, self.listed)
+            rows = reusable_rows(self.store, self.source, self._plan, self.layer, listed, chunk)
+            return self.recipe.make_again(samples, rows)
+        return self.recipe.make(samples)
 
     def may_adopt(self, record: ChunkRecord) -> bool:
         """Whether a chunk that is there was made from this source."""

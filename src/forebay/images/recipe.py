@@ -10,7 +10,9 @@ Whatever changes a pixel is a field. What is done at reading (normalisation, fli
 
 import io
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from functools import cached_property
+from itertools import islice
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 import msgspec
@@ -19,7 +21,7 @@ from PIL import Image, features
 from PIL import __version__ as pillow_version
 from PIL.JpegImagePlugin import JpegImageFile
 
-from forebay.columns import Array, Codec, Column, Level, Ragged
+from forebay.columns import Array, Codec, Column, Level
 from forebay.errors import ImageUnreadable, RecipeInvalid
 from forebay.images.colour import Alpha, Color
 from forebay.images.content import Planes, Resample, as_planes, bands_of, letterbox
@@ -33,6 +35,8 @@ from forebay.source import TOO_DEEP, Annotated, Failure, Sample, is_shallow
 
 LARGEST_SIZE = 1 << 14
 _LIBRARIES = ("libjpeg_turbo", "jpg", "zlib", "webp", "avif", "libtiff")
+LOOKED_AT = 10_000  # images that tell whether a vocabulary is of this source
+_NO_INDEX = "and have no index; `ImageBatch(cache, vocabulary=…)` reads them from the metadata, a new cache counts them"
 MOST_METADATA = 1 << 20  # a row is kept small enough for chunks of their planned size
 _MOST_ROOM = 128 * 1024 * 1024  # no chunk is planned larger
 _BOUNDS: dict[str, tuple[int, int | None]] = {
@@ -61,6 +65,7 @@ class ImageRecipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     kind: ClassVar[str] = "images"
     revision: ClassVar[int] = 1
     sample_ids: ClassVar[str] = "id"
+    annotations: ClassVar[tuple[str, ...]] = ("id", "metadata")
     judged_by: ClassVar[int] = 48  # rows differ in size by the aspect of images only
 
     size: int = 448
@@ -116,7 +121,7 @@ class ImageRecipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     def settled(self, kept: Mapping[str, Any] | None, survey: Annotations) -> tuple["ImageRecipe", tuple[str, ...]]:
         """The recipe with its vocabulary: that of the cache, or of the source as it is now."""
         if self.tags is not None:
-            return self, ()
+            return self, self._no_hits(survey) if self.tags and kept is None else ()
         if kept is not None:
             return msgspec.structs.replace(self, tags=tuple(kept.get("tags") or ())), ()
         counted = Tags.counted(survey.annotations(), self.tag_key, self.min_tag_count, self._separator)
@@ -128,15 +133,44 @@ class ImageRecipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         key = shown_key(self.tag_key)
         return f"the source names no tag{often} under {key}: rows have none (tag_key=…, --tag-key …)"
 
+    def _no_hits(self, survey: Annotations) -> tuple[str, ...]:
+        """A sentence about a vocabulary of which no image that is looked at has a tag."""
+        images, other = 0, ""
+        for images, metadata in enumerate(islice(survey.annotations(), LOOKED_AT), 1):  # noqa: B007
+            with suppress(ImageUnreadable):  # its row fails by itself, and is recorded
+                for name in tags_in(metadata, self.tag_key, self._separator):
+                    if name in self._vocabulary:
+                        return ()
+                    other = other or f"; they name '{name:.60}', for example"
+        if not images:
+            return ()
+        return (
+            f"none of the {len(self._vocabulary):,} tag(s) of the vocabulary occurs under {shown_key(self.tag_key)} in "
+            f"the {images:,} image(s) that were looked at{other}: rows will have none; check tags=, tag_key= and "
+            "tag_separator= (--tags, --tag-key, --tag-separator)",
+        )
+
+    def refreshed(self, before: Iterable[Mapping[str, Array]], after: Iterable[Mapping[str, Array]]) -> tuple[str, ...]:
+        """What there is to say of rows that were made again: tags that were not there and have no index."""
+        known = {name for row in before for name in self._unknown(row)}
+        new: dict[str, str] = {}  # tag -> the first sample that has it
+        for row in after:
+            sample = row["id"].tobytes().decode("utf-8", "replace")
+            new |= {name: sample for name in self._unknown(row) if name not in known and name not in new}
+        if not new:
+            return ()
+        name, sample = next(iter(new.items()))
+        return (f"{len(new):,} new tag(s) are not in the vocabulary, as '{name:.60}' of '{sample}', {_NO_INDEX}",)
+
+    def _unknown(self, row: Mapping[str, Array]) -> list[str]:
+        return [name for name in self.tags_of(row["metadata"]) if name not in self._vocabulary]
+
     def grown(self, statistics: Mapping[str, float]) -> tuple[str, ...]:
         """What there is to say of rows that were appended."""
         unknown = int(statistics.get("unknown_tags", 0))
         if not unknown:
             return ()
-        return (
-            f"{unknown:,} tag(s) of the appended images are not in the vocabulary and have no index; "
-            "`ImageBatch(cache, vocabulary=…)` reads them from the metadata, a new cache counts them",
-        )
+        return (f"{unknown:,} tag(s) of the appended images are not in the vocabulary {_NO_INDEX}",)
 
     @property
     def _separator(self) -> str | None:
@@ -161,19 +195,23 @@ class ImageRecipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return Tags(self.tags or ())
 
     def make(self, samples: Iterable[Sample]) -> Rows:
-        content, rows = Pile(min(self.chunk_bytes, _MOST_ROOM)), list[Row]()
+        return self.make_again(samples, {})
+
+    def make_again(self, samples: Iterable[Sample], rows: Mapping[str, Mapping[str, Array]]) -> Rows:
+        """As `make`; the pixels of samples that `rows` holds are taken from there, and their files are not decoded."""
+        content, made_rows = Pile(min(self.chunk_bytes, _MOST_ROOM)), list[Row]()
         counts, failures = Counts(), list[Failure]()
         for sample in samples:
             try:
-                made = self._made(sample)
+                made = self._made(sample, rows.get(sample.id))
             except ImageUnreadable as error:
                 failures.append(Failure(sample.id, error.reason, error.detail))
                 continue
             content.add(made.content)
-            rows.append(made.row)
+            made_rows.append(made.row)
             counts.add(made.row, made.named_tags, made.source_bytes)
         stored, *others = self.columns()
-        columns = {stored.name: content.column(), **as_columns(rows, others)}
+        columns = {stored.name: content.column(), **as_columns(made_rows, others)}
         return Rows(columns, tuple(failures), counts.statistics())
 
     def make_row(self, sample: Sample) -> Row:
@@ -208,22 +246,6 @@ class ImageRecipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         """The tags in the metadata of a row, in the vocabulary or not; nothing is decoded but JSON."""
         return tags_in(msgspec.json.decode(metadata.tobytes(), type=dict[str, Any]), self.tag_key, self._separator)
 
-    def annotated(self, annotations: Iterable[Mapping[str, Any]]) -> tuple[dict[str, Ragged], dict[str, int]]:
-        """The columns `tags` and `metadata` of rows whose metadata is new, and their statistics.
-
-        The pixels of the rows are not needed: with these columns and those that a chunk has, its tags are made again
-        without decoding an image. `ImageUnreadable` where metadata cannot be that of a row.
-        """
-        said = [_as_json(metadata) for metadata in annotations]
-        named = [self.tags_of(np.frombuffer(each, np.uint8)) for each in said]
-        indices = [self._vocabulary.indices(names) for names in named]
-        known = sum(map(len, indices))
-        columns = {
-            "tags": Ragged.of(indices, np.dtype(np.uint32)),
-            "metadata": Ragged.of([np.frombuffer(each, np.uint8) for each in said], np.dtype(np.uint8)),
-        }
-        return columns, {"tags": known, "unknown_tags": sum(map(len, named)) - known}
-
     def letterboxed(self, content: bytes) -> tuple[Planes, Letterbox]:
         """The content `[3, height, width]` of an image file and how it lies on the canvas, before it is packed."""
         small, fitted = self._small(content)
@@ -255,11 +277,11 @@ class ImageRecipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         """What the sums over all chunks say: shares, means, bytes per image."""
         return image_figures(fields, statistics, holds)
 
-    def _made(self, sample: Sample) -> "_Made":
+    def _made(self, sample: Sample, known: Mapping[str, Array] | None = None) -> "_Made":
         content, metadata = _parts(sample)
         names = tags_in(metadata, self.tag_key, self._separator)
         said = _as_json(metadata)
-        packed, row = self._pixels(sample.id, content)
+        packed, row = self._pixels(sample.id, content) if known is None else self._known_pixels(known)
         row |= {"tags": self._vocabulary.indices(names), "metadata": np.frombuffer(said, np.uint8)}
         return _Made(packed, row, len(names), len(content))
 
@@ -272,6 +294,10 @@ class ImageRecipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             "id": np.frombuffer(name.encode("utf-8", "surrogateescape"), np.uint8),
         }
         return bands_of(small) if self.storage == "raw" else [self._as_jpeg(small)], row
+
+    def _known_pixels(self, row: Mapping[str, Array]) -> tuple[list[bytes], Row]:
+        """What `_pixels` returned when a row was made."""
+        return [row[self.stored_column].tobytes()], {name: row[name] for name in ("box", "original_size", "id")}
 
     def _small(self, content: bytes) -> tuple[Image.Image, Letterbox]:
         decoded = decode(content, self.policy)

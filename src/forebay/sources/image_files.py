@@ -77,6 +77,11 @@ class ImageSource(Source):
     def stamp(self, file: SourceFile) -> str:
         return stamp(self.root, file)
 
+    def edited_beside(self, known: SourceFile, found: SourceFile) -> str:
+        sidecar = sidecar_in(found) or sidecar_in(known)
+        is_same_image = (known.size, known.mtime_ns) == (found.size, found.mtime_ns) and not trouble_with(found)
+        return sidecar.path if sidecar is not None and is_same_image and known.etag != found.etag else ""
+
     def weight(self, file: SourceFile) -> int:
         return 1
 

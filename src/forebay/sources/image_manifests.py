@@ -55,6 +55,10 @@ class ImageManifestSource(Source):
     def stamp(self, file: SourceFile) -> str:
         return stamp(self.root, file)
 
+    def edited_beside(self, known: SourceFile, found: SourceFile) -> str:
+        is_same_image = (known.size, known.mtime_ns) == (found.size, found.mtime_ns) and not self._is_place(found.path)
+        return self._place_of(found.path) if is_same_image and known.etag != found.etag else ""
+
     def weight(self, file: SourceFile) -> int:
         return 1
 
@@ -119,6 +123,9 @@ class ImageManifestSource(Source):
             ctime_ns=state.st_ctime_ns,
             inode=state.st_ino,
         )
+
+    def _place_of(self, path: str) -> str:
+        return f"{self.manifest}@{self._line_of(path).start}"
 
     def _failed(self, line: Line) -> SourceFile:
         reason = line.reason or self._trouble(line) or ""

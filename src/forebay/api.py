@@ -255,7 +255,7 @@ def refresh(
         seconds=time.monotonic() - started,
         notes=(
             *built.notes,
-            *_still_missing(amended.missing),
+            *_still_missing(amended.missing, amended.plan),
             *refreshed_notes(store, own, base, before, newest, chunks),
             *said,
         ),
@@ -297,13 +297,11 @@ def _behind(store: Store, layer: str, table: ChunkTable, asked: Array) -> tuple[
     return tuple(chunk for chunk in had if listed.get(chunk, -1) < asked[chunk])
 
 
-def _still_missing(paths: Sequence[str]) -> tuple[str, ...]:
+def _still_missing(paths: Sequence[str], plan: Plan) -> tuple[str, ...]:
     if not paths:
         return ()
-    return (
-        f"{len(paths):,} planned file(s) are gone (the first is '{paths[0]}'); their rows are kept, --drop-missing "
-        f"leaves them out",
-    )
+    way = "" if plan.deduplicates else ", --drop-missing leaves them out"
+    return (f"{len(paths):,} planned file(s) are gone (the first is '{paths[0]}'); their rows are kept{way}",)
 
 
 def verify(
@@ -416,10 +414,10 @@ def estimate(
     _check_source(source)
     _check_recipe(recipe)
     store = None if into is None else open_store(into)
-    settled, _ = settle(None, source, recipe, recipe.kind)
+    settled, said = settle(None, source, recipe, recipe.kind)
     found = estimate_build(source, settled, store, _worker_count(workers), skip_unreadable)
     notes = left_out_notes(source, store.address if store else "")
-    return msgspec.structs.replace(found, notes=(*found.notes, *notes))
+    return msgspec.structs.replace(found, notes=(*said, *found.notes, *notes))
 
 
 def clean(root: Root, *, keep_generations: int | None = None, lease_seconds: float = LEASE_SECONDS) -> CleanReport:

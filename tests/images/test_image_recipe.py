@@ -324,3 +324,24 @@ def test_fingerprints_of_recipes_without_new_fields_are_those_of_earlier_version
 def test_an_empty_key_or_separator_is_refused(wrong):
     with pytest.raises(RecipeInvalid, match="is empty"):
         fb.ImageRecipe(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("fields", "found"),
+    [
+        ({"tags": ("kat", "dogg")}, "none of the 2 tag(s) of the vocabulary occurs under 'tags' in the 2 image(s)"),
+        ({"tags": ("cat",), "tag_key": "labels"}, "none of the 1 tag(s) of the vocabulary occurs under 'labels'"),
+        ({"tags": ("cat", "zebra")}, None),
+        ({"tags": ()}, None),
+    ],
+)
+def test_a_vocabulary_of_which_no_image_has_a_tag_is_noted_by_build_and_estimate(tmp_path, fields, found):
+    for number in range(2):
+        (tmp_path / f"{number}.jpg").write_bytes(jpeg(8, 8))
+        (tmp_path / f"{number}.json").write_text('{"tags": ["cat", "dog"]}')
+    source, recipe = fb.sources.images(tmp_path), fb.ImageRecipe(size=8, **fields)
+    noted = [fb.estimate(source, recipe, workers=1).notes, fb.build(tmp_path / "new", source, recipe, workers=0).notes]
+    assert [bool(found) and notes[0].startswith(found) for notes in noted] == [bool(found)] * 2
+    if fields.get("tag_key") is None and found:
+        assert "they name 'cat', for example" in noted[0][0]
+    assert fb.build(tmp_path / "new", source, recipe, workers=0).notes == ()

@@ -84,6 +84,7 @@ class VerifyReport(msgspec.Struct, frozen=True, kw_only=True):
     stale: dict[str, str]
     source_checked: bool
     source_note: str = ""  # why the source was not checked
+    refreshable: bool = True  # False where `refresh` refuses, as the plan leaves out duplicates
 
     @property
     def sound(self) -> bool:
@@ -176,6 +177,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     source_checked: bool
     source_note: str = ""  # why the source was not checked
     unreadable: dict[str, str] = {}  # source files that were passed over -> why
+    refreshable: bool = True  # False where `refresh` refuses, as the plan leaves out duplicates
 
     @property
     def needs_source(self) -> bool:

@@ -68,6 +68,7 @@ def cache_status(store: Store, source: Source | None, shown_failures: int | None
         grown=fresh.grown if fresh else (),
         source_checked=fresh is not None,
         unreadable=plan.unreadable,
+        refreshable=not plan.deduplicates,
     )
 
 

@@ -86,6 +86,7 @@ def verify_generation(
         foreign=tuple(foreign_files(store, generation)),
         stale=stale or {},
         source_checked=stale is not None,
+        refreshable=not stale or not load_plan(store).deduplicates,
     )
 
 

@@ -6,7 +6,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from forebay.cache.records import Bad, RefreshReport, RepairReport, VerifyReport
-from forebay.cli.drawing.pieces import facts, listing, next_command, stale_files, title
+from forebay.cli.drawing.pieces import BUILD_ANEW, facts, listing, next_command, stale_files, title
 from forebay.cli.words import command_line, counted, human_bytes, in_ranges, printable
 
 
@@ -83,5 +83,5 @@ def _next_step(report: VerifyReport) -> Text:
     if report.bad or report.missing:
         return next_command(command_line("repair", report.root))
     if not report.sound:
-        return next_command(command_line("refresh", report.root))
+        return next_command(command_line("refresh", report.root)) if report.refreshable else BUILD_ANEW
     return next_command(command_line("gaps" if report.gaps else "peek", report.root))

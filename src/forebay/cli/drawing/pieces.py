@@ -11,6 +11,10 @@ from forebay.cache.records import GONE
 from forebay.cli.words import printable
 
 SHOWN_FILES = 20
+BUILD_ANEW = Text(
+    "next: put the old files back, or build a new cache from the changed source: one that leaves out duplicates cannot "
+    "be refreshed"
+)
 
 
 def title(name: str, *facts: str) -> Text:

@@ -12,7 +12,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from forebay.cache.records import GONE, ClaimStatus, Gaps, LayerStatus, Status
-from forebay.cli.drawing.pieces import facts, listing, next_command, stale_files, title
+from forebay.cli.drawing.pieces import BUILD_ANEW, facts, listing, next_command, stale_files, title
 from forebay.cli.words import command_line, counted, in_ranges, printable
 
 CELLS = 40
@@ -109,6 +109,8 @@ def _next_step(status: Status) -> Iterator[Text]:
         yield next_command(command_line("verify", status.root))
     elif any(layer.lost for layer in status.layers):
         yield next_command(command_line("repair", status.root))
+    elif not status.refreshable and (status.needs_source or any(how != GONE for how in status.stale.values())):
+        yield BUILD_ANEW
     elif any(how != GONE for how in status.stale.values()):
         yield next_command(command_line("refresh", status.root))
     elif status.needs_source:

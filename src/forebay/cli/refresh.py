@@ -38,7 +38,8 @@ def refresh(
 
     Compares the source with what was planned, and makes the chunks of changed files again as new revisions in a new
     generation; chunks keep their numbers, and runs that pinned an older generation keep reading it. Chunks of further
-    layers follow. New files and appended data are for `forebay grow`. Exit code 1 when a layer could not follow.
+    layers follow. Images whose sidecar alone was edited are not decoded again. New files and appended data are for
+    `forebay grow`. Exit code 1 when a layer could not follow.
 
     Example: forebay refresh caches/photos
     """

@@ -22,7 +22,7 @@ def test_a_cache_without_duplicates_is_not_advised_to_refresh(tmp_path: Path) ->
         lambda: fb.grow(root, source, recipe=DistinctRecipe(), workers=0),
         lambda: fb.refresh(root, source=source, recipes=recipes, workers=0),
     ):
-        with pytest.raises(SourceChanged, match="'a.txt' has other content.*or build a new cache") as error:
+        with pytest.raises(SourceChanged, match=r"'a.txt' has other content.*or build a new cache") as error:
             call()
         assert "forebay refresh" not in str(error.value)
     problem = fb.repair(root, source=source, recipe=DistinctRecipe(), workers=0).failed["a.txt"]
@@ -52,7 +52,9 @@ def test_an_edited_sidecar_and_its_new_tag_are_shown(tmp_path: Path) -> None:
         (photos / f"{number}.txt").write_text("cat")
     run("build", "images", photos, "--into", root, "--size", 8, "--workers", 0)
     (photos / "1.txt").write_text("cat, zebra")
-    assert "1.txt was edited, added or removed; it describes '1.png'" in " ".join(run("status", root, code=1).out.split())
+    assert "1.txt was edited, added or removed; it describes '1.png'" in " ".join(
+        run("status", root, code=1).out.split()
+    )
     shown = " ".join(run("refresh", root, "--workers", 0).out.split())
     assert "1.txt was edited, added or removed; it describes '1.png'" in shown
     assert "1 new tag(s) are not in the vocabulary, as 'zebra' of '1.png'" in shown

@@ -17,6 +17,11 @@ from forebay.masks.rectangle import pixel_mask
 from forebay.recipe import fields_of
 from forebay.source import Annotated, Sample
 
+NO_TAGS = (
+    "rows have none; name their key (tag_key=…, --tag-key …), or with labels='folder' the folder above those of the "
+    "classes"
+)
+
 
 def jpeg(width: int, height: int, quality: int = 90) -> bytes:
     buffer = io.BytesIO()
@@ -299,10 +304,10 @@ def test_what_is_passed_of_a_source_that_counts_samples_is_not_told_as_bytes(pic
     [
         ({}, ()),
         ({"tags": ()}, ()),
-        ({"tag_key": "labels"}, ("the source names no tag under 'labels': rows have none (tag_key=…, --tag-key …)",)),
+        ({"tag_key": "labels"}, (f"the source names no tag under 'labels': {NO_TAGS}",)),
         (
             {"min_tag_count": 9},
-            ("the source names no tag 9 times under 'tags': rows have none (tag_key=…, --tag-key …)",),
+            (f"the source names no tag 9 times under 'tags': {NO_TAGS}",),
         ),
     ],
 )

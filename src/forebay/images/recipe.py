@@ -131,7 +131,10 @@ class ImageRecipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     def _no_tags(self) -> str:
         often = f" {self.min_tag_count:,} times" if self.min_tag_count > 1 else ""
         key = shown_key(self.tag_key)
-        return f"the source names no tag{often} under {key}: rows have none (tag_key=…, --tag-key …)"
+        return (
+            f"the source names no tag{often} under {key}: rows have none; name their key (tag_key=…, --tag-key …), or "
+            "with labels='folder' the folder above those of the classes"
+        )
 
     def _no_hits(self, survey: Annotations) -> tuple[str, ...]:
         """A sentence about a vocabulary of which no image that is looked at has a tag."""

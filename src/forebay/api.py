@@ -316,6 +316,8 @@ def verify(
         check_pins(store, load_generation(store), cache_id, min_generation, digest)
     asked = source or _kept_source(store, check_source)
     report = verify_cache(store, asked, full, on_progress or _silent)
+    if any(layout.parse_segment(bad.key) is not None for bad in report.bad):
+        return msgspec.structs.replace(report, source_note="the source was not checked: the plan is damaged")
     return msgspec.structs.replace(report, source_note="" if report.source_checked else _why_unchecked(store, asked))
 
 

@@ -295,6 +295,22 @@ def test_a_map_that_changes_after_it_was_opened_gives_no_bytes_from_elsewhere(tm
             next(cache.views([5], "data"))
 
 
+@pytest.mark.parametrize("other", [{"chunk": 7}, {"layer": "other"}])
+def test_a_chunk_that_says_it_is_another_is_refused(tmp_path: Path, other: dict[str, Any]) -> None:
+    root = built(tmp_path, "none")
+    forge(root, lambda draft: draft.metadata.update(other))
+    with pytest.raises(ChunkCorrupt, match="its file is chunk"):
+        fb.open_cache(root).read([0])
+
+
+def test_a_chunk_of_fewer_rows_than_were_published_is_refused(tmp_path: Path) -> None:
+    root = built(tmp_path, "none")
+    rows = int(fb.open_cache(root).chunk_starts[1])
+    forge(root, lambda draft: None, rows=rows + 1)
+    with pytest.raises(ChunkCorrupt, match=f"with {rows} rows; {rows + 1} were published"):
+        fb.open_cache(root).read([0])
+
+
 @pytest.mark.parametrize("offset", [-8, 8 * 20, 2**40, -(2**62)])
 def test_an_address_outside_of_its_tensor_is_never_handed_out(tmp_path: Path, offset: int) -> None:
     """A chunk that was opened has no such row; what hands out addresses does not rely on that."""

@@ -251,7 +251,7 @@ def test_constants_that_changed_on_disk_stay_out_of_every_later_generation(root:
 
 
 def test_one_wrong_byte_keeps_every_column_of_a_chunk_from_being_read(root: Path) -> None:
-    """A sum of 64 bits says nothing against somebody who means it: with a key the SHA-256 decides, of the whole file."""
+    """A sum of 64 bits does not stop somebody who means it: with a key the SHA-256 of the whole file decides."""
     cache = fb.open_cache(root)
     first = int(cache.chunk_starts[1])
     assert cache.read([first], ["number"])

@@ -223,9 +223,10 @@ def test_metadata_is_nested_up_to_a_number_of_levels(brackets):
     assert TOO_DEEP in refusal(b"".join(seal(nested(MOST_LEVELS), {}))).problem
 
 
-def test_a_tensor_has_a_largest_number_of_sides():
-    described = {"dtype": "U8", "shape": [1] * 33, "data_offsets": [0, 1]}
-    assert "tensor 'x' is described wrongly" in refusal(header_of({"format_version": 1}, x=described) + b"0").problem
+@pytest.mark.parametrize(("shape", "size"), [([1] * 33, 1), ([0, 2**62], 0), ([2**40, 0, 2**40], 0)])
+def test_a_tensor_has_a_largest_number_and_length_of_sides(shape, size):
+    header = header_of({"format_version": 1}, x={"dtype": "U8", "shape": shape, "data_offsets": [0, size]})
+    assert "tensor 'x' is described wrongly" in refusal(header + b"0" * size).problem
 
 
 def test_an_index_file_has_a_largest_size(tmp_path):

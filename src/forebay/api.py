@@ -80,7 +80,7 @@ from forebay.errors import (
 from forebay.format import layout
 from forebay.format.generation import ChunkTable, Generation
 from forebay.format.key import hmac_key
-from forebay.kinds import recipe_class, remote_source, reopen_recipe, reopen_source
+from forebay.kinds import WRONG, recipe_class, remote_source, reopen_recipe, reopen_source
 from forebay.recipe import AnyRecipe, LayerRecipe, Recipe, dependencies_of, reads_of, versions_of
 from forebay.source import Source, left_out_notes
 from forebay.store import LocalStore, Store, open_store
@@ -325,6 +325,8 @@ def verify(
         check_pins(store, load_generation(store), cache_id, min_generation, digest)
     asked = source or _kept_source(store, check_source)
     report = verify_cache(store, asked, full, on_progress or _silent)
+    if any(layout.parse_segment(bad.key) is not None for bad in report.bad):
+        return msgspec.structs.replace(report, source_note="the source was not checked: the plan is damaged")
     return msgspec.structs.replace(report, source_note="" if report.source_checked else _why_unchecked(store, asked))
 
 
@@ -696,7 +698,10 @@ def _derived(name: str, layer: LayerSummary) -> dict[str, object]:
     except UnknownKind:
         return {}
     holds = {"chunks": layer.chunks, "rows": layer.rows, "bytes": layer.bytes}
-    return derive(layer.fields, layer.statistics, holds) if derive else {}
+    try:
+        return derive(layer.fields, layer.statistics, holds) if derive else {}
+    except WRONG:  # a stranger's recipe names this kind and has other fields, or its chunks other statistics
+        return {}
 
 
 def _refuse_tier(store: Store) -> None:

@@ -15,6 +15,8 @@ from tests.forged import Change, Draft, ending, forge, list_again, read_in_a_pro
 from tests.layer_recipes import layered_cache
 
 import forebay as fb
+from forebay.cache.addresses import Addresses
+from forebay.cache.checks import Checks
 from forebay.cache.publish import load_generation
 from forebay.errors import BlockTooLarge, ChunkCorrupt, IndexCorrupt
 from forebay.format import layout
@@ -291,6 +293,35 @@ def test_a_map_that_changes_after_it_was_opened_gives_no_bytes_from_elsewhere(tm
             cache.read([5])
         with pytest.raises(ChunkCorrupt, match="a row of column 'data' reaches outside of it"):
             next(cache.views([5], "data"))
+
+
+@pytest.mark.parametrize("other", [{"chunk": 7}, {"layer": "other"}])
+def test_a_chunk_that_says_it_is_another_is_refused(tmp_path: Path, other: dict[str, Any]) -> None:
+    root = built(tmp_path, "none")
+    forge(root, lambda draft: draft.metadata.update(other))
+    with pytest.raises(ChunkCorrupt, match="its file is chunk"):
+        fb.open_cache(root).read([0])
+
+
+def test_a_chunk_of_fewer_rows_than_were_published_is_refused(tmp_path: Path) -> None:
+    root = built(tmp_path, "none")
+    rows = int(fb.open_cache(root).chunk_starts[1])
+    forge(root, lambda draft: None, rows=rows + 1)
+    with pytest.raises(ChunkCorrupt, match=f"with {rows} rows; {rows + 1} were published"):
+        fb.open_cache(root).read([0])
+
+
+@pytest.mark.parametrize("offset", [-8, 8 * 20, 2**40, -(2**62)])
+def test_an_address_outside_of_its_tensor_is_never_handed_out(tmp_path: Path, offset: int) -> None:
+    """A chunk that was opened has no such row; what hands out addresses does not rely on that."""
+    cache = fb.open_cache(built(tmp_path, "none"))
+    maps = cache._layer_maps("raw")
+    file = maps.get(0)
+    checks = Checks(file.columns["data"], np.diff(cache.chunk_starts), maps, (cache.root, "raw"))
+    sums = Addresses(maps, len(cache.chunk_numbers), lambda file: file.offsets("data")[:20], checks.outside, 8)
+    assert sums.at(np.zeros(1, np.int64), np.array([8 * 19])) == file.offsets("data").ctypes.data + 8 * 19
+    with pytest.raises(ChunkCorrupt, match="a row of column 'data' reaches outside of it"):
+        sums.at(np.zeros(1, np.int64), np.array([offset]))
 
 
 def test_a_pipe_in_place_of_a_chunk_is_an_error_at_once(tmp_path: Path) -> None:

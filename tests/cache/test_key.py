@@ -16,7 +16,7 @@ from tests.layer_recipes import LineRecipe, flip, number_cache, tree, write_line
 import forebay as fb
 from forebay.cache.claim import Claims
 from forebay.cache.publish import publish_over_damaged
-from forebay.errors import Damaged, ForebayError, KeyRefused, PinMismatch
+from forebay.errors import ChunkCorrupt, Damaged, ForebayError, KeyRefused, PinMismatch
 from forebay.format import layout
 from forebay.format.chunk import encode_chunk
 from forebay.format.chunk_file import ChunkFile
@@ -242,6 +242,23 @@ def test_a_recipe_that_changed_on_disk_stays_out_of_every_later_generation(root:
     flip(root / "generations/000000.safetensors", 4500)
     fb.repair(root, recipe=LineRecipe(), workers=0)
     assert fb.open_cache(root).generation.recipes["numbers"] == text
+
+
+def test_constants_that_changed_on_disk_stay_out_of_every_later_generation(root: Path) -> None:
+    newest = fb.open_cache(root).generation
+    flip(root / "layers/numbers/constants.safetensors", 4100)
+    assert publish_over_damaged(fb.LocalStore(root), newest).constants == newest.constants
+
+
+def test_one_wrong_byte_keeps_every_column_of_a_chunk_from_being_read(root: Path) -> None:
+    """A sum of 64 bits does not stop somebody who means it: with a key the SHA-256 of the whole file decides."""
+    cache = fb.open_cache(root)
+    first = int(cache.chunk_starts[1])
+    assert cache.read([first], ["number"])
+    flip(chunk(root, 1), chunk(root, 1).stat().st_size - 1)
+    assert fb.open_cache(root).read([0], ["number"])
+    with pytest.raises(ChunkCorrupt, match="its SHA-256 is not the one the tagged generation lists"):
+        fb.open_cache(root).read([first], ["number"])
 
 
 def test_without_a_key_too_a_recipe_that_rotted_stays_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

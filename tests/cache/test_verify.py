@@ -121,6 +121,15 @@ def test_index_files_that_are_gone_or_others_are_reported(tmp_path: Path, key: s
     assert fb.verify(root).foreign == ()
 
 
+def test_a_source_is_not_said_to_be_out_of_reach_where_the_plan_is_damaged(tmp_path: Path) -> None:
+    root = number_cache(tmp_path)
+    write_lines(tmp_path / "raw/z.txt", 90, 95)
+    fb.grow(root, fb.sources.lines(tmp_path / "raw"), recipe=LineRecipe(), workers=0)
+    for key in ("plan/000001.safetensors", "plan/000000.safetensors"):
+        (root / key).unlink()
+        assert fb.verify(root).source_note == "the source was not checked: the plan is damaged"
+
+
 def test_a_plan_of_another_cache_is_not_the_published_one(tmp_path: Path) -> None:
     root, other = number_cache(tmp_path / "a"), number_cache(tmp_path / "b", rows=12)
     shutil.copy(other / "plan/000000.safetensors", root / "plan/000000.safetensors")

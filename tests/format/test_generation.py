@@ -172,6 +172,16 @@ def test_a_layer_name_that_leads_elsewhere_is_refused(field, name):
     assert refused(change).startswith("it cannot be understood")
 
 
+@pytest.mark.parametrize("name", ["../../outside", "a/b", "..", "a.b", "-a", "x" * 200])
+def test_a_layer_whose_name_leads_elsewhere_is_refused_although_all_else_of_it_is_right(name):
+    named = generation()
+    layers = {**named.layers, name: named.layers["lune"]}
+    with pytest.raises(IndexCorrupt):
+        read_back(generation(recipes={**named.recipes, name: recipe_text(name)}, layers=layers))
+    with pytest.raises(IndexCorrupt, match="it cannot be understood"):
+        read_back(generation(recipes={**named.recipes, name: recipe_text(name)}))
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [

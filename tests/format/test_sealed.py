@@ -14,7 +14,9 @@ from made import joined, small_chunk
 from forebay.columns import DTYPES
 from forebay.errors import Damaged, FormatTooNew, IndexCorrupt, KeyRefused, RecipeInvalid
 from forebay.format.key import VARIABLE, hmac_key
-from forebay.format.sealed import seal, unseal
+from forebay.format.sealed import MAX_INDEX_BYTES, seal, unseal
+from forebay.source import MOST_LEVELS, TOO_DEEP
+from forebay.store import LocalStore
 
 KEY, OTHER_KEY = b"a key", b"another key"
 TENSORS = {
@@ -205,3 +207,31 @@ def test_a_header_has_a_largest_size_and_number_of_tensors():
         seal({"format_version": 1, "type": "plan", "text": "x" * (32 << 20)}, {})
     with pytest.raises(RecipeInvalid, match="is too large"):
         seal({"format_version": 1, "type": "plan"}, {f"t{number}": np.zeros(0, np.uint8) for number in range(20_001)})
+
+
+@pytest.mark.parametrize("brackets", ["[]", "{}"])
+def test_metadata_is_nested_up_to_a_number_of_levels(brackets):
+    def nested(levels):
+        inner = [] if brackets == "[]" else {}
+        for _ in range(levels - 1):
+            inner = [inner] if brackets == "[]" else {"a": inner}
+        return {"format_version": 1, "type": "plan", "deep": inner}
+
+    wide = {"format_version": 1, "type": "plan", "wide": [[] for _ in range(1000)]}
+    for fine in (nested(MOST_LEVELS - 1), wide):
+        assert unseal(memoryview(b"".join(seal(fine, {}))), "root", "p", "plan")[0] == fine
+    assert TOO_DEEP in refusal(b"".join(seal(nested(MOST_LEVELS), {}))).problem
+
+
+@pytest.mark.parametrize(("shape", "size"), [([1] * 33, 1), ([0, 2**62], 0), ([2**40, 0, 2**40], 0)])
+def test_a_tensor_has_a_largest_number_and_length_of_sides(shape, size):
+    header = header_of({"format_version": 1}, x={"dtype": "U8", "shape": shape, "data_offsets": [0, size]})
+    assert "tensor 'x' is described wrongly" in refusal(header + b"0" * size).problem
+
+
+def test_an_index_file_has_a_largest_size(tmp_path):
+    """One with holes takes no room on the disk, and hashing it would take minutes."""
+    with open(tmp_path / "plan", "wb") as file:
+        file.truncate(MAX_INDEX_BYTES + 1)
+    with pytest.raises(IndexCorrupt, match="an index file has at most"):
+        unseal(LocalStore(tmp_path).map("plan"), "root", "plan", "plan")

@@ -68,7 +68,7 @@ class ChunkFile:
         self.columns = _by_name(meta.columns)
         self._checks: dict[str, BlockCheck] = {}
         for name, column in self.columns.items():
-            _check_index(self, name, column)
+            _check_index(view, name, column, header.tensors, where)
 
     @property
     def meta(self) -> ChunkMeta:
@@ -297,21 +297,21 @@ def _checked_type(file: ChunkFile, column: Column, block: int, piece: Buffer) ->
     return piece
 
 
-def _check_index(file: ChunkFile, name: str, column: Column) -> None:
+def _check_index(view: View, name: str, column: Column, tensors: Mapping[str, Tensor], where: str) -> None:
     """Offsets and block edges rise from 0 to the end of what they point into."""
-    end = file.tensors[name].shape[0]
+    end = tensors[name].shape[0]
     if column.codec != "none":
-        edges = file.tensors[f"{name}.blocks"].array(file.view)
+        edges = tensors[f"{name}.blocks"].array(view)
         if not sound_offsets(edges, end):
-            raise NotForebay(file.where, f"the block edges of column '{name}' do not rise from 0 to {end:,}")
+            raise NotForebay(where, f"the block edges of column '{name}' do not rise from 0 to {end:,}")
     if column.ragged:
-        offsets = file.offsets(name)
+        offsets = tensors[f"{name}.offsets"].array(view)
         last = int(offsets[-1])
         if last * max(1, column.item_bytes) >= _MOST:
-            raise NotForebay(file.where, f"the offsets of column '{name}' rise to {last:,}")
+            raise NotForebay(where, f"the offsets of column '{name}' rise to {last:,}")
         end = end if column.codec == "none" else last
         if not sound_offsets(offsets, end):
-            raise NotForebay(file.where, f"the offsets of column '{name}' do not rise from 0 to {end:,}")
+            raise NotForebay(where, f"the offsets of column '{name}' do not rise from 0 to {end:,}")
 
 
 def _meta(metadata: dict[str, Any], where: str) -> ChunkMeta:

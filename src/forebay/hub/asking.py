@@ -5,6 +5,7 @@ A redirect is followed without the token, a few times, and not to where only thi
 """
 
 import ipaddress
+import re
 import time
 import zlib
 from collections.abc import Iterator, Mapping
@@ -26,6 +27,7 @@ _MAY_PASS = frozenset({408, 425, 429, *range(500, 600)})
 _LARGEST_ANSWER = 16 << 20
 _MOST_REDIRECTS = 5
 _USER_AGENT = f"forebay; hf_hub/{__version__}"
+_SECONDS = re.compile(r"[0-9]{1,9}")  # ASCII alone: `isdigit` takes "²" too, and `float` does not
 _LONGEST_MESSAGE = 300  # characters of what a hub says of an error
 _CLEAR_TEXT = "its address is not encrypted, and a token would be sent in clear text"
 
@@ -196,14 +198,14 @@ def _advice(code: str | None, status: int) -> str:
 
 
 def _asked_wait(headers: Mapping[str, str]) -> float | None:
-    """The seconds to wait that a busy hub asks for."""
-    limit = parse_ratelimit_headers(headers)
+    """The seconds to wait that a busy hub asks for; None where it asks for nothing that can be read."""
     after = headers.get("retry-after", "").strip()
-    if after.isdigit():
-        return float(after)
-    if after:
-        try:
+    try:
+        if _SECONDS.fullmatch(after):
+            return float(after)
+        if after:
             return max(0.0, parsedate_to_datetime(after).timestamp() - time.time())
-        except ValueError:
-            return None
+        limit = parse_ratelimit_headers(headers)
+    except (ValueError, OverflowError):
+        return None
     return float(limit.reset_in_seconds) if limit and not limit.remaining else None

@@ -4,7 +4,7 @@ import re
 
 import httpx2
 
-_CONTENT_RANGE = re.compile(r"bytes (\d+)-\d+/(\d+|\*)")
+_CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,19})-[0-9]{1,19}/([0-9]{1,19}|\*)")
 
 
 def begins_at(response: httpx2.Response, asked: int, size: int) -> int | None:

@@ -10,6 +10,9 @@ _Sha1 = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{40}\Z")]
 _Sha256 = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{64}\Z")]
 _Size = Annotated[int, msgspec.Meta(ge=0, le=1 << 50)]
 
+# What JSON of anyone raises when it is decoded: bad UTF-8 is a ValueError, and so is an address that is none.
+NOT_UNDERSTOOD = (msgspec.DecodeError, ValueError, RecursionError)
+
 
 class RemoteFile(msgspec.Struct, frozen=True):
     """A file as the hub lists it. A large one (LFS) has a SHA-256, a small one the hash that git gives a blob."""

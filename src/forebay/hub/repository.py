@@ -21,7 +21,7 @@ from huggingface_hub.utils import validate_repo_id
 from forebay.errors import HubNotFound, HubUnreachable
 from forebay.hub.asking import Endpoint, address, fetch, is_address
 from forebay.hub.kept import keep, kept_path, read_kept
-from forebay.hub.listing import Listing, RemoteFile, read_page
+from forebay.hub.listing import NOT_UNDERSTOOD, Listing, RemoteFile, read_page
 from forebay.hub.patience import Patience
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -73,7 +73,7 @@ class Repository:
         body, _ = fetch(self._api(f"revision/{quote(named, safe='')}", expand="sha"), self.patience, self.asked, what)
         try:
             sha = msgspec.json.decode(body, type=_Info).sha
-        except msgspec.DecodeError as error:
+        except NOT_UNDERSTOOD as error:
             raise HubUnreachable(self.address, what, f"its answer is not the hub's: {error}") from error
         keep(self._kept("commits", named), sha.encode())
         return sha
@@ -121,11 +121,11 @@ class Repository:
     def _ask_page(self, url: str, what: str) -> tuple[dict[str, RemoteFile | None], dict[str, str] | None]:
         body, headers = fetch(url, self.patience, self.asked, what)
         following = _NEXT_PAGE.search(headers.get("link", ""))
-        # Only the cursor is taken from the address of the next page: the token goes to no other host.
-        cursor = parse_qs(urlsplit(following[1]).query).get("cursor") if following else None
         try:
+            # Only the cursor is taken from the address of the next page: the token goes to no other host.
+            cursor = parse_qs(urlsplit(following[1]).query).get("cursor") if following else None
             return read_page(body), {"cursor": cursor[0]} if cursor else None
-        except msgspec.DecodeError as error:
+        except NOT_UNDERSTOOD as error:
             raise HubUnreachable(self.address, what, f"its answer is not the hub's: {error}") from error
 
     def _read_text(self, commit: str, path: str) -> str:
@@ -163,5 +163,5 @@ def _understood(kept: bytes | None) -> Listing | None:
     """What was kept, None where a crash of the machine left no more than its name."""
     try:
         return None if kept is None else msgspec.json.decode(kept, type=Listing)
-    except msgspec.DecodeError:
+    except NOT_UNDERSTOOD:
         return None

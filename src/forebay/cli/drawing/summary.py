@@ -11,6 +11,7 @@ from forebay.cli.drawing.image_figures import draw_image_figures
 from forebay.cli.drawing.pieces import title
 from forebay.cli.drawing.token_figures import draw_token_figures
 from forebay.cli.words import counted, human_bytes, printable
+from forebay.kinds import WRONG
 
 SHORT = 12
 # Kinds whose figures deserve more than a list of numbers.
@@ -48,10 +49,19 @@ def _add_layer(tree: Tree, layer: LayerSummary, is_base: bool) -> None:
     failed = f", {counted(layer.failures, 'sample')} failed" if layer.failures else ""
     counts = f"{counted(layer.chunks, 'chunk')}, {counted(layer.rows, 'row')}, {human_bytes(layer.bytes)}{failed}"
     branch.add(_named("holds", counts))
-    if layer.kind in FIGURES:
-        branch.add(Group(Text("figures"), FIGURES[layer.kind](layer)))
+    figures = _figures(layer)
+    if figures is not None:
+        branch.add(Group(Text("figures"), figures))
     elif layer.statistics:
         branch.add(_named("statistics", _values(layer.statistics)))
+
+
+def _figures(layer: LayerSummary) -> RenderableType | None:
+    """The figures of a kind that has a drawing; None where a stranger's cache does not hold what the kind writes."""
+    try:
+        return FIGURES[layer.kind](layer) if layer.kind in FIGURES else None
+    except WRONG:
+        return None
 
 
 def _field(value: object) -> str:

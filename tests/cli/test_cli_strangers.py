@@ -1,0 +1,50 @@
+"""Caches whose recipe names a kind that did not make them: every verb that shows a cache says what it can."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+import forebay as fb
+from forebay.cache.publish import load_generation
+from forebay.cli.main import cli
+from forebay.format import layout
+
+SHOWING = ("info", "status", "peek", "verify", "gaps")
+
+
+@pytest.fixture(scope="module")
+def honest(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("honest")
+    (folder / "a.txt").write_text("one\ntwo\nthree\n")
+    fb.build(folder / "cache", fb.sources.lines(folder / "a.txt"), fb.RawRecipe(), workers=0)
+    return folder / "cache"
+
+
+@pytest.mark.parametrize("kind", ["tokens", "images"])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"sequence_length": "x", "codec": [], "size": None, "tags": 7},
+        {"sequence_length": 64, "codec": "zstd", "size": 64, "tags": ["a"]},
+    ],
+    ids=["none", "odd", "some"],
+)
+def test_a_recipe_of_another_kind_is_shown_or_refused_in_one_line(honest, tmp_path, kind, fields):
+    root = tmp_path / "cache"
+    shutil.copytree(honest, root)
+    store = fb.LocalStore(root)
+    generation = load_generation(store)
+    text = json.dumps(json.loads(generation.recipes["raw"]) | {"kind": kind, "fields": fields})
+    store.replace(layout.recipe("raw"), [text.encode()])
+    store.replace(layout.generation(0), replace(generation, recipes={"raw": text}).encode(None))
+    for words in ([verb, str(root)] for verb in SHOWING):
+        ran = CliRunner().invoke(cli, words, prog_name="forebay")
+        assert ran.exception is None or isinstance(ran.exception, SystemExit), (words, ran.exception)
+        assert ran.exit_code in (0, 1)
+        assert ran.stderr.count("\n") <= 1, ran.stderr
+    assert [layer.kind for layer in fb.summarize(root).layers] == [kind]

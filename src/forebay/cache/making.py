@@ -61,7 +61,7 @@ class Workplace:
     notes: tuple[str, ...] = ()
     missing: frozenset[str] = frozenset()  # source files that are not there
     lacking: Mapping[str, frozenset[int]] = field(default_factory=dict)  # layer that is read -> chunks it has not
-    again: "Callable[[], Workplace] | None" = None  # the same, as the source is then
+    again: "Callable[[Mapping[int, ChunkRecord]], Workplace] | None" = None  # as the source is then, after these
 
     @property
     def planned(self) -> tuple[str, ...]:
@@ -84,14 +84,18 @@ def base_workplace(
     plan: Plan,
     newest: Generation | None,
     skip_unreadable: bool = False,
+    made: Mapping[int, ChunkRecord] | None = None,
 ) -> Workplace:
-    """The base layer's work, with what has become of its source."""
+    """The base layer's work, with what has become of its source since it was planned, and since chunks were `made`."""
     check_kind(store, source, plan)
     table = newest.table(layer) if newest else ChunkTable.of([])
-    fresh = check_freshness(store, source, plan, layer, table)
+    fresh = check_freshness(store, source, plan, layer, table, made=made)
     job = BaseJob(store, layer, recipe, source, fresh.now, plan.digests, skip_unreadable)
     notes = _notes(files_apart(store, source), plan, fresh)
-    again = partial(base_workplace, store, source, recipe, layer, plan, newest, skip_unreadable)
+
+    def again(made: Mapping[int, ChunkRecord]) -> Workplace:
+        return base_workplace(store, source, recipe, layer, plan, newest_generation(store), skip_unreadable, made)
+
     return Workplace(
         job,
         plan,
@@ -227,13 +231,28 @@ def _make_missing(
         except SourceChanged as error:
             if place.again is None or set(error.files.values()) != {CHANGED_MEANWHILE}:
                 raise
-            place = place.again()
+            place = place.again(tally.records)
             if place.changed:
                 raise SourceChanged(place.job.store.address, place.changed) from error
             if not looks_left:
                 raise SourceMoving(place.job.store.address, sorted(error.files)) from error
         else:
+            _check_what_was_read(place, tally.records)
             return
+
+
+def _check_what_was_read(place: Workplace, made: Mapping[int, ChunkRecord]) -> None:
+    """At the end: a file that is another than when it was read must still hold what the chunks were made from.
+
+    Another builder may have read it since. A file that is gone cannot be compared, and its rows are kept.
+    """
+    if place.again is None or not isinstance(place.job, BaseJob):
+        return
+    read = {part.file.path: part.file for chunk in made for part in place.plan.parts(chunk)}
+    if any(map(place.job.has_changed, read.values())):
+        changed = place.again(made).changed
+        if changed:
+            raise SourceChanged(place.job.store.address, changed)
 
 
 def _check_inputs(place: Workplace, missing: Sequence[int]) -> None:

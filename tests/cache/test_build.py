@@ -441,3 +441,20 @@ def chunk_with_a_huge_statistic(root: Path) -> bytes:
         source_sums=file.source_sums(),
     )
     return b"".join(encoded.buffers)
+
+
+def test_a_chunk_of_another_source_that_appears_during_a_build_is_not_counted_as_made(tmp_path):
+    sources = {name: tmp_path / f"{name}.txt" for name in ("ours", "other")}
+    write_orders(sources["ours"], orders(6))
+    write_orders(sources["other"], orders(6, c4="keep it"))
+    build(tmp_path / "other", sources["other"], workers=0)
+    strange = tmp_path / "cache/layers/obedient/000004.safetensors"
+
+    def listen(progress):
+        if progress.phase == "building" and not strange.exists():
+            strange.write_bytes((tmp_path / "other/layers/obedient/000004.safetensors").read_bytes())
+
+    with pytest.raises(BuildFailed, match="chunk 4.*run the same command again"):
+        build(tmp_path / "cache", sources["ours"], workers=0, on_progress=listen)
+    assert build(tmp_path / "cache", sources["ours"], workers=0).made == 1
+    assert len(fb.open_cache(tmp_path / "cache")) == 12

@@ -205,6 +205,9 @@ def _build_missing(place: Workplace, wanted: Iterable[int], engine: Engine, term
     for chunk in [one.chunk for one in tally.records.values() if listed_revision(table, one) < one.revision]:
         del tally.records[chunk]
         tally.failed[chunk] = "it was written, and was gone before it could be listed; run the same command again"
+    for chunk in set(order) - set(table.chunks.tolist()) - tally.failed.keys():
+        tally.present -= 1
+        tally.failed[chunk] = "its file appeared during the build and is not of this source; run the same command again"
     beside = sum(record.revision > later.get(record.chunk, 0) for record in tally.records.values())
     notes += [f"{beside:,} chunk(s) are a later revision: what has their name was left as it is"] if beside else []
     report = _report(store, layer, tally, generation, time.monotonic() - started, notes)

@@ -14,6 +14,9 @@ import msgspec
 Unit = Literal["bytes", "samples"]
 
 
+_UNREADABLE = "unreadable: "
+
+
 class SourceFile(msgspec.Struct, frozen=True):
     """One file of a source as it was when looked at: enough to tell whether it changed.
 
@@ -29,6 +32,16 @@ class SourceFile(msgspec.Struct, frozen=True):
     digest: int | None = None
     ctime_ns: int = 0  # when its content or its facts last changed, which nobody can set; 0: unknown
     inode: int = 0  # 0: unknown
+
+    @classmethod
+    def unreadable(cls, path: str, problem: str) -> "SourceFile":
+        """A name that a listing found, with nothing behind it that could be read: a link to nothing, a pipe."""
+        return cls(path=path, size=0, etag=_UNREADABLE + problem)
+
+    @property
+    def problem(self) -> str:
+        """Why the listing says that it cannot be read, nothing where that is not known before it is tried."""
+        return self.etag.removeprefix(_UNREADABLE) if self.etag.startswith(_UNREADABLE) else ""
 
     def same_identity(self, other: "SourceFile") -> bool:
         """Whether nothing shows that it changed: also a new content of the same size, dated back, has another ctime."""

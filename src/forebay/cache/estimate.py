@@ -25,6 +25,7 @@ def estimate_build(
     if not files:
         raise SourceNotFound(str(source.describe()))
     unreadable = Unreadable(skip_unreadable)
+    unreadable.take_listed(source, files)
     total = _weigh(source, files, unreadable)
     budget = max(1, min(_most_sampled(source, recipe), int(total * SAMPLED_SHARE)))
     trial = try_readable(source, files, recipe, unreadable, budget)
@@ -60,7 +61,7 @@ def estimate_build(
 
 def _weigh(source: Source, files: Sequence[SourceFile], unreadable: Unreadable) -> int:
     total = 0
-    for file in files:
+    for file in unreadable.without(files):
         try:
             total += source.weight(file)
         except SourceUnreadable as error:

@@ -62,16 +62,19 @@ def check_freshness(
     changed: dict[str, str] = {}
     missing: list[str] = []
     now: dict[str, SourceFile] = {}
+    passed_over = plan.unreadable
     for path, known in plan.files.items():
         try:
             found = source.look(path)
         except FileNotFoundError:
-            missing.append(path)
+            if path not in passed_over:
+                missing.append(path)
             continue
         except (HubNotFound, HubUnreachable):
             raise  # nobody can be asked about any file
         except (OSError, SourceUnreadable) as error:  # a folder or a pipe in its place, or no permission
-            changed[path] = f"cannot be looked at: {error}"
+            if path not in passed_over:
+                changed[path] = f"cannot be looked at: {error}"
             continue
         if is_same(known, found):
             continue
@@ -105,17 +108,18 @@ def check_content(store: Store, source: Source, plan: Plan, layer: str, table: C
     """Hash the planned ranges of every file again, whatever it looks like; path -> how it differs."""
     past = Past(store, plan, layer, table)
     stale: dict[str, str] = {}
+    passed_over = plan.unreadable
     for path, known in plan.files.items():
         try:
             found = source.look(path)
             if found.size < known.size or not past.is_same(source, known, found):
                 stale[path] = "has other content than was planned"
         except FileNotFoundError:
-            stale[path] = GONE
+            stale |= {} if path in passed_over else {path: GONE}
         except (HubNotFound, HubUnreachable):
             raise
         except (OSError, SourceUnreadable) as error:
-            stale[path] = f"cannot be read: {error}"
+            stale |= {} if path in passed_over else {path: f"cannot be read: {error}"}
     return stale
 
 

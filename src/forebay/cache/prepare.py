@@ -106,6 +106,7 @@ def _begun(
             raise SourceInvalid(
                 f"all of the source lies in '{store.address}', where the cache would be; choose another"
             )
+        unreadable.take_listed(source, files)
         wait_until_settled(files)
         trial = try_readable(source, files, recipe, unreadable) if files else None
         if trial is not None and not allows_all(max_failures):

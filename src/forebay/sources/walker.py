@@ -7,6 +7,7 @@
 - Links to files and folders are followed. A real file is found once, however many links lead to it: by its real path
   where that was named, else by the first of its links.
 - Suffixes choose among the files of folders, in upper or lower case. A file that a glob names by its suffix is read.
+- A link to nothing, a pipe or a device whose name would be read is a file that cannot be read.
 - A folder that cannot be listed is an error.
 """
 

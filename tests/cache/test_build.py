@@ -454,7 +454,7 @@ def test_a_chunk_of_another_source_that_appears_during_a_build_is_not_counted_as
         if progress.phase == "building" and not strange.exists():
             strange.write_bytes((tmp_path / "other/layers/obedient/000004.safetensors").read_bytes())
 
-    with pytest.raises(BuildFailed, match="chunk 4.*run the same command again"):
+    with pytest.raises(BuildFailed, match=r"chunk 4.*run the same command again"):
         build(tmp_path / "cache", sources["ours"], workers=0, on_progress=listen)
     assert build(tmp_path / "cache", sources["ours"], workers=0).made == 1
     assert len(fb.open_cache(tmp_path / "cache")) == 12

@@ -73,7 +73,7 @@ def _notes(recipe: Recipe, trial: Trial) -> tuple[str, ...]:
     notes = [] if identity_of(recipe) is None else [WITH_DUPLICATES]
     if trial.failures:
         reason, count, example = trial.reasons.most_frequent()
-        tried = f"{trial.failures:,} of the {trial.samples:,} sample(s) that were tried failed"
+        tried = f"{len(trial.reasons):,} of the {trial.tried:,} sample(s) that were tried failed"
         notes.append(f"{tried}, {count:,} as '{reason}' ({example}); {trial.reasons.advice()}")
     return tuple(notes)
 

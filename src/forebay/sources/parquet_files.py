@@ -10,7 +10,16 @@ from forebay.source import Failure, Part, Sample, Source, SourceFile, Unit
 from forebay.sources.failures import MAX_SAMPLE_BYTES, checked_limit, limit_in, stated_limit
 from forebay.sources.parquet_digest import row_digest
 from forebay.sources.parquet_rows import ParquetFile, check_footer, open_parquet, read_rows, row_cuts, row_group_ends
-from forebay.sources.paths import check_readable, find_files, full_path, left_out, look, named_below, plain_file, renamed
+from forebay.sources.paths import (
+    check_readable,
+    find_files,
+    full_path,
+    left_out,
+    look,
+    named_below,
+    plain_file,
+    renamed,
+)
 
 SUFFIXES = (".parquet",)
 

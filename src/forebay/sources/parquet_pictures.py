@@ -23,7 +23,16 @@ from forebay.sources.parquet_rows import (
     understood,
 )
 from forebay.sources.parquet_values import holds_bytes, holds_json
-from forebay.sources.paths import check_readable, find_files, full_path, left_out, look, named_below, plain_file, renamed
+from forebay.sources.paths import (
+    check_readable,
+    find_files,
+    full_path,
+    left_out,
+    look,
+    named_below,
+    plain_file,
+    renamed,
+)
 
 SUFFIXES = (".parquet",)
 

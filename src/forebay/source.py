@@ -178,16 +178,31 @@ class Source(Protocol):
         """How many files of its folders are not read, by suffix; those below the folder `apart` do not count."""
         return {}
 
+    def notes(self) -> tuple[str, ...]:
+        """What a user should know about how it reads what was named; nothing is opened for it."""
+        return ()
 
-def left_out_notes(source: Source | None, apart: str = "") -> tuple[str, ...]:
-    """What to say about files that a source does not read, nothing where there are none."""
-    counts = {} if source is None else source.left_out(apart)
+
+def source_notes(source: Source | None, apart: str = "") -> tuple[str, ...]:
+    """What to say about a source: how it reads what was named, and the files that it does not read."""
+    if source is None:
+        return ()
+    left_out = not_read(source.left_out(apart))
+    return (*source.notes(), *([left_out] if left_out else []))
+
+
+def not_read(counts: Mapping[str, int]) -> str:
+    """How many files are not read, with the most frequent suffixes; nothing where there are none.
+
+    >>> not_read({".csv": 5, ".br": 7})
+    '12 files were not read: .br 7, .csv 5'
+    """
     total = sum(counts.values())
     if not total:
-        return ()
+        return ""
     frequent = sorted(counts.items(), key=lambda each: (-each[1], each[0]))
     shown = [f"{suffix} {count:,}" for suffix, count in frequent[:SHOWN_SUFFIXES]]
     more = total - sum(count for _, count in frequent[:SHOWN_SUFFIXES])
     shown += [f"others {more:,}"] if more else []
     were = "file was" if total == 1 else "files were"
-    return (f"{total:,} {were} not read: {', '.join(shown)}",)
+    return f"{total:,} {were} not read: {', '.join(shown)}"

@@ -82,7 +82,7 @@ from forebay.format.generation import ChunkTable, Generation
 from forebay.format.key import hmac_key
 from forebay.kinds import WRONG, recipe_class, remote_source, reopen_recipe, reopen_source
 from forebay.recipe import AnyRecipe, LayerRecipe, Recipe, dependencies_of, reads_of, versions_of
-from forebay.source import Source, left_out_notes
+from forebay.source import Source, source_notes
 from forebay.store import LocalStore, Store, open_store
 from forebay.store.opening import Root
 
@@ -124,7 +124,7 @@ def build(
         if source is not None and _is_long_work(store, source):
             engine.get_ready(recipe, 1 if memory_limit else _worker_count(workers))
         settled, notes = settle(store, source, recipe, name)
-        notes = (*notes, *left_out_notes(source, store.address))
+        notes = (*notes, *source_notes(source, store.address))
         told = _told_in_bytes(source, on_progress or _silent)
         terms = _terms(settled, workers, memory_limit, max_failures, lease_seconds, told)
         place = _prepared(store, source, settled, name, terms, skip_unreadable).noting(notes)
@@ -182,7 +182,7 @@ def grow(
         told = _told_in_bytes(source, on_progress or _silent)
         terms = _terms(own, workers, memory_limit, max_failures, lease_seconds, told)
         alike = named_alike(source, load_plan(store))
-        notes = (*notes, *left_out_notes(source, store.address))
+        notes = (*notes, *source_notes(source, store.address))
         plan, _ = append_to_plan(store, alike, own, partial(_planning, terms), memory_limit, skip_unreadable)
         before = newest_generation(store)
         place = base_workplace(store, alike, own, base, plan, before, skip_unreadable)
@@ -418,7 +418,7 @@ def estimate(
     store = None if into is None else open_store(into)
     settled, said = settle(None, source, recipe, recipe.kind)
     found = estimate_build(source, settled, store, _worker_count(workers), skip_unreadable)
-    notes = left_out_notes(source, store.address if store else "")
+    notes = source_notes(source, store.address if store else "")
     return msgspec.structs.replace(found, notes=(*said, *found.notes, *notes))
 
 

@@ -14,6 +14,9 @@ import msgspec
 Unit = Literal["bytes", "samples"]
 
 
+_UNREADABLE = "unreadable: "
+
+
 class SourceFile(msgspec.Struct, frozen=True):
     """One file of a source as it was when looked at: enough to tell whether it changed.
 
@@ -29,6 +32,16 @@ class SourceFile(msgspec.Struct, frozen=True):
     digest: int | None = None
     ctime_ns: int = 0  # when its content or its facts last changed, which nobody can set; 0: unknown
     inode: int = 0  # 0: unknown
+
+    @classmethod
+    def unreadable(cls, path: str, problem: str) -> "SourceFile":
+        """A name that a listing found, with nothing behind it that could be read: a link to nothing, a pipe."""
+        return cls(path=path, size=0, etag=_UNREADABLE + problem)
+
+    @property
+    def problem(self) -> str:
+        """Why the listing says that it cannot be read, nothing where that is not known before it is tried."""
+        return self.etag.removeprefix(_UNREADABLE) if self.etag.startswith(_UNREADABLE) else ""
 
     def same_identity(self, other: "SourceFile") -> bool:
         """Whether nothing shows that it changed: also a new content of the same size, dated back, has another ctime."""
@@ -178,16 +191,31 @@ class Source(Protocol):
         """How many files of its folders are not read, by suffix; those below the folder `apart` do not count."""
         return {}
 
+    def notes(self) -> tuple[str, ...]:
+        """What a user should know about how it reads what was named; nothing is opened for it."""
+        return ()
 
-def left_out_notes(source: Source | None, apart: str = "") -> tuple[str, ...]:
-    """What to say about files that a source does not read, nothing where there are none."""
-    counts = {} if source is None else source.left_out(apart)
+
+def source_notes(source: Source | None, apart: str = "") -> tuple[str, ...]:
+    """What to say about a source: how it reads what was named, and the files that it does not read."""
+    if source is None:
+        return ()
+    left_out = not_read(source.left_out(apart))
+    return (*source.notes(), *([left_out] if left_out else []))
+
+
+def not_read(counts: Mapping[str, int]) -> str:
+    """How many files are not read, with the most frequent suffixes; nothing where there are none.
+
+    >>> not_read({".csv": 5, ".br": 7})
+    '12 files were not read: .br 7, .csv 5'
+    """
     total = sum(counts.values())
     if not total:
-        return ()
+        return ""
     frequent = sorted(counts.items(), key=lambda each: (-each[1], each[0]))
     shown = [f"{suffix} {count:,}" for suffix, count in frequent[:SHOWN_SUFFIXES]]
     more = total - sum(count for _, count in frequent[:SHOWN_SUFFIXES])
     shown += [f"others {more:,}"] if more else []
     were = "file was" if total == 1 else "files were"
-    return (f"{total:,} {were} not read: {', '.join(shown)}",)
+    return f"{total:,} {were} not read: {', '.join(shown)}"

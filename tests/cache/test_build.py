@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.builders import chunk_count, chunk_digests, ending, every_file, patient, start_builder, wait_until
+from tests.forged import put_together, take_apart
 from tests.recipes import NOTES, LengthLayer, ObedientRecipe, makes, order_line, orders, rewrite, write_orders
 
 import forebay as fb
@@ -19,8 +20,6 @@ from forebay.errors import (
     SourceMoving,
     TooManyFailures,
 )
-from forebay.format.chunk import encode_chunk
-from forebay.format.chunk_file import ChunkFile
 from forebay.store.owner import Owner, this_host, this_process
 
 
@@ -395,7 +394,7 @@ def test_what_is_given_by_mistake_is_refused_before_anything_is_written(tmp_path
 
 
 @pytest.mark.parametrize("what", ["garbage", "empty", "folder", "dangling link", "another chunk", "huge statistic"])
-def test_an_unlisted_file_that_is_no_sound_chunk_does_not_stop_a_build(tmp_path, monkeypatch, what):
+def test_an_unlisted_file_that_is_no_sound_chunk_does_not_stop_a_build(tmp_path, what):
     source = fb.sources.lines(write_orders(tmp_path / "source.txt", orders(4)))
     root = tmp_path / "cache"
     fb.build(root, source, ObedientRecipe(), workers=0, end_chunk=1)
@@ -409,9 +408,7 @@ def test_an_unlisted_file_that_is_no_sound_chunk_does_not_stop_a_build(tmp_path,
         case "another chunk":
             path.write_bytes((root / "layers/obedient/000001.safetensors").read_bytes())
         case "huge statistic":
-            with monkeypatch.context() as another_writer:  # this one refuses to encode it
-                another_writer.setattr("forebay.format.chunk._check_statistics", lambda statistics: None)
-                path.write_bytes(chunk_with_a_huge_statistic(root))
+            path.write_bytes(chunk_with_a_huge_statistic(root))
         case _:
             path.write_bytes(b"" if what == "empty" else b"garbage" * 1000)
     report = fb.build(root, source, ObedientRecipe(), workers=0)
@@ -427,17 +424,24 @@ def test_an_unlisted_file_that_is_no_sound_chunk_does_not_stop_a_build(tmp_path,
 
 
 def chunk_with_a_huge_statistic(root: Path) -> bytes:
-    """A chunk that proves itself, and that no table of 64-bit numbers can list."""
-    file = ChunkFile(memoryview((root / "layers/obedient/000001.safetensors").read_bytes()), "")
-    encoded = encode_chunk(
-        {name: file.decode(name) for name in file.columns},
-        ObedientRecipe().columns(),
-        layer="obedient",
-        chunk=2,
-        fingerprint=fb.fingerprint(ObedientRecipe()),
-        samples=2,
-        statistics={"bytes": 1 << 70},
-        sample_ids="id",
-        source_sums=file.source_sums(),
-    )
-    return b"".join(encoded.buffers)
+    """Chunk 2 as another writer may have written it: it proves itself, and no table of 64-bit numbers can list it."""
+    draft = take_apart((root / "layers/obedient/000001.safetensors").read_bytes())
+    draft.metadata |= {"chunk": 2, "statistics": {"bytes": 1 << 70}}
+    return put_together(draft)[0]
+
+
+def test_a_chunk_of_another_source_that_appears_during_a_build_is_not_counted_as_made(tmp_path):
+    sources = {name: tmp_path / f"{name}.txt" for name in ("ours", "other")}
+    write_orders(sources["ours"], orders(6))
+    write_orders(sources["other"], orders(6, c4="keep it"))
+    build(tmp_path / "other", sources["other"], workers=0)
+    strange = tmp_path / "cache/layers/obedient/000004.safetensors"
+
+    def listen(progress):
+        if progress.phase == "building" and not strange.exists():
+            strange.write_bytes((tmp_path / "other/layers/obedient/000004.safetensors").read_bytes())
+
+    with pytest.raises(BuildFailed, match=r"chunk 4.*run the same command again"):
+        build(tmp_path / "cache", sources["ours"], workers=0, on_progress=listen)
+    assert build(tmp_path / "cache", sources["ours"], workers=0).made == 1
+    assert len(fb.open_cache(tmp_path / "cache")) == 12

@@ -49,6 +49,54 @@ def test_other_content_of_the_same_size_and_time_is_noticed_by_a_build(tmp_path:
         fb.grow(root, source, recipe=LineRecipe(), workers=0)
 
 
+def exchange(path: Path) -> None:
+    """Other numbers of the same size, with the times put back."""
+    status = path.stat()
+    path.write_bytes(path.read_bytes().translate(bytes.maketrans(b"0123456789", b"5678901234")))
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+@pytest.mark.parametrize("made", [1, 3, 5], ids=["first", "middle", "last"])
+def test_content_exchanged_during_a_build_with_its_times_put_back_ends_it(tmp_path: Path, made: int) -> None:
+    write_lines(tmp_path / "raw/a.txt", 100000, 20)
+    source = fb.sources.lines(tmp_path / "raw")
+    exchanged: list[int] = []
+
+    def listen(progress: fb.Progress) -> None:
+        if progress.phase == "building" and progress.done == made and not exchanged:
+            exchanged.append(progress.done)
+            exchange(tmp_path / "raw/a.txt")
+
+    with pytest.raises(SourceChanged, match=r"'a\.txt' has other content than was planned"):
+        fb.build(tmp_path / "cache", source, LineRecipe(), workers=0, on_progress=listen)
+    assert exchanged
+    numbers = fb.open_cache(tmp_path / "cache").read(range(4 * made), columns=["number"])["number"]
+    assert numbers.tolist() == list(range(100000, 100000 + 4 * made))  # all old
+    with pytest.raises(SourceChanged, match=r"'a\.txt' has other content than was planned"):
+        fb.build(tmp_path / "cache", source, LineRecipe(), workers=0)
+
+
+def test_content_exchanged_while_another_builder_works_ends_the_one_that_read_the_old(tmp_path: Path) -> None:
+    """Of two builders, one has read the old content; whichever of them is last must not call the mixture a success."""
+    write_lines(tmp_path / "raw/a.txt", 100000, 20)
+    source = fb.sources.lines(tmp_path / "raw")
+    root, other = tmp_path / "cache", list[str]()
+
+    def listen(progress: fb.Progress) -> None:
+        if progress.phase != "building" or progress.done != 2 or other:
+            return
+        exchange(tmp_path / "raw/a.txt")
+        try:
+            fb.build(root, source, LineRecipe(), workers=0, start_chunk=2)
+            other.append("made")
+        except SourceChanged:
+            other.append("refused")
+
+    with pytest.raises(SourceChanged, match=r"'a\.txt' has other content than was planned"):
+        fb.build(root, source, LineRecipe(), workers=0, end_chunk=1, on_progress=listen)
+    assert other
+
+
 def test_the_same_content_with_another_inode_and_ctime_goes_on(tmp_path: Path) -> None:
     root, path = number_cache(tmp_path), tmp_path / "raw/a.txt"
     (root / "layers/numbers/000004.safetensors").unlink()

@@ -32,6 +32,14 @@ def test_a_field_that_no_object_has_is_told_with_those_they_have(tmp_path):
     assert "\n" not in text
 
 
+def test_each_sample_that_planning_tries_is_counted_once(tmp_path):
+    (tmp_path / "a.jsonl").write_text(lines(*({"body": f"{number} {'word ' * 200}"} for number in range(300))))
+    source = fb.sources.jsonl(tmp_path / "a.jsonl")
+    with pytest.raises(NothingMade) as caught:
+        fb.build(tmp_path / "cache", source, RECIPE, workers=0)
+    assert 0 < caught.value.failures <= 300
+
+
 @pytest.mark.parametrize("indent", [None, 1])
 def test_one_json_array_is_told_as_such_and_ends_the_command_with_an_error(tmp_path, indent):
     (tmp_path / "a.json").write_text(json.dumps([{"text": "one"}, {"text": "two"}], indent=indent))
@@ -62,6 +70,22 @@ def test_the_right_field_works_on_the_root_of_a_build_that_made_nothing(tmp_path
     assert not list(tmp_path.glob("cache/**/*.*"))
     assert fb.build(root, read(tmp_path / "a.jsonl", text="body"), RECIPE, workers=0).rows
     assert fb.verify(root, full=True).sound
+
+
+def test_a_build_that_may_fail_wholly_and_does_leaves_nothing(tmp_path):
+    (tmp_path / "a.jsonl").write_text(lines(*[{"body": "words"}] * 9))
+    with pytest.raises(NothingMade):
+        fb.build(tmp_path / "cache", fb.sources.jsonl(tmp_path / "a.jsonl"), RECIPE, workers=0, max_failures=1.0)
+    assert list((tmp_path / "cache").rglob("*")) == []
+
+
+def test_a_build_that_made_nothing_leaves_what_it_did_not_make(tmp_path):
+    (tmp_path / "a.jsonl").write_text(lines(*[{"body": "words"}] * 9))
+    (tmp_path / "cache/plan").mkdir(parents=True)
+    (tmp_path / "cache/plan/notes.txt").write_text("mine")
+    with pytest.raises(NothingMade):
+        fb.build(tmp_path / "cache", fb.sources.jsonl(tmp_path / "a.jsonl"), RECIPE, workers=0, max_failures=1.0)
+    assert [path.name for path in (tmp_path / "cache").rglob("*")] == ["plan", "notes.txt"]
 
 
 def test_a_root_that_has_rows_stays_bound_when_a_later_build_fails(tmp_path):

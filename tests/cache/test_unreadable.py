@@ -118,3 +118,59 @@ def test_a_compressed_file_that_is_damaged_while_it_is_planned_makes_no_cache(tm
     with pytest.raises(SourceUnreadable, match=r"a\.jsonl\.gz"):
         fb.build(root, Damaged(str(folder), ("*.jsonl.gz",)), fb.RawRecipe(chunk_bytes=4000), workers=0)
     assert not root.exists()
+
+
+SOURCES = {
+    "lines": (fb.sources.lines, "txt"),
+    "files": (fb.sources.files, "txt"),
+    "parquet": (fb.sources.parquet, "parquet"),
+}
+
+
+def with_broken_links(folder: Path, suffix: str) -> None:
+    folder.mkdir()
+    if suffix == "parquet":
+        pq.write_table(pa.table({"text": [f"document {number}" for number in range(30)]}), folder / "a.parquet")
+    else:
+        (folder / f"a.{suffix}").write_text('{"text": "words"}\n' * 30)
+    (folder / f"b.{suffix}").symlink_to("nowhere")
+    (folder / f"c.{suffix}").symlink_to(f"c.{suffix}")
+    os.mkfifo(folder / f"d.{suffix}")
+
+
+@pytest.mark.parametrize("kind", SOURCES)
+def test_broken_links_and_pipes_are_unreadable_files_that_can_be_passed_over(tmp_path, kind):
+    make, suffix = SOURCES[kind]
+    with_broken_links(tmp_path / "data", suffix)
+    source, root = make(tmp_path / "data"), tmp_path / "cache"
+    recipe = RECIPE if kind == "parquet" else fb.RawRecipe()
+    with pytest.raises(SourceUnreadable, match=rf"b\.{suffix}.*a link to nothing.*--skip-unreadable"):
+        fb.build(root, source, recipe, workers=0)
+    assert not root.exists()
+    report = fb.build(root, source, recipe, workers=0, skip_unreadable=True)
+    (note,) = [note for note in report.notes if "could not be read" in note]
+    assert note.startswith("3 file(s) could not be read and were left out: ")
+    assert "it is a link that leads back to itself" in note
+    assert "it is not a regular file" in note
+    assert "3 file(s) could not be read" in str(fb.estimate(source, recipe, skip_unreadable=True).notes)
+    assert fb.build(root, source, recipe, workers=0).made == 0
+    assert fb.verify(root, source=source, full=True).stale == {}
+    assert fb.status(root, source=source).stale == {}
+
+
+def test_a_broken_link_that_leads_to_a_file_later_is_appended_by_grow(tmp_path):
+    with_broken_links(tmp_path / "data", "jsonl")
+    source, root = fb.sources.jsonl(tmp_path / "data"), tmp_path / "cache"
+    before = fb.build(root, source, RECIPE, workers=0, skip_unreadable=True).samples
+    (tmp_path / "data/nowhere").write_text('{"text": "more words"}\n' * 5)
+    assert fb.grow(root, source, recipe=RECIPE, workers=0, skip_unreadable=True).samples == before + 5
+
+
+def test_a_broken_link_whose_name_would_not_be_read_is_only_counted(tmp_path):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/a.jsonl").write_text('{"text": "words"}\n' * 30)
+    (tmp_path / "data/README").symlink_to("nowhere")
+    command = ["build", "tokens", str(tmp_path / "data"), "--into", str(tmp_path / "cache"), "--workers", "0"]
+    result = CliRunner().invoke(cli, command)
+    assert result.exit_code == 0, result.output
+    assert "1 file was not read: no suffix 1" in result.output

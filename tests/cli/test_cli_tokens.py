@@ -138,14 +138,26 @@ def test_a_folder_without_fitting_names_says_what_was_looked_for(tmp_path: Path,
     write_texts(tmp_path / "odd", STORIES[:2], ".py")
     said = run("estimate", "tokens", tmp_path / "odd", "--format", chosen, code=1).err
     assert (
-        f"no source at '{tmp_path / 'odd'}': no file there ends in {endings} (in any case, also compressed); " in said
+        f"no source at '{tmp_path / 'odd'}': no file there ends in {endings} (in any case, also compressed), " in said
     )
+    assert "2 files were not read: .py 2; " in said
     assert "--suffix" in said
+
+
+def test_a_table_that_is_read_as_plain_text_is_noted(tmp_path: Path):
+    (tmp_path / "a.csv").write_text("id,text\n1,one\n2,two\n")
+    said = run("estimate", "tokens", tmp_path / "a.csv", *SMALL).out
+    assert "a table is read as plain text, each file as one document ('a.csv')" in " ".join(said.split())
+    assert fb.sources.text(tmp_path / "a.csv", separator="\n").notes() == ()
+    assert fb.sources.text(tmp_path, suffixes=[".TSV"]).notes()
+    assert fb.sources.text(tmp_path / "*.txt").notes() == ()
 
 
 def test_names_that_say_nothing_are_wrong_usage(tmp_path: Path):
     write_texts(tmp_path / "data", STORIES[:2], ".rst")
-    assert "say it with --format" in run("estimate", "tokens", tmp_path / "data", code=2).err
+    said = run("estimate", "tokens", tmp_path / "data", code=2).err
+    assert "say it with --format" in said
+    assert "2 files were not read: .rst 2" in said
 
 
 @pytest.mark.parametrize(

@@ -362,3 +362,24 @@ def test_refresh_makes_the_rows_of_an_edited_file_again_and_says_what_changed(tm
     run("verify", root, "--full")
     assert "stale" not in run("status", root).out
     assert run("refresh", root, "--json").json["chunks"] == []
+
+
+@pytest.mark.parametrize("lost", ["plan", "plan and generations"])
+def test_a_cache_without_its_plan_is_told_what_is_lost_and_what_to_run(tmp_path: Path, lost: str):
+    source = tmp_path / "a.txt"
+    source.write_text("one\ntwo\n")
+    root = tmp_path / "cache"
+    run("build", "raw", source, "--unit", "lines", "--into", root, "--workers", 0)
+    for name in lost.split(" and "):
+        shutil.rmtree(root / name)
+    for words in (["build", root], ["build", root, "--dry-run"], ["grow", root, source]):
+        shown = run(*words, code=1).err
+        if lost == "plan":
+            assert f"'plan/000000.safetensors' of the cache at '{root}' is corrupt: it is gone" in shown
+            assert f"run `forebay repair {root}`" in shown
+        else:
+            assert "has no plan and nothing published" in shown
+            assert f"`forebay build KIND SOURCE… --into {root}`" in shown
+    if lost == "plan":
+        run("repair", root)
+        run("build", root, "--workers", 0)

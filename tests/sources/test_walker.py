@@ -142,11 +142,13 @@ def test_sidecars_of_images_are_not_left_out(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["loop.txt", "nothing.txt"])
-def test_a_link_that_leads_nowhere_is_an_error_that_names_it(tmp_path, name):
+def test_a_link_that_leads_nowhere_is_listed_and_an_error_that_names_it_when_it_is_cut(tmp_path, name):
     (tmp_path / "loop.txt" if name == "loop.txt" else tmp_path / "x").symlink_to("loop.txt")
     (tmp_path / "nothing.txt" if name == "nothing.txt" else tmp_path / "y").symlink_to("nowhere")
+    source = sources.text(tmp_path)
+    (file,) = source.files()
     with pytest.raises(SourceUnreadable, match=name):
-        sources.text(tmp_path).files()
+        list(source.cuts(file, 0, 100, 100))
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="takes root to give up the right to read")

@@ -48,7 +48,8 @@ class Trial:
     head_bytes: int  # every chunk has a header
     stored_bytes: int  # index and data, which grow with the rows
     made: Rows | None = None
-    reasons: Reasons = field(default_factory=Reasons)  # why samples failed
+    tried: int = 0  # samples, each counted once: in a small source the places overlap
+    reasons: Reasons = field(default_factory=Reasons)  # why samples failed, each counted once
 
     @property
     def all_failed(self) -> bool:
@@ -161,7 +162,7 @@ def try_recipe(source: Source, files: Sequence[SourceFile], recipe: Recipe, budg
     rows = join_rows([rows for _, rows in made], recipe.columns())
     used = [glance for glance, _ in made]
     samples = sum(glance.count for glance in used)
-    reasons = Reasons([*(failure for glance in used for failure in glance.failures), *rows.failures])
+    failures = [*(failure for glance in used for failure in glance.failures), *rows.failures]
     encoded = _encoded(rows, recipe.columns(), samples)
     seconds = time.perf_counter() - started
     rows_from = getattr(recipe, "rows_from", None)
@@ -169,13 +170,14 @@ def try_recipe(source: Source, files: Sequence[SourceFile], recipe: Recipe, budg
         weight=max(1, sum(glance.weight for glance in used)),
         seconds=seconds,
         samples=samples,
-        failures=len(reasons),
+        failures=len(failures),
         rows=rows_from(rows.statistics) if rows_from else encoded.meta.rows,
         raw_bytes=sum(column.nbytes for column in rows.columns.values()),
         head_bytes=len(encoded.buffers[0]),
         stored_bytes=_body_bytes(encoded),
         made=rows,
-        reasons=reasons,
+        tried=len(set[str]().union(*(glance.ids for glance in used))),
+        reasons=Reasons({failure.sample: failure for failure in failures}.values()),
     )
 
 
@@ -212,6 +214,7 @@ class Glance:
 
     def __init__(self, source: Source, parts: Sequence[Part]) -> None:
         self.count = 0
+        self.ids: set[str] = set()
         self.failures: list[Failure] = []
         self.weight = sum(part.weight for part in parts)
         self._read = getattr(source, "glance", source.read)
@@ -222,8 +225,10 @@ class Glance:
             for sample in self._read(part):
                 self.count += 1
                 if isinstance(sample, Sample):
+                    self.ids.add(sample.id)
                     yield sample
                 else:
+                    self.ids.add(sample.sample)
                     self.failures.append(sample)
 
 

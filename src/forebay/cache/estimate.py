@@ -25,6 +25,7 @@ def estimate_build(
     if not files:
         raise SourceNotFound(str(source.describe()))
     unreadable = Unreadable(skip_unreadable)
+    unreadable.take_listed(source, files)
     total = _weigh(source, files, unreadable)
     budget = max(1, min(_most_sampled(source, recipe), int(total * SAMPLED_SHARE)))
     trial = try_readable(source, files, recipe, unreadable, budget)
@@ -60,7 +61,7 @@ def estimate_build(
 
 def _weigh(source: Source, files: Sequence[SourceFile], unreadable: Unreadable) -> int:
     total = 0
-    for file in files:
+    for file in unreadable.without(files):
         try:
             total += source.weight(file)
         except SourceUnreadable as error:
@@ -72,7 +73,7 @@ def _notes(recipe: Recipe, trial: Trial) -> tuple[str, ...]:
     notes = [] if identity_of(recipe) is None else [WITH_DUPLICATES]
     if trial.failures:
         reason, count, example = trial.reasons.most_frequent()
-        tried = f"{trial.failures:,} of the {trial.samples:,} sample(s) that were tried failed"
+        tried = f"{len(trial.reasons):,} of the {trial.tried:,} sample(s) that were tried failed"
         notes.append(f"{tried}, {count:,} as '{reason}' ({example}); {trial.reasons.advice()}")
     return tuple(notes)
 

@@ -9,6 +9,7 @@ smaller, or other content       changed
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
+from types import MappingProxyType
 
 from forebay.cache.plan import Plan
 from forebay.cache.publish import sound_record
@@ -42,29 +43,38 @@ class Freshness:
 
 
 def check_freshness(
-    store: Store, source: Source, plan: Plan, layer: str, table: ChunkTable, is_same: Same = SourceFile.same_identity
+    store: Store,
+    source: Source,
+    plan: Plan,
+    layer: str,
+    table: ChunkTable,
+    is_same: Same = SourceFile.same_identity,
+    made: Mapping[int, ChunkRecord] | None = None,
 ) -> Freshness:
     """Look at every planned file; hash only those whose look changed.
 
     A file that was copied has another ctime and inode: what only reports passes `SourceFile.same_look`, so that it does
-    not read all of a source that was moved.
+    not read all of a source that was moved. `made` are chunks that this build wrote: they count as if listed.
     """
-    past = Past(store, plan, layer, table)
+    past = Past(store, plan, layer, table, made or {})
     ends = cache(plan.ends)  # asked for only where a file is another
     files_grow = getattr(source, "files_grow", True)
     changed: dict[str, str] = {}
     missing: list[str] = []
     now: dict[str, SourceFile] = {}
+    passed_over = plan.unreadable
     for path, known in plan.files.items():
         try:
             found = source.look(path)
         except FileNotFoundError:
-            missing.append(path)
+            if path not in passed_over:
+                missing.append(path)
             continue
         except (HubNotFound, HubUnreachable):
             raise  # nobody can be asked about any file
         except (OSError, SourceUnreadable) as error:  # a folder or a pipe in its place, or no permission
-            changed[path] = f"cannot be looked at: {error}"
+            if path not in passed_over:
+                changed[path] = f"cannot be looked at: {error}"
             continue
         if is_same(known, found):
             continue
@@ -125,17 +135,18 @@ def check_content(store: Store, source: Source, plan: Plan, layer: str, table: C
     """Hash the planned ranges of every file again, whatever it looks like; path -> how it differs."""
     past = Past(store, plan, layer, table)
     stale: dict[str, str] = {}
+    passed_over = plan.unreadable
     for path, known in plan.files.items():
         try:
             found = source.look(path)
             if found.size < known.size or not past.is_same(source, known, found):
                 stale[path] = "has other content than was planned"
         except FileNotFoundError:
-            stale[path] = GONE
+            stale |= {} if path in passed_over else {path: GONE}
         except (HubNotFound, HubUnreachable):
             raise
         except (OSError, SourceUnreadable) as error:
-            stale[path] = f"cannot be read: {error}"
+            stale |= {} if path in passed_over else {path: f"cannot be read: {error}"}
     return stale
 
 
@@ -171,8 +182,15 @@ def can_be_read(source: Source, file: SourceFile, start: int, stop: int) -> bool
 class Past:
     """What the content of the source was, as far as published chunks know it."""
 
-    def __init__(self, store: Store, plan: Plan, layer: str, table: ChunkTable) -> None:
-        self._store, self._plan, self._layer, self._table = store, plan, layer, table
+    def __init__(
+        self,
+        store: Store,
+        plan: Plan,
+        layer: str,
+        table: ChunkTable,
+        made: Mapping[int, ChunkRecord] = MappingProxyType({}),
+    ) -> None:
+        self._store, self._plan, self._layer, self._table, self._made = store, plan, layer, table, made
         self._revisions = plan.revisions(layer)
         self._sums: dict[int, list[int]] = {}  # chunk -> digests of its parts
 
@@ -200,16 +218,20 @@ class Past:
         return part < len(sums) and source.digest(found, start, stop) == sums[part]
 
     def _is_listed(self, chunk: int) -> bool:
-        """Whether a chunk is listed that is made from what is planned now."""
+        """Whether a chunk is listed, or was made by this build, that is made from what is planned now."""
+        if chunk in self._made:
+            return True
         at = self._table.position(chunk)
         return at is not None and bool(self._table.numbers["revision"][at] >= self._revisions[chunk])
 
     def _read_sums(self, chunk: int) -> list[int]:
         """The digests that a chunk keeps, listed or left by a killed build; none where there is no sound chunk."""
         position = self._table.position(chunk)
-        if position is not None and self._is_listed(chunk):
+        listed = self._table.record(position) if position is not None and self._is_listed(chunk) else None
+        known = self._made.get(chunk, listed)
+        if known is not None:
             try:
-                return open_chunk(self._store, self._layer, self._table.record(position)).source_sums()
+                return open_chunk(self._store, self._layer, known).source_sums()
             except Damaged:
                 return []  # what it was made from cannot be told any more; verify reports the chunk itself
         record = sound_record(self._store, self._layer, chunk, int(self._revisions[chunk]))

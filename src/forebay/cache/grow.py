@@ -85,6 +85,7 @@ def _drafted(
     """The next segment of a plan, None where nothing is new, and the files that are new or grew."""
     while True:
         fresh_files, starts = _what_is_new(store, source, plan)
+        unreadable.take_listed(source, fresh_files)
         wait_until_settled(fresh_files)
         readable = unreadable.without(fresh_files)
         chunks = cut_source(source, readable, plan.weight, starts, on_cut, unreadable)

@@ -62,7 +62,7 @@ class Workplace:
     notes: tuple[str, ...] = ()
     missing: frozenset[str] = frozenset()  # source files that are not there
     lacking: Mapping[str, frozenset[int]] = field(default_factory=dict)  # layer that is read -> chunks it has not
-    again: "Callable[[], Workplace] | None" = None  # the same, as the source is then
+    again: "Callable[[Mapping[int, ChunkRecord]], Workplace] | None" = None  # as the source is then, after these
 
     @property
     def planned(self) -> tuple[str, ...]:
@@ -85,16 +85,20 @@ def base_workplace(
     plan: Plan,
     newest: Generation | None,
     skip_unreadable: bool = False,
+    made: Mapping[int, ChunkRecord] | None = None,
 ) -> Workplace:
-    """The base layer's work, with what has become of its source."""
+    """The base layer's work, with what has become of its source since it was planned, and since chunks were `made`."""
     check_kind(store, source, plan)
     table = newest.table(layer) if newest else ChunkTable.of([])
-    fresh = check_freshness(store, source, plan, layer, table)
+    fresh = check_freshness(store, source, plan, layer, table, made=made)
     job = BaseJob(
         store, layer, recipe, source, fresh.now, plan.digests, skip_unreadable, newest.number if newest else None
     )
     notes = _notes(files_apart(store, source), plan, fresh)
-    again = partial(base_workplace, store, source, recipe, layer, plan, newest, skip_unreadable)
+
+    def again(made: Mapping[int, ChunkRecord]) -> Workplace:
+        return base_workplace(store, source, recipe, layer, plan, newest_generation(store), skip_unreadable, made)
+
     return Workplace(
         job,
         plan,
@@ -206,6 +210,9 @@ def _build_missing(place: Workplace, wanted: Iterable[int], engine: Engine, term
     for chunk in [one.chunk for one in tally.records.values() if listed_revision(table, one) < one.revision]:
         del tally.records[chunk]
         tally.failed[chunk] = "it was written, and was gone before it could be listed; run the same command again"
+    for chunk in set(order) - set(table.chunks.tolist()) - tally.failed.keys():
+        tally.present -= 1
+        tally.failed[chunk] = "its file appeared during the build and is not of this source; run the same command again"
     beside = sum(record.revision > later.get(record.chunk, 0) for record in tally.records.values())
     notes += [f"{beside:,} chunk(s) are a later revision: what has their name was left as it is"] if beside else []
     report = _report(store, layer, tally, generation, time.monotonic() - started, notes)
@@ -233,13 +240,28 @@ def _make_missing(
             root = place.job.store.address
             if place.again is None or set(error.files.values()) != {CHANGED_MEANWHILE}:
                 raise source_changed(root, place.plan, error.files) from error
-            place = place.again()
+            place = place.again(tally.records)
             if place.changed:
                 raise source_changed(root, place.plan, place.changed) from error
             if not looks_left:
                 raise SourceMoving(place.job.store.address, sorted(error.files)) from error
         else:
+            _check_what_was_read(place, tally.records)
             return
+
+
+def _check_what_was_read(place: Workplace, made: Mapping[int, ChunkRecord]) -> None:
+    """At the end: a file that is another than when it was read must still hold what the chunks were made from.
+
+    Another builder may have read it since. A file that is gone cannot be compared, and its rows are kept.
+    """
+    if place.again is None or not isinstance(place.job, BaseJob):
+        return
+    read = {part.file.path: part.file for chunk in made for part in place.plan.parts(chunk)}
+    if any(map(place.job.has_changed, read.values())):
+        changed = place.again(made).changed
+        if changed:
+            raise SourceChanged(place.job.store.address, changed)
 
 
 def _check_inputs(place: Workplace, missing: Sequence[int]) -> None:

@@ -1,7 +1,9 @@
 """Samples that failed: more than the caller allows, or all of them, with what went wrong most often and an example."""
 
+import os
 from collections import Counter
 from collections.abc import Iterable
+from contextlib import suppress
 
 from forebay.cache.claim import read_claims
 from forebay.cache.publish import chunk_files, layers_of, newest_generation, read_cache_document, sound_record
@@ -10,6 +12,7 @@ from forebay.errors import CacheNotFound, NothingMade, SourceEmpty, TooManyFailu
 from forebay.format import layout
 from forebay.format.generation import ChunkTable
 from forebay.source import Failure
+from forebay.store import LocalStore
 from forebay.store.base import Store
 
 ENOUGH_SAMPLES = 16  # fewer samples that all failed say nothing about the others
@@ -106,7 +109,19 @@ def unbind(store: Store, layer: str) -> bool:
     for key in sorted(keys, key=lambda key: layout.parse_chunk(key) is None or key.startswith(layout.PLAN)):
         store.delete(key)
     store.delete(layout.CACHE)
+    if isinstance(store, LocalStore):
+        _remove_empty_folders(store, layer)
     return True
+
+
+def _remove_empty_folders(store: LocalStore, layer: str) -> None:
+    """Remove the folders that a build made, each only if nothing is in it; the root may be the user's."""
+    inner, outer = (layout.layer_folder(layer), layout.claims_folder(layer)), (layout.LAYERS, layout.CLAIMS)
+    for folder in (*inner, *outer, layout.PLAN, layout.IDENTITIES):
+        path = os.path.join(store.address, folder).rstrip("/")
+        if not os.path.islink(os.path.dirname(path)) or os.path.dirname(path) == store.address:
+            with suppress(OSError):
+                os.rmdir(path)
 
 
 def _words(example: Failure) -> str:

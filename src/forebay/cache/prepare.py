@@ -22,6 +22,7 @@ from forebay.cache.verify import check_index
 from forebay.columns import Column
 from forebay.errors import (
     DiskFull,
+    ForebayError,
     IndexCorrupt,
     KeyRefused,
     NothingMade,
@@ -106,6 +107,7 @@ def _begun(
             raise SourceInvalid(
                 f"all of the source lies in '{store.address}', where the cache would be; choose another"
             )
+        unreadable.take_listed(source, files)
         wait_until_settled(files)
         trial = try_readable(source, files, recipe, unreadable) if files else None
         if trial is not None and not allows_all(max_failures):
@@ -126,6 +128,20 @@ def _begun(
     if draft is not None and hmac_key() is not None and planned.digests != (draft.segment.digest(),):
         raise unsigned_plan(store, planned, 0)
     return planned
+
+
+def begun_plan(store: Store) -> Plan:
+    """The plan of a cache to continue with; where there is none, an error says what is lost and what to run."""
+    newest = newest_generation(store)
+    if newest is not None:
+        check_index(store, newest)
+    plan = load_plan(store)
+    if not plan.segments:
+        raise ForebayError(
+            f"the cache at '{store.address}' has no plan and nothing published: its build ended before it was planned, "
+            f"or both are lost; name the source again, `forebay build KIND SOURCE… --into {store.address}`"
+        )
+    return plan
 
 
 def is_unsigned(newest: Generation | None, plan: Plan) -> bool:

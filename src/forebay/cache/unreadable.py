@@ -1,9 +1,10 @@
 """Files of a source that cannot be read: raised at the first, or passed over and listed, as the caller wants."""
 
+import os
 from collections.abc import Sequence
 
 from forebay.errors import SourceUnreadable
-from forebay.source import SourceFile
+from forebay.source import Source, SourceFile
 
 SHOWN_FILES = 20
 
@@ -17,6 +18,14 @@ class Unreadable:
 
     def without(self, files: Sequence[SourceFile]) -> list[SourceFile]:
         return [file for file in files if file.path not in self.found]
+
+    def take_listed(self, source: Source, files: Sequence[SourceFile]) -> None:
+        """Note the files of which the listing itself says that they cannot be read."""
+        listed = [file for file in files if file.problem]
+        self.found |= {file.path: file.problem for file in listed}
+        if listed and not (self.skip and self.without(files)):
+            root = source.describe().get("root", "")
+            raise SourceUnreadable(os.path.join(root, listed[0].path), listed[0].problem)
 
     def take(self, error: SourceUnreadable, files: Sequence[SourceFile]) -> None:
         """Note the file that an error names; raise it where that is not allowed, or where no other file is left."""

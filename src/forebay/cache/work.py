@@ -180,16 +180,27 @@ class BaseJob:
 
     def _checked_files(self, parts: list[Part]) -> dict[str, SourceFile]:
         """The files that are about to be read, as they are; they must be what was planned."""
-        latest = {part.file.path: part.file for part in parts}
-        if len(self._plan.segments) > 1:  # a later segment may know a file better
-            latest = {path: self._plan.files[path] for path in latest}
-        found = {path: self.source.look(path) for path in latest}
+        found = {part.file.path: self.source.look(part.file.path) for part in parts}
         wait_until_settled(found.values())
-        for path, planned in latest.items():
-            expected = self.now.get(path) or planned
-            if not found[path].same_identity(expected):
-                raise SourceChanged(self.store.address, {path: CHANGED_MEANWHILE})
+        for part in parts:
+            if not found[part.file.path].same_identity(self._expected(part.file)):
+                raise SourceChanged(self.store.address, {part.file.path: CHANGED_MEANWHILE})
         return found
+
+    def _expected(self, planned: SourceFile) -> SourceFile:
+        """What a file of a part looked like when it was last compared with the plan."""
+        if len(self._plan.segments) > 1:  # a later segment may know a file better
+            planned = self._plan.files[planned.path]
+        return self.now.get(planned.path, planned)
+
+    def has_changed(self, planned: SourceFile) -> bool:
+        """Whether a file of a part looks different from when it was read; one that is gone cannot be compared."""
+        try:
+            return not self.source.look(planned.path).same_identity(self._expected(planned))
+        except FileNotFoundError:
+            return False
+        except (OSError, SourceUnreadable):  # a folder in its place, or no permission
+            return True
 
     def _check_unchanged(self, before: Mapping[str, SourceFile]) -> None:
         """After reading: a file that changed meanwhile must not leave a chunk."""

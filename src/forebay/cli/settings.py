@@ -9,14 +9,14 @@ import click
 import msgspec
 
 from forebay.api import check_kept_texts
-from forebay.cache.plan import load_plan
+from forebay.cache.prepare import begun_plan
 from forebay.cache.publish import layers_of, read_cache_document, read_recipe_document
 from forebay.cli.kinds import KINDS, Kind
 from forebay.cli.settings_file import checked_kind, checked_section, read_settings_file
 from forebay.cli.show import say
 from forebay.cli.source_paths import is_on_hub
 from forebay.cli.words import command_line
-from forebay.errors import LayerNotFound, NothingPublished, SourceNotContacted, UnknownKind
+from forebay.errors import LayerNotFound, SourceNotContacted, UnknownKind
 from forebay.format import layout
 from forebay.kinds import remote_source, reopen_recipe, reopen_source
 from forebay.recipe import Recipe, RecipeDocument, fields_of
@@ -87,9 +87,7 @@ def from_cache(root: str, flags: Mapping[str, Any]) -> Settings:
     source, recipe, build = _sorted(kind, flags)
     if source or "into" in build:
         raise click.UsageError(f"'{root}' is a cache and knows its source; `forebay grow` appends other data.")
-    plan = load_plan(open_store(root))
-    if not plan.segments:
-        raise NothingPublished(root)
+    plan = begun_plan(open_store(root))
     remote, is_allowed = remote_source(plan.source), bool(flags.get("check_source"))
     verb = click.get_current_context().command_path.split()[1]
     if remote and not is_allowed:

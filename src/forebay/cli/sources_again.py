@@ -7,10 +7,9 @@ from typing import Any
 import click
 
 from forebay import sources
-from forebay.cache.plan import load_plan
+from forebay.cache.prepare import begun_plan
 from forebay.cache.publish import read_cache_document
 from forebay.cli.source_paths import HUB, is_on_hub
-from forebay.errors import NothingPublished
 from forebay.kinds import reopen_source
 from forebay.source import Source
 from forebay.sources.paths import named_below, refuse_url
@@ -41,10 +40,7 @@ def source_like_before(cache: str, paths: Sequence[str], download: Mapping[str, 
 def _described(cache: str) -> Mapping[str, Any]:
     store = open_store(cache)
     read_cache_document(store)
-    plan = load_plan(store)
-    if not plan.segments:
-        raise NothingPublished(cache)
-    return plan.source
+    return begun_plan(store).source
 
 
 def _with_manifest(cache: str, described: Mapping[str, Any], paths: Sequence[str]) -> Source:

@@ -10,7 +10,16 @@ from forebay.source import Failure, Part, Sample, Source, SourceFile, Unit
 from forebay.sources.failures import MAX_SAMPLE_BYTES, checked_limit, limit_in, stated_limit
 from forebay.sources.parquet_digest import row_digest
 from forebay.sources.parquet_rows import ParquetFile, check_footer, open_parquet, read_rows, row_cuts, row_group_ends
-from forebay.sources.paths import find_files, full_path, left_out, look, named_below, plain_file, renamed
+from forebay.sources.paths import (
+    check_readable,
+    find_files,
+    full_path,
+    left_out,
+    look,
+    named_below,
+    plain_file,
+    renamed,
+)
 
 SUFFIXES = (".parquet",)
 
@@ -56,21 +65,23 @@ class ParquetSource(Source):
         return plain_file(look(self.root, path))
 
     def weight(self, file: SourceFile) -> int:
-        return int(_parquet(full_path(self.root, file.path), file, self.text).metadata.num_rows)
+        return int(self._parquet(file).metadata.num_rows)
 
     def cuts(self, file: SourceFile, start: int, first: int, every: int) -> Iterator[int]:
-        parquet = _parquet(full_path(self.root, file.path), file, self.text)
-        return row_cuts(row_group_ends(parquet), start, first, every)
+        return row_cuts(row_group_ends(self._parquet(file)), start, first, every)
 
     def scanned(self, file: SourceFile) -> SourceFile:
         return file
 
     def read(self, part: Part) -> Iterable[Sample | Failure]:
-        parquet = _parquet(full_path(self.root, part.file.path), part.file, self.text)
-        return read_rows(parquet, self.text, part, self.max_sample_bytes)
+        return read_rows(self._parquet(part.file), self.text, part, self.max_sample_bytes)
 
     def digest(self, file: SourceFile, start: int, stop: int) -> int:
         return row_digest(full_path(self.root, file.path), self.text, start, stop)
+
+    def _parquet(self, file: SourceFile) -> ParquetFile:
+        check_readable(self.root, file)
+        return _opened(full_path(self.root, file.path), file, self.text)
 
 
 def parquet(
@@ -88,7 +99,7 @@ def parquet(
 
 
 @lru_cache(maxsize=4)
-def _parquet(path: str, file: SourceFile, column: str) -> ParquetFile:
+def _opened(path: str, file: SourceFile, column: str) -> ParquetFile:
     """An open file, kept so that what follows the rows read last is read without a new start."""
     opened = open_parquet(path, path, column)
     check_footer(opened, path)

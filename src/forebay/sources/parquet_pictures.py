@@ -23,7 +23,16 @@ from forebay.sources.parquet_rows import (
     understood,
 )
 from forebay.sources.parquet_values import holds_bytes, holds_json
-from forebay.sources.paths import find_files, full_path, left_out, look, named_below, plain_file, renamed
+from forebay.sources.paths import (
+    check_readable,
+    find_files,
+    full_path,
+    left_out,
+    look,
+    named_below,
+    plain_file,
+    renamed,
+)
 
 SUFFIXES = (".parquet",)
 
@@ -100,6 +109,7 @@ class ParquetImageSource(Source):
         return row_digest(full_path(self.root, file.path), None, start, stop)
 
     def _parquet(self, file: SourceFile) -> ParquetFile:
+        check_readable(self.root, file)
         return _opened(full_path(self.root, file.path), file, self.image)
 
 

@@ -60,7 +60,8 @@ def renamed(root: str, patterns: Sequence[str], new_root: str) -> tuple[str, ...
 def find_files(root: str, patterns: Sequence[str], suffixes: tuple[str, ...] = ()) -> list[SourceFile]:
     """Every file that a pattern names, once, sorted by name; `walker` has the rule."""
     found = found_files([full_path(root, pattern) for pattern in patterns], suffixes)
-    return [_found(root, name) for name in sorted(os.path.relpath(file.path, root) for file in found)]
+    names = sorted(os.path.relpath(file.path, root) for file in found)
+    return [file for file in (_found(root, name) for name in names) if file is not None]
 
 
 def left_out(root: str, patterns: Sequence[str], suffixes: tuple[str, ...], apart: str) -> Mapping[str, int]:
@@ -100,15 +101,27 @@ def plain_file(file: SourceFile) -> SourceFile:
     return msgspec.structs.replace(file, stream=False)
 
 
-def _found(root: str, name: str) -> SourceFile:
+def check_readable(root: str, file: SourceFile) -> None:
+    """Raise for a name that the listing found nothing behind which could be read."""
+    if file.problem:
+        raise SourceUnreadable(full_path(root, file.path), file.problem)
+
+
+def _found(root: str, name: str) -> SourceFile | None:
+    """A file of the listing, None where it vanished meanwhile. One that cannot be read says so when it is cut."""
     try:
         return look(root, name)
-    except FileNotFoundError as error:
-        raise SourceUnreadable(full_path(root, name), "it is a link to nothing, or vanished meanwhile") from error
+    except SourceUnreadable as error:
+        problem = error.problem
+    except FileNotFoundError:
+        if not os.path.islink(full_path(root, name)):
+            return None
+        problem = "it is a link to nothing"
     except OSError as error:
         if error.errno != errno.ELOOP:
             raise
-        raise SourceUnreadable(full_path(root, name), "it is a link that leads back to itself") from error
+        problem = "it is a link that leads back to itself"
+    return SourceFile.unreadable(name, problem)
 
 
 def _fixed_folder(pattern: str) -> str:

@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import BinaryIO
 
 from forebay.source import SourceFile
-from forebay.sources.paths import full_path
+from forebay.sources.paths import check_readable, full_path
 from forebay.sources.reading import check_piece_start, piece_moved
 from forebay.sources.separators import Block, LongPiece, end_after, first_end, whole_pieces
 from forebay.sources.streams import Stream, judged_stream_at
@@ -24,6 +24,7 @@ def cut_between_pieces(
     root: str, separator: bytes, file: SourceFile, start: int, first: int, every: int, max_sample_bytes: int
 ) -> Iterator[int]:
     """Where parts of a file may end: behind a separator. Positions count bytes, of a stream after decompression."""
+    check_readable(root, file)
     path = full_path(root, file.path)
     if file.stream:
         with judged_stream_at(path, file, max(0, start - len(separator)), max_sample_bytes) as stream:

@@ -15,8 +15,10 @@ from forebay.sources.separated import cut_between_pieces
 from forebay.sources.separators import Block, LongPiece, piece_bounds
 from forebay.sources.stored import digest, scanned, weigh
 from forebay.sources.streams import OpenStream, judged_stream_at, stream_at
-from forebay.sources.walker import with_stream_suffixes
+from forebay.sources.walker import with_stream_suffixes, without_stream_suffix
 from forebay.sources.whole import cut_whole, read_whole
+
+_TABLES = (".csv", ".tsv")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,16 @@ class TextSource(Source):
 
     def left_out(self, apart: str = "") -> Mapping[str, int]:
         return left_out(self.root, self.patterns, with_stream_suffixes(self.suffixes), apart)
+
+    def notes(self) -> tuple[str, ...]:
+        names = (*self.patterns, *self.suffixes)
+        tables = [name for name in names if without_stream_suffix(name).lower().endswith(_TABLES)]
+        if not tables or self.separator is not None:
+            return ()
+        return (
+            f"a table is read as plain text, each file as one document ('{tables[0]}'): to read one column, write it "
+            f"as JSON lines or Parquet and name the column (text=…, --text …)",
+        )
 
     def look(self, path: str) -> SourceFile:
         return look(self.root, path)

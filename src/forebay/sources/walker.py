@@ -7,6 +7,7 @@
 - Links to files and folders are followed. A real file is found once, however many links lead to it: by its real path
   where that was named, else by the first of its links.
 - Suffixes choose among the files of folders, in upper or lower case. A file that a glob names by its suffix is read.
+- A link to nothing, a pipe or a device whose name would be read is a file that cannot be read.
 - A folder that cannot be listed is an error.
 """
 
@@ -19,6 +20,7 @@ from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 from forebay.errors import SourceNotFound
+from forebay.source import not_read
 from forebay.sources.compressed import FORMATS
 
 STREAM_SUFFIXES = tuple(FORMATS)
@@ -53,9 +55,11 @@ def found_files(patterns: Sequence[str], suffixes: tuple[str, ...] = ()) -> Iter
     linked: list[FoundFile] = []
     for pattern in patterns:
         is_there, matches = os.path.isdir(pattern), False
+        others: Counter[str] = Counter()
         for file in _matching(pattern):
             is_there = True
             if not _is_wanted(file, wanted):
+                others[suffix_of(file.path)] += 1
                 continue
             matches = True
             if file.by_link:
@@ -64,7 +68,7 @@ def found_files(patterns: Sequence[str], suffixes: tuple[str, ...] = ()) -> Iter
                 seen.add(file.real)
                 yield file
         if not matches:
-            raise SourceNotFound(pattern, _why_none(is_there, suffixes))
+            raise SourceNotFound(pattern, _why_none(is_there, suffixes, others))
     for file in sorted(linked, key=lambda file: file.path):
         if file.real not in seen:
             seen.add(file.real)
@@ -142,14 +146,15 @@ def _lower(suffixes: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(map(str.lower, suffixes))
 
 
-def _why_none(is_there: bool, suffixes: tuple[str, ...]) -> str:
-    """What to say where nothing was found: that nothing is there, or that its names do not fit."""
+def _why_none(is_there: bool, suffixes: tuple[str, ...], others: Mapping[str, int]) -> str:
+    """What to say where nothing was found: that nothing is there, or that its names do not fit, and what they are."""
     if not is_there:
         return "no file matches"
     plain = ", ".join(suffix for suffix in suffixes if not is_stream(suffix))
     also = ", also compressed" if any(map(is_stream, suffixes)) else ""
     other = "name others by a glob like '*.py', or by --suffix if they are plain text"
-    return f"no file there ends in {plain} (in any case{also}); {other}"
+    seen = not_read(others) or "it holds no file"
+    return f"no file there ends in {plain} (in any case{also}), {seen}; {other}"
 
 
 class _Folder(NamedTuple):

@@ -6,7 +6,7 @@ from io import BytesIO
 from forebay.errors import SourceChanged
 from forebay.source import Failure, Part, SourceFile
 from forebay.sources.failures import too_large
-from forebay.sources.paths import full_path
+from forebay.sources.paths import check_readable, full_path
 from forebay.sources.streams import OpenStream, judged_stream_at, stream_at
 
 _PIECE = 1 << 20
@@ -14,6 +14,7 @@ _PIECE = 1 << 20
 
 def cut_whole(root: str, file: SourceFile, start: int, max_sample_bytes: int) -> Iterator[int]:
     """The end of a file; of a stream, after decompression."""
+    check_readable(root, file)
     if start:
         raise SourceChanged(root, {file.path: "grew, but it is one sample and cannot be appended to"})
     if not file.stream:

@@ -1,13 +1,15 @@
 """Which format the files of a source have, by their names."""
 
 import os
+from collections import Counter
 from collections.abc import Sequence
 from typing import Literal, get_args
 
 import click
 
+from forebay.source import not_read
 from forebay.sources.paths import find_files, named_below
-from forebay.sources.walker import without_stream_suffix
+from forebay.sources.walker import suffix_of, without_stream_suffix
 
 TextFormat = Literal["jsonl", "parquet", "text"]
 SUFFIXES: dict[str, TextFormat] = {
@@ -32,6 +34,7 @@ def format_of(paths: Sequence[str]) -> TextFormat:
     """The one format of all files; among those of folders and globs, names that say nothing do not count."""
     root, patterns = named_below(paths, None)
     found: dict[TextFormat, str] = {}
+    others: Counter[str] = Counter()
     for pattern in patterns:
         for file in find_files(root, (pattern,)):
             known = suffix_format(file.path)
@@ -39,11 +42,14 @@ def format_of(paths: Sequence[str]) -> TextFormat:
                 known = "text"
             if known is not None:
                 found.setdefault(known, file.path)
+            else:
+                others[suffix_of(file.path)] += 1
     if len(found) > 1:
         examples = ", ".join(f"{path} is {known}" for known, path in found.items())
         raise click.UsageError(f"The sources are of several formats ({examples}); choose one with {_choice()}.")
     if not found:
-        raise click.UsageError(f"No name below '{root}' says what the files are; say it with {_choice()}, or --suffix.")
+        problem = f"No name below '{root}' says what the files are ({not_read(others)})"
+        raise click.UsageError(f"{problem}; say it with {_choice()}, or --suffix.")
     return next(iter(found))
 
 

@@ -261,7 +261,7 @@ def _check_what_was_read(place: Workplace, made: Mapping[int, ChunkRecord]) -> N
     if any(map(place.job.has_changed, read.values())):
         changed = place.again(made).changed
         if changed:
-            raise SourceChanged(place.job.store.address, changed)
+            raise source_changed(place.job.store.address, place.plan, changed)
 
 
 def _check_inputs(place: Workplace, missing: Sequence[int]) -> None:

@@ -127,6 +127,7 @@ class Gaps(msgspec.Struct, frozen=True, kw_only=True):
     planned: int
     present: int
     missing: tuple[int, ...]
+    unlisted: tuple[int, ...] = ()  # present, and not in the newest generation: not published yet, or not sound
 
 
 class ClaimStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -158,6 +159,7 @@ class LayerStatus(msgspec.Struct, frozen=True, kw_only=True):
     samples: int
     failures: int
     reasons: dict[str, int]
+    unlisted: tuple[int, ...] = ()  # present, and not in the newest generation: not published yet, or not sound
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):
@@ -176,6 +178,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     source_checked: bool
     source_note: str = ""  # why the source was not checked
     unreadable: dict[str, str] = {}  # source files that were passed over -> why
+    foreign: tuple[str, ...] = ()  # files that are not of this cache, which are left alone
 
     @property
     def needs_source(self) -> bool:

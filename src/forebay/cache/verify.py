@@ -243,12 +243,28 @@ def stale_sources(store: Store, generation: Generation, source: Source, full: bo
         return None
 
 
-def foreign_files(store: Store, generation: Generation) -> Iterator[str]:
-    """Keys that no part of forebay would have written."""
-    layers = {*layers_of(store), *generation.recipes}
-    for entry in store.keys(""):
-        if not layout.is_known(entry.key, layers):
-            yield entry.key
+def foreign_files(store: Store, generation: Generation | None) -> Iterator[str]:
+    """Keys that no part of forebay would have written: other names, and chunks that are neither planned nor listed."""
+    recipes = generation.recipes if generation else {}
+    layers = {*layers_of(store, recipes), *recipes}
+    keys = [entry.key for entry in store.keys("")]
+    planned = _planned_count(store)  # after the keys: whoever makes chunks has planned them before
+    for key in keys:
+        if not layout.is_known(key, layers):
+            yield key
+        elif key.startswith(layout.LAYERS) and planned is not None and (parsed := layout.parse_chunk(key)):
+            layer = key.split("/")[1]
+            if parsed[0] >= planned and (generation is None or generation.table(layer).position(parsed[0]) is None):
+                yield key
+
+
+def _planned_count(store: Store) -> int | None:
+    """How many chunks are planned, None where the plan cannot be read."""
+    try:
+        plan = load_plan(store)
+    except Damaged:
+        return None
+    return len(plan) if plan.segments else None
 
 
 def check_chunk(store: Store, layer: str, record: ChunkRecord, full: bool) -> list[Bad] | None:

@@ -7,6 +7,7 @@ from itertools import combinations
 from pathlib import Path
 
 import pytest
+from tests.cli.running import run
 from tests.layer_recipes import flip, tree, write_lines
 
 import forebay as fb
@@ -280,3 +281,29 @@ def test_a_damaged_chunk_that_cannot_be_made_again_is_a_failure_with_a_way_out_e
         away.rename(root.parent / "raw")
     assert list(fb.repair(root, workers=0).replaced) == [CHUNK]
     assert rows(root) == before
+
+
+def test_what_is_not_a_copy_of_a_cache_is_refused_before_anything_is_written(root: Path, tmp_path: Path) -> None:
+    (tmp_path / "pictures").mkdir()
+    (tmp_path / "pictures/notes.txt").write_text("mine")
+    for damage in (lambda root: None, DAMAGES["generation"], DAMAGES["chunk"]):
+        damage(root)
+        before = tree(root)
+        for copy in (tmp_path / "pictures", tmp_path / "absent"):
+            with pytest.raises(ForebayError, match=rf"'{copy}' is not a cache.*name a copy made with `forebay copy"):
+                fb.repair(root, copy=copy, workers=0)
+        with pytest.raises(ForebayError, match="is the cache itself; name a copy"):
+            fb.repair(root, copy=root, workers=0)
+        assert tree(root) == before
+    assert not (tmp_path / "absent").exists()
+
+
+def test_generations_that_come_back_from_a_copy_are_reported(root: Path) -> None:
+    before = rows(root)
+    shutil.rmtree(root / "generations")
+    report = fb.repair(root, copy=root.parent / "copy", workers=0)
+    key = f"generations/{report.generation:06d}.safetensors"
+    assert f"generation 0 of the copy at '{root.parent / 'copy'}'" in report.replaced[key]
+    assert rows(root) == before
+    shutil.rmtree(root / "generations")
+    assert key in run("repair", root, "--from", root.parent / "copy", "--workers", 0).out

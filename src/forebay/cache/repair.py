@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from forebay.cache.build import Terms
-from forebay.cache.copy import read_published
+from forebay.cache.copy import is_within, read_published
 from forebay.cache.crew import Engine
 from forebay.cache.duplicates import deduplicate
 from forebay.cache.freshness import is_made_from
@@ -102,6 +102,7 @@ class Means:
 def repair_index(means: Means, mending: Mending) -> Generation:
     """Put back cache.json, recipes, constants and plan, then see to a sound newest generation."""
     store = means.store
+    _check_copy(store, means.copy)
     basis, bad = _basis(means)
     if basis is None:
         return _list_anew(means, bad, mending)
@@ -118,7 +119,23 @@ def repair_index(means: Means, mending: Mending) -> Generation:
     if hmac_key() is not None:
         why += f", with what generation {basis.number} lists; `forebay build {store.address}` makes the other chunks"
     _replace_generations(store, bad, why + _unbuilt(store, generation), mending)
+    if not bad and means.copy is not None:
+        why = f"none was left here; it lists what generation {basis.number} of the copy at '{means.copy.address}' lists"
+        mending.replaced[layout.generation(generation.number)] = why
     return generation
+
+
+def _check_copy(store: Store, copy: Store | None) -> None:
+    """Refuse a place that no copy is in, before anything is written."""
+    if copy is None:
+        return
+    if is_within(copy, store) and is_within(store, copy):
+        raise ForebayError(f"'{copy.address}' is the cache itself; name a copy of it (--from COPY)")
+    if not (any(entry.key == layout.CACHE for entry in copy.keys(layout.CACHE)) or generation_numbers(copy)):
+        raise ForebayError(
+            f"'{copy.address}' is not a cache: it has neither '{layout.CACHE}' nor a generation; name a copy made with "
+            f"`forebay copy {store.address} COPY`"
+        )
 
 
 def _basis(means: Means) -> tuple[Generation | None, list[str]]:

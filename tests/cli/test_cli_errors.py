@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import lmdb
 import pytest
@@ -239,10 +240,10 @@ def full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ran:
     source = write_lines(tmp_path / "data")
     link = os.link
 
-    def full(here: str, there: str) -> None:
+    def full(here: str, there: str, **folders: Any) -> None:
         if there.endswith("000002.safetensors"):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), there)
-        link(here, there)
+        link(here, there, **folders)
 
     monkeypatch.setattr(os, "link", full)
     words = ["--chunk-bytes", 400, "--workers", 0]

@@ -2,6 +2,7 @@
 
 import errno
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -11,11 +12,13 @@ from tests.format.made import encode
 import forebay as fb
 from forebay.cache.work import write_revision
 from forebay.columns import DTYPES, Column, Dtype
+from forebay.errors import IndexCorrupt
 from forebay.format import layout
 from forebay.format.chunk_file import ChunkFile
 from forebay.source import Source
 from forebay.store import LocalStore
-from forebay.store.pieces import PIECE_BYTES, Pieces
+from forebay.store.base import Buffer, Missing
+from forebay.store.pieces import PIECE_BYTES, Pieces, load_index
 
 
 class BadSectors(LocalStore):
@@ -113,3 +116,51 @@ def test_a_bad_block_is_found_without_reading_all_of_it_at_once(tmp_path: Path, 
     assert file.bad_blocks("values") == [(0, (start, stop))]
     assert file.check("values").problem(0) == "its bytes disagree with their sum"
     assert store.largest == PIECE_BYTES
+
+
+class FailingDisk(LocalStore):
+    """A folder on a disk on which one file cannot be read, and on which mapping that file would end the process."""
+
+    def __init__(self, path: Path, key: str) -> None:
+        super().__init__(path)
+        self._key = key
+
+    def map(self, key: str) -> memoryview:
+        assert key != self._key, "a bad sector of a map is a signal"
+        return super().map(key)
+
+    def read(self, key: str, start: int = 0, stop: int | None = None) -> bytes:
+        if key == self._key:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return super().read(key, start, stop)
+
+    def replace(self, key: str, data: Sequence[Buffer]) -> None:
+        super().replace(key, data)
+        self._key = "" if key == self._key else self._key
+
+
+@pytest.mark.parametrize("key", ["generations/000001.safetensors", "plan/000000.safetensors"])
+def test_a_bad_sector_of_the_index_is_reported_and_repaired(tmp_path: Path, key: str) -> None:
+    source = lines_source(tmp_path)
+    fb.build(tmp_path / "cache", source, fb.RawRecipe(chunk_bytes=9000), workers=0, end_chunk=1)
+    fb.build(tmp_path / "cache", source, fb.RawRecipe(chunk_bytes=9000), workers=0)
+    store = FailingDisk(tmp_path / "cache", key)
+    report = fb.verify(store)
+    assert [bad.key for bad in report.bad] == [key]
+    assert "it cannot be read: Input/output error" in report.bad[0].problem
+    assert fb.repair(store, workers=0).failed == {}
+    assert fb.verify(store, full=True).sound
+    assert len(fb.open_cache(store)) == 5000
+
+
+def test_an_index_is_never_mapped_before_all_of_it_was_read(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    store.create("small", [bytes(1000)])
+    store.create("large", [bytes(PIECE_BYTES), b"end"])
+    assert load_index(store, "small") == bytes(1000)
+    assert load_index(store, "large") == load_index(store, "large", in_memory=100) == bytes(PIECE_BYTES) + b"end"
+    for limit in (0, PIECE_BYTES * 2):
+        with pytest.raises(IndexCorrupt, match="it cannot be read: Input/output error"):
+            load_index(FailingDisk(tmp_path, "large"), "large", in_memory=limit)
+    with pytest.raises(Missing):
+        load_index(store, "absent")

@@ -31,7 +31,7 @@ from forebay.format.generation import ChunkTable, Generation, decode_generation
 from forebay.format.key import hmac_key
 from forebay.recipe import RecipeDocument
 from forebay.store.base import Buffer, Missing, Store, holds, read_document
-from forebay.store.pieces import Pieces
+from forebay.store.pieces import Pieces, load_index
 
 UNPUBLISHED = -1
 LOOKS = 6  # at a name that is taken and not listed, before the next one is used
@@ -112,7 +112,7 @@ def read_generation(store: Store, number: int | None, secret: bytes | None) -> G
         number = numbers[-1]
     key = layout.generation(number)
     try:
-        view = store.map(key)
+        view = load_index(store, key)
     except Missing as error:
         read_cache_document(store)
         raise NothingPublished(store.address, number) from error

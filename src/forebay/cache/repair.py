@@ -70,6 +70,7 @@ from forebay.format.key import hmac_key
 from forebay.recipe import AnyRecipe, Recipe, input_layers, versions_of
 from forebay.source import Source
 from forebay.store.base import Buffer, Missing, Store, is_full
+from forebay.store.pieces import load_index
 
 _ADVICE = re.compile(r"; run `forebay (?:verify`, then `forebay )?repair[^`]*`")
 
@@ -267,7 +268,7 @@ def _drop_loose_segments(store: Store, basis: Generation, was_exchanged: bool, m
 def _planned_chunks(store: Store, segments: int) -> int | None:
     """How many chunks the published segments plan, None where they cannot be read."""
     try:
-        last = decode_segment(store.map(layout.plan_segment(segments - 1)), store.address, layout.PLAN)[0]
+        last = decode_segment(load_index(store, layout.plan_segment(segments - 1)), store.address, layout.PLAN)[0]
     except (Missing, Damaged):
         return None
     return last.first_chunk + last.added

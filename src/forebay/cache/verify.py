@@ -44,7 +44,7 @@ from forebay.format.sealed import is_whole
 from forebay.recipe import input_layers
 from forebay.source import Source, SourceFile
 from forebay.store.base import Missing, Store, read_document
-from forebay.store.pieces import Pieces, View
+from forebay.store.pieces import Pieces, View, load_index
 
 TELLING = 16  # chunks that tell whether a generation is of the cache it lies in
 
@@ -107,7 +107,7 @@ def newest_sound(store: Store, *, past_refused: bool = False) -> tuple[Generatio
                 raise
             refused, problem = refused or error, error.problem
         except Damaged as error:
-            if isinstance(error, FormatTooNew) and is_whole(store.map(key)):
+            if isinstance(error, FormatTooNew) and is_whole(load_index(store, key)):
                 raise  # it is sound, and of a newer forebay, which alone may judge it
             problem = str(error)
         if problem:
@@ -148,8 +148,8 @@ def _is_not_of(store: Store, generation: Generation, newer: Generation | None) -
 
 def _head_is_right(store: Store, layer: str, record: ChunkRecord) -> bool:
     try:
-        return head_problem(store.map(layout.chunk(layer, record.chunk, record.revision)), record) is None
-    except (Missing, Damaged):
+        return head_problem(Pieces(store, layout.chunk(layer, record.chunk, record.revision)), record) is None
+    except (Missing, Damaged, OSError):
         return False
 
 
@@ -170,7 +170,7 @@ def identity_problems(store: Store, generation: Generation) -> list[Bad]:
         key = layout.plan_segment(number)
         if _segment_problem(store, number, digest) is not None:
             continue
-        segment, _ = decode_segment(store.map(key), store.address, key)
+        segment, _ = decode_segment(load_index(store, key), store.address, key)
         try:
             if segment.identities:
                 load_identities(store, segment)
@@ -371,7 +371,7 @@ def _digest_problem(store: Store, key: str, digest: str) -> Bad | None:
 def _segment_problem(store: Store, number: int, digest: str) -> Bad | None:
     key = layout.plan_segment(number)
     try:
-        _, found = decode_segment(store.map(key), store.address, key)
+        _, found = decode_segment(load_index(store, key), store.address, key)
     except Missing:
         return Bad(key=key, problem="it is gone")
     except Damaged as error:

@@ -77,6 +77,7 @@ from forebay.errors import (
     UnknownKind,
 )
 from forebay.format import layout
+from forebay.format.codec import MAX_BLOCK_BYTES
 from forebay.format.generation import ChunkTable, Generation
 from forebay.format.key import hmac_key
 from forebay.kinds import recipe_class, remote_source, reopen_recipe, reopen_source
@@ -304,18 +305,22 @@ def verify(
     cache_id: str | None = None,
     min_generation: int | None = None,
     digest: str | None = None,
+    max_block_bytes: int = MAX_BLOCK_BYTES,
     on_progress: OnProgress | None = None,
 ) -> VerifyReport:
     """Check every published byte against its digest; `full` also decodes all rows and hashes the source again.
 
     A source on another machine that the cache names is asked only with `check_source`, or where it is passed.
-    `cache_id`, `min_generation` and `digest` refuse another cache in this place, as `open_cache` does.
+    `cache_id`, `min_generation` and `digest` refuse another cache in this place, as `open_cache` does, and
+    `max_block_bytes` bounds what one compressed block decodes to.
     """
+    if max_block_bytes < 1:
+        raise ValueError(f"max_block_bytes must be at least 1 (got {max_block_bytes})")
     store = open_store(root)
     if (cache_id, min_generation, digest) != (None, None, None):
         check_pins(store, load_generation(store), cache_id, min_generation, digest)
     asked = source or _kept_source(store, check_source)
-    report = verify_cache(store, asked, full, on_progress or _silent)
+    report = verify_cache(store, asked, full, on_progress or _silent, max_block_bytes)
     return msgspec.structs.replace(report, source_note="" if report.source_checked else _why_unchecked(store, asked))
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.cli.running import run
 from tests.format.made import encode
 
 import forebay as fb
@@ -164,3 +165,15 @@ def test_an_index_is_never_mapped_before_all_of_it_was_read(tmp_path: Path) -> N
             load_index(FailingDisk(tmp_path, "large"), "large", in_memory=limit)
     with pytest.raises(Missing):
         load_index(store, "absent")
+
+
+def test_a_full_check_takes_the_same_limit_of_a_block_as_reading_does(tmp_path: Path) -> None:
+    root = tmp_path / "cache"
+    fb.build(root, lines_source(tmp_path), fb.RawRecipe(codec="zstd"), workers=0)
+    assert fb.verify(root, full=True).sound
+    (bad,) = fb.verify(root, full=True, max_block_bytes=100).bad
+    assert "bytes at once, but max_block_bytes is 100; if you trust this cache, pass --max-block-bytes" in bad.problem
+    assert run("verify", root, "--full", "--max-block-bytes", "100", "--json", code=1).json["bad"][0]["key"] == bad.key
+    assert fb.verify(root, max_block_bytes=100).sound, "only a full check decodes"
+    with pytest.raises(ValueError, match=r"max_block_bytes must be at least 1 \(got 0\)"):
+        fb.verify(root, max_block_bytes=0)

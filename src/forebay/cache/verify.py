@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import islice
 
 import numpy as np
@@ -38,6 +39,7 @@ from forebay.format import layout
 from forebay.format.chunk import ChunkRecord
 from forebay.format.chunk_file import ChunkFile
 from forebay.format.chunk_file import check_content as check_chunk_content
+from forebay.format.codec import MAX_BLOCK_BYTES
 from forebay.format.generation import Generation
 from forebay.format.key import hmac_key
 from forebay.format.sealed import is_whole
@@ -52,21 +54,35 @@ OnProgress = Callable[[Progress], None]
 Listed = tuple[str, ChunkRecord]  # layer, record
 
 
-def verify_cache(store: Store, source: Source | None, full: bool, on_progress: OnProgress) -> VerifyReport:
+def verify_cache(
+    store: Store,
+    source: Source | None,
+    full: bool,
+    on_progress: OnProgress,
+    max_block_bytes: int = MAX_BLOCK_BYTES,
+) -> VerifyReport:
     """Check all that the newest sound generation lists."""
     generation, bad = newest_sound(store)
-    return verify_generation(store, generation, bad, source, full, on_progress)
+    return verify_generation(store, generation, bad, source, full, on_progress, max_block_bytes)
 
 
 def verify_generation(
-    store: Store, generation: Generation, bad: list[Bad], source: Source | None, full: bool, on_progress: OnProgress
+    store: Store,
+    generation: Generation,
+    bad: list[Bad],
+    source: Source | None,
+    full: bool,
+    on_progress: OnProgress,
+    max_block_bytes: int = MAX_BLOCK_BYTES,
 ) -> VerifyReport:
     """Check all that a generation lists, beside what is known to be bad."""
     started = time.monotonic()
     bad = [*bad, *index_problems(store, generation), *identity_problems(store, generation)]
     bad += outdated_layers(generation)
     listed = [(layer, record) for layer in generation.layers for record in generation.layers[layer].records()]
-    found, checked_bytes = _check_all(store, listed, full, on_progress)
+    found, checked_bytes = _check_all(
+        listed, partial(check_chunk, store, full=full, limit=max_block_bytes), on_progress
+    )
     gone = [(layer, record.chunk) for (layer, record), problems in zip(listed, found, strict=True) if problems is None]
     bad += [problem for problems in found if problems for problem in problems]
     bad += orphan_problems(generation)
@@ -267,13 +283,15 @@ def _planned_count(store: Store) -> int | None:
     return len(plan) if plan.segments else None
 
 
-def check_chunk(store: Store, layer: str, record: ChunkRecord, full: bool) -> list[Bad] | None:
+def check_chunk(
+    store: Store, layer: str, record: ChunkRecord, full: bool, limit: int = MAX_BLOCK_BYTES
+) -> list[Bad] | None:
     """What is wrong with one chunk; None where its file is gone."""
     key = layout.chunk(layer, record.chunk, record.revision)
     try:
         pieces = Pieces(store, key)
         if len(pieces) == record.size and pieces.sha256 == record.sha256:
-            return _content_problem(pieces, key, layer, record) if full else []
+            return _content_problem(pieces, key, layer, record, limit) if full else []
         return _locate(pieces, key, layer, record)
     except Missing:
         return None
@@ -284,15 +302,13 @@ def check_chunk(store: Store, layer: str, record: ChunkRecord, full: bool) -> li
 
 
 def _check_all(
-    store: Store, listed: list[Listed], full: bool, on_progress: OnProgress
+    listed: list[Listed], check: Callable[[str, ChunkRecord], list[Bad] | None], on_progress: OnProgress
 ) -> tuple[list[list[Bad] | None], int]:
     total = sum(record.size for _, record in listed)
     found: list[list[Bad] | None] = []
     started, read = time.monotonic(), 0
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-        for (_, record), problems in zip(
-            listed, pool.map(lambda one: check_chunk(store, one[0], one[1], full), listed), strict=True
-        ):
+        for (_, record), problems in zip(listed, pool.map(lambda one: check(*one), listed), strict=True):
             found.append(problems)
             read += record.size
             on_progress(
@@ -340,9 +356,9 @@ def _locate(view: View, key: str, layer: str, record: ChunkRecord) -> list[Bad]:
     return bad or [rest]
 
 
-def _content_problem(view: View, key: str, layer: str, record: ChunkRecord) -> list[Bad]:
+def _content_problem(view: View, key: str, layer: str, record: ChunkRecord, limit: int) -> list[Bad]:
     try:
-        check_chunk_content(ChunkFile(view, key))
+        check_chunk_content(ChunkFile(view, key), limit)
     except ForebayError as error:
         return [Bad(key=key, problem=str(error), layer=layer, chunk=record.chunk)]
     return []

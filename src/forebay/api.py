@@ -79,7 +79,7 @@ from forebay.errors import (
 from forebay.format import layout
 from forebay.format.codec import MAX_BLOCK_BYTES
 from forebay.format.generation import ChunkTable, Generation
-from forebay.format.key import hmac_key
+from forebay.format.key import hmac_key, short_key_note
 from forebay.kinds import recipe_class, remote_source, reopen_recipe, reopen_source
 from forebay.recipe import AnyRecipe, LayerRecipe, Recipe, dependencies_of, reads_of, versions_of
 from forebay.source import Source, left_out_notes
@@ -124,7 +124,7 @@ def build(
         if source is not None and _is_long_work(store, source):
             engine.get_ready(recipe, 1 if memory_limit else _worker_count(workers))
         settled, notes = settle(store, source, recipe, name)
-        notes = (*notes, *left_out_notes(source, store.address))
+        notes = (*notes, *left_out_notes(source, store.address), *short_key_note(hmac_key()))
         told = _told_in_bytes(source, on_progress or _silent)
         terms = _terms(settled, workers, memory_limit, max_failures, lease_seconds, told)
         place = _prepared(store, source, settled, name, terms, skip_unreadable).noting(notes)
@@ -182,7 +182,7 @@ def grow(
         told = _told_in_bytes(source, on_progress or _silent)
         terms = _terms(own, workers, memory_limit, max_failures, lease_seconds, told)
         alike = named_alike(source, load_plan(store))
-        notes = (*notes, *left_out_notes(source, store.address))
+        notes = (*notes, *left_out_notes(source, store.address), *short_key_note(hmac_key()))
         plan, _ = append_to_plan(store, alike, own, partial(_planning, terms), memory_limit, skip_unreadable)
         before = newest_generation(store)
         place = base_workplace(store, alike, own, base, plan, before, skip_unreadable)
@@ -431,9 +431,11 @@ def rekey(
     """Sign the generations of a cache with another key, after checking every byte that they list.
 
     `old_key` is the key that they are tagged with, None where they carry no tag; `new_key` is the key to sign them
-    with, unless one is passed the one in FOREBAY_HMAC_KEY.
+    with, at least 16 bytes, unless one is passed the one in FOREBAY_HMAC_KEY. Adding a key changes the digest that
+    `open_cache(digest=…)` compares; replacing one by another does not.
     """
-    return rekey_cache(open_store(root), old_key, new_key or hmac_key(), on_progress or _silent)
+    new = hmac_key() if new_key is None else new_key
+    return rekey_cache(open_store(root), old_key, new, on_progress or _silent)
 
 
 def copy(root: Root, destination: Root, *, on_progress: OnProgress | None = None) -> CopyReport:

@@ -89,7 +89,7 @@ def test_a_key_signs_no_generation_whose_chunk_cannot_be_read(tmp_path: Path) ->
     first = fb.build(tmp_path / "cache", source, fb.RawRecipe(), workers=0).generation or 0
     (tmp_path / "lines.txt").write_bytes(b"another line\n")
     fb.refresh(tmp_path / "cache", workers=0)
-    report = fb.rekey(BadFile(tmp_path / "cache", "layers/raw/000000.safetensors"), new_key=b"a key")
+    report = fb.rekey(BadFile(tmp_path / "cache", "layers/raw/000000.safetensors"), new_key=b"a key of 16 bytes")
     assert report.removed[first] == "'layers/raw/000000.safetensors' is not what it lists"
     assert report.tagged == (report.generation,)
 

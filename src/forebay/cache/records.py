@@ -264,6 +264,8 @@ class RekeyReport(msgspec.Struct, frozen=True, kw_only=True):
     digest: str  # SHA-256 of the newest generation, as it is now
     tagged: tuple[int, ...]  # generations that carry a tag of the new key now
     removed: dict[int, str]  # older generations that could not be signed -> why
+    already: tuple[int, ...] = ()  # those that carried it before
+    digest_before: str = ""  # another one where a key was added; what pins it is to be changed
     checked_bytes: int
     seconds: float
 

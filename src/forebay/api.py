@@ -28,6 +28,7 @@ from forebay.cache.prepare import prepare_base, prepare_layer
 from forebay.cache.publish import (
     builder_versions,
     chunk_files,
+    generation_numbers,
     layers_of,
     listed_plan,
     load_generation,
@@ -582,16 +583,21 @@ def _reopened(check_source: bool, description: Mapping[str, Any]) -> Source | No
 
 def _why_unchecked(store: Store, asked: Source | None) -> str:
     """Why a source was not checked, and what to do about it."""
-    if asked is not None:
-        return "the source was not checked: it could not be reached"
     try:
         plan = load_plan(store)
-        remote = remote_source(plan.source) if plan.segments else ""
-    except (UnknownKind, LibraryMissing, Damaged):
-        remote = ""
-    if remote:
-        return f"the source '{remote}' was not checked; pass --check-source (check_source=True) to contact it"
-    return "the source was not checked: its kind is not installed"
+    except Damaged as error:
+        return f"the source was not checked: {error}"
+    if not plan.segments:
+        gone = f"'{layout.plan_segment(0)}' is gone; run `forebay repair {store.address}`"
+        return f"the source was not checked: {gone if generation_numbers(store) else 'nothing is planned yet'}"
+    if asked is None:
+        try:
+            if remote := remote_source(plan.source):
+                return f"the source '{remote}' was not checked; pass --check-source (check_source=True) to contact it"
+            reopen_source(plan.source)
+        except (UnknownKind, LibraryMissing, SourceInvalid, SourceNeeded) as error:
+            return f"the source was not checked: {error}"
+    return "the source was not checked: it could not be reached, or the plan is damaged"
 
 
 def layer_name(recipe: AnyRecipe) -> str:

@@ -570,7 +570,7 @@ class BuildStopped(KeyboardInterrupt):
 class StateMismatch(ForebayError):
     def __init__(self, root: str, differs: Mapping[str, tuple[object, object]]) -> None:
         self.root, self.differs = root, dict(differs)
-        shown = ", ".join(f"{name} {then!r} then, {now!r} now" for name, (then, now) in differs.items())
+        shown = "; ".join(f"{name}: {then} then, {now} now" for name, (then, now) in differs.items())
         super().__init__(
             f"the state does not belong to this loader over '{root}': {shown}; open the cache and make the loader as "
             f"they were, or start without the state"

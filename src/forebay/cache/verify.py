@@ -33,6 +33,7 @@ from forebay.errors import (
     HubUnreachable,
     IndexCorrupt,
     KeyRefused,
+    NotForebay,
     NothingPublished,
 )
 from forebay.format import layout
@@ -125,7 +126,7 @@ def newest_sound(store: Store, *, past_refused: bool = False) -> tuple[Generatio
         except Damaged as error:
             if isinstance(error, FormatTooNew) and is_whole(load_index(store, key)):
                 raise  # it is sound, and of a newer forebay, which alone may judge it
-            problem = str(error)
+            problem = _problem_of(error)
         if problem:
             bad.append(Bad(key=key, problem=problem))
         else:
@@ -162,6 +163,11 @@ def _is_not_of(store: Store, generation: Generation, newer: Generation | None) -
     return f"it is of another cache (id {id_here}; '{layout.CACHE}' says {own})"
 
 
+def _problem_of(error: ForebayError) -> str:
+    """What is wrong, without the place and the advice, which the report has beside it."""
+    return error.problem if isinstance(error, IndexCorrupt | NotForebay) else str(error)
+
+
 def _head_is_right(store: Store, layer: str, record: ChunkRecord) -> bool:
     try:
         return head_problem(Pieces(store, layout.chunk(layer, record.chunk, record.revision)), record) is None
@@ -191,8 +197,7 @@ def identity_problems(store: Store, generation: Generation) -> list[Bad]:
             if segment.identities:
                 load_identities(store, segment)
         except Damaged as error:
-            problem = error.problem if isinstance(error, IndexCorrupt) else str(error)
-            found.append(Bad(key=layout.identities(number, segment.identities), problem=problem))
+            found.append(Bad(key=layout.identities(number, segment.identities), problem=_problem_of(error)))
     return found
 
 
@@ -296,7 +301,7 @@ def check_chunk(
     except Missing:
         return None
     except Damaged as error:
-        return [Bad(key=key, problem=str(error), layer=layer, chunk=record.chunk)]
+        return [Bad(key=key, problem=_problem_of(error), layer=layer, chunk=record.chunk)]
     except OSError as error:  # a bad sector, or a file that shrinks
         return [Bad(key=key, problem=f"it cannot be read: {error}", layer=layer, chunk=record.chunk)]
 
@@ -334,7 +339,7 @@ def _locate(view: View, key: str, layer: str, record: ChunkRecord) -> list[Bad]:
     try:
         file = ChunkFile(view, key)
     except ForebayError as error:
-        return [Bad(key=key, problem=str(error), layer=layer, chunk=chunk)]
+        return [Bad(key=key, problem=_problem_of(error), layer=layer, chunk=chunk)]
     bad = [
         Bad(
             key=key,
@@ -360,7 +365,7 @@ def _content_problem(view: View, key: str, layer: str, record: ChunkRecord, limi
     try:
         check_chunk_content(ChunkFile(view, key), limit)
     except ForebayError as error:
-        return [Bad(key=key, problem=str(error), layer=layer, chunk=record.chunk)]
+        return [Bad(key=key, problem=_problem_of(error), layer=layer, chunk=record.chunk)]
     return []
 
 
@@ -370,7 +375,7 @@ def _text_problem(store: Store, key: str, text: str) -> Bad | None:
     except Missing:
         return Bad(key=key, problem="it is gone")
     except Damaged as error:
-        return Bad(key=key, problem=str(error))
+        return Bad(key=key, problem=_problem_of(error))
     return None if same else Bad(key=key, problem="it is not what the generation was published with")
 
 
@@ -380,7 +385,7 @@ def _digest_problem(store: Store, key: str, digest: str) -> Bad | None:
     except Missing:
         return Bad(key=key, problem="it is gone")
     except Damaged as error:
-        return Bad(key=key, problem=str(error))
+        return Bad(key=key, problem=_problem_of(error))
     return None if same else Bad(key=key, problem="its SHA-256 is not the published one")
 
 
@@ -391,7 +396,7 @@ def _segment_problem(store: Store, number: int, digest: str) -> Bad | None:
     except Missing:
         return Bad(key=key, problem="it is gone")
     except Damaged as error:
-        return Bad(key=key, problem=str(error))
+        return Bad(key=key, problem=_problem_of(error))
     return None if found == digest else Bad(key=key, problem="it is not the segment that was published")
 
 

@@ -78,7 +78,8 @@ def load_index(store: Store, key: str, in_memory: int = IN_MEMORY_BYTES) -> memo
 
 
 def _read_through(store: Store, key: str, in_memory: int) -> memoryview:
-    pieces, size = [], 0
+    pieces: list[bytes] = []
+    size = 0
     while piece := store.read(key, size, size + PIECE_BYTES):
         size += len(piece)
         pieces = [*pieces, piece] if size <= in_memory else []

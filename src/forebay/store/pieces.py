@@ -14,7 +14,7 @@ PIECE_BYTES = 4 << 20
 
 IN_MEMORY_BYTES = 64 << 20  # of an index file; a generation of 100,000 chunks has some 20 MB
 
-_TRIES = (0.0, 0.1, 0.5)  # seconds to wait before reading again
+_PAUSES = (0.1, 0.5)  # seconds, before what cannot be read is tried again
 
 
 class View(Protocol):
@@ -66,15 +66,16 @@ def load_index(store: Store, key: str, in_memory: int = IN_MEMORY_BYTES) -> memo
 
     What is larger than `in_memory` is read through, and only then mapped.
     """
-    for pause in _TRIES:
-        time.sleep(pause)
+    for pause in (*_PAUSES, None):
         try:
             return _read_through(store, key, in_memory)
         except OSError as error:
             if error.errno != errno.EIO:
                 raise
-            problem = f"it cannot be read: {error.strerror}"
-    raise IndexCorrupt(store.address, key, problem)
+            if pause is None:
+                raise IndexCorrupt(store.address, key, f"it cannot be read: {error.strerror}") from error
+            time.sleep(pause)
+    raise AssertionError("the last try returns or raises")
 
 
 def _read_through(store: Store, key: str, in_memory: int) -> memoryview:

@@ -94,7 +94,7 @@ def test_equal_recipes_have_one_fingerprint_whatever_their_class_and_order_of_ke
     [
         (Words(size=513), ["size"]),
         (Words(letters=("a",), size=1), ["letters", "size"]),
-        (Words(table={"x": 2.0}), ["table"]),
+        (Words(table={"x": 2.0}), ["table.y"]),
         (Revised(), ["revision"]),
         (Renamed(size=5), ["kind", "size"]),
         (Dependent(), ["weights.bin"]),
@@ -111,11 +111,26 @@ def test_another_dependency_is_named():
 
 
 def test_what_differs_is_shown_as_it_is_kept_and_as_it_is_given():
-    assert differing_fields(kept(Words()), Words(size=513)) == {"size": "512 here, 513 given"}
+    assert differing_fields(kept(Words()), Words(size=513)) == {"size": "512 → 513"}
     fields = {name: value for name, value in fields_of(Words()).items() if name != "limit"}
-    assert differing_fields(kept(Words(), fields=fields), Words()) == {"limit": "nothing here, null given"}
+    assert differing_fields(kept(Words(), fields=fields), Words()) == {"limit": "nothing → null"}
     long = differing_fields(kept(Words()), Words(letters=("word",) * 99))["letters"]
-    assert long == '["a","\\u00fc"] here, ["word","word","word","… given'
+    assert long == '["a","\\u00fc"] → ["word","word","word","w…'
+
+
+def test_of_long_values_the_part_is_shown_in_which_they_differ():
+    many = ("word",) * 99
+    old, new = Words(letters=(*many, "left", *many)), Words(letters=(*many, "right", *many))
+    shown = differing_fields(kept(old), new)["letters"]
+    assert "left" in shown.partition(" → ")[0]
+    assert "right" in shown.partition(" → ")[2]
+    assert len(shown) < 80
+
+
+def test_of_a_field_that_holds_fields_only_those_that_differ_are_named():
+    fields = {**fields_of(Words()), "size": {"width": 5, "height": 7}}
+    found = differing_fields(kept(Words(), fields=fields), Words())
+    assert found == {"size": "nothing → 512", "size.height": "7 → nothing", "size.width": "5 → nothing"}
 
 
 def test_a_field_that_is_new_is_named_even_where_it_is_none():

@@ -29,6 +29,7 @@ from forebay.cache.prepare import prepare_base, prepare_layer
 from forebay.cache.publish import (
     builder_versions,
     chunk_files,
+    generation_numbers,
     layers_of,
     listed_plan,
     load_generation,
@@ -78,8 +79,9 @@ from forebay.errors import (
     UnknownKind,
 )
 from forebay.format import layout
+from forebay.format.codec import MAX_BLOCK_BYTES
 from forebay.format.generation import ChunkTable, Generation
-from forebay.format.key import hmac_key
+from forebay.format.key import hmac_key, short_key_note
 from forebay.kinds import WRONG, recipe_class, remote_source, reopen_recipe, reopen_source
 from forebay.recipe import AnyRecipe, LayerRecipe, Recipe, dependencies_of, reads_of, versions_of
 from forebay.source import Source, source_notes
@@ -124,7 +126,7 @@ def build(
         if source is not None and _is_long_work(store, source):
             engine.get_ready(recipe, 1 if memory_limit else _worker_count(workers))
         settled, notes = settle(store, source, recipe, name)
-        notes = (*notes, *source_notes(source, store.address))
+        notes = (*notes, *source_notes(source, store.address), *short_key_note(hmac_key()))
         told = _told_in_bytes(source, on_progress or _silent)
         terms = _terms(settled, workers, memory_limit, max_failures, lease_seconds, told)
         place = _prepared(store, source, settled, name, terms, skip_unreadable).noting(notes)
@@ -182,7 +184,7 @@ def grow(
         told = _told_in_bytes(source, on_progress or _silent)
         terms = _terms(own, workers, memory_limit, max_failures, lease_seconds, told)
         alike = named_alike(source, load_plan(store))
-        notes = (*notes, *source_notes(source, store.address))
+        notes = (*notes, *source_notes(source, store.address), *short_key_note(hmac_key()))
         plan, _ = append_to_plan(store, alike, own, partial(_planning, terms), memory_limit, skip_unreadable)
         before = newest_generation(store)
         place = base_workplace(store, alike, own, base, plan, before, skip_unreadable)
@@ -313,20 +315,22 @@ def verify(
     cache_id: str | None = None,
     min_generation: int | None = None,
     digest: str | None = None,
+    max_block_bytes: int = MAX_BLOCK_BYTES,
     on_progress: OnProgress | None = None,
 ) -> VerifyReport:
     """Check every published byte against its digest; `full` also decodes all rows and hashes the source again.
 
     A source on another machine that the cache names is asked only with `check_source`, or where it is passed.
-    `cache_id`, `min_generation` and `digest` refuse another cache in this place, as `open_cache` does.
+    `cache_id`, `min_generation` and `digest` refuse another cache in this place, as `open_cache` does, and
+    `max_block_bytes` bounds what one compressed block decodes to.
     """
+    if max_block_bytes < 1:
+        raise ValueError(f"max_block_bytes must be at least 1 (got {max_block_bytes})")
     store = open_store(root)
     if (cache_id, min_generation, digest) != (None, None, None):
         check_pins(store, load_generation(store), cache_id, min_generation, digest)
     asked = source or _kept_source(store, check_source)
-    report = verify_cache(store, asked, full, on_progress or _silent)
-    if any(layout.parse_segment(bad.key) is not None for bad in report.bad):
-        return msgspec.structs.replace(report, source_note="the source was not checked: the plan is damaged")
+    report = verify_cache(store, asked, full, on_progress or _silent, max_block_bytes)
     return msgspec.structs.replace(report, source_note="" if report.source_checked else _why_unchecked(store, asked))
 
 
@@ -437,9 +441,11 @@ def rekey(
     """Sign the generations of a cache with another key, after checking every byte that they list.
 
     `old_key` is the key that they are tagged with, None where they carry no tag; `new_key` is the key to sign them
-    with, unless one is passed the one in FOREBAY_HMAC_KEY.
+    with, at least 16 bytes, unless one is passed the one in FOREBAY_HMAC_KEY. Adding a key changes the digest that
+    `open_cache(digest=…)` compares; replacing one by another does not.
     """
-    return rekey_cache(open_store(root), old_key, new_key or hmac_key(), on_progress or _silent)
+    new = hmac_key() if new_key is None else new_key
+    return rekey_cache(open_store(root), old_key, new, on_progress or _silent)
 
 
 def copy(root: Root, destination: Root, *, on_progress: OnProgress | None = None) -> CopyReport:
@@ -586,16 +592,21 @@ def _reopened(check_source: bool, description: Mapping[str, Any]) -> Source | No
 
 def _why_unchecked(store: Store, asked: Source | None) -> str:
     """Why a source was not checked, and what to do about it."""
-    if asked is not None:
-        return "the source was not checked: it could not be reached"
     try:
         plan = load_plan(store)
-        remote = remote_source(plan.source) if plan.segments else ""
-    except (UnknownKind, LibraryMissing, Damaged):
-        remote = ""
-    if remote:
-        return f"the source '{remote}' was not checked; pass --check-source (check_source=True) to contact it"
-    return "the source was not checked: its kind is not installed"
+    except Damaged as error:
+        return f"the source was not checked: {error}"
+    if not plan.segments:
+        gone = f"'{layout.plan_segment(0)}' is gone; run `forebay repair {store.address}`"
+        return f"the source was not checked: {gone if generation_numbers(store) else 'nothing is planned yet'}"
+    if asked is None:
+        try:
+            if remote := remote_source(plan.source):
+                return f"the source '{remote}' was not checked; pass --check-source (check_source=True) to contact it"
+            reopen_source(plan.source)
+        except (UnknownKind, LibraryMissing, SourceInvalid, SourceNeeded) as error:
+            return f"the source was not checked: {error}"
+    return "the source was not checked: it could not be reached, or the plan is damaged"
 
 
 def layer_name(recipe: AnyRecipe) -> str:

@@ -566,13 +566,11 @@ class BuildStopped(KeyboardInterrupt):
 
 
 class StateMismatch(ForebayError):
-    def __init__(self, root: str, differs: Mapping[str, tuple[object, object]]) -> None:
+    def __init__(self, root: str, differs: Mapping[str, tuple[object, object]], advice: str = "") -> None:
         self.root, self.differs = root, dict(differs)
-        shown = ", ".join(f"{name} {then!r} then, {now!r} now" for name, (then, now) in differs.items())
-        super().__init__(
-            f"the state does not belong to this loader over '{root}': {shown}; open the cache and make the loader as "
-            f"they were, or start without the state"
-        )
+        way = advice or "open the cache and make the loader as they were, or start without the state"
+        shown = "; ".join(f"{name}: {then} then, {now} now" for name, (then, now) in differs.items())
+        super().__init__(f"the state does not belong to this loader over '{root}': {shown}; {way}")
 
 
 class RanksDisagree(ForebayError):

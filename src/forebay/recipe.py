@@ -238,7 +238,10 @@ def document(
 def differing_fields(
     kept: RecipeDocument, recipe: AnyRecipe, inputs: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """What a kept recipe and another one do not share: name -> what it is in each."""
+    """What a kept recipe and another one do not share: name -> what it is in the kept one → in the other.
+
+    Of a field that holds fields, those that differ are named: `a.b`.
+    """
     now = inputs_in(kept.dependencies) if inputs is None else inputs
     names = ("kind", "revision")
     fields = (_without_places(fields, recipe) for fields in (kept.fields, fields_of(recipe)))
@@ -247,9 +250,10 @@ def differing_fields(
         (next(fields), next(fields)),
         (kept.dependencies, {**dependencies_of(recipe), **now}),
     )
+    flat = [(_flat(old), _flat(new)) for old, new in pairs]
     return {
-        name: f"{_shown(old, name)} here, {_shown(new, name)} given"
-        for old, new in pairs
+        name: " → ".join(_excerpts(_written(old, name), _written(new, name)))
+        for old, new in flat
         for name in sorted(old.keys() | new.keys())
         if _written(old, name) != _written(new, name)
     }
@@ -275,10 +279,27 @@ def _without_places(fields: Mapping[str, Any], recipe: AnyRecipe) -> dict[str, A
     return left
 
 
-def _shown(fields: Mapping[str, Any], name: str) -> str:
-    """A field in an error's text; of a long one, as of a hash, the beginning tells enough."""
-    text = (_written(fields, name) or b"nothing").decode()
-    return text if len(text) <= SHOWN_MARKS else f"{text[: SHOWN_MARKS - 1]}…"
+def _flat(fields: Mapping[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in fields.items():
+        if isinstance(value, Mapping) and value:
+            found |= {f"{name}.{inner}": kept for inner, kept in _flat(value).items()}
+        else:
+            found[name] = value
+    return found
+
+
+def _excerpts(*fields: bytes | None) -> list[str]:
+    """Two values of a field in an error's text; of long ones the part in which they begin to differ."""
+    texts = [(field or b"nothing").decode() for field in fields]
+    differ = (at for at, (old, new) in enumerate(zip(*texts, strict=False)) if old != new)
+    start = max(0, next(differ, min(map(len, texts))) - SHOWN_MARKS // 2)
+    if all(len(text) <= SHOWN_MARKS for text in texts):
+        return texts
+    return [
+        f"{'…' if start else ''}{text[start : start + SHOWN_MARKS]}{'…' if len(text) > start + SHOWN_MARKS else ''}"
+        for text in texts
+    ]
 
 
 def _written(fields: Mapping[str, Any], name: str) -> bytes | None:

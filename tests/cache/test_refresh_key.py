@@ -131,8 +131,8 @@ def test_what_a_refresh_did_is_copied_rekeyed_cleaned_and_repaired(
     (root / AMENDMENT).unlink()
     assert "or was refreshed" in fb.repair(root, source=source(root), recipe=LineRecipe(), workers=0).failed[AMENDMENT]
     assert fb.repair(root, copy=tmp_path / "copy", workers=0).failed == {}
-    fb.rekey(root, old_key=b"a secret", new_key=b"another")
-    monkeypatch.setenv(VARIABLE, "another")
+    fb.rekey(root, old_key=b"a secret", new_key=b"another key of 16 bytes")
+    monkeypatch.setenv(VARIABLE, "another key of 16 bytes")
     assert_whole(root)
 
 

@@ -7,6 +7,7 @@ from itertools import combinations
 from pathlib import Path
 
 import pytest
+from tests.cli.running import run
 from tests.layer_recipes import flip, tree, write_lines
 
 import forebay as fb
@@ -84,7 +85,10 @@ def test_the_source_alone_brings_back_what_a_generation_still_describes(root: Pa
     report = fb.repair(root, workers=0)
     assert report.failed == {}
     assert fb.verify(root, full=True).sound
-    if "generation" not in names:  # else a bad chunk is not listed any more, and the next build makes it
+    if {"generation", "lost chunk"} <= {*names}:  # nothing says any more that this chunk was ever built
+        assert [one.missing for one in fb.gaps(root)] == [(0,)]
+        assert "1 planned chunk(s) of layer 'raw' have no file" in str(report.replaced)
+    else:
         assert rows(root) == before
     fb.build(root, fb.sources.lines(root.parent / "raw"), fb.RawRecipe(chunk_bytes=300), workers=0)
     assert rows(root) == before
@@ -231,16 +235,75 @@ def test_a_sound_chunk_of_another_source_is_not_taken_for_one_of_this_cache(
     """Same recipe, same number, right by all its sums: only the source can tell, so it is asked."""
     before = rows(root)
     write_lines(tmp_path / "raw/a.txt", 500, 120)
-    source = fb.sources.lines(root.parent / "raw")
     fb.build(tmp_path / "cache", fb.sources.lines(tmp_path / "raw"), fb.RawRecipe(chunk_bytes=300), workers=0)
     shutil.copyfile(tmp_path / "cache" / CHUNK, root / CHUNK)
     if all_generations:
         shutil.rmtree(root / "generations")
     else:
         flip(root / "generations/000000.safetensors", 4500)
-        fb.repair(root, workers=0)
-        assert set(rows(root)) < set(before)
-    report = fb.build(root, source, fb.RawRecipe(chunk_bytes=300), workers=0)
-    assert any("or not of this source, and were made again" in note for note in report.notes)
+        report = fb.repair(root, workers=0)
+        assert "it was made from the source" in report.replaced["layers/raw/000001.r1.safetensors"]
+        assert rows(root) == before
+    source = fb.sources.lines(root.parent / "raw")
+    build = fb.build(root, source, fb.RawRecipe(chunk_bytes=300), workers=0)
+    assert any("or not of this source, and were made again" in note for note in build.notes) == all_generations
     assert rows(root) == before
     assert fb.verify(root, full=True).sound
+
+
+def test_a_damaged_chunk_that_no_readable_generation_lists_is_made_again_in_the_same_repair(root: Path) -> None:
+    before = rows(root)
+    DAMAGES["generation"](root)
+    DAMAGES["chunk"](root)
+    report = fb.repair(root, workers=0)
+    assert report.failed == {}
+    assert "it was made from the source" in report.replaced[CHUNK]
+    assert rows(root) == before
+    assert [one.missing for one in fb.gaps(root)] == [()]
+    assert fb.verify(root).gaps == {}
+
+
+def test_a_damaged_chunk_that_cannot_be_made_again_is_a_failure_with_a_way_out_every_time(root: Path) -> None:
+    before = rows(root)
+    DAMAGES["generation"](root)
+    DAMAGES["chunk"](root)
+    away = root.parent / "away"
+    (root.parent / "raw").rename(away)
+    try:
+        for _ in range(2):
+            report = fb.repair(root, workers=0)
+            assert list(report.failed) == [CHUNK]
+            assert f"run `forebay build {root}`" in report.failed[CHUNK]
+        layer = fb.status(root).layers[0]
+        assert (layer.present - layer.listed, layer.unlisted) == (1, (1,))
+        assert [(one.missing, one.unlisted) for one in fb.gaps(root)] == [((), (1,))]
+    finally:
+        away.rename(root.parent / "raw")
+    assert list(fb.repair(root, workers=0).replaced) == [CHUNK]
+    assert rows(root) == before
+
+
+def test_what_is_not_a_copy_of_a_cache_is_refused_before_anything_is_written(root: Path, tmp_path: Path) -> None:
+    (tmp_path / "pictures").mkdir()
+    (tmp_path / "pictures/notes.txt").write_text("mine")
+    for damage in (lambda root: None, DAMAGES["generation"], DAMAGES["chunk"]):
+        damage(root)
+        before = tree(root)
+        for copy in (tmp_path / "pictures", tmp_path / "absent"):
+            with pytest.raises(ForebayError, match=rf"'{copy}' is not a cache.*name a copy made with `forebay copy"):
+                fb.repair(root, copy=copy, workers=0)
+        with pytest.raises(ForebayError, match="is the cache itself; name a copy"):
+            fb.repair(root, copy=root, workers=0)
+        assert tree(root) == before
+    assert not (tmp_path / "absent").exists()
+
+
+def test_generations_that_come_back_from_a_copy_are_reported(root: Path) -> None:
+    before = rows(root)
+    shutil.rmtree(root / "generations")
+    report = fb.repair(root, copy=root.parent / "copy", workers=0)
+    key = f"generations/{report.generation:06d}.safetensors"
+    assert f"generation 0 of the copy at '{root.parent / 'copy'}'" in report.replaced[key]
+    assert rows(root) == before
+    shutil.rmtree(root / "generations")
+    assert key in run("repair", root, "--from", root.parent / "copy", "--workers", 0).out

@@ -6,7 +6,8 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from tests.layer_recipes import LengthLayer, LineRecipe, number_cache, write_lines
+from tests.cli.running import run
+from tests.layer_recipes import LengthLayer, LineRecipe, layered_cache, number_cache, write_lines
 
 import forebay as fb
 from forebay.cache import publish as publishing
@@ -206,3 +207,52 @@ def test_a_recipe_that_could_not_be_read_back_is_never_kept(tmp_path, monkeypatc
     with pytest.raises(RecipeInvalid, match="'length' cannot be kept: it has two columns of one name"):
         fb.build(root, None, LengthLayer(), workers=0)
     assert not (root / "layers/length").exists()
+
+
+@pytest.mark.parametrize("text", [b"{}", b"", b"\xff", b"[" * 100_000])
+def test_a_layer_folder_that_is_not_sound_and_not_published_is_foreign_and_hides_no_other(tmp_path, text):
+    root = layered_cache(tmp_path)
+    strays = ("layers/evil/000000.safetensors", "layers/evil/recipe.json")
+    (root / "layers/evil").mkdir()
+    (root / strays[0]).write_bytes(b"mine")
+    (root / strays[1]).write_bytes(text)
+    status = fb.status(root)
+    assert [layer.layer for layer in status.layers] == ["length", "numbers"]
+    assert status.complete
+    assert status.foreign == fb.verify(root).foreign == strays
+    assert fb.verify(root).sound
+    assert [one.layer for one in fb.gaps(root)] == ["length", "numbers"]
+    assert [one.layer for one in fb.summarize(root).layers] == ["length", "numbers"]
+    assert fb.repair(root, recipe=LineRecipe(), workers=0).failed == {}
+    assert build(root).made == 0
+    assert all((root / key).exists() for key in strays)
+    shown = run("status", root).out
+    assert all(key in shown for key in strays)
+
+
+def test_a_layer_that_is_published_and_whose_recipe_is_damaged_is_not_foreign(tmp_path):
+    root = layered_cache(tmp_path)
+    (root / "layers/length/recipe.json").write_text("{}")
+    with pytest.raises(IndexCorrupt, match=r"'layers/length/recipe.json' of the cache .* run `forebay repair"):
+        fb.status(root)
+    assert fb.verify(root).foreign == ()
+
+
+def test_the_damaged_recipe_of_a_cache_that_is_not_published_is_still_an_error(tmp_path):
+    root = number_cache(tmp_path)
+    shutil.rmtree(root / "generations")
+    (root / "layers/numbers/recipe.json").write_text("{}")
+    with pytest.raises(IndexCorrupt, match=r"'layers/numbers/recipe.json'"):
+        fb.status(root)
+
+
+def test_chunk_files_that_are_not_planned_are_foreign(tmp_path):
+    root = number_cache(tmp_path)
+    strays = ("layers/numbers/000005.safetensors", "layers/numbers/000777.r2.safetensors")
+    for stray in strays:
+        shutil.copyfile(root / "layers/numbers/000001.safetensors", root / stray)
+    assert fb.verify(root).foreign == strays
+    assert fb.status(root).foreign == strays
+    assert fb.status(root).complete
+    (root / "plan/000000.safetensors").write_bytes(b"")
+    assert fb.verify(root).foreign == (), "without a plan, none is known not to be planned"

@@ -296,7 +296,7 @@ def test_a_keyed_reader_finds_what_no_block_sum_covers(tmp_path: Path, monkeypat
     (tmp_path / "raw/a.txt").write_bytes(b"000001\nnone\n000002\n")
     source = fb.sources.lines(tmp_path / "raw")
     for name, key in (("open", ""), ("keyed", "secret")):
-        monkeypatch.setenv(VARIABLE, key)
+        monkeypatch.setenv(VARIABLE, key) if key else monkeypatch.delenv(VARIABLE, raising=False)
         fb.build(tmp_path / name, source, LineRecipe(), workers=0)
         path = chunk_path(tmp_path / name, 0)
         flip(path, path.stat().st_size - 4)
@@ -412,3 +412,28 @@ def test_a_recipe_json_that_is_none_says_what_it_is(tmp_path: Path, value: bytes
     (root / "layers/numbers/recipe.json").write_bytes(value)
     with pytest.raises(fb.errors.Damaged, match=said):
         fb.build(root, fb.sources.lines(tmp_path / "raw"), LineRecipe(), workers=0)
+
+
+def test_of_a_damaged_plan_the_note_says_what_is_damaged_and_what_to_do(tmp_path: Path) -> None:
+    root = number_cache(tmp_path)
+    flip(root / "plan/000000.safetensors", 4200)
+    note = fb.verify(root).source_note
+    assert note.startswith("the source was not checked: 'plan/000000.safetensors' of the cache")
+    assert note.endswith(f"its bytes disagree with its digest; run `forebay repair {root}`")
+    (root / "plan/000000.safetensors").unlink()
+    assert fb.verify(root).source_note == (
+        f"the source was not checked: 'plan/000000.safetensors' is gone; run `forebay repair {root}`"
+    )
+
+
+def test_no_message_says_twice_to_run_repair(tmp_path: Path) -> None:
+    root = number_cache(tmp_path)
+    for path in (root / "generations").iterdir():
+        flip(path, 4200)
+    with pytest.raises(IndexCorrupt) as error:
+        fb.verify(root)
+    assert str(error.value).count("run `forebay") == 1
+    flip(root / "plan/000000.safetensors", 4200)
+    with pytest.raises(IndexCorrupt) as error:
+        fb.status(root)
+    assert str(error.value).count("run `forebay") == 1

@@ -2,20 +2,24 @@
 
 import errno
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.cli.running import run
 from tests.format.made import encode
 
 import forebay as fb
 from forebay.cache.work import write_revision
 from forebay.columns import DTYPES, Column, Dtype
+from forebay.errors import IndexCorrupt
 from forebay.format import layout
 from forebay.format.chunk_file import ChunkFile
 from forebay.source import Source
 from forebay.store import LocalStore
-from forebay.store.pieces import PIECE_BYTES, Pieces
+from forebay.store.base import Buffer, Missing
+from forebay.store.pieces import PIECE_BYTES, Pieces, load_index
 
 
 class BadSectors(LocalStore):
@@ -85,7 +89,7 @@ def test_a_key_signs_no_generation_whose_chunk_cannot_be_read(tmp_path: Path) ->
     first = fb.build(tmp_path / "cache", source, fb.RawRecipe(), workers=0).generation or 0
     (tmp_path / "lines.txt").write_bytes(b"another line\n")
     fb.refresh(tmp_path / "cache", workers=0)
-    report = fb.rekey(BadFile(tmp_path / "cache", "layers/raw/000000.safetensors"), new_key=b"a key")
+    report = fb.rekey(BadFile(tmp_path / "cache", "layers/raw/000000.safetensors"), new_key=b"a key of 16 bytes")
     assert report.removed[first] == "'layers/raw/000000.safetensors' is not what it lists"
     assert report.tagged == (report.generation,)
 
@@ -113,3 +117,63 @@ def test_a_bad_block_is_found_without_reading_all_of_it_at_once(tmp_path: Path, 
     assert file.bad_blocks("values") == [(0, (start, stop))]
     assert file.check("values").problem(0) == "its bytes disagree with their sum"
     assert store.largest == PIECE_BYTES
+
+
+class FailingDisk(LocalStore):
+    """A folder on a disk on which one file cannot be read, and on which mapping that file would end the process."""
+
+    def __init__(self, path: Path, key: str) -> None:
+        super().__init__(path)
+        self._key = key
+
+    def map(self, key: str) -> memoryview:
+        assert key != self._key, "a bad sector of a map is a signal"
+        return super().map(key)
+
+    def read(self, key: str, start: int = 0, stop: int | None = None) -> bytes:
+        if key == self._key:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return super().read(key, start, stop)
+
+    def replace(self, key: str, data: Sequence[Buffer]) -> None:
+        super().replace(key, data)
+        self._key = "" if key == self._key else self._key
+
+
+@pytest.mark.parametrize("key", ["generations/000001.safetensors", "plan/000000.safetensors"])
+def test_a_bad_sector_of_the_index_is_reported_and_repaired(tmp_path: Path, key: str) -> None:
+    source = lines_source(tmp_path)
+    fb.build(tmp_path / "cache", source, fb.RawRecipe(chunk_bytes=9000), workers=0, end_chunk=1)
+    fb.build(tmp_path / "cache", source, fb.RawRecipe(chunk_bytes=9000), workers=0)
+    store = FailingDisk(tmp_path / "cache", key)
+    report = fb.verify(store)
+    assert [bad.key for bad in report.bad] == [key]
+    assert "it cannot be read: Input/output error" in report.bad[0].problem
+    assert fb.repair(store, workers=0).failed == {}
+    assert fb.verify(store, full=True).sound
+    assert len(fb.open_cache(store)) == 5000
+
+
+def test_an_index_is_never_mapped_before_all_of_it_was_read(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    store.create("small", [bytes(1000)])
+    store.create("large", [bytes(PIECE_BYTES), b"end"])
+    assert load_index(store, "small") == bytes(1000)
+    assert load_index(store, "large") == load_index(store, "large", in_memory=100) == bytes(PIECE_BYTES) + b"end"
+    for limit in (0, PIECE_BYTES * 2):
+        with pytest.raises(IndexCorrupt, match="it cannot be read: Input/output error"):
+            load_index(FailingDisk(tmp_path, "large"), "large", in_memory=limit)
+    with pytest.raises(Missing):
+        load_index(store, "absent")
+
+
+def test_a_full_check_takes_the_same_limit_of_a_block_as_reading_does(tmp_path: Path) -> None:
+    root = tmp_path / "cache"
+    fb.build(root, lines_source(tmp_path), fb.RawRecipe(codec="zstd"), workers=0)
+    assert fb.verify(root, full=True).sound
+    (bad,) = fb.verify(root, full=True, max_block_bytes=100).bad
+    assert "bytes at once, but max_block_bytes is 100; if you trust this cache, pass --max-block-bytes" in bad.problem
+    assert run("verify", root, "--full", "--max-block-bytes", "100", "--json", code=1).json["bad"][0]["key"] == bad.key
+    assert fb.verify(root, max_block_bytes=100).sound, "only a full check decodes"
+    with pytest.raises(ValueError, match=r"max_block_bytes must be at least 1 \(got 0\)"):
+        fb.verify(root, max_block_bytes=0)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import lmdb
 import pytest
@@ -77,7 +78,7 @@ def no_column(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ran:
 
 @shows(
     errors.RecipeMismatch,
-    '(differs in: chunk_bytes: 400 here, 16777216 given, codec: "zstd" here, "lz4" given); go on with its own by',
+    '(differs in: chunk_bytes: 400 → 16777216, codec: "zstd" → "lz4"); go on with its own by',
 )
 def other_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ran:
     root, source = build_lines(tmp_path)
@@ -239,10 +240,10 @@ def full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ran:
     source = write_lines(tmp_path / "data")
     link = os.link
 
-    def full(here: str, there: str) -> None:
+    def full(here: str, there: str, **folders: Any) -> None:
         if there.endswith("000002.safetensors"):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), there)
-        link(here, there)
+        link(here, there, **folders)
 
     monkeypatch.setattr(os, "link", full)
     words = ["--chunk-bytes", 400, "--workers", 0]
@@ -523,15 +524,19 @@ def test_a_build_whose_streams_are_closed_builds(tmp_path: Path, closed: str):
     assert run("verify", tmp_path / "cache", "--full").code == 0
 
 
-@pytest.mark.parametrize("verb", [["status"], ["peek", "--json"]])
+@pytest.mark.parametrize("verb", [["status"], ["peek", "--json"], ["--help"]])
 def test_a_full_disk_behind_standard_output_is_one_line(tmp_path: Path, verb: list[str]):
     root, _ = build_lines(tmp_path)
     with open("/dev/full", "w") as full:
         done = subprocess.run(
-            [*COMMAND, verb[0], str(root), *verb[1:]], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+            [*COMMAND, verb[0], *([] if verb == ["--help"] else [str(root)]), *verb[1:]],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
         )
     assert done.returncode == 1
-    assert "the disk is full" in done.stderr
+    assert "cannot be written to standard output: No space left on device" in done.stderr
     assert done.stderr.count("\n") == 1
 
 

@@ -138,4 +138,4 @@ def test_a_settings_file_that_is_not_there_or_not_text(tmp_path: Path):
 def test_another_recipe_names_the_fields_that_differ(tmp_path: Path):
     built(tmp_path, GOOD)
     ran = built(tmp_path, GOOD.replace('"400B"', "500"), "--level", "max", code=1)
-    assert re.search(r"built by another recipe \(differs in: chunk_bytes: 400 here, 500 given, level: ", ran.err)
+    assert re.search(r"built by another recipe \(differs in: chunk_bytes: 400 → 500, level: ", ran.err)

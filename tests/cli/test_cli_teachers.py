@@ -50,7 +50,7 @@ def test_what_was_begun_goes_on_without_naming_it_again(taught: Path, tmp_path: 
 def test_another_recipe_names_what_differs(taught: Path, tiny_models: TinyModels) -> None:
     told = run("build", "teachers", taught, "--t5", tiny_models.t5, "--max-length", 6, "--batch-size", 3, code=1)
     assert "layer 't5'" in told.err
-    assert "batch_size: 2 here, 3 given" in told.err
+    assert "batch_size: 2 → 3" in told.err
 
 
 def test_an_estimate_loads_nothing_and_counts_bytes(taught: Path, tiny_models: TinyModels) -> None:

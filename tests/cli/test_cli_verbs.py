@@ -272,7 +272,7 @@ def test_a_dry_run_writes_nothing_and_says_what_would_be_built(tmp_path: Path):
     assert 0 < left["rows"] < whole["rows"]
     assert 0 < left["stored_bytes"] < whole["stored_bytes"]
     ran = run("build", "raw", source, "--into", root, "--codec", "none", "--dry-run", code=1)
-    assert "differs in: chunk_bytes: 400 here, 16777216 given, codec: " in ran.err
+    assert "differs in: chunk_bytes: 400 → 16777216, codec: " in ran.err
     assert sorted((path, path.stat().st_mtime_ns) for path in root.rglob("*")) == before
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from made import joined, small_chunk
 
 from forebay.columns import DTYPES
-from forebay.errors import Damaged, FormatTooNew, IndexCorrupt, KeyRefused, RecipeInvalid
+from forebay.errors import Damaged, ForebayError, FormatTooNew, IndexCorrupt, KeyRefused, RecipeInvalid
 from forebay.format.key import VARIABLE, hmac_key
 from forebay.format.sealed import MAX_INDEX_BYTES, seal, unseal
 from forebay.source import MOST_LEVELS, TOO_DEEP
@@ -150,13 +150,19 @@ def test_the_key_changes_nothing_but_the_tag():
 
 
 @pytest.mark.parametrize(
-    ("value", "key"), [(None, None), ("", None), ("secret", b"secret"), (b"\xff\xfe", b"\xff\xfe"), ("ü", "ü".encode())]
+    ("value", "key"), [(None, None), ("secret", b"secret"), (b"\xff\xfe", b"\xff\xfe"), ("ü", "ü".encode())]
 )
 def test_the_key_comes_from_the_environment_as_it_is(monkeypatch, value, key):
     monkeypatch.delenv(VARIABLE, raising=False)
     if value is not None:
         monkeypatch.setenv(VARIABLE, value if isinstance(value, str) else value.decode("utf-8", "surrogateescape"))
     assert hmac_key() == key
+
+
+def test_an_empty_key_does_not_pass_for_none(monkeypatch):
+    monkeypatch.setenv(VARIABLE, "")
+    with pytest.raises(ForebayError, match=rf"{VARIABLE} is set and empty; set it to the key, or unset it"):
+        hmac_key()
 
 
 @pytest.mark.parametrize("array", [np.array(["text"]), np.array([1j]), np.array([1], ">i4"), np.array([None])])

@@ -35,7 +35,7 @@ LocalStore(sys.argv[1]).create("layers/x/000000.safetensors", Endless())
 KILLED_AFTER_LINK = """
 import os, signal, sys
 from forebay.store import LocalStore
-os.unlink = lambda path: os.kill(os.getpid(), signal.SIGKILL)
+os.unlink = lambda path, **_: os.kill(os.getpid(), signal.SIGKILL)
 LocalStore(sys.argv[1]).create("layers/x", [b"whole"])
 """
 

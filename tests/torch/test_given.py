@@ -102,8 +102,8 @@ def test_a_mixture_has_its_own_order_seed_and_generations(tokens: fb.Cache) -> N
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        ({"position": 21}, "position 21 then, 'at most 20' now"),
-        ({"version": 9}, "the version of the state 9 then, 2 now"),
+        ({"position": 21}, "position: 21 then, at most 20 now"),
+        ({"version": 9}, "the version of the state: 9 then, 2 now"),
     ],
 )
 def test_a_state_that_this_loader_cannot_have_is_refused(
@@ -121,9 +121,9 @@ def test_a_dict_that_is_no_state_is_refused(tokens: fb.Cache) -> None:
 
 def test_the_state_of_a_mixture_is_none_of_a_cache(tokens: fb.Cache) -> None:
     one, many = loader(tokens), loader(mixture(tokens))
-    with pytest.raises(StateMismatch, match="what is read 'a mixture' then, 'one cache' now"):
+    with pytest.raises(StateMismatch, match="what is read: a mixture then, one cache now"):
         one.load_state_dict(many.state_dict())
-    with pytest.raises(StateMismatch, match="what is read 'one cache' then, 'a mixture of 2' now"):
+    with pytest.raises(StateMismatch, match="what is read: one cache then, a mixture of 2 now"):
         many.load_state_dict(one.state_dict())
 
 

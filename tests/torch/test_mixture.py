@@ -239,10 +239,10 @@ def test_a_state_is_small_and_belongs_to_its_mixture(caches: list[fb.Cache]) -> 
     odd = weighted(caches, np.array([5, 3, 2], np.float32))
     assert json.loads(json.dumps(odd.state())) == state["stream"]
     for other, differs in [
-        (weighted(caches, [5, 3, 2], seed=1), "seed 0 then, 1 now"),
-        (weighted(caches, [5, 3, 3]), r"weights \[5, 3, 2\] then, \[5, 3, 3\] now"),
-        (weighted(caches, [5, 3, 2], epoch_rows=50), "epoch_rows None then, 50 now"),
-        (weighted(caches[:2], [5, 3], epoch_rows=70), "mixture '3 caches' then, '2 caches' now"),
+        (weighted(caches, [5, 3, 2], seed=1), "seed: 0 then, 1 now"),
+        (weighted(caches, [5, 3, 3]), r"weights: \[5, 3, 2\] then, \[5, 3, 3\] now"),
+        (weighted(caches, [5, 3, 2], epoch_rows=50), "epoch_rows: None then, 50 now"),
+        (weighted(caches[:2], [5, 3], epoch_rows=70), "mixture: 3 caches then, 2 caches now"),
         (weighted([caches[0], caches[2], caches[1]], [5, 3, 2]), "cache_id"),
     ]:
         with pytest.raises(StateMismatch, match=differs):

@@ -112,9 +112,8 @@ def _check_written(destination: Store, key: str, sha256: bytes) -> None:
 
 def _check_destination(store: Store, destination: Store, generation: Generation) -> None:
     """Refuse a copy of a cache onto or into itself, and into a folder with files that are not of a cache."""
-    here, there = _real_path(store), _real_path(destination)
-    if here is not None and there is not None and f"{there}{os.sep}".startswith(f"{here}{os.sep}"):
-        place = "is the cache itself" if here == there else f"lies in the cache at '{store.address}'"
+    if is_within(destination, store):
+        place = "is the cache itself" if is_within(store, destination) else f"lies in the cache at '{store.address}'"
         raise ForebayError(f"'{destination.address}' {place}; copy to a folder outside it")
     layers = set(generation.recipes)
     for entry in destination.keys(""):
@@ -123,6 +122,12 @@ def _check_destination(store: Store, destination: Store, generation: Generation)
                 f"'{destination.address}' holds '{entry.key}', which is not of a copy of '{store.address}'; copy to a "
                 f"new or an empty folder"
             )
+
+
+def is_within(inner: Store, outer: Store) -> bool:
+    """Whether a store lies in the folder of another, or is the same."""
+    inside, around = _real_path(inner), _real_path(outer)
+    return inside is not None and around is not None and f"{inside}{os.sep}".startswith(f"{around}{os.sep}")
 
 
 def _real_path(store: Store) -> str | None:

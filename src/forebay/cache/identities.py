@@ -14,6 +14,7 @@ from forebay.format import layout
 from forebay.format.layout import FORMAT_VERSION
 from forebay.format.sealed import seal, unseal
 from forebay.store.base import Buffer, Missing, Store
+from forebay.store.pieces import load_index
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,7 +48,7 @@ def load_identities(store: Store, segment: Segment) -> Identities:
     """The identities that a segment added, checked against the digest that it keeps."""
     key = layout.identities(segment.number, segment.identities)
     try:
-        view = store.map(key)
+        view = load_index(store, key, in_memory=0)  # read through, then mapped
     except Missing as error:
         raise IndexCorrupt(store.address, key, "it is gone") from error
     _, tensors = unseal(view, store.address, key, "identities")

@@ -31,6 +31,7 @@ from forebay.recipe import canonical_json
 from forebay.source import Part, Source, SourceFile
 from forebay.store.base import Buffer, Store
 from forebay.store.local import LocalStore
+from forebay.store.pieces import load_index
 
 _KNOWN_BY_SOME = {"ctime_ns": np.int64, "inode": np.uint64}  # kept where a file system has them
 _REVISION = "revision_"  # begins the name of a tensor; what follows is the layer
@@ -419,7 +420,7 @@ def load_plan(store: Store) -> Plan:
     for entry in store.keys(layout.PLAN):
         if layout.parse_segment(entry.key) != len(segments):
             continue
-        segment, digest = decode_segment(store.map(entry.key), store.address, entry.key)
+        segment, digest = decode_segment(load_index(store, entry.key), store.address, entry.key)
         planned = segments[-1].first_chunk + segments[-1].added if segments else 0
         if (segment.number, segment.first_chunk) != (len(segments), planned):
             raise IndexCorrupt(store.address, entry.key, f"it does not continue the plan at chunk {planned}")

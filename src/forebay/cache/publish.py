@@ -3,7 +3,7 @@
 import platform
 import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 
 import msgspec
@@ -16,6 +16,7 @@ from forebay.errors import (
     CacheNotFound,
     Damaged,
     ForebayError,
+    FormatTooNew,
     IndexCorrupt,
     NotForebay,
     NothingPublished,
@@ -32,7 +33,7 @@ from forebay.format.key import hmac_key
 from forebay.format.layout import MAX_REVISION
 from forebay.recipe import RecipeDocument
 from forebay.store.base import Buffer, Missing, Store, holds, read_document
-from forebay.store.pieces import Pieces
+from forebay.store.pieces import Pieces, load_index
 
 UNPUBLISHED = -1
 LOOKS = 6  # at a name that is taken and not listed, before the next one is used
@@ -75,10 +76,22 @@ def read_recipe_document(store: Store, layer: str) -> RecipeDocument | None:
     return decode_recipe_document(text, layer, store.address, key)
 
 
-def layers_of(store: Store) -> list[str]:
-    """Every layer that has a recipe."""
+def layers_of(store: Store, listed: Collection[str] = ()) -> list[str]:
+    """Every layer that has a recipe which can be read, and those in `listed` that have one at all.
+
+    A folder with anything else in it is not a layer: it must not stop work on those that are.
+    """
     names = (layout.parse_recipe(entry.key) for entry in store.keys(layout.LAYERS))
-    return [name for name in names if name is not None]
+    return [name for name in names if name is not None and (name in listed or _has_recipe(store, name))]
+
+
+def _has_recipe(store: Store, layer: str) -> bool:
+    try:
+        return read_recipe_document(store, layer) is not None
+    except FormatTooNew:
+        return True  # for a newer forebay; whoever reads it says so
+    except Damaged:
+        return False
 
 
 def generation_numbers(store: Store) -> list[int]:
@@ -101,7 +114,7 @@ def read_generation(store: Store, number: int | None, secret: bytes | None) -> G
         number = numbers[-1]
     key = layout.generation(number)
     try:
-        view = store.map(key)
+        view = load_index(store, key)
     except Missing as error:
         read_cache_document(store)
         raise NothingPublished(store.address, number) from error
@@ -266,7 +279,7 @@ def _draft(
     base = msgspec.json.decode(cache, type=CacheDocument).base
     layers: dict[str, ChunkTable] = {}
     for name in sorted(names, key=lambda name: name != base):  # what lies above needs the table of the base layer
-        allowed = _allowed(name, adopts, None if name == base else layers.get(base))
+        allowed = adoption_rule(name, adopts, None if name == base else layers.get(base))
         asked = plan.revisions(name)
         layers[name] = _with_unlisted(store, name, tables[name], own[name], skipped, asked, allowed)
     layers = _without_outdated(layers, plan)
@@ -284,7 +297,7 @@ def _draft(
     )
 
 
-def _allowed(layer: str, adopts: Adopts | None, base: ChunkTable | None) -> Callable[[ChunkRecord], bool] | None:
+def adoption_rule(layer: str, adopts: Adopts | None, base: ChunkTable | None) -> Callable[[ChunkRecord], bool] | None:
     """Which unlisted chunks of a layer may be listed, None: none. One above the base must be of the rows below it."""
     if hmac_key() is not None or (adopts is not None and layer not in adopts):
         return None

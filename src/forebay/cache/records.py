@@ -128,6 +128,7 @@ class Gaps(msgspec.Struct, frozen=True, kw_only=True):
     planned: int
     present: int
     missing: tuple[int, ...]
+    unlisted: tuple[int, ...] = ()  # present, and not in the newest generation: not published yet, or not sound
 
 
 class ClaimStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -159,6 +160,7 @@ class LayerStatus(msgspec.Struct, frozen=True, kw_only=True):
     samples: int
     failures: int
     reasons: dict[str, int]
+    unlisted: tuple[int, ...] = ()  # present, and not in the newest generation: not published yet, or not sound
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):
@@ -178,6 +180,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     source_note: str = ""  # why the source was not checked
     unreadable: dict[str, str] = {}  # source files that were passed over -> why
     refreshable: bool = True  # False where `refresh` refuses, as the plan leaves out duplicates
+    foreign: tuple[str, ...] = ()  # files that are not of this cache, which are left alone
 
     @property
     def needs_source(self) -> bool:
@@ -263,6 +266,8 @@ class RekeyReport(msgspec.Struct, frozen=True, kw_only=True):
     digest: str  # SHA-256 of the newest generation, as it is now
     tagged: tuple[int, ...]  # generations that carry a tag of the new key now
     removed: dict[int, str]  # older generations that could not be signed -> why
+    already: tuple[int, ...] = ()  # those that carried it before
+    digest_before: str = ""  # another one where a key was added; what pins it is to be changed
     checked_bytes: int
     seconds: float
 

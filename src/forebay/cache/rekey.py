@@ -7,6 +7,7 @@ cannot be signed and is removed. Chunks never depend on the key, and stay as the
 import errno
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 from forebay.cache.claim import is_abandoned, read_claims
 from forebay.cache.publish import generation_numbers, layers_of, read_generation
@@ -15,7 +16,7 @@ from forebay.cache.verify import verify_generation
 from forebay.errors import Damaged, ForebayError, KeyRefused, NothingPublished
 from forebay.format import layout
 from forebay.format.generation import Generation
-from forebay.format.key import VARIABLE
+from forebay.format.key import MIN_BYTES, VARIABLE
 from forebay.store.base import Missing, Store
 from forebay.store.pieces import Pieces
 
@@ -28,13 +29,17 @@ def rekey_cache(store: Store, old: bytes | None, new: bytes | None, on_progress:
     started = time.monotonic()
     if new is None:
         raise ForebayError(f"there is no new key; set {VARIABLE}, or name another variable with --new-key-env")
+    if len(new) < MIN_BYTES:
+        raise ForebayError(f"the new key has {len(new)} bytes; use at least {MIN_BYTES}, chosen at random")
+    if old == b"":
+        raise ForebayError("the old key is empty; leave it out for a cache that carries no tag")
     if old == new:
         raise ForebayError("the old key and the new key are the same; nothing to change")
     _check_nobody_builds(store)
     numbers = generation_numbers(store)
     if not numbers:
         raise NothingPublished(store.address)
-    newest = _generation(store, numbers[-1], old, new)
+    newest, is_signed = _generation(store, numbers[-1], old, new)
     report = verify_generation(store, newest, [], None, True, on_progress)
     if report.bad or report.missing:
         damaged = [
@@ -50,47 +55,66 @@ def rekey_cache(store: Store, old: bytes | None, new: bytes | None, on_progress:
         for layer, table in newest.layers.items()
         for one in table.records()
     }
-    tagged, removed = [newest.number], {}
-    _sign(store, newest, new)
+    signed, already, removed = [], [], {}
+    if is_signed:
+        already.append(newest.number)
+    else:
+        _sign(store, newest, new)
+        signed.append(newest.number)
     for number in reversed(numbers[:-1]):
-        problem = _sign_older(store, number, newest, sound, old, new)
+        try:
+            older, is_signed = _generation(store, number, old, new)
+            problem = _problem(store, older, newest, sound)
+        except (KeyRefused, Damaged) as error:
+            problem = str(error)
         if problem:
             store.delete(layout.generation(number))
             removed[number] = problem
+        elif is_signed:
+            already.append(number)
         else:
-            tagged.append(number)
+            _sign(store, older, new)
+            signed.append(number)
     return RekeyReport(
         root=store.address,
         cache_id=newest.document.cache_id,
         generation=newest.number,
         digest=read_generation(store, newest.number, new).digest,
-        tagged=tuple(sorted(tagged)),
+        digest_before=newest.digest,
+        tagged=tuple(sorted([*signed, *already])),
+        already=tuple(sorted(already)),
         removed=dict(sorted(removed.items())),
         checked_bytes=report.checked_bytes,
         seconds=time.monotonic() - started,
     )
 
 
-def _generation(store: Store, number: int, old: bytes | None, new: bytes) -> Generation:
-    """A generation under the old key, or under the new one where an earlier run has signed it."""
+def _generation(store: Store, number: int, old: bytes | None, new: bytes) -> tuple[Generation, bool]:
+    """A generation, and whether it is signed with the new key already, as an earlier run may have done."""
+    with suppress(KeyRefused):
+        return read_generation(store, number, new), True
     try:
-        return read_generation(store, number, new)
-    except KeyRefused:
-        return read_generation(store, number, old)
+        return read_generation(store, number, old), False
+    except KeyRefused as error:
+        raise KeyRefused(store.address, error.key, _why_refused(store, number, old)) from error
+
+
+def _why_refused(store: Store, number: int, old: bytes | None) -> str:
+    way_out = "pass the key that the cache has now with --old-key-env or --old-key-file (old_key=…)"
+    if old is None:
+        return f"it is tagged; {way_out}"
+    with suppress(KeyRefused):
+        read_generation(store, number, None)
+        return "it carries no tag; leave --old-key-env and --old-key-file out to add a key, where you trust the folder"
+    return f"its tag was made with neither the old key nor the new one; {way_out}"
 
 
 def _sign(store: Store, generation: Generation, new: bytes) -> None:
     store.replace(layout.generation(generation.number), generation.encode(new))
 
 
-def _sign_older(
-    store: Store, number: int, newest: Generation, sound: dict[Listed, bytes], old: bytes | None, new: bytes
-) -> str:
-    """Sign an older generation, once all that it lists is there; else say what is wrong with it."""
-    try:
-        generation = _generation(store, number, old, new)
-    except (KeyRefused, Damaged) as error:
-        return str(error)
+def _problem(store: Store, generation: Generation, newest: Generation, sound: dict[Listed, bytes]) -> str:
+    """Why an older generation cannot be signed, empty where all that it lists is there."""
     if generation.document.cache_id != newest.document.cache_id:
         return f"it is of another cache (id {generation.document.cache_id})"
     if newest.plan[: len(generation.plan)] != generation.plan:
@@ -104,7 +128,6 @@ def _sign_older(
                 sound[listed] = _digest(store, layout.chunk(*listed))
             if sound[listed] != record.sha256:
                 return f"'{layout.chunk(*listed)}' is not what it lists"
-    _sign(store, generation, new)
     return ""
 
 

@@ -17,22 +17,27 @@ from typing import Any
 import msgspec
 
 from forebay.cache.build import Terms
-from forebay.cache.copy import read_published
+from forebay.cache.copy import is_within, read_published
 from forebay.cache.crew import Engine
 from forebay.cache.duplicates import deduplicate
 from forebay.cache.freshness import is_made_from
 from forebay.cache.identities import load_identities
-from forebay.cache.making import Workplace, remake_chunks
+from forebay.cache.making import Workplace, build_chunks, remake_chunks
 from forebay.cache.plan import Plan, Segment, decode_segment, files_apart, load_plan
 from forebay.cache.prepare import first_segment, sealed_constants
 from forebay.cache.publish import (
     Adopts,
+    adoption_rule,
     builder_versions,
     chunk_files,
     generation_numbers,
+    listed_plan,
+    outdated_chunks,
+    present_chunks,
     publish_over_damaged,
     read_cache_document,
     read_recipe_document,
+    sound_record,
 )
 from forebay.cache.published import published_record
 from forebay.cache.records import VerifyReport
@@ -46,6 +51,7 @@ from forebay.cache.verify import (
     outdated_layers,
 )
 from forebay.errors import (
+    BuildFailed,
     BuildStopped,
     CacheNotFound,
     Damaged,
@@ -64,6 +70,7 @@ from forebay.format.key import hmac_key
 from forebay.recipe import AnyRecipe, Recipe, input_layers, versions_of
 from forebay.source import Source
 from forebay.store.base import Buffer, Missing, Store, is_full
+from forebay.store.pieces import load_index
 
 _ADVICE = re.compile(r"; run `forebay (?:verify`, then `forebay )?repair[^`]*`")
 
@@ -96,6 +103,7 @@ class Means:
 def repair_index(means: Means, mending: Mending) -> Generation:
     """Put back cache.json, recipes, constants and plan, then see to a sound newest generation."""
     store = means.store
+    _check_copy(store, means.copy)
     basis, bad = _basis(means)
     if basis is None:
         return _list_anew(means, bad, mending)
@@ -111,8 +119,24 @@ def repair_index(means: Means, mending: Mending) -> Generation:
     why = f"it could not be read; generation {generation.number} stands in its place"
     if hmac_key() is not None:
         why += f", with what generation {basis.number} lists; `forebay build {store.address}` makes the other chunks"
-    _replace_generations(store, bad, why, mending)
+    _replace_generations(store, bad, why + _unbuilt(store, generation), mending)
+    if not bad and means.copy is not None:
+        why = f"none was left here; it lists what generation {basis.number} of the copy at '{means.copy.address}' lists"
+        mending.replaced[layout.generation(generation.number)] = why
     return generation
+
+
+def _check_copy(store: Store, copy: Store | None) -> None:
+    """Refuse a place that no copy is in, before anything is written."""
+    if copy is None:
+        return
+    if is_within(copy, store) and is_within(store, copy):
+        raise ForebayError(f"'{copy.address}' is the cache itself; name a copy of it (--from COPY)")
+    if not (any(entry.key == layout.CACHE for entry in copy.keys(layout.CACHE)) or generation_numbers(copy)):
+        raise ForebayError(
+            f"'{copy.address}' is not a cache: it has neither '{layout.CACHE}' nor a generation; name a copy made with "
+            f"`forebay copy {store.address} COPY`"
+        )
 
 
 def _basis(means: Means) -> tuple[Generation | None, list[str]]:
@@ -244,7 +268,7 @@ def _drop_loose_segments(store: Store, basis: Generation, was_exchanged: bool, m
 def _planned_chunks(store: Store, segments: int) -> int | None:
     """How many chunks the published segments plan, None where they cannot be read."""
     try:
-        last = decode_segment(store.map(layout.plan_segment(segments - 1)), store.address, layout.PLAN)[0]
+        last = decode_segment(load_index(store, layout.plan_segment(segments - 1)), store.address, layout.PLAN)[0]
     except (Missing, Damaged):
         return None
     return last.first_chunk + last.added
@@ -264,8 +288,17 @@ def _list_anew(means: Means, bad: list[str], mending: Mending) -> Generation:
     layers = _layer_folders(store)
     generation = publish_over_damaged(store, None, _adopts(means, read_cache_document(store).base, layers))
     why = f"it could not be read; generation {generation.number} lists every chunk that was found sound"
-    _replace_generations(store, bad, why, mending)
+    _replace_generations(store, bad, why + _unbuilt(store, generation), mending)
     return generation
+
+
+def _unbuilt(store: Store, generation: Generation) -> str:
+    """Which planned chunks have no file: whether they had one, only the damaged generation knew."""
+    plan, found = listed_plan(store, generation), []
+    for layer, table in generation.layers.items():
+        count = len(plan) - len(present_chunks(store, layer, table, plan.revisions(layer)))
+        found += [f"{count:,} planned chunk(s) of layer '{layer}' have no file"] if count > 0 else []
+    return f"; {', '.join(found)}, `forebay build {store.address}` makes them" if found else ""
 
 
 def _adopts(means: Means, base: str, layers: Iterable[str]) -> Adopts:
@@ -367,6 +400,53 @@ def repair_chunks(
             orphaned.setdefault(layer, []).append(record)
     for layer, records in orphaned.items():
         _remake(means, layer, records, newest, engine, terms, mending)
+    if hmac_key() is None:  # with a key, no file counts before it is listed, so there is nothing to put right
+        _make_unlisted(means, engine, terms, mending)
+
+
+def _make_unlisted(means: Means, engine: Engine, terms: Terms, mending: Mending) -> None:
+    """Make planned chunks again whose file is damaged, or of another source, and listed by no generation.
+
+    A lost generation leaves them behind: `gaps` counts them as there, and a reader never sees their rows.
+    """
+    store, (newest, _) = means.store, newest_sound(means.store)
+    plan, adopts = listed_plan(store, newest), _adopts(means, newest.base, newest.layers)
+    for layer in sorted(newest.layers, key=partial(layer_height, newest)):
+        table, asked = newest.table(layer), plan.revisions(layer)
+        listed = set(table.chunks.tolist()) - set(outdated_chunks(table, asked).tolist())
+        allowed = adoption_rule(layer, adopts, None if layer == newest.base else newest.table(newest.base))
+        unsound: dict[int, str] = {}
+        for chunk, revision in chunk_files(store, layer).items():
+            if chunk in listed or chunk >= len(asked) or revision < asked[chunk]:
+                continue
+            record = sound_record(store, layer, chunk, revision)
+            if record is None or allowed is None or not allowed(record):
+                unsound[chunk] = layout.chunk(layer, chunk, revision)
+        if unsound:
+            _build_unlisted(means, layer, unsound, engine, terms, mending)
+
+
+def _build_unlisted(
+    means: Means, layer: str, unsound: Mapping[int, str], engine: Engine, terms: Terms, mending: Mending
+) -> None:
+    store, failed, advice = means.store, {}, f"run `forebay build {means.store.address}` when that is put right"
+    try:
+        place = means.workplace_of(layer)
+        versions = builder_versions(versions_of(place.job.recipe))
+        build_chunks(place, sorted(unsound), engine, replace(terms, versions=versions, max_failures=1.0))
+    except BuildFailed as error:
+        failed = error.failed or dict.fromkeys(unsound, str(error))
+    except ForebayError as error:
+        failed = dict.fromkeys(unsound, str(error))
+    newest, _ = newest_sound(store)
+    for chunk, key in unsound.items():
+        record = published_record(newest, layer, chunk)
+        if record is not None:
+            why = "its file was not sound, and no generation that can be read lists it; it was made from the source"
+            mending.replaced[_key(layer, record)] = why
+        else:
+            reason = _ADVICE.sub("", failed.get(chunk, "it was not made"))
+            mending.failed[key] = f"its file is not sound, and no generation lists it: {reason}; {advice}"
 
 
 def _remake(

@@ -19,6 +19,7 @@ from forebay.cache.publish import (
 )
 from forebay.cache.published import open_chunk
 from forebay.cache.records import ClaimStatus, FailedSample, Gaps, LayerStatus, Status
+from forebay.cache.verify import foreign_files
 from forebay.errors import ChunkMissing, Damaged, HubNotFound, HubUnreachable, IndexCorrupt, LayerNotFound
 from forebay.format import layout
 from forebay.format.chunk import ChunkRecord
@@ -31,19 +32,28 @@ SHOWN_FAILURES = 20
 
 def find_gaps(store: Store, layer: str | None) -> list[Gaps]:
     """Which planned chunks have no file, per layer."""
-    read_cache_document(store)
-    names = layers_of(store)
+    document = read_cache_document(store)
+    plan, newest = _plan_and_newest(store)
+    names = layers_of(store, {document.base, *(newest.recipes if newest else ())})
     if layer is not None and layer not in names:
         raise LayerNotFound(store.address, layer, names)
-    plan, newest = _plan_and_newest(store)
     planned, found = len(plan), []
     for name in [layer] if layer is not None else names:
         table = newest.table(name) if newest else ChunkTable.of([])
         there = present_chunks(store, name, table, plan.revisions(name))
         missing = tuple(chunk for chunk in range(planned) if chunk not in there)
         kept = read_recipe_document(store, name)
-        kind, present = kept.kind if kept else "", planned - len(missing)
-        found.append(Gaps(root=store.address, layer=name, kind=kind, planned=planned, present=present, missing=missing))
+        found.append(
+            Gaps(
+                root=store.address,
+                layer=name,
+                kind=kept.kind if kept else "",
+                planned=planned,
+                present=planned - len(missing),
+                missing=missing,
+                unlisted=tuple(sorted(there - set(table.chunks.tolist()))),
+            )
+        )
     return found
 
 
@@ -69,6 +79,7 @@ def cache_status(store: Store, source: Source | None, shown_failures: int | None
         source_checked=fresh is not None,
         unreadable=plan.unreadable,
         refreshable=not plan.deduplicates,
+        foreign=tuple(foreign_files(store, newest)),
     )
 
 
@@ -94,6 +105,7 @@ def _layer_status(store: Store, gaps: Gaps, newest: Generation | None) -> LayerS
         samples=int(table.numbers["samples"].sum()),
         failures=int(table.numbers["failures"].sum()),
         reasons=dict(Counter(failure.reason for failure in _layer_failures(store, gaps.layer, table))),
+        unlisted=gaps.unlisted,
     )
 
 

@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import islice
 
 import numpy as np
@@ -33,19 +34,21 @@ from forebay.errors import (
     HubUnreachable,
     IndexCorrupt,
     KeyRefused,
+    NotForebay,
     NothingPublished,
 )
 from forebay.format import layout
 from forebay.format.chunk import ChunkRecord
 from forebay.format.chunk_file import ChunkFile
 from forebay.format.chunk_file import check_content as check_chunk_content
+from forebay.format.codec import MAX_BLOCK_BYTES
 from forebay.format.generation import Generation
 from forebay.format.key import hmac_key
 from forebay.format.sealed import is_whole
 from forebay.recipe import input_layers
 from forebay.source import Source, SourceFile
 from forebay.store.base import Missing, Store, read_document
-from forebay.store.pieces import Pieces, View
+from forebay.store.pieces import Pieces, View, load_index
 
 TELLING = 16  # chunks that tell whether a generation is of the cache it lies in
 
@@ -53,21 +56,35 @@ OnProgress = Callable[[Progress], None]
 Listed = tuple[str, ChunkRecord]  # layer, record
 
 
-def verify_cache(store: Store, source: Source | None, full: bool, on_progress: OnProgress) -> VerifyReport:
+def verify_cache(
+    store: Store,
+    source: Source | None,
+    full: bool,
+    on_progress: OnProgress,
+    max_block_bytes: int = MAX_BLOCK_BYTES,
+) -> VerifyReport:
     """Check all that the newest sound generation lists."""
     generation, bad = newest_sound(store)
-    return verify_generation(store, generation, bad, source, full, on_progress)
+    return verify_generation(store, generation, bad, source, full, on_progress, max_block_bytes)
 
 
 def verify_generation(
-    store: Store, generation: Generation, bad: list[Bad], source: Source | None, full: bool, on_progress: OnProgress
+    store: Store,
+    generation: Generation,
+    bad: list[Bad],
+    source: Source | None,
+    full: bool,
+    on_progress: OnProgress,
+    max_block_bytes: int = MAX_BLOCK_BYTES,
 ) -> VerifyReport:
     """Check all that a generation lists, beside what is known to be bad."""
     started = time.monotonic()
     bad = [*bad, *index_problems(store, generation), *identity_problems(store, generation)]
     bad += outdated_layers(generation)
     listed = [(layer, record) for layer in generation.layers for record in generation.layers[layer].records()]
-    found, checked_bytes = _check_all(store, listed, full, on_progress)
+    found, checked_bytes = _check_all(
+        listed, partial(check_chunk, store, full=full, limit=max_block_bytes), on_progress
+    )
     gone = [(layer, record.chunk) for (layer, record), problems in zip(listed, found, strict=True) if problems is None]
     bad += [problem for problems in found if problems for problem in problems]
     bad += orphan_problems(generation)
@@ -109,9 +126,9 @@ def newest_sound(store: Store, *, past_refused: bool = False) -> tuple[Generatio
                 raise
             refused, problem = refused or error, error.problem
         except Damaged as error:
-            if isinstance(error, FormatTooNew) and is_whole(store.map(key)):
+            if isinstance(error, FormatTooNew) and is_whole(load_index(store, key)):
                 raise  # it is sound, and of a newer forebay, which alone may judge it
-            problem = str(error)
+            problem = _problem_of(error)
         if problem:
             bad.append(Bad(key=key, problem=problem))
         else:
@@ -148,10 +165,15 @@ def _is_not_of(store: Store, generation: Generation, newer: Generation | None) -
     return f"it is of another cache (id {id_here}; '{layout.CACHE}' says {own})"
 
 
+def _problem_of(error: ForebayError) -> str:
+    """What is wrong, without the place and the advice, which the report has beside it."""
+    return error.problem if isinstance(error, IndexCorrupt | NotForebay) else str(error)
+
+
 def _head_is_right(store: Store, layer: str, record: ChunkRecord) -> bool:
     try:
-        return head_problem(store.map(layout.chunk(layer, record.chunk, record.revision)), record) is None
-    except (Missing, Damaged):
+        return head_problem(Pieces(store, layout.chunk(layer, record.chunk, record.revision)), record) is None
+    except (Missing, Damaged, OSError):
         return False
 
 
@@ -172,13 +194,12 @@ def identity_problems(store: Store, generation: Generation) -> list[Bad]:
         key = layout.plan_segment(number)
         if _segment_problem(store, number, digest) is not None:
             continue
-        segment, _ = decode_segment(store.map(key), store.address, key)
+        segment, _ = decode_segment(load_index(store, key), store.address, key)
         try:
             if segment.identities:
                 load_identities(store, segment)
         except Damaged as error:
-            problem = error.problem if isinstance(error, IndexCorrupt) else str(error)
-            found.append(Bad(key=layout.identities(number, segment.identities), problem=problem))
+            found.append(Bad(key=layout.identities(number, segment.identities), problem=_problem_of(error)))
     return found
 
 
@@ -250,40 +271,56 @@ def stale_sources(store: Store, generation: Generation, source: Source, full: bo
         return None
 
 
-def foreign_files(store: Store, generation: Generation) -> Iterator[str]:
-    """Keys that no part of forebay would have written."""
-    layers = {*layers_of(store), *generation.recipes}
-    for entry in store.keys(""):
-        if not layout.is_known(entry.key, layers):
-            yield entry.key
+def foreign_files(store: Store, generation: Generation | None) -> Iterator[str]:
+    """Keys that no part of forebay would have written: other names, and chunks that are neither planned nor listed."""
+    recipes = generation.recipes if generation else {}
+    layers = {*layers_of(store, recipes), *recipes}
+    keys = [entry.key for entry in store.keys("")]
+    planned = _planned_count(store)  # after the keys: whoever makes chunks has planned them before
+    for key in keys:
+        if not layout.is_known(key, layers):
+            yield key
+        elif key.startswith(layout.LAYERS) and planned is not None and (parsed := layout.parse_chunk(key)):
+            layer = key.split("/")[1]
+            if parsed[0] >= planned and (generation is None or generation.table(layer).position(parsed[0]) is None):
+                yield key
 
 
-def check_chunk(store: Store, layer: str, record: ChunkRecord, full: bool) -> list[Bad] | None:
+def _planned_count(store: Store) -> int | None:
+    """How many chunks are planned, None where the plan cannot be read."""
+    try:
+        plan = load_plan(store)
+    except Damaged:
+        return None
+    return len(plan) if plan.segments else None
+
+
+def check_chunk(
+    store: Store, layer: str, record: ChunkRecord, full: bool, limit: int = MAX_BLOCK_BYTES
+) -> list[Bad] | None:
     """What is wrong with one chunk; None where its file is gone."""
     key = layout.chunk(layer, record.chunk, record.revision)
     try:
         pieces = Pieces(store, key)
         if len(pieces) == record.size and pieces.sha256 == record.sha256:
-            return _content_problem(pieces, key, layer, record) if full else []
+            return _content_problem(pieces, key, layer, record, limit) if full else []
         return _locate(pieces, key, layer, record)
     except Missing:
         return None
     except Damaged as error:
-        return [Bad(key=key, problem=str(error), layer=layer, chunk=record.chunk)]
+        return [Bad(key=key, problem=_problem_of(error), layer=layer, chunk=record.chunk)]
     except OSError as error:  # a bad sector, or a file that shrinks
         return [Bad(key=key, problem=f"it cannot be read: {error}", layer=layer, chunk=record.chunk)]
 
 
 def _check_all(
-    store: Store, listed: list[Listed], full: bool, on_progress: OnProgress
+    listed: list[Listed], check: Callable[[str, ChunkRecord], list[Bad] | None], on_progress: OnProgress
 ) -> tuple[list[list[Bad] | None], int]:
     total = sum(record.size for _, record in listed)
     found: list[list[Bad] | None] = []
     started, read = time.monotonic(), 0
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-        for (_, record), problems in zip(
-            listed, pool.map(lambda one: check_chunk(store, one[0], one[1], full), listed), strict=True
-        ):
+        for (_, record), problems in zip(listed, pool.map(lambda one: check(*one), listed), strict=True):
             found.append(problems)
             read += record.size
             on_progress(
@@ -309,7 +346,7 @@ def _locate(view: View, key: str, layer: str, record: ChunkRecord) -> list[Bad]:
     try:
         file = ChunkFile(view, key)
     except ForebayError as error:
-        return [Bad(key=key, problem=str(error), layer=layer, chunk=chunk)]
+        return [Bad(key=key, problem=_problem_of(error), layer=layer, chunk=chunk)]
     bad = [
         Bad(
             key=key,
@@ -331,11 +368,11 @@ def _locate(view: View, key: str, layer: str, record: ChunkRecord) -> list[Bad]:
     return bad or [rest]
 
 
-def _content_problem(view: View, key: str, layer: str, record: ChunkRecord) -> list[Bad]:
+def _content_problem(view: View, key: str, layer: str, record: ChunkRecord, limit: int) -> list[Bad]:
     try:
-        check_chunk_content(ChunkFile(view, key))
+        check_chunk_content(ChunkFile(view, key), limit)
     except ForebayError as error:
-        return [Bad(key=key, problem=str(error), layer=layer, chunk=record.chunk)]
+        return [Bad(key=key, problem=_problem_of(error), layer=layer, chunk=record.chunk)]
     return []
 
 
@@ -345,7 +382,7 @@ def _text_problem(store: Store, key: str, text: str) -> Bad | None:
     except Missing:
         return Bad(key=key, problem="it is gone")
     except Damaged as error:
-        return Bad(key=key, problem=str(error))
+        return Bad(key=key, problem=_problem_of(error))
     return None if same else Bad(key=key, problem="it is not what the generation was published with")
 
 
@@ -355,18 +392,18 @@ def _digest_problem(store: Store, key: str, digest: str) -> Bad | None:
     except Missing:
         return Bad(key=key, problem="it is gone")
     except Damaged as error:
-        return Bad(key=key, problem=str(error))
+        return Bad(key=key, problem=_problem_of(error))
     return None if same else Bad(key=key, problem="its SHA-256 is not the published one")
 
 
 def _segment_problem(store: Store, number: int, digest: str) -> Bad | None:
     key = layout.plan_segment(number)
     try:
-        _, found = decode_segment(store.map(key), store.address, key)
+        _, found = decode_segment(load_index(store, key), store.address, key)
     except Missing:
         return Bad(key=key, problem="it is gone")
     except Damaged as error:
-        return Bad(key=key, problem=str(error))
+        return Bad(key=key, problem=_problem_of(error))
     return None if found == digest else Bad(key=key, problem="it is not the segment that was published")
 
 

@@ -126,7 +126,11 @@ def main() -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a picture on an old terminal is no reason to fail
-    cli(prog_name="forebay", terminal_width=_help_width())
+    try:
+        cli(prog_name="forebay", terminal_width=_help_width())
+    except OSError as error:  # of help, which is printed before a verb begins
+        say_error(f"help cannot be written to standard output: {error.strerror or error}; send it elsewhere")
+        sys.exit(FAILURE)
     raise AssertionError("click ends the process")
 
 

@@ -4,6 +4,7 @@ Whatever is printed is escaped here: names, texts and messages come from caches 
 control characters in them. In JSON they become \\uXXXX, which reads back as the same text.
 """
 
+import errno
 import json
 import re
 import sys
@@ -18,6 +19,7 @@ from rich.text import Text
 
 from forebay.cli.drawing import draw
 from forebay.cli.words import harmless, printable
+from forebay.errors import ForebayError
 
 _PIPE_WIDTH = 1000  # a line that goes into a file or a pipe is not broken
 _NUMBERS = re.compile(r"\[\n\s+([-+.\deE]+(?:,\n\s+[-+.\deE]+)*)\n\s*\]")
@@ -25,6 +27,18 @@ _NUMBERS = re.compile(r"\[\n\s+([-+.\deE]+(?:,\n\s+[-+.\deE]+)*)\n\s*\]")
 
 def show(record: Any, as_json: bool) -> None:
     """A record, or a list of them, for a person or for a program."""
+    try:
+        _print(record, as_json)
+    except OSError as error:
+        if error.errno == errno.EPIPE:
+            raise  # whoever read our output has enough
+        raise ForebayError(
+            f"the result cannot be written to standard output: {error.strerror}; the command itself is done, send its "
+            "output elsewhere"
+        ) from error
+
+
+def _print(record: Any, as_json: bool) -> None:
     if as_json:
         click.echo(_escaped(_numbers_on_one_line(_as_json(record))))
     else:

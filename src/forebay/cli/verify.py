@@ -9,6 +9,8 @@ from forebay.cache.reader import open_cache
 from forebay.cli.options import cache_argument, json_option, source_option
 from forebay.cli.progress import shown_progress
 from forebay.cli.show import show
+from forebay.cli.sizes import SizeType
+from forebay.format.codec import MAX_BLOCK_BYTES
 from forebay.teachers import Alignment, check_alignment
 
 
@@ -18,6 +20,13 @@ from forebay.teachers import Alignment, check_alignment
 @click.option("--align", is_flag=True, help="Also check layers of teachers: shapes, buckets, ranges, a few rows again.")
 @click.option("--cache-id", metavar="ID", help="Refuse any cache but the one with this id.")
 @click.option("--min-generation", type=click.IntRange(min=0), metavar="N", help="Refuse a generation below this one.")
+@click.option(
+    "--max-block-bytes",
+    type=SizeType(),
+    default=f"{MAX_BLOCK_BYTES >> 20}MiB",
+    show_default=True,
+    help="With --full, the most that one compressed block may decode to.",
+)
 @click.option("--digest", metavar="SHA256", help="Refuse any newest generation but the one with this digest.")
 @source_option
 @json_option

@@ -286,6 +286,10 @@ def _decoded_pieces(file: ChunkFile, column: Column, limit: int) -> Iterator[Buf
 def _unpacked(file: ChunkFile, column: Column, block: int, stored: Buffer, size: int, limit: int) -> Buffer:
     try:
         return _checked_type(file, column, block, decompress(column.codec, stored, size, limit))
+    except BlockOverLimit as error:
+        problem = f"decodes to {error.size:,} bytes at once, but max_block_bytes is {error.limit:,}"
+        advice = f"if you trust this cache, pass --max-block-bytes {error.size} (max_block_bytes={error.size})"
+        raise NotForebay(file.where, f"block {block} of column '{column.name}' {problem}; {advice}") from error
     except CodecError as error:
         what = f"block {block} of column '{column.name}' does not decompress"
         raise NotForebay(file.where, f"{what}: {error}") from error

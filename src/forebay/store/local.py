@@ -4,32 +4,42 @@ A temporary name says which process writes it, so that `leftovers` can tell what
 
 A cache may come from a stranger, so a key never leads out of the folder: values are regular files, and no link is
 followed below the root. One exception is for reading alone: `layers/<layer>` may be a link to a folder elsewhere.
+Others may write to the folder at the same time, so nothing is checked first and then used by its path: folders are
+opened one below the other, and a value is opened, created, replaced or removed in the folder that is open. No
+descriptor outlives a call: a folder that is removed and made again is found again, also after a fork.
 """
 
 import errno
 import os
 import re
-import secrets
 import shutil
 import stat
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from forebay.errors import NotForebay, StoreRefused
-from forebay.store.base import MAX_KEY_PARTS, Buffer, Entry, Missing, check_key, is_key
+from forebay.store.base import Buffer, Entry, Missing, check_key
+from forebay.store.folders import (
+    FOLDER,
+    LISTED,
+    NOT_THERE,
+    entries,
+    make_folder,
+    mode_of,
+    no_follow,
+    sync_folder,
+    write_aside,
+)
 from forebay.store.mapping import map_file
-from forebay.store.owner import Owner, this_host, this_process
+from forebay.store.owner import Owner, this_host
 
-_TEMPORARY = ".tmp-"
 _TEMPORARY_NAME = re.compile(r"\.tmp-([0-9a-f]{12}-[0-9]{1,10}-[0-9]{1,19})-[0-9a-f]{8}")
 _MAY_BE_LINKS = re.compile(r"layers/[^/]+")  # folders that are read through a link
+_NO_LINK = re.compile(r"(?!)")  # nothing is written through one
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
-_NO_FOLDER_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS)
 _OPEN = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # a pipe is opened, and refused, without a wait
-_BUFFERS_AT_ONCE = 512  # systems take 1,024
-_LARGE_BUFFER = 1 << 20
 _FOREIGN_LEFTOVER_SECONDS = 24 * 3600
 _KINDS = {
     stat.S_IFLNK: "a symbolic link",
@@ -64,48 +74,58 @@ class LocalStore:
             os.close(descriptor)
 
     def create(self, key: str, data: Sequence[Buffer]) -> bool:
-        final = self._path_to_write(key)
-        temporary = self._write_aside(final, data)
-        try:
-            created = self._link(temporary, final)
-        finally:
-            os.unlink(temporary)
-        _sync_folder(os.path.dirname(final))
-        if not created:
-            self._check_file(key, os.lstat(final).st_mode)
-        return created
+        with self._writing(key) as (folder, name):
+            temporary = write_aside(folder, data)
+            try:
+                created = self._link(folder, temporary, name)
+            finally:
+                os.unlink(temporary, dir_fd=folder)
+            sync_folder(folder)
+            if not created:
+                self._check_file(key, mode_of(folder, name))
+            return created
 
     def replace(self, key: str, data: Sequence[Buffer]) -> None:
-        final = self._path_to_write(key)
-        with suppress(FileNotFoundError):
-            if stat.S_ISDIR(mode := os.lstat(final).st_mode):  # anything else gives its name away
-                self._check_file(key, mode)
-        temporary = self._write_aside(final, data)
-        try:
-            os.replace(temporary, final)
-        except OSError:
-            os.unlink(temporary)
-            raise
-        _sync_folder(os.path.dirname(final))
+        with self._writing(key) as (folder, name):
+            with suppress(FileNotFoundError):
+                if stat.S_ISDIR(mode := mode_of(folder, name)):  # anything else gives its name away
+                    self._check_file(key, mode)
+            temporary = write_aside(folder, data)
+            try:
+                os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+            except OSError:
+                os.unlink(temporary, dir_fd=folder)
+                raise
+            sync_folder(folder)
 
     def keys(self, prefix: str) -> Iterator[Entry]:
         folder, _, _ = prefix.rpartition("/")
         if folder:
             check_key(self.address, folder)
-            self._check_followed(f"{folder}/")
-        for entry in self._walk(folder):
+        for entry in self._walk(folder, _MAY_BE_LINKS):
             if entry.key.startswith(prefix) and not _is_temporary(entry.key):
                 yield entry
 
     def delete(self, key: str) -> None:
         """Remove a value; what else stands under its name is not ours, and stays."""
         check_key(self.address, key)
-        with suppress(FileNotFoundError, NotADirectoryError):
-            if stat.S_ISREG(os.lstat(os.path.join(self._root, key)).st_mode):
-                os.unlink(self._path_to_write(key))
+        path, _, name = key.rpartition("/")
+        try:
+            folder = self._open_folder(path, _NO_LINK)
+        except NOT_THERE:
+            self._check_folders(key, _NO_LINK)
+            return
+        try:
+            with suppress(FileNotFoundError):
+                if stat.S_ISREG(mode_of(folder, name)):
+                    os.unlink(name, dir_fd=folder)
+        except OSError as error:
+            raise self._named(error, key) from error
+        finally:
+            os.close(folder)
 
     def leftovers(self) -> Iterator[Entry]:
-        for entry in self._walk("", through_links=False):
+        for entry in self._walk("", _NO_LINK):
             if _is_temporary(entry.key) and self._is_leftover(entry.key):
                 yield entry
 
@@ -115,51 +135,54 @@ class LocalStore:
             folder = folder.parent
         return shutil.disk_usage(folder).free
 
-    def _path(self, key: str) -> str:
-        """The path of a value to read. No folder on the way may be a link, but for a layer's."""
-        check_key(self.address, key)
-        self._check_followed(key)
-        return os.path.join(self._root, key)
-
-    def _path_to_write(self, key: str) -> str:
-        """The path of a value to write or remove. Nothing is written through a link, nor below what is no folder."""
-        check_key(self.address, key)
-        for folder in _folders(key):
-            self._check_folder(folder, "write or delete")
-        return os.path.join(self._root, key)
-
-    def _check_followed(self, key: str) -> None:
-        for folder in _folders(key):
-            if not _MAY_BE_LINKS.fullmatch(folder):
-                self._check_folder(folder, "read")
-
-    def _check_folder(self, folder: str, doing: str) -> None:
-        path = os.path.join(self._root, folder)
-        try:
-            mode = os.lstat(path).st_mode
-        except (FileNotFoundError, NotADirectoryError):
-            return
-        if stat.S_ISLNK(mode):
-            raise StoreRefused(
-                self.address,
-                f"'{folder}' is a symbolic link, and forebay does not {doing} through it",
-                f"put the folder itself in its place, or mount it there (`mount --bind … {path}`)",
-            )
+    def _open_folder(self, folder: str, links: re.Pattern[str]) -> int:
+        """A descriptor of a folder below the root, of which only those that `links` matches may be links."""
+        first, *further = folder.split("/")
+        if not first:
+            return os.open(self._root, FOLDER)
+        descriptor = os.open(os.path.join(self._root, first), FOLDER | os.O_NOFOLLOW)
+        path = first
+        for part in further:
+            path = f"{path}/{part}"
+            try:
+                below = os.open(part, FOLDER | no_follow(path, links), dir_fd=descriptor)
+            finally:
+                os.close(descriptor)
+            descriptor = below
+        return descriptor
 
     def _open(self, key: str) -> int:
-        path = self._path(key)
+        """A descriptor of a value to read."""
+        check_key(self.address, key)
+        folder, _, name = key.rpartition("/")
+        if _MAY_BE_LINKS.fullmatch(folder):  # a layer, which need not be opened by itself
+            folder, _, layer = folder.rpartition("/")
+            name = f"{layer}/{name}"
         try:
-            descriptor = os.open(path, _OPEN)
-        except (FileNotFoundError, NotADirectoryError) as error:
+            return self._checked(key, self._open_in(folder, name))
+        except NOT_THERE as error:
+            self._check_folders(key, _MAY_BE_LINKS)
             raise Missing(key) from error
         except OSError as error:
             if error.errno not in (errno.ELOOP, errno.ENXIO, errno.EMLINK):
-                raise
+                raise self._named(error, key) from error
             with suppress(OSError):
-                self._check_file(key, os.lstat(path).st_mode)
+                self._check_file(key, os.lstat(os.path.join(self._root, key)).st_mode)
             if error.errno == errno.ELOOP:  # a folder above it links to itself: nothing is there
                 raise Missing(key) from error
-            raise
+            raise self._named(error, key) from error
+
+    def _open_in(self, folder: str, name: str) -> int:
+        if not folder:
+            return os.open(os.path.join(self._root, name), _OPEN)
+        below = self._open_folder(folder, _MAY_BE_LINKS)
+        try:
+            return os.open(name, _OPEN, dir_fd=below)
+        finally:
+            os.close(below)
+
+    def _checked(self, key: str, descriptor: int) -> int:
+        """The descriptor, if it is of a regular file."""
         mode = os.fstat(descriptor).st_mode
         if not stat.S_ISREG(mode):
             os.close(descriptor)
@@ -168,6 +191,64 @@ class LocalStore:
             self._check_file(key, mode)
         return descriptor
 
+    @contextmanager
+    def _writing(self, key: str) -> Iterator[tuple[int, str]]:
+        """A descriptor of the folder to write a value into, made where there is none, and the value's name in it.
+
+        Nothing is written through a link, nor below what is not a folder. Errors name the value.
+        """
+        check_key(self.address, key)
+        path, _, name = key.rpartition("/")
+        try:
+            try:
+                folder = self._open_folder(path, _NO_LINK)
+            except NOT_THERE:
+                folder = self._make_folders(path)
+            try:
+                yield folder, name
+            finally:
+                os.close(folder)
+        except OSError as error:
+            raise self._named(error, key) from error
+
+    def _make_folders(self, path: str) -> int:
+        """As `_open_folder`, making what is missing, each synced into its parent so that it survives a power cut."""
+        make_folder(self._root)
+        descriptor, parts = os.open(self._root, FOLDER), path.split("/") if path else []
+        for count, part in enumerate(parts, 1):
+            try:
+                with suppress(FileExistsError):
+                    os.mkdir(part, dir_fd=descriptor)
+                below = os.open(part, FOLDER | os.O_NOFOLLOW, dir_fd=descriptor)
+                sync_folder(descriptor)
+            except NotADirectoryError as error:
+                folder = "/".join(parts[:count])
+                self._check_folders(f"{folder}/", _NO_LINK)
+                problem = f"'{os.path.join(self._root, folder)}' is not a folder"
+                raise StoreRefused(self.address, problem, "move it out of the way, or choose another root") from error
+            finally:
+                os.close(descriptor)
+            descriptor = below
+        return descriptor
+
+    def _check_folders(self, key: str, links: re.Pattern[str]) -> None:
+        """After a folder on the way to a key could not be opened: say that it is a link, if it is."""
+        for folder in _folders(key):
+            path = os.path.join(self._root, folder)
+            if not links.fullmatch(folder) and os.path.islink(path):
+                doing = "write or delete" if links is _NO_LINK else "read"
+                raise StoreRefused(
+                    self.address,
+                    f"'{folder}' is a symbolic link, and forebay does not {doing} through it",
+                    f"put the folder itself in its place, or mount it there (`mount --bind … {path}`)",
+                )
+
+    def _named(self, error: OSError, key: str) -> OSError:
+        """The same error of the value that the user knows, not of a part of its path or of a temporary file."""
+        if error.errno is None or os.path.isabs(str(error.filename or "")):
+            return error
+        return OSError(error.errno, error.strerror, os.path.join(self._root, key))
+
     def _check_file(self, key: str, mode: int) -> None:
         """Refuse what stands under a value's name and is not a regular file."""
         if not stat.S_ISREG(mode):
@@ -175,44 +256,15 @@ class LocalStore:
             path = os.path.join(self.address, key)
             raise NotForebay(path, f"it is {kind}, and not a regular file; move it out of the way")
 
-    def _write_aside(self, final: str, data: Sequence[Buffer]) -> str:
-        folder = os.path.dirname(final)
-        self._make_folder(folder)
-        temporary = os.path.join(folder, f"{_TEMPORARY}{this_process()}-{secrets.token_hex(4)}")
-        try:
-            with open(temporary, "xb", buffering=0) as file:
-                _write_all(file.fileno(), data)
-                os.fsync(file.fileno())
-        except BaseException:
-            with suppress(FileNotFoundError):
-                os.unlink(temporary)
-            raise
-        return temporary
-
-    def _make_folder(self, folder: str) -> None:
-        """Make a folder and those above it, each synced into its parent so that it survives a power cut."""
-        if os.path.isdir(folder):
-            return
-        parent = os.path.dirname(folder)
-        self._make_folder(parent)
-        try:
-            os.mkdir(folder)
-        except FileExistsError as error:
-            if not os.path.isdir(folder) and folder.startswith(self._root + os.sep):
-                raise StoreRefused(
-                    self.address, f"'{folder}' is not a folder", "move it out of the way, or choose another root"
-                ) from error
-        _sync_folder(parent)
-
-    def _link(self, temporary: str, final: str) -> bool:
+    def _link(self, folder: int, temporary: str, name: str) -> bool:
         """Give a file its name; False where the name is taken by another.
 
         A network file system may carry out a link, lose its answer and be asked again: a second name is success.
         """
         try:
-            os.link(temporary, final)
+            os.link(temporary, name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
         except FileExistsError:
-            return os.stat(temporary).st_nlink > 1
+            return os.stat(temporary, dir_fd=folder, follow_symlinks=False).st_nlink > 1
         except OSError as error:
             if error.errno not in _NO_LINKS:
                 raise
@@ -224,24 +276,22 @@ class LocalStore:
             ) from error
         return True
 
-    def _walk(self, folder: str, through_links: bool = True) -> Iterator[Entry]:
-        """Every regular file below a folder that a key can name, in order; links and what lies deeper are left out."""
+    def _walk(self, folder: str, links: re.Pattern[str]) -> Iterator[Entry]:
+        """Every regular file below a folder that a key can name, in order; what lies deeper is left out."""
         try:
-            with os.scandir(os.path.join(self._root, folder)) as scan:
-                found = {f"{item.name}/" if _is_folder(item) else item.name: item for item in scan}
-        except (FileNotFoundError, NotADirectoryError):
+            below = self._open_folder(folder, links)
+        except NOT_THERE:
+            self._check_folders(f"{folder}/", links)
             return
-        for name, item in sorted(found.items()):
-            key = f"{folder}/{item.name}" if folder else item.name
-            if not is_key(key):
-                continue
-            if name.endswith("/"):
-                is_followed = not item.is_symlink() or (through_links and _MAY_BE_LINKS.fullmatch(key))
-                if is_followed and key.count("/") + 1 < MAX_KEY_PARTS:
-                    yield from self._walk(key, through_links)
-            elif item.is_file(follow_symlinks=False):
-                with suppress(FileNotFoundError):
-                    yield Entry(key, item.stat(follow_symlinks=False).st_size)
+        except OSError as error:
+            if error.errno != errno.ELOOP:  # a layer that links to itself holds nothing
+                raise
+            return
+        try:
+            descriptor = os.open(".", LISTED, dir_fd=below)
+        finally:
+            os.close(below)
+        yield from entries(descriptor, folder, links)
 
     def _is_leftover(self, key: str) -> bool:
         found = _TEMPORARY_NAME.fullmatch(key.rpartition("/")[2])
@@ -250,15 +300,14 @@ class LocalStore:
             return False
         if owner.host == this_host():
             return owner.is_dead()
-        with suppress(FileNotFoundError):
-            return time.time() - os.lstat(self._path(key)).st_mtime > _FOREIGN_LEFTOVER_SECONDS
-        return False
-
-
-def _is_folder(item: os.DirEntry[str]) -> bool:
-    try:
-        return item.is_dir()
-    except OSError:  # a link to itself
+        with suppress(*NOT_THERE):
+            path, _, name = key.rpartition("/")
+            folder = self._open_folder(path, _NO_LINK)
+            try:
+                written = os.stat(name, dir_fd=folder, follow_symlinks=False).st_mtime
+            finally:
+                os.close(folder)
+            return time.time() - written > _FOREIGN_LEFTOVER_SECONDS
         return False
 
 
@@ -281,38 +330,3 @@ def _read_exactly(descriptor: int, start: int, stop: int) -> bytes:
         pieces.append(piece)
         start += len(piece)
     return b"".join(pieces)
-
-
-def _write_all(descriptor: int, data: Sequence[Buffer]) -> None:
-    """Write small buffers together with the large one behind them.
-
-    What is written in one go is cached in large pieces, and is then mapped with few page faults.
-    """
-    waiting: list[memoryview] = []
-    for buffer in data:
-        if len(buffer):
-            waiting.append(memoryview(buffer).cast("B"))
-        if len(waiting) == _BUFFERS_AT_ONCE or sum(map(len, waiting[-1:])) >= _LARGE_BUFFER:
-            _write_together(descriptor, waiting)
-            waiting = []
-    _write_together(descriptor, waiting)
-
-
-def _write_together(descriptor: int, rest: list[memoryview]) -> None:
-    while rest:
-        written = os.writev(descriptor, rest)
-        while rest and written >= len(rest[0]):
-            written -= len(rest.pop(0))
-        if written:
-            rest[0] = rest[0][written:]
-
-
-def _sync_folder(folder: str) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        if error.errno not in _NO_FOLDER_SYNC:  # some network and user-space file systems keep no order of their own
-            raise
-    finally:
-        os.close(descriptor)

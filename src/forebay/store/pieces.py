@@ -1,12 +1,20 @@
 """A stored value read in pieces. Nothing is mapped: a bad sector or a file that shrinks is an error, not a signal."""
 
+import errno
 import hashlib
+import time
 from collections.abc import Iterator
 from typing import Protocol
 
+from forebay.errors import IndexCorrupt
 from forebay.store.base import Buffer, Store
 
 PIECE_BYTES = 4 << 20
+
+
+IN_MEMORY_BYTES = 64 << 20  # of an index file; a generation of 100,000 chunks has some 20 MB
+
+_PAUSES = (0.1, 0.5)  # seconds, before what cannot be read is tried again
 
 
 class View(Protocol):
@@ -51,6 +59,32 @@ class Pieces:
         if len(read) != stop - start:
             raise OSError(f"'{self._key}' became shorter while it was read")
         return read
+
+
+def load_index(store: Store, key: str, in_memory: int = IN_MEMORY_BYTES) -> memoryview:
+    """All of a generation or of a segment of the plan, read in pieces, so that a bad sector is an error.
+
+    What is larger than `in_memory` is read through, and only then mapped.
+    """
+    for pause in (*_PAUSES, None):
+        try:
+            return _read_through(store, key, in_memory)
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            if pause is None:
+                raise IndexCorrupt(store.address, key, f"it cannot be read: {error.strerror}") from error
+            time.sleep(pause)
+    raise AssertionError("the last try returns or raises")
+
+
+def _read_through(store: Store, key: str, in_memory: int) -> memoryview:
+    pieces: list[bytes] = []
+    size = 0
+    while piece := store.read(key, size, size + PIECE_BYTES):
+        size += len(piece)
+        pieces = [*pieces, piece] if size <= in_memory else []
+    return memoryview(b"".join(pieces)) if size <= in_memory else store.map(key)
 
 
 def sha256_of(view: View) -> bytes:

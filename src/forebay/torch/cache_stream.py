@@ -118,9 +118,9 @@ class CacheStream:
         replaced = [part.replaced for part in self._parts]
         rows, content = (np.unique(np.concatenate(chunks)) for chunks in zip(*replaced, strict=True))
         if len(rows):
-            then = f"of generation {old}"
-            now = f"others in generation {new}; to begin the next epoch, load the state with epoch + 1 and position 0"
-            raise StateMismatch(self.cache.root, {f"the rows of chunk {_listed(rows)}": (then, now)})
+            differs = {f"the rows of chunk {_listed(rows)}": (f"of generation {old}", f"others in generation {new}")}
+            advice = "to begin the next epoch, load the state with epoch + 1 and position 0"
+            raise StateMismatch(self.cache.root, differs, advice)
         if len(content):
             warnings.warn(
                 f"chunk {_listed(content)} of '{self.cache.root}' was replaced between generation {old} and {new}: "

@@ -36,9 +36,14 @@ def draw_copy(report: CopyReport) -> RenderableType:
 
 def draw_rekey(report: RekeyReport) -> RenderableType:
     checked = f"{human_bytes(report.checked_bytes)} checked in {human_time(report.seconds)}"
-    head = title(report.root, f"{counted(len(report.tagged), 'generation')} signed with the new key", checked)
-    parts: list[RenderableType] = [head]
+    signed = len(report.tagged) - len(report.already)
+    done = f"{counted(signed, 'generation')} signed with the new key"
+    if not signed:
+        done = f"nothing changed: {counted(len(report.already), 'generation')} are signed with this key already"
+    parts: list[RenderableType] = [title(report.root, done, checked)]
     parts += [facts([("cache id", printable(report.cache_id)), ("digest", report.digest)])]
+    if report.digest_before not in ("", report.digest):
+        parts += [facts([("before", f"{report.digest_before} (change a pin of the digest)")])]
     parts += listing("removed", ((f"generation {number}", why) for number, why in report.removed.items()), "yellow")
     return Group(*parts, next_command(command_line("verify", report.root)))
 

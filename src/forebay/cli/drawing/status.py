@@ -29,6 +29,7 @@ def draw_status(status: Status) -> RenderableType:
     parts += stale_files(status.stale)
     parts += listing("source files that could not be read and were left out", status.unreadable.items(), "yellow")
     parts += listing("sources that grew", ((path,) for path in status.grown))
+    parts += listing("foreign files, left alone", ((key,) for key in status.foreign), "yellow")
     if status.source_note:
         parts.append(Text(f"note: {printable(status.source_note)}", style="yellow"))
     return Group(*parts, *_next_step(status))
@@ -36,11 +37,11 @@ def draw_status(status: Status) -> RenderableType:
 
 def draw_gaps(gaps: Gaps) -> RenderableType:
     counts = f"{gaps.present:,} of {counted(gaps.planned, 'chunk')} there"
-    if not gaps.missing:
+    if not (gaps.missing or gaps.unlisted):
         return title(gaps.root, f"layer {gaps.layer}", counts, "no gaps")
     return Group(
         title(gaps.root, f"layer {gaps.layer}", counts),
-        facts([("missing", in_ranges(gaps.missing))]),
+        facts([("missing", in_ranges(gaps.missing)), ("unlisted", in_ranges(gaps.unlisted))]),
         next_command(fill_command(gaps)),
     )
 
@@ -83,6 +84,8 @@ def _layer_facts(layer: LayerStatus) -> Iterator[tuple[str, str | Text]]:
     if layer.lost:
         yield "lost", Text(f"{in_ranges(layer.lost)} (published, but the file is gone)", style="bold red")
     yield "suspect", Text(in_ranges(layer.suspect), style="bold red")
+    if layer.unlisted:
+        yield "unlisted", f"{in_ranges(layer.unlisted)} (not published yet: `build` checks and publishes them)"
     if layer.failures:
         reasons = ", ".join(f"{reason} {count:,}" for reason, count in layer.reasons.items())
         yield "failed", f"{layer.failures:,} of {counted(layer.samples, 'sample')}: {reasons}"

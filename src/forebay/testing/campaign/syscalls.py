@@ -218,7 +218,10 @@ class _Tracer:
             if descriptor is not None:
                 return os.readlink(f"/proc/{thread}/fd/{arguments[descriptor]}").startswith(self._folder)
             assert path is not None
-            return self._text(arguments[path]).startswith(self._folder)
+            text = self._text(arguments[path])
+            if path and not text.startswith("/") and arguments[0] < 1 << 31:  # relative to a folder that is open
+                text = os.path.join(os.readlink(f"/proc/{thread}/fd/{arguments[0]}"), text)
+            return text.startswith(self._folder)
         return False
 
     def _text(self, address: int) -> str:

@@ -1,0 +1,129 @@
+"""Files by the descriptor of the folder that they are in, so that no path is looked up twice.
+
+Whoever else writes to a folder can exchange a part of a path for a link between a check and a use; what is open stays
+what it is.
+"""
+
+import errno
+import os
+import re
+import secrets
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+
+from forebay.store.base import MAX_KEY_PARTS, Buffer, Entry, is_key
+from forebay.store.owner import this_process
+
+TEMPORARY = ".tmp-"
+FOLDER = (os.O_PATH if sys.platform == "linux" else os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC  # to pass through
+LISTED = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+NOT_THERE = (FileNotFoundError, NotADirectoryError)
+
+_ASIDE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_NO_FOLDER_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS)
+_BUFFERS_AT_ONCE = 512  # systems take 1,024
+_LARGE_BUFFER = 1 << 20
+
+
+def entries(descriptor: int, folder: str, links: re.Pattern[str]) -> Iterator[Entry]:
+    """Every regular file below a folder that is open, and is closed here; links are left out."""
+    try:
+        with os.scandir(descriptor) as scan:
+            found = {f"{item.name}/" if _is_folder(item) else item.name: item for item in scan}
+        for name, item in sorted(found.items()):
+            key = f"{folder}/{item.name}" if folder else item.name
+            if not is_key(key):
+                continue
+            if name.endswith("/"):
+                if key.count("/") + 1 < MAX_KEY_PARTS:
+                    with suppress(*NOT_THERE):  # a link, or removed meanwhile
+                        below = os.open(item.name, LISTED | no_follow(key, links), dir_fd=descriptor)
+                        yield from entries(below, key, links)
+            elif item.is_file(follow_symlinks=False):
+                with suppress(FileNotFoundError):
+                    yield Entry(key, item.stat(follow_symlinks=False).st_size)
+    finally:
+        os.close(descriptor)
+
+
+def no_follow(folder: str, links: re.Pattern[str]) -> int:
+    return 0 if links.fullmatch(folder) else os.O_NOFOLLOW
+
+
+def _is_folder(item: os.DirEntry[str]) -> bool:
+    try:
+        return item.is_dir()
+    except OSError:  # a link to itself
+        return False
+
+
+def mode_of(folder: int, name: str) -> int:
+    return os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode
+
+
+def write_aside(folder: int, data: Sequence[Buffer]) -> str:
+    """The name of a temporary file in an open folder, with the data in it, synced."""
+    temporary = f"{TEMPORARY}{this_process()}-{secrets.token_hex(4)}"
+    try:
+        descriptor = os.open(temporary, _ASIDE, 0o666, dir_fd=folder)
+        try:
+            _write_all(descriptor, data)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    except BaseException:
+        with suppress(FileNotFoundError):
+            os.unlink(temporary, dir_fd=folder)
+        raise
+    return temporary
+
+
+def make_folder(path: str) -> None:
+    """Make the folder of a store and those above it, each synced into its parent."""
+    if os.path.isdir(path):
+        return
+    parent = os.path.dirname(path)
+    make_folder(parent)
+    with suppress(FileExistsError):
+        os.mkdir(path)
+    descriptor = os.open(parent, FOLDER)
+    try:
+        sync_folder(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sync_folder(folder: int) -> None:
+    descriptor = os.open(".", LISTED, dir_fd=folder)  # one that is only passed through cannot be synced
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in _NO_FOLDER_SYNC:  # some network and user-space file systems keep no order of their own
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def _write_all(descriptor: int, data: Sequence[Buffer]) -> None:
+    """Write small buffers together with the large one behind them.
+
+    What is written in one go is cached in large pieces, and is then mapped with few page faults.
+    """
+    waiting: list[memoryview] = []
+    for buffer in data:
+        if len(buffer):
+            waiting.append(memoryview(buffer).cast("B"))
+        if len(waiting) == _BUFFERS_AT_ONCE or sum(map(len, waiting[-1:])) >= _LARGE_BUFFER:
+            _write_together(descriptor, waiting)
+            waiting = []
+    _write_together(descriptor, waiting)
+
+
+def _write_together(descriptor: int, rest: list[memoryview]) -> None:
+    while rest:
+        written = os.writev(descriptor, rest)
+        while rest and written >= len(rest[0]):
+            written -= len(rest.pop(0))
+        if written:
+            rest[0] = rest[0][written:]

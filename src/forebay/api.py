@@ -331,6 +331,9 @@ def verify(
         check_pins(store, load_generation(store), cache_id, min_generation, digest)
     asked = source or _kept_source(store, check_source)
     report = verify_cache(store, asked, full, on_progress or _silent, max_block_bytes)
+    if (lost := [bad.key for bad in report.bad if layout.parse_segment(bad.key) is not None]) and asked is not None:
+        advice = f"'{lost[0]}' of the plan is damaged; run `forebay repair {store.address}`"
+        return msgspec.structs.replace(report, source_note=f"the source was not checked: {advice}")
     return msgspec.structs.replace(report, source_note="" if report.source_checked else _why_unchecked(store, asked))
 
 

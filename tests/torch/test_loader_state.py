@@ -134,7 +134,7 @@ class CountingStream:
     """A stream of many rows that notes the positions it is asked for."""
 
     def __init__(self, cache: fb.Cache, rows: int) -> None:
-        self.caches, self.seed, self._rows = (cache,), 0, rows
+        self.caches, self.selections, self.seed, self._rows = (cache,), (None,), 0, rows
         self.asked: list[int] = []
 
     def size(self, epoch: int) -> int:

@@ -56,9 +56,9 @@ class CacheStream:
         return self.ordering.seed
 
     @property
-    def selection(self) -> Selection | None:
+    def selections(self) -> tuple[Selection | None]:
         """The rows of the epoch's first generation that are in; None where all are."""
-        return self._parts[0].selection
+        return (self._parts[0].selection,)
 
     @property
     def generations(self) -> tuple[int, ...]:

@@ -21,6 +21,7 @@ from forebay.cache.reader import Cache
 from forebay.columns import Column
 from forebay.errors import StateMismatch
 from forebay.order.bijection import Numbers, key_of
+from forebay.order.selection import Selection
 from forebay.order.shares import ChangingShares, Phase
 from forebay.order.window import Window
 from forebay.recipe import inputs_in
@@ -130,6 +131,10 @@ class Mixture:
     @property
     def caches(self) -> tuple[Cache, ...]:
         return tuple(stream.cache for stream in self.streams)
+
+    @property
+    def selections(self) -> tuple[Selection | None, ...]:
+        return tuple(selection for stream in self.streams for selection in stream.selections)
 
     @property
     def seed(self) -> int:

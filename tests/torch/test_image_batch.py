@@ -319,7 +319,9 @@ def test_images_without_a_token_left_are_counted_when_a_loader_is_made(caches: d
     Loader(cache, global_batch_size=4, collate=ImageBatch(cache, patch=24, transforms=[jitter]))
 
 
-def test_images_without_a_token_left_are_counted_when_a_loader_of_a_mixture_is_made(caches: dict[str, fb.Cache]) -> None:
+def test_images_without_a_token_left_are_counted_when_a_loader_of_a_mixture_is_made(
+    caches: dict[str, fb.Cache],
+) -> None:
     collate = ImageBatch(caches["raw"], patch=24)
     large = Ingredient(caches["raw"], weight=1, selection=collate.large_enough())
     with pytest.raises(AllTokensIgnored, match=r"all tokens of the image '006\.png' are ignored"):

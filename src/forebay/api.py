@@ -3,6 +3,7 @@
 Everything here takes the root of a cache (a folder's path or a store) and answers with a record.
 """
 
+import errno
 import os
 import socket
 import time
@@ -453,6 +454,8 @@ def rekey(
 
 def copy(root: Root, destination: Root, *, on_progress: OnProgress | None = None) -> CopyReport:
     """Copy what the newest generation lists, every chunk checked on the way."""
+    if isinstance(destination, str | os.PathLike) and os.path.isfile(destination):
+        raise NotADirectoryError(errno.ENOTDIR, "there is a file, and a cache is a folder", os.fspath(destination))
     return copy_cache(open_store(root), open_store(destination), on_progress or _silent)
 
 

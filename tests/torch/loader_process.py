@@ -12,10 +12,11 @@ import time
 from collections.abc import Callable, Iterable
 from datetime import timedelta
 from itertools import islice
+from pathlib import Path
 
 import pytest
 import torch
-from tests.token_caches import numbers_of
+from tests.token_caches import grow_cache, numbers_of
 from torch import distributed
 
 import forebay as fb
@@ -176,6 +177,23 @@ def grow_together(root: str, meeting: str, rank: str) -> None:
     print(json.dumps([rows, growing.state_dict()["stream"]["generations"]]))
 
 
+def grow_after_the_first(root: str, meeting: str, rank: str) -> None:
+    """Rank 0 ends its epoch before something is published, rank 1 after that."""
+    join(meeting, rank)
+    growing = Loader(fb.open_cache(root), global_batch_size=2, growth="epoch")
+    batches = iter(growing)
+    next(batches)  # compared with the other rank
+    if rank == "0":
+        list(batches)
+    distributed.barrier()
+    if rank == "1":
+        grow_cache(Path(root).parent, 100, 6)
+        list(batches)
+    distributed.barrier()
+    distributed.destroy_process_group()
+    print(json.dumps([growing.epoch, growing.state_dict()["stream"]["generations"]]))
+
+
 def open_apart(root: str, meeting: str, rank: str, world: str) -> None:
     """Ranks of which the last opened another generation."""
     join(meeting, rank, int(world))
@@ -262,6 +280,7 @@ def weighed_numbers(batches: Iterable[Batch]) -> list[list[int]]:
 
 COMMANDS: dict[str, Callable[..., None]] = {
     "grow-together": grow_together,
+    "grow-after-the-first": grow_after_the_first,
     "open-apart": open_apart,
     "read-apart": read_apart,
     "one-rank-only": one_rank_only,

@@ -36,6 +36,8 @@ REFUSED: dict[str, tuple[Callable[[fb.Cache], object], str]] = {
     "caches as a mixture": (lambda cache: Mixture.of([cache, cache]), r"Ingredient\(cache, weight=0.7\)"),
     "a side": (lambda cache: loader(cache, selection="train"), r"give a rule: Split\('train'\)"),
     "a side of a dataset": (lambda cache: CacheDataset(cache, selection="train"), r"give a rule: Split\('train'\)"),
+    "a window by its rows": (lambda cache: loader(cache, window=64), r"window is 64; pass forebay.torch.Window"),
+    "a seed of a split": (lambda cache: Split("train", seed=1.5), "seed is 1.5; give a whole number"),
     "one column": (lambda cache: loader(cache, columns="tokens"), r"columns is 'tokens'; give a list of names"),
     "one column to read": (lambda cache: cache.read([0], "tokens"), r"give a list of names: \['tokens'\]"),
     "one column of a filter": (lambda cache: Where("any", np.any, "tokens"), r"give a list of names: \['tokens'\]"),
@@ -117,6 +119,44 @@ def test_a_dict_that_is_no_state_is_refused(tokens: fb.Cache) -> None:
     for wrong in ({}, {"version": 2, "epoch": 0, "position": 0}):
         with pytest.raises(ValueError, match=r"this is no state of a Loader: it has no .*stream|version"):
             loader(tokens).load_state_dict(wrong)
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"generations": []}, "length >= 1"),
+        ({"generations": "0"}, r"Expected `array`, got `str` - at `.*generations`"),
+        ({"chunks": None}, r"chunks`"),
+        ({"window": {"rows": "many"}}, r"window"),
+        ({"shuffle": "window"}, "a window belongs to 'window' alone"),
+        ({"shuffle": "best"}, r"Invalid enum value 'best' - at `.*shuffle`"),
+        ({"automatic": 1}, "Expected `bool`"),
+    ],
+)
+def test_a_damaged_state_names_the_field(tokens: fb.Cache, change: dict[str, Any], problem: str) -> None:
+    state = loader(tokens).state_dict()
+    with pytest.raises(ValueError, match=problem):
+        loader(tokens).load_state_dict({**state, "stream": {**state["stream"], **change}})
+    of_mixture = loader(mixture(tokens)).state_dict()
+    first, second = of_mixture["stream"]["mixture"]
+    spans = {"spans": [{**first["spans"][0], **change}]}
+    with pytest.raises(ValueError, match=problem):
+        loader(mixture(tokens)).load_state_dict(
+            {**of_mixture, "stream": {**of_mixture["stream"], "mixture": [spans, second]}}
+        )
+
+
+def test_a_state_without_a_field_is_refused_by_name(tokens: fb.Cache) -> None:
+    for source in (tokens, mixture(tokens)):
+        state = loader(source).state_dict()
+        for name in state["stream"]:
+            kept = {other: value for other, value in state["stream"].items() if other != name}
+            with pytest.raises((ValueError, StateMismatch), match=r"missing required field|what is read"):
+                loader(source).load_state_dict({**state, "stream": kept})
+        for wrong in (None, []):
+            with pytest.raises(TypeError, match="'stream' of the state is a"):
+                loader(source).load_state_dict({**state, "stream": wrong})
+        assert loader(source).state_dict() == state
 
 
 def test_the_state_of_a_mixture_is_none_of_a_cache(tokens: fb.Cache) -> None:

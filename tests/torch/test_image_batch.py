@@ -319,6 +319,17 @@ def test_images_without_a_token_left_are_counted_when_a_loader_is_made(caches: d
     Loader(cache, global_batch_size=4, collate=ImageBatch(cache, patch=24, transforms=[jitter]))
 
 
+def test_images_without_a_token_left_are_counted_when_a_loader_of_a_mixture_is_made(
+    caches: dict[str, fb.Cache],
+) -> None:
+    collate = ImageBatch(caches["raw"], patch=24)
+    large = Ingredient(caches["raw"], weight=1, selection=collate.large_enough())
+    with pytest.raises(AllTokensIgnored, match=r"all tokens of the image '006\.png' are ignored"):
+        Loader(Mixture.of([large, Ingredient(caches["zstd"], weight=1)]), global_batch_size=4, collate=collate)
+    kept = Loader(Mixture.of([large, large]), global_batch_size=4, collate=collate)
+    assert len(list(kept)) == len(kept)
+
+
 def test_with_a_key_making_a_loader_does_not_hash_the_whole_cache(
     pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -134,7 +134,7 @@ class CountingStream:
     """A stream of many rows that notes the positions it is asked for."""
 
     def __init__(self, cache: fb.Cache, rows: int) -> None:
-        self.caches, self.seed, self._rows = (cache,), 0, rows
+        self.caches, self.selections, self.seed, self._rows = (cache,), (None,), 0, rows
         self.asked: list[int] = []
 
     def size(self, epoch: int) -> int:
@@ -247,6 +247,18 @@ def test_a_running_loader_ends_its_epoch_before_it_takes_a_repaired_chunk(
     after = Loader(new, global_batch_size=4, drop_last=False)
     after.epoch = 1
     assert numbers_of(loader) == numbers_of(after)
+
+
+@pytest.mark.parametrize("changed", ["add", "less"])
+def test_rows_added_beside_a_repaired_chunk_wait_for_the_next_epoch(tmp_path: Path, changed: str) -> None:
+    old, _ = repaired_cache(tmp_path, **{changed: 2})
+    write_numbers(tmp_path / "raw" / "b.txt", range(100, 106))
+    fb.grow(tmp_path / "cache", fb.sources.lines(tmp_path / "raw"), recipe=MoodyTokens(), workers=0)
+    loader = Loader(old, global_batch_size=8, growth="within", drop_last=False)
+    epochs = [[row for batch in loader for row in batch["tokens"][batch["row_weight"] > 0, 0].tolist()] for _ in "01"]
+    assert sorted(epochs[0]) == list(range(20))
+    chunk = [7, 8, 9] if changed == "less" else [7, 8, 9, 10, 11]
+    assert sorted(epochs[1]) == sorted([*range(5), *chunk, *range(10, 20), *range(100, 106)])
 
 
 def test_a_window_that_fewer_ranks_cannot_keep_decoded_is_refused_on_resume(tmp_path: Path) -> None:

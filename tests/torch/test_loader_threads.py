@@ -83,6 +83,12 @@ def test_ranks_that_know_each_other_grow_together(tmp_path: Path) -> None:
     assert interleaved(range(0, 17, 2), [first[0], second[0]]) == numbers_of(alone)
 
 
+def test_what_is_published_after_rank_0_ended_its_epoch_waits_for_the_next(tmp_path: Path) -> None:
+    root = token_cache(tmp_path, 11)
+    assert [json.loads(each) for each in answers("grow-after-the-first", root, tmp_path)] == [[1, [0]]] * 2
+    assert fb.open_cache(root).generation.number > 0
+
+
 @pytest.fixture(scope="module")
 def grown(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A cache of 11 rows in generation 0, of 17 in generation 2."""

@@ -12,12 +12,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.forged import list_again
 from tests.image_caches import image_cache, write_pictures
+from tests.teachers.own_teachers import Ramp
 from tests.token_caches import NumberedTokens, grow_cache, interleaved, token_cache, write_numbers
 from tests.transforms import tell_coins
 
 import forebay as fb
 from forebay.errors import CacheNotFound, SettingsInvalid, StateMismatch
 from forebay.format import layout
+from forebay.teachers import TeacherRecipe
 from forebay.torch import Ingredient, Loader, Mixture, Split, Window, change_weights, open_mixture
 
 SIZES = (40, 7, 23)
@@ -331,6 +333,17 @@ def test_caches_with_other_tags_are_not_mixed(tmp_path: Path) -> None:
     found = [image_cache(tmp_path / name, pictures, tags=tags) for name, tags in vocabularies.items()]
     with pytest.raises(ValueError, match=r"the vocabulary of tags is 2 entries in .* but 3 entries \(with 'owl'\) in"):
         weighted(found, [1, 1])
+
+
+def test_caches_whose_teachers_gave_other_columns_are_not_mixed(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("red cat\nblue dog\n")
+    for name, width in (("six", 6), ("five", 5)):
+        fb.build(tmp_path / name, fb.sources.lines(tmp_path / "a.txt"), fb.RawRecipe(), workers=0)
+        fb.build(tmp_path / name, None, TeacherRecipe(teacher=Ramp(width=width), batch_size=2))
+    told = r"column 'ramp' is rows of shape \(10, 6\).* in '.*six' but rows of shape \(10, 5\).* in '.*five'"
+    with pytest.raises(ValueError, match=told):
+        Mixture.of([Ingredient(fb.open_cache(tmp_path / name, layers=["ramp"]), weight=1) for name in ("six", "five")])
+    Mixture.of([Ingredient(fb.open_cache(tmp_path / name), weight=1) for name in ("six", "five")])
 
 
 def test_numbers_of_numpy_leave_the_state_json_and_equal(caches: list[fb.Cache]) -> None:

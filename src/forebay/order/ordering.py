@@ -20,6 +20,10 @@ class Ordering:
     window: Window | None = None
     automatic: bool = False  # chosen by how the rows are stored: a cache that has grown may get another kind
 
+    def __post_init__(self) -> None:
+        if (self.kind == "window") != (self.window is not None):
+            raise ValueError(f"shuffle is {self.kind!r} with window {self.window}; a window belongs to 'window' alone")
+
     def of(self, counts: Numbers, part: int = 0) -> Order:
         """The order of so many rows of each chunk; the parts of an epoch have orders of their own."""
         if self.window is not None:

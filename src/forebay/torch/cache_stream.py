@@ -2,8 +2,9 @@
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any, Literal
 
+import msgspec
 import numpy as np
 
 from forebay.cache.publish import generation_numbers
@@ -13,11 +14,28 @@ from forebay.order.bijection import Numbers
 from forebay.order.ordering import Ordering
 from forebay.order.quality import ShuffleQuality, shuffle_quality
 from forebay.order.selection import Selection
+from forebay.torch.given import check_stream
 from forebay.torch.growth import Growth
 from forebay.torch.part import Part
 from forebay.torch.stream import Located, Rule
 
 Choose = Callable[[Cache], Ordering]
+
+
+class CacheState(msgspec.Struct, frozen=True):
+    """The fields of the state of one cache's stream."""
+
+    cache_id: str
+    layers: list[str]
+    generations: Annotated[list[int], msgspec.Meta(min_length=1)]
+    chunks: list[str]
+    rows: list[int]
+    selection: str | None
+    selected: list[str | None]
+    shuffle: Literal["global", "window", "sequential"]
+    seed: int
+    window: dict[str, int] | None
+    automatic: bool
 
 
 class CacheStream:
@@ -56,9 +74,9 @@ class CacheStream:
         return self.ordering.seed
 
     @property
-    def selection(self) -> Selection | None:
+    def selections(self) -> tuple[Selection | None]:
         """The rows of the epoch's first generation that are in; None where all are."""
-        return self._parts[0].selection
+        return (self._parts[0].selection,)
 
     @property
     def generations(self) -> tuple[int, ...]:
@@ -95,6 +113,7 @@ class CacheStream:
         """The stream of the epoch that the state was taken in, whatever was published since."""
         if "mixture" in state:
             raise StateMismatch(self.cache.root, {"what is read": ("a mixture", "one cache")})
+        check_stream(state, CacheState)
         mine, pinned = self.state(), self.cache.generation.number
         asked = () if state.get("automatic") and self.ordering.automatic else ("shuffle",)
         self._refuse_other(state, mine, ("layers", "seed", "selection", *asked))

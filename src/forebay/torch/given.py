@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from operator import index
 from typing import Any, TypeVar
 
+import msgspec
+
 from forebay.cache.reader import Cache
 from forebay.torch.batch import Batch
 from forebay.torch.stream import Rule, Stream
@@ -78,7 +80,18 @@ def checked_state(state: Mapping[str, Any], version: int) -> Mapping[str, Any]:
     missing = [field for field in fields if field not in state]
     if missing:
         raise ValueError(f"this is no state of a Loader: it has no {', '.join(missing)}; give what state_dict() gave")
+    if not isinstance(state.get("stream", {}), Mapping):
+        found = type(state["stream"]).__name__
+        raise TypeError(f"'stream' of the state is a {found}; pass the dict that state_dict() returned")
     return state
+
+
+def check_stream(state: Mapping[str, Any], fields: type[msgspec.Struct]) -> None:
+    """Refuse the part of a state that a stream wrote, where a field is missing or of another type."""
+    try:
+        msgspec.convert(dict(state), fields)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"'stream' of the state is not what state_dict() returned: {error}") from error
 
 
 def checked_batch(batch: Batch) -> Batch:

@@ -121,8 +121,9 @@ class Loader:
             )
         seed = checked_whole("seed", seed or 0)
         self.stream = self._stream(source, kind.columns, shuffle, seed, window, checked_rule(selection))
-        if kind.collate is not None and isinstance(self.stream, CacheStream):
-            check_rows(kind.collate, self.stream.cache, self.stream.selection)
+        if kind.collate is not None:
+            for cache, selected in zip(self.stream.caches, self.stream.selections, strict=True):
+                check_rows(kind.collate, cache, selected)
         self._columns = kind.columns
         self._pace = Pace.of(
             kind.threads if threads is None else checked_whole("threads", threads),

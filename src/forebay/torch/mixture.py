@@ -13,20 +13,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import numpy as np
 
 from forebay.cache.reader import Cache
 from forebay.columns import Column
 from forebay.errors import StateMismatch
 from forebay.order.bijection import Numbers, key_of
+from forebay.order.selection import Selection
 from forebay.order.shares import ChangingShares, Phase
 from forebay.order.window import Window
 from forebay.recipe import inputs_in
 from forebay.torch.batch import TRAINED_ON
-from forebay.torch.cache_stream import CacheStream
-from forebay.torch.given import checked_cache, checked_rule, checked_whole
+from forebay.torch.cache_stream import CacheState, CacheStream
+from forebay.torch.given import check_stream, checked_cache, checked_rule, checked_whole
 from forebay.torch.loader import Loader
 from forebay.torch.shuffle import Shuffle, choose_ordering
 from forebay.torch.stream import Located, Rule
@@ -40,6 +42,29 @@ class Ingredient:
     weight: float | None = None
     repeat: float | None = None
     selection: Rule | None = None
+
+
+class SpanState(CacheState, frozen=True):
+    """The fields of the state of some passes through one cache."""
+
+    start: int
+    first_pass: int
+
+
+class SpansState(msgspec.Struct, frozen=True):
+    """The passes through one cache, the first of which begins with its stream."""
+
+    spans: Annotated[list[SpanState], msgspec.Meta(min_length=1)]
+
+
+class MixtureState(msgspec.Struct, frozen=True):
+    """The fields of the state of a mixture."""
+
+    mixture: list[SpansState]
+    seed: int
+    asked: dict[str, Any]
+    epoch_rows: Annotated[int, msgspec.Meta(ge=1)]
+    phases: Annotated[list[tuple[int, list[float]]], msgspec.Meta(min_length=1)]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -132,6 +157,10 @@ class Mixture:
         return tuple(stream.cache for stream in self.streams)
 
     @property
+    def selections(self) -> tuple[Selection | None, ...]:
+        return tuple(selection for stream in self.streams for selection in stream.selections)
+
+    @property
     def seed(self) -> int:
         return self._seed
 
@@ -180,6 +209,7 @@ class Mixture:
         """With the weights and the length of epochs of the state; each cache ends the pass it is in as it began it."""
         if "mixture" not in state:
             raise StateMismatch(self._roots, {"what is read": ("one cache", f"a mixture of {len(self.streams)}")})
+        check_stream(state, MixtureState)
         self._refuse_other(state)
         phases = [Phase(start, tuple(weights)) for start, weights in state["phases"]]
         places = ChangingShares(phases).counts(epoch * state["epoch_rows"] + position).tolist()

@@ -25,7 +25,7 @@ from forebay.order.split import (
     on_training_side,
     sample_names,
 )
-from forebay.torch.given import checked_names
+from forebay.torch.given import checked_names, checked_whole
 from forebay.torch.kept_bits import keep_bits
 from forebay.torch.stream import Rule
 
@@ -65,7 +65,7 @@ class Split:
             raise ValueError(f"by is {self.by!r}; one of {', '.join(get_args(By))} is expected")
         on_training_side([], self.fraction, self.seed)  # refuses what is no fraction or seed
         object.__setattr__(self, "fraction", float(self.fraction))  # numbers of numpy have another repr
-        object.__setattr__(self, "seed", int(self.seed))
+        object.__setattr__(self, "seed", checked_whole("seed", self.seed))
 
     @classmethod
     def pair(

@@ -29,6 +29,8 @@ def choose_ordering(
     """
     if shuffle not in (None, "auto", "global", "window"):
         raise ValueError(f"shuffle is {shuffle!r}; 'auto', 'global', 'window' or None is expected")
+    if window is not None and not isinstance(window, Window):
+        raise TypeError(f"window is {window!r}; pass forebay.torch.Window(rows=…)")
     if window is not None and shuffle in (None, "global"):
         raise ValueError(f"a window goes with shuffle='window', not with {shuffle!r}")
     if shuffle is None:

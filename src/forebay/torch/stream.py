@@ -47,6 +47,11 @@ class Stream(Protocol):
         ...
 
     @property
+    def selections(self) -> Sequence[Selection | None]:
+        """The rows of each cache that are in, as far as is known when an epoch begins; None where all are."""
+        ...
+
+    @property
     def seed(self) -> int: ...
 
     def size(self, epoch: int) -> int:

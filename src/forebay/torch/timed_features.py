@@ -1,7 +1,9 @@
 """The features of a timed teacher at any time, as tensors on the device that trains.
 
     features = forebay.torch.features(cache, "lune", device="cuda")
-    features.at(batch["local_index"], t)["lune"].values          # (rows, 1280) float32
+    features.at([5, 3, 9], t)["lune"].values          # (rows, 1280) float32
+
+Rows are row numbers of the cache. A batch of a `Mixture`, of one cache too, has them as `local_index`.
 
 Only the two buckets around each time are read, and sent to the device as they are stored; they are interpolated there.
 """

@@ -71,6 +71,7 @@ KeyboardInterrupt
 """
 
 import re
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
@@ -664,8 +665,9 @@ class TierNotFound(TierUnusable):
 
 class TierDamaged(TierUnusable):
     def __init__(self, path: str, problem: str) -> None:
-        super().__init__(
-            path, f"it is damaged ({problem})", f"run `forebay tier clear {path}`; its rows are made again"
+        super().__init__(path, problem, f"run `{shlex.join(['forebay', 'tier', 'clear', path])}`")
+        self.args = (
+            f"the tier '{path}' is damaged ({problem}); {self.advice}: its rows are made again from the source",
         )
 
 

@@ -14,12 +14,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any, get_args
 
 from forebay.cache.settle import settle
-from forebay.errors import TierUnusable, is_url
+from forebay.errors import TierDamaged, TierUnusable, is_url
 from forebay.format.key import hmac_key
 from forebay.recipe import check_recipe
 from forebay.sizes import as_bytes
 from forebay.source import Source
-from forebay.tiers.lmdb_tier import MAX_BYTES, QUEUE_BYTES, open_tier
+from forebay.tiers.lmdb_tier import MAX_BYTES, QUEUE_BYTES, LmdbTier, open_tier
 from forebay.tiers.memory import MemoryTier
 from forebay.tiers.naming import RowRecipe
 from forebay.tiers.opened import OpenedTiers, Unreadable
@@ -140,15 +140,22 @@ class CachedImages:
 
     def _open_tiers(self) -> OpenedTiers:
         l1: MemoryTier[Row] = MemoryTier(self._l1_bytes)
-        l2, key = None, hmac_key()
+        l2, key, damage = None, hmac_key(), ""
         if self.l2 is not None:
-            l2 = open_tier(self.l2, max_bytes=self._max_bytes, queue_bytes=self._queue_bytes)
             try:
-                l2.check_key(key)
-            except BaseException:
-                l2.close()
-                raise
-        return OpenedTiers(self._samples, self.recipe, l1, l2, key=key, when_full=self._when_full)
+                l2 = self._open_l2(self.l2, key)
+            except TierDamaged as error:
+                damage = str(error)
+        return OpenedTiers(self._samples, self.recipe, l1, l2, key=key, when_full=self._when_full, damage=damage)
+
+    def _open_l2(self, path: str, key: bytes | None) -> LmdbTier:
+        tier = open_tier(path, max_bytes=self._max_bytes, queue_bytes=self._queue_bytes)
+        try:
+            tier.check_key(key)
+        except BaseException:
+            tier.close()
+            raise
+        return tier
 
     def _checked(self, indices: Sequence[int]) -> list[int]:
         count = len(self)

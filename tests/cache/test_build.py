@@ -219,9 +219,11 @@ def test_progress_ends_with_everything_done(tmp_path, file):
 def test_a_chunk_that_runs_for_long_is_named_in_a_note(tmp_path, monkeypatch):
     monkeypatch.setattr("forebay.cache.build.SLOW_SECONDS", 0.2)
     source, seen = write_orders(tmp_path / "orders.txt", ["ok", "ok"]), list[fb.Progress]()
-    fb.build(tmp_path / "cache", fb.sources.lines(source), ObedientRecipe(seconds=2), workers=1, on_progress=seen.append)
+    fb.build(
+        tmp_path / "cache", fb.sources.lines(source), ObedientRecipe(seconds=2), workers=1, on_progress=seen.append
+    )
     notes = [progress.note for progress in seen if progress.note]
-    assert re.fullmatch(r"chunk 0 has been running for \d+ s; Ctrl-C stops the build and loses no chunk", notes[0])
+    assert re.fullmatch(r"chunk 0 has been running for \d+ s; Ctrl-C stops the build safely", notes[0])
 
 
 def test_a_file_that_was_only_touched_is_still_the_same(tmp_path, file):

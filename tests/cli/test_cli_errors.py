@@ -549,6 +549,44 @@ def test_completion_never_fails(tmp_path: Path, typed: str):
         assert "plain,status" in result.output
 
 
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("forebay status cac", "dir,cac"),
+        ("forebay build cac", "file,cac"),
+        ("forebay build tokens dat", "file,dat"),
+        ("forebay build tokens data --into cac", "dir,cac"),
+        ("forebay build tokens data --tokenizer tok", "file,tok"),
+        ("forebay build teachers caches/photos --t5 mod", "file,mod"),
+        ("forebay copy caches/edu bac", "dir,bac"),
+        ("forebay repair caches/edu --from bac", "dir,bac"),
+        ("forebay warm photos --l2 ti", "dir,ti"),
+        ("forebay tier verify ti", "dir,ti"),
+        ("forebay build tokens data --codec z", "plain,zstd"),
+        ("forebay status --js", "plain,--json"),
+        ("forebay build im", "plain,images"),
+    ],
+)
+def test_completion_offers_paths_where_a_path_is_expected(typed: str, offered: str):
+    environment = {"_FOREBAY_COMPLETE": "bash_complete", "COMP_WORDS": typed, "COMP_CWORD": str(typed.count(" "))}
+    assert offered in CliRunner().invoke(cli, prog_name="forebay", env=environment).output.splitlines()
+
+
+def test_bash_itself_completes_verbs_and_paths(tmp_path: Path):
+    """The script that help names, in a real shell."""
+    (tmp_path / "forebay").write_text(f'#!/bin/sh\nexec {" ".join(COMMAND)} "$@"\n')
+    (tmp_path / "forebay").chmod(0o755)
+    script = """
+        eval "$(_FOREBAY_COMPLETE=bash_source forebay)"
+        compopt() { echo "compopt $*"; }
+        COMP_WORDS=(forebay sta); COMP_CWORD=1; _forebay_completion forebay; echo "${COMPREPLY[@]}"
+        COMP_WORDS=(forebay status cac); COMP_CWORD=2; _forebay_completion forebay
+    """
+    environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = subprocess.run(["bash", "-c", script], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.split("\n")[-3:] == ["status", "compopt -o dirnames", ""], done
+
+
 def test_errors_go_to_stderr_also_with_json(tmp_path: Path):
     ran = run_process("status", tmp_path / "nowhere", "--json", code=1)
     assert ran.out == ""

@@ -176,7 +176,7 @@ class Build:
         for begun, patience, chunk in [(*self._slow[chunk], chunk) for chunk in self._running]:
             if now - begun >= patience:
                 self._slow[chunk] = (begun, 2 * patience)
-                return f"chunk {chunk} has been running for {now - begun:.0f} s; Ctrl-C stops the build and loses no chunk"
+                return f"chunk {chunk} has been running for {now - begun:.0f} s; Ctrl-C stops the build safely"
         return ""
 
     def _next(self, slot: int) -> int | None:

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from forebay.cli.kinds import KINDS
 from forebay.cli.options import Decorator
@@ -22,6 +23,10 @@ FROM_OPTIONS: tuple[Decorator, ...] = (
 
 class KindGroup(click.Group):
     """Has one subcommand per kind; a settings file or a cache stands for the kind that it names."""
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """A settings file or a cache, where no kind begins like what was typed."""
+        return [CompletionItem(incomplete, type="file"), *super().shell_complete(ctx, incomplete)]
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

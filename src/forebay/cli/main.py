@@ -88,7 +88,8 @@ class Forebay(click.Group):
 @click.group(
     cls=Forebay,
     context_settings={"help_option_names": ["-h", "--help"], "terminal_width": HELP_WIDTH},
-    epilog="Exit codes: 0 fine, 1 failure or damage found, 2 wrong usage, 130 stopped by Ctrl-C or SIGTERM.",
+    epilog="Exit codes: 0 fine, 1 failure or damage found, 2 wrong usage, 130 stopped by Ctrl-C or SIGTERM.\n\n"
+    'TAB completion: eval "$(_FOREBAY_COMPLETE=bash_source forebay)", or zsh_source, or fish_source.',
 )
 @click.version_option(forebay.__version__, prog_name="forebay")
 @naming_places

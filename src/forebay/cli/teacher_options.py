@@ -7,7 +7,7 @@ import click
 import msgspec
 
 from forebay.cache.publish import layers_of, read_cache_document, read_recipe_document
-from forebay.cli.options import Decorator
+from forebay.cli.options import Decorator, complete_file
 from forebay.cli.sizes import SizeType
 from forebay.errors import CacheNotFound
 from forebay.recipe import RecipeDocument, input_layers
@@ -24,13 +24,35 @@ _COMMON = (
 )  # fmt: skip
 
 TEACHER_OPTIONS: tuple[Decorator, ...] = (
-    click.option("--vae", metavar="MODEL", help="Latents of images, by this VAE."),
-    click.option("--t5", metavar="MODEL", help="States of prompts, by this T5 encoder."),
-    click.option("--clip", metavar="MODEL", help="States of prompts, by this CLIP text encoder."),
-    click.option("--lune", metavar="MODEL", help="The middle of this UNet at every bucket; needs --clip's layer."),
-    click.option("--sol", metavar="MODEL", help=f"The self-attention of this UNet, or '{GEOMETRIC}': the closed form."),
-    click.option("--lune-weights", metavar="FILE", help="Fine-tuned .safetensors over the UNet of --lune."),
-    click.option("--sol-weights", metavar="FILE", help="Fine-tuned .safetensors over the UNet of --sol."),
+    click.option("--vae", metavar="MODEL", shell_complete=complete_file, help="Latents of images, by this VAE."),
+    click.option("--t5", metavar="MODEL", shell_complete=complete_file, help="States of prompts, by this T5 encoder."),
+    click.option(
+        "--clip", metavar="MODEL", shell_complete=complete_file, help="States of prompts, by this CLIP text encoder."
+    ),
+    click.option(
+        "--lune",
+        metavar="MODEL",
+        shell_complete=complete_file,
+        help="The middle of this UNet at every bucket; needs --clip's layer.",
+    ),
+    click.option(
+        "--sol",
+        metavar="MODEL",
+        shell_complete=complete_file,
+        help=f"The self-attention of this UNet, or '{GEOMETRIC}': the closed form.",
+    ),
+    click.option(
+        "--lune-weights",
+        metavar="FILE",
+        shell_complete=complete_file,
+        help="Fine-tuned .safetensors over the UNet of --lune.",
+    ),
+    click.option(
+        "--sol-weights",
+        metavar="FILE",
+        shell_complete=complete_file,
+        help="Fine-tuned .safetensors over the UNet of --sol.",
+    ),
     click.option("--noise", type=click.Choice(["pure", "noised"]), help="What the UNet is given.  [recipe; pure]"),
     click.option(
         "--time-direction",

@@ -115,7 +115,9 @@ def decode(vocabulary: Vocabulary, ids: Array) -> str:
     """Ids as text, control tokens left out."""
     tokenizer, batch = reference_tokenizer(vocabulary), [ids.tolist()]
     # Of a batch: `decode` would not let another thread run, so nobody could stop waiting for it.
-    texts = in_time(vocabulary.name, "decode", len(ids), lambda: tokenizer.decode_batch(batch, skip_special_tokens=True))
+    texts = in_time(
+        vocabulary.name, "decode", len(ids), lambda: tokenizer.decode_batch(batch, skip_special_tokens=True)
+    )
     return str(texts[0])
 
 

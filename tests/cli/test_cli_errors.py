@@ -531,8 +531,25 @@ def test_a_full_disk_behind_standard_output_is_one_line(tmp_path: Path, verb: li
             [*COMMAND, verb[0], str(root), *verb[1:]], stdout=full, stderr=subprocess.PIPE, text=True, check=False
         )
     assert done.returncode == 1
-    assert "the disk is full" in done.stderr
+    assert done.stderr.startswith("forebay: 'standard output': the disk is full;")
     assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("words", [["--help"], ["--version"], ["status", "--help"]])
+def test_help_that_cannot_be_printed_is_one_line(words: list[str]):
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([*COMMAND, *words], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert "the disk is full" in done.stderr
+
+
+@pytest.mark.parametrize("verb", ["status", "repair", "verify", "clean", "refresh"])
+def test_a_folder_that_is_not_a_cache_is_never_to_be_deleted(tmp_path: Path, verb: str):
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "chapter.tex").write_text("precious")
+    said = run(verb, tmp_path / "thesis", code=1).err
+    assert f"there is no cache at '{tmp_path / 'thesis'}'" in said
+    assert "delete" not in said
 
 
 @pytest.mark.parametrize(
@@ -578,13 +595,13 @@ def test_bash_itself_completes_verbs_and_paths(tmp_path: Path):
     (tmp_path / "forebay").chmod(0o755)
     script = """
         eval "$(_FOREBAY_COMPLETE=bash_source forebay)"
-        compopt() { echo "compopt $*"; }
+        compopt() { echo "paths: $2"; }
         COMP_WORDS=(forebay sta); COMP_CWORD=1; _forebay_completion forebay; echo "${COMPREPLY[@]}"
         COMP_WORDS=(forebay status cac); COMP_CWORD=2; _forebay_completion forebay
     """
     environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
     done = subprocess.run(["bash", "-c", script], env=environment, capture_output=True, text=True, check=True)
-    assert done.stdout.split("\n")[-3:] == ["status", "compopt -o dirnames", ""], done
+    assert done.stdout.split("\n")[-3:] == ["status", "paths: dirnames", ""], done
 
 
 def test_errors_go_to_stderr_also_with_json(tmp_path: Path):

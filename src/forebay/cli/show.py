@@ -26,12 +26,19 @@ _NUMBERS = re.compile(r"\[\n\s+([-+.\deE]+(?:,\n\s+[-+.\deE]+)*)\n\s*\]")
 def show(record: Any, as_json: bool) -> None:
     """A record, or a list of them, for a person or for a program."""
     if as_json:
-        click.echo(_escaped(_numbers_on_one_line(_as_json(record))))
+        _echo(_escaped(_numbers_on_one_line(_as_json(record))))
     else:
         console = console_for(sys.stdout)
         with console.capture() as picture:
             console.print(draw(record))
-        click.echo("\n".join(line.rstrip() for line in picture.get().splitlines()), color=True)
+        _echo("\n".join(line.rstrip() for line in picture.get().splitlines()))
+
+
+def _echo(text: str) -> None:
+    try:
+        click.echo(text, color=True)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, "standard output") from error
 
 
 def _as_json(record: Any) -> str:

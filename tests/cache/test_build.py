@@ -94,7 +94,7 @@ def test_a_range_is_inclusive_and_the_rest_can_follow(tmp_path, file, notes):
 
 
 def test_an_interrupted_build_publishes_what_it_made_releases_its_claims_and_goes_on_from_there(tmp_path, file, notes):
-    with pytest.raises(BuildStopped, match=r"3 of 8 chunks.*run the same command to go on") as caught:
+    with pytest.raises(BuildStopped, match=r"3 of 8 chunks.*run the same command to resume") as caught:
         build(tmp_path / "cache", file, on_progress=stop_after(3))
     assert isinstance(caught.value, KeyboardInterrupt)
     assert len(fb.open_cache(tmp_path / "cache")) == 6

@@ -234,7 +234,7 @@ def nothing_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ran:
     return run("build", "raw", source, "--into", tmp_path / "cache", *words, code=1)
 
 
-@shows(errors.DiskFull, "make room and run the same command to go on")
+@shows(errors.DiskFull, "make room and run the same command to resume")
 def full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ran:
     source = write_lines(tmp_path / "data")
     link = os.link

@@ -58,7 +58,7 @@ def build() -> None:
     """Build a cache: plan, then compute what is missing, and nothing else.
 
     Name a kind of data and its sources, or a settings file ([source] [recipe] [build]; flags win; paths in it are
-    relative to its folder), or a cache that was begun. Ctrl-C stops at once and says how to go on.
+    relative to its folder), or a cache that was begun. Ctrl-C stops at once and prints the command to resume.
 
     \b
     Example: forebay build tokens 'data/*.jsonl' --into caches/edu

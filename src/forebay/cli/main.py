@@ -201,7 +201,7 @@ def _stop(number: int, frame: object) -> NoReturn:
 def _say_stopped(stop: KeyboardInterrupt, typed: str) -> None:
     if isinstance(stop, BuildStopped):
         counts = ", ".join(f"{gaps.layer} {gaps.present:,} of {gaps.planned:,}" for gaps in api.gaps(stop.root))
-        say_error(f"stopped: what '{stop.root}' has is published and safe (chunks: {counts}); go on with:")
+        say_error(f"stopped: what '{stop.root}' has is published and safe (chunks: {counts}); resume with:")
     else:
         say_error("stopped before it was done; nothing is lost, start it again with:")
     say(f"  {typed}")

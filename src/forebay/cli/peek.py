@@ -24,9 +24,9 @@ ROWS, SHEET_ROWS = 3, 24
 @click.command()
 @cache_argument
 @click.option("--rows", "count", type=click.IntRange(min=1), help="How many, from row 0.  [default: 3; 24 on a sheet]")
-@click.option("--row", "chosen", type=click.IntRange(min=0), multiple=True, help="This row; can be given again.")
-@click.option("--column", "columns", multiple=True, help="Only this column, of any layer; can be given again.")
-@click.option("--layer", "layers", multiple=True, help="With --png: draw what this teacher said; can be given again.")
+@click.option("--row", "chosen", type=click.IntRange(min=0), multiple=True, help="This row; can be repeated.")
+@click.option("--column", "columns", multiple=True, help="Only this column, of any layer; can be repeated.")
+@click.option("--layer", "layers", multiple=True, help="With --png: draw what this teacher said; can be repeated.")
 @click.option(
     "--png",
     "sheet",

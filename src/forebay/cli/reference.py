@@ -20,7 +20,7 @@ recipe, with its default: another value makes another cache.
 | 0 | fine |
 | 1 | failure, or damage found; one line on standard error says what and what to do |
 | 2 | wrong usage |
-| 130 | stopped by Ctrl-C or SIGTERM; what is published is safe, and the command to go on is printed |
+| 130 | stopped by Ctrl-C or SIGTERM; what is published is safe, and the command to resume is printed |
 
 ## A settings file
 

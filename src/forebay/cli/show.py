@@ -25,20 +25,18 @@ _NUMBERS = re.compile(r"\[\n\s+([-+.\deE]+(?:,\n\s+[-+.\deE]+)*)\n\s*\]")
 
 def show(record: Any, as_json: bool) -> None:
     """A record, or a list of them, for a person or for a program."""
-    if as_json:
-        _echo(_escaped(_numbers_on_one_line(_as_json(record))))
-    else:
-        console = console_for(sys.stdout)
-        with console.capture() as picture:
-            console.print(draw(record))
-        _echo("\n".join(line.rstrip() for line in picture.get().splitlines()))
-
-
-def _echo(text: str) -> None:
+    text = _escaped(_numbers_on_one_line(_as_json(record))) if as_json else draw(record)
     try:
-        click.echo(text, color=True)
+        click.echo(text if isinstance(text, str) else _drawn(text), color=True)
     except OSError as error:
         raise OSError(error.errno, error.strerror, "standard output") from error
+
+
+def _drawn(picture: RenderableType) -> str:
+    console = console_for(sys.stdout)
+    with console.capture() as drawn:
+        console.print(picture)
+    return "\n".join(line.rstrip() for line in drawn.get().splitlines())
 
 
 def _as_json(record: Any) -> str:

@@ -53,7 +53,7 @@ TEACHER_OPTIONS: tuple[Decorator, ...] = (
         shell_complete=complete_file,
         help="Fine-tuned .safetensors over the UNet of --sol.",
     ),
-    click.option("--noise", type=click.Choice(["pure", "noised"]), help="What the UNet is given.  [recipe; pure]"),
+    click.option("--noise", type=click.Choice(["pure", "noised"]), help="Input of the UNet.  [recipe; pure]"),
     click.option(
         "--time-direction",
         type=click.Choice(["t0_noise", "t0_data"]),
@@ -118,7 +118,9 @@ def _begun(root: str, given: Mapping[str, Any], is_allowed: bool) -> dict[str, T
     how = {name: value for name, value in given.items() if name in _HOW}
     if given.keys() - _HOW:
         names = ", ".join(f"--{name}" for name in _MODELS)
-        raise click.UsageError(f"Name at least one teacher ({names}); without them, what was begun goes on as it is.")
+        raise click.UsageError(
+            f"Name at least one teacher ({names}); without them, the layers that were begun are continued."
+        )
     store = open_store(root)
     read_cache_document(store)
     documents = {layer: read_recipe_document(store, layer) for layer in layers_of(store)}

@@ -17,7 +17,8 @@ from forebay.tiers.naming import RowRecipe
 _TEXT = """Fill a tier with the rows of all images of a source.
 
 Takes the sources and the recipe options of `forebay build images`; CachedImages with the same recipe finds the rows.
-What is there and sound is left as it is: run again, it goes on. Exit code 1 when the tier takes no more.
+Rows that are there and sound are kept: run it again to resume. Exit code 1 when the tier takes no more. A tier whose
+rows are tagged needs its FOREBAY_HMAC_KEY.
 
 Example: forebay warm photos --l2 tiers/photos
 """

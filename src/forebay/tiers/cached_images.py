@@ -3,7 +3,7 @@
     images[i] ──▶ L1 memory, bounded in bytes ──▶ L2 LMDB, shared by processes ──▶ decode ──▶ written back to both
 
 A key names a sample as it is now, so that nothing stale is found; a value says whose row it is and carries a checksum,
-so that nothing wrong is served. What is not right is counted, told once, made again and replaced.
+so that nothing wrong is served. What is not right is counted, reported once, made again and replaced.
 """
 
 import operator
@@ -35,12 +35,12 @@ class CachedImages:
         with fb.CachedImages(fb.sources.images("photos"), fb.ImageRecipe(), l1="256MB", l2="tiers/photos") as images:
             images[17], images.read([5, 3, 9]), images.statistics()
 
-    Every process has an L1 of its own; all processes of a machine that name the same `l2` share it. Nobody can write to
+    Every process has its own L1; all processes of a machine that name the same `l2` share it. Nobody can write to
     the arrays of a row, as tiers share them. It can be pickled and forked: a worker of a `DataLoader` opens what it
     needs when it first reads, and finds the same samples under the same numbers. Threads may read at once.
 
-    `when_full="drop"` does not wait for the writer, but counts what it could not take. `unreadable="skip"` leaves what
-    is no image out of what `read` gives; `images[i]` raises `ImageUnreadable` in any case. `check_source="open"` trusts
+    `when_full="drop"` does not wait for the writer, but counts what it could not take. `unreadable="skip"` leaves out
+    of `read` what is not an image; `images[i]` raises `ImageUnreadable` in any case. `check_source="open"` trusts
     that no file changes once the source is listed, where looking at each before it is read costs too much.
     """
 
@@ -92,7 +92,7 @@ class CachedImages:
     __getitems__ = read  # torch's `DataLoader` asks for a batch so
 
     def statistics(self) -> TierStatistics:
-        """How reading went in this process, since it began to; a worker of a `DataLoader` has counts of its own."""
+        """How reading went in this process, since it began to; a worker of a `DataLoader` has its own counts."""
         return self._open().statistics()
 
     def flush(self) -> None:

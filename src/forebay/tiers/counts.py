@@ -44,7 +44,7 @@ class Counts:
             self.failures[reason] += 1
 
     def news(self) -> list[str]:
-        """What was not told yet."""
+        """What was not reported yet."""
         if not self._news:
             return []
         with self._lock:

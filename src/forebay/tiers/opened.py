@@ -1,4 +1,4 @@
-"""The tiers as one process has them open: a memory of its own, its handle of the tier on disk, its counts."""
+"""The tiers as one process has them open: its own memory, its handle of the tier on disk, its counts."""
 
 import warnings
 from collections.abc import Sequence
@@ -176,7 +176,7 @@ class OpenedTiers:
         try:
             stored = self._decoded(value, named.key)
         except BadValue as error:
-            raise RecipeInvalid(f"the recipe made a row of '{sample.id}' that is none of its own: {error}") from error
+            raise RecipeInvalid(f"the recipe made a row of '{sample.id}' that is not its own: {error}") from error
         row = self._read_stored(sample.id, stored.row)
         self.counts.add(misses=1, made_bytes=len(value))
         self._l1.put(_l1_key(named), row, len(value) + _ROW_OVERHEAD)

@@ -53,7 +53,7 @@ class WarmTask:
         return self.images
 
     def begin(self, chunk: int) -> Callable[[], Warmed]:
-        """All of the work: tiers write in a thread of their own."""
+        """All of the work: tiers write in a separate thread."""
         warmed = self._warmed(chunk)
         return lambda: warmed
 
@@ -94,7 +94,7 @@ def warm(
     max_bytes: int | str = MAX_BYTES,
     on_progress: OnProgress | None = None,
 ) -> WarmReport:
-    """Fill the tier `l2` with the rows of all samples that it does not hold yet; called again, it goes on.
+    """Fill the tier `l2` with the rows of all samples that it does not hold yet; call it again to resume.
 
     `workers=0` works in this process.
     """

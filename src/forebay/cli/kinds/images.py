@@ -62,7 +62,7 @@ IMAGES = Kind(
     details=(
         "SOURCE is a folder, an image or a quoted glob (a.jpg with a.json or a.txt beside it, where tags are), or one "
         'manifest of JSON lines ({"path": …, "tags": […]}; .jsonl, .jsonl.gz), or Parquet files that hold the '
-        "bytes. Names decide which; --format says it outright."
+        "bytes. Names decide which; --format decides it explicitly."
     ),
     example="images photos",
     source=ImageSourceSettings,

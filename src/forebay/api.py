@@ -139,7 +139,7 @@ def build(
         _check_range(store, place, start_chunk)
         wanted = in_order(place.chunks, mode, start_chunk, end_chunk)
         report = build_chunks(place, wanted, engine, terms)
-    # Also of chunks that were there: the same command must not succeed when it is given again.
+    # Also of chunks that were there: the same command must not succeed when it is run again.
     check_failures(store.address, report.failures, report.samples, max_failures)
     return msgspec.structs.replace(report, notes=(*report.notes, *said))
 
@@ -148,8 +148,7 @@ def build_layers(root: Root, recipes: Mapping[str, AnyRecipe], **terms: Any) -> 
     """Add several layers, by name, one after the other: each is complete before the next begins.
 
     What a layer needs in memory is let go before the next is begun, and what is complete is passed over without it.
-    Files that a layer needs and that are not there are told before the first is begun. The further arguments are those
-    of `build`.
+    Missing files that a layer needs are reported before the first is begun. The further arguments are those of `build`.
     """
     for recipe in recipes.values():
         dependencies_of(recipe)
@@ -651,7 +650,7 @@ def _terms(
 
 
 def _told_in_bytes(source: Source | None, on_progress: OnProgress) -> OnProgress:
-    """What is passed of a source that counts samples is no number of bytes, and is not told as one."""
+    """Progress of a source that counts samples has no number of bytes."""
     if source is None or source.unit == "bytes":
         return on_progress
 

@@ -15,7 +15,7 @@ ForebayError
 ├── EncodersDiffer       the fast encoder a cache was planned with gives other ids than the reference
 ├── DocumentTooLong      a document does not fit a row, and the recipe says that this is an error
 ├── TeacherUnusable      a teacher's weights are missing, or are not those of its model
-├── TeacherRaised        a teacher raised an error of its own when it was asked
+├── TeacherRaised        a teacher's own code raised an error
 ├── TeacherOutputInvalid a teacher gave other columns or shapes than it declares
 ├── HookSilent           the part of a model that is listened to was not run
 ├── LayerNotTimed        a layer holds no features at timesteps
@@ -23,7 +23,7 @@ ForebayError
 ├── SettingsInvalid      a settings file has an unknown key or a wrong type
 ├── Damaged              bytes at rest are not what was published
 │   ├── FormatTooNew     a newer forebay wrote it
-│   ├── NotForebay       the file is no file of ours
+│   ├── NotForebay       the file is not one of forebay's
 │   ├── ChunkCorrupt     bytes of a chunk disagree with their digest
 │   ├── ChunkMissing     a generation lists a chunk whose file is gone
 │   └── IndexCorrupt     a generation, plan, recipe or cache.json disagrees with its digest
@@ -31,9 +31,9 @@ ForebayError
 ├── BlockTooLarge        a compressed block decodes to more bytes than the caller allows
 ├── PinMismatch          a cache is not the one, or not as new, as the caller expects
 ├── KeyRefused           a generation is not tagged with the key in use, or needs one
-├── OldCacheInvalid      a file is no teacher cache of the old format, or holds more than tensors
+├── OldCacheInvalid      a file is not a teacher cache of the old format, or holds more than tensors
 ├── SourceNotFound       no file matches the source
-├── SourceInvalid        a source cannot be made of what was given
+├── SourceInvalid        a source cannot be made of what was passed
 ├── SourceNeeded         a cache names its source, and cannot open it by that name
 ├── SourceNotContacted   a cache names a source on another machine, and the user has not allowed to contact it
 ├── RecipeNotContacted   a cache names a model on the hub, and the user has not allowed to contact it
@@ -71,6 +71,7 @@ KeyboardInterrupt
 """
 
 import re
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
@@ -256,7 +257,7 @@ class ImageUnreadable(ForebayError):
 
     def __init__(self, reason: str, detail: str) -> None:
         self.reason, self.detail = reason, detail
-        super().__init__(f"the image cannot be used ({reason}): {detail}; mend the file or leave it out")
+        super().__init__(f"the image cannot be used ({reason}): {detail}; repair the file or leave it out")
 
 
 class SettingsInvalid(ForebayError):
@@ -377,7 +378,7 @@ class SourceNotFound(ForebayError):
 
 
 class SourceInvalid(ForebayError):
-    """What was given cannot be a source: a function without a name, a spool of no known format."""
+    """What was passed cannot be a source: a function without a name, a spool of no known format."""
 
 
 class SourceNeeded(ForebayError):
@@ -411,7 +412,7 @@ class RecipeNotContacted(ForebayError):
 class FunctionFailed(ForebayError):
     def __init__(self, function: str, number: int, problem: str) -> None:
         self.function, self.number, self.problem = function, number, problem
-        super().__init__(f"the function '{function}' failed for slice {number}: {problem}; mend it, and build again")
+        super().__init__(f"the function '{function}' failed for slice {number}: {problem}; fix it, and build again")
 
 
 class SourceUnreadable(ForebayError):
@@ -553,12 +554,12 @@ class WorkersFailed(BuildFailed):
 
 
 class BuildStopped(KeyboardInterrupt):
-    """Not an `Exception`: whoever handles those must not go on as if nothing had been asked."""
+    """Not an `Exception`: whoever handles those must not continue as if nothing had been asked."""
 
     def __init__(self, root: str, done: int, total: int) -> None:
         self.root, self.done, self.total = root, done, total
         super().__init__(
-            f"stopped: {done:,} of {total:,} chunks of '{root}' are published and safe; run the same command to go on"
+            f"stopped: {done:,} of {total:,} chunks of '{root}' are published and safe; run the same command to resume"
         )
 
     def __reduce__(self) -> tuple[type["BuildStopped"], tuple[str, int, int], dict[str, object]]:
@@ -660,8 +661,9 @@ class TierNotFound(TierUnusable):
 
 class TierDamaged(TierUnusable):
     def __init__(self, path: str, problem: str) -> None:
-        super().__init__(
-            path, f"it is damaged ({problem})", f"run `forebay tier clear {path}`; its rows are made again"
+        super().__init__(path, problem, f"run `{shlex.join(['forebay', 'tier', 'clear', path])}`")
+        self.args = (
+            f"the tier '{path}' is damaged ({problem}); {self.advice}: its rows are made again from the source",
         )
 
 
@@ -670,7 +672,7 @@ class WarmingFailed(ForebayError):
         self.path, self.first, self.last, self.reason = path, first, last, reason
         super().__init__(
             f"samples {first:,} to {last:,} could not be read into the tier '{path}': {reason}; what was made is kept, "
-            f"run the same command to go on"
+            f"run the same command to resume"
         )
 
 
@@ -679,7 +681,7 @@ class DiskFull(ForebayError):
         self.root, self.needed, self.free = root, needed, free
         super().__init__(
             f"no room at '{root}': about {needed:,} bytes are needed, {free:,} are free; all published chunks stay "
-            f"valid, make room and run the same command to go on"
+            f"valid, make room and run the same command to resume"
         )
 
 

@@ -2,6 +2,7 @@
 
 import gzip
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -92,7 +93,7 @@ def test_a_range_is_inclusive_and_the_rest_can_follow(tmp_path, file, notes):
 
 
 def test_an_interrupted_build_publishes_what_it_made_releases_its_claims_and_goes_on_from_there(tmp_path, file, notes):
-    with pytest.raises(BuildStopped, match=r"3 of 8 chunks.*run the same command to go on") as caught:
+    with pytest.raises(BuildStopped, match=r"3 of 8 chunks.*run the same command to resume") as caught:
         build(tmp_path / "cache", file, on_progress=stop_after(3))
     assert isinstance(caught.value, KeyboardInterrupt)
     assert len(fb.open_cache(tmp_path / "cache")) == 6
@@ -212,6 +213,16 @@ def test_progress_ends_with_everything_done(tmp_path, file):
 
 
 # The source, before and while it is read.
+
+
+def test_a_chunk_that_runs_for_long_is_named_in_a_note(tmp_path, monkeypatch):
+    monkeypatch.setattr("forebay.cache.build.SLOW_SECONDS", 0.2)
+    source, seen = write_orders(tmp_path / "orders.txt", ["ok", "ok"]), list[fb.Progress]()
+    fb.build(
+        tmp_path / "cache", fb.sources.lines(source), ObedientRecipe(seconds=2), workers=1, on_progress=seen.append
+    )
+    notes = [progress.note for progress in seen if progress.note]
+    assert re.fullmatch(r"chunk 0 has been running for \d+ s; Ctrl-C stops the build safely", notes[0])
 
 
 def test_a_file_that_was_only_touched_is_still_the_same(tmp_path, file):

@@ -235,7 +235,7 @@ def nothing_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ran:
     return run("build", "raw", source, "--into", tmp_path / "cache", *words, code=1)
 
 
-@shows(errors.DiskFull, "make room and run the same command to go on")
+@shows(errors.DiskFull, "make room and run the same command to resume")
 def full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ran:
     source = write_lines(tmp_path / "data")
     link = os.link
@@ -540,6 +540,23 @@ def test_a_full_disk_behind_standard_output_is_one_line(tmp_path: Path, verb: li
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize("words", [["--help"], ["--version"], ["status", "--help"]])
+def test_help_that_cannot_be_printed_is_one_line(words: list[str]):
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([*COMMAND, *words], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert "the disk is full" in done.stderr
+
+
+@pytest.mark.parametrize("verb", ["status", "repair", "verify", "clean", "refresh"])
+def test_a_folder_that_is_not_a_cache_is_never_to_be_deleted(tmp_path: Path, verb: str):
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "chapter.tex").write_text("precious")
+    said = run(verb, tmp_path / "thesis", code=1).err
+    assert f"there is no cache at '{tmp_path / 'thesis'}'" in said
+    assert "delete" not in said
+
+
 @pytest.mark.parametrize(
     "typed", ["forebay build photos ", "forebay build {cache} ", "forebay build x.toml ", "forebay "]
 )
@@ -552,6 +569,44 @@ def test_completion_never_fails(tmp_path: Path, typed: str):
     assert "Traceback" not in result.output
     if typed == "forebay ":
         assert "plain,status" in result.output
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("forebay status cac", "dir,cac"),
+        ("forebay build cac", "file,cac"),
+        ("forebay build tokens dat", "file,dat"),
+        ("forebay build tokens data --into cac", "dir,cac"),
+        ("forebay build tokens data --tokenizer tok", "file,tok"),
+        ("forebay build teachers caches/photos --t5 mod", "file,mod"),
+        ("forebay copy caches/edu bac", "dir,bac"),
+        ("forebay repair caches/edu --from bac", "dir,bac"),
+        ("forebay warm photos --l2 ti", "dir,ti"),
+        ("forebay tier verify ti", "dir,ti"),
+        ("forebay build tokens data --codec z", "plain,zstd"),
+        ("forebay status --js", "plain,--json"),
+        ("forebay build im", "plain,images"),
+    ],
+)
+def test_completion_offers_paths_where_a_path_is_expected(typed: str, offered: str):
+    environment = {"_FOREBAY_COMPLETE": "bash_complete", "COMP_WORDS": typed, "COMP_CWORD": str(typed.count(" "))}
+    assert offered in CliRunner().invoke(cli, prog_name="forebay", env=environment).output.splitlines()
+
+
+def test_bash_itself_completes_verbs_and_paths(tmp_path: Path):
+    """The script that help names, in a real shell."""
+    (tmp_path / "forebay").write_text(f'#!/bin/sh\nexec {" ".join(COMMAND)} "$@"\n')
+    (tmp_path / "forebay").chmod(0o755)
+    script = """
+        eval "$(_FOREBAY_COMPLETE=bash_source forebay)"
+        compopt() { echo "paths: $2"; }
+        COMP_WORDS=(forebay sta); COMP_CWORD=1; _forebay_completion forebay; echo "${COMPREPLY[@]}"
+        COMP_WORDS=(forebay status cac); COMP_CWORD=2; _forebay_completion forebay
+    """
+    environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = subprocess.run(["bash", "-c", script], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.split("\n")[-3:] == ["status", "paths: dirnames", ""], done
 
 
 def test_errors_go_to_stderr_also_with_json(tmp_path: Path):

@@ -1,23 +1,28 @@
 """Nothing that a cache, a source or a path holds reaches a terminal as a control character."""
 
+import json
 import os
 import subprocess
 import sys
 import unicodedata
 from pathlib import Path
 
+import lmdb
 import msgspec
+import numpy as np
 import pytest
 from rich.table import Table
 from rich.text import Text
 from tests.cli.running import build_lines, build_tokens, run
 from tests.cli.test_cli_progress import on_terminal
+from tests.tiers.pictures import write_pictures
 
 import forebay as fb
 from forebay.cache.records import ClaimStatus, FailedSample, Progress, Status
 from forebay.cli.progress import Lines
 from forebay.cli.show import console_for, say, say_error, show
 from forebay.cli.words import harmless, printable
+from forebay.tiers.value import encode_value
 
 EVIL = "red\x1b[31m\x1b]0;title\x07 c1\x9b2J bidi\u202egnp.\u2066 cr\rback\x08 del\x7f nul\x00"
 
@@ -107,3 +112,29 @@ def test_warnings_are_escaped(tmp_path: Path):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ)
     assert "\\x1b[31m" in done.stderr
     assert is_harmless(done.stderr)
+
+
+def test_names_in_a_crafted_tier_and_in_images_are_escaped(tmp_path: Path):
+    photos = write_pictures(tmp_path / "photos", 2)
+    (photos / "00001.json").write_text(json.dumps({"tags": [EVIL], "caption": EVIL}))
+    (photos / f"{EVIL.replace(chr(0), '').replace('/', '')}.png").write_bytes(b"no image")
+    tier, root = tmp_path / "tier", tmp_path / "cache"
+    said = [run("warm", photos, "--l2", tier, "--size", 8, "--workers", 0)]
+    said += [run("build", "images", photos, "--into", root, "--size", 8, "--workers", 0)]
+    with lmdb.open(str(tier), map_size=1 << 26) as environment, environment.begin(write=True) as transaction:
+        identity = json.dumps({"fingerprint": EVIL, "made_with": {EVIL: EVIL}}).encode()
+        transaction.put(bytes(16), encode_value(identity, {"pixels": np.zeros(3, np.uint8)}))
+        transaction.put(bytes(15) + b"\1", EVIL.encode())
+    for words, code in (
+        (["tier", "stats", tier], 0),
+        (["tier", "verify", tier], 1),
+        (["tier", "clear", tier, "--recipe", EVIL[3:]], 1),
+        (["peek", root], 0),
+        (["info", root], 0),
+        (["status", root], 0),
+    ):
+        said += [run(*words, code=code)]
+        said += [run(*words, "--json", code=code)]
+    for ran in said:
+        assert is_harmless(ran.out + ran.err), ran
+    assert any("\\x1b[31m" in ran.out for ran in said)

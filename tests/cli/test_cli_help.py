@@ -84,8 +84,8 @@ def test_the_version_is_said():
         (["status"], "Missing argument 'CACHE'"),
         (["build", "raw", "data"], "Missing option '--into'"),
         (["build", "raw", "--into", "cache"], "Missing argument 'SOURCE...'"),
-        (["build", "rwa", "data"], "no cache; did you mean: forebay build raw data\n"),
-        (["estimate", "token", "a b.txt"], "no cache; did you mean: forebay estimate tokens 'a b.txt'\n"),
+        (["build", "rwa", "data"], "or a cache; did you mean: forebay build raw data\n"),
+        (["estimate", "token", "a b.txt"], "or a cache; did you mean: forebay estimate tokens 'a b.txt'\n"),
         (
             ["build", "data/*.jsonl", "--into", "cache"],
             "a source comes after its kind (tokens, images, raw), as in: "

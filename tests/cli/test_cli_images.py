@@ -326,6 +326,7 @@ def test_danbooru_tags_have_their_separator_and_their_keys(photos: Path, tmp_pat
     assert "--tag-separator ' '" in plain.out + plain.err
     keys = ["--tag-key", "tag_string_general", "--tag-key", "tag_string_character"]
     ran = run("build", "images", folder, "--into", tmp_path / "cache", *keys, "--tag-separator", " ", *SMALL)
+    assert "tag_separator ' '" in run("info", tmp_path / "cache").out
     assert "--tag-separator" not in ran.out + ran.err
     assert recipe_of(tmp_path / "cache")["tags"] == ["solo", "1girl", "long_hair", "miku", "sky"]
     assert recipe_of(tmp_path / "cache")["tag_key"] == ["tag_string_general", "tag_string_character"]

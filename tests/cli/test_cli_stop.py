@@ -40,7 +40,7 @@ def test_a_signal_stops_a_build_cleanly_and_the_command_to_go_on_is_right(tmp_pa
     assert out == ""
     assert "Traceback" not in err
     said = re.search(
-        r"stopped: .* is published and safe \(chunks: raw (\d+) of (\d+)\); go on with:\n  (forebay .*)\n", err
+        r"stopped: .* is published and safe \(chunks: raw (\d+) of (\d+)\); resume with:\n  (forebay .*)\n", err
     )
     assert said is not None, err
     present, planned = int(said[1]), int(said[2])
@@ -80,7 +80,7 @@ def test_the_demo_does_what_it_says(tmp_path: Path):
         "$ forebay build tokens",
         "stopped: ",
         "bad-json  line 1: ",
-        "go on with:",
+        "resume with:",
         "not sound",
         "restored, byte for byte",
     ):

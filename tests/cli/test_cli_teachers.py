@@ -44,7 +44,7 @@ def test_what_was_begun_goes_on_without_naming_it_again(taught: Path, tmp_path: 
     assert [len(report["notes"]) > 0 for report in reports] == [False, False, False, True]
     assert (root / "layers/lune/000001.safetensors").read_bytes() == before
     assert "layer lune" in run("build", "teachers", root).out
-    assert f"go on with: forebay build teachers {root}" in run("build", root, "--layer", "lune", code=2).err
+    assert f"continue with: forebay build teachers {root}" in run("build", root, "--layer", "lune", code=2).err
 
 
 def test_another_recipe_names_what_differs(taught: Path, tiny_models: TinyModels) -> None:

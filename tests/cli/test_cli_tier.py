@@ -13,6 +13,7 @@ from tests.tiers.pictures import RECIPE, assert_same_rows, fresh_rows, write_pic
 import forebay as fb
 from forebay.errors import WarmingFailed
 from forebay.tiers import CachedImages, summarize_tier, warm
+from forebay.tiers.files import KEY_CHECK
 
 
 @pytest.fixture
@@ -147,6 +148,24 @@ def test_a_tier_with_a_key_is_verified_with_it_only(photos, tmp_path, monkeypatc
     run("tier", "verify", tier)
     monkeypatch.delenv("FOREBAY_HMAC_KEY")
     assert {bad["reason"] for bad in run("tier", "verify", tier, "--json", code=1).json["bad"]} == {"key-needed"}
+
+
+def test_a_tier_with_a_key_is_not_warmed_without_it(photos, tmp_path, monkeypatch):
+    """Nobody who has the key would take the rows, and nobody else can read those that are there."""
+    tier = tmp_path / "tier"
+    words = ["warm", photos, "--l2", tier, "--workers", 0, "--size"]
+    monkeypatch.setenv("FOREBAY_HMAC_KEY", "a secret")
+    run(*words, 32)
+    monkeypatch.delenv("FOREBAY_HMAC_KEY")
+    for size in (32, 16):
+        ran = run(*words, size, code=1)
+        assert "FOREBAY_HMAC_KEY is not set; set FOREBAY_HMAC_KEY to the key of the tier" in ran.err
+        assert "made" not in ran.out
+    with lmdb.open(str(tier), map_size=1 << 26) as environment, environment.begin(write=True) as transaction:
+        assert transaction.delete(KEY_CHECK)  # as a tier of an earlier version has none
+    assert "FOREBAY_HMAC_KEY is not set" in run(*words, 32, code=1).err
+    monkeypatch.setenv("FOREBAY_HMAC_KEY", "a secret")
+    assert run(*words, 32, "--json").json["present"] == 12
 
 
 @pytest.mark.parametrize(

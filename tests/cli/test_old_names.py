@@ -106,7 +106,7 @@ def test_flags_win_over_old_keys(tmp_path: Path):
         ('compression_level = "best"\n', 1, """'compression_level' cannot be "best" (one of: "fast","""),
         ('\n[cache_config]\nmemory_limit = "lots"\n', 3, "'memory_limit' in [build] has the wrong type or value"),
         ("parallel_workers = -2\n", 1, "'workers' in [build] has the wrong type or value: Expected `int` >= 0"),
-        ("cache_config = 3\n", 1, "'cache_config' is a section; write [cache_config] on a line of its own"),
+        ("cache_config = 3\n", 1, "'cache_config' is a section; write [cache_config] on a separate line"),
         (
             "parallel_workers = 2\nbuild.workers = 3\n",
             1,
@@ -131,7 +131,7 @@ def test_a_mistake_in_old_words_is_named_with_its_line(tmp_path: Path, text: str
 )
 def test_a_flag_that_is_a_verb_here_names_it(flag: str, words: list[str]):
     said = run(*words, flag, code=2).err
-    found = re.search(rf"{flag} is a command of its own here: forebay (\w+) ", said)
+    found = re.search(rf"{flag} is a separate command here: forebay (\w+) ", said)
     assert found is not None
     assert "Usage: " in run(found[1], "--help").out
 

@@ -242,7 +242,7 @@ def test_an_interrupt_from_the_terminal_stops_cleanly_and_a_rerun_goes_on(tmp_pa
     builder.send_signal(signal.SIGINT)
     ended = ending(builder)
     assert ended["error"] == "BuildStopped"
-    assert "run the same command to go on" in ended["text"]
+    assert "run the same command to resume" in ended["text"]
     assert not any(map(is_running, workers))
     present = chunk_count(tmp_path / "cache")
     assert 3 < present < 40

@@ -100,8 +100,11 @@ def test_globs_and_single_files_name_what_they_say(tmp_path):
     with pytest.raises(SourceNotFound, match="nowhere': no file matches"):
         found("nowhere")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(SourceNotFound, match=r"empty': no file there ends in.*\.webp"):
+    with pytest.raises(SourceNotFound, match=r"empty': the folder has no files; check the path"):
         found("empty")
+    put(tmp_path, {"odd/a.heic": b""})
+    with pytest.raises(SourceNotFound, match=r"odd': no file there ends in.*\.webp"):
+        found("odd")
 
 
 def test_a_sidecar_says_what_its_image_is_and_json_comes_before_text(tmp_path):

@@ -342,11 +342,14 @@ def test_trouble_with_the_disk_is_no_property_of_an_image_and_leaves_none_out(so
 
 def test_what_is_counted_when_the_queue_is_full_and_dropping_is_asked_for(source, tier):
     with CachedImages(source, RECIPE, l1=0, l2=tier, queue_bytes=1, when_full="drop") as images:
-        assert len(images.read(range(12))) == 12
+        images[0]
+        images.flush()
+        with images._opened.l2.environment.writing([]):  # nobody else writes meanwhile
+            assert len(images.read(range(1, 12))) == 11
+            assert images.statistics().dropped == {"queue full": 10}
         images.flush()
         found = images.statistics()
-        assert found.written + found.dropped["queue full"] == 12
-        assert found.dropped["queue full"] >= 1
+        assert (found.written, found.dropped) == (2, {"queue full": 10})
     assert len(values_in(tier)) == found.written
 
 
@@ -427,13 +430,8 @@ def test_a_folder_that_can_hold_no_tier_is_refused(source, tier, tmp_path):
     with pytest.raises(TierUnusable, match="forebay did not make"):
         CachedImages(source, RECIPE, l2=tmp_path / "junk")[0]
     (tmp_path / "junk" / "users").touch()
-    with pytest.raises(TierUnusable, match="MDB_INVALID"):
+    with pytest.warns(TierWarning, match="is damaged"):
         CachedImages(source, RECIPE, l2=tmp_path / "junk")[0]
-    filled(source, tmp_path / "cut")
-    size = (tmp_path / "cut" / "data.mdb").stat().st_size
-    os.truncate(tmp_path / "cut" / "data.mdb", size // 2)
-    with pytest.raises(TierUnusable, match=rf"has {size // 2:,} bytes of"):
-        CachedImages(source, RECIPE, l2=tmp_path / "cut")[0]
 
 
 def test_what_is_no_folder_or_no_bound_for_a_tier_is_refused_in_a_line(source, tmp_path):

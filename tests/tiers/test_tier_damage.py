@@ -251,6 +251,76 @@ def test_a_file_that_is_cut_short_while_it_is_open_gives_misses(tier, photos):
             assert_same_rows(images.read(range(len(images))), fresh_rows(source, images.recipe))
 
 
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        pytest.param(lambda content: bytes(PAGE) + content[PAGE:], id="first-meta-page"),
+        pytest.param(lambda content: bytes(2 * PAGE) + content[2 * PAGE :], id="both-meta-pages"),
+        pytest.param(lambda content: content[:20], id="cut-to-20-bytes"),
+        pytest.param(lambda content: content[:100], id="cut-to-100-bytes"),
+        pytest.param(lambda content: content[: PAGE + 900], id="cut-in-the-second-meta-page"),
+        pytest.param(lambda content: content[: 8 * PAGE], id="cut-to-8-pages"),
+    ],
+)
+def test_whatever_is_damaged_every_verb_says_the_same_and_reading_continues_without_the_tier(
+    spoil, tier, sound, photos
+):
+    (tier / "data.mdb").write_bytes(spoil(sound))
+    verbs = (["tier", "stats", tier], ["tier", "verify", tier], ["warm", photos, "--l2", tier, "--workers", 0])
+    [said] = {run(*words, code=1).err for words in verbs}
+    assert said.startswith(f"forebay: the tier '{tier}' is damaged (")
+    assert said.endswith(f"); run `forebay tier clear {tier}`: its rows are made again from the source\n")
+    source = fb.sources.images(photos)
+    with CachedImages(source, RECIPE, l1=0, l2=tier) as images:
+        with pytest.warns(TierWarning) as warned:
+            rows = [*images.read(range(len(images))), *images.read(range(len(images)))]
+        assert_same_rows(rows, fresh_rows(source, images.recipe) * 2)
+        assert [f"forebay: {warning.message}\n" for warning in warned] == [said]
+        assert images.statistics().writing_off == said[len("forebay: ") : -1]
+        assert sum(images.statistics().dropped.values()) == 32
+    assert (tier / "data.mdb").read_bytes() == spoil(sound)
+    run("tier", "clear", tier)
+    assert run("warm", photos, "--l2", tier, "--workers", 0, "--json").json["made"] == 16
+
+
+def write_after_damage(photos: Path, tier: Path, kind: str) -> None:
+    """In a process of its own: the pages are checked by a first write, then damaged, and a second write meets them."""
+    source = fb.sources.images(photos)
+    with CachedImages(source, fb.ImageRecipe(size=24), l1=0, l2=tier) as images, warnings.catch_warnings():
+        warnings.simplefilter("ignore", TierWarning)
+        images[0]
+        images.flush()
+        assert images.statistics().written == 1
+        descriptor = os.open(tier / "data.mdb", os.O_RDONLY)
+        meta = max(read_metas(descriptor), key=lambda meta: meta.transaction)
+        os.close(descriptor)
+        content = (tier / "data.mdb").read_bytes()
+        kinds = {number: content[number * PAGE + 10] for number in pages_of(content)}
+        if kind == "cut":
+            os.truncate(tier / "data.mdb", 0)
+        elif kind == "free":
+            overwrite(tier, meta.free.root * PAGE + 16, b"\xff" * (PAGE - 16))
+        else:
+            for number in [number for number, flags in kinds.items() if flags == {"leaf": 2, "branch": 1}[kind]]:
+                overwrite(tier, number * PAGE, bytes(PAGE))
+        images._opened.l2.put(bytes(range(16)), bytes(40_000), replaces=True, when_full="wait")
+        images.flush()
+        assert images.statistics().written == 1
+        assert_same_rows(images.read(range(len(images))), fresh_rows(source, images.recipe))
+        print(images.statistics().writing_off)
+
+
+@pytest.mark.parametrize("kind", ["leaf", "branch", "free", "cut"])
+def test_damage_after_the_pages_were_checked_does_not_end_the_process_that_writes(kind, tier, photos):
+    code = "import sys; from pathlib import Path; from tests.tiers.test_tier_damage import write_after_damage; "
+    code += "write_after_damage(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3])"
+    ran = subprocess.run(
+        [sys.executable, "-c", code, photos, tier, kind], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert ran.returncode == 0, f"{ran.returncode}: {ran.stderr[-2000:]}"
+    assert f"the tier '{tier}' is damaged (" in ran.stdout
+
+
 def test_what_is_not_a_tier_is_neither_filled_nor_cleared(photos, tmp_path):
     source = fb.sources.images(photos)
     with pytest.raises(TierUnusable, match="holds other files"):

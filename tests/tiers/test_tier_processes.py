@@ -101,7 +101,7 @@ def test_after_a_fork_others_still_see_that_the_parent_reads(tier):
     """A reader that nobody sees reads pages that a writer has taken for something else."""
     opened = open_tier(str(tier))
     for _ in range(3):
-        with opened.environment.transaction() as kept:  # beyond its end, as the traceback of an error keeps it
+        with opened.environment.snapshot() as kept:  # beyond its end, as the traceback of an error keeps it
             seen = subprocess.run([sys.executable, "-c", READERS, tier], capture_output=True, text=True, check=True)
         assert re.search(rf"^ *{os.getpid()} \w+ \d+$", seen.stdout, re.MULTILINE), seen.stdout
         run(FORK, int)

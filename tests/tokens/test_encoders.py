@@ -1,6 +1,8 @@
 """Two encoders, one answer; special tokens in a text stay text."""
 
 import json
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -136,3 +138,20 @@ def test_a_tokenizer_whose_library_panics_is_an_error_of_ours(capfd):
     with pytest.raises(TokenizerUnusable, match="it cannot be loaded"):
         open_encoder("tokenizers", Vocabulary("broken", json.dumps(document).encode()))
     capfd.readouterr()
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        ("open_encoder('fastokens', hostile('pre_tokenizer'))", "more than 1 s to encode 1,608 characters"),
+        ("open_encoder('tokenizers', hostile('pre_tokenizer'))", "more than 1 s to encode 1,608 characters"),
+        ("decode(hostile('decoder'), np.array([256]))", "more than 1 s to decode 1 ids"),
+    ],
+)
+def test_a_tokenizer_whose_regular_expression_takes_for_ever_is_refused(call, said):
+    """In a process of its own: what runs for ever ends with it."""
+    code = "import numpy as np; from forebay.tokens import encoders; from forebay.tokens.encoders import *; "
+    code += "from tests.tokens.vocabularies import with_endless_pattern as hostile; encoders.MOST_SECONDS = 1; "
+    ran = subprocess.run([sys.executable, "-c", code + call], capture_output=True, text=True, timeout=100, check=False)
+    assert f"TokenizerUnusable: the tokenizer 'hostile' cannot be used: it takes {said}" in ran.stderr
+    assert ran.stderr.rstrip().endswith("use another tokenizer")

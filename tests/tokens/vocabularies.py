@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from forebay.tokens.gpt2 import gpt2_json
+from forebay.tokens.vocabulary import Vocabulary
 
 
 def byte_level(**changes: Any) -> bytes:
@@ -31,3 +32,16 @@ def written(folder: Path, data: bytes, name: str = "tokenizer.json") -> str:
     path = folder / name
     path.write_bytes(data)
     return str(path)
+
+
+ENDLESS = {"Regex": r"(?:[\s\S]|[\s\S][\s\S]?){1,12}(?![\s\S]|$)"}  # half a million steps at every character
+
+
+def with_endless_pattern(part: str) -> Vocabulary:
+    """A tokenizer that takes minutes for a page of text: to encode it, or to decode its last token."""
+    split = {"type": "Split", "pattern": ENDLESS, "behavior": "Isolated", "invert": False}
+    replace = {"type": "Replace", "pattern": ENDLESS, "content": "x"}
+    document = json.loads(byte_level(pre_tokenizer=split) if part == "pre_tokenizer" else byte_level(decoder=replace))
+    document["added_tokens"] = []
+    document["model"]["vocab"]["ab " * 2000] = 256
+    return Vocabulary("hostile", json.dumps(document).encode())

@@ -34,6 +34,7 @@ HOPELESS = 20  # failed chunks, with none made, that end a build
 JUDGED_CHUNKS = 0.1  # the share of chunks that must be made before a share of failures is judged by them
 TICK_SECONDS = 0.5
 PUBLISH_SECONDS = 60.0
+SLOW_SECONDS = 120.0  # on one chunk, until a notice says so
 
 OnProgress = Callable[[Progress], None]
 Weigh = Callable[[int], int]  # what a chunk takes from the source
@@ -100,6 +101,7 @@ class Build:
         self._tries: Counter[int] = Counter()
         self._again: dict[int, float] = {}  # chunk -> when to try it again
         self._running: dict[int, int] = {}  # chunk -> slot
+        self._slow: dict[int, tuple[float, float]] = {}  # chunk -> when it began, after how long to say so
         self._unlisted: list[int] = []  # made, and claimed until a generation lists them
         self._newest: tuple[int, dict[int, int]] = (UNPUBLISHED, {})  # number, chunk of the layer -> listed revision
         self._waiting_for: tuple[str, ...] = ()  # machines whose builders have all that is left
@@ -148,6 +150,7 @@ class Build:
             chunk = self._next(slot)
             if chunk is not None:
                 self._running[chunk] = slot
+                self._slow[chunk] = (time.monotonic(), SLOW_SECONDS)
                 crew.give(slot, chunk)
         starting = not idle and self._schedule.pending  # workers that died are being replaced
         if not (self._running or self._again or self._schedule.elsewhere or starting):
@@ -157,7 +160,7 @@ class Build:
             governor.take(event, 0 if event.chunk is None else self._weigh(event.chunk))
         left = self._schedule.pending + len(self._running)
         governor.steer(crew, left)
-        self._tally.note = self._tally.note or ("" if left else governor.warning(crew))
+        self._tally.note = self._tally.note or self._slow_chunk() or ("" if left else governor.warning(crew))
         self._waiting_for = ()
         if not self._running and not self._schedule.pending:
             # Builders that wait for each other's claims must not wait for the time to publish too.
@@ -166,6 +169,15 @@ class Build:
             self._schedule.look_again()
         self._publish_now_and_then()
         return True
+
+    def _slow_chunk(self) -> str:
+        """A notice about a chunk that has been running for two minutes, then four, then eight."""
+        now = time.monotonic()
+        for begun, patience, chunk in [(*self._slow[chunk], chunk) for chunk in self._running]:
+            if now - begun >= patience:
+                self._slow[chunk] = (begun, 2 * patience)
+                return f"chunk {chunk} has been running for {now - begun:.0f} s; Ctrl-C stops the build safely"
+        return ""
 
     def _next(self, slot: int) -> int | None:
         now = time.monotonic()
@@ -213,6 +225,7 @@ class Build:
     def _take(self, event: Event) -> None:
         if event.chunk is not None:
             self._running.pop(event.chunk, None)
+            self._slow.pop(event.chunk, None)
         match event:
             case Made():
                 self._made(event)

@@ -69,7 +69,7 @@ from forebay.format.generation import Generation
 from forebay.format.key import hmac_key
 from forebay.recipe import AnyRecipe, Recipe, input_layers, versions_of
 from forebay.source import Source
-from forebay.store.base import Buffer, Missing, Store, is_full
+from forebay.store.base import Buffer, Missing, Store, holds, is_full
 from forebay.store.pieces import load_index
 
 _ADVICE = re.compile(r"; run `forebay (?:verify`, then `forebay )?repair[^`]*`")
@@ -187,7 +187,8 @@ def _copied_generation(means: Means, copy: Store, here: Generation | None) -> Ge
 def _check_begun(store: Store) -> None:
     """Where nothing is published, there is nothing to repair by: say so before a build says "repair"."""
     damaged = [key for key, problem in _begun_problems(store).items() if problem is not None]
-    if damaged:
+    is_cache = holds(store, layout.CACHE) or any(any(store.keys(folder)) for folder in (layout.PLAN, layout.LAYERS))
+    if damaged and is_cache:  # another folder must never be said to be deleted
         raise Damaged(
             f"nothing of the cache at '{store.address}' is published, and {_quoted(damaged)} cannot be read; delete "
             f"'{store.address}' and build it again"

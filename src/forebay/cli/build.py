@@ -13,6 +13,8 @@ from forebay.cli.kind_group import FROM_OPTIONS, KindGroup, gathered, is_cache
 from forebay.cli.kinds import KINDS, Kind
 from forebay.cli.old_names import naming_verbs
 from forebay.cli.options import (
+    complete_file,
+    complete_folder,
     decorated,
     failures_option,
     json_option,
@@ -29,7 +31,7 @@ from forebay.cli.teachers import build_teachers
 from forebay.errors import RangeInvalid
 
 RUN_OPTIONS = (
-    click.option("--into", metavar="CACHE", help="Where the cache is, or will be."),
+    click.option("--into", metavar="CACHE", shell_complete=complete_folder, help="Where the cache is, or will be."),
     click.option("--layer", help="The layer's name.  [default: the kind]"),
     workers_option,
     click.option("--start-chunk", type=click.IntRange(min=0), metavar="A", help="First chunk to build."),
@@ -56,7 +58,7 @@ def build() -> None:
     """Build a cache: plan, then compute what is missing, and nothing else.
 
     Name a kind of data and its sources, or a settings file ([source] [recipe] [build]; flags win; paths in it are
-    relative to its folder), or a cache that was begun. Ctrl-C stops at once and says how to go on.
+    relative to its folder), or a cache that was begun. Ctrl-C stops at once and prints the command to resume.
 
     \b
     Example: forebay build tokens 'data/*.jsonl' --into caches/edu
@@ -79,7 +81,9 @@ def build_command(kind: Kind) -> click.Command:
 
     options = (*FROM_OPTIONS, naming_verbs, *kind.options, *RUN_OPTIONS)
     text = f"{kind.summary}\n\n{kind.details}\n\nExample: forebay build {kind.example} --into caches/{kind.name}"
-    argument = click.argument("paths", nargs=-1, metavar="SOURCE...", callback=refuse_standard_input)
+    argument = click.argument(
+        "paths", nargs=-1, metavar="SOURCE...", callback=refuse_standard_input, shell_complete=complete_file
+    )
     return click.command(kind.name, help=text)(decorated(command, argument, *options))
 
 

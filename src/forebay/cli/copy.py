@@ -3,14 +3,14 @@
 import click
 
 from forebay import api
-from forebay.cli.options import cache_argument, json_option
+from forebay.cli.options import cache_argument, complete_folder, json_option
 from forebay.cli.progress import shown_progress
 from forebay.cli.show import show
 
 
 @click.command()
 @cache_argument
-@click.argument("destination", metavar="DEST")
+@click.argument("destination", metavar="DEST", shell_complete=complete_folder)
 @json_option
 def copy(cache: str, destination: str, as_json: bool) -> None:
     """Copy what the newest generation lists, every chunk checked on the way.

@@ -8,7 +8,7 @@ import click
 import msgspec
 
 from forebay.cli.demo_data import write_library
-from forebay.cli.options import json_option
+from forebay.cli.options import complete_folder, json_option
 from forebay.cli.rehearsal import Rehearsal
 from forebay.cli.show import show
 
@@ -17,7 +17,12 @@ NAMES = "[a-h]*"
 
 
 @click.command()
-@click.option("--into", metavar="DIR", help="Work in this folder, new or empty.  [default: a temporary one]")
+@click.option(
+    "--into",
+    metavar="DIR",
+    shell_complete=complete_folder,
+    help="Work in this folder, new or empty.  [default: a temporary one]",
+)
 @click.option("--keep", is_flag=True, help="Leave the temporary folder; the cache's place is printed.")
 @click.option("--names", default=NAMES, hidden=True, help="Which names of the standard library to take.")
 @click.option("--chunk-size", default=150, hidden=True)

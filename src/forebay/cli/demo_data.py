@@ -10,7 +10,7 @@ BROKEN_LINE = '{"text": "a line that was cut o\n'
 
 
 def write_library(path: str, names: str) -> str:
-    """A broken line, and one for every module below the names given, in the order of their paths."""
+    """A broken line, and one for every module below the names passed, in the order of their paths."""
     library = sysconfig.get_path("stdlib")
     os.makedirs(os.path.dirname(path), exist_ok=True)
     with open(path, "w", encoding="utf-8") as file:
@@ -22,7 +22,7 @@ def write_library(path: str, names: str) -> str:
 
 
 def _modules(library: str, names: str) -> set[str]:
-    """Every module that is no empty file, relative to the library."""
+    """Every module that is not an empty file, relative to the library."""
     found = set()
     for top in glob.iglob(os.path.join(library, names)):
         below = glob.iglob(os.path.join(top, "**", "*.py"), recursive=True) if os.path.isdir(top) else [top]

@@ -8,7 +8,16 @@ from forebay import api
 from forebay.cache.records import Estimate
 from forebay.cli.kind_group import FROM_OPTIONS, KindGroup, gathered
 from forebay.cli.kinds import KINDS, Kind
-from forebay.cli.options import Decorator, decorated, json_option, skip_option, source_option, workers_option
+from forebay.cli.options import (
+    Decorator,
+    complete_file,
+    complete_folder,
+    decorated,
+    json_option,
+    skip_option,
+    source_option,
+    workers_option,
+)
 from forebay.cli.show import say_error, show
 from forebay.cli.source_paths import refuse_standard_input
 from forebay.cli.teachers import estimate_command as estimate_teachers_command
@@ -51,14 +60,21 @@ def estimate_command(kind: Kind) -> click.Command:
         *FROM_OPTIONS,
         click.option("--layer", hidden=True),
         *kind.options,
-        click.option("--into", metavar="CACHE", help="Where the cache will be: compare with the free disk there."),
+        click.option(
+            "--into",
+            metavar="CACHE",
+            shell_complete=complete_folder,
+            help="Where the cache will be: compare with the free disk there.",
+        ),
         workers_option,
         skip_option,
         source_option,
         json_option,
     )
     text = f"{kind.summary}\n\n{kind.details}\n\nExample: forebay estimate {kind.example} --into caches/{kind.name}"
-    argument = click.argument("paths", nargs=-1, metavar="SOURCE...", callback=refuse_standard_input)
+    argument = click.argument(
+        "paths", nargs=-1, metavar="SOURCE...", callback=refuse_standard_input, shell_complete=complete_file
+    )
     return click.command(kind.name, help=text)(decorated(command, argument, *options))
 
 

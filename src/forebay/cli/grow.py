@@ -9,6 +9,7 @@ from forebay.cli.hub_options import DOWNLOAD_OPTIONS, REVISION_OPTION
 from forebay.cli.options import (
     Command,
     cache_argument,
+    complete_file,
     decorated,
     failures_option,
     json_option,
@@ -28,7 +29,9 @@ def _with_download_options(command: Command) -> Command:
 
 @click.command()
 @cache_argument
-@click.argument("paths", nargs=-1, required=True, metavar="SOURCE...", callback=refuse_standard_input)
+@click.argument(
+    "paths", nargs=-1, required=True, metavar="SOURCE...", callback=refuse_standard_input, shell_complete=complete_file
+)
 @_with_download_options
 @workers_option
 @memory_option

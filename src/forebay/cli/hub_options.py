@@ -2,13 +2,18 @@
 
 import click
 
-from forebay.cli.options import Decorator
+from forebay.cli.options import Decorator, complete_folder
 
 REVISION_OPTION: Decorator = click.option(
     "--revision", help="Which commit, tag or branch on the hub.  [default: the newest]"
 )
 DOWNLOAD_OPTIONS: tuple[Decorator, ...] = (
-    click.option("--spool", metavar="DIR", help="Keep shards in DIR/forebay-shards while they are read."),
+    click.option(
+        "--spool",
+        metavar="DIR",
+        shell_complete=complete_folder,
+        help="Keep shards in DIR/forebay-shards while they are read.",
+    ),
     click.option(
         "--download-retries",
         type=click.IntRange(min=0),

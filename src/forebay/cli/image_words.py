@@ -21,7 +21,7 @@ def parse_color(text: str) -> Color:
         return int(found[1], 16), int(found[2], 16), int(found[3], 16)
     if (found := _NUMBERS.fullmatch(text)) and all(int(value) < 256 for value in found.groups()):
         return int(found[1]), int(found[2]), int(found[3])
-    raise ValueError(f"{text!r} is no colour; write red, green and blue as 114,114,114 or #727272")
+    raise ValueError(f"{text!r} is not a colour; write red, green and blue as 114,114,114 or #727272")
 
 
 def parse_tags(text: str) -> tuple[str, ...]:
@@ -51,7 +51,7 @@ class ColorType(click.ParamType):  # type: ignore[type-arg]  # generic in new ve
 
 
 class TagsType(click.ParamType):  # type: ignore[type-arg]  # generic in new versions of click only
-    """A vocabulary on the command line; `none` stays that word, because an empty option is one that was not given."""
+    """A vocabulary on the command line; `none` stays that word, because an empty option is one that was not passed."""
 
     name = "tags"
 

@@ -7,14 +7,16 @@ from typing import Any
 
 import click
 
-from forebay.cli.options import json_option
+from forebay.cli.options import complete_file, complete_folder, json_option
 from forebay.cli.show import show
 from forebay.errors import LibraryMissing
 
 
 @click.command("import")
-@click.argument("old")
-@click.option("--into", metavar="CACHE", required=True, help="Where the cache is, or will be.")
+@click.argument("old", shell_complete=complete_file)
+@click.option(
+    "--into", metavar="CACHE", required=True, shell_complete=complete_folder, help="Where the cache is, or will be."
+)
 @json_option
 def import_old(old: str, into: str, as_json: bool) -> None:
     """Make a cache of a teacher cache of the old format.

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from forebay.cli.kinds import KINDS
 from forebay.cli.options import Decorator
@@ -22,6 +23,10 @@ FROM_OPTIONS: tuple[Decorator, ...] = (
 
 class KindGroup(click.Group):
     """Has one subcommand per kind; a settings file or a cache stands for the kind that it names."""
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """A settings file or a cache, where no kind begins like what was typed."""
+        return [CompletionItem(incomplete, type="file"), *super().shell_complete(ctx, incomplete)]
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -42,7 +47,7 @@ class KindGroup(click.Group):
             kind = kept_recipe(word, _layer_among(args)).kind
             return kind, self.commands[kind], ["--from-cache", *args]
         raise click.UsageError(
-            f"'{word}' is no kind of data, no settings file and no cache; {self._hint(ctx, args)}", ctx
+            f"'{word}' is not a kind of data, a settings file or a cache; {self._hint(ctx, args)}", ctx
         )
 
     def _hint(self, ctx: click.Context, args: list[str]) -> str:
@@ -64,7 +69,7 @@ def is_cache(word: str) -> bool:
 
 
 def gathered(kind: str, file: str | None, cache: str | None, flags: Mapping[str, Any]) -> Settings:
-    """Settings from wherever the user keeps them, under the flags that were given."""
+    """Settings from wherever the user keeps them, under the flags that were passed."""
     given = {name: value for name, value in flags.items() if value is not None and value != ()}
     if file is not None:
         return from_file(file, given)

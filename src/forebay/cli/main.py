@@ -56,8 +56,14 @@ class Forebay(click.Group):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         ctx.meta[_TYPED] = shlex.join(["forebay", *args])
-        with _escaped_usage():
-            return super().parse_args(ctx, args)
+        try:
+            with _escaped_usage():
+                return super().parse_args(ctx, args)
+        except OSError as error:  # of printing help
+            if error.errno == errno.EPIPE:
+                raise
+            say_error(_words_of(OSError(error.errno, error.strerror, "standard output")))
+            ctx.exit(FAILURE)
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -88,7 +94,8 @@ class Forebay(click.Group):
 @click.group(
     cls=Forebay,
     context_settings={"help_option_names": ["-h", "--help"], "terminal_width": HELP_WIDTH},
-    epilog="Exit codes: 0 fine, 1 failure or damage found, 2 wrong usage, 130 stopped by Ctrl-C or SIGTERM.",
+    epilog="Exit codes: 0 fine, 1 failure or damage found, 2 wrong usage, 130 stopped by Ctrl-C or SIGTERM.\n\n"
+    'TAB completion: eval "$(_FOREBAY_COMPLETE=bash_source forebay)", or zsh_source, or fish_source.',
 )
 @click.version_option(forebay.__version__, prog_name="forebay")
 @naming_places
@@ -198,7 +205,7 @@ def _stop(number: int, frame: object) -> NoReturn:
 def _say_stopped(stop: KeyboardInterrupt, typed: str) -> None:
     if isinstance(stop, BuildStopped):
         counts = ", ".join(f"{gaps.layer} {gaps.present:,} of {gaps.planned:,}" for gaps in api.gaps(stop.root))
-        say_error(f"stopped: what '{stop.root}' has is published and safe (chunks: {counts}); go on with:")
+        say_error(f"stopped: what '{stop.root}' has is published and safe (chunks: {counts}); resume with:")
     else:
         say_error("stopped before it was done; nothing is lost, start it again with:")
     say(f"  {typed}")

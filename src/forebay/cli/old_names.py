@@ -56,14 +56,14 @@ KEYS: dict[str, OldKey] = {
     "sync_frequency": OldKey(remark="every chunk is synced before it is published"),
     "download_retries": OldKey("source", "download_retries", remark="of a hub: source; local files need none"),
     "download_timeout": OldKey("source", "download_timeout", remark="of a hub: source; local files need none"),
-    "chunk_download": OldKey(remark="the hub is always read shard by shard, and a broken download goes on"),
+    "chunk_download": OldKey(remark="the hub is always read shard by shard, and a broken download is resumed"),
 }
 
 FLAGS: dict[str, OldFlag] = {
     "--mode": OldFlag(remark="inverse checks what is there, then fills gaps from the far end"),
     "--start-chunk": OldFlag(remark="the first chunk to build"),
     "--end-chunk": OldFlag(remark="the last chunk to build, inclusive"),
-    "--resume": OldFlag(remark="a build always goes on where it stopped"),
+    "--resume": OldFlag(remark="a build always resumes where it stopped"),
     "--estimate-space": OldFlag("estimate", "takes the kind, the sources and the flags of build"),
     "--cleanup": OldFlag("clean", "never removes data in use"),
     "--validate": OldFlag("verify", "every byte against its digest"),
@@ -133,4 +133,4 @@ def _name_verb(ctx: click.Context, param: click.Parameter, given: bool) -> None:
         flag = param.opts[0]
         verb = FLAGS[flag].verb
         rest = ("tokens", "SOURCE…", "--into", "CACHE") if verb == "estimate" else ("CACHE",)
-        raise click.UsageError(f"{flag} is a command of its own here: forebay {verb} {' '.join(rest)}", ctx)
+        raise click.UsageError(f"{flag} is a separate command here: forebay {verb} {' '.join(rest)}", ctx)

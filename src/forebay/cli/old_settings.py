@@ -75,7 +75,7 @@ def _old_places(flat: Mapping[str, Any], sections: Mapping[str, Any]) -> Iterato
         if name in KEYS:
             yield Place(name, (name,)), value
         elif not isinstance(value, dict):
-            raise Refused(Place(name, (name,)), f"'{name}' is a section; write [{name}] on a line of its own")
+            raise Refused(Place(name, (name,)), f"'{name}' is a section; write [{name}] on a separate line")
         else:
             yield from ((_known(Place(key, (name, key))), inner) for key, inner in value.items())
     for name, section in sections.items():

@@ -4,13 +4,24 @@ from collections.abc import Callable
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from forebay.cli.sizes import AllowedType, SizeType
 
 Command = Callable[..., Any]
 Decorator = Callable[[Command], Command]
 
-cache_argument: Decorator = click.argument("cache")
+
+def complete_file(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """For TAB: the shell itself lists what is there."""
+    return [CompletionItem(incomplete, type="file")]
+
+
+def complete_folder(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    return [CompletionItem(incomplete, type="dir")]
+
+
+cache_argument: Decorator = click.argument("cache", shell_complete=complete_folder)
 json_option: Decorator = click.option(
     "--json", "as_json", is_flag=True, help="Print the record as JSON on standard output, and no progress."
 )

@@ -78,7 +78,7 @@ class RowReader:
         )
 
     def _piece(self, tokens: Array, document: int, offset: int, name: str) -> PackedPiece:
-        """One piece; what begins and ends a document is told by flags, not by its text."""
+        """One piece; flags, not its text, say what begins and ends a document."""
         begins = offset == 0 and self._begin is not None and int(tokens[0]) == self._begin
         ends = self._end is not None and int(tokens[-1]) == self._end
         inside = tokens[int(begins) : len(tokens) - int(ends)]

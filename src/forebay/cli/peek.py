@@ -6,7 +6,7 @@ import click
 import numpy as np
 
 from forebay.cache.reader import Cache, open_cache
-from forebay.cli.options import cache_argument, json_option
+from forebay.cli.options import cache_argument, complete_file, json_option
 from forebay.cli.packed_rows import KIND as TOKENS
 from forebay.cli.packed_rows import peek_packed
 from forebay.cli.peeked_images import KIND as IMAGES
@@ -24,13 +24,24 @@ ROWS, SHEET_ROWS = 3, 24
 @click.command()
 @cache_argument
 @click.option("--rows", "count", type=click.IntRange(min=1), help="How many, from row 0.  [default: 3; 24 on a sheet]")
-@click.option("--row", "chosen", type=click.IntRange(min=0), multiple=True, help="This row; can be given again.")
-@click.option("--column", "columns", multiple=True, help="Only this column, of any layer; can be given again.")
-@click.option("--layer", "layers", multiple=True, help="With --png: draw what this teacher said; can be given again.")
-@click.option("--png", "sheet", metavar="FILE", help="Draw images with boxes and tags, or teachers over timesteps.")
+@click.option("--row", "chosen", type=click.IntRange(min=0), multiple=True, help="This row; can be repeated.")
+@click.option("--column", "columns", multiple=True, help="Only this column, of any layer; can be repeated.")
+@click.option("--layer", "layers", multiple=True, help="With --png: draw what this teacher said; can be repeated.")
+@click.option(
+    "--png",
+    "sheet",
+    metavar="FILE",
+    shell_complete=complete_file,
+    help="Draw images with boxes and tags, or teachers over timesteps.",
+)
 @click.option("--patch", type=click.IntRange(min=1), help="Side of a token on the sheet.  [16, where it divides]")
 @click.option(
-    "--source", "paths", multiple=True, metavar="SOURCE", help="Show the names that this source has for documents."
+    "--source",
+    "paths",
+    multiple=True,
+    metavar="SOURCE",
+    shell_complete=complete_file,
+    help="Show the names that this source has for documents.",
 )
 @json_option
 def peek(

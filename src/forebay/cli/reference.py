@@ -20,7 +20,7 @@ recipe, with its default: another value makes another cache.
 | 0 | fine |
 | 1 | failure, or damage found; one line on standard error says what and what to do |
 | 2 | wrong usage |
-| 130 | stopped by Ctrl-C or SIGTERM; what is published is safe, and the command to go on is printed |
+| 130 | stopped by Ctrl-C or SIGTERM; what is published is safe, and the command to resume is printed |
 
 ## A settings file
 
@@ -44,6 +44,17 @@ max_failures = "1%"
 `forebay build settings.toml` builds it; flags win over the file. An unknown key, a wrong type or a missing section is
 an error that names the key, its line and the nearest valid name. The keys of the cache script that forebay replaces are
 accepted, and say what they became: [guide-tokens.md](guide-tokens.md#coming-from-the-old-cache-script).
+
+## TAB completion
+
+bash (4.4 or newer), zsh and fish complete verbs, kinds, options and their choices, caches and files. Add one line to
+the file that your shell reads when it starts:
+
+```sh
+eval "$(_FOREBAY_COMPLETE=bash_source forebay)"     # ~/.bashrc
+eval "$(_FOREBAY_COMPLETE=zsh_source forebay)"      # ~/.zshrc, after compinit
+_FOREBAY_COMPLETE=fish_source forebay | source      # ~/.config/fish/config.fish
+```
 """
 
 

@@ -44,7 +44,7 @@ class Rehearsal:
         self._act("What will it take?", ["estimate", *self._source, "--into", self._root])
         self._interrupt("Build it, and pull the plug part-way (Ctrl-C).", build)
         self._act("How far did it get, and which documents could not be read?", ["status", self._root])
-        self._act("The same command goes on where it stopped.", build)
+        self._act("The same command resumes where it stopped.", build)
         self._act("Check every byte.", ["verify", self._root])
         self._damage_and_repair()
         rows = [word for row in self._telling_rows() for word in ("--row", str(row))]

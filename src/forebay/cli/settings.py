@@ -1,4 +1,4 @@
-"""All that a build is told, gathered from a settings file, flags, or the cache itself. Flags win."""
+"""All settings of a build, gathered from a settings file, flags, or the cache itself. Flags win."""
 
 import os
 from collections.abc import Mapping
@@ -117,7 +117,9 @@ def kept_recipe(root: str, layer: str | None) -> RecipeDocument:
     if kept is None:
         raise LayerNotFound(root, name, layers_of(store))
     if kept.kind == TeacherRecipe.kind:
-        raise click.UsageError(f"layer '{name}' is a teacher's; go on with: {command_line('build', 'teachers', root)}")
+        raise click.UsageError(
+            f"layer '{name}' is a teacher's; continue with: {command_line('build', 'teachers', root)}"
+        )
     if kept.kind not in KINDS:
         raise UnknownKind("recipe", kept.kind, list(KINDS))
     return kept

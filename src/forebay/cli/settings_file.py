@@ -62,7 +62,7 @@ def read_settings_file(path: str) -> SettingsFile:
         if name not in SECTIONS:
             file.fail(f"unknown section [{name}]; {nearest(name, SECTIONS)}", name)
         if not isinstance(section, dict):
-            file.fail(f"'{name}' is a section; write [{name}] on a line of its own", name)
+            file.fail(f"'{name}' is a section; write [{name}] on a separate line", name)
     for name in _REQUIRED:
         if name not in file.sections:
             file.fail(f"the section [{name}] is missing; a build has [source], [recipe] and [build]")

@@ -22,7 +22,7 @@ def parse_allowed(text: str) -> int | float:
             return int(text)
     except ValueError:
         pass
-    raise ValueError(f"{text!r} is no number of failures; write a count like 20 or a share like 1%")
+    raise ValueError(f"{text!r} is not a number of failures; write a count like 20 or a share like 1%")
 
 
 class SizeType(click.ParamType):  # type: ignore[type-arg]  # generic in new versions of click only

@@ -32,7 +32,7 @@ def source_like_before(cache: str, paths: Sequence[str], download: Mapping[str, 
             f"fb.grow({cache!r}, source)"
         )
     if any(map(is_on_hub, paths)) or download:
-        raise click.UsageError(f"'{cache}' was built from files, and grows by files; the hub needs a cache of its own.")
+        raise click.UsageError(f"'{cache}' was built from files, and grows by files; the hub needs a separate cache.")
     root, patterns = named_below(paths, None)
     return reopen_source({**described, "root": root, "patterns": list(patterns)})
 

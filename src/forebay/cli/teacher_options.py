@@ -7,7 +7,7 @@ import click
 import msgspec
 
 from forebay.cache.publish import layers_of, read_cache_document, read_recipe_document
-from forebay.cli.options import Decorator
+from forebay.cli.options import Decorator, complete_file
 from forebay.cli.sizes import SizeType
 from forebay.errors import CacheNotFound
 from forebay.recipe import RecipeDocument, input_layers
@@ -24,14 +24,36 @@ _COMMON = (
 )  # fmt: skip
 
 TEACHER_OPTIONS: tuple[Decorator, ...] = (
-    click.option("--vae", metavar="MODEL", help="Latents of images, by this VAE."),
-    click.option("--t5", metavar="MODEL", help="States of prompts, by this T5 encoder."),
-    click.option("--clip", metavar="MODEL", help="States of prompts, by this CLIP text encoder."),
-    click.option("--lune", metavar="MODEL", help="The middle of this UNet at every bucket; needs --clip's layer."),
-    click.option("--sol", metavar="MODEL", help=f"The self-attention of this UNet, or '{GEOMETRIC}': the closed form."),
-    click.option("--lune-weights", metavar="FILE", help="Fine-tuned .safetensors over the UNet of --lune."),
-    click.option("--sol-weights", metavar="FILE", help="Fine-tuned .safetensors over the UNet of --sol."),
-    click.option("--noise", type=click.Choice(["pure", "noised"]), help="What the UNet is given.  [recipe; pure]"),
+    click.option("--vae", metavar="MODEL", shell_complete=complete_file, help="Latents of images, by this VAE."),
+    click.option("--t5", metavar="MODEL", shell_complete=complete_file, help="States of prompts, by this T5 encoder."),
+    click.option(
+        "--clip", metavar="MODEL", shell_complete=complete_file, help="States of prompts, by this CLIP text encoder."
+    ),
+    click.option(
+        "--lune",
+        metavar="MODEL",
+        shell_complete=complete_file,
+        help="The middle of this UNet at every bucket; needs --clip's layer.",
+    ),
+    click.option(
+        "--sol",
+        metavar="MODEL",
+        shell_complete=complete_file,
+        help=f"The self-attention of this UNet, or '{GEOMETRIC}': the closed form.",
+    ),
+    click.option(
+        "--lune-weights",
+        metavar="FILE",
+        shell_complete=complete_file,
+        help="Fine-tuned .safetensors over the UNet of --lune.",
+    ),
+    click.option(
+        "--sol-weights",
+        metavar="FILE",
+        shell_complete=complete_file,
+        help="Fine-tuned .safetensors over the UNet of --sol.",
+    ),
+    click.option("--noise", type=click.Choice(["pure", "noised"]), help="Input of the UNet.  [recipe; pure]"),
     click.option(
         "--time-direction",
         type=click.Choice(["t0_noise", "t0_data"]),
@@ -96,7 +118,9 @@ def _begun(root: str, given: Mapping[str, Any], is_allowed: bool) -> dict[str, T
     how = {name: value for name, value in given.items() if name in _HOW}
     if given.keys() - _HOW:
         names = ", ".join(f"--{name}" for name in _MODELS)
-        raise click.UsageError(f"Name at least one teacher ({names}); without them, what was begun goes on as it is.")
+        raise click.UsageError(
+            f"Name at least one teacher ({names}); without them, the layers that were begun are continued."
+        )
     store = open_store(root)
     read_cache_document(store)
     documents = {layer: read_recipe_document(store, layer) for layer in layers_of(store)}

@@ -40,7 +40,7 @@ def _build(cache: str, dry_run: bool, as_json: bool, **flags: Any) -> None:
 
     CACHE is a cache of images or of prompts (raw lines). MODEL is a folder that save_pretrained wrote, or org/name on
     the hub. One model is in memory at a time; layers that are complete are passed over, and without any model all
-    layers that were begun go on.
+    layers that were begun are continued.
 
     Example: forebay build teachers caches/art --clip sd/text_encoder --lune sd/unet
     """
@@ -81,7 +81,7 @@ estimate_command = click.command("teachers")(
         _estimate,
         cache_argument,
         *TEACHER_OPTIONS,
-        click.option("--rows", type=click.IntRange(min=1), help="For so many rows.  [those of the cache]"),
+        click.option("--rows", type=click.IntRange(min=1), help="Rows to estimate for.  [those of the cache]"),
         source_option,
         json_option,
     )

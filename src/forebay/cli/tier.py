@@ -3,11 +3,11 @@
 import click
 
 from forebay import tiers
-from forebay.cli.options import Decorator, json_option
+from forebay.cli.options import Decorator, complete_folder, json_option
 from forebay.cli.progress import shown_progress
 from forebay.cli.show import show
 
-path_argument: Decorator = click.argument("path")
+path_argument: Decorator = click.argument("path", shell_complete=complete_folder)
 
 
 @click.group()

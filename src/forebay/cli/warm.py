@@ -7,7 +7,7 @@ import click
 from forebay import tiers
 from forebay.cli.kind_group import gathered
 from forebay.cli.kinds import KINDS
-from forebay.cli.options import decorated, json_option, workers_option
+from forebay.cli.options import complete_file, complete_folder, decorated, json_option, workers_option
 from forebay.cli.progress import shown_progress
 from forebay.cli.show import show
 from forebay.cli.sizes import SizeType
@@ -17,7 +17,8 @@ from forebay.tiers.naming import RowRecipe
 _TEXT = """Fill a tier with the rows of all images of a source.
 
 Takes the sources and the recipe options of `forebay build images`; CachedImages with the same recipe finds the rows.
-What is there and sound is left as it is: run again, it goes on. Exit code 1 when the tier takes no more.
+Rows that are there and sound are kept: run it again to resume. Exit code 1 when the tier takes no more. A tier whose
+rows are tagged needs its FOREBAY_HMAC_KEY.
 
 Example: forebay warm photos --l2 tiers/photos
 """
@@ -39,8 +40,21 @@ def _command(l2: str, max_bytes: int | None, as_json: bool, **flags: Any) -> Non
 warm = click.command("warm", help=_TEXT)(
     decorated(
         _command,
-        click.argument("paths", nargs=-1, required=True, metavar="SOURCE...", callback=refuse_standard_input),
-        click.option("--l2", required=True, metavar="PATH", help="The folder of the tier, on a disk of this machine."),
+        click.argument(
+            "paths",
+            nargs=-1,
+            required=True,
+            metavar="SOURCE...",
+            callback=refuse_standard_input,
+            shell_complete=complete_file,
+        ),
+        click.option(
+            "--l2",
+            required=True,
+            metavar="PATH",
+            shell_complete=complete_folder,
+            help="The folder of the tier, on a disk of this machine.",
+        ),
         click.option("--max-bytes", type=SizeType(), help="How large the tier may become.  [100GB]"),
         *KINDS["images"].options,
         workers_option,

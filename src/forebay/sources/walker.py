@@ -54,7 +54,7 @@ def found_files(patterns: Sequence[str], suffixes: tuple[str, ...] = ()) -> Iter
     seen: set[str] = set()
     linked: list[FoundFile] = []
     for pattern in patterns:
-        is_there, matches = os.path.isdir(pattern), False
+        is_there = matches = False
         others: Counter[str] = Counter()
         for file in _matching(pattern):
             is_there = True
@@ -68,7 +68,7 @@ def found_files(patterns: Sequence[str], suffixes: tuple[str, ...] = ()) -> Iter
                 seen.add(file.real)
                 yield file
         if not matches:
-            raise SourceNotFound(pattern, _why_none(is_there, suffixes, others))
+            raise SourceNotFound(pattern, _why_none(is_there, os.path.isdir(pattern), suffixes, others))
     for file in sorted(linked, key=lambda file: file.path):
         if file.real not in seen:
             seen.add(file.real)
@@ -146,10 +146,10 @@ def _lower(suffixes: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(map(str.lower, suffixes))
 
 
-def _why_none(is_there: bool, suffixes: tuple[str, ...], others: Mapping[str, int]) -> str:
+def _why_none(is_there: bool, is_folder: bool, suffixes: tuple[str, ...], others: Mapping[str, int]) -> str:
     """What to say where nothing was found: that nothing is there, or that its names do not fit, and what they are."""
     if not is_there:
-        return "no file matches"
+        return "the folder has no files" if is_folder else "no file matches"
     plain = ", ".join(suffix for suffix in suffixes if not is_stream(suffix))
     also = ", also compressed" if any(map(is_stream, suffixes)) else ""
     other = "name others by a glob like '*.py', or by --suffix if they are plain text"

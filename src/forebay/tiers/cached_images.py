@@ -3,7 +3,7 @@
     images[i] ──▶ L1 memory, bounded in bytes ──▶ L2 LMDB, shared by processes ──▶ decode ──▶ written back to both
 
 A key names a sample as it is now, so that nothing stale is found; a value says whose row it is and carries a checksum,
-so that nothing wrong is served. What is not right is counted, told once, made again and replaced.
+so that nothing wrong is served. What is not right is counted, reported once, made again and replaced.
 """
 
 import operator
@@ -14,12 +14,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any, get_args
 
 from forebay.cache.settle import settle
-from forebay.errors import TierUnusable, is_url
+from forebay.errors import TierDamaged, TierUnusable, is_url
 from forebay.format.key import hmac_key
 from forebay.recipe import check_recipe
 from forebay.sizes import as_bytes
 from forebay.source import Source
-from forebay.tiers.lmdb_tier import MAX_BYTES, QUEUE_BYTES, open_tier
+from forebay.tiers.lmdb_tier import MAX_BYTES, QUEUE_BYTES, LmdbTier, open_tier
 from forebay.tiers.memory import MemoryTier
 from forebay.tiers.naming import RowRecipe
 from forebay.tiers.opened import OpenedTiers, Unreadable
@@ -35,12 +35,12 @@ class CachedImages:
         with fb.CachedImages(fb.sources.images("photos"), fb.ImageRecipe(), l1="256MB", l2="tiers/photos") as images:
             images[17], images.read([5, 3, 9]), images.statistics()
 
-    Every process has an L1 of its own; all processes of a machine that name the same `l2` share it. Nobody can write to
+    Every process has its own L1; all processes of a machine that name the same `l2` share it. Nobody can write to
     the arrays of a row, as tiers share them. It can be pickled and forked: a worker of a `DataLoader` opens what it
     needs when it first reads, and finds the same samples under the same numbers. Threads may read at once.
 
-    `when_full="drop"` does not wait for the writer, but counts what it could not take. `unreadable="skip"` leaves what
-    is no image out of what `read` gives; `images[i]` raises `ImageUnreadable` in any case. `check_source="open"` trusts
+    `when_full="drop"` does not wait for the writer, but counts what it could not take. `unreadable="skip"` leaves out
+    of `read` what is not an image; `images[i]` raises `ImageUnreadable` in any case. `check_source="open"` trusts
     that no file changes once the source is listed, where looking at each before it is read costs too much.
     """
 
@@ -92,7 +92,7 @@ class CachedImages:
     __getitems__ = read  # torch's `DataLoader` asks for a batch so
 
     def statistics(self) -> TierStatistics:
-        """How reading went in this process, since it began to; a worker of a `DataLoader` has counts of its own."""
+        """How reading went in this process, since it began to; a worker of a `DataLoader` has its own counts."""
         return self._open().statistics()
 
     def flush(self) -> None:
@@ -140,15 +140,22 @@ class CachedImages:
 
     def _open_tiers(self) -> OpenedTiers:
         l1: MemoryTier[Row] = MemoryTier(self._l1_bytes)
-        l2, key = None, hmac_key()
+        l2, key, damage = None, hmac_key(), ""
         if self.l2 is not None:
-            l2 = open_tier(self.l2, max_bytes=self._max_bytes, queue_bytes=self._queue_bytes)
             try:
-                l2.check_key(key)
-            except BaseException:
-                l2.close()
-                raise
-        return OpenedTiers(self._samples, self.recipe, l1, l2, key=key, when_full=self._when_full)
+                l2 = self._open_l2(self.l2, key)
+            except TierDamaged as error:
+                damage = str(error)
+        return OpenedTiers(self._samples, self.recipe, l1, l2, key=key, when_full=self._when_full, damage=damage)
+
+    def _open_l2(self, path: str, key: bytes | None) -> LmdbTier:
+        tier = open_tier(path, max_bytes=self._max_bytes, queue_bytes=self._queue_bytes)
+        try:
+            tier.check_key(key)
+        except BaseException:
+            tier.close()
+            raise
+        return tier
 
     def _checked(self, indices: Sequence[int]) -> list[int]:
         count = len(self)

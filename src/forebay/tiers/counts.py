@@ -2,15 +2,16 @@
 
 import threading
 from collections import Counter
+from collections.abc import Sequence
 
 
 class Counts:
-    def __init__(self) -> None:
+    def __init__(self, news: Sequence[str] = ()) -> None:
         self.l1_hits = self.l2_hits = self.misses = 0
         self.l2_read_bytes = self.made_bytes = self.compared = 0
         self.bad: Counter[str] = Counter()
         self.failures: Counter[str] = Counter()
-        self._news: list[str] = []
+        self._news = list(news)
         self._lock = threading.Lock()
 
     def add(
@@ -43,7 +44,7 @@ class Counts:
             self.failures[reason] += 1
 
     def news(self) -> list[str]:
-        """What was not told yet."""
+        """What was not reported yet."""
         if not self._news:
             return []
         with self._lock:

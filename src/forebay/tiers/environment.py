@@ -30,7 +30,7 @@ from forebay.tiers.files import (
     unusable,
 )
 from forebay.tiers.gate import Gate
-from forebay.tiers.pages import Outdated, PageDamaged, Snapshot, read_metas
+from forebay.tiers.pages import Outdated, PageDamaged, Snapshot
 
 FIRST_MAP_BYTES = 64 << 20
 
@@ -65,11 +65,7 @@ class Environment:
         self.close = weakref.finalize(self, self._handle.close)
         _environments.add(self)
         try:
-            self._page_size = read_metas(self._handle.data)[0].page_size
             self._check()
-        except PageDamaged as error:
-            self.close()
-            raise TierDamaged(path, str(error)) from error
         except (lmdb.Error, OSError) as error:
             self.close()
             raise unusable(path, error) from error
@@ -104,34 +100,50 @@ class Environment:
 
     @contextmanager
     def snapshot(self) -> Iterator[Snapshot]:
-        """The pages as the newest transaction left them; LMDB reuses none of them until the end of the block."""
-        for _ in range(_BEGINNINGS):
-            with self.transaction() as transaction:
-                try:
-                    found = Snapshot(self._handle.data, self._page_size, transaction.id())
-                except Outdated as error:
-                    outdated = error
-                    continue
-                yield found
-                return
-        raise outdated
+        """The pages as the newest transaction left them; LMDB reuses none of them until the end of the block.
+
+        `TierDamaged` where a page that the block reads is damaged.
+        """
+        with self._naming_damage():
+            for _ in range(_BEGINNINGS):
+                with self._transaction(write=False) as transaction:
+                    try:
+                        found = Snapshot(self._handle.data, self._handle.page_size, transaction.id())
+                    except Outdated as error:
+                        outdated = error
+                        continue
+                    yield found
+                    return
+            raise outdated
 
     def check(self) -> None:
         """`TierDamaged` unless LMDB can read and write every page but those of large values."""
         with self.snapshot() as snapshot:
-            try:
-                snapshot.check()
-            except PageDamaged as error:
-                raise TierDamaged(self.path, str(error)) from error
+            snapshot.check()
 
     @contextmanager
-    def transaction(self, *, write: bool = False) -> Iterator[Any]:
-        """A transaction, committed at the end unless something was raised.
+    def writing(self, keys: Sequence[bytes]) -> Iterator[Any]:
+        """A transaction that puts or deletes some keys, committed at the end unless something was raised.
 
-        Before the first one that writes all pages are checked: on damaged ones LMDB ends the process.
+        On damaged pages LMDB ends the process. So all are checked before the first transaction, and in each one the
+        pages that it is about to touch: `TierDamaged` where damage came later.
         """
-        if write:
-            self._check_once()
+        self._check_once()
+        with self._transaction(write=True) as transaction:
+            with self._naming_damage():
+                before = Snapshot(self._handle.data, self._handle.page_size, transaction.id() - 1)
+                before.check_writable(keys)
+            yield transaction
+
+    @contextmanager
+    def _naming_damage(self) -> Iterator[None]:
+        try:
+            yield
+        except PageDamaged as error:
+            raise TierDamaged(self.path, str(error)) from error
+
+    @contextmanager
+    def _transaction(self, *, write: bool) -> Iterator[Any]:
         begun = self._begin(write)
         try:
             with begun:
@@ -181,13 +193,13 @@ class Environment:
                     f"it is damaged ({error}) and in use",
                     "end the processes that use it, then clear it again",
                 ) from error
-        with self.transaction(write=True) as transaction:
+        with self.writing([]) as transaction:
             transaction.drop(self._handle.lmdb.open_db(txn=transaction), delete=False)  # and the check of a key
             transaction.put(MARK_KEY, _mark())
 
     def remove(self, keys: Sequence[bytes]) -> int:
         """Remove some values, whose pages were read before; how many were there. The room is used again."""
-        with self.transaction(write=True) as transaction:
+        with self.writing(keys) as transaction:
             return sum(transaction.delete(key) for key in keys)
 
     def key_check(self) -> bytes | None:
@@ -197,12 +209,13 @@ class Environment:
 
     def keep_key_check(self, check: bytes) -> None:
         """Keep what tells the key of this tier from others, unless there is one already."""
-        with self.transaction(write=True) as transaction:
+        with self.writing([KEY_CHECK]) as transaction:
             transaction.put(KEY_CHECK, check, overwrite=False)
 
     def grow(self, most_bytes: int) -> bool:
         """Double the map, or as near to that as `most_bytes` allows; False where it is that large already."""
         with self._gate.alone():
+            self._handle.check_length()
             now = int(self._handle.lmdb.info()["map_size"])
             wanted = min(most_bytes, 2 * now)
             if wanted <= now:
@@ -238,6 +251,7 @@ class Environment:
         """What LMDB says of itself: it looks at the map, which must not be resized meanwhile."""
         self._gate.enter()
         try:
+            self._handle.check_length()
             return ask(self._handle.lmdb)
         finally:
             self._gate.leave()
@@ -253,6 +267,7 @@ class Environment:
         for _ in range(_BEGINNINGS):
             self._gate.enter()
             try:
+                self._handle.check_length()
                 return self._handle.lmdb.begin(write=write)
             except lmdb.MapResizedError:  # another process has a larger map, and pages beyond ours
                 self._gate.leave()
@@ -272,12 +287,10 @@ class Environment:
         self.dead_readers = self.let_go_of_dead_readers()
         size = file_bytes(self.path)
         if size < self.used_bytes:
-            raise TierUnusable(
-                self.path, f"its file has {size:,} bytes of {self.used_bytes:,}", "remove it, what is read is kept anew"
-            )
+            raise TierDamaged(self.path, f"its file has {size:,} bytes of {self.used_bytes:,}")
         if self._is_marked():
             return
-        with self.transaction(write=True) as transaction:
+        with self.writing([MARK_KEY]) as transaction:
             if transaction.put(MARK_KEY, _mark(), overwrite=False):
                 return
         self._is_marked()  # another process was first

@@ -42,7 +42,7 @@ def refuse_network(path: str) -> None:
         raise TierUnusable(
             path,
             f"it is on a network file system ({kind}, mounted at '{mounted_at}'), where LMDB's locks do not hold",
-            "choose a folder on a disk of this machine; every machine keeps a tier of its own",
+            "choose a folder on a disk of this machine; every machine needs its own tier",
         )
 
 

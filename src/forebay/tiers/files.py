@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from forebay.errors import LibraryMissing, TierDamaged, TierUnusable
-from forebay.tiers.pages import PageDamaged, Snapshot, is_lmdb, read_metas
+from forebay.tiers.pages import PageDamaged, Snapshot, read_metas
 
 try:
     import lmdb as lmdb  # for the rest of the room, too: so whatever is imported first says how to install it
@@ -46,13 +46,25 @@ class Handle:
         try:
             self.lmdb = _opened(path, map_bytes, create=True)
             self.data = os.open(os.path.join(path, _DATA), os.O_RDONLY | os.O_CLOEXEC)
+            self.page_size = read_metas(self.data)[0].page_size
+        except PageDamaged as error:
+            self.close()
+            raise TierDamaged(path, str(error)) from error
         except BaseException:
             os.close(self._users)
             raise
 
+    def check_length(self) -> None:
+        """LMDB reads the meta pages through its map, where a file that was cut short ends the process."""
+        size = os.fstat(self.data).st_size
+        if size < 2 * self.page_size:
+            raise TierDamaged(self._path, f"its file has {size:,} bytes")
+
     def let_go(self) -> None:
         """Have nothing of LMDB's open; nobody else may open or remove the files for all that."""
-        self._map_bytes = int(self.lmdb.info()["map_size"])
+        with suppress(TierDamaged):
+            self.check_length()
+            self._map_bytes = int(self.lmdb.info()["map_size"])
         self.lmdb.close()
 
     def resume(self) -> None:
@@ -76,7 +88,7 @@ def is_tier(path: str) -> bool:
 
 
 def check_folder(path: str) -> None:
-    """Refuse a folder that holds other files and no tier, an LMDB that is not ours, and damaged meta pages."""
+    """Refuse a folder that holds other files and no tier, a file that is not ours, and damaged meta pages."""
     names = os.listdir(path)
     if _DATA not in names:
         others = sorted(name for name in names if name not in (_LOCK, _USERS, "lost+found") and name[0] != ".")
@@ -86,7 +98,7 @@ def check_folder(path: str) -> None:
     check_made_here(path)
     try:
         with suppress(FileNotFoundError), _data_file(path) as descriptor:  # another process may be removing it
-            if os.fstat(descriptor).st_size and is_lmdb(descriptor):
+            if os.fstat(descriptor).st_size:  # LMDB fills an empty file as it does a new one
                 read_metas(descriptor)
     except PageDamaged as error:
         raise TierDamaged(path, str(error)) from error
@@ -165,6 +177,8 @@ def make_folder(path: str) -> None:
 
 def unusable(path: str, error: Exception) -> TierUnusable:
     """What the system or LMDB says of a folder, as an error of ours."""
+    if isinstance(error, lmdb.InvalidError | lmdb.CorruptedError | lmdb.PageNotFoundError | lmdb.PanicError):
+        return TierDamaged(path, str(error))
     problem = error.strerror if isinstance(error, OSError) else None
     return TierUnusable(path, problem or str(error), EMPTY_IT)
 

@@ -7,12 +7,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 from weakref import WeakValueDictionary
 
-from forebay.errors import TierNotFound, TierUnusable
+from forebay.errors import TierDamaged, TierNotFound, TierUnusable
 from forebay.format.key import VARIABLE, same_tag, tag
-from forebay.tiers.environment import FIRST_MAP_BYTES, Environment
+from forebay.tiers.environment import FIRST_MAP_BYTES, Environment, Kept
 from forebay.tiers.files import file_bytes, is_tier, lmdb
-from forebay.tiers.pages import PageDamaged
-from forebay.tiers.value import BadValue, decode_value
+from forebay.tiers.value import BadValue, decode_value, peek_value
 from forebay.tiers.writer import Item, WhenFull, Writer
 
 MAX_BYTES = 100 * 10**9
@@ -21,7 +20,6 @@ QUEUE_BYTES = 64 * 10**6
 _CHECKED = b"forebay tier"
 _ADVICE = {
     "writing": "what it has is still read, the rest is made from the source each time; make room or raise max_bytes",
-    "damaged": "its rows are made from the source and are not written to it",
     "reading": "what it says cannot be read is made from the source; see `forebay tier verify`",
 }
 
@@ -47,15 +45,25 @@ class LmdbTier:
             damaged = self.environment.read_each(keys, take)
         except lmdb.Error as error:
             self.trouble[str(error)] += 1
-        except PageDamaged as error:
-            self._stop_writing(str(error), len(keys))
+        except TierDamaged as error:
+            self._stop_writing(error, len(keys))
         else:
             for problem in damaged.values():
-                self._stop_writing(problem, 1)
+                self._stop_writing(TierDamaged(self.path, problem), 1)
 
-    def _stop_writing(self, problem: str, count: int) -> None:
-        self.trouble[f"it is damaged ({problem})"] += count
-        self.writer.turn_off(f"it is damaged ({problem}); run `forebay tier clear {self.path}`")
+    def _stop_writing(self, error: TierDamaged, count: int) -> None:
+        self.trouble[str(error)] += count
+        self.writer.stop_on_damage(error)
+
+    def require_key(self, key: bytes | None) -> None:
+        """Refuse to fill a tier whose rows are tagged without a key: nobody who has its key would take the rows."""
+        if key is None and (self.environment.key_check() or any(map(_is_tagged, self.environment.values(b"", 16)))):
+            raise TierUnusable(
+                self.path,
+                f"its rows are tagged with a key, and {VARIABLE} is not set",
+                f"set {VARIABLE} to the key of the tier, or choose another folder",
+            )
+        self.check_key(key)
 
     def check_key(self, key: bytes | None) -> None:
         """Refuse a FOREBAY_HMAC_KEY that is not that of this tier: it would replace every row that the other reads."""
@@ -96,12 +104,17 @@ class LmdbTier:
         }
 
     def news(self) -> list[str]:
-        """What was not told yet: that nothing is written any more, or that LMDB cannot read."""
-        found = {"writing": self.writer.off, "reading": "" if self.writer.off else next(iter(self.trouble), "")}
+        """What was not reported yet: that the tier is damaged, that it takes no more, that LMDB cannot read."""
+        off, damage = self.writer.off, self.writer.damage
+        found = {
+            "damage": damage,
+            "writing": "" if damage else off,
+            "reading": "" if damage or off else next(iter(self.trouble), ""),
+        }
         news = {what: why for what, why in found.items() if why and what not in self._told}
         self._told |= news.keys()
         return [
-            f"{what} fails in the tier '{self.path}': {why}; {_ADVICE['damaged' if 'is damaged (' in why else what]}"
+            why if what == "damage" else f"{what} fails in the tier '{self.path}': {why}; {_ADVICE[what]}"
             for what, why in news.items()
         ]
 
@@ -114,6 +127,13 @@ class LmdbTier:
                 self.writer.finish()
                 _tiers.open.pop(self.place, None)
                 self.environment.close()
+
+
+def _is_tagged(kept: Kept) -> bool:
+    try:
+        return peek_value(kept.content)[1]
+    except BadValue:
+        return False
 
 
 def _is_of_another(value: bytes, key: bytes) -> bool:

@@ -1,4 +1,4 @@
-"""The tiers as one process has them open: a memory of its own, its handle of the tier on disk, its counts."""
+"""The tiers as one process has them open: its own memory, its handle of the tier on disk, its counts."""
 
 import warnings
 from collections.abc import Sequence
@@ -39,8 +39,11 @@ class OpenedTiers:
         *,
         key: bytes | None,
         when_full: WhenFull,
+        damage: str = "",
     ) -> None:
-        self.counts = Counts()
+        """With `damage`, the tier on disk could not be opened and `l2` is None: every row that it had is made."""
+        self.counts = Counts(news=[damage] if damage else [])
+        self._damage = damage
         self.l2 = l2
         self._l1 = l1
         self._samples, self._recipe = samples, recipe
@@ -89,6 +92,9 @@ class OpenedTiers:
             bad=dict(counts.bad),
             failures=dict(counts.failures),
         )
+        if self._damage:
+            dropped = {self._damage: counts.misses} if counts.misses else {}
+            return msgspec.structs.replace(read, dropped=dropped, writing_off=self._damage)
         return read if self.l2 is None else msgspec.structs.replace(read, **self.l2.figures())
 
     def tell(self) -> None:
@@ -170,7 +176,7 @@ class OpenedTiers:
         try:
             stored = self._decoded(value, named.key)
         except BadValue as error:
-            raise RecipeInvalid(f"the recipe made a row of '{sample.id}' that is none of its own: {error}") from error
+            raise RecipeInvalid(f"the recipe made a row of '{sample.id}' that is not its own: {error}") from error
         row = self._read_stored(sample.id, stored.row)
         self.counts.add(misses=1, made_bytes=len(value))
         self._l1.put(_l1_key(named), row, len(value) + _ROW_OVERHEAD)

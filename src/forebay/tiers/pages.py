@@ -13,7 +13,7 @@ A `Snapshot` is valid while a read transaction of the same number is open: LMDB 
 
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -69,13 +69,6 @@ class Entry(NamedTuple):
     size: int
     offset: int
     page: int
-
-
-def is_lmdb(descriptor: int) -> bool:
-    """Whether one of the meta pages begins as those of LMDB 0.9 do, as far as its first bytes say."""
-    starts = (os.pread(descriptor, _META.size, place) for place in (0, *_PAGE_SIZES))
-    wanted = (_MAGIC, _DATA_VERSION)
-    return any(len(start) == _META.size and _META.unpack(start)[4:6] == wanted for start in starts)
 
 
 def read_metas(descriptor: int) -> tuple[Meta, Meta]:
@@ -160,6 +153,37 @@ class Snapshot:
             counted = _Walk(self, used, is_free).counted(tree)
             if counted != tree:
                 raise PageDamaged(f"a tree is said to be {tuple(tree)} and is {tuple(counted)}")
+
+    def check_writable(self, keys: Sequence[bytes]) -> None:
+        """`PageDamaged` unless LMDB can put or delete these keys: the branches and leaves on the way to them, the
+        first page of a large value under one of them, and the tree of free pages.
+
+        The numbers of free pages are not compared with those in use, as `check` does: a wrong one spoils values, whose
+        checksums say so, and not the process.
+        """
+        wanted, checked = set(keys) if self.meta.main.root != _NO_PAGE else set(), set[int]()
+        for number, leaf in dict(self._leaf_for(key, checked) for key in wanted).items():
+            for place in range(_count(leaf)):
+                entry = self.entry(number, leaf, place)
+                if entry.page and entry.key in wanted:
+                    self.check_large(entry)
+        tree = self.meta.free
+        for entry in self._entries_below(tree.root, tree.depth, b"") if tree.root != _NO_PAGE else ():
+            (listed,) = _PAGE_NUMBER.unpack(self.content(entry, _PAGE_NUMBER.size).ljust(_PAGE_NUMBER.size, b"\xff"))
+            if listed > entry.size // _PAGE_NUMBER.size - 1:
+                raise PageDamaged("a list of free pages is longer than its value")
+
+    def _leaf_for(self, key: bytes, checked: set[int]) -> tuple[int, bytes]:
+        """The leaf in which a key is, or would be; every node of the branches above it is checked, once."""
+        tree = self.meta.main
+        number = tree.root
+        for _ in range(tree.depth - 1):
+            branch = self._branch(number)
+            for place in range(_count(branch) if number not in checked else 0):
+                self.child(branch, place)
+            checked.add(number)
+            number = self.child(branch, self._first(branch, key, is_leaf=False))[1]
+        return number, self.page(number, _LEAF)
 
     def page(self, number: int, flags: int) -> bytes:
         """A branch or a leaf."""

@@ -14,9 +14,11 @@ from forebay.cache.crew import Crew, Died, Engine, Event, Lost, Made, Refused
 from forebay.cache.records import Progress
 from forebay.engine import InlineEngine, LocalEngine
 from forebay.errors import ImageUnreadable, WarmingFailed
+from forebay.format.key import hmac_key
+from forebay.sizes import as_bytes
 from forebay.source import Source
 from forebay.tiers.cached_images import CachedImages
-from forebay.tiers.lmdb_tier import MAX_BYTES
+from forebay.tiers.lmdb_tier import MAX_BYTES, open_tier
 from forebay.tiers.naming import RowRecipe
 from forebay.tiers.records import TierWarning, WarmReport
 
@@ -51,7 +53,7 @@ class WarmTask:
         return self.images
 
     def begin(self, chunk: int) -> Callable[[], Warmed]:
-        """All of the work: tiers write in a thread of their own."""
+        """All of the work: tiers write in a separate thread."""
         warmed = self._warmed(chunk)
         return lambda: warmed
 
@@ -92,12 +94,12 @@ def warm(
     max_bytes: int | str = MAX_BYTES,
     on_progress: OnProgress | None = None,
 ) -> WarmReport:
-    """Fill the tier `l2` with the rows of all samples that it does not hold yet; called again, it goes on.
+    """Fill the tier `l2` with the rows of all samples that it does not hold yet; call it again to resume.
 
     `workers=0` works in this process.
     """
     with CachedImages(source, recipe, l1=0, l2=l2, max_bytes=max_bytes) as images:
-        images.flush()  # opens the tier: what is wrong with its folder is said before any work
+        _check_tier(str(images.l2), as_bytes(max_bytes))
         engine: Engine = InlineEngine() if workers == 0 else LocalEngine()
         crew = engine.start(WarmTask(images), max(1, _cores() if workers is None else workers))
         try:
@@ -203,6 +205,16 @@ class _Warming:
             deaths=tuple(self.deaths),
             **sums,
         )
+
+
+def _check_tier(path: str, max_bytes: int) -> None:
+    """What is wrong with the tier is an error before any work: a damaged one, too, which reading does without."""
+    tier = open_tier(path, max_bytes=max_bytes)
+    try:
+        tier.environment.check()
+        tier.require_key(hmac_key())
+    finally:
+        tier.close()
 
 
 def _batch(number: int, samples: int) -> range:

@@ -4,8 +4,8 @@
              │ full: wait, or a counted drop                                   second brings)
              └ writing is off: a counted drop
 
-The thread begins with the first value and ends, all synced, when no more come; it is no daemon, so that a process that
-ends waits for it. What was committed survives a kill; what was not is no part of the tier.
+The thread begins with the first value and ends, all synced, when no more come. It is not a daemon: a process that ends
+waits for it. What was committed survives a kill; what was not is not part of the tier.
 """
 
 import shutil
@@ -41,6 +41,7 @@ class Writer:
         self.max_bytes = max_bytes
         self.queue_bytes = queue_bytes
         self.off = ""  # why nothing is written any more
+        self.damage = ""  # what is damaged, whether found here or in reading
         self.written = self.written_bytes = self.present = 0
         self.dropped: Counter[str] = Counter()
         self._environment = environment
@@ -144,7 +145,7 @@ class Writer:
         try:
             self._commit_growing(batch)
         except TierDamaged as error:
-            self.turn_off(str(error), batch)
+            self.stop_on_damage(error, batch)
         except (lmdb.Error, OSError):
             self._commit_what_fits(batch)
 
@@ -162,6 +163,9 @@ class Writer:
         for position, item in enumerate(batch):
             try:
                 self._commit([item])
+            except TierDamaged as error:
+                self.stop_on_damage(error, batch[position:])
+                return
             except (lmdb.Error, OSError) as error:
                 self.turn_off(self._why(error, item), batch[position:])
                 return
@@ -177,7 +181,7 @@ class Writer:
         if not self._has_room(batch):
             raise lmdb.MapFullError("another process has a larger map")
         written = [False] * len(batch)
-        with self._environment.transaction(write=True) as transaction:
+        with self._environment.writing([item.key for item in batch]) as transaction:
             seen: set[bytes] = set()
             for position, item in enumerate(batch):
                 if item.key in seen:
@@ -199,11 +203,18 @@ class Writer:
         finished = self._finished
         try:
             self._environment.sync()
+        except TierDamaged as error:
+            self.stop_on_damage(error)
         except (lmdb.Error, OSError) as error:
             self.turn_off(f"syncing failed ({error})")
         with self._changed:
             self._settled = finished
             self._changed.notify_all()
+
+    def stop_on_damage(self, error: TierDamaged, lost: Sequence[Item] = ()) -> None:
+        """Write nothing any more, as LMDB does not survive damage."""
+        self.damage = self.damage or str(error)
+        self.turn_off(str(error), lost)
 
     def turn_off(self, why: str, lost: Sequence[Item] = ()) -> None:
         """Write nothing any more."""

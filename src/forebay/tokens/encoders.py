@@ -3,13 +3,15 @@
 Neither lets the *text* of a special token become its id: a document that quotes `<|endoftext|>` ends nowhere.
 """
 
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import lru_cache
 from importlib import import_module
 from importlib.metadata import version
 from importlib.util import find_spec
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar
 
 import numpy as np
 
@@ -17,6 +19,9 @@ from forebay.columns import Array
 from forebay.errors import LibraryMissing, TokenizerUnusable
 from forebay.tokens.vocabulary import Vocabulary
 
+MOST_SECONDS = 20  # for what takes milliseconds
+TRIAL = ("It's a trial: 1,024 words, don't you think?\n\n  for i in range(10): print(i)\n" * 8, "a" * 500, " " * 500)
+T = TypeVar("T")
 EncoderName = Literal["fastokens", "tokenizers"]
 
 
@@ -72,6 +77,7 @@ def open_encoder(name: EncoderName, vocabulary: Vocabulary) -> Encoder:
     if not is_installed(name):
         raise LibraryMissing(name, "a cache that is made with this encoder", "tokens")
     encoder: Encoder = ENCODERS[name](vocabulary)
+    in_time(vocabulary.name, "encode", sum(map(len, TRIAL)), lambda: encoder.encode(TRIAL))
     return encoder
 
 
@@ -107,5 +113,33 @@ def _told(name: str, what: str) -> Iterator[None]:
 
 def decode(vocabulary: Vocabulary, ids: Array) -> str:
     """Ids as text, control tokens left out."""
-    text: str = reference_tokenizer(vocabulary).decode(ids.tolist(), skip_special_tokens=True)
-    return text
+    tokenizer, batch = reference_tokenizer(vocabulary), [ids.tolist()]
+    # Of a batch: `decode` would not let another thread run, so nobody could stop waiting for it.
+    texts = in_time(
+        vocabulary.name, "decode", len(ids), lambda: tokenizer.decode_batch(batch, skip_special_tokens=True)
+    )
+    return str(texts[0])
+
+
+def in_time(name: str, verb: str, count: int, call: Callable[[], T]) -> T:
+    """What a library's call returns; `TokenizerUnusable` where it takes too long, as a regular expression may.
+
+    The engines bound one match, but not the matches at every character of a text. A call cannot be stopped, so it is
+    left to a thread that ends with the process.
+    """
+    outcome: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            outcome.set_result(call())
+        except BaseException as error:
+            outcome.set_exception(error)
+
+    threading.Thread(target=run, name="forebay-tokenizer", daemon=True).start()
+    try:
+        return outcome.result(MOST_SECONDS)
+    except TimeoutError:
+        unit = "characters" if verb == "encode" else "ids"
+        raise TokenizerUnusable(
+            name, f"it takes more than {MOST_SECONDS} s to {verb} {count:,} {unit}; use another tokenizer"
+        ) from None

@@ -65,7 +65,7 @@ def _figures(layer: LayerSummary) -> RenderableType | None:
 
 
 def _field(value: object) -> str:
-    text = str(value)
+    text = _text(value)
     if len(text) <= SHOWN_MARKS:
         return text
     count = f", {len(value):,} in all" if isinstance(value, list) else ""
@@ -83,4 +83,9 @@ def _values(pairs: Mapping[str, object]) -> str:
 def _value(value: object) -> str:
     if isinstance(value, list):
         return " ".join(map(str, value))
-    return f"{value:,}" if isinstance(value, int) else str(value)
+    return f"{value:,}" if isinstance(value, int) else _text(value)
+
+
+def _text(value: object) -> str:
+    """A value as text; a string that is empty or has blanks in it is quoted, to show where it begins and ends."""
+    return repr(value) if isinstance(value, str) and value.split() != [value] else str(value)

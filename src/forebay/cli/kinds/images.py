@@ -9,6 +9,7 @@ from forebay import sources
 from forebay.cli.image_words import NO_TAGS, ColorType, SeparatorType, TagsType
 from forebay.cli.kinds.base import Kind
 from forebay.cli.kinds.image_format import ImageFormat, format_of, formats
+from forebay.cli.options import complete_folder
 from forebay.cli.sizes import SizeType
 from forebay.source import Source
 from forebay.sources.image_files import Labels
@@ -61,7 +62,7 @@ IMAGES = Kind(
     details=(
         "SOURCE is a folder, an image or a quoted glob (a.jpg with a.json or a.txt beside it, where tags are), or one "
         'manifest of JSON lines ({"path": …, "tags": […]}; .jsonl, .jsonl.gz), or Parquet files that hold the '
-        "bytes. Names decide which; --format says it outright."
+        "bytes. Names decide which; --format decides it explicitly."
     ),
     example="images photos",
     source=ImageSourceSettings,
@@ -71,7 +72,12 @@ IMAGES = Kind(
         click.option(
             "--image", metavar="FIELD", help="The field of the path, or the column of the bytes.  [path; image]"
         ),
-        click.option("--root", metavar="FOLDER", help="The folder that the paths of a manifest are below.  [its own]"),
+        click.option(
+            "--root",
+            metavar="FOLDER",
+            shell_complete=complete_folder,
+            help="The folder that the paths of a manifest are below.  [its own]",
+        ),
         click.option("--max-sample-bytes", type=SizeType(), help="Larger files fail.  [default: 256MiB]"),
         click.option("--size", type=click.IntRange(min=1), help="Side of the canvas, in pixels.  [recipe; 448]"),
         click.option(

@@ -10,6 +10,7 @@ from forebay import sources
 from forebay.cli.hub_options import DOWNLOAD_OPTIONS, REVISION_OPTION
 from forebay.cli.kinds.base import Kind
 from forebay.cli.kinds.text_format import TextFormat, format_of, formats, suffixes_of
+from forebay.cli.options import complete_file
 from forebay.cli.sizes import SizeType
 from forebay.cli.source_paths import HUB, is_on_hub
 from forebay.cli.token_names import NO_TOKEN, TokenNameType, named_token
@@ -122,6 +123,7 @@ TOKENS = Kind(
         *DOWNLOAD_OPTIONS,
         click.option(
             "--tokenizer",
+            shell_complete=complete_file,
             help=f"gpt2, a path to a tokenizer.json, or org/name on the hub.  [recipe; {DEFAULT_TOKENIZER}]",
         ),
         click.option("--sequence-length", type=click.IntRange(min=1), help="Tokens in a row.  [recipe; 512]"),

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import forebay as fb
 from forebay.testing.campaign.damage import Done, damage_file
@@ -30,6 +30,8 @@ from forebay.testing.campaign.worlds import (
 )
 
 BUILD_SECONDS = 20.0
+Outcome = Literal["right", "restored", "refused", "finding"]
+OUTCOMES: tuple[Outcome, ...] = ("right", "restored", "refused", "finding")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +52,21 @@ class Trial:
     worlds: Sequence[World]
     cause: str = ""
     findings: list[Finding] = field(default_factory=list)
+    was_refused: bool = False  # a verb or a reader ended in an error
+    is_whole: bool = False  # all rows were there at the end
 
     def __post_init__(self) -> None:
         self.canary = Canary(self.folder / "outside")
         self.root = self.folder / "cache"
+
+    @property
+    def outcome(self) -> Outcome:
+        """What came of the fault: every row right throughout, right again at the end, a clear error, or a finding."""
+        if self.findings:
+            return "finding"
+        if not self.was_refused:
+            return "right"
+        return "restored" if self.is_whole else "refused"
 
     def find(self, verdict: Verdict, seen: str) -> None:
         self.findings.append(Finding(self.cause, verdict, seen.replace(str(self.folder), "…")))
@@ -61,6 +74,7 @@ class Trial:
     def judge(self, what: str, ending: Ending, *, may_die: bool = False) -> Ending:
         for verdict, seen in ending.faults(may_die=may_die):
             self.find(verdict, f"{what}: {seen}")
+        self.was_refused |= ending.code != 0
         return ending
 
     def verb(self, *arguments: str, seconds: float = BUILD_SECONDS) -> Ending:
@@ -76,6 +90,7 @@ class Trial:
         wrong = [row for row in rows if row not in world.rows]
         if wrong or len(set(rows)) != len(rows):
             self.find("silent", f"reading gives {len(wrong)} wrong and {len(rows) - len(set(rows))} double rows")
+        self.was_refused |= bool(errors)
         return len(rows), errors
 
     def expect_whole(self, world: World, *, same_bytes: bool) -> None:
@@ -88,6 +103,7 @@ class Trial:
             self.find("lost", f"verify ends with {verified.code}: {verified.last_line}")
         if same_bytes and chunk_digests(self.root) != world.files:
             self.find("silent", "the chunks are not those of an undisturbed build")
+        self.is_whole = True
 
     def expect_untouched(self) -> None:
         changed = self.canary.changes()
@@ -572,13 +588,13 @@ def trial_in(folder: Path, seed: str, worlds: Sequence[World]) -> Iterator[Trial
         remove(folder)
 
 
-def run_fault(name: str, seed: str, folder: Path, worlds: Sequence[World]) -> list[Finding]:
+def run_fault(name: str, seed: str, folder: Path, worlds: Sequence[World]) -> tuple[Outcome, list[Finding]]:
     """Do one fault of a class and judge it."""
     call, _ = CLASSES[name]
     with trial_in(folder, seed, worlds) as trial:
         call(trial)
         trial.expect_untouched()
-        return trial.findings
+        return trial.outcome, trial.findings
 
 
 def as_record(finding: Finding, name: str, seed: str) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """python -m forebay.testing.campaign --seed 7 --minutes 2 [--processes 2] [--classes kill,damage] [--json OUT]
 
-Findings are printed as they come. Exit code 0 where no fault led to a finding, 1 where one did. A finding names the seed
-that repeats it: `python -m forebay.testing.campaign --repeat CLASS:SEED`.
+Findings are printed as they come. Exit code 0 where no fault led to a finding, 1 where one did. A finding names the
+seed that repeats it: `python -m forebay.testing.campaign --repeat CLASS:SEED`.
 """
 
 import argparse
@@ -9,6 +9,7 @@ import json
 import multiprocessing
 import os
 import random
+import re
 import sys
 import tempfile
 import time
@@ -33,7 +34,7 @@ def main() -> int:
     warm_up()
     folder = Path(tempfile.mkdtemp(prefix="forebay-campaign-"))
     try:
-        worlds = make_worlds(folder / "worlds", asked.seed)
+        worlds = make_worlds(folder / "worlds", _world_seed(asked))
         if asked.repeat:
             name, _, seed = asked.repeat.partition(":")
             _run_faults([name], [seed], float("inf"), folder / "0", worlds, log.add)
@@ -103,6 +104,12 @@ class Log:
         return "\n".join([lines[0], "|---" * len(rows[0]) + "|", *lines[1:]])
 
 
+def _world_seed(asked: argparse.Namespace) -> int:
+    """The seed of the campaign; that of a fault to repeat begins with it."""
+    found = re.fullmatch(r"\w[\w-]*:([0-9]+)-[0-9]+-[0-9]+", asked.repeat or "")
+    return int(found[1]) if found else int(asked.seed)
+
+
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m forebay.testing.campaign", description="Run a fault campaign.")
     parser.add_argument("--seed", type=int, default=0, help="Chooses the faults.")
@@ -120,9 +127,7 @@ def _arguments() -> argparse.Namespace:
     return asked
 
 
-def _in_parallel(
-    asked: argparse.Namespace, deadline: float, folder: Path, worlds: Sequence[World], log: Log
-) -> None:
+def _in_parallel(asked: argparse.Namespace, deadline: float, folder: Path, worlds: Sequence[World], log: Log) -> None:
     """Divide the faults among processes, which share the worlds: nothing may change those."""
     context = multiprocessing.get_context("fork")
     results = context.SimpleQueue()

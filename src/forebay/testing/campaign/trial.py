@@ -29,6 +29,7 @@ from forebay.cli.main import main
 MEMORY_BYTES = 1 << 30  # no small input may take more
 GUARD_BYTES = 12 << 30  # of address space: what would take more fails by itself, and not the machine
 LEASE_SECONDS = 0.3
+KEY_VARIABLE = "FOREBAY_CAMPAIGN_KEY"  # of the environment, for verbs that put a key on a cache
 SECONDS = 10.0  # of processor time, so that a verdict does not depend on what else the machine does
 PATIENCE = 6  # a process may wait for its turn, or for a disk, this many times as long before it counts as hung
 _SHOWN_BYTES = 200_000
@@ -77,8 +78,11 @@ class Ending:
 
 
 def warm_up() -> None:
-    """Import what verbs import when they need it, and keep the collector away from it: children then share the pages."""
-    for name in ("numpy.ma", "forebay.raw", "forebay.tokens", "forebay.images", "forebay.tiers"):
+    """Import what verbs import when they need it, and keep the collector away: children then share the pages."""
+    for name in (
+        "numpy.ma", "fastokens", "tokenizers", "forebay.raw.recipe", "forebay.tokens.recipe", "forebay.images.recipe",
+        "forebay.tiers.cached_images", "forebay.tiers.upkeep", "forebay.tiers.warming",
+    ):  # fmt: skip
         importlib.import_module(name)
     gc.collect()
     gc.freeze()
@@ -99,6 +103,7 @@ def command_line(arguments: Sequence[str]) -> None:
     """Run a command in this process, which ends with it. A stranger's claim is waited for shortly, not for a minute."""
     for verb in (api.build, api.grow, api.clean, api.refresh):
         verb.__kwdefaults__.update(lease_seconds=LEASE_SECONDS)  # type: ignore[union-attr]  # each has this one
+    os.environ[KEY_VARIABLE] = "0123456789abcdef" * 4
     sys.argv = ["forebay", *arguments]
     main()
 

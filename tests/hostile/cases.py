@@ -1,7 +1,7 @@
-"""Crafted caches against every verb, in a process that forks.
+"""Crafted caches and hostile inputs against every verb, in a process that forks.
 
-`python -m tests.hostile.cases` reads one line of JSON per question, `{"craft": …, "world": …, "seeds": […]}`, and
-answers each with one line: the list of findings.
+`python -m tests.hostile.cases` reads one line of JSON per question, `{"craft": …, "world": …, "seeds": […]}` or
+`{"input": …}`, and answers each with one line: the list of findings.
 """
 
 import json
@@ -11,6 +11,8 @@ import sys
 import tempfile
 from pathlib import Path
 from typing import Any
+
+from tests.hostile.inputs import meet_input
 
 from forebay.testing.campaign.faults import Trial, as_record, meet
 from forebay.testing.campaign.hostile import CHANGING, LOOKING, craft
@@ -46,9 +48,11 @@ def main() -> None:
         worlds = {each.name: each for each in make_worlds(folder / "worlds", 7)}
         for line in sys.stdin:
             asked = json.loads(line)
-            world, found = worlds[asked["world"]], []
-            for seed in asked["seeds"]:
-                found += every_verb(asked["craft"], world, seed, folder / "trials")
+            found = []
+            if "input" in asked:
+                found = meet_input(asked["input"], folder / "input")
+            for seed in asked.get("seeds", []):
+                found += every_verb(asked["craft"], worlds[asked["world"]], seed, folder / "trials")
             print(json.dumps(found), flush=True)
     finally:
         remove(folder)

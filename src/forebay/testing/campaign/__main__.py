@@ -15,7 +15,7 @@ import tempfile
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ def main() -> int:
         worlds = make_worlds(folder / "worlds", _world_seed(asked))
         if asked.repeat:
             name, _, seed = asked.repeat.partition(":")
-            _run_faults([name], [seed], float("inf"), folder / "0", worlds, log.add)
+            _run_faults([(name, seed)], float("inf"), folder / "0", worlds, log.add)
         else:
             _in_parallel(asked, begun + asked.minutes * 60, folder, worlds, log)
     finally:
@@ -115,6 +115,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0, help="Chooses the faults.")
     parser.add_argument("--minutes", type=float, default=2.0, help="Stop after this time.")
     parser.add_argument("--faults", type=int, default=None, help="Stop after this many faults.")
+    parser.add_argument("--each", type=int, default=None, help="This many faults of every class, instead of by weight.")
     parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)), help="Run side by side.")
     parser.add_argument("--classes", default=",".join(CLASSES), help=f"Of: {', '.join(CLASSES)}.")
     parser.add_argument("--repeat", metavar="CLASS:SEED", help="Repeat one fault.")
@@ -131,13 +132,10 @@ def _in_parallel(asked: argparse.Namespace, deadline: float, folder: Path, world
     """Divide the faults among processes, which share the worlds: nothing may change those."""
     context = multiprocessing.get_context("fork")
     results = context.SimpleQueue()
-    names = asked.classes.split(",")
-    share = None if asked.faults is None else -(-asked.faults // asked.processes)
 
     def work(number: int) -> None:
-        seeds = (f"{asked.seed}-{number}-{index}" for index in range(share or 10**6))
         try:
-            _run_faults(names, seeds, deadline, folder / str(number), worlds, results.put)
+            _run_faults(_chosen(asked, number), deadline, folder / str(number), worlds, results.put)
             results.put(None)
         except BaseException:
             results.put(traceback.format_exc())
@@ -158,18 +156,29 @@ def _in_parallel(asked: argparse.Namespace, deadline: float, folder: Path, world
         process.join()
 
 
+def _chosen(asked: argparse.Namespace, number: int) -> Iterator[tuple[str, str]]:
+    """The faults of one process, each as class and seed."""
+    names = asked.classes.split(",")
+    if asked.each is not None:
+        rounds = range(number, asked.each, asked.processes)
+        yield from ((name, f"{asked.seed}-{number}-{index}") for index in rounds for name in names)
+        return
+    weights = [CLASSES[name][1] for name in names]
+    for index in range(10**6 if asked.faults is None else -(-asked.faults // asked.processes)):
+        seed = f"{asked.seed}-{number}-{index}"
+        yield random.Random(f"class {seed}").choices(names, weights)[0], seed
+
+
 def _run_faults(
-    names: list[str],
-    seeds: Iterable[str],
+    chosen: Iterable[tuple[str, str]],
     deadline: float,
     folder: Path,
     worlds: Sequence[World],
     report: Callable[[Result], None],
 ) -> None:
-    for index, one in enumerate(seeds):
+    for index, (name, one) in enumerate(chosen):
         if time.monotonic() > deadline:
             break
-        name = random.Random(f"class {one}").choices(names, [CLASSES[each][1] for each in names])[0]
         try:
             outcome, found = run_fault(name, one, folder / f"trial-{index}", worlds)
         except Exception:  # a mistake of the campaign must not lose what hours of it found

@@ -3,6 +3,7 @@
 A hub of this process's own serves one small data set; the first part of a path says how it misbehaves.
 """
 
+import ctypes
 import functools
 import hashlib
 import importlib
@@ -11,11 +12,13 @@ import json
 import multiprocessing
 import os
 import random
+import signal
 import socket
 import sys
+from collections import Counter
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
 import pyarrow as pa
@@ -29,6 +32,7 @@ from forebay.testing.campaign.worlds import World
 COMMIT = "c" * 40
 SHARDS = 2
 TIER_SIZE = 32
+_DIE_WITH_PARENT = 1  # of prctl
 
 
 # --- tiers -----------------------------------------------------------------------------------------------------------
@@ -70,15 +74,15 @@ class Hub(BaseHTTPRequestHandler):
 
     protocol_version = "HTTP/1.1"
     files: dict[str, bytes]
-    asked = 0
+    asked: ClassVar[Counter[str]] = Counter()  # how often, by seed
 
     def log_message(self, format: str, *arguments: Any) -> None:
         pass
 
     def do_GET(self) -> None:
         _, seed, *parts = urlsplit(self.path).path.split("/")
-        Hub.asked += 1
-        draw = random.Random(f"{seed} {Hub.asked}")
+        Hub.asked[seed] += 1
+        draw = random.Random(f"{seed} {Hub.asked[seed]}")
         how = draw.choice(("right", "right", "drop", "flip", "busy", "all")) if seed != "0" else "right"
         if how == "busy":
             self._send(503, {"Retry-After": "0"}, b"")
@@ -149,10 +153,15 @@ def start_hub() -> str:
     """The address of a hub in a process of its own, which ends with this one."""
     Hub.files = {f"data/train-{number}.parquet": _shard(number) for number in range(SHARDS)}
     server = _Server(("127.0.0.1", 0), Hub)
-    multiprocessing.get_context("fork").Process(target=server.serve_forever, daemon=True).start()
+    multiprocessing.get_context("fork").Process(target=_serve, args=(server,), daemon=True).start()
     address = f"http://127.0.0.1:{server.server_address[1]}"
     server.socket.close()  # the child has it
     return address
+
+
+def _serve(server: _Server) -> None:
+    ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)  # also where the parent is killed
+    server.serve_forever()
 
 
 def build_from_hub(root: Path, place: Path, seed: str, vocabulary: str) -> None:

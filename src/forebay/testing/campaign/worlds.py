@@ -239,7 +239,7 @@ class Doorbell:
 
     def calls(self) -> list[str]:
         """What was sent there since the last look."""
-        found = []
+        found: list[str] = []
         while True:
             try:
                 connection, _ = self._socket.accept()

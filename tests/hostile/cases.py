@@ -1,9 +1,10 @@
 """Crafted caches and hostile inputs against every verb, in a process that forks.
 
 `python -m tests.hostile.cases` reads one line of JSON per question, `{"craft": …, "world": …, "seeds": […]}` or
-`{"input": …}`, and answers each with one line: the list of findings.
+`{"input": …}` or `{"answer": …}`, and answers each with one line: the list of findings.
 """
 
+import importlib
 import json
 import os
 import random
@@ -12,6 +13,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from tests.hostile.answers import meet_answers
 from tests.hostile.inputs import meet_input
 
 from forebay.testing.campaign.faults import Trial, as_record, meet
@@ -39,11 +41,11 @@ def every_verb(name: str, world: World, seed: str, folder: Path) -> list[dict[st
 
 
 def main() -> None:
-    # The user's own hub is the port that nobody may call: a crafted cache must not make forebay ask it either.
-    os.environ |= {"HF_ENDPOINT": doorbell().address, "HF_TOKEN": "hf_secret_of_the_user"}
-    warm_up()
     folder = Path(tempfile.mkdtemp())
-    os.environ["HF_HOME"] = str(folder / "home")
+    # The user's own hub is the port that nobody may call: a crafted cache must not make forebay ask it either.
+    os.environ |= {"HF_ENDPOINT": doorbell().address, "HF_TOKEN": "hf_secret_of_the_user", "HF_HOME": f"{folder}/home"}
+    importlib.import_module("forebay.sources.hub_shards")  # now: its library reads the environment at import
+    warm_up()
     try:
         worlds = {each.name: each for each in make_worlds(folder / "worlds", 7)}
         for line in sys.stdin:
@@ -51,6 +53,8 @@ def main() -> None:
             found = []
             if "input" in asked:
                 found = meet_input(asked["input"], folder / "input")
+            elif "answer" in asked:
+                found = meet_answers(asked["answer"], folder / "answer")
             for seed in asked.get("seeds", []):
                 found += every_verb(asked["craft"], worlds[asked["world"]], seed, folder / "trials")
             print(json.dumps(found), flush=True)

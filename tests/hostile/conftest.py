@@ -22,6 +22,9 @@ class Corpus:
     def input(self, name: str) -> list[str]:
         return self._ask({"input": name})
 
+    def answer(self, name: str) -> list[str]:
+        return self._ask({"answer": name})
+
     def _ask(self, question: dict[str, Any]) -> list[str]:
         assert self._process.stdin is not None
         assert self._process.stdout is not None

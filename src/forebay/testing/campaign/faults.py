@@ -351,11 +351,7 @@ def damage_tier(trial: Trial) -> None:
         _clear_the_way(trial, done)
         cleared = trial.judge("tier clear", run_verb("tier", "clear", str(tier), seconds=BUILD_SECONDS))
     warmed = trial.judge("warm", run_verb(*warm, seconds=BUILD_SECONDS))
-    if (
-        warmed.code != 0
-        and "choose another folder" in warmed.output + cleared.output
-        or "new or empty" in warmed.output
-    ):
+    if warmed.code != 0 and any(words in warmed.output for words in ("choose another folder", "new or empty")):
         return  # files that forebay cannot know as its own stay where they are, and it says so
     if warmed.code != 0:
         trial.find("lost", f"clear: {cleared.last_line}; warm: {warmed.last_line}")

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.skipif(not SUPPORTED, reason="kills at system calls nee
 
 
 def test_a_few_faults_of_every_class_lead_to_no_finding() -> None:
-    run_campaign("--seed", "1", "--each", "5", "--minutes", "5", "--processes", "1")
+    run_campaign("--seed", "1", "--each", "3", "--minutes", "5", "--processes", "1")
 
 
 @pytest.mark.long

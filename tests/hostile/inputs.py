@@ -1,8 +1,4 @@
-"""Hostile sources, manifests, tokenizers and old caches, and the commands that meet them.
-
-`python -m tests.hostile.inputs NAME` makes one, runs its commands in forked children under limits, and prints a line of
-JSON for every finding.
-"""
+"""Hostile sources, manifests, tokenizers, answers of a hub and old caches, and the commands that meet them."""
 
 import bz2
 import gzip
@@ -11,18 +7,17 @@ import lzma
 import os
 import random
 import struct
-import sys
-import tempfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import zstandard
 
-from forebay.testing.campaign.faults import Trial
+from forebay.testing.campaign.faults import Trial, as_record
 from forebay.testing.campaign.trial import remove, run_verb
 
 SECONDS = 10.0
@@ -187,16 +182,19 @@ INPUTS: dict[str, Make] = {
 }
 
 
-def main(name: str) -> None:
-    folder = Path(tempfile.mkdtemp())
+def meet_input(name: str, folder: Path) -> list[dict[str, Any]]:
+    """Make one input and run its commands in forked children under limits; what was found."""
+    folder.mkdir()
     try:
         trial = Trial(folder, random.Random(0), ())
         (folder / "input").mkdir()
         pid = os.fork()  # what making the input takes is not forebay's
         if pid == 0:
-            commands = INPUTS[name](folder / "input", folder / "caches")
-            (folder / "commands.json").write_text(json.dumps(commands))
-            os._exit(0)
+            try:
+                commands = INPUTS[name](folder / "input", folder / "caches")
+                (folder / "commands.json").write_text(json.dumps(commands))
+            finally:
+                os._exit(0)
         os.waitpid(pid, 0)
         for command in json.loads((folder / "commands.json").read_text()):
             trial.cause = f"{name}: {command[:2]}"
@@ -204,11 +202,6 @@ def main(name: str) -> None:
             trial.expect_untouched()
         if Path("/tmp/forebay-was-here").exists():
             trial.find("outside", "a pickle ran code")
-        for finding in trial.findings:
-            print(json.dumps({"cause": finding.cause, "verdict": finding.verdict, "seen": finding.seen}))
+        return [as_record(each, name, "0") for each in trial.findings]
     finally:
         remove(folder)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])

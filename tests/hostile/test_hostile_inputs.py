@@ -1,8 +1,9 @@
-"""Hostile sources: a clear error or the right rows, in 10 s and 1 GiB, with nothing outside touched."""
+"""Hostile sources and hubs: a clear error or the right rows, in 10 s and 1 GiB, with nothing outside touched."""
 
 import pytest
+from tests.hostile.answers import ANSWERS
+from tests.hostile.conftest import Corpus
 from tests.hostile.inputs import INPUTS
-from tests.hostile.test_hostile_caches import found_by
 
 from forebay.testing.campaign.syscalls import SUPPORTED
 
@@ -10,6 +11,12 @@ pytestmark = pytest.mark.skipif(not SUPPORTED, reason="the campaign forks and wa
 
 
 @pytest.mark.parametrize("name", sorted(INPUTS))
-def test_a_hostile_input_is_refused_or_read_within_bounds(name: str) -> None:
-    found = found_by("tests.hostile.inputs", name)
+def test_a_hostile_input_is_refused_or_read_within_bounds(corpus: Corpus, name: str) -> None:
+    found = corpus.input(name)
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize("name", sorted(ANSWERS))
+def test_a_hub_that_lies_is_refused_within_bounds(corpus: Corpus, name: str) -> None:
+    found = corpus.answer(name)
     assert not found, "\n".join(found)

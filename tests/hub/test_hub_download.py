@@ -170,6 +170,22 @@ def test_a_listing_that_a_crash_left_empty_is_asked_for_again(hub, tmp_path):
     assert repository(hub, tmp_path, HASTY).listing(commit).files == (listed,)  # another one, which remembers nothing
 
 
+@pytest.mark.parametrize("thing", ["fifo", "folder", "dangling link", "link to a device"])
+def test_what_is_not_a_file_where_a_listing_was_kept_is_not_read(hub, tmp_path, thing):
+    commit = hub.add("org/set", {"a.parquet": b"x"})
+    (listed,) = repository(hub, tmp_path).listing(commit).files
+    (kept,) = (tmp_path / "kept/listings").iterdir()
+    kept.unlink()
+    if thing == "fifo":
+        os.mkfifo(kept)
+    elif thing == "folder":
+        kept.mkdir()
+    else:
+        kept.symlink_to("/nowhere" if thing == "dangling link" else "/dev/zero")
+    assert repository(hub, tmp_path, HASTY).listing(commit).files == (listed,)
+    assert os.listdir(tmp_path / "kept/listings") == [kept.name]
+
+
 def test_retries_in_a_row_are_counted_and_the_last_trouble_is_named(hub, tmp_path):
     hub.add("org/set", {"a.parquet": SHARD})
     hub.spoil("a.parquet", *[Status(503)] * 9)

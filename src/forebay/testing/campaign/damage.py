@@ -1,5 +1,6 @@
 """Every kind of damage to every kind of file: what a disk, a careless script or a wrong copy does to a cache."""
 
+import json
 import os
 import random
 import shutil
@@ -7,6 +8,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+from forebay.store.owner import this_host
 
 Damage = Callable[[random.Random, Path, Path], None]  # draw, the file, the root of another cache
 
@@ -23,17 +26,36 @@ class Done:
 
 
 def cache_files(root: Path) -> list[Path]:
-    """Every file of a cache but claims and temporary ones, in a fixed order."""
-    found = (path for path in root.rglob("*") if path.is_file() and not path.name.startswith("."))
-    return sorted(path for path in found if path.relative_to(root).parts[0] != "claims")
+    """Every file of a cache, also what dead builders left, in a fixed order."""
+    return sorted(path for path in root.rglob("*") if path.is_file() and not path.is_symlink())
 
 
-def damage_file(draw: random.Random, root: Path, other: Path, path: Path | None = None) -> Done:
+def leave_behind(draw: random.Random, root: Path) -> None:
+    """What dead builders leave: claims, temporary files, chunks and identities that no generation lists."""
+    layer = next(path.name for path in sorted((root / "layers").iterdir()))
+    chunk = next(path for path in sorted((root / "layers" / layer).glob("[0-9]*.safetensors")))
+    dead = f"{this_host()}-4194300-1"
+    (root / "claims" / layer).mkdir(parents=True, exist_ok=True)
+    for number, state in enumerate(("working", "failed")):
+        claim = {"owner": dead, "host": "here", "pid": 4194300, "beat": 3, "state": state, "reason": "a reason"}
+        (root / "claims" / layer / f"{number:06d}.1.json").write_text(json.dumps(claim))
+    for folder in (chunk.parent, root / "generations", root / "plan"):
+        (folder / f".tmp-{dead}-{draw.randrange(1 << 32):08x}").write_bytes(chunk.read_bytes()[: draw.randrange(9000)])
+    (chunk.parent / f"{chunk.stem}.r7.safetensors").write_bytes(chunk.read_bytes())
+    (root / "identities").mkdir(exist_ok=True)
+    (root / "identities" / f"000000.{draw.randrange(1 << 64):016x}.safetensors").write_bytes(b"left")
+
+
+def damage_file(draw: random.Random, root: Path, other: Path) -> Done:
     """Do one damage to one file of a cache, chosen by the draw."""
     files = cache_files(root)
     kinds = sorted({_kind(root, each) for each in files})
     kind = draw.choice(kinds)  # a generation as often as a chunk, though there are fewer
-    path = path or draw.choice([each for each in files if _kind(root, each) == kind])
+    return damage_one(draw, root, draw.choice([each for each in files if _kind(root, each) == kind]), other)
+
+
+def damage_one(draw: random.Random, root: Path, path: Path, other: Path) -> Done:
+    """Do one damage to this file."""
     name = draw.choice(sorted(DAMAGES))
     key = str(path.relative_to(root))
     DAMAGES[name](draw, path, other / key)
@@ -42,6 +64,8 @@ def damage_file(draw: random.Random, root: Path, other: Path, path: Path | None 
 
 def _kind(root: Path, path: Path) -> str:
     parts = path.relative_to(root).parts
+    if path.name.startswith(".tmp-"):
+        return "leftover"
     if parts[0] != "layers":
         return parts[0]
     return "chunk" if path.stem[:6].isdigit() else path.name

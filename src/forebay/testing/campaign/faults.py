@@ -4,25 +4,28 @@ import errno
 import os
 import random
 import resource
+import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import forebay as fb
-from forebay.testing.campaign.damage import Done, damage_file
-from forebay.testing.campaign.hostile import CRAFTED, READING, craft
+from forebay.testing.campaign.beside import build_from_hub, make_tier, read_tier, start_hub
+from forebay.testing.campaign.damage import Done, damage_file, damage_one, leave_behind
+from forebay.testing.campaign.hostile import CHANGING, CRAFTED, LOOKING, chunks, craft
 from forebay.testing.campaign.syscalls import SUPPORTED, Strike, Traced, run_traced
-from forebay.testing.campaign.trial import Ending, Verdict, command_line, remove, run_call, run_verb
+from forebay.testing.campaign.trial import SECONDS, Ending, Verdict, command_line, remove, run_call, run_verb
 from forebay.testing.campaign.worlds import (
     READ_SECONDS,
     Canary,
     World,
     chunk_digests,
+    doorbell,
     lines_of,
     raw_command,
     read_rows,
@@ -30,6 +33,8 @@ from forebay.testing.campaign.worlds import (
 )
 
 BUILD_SECONDS = 20.0
+Outcome = Literal["right", "restored", "refused", "finding"]
+OUTCOMES: tuple[Outcome, ...] = ("right", "restored", "refused", "finding")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +55,21 @@ class Trial:
     worlds: Sequence[World]
     cause: str = ""
     findings: list[Finding] = field(default_factory=list)
+    was_refused: bool = False  # a verb or a reader ended in an error
+    is_whole: bool = False  # all rows were there at the end
 
     def __post_init__(self) -> None:
         self.canary = Canary(self.folder / "outside")
         self.root = self.folder / "cache"
+
+    @property
+    def outcome(self) -> Outcome:
+        """What came of the fault: every row right throughout, right again at the end, a clear error, or a finding."""
+        if self.findings:
+            return "finding"
+        if not self.was_refused:
+            return "right"
+        return "restored" if self.is_whole else "refused"
 
     def find(self, verdict: Verdict, seen: str) -> None:
         self.findings.append(Finding(self.cause, verdict, seen.replace(str(self.folder), "…")))
@@ -61,6 +77,7 @@ class Trial:
     def judge(self, what: str, ending: Ending, *, may_die: bool = False) -> Ending:
         for verdict, seen in ending.faults(may_die=may_die):
             self.find(verdict, f"{what}: {seen}")
+        self.was_refused |= ending.code != 0
         return ending
 
     def verb(self, *arguments: str, seconds: float = BUILD_SECONDS) -> Ending:
@@ -76,6 +93,7 @@ class Trial:
         wrong = [row for row in rows if row not in world.rows]
         if wrong or len(set(rows)) != len(rows):
             self.find("silent", f"reading gives {len(wrong)} wrong and {len(rows) - len(set(rows))} double rows")
+        self.was_refused |= bool(errors)
         return len(rows), errors
 
     def expect_whole(self, world: World, *, same_bytes: bool) -> None:
@@ -88,11 +106,14 @@ class Trial:
             self.find("lost", f"verify ends with {verified.code}: {verified.last_line}")
         if same_bytes and chunk_digests(self.root) != world.files:
             self.find("silent", "the chunks are not those of an undisturbed build")
+        self.is_whole = True
 
     def expect_untouched(self) -> None:
         changed = self.canary.changes()
         if changed:
             self.find("outside", f"files beside the cache changed: {changed}")
+        for sent in doorbell().calls():
+            self.find("outside", f"a host that only the cache names was contacted: {sent.splitlines()[:1]}")
 
 
 def _pick(trial: Trial) -> World:
@@ -220,6 +241,8 @@ def damage(trial: Trial) -> None:
     world = _pick(trial)
     other = trial.draw.choice([each for each in trial.worlds if each is not world])
     world.copied(trial.root)
+    if trial.draw.random() < 0.3:
+        leave_behind(trial.draw, trial.root)
     count = trial.draw.choice((1, 1, 1, 2, 3, 4))
     done = [damage_file(trial.draw, trial.root, other.cache) for _ in range(count)]
     trial.cause = f"damage {world.name}: {', '.join(map(str, done))}"
@@ -297,10 +320,101 @@ def flip(trial: Trial) -> None:
     world = _pick(trial)
     other = trial.draw.choice([each for each in trial.worlds if each is not world])
     world.copied(trial.root)
+    if trial.draw.random() < 0.2:
+        leave_behind(trial.draw, trial.root)
     done = damage_file(trial.draw, trial.root, other.cache)
     trial.cause = f"flip {world.name}: {done}"
     rows, errors = trial.read(world)
     _expect_found(trial, world, [done], rows, errors)
+
+
+# --- what lies beside a cache -----------------------------------------------------------------------------------------
+
+
+def damage_tier(trial: Trial) -> None:
+    """A tier's files are damaged: rows stay right or are refused, no verb dies, and clearing it brings it back."""
+    world = next(each for each in trial.worlds if each.name == "images")
+    right = _untiered_rows(world.source)
+    tier = trial.folder / "tier"
+    shutil.copytree(make_tier(world), tier)
+    done = [damage_one(trial.draw, tier, trial.draw.choice(sorted(tier.iterdir())), world.cache)]
+    trial.cause = f"tier: {done[0]}"
+    _read_tier(trial, world, tier, right)
+    warm = ("warm", str(world.source), "--size", "32", "--l2", str(tier), "--workers", "0", "--max-bytes", "64MB")
+    verbs = [("tier", "stats", str(tier)), ("tier", "verify", str(tier)), warm]
+    for verb in trial.draw.sample(verbs, 3):
+        trial.judge(" ".join(verb[:2]), run_verb(*verb, seconds=BUILD_SECONDS))
+    _read_tier(trial, world, tier, right)
+    cleared = trial.judge("tier clear", run_verb("tier", "clear", str(tier), seconds=BUILD_SECONDS))
+    if cleared.code != 0:
+        trial.root = tier
+        _clear_the_way(trial, done)
+        cleared = trial.judge("tier clear", run_verb("tier", "clear", str(tier), seconds=BUILD_SECONDS))
+    warmed = trial.judge("warm", run_verb(*warm, seconds=BUILD_SECONDS))
+    if warmed.code != 0 and any(words in warmed.output for words in ("choose another folder", "new or empty")):
+        return  # files that forebay cannot know as its own stay where they are, and it says so
+    if warmed.code != 0:
+        trial.find("lost", f"clear: {cleared.last_line}; warm: {warmed.last_line}")
+        return
+    verified = trial.judge("tier verify", run_verb("tier", "verify", str(tier), seconds=BUILD_SECONDS))
+    if verified.code != 0 or _read_tier(trial, world, tier, right):
+        trial.find("lost", f"cleared and warmed, verify says: {verified.last_line}")
+    trial.is_whole = True
+
+
+def _read_tier(trial: Trial, world: World, tier: Path, right: list[str]) -> list[str]:
+    ending = trial.judge("reading a tier", run_call(lambda: read_tier(world.source, tier), seconds=READ_SECONDS))
+    answer = ending.answer or {"rows": [], "errors": []}
+    if answer["rows"] and answer["rows"] != right:
+        trial.find("silent", "a tier gives other rows than the images")
+    trial.was_refused |= bool(answer["errors"])
+    return list(answer["errors"])
+
+
+@cache
+def _untiered_rows(source: Path) -> list[str]:
+    rows: list[str] = run_call(lambda: read_tier(source, None)).answer["rows"]
+    return rows
+
+
+def download(trial: Trial) -> None:
+    """A build from a hub that misbehaves dies, what it downloaded is damaged, and the same build ends as it should."""
+    draw, place = trial.draw, trial.folder / "downloads"
+    vocabulary = str(next(each for each in trial.worlds if each.name == "tokens").folder / "tokenizer.json")
+    start_hub()  # before a child, which would start one by itself
+    right = _undisturbed_download(trial.worlds[0].folder.parent / "from-hub", vocabulary)
+    seed = str(draw.randrange(1, 1 << 30))
+
+    def build() -> None:
+        build_from_hub(trial.root, place, seed, vocabulary)
+
+    at = 1 + draw.randrange(300)
+    struck = run_traced(build, trial.folder, Strike(at), seconds=BUILD_SECONDS)
+    files = sorted(path for path in place.rglob("*") if path.is_file()) if place.exists() else []
+    done = [damage_one(draw, place, draw.choice(files), place / "none") for _ in range(draw.choice((0, 1))) if files]
+    trial.cause = f"download seed {seed} killed at call {at} ({struck.struck}), {', '.join(map(str, done))}"
+    if struck.ending.signal is None:
+        trial.judge("build", struck.ending)
+    trial.was_refused |= struck.ending.code != 0
+    again = trial.judge("build", run_call(build, seconds=BUILD_SECONDS))
+    if again.code != 0 and done:  # what is not a file is not forebay's to remove
+        here, trial.root = trial.root, place
+        _clear_the_way(trial, done)
+        trial.root = here
+        again = trial.judge("build", run_call(build, seconds=BUILD_SECONDS))
+    if again.code != 0:
+        trial.find("lost", f"the same build ends with {again.code}: {again.last_line}")
+    elif chunk_digests(trial.root) != right:
+        trial.find("silent", "the chunks are not those of an undisturbed build")
+    trial.is_whole = True
+
+
+@cache
+def _undisturbed_download(folder: Path, vocabulary: str) -> dict[str, str]:
+    place = folder / str(os.getpid())
+    ending = run_call(lambda: build_from_hub(place / "cache", place / "downloads", "0", vocabulary), seconds=60)
+    assert ending.code == 0, ending.output
+    return chunk_digests(place / "cache")
 
 
 # --- races, clocks, limits -------------------------------------------------------------------------------------------
@@ -378,7 +492,7 @@ def race(trial: Trial) -> None:
     if between == "clean" and job.name == "clean":
         job = JOBS[0]
     job.prepare(trial, world)
-    at = 1 + trial.draw.randrange(_CALLS_OF.get((job.name, world.name), 300))
+    at = 1 + trial.draw.randrange(300)
     struck = _traced(trial, job, world, Strike(at, meanwhile=meanwhile))
     trial.cause = f"{between} while {job.name} {world.name} is at call {at} ({struck.struck})"
     trial.judge(job.name, struck.ending)
@@ -495,10 +609,28 @@ def stranger(trial: Trial) -> None:
     cause = craft(name, trial.draw, trial.root, trial.canary.folder)
     trial.cause = f"hostile {world.name}: {cause}"
     trial.judge("reading", run_call(lambda: read_rows(trial.root), seconds=READ_SECONDS))
-    for verb in trial.draw.sample(READING, 3):
-        arguments = [part.format(root=trial.root, copy=trial.folder / "copied", pristine=world.cache) for part in verb]
-        trial.judge(verb[0], run_verb(*arguments, seconds=10.0))
-        trial.expect_untouched()
+    for verb in trial.draw.sample((*LOOKING, *CHANGING), 3):
+        meet(trial, world, verb)
+
+
+def meet(trial: Trial, world: World, verb: Sequence[str], seconds: float = SECONDS) -> None:
+    """Run a verb on the crafted cache of a trial. {mine} is a sound copy of the same cache that lost a chunk."""
+    mine = trial.folder / "mine"
+    if "{mine}" in verb:
+        if mine.exists():
+            remove(mine)
+        lost = chunks(world.copied(mine))[0]
+        lost.unlink()
+    places = {"root": trial.root, "copy": trial.folder / "copied", "mine": mine, "tier": trial.folder / "tier"}
+    arguments = [part.format(pristine=world.cache, source=_source_pattern(world), **places) for part in verb]
+    trial.judge(" ".join(verb), run_verb(*arguments, seconds=seconds))
+    trial.expect_untouched()
+    if "{mine}" in verb:
+        trial.read(world, mine)
+
+
+def _source_pattern(world: World) -> str:
+    return world.command[1]
 
 
 def soak(trial: Trial) -> None:
@@ -557,9 +689,11 @@ CLASSES: dict[str, tuple[Callable[[Trial], None], int]] = {  # and how often, am
     "limit": (limit, 2),
     "clock": (clock, 1),
     "soak": (soak, 1),
+    "tier": (damage_tier, 3),
+    "download": (download, 2),
 }
 if not SUPPORTED:
-    CLASSES = {name: CLASSES[name] for name in ("damage", "flip", "hostile", "soak")}
+    CLASSES = {name: CLASSES[name] for name in ("damage", "flip", "hostile", "soak", "tier")}
 
 
 @contextmanager
@@ -572,13 +706,13 @@ def trial_in(folder: Path, seed: str, worlds: Sequence[World]) -> Iterator[Trial
         remove(folder)
 
 
-def run_fault(name: str, seed: str, folder: Path, worlds: Sequence[World]) -> list[Finding]:
+def run_fault(name: str, seed: str, folder: Path, worlds: Sequence[World]) -> tuple[Outcome, list[Finding]]:
     """Do one fault of a class and judge it."""
     call, _ = CLASSES[name]
     with trial_in(folder, seed, worlds) as trial:
         call(trial)
         trial.expect_untouched()
-        return trial.findings
+        return trial.outcome, trial.findings
 
 
 def as_record(finding: Finding, name: str, seed: str) -> dict[str, Any]:

@@ -14,6 +14,7 @@ import socket
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -21,21 +22,43 @@ from typing import Any
 import xxhash
 import zstandard
 
+from forebay.testing.campaign.trial import KEY_VARIABLE
+from forebay.testing.campaign.worlds import doorbell
+
 Craft = Callable[[random.Random, Path, Path], str]  # draw, the root, a tree outside -> what was done
 
-# What is asked of a stranger's cache; {root}, {copy} and {pristine} are filled in.
-READING: tuple[tuple[str, ...], ...] = (
+# What is asked of a stranger's cache: verbs that change nothing in it, and verbs that may. {root} is that cache, {mine}
+# a damaged copy of it from before it was crafted, {pristine} a sound one; {copy} and {tier} are new folders.
+LOOKING: tuple[tuple[str, ...], ...] = (
     ("status", "{root}"),
     ("gaps", "{root}"),
     ("info", "{root}"),
     ("peek", "{root}"),
     ("verify", "{root}"),
     ("verify", "--full", "{root}"),
+    ("estimate", "{root}"),
+    ("build", "{root}", "--dry-run"),
+    ("copy", "{root}", "{copy}"),
+    ("repair", "{mine}", "--from", "{root}", "--workers", "0"),
+    ("tier", "stats", "{root}"),
+    ("tier", "verify", "{root}"),
+    ("tier", "clear", "{root}"),
+    ("warm", "{root}", "--l2", "{tier}", "--workers", "0"),
+    ("warm", "{source}", "--l2", "{root}", "--workers", "0"),
+    ("build", "raw", "{root}", "--into", "{copy}-raw", "--workers", "0"),
+)
+CHANGING: tuple[tuple[str, ...], ...] = (
     ("repair", "{root}", "--workers", "0"),
     ("repair", "{root}", "--from", "{pristine}", "--workers", "0"),
     ("build", "{root}", "--workers", "0"),
-    ("copy", "{root}", "{copy}"),
+    ("build", "{root}", "--mode", "inverse", "--workers", "0"),
+    ("grow", "{root}", "{source}", "--workers", "0"),
+    ("refresh", "{root}", "--workers", "0"),
+    ("refresh", "{root}", "--drop-missing", "--workers", "0"),
     ("clean", "{root}"),
+    ("clean", "{root}", "--keep-generations", "1"),
+    ("rekey", "{root}", "--new-key-env", KEY_VARIABLE),
+    ("copy", "{pristine}", "{root}"),
 )
 LEAVES: tuple[Any, ...] = (
     None, True, False, -1, 0, 1, 2**31, 2**63 - 1, 2**63, 2**64, -(2**63), 10**400, 1e308, float("nan"), "",
@@ -422,6 +445,14 @@ def _header(draw: random.Random, root: Path, outside: Path) -> str:
     return f"{path.parent.name}: header {kind}"
 
 
+@cache
+def _gibibyte() -> bytes:
+    """A frame that unpacks to a gibibyte of zeros."""
+    squeezer = zstandard.ZstdCompressor(level=1).compressobj(size=1 << 30)
+    zeros = bytes(1 << 24)
+    return b"".join(squeezer.compress(zeros) for _ in range(64)) + squeezer.flush()
+
+
 def _bomb(draw: random.Random, root: Path, outside: Path) -> str:
     """Compressed blocks that unpack to gigabytes, listed with right digests."""
     compressed = []
@@ -436,10 +467,7 @@ def _bomb(draw: random.Random, root: Path, outside: Path) -> str:
     path, name = draw.choice(compressed)
     parts = Parts.of(path.read_bytes())
     size = draw.choice((1 << 30, 3 << 30, 1 << 34))
-    unpacked = min(size, 1 << 30)
-    squeezer = zstandard.ZstdCompressor(level=1).compressobj(size=unpacked)
-    zeros = bytes(1 << 24)
-    block = b"".join(squeezer.compress(zeros) for _ in range(unpacked >> 24)) + squeezer.flush()
+    block = _gibibyte()
     parts.tensors[name] = ("U8", [len(block)], block)
     rows = parts.metadata["rows"]
     offsets = [0, *[size] * rows] if draw.random() < 0.5 else [*[0] * rows, size]
@@ -490,7 +518,8 @@ def _source_kinds(draw: random.Random, root: Path, outside: Path) -> str:
             {},
             {"root": str(outside), "patterns": ["**/*"]},
             {"root": 7},
-            {"name": "../x", "endpoint": "http://127.0.0.1:9"},
+            {"name": "../x", "endpoint": doorbell().address},
+            {"name": "org/set", "split": "train", "text": "text", "revision": "a" * 40, "endpoint": doorbell().address},
         )
     )
     path = _plans(root)[-1]
@@ -502,6 +531,28 @@ def _source_kinds(draw: random.Random, root: Path, outside: Path) -> str:
     generation.metadata["plan"][-1] = content[-32:].hex()
     newest(root).write_bytes(generation.sealed())
     return f"source of kind {kind} {description}"
+
+
+def _models(draw: random.Random, root: Path, outside: Path) -> str:
+    """A recipe that names a tokenizer or a model of a hub, or of this disk, and has lost the file it had."""
+    name = draw.choice(
+        ("evil/probe", "../../etc/passwd", "/etc/passwd", "/dev/zero", str(outside / "thesis.txt"), "x" * 9999)
+    )
+    path = next(root.glob("layers/*/recipe.json"))
+    document = json.loads(path.read_bytes())
+    fields = document.get("fields", document)
+    where = draw.choice(("tokenizer", "model", "tags")) if "tokenizer" not in fields else "tokenizer"
+    fields[where] = name
+    path.write_text(json.dumps(document))
+    if draw.random() < 0.5:
+        for generation in (root / "generations").iterdir():
+            generation.unlink()
+    else:
+        parts = Parts.of(newest(root).read_bytes())
+        parts.metadata["recipes"][path.parent.name] = json.dumps(document)
+        newest(root).write_bytes(parts.sealed())
+    (path.parent / "constants.safetensors").unlink(missing_ok=True)
+    return f"the recipe's {where} is {name[:40]!r}"
 
 
 CRAFTED: dict[str, Craft] = {
@@ -519,6 +570,7 @@ CRAFTED: dict[str, Craft] = {
     "deep-folders": _deep_folders,
     "escapes": _escapes,
     "source": _source_kinds,
+    "models": _models,
 }
 
 

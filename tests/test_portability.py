@@ -40,9 +40,9 @@ def test_torch_is_not_imported_before_the_processor_is_chosen():
 
 # What macOS lacks of the `os` of Linux: used only behind `hasattr`.
 LINUX_ONLY = (
-    "O_DIRECT O_PATH O_TMPFILE copy_file_range eventfd getrandom memfd_create pidfd_open posix_fadvise posix_fallocate "
-    "sched_getaffinity sched_setaffinity setresuid splice unshare"
-).split()
+    "O_DIRECT", "O_PATH", "O_TMPFILE", "copy_file_range", "eventfd", "getrandom", "memfd_create", "pidfd_open",
+    "posix_fadvise", "posix_fallocate", "sched_getaffinity", "sched_setaffinity", "setresuid", "splice", "unshare",
+)  # fmt: skip
 
 # Without /proc, and without what macOS lacks; psutil has been imported as what it is here, and may still read /proc.
 MACOS = f"""

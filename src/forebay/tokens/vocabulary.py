@@ -204,7 +204,7 @@ def _from_file(path: str, size: int, mtime_ns: int) -> Vocabulary:
 def vocabulary_in(constants: str) -> Vocabulary | None:
     """The tokenizer among the constants of a token cache, None where it cannot be read; it is not checked here."""
     try:
-        view = memoryview(np.memmap(constants, np.uint8, "r"))
+        view = np.memmap(constants, np.uint8, "r").data
         return Vocabulary(constants, parse_header(view, constants).tensors[CONSTANT].array(view).tobytes())
     except (OSError, ValueError, Damaged, KeyError):  # an empty file cannot be mapped: a ValueError
         return None

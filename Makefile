@@ -3,11 +3,18 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check
+CODE := src tests benchmarks examples tools
+VERSION = $(shell sed -n 's/^__version__ = "\([^"]*\)".*/\1/p' src/forebay/__init__.py)
+# What `make wheel-check` installs the wheel with; the ones with torch take minutes each.
+EXTRAS ?= core,tokens,fast,images,pictures,remote,torch,teachers,onnx
+# The tests that `make lowest` runs with the oldest versions that pyproject.toml allows.
+LOWEST_TESTS ?= tests/store tests/format tests/golden tests/test_columns.py tests/test_recipe.py tests/cache/test_build.py \
+	tests/cache/test_reader.py tests/cache/test_verify.py tests/cache/test_repair.py
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check bench clean
+.PHONY: help setup demo test check test-long format bench docs wheel wheel-check lowest release figures walk clean
 
 help:  ## this list
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
 
 $(BIN)/python:
 	@echo "==> creating $(VENV)"
@@ -24,7 +31,14 @@ $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) install --quiet --constraint constraints.txt --editable '.[dev]'
 	@touch $@ $(VENV)/.core
 
-setup: $(VENV)/.dev  ## a .venv with everything the other targets need
+# The site and the release have an environment of their own: `make test` needs neither, and installs neither.
+$(VENV)-tools/.ready: pyproject.toml constraints.txt
+	@echo "==> installing the tools of 'make docs' and 'make release' into $(VENV)-tools"
+	$(PYTHON) -m venv $(VENV)-tools
+	$(VENV)-tools/bin/pip --disable-pip-version-check install --quiet --constraint constraints.txt --editable '.[docs,release]' uv
+	@touch $@
+
+setup: $(VENV)/.dev  ## a .venv with everything that test, bench and demo need
 
 demo: $(VENV)/.core  ## the whole thing on data every machine has
 	$(BIN)/forebay demo
@@ -32,14 +46,58 @@ demo: $(VENV)/.core  ## the whole thing on data every machine has
 test: setup check  ## set-up, then check
 
 check: $(VENV)/.dev  ## ruff format, ruff, mypy --strict, pytest
-	$(BIN)/ruff format --check src tests benchmarks examples
-	$(BIN)/ruff check src tests benchmarks examples
+	$(BIN)/ruff format --check $(CODE)
+	$(BIN)/ruff check $(CODE)
 	$(BIN)/mypy
 	$(BIN)/pytest -n 2
+
+test-long: $(VENV)/.dev  ## the campaigns that take minutes
+	$(BIN)/pytest -n 2 -m long
+
+format: $(VENV)/.dev  ## ruff format, and what ruff can fix
+	$(BIN)/ruff format $(CODE)
+	$(BIN)/ruff check --fix $(CODE)
 
 bench: $(VENV)/.dev  ## measure against named peers; prints ratios
 	$(BIN)/python -m benchmarks
 
-clean:  ## remove the .venv and what tools left behind
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+docs: $(VENV)-tools/.ready  ## the site, into site/; a warning is an error
+	NO_MKDOCS_2_WARNING=1 $(VENV)-tools/bin/mkdocs build --strict --quiet
+	@echo "==> site/index.html"
+
+wheel: $(VENV)-tools/.ready  ## sdist and wheel, into dist/
+	rm -rf build dist src/forebay.egg-info/SOURCES.txt
+	$(VENV)-tools/bin/python -m build --outdir dist
+	$(VENV)-tools/bin/twine check --strict dist/*
+
+wheel-check: wheel  ## install the wheel in clean environments, with EXTRAS one by one, and try it
+	$(VENV)-tools/bin/python tools/check_wheel.py dist/*.whl --extras $(EXTRAS) --constraint constraints.txt
+
+lowest: $(VENV)-tools/.ready  ## the core's tests with the oldest versions that are allowed
+	rm -rf $(VENV)-lowest
+	$(VENV)-tools/bin/uv venv --quiet --python $(PYTHON) $(VENV)-lowest
+	$(VENV)-tools/bin/uv pip install --quiet --python $(VENV)-lowest --resolution lowest-direct --editable .
+	$(VENV)-tools/bin/uv pip install --quiet --python $(VENV)-lowest pytest hypothesis safetensors
+	$(VENV)-lowest/bin/python -m pytest -q $(LOWEST_TESTS)
+
+release:  ## a dry run: every check that a release needs, then what to type
+	@test -z "$$(git status --porcelain)" || { echo "release: the tree has changes that are not committed (git status)"; exit 1; }
+	@grep -Eq '^## $(VERSION) — [0-9]{4}-[0-9]{2}-[0-9]{2}$$' CHANGELOG.md || \
+		{ echo "release: CHANGELOG.md needs the heading '## $(VERSION) — YYYY-MM-DD' ('unreleased' is replaced by the date)"; exit 1; }
+	@! git rev-parse -q --verify 'refs/tags/v$(VERSION)' > /dev/null || \
+		{ echo "release: the tag v$(VERSION) exists; raise __version__ in src/forebay/__init__.py"; exit 1; }
+	$(MAKE) wheel-check docs
+	@echo
+	@echo "forebay $(VERSION) is ready. Nothing was published. Type:"
+	@echo "  git tag -a v$(VERSION) -m 'forebay $(VERSION)' && git push origin v$(VERSION)"
+	@echo "  $(VENV)-tools/bin/twine upload dist/*"
+
+figures:  ## files, lines, repeated names, functions per file
+	$(PYTHON) tools/figures.py
+
+walk: $(VENV)/.dev  ## the modules that a build and a read run through
+	$(BIN)/python tools/walk.py
+
+clean:  ## remove the environments and what tools left behind
+	rm -rf $(VENV) $(VENV)-tools $(VENV)-lowest build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} + ; rm -rf src/*.egg-info

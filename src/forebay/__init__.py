@@ -8,10 +8,15 @@ cache = fb.open_cache("caches/raw")                          # pins the newest g
 cache[17], cache.read([5, 3, 9], columns=["data"])
 """
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+__version__ = "0.1.0"  # the only place; pyproject.toml reads it here
+
+if sys.platform not in ("linux", "darwin"):
+    # Files are opened without following links, read at a position and published by linking: calls that only POSIX has.
+    raise ImportError(f"forebay runs on Linux and macOS, not on '{sys.platform}'; on Windows, install it inside WSL 2")
 
 if TYPE_CHECKING:
     from forebay import errors, images, masks, sources, teachers, testing, tiers

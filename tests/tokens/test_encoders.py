@@ -121,8 +121,8 @@ def test_without_the_fast_encoder_an_open_choice_is_the_reference_and_a_planned_
     without("fastokens", monkeypatch)
     chosen, (note,) = choose_encoder("auto", GPT2, (), planned=False)
     assert chosen == "tokenizers"
-    assert "pip install 'forebay[tokens]'" in note
-    with pytest.raises(LibraryMissing, match=r"pip install 'forebay\[tokens\]'"):
+    assert "pip install 'forebay[fast]'" in note
+    with pytest.raises(LibraryMissing, match=r"pip install 'forebay\[fast\]'"):
         choose_encoder("fastokens", GPT2, (), planned=True)
 
 

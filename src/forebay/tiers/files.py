@@ -14,6 +14,7 @@ from typing import Any
 
 from forebay.errors import LibraryMissing, TierDamaged, TierUnusable
 from forebay.tiers.pages import PageDamaged, Snapshot, read_metas
+from forebay.tiers.value import KEY_BYTES as KEY_BYTES
 
 try:
     import lmdb as lmdb  # for the rest of the room, too: so whatever is imported first says how to install it
@@ -24,7 +25,6 @@ EMPTY_IT = "choose another folder, or empty this one"
 
 MARK_KEY = b"forebay"
 KEY_CHECK = b"forebay.key"  # what the FOREBAY_HMAC_KEY of the tier makes of a constant
-KEY_BYTES = 16  # of the key of a value; those of the two marks are shorter
 
 _BEGIN = b'{"__metadata__":{"forebay"'  # of a value of ours
 

@@ -16,9 +16,8 @@ import msgspec
 from forebay.columns import Column
 from forebay.recipe import Recipe, canonical_json, versions_of
 from forebay.source import Sample, SourceFile
-from forebay.tiers.files import KEY_BYTES
 from forebay.tiers.samples import Samples
-from forebay.tiers.value import Row, identity_bytes
+from forebay.tiers.value import KEY_BYTES, Row, identity_bytes
 
 _UNKNOWN = bytes(KEY_BYTES)
 

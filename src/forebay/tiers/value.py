@@ -29,6 +29,7 @@ from forebay.recipe import canonical_json
 
 Row = dict[str, Array]
 
+KEY_BYTES = 16  # of the key of a value; the keys of a tier's two marks are shorter
 ALIGNMENT = 8
 MAX_HEADER_BYTES = 16 << 10
 KNOWN_LAYOUTS = 4096

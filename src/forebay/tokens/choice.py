@@ -27,7 +27,7 @@ def choose_encoder(
         return "fastokens", ()
     if wanted == "fastokens":
         if not is_installed("fastokens"):
-            raise LibraryMissing("fastokens", "this cache, planned with it," if planned else "the recipe", "tokens")
+            raise LibraryMissing("fastokens", "this cache, planned with it," if planned else "the recipe", "fast")
         raise EncodersDiffer(vocabulary.name, trouble, planned)
     return "tokenizers", (f"{trouble}; the reference `tokenizers` is used, which is about 50 times slower",)
 
@@ -35,7 +35,7 @@ def choose_encoder(
 def _trouble_with_fastokens(vocabulary: Vocabulary, texts: Sequence[str]) -> str | None:
     """Why `fastokens` cannot be trusted with this vocabulary and these texts."""
     if not is_installed("fastokens"):
-        return "fastokens is not installed (pip install 'forebay[tokens]')"
+        return "fastokens is not installed (pip install 'forebay[fast]')"
     reference = open_encoder("tokenizers", vocabulary)
     try:
         fast = open_encoder("fastokens", vocabulary)

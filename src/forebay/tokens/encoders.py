@@ -75,7 +75,8 @@ def is_installed(name: str) -> bool:
 @lru_cache(maxsize=2)
 def open_encoder(name: EncoderName, vocabulary: Vocabulary) -> Encoder:
     if not is_installed(name):
-        raise LibraryMissing(name, "a cache that is made with this encoder", "tokens")
+        extra = "fast" if name == "fastokens" else "tokens"
+        raise LibraryMissing(name, "a cache that is made with this encoder", extra)
     encoder: Encoder = ENCODERS[name](vocabulary)
     in_time(vocabulary.name, "encode", sum(map(len, TRIAL)), lambda: encoder.encode(TRIAL))
     return encoder

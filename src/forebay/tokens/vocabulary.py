@@ -11,9 +11,10 @@ from importlib import import_module
 from typing import Any
 
 import msgspec
-from safetensors import SafetensorError, safe_open
+import numpy as np
 
-from forebay.errors import TokenizerUnusable
+from forebay.errors import Damaged, TokenizerUnusable
+from forebay.format.tensors import parse_header
 from forebay.tokens.expansion import expansion_problem
 from forebay.tokens.gpt2 import gpt2_json
 
@@ -203,9 +204,9 @@ def _from_file(path: str, size: int, mtime_ns: int) -> Vocabulary:
 def vocabulary_in(constants: str) -> Vocabulary | None:
     """The tokenizer among the constants of a token cache, None where it cannot be read; it is not checked here."""
     try:
-        with safe_open(constants, "numpy") as tensors:
-            return Vocabulary(constants, tensors.get_tensor(CONSTANT).tobytes())
-    except (OSError, SafetensorError):
+        view = np.memmap(constants, np.uint8, "r").data
+        return Vocabulary(constants, parse_header(view, constants).tensors[CONSTANT].array(view).tobytes())
+    except (OSError, ValueError, Damaged, KeyError):  # an empty file cannot be mapped: a ValueError
         return None
 
 

@@ -1,0 +1,76 @@
+"""The files around the code agree with it: workflows, the site, the version, the extras."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+import forebay
+import forebay.torch
+
+ROOT = Path(__file__).parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+
+
+def _run_lines(workflow: Path) -> list[str]:
+    jobs = yaml.safe_load(workflow.read_text())["jobs"].values()
+    return [step["run"] for job in jobs for step in job["steps"] if "run" in step]
+
+
+@pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda path: path.name)
+def test_a_workflow_runs_targets_that_exist(workflow: Path) -> None:
+    lines = _run_lines(workflow)
+    assert lines
+    for line in lines:
+        program, *targets = [word for word in line.split() if "=" not in word]
+        assert program == "make"
+        assert set(targets) <= TARGETS, line
+
+
+def test_the_workflows_test_every_version_that_is_stated() -> None:
+    stated = re.findall(r"Python :: (3\.\d+)", "\n".join(PROJECT["project"]["classifiers"]))
+    tested = yaml.safe_load((ROOT / ".github" / "workflows" / "test.yml").read_text())
+    assert tested["jobs"]["test"]["strategy"]["matrix"]["python"] == stated
+    assert PROJECT["project"]["requires-python"] == f">={stated[0]}"
+
+
+def test_templates_and_hooks_are_yaml() -> None:
+    for path in [*(ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"), ROOT / ".pre-commit-config.yaml"]:
+        assert yaml.safe_load(path.read_text()), path
+
+
+def test_the_version_stands_in_one_place() -> None:
+    assert "version" not in PROJECT["project"]
+    assert "version" in PROJECT["project"]["dynamic"]
+    written = re.findall(
+        r'^__version__ = "(.+?)"', (ROOT / "src" / "forebay" / "__init__.py").read_text(), re.MULTILINE
+    )
+    assert written == [forebay.__version__]
+    assert f"\n## {forebay.__version__} — " in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_the_site_has_every_page_and_its_reference_every_public_name() -> None:
+    nav = re.findall(r": (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+    assert sorted(nav) == sorted(str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md"))
+    for module, page in ((forebay, "python.md"), (forebay.torch, "torch.md")):
+        named = re.findall(r"^::: (\S+)", (ROOT / "docs" / "reference" / page).read_text(), re.MULTILINE)
+        assert sorted(named) == sorted(f"{module.__name__}.{name}" for name in module.__all__)
+
+
+def test_an_error_names_an_extra_that_exists() -> None:
+    extras = set(PROJECT["project"]["optional-dependencies"])
+    for path in [*(ROOT / "src").rglob("*.py"), *(ROOT / "docs").rglob("*.md"), ROOT / "README.md"]:
+        for named in re.findall(r"forebay\[([a-z,]+)\]", path.read_text()):
+            assert set(named.split(",")) <= extras, f"{path}: {named}"
+
+
+def test_every_extra_is_tried_by_the_check_of_the_wheel() -> None:
+    tools = {"dev", "docs", "release", "minilm"}  # for development: nothing of the wheel needs them
+    tried = re.search(r"^EXTRAS = \((.*?)\)$", (ROOT / "tools" / "check_wheel.py").read_text(), re.MULTILINE)
+    assert tried is not None
+    names = set(re.findall(r'"(\w+)"', tried[1]))
+    assert names - {"core"} == set(PROJECT["project"]["optional-dependencies"]) - tools

@@ -1,0 +1,142 @@
+"""A few real calls on an installed forebay: `python smoke.py EXTRA`, run by check_wheel.py in a clean environment.
+
+Whatever the extra, the core builds, reads and verifies, in Python and on the command line; and every public name is
+either there or says in one line which extra brings it.
+"""
+
+import json
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from importlib import import_module
+from pathlib import Path
+
+import forebay as fb
+
+ROOMS = (
+    "forebay",
+    "forebay.images",
+    "forebay.masks",
+    "forebay.sources",
+    "forebay.teachers",
+    "forebay.tiers",
+    "forebay.torch",
+)
+COMMAND = Path(sysconfig.get_path("scripts")) / "forebay"
+
+
+def main(extra: str) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        core(Path(folder))
+        public_names()
+        if extra != "core":
+            SMOKES[extra](Path(folder))
+
+
+def core(folder: Path) -> None:
+    """A raw cache, in Python and on the command line."""
+    data = folder / "data.jsonl"
+    data.write_text("".join(json.dumps({"text": f"document {number} of a small set"}) + "\n" for number in range(500)))
+    fb.build(folder / "raw", fb.sources.lines(data), fb.RawRecipe(), workers=2)
+    cache = fb.open_cache(folder / "raw")
+    assert len(cache) == 500
+    assert json.loads(cache[499]["data"].tobytes())["text"].startswith("document 499")
+    assert fb.verify(folder / "raw").sound
+    forebay("build", "raw", str(data), "--into", str(folder / "typed"))
+    forebay("verify", str(folder / "typed"))
+    assert json.loads(forebay("info", str(folder / "typed"), "--json"))
+    assert forebay("--version").strip().endswith(fb.__version__)
+
+
+def public_names() -> None:
+    """Each is there, or its error names the extra to install."""
+    for room in ROOMS:
+        try:
+            module = import_module(room)
+        except ImportError as error:
+            names_an_extra(room, error)
+            continue
+        for name in module.__all__:
+            if (room, name) != ("forebay", "testing"):  # contracts to inherit, for pytest
+                try:
+                    getattr(module, name)
+                except (ImportError, fb.errors.ForebayError) as error:
+                    names_an_extra(f"{room}.{name}", error)
+
+
+def names_an_extra(what: str, error: Exception) -> None:
+    message = str(error)
+    assert "pip install 'forebay[" in message, f"{what}: {type(error).__name__}: {message}"
+    assert "\n" not in message, f"{what}: more than one line: {message}"
+
+
+def tokens(folder: Path) -> None:
+    """Packed GPT-2 tokens, and Parquet."""
+    recipe = fb.TokenRecipe(tokenizer="gpt2", sequence_length=64)
+    fb.build(folder / "tokens", fb.sources.jsonl(folder / "data.jsonl", text="text"), recipe, workers=0)
+    assert fb.open_cache(folder / "tokens").read([0, 1])["tokens"].shape == (2, 64)
+    assert "document" in forebay("peek", str(folder / "tokens"))
+    parquet, arrow = import_module("pyarrow.parquet"), import_module("pyarrow")
+    parquet.write_table(arrow.table({"text": ["one", "two"]}), folder / "data.parquet")
+    fb.build(folder / "parquet", fb.sources.parquet(folder / "data.parquet", text="text"), recipe, workers=0)
+
+
+def fast(folder: Path) -> None:
+    import_module("fastokens")
+
+
+def pictures(folder: Path) -> None:
+    import_module("forebay.masks.draw")
+
+
+def images(folder: Path) -> None:
+    """Letterboxed images, a contact sheet, and a tier on disk."""
+    image = import_module("PIL.Image")
+    (folder / "photos").mkdir()
+    for number in range(8):
+        image.new("RGB", (80 + number, 60), (number * 20, 90, 160)).save(folder / "photos" / f"{number}.png")
+    fb.build(folder / "images", fb.sources.images(folder / "photos"), fb.ImageRecipe(size=32), workers=0)
+    assert len(fb.open_cache(folder / "images")) == 8
+    forebay("peek", str(folder / "images"), "--png", str(folder / "sheet.png"))
+    import_module("forebay.tiers.files")
+
+
+def remote(folder: Path) -> None:
+    """The hub's libraries; nothing is contacted."""
+    import_module("forebay.hub")
+
+
+def torch(folder: Path) -> None:
+    """Batches of a cache, and attention over packed documents."""
+    library, room = import_module("torch"), import_module("forebay.torch")
+    attention = room.PackedSelfAttention(dim=32, n_head=2)
+    lengths = library.tensor([[40, 24], [64, 0]], dtype=library.int32)
+    assert attention(library.randn(2, 64, 32), lengths).shape == (2, 64, 32)
+    dataset = room.CacheDataset(fb.open_cache(folder / "raw"))
+    assert len(dataset) == 500
+
+
+def teachers(folder: Path) -> None:
+    """Every teacher can be imported; none is run."""
+    room = import_module("forebay.torch.teachers")
+    for name in room.__all__:
+        getattr(room, name)
+
+
+def onnx(folder: Path) -> None:
+    for name in ("onnx", "onnxscript", "onnxruntime"):
+        import_module(name)
+
+
+SMOKES = {call.__name__: call for call in (tokens, fast, pictures, images, remote, torch, teachers, onnx)}
+
+
+def forebay(*arguments: str) -> str:
+    ran = subprocess.run([COMMAND, *arguments], capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, f"forebay {' '.join(arguments)}: {ran.stderr}"
+    return ran.stdout
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

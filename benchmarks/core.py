@@ -20,7 +20,7 @@ import numpy as np
 import forebay as fb
 from benchmarks.measure import Comparison, compare
 from benchmarks.numbers import NoiseRecipe, NumberSource
-from forebay.cache.work import write_chunk
+from forebay.building.chunk_maker import write_chunk
 from forebay.format.chunk import encode_chunk
 from forebay.store import LocalStore
 

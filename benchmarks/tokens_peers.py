@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from forebay.tokens.gpt2 import PACKAGE, gpt2_json
+from forebay.tokens.vocabulary import PACKAGE, gpt2_json
 
 REQUIRED = ("datasets", "trl", "tiktoken", "torch")  # trl imports torch
 REPOSITORY = Path(__file__).resolve().parent.parent

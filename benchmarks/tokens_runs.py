@@ -21,7 +21,7 @@ import msgspec
 import forebay as fb
 from benchmarks.tokens_corpus import Document
 from forebay.cache.records import Estimate
-from forebay.tokens.gpt2 import gpt2_json
+from forebay.tokens.vocabulary import gpt2_json
 
 BLOCK_BYTES = 1 << 20
 RECIPE = fb.TokenRecipe(tokenizer="gpt2")

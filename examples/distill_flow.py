@@ -22,10 +22,10 @@ from torch.nn.functional import silu
 from transformers import CLIPTextConfig, CLIPTextModel, PreTrainedTokenizerFast
 
 import forebay as fb
+from forebay.compat.tinyflux import EncodingCache, MultiSourceCache, TrainerConfig, compute_lune_loss, compute_sol_loss
 from forebay.teachers import GeometricSol, Lune, TeacherRecipe
 from forebay.torch import Ingredient, Loader, Mixture, distill
 from forebay.torch.distill import LunePredictor, SolPrior, TeacherRows, embed_times
-from forebay.torch.experts import EncodingCache, MultiSourceCache, TrainerConfig, compute_lune_loss, compute_sol_loss
 
 SIZE, LATENT = 32, 16  # pixels, and cells of latents
 TEXT = 32  # width of text states

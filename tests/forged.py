@@ -20,7 +20,7 @@ import xxhash
 from tests.builders import start_python
 
 import forebay as fb
-from forebay.cache.publish import load_generation
+from forebay.cache.catalog import load_generation
 from forebay.format import layout
 from forebay.format.tensors import encode_header, parse_header
 from forebay.recipe import canonical_json

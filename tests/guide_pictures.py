@@ -9,10 +9,10 @@ import torch
 from tests.photographs import write_photographs
 
 import forebay as fb
-from forebay.cli.peeked_images import draw_sheet
 from forebay.images import Framed, contact_sheet
 from forebay.masks import pixel_mask
 from forebay.masks.draw import IGNORED, Picture
+from forebay.preview.pictures import draw_sheet
 from forebay.torch import ImageBatch, Loader
 
 RECIPE = fb.ImageRecipe(size=224)

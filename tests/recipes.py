@@ -25,7 +25,7 @@ from typing import ClassVar
 import msgspec
 import numpy as np
 
-from forebay.cache.work import Intake
+from forebay.building.chunk_maker import Intake
 from forebay.columns import Codec, Column, Columns, Ragged
 from forebay.format import layout
 from forebay.recipe import ChunkTarget, Rows

@@ -3,7 +3,7 @@
 import torch
 
 from forebay.torch import Canvases, Coins
-from forebay.torch.batch import Batch
+from forebay.torch.batches import Batch
 
 
 def tell_coins(batch: Batch, coins: Coins) -> Batch:

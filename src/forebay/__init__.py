@@ -35,11 +35,11 @@ if TYPE_CHECKING:
         summarize,
         verify,
     )
-    from forebay.cache.reader import Cache, RowId, open_cache
     from forebay.cache.records import Progress
     from forebay.columns import Column, Ragged
     from forebay.images import ImageRecipe
     from forebay.raw import RawRecipe
+    from forebay.read.cache import Cache, RowId, open_cache
     from forebay.recipe import ChunkTarget, LayerRecipe, Recipe, Rows, fingerprint
     from forebay.source import Failure, Part, Sample, Source, SourceFile
     from forebay.store import LocalStore, MemoryStore, Store
@@ -68,7 +68,7 @@ _HOMES = {
         ),
         "forebay.api",
     ),
-    **dict.fromkeys(("Cache", "RowId", "open_cache"), "forebay.cache.reader"),
+    **dict.fromkeys(("Cache", "RowId", "open_cache"), "forebay.read.cache"),
     **dict.fromkeys(("Column", "Ragged"), "forebay.columns"),
     **dict.fromkeys(("ChunkTarget", "LayerRecipe", "Recipe", "Rows", "fingerprint"), "forebay.recipe"),
     **dict.fromkeys(("Failure", "Part", "Sample", "Source", "SourceFile"), "forebay.source"),

@@ -1,7 +1,6 @@
 """The calls that tie the rooms together: `build`, `grow`, `repair`, `estimate` and their kin.
 
-Everything here takes the root of a cache (a folder's path or a store) and answers with a record.
-"""
+Everything here takes the root of a cache (a folder's path or a store) and answers with a record."""
 
 import errno
 import os
@@ -15,31 +14,37 @@ from typing import Any, Literal, cast
 
 import msgspec
 
-from forebay.cache.build import Terms
-from forebay.cache.claim import LEASE_SECONDS
-from forebay.cache.clean import clean_cache
-from forebay.cache.copy import copy_cache
-from forebay.cache.crew import Engine
-from forebay.cache.estimate import estimate_build
-from forebay.cache.freshness import refresh_advice
-from forebay.cache.grow import append_to_plan, named_alike
-from forebay.cache.making import Workplace, base_workplace, build_chunks, in_order, layer_workplace, with_same_source
-from forebay.cache.nothing import check_failures
-from forebay.cache.plan import Plan, load_plan
-from forebay.cache.prepare import prepare_base, prepare_layer
-from forebay.cache.publish import (
-    builder_versions,
+from forebay.building.begin import prepare_base, prepare_layer, settle
+from forebay.building.builder import Terms
+from forebay.building.failures import check_failures
+from forebay.building.grow_plan import append_to_plan, named_alike
+from forebay.building.layer_build import (
+    Workplace,
+    base_workplace,
+    build_chunks,
+    in_order,
+    layer_workplace,
+    with_same_source,
+)
+from forebay.building.refresh_plan import amend_plan, refreshed_notes, take_back
+from forebay.building.repair_chunks import check_repaired, layer_height, repair_chunks
+from forebay.building.repair_index import Means, Mending, repair_index
+from forebay.building.trial import estimate_build
+from forebay.cache.catalog import (
     chunk_files,
     generation_numbers,
     layers_of,
-    listed_plan,
     load_generation,
     newest_generation,
     outdated_chunks,
     read_cache_document,
 )
-from forebay.cache.publish import read_recipe_document as kept_recipe
-from forebay.cache.reader import check_pins
+from forebay.cache.catalog import read_recipe_document as kept_recipe
+from forebay.cache.claims import LEASE_SECONDS
+from forebay.cache.clean import clean_cache
+from forebay.cache.copy import copy_cache
+from forebay.cache.plan import Plan, load_plan
+from forebay.cache.publish import builder_versions, listed_plan
 from forebay.cache.records import (
     GONE,
     BuildReport,
@@ -56,15 +61,13 @@ from forebay.cache.records import (
     Summary,
     VerifyReport,
 )
-from forebay.cache.refresh import amend_plan, refreshed_notes, take_back
 from forebay.cache.rekey import rekey_cache
-from forebay.cache.repair import Means, Mending, check_repaired, layer_height, repair_chunks, repair_index
-from forebay.cache.settle import settle
-from forebay.cache.status import SHOWN_FAILURES, cache_status, find_gaps
-from forebay.cache.summary import summarize_cache
+from forebay.cache.source_check import refresh_advice
+from forebay.cache.status import SHOWN_FAILURES, cache_status, find_gaps, summarize_cache
 from forebay.cache.verify import check_index, newest_sound, published_plan, stale_sources, verify_cache
 from forebay.columns import Array
 from forebay.engine import InlineEngine, LocalEngine
+from forebay.engine.base import Engine
 from forebay.errors import (
     BuildFailed,
     Damaged,
@@ -82,15 +85,14 @@ from forebay.errors import (
 from forebay.format import layout
 from forebay.format.codec import MAX_BLOCK_BYTES
 from forebay.format.generation import ChunkTable, Generation
-from forebay.format.key import hmac_key, short_key_note
+from forebay.format.sealed import hmac_key, short_key_note
 from forebay.kinds import WRONG, recipe_class, remote_source, reopen_recipe, reopen_source
+from forebay.read.cache import check_pins
 from forebay.recipe import AnyRecipe, LayerRecipe, Recipe, dependencies_of, reads_of, versions_of
 from forebay.source import Source, source_notes
-from forebay.store import LocalStore, Store, open_store
-from forebay.store.opening import Root
+from forebay.store import LocalStore, Root, Store, open_store
 
 LONG_WORK_BYTES = 64 * 1024 * 1024
-
 OnProgress = Callable[[Progress], None]
 Mode = Literal["forward", "inverse"]
 

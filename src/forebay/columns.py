@@ -5,8 +5,7 @@ fixed   tokens  uint16 (4,)      ragged  pixels  uint8
 row 0   │ 5│ 7│ 7│ 0│            row 0   │ 9│ 9│ 3│
 row 1   │ 1│ 0│ 0│ 0│            row 1   ├──┼──┴──┘
         └──┴──┴──┴──┘                    │ 4│           values 9 9 3 4, offsets 0 3 4
-                                         └──┘
-"""
+                                         └──┘"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -27,7 +26,6 @@ Dtype = Literal[
     "bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64",
     "float16", "bfloat16", "float32", "float64",
 ]  # fmt: skip
-
 # The one table of column types: our name, the tag in a safetensors header, the array type.
 DTYPES: dict[str, tuple[str, np.dtype[Any]]] = {
     "bool": ("BOOL", np.dtype("?")),
@@ -44,7 +42,6 @@ DTYPES: dict[str, tuple[str, np.dtype[Any]]] = {
     "float32": ("F32", np.dtype("<f4")),
     "float64": ("F64", np.dtype("<f8")),
 }
-
 BLOCK_BYTES = 64 * 1024
 MAX_ITEM_BYTES = 1 << 48  # of one row, or of one value of a ragged row
 MAX_SIDES = 16

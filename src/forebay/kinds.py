@@ -1,7 +1,6 @@
 """Which class stands behind a kind of recipe or source: the built-in ones here, others by entry point.
 
-A package adds its own with an entry point in the group `forebay.recipes` or `forebay.sources`, named as the kind.
-"""
+A package adds its own with an entry point in the group `forebay.recipes` or `forebay.sources`, named as the kind."""
 
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
@@ -17,11 +16,10 @@ from forebay.source import Source
 
 # What a description that somebody else wrote may raise in the class that it is turned into.
 WRONG = (KeyError, TypeError, ValueError, AttributeError, RecursionError, msgspec.ValidationError)
-
 RECIPES = {
     "images": ("forebay.images", "ImageRecipe"),
-    "imported": ("forebay.torch.old_recipe", "ImportedRecipe"),
-    "imported-rows": ("forebay.torch.old_recipe", "ImportedRows"),
+    "imported": ("forebay.compat.pt_import", "ImportedRecipe"),
+    "imported-rows": ("forebay.compat.pt_import", "ImportedRows"),
     "raw": ("forebay.raw", "RawRecipe"),
     "teacher": ("forebay.teachers", "TeacherRecipe"),
     "tokens": ("forebay.tokens", "TokenRecipe"),
@@ -29,14 +27,14 @@ RECIPES = {
 SOURCES = {
     "files": ("forebay.sources", "FileSource"),
     "function": ("forebay.sources", "FunctionSource"),
-    "hub": ("forebay.sources.hub_shards", "HubSource"),
+    "hub": ("forebay.sources.hub_datasets", "HubSource"),
     "image_manifest": ("forebay.sources", "ImageManifestSource"),
     "images": ("forebay.sources", "ImageSource"),
     "jsonl": ("forebay.sources", "JsonlSource"),
     "lines": ("forebay.sources", "LineSource"),
-    "old-cache": ("forebay.torch.old_recipe", "OldCacheSource"),
-    "parquet_images": ("forebay.sources.parquet_pictures", "ParquetImageSource"),
-    "parquet": ("forebay.sources.parquet_files", "ParquetSource"),
+    "old-cache": ("forebay.compat.pt_import", "OldCacheSource"),
+    "parquet_images": ("forebay.sources.parquet_sources", "ParquetImageSource"),
+    "parquet": ("forebay.sources.parquet_sources", "ParquetSource"),
     "text": ("forebay.sources", "TextSource"),
 }
 

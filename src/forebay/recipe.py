@@ -1,8 +1,7 @@
 """What a recipe is, and the fingerprint that names it.
 
 A recipe is frozen data. Everything that changes the bytes of a chunk is a field of it or the hash of a file it
-depends on; nothing else is. Two recipes with one fingerprint make the same chunks.
-"""
+depends on; nothing else is. Two recipes with one fingerprint make the same chunks."""
 
 import hashlib
 import json
@@ -21,7 +20,6 @@ from forebay.source import Failure, Sample
 SHOWN_MARKS = 24  # of a value in an error's text
 NO_INPUTS: Mapping[str, str] = MappingProxyType({})
 _INPUT = "layer "  # begins the name of a dependency that is a layer; what follows is its name
-
 _CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 

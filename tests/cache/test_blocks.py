@@ -7,8 +7,8 @@ import time
 import numpy as np
 import pytest
 
-from forebay.cache.blocks import BlockCache, BlockStatistics
 from forebay.columns import Array
+from forebay.read.blocks import BlockCache, BlockStatistics
 
 
 def block(size: int) -> Array:

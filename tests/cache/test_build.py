@@ -216,7 +216,7 @@ def test_progress_ends_with_everything_done(tmp_path, file):
 
 
 def test_a_chunk_that_runs_for_long_is_named_in_a_note(tmp_path, monkeypatch):
-    monkeypatch.setattr("forebay.cache.build.SLOW_SECONDS", 0.2)
+    monkeypatch.setattr("forebay.building.builder.SLOW_SECONDS", 0.2)
     source, seen = write_orders(tmp_path / "orders.txt", ["ok", "ok"]), list[fb.Progress]()
     fb.build(
         tmp_path / "cache", fb.sources.lines(source), ObedientRecipe(seconds=2), workers=1, on_progress=seen.append

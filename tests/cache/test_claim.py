@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from forebay.cache.claim import Claim, Claims, Heartbeat, read_claims
+from forebay.cache.claims import Claim, Claims, Heartbeat, read_claims
 from forebay.format import layout
 from forebay.store import LocalStore, MemoryStore, Store
 from forebay.store.base import Buffer
@@ -44,7 +44,7 @@ def take_when_all_are_ready(folder: str, barrier, results, lease_seconds: float)
 def dead_owner(tmp_path):
     """A store with a claim on chunk 35 whose owner was killed."""
     script = (
-        "import os, signal, sys; from forebay.cache.claim import Claims; from forebay.store import LocalStore\n"
+        "import os, signal, sys; from forebay.cache.claims import Claims; from forebay.store import LocalStore\n"
         f"assert Claims(LocalStore(sys.argv[1]), {LAYER!r}, 'here').take(35)\n"
         "os.kill(os.getpid(), signal.SIGKILL)"
     )

@@ -10,7 +10,7 @@ from tests.layer_recipes import LineRecipe, flip, identities, layered_cache, num
 
 import forebay as fb
 from forebay.errors import ChunkCorrupt, ChunkMissing, DiskFull, ForebayError, IndexCorrupt, NothingPublished
-from forebay.format.key import VARIABLE
+from forebay.format.sealed import VARIABLE
 
 
 def test_a_copy_is_a_cache_of_its_own(tmp_path: Path) -> None:

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import forebay as fb
-from forebay.cache.cut import CAP_BYTES, Trial, chunk_weight, cut_source, try_recipe
+from forebay.building.planning import cut_source
+from forebay.building.trial import CAP_BYTES, Trial, chunk_weight, try_recipe
 from forebay.recipe import ChunkTarget
 from forebay.source import Part, SourceFile
 

@@ -7,7 +7,7 @@ import pytest
 from tests.layer_recipes import LineRecipe, tree, write_lines
 
 import forebay as fb
-from forebay.cache.estimate import SAMPLED_SHARE
+from forebay.building.trial import SAMPLED_SHARE
 from forebay.errors import SourceNotFound
 
 

@@ -15,11 +15,11 @@ from tests.forged import Change, Draft, ending, forge, list_again, read_in_a_pro
 from tests.layer_recipes import layered_cache
 
 import forebay as fb
-from forebay.cache.addresses import Addresses
-from forebay.cache.checks import Checks
-from forebay.cache.publish import load_generation
+from forebay.cache.catalog import load_generation
 from forebay.errors import BlockTooLarge, ChunkCorrupt, IndexCorrupt
 from forebay.format import layout
+from forebay.read.blocks import Checks
+from forebay.read.gather import Addresses
 from forebay.store import LocalStore
 
 CODECS = ["none", "lz4", "zstd"]

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.cache.gather import Window
 from forebay.columns import Array
+from forebay.read.gather import Window
 
 FAR = 1 << 36  # where nothing of this process is
 BYTE = np.dtype(np.uint8)

@@ -8,15 +8,10 @@ import pytest
 from tests.layer_recipes import number_cache, stored_cache, write_lines
 
 import forebay as fb
-from forebay.cache.publish import load_generation, publish
+from forebay.cache.catalog import load_generation
+from forebay.cache.publish import publish
 from forebay.columns import Column
-from forebay.errors import (
-    BuildFailed,
-    ChunkCorrupt,
-    ForebayError,
-    RecipeInvalid,
-    SourceChanged,
-)
+from forebay.errors import BuildFailed, ChunkCorrupt, ForebayError, RecipeInvalid, SourceChanged
 from forebay.format import layout
 from forebay.store import LocalStore
 

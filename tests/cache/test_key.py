@@ -14,14 +14,14 @@ import pytest
 from tests.layer_recipes import LineRecipe, flip, number_cache, tree, write_lines
 
 import forebay as fb
-from forebay.cache.claim import Claims
+from forebay.cache.claims import Claims
 from forebay.cache.publish import publish_over_damaged
 from forebay.errors import ChunkCorrupt, Damaged, ForebayError, KeyRefused, PinMismatch
 from forebay.format import layout
 from forebay.format.chunk import encode_chunk
-from forebay.format.chunk_file import ChunkFile
+from forebay.format.chunk_decode import ChunkFile
 from forebay.format.generation import decode_generation
-from forebay.format.key import VARIABLE
+from forebay.format.sealed import VARIABLE
 from forebay.recipe import fingerprint
 
 KEY = "a secret"

@@ -23,7 +23,7 @@ from tests.layer_recipes import (
 )
 
 import forebay as fb
-from forebay.cache.prepare import prepare_layer
+from forebay.building.begin import prepare_layer
 from forebay.errors import (
     BuildFailed,
     CacheNotFound,

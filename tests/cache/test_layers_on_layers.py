@@ -8,7 +8,7 @@ import pytest
 from tests.layer_recipes import LengthLayer, LineRecipe, SumLayer, flip, layered_cache, number_cache, tree
 
 import forebay as fb
-from forebay.cache.prepare import prepare_layer
+from forebay.building.begin import prepare_layer
 from forebay.errors import InputIncomplete, RecipeInvalid, RecipeMismatch
 from forebay.store import LocalStore
 

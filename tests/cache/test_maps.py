@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from forebay.cache.maps import MAX_MAPS, PROCESS_BUDGET, MapBudget, Maps
+from forebay.read.chunk_maps import MAX_MAPS, PROCESS_BUDGET, MapBudget, Maps
 
 
 class File:

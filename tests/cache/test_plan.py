@@ -13,7 +13,8 @@ from tests.builders import chunk_digests, every_file, start_python
 from tests.recipes import NOTES, ObedientRecipe, makes, order_line, orders, write_orders
 
 import forebay as fb
-from forebay.cache.plan import Plan, Segment, load_plan
+from forebay.cache.plan import Plan, load_plan
+from forebay.cache.segment import Segment
 from forebay.errors import Damaged, IndexCorrupt, SourceNotFound, SourceUnreadable
 from forebay.source import Part, SourceFile
 from forebay.store import LocalStore, MemoryStore
@@ -24,7 +25,7 @@ COUNT_READ_BYTES = """
 import json, sys
 from pathlib import Path
 import forebay as fb
-from forebay.cache.prepare import first_segment
+from forebay.building.begin import first_segment
 
 def read_bytes():
     return int(Path("/proc/self/io").read_text().split()[1])

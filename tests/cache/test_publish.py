@@ -11,11 +11,12 @@ from tests.builders import chunk_digests
 from tests.recipes import ObedientRecipe, orders, write_orders
 
 import forebay as fb
-from forebay.cache.build import Terms
-from forebay.cache.making import base_workplace, build_chunks
+from forebay.building.begin import prepare_base
+from forebay.building.builder import Terms
+from forebay.building.layer_build import base_workplace, build_chunks
+from forebay.cache.catalog import UNPUBLISHED, generation_numbers, load_generation, newest_generation
 from forebay.cache.plan import load_plan
-from forebay.cache.prepare import prepare_base
-from forebay.cache.publish import UNPUBLISHED, generation_numbers, load_generation, newest_generation, publish
+from forebay.cache.publish import publish
 from forebay.engine import InlineEngine
 from forebay.errors import IndexCorrupt
 from forebay.format import layout

@@ -11,8 +11,8 @@ from PIL import Image
 from tests.layer_recipes import LengthLayer, LineRecipe, layered_cache, number_cache, write_lines
 
 import forebay as fb
+from forebay.building.refresh_plan import amend_plan
 from forebay.cache.plan import load_plan
-from forebay.cache.refresh import amend_plan
 from forebay.errors import ForebayError, LayerIncomplete, SourceChanged
 
 BASE = LineRecipe()

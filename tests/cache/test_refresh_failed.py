@@ -12,9 +12,9 @@ from tests.cache.test_refresh import assert_clean, edit, expected, numbers
 from tests.layer_recipes import LineRecipe, number_cache, write_lines
 
 import forebay as fb
-from forebay.cache.refresh import amend_plan
+from forebay.building.refresh_plan import amend_plan
 from forebay.errors import BuildFailed, ChunkFailed, NothingMade, SourceEmpty
-from forebay.format.key import VARIABLE
+from forebay.format.sealed import VARIABLE
 from forebay.recipe import Rows
 from forebay.source import Sample
 

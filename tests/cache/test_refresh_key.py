@@ -9,9 +9,9 @@ from tests.cache.test_key import forge
 from tests.layer_recipes import LengthLayer, LineRecipe, layered_cache, number_cache
 
 import forebay as fb
-from forebay.cache.refresh import amend_plan
+from forebay.building.refresh_plan import amend_plan
 from forebay.errors import KeyRefused
-from forebay.format.key import VARIABLE
+from forebay.format.sealed import VARIABLE
 
 AMENDMENT = "plan/000001.safetensors"
 

@@ -23,7 +23,7 @@ from tests.layer_recipes import (
 
 import forebay as fb
 from forebay.errors import BuildStopped, FormatTooNew, IndexCorrupt, NothingPublished
-from forebay.format.chunk_file import ChunkFile
+from forebay.format.chunk_decode import ChunkFile
 from forebay.format.layout import FORMAT_VERSION
 from forebay.format.sealed import seal
 from forebay.kinds import RECIPES

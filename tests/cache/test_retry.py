@@ -7,15 +7,15 @@ import pytest
 from tests.recipes import NOTES, ObedientRecipe, orders, write_orders
 
 import forebay as fb
-from forebay.cache import retry
-from forebay.cache.claim import Claims
-from forebay.cache.retry import with_retries
+from forebay.building import builder
+from forebay.building.builder import with_retries
+from forebay.cache.claims import Claims
 from forebay.errors import BuildFailed
 
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch, tmp_path):
-    monkeypatch.setattr(retry, "PAUSES", (0.0, 0.0, 0.0))
+    monkeypatch.setattr(builder, "PAUSES", (0.0, 0.0, 0.0))
     monkeypatch.setenv(NOTES, str(tmp_path / "notes"))
     (tmp_path / "notes").mkdir()
 

@@ -18,7 +18,7 @@ from tests.layer_recipes import (
 )
 
 import forebay as fb
-from forebay.cache.claim import Claim
+from forebay.cache.claims import Claim
 from forebay.cache.records import ClaimStatus, FailedSample, Gaps
 from forebay.errors import BuildFailed, CacheNotFound, IndexCorrupt, LayerNotFound
 from forebay.store.owner import Owner, this_host, this_process

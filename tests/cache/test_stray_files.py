@@ -11,7 +11,7 @@ from tests.layer_recipes import LengthLayer, LineRecipe, layered_cache, number_c
 
 import forebay as fb
 from forebay.cache import publish as publishing
-from forebay.cache.claim import read_claims
+from forebay.cache.claims import read_claims
 from forebay.cache.records import BuildReport
 from forebay.errors import Damaged, ForebayError, IndexCorrupt, NotForebay, RecipeInvalid, StoreRefused
 from forebay.format import layout

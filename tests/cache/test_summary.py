@@ -6,7 +6,7 @@ import pytest
 from tests.layer_recipes import LengthLayer, LineRecipe, layered_cache, write_lines
 
 import forebay as fb
-from forebay.cache.summary import describe_column
+from forebay.cache.status import describe_column
 from forebay.columns import Column
 from forebay.errors import CacheNotFound
 

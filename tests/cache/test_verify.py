@@ -13,10 +13,9 @@ from tests.layer_recipes import LengthLayer, LineRecipe, flip, layered_cache, nu
 import forebay as fb
 from forebay.errors import CacheNotFound, ChunkCorrupt, IndexCorrupt, KeyRefused, NothingPublished
 from forebay.format.chunk import encode_chunk
-from forebay.format.chunk_file import ChunkFile
-from forebay.format.key import VARIABLE
+from forebay.format.chunk_decode import ChunkFile
 from forebay.format.layout import FORMAT_VERSION
-from forebay.format.sealed import seal
+from forebay.format.sealed import VARIABLE, seal
 from forebay.recipe import fingerprint
 
 

@@ -11,15 +11,14 @@ from tests.cli.running import run
 from tests.format.made import encode
 
 import forebay as fb
-from forebay.cache.work import write_revision
+from forebay.building.chunk_maker import write_revision
 from forebay.columns import DTYPES, Column, Dtype
 from forebay.errors import IndexCorrupt
 from forebay.format import layout
-from forebay.format.chunk_file import ChunkFile
+from forebay.format.chunk_decode import ChunkFile
 from forebay.source import Source
 from forebay.store import LocalStore
-from forebay.store.base import Buffer, Missing
-from forebay.store.pieces import PIECE_BYTES, Pieces, load_index
+from forebay.store.base import PIECE_BYTES, Buffer, Missing, Pieces, load_index
 
 
 class BadSectors(LocalStore):

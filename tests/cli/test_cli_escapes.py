@@ -21,8 +21,8 @@ import forebay as fb
 from forebay.cache.records import ClaimStatus, FailedSample, Progress, Status
 from forebay.cli.progress import Lines
 from forebay.cli.show import console_for, say, say_error, show
-from forebay.cli.words import harmless, printable
-from forebay.tiers.value import encode_value
+from forebay.preview.words import harmless, printable
+from forebay.tiers.tier_value import encode_value
 
 EVIL = "red\x1b[31m\x1b]0;title\x07 c1\x9b2J bidi\u202egnp.\u2066 cr\rback\x08 del\x7f nul\x00"
 

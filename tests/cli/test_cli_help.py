@@ -10,10 +10,10 @@ import click
 import pytest
 from tests.cli.running import run, run_process
 
-from forebay.cli.kinds import KINDS
+from forebay.cli.legacy import FLAGS
 from forebay.cli.main import cli
-from forebay.cli.old_names import FLAGS
 from forebay.cli.reference import REFRESH, helps, reference
+from forebay.cli.settings import KINDS
 
 DOCS = Path(__file__).parents[2] / "docs" / "cli.md"
 VERBS = (

@@ -12,7 +12,7 @@ from tests.cli.running import build_tokens, run, write_documents
 from tests.cli.test_cli_progress import on_terminal
 
 import forebay as fb
-from forebay.cli.drawing.packed_rows import share_bar
+from forebay.cli.render.rows import share_bar
 from forebay.tokens.encoders import reference_tokenizer
 
 LONG = " ".join(f"word{number}" for number in range(80))

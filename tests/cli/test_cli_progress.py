@@ -14,8 +14,7 @@ from tests.cli.running import COMMAND, write_lines
 
 from forebay.cache.records import Progress
 from forebay.cli import progress as progress_module
-from forebay.cli.measure import Meter
-from forebay.cli.progress import Lines, Pace
+from forebay.cli.progress import Lines, Meter, Pace
 
 HALF = Progress(
     phase="building",

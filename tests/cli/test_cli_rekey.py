@@ -6,7 +6,7 @@ import pytest
 from tests.cli.running import Ran, build_lines, chunk_path, flip, run
 
 import forebay as fb
-from forebay.format.key import VARIABLE
+from forebay.format.sealed import VARIABLE
 
 FIRST, SECOND = "the first key of this test", "the second key of this test"
 

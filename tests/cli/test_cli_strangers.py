@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 import forebay as fb
-from forebay.cache.publish import load_generation
+from forebay.cache.catalog import load_generation
 from forebay.cli.main import cli
 from forebay.format import layout
 

@@ -12,7 +12,7 @@ from tests.cli.running import build_lines, chunk_path, flip, run, write_lines
 
 import forebay as fb
 from forebay.cache.records import ClaimStatus
-from forebay.cli.drawing import draw
+from forebay.cli.render import draw
 
 
 def test_build_says_what_it_did_and_a_second_one_finds_nothing_to_do(tmp_path: Path):

@@ -9,8 +9,8 @@ import pytest
 from tests.cli.running import Ran, run, story, write_documents
 
 import forebay as fb
-from forebay.cli.kinds.tokens import TokenSource
-from forebay.cli.old_names import FLAGS, KEYS, guide_table
+from forebay.cli.kind_tokens import TokenSource
+from forebay.cli.legacy import FLAGS, KEYS, guide_table
 from forebay.cli.settings import BuildSettings
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guide-tokens.md"

@@ -17,7 +17,7 @@ from forebay import sources
 from forebay.errors import SourceChanged, SourceNeeded
 from forebay.source import Source
 from forebay.testing import SourceContract, read_in_parts
-from forebay.testing.source import LINES
+from forebay.testing.source_contract import LINES
 
 
 def lines_of(content: bytes) -> list[bytes]:

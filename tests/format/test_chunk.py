@@ -18,7 +18,7 @@ from safetensors import safe_open
 from forebay.columns import DTYPES, Column, Ragged
 from forebay.errors import RecipeInvalid
 from forebay.format.chunk import content_digest
-from forebay.format.chunk_file import ChunkFile, adopt_chunk
+from forebay.format.chunk_decode import ChunkFile, adopt_chunk
 from forebay.source import Failure
 from forebay.store import LocalStore
 

@@ -17,7 +17,7 @@ from made import FINGERPRINT, adopt, encode, joined, small_chunk
 from forebay.columns import Column, Ragged
 from forebay.errors import Damaged, FormatTooNew, NotForebay
 from forebay.format.chunk import ChunkMeta
-from forebay.format.chunk_file import ChunkFile, adopt_chunk
+from forebay.format.chunk_decode import ChunkFile, adopt_chunk
 from forebay.format.sealed import seal
 from forebay.format.tensors import encode_header, parse_header
 

@@ -13,8 +13,8 @@ from made import joined, small_chunk
 from forebay.columns import Array, Column
 from forebay.errors import FormatTooNew, IndexCorrupt, KeyRefused, RecipeInvalid
 from forebay.format.chunk import ChunkRecord
-from forebay.format.documents import CacheDocument
 from forebay.format.generation import ChunkTable, Generation, can_join, decode_generation
+from forebay.format.layout import CacheDocument
 from forebay.format.sealed import seal, unseal
 from forebay.recipe import RecipeDocument
 

@@ -13,8 +13,7 @@ from made import joined, small_chunk
 
 from forebay.columns import DTYPES
 from forebay.errors import Damaged, ForebayError, FormatTooNew, IndexCorrupt, KeyRefused, RecipeInvalid
-from forebay.format.key import VARIABLE, hmac_key
-from forebay.format.sealed import MAX_INDEX_BYTES, seal, unseal
+from forebay.format.sealed import MAX_INDEX_BYTES, VARIABLE, hmac_key, seal, unseal
 from forebay.source import MOST_LEVELS, TOO_DEEP
 from forebay.store import LocalStore
 

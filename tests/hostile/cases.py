@@ -44,7 +44,7 @@ def main() -> None:
     folder = Path(tempfile.mkdtemp())
     # The user's own hub is the port that nobody may call: a crafted cache must not make forebay ask it either.
     os.environ |= {"HF_ENDPOINT": doorbell().address, "HF_TOKEN": "hf_secret_of_the_user", "HF_HOME": f"{folder}/home"}
-    importlib.import_module("forebay.sources.hub_shards")  # now: its library reads the environment at import
+    importlib.import_module("forebay.sources.hub_datasets")  # now: its library reads the environment at import
     warm_up()
     try:
         worlds = {each.name: each for each in make_worlds(folder / "worlds", 7)}

@@ -21,17 +21,16 @@ from forebay.hub import (
     RangeFile,
     RemoteFile,
     Repository,
-    asking,
+    dataset_shards,
+    download,
+    http,
     model_files,
-    patience,
-    ranges,
     repository,
-    shards,
     take,
 )
-from forebay.hub.listing import Listing
-from forebay.hub.shards import matches, parquet_shards
-from forebay.sources.hub_shards import hub as hub_source
+from forebay.hub.dataset_shards import matches, parquet_shards
+from forebay.hub.repository import Listing
+from forebay.sources.hub_datasets import hub as hub_source
 
 QUICK = Patience(retries=1, timeout=5, first_wait=0.01)
 Answer = tuple[int, dict[str, str], bytes]
@@ -141,7 +140,7 @@ def test_an_answer_that_comes_byte_by_byte_is_given_up(hub, tmp_path, monkeypatc
     """Each byte may come in time and the answer never end: so the time of the whole is bounded too."""
     hub.add("org/set", {"a.parquet": b"x"})
     clock = SimpleNamespace(monotonic=count(0, 1000).__next__, time=time.time)
-    monkeypatch.setattr("forebay.hub.asking.time", clock)
+    monkeypatch.setattr("forebay.hub.http.time", clock)
     with pytest.raises(HubUnreachable, match="its answer took longer than 5 seconds"):
         Repository("org/set", "dataset", hub.address, str(tmp_path / "kept"), QUICK).commit()
 
@@ -293,8 +292,8 @@ def test_a_file_that_is_longer_than_listed_is_not_written_to_the_disk(hub, tmp_p
 
 def test_a_range_at_a_number_of_many_digits_is_not_the_one_asked_for(hub, tmp_path):
     commit = hub.add("org/set", {"a.parquet": b"x" * 100})
-    ranges = {"Content-Range": f"bytes {'9' * 5000}-9/100"}
-    answering(hub, "a.parquet", lambda: (206, ranges, b"x" * 10))
+    download = {"Content-Range": f"bytes {'9' * 5000}-9/100"}
+    answering(hub, "a.parquet", lambda: (206, download, b"x" * 10))
     repository = Repository("org/set", "dataset", hub.address, str(tmp_path / "kept"), QUICK)
     file = RangeFile(HubFile(repository, commit, RemoteFile("a.parquet", 100, "b" * 40, "c" * 64)))
     file.seek(50)
@@ -303,7 +302,7 @@ def test_a_range_at_a_number_of_many_digits_is_not_the_one_asked_for(hub, tmp_pa
 
 
 def test_a_range_is_bounded(hub, tmp_path, monkeypatch):
-    monkeypatch.setattr("forebay.hub.ranges._LARGEST_RANGE", 1000)
+    monkeypatch.setattr("forebay.hub.download._LARGEST_RANGE", 1000)
     commit = hub.add("org/set", {"a.parquet": bytes(5000)})
     owner = Repository("org/set", "dataset", hub.address, str(tmp_path / "kept"), QUICK)
     file = owner.listing(commit).file("a.parquet")
@@ -317,12 +316,12 @@ def test_a_range_is_bounded(hub, tmp_path, monkeypatch):
 def test_the_threat_model_names_the_limits_that_hold():
     page = (Path(fb.__file__).parents[2] / "docs" / "threat-model.md").read_text()
     for words, limit in (
-        (f"{asking._LARGEST_ANSWER >> 20} MiB each", "answer of a hub"),
+        (f"{http._LARGEST_ANSWER >> 20} MiB each", "answer of a hub"),
         (f"{repository._MOST_PAGES:,} pages, {repository._MOST_ENTRIES:,} entries", "answer of a hub"),
-        (f"{repository._LARGEST_README >> 20} MiB, its head {shards._LARGEST_HEAD >> 20} MiB", "README"),
-        (f"{ranges._LARGEST_RANGE >> 20} MiB", "one range of a remote file"),
-        (f"{asking._MOST_REDIRECTS}; none from `https`", "redirects"),
-        (f"{patience._LONGEST_ASKED:.0f} s before each retry", "wait that a hub can ask for"),
+        (f"{repository._LARGEST_README >> 20} MiB, its head {dataset_shards._LARGEST_HEAD >> 20} MiB", "README"),
+        (f"{download._LARGEST_RANGE >> 20} MiB", "one range of a remote file"),
+        (f"{http._MOST_REDIRECTS}; none from `https`", "redirects"),
+        (f"{http._LONGEST_ASKED:.0f} s before each retry", "wait that a hub can ask for"),
     ):
         (row,) = [line for line in page.splitlines() if line.startswith(f"| {limit}")]
         assert words in row

@@ -10,8 +10,8 @@ from tests.hub.server import HubServer
 
 from forebay.hub import Patience
 from forebay.source import Source
-from forebay.sources.hub_shards import hub as hub_source
-from forebay.sources.hub_shards import let_go
+from forebay.sources.hub_datasets import hub as hub_source
+from forebay.sources.hub_datasets import let_go
 from forebay.testing import SourceContract
 
 

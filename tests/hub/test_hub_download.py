@@ -209,7 +209,7 @@ def test_a_busy_hub_is_left_alone_as_long_as_it_asks(hub, tmp_path, monkeypatch)
         "a.parquet", Status(429, {"Retry-After": "17"}), Status(429, {"RateLimit": '"api";r=0;t=55'}), Status(500)
     )
     waited: list[float] = []
-    monkeypatch.setattr("forebay.hub.patience.time.sleep", waited.append)
+    monkeypatch.setattr("forebay.hub.http.time.sleep", waited.append)
     assert fetched(hub, tmp_path) == SHARD
     assert 17 <= waited[0] < 17.1
     assert 55 <= waited[1] < 55.1

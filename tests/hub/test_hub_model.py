@@ -9,7 +9,7 @@ from tests.hub.server import Drop, HubServer, Status
 
 from forebay.errors import HubNotFound, TeacherUnusable
 from forebay.hub import Patience, model_files
-from forebay.teachers.weights import hashes, tokenizer_of
+from forebay.teachers.model_files import hashes, tokenizer_of
 
 QUICK = Patience(retries=2, timeout=5, first_wait=0.01)
 WANTED = (".safetensors", "config.json")

@@ -21,10 +21,10 @@ from tests.hub.server import Drop, Flip, HubServer, IgnoreRange, Request, Stall,
 import forebay as fb
 from forebay.errors import BuildFailed, HubUnreachable, SourceChanged, SourceUnreadable
 from forebay.hub import Patience
-from forebay.sources.hub_shards import SHARDS_FOLDER, HubSource, let_go
-from forebay.sources.hub_shards import hub as hub_source
+from forebay.sources.hub_datasets import SHARDS_FOLDER, HubSource, let_go
+from forebay.sources.hub_datasets import hub as hub_source
 from forebay.testing import read_in_parts
-from forebay.testing.source import cut_file
+from forebay.testing.source_contract import cut_file
 
 QUICK = Patience(retries=4, timeout=3, first_wait=0.01)
 SHARDS = {f"sample/{number}.parquet": shard(documents(120, f"s{number}")) for number in range(4)}

@@ -12,8 +12,8 @@ from tests.hub.server import HubServer
 
 import forebay as fb
 from forebay.hub import HubFile, Patience, Repository, clear, model_files, sweep, take
-from forebay.sources.hub_shards import SHARDS_FOLDER, leave_nothing
-from forebay.sources.hub_shards import hub as hub_source
+from forebay.sources.hub_datasets import SHARDS_FOLDER, leave_nothing
+from forebay.sources.hub_datasets import hub as hub_source
 
 SHARD = shard(documents(40, "s"))
 HASH = hashlib.sha256(SHARD).hexdigest()

@@ -21,12 +21,12 @@ from forebay.errors import HubNotFound, RecipeNotContacted, SourceInvalid, Sourc
 from forebay.hub import Patience, Repository, repository
 from forebay.kinds import reopen_recipe
 from forebay.recipe import RecipeDocument, fields_of
-from forebay.sources import hub_shards
-from forebay.sources.hub_shards import HubSource, let_go
-from forebay.sources.hub_shards import hub as hub_source
+from forebay.sources import hub_datasets
+from forebay.sources.hub_datasets import HubSource, let_go
+from forebay.sources.hub_datasets import hub as hub_source
 from forebay.teachers import T5, TeacherRecipe
 from forebay.teachers.align import reopened
-from forebay.tokens.gpt2 import gpt2_json
+from forebay.tokens.vocabulary import gpt2_json
 
 TOKEN = "hf_secret_of_the_user"
 FILES = {"README.md": README.encode()} | {
@@ -89,7 +89,7 @@ def _at_home(patch: pytest.MonkeyPatch, folder: Path) -> None:
 
 def forget_sources() -> None:
     """What this process has learnt of hubs so far."""
-    for known in (hub_shards._remotes, hub_shards._shards, repository._listing):
+    for known in (hub_datasets._remotes, hub_datasets._shards, repository._listing):
         known.cache_clear()
 
 

@@ -16,8 +16,7 @@ from tests import bad_images
 
 import forebay as fb
 from forebay.errors import ImageUnreadable
-from forebay.images.decode import FORMATS, Policy, decode, webp_size
-from forebay.images.undisturbed import undisturbed
+from forebay.images.decode import FORMATS, Policy, decode, undisturbed, webp_size
 
 PICTURE = bad_images.picture(24, 40)
 
@@ -194,7 +193,7 @@ def test_half_a_picture_is_none_even_where_a_program_says_that_pillow_may_take_i
 
 FORKS = """
 import os, warnings
-from forebay.images.undisturbed import undisturbed
+from forebay.images.decode import undisturbed
 before = list(warnings.filters)
 with undisturbed(1):
     child = os.fork()
@@ -260,7 +259,7 @@ def test_a_large_picture_has_the_pixels_of_a_small_one(mode, turn, monkeypatch):
         with monkeypatch.context() as patched:
             small = recipe.letterboxed(stream.getvalue())
             patched.setattr("forebay.images.decode.LARGE", 0)
-            patched.setattr("forebay.images.colour._STRIP_PIXELS", 43 * 7)
+            patched.setattr("forebay.images.content._STRIP_PIXELS", 43 * 7)
             large = recipe.letterboxed(stream.getvalue())
         assert large[1] == small[1]
         np.testing.assert_array_equal(large[0], small[0])

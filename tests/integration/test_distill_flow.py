@@ -12,8 +12,8 @@ import pytest
 import torch
 
 import forebay as fb
+from forebay.compat.tinyflux import TrainerConfig
 from forebay.torch.distill import TeacherRows
-from forebay.torch.experts import TrainerConfig
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "distill_flow.py"
 STEPS = 40

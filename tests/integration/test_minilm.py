@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 import forebay as fb
 from forebay.teachers import Batch, Loaded, Output, Teacher, TeacherRecipe, shared
-from forebay.teachers.weights import hashes
+from forebay.teachers.model_files import hashes
 from forebay.torch.distill import feature_loss
 from forebay.torch.teachers.loading import load_model
-from forebay.torch.teachers.text import Tokens
+from forebay.torch.teachers.run_encoders import Tokens
 
 SUBJECTS = ("the cat", "a dog", "my neighbour", "the train", "an old ship", "the committee")
 VERBS = ("sleeps", "runs", "arrives", "sings", "waits", "votes")

@@ -10,7 +10,7 @@ from tests.layer_recipes import stored_cache
 
 import forebay as fb
 from forebay.columns import Array, Column, Ragged
-from forebay.format.chunk_file import ChunkFile
+from forebay.format.chunk_decode import ChunkFile
 
 HERE = Path(__file__).parents[2]
 NUMBERED = (

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from row_cases import RowCase, row_cases
 
 from forebay import masks
-from forebay.masks.blocks import BlockList, BlockLists
+from forebay.masks.spans import BlockList, BlockLists
 
 block_sizes = st.tuples(st.integers(1, 20), st.integers(1, 20))
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay import masks
-from forebay.masks.fill import fill_document_ids, fill_labels, fill_positions
+from forebay.masks.documents import fill_document_ids, fill_labels, fill_positions
 
 
 @st.composite

@@ -5,9 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.order.ordering import Ordering
-from forebay.order.orders import GlobalOrder, Order, SequentialOrder
-from forebay.order.quality import ShuffleQuality, shuffle_quality
+from forebay.order.orders import GlobalOrder, Order, Ordering, SequentialOrder, ShuffleQuality, shuffle_quality
 from forebay.order.window import Window, WindowOrder
 
 GOLDEN_WINDOW = [3, 15, 2, 14, 1, 6, 17, 5, 16, 12, 0, 13, 19, 11, 18, 10, 4, 7, 9, 8]

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forebay.order.selection import BLOCK_ROWS, BitSelection, ChunkSelection, Selection, pack_bits
+from forebay.order.selected_rows import BLOCK_ROWS, BitSelection, ChunkSelection, Selection, pack_bits
 
 chunked = st.lists(st.tuples(st.integers(0, 9), st.booleans()), max_size=12)
 lengths = st.one_of(st.integers(0, 40), st.sampled_from([BLOCK_ROWS - 1, BLOCK_ROWS, 3 * BLOCK_ROWS + 5]))

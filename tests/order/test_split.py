@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forebay.columns import Ragged
-from forebay.order.split import chunk_names, document_groups, on_training_side, sample_names
+from forebay.order.selected_rows import chunk_names, document_groups, on_training_side, sample_names
 
 names = st.lists(st.binary(max_size=12), max_size=30)
 seeds = st.integers(0, 2**64 - 1)

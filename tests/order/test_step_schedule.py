@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forebay.order.schedule import Multiplier, training_steps, warmup_steps
+from forebay.order.lr_schedule import Multiplier, training_steps, warmup_steps
 
 
 @pytest.mark.parametrize(

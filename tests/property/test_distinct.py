@@ -11,8 +11,8 @@ from tests.builders import chunk_digests
 from tests.distinct import DistinctRecipe, distinct_lines, rows_of
 
 import forebay as fb
-from forebay.cache.duplicates import LIMIT_SHARE
-from forebay.cache.runs import RECORD_BYTES
+from forebay.building.dedup import LIMIT_SHARE
+from forebay.building.external_sort import RECORD_BYTES
 
 ALPHABET = [b"", b"a", b"b", b"ab", b"abc", b"abd", b"ba", b"\0", b"\0a", b"bad", b"a bad one", b"x" * 30]
 FILES = st.lists(st.lists(st.sampled_from(ALPHABET) | st.binary(max_size=3).map(lambda b: b.replace(b"\n", b" "))),

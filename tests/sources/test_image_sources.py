@@ -23,10 +23,10 @@ import forebay as fb
 from forebay import sources
 from forebay.errors import SourceChanged, SourceNotFound, SourceUnreadable
 from forebay.source import Annotated, Failure, Part, Sample, Source
-from forebay.sources import image_files, image_lines
-from forebay.sources.image_lines import manifest_file
+from forebay.sources import image_files, manifests
+from forebay.sources.manifests import manifest_file
 from forebay.testing import SourceContract
-from forebay.testing.source import parts_of
+from forebay.testing.source_contract import parts_of
 
 RECIPE = fb.ImageRecipe(size=32)
 
@@ -154,7 +154,7 @@ def test_how_deep_a_stack_is_decides_nothing(tmp_path):
     for source in (sources.images(tmp_path), sources.image_manifest(tmp_path / "list.jsonl")):
         failure, sample = read_all(source)
         assert "more than 64 deep" in failure.detail
-        image_lines.open_lines.cache_clear()
+        manifests.open_lines.cache_clear()
         assert called_deep_inside(300, lambda source=source: read_all(source)) == [failure, sample]
 
 
@@ -387,7 +387,7 @@ def test_a_manifest_of_nothing_but_mistakes_is_gone_through_at_once(tmp_path):
 
 
 def test_lines_are_counted_as_an_editor_counts_them_and_bounded(tmp_path, monkeypatch):
-    monkeypatch.setattr(image_lines, "LONGEST_LINE", 64)
+    monkeypatch.setattr(manifests, "LONGEST_LINE", 64)
     long = json.dumps({"path": "a.png", "said": "x" * 64})
     put(tmp_path, {"a.png": png(), "list.jsonl": f'\n  \r\n{{"path": 7}}\n{long}\n{{"path": "a.png"}}\n\n'})
     number, bound, sample = read_all(sources.image_manifest(tmp_path / "list.jsonl"))
@@ -399,7 +399,7 @@ def test_lines_are_counted_as_an_editor_counts_them_and_bounded(tmp_path, monkey
 def test_a_manifest_that_is_cut_short_under_a_reader_is_an_error_and_no_crash(tmp_path):
     put(tmp_path, {"a.png": png(), "list.jsonl": '{"path": "a.png"}\n' * 5000})
     status = manifest_file(str(tmp_path / "list.jsonl"))
-    lines = image_lines.open_lines(str(tmp_path), str(tmp_path / "list.jsonl"), status, "path")
+    lines = manifests.open_lines(str(tmp_path), str(tmp_path / "list.jsonl"), status, "path")
     os.truncate(tmp_path / "list.jsonl", 0)
     with pytest.raises(SourceChanged, match=r"'list\.jsonl' was cut short"):
         list(lines.named())
@@ -538,9 +538,9 @@ def test_absolute_paths_of_a_manifest_below_the_root_are_read(tmp_path):
 
 def test_a_manifest_that_unpacks_to_very_much_is_refused(tmp_path, monkeypatch):
     put(tmp_path, {"list.jsonl.gz": gzip.compress(b'{"path": "a.png"}\n' * 5000)})
-    monkeypatch.setattr(image_lines, "MOST_UNPACKED", 50_000)
-    monkeypatch.setattr(image_lines, "_PIECE", 10_000)
-    image_lines.open_lines.cache_clear()
+    monkeypatch.setattr(manifests, "MOST_UNPACKED", 50_000)
+    monkeypatch.setattr(manifests, "_PIECE", 10_000)
+    manifests.open_lines.cache_clear()
     with pytest.raises(SourceUnreadable, match="unpacks to more than 50,000 bytes; unpack it first"):
         sources.image_manifest(tmp_path / "list.jsonl.gz").files()
 

@@ -13,7 +13,7 @@ from tests.sources.written import write
 
 import forebay as fb
 from forebay.source import Part
-from forebay.sources import separated
+from forebay.sources import pieces
 
 LINUX_ONLY = pytest.mark.skipif(sys.platform != "linux", reason="counts what a process reads by /proc")
 
@@ -71,7 +71,7 @@ def test_where_a_file_may_be_cut_does_not_depend_on_what_was_asked_before(tmp_pa
     (file,) = source.files()
     ends = ends_of(content, separator)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(separated, "_LONG_PIECE", 2)
+        patch.setattr(pieces, "_LONG_PIECE", 2)
         for first, every in asked:
             cuts = list(source.cuts(file, 0, first, every))
             assert cuts == expected_cuts(ends, len(content), first, every)

@@ -16,7 +16,7 @@ from tests.sources.written import parquet_of, read_all, write
 import forebay as fb
 from forebay.errors import ForebayError, SourceInvalid, SourceUnreadable
 from forebay.source import Failure, Sample
-from forebay.sources.separators import LongPiece, whole_pieces
+from forebay.sources.pieces import LongPiece, whole_pieces
 
 SEPARATORS = st.sampled_from([b"\n", b"--", b"---", b"ab", b"aba"])
 KINDS = {

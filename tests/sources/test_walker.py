@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from forebay import sources
 from forebay.errors import SourceUnreadable
-from forebay.sources.walker import count_left_out, found_files
+from forebay.sources.paths import count_left_out, found_files
 
 NAMES = st.sampled_from(["a", "b.x", "ä ö", "[1]", "-", "line\nbreak", "B.X"])
 PATHS = st.lists(NAMES, min_size=1, max_size=3).map(lambda names: os.path.join(*names))

@@ -10,7 +10,7 @@ from tests.sources.written import read_all
 
 import forebay as fb
 from forebay.errors import SourceUnreadable
-from forebay.sources.zstd_frames import ends_whole
+from forebay.sources.compression import ends_whole
 
 SKIPPABLE = (0x184D2A53).to_bytes(4, "little") + (5).to_bytes(4, "little") + b"12345"
 

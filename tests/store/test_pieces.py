@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from forebay.store import LocalStore, MemoryStore
-from forebay.store.pieces import PIECE_BYTES, Pieces, cut, sha256_of
+from forebay.store.base import PIECE_BYTES, Pieces, cut, sha256_of
 
 
 class BadSector(LocalStore):

@@ -10,16 +10,7 @@ from tests.teachers.own_teachers import SENTENCES, Letters, Ramp, prompt_cache
 
 import forebay as fb
 from forebay.columns import Array
-from forebay.teachers import (
-    BUCKETS,
-    Batch,
-    GeometricSol,
-    Loaded,
-    Output,
-    Teacher,
-    TeacherRecipe,
-    check_alignment,
-)
+from forebay.teachers import BUCKETS, Batch, GeometricSol, Loaded, Output, Teacher, TeacherRecipe, check_alignment
 
 MOOD = {"add": 0.0}  # what `Moody` depends on without saying so
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from forebay.teachers.noise import normal, sample_keys
+from forebay.teachers.teacher_samples import normal, sample_keys
 
 
 def test_noise_of_a_sample_does_not_depend_on_its_companions() -> None:

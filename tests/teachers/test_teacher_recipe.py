@@ -27,30 +27,12 @@ from tests.teachers.own_teachers import (
 import forebay as fb
 from forebay.cache.records import Progress
 from forebay.columns import Columns
-from forebay.errors import (
-    BuildStopped,
-    MemoryTooSmall,
-    RecipeInvalid,
-    RecipeMismatch,
-    TeacherUnusable,
-    UnknownKind,
-)
+from forebay.errors import BuildStopped, MemoryTooSmall, RecipeInvalid, RecipeMismatch, TeacherUnusable, UnknownKind
 from forebay.kinds import reopen_recipe
-from forebay.teachers import (
-    BUCKETS,
-    Clip,
-    GeometricSol,
-    Latents,
-    Lune,
-    Teacher,
-    TeacherRecipe,
-    shared,
-    unload,
-)
-from forebay.teachers.fitting import peak_bytes
-from forebay.teachers.memo import Memo
-from forebay.teachers.samples import Prompts
-from forebay.teachers.weights import hashes
+from forebay.teachers import BUCKETS, Clip, GeometricSol, Latents, Lune, Teacher, TeacherRecipe, shared, unload
+from forebay.teachers.batched_forward import Memo, peak_bytes
+from forebay.teachers.model_files import hashes
+from forebay.teachers.teacher_samples import Prompts
 
 
 @pytest.fixture(autouse=True)

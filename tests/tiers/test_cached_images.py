@@ -23,8 +23,8 @@ from tests.tiers.pictures import RECIPE, assert_same_rows, fresh_rows, write_pic
 import forebay as fb
 from forebay.errors import ImageUnreadable, SourceChanged, SourceInvalid, TierUnusable
 from forebay.tiers import CachedImages, TierWarning, verify_tier, warm
-from forebay.tiers.files import KEY_BYTES, KEY_CHECK
-from forebay.tiers.value import encode_value, peek_value
+from forebay.tiers.tier_files import KEY_BYTES, KEY_CHECK
+from forebay.tiers.tier_value import encode_value, peek_value
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from tests.tiers.pictures import RECIPE, assert_same_rows, fresh_rows, write_pic
 import forebay as fb
 from forebay.errors import TierDamaged, TierUnusable
 from forebay.tiers import CachedImages, TierWarning, clear_tier, summarize_tier, verify_tier, warm
-from forebay.tiers.pages import Snapshot, read_metas
+from forebay.tiers.lmdb_pages import Snapshot, read_metas
 
 DAMAGES = 208
 PAGE = 4096

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.columns import DTYPES, Column
-from forebay.tiers.value import BadValue, RowShape, decode_value, encode_value, identity_bytes
+from forebay.tiers.tier_value import BadValue, RowShape, decode_value, encode_value, identity_bytes
 
 WHOSE = {"fingerprint": "f" * 64, "made_with": {}, "sample": "a\udcffb.jpg", "size": 3}
 IDENTITY = identity_bytes(WHOSE, {})

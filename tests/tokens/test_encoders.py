@@ -12,11 +12,8 @@ from tests.tokens.vocabularies import added, byte_level
 
 from forebay.errors import EncodersDiffer, LibraryMissing, TokenizerUnusable
 from forebay.tokens import encoders
-from forebay.tokens.agreement import HARD, first_difference, hard_strings
-from forebay.tokens.choice import choose_encoder
-from forebay.tokens.encoders import decode, open_encoder
-from forebay.tokens.gpt2 import gpt2_json
-from forebay.tokens.vocabulary import Vocabulary, load_vocabulary
+from forebay.tokens.encoders import HARD, choose_encoder, decode, first_difference, hard_strings, open_encoder
+from forebay.tokens.vocabulary import Vocabulary, gpt2_json, load_vocabulary
 
 GPT2 = load_vocabulary("gpt2")
 texts = st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=60), max_size=8)

@@ -9,8 +9,7 @@ from tests.tokens.vocabularies import byte_level, written
 
 from forebay.errors import TokenizerUnusable
 from forebay.tokens.encoders import open_encoder
-from forebay.tokens.expansion import expansion_problem
-from forebay.tokens.vocabulary import load_vocabulary
+from forebay.tokens.vocabulary import expansion_problem, load_vocabulary
 
 
 def replace(pattern: dict[str, str], content: str) -> dict[str, object]:

@@ -7,7 +7,7 @@ import pytest
 from tests.tokens.vocabularies import added, byte_level, changed_model, written
 
 from forebay.errors import LibraryMissing, TokenizerUnusable
-from forebay.tokens import gpt2
+from forebay.tokens import vocabulary
 from forebay.tokens.vocabulary import Vocabulary, load_vocabulary
 
 
@@ -26,13 +26,13 @@ def test_a_gpt2_file_with_another_byte_is_refused(tmp_path, monkeypatch):
     (package / "data" / "encoder.json").write_text("{}")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(TokenizerUnusable, match="SHA-256"):
-        gpt2.gpt2_json()
+        vocabulary.gpt2_json()
 
 
 def test_without_the_vocabulary_the_install_line_is_named(monkeypatch):
-    monkeypatch.setattr(gpt2, "PACKAGE", "no_such_package_anywhere")
+    monkeypatch.setattr(vocabulary, "PACKAGE", "no_such_package_anywhere")
     with pytest.raises(LibraryMissing, match=r"pip install 'forebay\[tokens\]'"):
-        gpt2.gpt2_json()
+        vocabulary.gpt2_json()
 
 
 def test_a_file_or_its_folder_can_be_named(tmp_path):

@@ -4,8 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from forebay.tokens.gpt2 import gpt2_json
-from forebay.tokens.vocabulary import Vocabulary
+from forebay.tokens.vocabulary import Vocabulary, gpt2_json
 
 
 def byte_level(**changes: Any) -> bytes:

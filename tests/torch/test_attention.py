@@ -12,15 +12,9 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from forebay.masks import token_ignore_mask
-from forebay.torch import (
-    BlockMaskCache,
-    MaskedViTBlock,
-    PackedSelfAttention,
-    SeedAttention,
-    attend,
-    document_block_mask,
-)
-from forebay.torch.attend import (
+from forebay.torch import BlockMaskCache, MaskedViTBlock, PackedSelfAttention, SeedAttention, document_block_mask
+from forebay.torch.attention import backends
+from forebay.torch.attention.backends import (
     attend_auto,
     attend_dense,
     attend_documents,
@@ -203,7 +197,7 @@ def test_plain_documents_are_attended_to_without_a_mask(kind, monkeypatch):
     def no_mask(*_: object) -> Tensor:
         raise AssertionError("a mask was made")
 
-    monkeypatch.setattr(attend, "dense_mask", no_mask)
+    monkeypatch.setattr(backends, "dense_mask", no_mask)
     x = torch.randn(3, 140, 16)
     PackedSelfAttention(16, 2, kind=kind, backend="documents")(x, ROWS.seq_lens)
     SeedAttention(16, 2, backend="dense")(x)

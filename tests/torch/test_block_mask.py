@@ -14,7 +14,7 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
 from forebay import masks
 from forebay.torch import causal_block_mask, document_block_mask, image_block_mask, prefix_block_mask
-from forebay.torch.mask_mod import captured_tensors, dense_mask
+from forebay.torch.attention.block_mask import captured_tensors, dense_mask
 
 PAIRS = ("kv", "full_kv", "q", "full_q")
 block_sizes = st.sampled_from([16, 64, 128, (128, 64), (32, 128), 7])

@@ -11,7 +11,7 @@ from tests.token_caches import token_cache
 
 import forebay as fb
 from forebay.torch import Loader
-from forebay.torch.buffers import Buffers, tensor
+from forebay.torch.batches import Buffers, tensor
 
 SHAPE, LONG = (64, 64), np.dtype(np.int64)
 

@@ -12,9 +12,8 @@ from tests.token_caches import token_cache
 import forebay as fb
 from forebay.order.coins import Coins, sample_keys
 from forebay.torch import CacheDataset, Collate, Ingredient, Loader, Mixture
-from forebay.torch.batch import Batch
-from forebay.torch.buffers import Buffers
-from forebay.torch.collate import Rows
+from forebay.torch.assemble import Rows
+from forebay.torch.batches import Batch, Buffers
 
 ROWS = 30
 

@@ -18,8 +18,9 @@ from tests.torch.taught import plain_lune
 from torch import Tensor, nn
 
 import forebay as fb
+from forebay.compat import tinyflux
 from forebay.teachers import T5, Clip, Latents, Lune
-from forebay.torch import experts, import_old
+from forebay.torch import import_old
 from forebay.torch.distill import LunePredictor, SolPrior, TeacherRows, embed_times, spatial_weights
 
 EXAMPLES = Path(__file__).with_name("expert_cache_examples.txt")
@@ -55,9 +56,9 @@ class Student(nn.Module):
 
 
 @pytest.fixture(scope="module")
-def zoo(tiny_models: TinyModels, tmp_path_factory: pytest.TempPathFactory, one_thread: None) -> experts.ModelZoo:
+def zoo(tiny_models: TinyModels, tmp_path_factory: pytest.TempPathFactory, one_thread: None) -> tinyflux.ModelZoo:
     """One for all examples: what was asked for one of them is there for the next."""
-    return experts.ModelZoo(
+    return tinyflux.ModelZoo(
         folder=tmp_path_factory.mktemp("work"),
         vae=Latents(vae=tiny_models.vae, size=16),
         t5=T5(model=tiny_models.t5, max_length=8),
@@ -68,7 +69,7 @@ def zoo(tiny_models: TinyModels, tmp_path_factory: pytest.TempPathFactory, one_t
 
 
 @pytest.fixture
-def names(zoo: experts.ModelZoo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+def names(zoo: tinyflux.ModelZoo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What stands around the examples."""
     monkeypatch.chdir(tmp_path)
     random.seed(0)
@@ -76,7 +77,7 @@ def names(zoo: experts.ModelZoo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     colours = ["red", "blue", "green", "white"]
     pictures = [Image.new("RGB", (20, 10 + number), colour) for number, colour in enumerate(colours)]
     given = {"torch": torch, "random": random, "zoo": zoo, "images": pictures, "prompts": PROMPTS}
-    return {**{name: getattr(experts, name) for name in experts.__all__}, **given}
+    return {**{name: getattr(tinyflux, name) for name in tinyflux.__all__}, **given}
 
 
 def blocks() -> dict[int, str]:
@@ -118,7 +119,7 @@ def test_a_cache_is_built_saved_loaded_and_trained_on_as_the_document_says(names
     high_memory = names["cache"]
     assert high_memory.name == "my_data"
     assert high_memory.cache.root == low_memory.cache.root  # nothing is made twice
-    loaded = experts.DatasetCache.load("cache.pt")
+    loaded = tinyflux.DatasetCache.load("cache.pt")
     assert Path("cache.pt/cache.json").exists()
     assert fb.verify("cache.pt").sound
     rows = torch.arange(4)

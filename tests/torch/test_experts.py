@@ -8,10 +8,7 @@ from PIL import Image
 from tests.tiny_models import TinyModels
 
 import forebay as fb
-from forebay.errors import TeacherUnusable
-from forebay.teachers import T5, Clip, GeometricSol, Latents, Lune, Sol
-from forebay.torch.distill import TeacherRows
-from forebay.torch.experts import (
+from forebay.compat.tinyflux import (
     DatasetCache,
     EncodingCache,
     LuneFeatureCache,
@@ -21,6 +18,9 @@ from forebay.torch.experts import (
     compute_lune_loss,
     compute_sol_loss,
 )
+from forebay.errors import TeacherUnusable
+from forebay.teachers import T5, Clip, GeometricSol, Latents, Lune, Sol
+from forebay.torch.distill import TeacherRows
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 PROMPTS = ["a red cat", "the blue dog", "a house"]

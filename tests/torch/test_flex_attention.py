@@ -14,15 +14,14 @@ from torch.nn.functional import scaled_dot_product_attention
 from forebay.torch import (
     PackedSelfAttention,
     SeedAttention,
-    attend,
     causal_block_mask,
     document_block_mask,
-    graphs,
     image_block_mask,
     prefix_block_mask,
 )
-from forebay.torch.attend import attend_dense, attend_flex
-from forebay.torch.mask_mod import dense_mask
+from forebay.torch.attention import backends
+from forebay.torch.attention.backends import attend_dense, attend_flex
+from forebay.torch.attention.block_mask import dense_mask
 
 # torch warns itself while it loads its compiler.
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
@@ -33,7 +32,7 @@ ROWS, LENGTH = 2, 200
 @pytest.fixture(autouse=True)
 def fresh_compiler():
     torch._dynamo.reset()
-    graphs._kernels.clear()
+    backends._kernels.clear()
     torch._dynamo.utils.counters.clear()
     with torch.no_grad():
         yield
@@ -125,26 +124,26 @@ def test_more_signatures_than_torch_recompiles_one_function_for():
     for query, mask in cases * 2:
         attended = attend_flex(query, query, query, mask)
         torch.testing.assert_close(attended, attend_dense(query, query, query, mask), atol=1e-5, rtol=0)
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == len(graphs._kernels) == 12
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == len(backends._kernels) == 12
 
 
 @pytest.mark.usefixtures("quick_compiler")
 def test_kernels_are_bounded_and_the_least_recently_used_leaves_first(monkeypatch):
-    monkeypatch.setattr(graphs, "MAX_KERNELS", 3)
+    monkeypatch.setattr(backends, "MAX_KERNELS", 3)
     cases = signatures()
     for case in (0, 1, 2, 0, 3):
         query, mask = cases[case]
         attend_flex(query, query, query, mask)
-    kept = [graphs.flex_signature(query, query, query, mask) for query, mask in (cases[2], cases[0], cases[3])]
-    assert list(graphs._kernels) == kept
+    kept = [backends.flex_signature(query, query, query, mask) for query, mask in (cases[2], cases[0], cases[3])]
+    assert list(backends._kernels) == kept
 
 
 def test_a_kernel_that_does_not_compile_is_warned_about_once_and_sdpa_goes_on(monkeypatch):
     def no_kernel(*_: object) -> torch.Tensor:
         raise torch._dynamo.exc.BackendCompilerFailed(no_kernel, RuntimeError("C++ compile error"), None)
 
-    monkeypatch.setattr(attend, "compiled_flex_attention", no_kernel)
-    monkeypatch.setattr(attend, "_broken_flex", [])
+    monkeypatch.setattr(backends, "compiled_flex_attention", no_kernel)
+    monkeypatch.setattr(backends, "_broken_flex", [])
     module, x = PackedSelfAttention(32, 2), torch.randn(ROWS, LENGTH, 32)
     with pytest.warns(RuntimeWarning, match="FlexAttention did not compile"):
         attended = module(x, DOCUMENTS.seq_lens)
@@ -165,7 +164,7 @@ def test_a_compiled_model_keeps_its_static_kernels():
     for rows in (4, 3, 1):
         x, case = torch.randn(rows, LENGTH, 32), random_batch(rows, LENGTH, rows, mean_length=80)
         torch.testing.assert_close(compiled(x, case.seq_lens), module(x, case.seq_lens), atol=1e-5, rtol=0)
-    assert len(graphs._kernels) == 3
+    assert len(backends._kernels) == 3
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float16, 5e-3), (torch.bfloat16, 4e-2)])

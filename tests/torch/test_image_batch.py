@@ -28,8 +28,8 @@ from torch.utils.data import DataLoader
 
 import forebay as fb
 from forebay.errors import AllTokensIgnored, ChunkCorrupt
-from forebay.format.key import VARIABLE
-from forebay.images.normalize import Scaling
+from forebay.format.sealed import VARIABLE
+from forebay.images.geometry import Scaling
 from forebay.order.coins import Coins, sample_keys
 from forebay.torch import CacheDataset, ImageBatch, Ingredient, Loader, Mixture, normalize_on_device
 

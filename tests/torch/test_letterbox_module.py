@@ -18,7 +18,7 @@ from forebay.errors import AllTokensIgnored
 from forebay.images import fit, fit_many, prepare
 from forebay.masks.rectangle import token_padding
 from forebay.torch import LetterboxModule
-from forebay.torch.letterbox_module import letterbox_box
+from forebay.torch.images.model_input import letterbox_box
 
 SIZE, PATCH = 48, 8
 RECIPE = fb.ImageRecipe(size=SIZE, pad_color=(1, 114, 250))

@@ -23,11 +23,11 @@ import forebay as fb
 from forebay import masks
 from forebay.columns import Column
 from forebay.errors import WindowTooLarge
+from forebay.feeding.selection import Split
 from forebay.order.coins import Coins
 from forebay.order.window import Window
 from forebay.torch import Ingredient, Loader, Mixture, document_block_mask
-from forebay.torch.attend import attend_packed
-from forebay.torch.rules import Split
+from forebay.torch.attention.backends import attend_packed
 
 LENGTH = 8
 PLAIN, PACKED = 53, 61

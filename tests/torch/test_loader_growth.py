@@ -12,9 +12,9 @@ from tests.token_caches import grow_cache, numbers_of, token_cache
 
 import forebay as fb
 from forebay.errors import StateMismatch
+from forebay.feeding.selection import Split
 from forebay.order.window import Window
 from forebay.torch import Growth, Loader
-from forebay.torch.rules import Split
 
 OLD, NEW = 23, 37  # rows
 NEWEST = 2  # growing publishes the plan first, then the rows

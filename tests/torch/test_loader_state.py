@@ -13,9 +13,9 @@ from tests.token_caches import NumberedTokens, grow_cache, numbers_of, token_cac
 import forebay as fb
 from forebay.columns import Array
 from forebay.errors import GenerationGone, StateMismatch, WindowTooLarge
+from forebay.feeding.selection import Split
 from forebay.order.window import Window
 from forebay.torch import Loader, Located
-from forebay.torch.rules import Split
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from forebay.compat.pt_cache import read_old_cache
 from forebay.errors import OldCacheInvalid
-from forebay.torch.old_cache import read_old_cache
 
 ROWS = 3
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 import forebay as fb
+from forebay.compat.pt_import import OldCacheSource
+from forebay.compat.tinyflux import DatasetCache
 from forebay.errors import OldCacheInvalid
 from forebay.torch import import_old
-from forebay.torch.experts import DatasetCache
-from forebay.torch.old_recipe import OldCacheSource
 
 ROWS = 7
 BUCKETS = torch.linspace(0.05, 0.95, 10)

@@ -44,10 +44,10 @@ from forebay.teachers import (
     shared,
     weights_of_latents,
 )
-from forebay.teachers.noise import normal, sample_keys
+from forebay.teachers.teacher_samples import normal, sample_keys
 from forebay.torch.teachers import HookedModule
-from forebay.torch.teachers.attention_statistics import attention_received, attention_statistics
 from forebay.torch.teachers.loading import load_model
+from forebay.torch.teachers.run_unet import attention_received, attention_statistics
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

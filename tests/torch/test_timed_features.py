@@ -11,12 +11,12 @@ import torch
 
 import forebay as fb
 from forebay.columns import Column, Columns, Dtype, Ragged
+from forebay.compat.tinyflux import MultiSourceCache, compute_lune_loss, compute_sol_loss
 from forebay.recipe import Rows
 from forebay.teachers import GeometricSol, TeacherRecipe
 from forebay.teachers.recipe import T_BUCKETS
 from forebay.torch import features
 from forebay.torch.distill import TeacherDropout
-from forebay.torch.experts import MultiSourceCache, compute_lune_loss, compute_sol_loss
 
 ROWS = 12
 UNEVEN = (0.0, 0.1, 0.4, 0.45, 1.0)

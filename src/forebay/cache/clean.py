@@ -3,9 +3,7 @@
 import time
 from collections.abc import Collection
 
-from forebay.cache.claim import Claim, claimed, is_abandoned, read_claims
-from forebay.cache.plan import load_plan
-from forebay.cache.publish import (
+from forebay.cache.catalog import (
     chunk_files,
     generation_numbers,
     layers_of,
@@ -13,6 +11,8 @@ from forebay.cache.publish import (
     newest_generation,
     read_cache_document,
 )
+from forebay.cache.claims import Claim, claimed, is_abandoned, read_claims
+from forebay.cache.plan import load_plan
 from forebay.cache.records import CleanReport
 from forebay.errors import KeyRefused
 from forebay.format import layout

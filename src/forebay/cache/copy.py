@@ -5,17 +5,16 @@ import os
 import time
 from collections.abc import Callable
 
+from forebay.cache.catalog import load_generation
 from forebay.cache.plan import load_plan
-from forebay.cache.publish import load_generation
 from forebay.cache.records import CopyReport, Progress
 from forebay.cache.verify import check_index, identity_problems
 from forebay.errors import ChunkCorrupt, ChunkMissing, DiskFull, ForebayError, IndexCorrupt
 from forebay.format import layout
 from forebay.format.chunk import ChunkRecord
 from forebay.format.generation import Generation
-from forebay.store.base import Missing, Store, is_full
+from forebay.store.base import Missing, Pieces, Store, is_full
 from forebay.store.local import LocalStore
-from forebay.store.pieces import Pieces
 
 OnProgress = Callable[[Progress], None]
 

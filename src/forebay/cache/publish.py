@@ -1,169 +1,44 @@
-"""Publishing: from chunks that are there to the next generation."""
+"""Publish chunks: write the next generation, after everything that it lists."""
 
 import platform
-import secrets
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 
 import msgspec
 import numpy as np
 
+from forebay.cache.catalog import (
+    _NOT_LISTABLE,
+    STRANGE_NAMES,
+    UNPUBLISHED,
+    chunk_files,
+    generation_numbers,
+    layers_of,
+    load_generation,
+    newest_generation,
+    outdated_chunks,
+    read_recipe_document,
+    sound_record,
+)
 from forebay.cache.plan import Plan, load_plan
-from forebay.cache.presence import layer_columns
 from forebay.columns import Array
 from forebay.errors import (
-    CacheNotFound,
     Damaged,
     ForebayError,
-    FormatTooNew,
-    IndexCorrupt,
     NotForebay,
-    NothingPublished,
-    RecipeInvalid,
     SourceEmpty,
 )
 from forebay.format import layout
 from forebay.format.chunk import ChunkRecord
-from forebay.format.chunk_file import adopt_chunk
 from forebay.format.codec import library_versions
-from forebay.format.documents import CacheDocument, decode_cache_document, decode_recipe_document
-from forebay.format.generation import ChunkTable, Generation, decode_generation
-from forebay.format.key import hmac_key
-from forebay.format.layout import MAX_REVISION
-from forebay.recipe import RecipeDocument
-from forebay.store.base import Buffer, Missing, Store, holds, read_document
-from forebay.store.pieces import Pieces, load_index
+from forebay.format.generation import ChunkTable, Generation
+from forebay.format.layout import MAX_REVISION, CacheDocument
+from forebay.format.sealed import hmac_key
+from forebay.store.base import Buffer, Missing, Pieces, Store, holds
 
-UNPUBLISHED = -1
 LOOKS = 6  # at a name that is taken and not listed, before the next one is used
 Adopts = Mapping[str, Callable[[ChunkRecord], bool]]  # layer -> which of its unlisted chunks may be listed
-
-_NOT_LISTABLE = (ForebayError, ArithmeticError, TypeError, ValueError)  # a statistic of another length, or too large
-STRANGE_NAMES = 8  # in a row, taken by what is not a generation, before publishing gives up
-
-
-def begin_cache(store: Store, base: str) -> CacheDocument:
-    """The cache at a store, begun now if there is none."""
-    with suppress(CacheNotFound):
-        return read_cache_document(store)
-    check_layer_name(base)
-    fresh = CacheDocument(cache_id=secrets.token_hex(16), base=base)
-    store.create(layout.CACHE, [msgspec.json.format(msgspec.json.encode(fresh)) + b"\n"])
-    return read_cache_document(store)
-
-
-def check_layer_name(layer: str) -> None:
-    if not layout.is_layer_name(layer):
-        raise RecipeInvalid(f"'{layer}' is no name for a layer; use letters, digits, - and _")
-
-
-def read_cache_document(store: Store) -> CacheDocument:
-    try:
-        text = read_document(store, layout.CACHE)
-    except Missing as error:
-        raise CacheNotFound(store.address) from error
-    return decode_cache_document(text, store.address, layout.CACHE)
-
-
-def read_recipe_document(store: Store, layer: str) -> RecipeDocument | None:
-    """The recipe of a layer, None where there is no such layer."""
-    key = layout.recipe(layer)
-    try:
-        text = read_document(store, key)
-    except Missing:
-        return None
-    return decode_recipe_document(text, layer, store.address, key)
-
-
-def layers_of(store: Store, listed: Collection[str] = ()) -> list[str]:
-    """Every layer that has a recipe which can be read, and those in `listed` that have one at all.
-
-    A folder with anything else in it is not a layer: it must not stop work on those that are.
-    """
-    names = (layout.parse_recipe(entry.key) for entry in store.keys(layout.LAYERS))
-    return [name for name in names if name is not None and (name in listed or _has_recipe(store, name))]
-
-
-def _has_recipe(store: Store, layer: str) -> bool:
-    try:
-        return read_recipe_document(store, layer) is not None
-    except FormatTooNew:
-        return True  # for a newer forebay; whoever reads it says so
-    except Damaged:
-        return False
-
-
-def generation_numbers(store: Store) -> list[int]:
-    numbers = (layout.parse_generation(entry.key) for entry in store.keys(layout.GENERATIONS))
-    return sorted(number for number in numbers if number is not None)
-
-
-def load_generation(store: Store, number: int | None = None) -> Generation:
-    """A generation, the newest unless one is named, checked against its digest and the key in use."""
-    return read_generation(store, number, hmac_key())
-
-
-def read_generation(store: Store, number: int | None, secret: bytes | None) -> Generation:
-    """As `load_generation`, with this key, or none, instead of the one in use."""
-    if number is None:
-        numbers = generation_numbers(store)
-        if not numbers:
-            read_cache_document(store)
-            raise NothingPublished(store.address)
-        number = numbers[-1]
-    key = layout.generation(number)
-    try:
-        view = load_index(store, key)
-    except Missing as error:
-        read_cache_document(store)
-        raise NothingPublished(store.address, number) from error
-    generation = decode_generation(view, store.address, key, secret)
-    if generation.number != number:
-        raise IndexCorrupt(store.address, key, f"it is generation {generation.number}")
-    return generation
-
-
-def newest_generation(store: Store) -> Generation | None:
-    return load_generation(store) if generation_numbers(store) else None
-
-
-def chunk_files(store: Store, layer: str) -> dict[int, int]:
-    """chunk -> the highest revision of it that has a file."""
-    found: dict[int, int] = {}
-    for entry in store.keys(layout.layer_folder(layer)):
-        parsed = layout.parse_chunk(entry.key)
-        if parsed and layout.chunk(layer, *parsed) == entry.key:
-            found[parsed[0]] = max(parsed[1], found.get(parsed[0], 0))
-    return found
-
-
-def lost_chunks(store: Store, layer: str, table: ChunkTable) -> set[int]:
-    """Listed chunks whose file, in the revision that is listed, is gone."""
-    found = {layout.parse_chunk(entry.key) for entry in store.keys(layout.layer_folder(layer))}
-    listed = zip(table.chunks.tolist(), table.numbers["revision"].tolist(), strict=True)
-    return {chunk for chunk, revision in listed if (chunk, revision) not in found}
-
-
-def present_chunks(store: Store, layer: str, table: ChunkTable, revisions: Array) -> set[int]:
-    """The chunks of a layer that have a file, listed or not, made from what is planned now.
-
-    `revisions` is what the plan asks for: a file of a lower revision is of a source that has changed since.
-    """
-    there = {
-        chunk
-        for chunk, revision in chunk_files(store, layer).items()
-        if chunk < len(revisions) and revision >= revisions[chunk]
-    }
-    return there - lost_chunks(store, layer, table)
-
-
-def outdated_chunks(table: ChunkTable, revisions: Array) -> Array:
-    """The listed chunks that are made from what was planned before the plan was amended."""
-    planned = table.chunks < len(revisions)
-    behind = table.numbers["revision"][planned] < revisions[table.chunks[planned]]
-    found: Array = table.chunks[planned][behind]
-    return found
 
 
 def publish(
@@ -432,27 +307,6 @@ def _with_each(table: ChunkTable, layer: str, records: list[ChunkRecord], skippe
         except _NOT_LISTABLE:
             skipped.add(layout.chunk(layer, record.chunk, record.revision))
     return table
-
-
-def examine_chunk(store: Store, layer: str, chunk: int, revision: int = 0) -> ChunkRecord:
-    """The record of a chunk's file, listed or not, once all of it is read; raises what is wrong with it."""
-    key = layout.chunk(layer, chunk, revision)
-    recipe = read_recipe_document(store, layer)
-    if recipe is None:
-        raise Missing(layout.recipe(layer))
-    declared = layer_columns(recipe.columns, is_base=not recipe.reads)
-    return adopt_chunk(Pieces(store, key), key, layer, chunk, recipe.fingerprint, revision, declared)
-
-
-def sound_record(store: Store, layer: str, chunk: int, revision: int = 0) -> ChunkRecord | None:
-    """The record of a chunk's file, listed or not, once all of it is read; None where there is no sound one.
-
-    One that a newer forebay wrote cannot be read here, so here it is none.
-    """
-    try:
-        return examine_chunk(store, layer, chunk, revision)
-    except (Missing, Damaged):
-        return None
 
 
 def _adopted(

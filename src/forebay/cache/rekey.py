@@ -1,24 +1,22 @@
 """Changing the key of a cache: its generations are checked, then signed again.
 
 Every generation keeps its number. The newest is signed first; an older one that lists a file which is gone or damaged
-cannot be signed and is removed. Chunks never depend on the key, and stay as they are.
-"""
+cannot be signed and is removed. Chunks never depend on the key, and stay as they are."""
 
 import errno
 import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from forebay.cache.claim import is_abandoned, read_claims
-from forebay.cache.publish import generation_numbers, layers_of, read_generation
+from forebay.cache.catalog import generation_numbers, layers_of, read_generation
+from forebay.cache.claims import is_abandoned, read_claims
 from forebay.cache.records import Progress, RekeyReport
 from forebay.cache.verify import verify_generation
 from forebay.errors import Damaged, ForebayError, KeyRefused, NothingPublished
 from forebay.format import layout
 from forebay.format.generation import Generation
-from forebay.format.key import MIN_BYTES, VARIABLE
-from forebay.store.base import Missing, Store
-from forebay.store.pieces import Pieces
+from forebay.format.sealed import MIN_BYTES, VARIABLE
+from forebay.store.base import Missing, Pieces, Store
 
 OnProgress = Callable[[Progress], None]
 Listed = tuple[str, int, int]  # layer, chunk, revision

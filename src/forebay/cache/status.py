@@ -1,25 +1,28 @@
-"""How far a cache is: chunks there and missing, claims, failed samples, stale sources."""
+"""How far a cache is, and what it holds."""
 
 from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from itertools import islice
 
-from forebay.cache.claim import Claim, is_abandoned, read_claims
-from forebay.cache.freshness import Freshness, check_freshness
-from forebay.cache.outdated import stale_files
-from forebay.cache.plan import Plan, load_plan
-from forebay.cache.publish import (
+from forebay.cache.catalog import (
+    generation_numbers,
+    layer_columns,
     layers_of,
+    load_generation,
     lost_chunks,
     newest_generation,
+    open_chunk,
     present_chunks,
     read_cache_document,
     read_recipe_document,
 )
-from forebay.cache.published import open_chunk
-from forebay.cache.records import ClaimStatus, FailedSample, Gaps, LayerStatus, Status
+from forebay.cache.claims import Claim, is_abandoned, read_claims
+from forebay.cache.plan import Plan, load_plan
+from forebay.cache.records import ClaimStatus, FailedSample, Gaps, LayerStatus, LayerSummary, Status, Summary
+from forebay.cache.source_check import Freshness, check_freshness, stale_files
 from forebay.cache.verify import foreign_files
+from forebay.columns import Column
 from forebay.errors import ChunkMissing, Damaged, HubNotFound, HubUnreachable, IndexCorrupt, LayerNotFound
 from forebay.format import layout
 from forebay.format.chunk import ChunkRecord
@@ -169,3 +172,51 @@ def _freshness(
         return fresh(plan), stale_files(source, plan, base, table, lambda plan: fresh(plan).stale)
     except (HubUnreachable, HubNotFound):
         return None, {}
+
+
+def summarize_cache(store: Store) -> Summary:
+    generation, plan = load_generation(store), load_plan(store)
+    layers = tuple(_layer_summary(generation, layer) for layer in generation.recipes)
+    return Summary(
+        root=store.address,
+        cache_id=generation.document.cache_id,
+        base=generation.base,
+        generation=generation.number,
+        generations=len(generation_numbers(store)),
+        digest=generation.digest,
+        planned_chunks=len(plan),
+        rows=int(generation.table(generation.base).rows.sum()),
+        bytes=sum(layer.bytes for layer in layers),
+        source=dict(plan.source) if plan.segments else {},
+        source_files=len(plan.files),
+        layers=layers,
+        versions=tuple(dict(version) for version in generation.versions),
+        tagged=generation.tagged,
+    )
+
+
+def _layer_summary(generation: Generation, layer: str) -> LayerSummary:
+    recipe, table = generation.recipe(layer), generation.table(layer)
+    return LayerSummary(
+        layer=layer,
+        kind=recipe.kind,
+        fingerprint=recipe.fingerprint,
+        fields=recipe.fields,
+        columns=tuple(map(describe_column, layer_columns(recipe.columns, layer == generation.base))),
+        chunks=len(table),
+        rows=int(table.rows.sum()),
+        bytes=int(table.numbers["size"].sum()),
+        failures=int(table.numbers["failures"].sum()),
+        statistics=table.totals(),
+    )
+
+
+def describe_column(column: Column) -> str:
+    """
+    >>> describe_column(Column(name="tokens", dtype="uint16", shape=(512,), codec="zstd"))
+    'tokens: uint16 [512] zstd'
+    """
+    shape = f" {list(column.shape)}" if column.shape else ""
+    ragged = " ragged" if column.ragged else ""
+    codec = "" if column.codec == "none" else f" {column.codec}"
+    return f"{column.name}: {column.dtype}{shape}{ragged}{codec}"

@@ -1,8 +1,7 @@
 """Verifying: hold every byte that is published against its digest.
 
 SHA-256 says whether a file is bad; the sums in it then say which blocks. `full` also decodes everything, and hashes the
-source again.
-"""
+source again."""
 
 import os
 import time
@@ -13,19 +12,18 @@ from itertools import islice
 
 import numpy as np
 
-from forebay.cache.freshness import check_content, check_freshness
-from forebay.cache.identities import load_identities
-from forebay.cache.outdated import stale_files
-from forebay.cache.plan import Plan, decode_segment, load_plan
-from forebay.cache.publish import (
+from forebay.cache.catalog import (
     generation_numbers,
+    head_problem,
     layers_of,
     load_generation,
     outdated_chunks,
     read_cache_document,
 )
-from forebay.cache.published import head_problem
+from forebay.cache.plan import Plan, load_identities, load_plan
 from forebay.cache.records import Bad, Progress, VerifyReport
+from forebay.cache.segment import decode_segment
+from forebay.cache.source_check import check_content, check_freshness, stale_files
 from forebay.errors import (
     Damaged,
     ForebayError,
@@ -39,19 +37,16 @@ from forebay.errors import (
 )
 from forebay.format import layout
 from forebay.format.chunk import ChunkRecord
-from forebay.format.chunk_file import ChunkFile
-from forebay.format.chunk_file import check_content as check_chunk_content
+from forebay.format.chunk_decode import ChunkFile
+from forebay.format.chunk_decode import check_content as check_chunk_content
 from forebay.format.codec import MAX_BLOCK_BYTES
 from forebay.format.generation import Generation
-from forebay.format.key import hmac_key
-from forebay.format.sealed import is_whole
+from forebay.format.sealed import hmac_key, is_whole
 from forebay.recipe import input_layers
 from forebay.source import Source, SourceFile
-from forebay.store.base import Missing, Store, read_document
-from forebay.store.pieces import Pieces, View, load_index
+from forebay.store.base import Missing, Pieces, Store, View, load_index, read_document
 
 TELLING = 16  # chunks that tell whether a generation is of the cache it lies in
-
 OnProgress = Callable[[Progress], None]
 Listed = tuple[str, ChunkRecord]  # layer, record
 

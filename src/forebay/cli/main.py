@@ -3,8 +3,7 @@
 0  fine
 1  failure, or damage found
 2  wrong usage
-130  stopped by Ctrl-C or SIGTERM
-"""
+130  stopped by Ctrl-C or SIGTERM"""
 
 import errno
 import io
@@ -23,27 +22,16 @@ import click
 
 import forebay
 from forebay import api
-from forebay.cli.build import build
-from forebay.cli.clean import clean
-from forebay.cli.copy import copy
+from forebay.cli.build_verbs import build, estimate
 from forebay.cli.demo import demo
-from forebay.cli.estimate import estimate
-from forebay.cli.gaps import gaps
-from forebay.cli.grow import grow
-from forebay.cli.import_old import import_old
-from forebay.cli.info import info
-from forebay.cli.old_names import naming_places
-from forebay.cli.peek import peek
-from forebay.cli.refresh import refresh
-from forebay.cli.rekey import rekey
-from forebay.cli.repair import repair
+from forebay.cli.grow_verbs import grow, refresh
+from forebay.cli.inspect_verbs import gaps, info, peek, status, verify
+from forebay.cli.legacy import naming_places
+from forebay.cli.maintain_verbs import clean, copy, import_old, rekey, repair
 from forebay.cli.show import say, say_error
-from forebay.cli.status import status
-from forebay.cli.tier import tier
-from forebay.cli.verify import verify
-from forebay.cli.warm import warm
-from forebay.cli.words import harmless
+from forebay.cli.tier_verbs import tier, warm
 from forebay.errors import BuildStopped, ForebayError
+from forebay.preview.words import harmless
 
 FAILURE = 1
 STOPPED = 130

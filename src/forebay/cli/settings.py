@@ -1,4 +1,4 @@
-"""All settings of a build, gathered from a settings file, flags, or the cache itself. Flags win."""
+"""The settings of a build, from a settings file, flags, or the cache itself (flags win), and the table of kinds."""
 
 import os
 from collections.abc import Mapping
@@ -9,22 +9,26 @@ import click
 import msgspec
 
 from forebay.api import check_kept_texts
-from forebay.cache.prepare import begun_plan
-from forebay.cache.publish import layers_of, read_cache_document, read_recipe_document
-from forebay.cli.kinds import KINDS, Kind
+from forebay.building.begin import begun_plan
+from forebay.cache.catalog import layers_of, read_cache_document, read_recipe_document
+from forebay.cli.kind_images import IMAGES
+from forebay.cli.kind_options import RAW, Kind
+from forebay.cli.kind_tokens import TOKENS
+from forebay.cli.options import is_on_hub
 from forebay.cli.settings_file import checked_kind, checked_section, read_settings_file
 from forebay.cli.show import say
-from forebay.cli.source_paths import is_on_hub
-from forebay.cli.words import command_line
 from forebay.errors import LayerNotFound, SourceNotContacted, UnknownKind
 from forebay.format import layout
 from forebay.kinds import remote_source, reopen_recipe, reopen_source
+from forebay.preview.words import command_line
 from forebay.recipe import Recipe, RecipeDocument, fields_of
 from forebay.source import Source
 from forebay.store import open_store
 from forebay.teachers import TeacherRecipe
 from forebay.tokens.vocabulary import is_path
 
+__all__ = ["KINDS", "Kind"]
+KINDS: dict[str, Kind] = {kind.name: kind for kind in (TOKENS, IMAGES, RAW)}
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Positive = Annotated[int, msgspec.Meta(gt=0)]
 

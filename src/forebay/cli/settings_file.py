@@ -2,8 +2,7 @@
 
 [source]                         [recipe]                     [build]
 paths = ["data/*.jsonl"]         kind = "tokens"              into = "caches/edu"
-text = "text"                    sequence_length = 512        workers = 2
-"""
+text = "text"                    sequence_length = 512        workers = 2"""
 
 import difflib
 import re
@@ -16,8 +15,8 @@ from typing import Any, Literal, NoReturn
 
 import msgspec
 
-from forebay.cli.old_settings import Refused, modernized
-from forebay.cli.sizes import parse_allowed
+from forebay.cli.legacy import Refused, modernized
+from forebay.cli.options import parse_allowed
 from forebay.errors import SettingsInvalid
 from forebay.sizes import parse_size
 

@@ -1,8 +1,7 @@
 """The one module that prints: records on standard output, all else on standard error.
 
 Whatever is printed is escaped here: names, texts and messages come from caches and sources, and a terminal obeys
-control characters in them. In JSON they become \\uXXXX, which reads back as the same text.
-"""
+control characters in them. In JSON they become \\uXXXX, which reads back as the same text."""
 
 import errno
 import json
@@ -17,9 +16,9 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.text import Text
 
-from forebay.cli.drawing import draw
-from forebay.cli.words import harmless, printable
+from forebay.cli.render import draw
 from forebay.errors import ForebayError
+from forebay.preview.words import harmless, printable
 
 _PIPE_WIDTH = 1000  # a line that goes into a file or a pipe is not broken
 _NUMBERS = re.compile(r"\[\n\s+([-+.\deE]+(?:,\n\s+[-+.\deE]+)*)\n\s*\]")

@@ -1,6 +1,5 @@
 """Who runs the chunks."""
 
-from forebay.engine.inline import InlineEngine
-from forebay.engine.local import LocalEngine
+from forebay.engine.local import InlineEngine, LocalEngine
 
 __all__ = ["InlineEngine", "LocalEngine"]

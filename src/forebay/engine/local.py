@@ -1,4 +1,4 @@
-"""Chunks made by processes of this machine.
+"""Chunks made on this machine: by worker processes, or inline in this process.
 
 Each worker is a fresh interpreter at the end of a pipe. It does not import the caller's script, so that a script needs
 no `if __name__ == "__main__"`; and it ends as soon as the builder does, however that came about.
@@ -13,8 +13,8 @@ import sys
 import time
 from multiprocessing.connection import Pipe, wait
 
-from forebay.cache.crew import Crew, Died, Event, Lost, Task
-from forebay.engine.worker import COMPUTED, READY
+from forebay.engine.base import Crew, Died, Event, Lost, Task
+from forebay.engine.worker import COMPUTED, READY, attempt_chunk
 from forebay.errors import RecipeInvalid
 from forebay.recipe import AnyRecipe
 
@@ -209,3 +209,44 @@ def _cause_of_death(code: int) -> str:
     name = known.get(-code, f"signal {-code}")
     hint = " (the kernel kills so when memory runs out)" if name == "SIGKILL" else ""
     return f"killed by {name}{hint}"
+
+
+class InlineEngine:
+    def get_ready(self, recipe: AnyRecipe, workers: int) -> None:
+        """This process is."""
+
+    def close(self) -> None:
+        """Nothing was started."""
+
+    def start(self, job: Task, workers: int) -> Crew:
+        return InlineCrew(job)
+
+
+class InlineCrew:
+    """One slot, worked on while the build waits for it."""
+
+    def __init__(self, job: Task) -> None:
+        self._job = job
+        self._chunk: int | None = None
+
+    def idle(self) -> list[int]:
+        return [0] if self._chunk is None else []
+
+    def give(self, slot: int, chunk: int) -> None:
+        self._chunk = chunk
+
+    def wait(self, timeout: float) -> list[Event]:
+        if self._chunk is None:
+            time.sleep(timeout)
+            return []
+        chunk, self._chunk = self._chunk, None
+        return [attempt_chunk(self._job, chunk)]
+
+    def resize(self, workers: int) -> None:
+        """There is always one slot."""
+
+    def pids(self) -> list[int]:
+        return [os.getpid()]
+
+    def stop(self) -> None:
+        self._chunk = None

@@ -1,4 +1,4 @@
-"""A chunk as bytes: columns in, buffers out. The way back is `chunk_file`.
+"""A chunk as bytes: columns in, buffers out, in blocks of rows. `chunk_decode` reads them back.
 
     header   metadata (canonical JSON) and the tensors below, padded to a multiple of 4096
     index    per column: name.offsets (ragged), name.blocks (compressed), name.sums; then .source     all uint64
@@ -6,6 +6,10 @@
 
 The bytes from the start to the end of the index are the *head*. Its digest is kept in the generation and checked
 before anything in it is believed; each block of data is checked against its sum in the index when it is first touched.
+
+rows      0 1 2 3 │ 4 5 6 7 │ 8 9          rows_per_block = 4, three blocks
+fixed     block k is rows 4k … 4k+3
+ragged    block k is the values from offsets[4k] to offsets[4k+4]
 """
 
 import hashlib
@@ -17,10 +21,10 @@ from math import isfinite
 import msgspec
 import numpy as np
 import xxhash
+from numpy.typing import NDArray
 
 from forebay.columns import DTYPES, Array, Column, Columns, Ragged
 from forebay.errors import RecipeInvalid
-from forebay.format.blocks import raw_bounds, values_of
 from forebay.format.codec import MAX_BLOCK_BYTES, compressor
 from forebay.format.layout import FORMAT_VERSION
 from forebay.format.tensors import as_bytes, encode_header
@@ -28,10 +32,42 @@ from forebay.recipe import canonical_json
 from forebay.source import Failure
 from forebay.store.base import Buffer
 
+Bounds = NDArray[np.int64]
+
+
+def block_count(column: Column, rows: int) -> int:
+    return -(-rows // column.block_rows)
+
+
+def block_rows(column: Column, rows: int) -> Bounds:
+    """The row at which each block begins, and the end of the last."""
+    step = min(column.block_rows, max(1, rows))
+    return np.minimum(np.arange(block_count(column, rows) + 1, dtype=np.int64) * step, rows)
+
+
+def value_bounds(column: Column, rows: int, offsets: Array | None) -> Bounds:
+    """Where each block begins, in rows, or in values of a ragged column, and the end of the last."""
+    edges = block_rows(column, rows)
+    return edges if offsets is None else offsets[edges].astype(np.int64)
+
+
+def block_span(column: Column, rows: int, block: int, offsets: Array | None) -> tuple[int, int]:
+    """Where one block begins and ends, as in `value_bounds`."""
+    low, high = (min(number * column.block_rows, rows) for number in (block, block + 1))
+    return (low, high) if offsets is None else (int(offsets[low]), int(offsets[high]))
+
+
+def raw_bounds(column: Column, rows: int, offsets: Array | None) -> Bounds:
+    """Where each block begins, in bytes before compression, and the end of the last."""
+    return value_bounds(column, rows, offsets) * column.item_bytes
+
+
+def values_of(rows: Array | Ragged) -> Array:
+    return rows.values if isinstance(rows, Ragged) else rows
+
+
 MAX_STATISTIC = 65_536  # numbers of one statistic of a chunk
-
 Statistics = Mapping[str, int | float | list[int]]
-
 # What a reader accepts; far above what any recipe makes, and small enough for a stranger's chunk to be harmless.
 MAX_HEADER_BYTES = 8 << 20
 MAX_HEAD_BYTES = 256 << 20

@@ -1,8 +1,7 @@
 """A generation as bytes: which chunks are published, with the facts to check them by.
 
 Per layer and chunk, in order of chunks: rows, sizes, digests and statistics, as arrays of a sealed file; beside them
-the text of `cache.json` and of every recipe, and the digests of the plan. Opening a cache reads this one file.
-"""
+the text of `cache.json` and of every recipe, and the digests of the plan. Opening a cache reads this one file."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -15,7 +14,10 @@ from forebay.columns import Array
 from forebay.errors import IndexCorrupt, RecipeInvalid
 from forebay.format import layout
 from forebay.format.chunk import ChunkRecord, can_be_listed
-from forebay.format.documents import (
+from forebay.format.layout import (
+    FORMAT_VERSION,
+    MAX_NUMBER,
+    MAX_REVISION,
     CacheDocument,
     LayerName,
     check_no_cycle,
@@ -23,7 +25,6 @@ from forebay.format.documents import (
     decode_recipe_document,
     one_line,
 )
-from forebay.format.layout import FORMAT_VERSION, MAX_NUMBER, MAX_REVISION
 from forebay.format.sealed import seal, unseal
 from forebay.recipe import RecipeDocument
 from forebay.store.base import Buffer
@@ -33,7 +34,6 @@ _DIGESTS = {"head": 16, "sha256": 32, "content": 16, "ids": 16, "base": 16}
 _MOST = 1 << 62  # of rows or bytes, also in sum
 _LIMITS = {"chunk": MAX_NUMBER, "revision": MAX_REVISION}
 _STATISTICS = (np.dtype("<i8"), np.dtype("<f8"))
-
 _Number = Annotated[int, msgspec.Meta(ge=0, lt=MAX_NUMBER)]
 _Sha256 = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{64}\Z")]
 

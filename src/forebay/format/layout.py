@@ -1,4 +1,4 @@
-"""Where things are inside a cache. No other module builds a key.
+"""Where things are inside a cache, and its JSON documents. No other module builds a key.
 
 cache.json                            format version, cache id, base layer
 plan/000000.safetensors               append-only segments: chunk -> files and ranges
@@ -9,23 +9,29 @@ layers/<layer>/000035.safetensors     immutable rows
 layers/<layer>/000035.r1.safetensors  the same chunk, rebuilt with other bytes
 generations/000003.safetensors        what is published, create-only
 claims/<layer>/000035.1.json          who computes a chunk
+
+A generation keeps both texts as well. Whatever is wrong with one is an `IndexCorrupt` that names it.
 """
 
 import re
+from collections.abc import Mapping
+from typing import Annotated, TypeVar
+
+import msgspec
+
+from forebay.errors import ForebayError, FormatTooNew, IndexCorrupt
+from forebay.recipe import RecipeDocument, input_layers
+from forebay.source import MOST_LEVELS, is_shallow
 
 FORMAT_VERSION = 1
-
 CACHE = "cache.json"
 GENERATIONS = "generations/"
 PLAN = "plan/"
 IDENTITIES = "identities/"
 LAYERS = "layers/"
 CLAIMS = "claims/"
-
 MAX_NUMBER = 10**15  # of a chunk, a segment or a generation; an array of int64 holds it, and a sum of many
-
 MAX_REVISION = 10**9
-
 # Six digits or more, the shortest way to write a number: one file has one name. Digits are ASCII: `\d` is more.
 _NUMBER = r"([0-9]{6}|[1-9][0-9]{6,14})"
 _NAME = r"[A-Za-z0-9_][A-Za-z0-9_-]{0,127}"
@@ -132,3 +138,76 @@ def is_known(key: str, layers: set[str]) -> bool:
 def _number(pattern: re.Pattern[str], key: str) -> int | None:
     found = pattern.fullmatch(key)
     return int(found[1]) if found else None
+
+
+LayerName = Annotated[str, msgspec.Meta(pattern=LAYER_PATTERN)]
+_Document = TypeVar("_Document")
+
+
+class CacheDocument(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`cache.json`: written once, when a cache begins."""
+
+    format_version: int = FORMAT_VERSION
+    cache_id: Annotated[str, msgspec.Meta(pattern=r"\A[0-9A-Za-z_-]{1,64}\Z")]
+    base: LayerName
+
+
+def decode_cache_document(text: bytes | str, root: str, where: str) -> CacheDocument:
+    return _decode(text, CacheDocument, root, where)
+
+
+def decode_recipe_document(text: bytes | str, layer: str, root: str, where: str) -> RecipeDocument:
+    """The recipe of one layer."""
+    kept = _decode(text, RecipeDocument, root, where)
+    problem = _recipe_problem(kept, layer)
+    if problem is not None:
+        raise IndexCorrupt(root, where, problem)
+    return kept
+
+
+def check_no_cycle(recipes: Mapping[str, RecipeDocument]) -> None:
+    """Refuse layers that read each other in a circle."""
+    below = {name: [one for one in input_layers(kept) if one in recipes] for name, kept in recipes.items()}
+    while below:
+        free = [name for name, others in below.items() if not any(other in below for other in others)]
+        if not free:
+            raise ValueError(f"the layers {', '.join(sorted(below))} read each other")
+        below = {name: others for name, others in below.items() if name not in free}
+
+
+def one_line(error: Exception) -> str:
+    """What an error says, whatever is in it, as part of a sentence."""
+    return " ".join(str(error).split())[:300]
+
+
+def _decode(text: bytes | str, document: type[_Document], root: str, where: str) -> _Document:
+    try:
+        version = msgspec.json.decode(text, type=_Versioned).format_version
+        if version > FORMAT_VERSION:
+            raise FormatTooNew(f"{root}/{where}", version, FORMAT_VERSION)
+        return msgspec.json.decode(text, type=document)
+    except FormatTooNew:
+        raise
+    except RecursionError as error:
+        raise IndexCorrupt(root, where, "its lists and objects are nested too deep") from error
+    except (msgspec.MsgspecError, ValueError, ForebayError) as error:
+        raise IndexCorrupt(root, where, f"it cannot be read: {one_line(error)}") from error
+
+
+class _Versioned(msgspec.Struct, frozen=True):
+    """What a document of any version says first."""
+
+    format_version: Annotated[int, msgspec.Meta(ge=1)]
+
+
+def _recipe_problem(kept: RecipeDocument, layer: str) -> str | None:
+    names = [column.name for column in kept.columns]
+    if kept.layer != layer:
+        return f"it is the recipe of a layer {kept.layer[:80]!r}"
+    if len(set(names)) != len(names):
+        return "it has two columns of one name"
+    if kept.sample_ids and kept.sample_ids not in names:
+        return f"its sample ids are a column {kept.sample_ids[:80]!r}, which it has not"
+    if not is_shallow(kept.fields):
+        return f"its fields are nested more than {MOST_LEVELS} deep"
+    return None

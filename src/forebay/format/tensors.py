@@ -6,8 +6,7 @@
     data      the tensors, in the order of the header, without gaps
 
 The package's own writer has no fixed order of keys and knows no bfloat16 in numpy, so writing is ours. Reading trusts
-nothing: every number is checked before it is used.
-"""
+nothing: every number is checked before it is used."""
 
 import json
 import sys
@@ -26,14 +25,13 @@ from forebay.errors import FormatTooNew, NotForebay, RecipeInvalid
 from forebay.format.layout import FORMAT_VERSION
 from forebay.recipe import canonical_json
 from forebay.source import MOST_LEVELS, TOO_DEEP, is_shallow
-from forebay.store.pieces import View
+from forebay.store.base import View
 
 ALIGNMENT = 4096
 MAX_HEADER_BYTES = 32 << 20  # JSON of this size is at most some hundred megabytes of objects
 MAX_TENSORS = 20_000
 MAX_DIMENSIONS = 32  # what every numpy takes
 _MOST_BYTES = 1 << 62
-
 _BY_TAG = {tag: dtype for tag, dtype in DTYPES.values()}
 _TAGS = {dtype: tag for tag, dtype in DTYPES.values()}
 

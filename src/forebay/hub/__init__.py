@@ -1,10 +1,15 @@
 """Talking to the Hugging Face hub: what a repository holds, and its bytes, checked.
 
 `huggingface_hub` knows the address, the token and the HTTP client; it lists without a timeout and keeps all it
-downloads, so asking, downloading and range reads are here.
-"""
+downloads, so asking, downloading and range reads are here."""
 
 from forebay.errors import LibraryMissing
+from forebay.hub.dataset_shards import parquet_shards
+from forebay.hub.download import RangeFile
+from forebay.hub.http import Patience
+from forebay.hub.models import model_files, tokenizer_json
+from forebay.hub.repository import HubFile, Listing, RemoteFile, Repository
+from forebay.hub.spool import Held, clear, sweep, take
 
 try:  # first, so that the sentence below is the one that is read
     import httpx2 as _httpx2  # noqa: F401
@@ -16,17 +21,6 @@ try:  # first, so that the sentence below is the one that is read
 except ModuleNotFoundError as missing:
     library = missing.name or "huggingface_hub"
     raise LibraryMissing(library, "reading from the Hugging Face hub", "remote") from missing
-
-from forebay.hub.hub_file import HubFile
-from forebay.hub.listing import Listing, RemoteFile
-from forebay.hub.model import model_files
-from forebay.hub.patience import Patience
-from forebay.hub.ranges import RangeFile
-from forebay.hub.repository import Repository
-from forebay.hub.shards import parquet_shards
-from forebay.hub.spool import Held, clear, sweep, take
-from forebay.hub.tokenizer import tokenizer_json
-
 __all__ = [
     "Held",
     "HubFile",

@@ -1,12 +1,248 @@
-"""Downloading a file: resumed where it broke off, checked against size and hash, moved into place when it is whole."""
+"""Download a file: resumed where it broke off, checked against size and hash, moved into place when it is whole.
 
+A piece cannot be held against the hash of the whole; nothing that is kept may be made from it.
+"""
+
+import errno
+import fcntl
+import hashlib
+import io
 import os
+import stat
+from contextlib import AbstractContextManager
 
 import httpx2
 
-from forebay.hub.arrival import Arrival
-from forebay.hub.content_range import begins_at
-from forebay.hub.hub_file import HubFile
+from forebay.errors import DownloadCorrupt, HubNotFound
+from forebay.hub.http import Passing, begins_at
+from forebay.hub.repository import HubFile, RemoteFile
+
+_LARGEST_RANGE = 512 << 20  # bytes; a footer says how long it is, and a row group how long its columns are
+
+
+def read_range(file: HubFile, start: int, stop: int) -> bytes:
+    """The bytes from `start` to `stop`; a read that breaks off goes on where it broke."""
+    stop = min(stop, file.size)
+    if stop - start > _LARGEST_RANGE:
+        problem = f"its footer or a column of a row group takes {stop - start:,} bytes, more than is read at once"
+        raise HubNotFound(file.what, problem, "download the file and build from it")
+    body = bytearray()
+
+    def attempt() -> bytes:
+        begin = start + len(body)
+        with file.ask({"range": f"bytes={begin}-{stop - 1}"}) as response:
+            found = begins_at(response, begin, file.size)
+            if found is None:
+                problem = f"HTTP {response.status_code} does not give byte {begin:,} of {file.size:,}"
+                raise Passing(problem, final=DownloadCorrupt(file.what, problem))
+            known = begin - found
+            for piece in response.iter_raw():
+                body.extend(piece[known : known + stop - start - len(body)])
+                known = max(0, known - len(piece))
+                if len(body) == stop - start:  # a server that knows no ranges would go on
+                    break
+        if len(body) < stop - start:
+            raise Passing(f"it ended after {len(body):,} of {stop - start:,} bytes")
+        return bytes(body)
+
+    return file.patiently(attempt, lambda: len(body)) if stop > start else b""
+
+
+class RangeFile(io.RawIOBase):
+    """A file of the hub to seek and read in, each read a request of its own."""
+
+    def __init__(self, file: HubFile) -> None:
+        self._file = file
+        self._position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._file.size}[whence]
+        self._position = base + offset
+        return self._position
+
+    def read(self, size: int | None = -1) -> bytes:
+        stop = self._file.size if size is None or size < 0 else self._position + size
+        piece = read_range(self._file, self._position, stop)
+        self._position += len(piece)
+        return piece
+
+
+_NOT_OURS = "it is a link or not a regular file, and forebay did not make it; remove it"
+_NO_LOCKS = "its file system has no locks; name a folder on another one with --spool, or move HF_HOME there"
+
+
+class FileLock:
+    """A lock on a path, shared by many or held alone. Who is alone may remove its file."""
+
+    def __init__(self, path: str, descriptor: int) -> None:
+        self.path = path
+        self._descriptor = descriptor
+
+    @classmethod
+    def shared(cls, path: str) -> "FileLock":
+        """The lock together with others, once nobody has it alone."""
+        while True:
+            descriptor = _open_locked(path, fcntl.LOCK_SH)
+            if _is_at(descriptor, path):
+                return cls(path, descriptor)
+            os.close(descriptor)  # removed while we waited; another may have made a new one
+
+    @classmethod
+    def if_free(cls, path: str) -> "FileLock | None":
+        """The lock, if nobody has it now."""
+        try:
+            descriptor = _open_locked(path, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return None
+        if _is_at(descriptor, path):
+            return cls(path, descriptor)
+        os.close(descriptor)
+        return None
+
+    def share(self) -> None:
+        """Let others share it. For a moment it may be nobody's."""
+        fcntl.flock(self._descriptor, fcntl.LOCK_SH)
+
+    def alone(self) -> bool:
+        """Have it for oneself, if nobody else holds it; else it is given up.
+
+        Of two that ask at once, the second question of the later one succeeds: by then the other has given up.
+        """
+        for _ in range(2):
+            try:
+                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+            else:
+                return _is_at(self._descriptor, self.path)
+        return False
+
+    def remove(self) -> None:
+        os.unlink(self.path)
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+
+def open_own(path: str, flags: int) -> int:
+    """A descriptor of a regular file, made where there is none; a link or anything else there is refused."""
+    try:
+        descriptor = os.open(path, flags | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
+            raise
+        raise FileExistsError(errno.EEXIST, _NOT_OURS, path) from error
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return descriptor
+    os.close(descriptor)
+    raise FileExistsError(errno.EEXIST, _NOT_OURS, path)
+
+
+def _open_locked(path: str, how: int) -> int:
+    descriptor = open_own(path, os.O_RDWR)
+    try:
+        fcntl.flock(descriptor, how)
+    except OSError as error:
+        os.close(descriptor)
+        if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
+            raise
+        raise OSError(error.errno, _NO_LOCKS, path) from error
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _is_at(descriptor: int, path: str) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.lstat(path))
+    except FileNotFoundError:
+        return False
+
+
+_BLOCK = 1 << 20
+
+
+class Arrival(AbstractContextManager["Arrival"]):
+    """The part file of one download. `size` counts what is here and hashed."""
+
+    def __init__(self, path: str, file: RemoteFile, what: str) -> None:
+        self._file, self._what, self._path = file, what, path
+        self._out = open(path, "a+b", buffering=0, opener=open_own)  # noqa: SIM115 — closed by `__exit__`
+        self.size = 0
+        self._hash = content_hash(file)
+        try:
+            self._take_up()
+        except BaseException:
+            self._out.close()
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        self._out.close()
+
+    def add(self, piece: bytes) -> None:
+        if self.size + len(piece) > self._file.size:
+            raise self.refused(f"it is longer than the {self._file.size:,} bytes listed")
+        view = memoryview(piece)
+        while view:
+            view = view[self._out.write(view) :]
+        self._hash.update(piece)
+        self.size += len(piece)
+
+    def restart(self) -> None:
+        """Forget what came."""
+        self._out.truncate(0)
+        self.size = 0
+        self._hash = content_hash(self._file)
+
+    def check(self) -> None:
+        """All is here and is what the hub lists; what is wrong is forgotten, what is short may go on."""
+        if self.size < self._file.size:
+            raise Passing(f"it ended after {self.size:,} of {self._file.size:,} bytes")
+        found = self._hash.hexdigest()
+        if found != self._file.identity:
+            raise self.refused(f"its hash is {found}, {self._file.identity} is listed")
+
+    def refused(self, problem: str) -> Passing:
+        """What came is not the file: start over, and say so where that does not help."""
+        self.restart()
+        return Passing(problem, final=DownloadCorrupt(self._what, problem))
+
+    def _take_up(self) -> None:
+        if os.fstat(self._out.fileno()).st_size > self._file.size:
+            self._out.truncate(0)
+        self._out.seek(0)
+        while piece := self._out.read(_BLOCK):
+            self._hash.update(piece)
+            self.size += len(piece)
+
+
+def content_hash(file: RemoteFile) -> "hashlib._Hash":
+    """The hash that the hub lists for a file: SHA-256, or SHA-1 with git's word in front."""
+    if file.sha256:
+        return hashlib.sha256()
+    return hashlib.sha1(b"blob %d\0" % file.size, usedforsecurity=False)
+
+
+def is_sound(path: str, file: RemoteFile) -> bool:
+    """Whether a file on disk is what the hub lists."""
+    if os.path.getsize(path) != file.size:
+        return False
+    running = content_hash(file)
+    with open(path, "rb", buffering=0) as content:
+        while piece := content.read(_BLOCK):
+            running.update(piece)
+    return running.hexdigest() == file.identity
+
 
 PART = ".part"
 

@@ -6,30 +6,133 @@ A commit never changes, so what it holds is asked once and kept on disk:
 {folder}/listings/…    the files of a commit
 """
 
+import errno
+import hashlib
 import os
 import re
+import secrets
+import stat
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 from urllib.parse import parse_qs, quote, urlencode, urlsplit
 
+import httpx2
 import msgspec
 from huggingface_hub import cached_assets_path, hf_hub_url
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 
 from forebay.errors import HubNotFound, HubUnreachable
-from forebay.hub.asking import Endpoint, address, fetch, is_address
-from forebay.hub.kept import keep, kept_path, read_kept
-from forebay.hub.listing import NOT_UNDERSTOOD, Listing, RemoteFile, read_page
-from forebay.hub.patience import Patience
+from forebay.hub.http import Endpoint, Patience, address, ask, fetch, is_address, patiently
+
+# Nothing that a hub names may lead out of a folder: a file on this disk is named by its hash, a link by its path.
+_Path = Annotated[str, msgspec.Meta(pattern=r"\A(?:(?!\.{1,2}(?:/|\Z))[^/\0]+(?:/(?!\Z)|\Z))+\Z", max_length=4096)]
+_Sha1 = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{40}\Z")]
+_Sha256 = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{64}\Z")]
+_Size = Annotated[int, msgspec.Meta(ge=0, le=1 << 50)]
+# What JSON of anyone raises when it is decoded: bad UTF-8 is a ValueError, and so is an address that is none.
+NOT_UNDERSTOOD = (msgspec.DecodeError, ValueError, RecursionError)
+
+
+class RemoteFile(msgspec.Struct, frozen=True):
+    """A file as the hub lists it. A large one (LFS) has a SHA-256, a small one the hash that git gives a blob."""
+
+    path: _Path
+    size: _Size
+    blob: _Sha1
+    sha256: _Sha256 | Literal[""] = ""
+
+    @property
+    def identity(self) -> str:
+        """The hash of its content, in hexadecimal."""
+        return self.sha256 or self.blob
+
+
+class Listing(msgspec.Struct, frozen=True):
+    """The files of a commit, sorted by name, and the text of its README."""
+
+    files: tuple[RemoteFile, ...]
+    readme: str = ""
+
+    def file(self, path: str) -> RemoteFile | None:
+        return next((file for file in self.files if file.path == path), None)
+
+
+class _Lfs(msgspec.Struct):
+    oid: _Sha256
+    size: _Size
+
+
+class _Entry(msgspec.Struct):
+    type: str
+    path: _Path
+    oid: _Sha1
+    size: _Size = 0
+    lfs: _Lfs | None = None
+
+
+def read_page(body: bytes) -> dict[str, RemoteFile | None]:
+    """The entries of one page of the hub's answer by name; None for what is not a file."""
+    entries = msgspec.json.decode(body, type=list[_Entry])
+    return {entry.path: _remote(entry) if entry.type == "file" else None for entry in entries}
+
+
+def _remote(entry: _Entry) -> RemoteFile:
+    if entry.lfs is None:
+        return RemoteFile(entry.path, entry.size, entry.oid)
+    return RemoteFile(entry.path, entry.lfs.size, entry.oid, entry.lfs.oid)
+
+
+def kept_path(folder: str, *names: str) -> str:
+    """Where a fact about these names is kept.
+
+    >>> kept_path("/spool/listings", "HuggingFaceFW/fineweb-edu", "main")
+    '/spool/listings/789d721ca3574786'
+    """
+    return os.path.join(folder, hashlib.sha256("\n".join(names).encode()).hexdigest()[:16])
+
+
+def read_kept(path: str) -> bytes | None:
+    """What is kept, None where nothing is. Only a regular file is read: a pipe would hang, a link lead elsewhere."""
+    try:
+        with open(path, "rb", opener=_without_waiting) as file:
+            return file.read() if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else None
+    except (FileNotFoundError, IsADirectoryError):
+        return None
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.ENXIO):  # a link, a socket
+            raise
+        return None
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
+
+
+def keep(path: str, content: bytes) -> None:
+    """Write aside, then move: a reader sees the whole fact or none. Where a folder has the name, nothing is kept."""
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    aside = f"{path}.{secrets.token_hex(4)}"
+    try:
+        with open(aside, "xb") as file:
+            file.write(content)
+        os.replace(aside, path)
+    except IsADirectoryError:
+        os.unlink(aside)
+    except BaseException:
+        if os.path.exists(aside):
+            os.unlink(aside)
+        raise
+
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _NEXT_PAGE = re.compile(r'<([^>]+)>\s*;\s*rel="?next"?')
 _README = "README.md"
 _LARGEST_README = 4 << 20
 _MOST_PAGES, _MOST_ENTRIES = 1_000, 1_000_000
-
 Kind = Literal["dataset", "model"]
 
 
@@ -165,3 +268,30 @@ def _understood(kept: bytes | None) -> Listing | None:
         return None if kept is None else msgspec.json.decode(kept, type=Listing)
     except NOT_UNDERSTOOD:
         return None
+
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class HubFile:
+    """A file as a commit has it; what is asked of it is asked with the patience of its repository."""
+
+    repository: Repository
+    commit: str
+    listed: RemoteFile
+
+    @property
+    def size(self) -> int:
+        return self.listed.size
+
+    @property
+    def what(self) -> str:
+        return f"'{self.listed.path}' of {self.repository.what}"
+
+    def ask(self, headers: Mapping[str, str]) -> AbstractContextManager[httpx2.Response]:
+        url = self.repository.url(self.commit, self.listed.path)
+        return ask(url, self.repository.patience, self.repository.asked, self.what, headers)
+
+    def patiently(self, attempt: Callable[[], T], arrived: Callable[[], int]) -> T:
+        return patiently(attempt, self.repository.patience, self.repository.address, self.what, arrived)

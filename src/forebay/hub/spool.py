@@ -6,8 +6,7 @@
 
 A killed process leaves its file, or a part of it; the next who wants it goes on with it. `sweep` removes what nobody
 took up within a day, `clear` what is whole and held by nobody. Only names of this table are touched, only where they
-are regular files, and never through a link: whatever else lies in the folder stays.
-"""
+are regular files, and never through a link: whatever else lies in the folder stays."""
 
 import errno
 import os
@@ -18,11 +17,8 @@ import time
 from contextlib import suppress
 
 from forebay.errors import DiskFull
-from forebay.hub.arrival import is_sound
-from forebay.hub.download import PART, download, part_path
-from forebay.hub.hub_file import HubFile
-from forebay.hub.listing import RemoteFile
-from forebay.hub.locks import FileLock
+from forebay.hub.download import PART, FileLock, download, is_sound, part_path
+from forebay.hub.repository import HubFile, RemoteFile
 
 _LOCK = ".lock"
 _OURS = re.compile(rf"([0-9a-f]{{40}}|[0-9a-f]{{64}})(?:{re.escape(PART)})?")

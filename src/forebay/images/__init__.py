@@ -11,22 +11,19 @@ from forebay.images.tags import Tags
 if TYPE_CHECKING:
     from forebay.images.content import letterbox, paste
     from forebay.images.decode import Policy
-    from forebay.images.preparing import Prepared, prepare, prepared_row
+    from forebay.images.inference import Prepared, prepare, prepared_row
     from forebay.images.recipe import ImageRecipe
-    from forebay.images.shades import shaded
-    from forebay.images.sheet import Framed, contact_sheet
-
+    from forebay.images.sheets import Framed, contact_sheet, shaded
 # What needs Pillow is imported when it is first used. No name here may be that of a module: importing the module would
 # put it in the place of the function.
 _HOMES = {
     "Policy": "forebay.images.decode",
     **dict.fromkeys(("letterbox", "paste"), "forebay.images.content"),
-    **dict.fromkeys(("Prepared", "prepare", "prepared_row"), "forebay.images.preparing"),
+    **dict.fromkeys(("Prepared", "prepare", "prepared_row"), "forebay.images.inference"),
     "ImageRecipe": "forebay.images.recipe",
-    "shaded": "forebay.images.shades",
-    **dict.fromkeys(("Framed", "contact_sheet"), "forebay.images.sheet"),
+    "shaded": "forebay.images.sheets",
+    **dict.fromkeys(("Framed", "contact_sheet"), "forebay.images.sheets"),
 }
-
 __all__ = [
     "Framed", "ImageRecipe", "Letterbox", "Policy", "Prepared", "Tags", "contact_sheet", "fit", "fit_many", "letterbox",
     "paste", "prepare", "prepared_row", "shaded",

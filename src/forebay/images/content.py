@@ -1,16 +1,119 @@
-"""An image becomes what is kept of it: its content at the size it has on the canvas, and how it lies there.
+"""An image becomes what is kept of it: 8-bit RGB, at the size it has on the canvas.
 
 The padding is never stored: `paste` puts it around the content where a whole canvas is wanted.
 """
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from forebay.images.colour import Bands, Color
+from forebay.errors import ImageUnreadable
 from forebay.images.geometry import Letterbox, fit
+
+Alpha = Literal["composite", "drop", "fail"]
+Color = tuple[int, int, int]
+SWAPPING = frozenset(
+    Image.Transpose[name] for name in ("TRANSPOSE", "ROTATE_270", "TRANSVERSE", "ROTATE_90")
+)  # width and height
+_STRIP_PIXELS = 1 << 20
+_SEEN_THROUGH = ("RGBA", "LA", "PA", "RGBa", "La")
+_WITHOUT_RANGE = ("I", "F", "LAB", "HSV")
+
+
+def as_rgb(image: Image.Image, alpha: Alpha, pad_color: Color) -> Image.Image:
+    """A picture of any mode as RGB; transparent parts over the pad colour, dropped, or refused.
+
+    They stay content: what is padding is told by the box alone.
+    """
+    if image.mode == "RGB" and "transparency" not in image.info:
+        return image
+    shallow = _upper_bits(image) if _is_deep(image) else image
+    if shallow.mode in _WITHOUT_RANGE:
+        raise ImageUnreadable("unsupported", f"pixels of mode {shallow.mode} have no agreed way to 8-bit colour")
+    return _opaque(shallow, alpha, pad_color) if _has_alpha(shallow) else shallow.convert("RGB")
+
+
+@dataclass(frozen=True, slots=True)
+class Bands:
+    """A large picture that `as_rgb` and a turn would take two or three times the memory of: one band at a time."""
+
+    image: Image.Image
+    alpha: Alpha
+    pad_color: Color
+    turn: Image.Transpose | None
+
+    @property
+    def size(self) -> tuple[int, int]:
+        return self.image.size[::-1] if self.turn in SWAPPING else self.image.size
+
+    def resized(self, size: tuple[int, int], method: Image.Resampling) -> Image.Image:
+        """What `as_rgb`, the turn and `resize` make of it."""
+        if self.image.mode == "RGBA":
+            self._cover()
+        return Image.merge("RGB", [self._turned(place).resize(size, method) for place in range(3)])
+
+    def _cover(self) -> None:
+        """Make every pixel opaque, in place."""
+        for top, strip in self._strips():
+            self.image.paste(as_rgb(strip, self.alpha, self.pad_color).convert("RGBA"), (0, top))
+
+    def _turned(self, place: int) -> Image.Image:
+        return self._band(place) if self.turn is None else self._band(place).transpose(self.turn)
+
+    def _band(self, place: int) -> Image.Image:
+        if self.image.mode in ("RGB", "RGBA") and "transparency" not in self.image.info:
+            return self.image.getchannel(place)
+        band = Image.new("L", self.image.size)
+        for top, strip in self._strips():
+            band.paste(as_rgb(strip, self.alpha, self.pad_color).getchannel(place), (0, top))
+        return band
+
+    def _strips(self) -> Iterator[tuple[int, Image.Image]]:
+        width, height = self.image.size
+        rows = max(1, _STRIP_PIXELS // width)
+        for top in range(0, height, rows):
+            strip = self.image.crop((0, top, width, min(height, top + rows)))
+            strip.format = self.image.format  # tells how deep grey is
+            yield top, strip
+
+
+def _is_deep(image: Image.Image) -> bool:
+    """Whether grey has 16 bits: to older versions of Pillow, such a PNG has 32."""
+    return image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PNG")
+
+
+def _upper_bits(image: Image.Image) -> Image.Image:
+    values = np.asarray(image)
+    grey = Image.fromarray((values >> 8).astype(np.uint8))
+    clear = image.info.get("transparency")
+    if isinstance(clear, int):
+        grey.putalpha(Image.fromarray(np.where(values == clear, 0, 255).astype(np.uint8)))
+    return grey
+
+
+def _has_alpha(image: Image.Image) -> bool:
+    by_palette = image.mode == "P" and image.palette is not None and image.palette.mode.endswith("A")
+    return image.mode in _SEEN_THROUGH or "transparency" in image.info or by_palette
+
+
+def _opaque(image: Image.Image, alpha: Alpha, pad_color: Color) -> Image.Image:
+    """Strip by strip: whole, each step on the way would take as much memory again as a large picture does."""
+    opaque = Image.new("RGB", image.size)
+    rows = max(1, _STRIP_PIXELS // image.width)
+    for top in range(0, image.height, rows):
+        strip = image.crop((0, top, image.width, min(top + rows, image.height)))
+        clear = (strip.convert("LA") if strip.mode == "La" else strip).convert("RGBA")
+        if alpha == "fail" and clear.getchannel("A").getextrema()[0] != 255:
+            raise ImageUnreadable("transparent", "some of its pixels are transparent, and the recipe says alpha='fail'")
+        if alpha == "composite":
+            clear = Image.alpha_composite(Image.new("RGBA", clear.size, (*pad_color, 255)), clear)
+        opaque.paste(clear.convert("RGB"), (0, top))
+    return opaque
+
 
 Resample = Literal["bilinear", "bicubic", "lanczos", "box", "nearest"]
 Planes = NDArray[np.uint8]  # (3, height, width)

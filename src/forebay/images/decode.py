@@ -1,36 +1,109 @@
-"""The bytes of an image file become an RGB picture as it is meant to be seen, or an `ImageUnreadable` with a reason.
+"""Decode an image file to RGB as it is meant to be seen, or raise `ImageUnreadable` with a reason.
 
     file ── header ── pixels counted ── decoded ── turned by EXIF ── alpha onto the pad colour ── RGB, 8 bit
 
 Of an animation the first frame is taken. Of 16 bits the upper 8 are kept, for grey as Pillow does it for colour. CMYK
 is converted without colour profiles, and JPEG's is taken as inverted, as Adobe writes it.
+
+What Pillow warns of (odd EXIF, an APNG it reads as PNG, many pixels) is, to us, either a failure with a reason or
+nothing. It must not depend on somebody's filters: where warnings are errors, a sound picture would become unreadable.
+`warnings.catch_warnings` swaps the filters of all threads; here one filter, of warnings raised in Pillow, is there
+while any thread decodes.
+
+`ImageFile.LOAD_TRUNCATED_IMAGES` makes half a picture pass for a whole one, the rest of it grey. Where a program sets
+it, it is off while any thread decodes. `Image.MAX_IMAGE_PIXELS` is at least what we allow ourselves. What a program
+sets meanwhile is noticed, and holds afterwards.
 """
 
 import io
+import os
+import re
 import struct
+import threading
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Literal, NamedTuple
 
+from PIL import Image, ImageFile
+
 from forebay.errors import ImageUnreadable, LibraryMissing
+from forebay.images.content import SWAPPING, Alpha, Bands, Color, as_rgb
 from forebay.images.geometry import fit
 
+_FILTER = ("ignore", None, Warning, re.compile(r"PIL\."), 0)
+_lock = threading.Lock()
+_inside = 0
+_takes_halves, _most_pixels = False, Image.MAX_IMAGE_PIXELS  # what the program has set
+_ours: int | None = None  # what we set in place of the latter
+
+
+@contextmanager
+def undisturbed(max_pixels: int) -> Iterator[None]:
+    """No warning of Pillow gets out of this block, and no half of a picture, in any thread."""
+    _enter(max_pixels)
+    try:
+        yield
+    finally:
+        _leave()
+
+
+def _enter(max_pixels: int) -> None:
+    global _inside, _ours
+    with _lock:
+        if _FILTER not in warnings.filters:  # also when somebody else put older filters back meanwhile
+            warnings.filters.insert(0, _FILTER)  # type: ignore[attr-defined]  # it is a list, as `filterwarnings` knows
+        _notice()
+        ImageFile.LOAD_TRUNCATED_IMAGES = False
+        if Image.MAX_IMAGE_PIXELS is not None:
+            Image.MAX_IMAGE_PIXELS = max(Image.MAX_IMAGE_PIXELS, max_pixels)
+        _ours = Image.MAX_IMAGE_PIXELS
+        _inside += 1
+
+
+def _notice() -> None:
+    """Remember what the program has set: all of it at first, later what differs from what we set."""
+    global _takes_halves, _most_pixels
+    if not _inside or ImageFile.LOAD_TRUNCATED_IMAGES:
+        _takes_halves = ImageFile.LOAD_TRUNCATED_IMAGES
+    if not _inside or _ours != Image.MAX_IMAGE_PIXELS:
+        _most_pixels = Image.MAX_IMAGE_PIXELS
+
+
+def _leave() -> None:
+    global _inside
+    with _lock:
+        if _inside == 1:
+            _put_back()
+        _inside -= 1
+
+
+def _put_back() -> None:
+    _notice()
+    while _FILTER in warnings.filters:
+        warnings.filters.remove(_FILTER)  # type: ignore[attr-defined]  # as above
+    ImageFile.LOAD_TRUNCATED_IMAGES, Image.MAX_IMAGE_PIXELS = _takes_halves, _most_pixels
+
+
+def _start_anew() -> None:
+    """In a forked process: threads that were decoding are not there to leave, nor to give the lock back."""
+    global _inside, _lock
+    if _inside:
+        _put_back()
+    _inside, _lock = 0, threading.Lock()
+
+
+os.register_at_fork(after_in_child=_start_anew)
 try:
     from PIL import Image, ImageFile
     from PIL.TiffImagePlugin import TiffImageFile
 except ModuleNotFoundError as missing:
     raise LibraryMissing("pillow", "decoding images", "images") from missing
-
-from forebay.images.colour import SWAPPING, Alpha, Bands, Color, as_rgb
-from forebay.images.undisturbed import undisturbed
-
 Exif = Literal["apply", "ignore"]
-
 MAX_PIXELS = 1 << 27  # 134 million: less than a gigabyte while it is decoded
 LARGE = 1 << 24  # from here on memory counts, and a picture is converted and turned band by band
-
 # No others: some of Pillow's run programs on what they are given.
 _PLUGINS = {
     "JPEG": "JpegImagePlugin",
@@ -43,7 +116,6 @@ _PLUGINS = {
 }
 FORMATS = tuple(_PLUGINS)
 _COPIES = {"WEBP": 3, "AVIF": 2, "TIFF strips": 2}
-
 _ORIENTATION, _ROWS_PER_STRIP = 0x0112, 0x0116
 _MAGIC_BYTES = 16
 _SHOWN_BYTES = 24
@@ -57,7 +129,6 @@ _TURNS = {
     8: Image.Transpose.ROTATE_90,
 }
 _BACK = {**_TURNS, 6: _TURNS[8], 8: _TURNS[6]}
-
 for _plugin in _PLUGINS.values():
     with suppress(ImportError):  # AVIF came late to Pillow
         import_module(f"PIL.{_plugin}")

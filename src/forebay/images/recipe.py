@@ -1,16 +1,12 @@
-"""How image files become rows: content pixels at the size they have on the canvas, the box, the tags.
+"""Rows on their way into columns.
 
-    pixels         3·h·w     planar uint8, the content only; or `jpeg`, the same compressed
-    box            4         left, top, width, height of the content on the canvas
-    original_size  2         width, height of the image as displayed
-    id, tags, metadata       the sample's name, indices into the vocabulary, what its source says of it (JSON)
-
-Whatever changes a pixel is a field. What is done at reading (normalisation, flips, the type of numbers) is not.
-"""
+The content of an image is most of its row. It is laid end to end in one array as it comes: a list of them all, joined
+at the end, would take the memory twice, and new memory takes longer to get than a copy."""
 
 import io
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol
@@ -21,17 +17,107 @@ from PIL import Image, features
 from PIL import __version__ as pillow_version
 from PIL.JpegImagePlugin import JpegImageFile
 
-from forebay.columns import Array, Codec, Column, Level
+from forebay.columns import Array, Codec, Column, Level, Ragged
 from forebay.errors import ImageUnreadable, RecipeInvalid
-from forebay.images.colour import Alpha, Color
-from forebay.images.content import Planes, Resample, as_planes, bands_of, letterbox
+from forebay.images.content import Alpha, Color, Planes, Resample, as_planes, bands_of, letterbox
 from forebay.images.decode import MAX_PIXELS, Exif, Policy, check_size, decode, rgb
-from forebay.images.figures import Counts, image_figures
 from forebay.images.geometry import Letterbox
-from forebay.images.rows import Pile, Row, as_columns
 from forebay.images.tags import TagKey, Tags, shown_key, tags_in
 from forebay.recipe import ChunkTarget, Rows, canonical_json
 from forebay.source import TOO_DEEP, Annotated, Failure, Sample, is_shallow
+
+Row = dict[str, Array]
+_FIRST_ROOM = 1 << 22
+
+
+class Pile:
+    """The values of a ragged uint8 column, growing. Room that is never written to takes no memory."""
+
+    def __init__(self, room: int = _FIRST_ROOM) -> None:
+        self._values = np.empty(max(room, 1), np.uint8)
+        self._ends = [0]
+
+    def add(self, pieces: Sequence[bytes]) -> None:
+        """One row more, of one piece or several."""
+        start = stop = self._ends[-1]
+        self._make_room(start + sum(map(len, pieces)))
+        for piece in pieces:
+            start, stop = stop, stop + len(piece)
+            self._values[start:stop] = np.frombuffer(piece, np.uint8)
+        self._ends.append(stop)
+
+    def _make_room(self, stop: int) -> None:
+        if stop > len(self._values):
+            larger = np.empty(max(stop, 2 * len(self._values)), np.uint8)
+            larger[: self._ends[-1]] = self._values[: self._ends[-1]]
+            self._values = larger
+
+    def column(self) -> Ragged:
+        return Ragged(self._values[: self._ends[-1]], np.array(self._ends, np.int64))
+
+
+def as_columns(rows: Sequence[Mapping[str, Array]], declared: Sequence[Column]) -> dict[str, Array | Ragged]:
+    """Rows of few values each, column by column."""
+    made: dict[str, Array | Ragged] = {}
+    for column in declared:
+        values = [row[column.name] for row in rows]
+        if column.ragged:
+            made[column.name] = Ragged.of(values, column.array_dtype)
+        else:
+            made[column.name] = np.array(values, column.array_dtype).reshape(len(rows), *column.shape)
+    return made
+
+
+_FLOAT32_BYTES = 4
+_PLANES = 3
+
+
+@dataclass(slots=True)
+class Counts:
+    """Sums over the rows of one chunk; they are summed over chunks."""
+
+    images: int = 0
+    source_bytes: int = 0
+    content_pixels: int = 0
+    original_pixels: int = 0
+    scaled_down: int = 0
+    aspects: float = 0.0  # width / height, summed
+    tags: int = 0
+    unknown_tags: int = 0
+
+    def add(self, row: Mapping[str, Array], named: int, source_bytes: int) -> None:
+        """One row more: `named` is how many tags its sample names, in the vocabulary or not."""
+        (width, height), (box_width, box_height) = row["original_size"].tolist(), row["box"][2:].tolist()
+        known = len(row["tags"])
+        self.images += 1
+        self.source_bytes += source_bytes
+        self.content_pixels += box_width * box_height
+        self.original_pixels += width * height
+        self.scaled_down += (box_width, box_height) != (width, height)
+        self.aspects += width / height
+        self.tags += known
+        self.unknown_tags += named - known
+
+    def statistics(self) -> dict[str, int | float | list[int]]:
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+def image_figures(fields: Mapping[str, Any], statistics: Mapping[str, Any], holds: Mapping[str, int]) -> dict[str, Any]:
+    images, canvas = statistics.get("images", 0), fields["size"] ** 2
+    return {
+        "mean_aspect": _ratio(statistics.get("aspects", 0.0), images),
+        "padding_share": 1 - _ratio(statistics.get("content_pixels", 0), images * canvas) if images else 0.0,
+        "scaled_down_share": _ratio(statistics.get("scaled_down", 0), images),
+        "tags_per_image": _ratio(statistics.get("tags", 0), images),
+        "bytes_per_image": _ratio(holds["bytes"], images),
+        "share_of_source_bytes": _ratio(holds["bytes"], statistics.get("source_bytes", 0)),
+        "share_of_float32": _ratio(holds["bytes"], images * canvas * _PLANES * _FLOAT32_BYTES),
+    }
+
+
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if whole else 0.0
+
 
 LARGEST_SIZE = 1 << 14
 _LIBRARIES = ("libjpeg_turbo", "jpg", "zlib", "webp", "avif", "libtiff")

@@ -4,17 +4,8 @@ documents    lengths → ids, positions, starts, labels, cu_seqlens
 spans        lengths → the span of keys each query sees: causal, bidirectional, window, prefix-LM
 blocks       spans → the block lists of FlexAttention
 rectangle    rectangle → pixel mask, token mask, boxes, latent weights
-draw         pictures of both (needs pillow; import `forebay.masks.draw`)
-"""
+draw         pictures of both (needs pillow; import `forebay.masks.draw`)"""
 
-from forebay.masks.blocks import (
-    BlockList,
-    BlockLists,
-    BlockRanges,
-    block_ranges,
-    key_block_lists,
-    span_block_lists,
-)
 from forebay.masks.documents import (
     cu_seqlens,
     doc_start,
@@ -34,7 +25,20 @@ from forebay.masks.rectangle import (
     token_ignore_mask,
     token_padding,
 )
-from forebay.masks.spans import Spans, causal_spans, dense_mask, document_spans, prefix_spans, windowed
+from forebay.masks.spans import (
+    BlockList,
+    BlockLists,
+    BlockRanges,
+    Spans,
+    block_ranges,
+    causal_spans,
+    dense_mask,
+    document_spans,
+    key_block_lists,
+    prefix_spans,
+    span_block_lists,
+    windowed,
+)
 
 __all__ = [
     "BlockList",

@@ -11,8 +11,7 @@ are derived from it, for a whole batch `[images, 4]` at once. In every mask True
              └─────┘                       1 1 1 1 1 1
              width 4                       1 1 1 1 1 1
 
-Both sides of a rectangle are independent, so everything is an outer product of two short vectors.
-"""
+Both sides of a rectangle are independent, so everything is an outer product of two short vectors."""
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -21,7 +20,6 @@ from forebay.masks.documents import Bools
 
 Rectangles = NDArray[np.int64]  # (images, 4): left, top, width, height
 Size = tuple[int, int]  # height, width
-
 IGNORE_THRESHOLD = 0.9
 
 

@@ -6,8 +6,7 @@ The generator is Philox 4×32-10: ten rounds turn a counter of 128 bits and a ke
     counter   row ─ 64 bits │ epoch ─ 32 │ draw ─ 32        each block gives two draws of 64 bits
 
 A row goes by its permanent name (`row_keys`), so filling a gap or growing the cache moves no coin. A sample goes by its
-id (`sample_keys`), so its coin is the same in every cache, and where there is none.
-"""
+id (`sample_keys`), so its coin is the same in every cache, and where there is none."""
 
 import hashlib
 from collections.abc import Iterable
@@ -20,7 +19,6 @@ from numpy.typing import ArrayLike, NDArray
 from forebay.order.bijection import key_of
 
 Words = NDArray[np.uint64]
-
 _LOW = np.uint64(0xFFFFFFFF)
 _HALF = np.uint64(32)
 _MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))

@@ -3,28 +3,23 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from forebay.sources.files import FileSource, files
-from forebay.sources.function import FunctionSource, function
 from forebay.sources.image_files import ImageSource, images
-from forebay.sources.image_manifests import ImageManifestSource, image_manifest
 from forebay.sources.jsonl import JsonlSource, jsonl
 from forebay.sources.lines import LineSource, lines
-from forebay.sources.spool import documents
-from forebay.sources.text import TextSource, text
+from forebay.sources.manifests import ImageManifestSource, image_manifest
+from forebay.sources.python import FunctionSource, documents, function
+from forebay.sources.text import FileSource, TextSource, files, text
 
 if TYPE_CHECKING:
-    from forebay.sources.hub_shards import HubSource, hub
-    from forebay.sources.parquet_files import ParquetSource, parquet
-    from forebay.sources.parquet_pictures import ParquetImageSource, parquet_images
-
+    from forebay.sources.hub_datasets import HubSource, hub
+    from forebay.sources.parquet_sources import ParquetImageSource, ParquetSource, parquet, parquet_images
 # What needs an optional library is imported when it is first used. No module here may be named as such a function:
 # importing it would put the module in the function's place.
 _HOMES = {
-    **dict.fromkeys(("HubSource", "hub"), "forebay.sources.hub_shards"),
-    **dict.fromkeys(("ParquetSource", "parquet"), "forebay.sources.parquet_files"),
-    **dict.fromkeys(("ParquetImageSource", "parquet_images"), "forebay.sources.parquet_pictures"),
+    **dict.fromkeys(("HubSource", "hub"), "forebay.sources.hub_datasets"),
+    **dict.fromkeys(("ParquetSource", "parquet"), "forebay.sources.parquet_sources"),
+    **dict.fromkeys(("ParquetImageSource", "parquet_images"), "forebay.sources.parquet_sources"),
 }
-
 __all__ = [
     "FileSource",
     "FunctionSource",

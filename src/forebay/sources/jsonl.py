@@ -1,19 +1,174 @@
-"""One JSON object per line, one field of which is the text of a document."""
+"""One JSON object per line, one field of which is the text of a document.
+
+A block in which every line is an object is decoded by one call. A block in which anything is wrong is gone through
+line by line, so that each failure has its line and its reason.
+"""
 
 import os
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, ClassVar
 
+import msgspec
+
+from forebay.errors import SourceInvalid
 from forebay.source import Failure, Part, Sample, Source, SourceFile, Unit
-from forebay.sources.failures import MAX_SAMPLE_BYTES, checked_limit, limit_in, stated_limit
-from forebay.sources.json_lines import check_field, read_documents
-from forebay.sources.paths import find_files, left_out, look, named_below, renamed
-from forebay.sources.reading import Reading
-from forebay.sources.separated import cut_between_pieces
-from forebay.sources.stored import digest, scanned, weigh
-from forebay.sources.streams import judged_stream_at
-from forebay.sources.walker import with_stream_suffixes
+from forebay.sources.compression import judged_stream_at
+from forebay.sources.estimated_size import digest, scanned, weigh
+from forebay.sources.failures import BOM, MAX_SAMPLE_BYTES, checked_limit, empty, limit_in, not_utf8, stated_limit
+from forebay.sources.paths import find_files, left_out, look, named_below, renamed, with_stream_suffixes
+from forebay.sources.pieces import Block, LongPiece, Reading, cut_between_pieces, handed_out, piece_bounds
+
+_JSON_TYPES = {b"{": "an object", b"[": "an array", b"t": "true", b"f": "false"}
+_SHOWN_FIELDS = 6
+_SHOWN_MARKS = 30
+_BLANK = 100  # a line that begins with so many blanks is looked at as a whole
+_TROUBLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
+
+def read_documents(reading: Reading, path: str, field: str) -> Iterator[Sample | Failure]:
+    """The document of every line; what is wrong with a line is a failure. Blank lines are passed over."""
+    for block in reading:
+        if isinstance(block, LongPiece):
+            yield reading.long_piece(block)
+            continue
+        begin = reading.position
+        at = len(BOM) if begin == 0 and block.startswith(BOM) else 0
+        documents = _all_at_once(block, at, field)
+        if documents is None:
+            found = deque(_one_by_one(reading, block, at, path, field))
+            del block
+            yield from handed_out(found)
+            continue
+        del block
+        for index, (start, document) in enumerate(documents):
+            sample = f"{path}@{begin + start}"
+            yield Sample(sample, document.text) if document.text else _empty(sample, reading.first_line() + index)
+        del documents, document
+
+
+def check_field(field: str) -> None:
+    """Refuse a name that no field can be found by."""
+    try:
+        _decoder(field)
+    except ValueError as error:
+        raise SourceInvalid(f"no field can be found by the name {field!r}: {error}") from error
+
+
+def _all_at_once(block: Block, at: int, field: str) -> Iterator[tuple[int, Any]] | None:
+    """Where each line of a block begins, and what it holds; None where anything is wrong."""
+    try:
+        documents = _decoder(field).decode_lines(memoryview(block)[at:])
+    except _TROUBLE:
+        return None
+    starts = _line_starts(block, at)
+    return zip(starts, documents, strict=True) if 0 < len(starts) == len(documents) else None
+
+
+def _line_starts(block: Block, at: int) -> list[int]:
+    """Where the lines of a block begin, if all end with `}` and the next begins with `{`; else none.
+
+    No value goes on from one such line to the next, as inside of a value no `{` comes right after a `}`. So a block
+    that holds as many values as lines holds one in every line.
+    """
+    starts = [0]
+    end = block.find(b"\n", at)
+    last = len(block) - 1
+    while 0 <= end < last:
+        if block[end - 1 : end + 2] != b"}\n{" and block[end - 2 : end + 2] != b"}\r\n{":
+            return []
+        starts.append(end + 1)
+        end = block.find(b"\n", end + 1)
+    return starts
+
+
+def _one_by_one(reading: Reading, block: Block, at: int, path: str, field: str) -> Iterator[Sample | Failure]:
+    first_line = 0  # known when it is needed
+    for index, (begin, end) in enumerate(piece_bounds(block, b"\n")):
+        sample = f"{path}@{reading.position + begin}"
+        line = memoryview(block)[max(begin, at) : end]
+        document = _document(line, field)
+        if not isinstance(document, Exception):
+            yield Sample(sample, document) if document else _empty(sample, reading.first_line() + index)
+        elif not _is_blank(line):
+            first_line = first_line or reading.first_line()
+            offset = reading.position + max(begin, at)
+            yield _failure(sample, first_line + index, offset, line, field, document)
+
+
+def _document(line: memoryview, field: str) -> str | Exception:
+    try:
+        text: str = _decoder(field).decode(line).text
+        return text
+    except _TROUBLE as error:
+        return error.with_traceback(None)  # which would hold the line
+
+
+def _empty(sample: str, number: int) -> Failure:
+    return empty(sample, f"line {number}")
+
+
+def _is_blank(line: memoryview) -> bool:
+    return not bytes(line[:_BLANK]).strip() and not bytes(line).strip()
+
+
+def _failure(sample: str, number: int, offset: int, line: memoryview, field: str, error: Exception) -> Failure:
+    if isinstance(error, UnicodeDecodeError):
+        bad = _first_bad_byte(line)
+        return not_utf8(sample, number, line[bad.start], offset + bad.start, bad.reason)
+    reason, detail = _problem(line, field, error)
+    return Failure(sample, reason, f"line {number}: {detail}")
+
+
+def _problem(line: memoryview, field: str, error: Exception) -> tuple[str, str]:
+    """Why a line holds no document: a reason code and a sentence."""
+    if isinstance(error, RecursionError):
+        return "bad-json", "it is nested too deeply"
+    try:
+        value = bytes(_raw_decoder(field).decode(line).text)[:1]
+    except msgspec.DecodeError as malformed:
+        return "bad-json", str(malformed)
+    if not value:
+        return "no-text", f"the object has no field '{field}' ({_fields_of(line)})"
+    if value == b"n":
+        return "null", f"the field '{field}' is null"
+    return "not-text", f"the field '{field}' is {_JSON_TYPES.get(value, 'a number')}, not a string"
+
+
+def _fields_of(line: memoryview) -> str:
+    """What an object has instead, in a few words of ASCII whatever it is."""
+    try:
+        names = list(msgspec.json.decode(line, type=dict[str, msgspec.Raw]))
+    except _TROUBLE:
+        return "its fields have no readable names"
+    shown = [ascii(name)[1:-1][:_SHOWN_MARKS] for name in names[:_SHOWN_FIELDS]]
+    more = [] if len(names) <= _SHOWN_FIELDS else ["…"]
+    return f"it has: {', '.join([*shown, *more])}" if names else "it is empty"
+
+
+def _first_bad_byte(line: memoryview) -> UnicodeDecodeError:
+    """Where a line stops to be UTF-8: the parser counts within the string it was at."""
+    try:
+        str(line, "utf-8")
+    except UnicodeDecodeError as error:
+        return error
+    raise AssertionError("a string in the line is not UTF-8, but the line is")
+
+
+@lru_cache(maxsize=16)
+def _decoder(field: str) -> msgspec.json.Decoder[Any]:
+    document = msgspec.defstruct("Document", [("text", str)], rename={"text": field}, gc=False)
+    return msgspec.json.Decoder(document)
+
+
+@lru_cache(maxsize=16)
+def _raw_decoder(field: str) -> msgspec.json.Decoder[Any]:
+    """Takes any value of the field as it is written; nothing stands for a field that is missing."""
+    document = msgspec.defstruct("Raw", [("text", msgspec.Raw, msgspec.Raw())], rename={"text": field})
+    return msgspec.json.Decoder(document)
+
 
 SUFFIXES = with_stream_suffixes([".jsonl", ".ndjson", ".json"])
 

@@ -7,13 +7,11 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from forebay.source import Failure, Part, Sample, Source, SourceFile, Unit
+from forebay.sources.compression import judged_stream_at
+from forebay.sources.estimated_size import digest, scanned, weigh
 from forebay.sources.failures import MAX_SAMPLE_BYTES, checked_limit, limit_in, stated_limit
 from forebay.sources.paths import find_files, look, named_below, renamed
-from forebay.sources.reading import Reading, handed_out
-from forebay.sources.separated import cut_between_pieces
-from forebay.sources.separators import Block, LongPiece, piece_bounds
-from forebay.sources.stored import digest, scanned, weigh
-from forebay.sources.streams import judged_stream_at
+from forebay.sources.pieces import Block, LongPiece, Reading, cut_between_pieces, handed_out, piece_bounds
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,39 +1,43 @@
-"""Rows of a Parquet file as documents: only the column asked for is read, a few rows at a time.
+"""Rows of a Parquet file: only the columns asked for are read, a few rows at a time.
 
 How many rows that are depends on what they may take in memory, which the headers of their pages say. A page is unpacked
 as a whole, so one that is larger than a few samples may be is refused, and so is a row group that unpacks to far more
 than the file holds.
+
+    PAR1 │ group 0: id, text, date │ group 1: id, text, date │ … │ footer, its length, PAR1
+                        ════                      ════             ════════════════════════
+
+Many parts may lie in one row group, so what was hashed is remembered while the file is not touched.
 """
 
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from io import RawIOBase
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
+import xxhash
 
 from forebay.columns import Array
 from forebay.errors import LibraryMissing, SourceUnreadable
-from forebay.source import Failure, Part, Sample, SourceFile
+from forebay.source import Failure, Part, Sample, SourceFile, settling_seconds
+from forebay.sources.compression import LEAST_SAMPLES, most_unpacked
 from forebay.sources.failures import MAX_SAMPLE_BYTES
-from forebay.sources.parquet_pages import DICTIONARY_PAGE, Page, page_headers
-from forebay.sources.streams import LEAST_SAMPLES, most_unpacked
+from forebay.sources.parquet_columns import DICTIONARY_PAGE, Page, documents, holds_text, page_headers
 
 try:
     import pyarrow as pa
     from pyarrow.parquet import ParquetFile
 except ModuleNotFoundError as missing:
     raise LibraryMissing("pyarrow", "reading Parquet files", "tokens") from missing
-
-from forebay.sources.parquet_values import documents, holds_text
-
 __all__ = [
     "ParquetFile", "check_footer", "every_batch", "open_any_parquet", "open_parquet", "read_rows", "row_batches",
     "row_cuts", "row_group_ends", "stored_spans", "understood",
 ]  # fmt: skip
-
 _BUFFER = 1 << 22
 _BATCH_BYTES = 1 << 18
 _MOST_BATCH_ROWS = 1024
@@ -281,3 +285,51 @@ def _column_problem(schema: pa.Schema, column: str) -> str:
         return f"it has {schema.names.count(column)} columns '{column}'"
     kind = schema.field(column).type
     return "" if holds_text(kind) else f"its column '{column}' holds {kind}, not text"
+
+
+_PIECE = 1 << 22
+_TAIL_BYTES = 8  # the length of the footer and the magic bytes
+Span = tuple[int, int]
+State = tuple[int, ...]
+
+
+def row_digest(path: str, column: str | None, start: int, stop: int) -> int:
+    """A hash of all that the rows from `start` to `stop` of a column, or of every one, are read from."""
+    status = os.stat(path)
+    state: State = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+    if settling_seconds(status.st_ctime_ns, time.time_ns()):  # it may be touched again without a new time
+        state = (*state, time.monotonic_ns())  # remembered for nobody
+    running = xxhash.xxh3_64()
+    for span in _spans(path, state, column, start, stop):
+        running.update(_span_digest(path, state, span))
+    value: int = running.intdigest()
+    return value
+
+
+def _spans(path: str, state: State, column: str | None, start: int, stop: int) -> list[Span]:
+    ends, stored, footer = _layout(path, state, column)
+    groups = zip(stored, [0, *ends], ends, strict=False)
+    return [*(span for span, low, high in groups if low < stop and start < high), footer]
+
+
+@lru_cache(maxsize=64)
+def _layout(path: str, state: State, column: str | None) -> tuple[list[int], list[Span], Span]:
+    """Where row groups end, in rows; where their text is stored; where the footer is."""
+    with open_any_parquet(path, path) if column is None else open_parquet(path, path, column) as parquet:
+        size = os.path.getsize(path)
+        footer = (size - _TAIL_BYTES - parquet.metadata.serialized_size, size)
+        with understood(path):
+            return row_group_ends(parquet).tolist(), stored_spans(parquet, column), footer
+
+
+@lru_cache(maxsize=256)
+def _span_digest(path: str, state: State, span: Span) -> bytes:
+    running = xxhash.xxh3_64()
+    position, end = span
+    with open(path, "rb", buffering=0) as raw:
+        raw.seek(position)
+        while position < end and (content := raw.read(min(_PIECE, end - position))):
+            running.update(content)
+            position += len(content)
+    value: bytes = running.digest()
+    return value

@@ -1,20 +1,282 @@
-"""From what a user names (files, folders, globs) to the files of a source.
+"""From what a user names (files, folders, globs) to the files of a source: one rule for every source.
 
 A source has a root, the folder that its files share, and names every file relative to it. So a source that moved, or
 that another machine mounts elsewhere, still has the same names and makes the same bytes.
+
+- A file that is named is read, whatever its name is.
+- A folder stands for all files below it. Names that begin with a dot, and `__pycache__`, are left out.
+- A glob means what it means in a shell, upper and lower case told apart, with `**` for any number of folders; a folder
+  that it matches stands for all files below it.
+- Links to files and folders are followed. A real file is found once, however many links lead to it: by its real path
+  where that was named, else by the first of its links.
+- Suffixes choose among the files of folders, in upper or lower case. A file that a glob names by its suffix is read.
+- A link to nothing, a pipe or a device whose name would be read is a file that cannot be read.
+- A folder that cannot be listed is an error.
 """
 
 import errno
 import glob
+import heapq
 import os
 import stat
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import NamedTuple
 
 import msgspec
 
 from forebay.errors import SourceNotFound, SourceUnreadable, is_url
-from forebay.source import SourceFile
-from forebay.sources.walker import count_left_out, found_files, is_stream
+from forebay.source import SourceFile, not_read
+from forebay.sources.compression import FORMATS
+
+STREAM_SUFFIXES = tuple(FORMATS)
+NO_SUFFIX = "no suffix"
+_LONGEST_SUFFIX = 16
+
+
+class FoundFile(NamedTuple):
+    """A file, or a link that may lead to one."""
+
+    path: str
+    real: str
+    by_link: bool  # below what was named, a link leads to it
+    is_meant: bool  # by its own name, not only as one of a folder
+    beside: Container[str]  # the names in its folder
+
+
+class NamesIn:
+    """The names in a folder, looked up one by one: for few of them that costs less than listing it."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+
+    def __contains__(self, name: object) -> bool:
+        return os.path.lexists(f"{self._folder}{os.sep}{name}")
+
+
+def found_files(patterns: Sequence[str], suffixes: tuple[str, ...] = ()) -> Iterator[FoundFile]:
+    """Every file that the patterns, which are absolute, name: each real file once, in no order."""
+    wanted = _lower(suffixes)
+    seen: set[str] = set()
+    linked: list[FoundFile] = []
+    for pattern in patterns:
+        is_there = matches = False
+        others: Counter[str] = Counter()
+        for file in _matching(pattern):
+            is_there = True
+            if not _is_wanted(file, wanted):
+                others[suffix_of(file.path)] += 1
+                continue
+            matches = True
+            if file.by_link:
+                linked.append(file)
+            elif file.real not in seen:
+                seen.add(file.real)
+                yield file
+        if not matches:
+            raise SourceNotFound(pattern, _why_none(is_there, os.path.isdir(pattern), suffixes, others))
+    for file in sorted(linked, key=lambda file: file.path):
+        if file.real not in seen:
+            seen.add(file.real)
+            yield file
+
+
+def count_left_out(
+    patterns: Sequence[str], suffixes: tuple[str, ...], apart: str, is_used: Callable[[FoundFile], bool] | None = None
+) -> Mapping[str, int]:
+    """How many files of the folders and globs are not read, by suffix; those below the folder `apart` do not count.
+
+    `is_used` says of a file that is no sample whether it is read beside one.
+    """
+    wanted = _lower(suffixes)
+    samples: set[str] = set()
+    others: set[str] = set()
+    inside = os.path.join(os.path.abspath(apart), "") if apart else "\0"
+    for file in (file for pattern in patterns for file in _matching(pattern)):
+        if _is_wanted(file, wanted):
+            samples.add(file.real)
+        elif not file.path.startswith(inside) and not (is_used and is_used(file)):
+            others.add(file.real)
+    return Counter(map(suffix_of, others - samples))
+
+
+def suffix_of(path: str) -> str:
+    """How a name ends, in lower case, with what comes before the suffix of a compressed file.
+
+    >>> suffix_of("a/c4.00001.JSON.bz2"), suffix_of("photo.heic"), suffix_of("LICENSE")
+    ('.json.bz2', '.heic', 'no suffix')
+    """
+    stem, suffix = os.path.splitext(os.path.basename(path).lower())
+    whole = os.path.splitext(stem)[1] + suffix if suffix in STREAM_SUFFIXES else suffix
+    return whole if 1 < len(whole) <= _LONGEST_SUFFIX and whole.isascii() and whole.isprintable() else NO_SUFFIX
+
+
+def without_stream_suffix(path: str) -> str:
+    """A name without the suffix that says how the file is compressed.
+
+    >>> without_stream_suffix("a.jsonl.GZ"), without_stream_suffix("a.txt")
+    ('a.jsonl', 'a.txt')
+    """
+    stem, suffix = os.path.splitext(path)
+    return stem if suffix.lower() in STREAM_SUFFIXES else path
+
+
+def is_stream(path: str) -> bool:
+    return path.lower().endswith(STREAM_SUFFIXES)
+
+
+def with_stream_suffixes(suffixes: Sequence[str]) -> tuple[str, ...]:
+    """Suffixes of plain files, and of the same files compressed.
+
+    >>> with_stream_suffixes([".txt"])[:3]
+    ('.txt', '.txt.gz', '.txt.gzip')
+    """
+    return tuple(suffix + ending for suffix in suffixes for ending in ("", *STREAM_SUFFIXES))
+
+
+def names_suffix(pattern: str) -> bool:
+    """Whether a glob says how the files end that it names; `.gz` and the like say nothing of what is in them.
+
+    >>> names_suffix("odd/*.py"), names_suffix("part-*.jsonl.gz"), names_suffix("data/*"), names_suffix("*.gz")
+    (True, True, False, False)
+    """
+    suffix = os.path.splitext(without_stream_suffix(pattern))[1]
+    return bool(suffix) and not glob.has_magic(suffix)
+
+
+def _is_wanted(file: FoundFile, suffixes: tuple[str, ...]) -> bool:
+    return not suffixes or file.is_meant or file.path.lower().endswith(suffixes)
+
+
+def _lower(suffixes: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(map(str.lower, suffixes))
+
+
+def _why_none(is_there: bool, is_folder: bool, suffixes: tuple[str, ...], others: Mapping[str, int]) -> str:
+    """What to say where nothing was found: that nothing is there, or that its names do not fit, and what they are."""
+    if not is_there:
+        return "the folder has no files" if is_folder else "no file matches"
+    plain = ", ".join(suffix for suffix in suffixes if not is_stream(suffix))
+    also = ", also compressed" if any(map(is_stream, suffixes)) else ""
+    other = "name others by a glob like '*.py', or by --suffix if they are plain text"
+    seen = not_read(others) or "it holds no file"
+    return f"no file there ends in {plain} (in any case{also}), {seen}; {other}"
+
+
+class _Folder(NamedTuple):
+    """A folder to go through: which parts of a glob its names may match, and whether all below it is meant."""
+
+    path: str
+    real: str
+    by_link: bool
+    states: frozenset[int]
+    is_inside: bool
+
+
+class _Entry(NamedTuple):
+    name: str
+    path: str
+    is_folder: bool
+    is_link: bool
+
+
+def _matching(pattern: str) -> Iterator[FoundFile]:
+    """Every file that one pattern names; some of them, through links, more than once."""
+    if os.path.isdir(pattern):
+        yield from _walk(_Glob(()), _Folder(pattern, os.path.realpath(pattern), False, frozenset(), True), False)
+    elif os.path.lexists(pattern):
+        is_link = os.path.islink(pattern)
+        yield FoundFile(pattern, os.path.realpath(pattern), is_link, True, NamesIn(os.path.dirname(pattern)))
+    else:
+        names = pattern.split(os.sep)
+        fixed = next((at for at, name in enumerate(names) if glob.has_magic(name)), len(names))
+        top, parts = os.sep.join(names[:fixed]) or os.sep, _Glob(tuple(names[fixed:]))
+        if parts.parts and os.path.isdir(top):
+            start = parts.closure(0)
+            first = _Folder(top, os.path.realpath(top), False, start, parts.is_end(start))
+            yield from _walk(parts, first, names_suffix(pattern))
+
+
+def _walk(pattern: "_Glob", top: _Folder, is_meant: bool) -> Iterator[FoundFile]:
+    """Real folders come first, so that a link to one of them finds it passed through already."""
+    waiting, linked = [top], list[_Folder]()
+    passed: set[tuple[str, frozenset[int], bool]] = set()
+    while waiting or linked:
+        folder = waiting.pop() if waiting else heapq.heappop(linked)
+        key = (folder.real, folder.states, folder.is_inside)
+        if key in passed:
+            continue
+        passed.add(key)
+        entries = _entries(pattern, folder)
+        beside: Container[str] = {entry.name for entry in entries} if folder.is_inside else NamesIn(folder.path)
+        for entry in entries:
+            states = pattern.after(folder.states, entry.name)
+            is_match = pattern.is_end(states)
+            if not (states or (folder.is_inside and not _is_hidden(entry.name))):
+                continue
+            real = os.path.realpath(entry.path) if entry.is_link else os.path.join(folder.real, entry.name)
+            by_link = folder.by_link or entry.is_link
+            if entry.is_folder:
+                below = _Folder(entry.path, real, by_link, states, folder.is_inside or is_match)
+                if entry.is_link:
+                    heapq.heappush(linked, below)
+                else:
+                    waiting.append(below)
+            elif folder.is_inside or is_match:
+                yield FoundFile(entry.path, real, by_link, is_match and is_meant, beside)
+
+
+def _entries(pattern: "_Glob", folder: _Folder) -> list[_Entry]:
+    """What is in a folder; where only fixed names can match, those."""
+    fixed = None if folder.is_inside else pattern.fixed_names(folder.states)
+    if fixed is not None:
+        paths = {name: os.path.join(folder.path, name) for name in fixed}
+        there = {name: path for name, path in paths.items() if os.path.lexists(path)}
+        return [_Entry(name, path, os.path.isdir(path), os.path.islink(path)) for name, path in there.items()]
+    with os.scandir(folder.path) as scan:
+        return [_Entry(entry.name, entry.path, _is_folder(entry), entry.is_symlink()) for entry in scan]
+
+
+class _Glob(NamedTuple):
+    """The parts of a glob, matched name by name. A state is how many parts the names so far have used up."""
+
+    parts: tuple[str, ...]
+
+    def closure(self, state: int) -> frozenset[int]:
+        """A state, and those beyond a `**` that stands for no folder."""
+        is_any = state < len(self.parts) and self.parts[state] == "**"
+        return frozenset([state]) | (self.closure(state + 1) if is_any else frozenset())
+
+    def after(self, states: frozenset[int], name: str) -> frozenset[int]:
+        """The states after one more name, none where it does not match."""
+        found: frozenset[int] = frozenset()
+        for state in states:
+            part = self.parts[state] if state < len(self.parts) else ""
+            if part == "**":
+                found |= frozenset() if _is_hidden(name) else self.closure(state)
+            elif fnmatchcase(name, part) and (part.startswith(".") or not name.startswith(".")):
+                found |= self.closure(state + 1)
+        return found
+
+    def is_end(self, states: frozenset[int]) -> bool:
+        return len(self.parts) in states
+
+    def fixed_names(self, states: frozenset[int]) -> set[str] | None:
+        """The only names that can match, None where a wildcard decides."""
+        names = {self.parts[state] for state in states if state < len(self.parts)}
+        return None if any(map(glob.has_magic, names)) else names
+
+
+def _is_hidden(name: str) -> bool:
+    return name.startswith(".") or name == "__pycache__"
+
+
+def _is_folder(entry: "os.DirEntry[str]") -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link in a circle: whoever looks at it as a file says what is wrong
+        return False
 
 
 def common_root(patterns: Sequence[str]) -> str:

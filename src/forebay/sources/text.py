@@ -1,22 +1,81 @@
-"""Text files as documents: one per file, or several with a separator between them."""
+"""Files as samples: whole, or text with a separator between documents."""
 
 import os
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from io import BytesIO
 from typing import Any, ClassVar
 
-from forebay.errors import SourceInvalid
+from forebay.errors import SourceChanged, SourceInvalid
 from forebay.source import Failure, Part, Sample, Source, SourceFile, Unit
-from forebay.sources.failures import BOM, MAX_SAMPLE_BYTES, checked_limit, empty, limit_in, not_utf8, stated_limit
-from forebay.sources.paths import find_files, left_out, look, named_below, renamed
-from forebay.sources.reading import Reading, handed_out
-from forebay.sources.separated import cut_between_pieces
-from forebay.sources.separators import Block, LongPiece, piece_bounds
-from forebay.sources.stored import digest, scanned, weigh
-from forebay.sources.streams import OpenStream, judged_stream_at, stream_at
-from forebay.sources.walker import with_stream_suffixes, without_stream_suffix
-from forebay.sources.whole import cut_whole, read_whole
+from forebay.sources.compression import OpenStream, judged_stream_at, stream_at
+from forebay.sources.estimated_size import digest, scanned, weigh
+from forebay.sources.failures import (
+    BOM,
+    MAX_SAMPLE_BYTES,
+    checked_limit,
+    empty,
+    limit_in,
+    not_utf8,
+    stated_limit,
+    too_large,
+)
+from forebay.sources.paths import (
+    check_readable,
+    find_files,
+    full_path,
+    left_out,
+    look,
+    named_below,
+    plain_file,
+    renamed,
+    with_stream_suffixes,
+    without_stream_suffix,
+)
+from forebay.sources.pieces import Block, LongPiece, Reading, cut_between_pieces, handed_out, piece_bounds
+
+_PIECE = 1 << 20
+
+
+def cut_whole(root: str, file: SourceFile, start: int, max_sample_bytes: int) -> Iterator[int]:
+    """The end of a file; of a stream, after decompression."""
+    check_readable(root, file)
+    if start:
+        raise SourceChanged(root, {file.path: "grew, but it is one sample and cannot be appended to"})
+    if not file.stream:
+        yield file.size
+        return
+    with judged_stream_at(full_path(root, file.path), file, 0, max_sample_bytes) as stream:
+        while stream.read(_PIECE):
+            pass
+        yield stream.position
+
+
+def read_whole(root: str, part: Part, max_sample_bytes: int, stream_at: OpenStream = stream_at) -> bytes | Failure:
+    """All that a file holds, which must be as much as was planned; a failure where that is too much."""
+    if part.stop > max_sample_bytes:
+        return too_large(part.file.path, part.stop, max_sample_bytes)
+    content = _decompressed(root, part, max_sample_bytes, stream_at) if part.file.stream else _stored(root, part)
+    if len(content) != part.stop:
+        size = f"{len(content):,}" if len(content) < part.stop else f"more than {part.stop:,}"
+        how = f"has {size} bytes, {part.stop:,} were planned, and it is one sample"
+        raise SourceChanged(root, {part.file.path: how})
+    return content
+
+
+def _stored(root: str, part: Part) -> bytes:
+    with open(full_path(root, part.file.path), "rb") as file:
+        return file.read(part.stop + 1)
+
+
+def _decompressed(root: str, part: Part, max_sample_bytes: int, stream_at: OpenStream) -> bytes:
+    content = BytesIO()
+    with stream_at(full_path(root, part.file.path), part.file, 0, max_sample_bytes) as stream:
+        while piece := stream.read(min(_PIECE, part.stop + 1 - content.tell())):
+            content.write(piece)
+    return content.getvalue()
+
 
 _TABLES = (".csv", ".tsv")
 
@@ -186,3 +245,75 @@ class _Lines:
         self._newlines += self._block.count(b"\n", self._counted, place)
         self._counted = place
         return self._reading.first_line() + self._newlines
+
+
+@dataclass(frozen=True, slots=True)
+class FileSource(Source):
+    """The bytes of every file below some paths, named relative to `root`; one of more than `max_sample_bytes` fails."""
+
+    kind: ClassVar[str] = "files"
+    unit: ClassVar[Unit] = "bytes"
+    read_by: ClassVar[tuple[str, ...]] = ("max_sample_bytes",)
+    files_grow: ClassVar[bool] = False  # a file is one sample: with more bytes it is another one
+
+    root: str
+    patterns: tuple[str, ...]
+    suffixes: tuple[str, ...] = ()
+    max_sample_bytes: int = MAX_SAMPLE_BYTES
+
+    def describe(self) -> Mapping[str, Any]:
+        return {
+            "kind": self.kind,
+            "root": self.root,
+            "patterns": list(self.patterns),
+            "suffixes": list(self.suffixes),
+            **stated_limit(self.max_sample_bytes),
+        }
+
+    @classmethod
+    def from_description(cls, description: Mapping[str, Any]) -> "FileSource":
+        patterns, suffixes = tuple(description["patterns"]), tuple(description["suffixes"])
+        return cls(description["root"], patterns, suffixes, limit_in(description))
+
+    def rebased(self, root: str) -> "FileSource":
+        """The same files, named relative to another root."""
+        return replace(self, root=root, patterns=renamed(self.root, self.patterns, root))
+
+    def files(self) -> list[SourceFile]:
+        return [plain_file(file) for file in find_files(self.root, self.patterns, self.suffixes)]
+
+    def left_out(self, apart: str = "") -> Mapping[str, int]:
+        return left_out(self.root, self.patterns, self.suffixes, apart)
+
+    def look(self, path: str) -> SourceFile:
+        return plain_file(look(self.root, path))
+
+    def weight(self, file: SourceFile) -> int:
+        return file.size
+
+    def cuts(self, file: SourceFile, start: int, first: int, every: int) -> Iterator[int]:
+        return cut_whole(self.root, file, start, self.max_sample_bytes)
+
+    def scanned(self, file: SourceFile) -> SourceFile:
+        return file
+
+    def read(self, part: Part) -> Iterable[Sample | Failure]:
+        content = read_whole(self.root, part, self.max_sample_bytes)
+        yield content if isinstance(content, Failure) else Sample(part.file.path, content)
+
+    def digest(self, file: SourceFile, start: int, stop: int) -> int:
+        return digest(self.root, file, start, stop)
+
+
+def files(
+    *paths: str | os.PathLike[str],
+    suffixes: Iterable[str] = (),
+    root: str | None = None,
+    max_sample_bytes: int = MAX_SAMPLE_BYTES,
+) -> FileSource:
+    """Every file of some folders, globs or paths, as it is.
+
+    >>> files("src", suffixes=[".py"]).patterns
+    ('.',)
+    """
+    return FileSource(*named_below(paths, root), tuple(suffixes), checked_limit(max_sample_bytes))

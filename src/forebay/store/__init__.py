@@ -1,8 +1,23 @@
 """Bytes by key: where a cache rests."""
 
+import os
+
+from forebay.errors import StoreRefused, is_url
 from forebay.store.base import Buffer, Entry, Missing, Store
 from forebay.store.local import LocalStore
 from forebay.store.memory import MemoryStore
-from forebay.store.opening import open_store
+
+Root = str | os.PathLike[str] | Store
+
+
+def open_store(root: Root) -> Store:
+    """A folder's path becomes a local store; a store is taken as it is. A URL is refused: no store reads one."""
+    if isinstance(root, Store) and not isinstance(root, (str, os.PathLike)):
+        return root
+    path = os.fspath(root)
+    if is_url(path):
+        raise StoreRefused(path, "it is a URL, and a cache lies in a folder", "pass the path of a folder")
+    return LocalStore(path)
+
 
 __all__ = ["Buffer", "Entry", "LocalStore", "MemoryStore", "Missing", "Store", "open_store"]

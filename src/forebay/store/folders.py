@@ -1,8 +1,7 @@
 """Files by the descriptor of the folder that they are in, so that no path is looked up twice.
 
 Whoever else writes to a folder can exchange a part of a path for a link between a check and a use; what is open stays
-what it is.
-"""
+what it is."""
 
 import errno
 import os
@@ -19,7 +18,6 @@ TEMPORARY = ".tmp-"
 FOLDER = (os.O_PATH if sys.platform == "linux" else os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC  # to pass through
 LISTED = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 NOT_THERE = (FileNotFoundError, NotADirectoryError)
-
 _ASIDE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _NO_FOLDER_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS)
 _BUFFERS_AT_ONCE = 512  # systems take 1,024

@@ -1,23 +1,23 @@
-"""A store in a folder. Values are written beside their name, synced, and linked into place.
+"""Mapping a file without keeping a descriptor for it.
 
-A temporary name says which process writes it, so that `leftovers` can tell what a dead one left behind.
+The `mmap` module keeps a descriptor per map (until Python 3.13), so a cache of thousands of chunks would run into
+`ulimit -n`. Where the C library offers `mmap`, it is called directly; the map goes when the last view of it does."""
 
-A cache may come from a stranger, so a key never leads out of the folder: values are regular files, and no link is
-followed below the root. One exception is for reading alone: `layers/<layer>` may be a link to a folder elsewhere.
-Others may write to the folder at the same time, so nothing is checked first and then used by its path: folders are
-opened one below the other, and a value is opened, created, replaced or removed in the folder that is open. No
-descriptor outlives a call: a folder that is removed and made again is found again, also after a fork.
-"""
-
+import ctypes
 import errno
+import mmap
 import os
 import re
 import shutil
 import stat
+import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from forebay.errors import NotForebay, StoreRefused
 from forebay.store.base import Buffer, Entry, Missing, check_key
@@ -32,8 +32,52 @@ from forebay.store.folders import (
     sync_folder,
     write_aside,
 )
-from forebay.store.mapping import map_file
 from forebay.store.owner import Owner, this_host
+
+_FAILED = ctypes.c_void_p(-1).value
+_libc = ctypes.CDLL(None, use_errno=True) if os.name == "posix" else None
+if _libc is not None:
+    _libc.mmap.restype = ctypes.c_void_p
+    _libc.mmap.argtypes = [
+        ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64,
+    ]  # fmt: skip
+    _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+
+
+def map_file(descriptor: int) -> memoryview:
+    """A read-only view of all bytes of a file; the descriptor may be closed afterwards."""
+    size = os.fstat(descriptor).st_size
+    if size == 0:
+        return memoryview(b"")
+    if _libc is None or sys.platform not in ("linux", "darwin"):
+        return memoryview(mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ))
+    address = _libc.mmap(None, size, mmap.PROT_READ, mmap.MAP_SHARED, descriptor, 0)
+    if address == _FAILED:
+        code = ctypes.get_errno()
+        raise OSError(code, f"cannot map a file of {size:,} bytes: {os.strerror(code)}")
+    return np.asarray(_Map(address, size)).data
+
+
+class _Map:
+    """Mapped bytes, as numpy looks at them; unmapped when the last view of them goes.
+
+    Not an array of ctypes, which makes a class, and keeps it, for every size there is: three times the memory.
+    """
+
+    __slots__ = ("_address", "_size")
+
+    def __init__(self, address: int, size: int) -> None:
+        self._address, self._size = address, size
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]:
+        return {"version": 3, "typestr": "|u1", "shape": (self._size,), "data": (self._address, True)}
+
+    def __del__(self, ending: Callable[[], bool] = sys.is_finalizing) -> None:
+        # While the interpreter ends, a thread may still be copying out of it; the process's maps go with it.
+        if _libc is not None and not ending():
+            _libc.munmap(self._address, self._size)
+
 
 _TEMPORARY_NAME = re.compile(r"\.tmp-([0-9a-f]{12}-[0-9]{1,10}-[0-9]{1,19})-[0-9a-f]{8}")
 _MAY_BE_LINKS = re.compile(r"layers/[^/]+")  # folders that are read through a link

@@ -1,8 +1,7 @@
 """Who is writing: a name for this process that others on the same host can check for life.
 
 A process is named by its host (name, boot and pid namespace), its pid and its start time, so that neither a reused pid
-nor a restarted machine nor another container is taken for the process that is gone.
-"""
+nor a restarted machine nor another container is taken for the process that is gone."""
 
 import hashlib
 import os
@@ -15,7 +14,6 @@ from pathlib import Path
 import psutil
 
 OWNER = re.compile(r"([^-/]{1,64})-([1-9][0-9]{0,9})-(0|[1-9][0-9]{0,18})")
-
 _GONE = frozenset("ZXx")
 
 

@@ -4,46 +4,48 @@ recipes = fb.teachers.encodings(vae="sd/vae", t5="flan-t5-base", clip="clip")   
 recipes["lune"] = fb.teachers.TeacherRecipe(teacher=fb.teachers.Lune(unet="sd/unet"))
 fb.build_layers("caches/art", recipes)                                            # one model in memory at a time
 features = fb.teachers.features(fb.open_cache("caches/art"), "lune")
-features.at([5, 3, 9], t=[0.42, 0.15, 0.99])["lune"]
-"""
+features.at([5, 3, 9], t=[0.42, 0.15, 0.99])["lune"]"""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from forebay.teachers.align import Alignment, LayerAlignment, check_alignment
-    from forebay.teachers.encoders import T5, Clip, Latents
-    from forebay.teachers.geometric import GeometricSol, geometric_spatial, geometric_stats
-    from forebay.teachers.groups import encodings
-    from forebay.teachers.hook import Hook
-    from forebay.teachers.latent_weights import weights_of_latents
-    from forebay.teachers.prompt_columns import SharedColumn, shared
+    from forebay.teachers.batched_forward import unload
+    from forebay.teachers.built_in import (
+        SOL_STATS,
+        T5,
+        Clip,
+        GeometricSol,
+        Hook,
+        Latents,
+        Lune,
+        Sol,
+        geometric_spatial,
+        geometric_stats,
+    )
+    from forebay.teachers.feature_reader import Between, Features, features, weights_of_latents
     from forebay.teachers.protocol import Batch, Loaded, Output, Teacher
-    from forebay.teachers.reading import Between, Features, features
-    from forebay.teachers.recipe import TeacherRecipe
-    from forebay.teachers.sizes import TeacherEstimate, estimate_teachers
-    from forebay.teachers.slot import unload
+    from forebay.teachers.recipe import TeacherEstimate, TeacherRecipe, encodings, estimate_teachers
+    from forebay.teachers.shared_prompts import SharedColumn, shared
     from forebay.teachers.timesteps import BUCKETS, Neighbours, neighbours
-    from forebay.teachers.unet import SOL_STATS, Lune, Sol
-
 # Where each public name lives.
 _HOMES = {
-    **dict.fromkeys(("Clip", "Latents", "T5"), "encoders"),
-    **dict.fromkeys(("Between", "Features", "features"), "reading"),
-    **dict.fromkeys(("GeometricSol", "geometric_spatial", "geometric_stats"), "geometric"),
+    **dict.fromkeys(("Clip", "Latents", "T5"), "built_in"),
+    **dict.fromkeys(("Between", "Features", "features"), "feature_reader"),
+    **dict.fromkeys(("GeometricSol", "geometric_spatial", "geometric_stats"), "built_in"),
     **dict.fromkeys(("Alignment", "LayerAlignment", "check_alignment"), "align"),
-    "encodings": "groups",
-    "Hook": "hook",
-    "weights_of_latents": "latent_weights",
+    "encodings": "recipe",
+    "Hook": "built_in",
+    "weights_of_latents": "feature_reader",
     **dict.fromkeys(("Batch", "Loaded", "Output", "Teacher"), "protocol"),
     "TeacherRecipe": "recipe",
-    **dict.fromkeys(("SharedColumn", "shared"), "prompt_columns"),
-    **dict.fromkeys(("TeacherEstimate", "estimate_teachers"), "sizes"),
-    "unload": "slot",
+    **dict.fromkeys(("SharedColumn", "shared"), "shared_prompts"),
+    **dict.fromkeys(("TeacherEstimate", "estimate_teachers"), "recipe"),
+    "unload": "batched_forward",
     **dict.fromkeys(("BUCKETS", "Neighbours", "neighbours"), "timesteps"),
-    **dict.fromkeys(("SOL_STATS", "Lune", "Sol"), "unet"),
+    **dict.fromkeys(("SOL_STATS", "Lune", "Sol"), "built_in"),
 }
-
 __all__ = [
     "BUCKETS", "SOL_STATS", "T5", "Alignment", "Batch", "Between", "Clip", "Features", "GeometricSol", "Hook",
     "Latents", "LayerAlignment", "Loaded", "Lune", "Neighbours", "Output", "SharedColumn", "Sol", "Teacher",

@@ -1,8 +1,7 @@
 """Alignment: whether the layers of teachers are what their recipes say, and what training was written for.
 
 Ranges and shapes are read off the rows; buckets off the constants; prompts are held against the base rows; and a few
-rows are computed again where the teacher's files are here.
-"""
+rows are computed again where the teacher's files are here."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -11,8 +10,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from forebay.cache.presence import presence_name
-from forebay.cache.reader import Cache, open_cache
+from forebay.cache.catalog import presence_name
 from forebay.columns import Columns, Ragged
 from forebay.errors import (
     HookSilent,
@@ -26,10 +24,11 @@ from forebay.errors import (
     TeacherUnusable,
     UnknownKind,
 )
+from forebay.read.cache import Cache, open_cache
 from forebay.recipe import RecipeDocument, differing_fields, fingerprint, inputs_in
 from forebay.teachers.recipe import T_BUCKETS, TeacherRecipe
-from forebay.teachers.samples import NOT_FINITE, Prompts, prompt_hash
-from forebay.teachers.sharing import PROMPT
+from forebay.teachers.shared_prompts import PROMPT
+from forebay.teachers.teacher_samples import NOT_FINITE, Prompts, prompt_hash
 from forebay.teachers.timesteps import BUCKETS
 
 SUM_TOLERANCE = 2e-3  # of a map that is stored in float16

@@ -2,8 +2,7 @@
 
 Sol spatial   one small heat map per bucket, dark at 0 and bright at the most of all buckets
 Sol stats     one line per number, from 0 at the bottom to 1 at the top, its name by its colour
-Lune          one strip per bucket, one column per dimension, blue below 0 and red above
-"""
+Lune          one strip per bucket, one column per dimension, blue below 0 and red above"""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -13,23 +12,19 @@ from numpy.typing import NDArray
 
 from forebay.columns import Array
 from forebay.errors import LibraryMissing
+from forebay.masks.draw import Picture
 
 try:
     from PIL import Image, ImageDraw, ImageFont
 except ModuleNotFoundError as missing:
     raise LibraryMissing("pillow", "drawing what teachers said", "teachers") from missing
-
-from forebay.masks.draw import Picture
-
 Pixels = NDArray[np.uint8]  # (height, width, 3)
-
 WIDTH = 900
 MARGIN = 44  # left, for the timesteps
 STRIP = 14  # height of a bucket's strip
 LINES_HEIGHT = 120
 FEW_VALUES = 8  # up to which they are drawn as lines
 TITLE = 18
-
 PAPER = (252, 252, 250)
 INK = (60, 60, 60)
 LINE_COLOURS = ((86, 140, 201), (233, 150, 71), (106, 176, 106), (190, 112, 168), (150, 130, 40), (94, 178, 184))

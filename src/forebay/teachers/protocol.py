@@ -1,4 +1,4 @@
-"""What a teacher is: frozen data that names its outputs, loads itself, and maps batches to arrays.
+"""What a teacher is: frozen data that names its outputs; and which class and which modules stand behind its name.
 
     class Brightness(Teacher, frozen=True, tag="brightness"):
         reads: ClassVar[tuple[str, ...]] = ("pixels",)
@@ -11,18 +11,26 @@
 
 Its fields are its identity. Nothing to register: `TeacherRecipe(teacher=Brightness())` adds a layer `brightness`. To go
 on with such a layer from the command line, its class is named by an entry point in the group `forebay.teachers`.
+
+A class that was given from Python is known in this process from then on, so that its recipe reads back; none is ever
+imported because a file names it.
+
+to describe, estimate or read.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, entry_points, version
+from typing import Any, ClassVar, Literal
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from forebay.columns import Array, Columns, Dtype, Ragged
-from forebay.teachers.noise import normal
+from forebay.errors import LibraryMissing, RecipeInvalid, UnknownKind
+from forebay.teachers.teacher_samples import normal
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,3 +131,77 @@ class Teacher(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     def load(self, device: str, dtype: str) -> Loaded:
         """Ready to map batches, with the model on a device and its numbers of a type."""
         raise NotImplementedError
+
+
+TEACHERS = {
+    "clip": ("forebay.teachers.built_in", "Clip"),
+    "geometric-sol": ("forebay.teachers.built_in", "GeometricSol"),
+    "hook": ("forebay.teachers.built_in", "Hook"),
+    "latents": ("forebay.teachers.built_in", "Latents"),
+    "lune": ("forebay.teachers.built_in", "Lune"),
+    "sol": ("forebay.teachers.built_in", "Sol"),
+    "t5": ("forebay.teachers.built_in", "T5"),
+}
+_given: dict[str, type[Teacher]] = {}
+
+
+def known_teacher(given: object) -> Teacher:
+    """A teacher, or one from the fields that a recipe keeps of it."""
+    if isinstance(given, Teacher):
+        _given[given.tag()] = type(given)
+        return _checked(type(given), msgspec.to_builtins(given))
+    if not isinstance(given, Mapping) or not isinstance(given.get("kind"), str):
+        raise RecipeInvalid(f"a teacher is expected, for instance fb.teachers.T5(model='…'), not {given!r:.60}")
+    return _checked(teacher_class(given["kind"]), given)
+
+
+def teacher_class(kind: str) -> type[Teacher]:
+    if kind in TEACHERS:
+        module, name = TEACHERS[kind]
+        return _teacher(getattr(import_module(module), name))
+    for entry in entry_points(group="forebay.teachers", name=kind):
+        return _teacher(entry.load())
+    if kind in _given:
+        return _given[kind]
+    raise UnknownKind("teacher", kind, sorted(TEACHERS))
+
+
+def _checked(cls: type[Teacher], fields: Mapping[str, Any]) -> Teacher:
+    """A teacher with fields of the types it declares: a word that is none of those it knows must not pass for one."""
+    try:
+        return msgspec.convert(fields, cls)
+    except msgspec.ValidationError as error:
+        raise RecipeInvalid(f"the teacher '{cls.tag()}' has a field of the wrong type: {error}") from error
+
+
+def _teacher(found: Any) -> type[Teacher]:
+    known: type[Teacher] = found
+    return known
+
+
+ROOM = "forebay.torch.teachers"
+
+
+def load_by(module: str, name: str, teacher: Teacher, device: str, dtype: str) -> Loaded:
+    """A teacher loaded by a class of the room that runs them."""
+    loaded: Loaded = getattr(runner(module), name)(teacher, device, dtype)
+    return loaded
+
+
+def runner(module: str) -> Any:
+    """A module of the room that runs teachers."""
+    try:
+        return import_module(f"{ROOM}.{module}")
+    except ModuleNotFoundError as missing:
+        raise LibraryMissing(str(missing.name), "running a teacher", "teachers") from missing
+
+
+def library_versions(*names: str) -> dict[str, str]:
+    """Those of some libraries that are installed."""
+    found = {}
+    for name in names:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found

@@ -1,7 +1,8 @@
 """How the rows of a cache get what a teacher says of them."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from math import prod
 from typing import Any, ClassVar, Literal
 
 import msgspec
@@ -10,16 +11,13 @@ import numpy as np
 from forebay.columns import Array, Column, Columns, Dtype, Ragged
 from forebay.errors import RecipeInvalid, TeacherUnusable
 from forebay.recipe import Rows
-from forebay.teachers.fitting import fit_batch
-from forebay.teachers.forward import Asking
-from forebay.teachers.kinds import known_teacher
-from forebay.teachers.protocol import Output, Teacher
-from forebay.teachers.running import runner
-from forebay.teachers.samples import Prompts, Samples, read_samples
-from forebay.teachers.sharing import shared_columns, shared_rows
-from forebay.teachers.slot import Seated, seat, unload
+from forebay.teachers.batched_forward import Asking, Seated, fit_batch, seat, unload
+from forebay.teachers.built_in import T5, Clip, Latents
+from forebay.teachers.model_files import is_on_hub
+from forebay.teachers.protocol import Output, Teacher, known_teacher, runner
+from forebay.teachers.shared_prompts import shared_columns, shared_rows
+from forebay.teachers.teacher_samples import Prompts, Samples, read_samples
 from forebay.teachers.timesteps import BUCKETS, check_buckets
-from forebay.teachers.weights import is_on_hub
 
 T_BUCKETS = "t_buckets"  # the constant that holds the grid of a timed teacher
 MEMO_BYTES = 256 * 1024 * 1024
@@ -244,3 +242,91 @@ def _silence(samples: Samples) -> tuple[str, ...]:
     """What to say when the first rows have no prompt: most likely it is looked for in the wrong place."""
     details = sorted({failure.detail for failure in samples.failures})
     return tuple(f"the first {len(samples)} rows: {one}; are prompt_column and prompt_key right?" for one in details)
+
+
+def encodings(
+    *,
+    vae: str | None = None,
+    t5: str | None = None,
+    clip: str | None = None,
+    size: int = 512,
+    pad_color: Sequence[int] = (114, 114, 114),
+    storage: Literal["raw", "jpeg"] = "raw",
+    sample: Literal["mean", "seeded"] = "mean",
+    max_length: int = 128,
+    **fields: Any,
+) -> dict[str, TeacherRecipe]:
+    """Latents, T5 states and CLIP states: a layer for each model that is named. `fields` are those of the recipe."""
+    teachers: list[Teacher] = []
+    red, green, blue = pad_color
+    if vae is not None:
+        teachers.append(Latents(vae=vae, size=size, pad_color=(red, green, blue), storage=storage, sample=sample))
+    if t5 is not None:
+        teachers.append(T5(model=t5, max_length=max_length))
+    if clip is not None:
+        teachers.append(Clip(model=clip))
+    return {teacher.layer_name(): TeacherRecipe(teacher=teacher, **fields) for teacher in teachers}
+
+
+class ColumnSize(msgspec.Struct, frozen=True, kw_only=True):
+    """What one column takes; of what is stored once for equal prompts, at most."""
+
+    layer: str
+    column: str
+    shape: tuple[int, ...]  # of one row
+    dtype: str
+    row_bytes: int
+    bytes: int
+
+
+class TeacherEstimate(msgspec.Struct, frozen=True, kw_only=True):
+    """What the layers of some teachers take for so many rows."""
+
+    rows: int
+    columns: tuple[ColumnSize, ...]
+    row_bytes: int
+    bytes: int
+    free_bytes: int | None = None
+    fits: bool = True
+
+
+def estimate_teachers(
+    recipes: Mapping[str, TeacherRecipe], rows: int, *, free_bytes: int | None = None
+) -> TeacherEstimate:
+    """The table of a cache of teachers: every column with its bytes, and their sum."""
+    found = tuple(size for layer, recipe in recipes.items() for size in _sizes(layer, recipe, rows))
+    total = sum(size.bytes for size in found)
+    return TeacherEstimate(
+        rows=rows,
+        columns=found,
+        row_bytes=sum(size.row_bytes for size in found),
+        bytes=total,
+        free_bytes=free_bytes,
+        fits=free_bytes is None or total <= free_bytes,
+    )
+
+
+def _sizes(layer: str, recipe: TeacherRecipe, rows: int) -> list[ColumnSize]:
+    stored = [
+        ColumnSize(
+            layer=layer,
+            column=column.name,
+            shape=column.shape,
+            dtype=column.dtype,
+            row_bytes=column.item_bytes,
+            bytes=column.item_bytes * rows,
+        )
+        for column in recipe.columns()
+    ]
+    constant = [
+        ColumnSize(
+            layer=layer,
+            column=name,
+            shape=tuple(values.shape),
+            dtype=str(values.dtype),
+            row_bytes=0,
+            bytes=values.dtype.itemsize * prod(values.shape),
+        )
+        for name, values in recipe.constants().items()
+    ]
+    return stored + constant

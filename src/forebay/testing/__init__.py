@@ -3,22 +3,19 @@
 
 class TestMyStore(StoreContract):
     def make_store(self, folder: Path) -> Store:
-        return MyStore(folder)
-"""
+        return MyStore(folder)"""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from forebay.testing.source import SourceContract, read_in_parts
-    from forebay.testing.store import SharedStoreContract, StoreContract
-
+    from forebay.testing.source_contract import SourceContract, read_in_parts
+    from forebay.testing.store_contract import SharedStoreContract, StoreContract
 # Where each name lives. A name is imported when it is first used: the campaign runs without pytest.
 _HOMES = {
-    **dict.fromkeys(("SourceContract", "read_in_parts"), "forebay.testing.source"),
-    **dict.fromkeys(("SharedStoreContract", "StoreContract"), "forebay.testing.store"),
+    **dict.fromkeys(("SourceContract", "read_in_parts"), "forebay.testing.source_contract"),
+    **dict.fromkeys(("SharedStoreContract", "StoreContract"), "forebay.testing.store_contract"),
 }
-
 __all__ = ["SharedStoreContract", "SourceContract", "StoreContract", "read_in_parts"]
 
 

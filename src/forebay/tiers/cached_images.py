@@ -3,8 +3,7 @@
     images[i] ──▶ L1 memory, bounded in bytes ──▶ L2 LMDB, shared by processes ──▶ decode ──▶ written back to both
 
 A key names a sample as it is now, so that nothing stale is found; a value says whose row it is and carries a checksum,
-so that nothing wrong is served. What is not right is counted, reported once, made again and replaced.
-"""
+so that nothing wrong is served. What is not right is counted, reported once, made again and replaced."""
 
 import operator
 import os
@@ -13,20 +12,18 @@ import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any, get_args
 
-from forebay.cache.settle import settle
+from forebay.building.begin import settle
 from forebay.errors import TierDamaged, TierUnusable, is_url
-from forebay.format.key import hmac_key
+from forebay.format.sealed import hmac_key
 from forebay.recipe import check_recipe
 from forebay.sizes import as_bytes
 from forebay.source import Source
 from forebay.tiers.lmdb_tier import MAX_BYTES, QUEUE_BYTES, LmdbTier, open_tier
-from forebay.tiers.memory import MemoryTier
-from forebay.tiers.naming import RowRecipe
-from forebay.tiers.opened import OpenedTiers, Unreadable
-from forebay.tiers.records import TierStatistics
-from forebay.tiers.samples import CheckSource, Samples
-from forebay.tiers.value import Row
-from forebay.tiers.writer import WhenFull
+from forebay.tiers.lookup import MemoryTier, OpenedTiers, Unreadable
+from forebay.tiers.tier_records import TierStatistics
+from forebay.tiers.tier_samples import CheckSource, RowRecipe, Samples
+from forebay.tiers.tier_value import Row
+from forebay.tiers.tier_writer import WhenFull
 
 
 class CachedImages:

@@ -1,4 +1,4 @@
-"""One LMDB environment of this process: the transactions of a tier, and all that must not meet one.
+"""One LMDB environment of this process: its transactions, and what must not meet one.
 
 LMDB forbids to open the same files twice in a process, to use them across a fork, and to resize the map while a
 transaction is open; `Environment` sees to all three. A transaction lasts as long as some copying takes: none is left
@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 from forebay.errors import TierDamaged, TierUnusable
 from forebay.format.layout import FORMAT_VERSION
 from forebay.recipe import canonical_json
-from forebay.tiers.file_systems import refuse_network
-from forebay.tiers.files import (
+from forebay.tiers.lmdb_pages import Outdated, PageDamaged, Snapshot
+from forebay.tiers.tier_files import (
     EMPTY_IT,
     KEY_BYTES,
     KEY_CHECK,
@@ -27,13 +27,53 @@ from forebay.tiers.files import (
     lmdb,
     make_folder,
     not_ours,
+    refuse_network,
     unusable,
 )
-from forebay.tiers.gate import Gate
-from forebay.tiers.pages import Outdated, PageDamaged, Snapshot
+
+
+class Gate:
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._inside = 0
+        self._shut = False
+
+    def enter(self) -> None:
+        with self._changed:
+            while self._shut:
+                self._changed.wait()
+            self._inside += 1
+
+    def leave(self) -> None:
+        with self._changed:
+            self._inside -= 1
+            if not self._inside:
+                self._changed.notify_all()
+
+    def shut(self) -> None:
+        """Let nobody in, and wait until nobody is inside."""
+        with self._changed:
+            while self._shut:
+                self._changed.wait()
+            self._shut = True
+            while self._inside:
+                self._changed.wait()
+
+    def open(self) -> None:
+        with self._changed:
+            self._shut = False
+            self._changed.notify_all()
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        self.shut()
+        try:
+            yield
+        finally:
+            self.open()
+
 
 FIRST_MAP_BYTES = 64 << 20
-
 _BEGINNINGS = 8
 _COPIED_BYTES = 16 << 20  # of values in one go, and one more
 

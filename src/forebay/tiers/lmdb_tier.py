@@ -8,11 +8,11 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from forebay.errors import TierDamaged, TierNotFound, TierUnusable
-from forebay.format.key import VARIABLE, same_tag, tag
+from forebay.format.sealed import VARIABLE, same_tag, tag
 from forebay.tiers.environment import FIRST_MAP_BYTES, Environment, Kept
-from forebay.tiers.files import file_bytes, is_tier, lmdb
-from forebay.tiers.value import BadValue, decode_value, peek_value
-from forebay.tiers.writer import Item, WhenFull, Writer
+from forebay.tiers.tier_files import file_bytes, is_tier, lmdb
+from forebay.tiers.tier_value import BadValue, decode_value, peek_value
+from forebay.tiers.tier_writer import Item, WhenFull, Writer
 
 MAX_BYTES = 100 * 10**9
 LEAST_BYTES = 1 << 15

@@ -1,7 +1,6 @@
 """Looking after a tier: what is in it, whether all of it is as it was written, emptying it.
 
-Every step takes a short transaction of its own, so that writers are not held up and no old pages are held.
-"""
+Every step takes a short transaction of its own, so that writers are not held up and no old pages are held."""
 
 import json
 import time
@@ -11,16 +10,15 @@ from contextlib import contextmanager, suppress
 
 from forebay.cache.records import Progress
 from forebay.errors import TierDamaged, TierNotFound, TierUnusable
-from forebay.format.key import hmac_key
+from forebay.format.sealed import hmac_key
 from forebay.tiers.environment import Environment, Kept
-from forebay.tiers.files import alone, count_values, file_bytes, is_tier, remove_files
 from forebay.tiers.lmdb_tier import open_tier
-from forebay.tiers.naming import key_of
-from forebay.tiers.records import BadKept, RecipeShare, TierClearReport, TierSummary, TierVerifyReport
-from forebay.tiers.value import BadValue, decode_value, peek_value
+from forebay.tiers.tier_files import alone, count_values, file_bytes, is_tier, remove_files
+from forebay.tiers.tier_records import BadKept, RecipeShare, TierClearReport, TierSummary, TierVerifyReport
+from forebay.tiers.tier_samples import key_of
+from forebay.tiers.tier_value import BadValue, decode_value, peek_value
 
 OnProgress = Callable[[Progress], None]
-
 _HEAD_BYTES = 64 << 10  # no header of ours is longer
 _AT_ONCE = 64
 

@@ -10,20 +10,19 @@ from typing import Any
 
 import msgspec
 
-from forebay.cache.crew import Crew, Died, Engine, Event, Lost, Made, Refused
 from forebay.cache.records import Progress
 from forebay.engine import InlineEngine, LocalEngine
+from forebay.engine.base import Crew, Died, Engine, Event, Lost, Made, Refused
 from forebay.errors import ImageUnreadable, WarmingFailed
-from forebay.format.key import hmac_key
+from forebay.format.sealed import hmac_key
 from forebay.sizes import as_bytes
 from forebay.source import Source
 from forebay.tiers.cached_images import CachedImages
 from forebay.tiers.lmdb_tier import MAX_BYTES, open_tier
-from forebay.tiers.naming import RowRecipe
-from forebay.tiers.records import TierWarning, WarmReport
+from forebay.tiers.tier_records import TierWarning, WarmReport
+from forebay.tiers.tier_samples import RowRecipe
 
 OnProgress = Callable[[Progress], None]
-
 BATCH = 32
 _ATTEMPTS = 3
 _WAIT_SECONDS = 0.2

@@ -1,4 +1,4 @@
-"""Who turns text into ids: `fastokens` for speed, Hugging Face `tokenizers` as the reference.
+"""Turn text into ids: `fastokens` where it agrees with Hugging Face `tokenizers`, the reference.
 
 Neither lets the *text* of a special token become its id: a document that quotes `<|endoftext|>` ends nowhere.
 """
@@ -16,7 +16,7 @@ from typing import Any, Literal, Protocol, TypeVar
 import numpy as np
 
 from forebay.columns import Array
-from forebay.errors import LibraryMissing, TokenizerUnusable
+from forebay.errors import EncodersDiffer, LibraryMissing, TokenizerUnusable
 from forebay.tokens.vocabulary import Vocabulary
 
 MOST_SECONDS = 20  # for what takes milliseconds
@@ -144,3 +144,89 @@ def in_time(name: str, verb: str, count: int, call: Callable[[], T]) -> T:
         raise TokenizerUnusable(
             name, f"it takes more than {MOST_SECONDS} s to {verb} {count:,} {unit}; use another tokenizer"
         ) from None
+
+
+HARD = (
+    "a",
+    " ",
+    "  leading, trailing and  double  spaces  ",
+    "\n\n\n\t\t \r\n\r\n \u00a0\u2003\u3000x",
+    "line one\nline two\n\n\n  indented\n\tand a tab\n",
+    "it's I'll we've they'd YOU'RE 'sand ''s don\u2019t",
+    "1234567890 3.14159e-10 0xDEADBEEF 1,000,000 \u0661\u0662\u0663 \u00b2\u00b3\u00bd",
+    "def f(x):\n    return {'a': [x ** 2 for _ in range(10)]}  # ok\n",
+    '<div class="a">&nbsp;</div><!-- --><script>if(a<b&&c>d){}</script>',
+    "\u00c5ngstr\u00f6m A\u030angstro\u0308m \ufb01ne \u1e9b\u0323 \u212b \ufdfa",
+    "\u4f60\u597d\uff0c\u4e16\u754c\u3002\u3053\u3093\u306b\u3061\u306f \uc548\ub155\ud558\uc138\uc694",
+    "\u0e2a\u0e27\u0e31\u0e2a\u0e14\u0e35 \u0928\u092e\u0938\u094d\u0924\u0947",
+    "\u0645\u0631\u062d\u0628\u0627 \u05e9\u05dc\u05d5\u05dd \u202eright to left\u202c",
+    "\U0001f469\u200d\U0001f4bb\U0001f3fd\u200d\u2695\ufe0f \U0001f1e9\U0001f1ea \u2764\ufe0f \U0001f9d1\U0001f3ff",
+    "\U00010348\U0001d54f\U00020000\U000e0041\U0010ffff\uffff\ufffe\ufffd",
+    "\x00\x01\x07\x08\x1b[31m\x7f\x80\x9f\ufeff",
+    "a" * 3000,
+    "\u00e9" * 999,
+    " " * 1500,
+    "\n" * 700,
+    "!?" * 800,
+    "ab " * 500,
+    "https://example.org/a_b-c/d?e=f&g=%20h#i",
+)
+
+
+def hard_strings(vocabulary: Vocabulary) -> list[str]:
+    """The fixed set, and the vocabulary's own special tokens as text."""
+    special = [text for token in vocabulary.special[:64] for text in (token, f"before{token}after", f" {token} ")]
+    return [*HARD, *special]
+
+
+def first_difference(one: Encoder, other: Encoder, texts: Sequence[str]) -> str | None:
+    """The first text that two encoders do not encode alike."""
+    left, left_offsets = one.encode(texts)
+    right, right_offsets = other.encode(texts)
+    if np.array_equal(left_offsets, right_offsets) and np.array_equal(left, right):
+        return None
+    for at, text in enumerate(texts):
+        mine, theirs = left[left_offsets[at] : left_offsets[at + 1]], right[right_offsets[at] : right_offsets[at + 1]]
+        if not np.array_equal(mine, theirs):
+            return text
+    return None
+
+
+SHOWN_MARKS = 60
+
+
+def choose_encoder(
+    wanted: Literal["auto", "fastokens", "tokenizers"], vocabulary: Vocabulary, texts: Sequence[str], planned: bool
+) -> tuple[EncoderName, tuple[str, ...]]:
+    """The encoder to use, and what a user should know about the choice.
+
+    Asked for, or kept by a cache that was `planned`, `fastokens` must be there and agree; left open, it is used where
+    it does.
+    """
+    if wanted == "tokenizers":
+        open_encoder("tokenizers", vocabulary)
+        return "tokenizers", ()
+    trouble = _trouble_with_fastokens(vocabulary, texts)
+    if trouble is None:
+        return "fastokens", ()
+    if wanted == "fastokens":
+        if not is_installed("fastokens"):
+            raise LibraryMissing("fastokens", "this cache, planned with it," if planned else "the recipe", "fast")
+        raise EncodersDiffer(vocabulary.name, trouble, planned)
+    return "tokenizers", (f"{trouble}; the reference `tokenizers` is used, which is about 50 times slower",)
+
+
+def _trouble_with_fastokens(vocabulary: Vocabulary, texts: Sequence[str]) -> str | None:
+    """Why `fastokens` cannot be trusted with this vocabulary and these texts."""
+    if not is_installed("fastokens"):
+        return "fastokens is not installed (pip install 'forebay[fast]')"
+    reference = open_encoder("tokenizers", vocabulary)
+    try:
+        fast = open_encoder("fastokens", vocabulary)
+        differing = first_difference(fast, reference, [*hard_strings(vocabulary), *texts])
+    except TokenizerUnusable as error:
+        return error.problem
+    if differing is None:
+        return None
+    shown = differing if len(differing) <= SHOWN_MARKS else differing[:SHOWN_MARKS] + "…"
+    return f"fastokens {encoder_version('fastokens')} gives other ids than the reference for {shown!r}"

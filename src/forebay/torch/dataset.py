@@ -2,8 +2,7 @@
 
     dataset[i] ── place i among the selected rows ──▶ row number ──▶ one gather for a whole batch ──▶ one dict per row
 
-Pickled, it is an address: the cache opens again in the worker, with the same rows selected.
-"""
+Pickled, it is an address: the cache opens again in the worker, with the same rows selected."""
 
 import operator
 from collections.abc import Mapping, Sequence
@@ -14,18 +13,25 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from forebay.cache.reader import Cache
 from forebay.errors import ColumnNotFound
+from forebay.feeding.arguments import checked_cache, checked_names, checked_rule
+from forebay.feeding.prefetch import view_rows
+from forebay.feeding.stream import TRAINED_ON, Located, Rule
 from forebay.masks.documents import LabelStyle
 from forebay.order.bijection import Numbers
 from forebay.order.coins import Coins
-from forebay.torch.batch import TRAINED_ON, Batch, Training, plain_batch, refuse_without_training, training_batch
-from forebay.torch.buffers import Buffers
-from forebay.torch.collate import Collate, check_caches, check_rows
-from forebay.torch.gather import view_rows
-from forebay.torch.given import checked_batch, checked_cache, checked_names, checked_rule
-from forebay.torch.stream import Located, Rule
-from forebay.torch.transform import Transform, by_row, by_sample, row_coins
+from forebay.read.cache import Cache
+from forebay.torch.assemble import (
+    Collate,
+    Transform,
+    by_row,
+    by_sample,
+    check_caches,
+    check_rows,
+    checked_batch,
+    row_coins,
+)
+from forebay.torch.batches import Batch, Buffers, Training, plain_batch, refuse_without_training, training_batch
 
 Row = dict[str, Tensor]
 

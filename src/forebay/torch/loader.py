@@ -8,25 +8,14 @@
 When the last batch of an epoch is handed out, the loader stands at the start of the next one: it does not matter
 whether the consumer asks once more (`for batch in loader`) or counts batches (`islice(loader, len(loader))`).
 
-No worker processes: a few threads locate, gather, check and derive batches ahead of the training step.
-"""
+No worker processes: a few threads locate, gather, check and derive batches ahead of the training step."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from forebay.cache.reader import Cache
 from forebay.errors import StateMismatch
-from forebay.masks.documents import LabelStyle
-from forebay.order.quality import ShuffleQuality
-from forebay.order.window import Window
-from forebay.torch.batch import Batch, Derived
-from forebay.torch.batch_kind import batch_kind
-from forebay.torch.buffers import Buffers
-from forebay.torch.cache_stream import CacheStream
-from forebay.torch.collate import Collate, check_rows
-from forebay.torch.feed import Feed
-from forebay.torch.given import (
+from forebay.feeding.arguments import (
     checked_batch_size,
     checked_count,
     checked_rule,
@@ -34,14 +23,24 @@ from forebay.torch.given import (
     checked_state,
     checked_whole,
 )
-from forebay.torch.growing import Growing
-from forebay.torch.growth import Growth, Policy
-from forebay.torch.pace import Pace, batch_bytes
-from forebay.torch.ranks import RANK_TIMEOUT, Agreement, Ranks, current_ranks
-from forebay.torch.runs import Runs
-from forebay.torch.shuffle import Shuffle, choose_ordering, decoded_columns, refuse_decoding_again
-from forebay.torch.stream import Rule, Stream
-from forebay.torch.transform import Transform
+from forebay.feeding.growth import Growing
+from forebay.feeding.mixture import Mixture
+from forebay.feeding.prefetch import Feed, Pace, Runs, batch_bytes
+from forebay.feeding.shuffle import Ranks, Shuffle, choose_ordering, decoded_columns, refuse_decoding_again
+from forebay.feeding.stream import (
+    CacheStream,
+    Growth,
+    Policy,
+    Rule,
+    Stream,
+)
+from forebay.masks.documents import LabelStyle
+from forebay.order.orders import ShuffleQuality
+from forebay.order.window import Window
+from forebay.read.cache import Cache
+from forebay.torch.assemble import Collate, Transform, batch_kind, check_rows
+from forebay.torch.batches import Batch, Buffers, Derived
+from forebay.torch.ranks import RANK_TIMEOUT, Agreement, current_ranks
 
 STATE_VERSION = 2  # version 1 had other shuffles of few rows and of compressed caches
 
@@ -49,7 +48,7 @@ STATE_VERSION = 2  # version 1 had other shuffles of few rows and of compressed 
 class Loader:
     """The batches of a cache, or of any stream of rows.
 
-    A cache with `tokens` and `seq_lens` gives what a language model is trained on (see `forebay.torch.batch`); another
+    A cache with `tokens` and `seq_lens` gives what a language model is trained on (see `forebay.torch.batches`); another
     one, or `columns`, gives columns as they are. `collate` makes batches of another kind, with `columns` beside them; a
     cache of images has one by default (`forebay.torch.ImageBatch`).
 
@@ -356,3 +355,12 @@ def _refuse_beside(stream: Stream, **given: bool) -> None:
             f"{', '.join(left_out)} cannot be given beside a {type(stream).__name__}, which has its own order and "
             "generations; give it where that is made, if it can be"
         )
+
+
+def change_weights(loader: Loader, weights: Sequence[float]) -> None:
+    """Other weights from the loader's next batch on; its state keeps them. Iterate anew to go on."""
+    if not isinstance(loader.stream, Mixture):
+        raise TypeError(f"weights belong to a mixture; the loader reads a {type(loader.stream).__name__}")
+    state = loader.state_dict()
+    loader.stream = loader.stream.with_weights(weights, loader.epoch, loader.position)
+    loader.load_state_dict({**state, "stream": loader.stream.state()})

@@ -5,43 +5,24 @@ ranks have pairs with nobody's all_reduce. Everything that waits has a timeout, 
 
     rank r   ── <loader>/<question>/r ──▶ store ──▶ rank 0 compares ── <loader>/<question>/verdict ──▶ every rank
 
-Loaders are known by the order in which they are first iterated, so every rank iterates the same loaders in one order.
-"""
+Loaders are known by the order in which they are first iterated, so every rank iterates the same loaders in one order."""
 
 import itertools
 import json
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 from torch import distributed
 
 from forebay.errors import RanksDisagree, RanksMissing
+from forebay.feeding.shuffle import Ranks
 
 RANK_TIMEOUT = 600.0  # seconds; the first batch of another rank may wait for a model to load
-
 _GRACE = 30.0  # seconds that ranks wait longer than rank 0, which knows who is missing
 _SHORTEST, _LONGEST = 0.005, 0.25  # seconds between two looks into the store
 _loaders = itertools.count()
-
-
-@dataclass(frozen=True, slots=True)
-class Ranks:
-    """Rank `rank` of `world_size` takes the positions that leave this remainder, whatever the batch size."""
-
-    rank: int
-    world_size: int
-    known_by: Literal["arguments", "environment", "group"] = "arguments"
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.rank < self.world_size:
-            raise ValueError(f"rank {self.rank} of world size {self.world_size}; ranks count from 0")
-
-    @property
-    def can_agree(self) -> bool:
-        return self.known_by == "group" or self.world_size == 1
 
 
 def current_ranks(rank: int | None = None, world_size: int | None = None) -> Ranks:

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from operator import index
 from typing import Any
 
-from forebay.cache.reader import Cache
-from forebay.order.schedule import Decay, Multiplier, training_steps, warmup_steps
+from forebay.order.lr_schedule import Decay, Multiplier, training_steps, warmup_steps
+from forebay.read.cache import Cache
 from forebay.torch.dataset import CacheDataset
 from forebay.torch.loader import Loader
 

@@ -1,7 +1,6 @@
 """Faults of what lies beside a cache: a tier's LMDB files, and what a download keeps on disk.
 
-A hub of this process's own serves one small data set; the first part of a path says how it misbehaves.
-"""
+A hub of this process's own serves one small data set; the first part of a path says how it misbehaves."""
 
 import ctypes
 import functools
@@ -33,8 +32,6 @@ COMMIT = "c" * 40
 SHARDS = 2
 TIER_SIZE = 32
 _DIE_WITH_PARENT = 1  # of prctl
-
-
 # --- tiers -----------------------------------------------------------------------------------------------------------
 
 
@@ -167,7 +164,7 @@ def _serve(server: _Server) -> None:
 def build_from_hub(root: Path, place: Path, seed: str, vocabulary: str) -> None:
     """Build tokens of the data set, with everything that downloads keep below `place`; an error is said in a line."""
     os.environ["HF_HOME"] = str(place / "home")
-    shards = importlib.import_module("forebay.sources.hub_shards")  # now: its library reads the environment at import
+    shards = importlib.import_module("forebay.sources.hub_datasets")  # now: its library reads the environment at import
     patience = shards.Patience(retries=30, timeout=5, first_wait=0.001, longest_wait=0.05)
     address = f"{start_hub()}/{seed}"
     source = shards.HubSource("org/set", None, "train", "text", COMMIT, address, str(place / "spool"), patience)

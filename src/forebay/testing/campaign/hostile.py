@@ -2,8 +2,7 @@
 
 Every craft takes a pristine cache and turns it into a hostile one. Files are taken apart and put together by the bytes
 that `docs/format.md` describes, not by forebay's own code, with every digest made right again: only checks of meaning
-are left to refuse them.
-"""
+are left to refuse them."""
 
 import copy
 import hashlib
@@ -26,7 +25,6 @@ from forebay.testing.campaign.trial import KEY_VARIABLE
 from forebay.testing.campaign.worlds import doorbell
 
 Craft = Callable[[random.Random, Path, Path], str]  # draw, the root, a tree outside -> what was done
-
 # What is asked of a stranger's cache: verbs that change nothing in it, and verbs that may. {root} is that cache, {mine}
 # a damaged copy of it from before it was crafted, {pristine} a sound one; {copy} and {tier} are new folders.
 LOOKING: tuple[tuple[str, ...], ...] = (
@@ -67,8 +65,6 @@ LEAVES: tuple[Any, ...] = (
     {"kind": "hub"},
 )  # fmt: skip
 NUMBERS = (0, 1, 2, 255, 2**16, 2**31, 2**32, 2**62, 2**63 - 1, 2**63, 2**64 - 1)
-
-
 # --- files, byte by byte ---------------------------------------------------------------------------------------------
 
 

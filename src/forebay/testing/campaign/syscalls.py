@@ -6,8 +6,7 @@ what Python does to find its modules.
     count = run_traced(call, folder).calls                     how many there are
     run_traced(call, folder, Strike(at=17, error=0))           SIGKILL as the 17th begins
     run_traced(call, folder, Strike(at=17, error=errno.EIO))   the 17th fails; lasting: so do all behind it
-    run_traced(call, folder, Strike(at=17, meanwhile=…))       something else happens first, while it stands still
-"""
+    run_traced(call, folder, Strike(at=17, meanwhile=…))       something else happens first, while it stands still"""
 
 import ctypes
 import errno
@@ -27,12 +26,10 @@ from typing import Any, NoReturn
 from forebay.testing.campaign.trial import GUARD_BYTES, PATIENCE, SECONDS, Ending, answer, ending_of, redirect
 
 SUPPORTED = sys.platform == "linux" and platform.machine() == "x86_64"
-
 _TRACEME, _PEEK_REGISTERS, _POKE_REGISTERS, _NEXT_CALL, _OPTIONS = 0, 12, 13, 24, 0x4200
 _SYSGOOD, _FORKS, _EXITKILL = 1, 2 | 4 | 8, 0x100000
 _CALL_STOP = signal.SIGTRAP | 0x80
 _WALL = 0x40000000
-
 # number -> (name, which argument is a path, which is a descriptor), arguments counted from 0
 _CALLS: dict[int, tuple[str, int | None, int | None]] = {
     0: ("read", None, 0),

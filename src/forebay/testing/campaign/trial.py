@@ -1,8 +1,7 @@
 """One process per question: a call or a verb, forked from this warm process under limits, and how it ended.
 
 The parent imports everything and runs nothing of forebay itself, so that every child starts as a fresh process does:
-no open maps, no threads, nothing checked yet.
-"""
+no open maps, no threads, nothing checked yet."""
 
 import gc
 import importlib
@@ -34,7 +33,6 @@ SECONDS = 10.0  # of processor time, so that a verdict does not depend on what e
 PATIENCE = 6  # a process may wait for its turn, or for a disk, this many times as long before it counts as hung
 _SHOWN_BYTES = 200_000
 _FREE_TEXT = re.compile(r"\x1b|[\x00-\x08\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f]")
-
 Verdict = Literal["silent", "lost", "outside", "traceback", "hang", "memory", "crash", "unclear"]
 VERDICTS: tuple[Verdict, ...] = ("silent", "lost", "outside", "traceback", "hang", "memory", "crash", "unclear")
 
@@ -80,7 +78,7 @@ class Ending:
 def warm_up() -> None:
     """Import what verbs import when they need it, and keep the collector away: children then share the pages."""
     for name in (
-        "numpy.ma", "fastokens", "tokenizers", "forebay.raw.recipe", "forebay.tokens.recipe", "forebay.images.recipe",
+        "numpy.ma", "fastokens", "tokenizers", "forebay.raw", "forebay.tokens.recipe", "forebay.images.recipe",
         "forebay.tiers.cached_images", "forebay.tiers.upkeep", "forebay.tiers.warming",
     ):  # fmt: skip
         importlib.import_module(name)

@@ -1,16 +1,20 @@
 """Training a student beside cached teachers: losses, weights, dropout, flow matching, and what stays in the student.
 
 x_t, v ← flow          teacher rows ← Features.at(rows, t) ──dropout──▶ TeacherRows (values, present)
-loss = flow_loss(v_pred, v) + warm-up · feature_loss(predicted, rows.values, present=rows.present)
-"""
+loss = flow_loss(v_pred, v) + warm-up · feature_loss(predicted, rows.values, present=rows.present)"""
 
-from forebay.torch.distill.dropout import TeacherDropout
 from forebay.torch.distill.flow import interpolate, min_snr_weight, sample_times, shift_times, velocity
-from forebay.torch.distill.losses import LossMode, feature_loss, flow_loss, sol_loss
-from forebay.torch.distill.modules import LunePredictor, LuneSignal, SolPrior, SolSignal, embed_times
-from forebay.torch.distill.rows import TeacherRows
-from forebay.torch.distill.warmup import Warmup
-from forebay.torch.distill.weighting import loss_weights, spatial_weights
+from forebay.torch.distill.losses import (
+    LossMode,
+    Warmup,
+    feature_loss,
+    flow_loss,
+    loss_weights,
+    sol_loss,
+    spatial_weights,
+)
+from forebay.torch.distill.student import LunePredictor, LuneSignal, SolPrior, SolSignal, embed_times
+from forebay.torch.distill.timed_features import TeacherDropout, TeacherRows
 
 __all__ = [
     "LossMode", "LunePredictor", "LuneSignal", "SolPrior", "SolSignal", "TeacherDropout", "TeacherRows", "Warmup",

@@ -1,4 +1,4 @@
-"""Losses: what the student predicts against what a teacher said, and the velocity of a flow.
+"""Losses of a student: against teachers and against velocity, weighted over space and time.
 
     cosine   1 − cos(p, t)               by direction, the default
     mse      (p − t)²
@@ -6,14 +6,19 @@
 
 Every loss is a mean over the rows that are present, each row counting alike; with none present it is 0, and so is its
 gradient. All arithmetic is float32, whatever autocast or the cache's type.
+
+Sol 8×8 ──bilinear──▶ 64×64 ──÷ mean──▶ weights        latent_weights 64×64 (share of real pixels) ──× ──÷ mean──▶
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cosine_similarity, huber_loss, mse_loss
+from torch.nn.functional import cosine_similarity, huber_loss, interpolate, mse_loss
+
+from forebay.torch.distill.timed_features import TeacherRows
 
 LossMode = Literal["cosine", "mse", "huber"]
 HUBER_DELTA = 0.1
@@ -93,3 +98,49 @@ def _check_shapes(predicted: Tensor, target: Tensor, present: Tensor | None) -> 
         raise ValueError(f"predicted is {tuple(predicted.shape)}, the target {tuple(target.shape)}; they must be equal")
     if present is not None and (present.dtype != torch.bool or present.shape != target.shape[:1]):
         raise ValueError(f"present is {present.dtype} {tuple(present.shape)}; bool ({len(target)},) is expected")
+
+
+def spatial_weights(maps: Tensor, size: tuple[int, int] = (64, 64)) -> Tensor:
+    """Maps (rows, 8, 8), resized and divided by their means: weights (rows, *size) that leave the loss its scale."""
+    resized = interpolate(maps.float().unsqueeze(1), size=size, mode="bilinear", align_corners=False).squeeze(1)
+    return _mean_one(resized)
+
+
+def loss_weights(
+    spatial: TeacherRows | None = None,
+    content: Tensor | None = None,
+    size: tuple[int, int] = (64, 64),
+) -> Tensor | None:
+    """One weight for each place: where Sol looks, and no padding. `content` (rows, *size) is the share of real pixels.
+
+    A row without a map weighs all its places alike.
+    """
+    weights = content.float() if content is not None else None
+    if spatial is not None:
+        maps = spatial_weights(spatial.filled(torch.ones_like(spatial.values)), size)
+        weights = maps if weights is None else maps * weights
+    return None if weights is None else _mean_one(weights)
+
+
+def _mean_one(weights: Tensor) -> Tensor:
+    return weights / weights.mean(dim=(-2, -1), keepdim=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Warmup:
+    """`weight · min(1, step / steps)`.
+
+    >>> lune = Warmup(0.1, steps=1000)
+    >>> lune(0), lune(500), lune(5000)
+    (0.0, 0.05, 0.1)
+    """
+
+    weight: float
+    steps: int
+
+    def __post_init__(self) -> None:
+        if self.steps < 0:
+            raise ValueError(f"a warm-up of {self.steps} steps; 0 means none")
+
+    def __call__(self, step: int) -> float:
+        return self.weight * min(1.0, step / self.steps) if self.steps else self.weight

@@ -4,11 +4,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from forebay.torch.teachers.capture import Capture
-    from forebay.torch.teachers.hook import HookedModule
-
-_HOMES = {"Capture": "capture", "HookedModule": "hook"}
-
+    from forebay.torch.teachers.run_hook import Capture, HookedModule
+_HOMES = {"Capture": "run_hook", "HookedModule": "run_hook"}
 __all__ = ["Capture", "HookedModule"]
 
 

@@ -1,4 +1,4 @@
-"""From files to a model on a device, with every weight in its place or an error that says which is not.
+"""From files to a model on a device, with every weight in its place or an error that names it.
 
 The libraries leave weights that a file lacks at random, and say so in a log; here that is an error.
 """
@@ -13,15 +13,35 @@ from safetensors.torch import load_file
 from torch import nn
 
 from forebay.errors import LibraryMissing, TeacherUnusable
-from forebay.teachers.weights import model_folder, weights_file
-from forebay.torch.teachers.device import device_named
+from forebay.teachers.model_files import model_folder, weights_file
+
+
+def device_named(name: str) -> torch.device:
+    """A device by name; "auto" is the first GPU, where there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        problem = f"it is no device of this machine: {' '.join(str(error).split())[:200]}; 'cpu' always is"
+        raise TeacherUnusable(name, problem) from error
+    return device
+
+
+def device_facts(name: str) -> str:
+    """What results depend on beside the libraries: the same bits are promised for the same device."""
+    device = device_named(name)
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{device.type}, {torch.get_num_threads()} threads, {torch.backends.cpu.get_cpu_capability()}"
+
 
 try:
     import diffusers
     import transformers
 except ModuleNotFoundError as missing:
     raise LibraryMissing(str(missing.name), "running this teacher", "teachers") from missing
-
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 # Left to themselves, the libraries ask on the terminal whether to run the code that lies beside a model.
 NO_CODE: dict[str, Any] = {"trust_remote_code": False}

@@ -1,0 +1,385 @@
+"""Begin a cache or a layer: resolve its recipe, plan it, write what is fixed before the first chunk."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import msgspec
+
+from forebay.building.dedup import Draft, deduplicate
+from forebay.building.failures import ENOUGH_SAMPLES, allows_all
+from forebay.building.planning import OnCut, cut_source, files_apart, wait_until_settled
+from forebay.building.trial import Trial, chunk_weight, sample_heads, try_readable
+from forebay.cache.catalog import (
+    begin_cache,
+    check_layer_name,
+    column_homes,
+    layers_of,
+    newest_generation,
+    read_cache_document,
+    read_recipe_document,
+)
+from forebay.cache.plan import Plan, load_plan
+from forebay.cache.segment import Segment, Unreadable
+from forebay.cache.source_check import check_kind
+from forebay.cache.verify import check_index
+from forebay.columns import Array, Column, Ragged
+from forebay.errors import (
+    DiskFull,
+    ForebayError,
+    IndexCorrupt,
+    KeyRefused,
+    NothingMade,
+    RecipeInvalid,
+    RecipeMismatch,
+    SourceEmpty,
+    SourceInvalid,
+    SourceNotFound,
+    SourceUnreadable,
+)
+from forebay.format import layout
+from forebay.format.generation import Generation
+from forebay.format.layout import FORMAT_VERSION, decode_recipe_document
+from forebay.format.sealed import hmac_key, seal
+from forebay.read.cache import open_cache
+from forebay.recipe import (
+    AnyRecipe,
+    Recipe,
+    check_recipe,
+    constants_of,
+    differing_fields,
+    document,
+    fingerprint,
+    input_names,
+    reads_of,
+    same_document,
+)
+from forebay.source import Annotated, Part, Sample, Source, SourceFile
+from forebay.store.base import Buffer, Missing, Store, is_full
+
+
+def prepare_base(
+    store: Store,
+    source: Source,
+    recipe: Recipe,
+    layer: str,
+    on_cut: OnCut,
+    memory_limit: int | None = None,
+    max_failures: int | float | None = None,
+    skip_unreadable: bool = False,
+    on_note: Callable[[str], None] = lambda note: None,
+) -> Plan:
+    """The plan of a cache whose base layer this recipe makes.
+
+    A new source of which every sample that planning tries fails is refused, unless all of them may fail.
+    """
+    unreadable = Unreadable(skip_unreadable)
+    try:
+        return _begun(store, source, recipe, layer, on_cut, memory_limit, max_failures, unreadable, on_note)
+    except OSError as error:
+        if not is_full(error):
+            raise
+        raise DiskFull(store.address, sum(map(source.weight, source.files())), store.free_bytes() or 0) from error
+
+
+def _begun(
+    store: Store,
+    source: Source,
+    recipe: Recipe,
+    layer: str,
+    on_cut: OnCut,
+    memory_limit: int | None,
+    max_failures: int | float | None,
+    unreadable: Unreadable,
+    on_note: Callable[[str], None],
+) -> Plan:
+    newest = newest_generation(store)
+    if newest is not None:
+        check_index(store, newest)
+    plan = load_plan(store)
+    check_recipe(recipe)
+    check_kind(store, source, plan)
+    # Planned before anything is written: a source or a recipe that does not work leaves nothing behind.
+    draft = None
+    unsigned = is_unsigned(newest, plan)
+    if unsigned and newest is not None:
+        raise unsigned_plan(store, plan, len(newest.plan))
+    if not plan.segments or unsigned:
+        files = files_apart(store, source)
+        if not files and source.files():
+            raise SourceInvalid(
+                f"all of the source lies in '{store.address}', where the cache would be; choose another"
+            )
+        unreadable.take_listed(source, files)
+        wait_until_settled(files)
+        trial = try_readable(source, files, recipe, unreadable) if files else None
+        if trial is not None and not allows_all(max_failures):
+            _check_trial(store, source, unreadable.without(files), trial)
+        if trial is not None:
+            _compare_with_disk(store, source, unreadable.without(files), trial, on_note)
+        draft = _first_draft(store, source, files, recipe, on_cut, trial, memory_limit, unreadable)
+    cache = begin_cache(store, layer)
+    if cache.base != layer:
+        raise RecipeInvalid(
+            f"the cache at '{store.address}' has the base layer '{cache.base}'; a further layer's recipe must declare "
+            f"the base columns it reads"
+        )
+    prepare_layer(store, recipe, layer)
+    if draft is not None:
+        draft.append(store)
+    planned = load_plan(store)
+    if draft is not None and hmac_key() is not None and planned.digests != (draft.segment.digest(),):
+        raise unsigned_plan(store, planned, 0)
+    return planned
+
+
+def begun_plan(store: Store) -> Plan:
+    """The plan of a cache to continue with; where there is none, an error says what is lost and what to run."""
+    newest = newest_generation(store)
+    if newest is not None:
+        check_index(store, newest)
+    plan = load_plan(store)
+    if not plan.segments:
+        raise ForebayError(
+            f"the cache at '{store.address}' has no plan and nothing published: its build ended before it was planned, "
+            f"or both are lost; name the source again, `forebay build KIND SOURCE… --into {store.address}`"
+        )
+    return plan
+
+
+def is_unsigned(newest: Generation | None, plan: Plan) -> bool:
+    """Whether a key is in use and the plan has segments that no tagged generation covers."""
+    return hmac_key() is not None and len(plan.segments) > (len(newest.plan) if newest else 0)
+
+
+def unsigned_plan(store: Store, plan: Plan, number: int, compared: bool = False) -> KeyRefused:
+    """Why a segment that no tagged generation covers is refused; `compared`: it is not what the source gives."""
+    at = min(number, len(plan.segments) - 1)
+    verb = "refresh" if plan.segments[at].amends else "grow"
+    if not number:
+        way = f"delete '{store.address}' and build it again"
+    elif compared:
+        way = f"delete it if nobody runs `forebay {verb}` now, and run `forebay {verb} {store.address}` again"
+    elif verb == "grow":
+        way = "name its source again with `forebay grow`"
+    else:
+        way = f"run `forebay refresh {store.address}`, which compares it with the source"
+    problem = f"no tagged generation covers it, and the source was not planned so by this build; {way}"
+    return KeyRefused(store.address, layout.plan_segment(at), problem)
+
+
+def _first_draft(
+    store: Store,
+    source: Source,
+    files: Sequence[SourceFile],
+    recipe: Recipe,
+    on_cut: OnCut,
+    trial: Trial | None,
+    memory_limit: int | None,
+    unreadable: Unreadable,
+) -> Draft:
+    """The first segment, planned again without a file that only deduplication, which reads all, found unreadable."""
+    while True:
+        try:
+            first = first_segment(source, files, recipe, on_cut, trial, unreadable)
+            if not len(first):
+                raise SourceEmpty(store.address, f"none of the {len(files):,} file(s) of the source has a sample")
+            return deduplicate(store, source, recipe, first, Plan((), ()), on_cut, memory_limit)
+        except SourceUnreadable as error:
+            unreadable.take(error, files)
+
+
+def _compare_with_disk(
+    store: Store, source: Source, files: Sequence[SourceFile], trial: Trial, on_note: Callable[[str], None]
+) -> None:
+    """Say before the work starts that the disk cannot hold it; part of it may be all that is wanted."""
+    free, total = store.free_bytes(), sum(map(source.weight, files))
+    needed = round(trial.scaled(trial.stored_bytes, total))
+    if free and needed > free:  # what has none at all is no disk, or says so at once
+        on_note(
+            f"about {needed:,} bytes are needed at '{store.address}', {free:,} are free: the build will stop when the "
+            f"disk is full; make room, or build a range of chunks"
+        )
+
+
+def _check_trial(store: Store, source: Source, files: Sequence[SourceFile], trial: Trial) -> None:
+    """Refuse a source of which nothing can be made, before all of it is read."""
+    if not trial.all_failed:
+        return
+    if trial.samples >= ENOUGH_SAMPLES or trial.weight >= sum(map(source.weight, files)):
+        reasons = trial.reasons
+        raise NothingMade(store.address, len(reasons), *reasons.most_frequent(), reasons.advice(), sampled=True)
+
+
+def first_segment(
+    source: Source,
+    files: Sequence[SourceFile],
+    recipe: Recipe,
+    on_cut: OnCut,
+    trial: Trial | None = None,
+    unreadable: Unreadable | None = None,
+) -> Segment:
+    """The plan of a source that was never planned; the same source gives the same segment."""
+    if not files:
+        raise SourceNotFound(str(source.describe()))
+    unreadable = unreadable or Unreadable()
+    trial = trial or try_readable(source, files, recipe, unreadable)
+    weight = chunk_weight(recipe.chunk_target(), trial, source.unit)
+    chunks = cut_source(source, unreadable.without(files), weight, {}, on_cut, unreadable)
+    segment = Segment.of(chunks, number=0, first_chunk=0, source=source.describe(), weight=weight, empty=files)
+    return segment.passing_over(unreadable)
+
+
+def prepare_layer(store: Store, recipe: AnyRecipe, layer: str) -> None:
+    """Keep the recipe of a layer, or hold it against the one that is kept."""
+    check_layer_name(layer)
+    check_recipe(recipe)
+    kept = read_recipe_document(store, layer)
+    inputs = inputs_of(store, recipe)
+    if kept is None:
+        _check_names(store, recipe, layer)
+        _keep_recipe(store, recipe, layer, inputs)
+        kept = read_recipe_document(store, layer)
+    assert kept is not None
+    if kept.fingerprint != fingerprint(recipe, inputs):
+        raise RecipeMismatch(store.address, layer, differing_fields(kept, recipe, inputs))
+    if not same_document(kept, document(recipe, layer, FORMAT_VERSION, inputs), recipe):
+        problem = "it declares other columns than its recipe, with the same fingerprint; raise the recipe's revision"
+        raise IndexCorrupt(store.address, layout.recipe(layer), f"{problem} where `columns` or `reads` changed")
+    if not _has_constants(store, layer):  # who kept the recipe may have died before it kept these
+        _keep_constants(store, recipe, layer)
+
+
+def _keep_recipe(store: Store, recipe: AnyRecipe, layer: str, inputs: Mapping[str, str]) -> None:
+    """Of two builders that begin a layer, the one whose recipe is kept keeps its constants, and the other none."""
+    text = msgspec.json.format(msgspec.json.encode(document(recipe, layer, FORMAT_VERSION, inputs)))
+    try:
+        decode_recipe_document(text, layer, store.address, layout.recipe(layer))
+    except IndexCorrupt as error:  # nobody could read it back
+        raise RecipeInvalid(f"the recipe '{recipe.kind}' of layer '{layer}' cannot be kept: {error.problem}") from error
+    if store.create(layout.recipe(layer), [text + b"\n"]):
+        _keep_constants(store, recipe, layer)
+
+
+def sealed_constants(recipe: AnyRecipe, layer: str) -> list[Buffer]:
+    """The bytes of a layer's constants, none where its recipe has none."""
+    constants = constants_of(recipe)
+    metadata = {"format_version": FORMAT_VERSION, "type": "constants", "layer": layer}
+    return seal(metadata, dict(sorted(constants.items()))) if constants else []
+
+
+def _keep_constants(store: Store, recipe: AnyRecipe, layer: str) -> None:
+    """In place of whatever may lie there without a recipe."""
+    constants = sealed_constants(recipe, layer)
+    if constants:
+        store.replace(layout.constants(layer), constants)
+    else:
+        store.delete(layout.constants(layer))
+
+
+def _has_constants(store: Store, layer: str) -> bool:
+    try:
+        store.read(layout.constants(layer), 0, 1)
+    except Missing:
+        return False
+    return True
+
+
+def inputs_of(store: Store, recipe: AnyRecipe) -> dict[str, str]:
+    """The further layers that a recipe reads here, as dependencies: none where it reads base columns only.
+
+    A layer stands on a cache that is there, and reads columns that some layer of it has.
+    """
+    if not reads_of(recipe):
+        return {}
+    base = read_cache_document(store).base
+    homes = column_homes({layer: _columns(store, layer) for layer in layers_of(store)}, base)
+    found: dict[str, str] = {}
+    for name in reads_of(recipe):
+        if name not in homes:
+            raise RecipeInvalid(
+                f"the recipe '{recipe.kind}' reads the column '{name}', which no layer of '{store.address}' has; there "
+                f"are: {', '.join(homes)}; build the layer that makes it first"
+            )
+        if homes[name].layer != base:
+            kept = read_recipe_document(store, homes[name].layer)
+            assert kept is not None
+            found[kept.layer] = kept.fingerprint
+    return input_names(found)
+
+
+def _check_names(store: Store, recipe: AnyRecipe, layer: str) -> None:
+    """A column is asked for by its name alone, so no two layers may share one."""
+    taken = {column.name: name for name in layers_of(store) for column in _columns(store, name)}
+    for column in recipe.columns():
+        if column.name in taken and taken[column.name] != layer:
+            raise RecipeInvalid(f"layer '{taken[column.name]}' has a column '{column.name}' already; choose another")
+        if column.name == "present" and reads_of(recipe):
+            raise RecipeInvalid("a layer's presence bits are called 'present'; choose another name for the column")
+
+
+def _columns(store: Store, layer: str) -> tuple[Column, ...]:
+    kept = read_recipe_document(store, layer)
+    return kept.columns if kept else ()
+
+
+AnyR = TypeVar("AnyR", bound=AnyRecipe)
+WHOLE = 1 << 62  # a file in one part
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """What a recipe may ask about the source before it decides: a few samples, or what is said of every one."""
+
+    source: Source | None
+    store: Store | None = None
+
+    def rows(self, names: Sequence[str], count: int) -> dict[str, Array | Ragged]:
+        """The first rows of some columns of a cache that is there, of the first chunk that has them all at most.
+
+        None where no layer has such a column: whoever prepares the layer says so.
+        """
+        newest = newest_generation(self.store) if self.store is not None else None
+        if self.store is None or newest is None:
+            return {}
+        homes = column_homes({layer: newest.recipe(layer).columns for layer in newest.recipes}, newest.base)
+        if not all(name in homes for name in names):
+            return {}
+        layers = dict.fromkeys(homes[name].layer for name in names)
+        cache = open_cache(self.store, generation=newest.number, layers=list(layers))
+        first = int(cache.chunk_starts[1]) if len(cache.chunk_numbers) else 0
+        return cache.read(range(min(count, first)), names)
+
+    def __call__(self) -> Iterable[Sample]:
+        return () if self.source is None else sample_heads(self.source, self.source.files())
+
+    def annotations(self) -> Iterable[Mapping[str, Any]]:
+        """The metadata of all samples, in order; where the source cannot tell it apart, every sample is read."""
+        if self.source is None:
+            return
+        if hasattr(self.source, "annotations"):
+            yield from self.source.annotations()
+            return
+        for file in self.source.files():
+            start = 0
+            for stop in self.source.cuts(file, 0, WHOLE, WHOLE):
+                samples = self.source.read(Part(self.source.scanned(file), start, stop))
+                yield from (one.data.metadata for one in samples if isinstance(one, Sample) and _is_annotated(one))
+                start = stop
+
+
+def settle(store: Store | None, source: Source | None, recipe: AnyR, layer: str) -> tuple[AnyR, tuple[str, ...]]:
+    """The recipe with every choice made, and what there is to say about the choices.
+
+    A layer that is there has made them; a new one makes them by a few samples of the source.
+    """
+    decide = getattr(recipe, "settled", None)
+    if decide is None:
+        return recipe, ()
+    kept = read_recipe_document(store, layer) if store is not None else None
+    settled: tuple[AnyR, tuple[str, ...]] = decide(kept.fields if kept else None, Survey(source, store))
+    return settled
+
+
+def _is_annotated(sample: Sample) -> bool:
+    return isinstance(sample.data, Annotated)

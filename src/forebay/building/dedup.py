@@ -1,0 +1,215 @@
+"""Leave out samples whose content the cache has already.
+
+    every sample ─▶ its identity ─▶ sorted on disk ─▶ later ones of equals: left out of their chunk, by the plan
+                                        ▲        └──▶ first ones: kept beside the plan, for when the cache grows
+    what earlier segments kept ─────────┘
+
+So it is the same for any number of workers, and a chunk stays a pure function of the recipe and its slice.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import xxhash
+
+from forebay.building.external_sort import RECORD_BYTES, Run, RunWriter, Scratch, merge_runs, scratch_folder
+from forebay.building.planning import OnCut
+from forebay.cache.plan import Identities, Plan, kept_identities, load_identities, load_plan
+from forebay.cache.segment import LeftOut, Segment
+from forebay.columns import Array
+from forebay.errors import Damaged, ForebayError, RecipeInvalid
+from forebay.format import layout
+from forebay.recipe import Identity, Recipe, identity_of
+from forebay.source import Failure, Sample, Source
+from forebay.store.base import Buffer, Store
+
+IDENTITY_BYTES = 16
+
+
+class Census:
+    """Takes the identity of one sample after the other; `check` is one number for all of them in their order."""
+
+    def __init__(self, identity: Identity) -> None:
+        self._identity = identity
+        self._running = xxhash.xxh3_64()
+
+    def take(self, sample: Sample | Failure) -> bytes | None:
+        """The identity of the next sample, None for one that is never left out."""
+        found = None if isinstance(sample, Failure) else self._identify(sample)
+        self._running.update(b"\0" if found is None else b"\1" + found)
+        return found
+
+    @property
+    def check(self) -> int:
+        value: int = self._running.intdigest()
+        return value
+
+    def _identify(self, sample: Sample) -> bytes | None:
+        try:
+            found = self._identity(sample)
+        except (OSError, ForebayError):
+            raise
+        except Exception as error:  # a recipe may raise anything
+            raise RecipeInvalid(f"the recipe cannot tell the identity of sample '{sample.id}': {error!r}") from error
+        if found is not None and not (isinstance(found, bytes) and len(found) == IDENTITY_BYTES):
+            raise RecipeInvalid(
+                f"the recipe gave sample '{sample.id}' the identity {found!r:.80}; it must be {IDENTITY_BYTES} bytes, "
+                f"or None"
+            )
+        return found
+
+
+class Sieve:
+    """Leaves out what the plan found to be duplicates, and sees to it that these are the samples it judged."""
+
+    def __init__(self, identity: Identity, planned: LeftOut) -> None:
+        self.left_out = len(planned.ordinals)
+        self._ordinals = frozenset(planned.ordinals.tolist())
+        self._check = planned.check
+        self._census = Census(identity)
+        self._seen = 0
+
+    def keeps(self, sample: Sample | Failure) -> bool:
+        """Whether the next sample of the slice is given to the recipe."""
+        self._census.take(sample)
+        self._seen += 1
+        return self._seen - 1 not in self._ordinals
+
+    def saw_what_was_planned(self) -> bool:
+        return self._census.check == self._check
+
+
+SORT_BYTES = 256 * 1024 * 1024
+LIMIT_SHARE = 4  # a fourth of a memory limit, where that is less
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Draft:
+    """A segment that is not in the plan yet, and the file of identities that goes with it, if any."""
+
+    segment: Segment
+    identities: Sequence[Buffer] = ()
+
+    def append(self, store: Store) -> bool:
+        """Make it part of the plan; False where another planner was first. The identities are there before it is."""
+        number, digest = self.segment.number, self.segment.identities
+        key = layout.identities(number, digest)
+        if self.identities and not store.create(key, self.identities) and not _is_sound(store, self.segment):
+            store.replace(key, self.identities)
+        created = store.create(layout.plan_segment(number), self.segment.encode())
+        if not created and self.identities and load_plan(store).segments[number].identities != digest:
+            store.delete(key)
+        return created
+
+
+def deduplicate(
+    store: Store,
+    source: Source,
+    recipe: Recipe,
+    segment: Segment,
+    earlier: Plan,
+    on_cut: OnCut,
+    memory_limit: int | None = None,
+) -> Draft:
+    """A segment that continues a plan, without what repeats earlier samples if its recipe wants that."""
+    identity = identity_of(recipe)
+    _check_as_before(store, recipe, earlier)
+    if identity is None:
+        return Draft(segment)
+    kept = kept_identities(store, earlier)
+    budget = SORT_BYTES if memory_limit is None else min(SORT_BYTES, memory_limit // LIMIT_SHARE)
+    search = Search(source, identity, kept, max(1, budget // RECORD_BYTES), scratch_folder(store))
+    tensors, identities = search.run(segment, on_cut)
+    sealed = identities.encode(segment.number)
+    return Draft(segment.without_duplicates(tensors, bytes(sealed[-1]).hex()), sealed)
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """Looking for duplicates in a source, with room for so many records at a time."""
+
+    source: Source
+    identity: Identity
+    kept: Sequence[Identities]
+    capacity: int
+    folder: str | None
+
+    def run(self, segment: Segment, on_cut: OnCut) -> tuple[dict[str, Array], Identities]:
+        """What a segment says of duplicates, and the identities that it is the first to have."""
+        with RunWriter(self.capacity, self.folder) as writer:
+            ends, checks = self._read(segment, writer, on_cut)
+            runs, marks = writer.finish()
+        identities = self._mark_repeated(runs, marks)
+        return self._by_chunk(marks, ends) | {"chunk_check": np.array(checks, np.uint64)}, identities
+
+    def _read(self, segment: Segment, writer: RunWriter, on_cut: OnCut) -> tuple[list[int], list[int]]:
+        """Read every sample once; per chunk, how many there were up to its end, and what its samples are."""
+        ends, checks = [0], []
+        path, files, passed = None, -1, 0
+        for chunk in range(len(segment)):
+            census = Census(self.identity)
+            for part in segment.parts(chunk):
+                files += part.file.path != path
+                path = part.file.path
+                for sample in self.source.read(part):
+                    writer.add(census.take(sample))
+                passed += part.weight
+                on_cut(files, segment.file_count, passed)
+            ends.append(writer.count)
+            checks.append(census.check)
+        on_cut(segment.file_count, segment.file_count, passed)
+        return ends, checks
+
+    def _mark_repeated(self, runs: Sequence[Run], marks: Array) -> Identities:
+        """Mark every sample whose identity an earlier sample has; the identities that none had before."""
+        with Scratch(self.folder) as high, Scratch(self.folder) as low:
+            for batch in merge_runs(runs, self.capacity):
+                repeats = batch.repeats()
+                once = batch.where(~repeats)
+                known = _any_holds(self.kept, once)
+                marks[batch.samples[repeats | known[np.cumsum(~repeats) - 1]]] = 1
+                fresh = once.where(~known)
+                high.append(fresh.high)
+                low.append(fresh.low)
+            return Identities(high.mapped(np.uint64), low.mapped(np.uint64))
+
+    def _by_chunk(self, marks: Array, ends: Sequence[int]) -> dict[str, Array]:
+        counts = [0]
+        with Scratch(self.folder) as ordinals:
+            for start, stop in pairwise(ends):
+                marked = np.flatnonzero(marks[start:stop])
+                ordinals.append(marked.astype(np.uint32))
+                counts.append(len(marked))
+            return {"chunk_duplicates": np.cumsum(counts, dtype=np.uint64), "duplicates": ordinals.mapped(np.uint32)}
+
+
+def _any_holds(kept: Iterable[Identities], run: Run) -> Array:
+    known = np.zeros(len(run), np.bool_)
+    for identities in kept:
+        known |= identities.holds(run.high, run.low)
+    return known
+
+
+def _check_as_before(store: Store, recipe: Recipe, earlier: Plan) -> None:
+    """A cache whose older samples were judged otherwise cannot promise anything of the new ones."""
+    judged = [bool(segment.identities) for segment in earlier.segments]
+    if identity_of(recipe) is not None and not all(judged):
+        raise RecipeInvalid(
+            f"the recipe '{recipe.kind}' leaves out duplicates, but the cache at '{store.address}' was planned without "
+            f"looking for them; build a new cache"
+        )
+    if identity_of(recipe) is None and any(judged):
+        raise RecipeInvalid(
+            f"the cache at '{store.address}' was planned without duplicates, but the recipe '{recipe.kind}' has no "
+            f"`identity` to find more of them; give it back, or build a new cache"
+        )
+
+
+def _is_sound(store: Store, segment: Segment) -> bool:
+    try:
+        load_identities(store, segment)
+    except Damaged:
+        return False
+    return True

@@ -1,0 +1,289 @@
+"""What is in a cache: documents, layers, generations, chunk files, and opening a chunk by its record. Reading only."""
+
+import hashlib
+import secrets
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from typing import NamedTuple
+
+import msgspec
+import xxhash
+
+from forebay.columns import Array, Column, Ragged
+from forebay.errors import (
+    BlockTooLarge,
+    CacheNotFound,
+    ChunkCorrupt,
+    ChunkMissing,
+    Damaged,
+    ForebayError,
+    FormatTooNew,
+    IndexCorrupt,
+    NotForebay,
+    NothingPublished,
+    RecipeInvalid,
+)
+from forebay.format import layout
+from forebay.format.chunk import MAX_HEAD_BYTES, ChunkRecord
+from forebay.format.chunk_decode import ChunkFile, adopt_chunk
+from forebay.format.codec import MAX_BLOCK_BYTES, BlockOverLimit, CodecError
+from forebay.format.generation import ChunkTable, Generation, decode_generation
+from forebay.format.layout import CacheDocument, decode_cache_document, decode_recipe_document
+from forebay.format.sealed import hmac_key
+from forebay.recipe import RecipeDocument
+from forebay.store.base import Missing, Pieces, Store, View, load_index, read_document
+
+PRESENT = Column(name="present", dtype="bool")
+
+
+class Home(NamedTuple):
+    """The layer a column is in, and its declaration there."""
+
+    layer: str
+    column: Column
+
+
+def layer_columns(columns: tuple[Column, ...], is_base: bool) -> tuple[Column, ...]:
+    """The columns that a layer's chunks hold: those of its recipe and, above the base, the presence bits."""
+    return columns if is_base else (*columns, PRESENT)
+
+
+def presence_name(layer: str) -> str:
+    """How a layer's presence bits are asked for."""
+    return f"{layer}.{PRESENT.name}"
+
+
+def column_homes(declared: Mapping[str, tuple[Column, ...]], base: str) -> dict[str, Home]:
+    """Every name that a column can be asked for by, the base layer's first; `declared` are columns of recipes."""
+    found: dict[str, Home] = {}
+    for layer in sorted(declared, key=lambda name: (name != base, name)):
+        found |= {column.name: Home(layer, column) for column in declared[layer]}
+        if layer != base:
+            found[presence_name(layer)] = Home(layer, PRESENT)
+    return found
+
+
+UNPUBLISHED = -1
+_NOT_LISTABLE = (ForebayError, ArithmeticError, TypeError, ValueError)  # a statistic of another length, or too large
+STRANGE_NAMES = 8  # in a row, taken by what is not a generation, before publishing gives up
+
+
+def begin_cache(store: Store, base: str) -> CacheDocument:
+    """The cache at a store, begun now if there is none."""
+    with suppress(CacheNotFound):
+        return read_cache_document(store)
+    check_layer_name(base)
+    fresh = CacheDocument(cache_id=secrets.token_hex(16), base=base)
+    store.create(layout.CACHE, [msgspec.json.format(msgspec.json.encode(fresh)) + b"\n"])
+    return read_cache_document(store)
+
+
+def check_layer_name(layer: str) -> None:
+    if not layout.is_layer_name(layer):
+        raise RecipeInvalid(f"'{layer}' is no name for a layer; use letters, digits, - and _")
+
+
+def read_cache_document(store: Store) -> CacheDocument:
+    try:
+        text = read_document(store, layout.CACHE)
+    except Missing as error:
+        raise CacheNotFound(store.address) from error
+    return decode_cache_document(text, store.address, layout.CACHE)
+
+
+def read_recipe_document(store: Store, layer: str) -> RecipeDocument | None:
+    """The recipe of a layer, None where there is no such layer."""
+    key = layout.recipe(layer)
+    try:
+        text = read_document(store, key)
+    except Missing:
+        return None
+    return decode_recipe_document(text, layer, store.address, key)
+
+
+def layers_of(store: Store, listed: Collection[str] = ()) -> list[str]:
+    """Every layer that has a recipe which can be read, and those in `listed` that have one at all.
+
+    A folder with anything else in it is not a layer: it must not stop work on those that are.
+    """
+    names = (layout.parse_recipe(entry.key) for entry in store.keys(layout.LAYERS))
+    return [name for name in names if name is not None and (name in listed or _has_recipe(store, name))]
+
+
+def _has_recipe(store: Store, layer: str) -> bool:
+    try:
+        return read_recipe_document(store, layer) is not None
+    except FormatTooNew:
+        return True  # for a newer forebay; whoever reads it says so
+    except Damaged:
+        return False
+
+
+def generation_numbers(store: Store) -> list[int]:
+    numbers = (layout.parse_generation(entry.key) for entry in store.keys(layout.GENERATIONS))
+    return sorted(number for number in numbers if number is not None)
+
+
+def load_generation(store: Store, number: int | None = None) -> Generation:
+    """A generation, the newest unless one is named, checked against its digest and the key in use."""
+    return read_generation(store, number, hmac_key())
+
+
+def read_generation(store: Store, number: int | None, secret: bytes | None) -> Generation:
+    """As `load_generation`, with this key, or none, instead of the one in use."""
+    if number is None:
+        numbers = generation_numbers(store)
+        if not numbers:
+            read_cache_document(store)
+            raise NothingPublished(store.address)
+        number = numbers[-1]
+    key = layout.generation(number)
+    try:
+        view = load_index(store, key)
+    except Missing as error:
+        read_cache_document(store)
+        raise NothingPublished(store.address, number) from error
+    generation = decode_generation(view, store.address, key, secret)
+    if generation.number != number:
+        raise IndexCorrupt(store.address, key, f"it is generation {generation.number}")
+    return generation
+
+
+def newest_generation(store: Store) -> Generation | None:
+    return load_generation(store) if generation_numbers(store) else None
+
+
+def chunk_files(store: Store, layer: str) -> dict[int, int]:
+    """chunk -> the highest revision of it that has a file."""
+    found: dict[int, int] = {}
+    for entry in store.keys(layout.layer_folder(layer)):
+        parsed = layout.parse_chunk(entry.key)
+        if parsed and layout.chunk(layer, *parsed) == entry.key:
+            found[parsed[0]] = max(parsed[1], found.get(parsed[0], 0))
+    return found
+
+
+def lost_chunks(store: Store, layer: str, table: ChunkTable) -> set[int]:
+    """Listed chunks whose file, in the revision that is listed, is gone."""
+    found = {layout.parse_chunk(entry.key) for entry in store.keys(layout.layer_folder(layer))}
+    listed = zip(table.chunks.tolist(), table.numbers["revision"].tolist(), strict=True)
+    return {chunk for chunk, revision in listed if (chunk, revision) not in found}
+
+
+def present_chunks(store: Store, layer: str, table: ChunkTable, revisions: Array) -> set[int]:
+    """The chunks of a layer that have a file, listed or not, made from what is planned now.
+
+    `revisions` is what the plan asks for: a file of a lower revision is of a source that has changed since.
+    """
+    there = {
+        chunk
+        for chunk, revision in chunk_files(store, layer).items()
+        if chunk < len(revisions) and revision >= revisions[chunk]
+    }
+    return there - lost_chunks(store, layer, table)
+
+
+def outdated_chunks(table: ChunkTable, revisions: Array) -> Array:
+    """The listed chunks that are made from what was planned before the plan was amended."""
+    planned = table.chunks < len(revisions)
+    behind = table.numbers["revision"][planned] < revisions[table.chunks[planned]]
+    found: Array = table.chunks[planned][behind]
+    return found
+
+
+def examine_chunk(store: Store, layer: str, chunk: int, revision: int = 0) -> ChunkRecord:
+    """The record of a chunk's file, listed or not, once all of it is read; raises what is wrong with it."""
+    key = layout.chunk(layer, chunk, revision)
+    recipe = read_recipe_document(store, layer)
+    if recipe is None:
+        raise Missing(layout.recipe(layer))
+    declared = layer_columns(recipe.columns, is_base=not recipe.reads)
+    return adopt_chunk(Pieces(store, key), key, layer, chunk, recipe.fingerprint, revision, declared)
+
+
+def sound_record(store: Store, layer: str, chunk: int, revision: int = 0) -> ChunkRecord | None:
+    """The record of a chunk's file, listed or not, once all of it is read; None where there is no sound one.
+
+    One that a newer forebay wrote cannot be read here, so here it is none.
+    """
+    try:
+        return examine_chunk(store, layer, chunk, revision)
+    except (Missing, Damaged):
+        return None
+
+
+def published_record(generation: Generation, layer: str, chunk: int) -> ChunkRecord | None:
+    table = generation.table(layer)
+    at = table.position(chunk)
+    return None if at is None else table.record(at)
+
+
+def open_chunk(
+    store: Store, layer: str, record: ChunkRecord, *, columns: Sequence[Column] | None = None, keyed: bool = False
+) -> ChunkFile:
+    """Map a chunk whose size and head, and with a key whose SHA-256, are what the generation says.
+
+    Its header and index are compared with each other and with the record, whoever wrote them: a digest says only that
+    they are what was published. `columns` are those that the layer's recipe declares.
+    """
+    key = layout.chunk(layer, record.chunk, record.revision)
+    try:
+        view = store.map(key)
+    except Missing as error:
+        raise ChunkMissing(store.address, layer, record.chunk) from error
+    except NotForebay as error:  # a pipe, a device or a link in its place
+        raise ChunkCorrupt(store.address, layer, record.chunk, error.problem) from error
+    problem = head_problem(view, record)
+    if problem is None and keyed and hashlib.sha256(view).digest() != record.sha256:
+        problem = "its SHA-256 is not the one the tagged generation lists"
+    if problem is not None:
+        raise ChunkCorrupt(store.address, layer, record.chunk, problem)
+    try:
+        file = ChunkFile(view, key)
+    except ForebayError as error:
+        problem = error.problem if isinstance(error, NotForebay) else str(error)
+        raise ChunkCorrupt(store.address, layer, record.chunk, problem) from error
+    if file.head_size != record.head_size:
+        problem = f"its index ends at {file.head_size:,}, not at {record.head_size:,} as was published"
+        raise ChunkCorrupt(store.address, layer, record.chunk, problem)
+    if (file.layer, file.chunk, file.rows) != (layer, record.chunk, record.rows):
+        found = f"chunk {file.chunk} of layer '{file.layer}' with {file.rows:,} rows"
+        raise ChunkCorrupt(store.address, layer, record.chunk, f"its file is {found}; {record.rows:,} were published")
+    if columns is not None and tuple(file.columns.values()) != tuple(columns):
+        problem = "its columns are not those that the layer's recipe declares"
+        raise ChunkCorrupt(store.address, layer, record.chunk, problem)
+    return file
+
+
+def head_problem(view: View, record: ChunkRecord) -> str | None:
+    """What is wrong with the size or the head of a chunk, None where nothing is."""
+    if len(view) == 0:
+        return f"its file is empty, {record.size:,} bytes were published"
+    if len(view) != record.size:
+        return f"its file has {len(view):,} bytes, {record.size:,} were published"
+    if not 0 < record.head_size <= min(record.size, MAX_HEAD_BYTES):
+        return f"its header and index cannot have the {record.head_size:,} bytes that were published"
+    if xxhash.xxh3_128_digest(view[: record.head_size]) != record.head:
+        return f"its header or index (bytes 0 to {record.head_size:,}) disagrees with its digest"
+    return None
+
+
+def read_column(
+    store: Store, layer: str, file: ChunkFile, column: str, max_block_bytes: int = MAX_BLOCK_BYTES
+) -> Array | Ragged:
+    """All rows of a column, every block checked."""
+    for block, _ in file.bad_blocks(column):
+        raise corrupt_block(store.address, layer, file, column, block)
+    try:
+        return file.decode(column, max_block_bytes)
+    except BlockOverLimit as error:
+        raise BlockTooLarge(store.address, layer, file.chunk, column, error.size, error.limit) from error
+    except CodecError as error:
+        raise ChunkCorrupt(store.address, layer, file.chunk, f"column '{column}': {error}") from error
+
+
+def corrupt_block(root: str, layer: str, file: ChunkFile, column: str, block: int) -> ChunkCorrupt:
+    check = file.check(column)
+    return ChunkCorrupt(
+        root, layer, file.chunk, check.problem(block), column=column, block=block, span=check.span(block)
+    )

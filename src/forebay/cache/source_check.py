@@ -1,0 +1,345 @@
+"""Compare a source with what its plan and chunks were made from.
+
+same size, same times           fresh
+other mtime, ctime or inode     its planned ranges are hashed again: same content is fresh, other content is changed
+larger, planned ranges the same grown: what was planned holds, the rest can be appended
+smaller, or other content       changed
+
+    plan 0   chunk 3 = a.png b.png                        generation 0 lists chunk 3, revision 0
+    plan 1   chunk 3 = a.png b.png, from revision 1 on    b.json was edited, and a refresh was begun
+
+Until revision 1 is listed, the rows are those of plan 0. The newer plan knows the files as they are now, so it alone
+would call them fresh.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from types import MappingProxyType
+
+from forebay.cache.catalog import (
+    layer_columns,
+    open_chunk,
+    outdated_chunks,
+    published_record,
+    read_column,
+    sound_record,
+)
+from forebay.cache.plan import Plan
+from forebay.cache.records import GONE
+from forebay.columns import Array
+from forebay.errors import Damaged, ForebayError, HubNotFound, HubUnreachable, SourceChanged, SourceUnreadable
+from forebay.format import layout
+from forebay.format.chunk import ChunkRecord
+from forebay.format.chunk_decode import ChunkFile
+from forebay.format.generation import ChunkTable, Generation
+from forebay.source import Part, Source, SourceFile
+from forebay.store.base import Store
+
+
+def check_kind(store: Store, source: Source, plan: Plan) -> None:
+    """Parts count in the unit of their source, and `repair` reads all of them with one source.
+
+    So does a build that goes on: what it has still to make is read as what is there was.
+    """
+    if not plan.segments:
+        return
+    planned, given = plan.source, source.describe()
+    old, new = planned.get("kind"), given.get("kind")
+    if old != new:
+        raise ForebayError(
+            f"the cache at '{store.address}' was built from a source of kind '{old}' and cannot grow by one of kind "
+            f"'{new}'; use '{old}' again, or build a new cache"
+        )
+    for name in getattr(source, "read_by", ()):
+        if planned.get(name) != given.get(name):
+            raise ForebayError(
+                f"the cache at '{store.address}' was built from a source with {name}={planned.get(name)!r} and cannot "
+                f"go on with {name}={given.get(name)!r}; give the same again, or build a new cache"
+            )
+
+
+UNFINISHED = "grew, and its last sample was not finished when it was planned"
+WHOLE = 1 << 62  # more than any file has
+Same = Callable[[SourceFile, SourceFile], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Freshness:
+    """What became of the planned files."""
+
+    changed: Mapping[str, str] = field(default_factory=dict)  # path -> how
+    missing: tuple[str, ...] = ()
+    grown: tuple[str, ...] = ()
+    now: Mapping[str, SourceFile] = field(default_factory=dict)  # files whose look differs, content does not
+
+    @property
+    def stale(self) -> dict[str, str]:
+        return {**self.changed, **dict.fromkeys(self.missing, GONE)}
+
+
+def check_freshness(
+    store: Store,
+    source: Source,
+    plan: Plan,
+    layer: str,
+    table: ChunkTable,
+    is_same: Same = SourceFile.same_identity,
+    made: Mapping[int, ChunkRecord] | None = None,
+) -> Freshness:
+    """Look at every planned file; hash only those whose look changed.
+
+    A file that was copied has another ctime and inode: what only reports passes `SourceFile.same_look`, so that it does
+    not read all of a source that was moved. `made` are chunks that this build wrote: they count as if listed.
+    """
+    past = Past(store, plan, layer, table, made or {})
+    ends = cache(plan.ends)  # asked for only where a file is another
+    files_grow = getattr(source, "files_grow", True)
+    changed: dict[str, str] = {}
+    missing: list[str] = []
+    now: dict[str, SourceFile] = {}
+    passed_over = plan.unreadable
+    for path, known in plan.files.items():
+        try:
+            found = source.look(path)
+        except FileNotFoundError:
+            if path not in passed_over:
+                missing.append(path)
+            continue
+        except (HubNotFound, HubUnreachable):
+            raise  # nobody can be asked about any file
+        except (OSError, SourceUnreadable) as error:  # a folder or a pipe in its place, or no permission
+            if path not in passed_over:
+                changed[path] = f"cannot be looked at: {error}"
+            continue
+        if is_same(known, found):
+            continue
+        if path not in ends():  # it had no samples, so none of them can be another
+            now[path] = found
+        elif found.size < known.size or (found.size != known.size and not files_grow):
+            changed[path] = f"has {found.size:,} bytes, {known.size:,} were planned"
+        elif not past.is_same(source, known, found):
+            changed[path] = "has other content than was planned"
+        else:
+            now[path] = found
+    for path in [path for path, found in now.items() if path in ends() and found.size > plan.files[path].size]:
+        # Of a stream this takes decompressing it, and growing or refreshing it finds out.
+        if not now[path].stream and not can_grow(source, now[path], ends()[path]):
+            changed[path] = UNFINISHED
+            del now[path]
+    grown = tuple(path for path, found in now.items() if found.size > plan.files[path].size or path not in ends())
+    return Freshness(changed, tuple(missing), grown, now)
+
+
+def can_grow(source: Source, file: SourceFile, end: int) -> bool:
+    """Whether a sample can begin where the planned part of a file that grew ends."""
+    try:
+        next(iter(source.cuts(file, end, 1, 1)), None)
+    except SourceChanged:
+        return False
+    return True
+
+
+def reported(source: Source, plan: Plan, changed: Mapping[str, str]) -> dict[str, str]:
+    """Changed files under the name of what was edited: of an image whose sidecar was edited, that of the sidecar."""
+    found: dict[str, str] = {}
+    for path, how in changed.items():
+        try:
+            beside = source.edited_beside(plan.files[path], source.look(path))
+        except (OSError, SourceUnreadable):
+            beside = ""
+        found[beside or path] = f"was edited, added or removed; it describes '{path}'" if beside else how
+    return found
+
+
+def source_changed(root: str, plan: Plan, changed: Mapping[str, str]) -> SourceChanged:
+    """The error about changed files, with advice that works for the cache."""
+    return SourceChanged(root, changed, refresh_advice(root, plan))
+
+
+def refresh_advice(root: str, plan: Plan) -> str:
+    """What to do about changed files: a plan that leaves out duplicates cannot be amended."""
+    if plan.deduplicates:
+        return (
+            "the cache leaves out duplicates and cannot be refreshed: put the old content back, or build a new cache "
+            "from the changed source"
+        )
+    return f"run `forebay refresh {root}` to make its rows again, or put the old content back"
+
+
+def check_content(store: Store, source: Source, plan: Plan, layer: str, table: ChunkTable) -> dict[str, str]:
+    """Hash the planned ranges of every file again, whatever it looks like; path -> how it differs."""
+    past = Past(store, plan, layer, table)
+    stale: dict[str, str] = {}
+    passed_over = plan.unreadable
+    for path, known in plan.files.items():
+        try:
+            found = source.look(path)
+            if found.size < known.size or not past.is_same(source, known, found):
+                stale[path] = "has other content than was planned"
+        except FileNotFoundError:
+            stale |= {} if path in passed_over else {path: GONE}
+        except (HubNotFound, HubUnreachable):
+            raise
+        except (OSError, SourceUnreadable) as error:
+            stale |= {} if path in passed_over else {path: f"cannot be read: {error}"}
+    return stale
+
+
+def is_made_from(store: Store, source: Source, plan: Plan, layer: str, record: ChunkRecord) -> bool:
+    """Whether a chunk of the base layer was made from what its slice of the source holds now.
+
+    A chunk of another source can be sound, of the same recipe and of the same number. True where the source cannot be
+    read: then nobody can tell.
+    """
+    key = layout.chunk(layer, record.chunk, record.revision)
+    try:
+        sums = ChunkFile(store.map(key), key).source_sums()
+        return [part_sum(source, part) for part in plan.parts(record.chunk)] == list(sums)
+    except (OSError, SourceUnreadable):
+        return True
+
+
+def part_sum(source: Source, part: Part) -> int:
+    """The digest of a part of the source: of the whole file where the plan knows that."""
+    return source.digest(part.file, part.start, part.stop) if part.file.digest is None else part.file.digest
+
+
+def can_be_read(source: Source, file: SourceFile, start: int, stop: int) -> bool:
+    """Whether samples of a file begin and end where a part of it was planned to."""
+    if source.unit == "samples":
+        return True  # which are counted, so that any number of them is whole
+    try:
+        return next(iter(source.cuts(file, start, stop - start, WHOLE)), None) == stop
+    except SourceChanged:
+        return False
+
+
+class Past:
+    """What the content of the source was, as far as published chunks know it."""
+
+    def __init__(
+        self,
+        store: Store,
+        plan: Plan,
+        layer: str,
+        table: ChunkTable,
+        made: Mapping[int, ChunkRecord] = MappingProxyType({}),
+    ) -> None:
+        self._store, self._plan, self._layer, self._table, self._made = store, plan, layer, table, made
+        self._revisions = plan.revisions(layer)
+        self._sums: dict[int, list[int]] = {}  # chunk -> digests of its parts
+
+    def is_same(self, source: Source, known: SourceFile, found: SourceFile) -> bool:
+        """Whether all that was read of a file is still so, and samples begin and end where the other parts do."""
+        if known.digest is not None:
+            return source.digest(found, 0, known.size) == known.digest
+        looks_same = known.same_look(found)
+        return all(self._holds(source, found, place, looks_same) for place in self._plan.places_of(known.path))
+
+    def _holds(self, source: Source, found: SourceFile, place: tuple[int, int, int, int], looks_same: bool) -> bool:
+        same = self.is_same_part(source, found, place)
+        if same is False and looks_same and not self._is_listed(place[0]):
+            same = None  # rather the chunk is of another source: it is not adopted, and made again
+        return can_be_read(source, found, *place[2:]) if same is None else same
+
+    def is_same_part(self, source: Source, found: SourceFile, place: tuple[int, int, int, int]) -> bool | None:
+        """Whether one planned part is what its chunk was made from; None where that was never made."""
+        chunk, part, start, stop = place
+        if chunk not in self._sums:
+            self._sums[chunk] = self._read_sums(chunk)
+        sums = self._sums[chunk]
+        if not sums:
+            return None
+        return part < len(sums) and source.digest(found, start, stop) == sums[part]
+
+    def _is_listed(self, chunk: int) -> bool:
+        """Whether a chunk is listed, or was made by this build, that is made from what is planned now."""
+        if chunk in self._made:
+            return True
+        at = self._table.position(chunk)
+        return at is not None and bool(self._table.numbers["revision"][at] >= self._revisions[chunk])
+
+    def _read_sums(self, chunk: int) -> list[int]:
+        """The digests that a chunk keeps, listed or left by a killed build; none where there is no sound chunk."""
+        position = self._table.position(chunk)
+        listed = self._table.record(position) if position is not None and self._is_listed(chunk) else None
+        known = self._made.get(chunk, listed)
+        if known is not None:
+            try:
+                return open_chunk(self._store, self._layer, known).source_sums()
+            except Damaged:
+                return []  # what it was made from cannot be told any more; verify reports the chunk itself
+        record = sound_record(self._store, self._layer, chunk, int(self._revisions[chunk]))
+        return open_chunk(self._store, self._layer, record).source_sums() if record else []
+
+
+Row = dict[str, Array]
+Stale = Callable[[Plan], Mapping[str, str]]  # the files that are not what a plan says -> how they differ
+
+
+def plan_of_rows(plan: Plan, layer: str, chunk: int, revision: int) -> Plan:
+    """The plan that a revision of a chunk was made by."""
+    for number, segment in enumerate(plan.segments):
+        if segment.amends and segment.asked(layer).get(chunk, 0) > revision:
+            return plan.first(number)
+    return plan
+
+
+def stale_files(source: Source, plan: Plan, layer: str, table: ChunkTable, stale: Stale) -> dict[str, str]:
+    """The files that are not what the listed rows were made from, by the name of what was edited.
+
+    `stale` compares the source with a plan: with the newest one, and for outdated chunks with the one they are of.
+    """
+    found = reported(source, plan, stale(plan))
+    older: dict[int, set[str]] = {}  # segments of the plan -> paths that outdated chunks were made from by it
+    for chunk in outdated_chunks(table, plan.revisions(layer)).tolist():
+        at = table.position(chunk)
+        assert at is not None
+        made_by = plan_of_rows(plan, layer, chunk, int(table.numbers["revision"][at]))
+        older.setdefault(len(made_by.segments), set()).update(part.file.path for part in made_by.parts(chunk))
+    for segments, paths in older.items():
+        made_by = plan.first(segments)
+        found |= reported(source, made_by, {path: how for path, how in stale(made_by).items() if path in paths})
+    return found
+
+
+def reusable_rows(
+    store: Store, source: Source, plan: Plan, layer: str, listed: Generation, chunk: int
+) -> dict[str, Row]:
+    """Rows of an outdated chunk, by sample id, whose samples differ in nothing but their metadata.
+
+    A sample counts that has the name of its file, if nobody has written to that file since it was planned, and if what
+    describes it is all that was edited. Empty where the chunk is not outdated, or is damaged.
+    """
+    record = published_record(listed, layer, chunk)
+    if record is None or record.revision >= plan.revisions(layer)[chunk]:
+        return {}
+    known = plan_of_rows(plan, layer, chunk, record.revision).files
+    pairs = [(known[part.file.path], part.file) for part in plan.parts(chunk) if part.file.path in known]
+    same = {
+        now.path
+        for then, now in pairs
+        if then.same_file(now) and (then.etag == now.etag or source.edited_beside(then, now))
+    }
+    name = listed.recipe(layer).sample_ids
+    try:
+        rows = rows_in(store, listed, layer, record) if same and name else iter(())
+        return {path: row for row in rows if (path := _text(row[name])) in same}
+    except Damaged:
+        return {}  # all of it is made anew; verify reports the chunk
+
+
+def rows_in(
+    store: Store, listed: Generation, layer: str, record: ChunkRecord, names: Sequence[str] = ()
+) -> Iterator[Row]:
+    """The rows of a listed chunk, with the columns named, or with all."""
+    declared = layer_columns(listed.recipe(layer).columns, layer == listed.base)
+    file = open_chunk(store, layer, record, columns=declared, keyed=listed.tagged)
+    wanted = names or [column.name for column in declared]
+    columns = {name: read_column(store, layer, file, name) for name in wanted}
+    return ({name: values[at] for name, values in columns.items()} for at in range(record.rows))
+
+
+def _text(values: Array) -> str:
+    return values.tobytes().decode("utf-8", "surrogateescape")

@@ -1,0 +1,152 @@
+"""`forebay repair`, `clean`, `copy`, `rekey` and `import`."""
+
+import errno
+import os
+from importlib import import_module
+from typing import Any
+
+import click
+
+from forebay import api
+from forebay.cli.options import (
+    cache_argument,
+    complete_file,
+    complete_folder,
+    json_option,
+    source_option,
+    workers_option,
+)
+from forebay.cli.progress import shown_progress
+from forebay.cli.show import show
+from forebay.errors import LibraryMissing
+from forebay.format.sealed import VARIABLE
+
+
+@click.command()
+@cache_argument
+@click.option("--from", "copy", type=click.Path(exists=True, file_okay=False), help="Take chunks from this copy first.")
+@source_option
+@workers_option
+@json_option
+@click.pass_context
+def repair(
+    ctx: click.Context, cache: str, copy: str | None, check_source: bool, workers: int | None, as_json: bool
+) -> None:
+    """Put back what verify finds bad: from a copy, or made again from the source.
+
+    A file goes back in place only when it is, to the byte, what was published. Exit code 1 when something could not be
+    put back.
+
+    Example: forebay repair caches/edu --from backup/edu
+    """
+    with shown_progress(as_json) as on_progress:
+        report = api.repair(cache, copy=copy, check_source=check_source, workers=workers, on_progress=on_progress)
+    show(report, as_json)
+    ctx.exit(int(bool(report.failed)))
+
+
+@click.command()
+@cache_argument
+@click.option(
+    "--keep-generations", type=click.IntRange(min=1), metavar="N", help="Also drop all generations but the newest N."
+)
+@json_option
+def clean(cache: str, keep_generations: int | None, as_json: bool) -> None:
+    """Remove leftovers of dead builders and replaced chunks, never data in use.
+
+    A claim that another machine left is watched for a minute before it is judged.
+
+    Example: forebay clean caches/edu --keep-generations 3
+    """
+    show(api.clean(cache, keep_generations=keep_generations), as_json)
+
+
+@click.command()
+@cache_argument
+@click.argument("destination", metavar="DEST", shell_complete=complete_folder)
+@json_option
+def copy(cache: str, destination: str, as_json: bool) -> None:
+    """Copy what the newest generation lists, every chunk checked on the way.
+
+    It can be interrupted and run again; a later `forebay repair CACHE --from DEST` takes chunks from the copy.
+
+    Example: forebay copy caches/edu backup/edu
+    """
+    with shown_progress(as_json) as on_progress:
+        report = api.copy(cache, destination, on_progress=on_progress)
+    show(report, as_json)
+
+
+@click.command()
+@cache_argument
+@click.option("--old-key-env", metavar="NAME", help="Environment variable with the key that the cache has now.")
+@click.option(
+    "--old-key-file", type=click.Path(exists=True, dir_okay=False), help="File with the key that the cache has now."
+)
+@click.option("--new-key-env", metavar="NAME", help=f"Environment variable with the new key. [default: {VARIABLE}]")
+@json_option
+def rekey(
+    cache: str, old_key_env: str | None, old_key_file: str | None, new_key_env: str | None, as_json: bool
+) -> None:
+    """Add a key to a cache, or replace its key by another.
+
+    Checks every byte first, then signs each generation under its number with the new key. Without an old key the cache
+    must carry no tag: adding a key trusts what is there now. An older generation that lists a lost or damaged file is
+    removed. Stop builds of the cache first; chunks stay as they are. A key is never an argument: others could see it.
+
+    \b
+    Example: forebay rekey caches/edu
+             forebay rekey caches/edu --old-key-env OLD_KEY
+    """
+    if old_key_env and old_key_file:
+        raise click.UsageError("--old-key-env and --old-key-file both name the old key; use one of them.")
+    old = _from_environment(old_key_env, "--old-key-env") if old_key_env else None
+    old = _from_file(old_key_file) if old_key_file else old
+    new = _from_environment(new_key_env or VARIABLE, "--new-key-env")
+    with shown_progress(as_json) as on_progress:
+        report = api.rekey(cache, old_key=old, new_key=new, on_progress=on_progress)
+    show(report, as_json)
+
+
+def _from_environment(name: str, option: str) -> bytes:
+    value = os.fsencode(os.environ.get(name, ""))
+    if not value:
+        raise click.UsageError(
+            f"the environment variable '{name}' is not set or empty; set it, or name one by {option}."
+        )
+    return value
+
+
+def _from_file(path: str) -> bytes:
+    """The content of a file, but for one line end at its end."""
+    with open(path, "rb") as file:
+        value = file.read().removesuffix(b"\n").removesuffix(b"\r")
+    if not value:
+        raise click.UsageError(f"'{path}' is empty; it should hold the old key.")
+    return value
+
+
+@click.command("import")
+@click.argument("old", shell_complete=complete_file)
+@click.option(
+    "--into", metavar="CACHE", required=True, shell_complete=complete_folder, help="Where the cache is, or will be."
+)
+@json_option
+def import_old(old: str, into: str, as_json: bool) -> None:
+    """Make a cache of a teacher cache of the old format.
+
+    OLD is a cache.pt, or a folder of encodings.pt, lune.pt and sol.pt. Nothing but tensors is unpickled. Rows that hold
+    NaN or nothing but zeros are absent, and `forebay status` lists them.
+
+    Example: forebay import old/cache.pt --into caches/art
+    """
+    if os.path.isfile(into):
+        raise NotADirectoryError(errno.ENOTDIR, "there is a file, and a cache is a folder", into)
+    show(_importing().import_old(old, into), as_json)
+
+
+def _importing() -> Any:
+    try:
+        return import_module("forebay.compat.pt_import")
+    except ModuleNotFoundError as missing:
+        raise LibraryMissing(str(missing.name), "reading an old cache", "torch") from missing

@@ -1,0 +1,85 @@
+"""Records as pictures and lines; nothing here prints."""
+
+from collections.abc import Callable
+from typing import Any
+
+from rich.console import Group, RenderableType
+
+from forebay.cache.records import (
+    BuildReport,
+    CleanReport,
+    CopyReport,
+    Estimate,
+    Gaps,
+    ImportReport,
+    RefreshReport,
+    RekeyReport,
+    RepairReport,
+    Status,
+    Summary,
+    VerifyReport,
+)
+from forebay.cli.render.reports import (
+    draw_build,
+    draw_clean,
+    draw_copy,
+    draw_demo,
+    draw_dry_run,
+    draw_estimate,
+    draw_import,
+    draw_refresh,
+    draw_rekey,
+    draw_repair,
+    draw_taught_sheet,
+    draw_verify,
+)
+from forebay.cli.render.rows import draw_image_sheet, draw_images, draw_packed_rows, draw_peek
+from forebay.cli.render.state import (
+    draw_alignment,
+    draw_gaps,
+    draw_status,
+    draw_teacher_estimate,
+    draw_tier,
+    draw_tier_clear,
+    draw_tier_verify,
+    draw_warm,
+)
+from forebay.cli.render.summary import draw_summary
+from forebay.preview.row_records import DemoReport, DryRun, ImagePeek, ImageSheet, PackedPeek, Peek, TaughtSheet
+from forebay.teachers import Alignment, TeacherEstimate
+from forebay.tiers.tier_records import TierClearReport, TierSummary, TierVerifyReport, WarmReport
+
+DRAWINGS: dict[type[Any], Callable[[Any], RenderableType]] = {
+    Alignment: draw_alignment,
+    BuildReport: draw_build,
+    CleanReport: draw_clean,
+    CopyReport: draw_copy,
+    DemoReport: draw_demo,
+    DryRun: draw_dry_run,
+    Estimate: draw_estimate,
+    Gaps: draw_gaps,
+    ImagePeek: draw_images,
+    ImageSheet: draw_image_sheet,
+    ImportReport: draw_import,
+    PackedPeek: draw_packed_rows,
+    Peek: draw_peek,
+    RefreshReport: draw_refresh,
+    RekeyReport: draw_rekey,
+    RepairReport: draw_repair,
+    Status: draw_status,
+    Summary: draw_summary,
+    TaughtSheet: draw_taught_sheet,
+    TeacherEstimate: draw_teacher_estimate,
+    TierClearReport: draw_tier_clear,
+    TierSummary: draw_tier,
+    TierVerifyReport: draw_tier_verify,
+    VerifyReport: draw_verify,
+    WarmReport: draw_warm,
+}
+
+
+def draw(record: Any) -> RenderableType:
+    """A record, or a list of them, as a person reads it."""
+    if isinstance(record, (list, tuple)):
+        return Group(*map(draw, record))
+    return DRAWINGS[type(record)](record)

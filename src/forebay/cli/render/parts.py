@@ -1,0 +1,65 @@
+"""What drawings are made of."""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from rich.console import RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from forebay.cache.records import GONE
+from forebay.preview.words import printable
+
+SHOWN_FILES = 20
+BUILD_ANEW = Text(
+    "next: put the old files back, or build a new cache from the changed source: one that leaves out duplicates cannot "
+    "be refreshed"
+)
+
+
+def title(name: str, *facts: str) -> Text:
+    """`caches/raw · generation 3 · complete`"""
+    return Text.assemble((printable(name), "bold"), *(f" · {fact}" for fact in facts if fact))
+
+
+def facts(pairs: Iterable[tuple[str, str | Text]]) -> RenderableType:
+    """Names and values in two aligned columns; a pair without a value is left out."""
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column(overflow="fold")
+    for name, value in pairs:
+        if value:
+            grid.add_row(name, value)
+    return Padding(grid, (0, 0, 0, 2), expand=False)
+
+
+def listing(heading: str, rows: Iterable[tuple[str, ...]], style: str = "") -> list[RenderableType]:
+    """A heading and aligned rows below it; nothing where there are no rows."""
+    cells = [tuple(map(printable, row)) for row in rows]
+    if not cells:
+        return []
+    grid = Table.grid(padding=(0, 2))
+    for _ in cells[0]:
+        grid.add_column(overflow="fold")
+    for row in cells:
+        grid.add_row(*row)
+    return [Text(heading, style=style), Padding(grid, (0, 0, 0, 2), expand=False)]
+
+
+def stale_files(stale: Mapping[str, str]) -> list[RenderableType]:
+    """Source files that changed, and those that are gone: these make no published row wrong."""
+    changed = [(path, how) for path, how in stale.items() if how != GONE]
+    gone = [(path, how) for path, how in stale.items() if how == GONE]
+    return [
+        *_beginning("stale sources", changed, "bold red"),
+        *_beginning("source files that are not there any more; published rows stay", gone, "yellow"),
+    ]
+
+
+def _beginning(heading: str, rows: Sequence[tuple[str, ...]], style: str) -> list[RenderableType]:
+    parts = listing(heading, rows[:SHOWN_FILES], style)
+    return [*parts, Text(f"  … and {len(rows) - SHOWN_FILES:,} more; --json has all")] if rows[SHOWN_FILES:] else parts
+
+
+def next_command(command: str) -> Text:
+    return Text.assemble("next: ", (command, "cyan"))

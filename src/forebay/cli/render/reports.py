@@ -1,0 +1,244 @@
+"""What builds, copies, checks and repairs did, and what a build will take."""
+
+from collections.abc import Iterator
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from forebay.cache.records import (
+    Bad,
+    BuildReport,
+    CleanReport,
+    CopyReport,
+    Estimate,
+    ImportReport,
+    RefreshReport,
+    RekeyReport,
+    RepairReport,
+    VerifyReport,
+)
+from forebay.cli.render.parts import BUILD_ANEW, facts, listing, next_command, stale_files, title
+from forebay.preview.row_records import DemoReport, DryRun, TaughtSheet
+from forebay.preview.words import command_line, counted, human_bytes, human_time, in_ranges, printable
+
+
+def draw_build(report: BuildReport) -> RenderableType:
+    made = f"{report.made:,} made, {report.present:,} were there, {report.chunks:,} asked for"
+    parts: list[RenderableType] = [title(report.root, f"layer {report.layer}", f"generation {report.generation}")]
+    parts.append(
+        facts(
+            [
+                ("chunks", made),
+                ("rows", f"{report.rows:,}"),
+                ("failed", f"{report.failures:,} of {counted(report.samples, 'sample')}" if report.failures else ""),
+                ("written", f"{human_bytes(report.written_bytes)} in {human_time(report.seconds)}"),
+            ]
+        )
+    )
+    parts += listing("workers lost", ((death,) for death in report.deaths), "yellow")
+    parts += listing("notes", ((note,) for note in report.notes), "yellow")
+    return Group(*parts, next_command(command_line("status" if report.failures else "verify", report.root)))
+
+
+def draw_copy(report: CopyReport) -> RenderableType:
+    copied = f"{counted(report.copied, 'chunk')} copied, {report.present:,} were there"
+    size = f"{human_bytes(report.copied_bytes)} in {human_time(report.seconds)}"
+    head = title(report.destination, f"generation {report.generation}", copied, size)
+    return Group(head, next_command(command_line("repair", report.root, "--from", report.destination)))
+
+
+def draw_rekey(report: RekeyReport) -> RenderableType:
+    checked = f"{human_bytes(report.checked_bytes)} checked in {human_time(report.seconds)}"
+    signed = len(report.tagged) - len(report.already)
+    done = f"{counted(signed, 'generation')} signed with the new key"
+    if not signed:
+        done = f"nothing changed: {counted(len(report.already), 'generation')} are signed with this key already"
+    parts: list[RenderableType] = [title(report.root, done, checked)]
+    parts += [facts([("cache id", printable(report.cache_id)), ("digest", report.digest)])]
+    if report.digest_before not in ("", report.digest):
+        parts += [facts([("before", f"{report.digest_before} (change a pin of the digest)")])]
+    parts += listing("removed", ((f"generation {number}", why) for number, why in report.removed.items()), "yellow")
+    return Group(*parts, next_command(command_line("verify", report.root)))
+
+
+def draw_clean(report: CleanReport) -> RenderableType:
+    parts: list[RenderableType] = [title(report.root, f"{human_bytes(report.freed_bytes)} freed")]
+    parts += listing("temporary files of dead writers", ((key,) for key in report.temporary))
+    parts += listing("claims of dead builders", ((key,) for key in report.claims))
+    parts += listing("replaced chunks", ((key,) for key in report.superseded))
+    parts += listing("old generations", ((str(number),) for number in report.generations))
+    return Group(*parts) if len(parts) > 1 else title(report.root, "nothing to clean")
+
+
+def draw_demo(report: DemoReport) -> RenderableType:
+    done = f"{counted(len(report.steps), 'command')} did what they should in {human_time(report.seconds)}"
+    return Group(
+        Text(done, style="bold green"),
+        facts([("cache", report.root if report.kept else "removed; --keep or --into leaves it")]),
+    )
+
+
+def draw_verify(report: VerifyReport) -> RenderableType:
+    verdict = ("sound", "bold green") if report.sound else ("not sound", "bold red")
+    speed = human_bytes(report.checked_bytes / max(report.seconds, 1e-3))
+    checked = f"{counted(report.chunks, 'chunk')}, {human_bytes(report.checked_bytes)} at {speed}/s"
+    head = title(report.root, f"generation {report.generation}", checked, "")
+    parts: list[RenderableType] = [Text.assemble(head, " · ", verdict)]
+    parts += [facts([("cache id", printable(report.cache_id)), ("digest", report.digest)])]
+    parts += listing("bad", map(_bad_row, report.bad), "bold red")
+    parts += listing("missing", _missing_rows(report), "bold red")
+    parts += stale_files(report.stale)
+    parts += listing("foreign files, left alone", ((key,) for key in report.foreign), "yellow")
+    parts += [facts((f"layer {layer}", f"{counted(gap, 'chunk')} not built yet") for layer, gap in report.gaps.items())]
+    if report.source_note:
+        parts.append(Text(f"note: {printable(report.source_note)}", style="yellow"))
+    return Group(*parts, _next_step(report))
+
+
+def draw_repair(report: RepairReport) -> RenderableType:
+    if not (report.restored or report.replaced or report.failed):
+        return title(report.root, "nothing to repair")
+    parts: list[RenderableType] = [title(report.root, f"generation {report.generation}")]
+    parts += listing("restored, byte for byte", ((key,) for key in report.restored), "green")
+    parts += listing("replaced by other bytes", report.replaced.items(), "yellow")
+    parts += listing("failed", report.failed.items(), "bold red")
+    return Group(*parts, next_command(command_line("verify", report.root)))
+
+
+def draw_refresh(report: RefreshReport) -> RenderableType:
+    notes = listing("notes", ((note,) for note in report.notes), "yellow")
+    if not (report.changed or report.dropped or report.chunks or report.layers or report.missing):
+        same = f"{counted(report.touched, 'file')} with the same content noted" if report.touched else ""
+        return Group(title(report.root, "nothing to refresh", *filter(None, [same])), *notes)
+    parts: list[RenderableType] = [title(report.root, f"generation {report.generation}")]
+    parts += listing("changed files", report.changed.items(), "yellow")
+    parts += listing("dropped files", ((path,) for path in report.dropped), "yellow")
+    made = f"{counted(len(report.chunks), 'chunk')}: {in_ranges(report.chunks)}" if report.chunks else "nothing"
+    rows = (
+        f"{report.rows:,}" if report.rows == report.rows_before else f"{report.rows:,}, before {report.rows_before:,}"
+    )
+    parts += [facts([("made again", made), ("rows", rows)])]
+    parts += [
+        facts(
+            (f"layer {layer}", f"{counted(len(chunks), 'chunk')} made again") for layer, chunks in report.layers.items()
+        )
+    ]
+    parts += listing("layers that lack chunks now", report.missing.items(), "bold red")
+    return Group(*parts, *notes, next_command(command_line("gaps" if report.missing else "verify", report.root)))
+
+
+def _bad_row(bad: Bad) -> tuple[str, str, str]:
+    return bad.key, ", ".join(_where(bad)), bad.problem
+
+
+def _where(bad: Bad) -> Iterator[str]:
+    if bad.chunk >= 0:
+        yield f"layer {bad.layer} chunk {bad.chunk}"
+    if bad.column:
+        yield f"column {bad.column}"
+    if bad.block >= 0:
+        yield f"block {bad.block}"
+    if bad.start >= 0:
+        yield f"bytes {bad.start:,} to {bad.stop:,}"
+
+
+def _missing_rows(report: VerifyReport) -> Iterator[tuple[str, str]]:
+    for layer, chunks in report.missing.items():
+        yield f"layer {layer}", f"{counted(len(chunks), 'chunk')}: {in_ranges(chunks)}"
+
+
+def _next_step(report: VerifyReport) -> Text:
+    if report.bad or report.missing:
+        return next_command(command_line("repair", report.root))
+    if not report.sound:
+        return next_command(command_line("refresh", report.root)) if report.refreshable else BUILD_ANEW
+    return next_command(command_line("gaps" if report.gaps else "peek", report.root))
+
+
+def draw_estimate(estimate: Estimate) -> RenderableType:
+    notes = listing("notes", ((note,) for note in estimate.notes), "yellow")
+    return Group(title("estimate", _sampled(estimate)), _table(estimate), *notes)
+
+
+def draw_dry_run(run: DryRun) -> RenderableType:
+    return Group(
+        title(run.root, f"layer {run.layer}", "dry run, nothing was written"),
+        facts([("would build", _todo(run))]),
+        draw_estimate(run.estimate),
+    )
+
+
+def _table(estimate: Estimate) -> RenderableType:
+    return facts(
+        [
+            ("source", f"{counted(estimate.files, 'file')}, {_weight(estimate, estimate.source_weight)}"),
+            ("chunks", f"{estimate.chunks:,}"),
+            ("rows", f"{estimate.rows:,}"),
+            ("tokens", _tokens(estimate)),
+            ("decoded", human_bytes(estimate.raw_bytes)),
+            ("stored", f"{human_bytes(estimate.stored_bytes)}{_ratio(estimate)}"),
+            ("by codec", _by_codec(estimate)),
+            ("time", f"{human_time(estimate.seconds)} with {counted(estimate.workers, 'worker')}"),
+            ("failures", f"about {counted(estimate.failures, 'sample')}" if estimate.failures else ""),
+            ("free disk", _room(estimate)),
+        ]
+    )
+
+
+def _tokens(estimate: Estimate) -> str:
+    """What a recipe of packed tokens counts; nothing for others."""
+    counts = estimate.statistics
+    if "tokens_in" not in counts:
+        return ""
+    lost = f", {counts['tokens_dropped']:,} dropped" if counts["tokens_dropped"] else ""
+    documents = f"{counts['documents']:,} documents, {counts['documents_split']:,} of them split"
+    return f"{counts['tokens_in']:,} in {documents}{lost}"
+
+
+def _by_codec(estimate: Estimate) -> str:
+    return ", ".join(f"{codec} {human_bytes(size)}" for codec, size in estimate.by_codec.items())
+
+
+def _sampled(estimate: Estimate) -> str:
+    return f"from a sample of {_weight(estimate, estimate.sampled_weight)}"
+
+
+def _weight(estimate: Estimate, weight: int) -> str:
+    return human_bytes(weight) if estimate.unit == "bytes" else counted(weight, "sample")
+
+
+def _ratio(estimate: Estimate) -> str:
+    return f" ({estimate.stored_bytes / estimate.raw_bytes:.0%} of decoded)" if estimate.raw_bytes else ""
+
+
+def _room(estimate: Estimate) -> Text | str:
+    if estimate.free_bytes is None:
+        return ""
+    verdict = ("enough", "green") if estimate.fits else ("not enough", "bold red")
+    return Text.assemble(f"{human_bytes(estimate.free_bytes)}, ", verdict)
+
+
+def _todo(run: DryRun) -> str:
+    if run.missing is None:
+        return f"about {counted(run.estimate.chunks, 'chunk')} of a new cache"
+    if not run.missing:
+        return "nothing, all chunks asked for are there"
+    return f"{counted(len(run.missing), 'chunk')} of {run.planned:,} planned: {in_ranges(run.missing)}"
+
+
+def draw_taught_sheet(sheet: TaughtSheet) -> RenderableType:
+    head = title(sheet.root, f"generation {sheet.generation}", counted(sheet.rows, "row"))
+    drawn = f"{printable(sheet.path)}, {counted(len(sheet.drawn), 'row')} of {', '.join(sheet.layers)}"
+    absent = [(f"absent from {layer}", ", ".join(map(str, rows))) for layer, rows in sheet.absent.items()]
+    return Group(head, facts([("picture", drawn), *absent]))
+
+
+def draw_import(report: ImportReport) -> RenderableType:
+    head = title(report.root, counted(report.rows, "row"), f"from {printable(report.old)}")
+    layers = [(layer, _layer(built.made, built.present, built.failures)) for layer, built in report.layers.items()]
+    return Group(head, facts(layers), next_command(command_line("verify", report.root)))
+
+
+def _layer(made: int, present: int, absent: int) -> str:
+    text = f"{counted(made, 'chunk')} made, {present:,} were there"
+    return f"{text}; {counted(absent, 'row')} absent" if absent else text

@@ -1,0 +1,202 @@
+"""Rows as a person reads them on a terminal.
+
+row 0 · chunk 0, its row 0 · ███████████████████▉ 99.6 % in use
+  ▌ a.jsonl@0 · 312 tokens                 a colour for every piece
+  ▌ Once upon a time …∎                    ∎ ends a document
+  ▌ b.jsonl@77 · 198 tokens, from 512 on   the rest of a document that was split
+  ▌ … and so on
+  ░ 2 tokens of padding
+
+row 0 · chunk 0, its row 0 · cats/a.jpg
+  ················   as displayed  640 × 480
+  ▒▒▒▓▓▓███▓▓▒▒▒░░   on 448 × 448  448 × 336 at 0, 56
+  ················   tags          cat, outdoors
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from forebay.cli.render.parts import facts, title
+from forebay.preview.row_records import (
+    Cell,
+    ImagePeek,
+    ImageSheet,
+    PackedPeek,
+    PackedPiece,
+    PackedRow,
+    Peek,
+    PeekedImage,
+    PeekedRow,
+)
+from forebay.preview.words import counted, printable
+
+TEXT_LINES = 8
+TEXT_MARKS = 600
+SHOWN_VALUES = 12
+
+
+def draw_peek(peek: Peek) -> RenderableType:
+    head = title(peek.root, f"generation {peek.generation}", counted(peek.rows, "row"))
+    return Group(head, *(part for row in peek.shown for part in _row(row)))
+
+
+def _row(row: PeekedRow) -> tuple[RenderableType, ...]:
+    place = f"chunk {row.chunk}, its row {row.row_in_chunk}"
+    return title(f"row {row.row:,}", place), facts((name, _cell(cell)) for name, cell in row.columns.items())
+
+
+def _cell(cell: Cell) -> Text | str:
+    if cell.text is not None:
+        return _text(cell.text) or "(empty)"
+    values = cell.values or []
+    shown = " ".join(map(_value, values[:SHOWN_VALUES]))
+    count = 1
+    for side in cell.shape:
+        count *= side
+    more = " …" if count > SHOWN_VALUES else ""
+    kind = f"{cell.dtype} {list(cell.shape)}  " if cell.shape else ""
+    return Text(f"{kind}{shown}{more}")
+
+
+def _value(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _text(text: str) -> Text:
+    """The beginning of a text, and how much of it is not shown."""
+    shown = "\n".join(text.expandtabs(4).splitlines()[:TEXT_LINES])[:TEXT_MARKS]
+    hidden = len(text) - len(shown)
+    return Text.assemble(shown, (f"\n… {hidden:,} more characters" if hidden > 1 else "", "dim"))
+
+
+COLOURS = ("cyan", "yellow", "magenta", "green")
+HEAD_MARKS, TAIL_MARKS = 360, 120
+SHOWN_IDS = 24
+BAR_CELLS = 20
+_EIGHTHS = " ▏▎▍▌▋▊▉█"
+
+
+def draw_packed_rows(peek: PackedPeek) -> RenderableType:
+    head = title(peek.root, f"generation {peek.generation}", counted(peek.rows, "row"))
+    note = [Text(f"ids, not text: {printable(peek.note)}", style="yellow")] if peek.note else []
+    return Group(head, *note, *(line for row in peek.shown for line in _packed_row(row)))
+
+
+def _packed_row(row: PackedRow) -> Iterator[RenderableType]:
+    place = title(f"row {row.row:,}", f"chunk {row.chunk}, its row {row.row_in_chunk}")
+    share = f"{100 * row.utilization:.1f} % in use" if row.padding else "full"
+    yield Text.assemble(place, " · ", (share_bar(row.utilization), "green"), f" {share}")
+    start = 0
+    for number, piece in enumerate(row.pieces):
+        colour = COLOURS[number % len(COLOURS)]
+        yield _Beside("▌", colour, Text(_origin(piece), style="dim"))
+        yield _Beside("▌", colour, _content(piece, row.tokens[start : start + piece.tokens], colour))
+        start += piece.tokens
+    if row.padding:
+        yield _Beside("░", "dim", Text(f"{counted(row.padding, 'token')} of padding", style="dim"))
+
+
+def share_bar(share: float, cells: int = BAR_CELLS) -> str:
+    """
+    >>> share_bar(0.55, cells=4)
+    '██▏ '
+    """
+    eighths = int(share * cells * 8)
+    whole, rest = divmod(eighths, 8)
+    return ("█" * whole + (_EIGHTHS[rest] if rest else "")).ljust(cells)
+
+
+def _origin(piece: PackedPiece) -> str:
+    name = printable(piece.source) if piece.source else f"document {piece.document:,} of the chunk"
+    onward = f", from token {piece.offset:,} on" if piece.offset else ""
+    return f"{name} · {counted(piece.tokens, 'token')}{onward}"
+
+
+def _content(piece: PackedPiece, tokens: list[int], colour: str) -> Text:
+    """The text of a piece, what begins and ends its document as glyphs, and dots where the document goes on."""
+    if piece.text is None:
+        return Text(_ids(tokens), style=colour)
+    before = "▸" if piece.bos else "…" if piece.offset else ""
+    after = "∎" if piece.eos else "…" if piece.goes_on else ""
+    return Text.assemble((before, "dim"), (_shortened(_visible(piece.text)), colour), (after, "dim"))
+
+
+def _ids(ids: list[int]) -> str:
+    more = " …" if len(ids) > SHOWN_IDS else ""
+    return " ".join(map(str, ids[:SHOWN_IDS])) + more
+
+
+def _shortened(text: str) -> str:
+    hidden = len(text) - HEAD_MARKS - TAIL_MARKS
+    if hidden <= HEAD_MARKS // 4:
+        return text
+    return f"{text[:HEAD_MARKS]} ⟨{hidden:,} more characters⟩ {text[-TAIL_MARKS:]}"
+
+
+def _visible(text: str) -> str:
+    """Text with nothing in it that a terminal would obey; lines stay lines, runs of empty ones become one."""
+    lines = [printable(line.expandtabs(4)) for line in text.split("\n")]
+    return "\n".join(line for at, line in enumerate(lines) if line or at == 0 or lines[at - 1])
+
+
+@dataclass(frozen=True, slots=True)
+class _Beside:
+    """A text with a mark before every line of it, however wide the terminal is."""
+
+    mark: str
+    style: str
+    content: Text
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        for line in self.content.wrap(console, max(20, options.max_width - 4)):
+            line.rstrip()
+            yield Text.assemble("  ", (self.mark, self.style), " ", line)
+
+
+SHOWN_METADATA = 300
+
+
+def draw_images(peek: ImagePeek) -> RenderableType:
+    head = title(peek.root, f"generation {peek.generation}", counted(peek.rows, "row"))
+    return Group(head, *(part for image in peek.shown for part in _image(image, peek.size)))
+
+
+def draw_image_sheet(sheet: ImageSheet) -> RenderableType:
+    tokens = f"tokens of {sheet.patch} × {sheet.patch} that are ignored in red" if sheet.patch else "no tokens drawn"
+    head = title(sheet.root, f"generation {sheet.generation}", counted(sheet.rows, "row"))
+    return Group(head, facts([("sheet", f"{printable(sheet.path)}, {counted(len(sheet.drawn), 'image')}, {tokens}")]))
+
+
+def _image(image: PeekedImage, size: int) -> Iterator[RenderableType]:
+    place = f"chunk {image.chunk}, its row {image.row_in_chunk}"
+    yield title(f"row {image.row:,}", place, printable(image.id))
+    grid = Table.grid(padding=(0, 1))
+    grid.add_row(Text("\n".join(image.picture), no_wrap=True), _facts(image, size))
+    yield Padding(grid, (0, 0, 0, 2), expand=False)
+
+
+def _facts(image: PeekedImage, size: int) -> RenderableType:
+    left, top, width, height = image.box
+    return facts(
+        [
+            ("as displayed", f"{image.original_size[0]:,} × {image.original_size[1]:,}"),
+            (f"on {size} × {size}", f"{width} × {height} at {left}, {top}"),
+            ("padding", f"{100 * image.padding:.1f} %"),
+            ("tags", printable(", ".join(image.tags)) or "none"),
+            ("metadata", _metadata(image.metadata)),
+        ]
+    )
+
+
+def _metadata(metadata: dict[str, Any]) -> str:
+    if not metadata:
+        return ""
+    text = printable(msgspec.json.encode(metadata).decode())
+    return text if len(text) <= SHOWN_METADATA else f"{text[:SHOWN_METADATA]}…"

@@ -1,0 +1,233 @@
+"""How far a cache is; what tiers hold and teachers take.
+
+caches/raw · generation 3 · unfinished
+raw  ██████████████████████░░░░░░██████████  30 of 34 chunks · 1,762 rows
+"""
+
+import os
+from collections.abc import Collection, Iterator
+from itertools import islice
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from forebay.cache.records import GONE, ClaimStatus, Gaps, LayerStatus, Status
+from forebay.cli.render.parts import BUILD_ANEW, facts, listing, next_command, stale_files, title
+from forebay.preview.words import command_line, counted, human_bytes, human_time, in_ranges, printable
+from forebay.teachers import Alignment, LayerAlignment, TeacherEstimate
+from forebay.tiers.tier_records import RecipeShare, TierClearReport, TierSummary, TierVerifyReport, WarmReport
+
+CELLS = 40
+NAMED_FILES = 5  # in a command to go on with; run again, status names the next ones
+
+
+def draw_status(status: Status) -> RenderableType:
+    published = "nothing published yet" if status.generation is None else f"generation {status.generation}"
+    parts: list[RenderableType] = [title(status.root, published, "complete" if status.complete else "unfinished")]
+    for layer in status.layers:
+        parts += [_layer_line(layer), facts(_layer_facts(layer))]
+    parts += listing("claims", (row for claim in status.claims for row in _claim_rows(claim)))
+    parts += _failed(status)
+    parts += stale_files(status.stale)
+    parts += listing("source files that could not be read and were left out", status.unreadable.items(), "yellow")
+    parts += listing("sources that grew", ((path,) for path in status.grown))
+    parts += listing("foreign files, left alone", ((key,) for key in status.foreign), "yellow")
+    if status.source_note:
+        parts.append(Text(f"note: {printable(status.source_note)}", style="yellow"))
+    return Group(*parts, *_next_step(status))
+
+
+def draw_gaps(gaps: Gaps) -> RenderableType:
+    counts = f"{gaps.present:,} of {counted(gaps.planned, 'chunk')} there"
+    if not (gaps.missing or gaps.unlisted):
+        return title(gaps.root, f"layer {gaps.layer}", counts, "no gaps")
+    return Group(
+        title(gaps.root, f"layer {gaps.layer}", counts),
+        facts([("missing", in_ranges(gaps.missing)), ("unlisted", in_ranges(gaps.unlisted))]),
+        next_command(fill_command(gaps)),
+    )
+
+
+def fill_command(gaps: Gaps) -> str:
+    """What builds whatever is missing, from the source and the recipe that the cache keeps."""
+    if gaps.kind == "teacher":
+        return command_line("build", "teachers", gaps.root)
+    return command_line("build", gaps.root, "--layer", gaps.layer)
+
+
+def presence(planned: int, missing: Collection[int], suspect: Collection[int], cells: int = CELLS) -> Text:
+    """Chunks as a row of cells: there, partly there, not there, suspect."""
+    gone, bad = set(missing), set(suspect)
+    width = min(cells, planned)
+    picture = Text()
+    for cell in range(width):
+        members = range(cell * planned // width, (cell + 1) * planned // width)
+        picture.append(*_cell(members, gone, bad))
+    return picture
+
+
+def _cell(members: range, gone: set[int], bad: set[int]) -> tuple[str, str]:
+    if any(chunk in bad for chunk in members):
+        return "!", "bold red"
+    absent = sum(chunk in gone for chunk in members)
+    if absent == 0:
+        return "█", "green"
+    return ("░", "dim") if absent == len(members) else ("▒", "yellow")
+
+
+def _layer_line(layer: LayerStatus) -> Text:
+    counts = f"{layer.present:,} of {counted(layer.planned, 'chunk')} · {counted(layer.rows, 'row')}"
+    picture = presence(layer.planned, layer.missing, layer.suspect)
+    return Text.assemble((layer.layer, "bold"), "  ", picture, f"  {counts}")
+
+
+def _layer_facts(layer: LayerStatus) -> Iterator[tuple[str, str | Text]]:
+    yield "missing", in_ranges(layer.missing)
+    if layer.lost:
+        yield "lost", Text(f"{in_ranges(layer.lost)} (published, but the file is gone)", style="bold red")
+    yield "suspect", Text(in_ranges(layer.suspect), style="bold red")
+    if layer.unlisted:
+        yield "unlisted", f"{in_ranges(layer.unlisted)} (not published yet: `build` checks and publishes them)"
+    if layer.failures:
+        reasons = ", ".join(f"{reason} {count:,}" for reason, count in layer.reasons.items())
+        yield "failed", f"{layer.failures:,} of {counted(layer.samples, 'sample')}: {reasons}"
+
+
+def _claim_rows(claim: ClaimStatus) -> Iterator[tuple[str, ...]]:
+    """Whose a claim is, and below that, where there is room for it, why it failed."""
+    yield f"{claim.layer} chunk {claim.chunk}", claim.state, f"{claim.host}, process {claim.pid}"
+    if claim.reason:
+        yield "", "", claim.reason
+
+
+def _failed(status: Status) -> list[RenderableType]:
+    rows = [(one.sample, one.reason, one.detail, f"{one.layer} chunk {one.chunk}") for one in status.failed_samples]
+    more = status.failed_samples_left_out
+    if not more:
+        return listing("failed samples", rows)
+    every = command_line("status", status.root, "--failures", "all")
+    return [*listing("the first failed samples", rows), Text.assemble(f"  … and {more:,} more: ", (every, "cyan"))]
+
+
+def _next_step(status: Status) -> Iterator[Text]:
+    if any(layer.suspect for layer in status.layers):
+        yield next_command(command_line("verify", status.root))
+    elif any(layer.lost for layer in status.layers):
+        yield next_command(command_line("repair", status.root))
+    elif not status.refreshable and (status.needs_source or any(how != GONE for how in status.stale.values())):
+        yield BUILD_ANEW
+    elif any(how != GONE for how in status.stale.values()):
+        yield next_command(command_line("refresh", status.root))
+    elif status.needs_source:
+        without = command_line("refresh", status.root, "--drop-missing")
+        yield Text.assemble("next: put the old files back, or leave their samples out: ", (without, "cyan"))
+    elif not status.complete:
+        yield next_command(command_line("gaps", status.root))
+    elif status.grown and status.source_root:
+        files = (os.path.normpath(os.path.join(status.source_root, path)) for path in status.grown)
+        yield next_command(command_line("grow", status.root, *islice(files, NAMED_FILES)))
+
+
+SHORT = 12
+_SHOWN_BAD = 20
+
+
+def draw_tier(summary: TierSummary) -> RenderableType:
+    parts: list[RenderableType] = [title(summary.path, counted(summary.values, "value"), human_bytes(summary.bytes))]
+    parts.append(
+        facts(
+            [
+                ("file", f"{human_bytes(summary.file_bytes)}, of which {human_bytes(summary.free_bytes)} are free"),
+                ("tagged", counted(summary.tagged, "value") if summary.tagged else ""),
+                ("readers", f"{summary.dead_readers:,} dead, let go" if summary.dead_readers else ""),
+                ("unreadable", counted(summary.unreadable, "value") if summary.unreadable else ""),
+            ]
+        )
+    )
+    parts += listing("recipes", map(_recipe_row, summary.recipes))
+    return Group(*parts, next_command(command_line("tier", "verify", summary.path)))
+
+
+def draw_tier_verify(report: TierVerifyReport) -> RenderableType:
+    verdict = ("sound", "bold green") if report.sound else ("not sound", "bold red")
+    speed = human_bytes(report.checked_bytes / max(report.seconds, 1e-3))
+    checked = f"{counted(report.values, 'value')}, {human_bytes(report.checked_bytes)} at {speed}/s"
+    parts: list[RenderableType] = [Text.assemble(title(report.path, checked, ""), " · ", verdict)]
+    parts += listing("bad", ((bad.key, bad.reason, bad.detail) for bad in report.bad[:_SHOWN_BAD]), "bold red")
+    if report.bad:
+        more = f"{len(report.bad) - _SHOWN_BAD:,} more; " if len(report.bad) > _SHOWN_BAD else ""
+        parts.append(Text(f"{more}what is bad is never served, and is made again when it is next read"))
+    return Group(*parts)
+
+
+def draw_tier_clear(report: TierClearReport) -> RenderableType:
+    removed = f"{counted(report.removed, 'value')} removed"
+    room = (
+        f"{human_bytes(report.freed_bytes)} freed"
+        if report.freed_bytes
+        else f"its file keeps its size{': another process has it open' if report.in_use else ''}"
+    )
+    return title(report.path, removed, room)
+
+
+def draw_warm(report: WarmReport) -> RenderableType:
+    rate = report.samples / max(report.seconds, 1e-3)
+    parts: list[RenderableType] = [title(report.path, counted(report.samples, "sample"), f"{rate:,.0f} samples/s")]
+    parts.append(
+        facts(
+            [
+                ("rows", f"{report.made:,} made, {report.present:,} were there"),
+                ("written", f"{human_bytes(report.written_bytes)} in {human_time(report.seconds)}"),
+                ("left", f"{counted(report.left, 'sample')}, as the tier takes no more" if report.left else ""),
+            ]
+        )
+    )
+    reasons = sorted(report.failures.items())
+    parts += listing(
+        "no image", ((why, f"{count:,}", report.examples.get(why, "")) for why, count in reasons), "yellow"
+    )
+    parts += listing("not written", ((why, f"{count:,}") for why, count in report.dropped.items()), "bold red")
+    parts += listing("bad values, made again", ((why, f"{count:,}") for why, count in report.bad.items()), "yellow")
+    parts += listing("workers lost", ((death,) for death in report.deaths), "yellow")
+    return Group(*parts, next_command(command_line("tier", "stats", report.path)))
+
+
+def _recipe_row(share: RecipeShare) -> tuple[str, ...]:
+    libraries = ", ".join(f"{name} {version}" for name, version in share.made_with.items())
+    return share.fingerprint[:SHORT], counted(share.values, "value"), human_bytes(share.bytes), libraries
+
+
+def draw_teacher_estimate(estimate: TeacherEstimate) -> RenderableType:
+    rows = (
+        (size.column, f"{size.dtype} {list(size.shape)}", human_bytes(size.row_bytes), human_bytes(size.bytes))
+        for size in estimate.columns
+    )
+    total = f"{human_bytes(estimate.row_bytes)} a row, {human_bytes(estimate.bytes)} in all"
+    free = "" if estimate.free_bytes is None else human_bytes(estimate.free_bytes)
+    head = title(counted(estimate.rows, "row"), total)
+    return Group(head, *listing("column, rows of it, bytes of a row, of all", rows), facts([("free", free)]))
+
+
+def draw_alignment(found: Alignment) -> RenderableType:
+    verdict = ("aligned", "bold green") if found.aligned else ("not aligned", "bold red")
+    head = Text.assemble(title(found.root, counted(len(found.layers), "layer") + " of teachers"), " · ", verdict)
+    return Group(head, *map(_layer, found.layers), next_command(command_line("peek", found.root)))
+
+
+def _layer(found: LayerAlignment) -> RenderableType:
+    grid = f"{len(found.buckets)} buckets, {found.buckets[0]:g} to {found.buckets[-1]:g}" if found.buckets else "none"
+    usual = "" if found.usual_buckets or not found.buckets else " (not the usual ten)"
+    parts: list[RenderableType] = [
+        facts(
+            [
+                (f"layer {found.layer}", found.teacher),
+                ("rows", f"{found.checked_rows:,} checked, {found.recomputed_rows:,} computed again"),
+                ("timesteps", f"{grid}{usual}"),
+                *((name, f"{list(shape)}") for name, shape in found.columns.items()),
+                *((f"range of {name}", f"{low:.4g} to {high:.4g}") for name, (low, high) in found.ranges.items()),
+            ]
+        )
+    ]
+    parts += listing("problems", ((problem,) for problem in found.problems), "bold red")
+    parts += listing("notes", ((note,) for note in found.notes), "yellow")
+    return Group(*parts)

@@ -1,0 +1,197 @@
+"""A cache as a tree: source, layers, counts, figures, short fingerprints.
+
+documents    3,649, 2,197 of them split
+tokens       4,950,877 stored of 4,950,877
+padding      0.67 %
+rows by use  ····▁···▁▁▁▁▁▁▁▁▁▁▁▁█  90.1 % full
+
+images   5,000, 4,712 of them scaled down; width / height 1.25 on average
+padding  29.9 % of the canvas, not stored
+tags     3.4 for an image, of 120; 17 that are not in the vocabulary
+stored   421.9 kB for an image: 0.18 × a float32 canvas, 3.59 × the source
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+from rich.tree import Tree
+
+from forebay.cache.records import LayerSummary, Summary
+from forebay.cli.render.parts import facts, title
+from forebay.kinds import WRONG
+from forebay.preview.words import counted, human_bytes, printable
+
+_HEIGHTS = "▁▂▃▄▅▆▇█"
+_NOTHING = "·"
+
+
+def draw_token_figures(layer: LayerSummary) -> RenderableType:
+    return facts(_token_figures(layer.statistics, layer.figures) if layer.chunks else ())
+
+
+def _token_figures(counts: Mapping[str, Any], figures: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    yield "documents", _documents(counts)
+    yield "tokens", _tokens(counts, figures)
+    yield "padding", f"{100 * figures['padding_share']:.3f} %"
+    yield "duplicates", f"{counts['duplicates']:,} left out" if counts.get("duplicates") else ""
+    yield (
+        "stored",
+        (
+            f"{figures['bytes_per_token']:.3f} bytes ({figures['bits_per_token']:.2f} bits) per token, "
+            f"compression ratio {figures['compression_ratio']:.2f}"
+        ),
+    )
+    yield (
+        "text",
+        (
+            f"{figures['characters_per_token']:.2f} characters per token, "
+            f"{figures['tokens_per_document']:,.0f} tokens per document"
+        ),
+    )
+    yield "rows by use", _use(counts["rows_by_use"])
+
+
+def _documents(counts: Mapping[str, Any]) -> str:
+    """
+    >>> _documents({"documents": 1200, "documents_split": 30, "documents_cut": 0, "documents_dropped": 7})
+    '1,200, 30 of them split, 7 more dropped'
+    """
+    words = {
+        "of them split": counts["documents_split"],
+        "of them cut off": counts["documents_cut"],
+        "more dropped": counts.get("documents_dropped", 0),
+    }
+    return ", ".join([f"{counts['documents']:,}", *(f"{count:,} {word}" for word, count in words.items() if count)])
+
+
+def _tokens(counts: Mapping[str, Any], figures: Mapping[str, Any]) -> str:
+    dropped = counts["tokens_dropped"]
+    lost = f"{dropped:,} dropped ({100 * figures['tokens_dropped_share']:.2f} %)" if dropped else "none dropped"
+    return f"{counts['tokens_in']:,} in, {counts['tokens']:,} stored, {lost}"
+
+
+def _use(rows: Sequence[int]) -> str:
+    full = rows[-1] / max(1, sum(rows))
+    return f"{small_bars(rows)}  empty to full; {100 * full:.1f} % of rows are full"
+
+
+def small_bars(counts: Sequence[int]) -> str:
+    """A histogram on one line: something is never drawn as nothing.
+
+    >>> small_bars([0, 1, 50, 100])
+    '·▁▄█'
+    """
+    highest = max(counts, default=0)
+    return "".join(_HEIGHTS[-(-count * 8 // highest) - 1] if count else _NOTHING for count in counts)
+
+
+def draw_image_figures(layer: LayerSummary) -> RenderableType:
+    return facts(_image_figures(layer.fields, layer.statistics, layer.figures) if layer.rows else ())
+
+
+def _image_figures(
+    fields: Mapping[str, Any], counts: Mapping[str, Any], figures: Mapping[str, Any]
+) -> Iterator[tuple[str, str]]:
+    aspect = f"width / height {figures['mean_aspect']:.2f} on average"
+    yield "images", f"{counts['images']:,}, {counts['scaled_down']:,} of them scaled down; {aspect}"
+    yield "padding", f"{100 * figures['padding_share']:.1f} % of the canvas, not stored"
+    yield "tags", _tags(len(fields["tags"] or ()), counts["unknown_tags"], figures["tags_per_image"])
+    yield "stored", _stored(figures)
+
+
+def _tags(vocabulary: int, unknown: int, per_image: float) -> str:
+    """
+    >>> _tags(120, 17, 3.41), _tags(0, 0, 0.0)
+    ('3.4 for an image, of 120; 17 that are not in the vocabulary', 'none')
+    """
+    if not vocabulary and not unknown:
+        return "none"
+    foreign = f"; {unknown:,} that are not in the vocabulary" if unknown else ""
+    return f"{per_image:.1f} for an image, of {vocabulary:,}{foreign}"
+
+
+def _stored(figures: Mapping[str, Any]) -> str:
+    shares = (
+        f"{figures['share_of_float32']:.2f} × a float32 canvas, {figures['share_of_source_bytes']:.2f} × the source"
+    )
+    return f"{human_bytes(figures['bytes_per_image'])} for an image: {shares}"
+
+
+SHORT = 12
+# Kinds whose figures deserve more than a list of numbers.
+FIGURES: dict[str, Callable[[LayerSummary], RenderableType]] = {
+    "images": draw_image_figures,
+    "tokens": draw_token_figures,
+}
+SHOWN_MARKS = 200  # of a field: a vocabulary of tags has many
+
+
+def draw_summary(summary: Summary) -> RenderableType:
+    tree = Tree(title(summary.root, f"{counted(summary.rows, 'row')}", human_bytes(summary.bytes)), guide_style="dim")
+    tree.add(_named("id", summary.cache_id))
+    tree.add(_named("source", f"{counted(summary.source_files, 'file')}, {_values(summary.source)}"))
+    tree.add(_named("plan", counted(summary.planned_chunks, "chunk")))
+    for layer in summary.layers:
+        _add_layer(tree, layer, is_base=layer.layer == summary.base)
+    tagged = ", tagged with a key" if summary.tagged else ""
+    tree.add(_named("generation", f"{summary.generation}, {summary.generations:,} kept{tagged}"))
+    tree.add(_named("digest", summary.digest))
+    for versions in summary.versions:
+        tree.add(_named("built with", _values(versions)))
+    return tree
+
+
+def _add_layer(tree: Tree, layer: LayerSummary, is_base: bool) -> None:
+    role = "decides the rows" if is_base else "further columns"
+    branch = tree.add(_named("layer", f"{layer.layer}, {role}"))
+    recipe = branch.add(_named("recipe", f"{layer.kind} {layer.fingerprint[:SHORT]}"))
+    for name, value in layer.fields.items():
+        recipe.add(_named(name, _field(value)))
+    columns = branch.add(Text("columns"))
+    for column in layer.columns:
+        columns.add(Text(printable(column)))
+    failed = f", {counted(layer.failures, 'sample')} failed" if layer.failures else ""
+    counts = f"{counted(layer.chunks, 'chunk')}, {counted(layer.rows, 'row')}, {human_bytes(layer.bytes)}{failed}"
+    branch.add(_named("holds", counts))
+    figures = _figures(layer)
+    if figures is not None:
+        branch.add(Group(Text("figures"), figures))
+    elif layer.statistics:
+        branch.add(_named("statistics", _values(layer.statistics)))
+
+
+def _figures(layer: LayerSummary) -> RenderableType | None:
+    """The figures of a kind that has a drawing; None where a stranger's cache does not hold what the kind writes."""
+    try:
+        return FIGURES[layer.kind](layer) if layer.kind in FIGURES else None
+    except WRONG:
+        return None
+
+
+def _field(value: object) -> str:
+    text = _text(value)
+    if len(text) <= SHOWN_MARKS:
+        return text
+    count = f", {len(value):,} in all" if isinstance(value, list) else ""
+    return f"{text[:SHOWN_MARKS]}…{count}"
+
+
+def _named(name: str, value: str) -> Text:
+    return Text.assemble((f"{name} ", "dim"), printable(value))
+
+
+def _values(pairs: Mapping[str, object]) -> str:
+    return ", ".join(f"{name} {_value(value)}" for name, value in pairs.items() if value not in ([], ""))
+
+
+def _value(value: object) -> str:
+    if isinstance(value, list):
+        return " ".join(map(str, value))
+    return f"{value:,}" if isinstance(value, int) else _text(value)
+
+
+def _text(value: object) -> str:
+    """A value as text; a string that is empty or has blanks in it is quoted, to show where it begins and ends."""
+    return repr(value) if isinstance(value, str) and value.split() != [value] else str(value)

@@ -1,0 +1,222 @@
+"""Import a teacher cache of the old `.pt` format: a base layer of row numbers, then a layer for each thing it holds.
+
+    cache.pt ──▶ base layer: one row per sample, its number as id
+             ──▶ layers latents, t5, clip, lune, sol: what teachers said then
+
+Rows that hold NaN, infinities, or nothing but zeros (what the old builder left where its hook had not fired) are
+absent, and listed as failures.
+"""
+
+import hashlib
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, ClassVar
+
+import msgspec
+import numpy as np
+import torch
+import xxhash
+from torch import Tensor
+
+from forebay import api
+from forebay.cache.records import ImportReport
+from forebay.columns import Array, Column, Columns, Dtype, Ragged
+from forebay.compat.pt_cache import BUCKETS, OldCache, part_files, read_old_cache
+from forebay.errors import SourceNotFound
+from forebay.recipe import ChunkTarget, Rows
+from forebay.source import Failure, Part, Sample, Source, SourceFile, Unit
+from forebay.teachers.recipe import T_BUCKETS
+from forebay.torch.batches import to_array
+
+# Layer here -> the part it comes from, and its columns with the tensors they were.
+LAYERS: dict[str, tuple[str, dict[str, str]]] = {
+    "latents": ("encodings", {"latents": "latents"}),
+    "t5": ("encodings", {"t5_states": "t5_embeds"}),
+    "clip": ("encodings", {"clip_pooled": "clip_pooled"}),
+    "lune": ("lune", {"lune": "features"}),
+    "sol": ("sol", {"sol_stats": "stats", "sol_spatial": "spatial"}),
+}
+_DTYPES: dict[torch.dtype, Dtype] = {
+    torch.float16: "float16",
+    torch.bfloat16: "bfloat16",
+    torch.float32: "float32",
+    torch.float64: "float64",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class OldCacheSource(Source):
+    """The rows of an old cache by number; what they hold is read by `ImportedRecipe`."""
+
+    kind: ClassVar[str] = "old-cache"
+    unit: ClassVar[Unit] = "samples"
+    files_grow: ClassVar[bool] = False  # a pickle with more rows is another pickle
+
+    path: str
+
+    def describe(self) -> Mapping[str, Any]:
+        return {"kind": self.kind, "path": self.path}
+
+    @classmethod
+    def from_description(cls, description: Mapping[str, Any]) -> "OldCacheSource":
+        return cls(description["path"])
+
+    def files(self) -> list[SourceFile]:
+        return [_look(self.path)]
+
+    def look(self, path: str) -> SourceFile:
+        return _look(self.path)
+
+    def weight(self, file: SourceFile) -> int:
+        return _opened(self.path, file).rows
+
+    def cuts(self, file: SourceFile, start: int, first: int, every: int) -> Iterator[int]:
+        rows = self.weight(file)
+        if start < rows:
+            yield from range(start + first, rows, every)
+            yield rows
+
+    def scanned(self, file: SourceFile) -> SourceFile:
+        return file
+
+    def read(self, part: Part) -> Iterable[Sample]:
+        return (Sample(str(row), str(row).encode()) for row in range(part.start, part.stop))
+
+    def digest(self, file: SourceFile, start: int, stop: int) -> int:
+        """Of the numbers alone: the tensors' hash is a dependency of the layers."""
+        value: int = xxhash.xxh3_64_intdigest(f"{start}:{stop}".encode())
+        return value
+
+    def recipes(self) -> dict[str, "ImportedRecipe"]:
+        """Layer -> the recipe of what the old cache has of it."""
+        old = _opened(self.path, _look(self.path))
+        return {layer: _recipe(old, part, tensors) for layer, (part, tensors) in LAYERS.items() if part in old.parts}
+
+
+class ImportedRows(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The base of an imported cache: the numbers of its rows, as ids; so many in a chunk of every layer."""
+
+    kind: ClassVar[str] = "imported-rows"
+    revision: ClassVar[int] = 1
+    sample_ids: ClassVar[str] = "id"
+
+    chunk_rows: int = 500
+
+    def columns(self) -> tuple[Column, ...]:
+        return (Column(name="id", dtype="uint8", ragged=True),)
+
+    def chunk_target(self) -> ChunkTarget:
+        return ChunkTarget(rows=self.chunk_rows)
+
+    def make(self, samples: Iterable[Sample]) -> Rows:
+        return Rows({"id": Ragged.of_bytes([sample.data for sample in samples])})
+
+
+class ImportedRecipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Columns that are tensors of an old cache, row by row, bit for bit."""
+
+    kind: ClassVar[str] = "imported"
+    revision: ClassVar[int] = 1
+    reads: ClassVar[tuple[str, ...]] = ("id",)
+    located: ClassVar[tuple[str, ...]] = ("path",)
+
+    path: str
+    part: str
+    tensors: dict[str, str]  # column -> tensor
+    declared: tuple[Column, ...]
+    buckets: tuple[float, ...] = ()  # none where there are no timesteps
+
+    @property
+    def default_layer(self) -> str:
+        return next(layer for layer, (_, tensors) in LAYERS.items() if tensors == self.tensors)
+
+    def columns(self) -> tuple[Column, ...]:
+        return self.declared
+
+    def constants(self) -> dict[str, Array]:
+        return {T_BUCKETS: np.array(self.buckets, np.float64)} if self.buckets else {}
+
+    def dependencies(self) -> dict[str, str]:
+        return {"old cache": _sha256(self.path, _look(self.path))}
+
+    def versions(self) -> dict[str, str]:
+        return {"torch": str(torch.__version__)}
+
+    def make(self, rows: Columns) -> Rows:
+        names = rows["id"]
+        assert isinstance(names, Ragged)
+        ids = [names[row].tobytes().decode() for row in range(len(names))]
+        numbers = torch.tensor([int(name) for name in ids], dtype=torch.int64)
+        held = _opened(self.path, _look(self.path)).parts[self.part]
+        taken = {column: held[tensor][numbers] for column, tensor in self.tensors.items()}
+        failures: dict[int, Failure] = {}  # one for a row, however many of its tensors are spoilt
+        for column, values in taken.items():
+            for row, reason in _problems(values, bool(self.buckets)).items():
+                detail = f"'{self.part}.{self.tensors[column]}' of row {ids[row]}"
+                failures.setdefault(row, Failure(ids[row], reason, detail))
+        present = np.ones(len(ids), np.bool_)
+        present[list(failures)] = False
+        made = {column: to_array(values) for column, values in taken.items()}
+        return Rows(made, tuple(failures.values()), present=present)
+
+
+def _recipe(old: OldCache, part: str, tensors: Mapping[str, str]) -> ImportedRecipe:
+    columns = [
+        Column(name=column, dtype=_DTYPES[tensor.dtype], shape=tuple(tensor.shape[1:]))
+        for column, tensor in ((column, old.parts[part][name]) for column, name in tensors.items())
+    ]
+    return ImportedRecipe(
+        path=old.path,
+        part=part,
+        tensors=dict(tensors),
+        declared=tuple(columns),
+        buckets=old.buckets(part) if BUCKETS in old.parts[part] else (),
+    )
+
+
+def _problems(values: Tensor, timed: bool) -> dict[int, str]:
+    """Rows that cannot be a teacher's word, with a reason; of timed ones, each bucket has to hold something."""
+    flat = values.reshape(len(values), values.shape[1] if timed else 1, -1)
+    broken = (~flat.isfinite()).flatten(1).any(dim=1)
+    empty = (flat == 0).all(dim=2).any(dim=1) & ~broken
+    reasons = {row: "not-finite" for row in broken.nonzero().flatten().tolist()}
+    return reasons | {row: "all-zero" for row in empty.nonzero().flatten().tolist()}
+
+
+def _look(path: str) -> SourceFile:
+    """The file, or the files of the folder as one."""
+    found = [os.stat(file) for file in part_files(path)]
+    return SourceFile(
+        path=os.path.basename(path),
+        size=sum(status.st_size for status in found),
+        mtime_ns=max(status.st_mtime_ns for status in found),
+        etag="-".join(f"{status.st_size}.{status.st_mtime_ns}" for status in found),
+    )
+
+
+@lru_cache(maxsize=1)
+def _opened(path: str, file: SourceFile) -> OldCache:
+    """An old cache as it is now: tensors are mapped, so keeping it open takes no memory."""
+    return read_old_cache(path)
+
+
+@lru_cache(maxsize=1)
+def _sha256(path: str, file: SourceFile) -> str:
+    digest = hashlib.sha256()
+    for part in part_files(path):
+        with open(part, "rb") as stream:
+            digest.update(hashlib.file_digest(stream, "sha256").digest())
+    return digest.hexdigest()
+
+
+def import_old(old: str | os.PathLike[str], root: str | os.PathLike[str]) -> ImportReport:
+    """Make a cache of a `cache.pt`, or of a folder of its parts. As with any build, what is there is not made again."""
+    if not os.path.exists(old):
+        raise SourceNotFound(os.fspath(old), "there is no such file or folder")
+    source = OldCacheSource(os.path.abspath(old))
+    recipes = source.recipes()  # an old cache that cannot be read leaves nothing behind
+    base = api.build(root, source, ImportedRows(), workers=0)
+    layers = {layer: api.build(root, None, recipe, layer=layer, workers=0) for layer, recipe in recipes.items()}
+    return ImportReport(root=base.root, old=source.path, rows=api.summarize(root).rows, layers=layers)

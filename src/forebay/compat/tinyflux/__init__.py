@@ -1,0 +1,19 @@
+"""The names of the document on teacher caches, as thin aliases: its examples run on caches of ours.
+
+document                              here
+DatasetCache, .build .save .load      a cache folder, whatever the name ends with
+EncodingCache                         its layers latents, t5, clip
+LuneFeatureCache, SolFeatureCache     its layers lune, sol, through `forebay.torch.features`
+MultiSourceCache                      caches by data set, and absent rows where one has no such teacher
+ModelZoo                              teachers, and `fb.build_layers`
+compute_lune_loss, compute_sol_loss   `forebay.torch.distill`"""
+
+from forebay.compat.tinyflux.datasets import DatasetCache, EncodingCache
+from forebay.compat.tinyflux.experts import LuneFeatureCache, SolFeatureCache
+from forebay.compat.tinyflux.prompt_caches import ModelZoo
+from forebay.compat.tinyflux.training import MultiSourceCache, TrainerConfig, compute_lune_loss, compute_sol_loss
+
+__all__ = [
+    "DatasetCache", "EncodingCache", "LuneFeatureCache", "ModelZoo", "MultiSourceCache", "SolFeatureCache",
+    "TrainerConfig", "compute_lune_loss", "compute_sol_loss",
+]  # fmt: skip

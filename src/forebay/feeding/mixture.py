@@ -1,0 +1,326 @@
+"""Several caches as one stream, each with its share of every batch.
+
+    position ──shares──▶ (cache, position in its own endless stream) ──▶ (how often gone through, position, row)
+
+Every cache goes through its own epochs, each in its own order: a small one more often. Which row stands where depends
+on the seed, the weights and the position alone.
+
+A mixture that is made anew on grown caches and resumed finishes the pass that each cache is in, then takes its new rows
+up: the passes of a cache before and after that are spans of its stream."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import partial
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+
+from forebay.columns import Column
+from forebay.errors import StateMismatch
+from forebay.feeding.arguments import checked_cache, checked_rule, checked_whole
+from forebay.feeding.shuffle import Shuffle, choose_ordering
+from forebay.feeding.stream import TRAINED_ON, CacheState, CacheStream, Located, Rule, check_stream
+from forebay.order.bijection import Numbers, key_of
+from forebay.order.selected_rows import Selection
+from forebay.order.shares import ChangingShares, Phase
+from forebay.order.window import Window
+from forebay.read.cache import Cache
+from forebay.recipe import inputs_in
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ingredient:
+    """A cache in a mixture: with a weight, its share of the rows; or with a repeat, how often an epoch has each row."""
+
+    cache: Cache
+    weight: float | None = None
+    repeat: float | None = None
+    selection: Rule | None = None
+
+
+class SpanState(CacheState, frozen=True):
+    """The fields of the state of some passes through one cache."""
+
+    start: int
+    first_pass: int
+
+
+class SpansState(msgspec.Struct, frozen=True):
+    """The passes through one cache, the first of which begins with its stream."""
+
+    spans: Annotated[list[SpanState], msgspec.Meta(min_length=1)]
+
+
+class MixtureState(msgspec.Struct, frozen=True):
+    """The fields of the state of a mixture."""
+
+    mixture: list[SpansState]
+    seed: int
+    asked: dict[str, Any]
+    epoch_rows: Annotated[int, msgspec.Meta(ge=1)]
+    phases: Annotated[list[tuple[int, list[float]]], msgspec.Meta(min_length=1)]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Span:
+    """Passes through one cache: from this place of its endless stream on, as its passes from this number on."""
+
+    start: int
+    first_pass: int
+    stream: CacheStream
+
+    def state(self) -> dict[str, Any]:
+        return {"start": self.start, "first_pass": self.first_pass, **self.stream.state()}
+
+    def following(self, place: int, newer: CacheStream) -> "Span":
+        """The passes through newer rows, from the end of the pass that a place is in."""
+        passes = -(-(place - self.start) // self.stream.size(0))
+        return Span(self.start + passes * self.stream.size(0), self.first_pass + passes, newer)
+
+
+class Mixture:
+    """A stream over several caches, for a `Loader`; its batches also have `dataset_id` and `local_index`.
+
+        mixture = Mixture.of([Ingredient(edu, weight=0.7), Ingredient(code, weight=0.3)], seed=0)
+        loader = Loader(mixture, global_batch_size=48)
+
+    At any position every cache has had its share to less than two rows. The id of a dataset is its place among the
+    ingredients; a local index is a row number of its cache.
+    """
+
+    def __init__(
+        self,
+        spans: Sequence[tuple[Span, ...]],
+        phases: Sequence[Phase],
+        epoch_rows: int,
+        seed: int,
+        asked: Mapping[str, Any],
+    ) -> None:
+        if checked_whole("epoch_rows", epoch_rows, "a whole number of rows") < 1:
+            raise ValueError(f"epoch_rows is {epoch_rows}; an epoch has at least one row")
+        self.epoch_rows, self._seed = epoch_rows, seed
+        self._spans = tuple(spans)  # of each cache, the last one with its newest rows
+        self._asked = dict(asked)  # the identity of a mixture: holds no number that a growing cache changes
+        self._shares = ChangingShares(phases)
+
+    @classmethod
+    def of(
+        cls,
+        ingredients: Sequence[Ingredient],
+        *,
+        seed: int = 0,
+        shuffle: Shuffle | None = "auto",
+        window: Window | None = None,
+        epoch_rows: int | None = None,
+        changes: Sequence[tuple[int, Sequence[float]]] = (),
+    ) -> "Mixture":
+        """An epoch has `epoch_rows` rows: by default what repeats ask for, or with weights what the caches have.
+
+        `changes` are other weights from a row of the mixture on: `[(480_000, [0.5, 0.5])]`.
+        """
+        if not all(isinstance(each, Ingredient) for each in ingredients):
+            raise TypeError("a mixture is made of ingredients: [Ingredient(cache, weight=0.7), …]")
+        _check_alike([checked_cache(each.cache) for each in ingredients])
+        seed = checked_whole("seed", seed)
+        streams = [
+            _stream(each, shuffle, key_of("mixture", seed, number), window) for number, each in enumerate(ingredients)
+        ]
+        sizes = [stream.size(0) for stream in streams]
+        if 0 in sizes:
+            raise ValueError(f"'{ingredients[sizes.index(0)].cache.root}' has no rows; leave it out of the mixture")
+        weights, rows = _weights(ingredients, sizes)
+        changes = [(checked_whole("a row of changes", row), changed) for row, changed in changes]
+        phases = [Phase(0, weights), *(Phase(row, _plain(changed)) for row, changed in changes)]
+        epoch_rows = None if epoch_rows is None else checked_whole("epoch_rows", epoch_rows, "a whole number of rows")
+        asked = _asked(ingredients, changes, epoch_rows)
+        spans = [(Span(0, 0, stream),) for stream in streams]
+        return cls(spans, phases, rows if epoch_rows is None else epoch_rows, seed, asked)
+
+    def __repr__(self) -> str:
+        pairs = zip(self.phases[-1].weights, self.caches, strict=True)
+        shares = ", ".join(f"{weight:g} × '{cache.root}'" for weight, cache in pairs)
+        return f"<Mixture of {shares}; {self.epoch_rows:,} rows in an epoch, seed {self.seed}>"
+
+    @property
+    def streams(self) -> tuple[CacheStream, ...]:
+        """The stream of each cache, with its newest rows."""
+        return tuple(spans[-1].stream for spans in self._spans)
+
+    @property
+    def caches(self) -> tuple[Cache, ...]:
+        return tuple(stream.cache for stream in self.streams)
+
+    @property
+    def selections(self) -> tuple[Selection | None, ...]:
+        return tuple(selection for stream in self.streams for selection in stream.selections)
+
+    @property
+    def seed(self) -> int:
+        return self._seed
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        """From which row on which weights."""
+        return self._shares.phases
+
+    def size(self, epoch: int) -> int:
+        return self.epoch_rows
+
+    def locate(self, epoch: int, positions: Numbers) -> Located:
+        sources, places = self._shares.locate(positions + epoch * self.epoch_rows)
+        rows, epochs = np.empty_like(places), np.empty_like(places)
+        for source in np.unique(sources).tolist():
+            here = np.flatnonzero(sources == source)
+            starts = [span.start for span in self._spans[source]]
+            numbers = np.searchsorted(starts, places[here], side="right") - 1
+            for number in np.unique(numbers).tolist():
+                chosen, span = here[numbers == number], self._spans[source][number]
+                own, within = np.divmod(places[chosen] - span.start, span.stream.size(0))
+                epochs[chosen] = own + span.first_pass
+                for each in np.unique(own).tolist():
+                    now = own == each
+                    rows[chosen[now]] = span.stream.locate(each + span.first_pass, within[now]).rows
+        return Located(rows, sources, {"dataset_id": sources, "local_index": rows}, epochs)
+
+    def with_weights(self, weights: Sequence[float], epoch: int, position: int) -> "Mixture":
+        """The same mixture with other weights from a position on; every cache goes on where it is."""
+        if len(weights) != len(self.streams):
+            raise ValueError(f"{len(weights)} weights for {len(self.streams)} caches; a cache left out has weight 0")
+        start = epoch * self.epoch_rows + position
+        kept = [phase for phase in self.phases if phase.start < start]
+        return Mixture(self._spans, [*kept, Phase(start, _plain(weights))], self.epoch_rows, self.seed, self._asked)
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "mixture": [{"spans": [span.state() for span in spans]} for spans in self._spans],
+            "seed": self.seed,
+            "asked": self._asked,
+            "epoch_rows": self.epoch_rows,
+            "phases": [[phase.start, list(phase.weights)] for phase in self.phases],
+        }
+
+    def resumed(self, state: Mapping[str, Any], epoch: int, position: int) -> "Mixture":
+        """With the weights and the length of epochs of the state; each cache ends the pass it is in as it began it."""
+        if "mixture" not in state:
+            raise StateMismatch(self._roots, {"what is read": ("one cache", f"a mixture of {len(self.streams)}")})
+        check_stream(state, MixtureState)
+        self._refuse_other(state)
+        phases = [Phase(start, tuple(weights)) for start, weights in state["phases"]]
+        places = ChangingShares(phases).counts(epoch * state["epoch_rows"] + position).tolist()
+        spans = [
+            _resumed_spans(stream, then["spans"], place)
+            for stream, then, place in zip(self.streams, state["mixture"], places, strict=True)
+        ]
+        return Mixture(spans, phases, state["epoch_rows"], self.seed, self._asked)
+
+    def _refuse_other(self, state: Mapping[str, Any]) -> None:
+        """Another number of caches or seed; weights, changes or a length of epochs that were not asked for then."""
+        mine = {"mixture": f"{len(self.streams)} caches", "seed": self.seed, **self._asked}
+        count = len(state.get("mixture", ()))
+        theirs = {"mixture": f"{count} caches", "seed": state.get("seed"), **state.get("asked", {})}
+        differs = {name: (theirs.get(name), mine[name]) for name in mine if theirs.get(name) != mine[name]}
+        if differs:
+            raise StateMismatch(self._roots, differs)
+
+    @property
+    def _roots(self) -> str:
+        return ", ".join(dict.fromkeys(cache.root for cache in self.caches))
+
+
+def _resumed_spans(newest: CacheStream, states: Sequence[Mapping[str, Any]], place: int) -> tuple[Span, ...]:
+    """The spans of one cache from a place on, then those rows that its cache has by now."""
+    begun = [state for state in states if state["start"] <= place]
+    planned = [state for state in states if state["start"] > place]
+    spans = []
+    for state in (begun[-1], *planned):
+        start, first = state["start"], state["first_pass"]
+        spans.append(Span(start, first, newest.resumed(state, first, int(start < place))))
+    if spans[-1].stream.generations == (newest.cache.generation.number,):
+        return tuple(spans)
+    following = spans[0].following(place, newest.moved())
+    return (following,) if following.start == spans[0].start else (spans[0], following)
+
+
+def _stream(each: Ingredient, shuffle: Shuffle | None, seed: int, window: Window | None) -> CacheStream:
+    trains = set(TRAINED_ON) <= set(each.cache.columns)
+    columns = TRAINED_ON if trains else each.cache.default_columns
+    choose = partial(choose_ordering, columns=columns, shuffle=shuffle, seed=seed, window=window)
+    return CacheStream(each.cache, choose, checked_rule(each.selection))
+
+
+def _weights(ingredients: Sequence[Ingredient], sizes: Sequence[int]) -> tuple[tuple[float, ...], int]:
+    """The weights, and how many rows an epoch has."""
+    given = [(each.weight, each.repeat) for each in ingredients]
+    weights = [weight for weight, repeat in given if weight is not None and repeat is None]
+    repeats = [repeat for weight, repeat in given if repeat is not None and weight is None]
+    if given and len(weights) == len(given):
+        return _plain(weights), sum(sizes)
+    if given and len(repeats) == len(given):
+        rows = [round(Fraction(str(repeat)) * size) for repeat, size in zip(repeats, sizes, strict=True)]
+        return tuple(rows), sum(rows)
+    raise ValueError(f"(weight, repeat) are {given}; give one or more caches, all with a weight or all with a repeat")
+
+
+def _asked(
+    ingredients: Sequence[Ingredient], changes: Sequence[tuple[int, Sequence[float]]], epoch_rows: int | None
+) -> dict[str, Any]:
+    """What a mixture was made of, before the rows of its caches were counted, as JSON gives it back."""
+    return {
+        "weights": [None if each.weight is None else _plain([each.weight])[0] for each in ingredients],
+        "repeats": [None if each.repeat is None else _plain([each.repeat])[0] for each in ingredients],
+        "changes": [[row, list(_plain(weights))] for row, weights in changes],
+        "epoch_rows": epoch_rows,
+    }
+
+
+def _plain(weights: Sequence[float]) -> tuple[float, ...]:
+    """As JSON gives them back, whichever kind of number they were."""
+    return tuple(weight if isinstance(weight, int) else float(weight) for weight in weights)
+
+
+def _check_alike(caches: Sequence[Cache]) -> None:
+    """Rows of different caches stand in one batch, so their values have one shape, type and meaning.
+
+    Tokens are widened in any case, so their type may differ; the tokenizer may not. A further layer is compared where
+    both caches have it.
+    """
+    for other in caches[1:]:
+        first = caches[0]
+        further = [(layer, layer) for layer in first.layers[1:] if layer in other.layers]
+        for one, another in [(first.generation.base, other.generation.base), *further]:
+            then, now = _facts(first, one), _facts(other, another)
+            for name in dict.fromkeys([*then, *now]):
+                mine, theirs = then.get(name, "absent"), now.get(name, "absent")
+                if mine != theirs:
+                    raise ValueError(
+                        f"{name} is {_shown(mine, theirs)} in '{first.root}' but {_shown(theirs, mine)} in "
+                        f"'{other.root}'; mix only caches that were built alike"
+                    )
+
+
+def _facts(cache: Cache, layer: str) -> dict[str, object]:
+    """What the caches of a mixture must share, by the name that an error gives it."""
+    recipe = cache.recipe(layer)
+    files = {name: recipe.dependencies[name] for name in recipe.dependencies.keys() - inputs_in(recipe.dependencies)}
+    tags = {"the vocabulary of tags": recipe.fields["tags"]} if "tags" in recipe.fields else {}
+    return {
+        "the kind of recipe": recipe.kind,
+        **{f"the SHA-256 of '{name}'": files[name] for name in sorted(files)},
+        **tags,
+        **{f"column '{column.name}'": _kind(column) for column in recipe.columns},
+    }
+
+
+def _shown(fact: object, other: object) -> str:
+    """A fact; of two long lists their lengths, and the first entry that differs."""
+    if not isinstance(fact, list | tuple) or not isinstance(other, list | tuple):
+        return str(fact)
+    differs = [own for own in fact if own not in set(other)]
+    return f"{len(fact)} entries" + (f" (with {differs[0]!r})" if differs else "")
+
+
+def _kind(column: Column) -> str:
+    ragged = "ragged rows" if column.ragged else "rows"
+    return f"{ragged} of shape {column.shape}" + ("" if column.name == "tokens" else f" and type {column.dtype}")

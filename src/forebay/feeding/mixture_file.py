@@ -1,0 +1,100 @@
+"""A mixture in a TOML file. Every mistake is named; paths are relative to the file.
+
+seed = 0                      [[cache]]                      [[change]]
+shuffle = "auto"              root = "caches/edu"            from_row = 480_000
+                              weight = 0.7                   weights = [0.5, 0.5]
+                              split = "train"
+"""
+
+import os
+import tomllib
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+
+from forebay.errors import SettingsInvalid, is_url
+from forebay.feeding.mixture import Ingredient, Mixture
+from forebay.feeding.selection import By, Split
+from forebay.read.cache import open_cache
+
+
+class CacheEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One `[[cache]]`."""
+
+    root: str
+    weight: float | None = None
+    repeat: float | None = None
+    layers: tuple[str, ...] = ()
+    split: Literal["train", "validation"] | None = None
+    fraction: float = 0.8
+    split_seed: int = 0
+    split_by: By = "auto"
+
+
+_OF_A_SPLIT, _USUAL = ("fraction", "split_seed", "split_by"), CacheEntry(root="")
+
+
+class ChangeEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One `[[change]]`: other weights from a row on."""
+
+    from_row: int
+    weights: tuple[float, ...]
+
+
+class MixtureDocument(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The whole file."""
+
+    cache: tuple[CacheEntry, ...]
+    change: tuple[ChangeEntry, ...] = ()
+    seed: int = 0
+    shuffle: Literal["auto", "global", "window", "none"] = "auto"
+    epoch_rows: int | None = None
+
+
+def open_mixture(path: str | os.PathLike[str]) -> Mixture:
+    """The mixture that a TOML file describes, its caches opened."""
+    name = os.fspath(path)
+    document = _document(name)
+    folder = os.path.dirname(os.path.abspath(name))
+    try:
+        ingredients = [_ingredient(folder, entry) for entry in document.cache]
+        return Mixture.of(
+            ingredients,
+            seed=document.seed,
+            shuffle=None if document.shuffle == "none" else document.shuffle,
+            epoch_rows=document.epoch_rows,
+            changes=_changes(document.change),
+        )
+    except ValueError as error:
+        raise SettingsInvalid(name, None, str(error)) from error
+
+
+def _document(path: str) -> MixtureDocument:
+    try:
+        with open(path, "rb") as file:
+            return msgspec.convert(tomllib.load(file), MixtureDocument)
+    except OSError as error:
+        raise SettingsInvalid(path, None, f"cannot be read: {error.strerror}; check the path") from error
+    except tomllib.TOMLDecodeError as error:
+        raise SettingsInvalid(path, None, f"this is not TOML: {error}") from error
+    except (msgspec.ValidationError, UnicodeDecodeError) as error:
+        raise SettingsInvalid(path, None, f"this is no mixture: {error}; {_known_fields()}") from error
+
+
+def _known_fields() -> str:
+    tables = {"the file": MixtureDocument, "[[cache]]": CacheEntry, "[[change]]": ChangeEntry}
+    return "; ".join(f"{table} has {', '.join(struct.__struct_fields__)}" for table, struct in tables.items())
+
+
+def _ingredient(folder: str, entry: CacheEntry) -> Ingredient:
+    given = [name for name in _OF_A_SPLIT if getattr(entry, name) != getattr(_USUAL, name)]
+    if given and entry.split is None:
+        raise ValueError(f"{', '.join(given)} of '{entry.root}' without a split; add split = \"train\"")
+    root = entry.root if is_url(entry.root) else os.path.join(folder, entry.root)  # which `open_cache` refuses
+    rule = None if entry.split is None else Split(entry.split, entry.fraction, entry.split_seed, entry.split_by)
+    return Ingredient(open_cache(root, layers=entry.layers), entry.weight, entry.repeat, rule)
+
+
+def _changes(entries: Sequence[ChangeEntry]) -> list[tuple[int, tuple[float, ...]]]:
+    return [(entry.from_row, entry.weights) for entry in entries]

@@ -1,0 +1,273 @@
+"""Which rows of a cache are in: training, validation, filters; and their bits in a file.
+
+A rule is data. Applied to a cache (`rule.of(cache)`) it becomes the selection of the rows of the pinned generation:
+whole chunks as ranges, single rows as one bit each in a mapped file.
+"""
+
+import atexit
+import hashlib
+import os
+import secrets
+import shutil
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from forebay.columns import Columns, Ragged
+from forebay.errors import Damaged, SelectionEmpty, SelectionLost
+from forebay.feeding.arguments import checked_names, checked_whole
+from forebay.feeding.stream import Rule
+from forebay.format.layout import FORMAT_VERSION
+from forebay.format.sealed import seal, unseal
+from forebay.order.selected_rows import (
+    Bits,
+    BitSelection,
+    ChunkSelection,
+    Selection,
+    chunk_names,
+    document_groups,
+    groups_on_training_side,
+    on_training_side,
+    packed_bytes,
+    sample_names,
+)
+from forebay.read.cache import Cache
+from forebay.store.base import Missing
+from forebay.store.local import LocalStore
+
+_own_folders: dict[int, str] = {}  # by process, so that a forked one neither uses nor removes its parent's
+
+
+class KeptSelection(BitSelection):
+    """A selection whose bits lie in a file."""
+
+    def __init__(self, folder: str, key: str) -> None:
+        try:
+            view = LocalStore(folder).map(key)
+        except Missing as error:
+            raise SelectionLost(os.path.join(folder, key)) from error
+        metadata, arrays = unseal(view, folder, key, "selection")
+        super().__init__(arrays["bits"], metadata["rows"])
+        self._address = (folder, key)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (KeptSelection, self._address)
+
+
+def keep_bits(folder: str | None, key: str, rows: int, make: Callable[[], Bits]) -> KeptSelection:
+    """The selection that a folder has under this key, made now if it has none that is sound.
+
+    Without a folder it goes into one that is this process's own and is removed when it ends.
+    """
+    place = os.path.abspath(folder) if folder is not None else _own_folder()
+    try:
+        return KeptSelection(place, key)
+    except (SelectionLost, Damaged):
+        metadata = {"format_version": FORMAT_VERSION, "type": "selection", "rows": rows}
+        LocalStore(place).replace(key, seal(metadata, {"bits": make()}))
+    return KeptSelection(place, key)
+
+
+def _own_folder() -> str:
+    process = os.getpid()
+    if process not in _own_folders:
+        _own_folders[process] = tempfile.mkdtemp(prefix="forebay-selections-")
+        atexit.register(_remove, process)
+    return _own_folders[process]
+
+
+def _remove(process: int) -> None:
+    if process == os.getpid():
+        with suppress(FileNotFoundError):  # temporary folders may be swept by others
+            shutil.rmtree(_own_folders.pop(process))
+
+
+Chosen = NDArray[np.bool_]
+By = Literal["auto", "chunk", "document", "sample"]
+DOCUMENTS = "documents"  # the column that says which documents of its chunk a row holds
+CUT_CHUNKS = 64  # chunks by number, that a split by document cuts between rows; so it stays when the cache grows
+FAR_FROM_FRACTION = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """The training or the validation side of a cache, by a stable hash: no row ever changes sides.
+
+    document  where rows are packed of many documents and say which: no document is on both sides. The first 64 chunks
+              are split between rows, so that a small cache reaches the fraction; further chunks go to one side whole
+    chunk     whole chunks, where rows do not say which documents they hold: no document spans chunks
+    sample    where the recipe names a column of sample ids: a sample is on the same side in every cache
+
+    `by="auto"` takes what the cache has. Equal documents are documents of their own: deduplicate, or one may be on both
+    sides. `share` says which part of the rows is reached; more than 5 points beside the fraction is a warning.
+
+    `folder` keeps the bits of a split by sample or document for the next run.
+    """
+
+    side: Literal["train", "validation"]
+    fraction: float = 0.8
+    seed: int = 0
+    by: By = "auto"
+    folder: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.side not in ("train", "validation"):
+            raise ValueError(f"side is {self.side!r}; a split has the sides 'train' and 'validation'")
+        if self.by not in get_args(By):
+            raise ValueError(f"by is {self.by!r}; one of {', '.join(get_args(By))} is expected")
+        on_training_side([], self.fraction, self.seed)  # refuses what is no fraction or seed
+        object.__setattr__(self, "fraction", float(self.fraction))  # numbers of numpy have another repr
+        object.__setattr__(self, "seed", checked_whole("seed", self.seed))
+
+    @classmethod
+    def pair(
+        cls, fraction: float = 0.8, *, seed: int = 0, by: By = "auto", folder: str | None = None
+    ) -> tuple["Split", "Split"]:
+        """Both sides of one split, which cannot overlap: training and validation."""
+        return cls("train", fraction, seed, by, folder), cls("validation", fraction, seed, by, folder)
+
+    @property
+    def digest(self) -> str:
+        return f"{self.side} of {self.fraction!r}, seed {self.seed}, by {self.by}"
+
+    def of(self, cache: Cache) -> Selection:
+        """The rows on this side."""
+        selection = self._selected(cache)
+        advice = (
+            "another fraction or seed, by='document' or 'sample' where the cache allows, or more and smaller chunks"
+        )
+        _checked(selection, cache, self.digest, advice)
+        self._warn_far_from_fraction(cache, len(selection))
+        return selection
+
+    def share(self, cache: Cache) -> float:
+        """Which part of the rows of a cache is on this side."""
+        return len(self._selected(cache)) / max(1, len(cache))
+
+    def _selected(self, cache: Cache) -> Selection:
+        by = self._chosen_by(cache)
+        if by == "chunk":
+            return ChunkSelection(cache.chunk_starts, self._chosen(chunk_names(cache.chunk_numbers)))
+        column = DOCUMENTS if by == "document" else cache.recipe(cache.generation.base).sample_ids
+        chosen = self._by_document(cache) if by == "document" else self._by_sample(cache, column)
+        key = _key(cache, f"{self.digest} of {column}")
+        return keep_bits(self.folder, key, len(cache), lambda: _joined(chosen, len(cache)))
+
+    def _chosen_by(self, cache: Cache) -> By:
+        has_samples = bool(cache.recipe(cache.generation.base).sample_ids)
+        has_documents = DOCUMENTS in cache.columns and cache.column(DOCUMENTS).ragged
+        if self.by == "sample" and not has_samples:
+            raise ValueError(f"the recipe of '{cache.root}' names no column of sample ids; split it by chunk")
+        if self.by == "document" and not has_documents:
+            raise ValueError(f"'{cache.root}' has no column '{DOCUMENTS}'; split it by chunk or by sample")
+        if self.by != "auto":
+            return self.by
+        return "sample" if has_samples else "document" if has_documents else "chunk"
+
+    def _by_sample(self, cache: Cache, column: str) -> Iterator[Chosen]:
+        return (self._chosen(sample_names(chunk[column])) for chunk in cache.chunks([column]))
+
+    def _by_document(self, cache: Cache) -> Iterator[Chosen]:
+        whole = self._chosen(chunk_names(cache.chunk_numbers))
+        for at, chunk in enumerate(cache.chunk_numbers.tolist()):
+            start, stop = cache.chunk_starts[at : at + 2].tolist()
+            if chunk >= CUT_CHUNKS:
+                yield np.full(stop - start, whole[at])
+                continue
+            documents = cache.read(np.arange(start, stop), [DOCUMENTS])[DOCUMENTS]
+            assert isinstance(documents, Ragged)
+            trained = groups_on_training_side(document_groups(documents), chunk, self.fraction, self.seed)
+            yield trained if self.side == "train" else ~trained
+
+    def _chosen(self, names: Iterator[bytes] | Iterator[memoryview]) -> Chosen:
+        trained = on_training_side(names, self.fraction, self.seed)
+        return trained if self.side == "train" else ~trained
+
+    def _warn_far_from_fraction(self, cache: Cache, rows: int) -> None:
+        wanted = self.fraction if self.side == "train" else 1 - self.fraction
+        share = rows / len(cache)
+        if abs(share - wanted) > FAR_FROM_FRACTION or (share == 1 and wanted < 1):
+            warnings.warn(
+                f"the {self.side} side of '{cache.root}' has {share:.1%} of the rows, {wanted:.1%} were asked for "
+                f"({len(cache):,} rows in {len(cache.chunk_numbers):,} chunks, split by {self._chosen_by(cache)}); "
+                "choose another seed, or split a larger cache",
+                stacklevel=3,
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """The rows for which `predicate` is true, of all or of those `within` another rule.
+
+    It is called once per chunk, with the named columns of all its rows, and answers with one truth per row. A
+    loader's state knows it by its name, and by a digest of the rows it chose.
+
+        Where("long", lambda columns: columns["length"] >= 40, columns=["length"])
+    """
+
+    name: str
+    predicate: Callable[[Columns], Chosen]
+    columns: Sequence[str]
+    within: Rule | None = None
+    # What a predicate does may change under its name, so what it chose is known by this object alone.
+    _token: str = field(default_factory=lambda: secrets.token_hex(16), init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        checked_names("columns", self.columns)
+
+    @property
+    def digest(self) -> str:
+        return f"where {self.name}" + (f", within {self.within.digest}" if self.within else "")
+
+    def of(self, cache: Cache) -> Selection:
+        """The rows that pass."""
+        outer = self.within.of(cache) if self.within else None
+        key = _key(cache, f"{self.digest} {self._token}")
+        selection = keep_bits(None, key, len(cache), lambda: _joined(self._chosen(cache, outer), len(cache)))
+        return _checked(selection, cache, self.digest, "a predicate that some rows pass")
+
+    def _chosen(self, cache: Cache, outer: Selection | None) -> Iterator[Chosen]:
+        starts = cache.chunk_starts.tolist()
+        for start, stop, columns in zip(starts[:-1], starts[1:], cache.chunks(self.columns), strict=True):
+            passed = self._passed(columns)
+            if passed.shape != (stop - start,) or passed.dtype != np.bool_:
+                raise TypeError(
+                    f"the predicate '{self.name}' gave {passed.dtype} of shape {passed.shape} for {stop - start} rows; "
+                    "one bool per row is expected"
+                )
+            yield passed if outer is None else passed & (np.diff(outer.before(np.arange(start, stop + 1))) > 0)
+
+    def _passed(self, columns: Columns) -> Chosen:
+        try:
+            return np.asarray(self.predicate(columns))
+        except Exception as error:
+            error.add_note(f"raised by the predicate '{self.name}', which was given the columns {sorted(columns)}")
+            raise
+
+
+def _joined(chosen: Iterator[Chosen], rows: int) -> Bits:
+    """The bits of all chunks, which begin and end anywhere in a byte."""
+    bits, start = np.zeros(packed_bytes(rows), np.uint8), 0
+    for part in chosen:
+        packed = np.packbits(np.concatenate([np.zeros(start % 8, np.bool_), part]), bitorder="little")
+        bits[start // 8 : start // 8 + len(packed)] |= packed
+        start += len(part)
+    return bits
+
+
+def _key(cache: Cache, what: str) -> str:
+    generation = cache.generation
+    facts = f"{generation.document.cache_id} {generation.number} {cache.content_digest} {cache.layers} {what}"
+    return f"{hashlib.blake2b(facts.encode(), digest_size=16).hexdigest()}.safetensors"
+
+
+def _checked(selection: Selection, cache: Cache, rule: str, choose: str) -> Selection:
+    if not len(selection):
+        raise SelectionEmpty(cache.root, rule, len(cache), len(cache.chunk_numbers), choose)
+    return selection

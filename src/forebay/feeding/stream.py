@@ -1,0 +1,400 @@
+"""What a loader feeds from: rows of caches, in an order that is a function of the position.
+
+    position of the epoch ──locate──▶ (which cache, row number there, tags)
+
+A loader over one cache and a mixture of many differ in nothing but their stream.
+
+    part 0    the rows of the generation that the epoch began with, all or the selected ones
+    part 1    the rows of chunks that a newer generation added, if the epoch was let grow
+    …
+
+Rows are read through one cache, whose generation has the chunks of all parts.
+"""
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Annotated, Any, Literal, NamedTuple, Protocol, runtime_checkable
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from forebay.cache.catalog import generation_numbers
+from forebay.columns import Array, Ragged
+from forebay.errors import GenerationGone, NothingPublished, StateMismatch
+from forebay.order.bijection import Numbers
+from forebay.order.orders import Ordering, ShuffleQuality, shuffle_quality
+from forebay.order.selected_rows import Selection
+from forebay.read.cache import Cache
+
+Weights = NDArray[np.float32]
+
+
+class Located(NamedTuple):
+    """Rows by cache and number, and what else a batch says of each."""
+
+    rows: Numbers
+    sources: Numbers | None = None  # index into `Stream.caches`; None where there is one cache
+    tags: Mapping[str, Numbers] = {}  # further entries of the batch, one number per row: dataset_id, local_index
+    epochs: Numbers | None = None  # how often each row's cache was gone through before; None where it is the epoch
+    weights: Weights | None = (
+        None  # 0 for a row that only fills the batch of a rank; None where batches are never filled
+    )
+
+    def part(self, some: slice) -> "Located":
+        """Some of the rows."""
+        tags = {name: values[some] for name, values in self.tags.items()}
+        sources, epochs = (None if each is None else each[some] for each in (self.sources, self.epochs))
+        weights = None if self.weights is None else self.weights[some]
+        return Located(self.rows[some], sources, tags, epochs, weights)
+
+
+@runtime_checkable
+class Stream(Protocol):
+    """Epochs of rows. Immutable: growing or changing weights makes another stream."""
+
+    @property
+    def caches(self) -> Sequence[Cache]:
+        """The caches that rows come from; all of them have the columns that are asked for."""
+        ...
+
+    @property
+    def selections(self) -> Sequence[Selection | None]:
+        """The rows of each cache that are in, as far as is known when an epoch begins; None where all are."""
+        ...
+
+    @property
+    def seed(self) -> int: ...
+
+    def size(self, epoch: int) -> int:
+        """How many positions an epoch has."""
+        ...
+
+    def locate(self, epoch: int, positions: Numbers) -> Located:
+        """The rows at some positions of an epoch."""
+        ...
+
+    def state(self) -> dict[str, Any]:
+        """What identifies the sequence of rows: a few hundred bytes of JSON."""
+        ...
+
+    def resumed(self, state: Mapping[str, Any], epoch: int, position: int) -> "Stream":
+        """The stream that a state was taken from, at this position, on the caches of this one.
+
+        `StateMismatch` where it cannot be.
+        """
+        ...
+
+
+@runtime_checkable
+class Rule(Protocol):
+    """Which rows are in, said for every generation of a cache: a split. What was in stays in when the cache grows."""
+
+    @property
+    def digest(self) -> str:
+        """A digest of the rule, the same for every generation."""
+        ...
+
+    def of(self, cache: Cache) -> Selection:
+        """The rows of the generation that this cache pins."""
+        ...
+
+
+class Part:
+    """`counts` says how many rows of each chunk of `pinned` are in; `rows` where they are in `reading`."""
+
+    def __init__(self, pinned: Cache, older: Cache | None, reading: Cache, rule: Rule | None) -> None:
+        self.pinned = pinned
+        self.selection = None if rule is None else rule.of(pinned)
+        starts = pinned.chunk_starts
+        self._places = starts if self.selection is None else self.selection.before(starts)
+        self.counts = np.diff(self._places)
+        if older is not None:
+            self.counts[np.isin(pinned.chunk_numbers, older.chunk_numbers)] = 0
+        self._firsts = np.concatenate([[0], np.cumsum(self.counts)])
+        self._whole = older is None
+        self._reading = reading
+
+    @cached_property
+    def selected(self) -> str | None:
+        """A digest of the selected rows, which a rule may know by a name alone; None where all are in."""
+        return None if self.selection is None else self.selection.digest
+
+    @cached_property
+    def _shifts(self) -> Numbers | None:
+        """By how much the rows of each chunk are moved in a newer generation, where gaps were filled."""
+        if self._reading is self.pinned:
+            return None
+        at = np.searchsorted(self._reading.chunk_numbers, self.pinned.chunk_numbers)
+        shifts: Numbers = self._reading.chunk_starts[at] - self.pinned.chunk_starts[:-1]
+        return shifts
+
+    @cached_property
+    def replaced(self) -> "Replaced":
+        """The chunks that the reading generation has otherwise."""
+        return Replaced.between(self.pinned, self._reading)
+
+    def rows(self, indices: Numbers) -> Numbers:
+        """The row numbers in the reading cache."""
+        if not self._whole:
+            chunk = np.searchsorted(self._firsts, indices, side="right") - 1
+            indices = indices - self._firsts[chunk] + self._places[chunk]
+        rows = indices if self.selection is None else self.selection.rows(indices)
+        if self._shifts is None:
+            return rows
+        return rows + self._shifts[np.searchsorted(self.pinned.chunk_starts, rows, side="right") - 1]
+
+
+class Replaced(NamedTuple):
+    """Chunks that were repaired or refreshed since a generation: with other rows, and with as many of other content."""
+
+    rows: Numbers
+    content: Numbers
+
+    @classmethod
+    def between(cls, pinned: Cache, reading: Cache) -> "Replaced":
+        if reading is pinned:
+            return cls(*(np.empty(0, np.int64),) * 2)
+        chunks = pinned.chunk_numbers
+        at = np.searchsorted(reading.chunk_numbers, chunks)
+        there = np.append(reading.chunk_numbers, -1)[at] == chunks
+        alike = there.copy()
+        alike[there] = np.diff(reading.chunk_starts)[at[there]] == np.diff(pinned.chunk_starts)[there]
+        same = alike.copy()
+        for layer in pinned.layers:
+            digests = [_content_digests(cache, layer, chunks[alike]) for cache in (pinned, reading)]
+            same[alike] &= (digests[0] == digests[1]).all(axis=1)
+        return cls(chunks[~alike], chunks[alike & ~same])
+
+
+def _content_digests(cache: Cache, layer: str, chunks: Numbers) -> Array:
+    table = cache.generation.table(layer)
+    return table.digests["content"][np.searchsorted(table.chunks, chunks)]
+
+
+Policy = Literal["pinned", "epoch", "within"]
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """
+    >>> print(Growth(3, 5, 352_217, 472_240))
+    352,217 → 472,240 rows (generation 3 → 5)
+    """
+
+    old_generation: int
+    new_generation: int
+    old_rows: int
+    new_rows: int
+
+    def __str__(self) -> str:
+        return f"{self.old_rows:,} → {self.new_rows:,} rows (generation {self.old_generation} → {self.new_generation})"
+
+
+Read = Mapping[str, Array | Ragged]
+TRAINED_ON = ("tokens", "seq_lens")  # the columns that a training batch is made of
+
+
+def check_stream(state: Mapping[str, Any], fields: type[msgspec.Struct]) -> None:
+    """Refuse the part of a state that a stream wrote, where a field is missing or of another type."""
+    try:
+        msgspec.convert(dict(state), fields)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"'stream' of the state is not what state_dict() returned: {error}") from error
+
+
+Choose = Callable[[Cache], Ordering]
+
+
+class CacheState(msgspec.Struct, frozen=True):
+    """The fields of the state of one cache's stream."""
+
+    cache_id: str
+    layers: list[str]
+    generations: Annotated[list[int], msgspec.Meta(min_length=1)]
+    chunks: list[str]
+    rows: list[int]
+    selection: str | None
+    selected: list[str | None]
+    shuffle: Literal["global", "window", "sequential"]
+    seed: int
+    window: dict[str, int] | None
+    automatic: bool
+
+
+class CacheStream:
+    """Rows of the generations of an epoch, read through `cache`, which pins the newest of them or a newer one.
+
+    `choose` says how the rows of a generation are ordered, where `ordering` does not.
+    """
+
+    def __init__(
+        self,
+        cache: Cache,
+        choose: Choose,
+        rule: Rule | None = None,
+        generations: Sequence[int] = (),
+        ordering: Ordering | None = None,
+    ) -> None:
+        self.cache = cache
+        self._choose, self._rule = choose, rule
+        pinned = [generation_of(cache, number) for number in generations or (cache.generation.number,)]
+        self.ordering = ordering or choose(pinned[0])
+        self._parts = [Part(one, older, cache, rule) for one, older in zip(pinned, [None, *pinned], strict=False)]
+        self._orders = [self.ordering.of(part.counts, number) for number, part in enumerate(self._parts)]
+        self._starts = np.cumsum([0, *(order.size for order in self._orders)])
+
+    def __repr__(self) -> str:
+        share = self.size(0) / max(1, len(self.cache))
+        which = "" if self._rule is None else f" ({share:.1%} of the rows: {self._rule.digest})"
+        return f"{self.size(0):,} rows{which} of {self.cache!r}, {self.ordering.kind} order, seed {self.seed}"
+
+    @property
+    def caches(self) -> tuple[Cache, ...]:
+        return (self.cache,)
+
+    @property
+    def seed(self) -> int:
+        return self.ordering.seed
+
+    @property
+    def selections(self) -> tuple[Selection | None]:
+        """The rows of the epoch's first generation that are in; None where all are."""
+        return (self._parts[0].selection,)
+
+    @property
+    def generations(self) -> tuple[int, ...]:
+        """The generation that the epoch began with, and those whose rows were added to it."""
+        return tuple(part.pinned.generation.number for part in self._parts)
+
+    def size(self, epoch: int) -> int:
+        return int(self._starts[-1])
+
+    def locate(self, epoch: int, positions: Numbers) -> Located:
+        if len(self._parts) == 1:
+            return Located(self._parts[0].rows(self._orders[0].rows_at(epoch, positions)))
+        rows = np.empty_like(positions)
+        number = np.searchsorted(self._starts, positions, side="right") - 1
+        for part in np.unique(number).tolist():
+            here = number == part
+            indices = self._orders[part].rows_at(epoch, positions[here] - self._starts[part])
+            rows[here] = self._parts[part].rows(indices)
+        return Located(rows)
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "cache_id": self.cache.generation.document.cache_id,
+            "layers": list(self.cache.layers),
+            "generations": list(self.generations),
+            "chunks": [part.pinned.content_digest for part in self._parts],
+            "rows": [order.size for order in self._orders],
+            "selection": None if self._rule is None else self._rule.digest,
+            "selected": [part.selected for part in self._parts],
+            **self.ordering.state(),
+        }
+
+    def resumed(self, state: Mapping[str, Any], epoch: int, position: int) -> "CacheStream":
+        """The stream of the epoch that the state was taken in, whatever was published since."""
+        if "mixture" in state:
+            raise StateMismatch(self.cache.root, {"what is read": ("a mixture", "one cache")})
+        check_stream(state, CacheState)
+        mine, pinned = self.state(), self.cache.generation.number
+        asked = () if state.get("automatic") and self.ordering.automatic else ("shuffle",)
+        self._refuse_other(state, mine, ("layers", "seed", "selection", *asked))
+        generations = state["generations"]
+        if state.get("cache_id") != mine["cache_id"]:
+            generations = self._equal_generations(state)
+        if max(generations) > pinned:
+            raise StateMismatch(self.cache.root, {"generation": (max(generations), pinned)})
+        then = self._with(self.cache, generations, Ordering.of_state(state))
+        self._refuse_other(state, then.state(), ("chunks", "rows", "selected"))
+        if position:
+            then.check_replaced()
+        return then
+
+    def check_replaced(self) -> None:
+        """Name the chunks of this epoch that the generation it is read through has otherwise.
+
+        With other rows they cannot be read where the epoch has them. Other content is read, with a warning.
+        """
+        old, new = self.generations[0], self.cache.generation.number
+        replaced = [part.replaced for part in self._parts]
+        rows, content = (np.unique(np.concatenate(chunks)) for chunks in zip(*replaced, strict=True))
+        if len(rows):
+            differs = {f"the rows of chunk {_listed(rows)}": (f"of generation {old}", f"others in generation {new}")}
+            advice = "to begin the next epoch, load the state with epoch + 1 and position 0"
+            raise StateMismatch(self.cache.root, differs, advice)
+        if len(content):
+            warnings.warn(
+                f"chunk {_listed(content)} of '{self.cache.root}' was replaced between generation {old} and {new}: "
+                "this epoch reads the new content",
+                stacklevel=2,
+            )
+
+    def has_replaced(self) -> bool:
+        """Whether the generation it is read through has some chunks of this epoch otherwise."""
+        return any(len(chunks) for part in self._parts for chunks in part.replaced)
+
+    def moved(self, generation: int | None = None) -> "CacheStream":
+        """All rows of one generation, by default the one that the cache pins, as one part."""
+        cache = self.cache if generation is None else generation_of(self.cache, generation)
+        return self._with(cache, (), None)
+
+    def followed(self) -> "CacheStream":
+        """This epoch, followed by the rows that the generation of the cache adds."""
+        return self._with(self.cache, (*self.generations, self.cache.generation.number), self.ordering)
+
+    def reading(self, generation: int) -> "CacheStream":
+        """The same rows in the same order, read through a newer generation."""
+        return self._with(generation_of(self.cache, generation), self.generations, self.ordering)
+
+    def newest(self) -> int:
+        """The newest generation that is published by now."""
+        return max(generation_numbers(self.cache.store))
+
+    def growth(self) -> Growth | None:
+        """From the rows of this epoch to those that the generation of the cache has; None where it is the same."""
+        now = self.cache.generation.number
+        if now == self.generations[-1]:
+            return None
+        return Growth(self.generations[-1], now, self.size(0), self.moved().size(0))
+
+    def quality(self, epoch: int, batch_size: int) -> ShuffleQuality:
+        """How near the order comes to a global shuffle."""
+        unit = self.ordering.window.unit if self.ordering.window else 1
+        return shuffle_quality(self._orders[0], self._parts[0].counts, unit, batch_size, epoch)
+
+    def _with(self, cache: Cache, generations: Sequence[int], ordering: Ordering | None) -> "CacheStream":
+        return CacheStream(cache, self._choose, self._rule, generations, ordering)
+
+    def _equal_generations(self, state: Mapping[str, Any]) -> list[int]:
+        """The generations of this cache whose chunks are equal to those of another: one that was built again."""
+        found: dict[str, int] = {}
+        numbers = [number for number in generation_numbers(self.cache.store) if number <= self.cache.generation.number]
+        for number in sorted(numbers, reverse=True):
+            if found.keys() >= set(state["chunks"]):
+                break
+            found.setdefault(generation_of(self.cache, number).content_digest, number)
+        if not found.keys() >= set(state["chunks"]):
+            then_and_now = {name: (state.get(name), self.state()[name]) for name in ("cache_id", "chunks")}
+            raise StateMismatch(self.cache.root, then_and_now)
+        return [found[digest] for digest in state["chunks"]]
+
+    def _refuse_other(self, state: Mapping[str, Any], mine: Mapping[str, Any], names: Sequence[str]) -> None:
+        differs = {name: (state.get(name), mine[name]) for name in names if state.get(name) != mine[name]}
+        if differs:
+            raise StateMismatch(self.cache.root, differs)
+
+
+def _listed(chunks: Numbers) -> str:
+    more = f" and {len(chunks) - 5} more" if len(chunks) > 5 else ""
+    return ", ".join(map(str, chunks[:5].tolist())) + more
+
+
+def generation_of(cache: Cache, generation: int) -> Cache:
+    try:
+        return cache.at_generation(generation)
+    except NothingPublished as error:
+        raise GenerationGone(cache.root, generation) from error

@@ -1,0 +1,383 @@
+"""A chunk at rest: its header and index compared with each other, its blocks checked and decoded.
+
+Reading trusts nothing. `ChunkFile` refuses a header or an index that does not fit the file, so that nothing is read
+outside of it, whoever wrote it; the digests of both are compared before. A chunk that no generation lists goes through
+`adopt_chunk`, which looks at all of it."""
+
+import json
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from itertools import islice
+from types import MappingProxyType
+from typing import Any
+
+import msgspec
+import numpy as np
+import xxhash
+
+from forebay.columns import DTYPES, Array, Column, Ragged
+from forebay.errors import NotForebay, RecipeInvalid
+from forebay.format.chunk import (
+    MAX_COLUMNS,
+    MAX_COUNT,
+    MAX_HEAD_BYTES,
+    MAX_HEADER_BYTES,
+    ChunkMeta,
+    ChunkRecord,
+    block_count,
+    block_span,
+    content_prefix,
+    item_size,
+    raw_bounds,
+    record_of,
+    sound_bools,
+    sound_offsets,
+)
+from forebay.format.codec import MAX_BLOCK_BYTES, BlockOverLimit, CodecError, decompress
+from forebay.format.tensors import Tensor, Tensors, as_bytes, encode_header, parse_header
+from forebay.source import Failure
+from forebay.store.base import PIECE_BYTES, Buffer, View, cut, sha256_of
+
+_MOST = 1 << 62  # no count of values or bytes comes near it, and none may wrap around
+_MOST_TIMES = 64  # as large as it is stored, a column may become when all of it is decoded at once
+_DIGEST = re.compile("[0-9a-f]{32}")
+NOT_BOOL = "it holds booleans that are neither 0 nor 1"
+Shape = tuple[str, int | None, tuple[int, ...]]  # tag, first side (None: any), the other sides
+
+
+class ChunkFile:
+    """A chunk at rest: header and index found sound, data untouched.
+
+    Thousands are open at once, so no more of the header is kept than reading needs.
+    """
+
+    __slots__ = ("_checks", "chunk", "columns", "head_size", "layer", "rows", "tensors", "view", "where")
+
+    def __init__(self, view: View, where: str) -> None:
+        header = parse_header(view, where, MAX_HEADER_BYTES)
+        meta = _meta(header.metadata, where)
+        self.view = view
+        self.where = where
+        self.layer, self.chunk, self.rows = sys.intern(meta.layer), meta.chunk, meta.rows
+        self.head_size = _check_tensors(meta, header.tensors, header.data_start, where)
+        self.tensors = Tensors(header.tensors)
+        self.columns = _by_name(meta.columns)
+        self._checks: dict[str, BlockCheck] = {}
+        for name, column in self.columns.items():
+            _check_index(view, name, column, header.tensors, where)
+
+    @property
+    def meta(self) -> ChunkMeta:
+        """All that the chunk says of itself, read again from its header."""
+        return _meta(parse_header(self.view, self.where, MAX_HEADER_BYTES).metadata, self.where)
+
+    def offsets(self, column: str) -> Array:
+        return self.tensors[f"{column}.offsets"].array(self.view)
+
+    def block_bounds(self, column: str) -> Array:
+        """Where each stored block of a column begins in the file, and the end of the last."""
+        start = self.tensors[column].start
+        if self.columns[column].codec == "none":
+            return start + self.raw_bounds(column)
+        return start + self.tensors[f"{column}.blocks"].array(self.view).astype(np.int64)
+
+    def raw_bounds(self, column: str) -> Array:
+        declared = self.columns[column]
+        return raw_bounds(declared, self.rows, self.offsets(column) if declared.ragged else None)
+
+    def check(self, column: str) -> "BlockCheck":
+        """What it takes to check single blocks of a column, made once."""
+        check = self._checks.get(column)
+        if check is None:
+            check = self._checks.setdefault(column, BlockCheck(self, column))
+        return check
+
+    def sums(self, column: str) -> Array:
+        return self.tensors[f"{column}.sums"].array(self.view)
+
+    def flat(self, column: str) -> Array:
+        """All values of an uncompressed column: a view of the file, not a copy."""
+        return self.tensors[column].array(self.view)
+
+    def bad_blocks(self, column: str) -> list[tuple[int, tuple[int, int]]]:
+        """(block, byte range) of every block that disagrees with its sum."""
+        check = self.check(column)
+        found = (block for block in range(len(self.sums(column))) if check.first_bad([block]) is not None)
+        return [(block, check.span(block)) for block in found]
+
+    def decode_block(self, column: str, block: int, limit: int = MAX_BLOCK_BYTES) -> Array:
+        """The values of one stored block, flat along rows (and along values, where ragged). Raises `CodecError`.
+
+        A compressed block of more than `limit` bytes raises `BlockOverLimit`.
+        """
+        declared = self.columns[column]
+        start, stop = self.check(column).span(block)
+        low, high = block_span(declared, self.rows, block, self.offsets(column) if declared.ragged else None)
+        raw = decompress(declared.codec, self.view[start:stop], (high - low) * declared.item_bytes, limit)
+        if declared.dtype == "bool" and not sound_bools(raw):
+            raise CodecError(NOT_BOOL)
+        return np.frombuffer(raw, declared.array_dtype).reshape(high - low, *declared.shape)
+
+    def decode(self, column: str, limit: int = MAX_BLOCK_BYTES) -> Array | Ragged:
+        """All rows of a column. Raises `CodecError`; `BlockOverLimit` where they would take too much memory."""
+        declared = self.columns[column]
+        values = self.flat(column) if declared.codec == "none" else self._decoded(column, limit)
+        return Ragged(values, self.offsets(column)) if declared.ragged else values
+
+    def _decoded(self, column: str, limit: int) -> Array:
+        declared, tensor = self.columns[column], self.tensors[column]
+        count = int(self.offsets(column)[-1]) if declared.ragged else self.rows
+        size = count * declared.item_bytes
+        # Of a few stored megabytes a stranger makes hundreds of gigabytes, block by block.
+        if size > max(limit, _MOST_TIMES * (tensor.stop - tensor.start)):
+            raise BlockOverLimit(size, limit)
+        values, at = np.empty((count, *declared.shape), declared.array_dtype), 0
+        for block in range(block_count(declared, self.rows)):
+            decoded = self.decode_block(column, block, limit)
+            values[at : at + len(decoded)] = decoded
+            at += len(decoded)
+        return values
+
+    def failures(self) -> list[Failure]:
+        """What could not be made, once it is what the header was sealed with."""
+        text = self._bytes(".failures")
+        meta = self.meta
+        if meta.sealed(self._bytes(".source"), text) != meta:
+            raise NotForebay(self.where, "its list of failures disagrees with its check")
+        try:
+            return [msgspec.convert(json.loads(line), Failure) for line in text.split(b"\n")] if text else []
+        except (ValueError, RecursionError) as error:  # ValidationError is a ValueError
+            raise NotForebay(self.where, f"its list of failures cannot be read ({type(error).__name__})") from error
+
+    def source_sums(self) -> list[int]:
+        sums: list[int] = self.tensors[".source"].array(self.view).tolist()
+        return sums
+
+    def _bytes(self, tensor: str) -> bytes:
+        return bytes(self.view[self.tensors[tensor].start : self.tensors[tensor].stop])
+
+
+class BlockCheck:
+    """Checks single blocks of one column against their sums; lean, because a first epoch passes here per block."""
+
+    __slots__ = ("_bounds", "_end", "_is_plain_bool", "_size", "_start", "_sums", "_view")
+
+    def __init__(self, file: ChunkFile, column: str) -> None:
+        declared, tensor, sums = file.columns[column], file.tensors[column], file.tensors[f"{column}.sums"]
+        self._view = file.view
+        self._sums = file.view[sums.start : sums.stop].cast("Q") if sums.stop > sums.start else memoryview(b"")
+        self._start, self._end = tensor.start, tensor.stop
+        self._size = declared.block_rows * declared.item_bytes
+        # Blocks of a plain fixed column are all of one size; the others have their bounds in the index.
+        self._bounds = None if declared.codec == "none" and not declared.ragged else file.block_bounds(column)
+        self._is_plain_bool = declared.dtype == "bool" and declared.codec == "none"
+
+    def span(self, block: int) -> tuple[int, int]:
+        """Where a stored block is in the file."""
+        if self._bounds is not None:
+            return int(self._bounds[block]), int(self._bounds[block + 1])
+        start = self._start + block * self._size
+        return start, min(start + self._size, self._end)
+
+    def agrees(self, block: int, stored: Buffer) -> bool:
+        """Whether these bytes are what was stored as a block, and are values of its type."""
+        if xxhash.xxh3_64_intdigest(stored) != self._sums[block]:
+            return False
+        return not self._is_plain_bool or sound_bools(stored)
+
+    def first_bad(self, blocks: list[int]) -> int | None:
+        """The first of some blocks that disagrees with its sum or its type, None where all agree."""
+        view, sums, span, digest = self._view, self._sums, self.span, xxhash.xxh3_64_intdigest
+        for block in blocks:
+            start, stop = span(block)
+            if stop - start > PIECE_BYTES:
+                if not self._agrees_in_pieces(block):
+                    return block
+                continue
+            stored = view[start:stop]
+            if digest(stored) != sums[block] or (self._is_plain_bool and not sound_bools(stored)):
+                return block
+        return None
+
+    def problem(self, block: int) -> str:
+        """What is wrong with a block that is bad."""
+        return NOT_BOOL if self._sum_in_pieces(block) == self._sums[block] else "its bytes disagree with their sum"
+
+    def _agrees_in_pieces(self, block: int) -> bool:
+        """As `agrees`, of a block that is too large to be read at once: its size is what its file says."""
+        if self._sum_in_pieces(block) != self._sums[block]:
+            return False
+        return not self._is_plain_bool or all(sound_bools(piece) for piece in cut(self._view, *self.span(block)))
+
+    def _sum_in_pieces(self, block: int) -> int:
+        digest = xxhash.xxh3_64()
+        for piece in cut(self._view, *self.span(block)):
+            digest.update(piece)
+        return digest.intdigest()
+
+
+def adopt_chunk(
+    view: View,
+    where: str,
+    layer: str,
+    chunk: int,
+    fingerprint: str,
+    revision: int = 0,
+    columns: Sequence[Column] | None = None,
+) -> ChunkRecord:
+    """The record of a chunk that no generation lists yet, once all of it is found sound.
+
+    Whatever byte is wrong, one of these disagrees: the canonical header, the check over metadata and failures, the
+    sums, or the content digest over what decodes.
+    """
+    file = ChunkFile(view, where)
+    meta = file.meta
+    if (meta.layer, meta.chunk, meta.fingerprint) != (layer, chunk, fingerprint):
+        raise NotForebay(where, f"it is chunk {meta.chunk} of layer '{meta.layer}', or of another recipe")
+    if columns is not None and meta.columns != tuple(columns):
+        raise NotForebay(where, "its columns are not those that the layer's recipe declares")
+    check_content(file)
+    head = xxhash.xxh3_128_digest(view[: file.head_size])
+    return record_of(meta, len(view), file.head_size, head, sha256_of(view), revision)
+
+
+def check_content(file: ChunkFile, limit: int = MAX_BLOCK_BYTES) -> None:
+    """Check and decode every block, one at a time, and compare the whole with the digests in the header."""
+    where, meta = file.where, file.meta
+    digest = xxhash.xxh3_128()
+    for column in meta.columns:
+        digest.update(content_prefix(column, file.rows))
+        if column.ragged:
+            digest.update(as_bytes(file.offsets(column.name)))
+        for piece in _decoded_pieces(file, column, limit):
+            digest.update(piece)
+    if digest.hexdigest() != meta.content:
+        raise NotForebay(where, "its content disagrees with its content digest")
+    if meta.sealed(file._bytes(".source"), file._bytes(".failures")) != meta:
+        raise NotForebay(where, "its metadata disagrees with its check")
+    entries = [(name, t.tag, t.shape, t.stop - t.start) for name, t in file.tensors.items()]
+    header = encode_header(msgspec.to_builtins(meta), entries)
+    if header != bytes(file.view[: len(header)]):
+        raise NotForebay(where, "its header is not written as forebay writes it")
+
+
+def _decoded_pieces(file: ChunkFile, column: Column, limit: int) -> Iterator[Buffer]:
+    """The bytes of a column before compression, in order, once each block agrees with its sum."""
+    bounds, sums = file.block_bounds(column.name), file.sums(column.name)
+    sizes = np.diff(file.raw_bounds(column.name))
+    for block, size in enumerate(sizes):
+        start, stop = int(bounds[block]), int(bounds[block + 1])
+        stored = xxhash.xxh3_64()
+        for piece in cut(file.view, start, stop):
+            stored.update(piece)
+            if column.codec == "none":
+                yield _checked_type(file, column, block, piece)
+        if stored.intdigest() != sums[block]:
+            where = f"block {block} of column '{column.name}' (bytes {start:,} to {stop:,})"
+            raise NotForebay(file.where, f"{where} fails its sum")
+        if column.codec != "none":
+            yield _unpacked(file, column, block, file.view[start:stop], int(size), limit)
+
+
+def _unpacked(file: ChunkFile, column: Column, block: int, stored: Buffer, size: int, limit: int) -> Buffer:
+    try:
+        return _checked_type(file, column, block, decompress(column.codec, stored, size, limit))
+    except BlockOverLimit as error:
+        problem = f"decodes to {error.size:,} bytes at once, but max_block_bytes is {error.limit:,}"
+        advice = f"if you trust this cache, pass --max-block-bytes {error.size} (max_block_bytes={error.size})"
+        raise NotForebay(file.where, f"block {block} of column '{column.name}' {problem}; {advice}") from error
+    except CodecError as error:
+        what = f"block {block} of column '{column.name}' does not decompress"
+        raise NotForebay(file.where, f"{what}: {error}") from error
+
+
+def _checked_type(file: ChunkFile, column: Column, block: int, piece: Buffer) -> Buffer:
+    if column.dtype == "bool" and not sound_bools(piece):
+        raise NotForebay(file.where, f"block {block} of column '{column.name}': {NOT_BOOL}")
+    return piece
+
+
+def _check_index(view: View, name: str, column: Column, tensors: Mapping[str, Tensor], where: str) -> None:
+    """Offsets and block edges rise from 0 to the end of what they point into."""
+    end = tensors[name].shape[0]
+    if column.codec != "none":
+        edges = tensors[f"{name}.blocks"].array(view)
+        if not sound_offsets(edges, end):
+            raise NotForebay(where, f"the block edges of column '{name}' do not rise from 0 to {end:,}")
+    if column.ragged:
+        offsets = tensors[f"{name}.offsets"].array(view)
+        last = int(offsets[-1])
+        if last * max(1, column.item_bytes) >= _MOST:
+            raise NotForebay(where, f"the offsets of column '{name}' rise to {last:,}")
+        end = end if column.codec == "none" else last
+        if not sound_offsets(offsets, end):
+            raise NotForebay(where, f"the offsets of column '{name}' do not rise from 0 to {end:,}")
+
+
+def _meta(metadata: dict[str, Any], where: str) -> ChunkMeta:
+    if metadata.get("type") != "chunk":
+        raise NotForebay(where, f"it is a {metadata.get('type')}, not a chunk")
+    try:
+        meta = msgspec.convert(metadata, ChunkMeta)
+    except (msgspec.ValidationError, RecipeInvalid) as error:
+        raise NotForebay(where, f"its metadata is not a chunk's: {error}") from error
+    except (UnicodeError, RecursionError) as error:
+        raise NotForebay(where, f"its metadata is not a chunk's ({type(error).__name__})") from error
+    if len(meta.columns) > MAX_COLUMNS:
+        raise NotForebay(where, f"it has {len(meta.columns):,} columns; at most {MAX_COLUMNS:,} are allowed")
+    widest = max([1, *(column.item_bytes for column in meta.columns)])
+    if not 0 <= meta.rows <= MAX_COUNT or meta.rows * widest >= _MOST:
+        raise NotForebay(where, f"it cannot hold {meta.rows} rows of its columns")
+    if not (0 <= meta.samples <= MAX_COUNT and 0 <= meta.failures <= MAX_COUNT):
+        raise NotForebay(where, "its metadata counts more than can be")
+    if not all(map(_DIGEST.fullmatch, (meta.content, meta.ids, meta.base or meta.content))):
+        raise NotForebay(where, "its metadata holds a digest that is none")
+    return meta
+
+
+@lru_cache(maxsize=64)
+def _by_name(columns: tuple[Column, ...]) -> Mapping[str, Column]:
+    """The chunks of a layer all have the same columns: they are kept once."""
+    return MappingProxyType({column.name: column for column in columns})
+
+
+def _check_tensors(meta: ChunkMeta, tensors: dict[str, Tensor], data_start: int, where: str) -> int:
+    """Where the index ends, once every tensor that the metadata calls for is there with the right shape."""
+    index: dict[str, Shape] = {}
+    data: dict[str, Shape] = {}
+    for column in meta.columns:
+        _expect_column(column, meta.rows, index, data)
+    index[".source"] = ("U64", None, ())
+    data = dict(sorted(data.items(), key=lambda item: -item_size(item[1][0])))
+    expected = {**index, **data, ".failures": ("U8", None, ())}
+    if list(expected) != list(tensors):
+        raise NotForebay(where, f"it holds the tensors {_shown(tensors)}, not {_shown(expected)}")
+    for name, (tag, length, shape) in expected.items():
+        tensor = tensors[name]
+        wanted = (tensor.shape[:1] if length is None else (length,)) + shape
+        if tensor.tag != tag or tensor.shape != wanted or not wanted or wanted[0] >= _MOST:
+            raise NotForebay(where, f"tensor '{name}' is {tensor.tag} {list(tensor.shape)}, not {tag} {list(wanted)}")
+    head_size = tensors[".source"].stop
+    if head_size > MAX_HEAD_BYTES:
+        raise NotForebay(where, f"its index ends at {head_size:,}; at most {MAX_HEAD_BYTES:,} bytes are allowed")
+    return head_size
+
+
+def _shown(names: Mapping[str, object]) -> str:
+    shown = ", ".join(map(repr, islice(names, 40)))
+    return f"[{shown}, …]" if len(names) > 40 else f"[{shown}]"
+
+
+def _expect_column(column: Column, rows: int, index: dict[str, Shape], data: dict[str, Shape]) -> None:
+    """What the index and the data must hold of a column."""
+    blocks = block_count(column, rows)
+    if column.ragged:
+        index[f"{column.name}.offsets"] = ("U64", rows + 1, ())
+    if column.codec == "none":
+        data[column.name] = (DTYPES[column.dtype][0], None if column.ragged else rows, column.shape)
+    else:
+        index[f"{column.name}.blocks"] = ("U64", blocks + 1, ())
+        data[column.name] = ("U8", None, ())
+    index[f"{column.name}.sums"] = ("U64", blocks, ())

@@ -1,0 +1,169 @@
+"""Which files of a data set are the Parquet shards of a subset and a split.
+
+Its README says so, in the `configs` of its head; where it does not, the names of folders and files do."""
+
+import re
+from collections.abc import Iterable, Sequence
+from fnmatch import translate
+from functools import lru_cache
+from typing import Any
+
+import yaml
+
+from forebay.errors import HubNotFound
+from forebay.hub.repository import Listing, RemoteFile
+
+_HEAD = re.compile(r"\A---\r?\n(.*?)^---\s*$", re.DOTALL | re.MULTILINE)
+_SPLITS = ("train", "training", "test", "testing", "validation", "valid", "val", "dev", "eval", "evaluation")
+_CONVERTED = "refs/convert/parquet"
+_LARGEST_HEAD = 1 << 20  # characters; a parser in Python takes seconds for that
+
+
+class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # it comes without types
+    """YAML without merge keys, by which a few lines become gigabytes."""
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        pass
+
+
+def parquet_shards(listing: Listing, what: str, subset: str | None, split: str) -> list[RemoteFile]:
+    """The shards, in the order of their names."""
+    shards = [file for file in listing.files if file.path.endswith(".parquet")]
+    if not shards:
+        raise HubNotFound(
+            f"Parquet files of {what}", _kinds(listing), f"try the revision '{_CONVERTED}', made by the hub"
+        )
+    configs = _configs(listing.readme, what)
+    found = _by_config(shards, configs, what, subset, split) if configs else _by_name(shards, subset, split)
+    if not found:
+        wanted = f"split '{split}'" + (f" of subset '{subset}'" if subset else "")
+        raise HubNotFound(
+            f"{wanted} of {what}", "no Parquet file matches", f"there are: {_choices(shards, configs, subset)}"
+        )
+    return found
+
+
+def _configs(readme: str, what: str) -> dict[str, dict[str, Any]]:
+    """The subsets that a README describes, by name."""
+    head = _HEAD.match(readme)
+    if head and len(head[1]) > _LARGEST_HEAD:
+        raise _unreadable(what, f"its head is longer than {_LARGEST_HEAD:,} characters")
+    try:
+        facts = yaml.load(head[1], _Loader) if head else None
+    except RecursionError as error:
+        raise _unreadable(what, "lists and objects are nested too deep in its head") from error
+    except (yaml.YAMLError, ValueError):  # a date of no calendar is a ValueError
+        return {}  # a README is prose first; the names of the files are left
+    configs = facts.get("configs") if isinstance(facts, dict) else None
+    known = [config for config in configs if isinstance(config, dict)] if isinstance(configs, list) else []
+    return {_scalar(config.get("config_name"), "default"): config for config in known if "data_files" in config}
+
+
+def _unreadable(what: str, problem: str) -> HubNotFound:
+    return HubNotFound(f"the subsets of {what}: README.md", problem, "download its files and build from those")
+
+
+def _scalar(value: Any, otherwise: str = "") -> str:
+    """A value as a name: only a scalar is one. Few aliases of lists make a text that fills the memory."""
+    return str(value) if isinstance(value, str | int | float) else otherwise
+
+
+def _by_config(
+    shards: Sequence[RemoteFile], configs: dict[str, dict[str, Any]], what: str, subset: str | None, split: str
+) -> list[RemoteFile]:
+    name = _default(configs) if subset is None else subset
+    if name is None:
+        raise HubNotFound(what, "it has several subsets", f"choose one: {_listed(configs)}")
+    if name not in configs:
+        raise HubNotFound(f"subset '{name}' of {what}", "there is none of that name", f"there are: {_listed(configs)}")
+    config = configs[name]
+    folder = _scalar(config.get("data_dir")).strip("/")
+    patterns = [f"{folder}/{pattern}".lstrip("/") for pattern in _patterns(config["data_files"], split)]
+    for pattern in patterns:
+        if any("**" in part and part != "**" for part in pattern.split("/")):
+            raise _unreadable(what, f"the pattern '{pattern[:100]}' is not valid: '**' stands for whole folders only")
+    return [file for file in shards if any(matches(pattern, file.path) for pattern in patterns)]
+
+
+def matches(pattern: str, path: str) -> bool:
+    """Whether a glob matches a path: `*` within a folder, `**` over any number of them.
+
+    It takes time in proportion to both, whatever the pattern: it comes from a README.
+
+    >>> matches("data/*/*", "data/en/0.parquet"), matches("data/*", "data/en/0.parquet")
+    (True, False)
+    >>> matches("data/**", "data/en/0.parquet"), matches("**/0.parquet", "0.parquet")
+    (True, True)
+    """
+    names = path.split("/")
+    reached = {0}  # how many names the parts so far can stand for
+    for part in pattern.split("/"):
+        if part == "**":
+            reached = set(range(min(reached, default=0), len(names) + 1)) if reached else set()
+        else:
+            reached = {at + 1 for at in reached if at < len(names) and _matcher(part)(names[at])}
+    return len(names) in reached
+
+
+@lru_cache(maxsize=256)
+def _matcher(part: str) -> Any:
+    return re.compile(translate(part)).match
+
+
+def _default(configs: dict[str, dict[str, Any]]) -> str | None:
+    marked = [name for name, config in configs.items() if config.get("default")]
+    if marked or "default" in configs:
+        return [*marked, "default"][0]
+    return next(iter(configs)) if len(configs) == 1 else None
+
+
+def _patterns(data_files: Any, split: str) -> Iterable[str]:
+    """The patterns of a split; what is not put into a split is for training."""
+    entries = data_files if isinstance(data_files, list) else [data_files]
+    for entry in entries:
+        described = entry if isinstance(entry, dict) else {"split": "train", "path": entry}
+        paths = described.get("path", [])
+        if described.get("split", "train") == split:
+            yield from (_scalar(path).removeprefix("./") for path in (paths if isinstance(paths, list) else [paths]))
+
+
+def _splits(data_files: Any) -> list[str]:
+    entries = data_files if isinstance(data_files, list) else [data_files]
+    named = (entry.get("split", "train") if isinstance(entry, dict) else "train" for entry in entries)
+    return sorted({_scalar(split, "train") for split in named})
+
+
+def _by_name(shards: Sequence[RemoteFile], subset: str | None, split: str) -> list[RemoteFile]:
+    of_subset = [file for file in shards if subset is None or _has_word(file.path, subset)]
+    of_split = [file for file in of_subset if _has_word(file.path, split)]
+    if not of_split and split == "train" and not any(_has_word(file.path, word) for file in shards for word in _SPLITS):
+        return of_subset
+    return of_split
+
+
+def _has_word(path: str, word: str) -> bool:
+    """Whether a folder or a name has a word of its own.
+
+    >>> _has_word("en/train-00000-of-00002.parquet", "train"), _has_word("en/training.parquet", "train")
+    (True, False)
+    """
+    return re.search(rf"(?:^|[/._-]){re.escape(word)}(?:[/._-]|$)", path) is not None
+
+
+def _choices(shards: Sequence[RemoteFile], configs: dict[str, dict[str, Any]], subset: str | None) -> str:
+    """What can be asked for: the splits of a subset, where a README names them."""
+    name = _default(configs) if subset is None else subset
+    if name in configs:
+        return f"the splits {_listed(_splits(configs[name]['data_files']))}"
+    return _listed(sorted({file.path.rpartition("/")[0] or file.path for file in shards}))
+
+
+def _listed(names: Iterable[str]) -> str:
+    shown = list(names)
+    more = f" and {len(shown) - 12} more" if len(shown) > 12 else ""
+    return ", ".join(f"'{name}'" for name in shown[:12]) + more
+
+
+def _kinds(listing: Listing) -> str:
+    kinds = sorted({file.path.rpartition(".")[2] for file in listing.files if "." in file.path})
+    return f"it has only files of kind {_listed(kinds)}" if kinds else "it has no files"

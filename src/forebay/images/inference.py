@@ -1,0 +1,178 @@
+"""An image for inference, treated as training treats it: the same recipe, the same masks, the same numbers.
+
+    prepared = prepare("cat.jpg", cache, normalize="imagenet", dtype=np.float32, patch=16)
+    prepared.pixels, prepared.pixel_mask, prepared.token_mask       # bit-equal to those of an ImageBatch
+    prepared.letterbox.boxes_to_image(found)                        # boxes on the canvas, back in the image
+
+The image goes through the recipe's own code, up to the bytes that a cache would store of it. Pixels that are decoded
+already, an array or a Pillow image, are taken as they are, but for what a file of them would bring along: the
+orientation that a Pillow image still has, and alpha.
+"""
+
+from dataclasses import dataclass
+from os import PathLike, fspath
+from pathlib import Path
+from typing import Any, Protocol
+
+import ml_dtypes
+import msgspec
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+from PIL import ExifTags, Image, ImageOps
+
+from forebay.columns import Array
+from forebay.errors import AllTokensIgnored, ImageUnreadable, RecipeInvalid
+from forebay.images.content import Planes, paste
+from forebay.images.decode import understood
+from forebay.images.geometry import Letterbox, Normalize, Scaling
+from forebay.images.recipe import ImageRecipe, Row
+from forebay.masks.rectangle import IGNORE_THRESHOLD, pixel_mask, token_ignore_mask, token_padding
+from forebay.recipe import RecipeDocument, differing_fields, fingerprint
+from forebay.source import Sample
+
+
+class KeepsRecipes(Protocol):
+    """An open cache, as far as it matters here."""
+
+    @property
+    def layers(self) -> tuple[str, ...]: ...
+
+    def recipe(self, layer: str) -> RecipeDocument: ...
+
+
+def image_recipe(given: ImageRecipe | KeepsRecipes) -> ImageRecipe:
+    """The recipe itself, or that of the layer of images in a cache."""
+    if isinstance(given, ImageRecipe):
+        return given
+    if not hasattr(given, "layers"):
+        raise TypeError(f"an ImageRecipe or an open cache of images is expected, not {type(given).__name__}")
+    kept = _kept(given)
+    recipe = msgspec.convert(kept.fields, ImageRecipe)
+    if fingerprint(recipe) != kept.fingerprint:
+        changed = ", ".join(differing_fields(kept, recipe))
+        raise RecipeInvalid(f"the recipe of layer '{kept.layer}' is not what it was (differs in: {changed})")
+    return recipe
+
+
+def _kept(cache: KeepsRecipes) -> RecipeDocument:
+    documents = [cache.recipe(layer) for layer in cache.layers]
+    found = next((document for document in documents if document.kind == ImageRecipe.kind), None)
+    if found is None:
+        kinds = ", ".join(document.kind for document in documents)
+        raise ValueError(f"{cache!r} holds no images but: {kinds}; pass a cache built by an ImageRecipe, or the recipe")
+    return found
+
+
+Given = str | PathLike[str] | bytes | NDArray[np.uint8] | Image.Image
+_FLOATS = tuple(np.dtype(each) for each in (np.float32, np.float16, ml_dtypes.bfloat16))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Prepared:
+    """One image on its canvas."""
+
+    pixels: Array  # (3, size, size)
+    pixel_mask: NDArray[np.bool_]  # (size, size), True = PAD
+    token_mask: NDArray[np.bool_] | None  # (size / patch, size / patch), True = ignored
+    letterbox: Letterbox
+
+
+def prepare(
+    image: Given,
+    recipe: ImageRecipe | KeepsRecipes,
+    *,
+    normalize: Normalize = None,
+    dtype: DTypeLike = np.uint8,
+    patch: int | None = None,
+    threshold: float = IGNORE_THRESHOLD,
+) -> Prepared:
+    """An image as an `ImageBatch` with the same options would give it.
+
+    It is a file, the bytes of one, a Pillow image, or uint8 `[height, width]`, `[height, width, 3]` or, with alpha,
+    `[height, width, 4]`. What has no picture in it raises `ImageUnreadable`, with the reason that a build would record.
+    """
+    kept, wanted = image_recipe(recipe), _checked_dtype(dtype, normalize)
+    row = prepared_row(image, kept)
+    width, height = row["original_size"].tolist()
+    letterbox = Letterbox((width, height), kept.size, tuple(row["box"].tolist()))
+    ignored = None if patch is None else _ignored(letterbox, patch, threshold, _name(image))
+    pixels = _values(paste(kept.unpacked(row), letterbox, kept.pad_color), normalize, wanted)
+    return Prepared(pixels, pixel_mask([letterbox.box], (kept.size, kept.size))[0], ignored, letterbox)
+
+
+def prepared_row(image: Given, recipe: ImageRecipe | KeepsRecipes) -> Row:
+    """The row that a cache would store of an image, without tags; an `ImageBatch` makes batches of such rows.
+
+    collate = ImageBatch(cache, normalize="imagenet", dtype=torch.float32, patch=16)
+    batch = collate([prepared_row(path, cache) for path in paths])
+    """
+    kept = image_recipe(recipe)
+    if isinstance(image, np.ndarray | Image.Image):
+        return _row_of_pixels(image, kept)
+    content = bytes(image) if isinstance(image, bytes | bytearray | memoryview) else Path(image).read_bytes()
+    try:
+        return kept.make_row(Sample(_name(image), content))
+    except ImageUnreadable as error:
+        raise ImageUnreadable(error.reason, f"'{_name(image)}': {error.detail}") from error
+
+
+def _row_of_pixels(image: NDArray[Any] | Image.Image, recipe: ImageRecipe) -> Row:
+    content, letterbox = recipe.letterboxed_image(_as_displayed(image, recipe))
+    return {
+        recipe.stored_column: np.ascontiguousarray(recipe.packed(content)).reshape(-1),
+        "box": np.array(letterbox.box, np.int32),
+        "original_size": np.array(letterbox.image, np.int32),
+        "id": np.frombuffer(_name(image).encode(), np.uint8),
+        "tags": np.empty(0, np.uint32),
+        "metadata": np.frombuffer(b"{}", np.uint8),
+    }
+
+
+def _as_displayed(image: NDArray[Any] | Image.Image, recipe: ImageRecipe) -> Image.Image:
+    if isinstance(image, np.ndarray):
+        return Image.fromarray(_checked_array(image))
+    with understood(recipe.max_pixels):
+        image.load()
+        is_turned = recipe.exif == "apply" and image.getexif().get(ExifTags.Base.Orientation, 1) != 1
+        return ImageOps.exif_transpose(image) if is_turned else image
+
+
+def _ignored(letterbox: Letterbox, patch: int, threshold: float, name: str) -> NDArray[np.bool_]:
+    size = (letterbox.size, letterbox.size)
+    token_ignore_mask(np.empty((0, 4), np.int64), size, patch, threshold)  # refuses what is no patch or threshold
+    ignored: NDArray[np.bool_] = token_padding([letterbox.box], size, patch)[0] >= threshold
+    if ignored.all():
+        raise AllTokensIgnored(name, letterbox.box, patch, threshold)
+    return ignored
+
+
+def _values(canvas: Planes, normalize: Normalize, dtype: np.dtype[Any]) -> Array:
+    return canvas if dtype == np.uint8 else Scaling.of(normalize).apply(canvas).astype(dtype, copy=False)
+
+
+def _name(image: Given) -> str:
+    """What the image is called in an error."""
+    if isinstance(image, str | PathLike):
+        return fspath(image)
+    return "<an array>" if isinstance(image, np.ndarray) else f"<{type(image).__name__}>"
+
+
+def _checked_array(image: NDArray[Any]) -> NDArray[np.uint8]:
+    if image.dtype != np.uint8 or image.ndim not in (2, 3) or (image.ndim == 3 and image.shape[2] not in (3, 4)):
+        raise ValueError(
+            f"the image is {image.dtype} {image.shape} but uint8 [height, width], [height, width, 3] or, with alpha, "
+            "[height, width, 4] is expected; pass pixels as they are decoded, channels last"
+        )
+    if not image.size:
+        raise ValueError(f"the image has the shape {image.shape}: there is no pixel in it")
+    return image
+
+
+def _checked_dtype(dtype: DTypeLike, normalize: Normalize) -> np.dtype[Any]:
+    wanted = np.dtype(dtype)
+    if wanted not in (np.dtype(np.uint8), *_FLOATS):
+        names = ", ".join(each.name for each in _FLOATS)
+        raise ValueError(f"dtype is {wanted}; uint8, {names} are expected")
+    if wanted == np.uint8 and normalize is not None:
+        raise ValueError(f"normalize is {normalize!r} but uint8 holds pixels as they are stored; choose a float dtype")
+    return wanted

@@ -1,0 +1,123 @@
+"""Images to look at: as a contact sheet, or in a few lines of text.
+
+┌────────────┐     the padding, red where a token is ignored
+│▒▒▒▒▒▒▒▒▒▒▒▒│
+┢━━━━━━━━━━━━┪     the box, outlined
+┃  content   ┃
+┡━━━━━━━━━━━━┩
+│▒▒▒▒▒▒▒▒▒▒▒▒│
+└────────────┘
+cats/a.jpg         the caption: a line of any text each
+cat, outdoors
+
+································
+▒▒▒▒▒▒▓▓▓▓████████▓▓▓▓▒▒▒▒▒▒░░░░
+▒▒▒▒▓▓▓▓██████████▓▓▓▓▒▒▒▒░░░░░░
+································
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageDraw, ImageFont
+
+from forebay.images.content import Planes
+from forebay.images.geometry import Box
+from forebay.masks.draw import IGNORED, Picture
+from forebay.masks.rectangle import IGNORE_THRESHOLD, latent_weights, token_padding
+
+CELL = 224
+MARGIN = 10
+LINE = 15
+TEXT = 11  # height of letters
+PAPER = (250, 250, 248)
+INK = (40, 40, 40)
+OUTLINE = (30, 120, 220)
+TINT = 0.45  # of the red over an ignored token
+SEEN_APART = 4  # pixels of a token, at least, for a line between it and the next
+
+
+@dataclass(frozen=True, slots=True)
+class Framed:
+    """One image of a sheet: its whole canvas `[3, size, size]`, the box in it, and what is written below."""
+
+    canvas: Planes
+    box: Box
+    caption: tuple[str, ...] = ()  # without line ends
+
+
+def contact_sheet(
+    images: Iterable[Framed], *, patch: int | None, threshold: float = IGNORE_THRESHOLD, columns: int = 6
+) -> Picture:
+    """Images side by side, `columns` in a row; without a `patch` no tokens are drawn."""
+    cells = [(_drawn(image, patch, threshold), image.caption) for image in images]
+    columns = min(columns, max(1, len(cells)))
+    rows, lines = -(-len(cells) // columns), max((len(caption) for _, caption in cells), default=0)
+    wide, high = CELL + MARGIN, CELL + MARGIN + LINE * lines
+    sheet = Image.new("RGB", (columns * wide + MARGIN, rows * high + MARGIN), PAPER)
+    pen, font = ImageDraw.Draw(sheet), ImageFont.load_default(TEXT)
+    for number, (drawn, caption) in enumerate(cells):
+        left, top = MARGIN + number % columns * wide, MARGIN + number // columns * high
+        sheet.paste(drawn, (left, top))
+        for line, text in enumerate(caption):
+            pen.text((left, top + CELL + 1 + line * LINE), _fitting(text, font), fill=INK, font=font)
+    return Picture(sheet)
+
+
+def _drawn(image: Framed, patch: int | None, threshold: float) -> Image.Image:
+    """One canvas at the size of a cell; small ones are enlarged pixel by pixel."""
+    size = image.canvas.shape[1]
+    way = Image.Resampling.NEAREST if size < CELL else Image.Resampling.BILINEAR
+    drawn = Image.fromarray(np.ascontiguousarray(image.canvas.transpose(1, 2, 0))).resize((CELL, CELL), way)
+    if patch is not None:
+        drawn = _tinted(drawn, token_padding([image.box], (size, size), patch)[0] >= threshold)
+    left, top, width, height = (side * CELL / size for side in image.box)
+    right, bottom = max(left, left + width - 1), max(top, top + height - 1)  # content may be thinner than a pixel here
+    ImageDraw.Draw(drawn).rectangle((left, top, right, bottom), outline=OUTLINE, width=2)
+    return drawn
+
+
+def _tinted(drawn: Image.Image, ignored: NDArray[np.bool_]) -> Image.Image:
+    """Ignored tokens in red, each by itself where they are not too small; what they hide shines through."""
+    tokens = Image.fromarray(np.where(ignored, round(255 * TINT), 0).astype(np.uint8))
+    tint = np.array(tokens.resize(drawn.size, Image.Resampling.NEAREST))
+    if len(ignored) <= CELL // SEEN_APART:
+        edges = np.arange(len(ignored)) * CELL // len(ignored)
+        tint[edges], tint[:, edges] = 0, 0
+    return Image.composite(Image.new("RGB", drawn.size, IGNORED), drawn, Image.fromarray(tint))
+
+
+def _fitting(text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont) -> str:
+    """As much of a line as fits below an image: its beginning and its end."""
+    if len(text) <= CELL and font.getlength(text) <= CELL:
+        return text
+    kept = min(len(text) - 1, CELL)
+    while kept > 2 and font.getlength(_shortened(text, kept)) > CELL:
+        kept -= 1
+    return _shortened(text, kept)
+
+
+def _shortened(text: str, kept: int) -> str:
+    """
+    >>> _shortened("photographs/cat.jpg", 9)
+    'photo….jpg'
+    """
+    return f"{text[: kept - kept // 2]}…{text[-(kept // 2) :]}"
+
+
+LINES, MARKS = 16, 32  # a character is about twice as high as it is wide
+SHADES = " ░▒▓█"  # from dark to bright
+PADDING = "·"
+MOSTLY = 0.1  # a mark with less content than this is padding
+
+
+def shaded(canvas: Planes, box: Box) -> tuple[str, ...]:
+    """A canvas `[3, size, size]` as `LINES` of `MARKS` characters."""
+    size = canvas.shape[1]
+    grey = Image.fromarray(np.ascontiguousarray(canvas.transpose(1, 2, 0))).convert("L")
+    levels = np.asarray(grey.resize((MARKS, LINES), Image.Resampling.BOX)).astype(np.int64) * len(SHADES) // 256
+    content = latent_weights([box], (size, size), (LINES, MARKS))[0]
+    marks = np.where(content < MOSTLY, PADDING, np.array(list(SHADES))[levels])
+    return tuple("".join(line) for line in marks)

@@ -1,0 +1,250 @@
+"""Which rows of a generation are in: splits by a stable hash, and the way from a place to a row number.
+
+    row number    0 1 2 3 4 5 6 7
+    selected      . x x . . x . x
+    place           0 1     2   3        rows([2]) is 5, before([5]) is 2
+
+Whole chunks are kept as ranges; single rows as one bit each, which may lie in a mapped file.
+
+    xxh3-64 of the name, with the seed   0 ────────────────── fraction · 2⁶⁴ ────── 2⁶⁴
+                                           train                       validation
+
+A name is a sample id, or the number of a chunk (8 bytes, little endian). Names that come later move none that were
+there. A larger fraction keeps all of the training side and adds to it.
+
+Within a chunk, the rows that share a document are a group, and groups come in the order of their hashes: the first
+ones, up to the fraction of the chunk's rows, are the training side. That reaches the fraction with a single chunk.
+"""
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from fractions import Fraction
+from itertools import pairwise
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from forebay.columns import Array, Ragged
+
+Rows = NDArray[np.int64]
+Bits = NDArray[np.uint8]
+BLOCK_ROWS = 1024  # rows that share one running count
+_BLOCK_BYTES = BLOCK_ROWS // 8
+_STEP = 1024  # places looked up at once, so that blocks copied for it stay in the processor's cache
+_BITS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")  # (byte, bit)
+_ONES = _BITS.sum(axis=1, dtype=np.uint8)
+_NTH_ONE = np.argsort(_BITS == 0, axis=1, kind="stable").astype(np.uint8)  # (byte, n): where its n-th 1 is
+
+
+@runtime_checkable
+class Selection(Protocol):
+    """Some of the rows of a cache, in order of row numbers."""
+
+    total: int  # rows of the cache, selected or not
+
+    def __len__(self) -> int: ...
+
+    def rows(self, places: Rows) -> Rows:
+        """The row numbers at some places among the selected rows."""
+        ...
+
+    def before(self, rows: Rows) -> Rows:
+        """How many selected rows come before each row number; `total` is one too."""
+        ...
+
+    @property
+    def digest(self) -> str:
+        """A digest of the selected rows."""
+        ...
+
+
+class ChunkSelection:
+    """All rows of some chunks. `starts` are the first rows of all chunks and the end."""
+
+    def __init__(self, starts: Rows, chosen: NDArray[np.bool_]) -> None:
+        self.total = int(starts[-1])
+        edges = np.diff(chosen.astype(np.int8), prepend=0, append=0)
+        self._first = starts[np.flatnonzero(edges == 1)]
+        self._stop = starts[np.flatnonzero(edges == -1)]
+        self._place = np.concatenate([[0], np.cumsum(self._stop - self._first, dtype=np.int64)])
+
+    def __len__(self) -> int:
+        return int(self._place[-1])
+
+    def rows(self, places: Rows) -> Rows:
+        chosen = np.searchsorted(self._place, places, side="right") - 1
+        found: Rows = places - self._place[chosen] + self._first[chosen]
+        return found
+
+    def before(self, rows: Rows) -> Rows:
+        passed = np.searchsorted(self._first, rows, side="left")
+        overshoot = np.maximum(0, np.append(0, self._stop)[passed] - rows)
+        found: Rows = self._place[passed] - overshoot
+        return found
+
+    @property
+    def digest(self) -> str:
+        return _digest(self.total, np.stack([self._first, self._stop]))
+
+
+class BitSelection:
+    """Single rows: bit `row % 8` of byte `row // 8`, padded with zeros to whole blocks."""
+
+    def __init__(self, bits: Bits, total: int) -> None:
+        if len(bits) != packed_bytes(total):
+            raise ValueError(f"{len(bits):,} bytes of bits for {total:,} rows; {packed_bytes(total):,} are expected")
+        self.total = total
+        self.bits = bits
+        self._place = np.zeros(len(bits) // _BLOCK_BYTES + 1, np.int64)
+        for first in range(0, len(self._place) - 1, _STEP):
+            ones = _ONES[self._blocks(np.arange(first, min(first + _STEP, len(self._place) - 1)))]
+            self._place[first + 1 : first + 1 + len(ones)] = ones.sum(axis=1)
+        np.cumsum(self._place, out=self._place)
+
+    def __len__(self) -> int:
+        return int(self._place[-1])
+
+    def rows(self, places: Rows) -> Rows:
+        if len(places) > _STEP:
+            return np.concatenate([self.rows(places[at : at + _STEP]) for at in range(0, len(places), _STEP)])
+        block = np.searchsorted(self._place, places, side="right") - 1
+        left = places - self._place[block]
+        found = self._blocks(block)
+        ones = np.cumsum(_ONES[found], axis=1, dtype=np.int16)
+        byte = np.sum(ones <= left[:, None], axis=1)
+        each = np.arange(len(places))
+        left -= np.where(byte > 0, ones[each, byte - 1], 0)
+        rows: Rows = block * BLOCK_ROWS + byte * 8 + _NTH_ONE[found[each, byte], left]
+        return rows
+
+    def before(self, rows: Rows) -> Rows:
+        if len(rows) > _STEP:
+            return np.concatenate([self.before(rows[at : at + _STEP]) for at in range(0, len(rows), _STEP)])
+        if not self.total:
+            return np.zeros_like(rows)
+        block = np.minimum(rows, self.total - 1) // BLOCK_ROWS
+        byte, bit = np.divmod(rows - block * BLOCK_ROWS, 8)
+        found = self._blocks(block)
+        ones = np.cumsum(_ONES[found], axis=1, dtype=np.int16)
+        each = np.arange(len(rows))
+        whole = np.where(byte > 0, ones[each, byte - 1], 0)
+        part = _ONES[found[each, np.minimum(byte, _BLOCK_BYTES - 1)] & ((1 << bit) - 1)]
+        counted: Rows = self._place[block] + whole + part
+        return counted
+
+    @property
+    def digest(self) -> str:
+        return _digest(self.total, self.bits)
+
+    def _blocks(self, blocks: Rows) -> Bits:
+        return self.bits.reshape(-1, _BLOCK_BYTES)[blocks]
+
+
+def packed_bytes(total: int) -> int:
+    """Bytes that the bits of so many rows take."""
+    return -(-total // BLOCK_ROWS) * _BLOCK_BYTES
+
+
+def pack_bits(chosen: NDArray[np.bool_]) -> Bits:
+    """Rows chosen or not, as bits; for whole blocks, or the last rows there are."""
+    bits = np.zeros(packed_bytes(len(chosen)), np.uint8)
+    packed = np.packbits(chosen, bitorder="little")
+    bits[: len(packed)] = packed
+    return bits
+
+
+def _digest(total: int, content: NDArray[np.int64] | Bits) -> str:
+    digest = hashlib.blake2b(str(total).encode(), digest_size=8)
+    digest.update(np.ascontiguousarray(content).data)
+    return digest.hexdigest()
+
+
+def on_training_side(names: Iterable[bytes | memoryview], fraction: float, seed: int) -> NDArray[np.bool_]:
+    """Which names are on the training side.
+
+    >>> on_training_side([b"0.png", b"1.png", b"2.png", b"3.png"], fraction=0.5, seed=0).tolist()
+    [False, True, True, False]
+    """
+    if not 0 < fraction <= 1:
+        raise ValueError(f"fraction is {fraction}; the training side is a share above 0 and up to 1")
+    if not 0 <= seed < 2**64:
+        raise ValueError(f"seed is {seed}; a seed is from 0 to below 2**64")
+    last = int(Fraction(fraction) * 2**64) - 1
+    hashes = np.fromiter((xxhash.xxh3_64_intdigest(name, seed) for name in names), np.uint64)
+    sides: NDArray[np.bool_] = hashes <= np.uint64(last)
+    return sides
+
+
+def chunk_names(chunks: NDArray[np.int64]) -> Iterator[bytes]:
+    """The names of chunks, by their numbers."""
+    return (int(chunk).to_bytes(8, "little") for chunk in chunks)
+
+
+def sample_names(ids: Array | Ragged) -> Iterator[memoryview]:
+    """The names of samples: the bytes that their rows have in the column of sample ids."""
+    values = ids.values if isinstance(ids, Ragged) else ids
+    offsets = ids.offsets if isinstance(ids, Ragged) else np.arange(len(ids) + 1)
+    item_bytes = values.nbytes // max(1, len(values))
+    raw = np.ascontiguousarray(values).reshape(-1).view(np.uint8).data
+    edges = (offsets.astype(np.int64) * item_bytes).tolist()
+    return (raw[start:stop] for start, stop in pairwise(edges))
+
+
+def document_groups(documents: Ragged) -> NDArray[np.int64]:
+    """The group of every row of a chunk: rows that share a document are in one, called by its lowest document.
+
+    `documents` has pairs (document, first token). Pieces of a long document lie in several rows, and each row may end
+    with pieces of others, so groups are the connected components of documents that share a row. Rows without documents
+    are alone.
+
+    >>> pairs = [np.array([[0, 0], [2, 0]]), np.array([[1, 0]]), np.array([[2, 9], [3, 0]])]
+    >>> document_groups(Ragged.of(pairs, np.dtype("u4"), (2,))).tolist()
+    [0, 1, 0]
+    """
+    names, which = np.unique(documents.values[:, 0].astype(np.int64), return_inverse=True)
+    filled = documents.lengths > 0
+    firsts = which[documents.offsets[:-1][filled]]
+    lowest = _lowest_connected(len(names), np.repeat(firsts, documents.lengths[filled]), which)
+    groups = -1 - np.arange(len(documents))
+    groups[filled] = names[lowest[firsts]]
+    return groups
+
+
+def _lowest_connected(count: int, left: NDArray[np.int64], right: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The lowest of the numbers below `count` that each is connected with, by pairs of `left` and `right`.
+
+    Every round hangs the root of a tree below the lowest root it is paired with, then flattens all trees; two rounds at
+    least halve the roots that are left, however long a chain of pairs is.
+    """
+    roots = np.arange(count)
+    while not np.array_equal(one := roots[left], other := roots[right]):
+        np.minimum.at(roots, np.maximum(one, other), np.minimum(one, other))
+        while not np.array_equal(above := roots[roots], roots):
+            roots = above
+    return roots
+
+
+def groups_on_training_side(groups: NDArray[np.int64], chunk: int, fraction: float, seed: int) -> NDArray[np.bool_]:
+    """Which rows of a chunk are on the training side, by the groups they are in.
+
+    The group that the fraction falls into is on either side as often as the fraction says, by a hash of the chunk; so
+    is a chunk that is one group. Chunk 0 has rows on both sides wherever it has two groups.
+    """
+    names, member = np.unique(groups, return_inverse=True)
+    sizes = np.bincount(member, minlength=len(names))
+    own = int(chunk).to_bytes(8, "little")
+    hashes = [xxhash.xxh3_64_intdigest(own + int(name).to_bytes(8, "little", signed=True), seed) for name in names]
+    order = np.argsort(np.array(hashes, np.uint64), kind="stable")
+    ends, target = np.cumsum(sizes[order]), fraction * len(groups)
+    trained = int(np.searchsorted(ends, target, side="right"))
+    if trained < len(names):
+        size = int(sizes[order[trained]])
+        trained += xxhash.xxh3_64_intdigest(own + b"border", seed) / 2**64 < (target - int(ends[trained]) + size) / size
+    if chunk == 0 and len(names) > 1 and fraction < 1:
+        trained = min(max(trained, 1), len(names) - 1)
+    chosen = np.zeros(len(names), np.bool_)
+    chosen[order[:trained]] = True
+    sides: NDArray[np.bool_] = chosen[member]
+    return sides

@@ -1,0 +1,176 @@
+"""Rows of packed tokens as a person reads them: pieces of documents as text, with their names.
+
+Everything that is needed is in the cache: the tokenizer is a constant of its layer. The names of the documents come
+from the source, where the user names it.
+
+It is a help, never needed: where the user does not name the source, or it changed or is costly to read, there are no
+names. A source that only the cache names is not read: whoever made the cache chose which files those are.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any
+
+import numpy as np
+
+from forebay.building.grow_plan import named_alike
+from forebay.cache.plan import load_plan
+from forebay.cache.segment import LeftOut
+from forebay.columns import Array
+from forebay.errors import ForebayError, LibraryMissing, TokenizerUnusable
+from forebay.preview.row_records import PackedPeek, PackedPiece, PackedRow
+from forebay.read.cache import Cache
+from forebay.source import Failure, Part, Sample, Source
+from forebay.tokens import Vocabulary
+from forebay.tokens.encoders import decode
+
+# A compressed file is read from its beginning: what lies deep in it takes too long for a look.
+DEEPEST_IN_STREAM = 256 * 1024 * 1024
+
+
+class PieceNames:
+    """The ids of the documents of chunks, as a recipe numbers them."""
+
+    def __init__(self, cache: Cache, source: Source | None) -> None:
+        self._cache, self._source = cache, source
+        self._of_chunk = lru_cache(maxsize=2)(self._read)
+
+    def of(self, chunk: int, numbers: Iterable[int]) -> dict[int, str]:
+        """number of a document among those its chunk was made of -> its id, for those that are known."""
+        names = self._of_chunk(chunk)
+        return {number: names[number] for number in numbers if number < len(names)}
+
+    def _read(self, chunk: int) -> tuple[str, ...]:
+        if self._source is None:
+            return ()
+        try:
+            plan = load_plan(self._cache.store)
+            source, parts = named_alike(self._source, plan), plan.parts(chunk)
+            if any(_is_costly(part) or _is_other(source, part) for part in parts):
+                return ()
+            return tuple(_given(source, parts, plan.left_out(chunk)))
+        except (ForebayError, OSError):
+            return ()
+
+
+def _given(source: Source, parts: list[Part], left_out: LeftOut | None) -> Iterable[str]:
+    """The ids of what the recipe was given: neither failures nor what the plan leaves out."""
+    duplicates = frozenset(left_out.ordinals.tolist()) if left_out is not None else frozenset()
+    samples: Iterable[Sample | Failure] = (sample for part in parts for sample in source.read(part))
+    for ordinal, sample in enumerate(samples):
+        if isinstance(sample, Sample) and ordinal not in duplicates:
+            yield sample.id
+
+
+def _is_costly(part: Part) -> bool:
+    return part.file.stream and part.stop > DEEPEST_IN_STREAM
+
+
+def _is_other(source: Source, part: Part) -> bool:
+    """Whether a file is not the one that was planned; with more behind it, its beginning may still be."""
+    now = source.look(part.file.path)
+    return now.size < part.file.size or (now.size == part.file.size and now.mtime_ns != part.file.mtime_ns)
+
+
+KIND = "tokens"
+COLUMNS = ("tokens", "seq_lens", "documents")
+
+
+def peek_packed(cache: Cache, rows: list[int], source: Source | None = None) -> PackedPeek:
+    """Some rows of a cache whose base layer is packed tokens, with the names that a source gives its documents."""
+    reader = RowReader(cache, source)
+    numbers = np.array(rows, np.int64)
+    read = cache.read(numbers, COLUMNS)
+    shown = [
+        reader.row(row, name.chunk, name.row, {column: read[column][at] for column in COLUMNS})
+        for at, (row, name) in enumerate(zip(rows, cache.row_ids(numbers), strict=True))
+    ]
+    return PackedPeek(
+        root=cache.root, generation=cache.generation.number, rows=len(cache), shown=tuple(shown), note=reader.note
+    )
+
+
+@dataclass(frozen=True)
+class RowReader:
+    """Reads tokens back as text."""
+
+    cache: Cache
+    source: Source | None = None
+
+    @cached_property
+    def note(self) -> str:
+        """Why there is no text, where there is none."""
+        try:
+            self._text(np.zeros(0, np.uint32))
+            return ""
+        except (LibraryMissing, TokenizerUnusable) as error:
+            return str(error)
+
+    def row(self, row: int, chunk: int, row_in_chunk: int, columns: dict[str, Any]) -> PackedRow:
+        tokens, lengths, documents = (columns[name] for name in COLUMNS)
+        names = self._names.of(chunk, documents[:, 0].tolist())
+        stops = np.cumsum(lengths, dtype=np.int64)
+        pieces = [
+            self._piece(tokens[stop - length : stop], document, offset, names.get(document, ""))
+            for length, stop, (document, offset) in zip(
+                lengths.tolist(), stops.tolist(), documents.tolist(), strict=True
+            )
+        ]
+        used = int(stops[-1]) if len(stops) else 0
+        return PackedRow(
+            row=row,
+            chunk=chunk,
+            row_in_chunk=row_in_chunk,
+            utilization=used / len(tokens),
+            padding=len(tokens) - used,
+            pieces=tuple(pieces),
+            text=None if self.note else self._text(tokens[:used]),
+            tokens=tokens.tolist(),
+            seq_lens=lengths.tolist(),
+            documents=documents.tolist(),
+        )
+
+    def _piece(self, tokens: Array, document: int, offset: int, name: str) -> PackedPiece:
+        """One piece; flags, not its text, say what begins and ends a document."""
+        begins = offset == 0 and self._begin is not None and int(tokens[0]) == self._begin
+        ends = self._end is not None and int(tokens[-1]) == self._end
+        inside = tokens[int(begins) : len(tokens) - int(ends)]
+        return PackedPiece(
+            document=document,
+            offset=offset,
+            tokens=len(tokens),
+            bos=begins,
+            eos=ends,
+            goes_on=self._end is not None and not ends,
+            source=name,
+            text=None if self.note else self._text(inside),
+        )
+
+    def _text(self, ids: Array) -> str:
+        return decode(self._vocabulary, ids)
+
+    @cached_property
+    def _names(self) -> PieceNames:
+        return PieceNames(self.cache, self.source)
+
+    @cached_property
+    def _fields(self) -> dict[str, Any]:
+        return self.cache.recipe(self.cache.generation.base).fields
+
+    @cached_property
+    def _vocabulary(self) -> Vocabulary:
+        kept = self.cache.constants(self.cache.generation.base)["tokenizer"]
+        return Vocabulary(str(self._fields["tokenizer"]), kept.tobytes())
+
+    @cached_property
+    def _begin(self) -> int | None:
+        bos = self._fields["bos"]
+        return None if bos is None else self._vocabulary.id_of(bos, "bos")
+
+    @cached_property
+    def _end(self) -> int | None:
+        eos = self._fields["eos"]
+        if eos is None:
+            return None
+        return self._vocabulary.end_of_document() if eos == "auto" else self._vocabulary.id_of(eos, "eos")

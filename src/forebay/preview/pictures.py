@@ -1,0 +1,172 @@
+"""Rows of images, and what teachers said of rows, as a person sees them."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from importlib import import_module
+from typing import Any, cast
+
+import click
+import numpy as np
+
+from forebay import images
+from forebay.cache.catalog import presence_name
+from forebay.columns import Array
+from forebay.kinds import reopen_recipe
+from forebay.preview.row_records import ImagePeek, ImageSheet, PeekedImage, TaughtSheet
+from forebay.preview.words import printable
+from forebay.read.cache import Cache
+from forebay.teachers import SOL_STATS, Features
+from forebay.teachers.recipe import T_BUCKETS
+
+KIND = "images"
+USUAL_PATCH = 16
+READ_AT_ONCE = 32
+MOST_ON_A_SHEET = 600  # it is drawn in memory
+
+
+def peek_images(cache: Cache, rows: list[int]) -> ImagePeek:
+    """Some rows of a cache of images."""
+    reader = ImageReader(cache)
+    shown = tuple(image for image, _ in reader.read(rows))
+    return ImagePeek(
+        root=cache.root, generation=cache.generation.number, rows=len(cache), size=reader.recipe.size, shown=shown
+    )
+
+
+def draw_sheet(cache: Cache, rows: list[int], path: str, patch: int | None) -> ImageSheet:
+    """Some rows of a cache of images in a PNG, with the tokens that a model of this patch ignores."""
+    if len(rows) > MOST_ON_A_SHEET:
+        raise click.UsageError(
+            f"{len(rows):,} images were asked for and a sheet has room for {MOST_ON_A_SHEET:,}; choose some with --row."
+        )
+    reader = ImageReader(cache)
+    drawn = _patch(reader.recipe.size, patch)
+    framed = (images.Framed(canvas, image.box, _caption(image)) for image, canvas in reader.read(rows))
+    images.contact_sheet(framed, patch=drawn).save(path)
+    return ImageSheet(
+        root=cache.root,
+        generation=cache.generation.number,
+        rows=len(cache),
+        path=path,
+        patch=drawn,
+        drawn=tuple(rows),
+    )
+
+
+@dataclass(frozen=True)
+class ImageReader:
+    """Reads rows back as whole canvases, and what is known of them."""
+
+    cache: Cache
+
+    @cached_property
+    def recipe(self) -> "images.ImageRecipe":
+        return cast("images.ImageRecipe", reopen_recipe(self.cache.recipe(self.cache.generation.base)))
+
+    def read(self, rows: list[int]) -> Iterator[tuple[PeekedImage, Array]]:
+        """Images one by one; few are held at once."""
+        names = (self.recipe.stored_column, "box", "original_size", "id", "tags", "metadata")
+        for start in range(0, len(rows), READ_AT_ONCE):
+            some = rows[start : start + READ_AT_ONCE]
+            numbers = np.array(some, np.int64)
+            read = self.cache.read(numbers, names)
+            for at, (row, name) in enumerate(zip(some, self.cache.row_ids(numbers), strict=True)):
+                yield self._image(row, name.chunk, name.row, {column: read[column][at] for column in names})
+
+    def _image(self, row: int, chunk: int, row_in_chunk: int, columns: dict[str, Array]) -> tuple[PeekedImage, Array]:
+        left, top, width, height = columns["box"].tolist()
+        original = columns["original_size"].tolist()
+        letterbox = images.Letterbox((original[0], original[1]), self.recipe.size, (left, top, width, height))
+        canvas = images.paste(self.recipe.unpacked(columns), letterbox, self.recipe.pad_color)
+        metadata: dict[str, Any] = json.loads(columns["metadata"].tobytes())
+        keys = self.recipe.tag_key
+        for key in (keys,) if isinstance(keys, str) else keys:
+            metadata.pop(key, None)
+        return PeekedImage(
+            row=row,
+            chunk=chunk,
+            row_in_chunk=row_in_chunk,
+            id=columns["id"].tobytes().decode(errors="backslashreplace"),
+            original_size=letterbox.image,
+            box=letterbox.box,
+            padding=1 - width * height / self.recipe.size**2,
+            tags=self._tags.named(columns["tags"].tolist()),
+            metadata=metadata,
+            picture=images.shaded(canvas, letterbox.box),
+        ), canvas
+
+    @cached_property
+    def _tags(self) -> images.Tags:
+        return self.recipe.vocabulary()
+
+
+def _patch(size: int, patch: int | None) -> int | None:
+    """The patch that was asked for, or the usual one where it fits."""
+    if patch is None:
+        return USUAL_PATCH if size % USUAL_PATCH == 0 else None
+    if size % patch:
+        raise click.BadParameter(f"a canvas of {size} does not divide into patches of {patch}", param_hint="'--patch'")
+    return patch
+
+
+def _caption(image: PeekedImage) -> tuple[str, ...]:
+    (width, height), box = image.original_size, image.box
+    # The font that comes with Pillow has letters and digits, and no × or →.
+    sizes = f"row {image.row}: {width} x {height}, here {box[2]} x {box[3]}"
+    return printable(image.id), sizes, printable(", ".join(image.tags))
+
+
+def timed_layers(cache: Cache) -> tuple[str, ...]:
+    """The layers that hold features at timesteps."""
+    return tuple(layer for layer in cache.generation.recipes if T_BUCKETS in cache.constants(layer))
+
+
+def draw_taught(cache: Cache, rows: list[int], layers: tuple[str, ...], path: str) -> TaughtSheet:
+    """Every column of the layers, row by row, in a PNG."""
+    picture: Any = import_module("forebay.teachers.picture")  # which needs pillow
+    taught = [_Taught(cache, layer, rows) for layer in layers]
+    parts = [
+        picture.Part(f"row {row:,} · {column}", values, layer.features.buckets, layer.names(column))
+        for at, row in enumerate(rows)
+        for layer in taught
+        for column, values in layer.columns(at).items()
+    ]
+    picture.taught_picture(parts).save(path)
+    return TaughtSheet(
+        root=cache.root,
+        generation=cache.generation.number,
+        rows=len(cache),
+        path=path,
+        layers=layers,
+        drawn=tuple(rows),
+        absent={layer.features.layer: layer.absent(rows) for layer in taught},
+    )
+
+
+class _Taught:
+    """Some rows of a timed layer, whole."""
+
+    def __init__(self, cache: Cache, layer: str, rows: list[int]) -> None:
+        self.features = Features(cache, layer)
+        self._constants = cache.constants(layer)
+        self._bits = presence_name(layer)
+        stored = [column.name for column in cache.recipe(layer).columns]
+        self._read = cache.read(np.array(rows, np.int64), [*stored, self._bits])
+
+    def columns(self, at: int) -> dict[str, Array | None]:
+        is_present = bool(self._read[self._bits][at])
+        return {name: self._values(name, at) if is_present else None for name in self.features.columns}
+
+    def names(self, column: str) -> tuple[str, ...]:
+        """Of the numbers in a column, where they have names: Sol's statistics."""
+        return SOL_STATS if column.endswith("_stats") and self.features.shape(column) == (len(SOL_STATS),) else ()
+
+    def absent(self, rows: list[int]) -> tuple[int, ...]:
+        return tuple(
+            row for row, is_present in zip(rows, np.asarray(self._read[self._bits]), strict=True) if not is_present
+        )
+
+    def _values(self, name: str, at: int) -> Array:
+        return self._read[name][at] if name in self._read else self._constants[name]

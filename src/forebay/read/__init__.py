@@ -1,0 +1,1 @@
+"""From a generation to arrays."""

@@ -1,0 +1,496 @@
+"""Reading: a pinned generation as rows.
+
+    row number ──starts──▶ (position of chunk, row in chunk) ──per column──▶ address or block ──▶ gathered array
+
+Row numbers count the rows that the base layer has in the pinned generation; further layers are joined chunk by chunk.
+A `Cache` is an address: pickled, it opens again elsewhere; forked, it forgets what the parent had checked."""
+
+import hashlib
+import operator
+import os
+import weakref
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property, partial
+from itertools import chain
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from forebay.cache.catalog import (
+    column_homes,
+    layer_columns,
+    load_generation,
+    open_chunk,
+    presence_name,
+    published_record,
+    read_column,
+)
+from forebay.columns import Array, Column, Ragged
+from forebay.errors import ChunkCorrupt, ColumnNotFound, IndexCorrupt, LayerIncomplete, LayerNotFound, PinMismatch
+from forebay.format import layout
+from forebay.format.chunk import MAX_COUNT, MAX_HEAD_BYTES, SUM_BYTES
+from forebay.format.chunk_decode import ChunkFile
+from forebay.format.codec import MAX_BLOCK_BYTES
+from forebay.format.generation import Generation
+from forebay.format.sealed import unseal
+from forebay.read.blocks import BlockCache, BlockStatistics
+from forebay.read.chunk_maps import MAX_MAPS, Maps
+from forebay.read.column_readers import ColumnReader, Decoded, PresenceReader, column_reader
+from forebay.read.locate import ChunkFinder, Place
+from forebay.recipe import RecipeDocument
+from forebay.store import Root, open_store
+from forebay.store.base import Missing, Store
+
+DEFAULT_MEMORY = 256 * 1024 * 1024
+_PIECE_ROWS = 4096
+_open_caches: "weakref.WeakSet[Cache]" = weakref.WeakSet()
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How a cache is read; nothing of it changes what is read."""
+
+    memory: int = DEFAULT_MEMORY
+    threads: int = 0
+    max_maps: int = MAX_MAPS
+    max_block_bytes: int = MAX_BLOCK_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class RowId:
+    """The permanent name of a row."""
+
+    chunk: int
+    row: int
+
+
+class Cache:
+    """The rows of a pinned generation."""
+
+    def __init__(
+        self,
+        store: Store,
+        generation: Generation,
+        layers: tuple[str, ...],
+        options: Options,
+        *,
+        pinned_explicitly: bool = False,
+    ) -> None:
+        self.store = store
+        self.generation = generation
+        self.pinned_explicitly = (
+            pinned_explicitly  # by its number: not "the newest", which another process may see newer
+        )
+        self.layers = layers
+        self._options = options
+        self._chunks = _common_chunks(generation, layers)
+        base = generation.table(generation.base)
+        rows = base.rows[np.searchsorted(base.chunks, self._chunks)]
+        if len(rows) and not 0 <= rows.min() <= rows.max() <= MAX_COUNT:
+            raise IndexCorrupt(
+                self.root, layout.generation(generation.number), "a chunk has an impossible number of rows"
+            )
+        self._starts = np.concatenate([[0], np.cumsum(rows, dtype=np.int64)])
+        self._count = int(self._starts[-1])
+        self._finder = ChunkFinder(self._starts)
+        self._declared = {name: _declared(generation, name) for name in generation.recipes}
+        recipes = {name: generation.recipe(name).columns for name in generation.recipes}
+        self._columns = column_homes(recipes, generation.base)
+        self._forget()
+        _open_caches.add(self)
+
+    @property
+    def root(self) -> str:
+        return self.store.address
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Every column that can be asked for; a further layer's presence bits are `<layer>.present`."""
+        return tuple(self._columns)
+
+    @property
+    def default_columns(self) -> tuple[str, ...]:
+        """Those that are read unless others are asked for: the columns of the opened layers."""
+        return tuple(name for name, (layer, _) in self._columns.items() if layer in self.layers)
+
+    @property
+    def chunk_numbers(self) -> NDArray[np.int64]:
+        """The chunks that the rows lie in, in order of rows."""
+        return self._chunks
+
+    @property
+    def chunk_starts(self) -> NDArray[np.int64]:
+        """The number of the first row of each of these chunks, and at the end the number of rows."""
+        return self._starts
+
+    @cached_property
+    def content_digest(self) -> str:
+        """A digest of the chunks that the rows lie in: copies of a cache that grew apart share its id and numbers."""
+        table = self.generation.table(self.generation.base)
+        contents = table.digests["content"][np.searchsorted(table.chunks, self._chunks)]
+        digest = hashlib.blake2b(self._chunks.astype("<i8").tobytes(), digest_size=8)
+        digest.update(contents.tobytes())
+        return digest.hexdigest()
+
+    def column(self, name: str) -> Column:
+        """The declaration of a column."""
+        return self._find(name)[1]
+
+    def row_bytes(self, columns: Sequence[str]) -> int:
+        """What a row of these columns takes in memory; of ragged ones, on average in the first chunk that has rows."""
+        return round(sum(self._value_bytes(name) for name in columns))
+
+    def recipe(self, layer: str) -> RecipeDocument:
+        return self.generation.recipe(self._layer(layer))
+
+    def constants(self, layer: str) -> dict[str, Array]:
+        """The columns of a layer that are the same for all rows."""
+        if self._layer(layer) not in self.generation.constants:
+            return {}
+        key = layout.constants(layer)
+        try:
+            view = self.store.map(key)
+        except Missing as error:
+            raise IndexCorrupt(self.root, key, "it is gone") from error
+        _, arrays = unseal(view, self.root, key, "constants")
+        if hashlib.sha256(view).hexdigest() != self.generation.constants[layer]:
+            raise IndexCorrupt(self.root, key, "it is not the one this generation was published with")
+        return arrays
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __repr__(self) -> str:
+        return (
+            f"<Cache '{self.root}', generation {self.generation.number}, {len(self):,} rows, {', '.join(self.layers)}>"
+        )
+
+    def __getitem__(self, row: int) -> dict[str, Array]:
+        """One row, every column of the opened layers."""
+        count, row = len(self), operator.index(row)
+        if not -count <= row < count:
+            raise IndexError(f"row {row} of {count:,} in '{self.root}'")
+        read = self.read([row % count])
+        return {name: values[0] for name, values in read.items()}
+
+    def __iter__(self) -> Iterator[dict[str, Array]]:
+        """Every row, chunk by chunk."""
+        for columns in self.chunks():
+            count = len(next(iter(columns.values())))
+            for row in range(count):
+                yield {name: values[row] for name, values in columns.items()}
+
+    def read(self, rows: ArrayLike, columns: Sequence[str] | None = None) -> dict[str, Array | Ragged]:
+        """Some rows, in the order given, repeats allowed: one array, or one `Ragged`, per column."""
+        numbers = self._row_numbers(rows)
+        readers = [(name, self._reader(name)) for name in self._wanted(columns)]
+        step = self._step
+        if len(numbers) <= step:
+            place = self._place(numbers)
+            return {name: reader.read(place) for name, reader in readers}
+        places = [self._place(numbers[at : at + step]) for at in range(0, len(numbers), step)]
+        return {name: _joined(self._map(reader.read, places)) for name, reader in readers}
+
+    def read_batches(
+        self, rows: ArrayLike, size: int, columns: Sequence[str] | None = None
+    ) -> Iterator[dict[str, Array | Ragged]]:
+        """What `read` gives, so many rows at a time: found and checked together, copied one batch after the other.
+
+        Rows that were found keep their maps until they are copied, however long a batch waits to be taken; so where
+        maps have to be closed for others to be opened, every batch is found by itself.
+        """
+        numbers = self._row_numbers(rows)
+        readers = {name: self._reader(name) for name in self._wanted(columns)}
+        step = self._step // size * size
+        if not step or len(self._chunks) > self._map_limit:
+            yield from (self.read(numbers[at : at + size], columns) for at in range(0, max(1, len(numbers)), size))
+            return
+        for at in range(0, max(1, len(numbers)), step):  # no rows are one empty batch
+            place = self._place(numbers[at : at + step])
+            batches = [reader.read_batches(place, size) for reader in readers.values()]
+            for batch in zip(*batches, strict=True):
+                yield dict(zip(readers, batch, strict=True))
+
+    def read_slices(
+        self, rows: ArrayLike, columns: Sequence[str], starts: ArrayLike, length: int
+    ) -> dict[str, Array | Ragged]:
+        """Of some rows of fixed columns, `length` items of their first axis, from each row's own start on.
+
+        Of a column `[timesteps, …]` that is the two timesteps a moment lies between; the others are not touched, once
+        the blocks are checked. Presence bits come along as with `read`.
+        """
+        numbers, firsts, step = self._row_numbers(rows), np.asarray(starts, np.int64), self._step
+        self._check_slices(columns, numbers, firsts, length)
+        if len(numbers) <= step:
+            return self._slices(columns, numbers, firsts, length)
+        spans = [slice(at, at + step) for at in range(0, len(numbers), step)]
+        parts = [self._slices(columns, numbers[some], firsts[some], length) for some in spans]
+        return {name: _joined([part[name] for part in parts]) for name in parts[0]}
+
+    def views(self, rows: ArrayLike, column: str) -> Iterator[Array]:
+        """Some rows of a column, one by one, each checked as it is handed out; not to be written to.
+
+        Rows of a ragged column are no copies: they are parts of mapped files, or of decoded blocks.
+        """
+        numbers, reader, step = self._row_numbers(rows), self._reader(column), self._step
+        places = (self._place(numbers[at : at + step]) for at in range(0, len(numbers), step))
+        return chain.from_iterable(map(reader.views, places))
+
+    def chunks(self, columns: Sequence[str] | None = None) -> Iterator[dict[str, Array | Ragged]]:
+        """All rows of one chunk after the other; uncompressed columns are views of the file, not copies."""
+        wanted = self._wanted(columns)
+        for position in range(len(self._chunks)):
+            yield {name: self._whole(name, position) for name in wanted}
+
+    def at_generation(self, number: int) -> "Cache":
+        """The same cache with another generation pinned."""
+        return self if number == self.generation.number else _reopen(self.store, number, self.layers, self._options)
+
+    def row_ids(self, rows: ArrayLike) -> list[RowId]:
+        """The permanent names of some rows."""
+        place = self._place(self._row_numbers(rows))
+        chunks = self._chunks[place.positions].tolist()
+        return [RowId(chunk, row) for chunk, row in zip(chunks, place.rows.tolist(), strict=True)]
+
+    def statistics(self) -> BlockStatistics:
+        """How the memory for decoded blocks is used."""
+        return self._blocks.statistics()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Another process gets the address, not what was mapped and decoded here.
+        return (_reopen, (self.store, self.generation.number, self.layers, self._options, self.generation.digest))
+
+    def _forget(self) -> None:
+        """Begin with nothing mapped, decoded or checked: a new cache, or a forked process."""
+        self._blocks: BlockCache[Decoded] = BlockCache(self._options.memory)
+        self._maps: dict[str, Maps] = {}
+        self._readers: dict[str, ColumnReader] = {}
+
+    @property
+    def _step(self) -> int:
+        """Rows that are looked for at once: not more than an eighth of the maps, so that none is closed under them."""
+        return min(_PIECE_ROWS, max(1, self._map_limit // 8))
+
+    @property
+    def _map_limit(self) -> int:
+        """Maps of a layer, of the one with the fewest; what other caches leave may be less than was asked for."""
+        count = len(self._chunks)
+        return min((maps.limit for maps in self._maps.values() if maps.limit < count), default=self._options.max_maps)
+
+    def _map(self, call: Any, places: list[Place]) -> list[Array | Ragged]:
+        if self._options.threads < 2:
+            return [call(place) for place in places]
+        with ThreadPoolExecutor(self._options.threads) as pool:
+            return list(pool.map(call, places))
+
+    def _row_numbers(self, rows: ArrayLike) -> NDArray[np.int64]:
+        numbers = np.asarray(rows)
+        if numbers.ndim != 1 or (numbers.size and numbers.dtype.kind not in "iu"):
+            raise TypeError(f"rows are a list of whole numbers, not {numbers.dtype} of shape {numbers.shape}")
+        numbers = numbers.astype(np.int64, copy=False)
+        # Seen as unsigned, a negative number is larger than any row.
+        if len(numbers) and numbers.view(np.uint64).max() >= self._count:
+            wrong = numbers[(numbers < 0) | (numbers >= len(self))][0]
+            raise IndexError(f"row {wrong} of {len(self):,} in '{self.root}'")
+        return numbers
+
+    def _place(self, numbers: NDArray[np.int64]) -> Place:
+        positions = self._finder.find(numbers)
+        return Place(positions, numbers - self._starts[positions])
+
+    def _check_slices(
+        self, columns: Sequence[str], numbers: NDArray[np.int64], firsts: NDArray[np.int64], length: int
+    ) -> None:
+        if firsts.shape != numbers.shape:
+            raise ValueError(f"{len(numbers)} rows need {len(numbers)} starts, not an array of shape {firsts.shape}")
+        # Seen as unsigned, a negative start is beyond any.
+        furthest = int(firsts.view(np.uint64).max(initial=0))
+        for name in columns:
+            shape = self.column(name).shape
+            if not shape or length < 1 or furthest + length > shape[0]:
+                raise IndexError(f"slices of {length} items reach outside rows of '{name}', whose shape is {shape}")
+
+    def _slices(
+        self, columns: Sequence[str], numbers: NDArray[np.int64], firsts: NDArray[np.int64], length: int
+    ) -> dict[str, Array | Ragged]:
+        place = self._place(numbers)
+        read: dict[str, Array | Ragged] = {
+            name: self._reader(name).read_slices(place, firsts, length) for name in columns
+        }
+        return read | {name: self._reader(name).read(place) for name in self._bits_of(columns)}
+
+    def _wanted(self, columns: Sequence[str] | None) -> list[str]:
+        """The columns to read: those asked for, and the presence bits of every further layer among them."""
+        if columns is None:
+            return list(self.default_columns)
+        if isinstance(columns, str):  # else it would be taken for the list of its letters
+            raise TypeError(f"columns is {columns!r}; give a list of names: [{columns!r}]")
+        return list(dict.fromkeys([*columns, *self._bits_of(columns)]))
+
+    def _bits_of(self, columns: Sequence[str]) -> list[str]:
+        layers = dict.fromkeys(self._find(name)[0] for name in columns)
+        return [presence_name(layer) for layer in layers if layer != self.generation.base]
+
+    def _value_bytes(self, name: str) -> float:
+        layer, column = self._find(name)
+        if not column.ragged or not self._count:
+            return column.item_bytes
+        position = int(np.flatnonzero(np.diff(self._starts))[0])
+        offsets = self._layer_maps(layer).get(position).offsets(column.name)
+        return column.item_bytes * int(offsets[-1]) / (len(offsets) - 1)
+
+    def _find(self, name: str) -> tuple[str, Column]:
+        found = self._columns.get(name)
+        if found is None:
+            raise ColumnNotFound(self.root, name, self.columns)
+        return found
+
+    def _layer(self, layer: str) -> str:
+        if layer not in self.generation.recipes:
+            raise LayerNotFound(self.root, layer, sorted(self.generation.recipes))
+        return layer
+
+    def _reader(self, name: str) -> ColumnReader:
+        reader = self._readers.get(name)
+        if reader is None:
+            layer, column = self._find(name)
+            rows = np.diff(self._starts)
+            self._check_block_counts(layer, column, rows)
+            where, limit = (self.root, layer), self._options.max_block_bytes
+            reader = column_reader(column, rows, self._layer_maps(layer), self._blocks, where, limit)
+            if name == presence_name(layer):
+                reader = PresenceReader(reader, rows)
+            reader = self._readers.setdefault(name, reader)
+        return reader
+
+    def _check_block_counts(self, layer: str, column: Column, rows: NDArray[np.int64]) -> None:
+        """Refuse rows whose sums cannot be in an index of the size listed, before memory is taken for every block."""
+        table = self.generation.table(layer)
+        if not len(table):
+            return
+        at = np.minimum(np.searchsorted(table.chunks, self._chunks), len(table) - 1)
+        listed = np.where(table.chunks[at] == self._chunks, table.numbers["head_size"][at], MAX_HEAD_BYTES)
+        impossible = -(-rows // column.block_rows) > np.clip(listed, 0, MAX_HEAD_BYTES) // SUM_BYTES
+        if impossible.any():
+            first = int(np.flatnonzero(impossible)[0])
+            problem = f"its index is too small for the {int(rows[first]):,} rows that were published"
+            raise ChunkCorrupt(self.root, layer, int(self._chunks[first]), problem)
+
+    def _layer_maps(self, layer: str) -> Maps:
+        if layer not in self._maps:
+            # No method: what is mapped and decoded goes with the cache, not when a collector finds them in a circle.
+            opened = partial(_open_chunk, self.store, self.generation, self._chunks, layer, self._declared[layer])
+            self._maps.setdefault(layer, Maps(len(self._chunks), opened, self._options.max_maps))
+        return self._maps[layer]
+
+    def _whole(self, name: str, position: int) -> Array | Ragged:
+        layer, column = self._find(name)
+        file = self._layer_maps(layer).get(position)
+        return read_column(self.store, layer, file, column.name, self._options.max_block_bytes)
+
+
+def open_cache(
+    root: Root,
+    *,
+    generation: int | None = None,
+    layers: Sequence[str] | None = None,
+    memory: int = DEFAULT_MEMORY,
+    threads: int = 0,
+    max_maps: int = MAX_MAPS,
+    max_block_bytes: int = MAX_BLOCK_BYTES,
+    cache_id: str | None = None,
+    min_generation: int | None = None,
+    digest: str | None = None,
+) -> Cache:
+    """Pin a generation, the newest unless one is named.
+
+    With `layers`, the cache has the rows that all of these have, and reads their columns by default; without, it has
+    the rows of the base layer. `memory` bounds the decoded blocks kept, in bytes. `max_block_bytes` bounds what one
+    compressed block may decode to: a stranger's cache could take 30,000 times its size. Raise it for a cache that you
+    trust and whose rows are larger.
+
+    `cache_id` refuses another cache in this place, `min_generation` one that was rolled back below that number, and
+    `digest` any generation but the one with this SHA-256; `forebay info` and `forebay verify` show all three.
+    """
+    if max_maps < 1:
+        raise ValueError(f"max_maps is {max_maps}; a cache is read through at least one map")
+    if max_block_bytes < 1:
+        raise ValueError(f"max_block_bytes must be at least 1 (got {max_block_bytes})")
+    store = open_store(root)
+    pinned = load_generation(store, generation)
+    check_pins(store, pinned, cache_id, min_generation, digest)
+    names = tuple(dict.fromkeys([pinned.base, *(layers or ())]))
+    for name in names:
+        if name not in pinned.recipes:
+            raise LayerNotFound(store.address, name, sorted(pinned.recipes))
+    options = Options(memory, threads, max_maps, max_block_bytes)
+    return Cache(store, pinned, names, options, pinned_explicitly=generation is not None)
+
+
+def check_pins(
+    store: Store,
+    generation: Generation,
+    cache_id: str | None = None,
+    min_generation: int | None = None,
+    digest: str | None = None,
+) -> None:
+    """Refuse a generation that is not what the caller expects."""
+    found = generation.document.cache_id
+    if cache_id is not None and found != cache_id:
+        raise PinMismatch(store.address, "cache_id", found, cache_id)
+    if min_generation is not None and generation.number < min_generation:
+        raise PinMismatch(store.address, "generation", generation.number, f"at least {min_generation}")
+    if digest is not None and generation.digest != digest.lower():
+        raise PinMismatch(store.address, "digest", generation.digest, digest)
+
+
+def _reopen(store: Store, generation: int, layers: tuple[str, ...], options: Options, digest: str = "") -> Cache:
+    pinned = load_generation(store, generation)
+    check_pins(store, pinned, digest=digest or None)
+    return Cache(store, pinned, layers, options, pinned_explicitly=True)
+
+
+def _open_chunk(
+    store: Store, generation: Generation, chunks: NDArray[np.int64], layer: str, declared: tuple[Column, ...], at: int
+) -> ChunkFile:
+    """The chunk of a layer at a position, if it is what the generation and the recipe say."""
+    chunk = int(chunks[at])
+    record = published_record(generation, layer, chunk)
+    if record is None:
+        raise LayerIncomplete(store.address, layer, chunk)
+    if layer != generation.base:
+        below = published_record(generation, generation.base, chunk)
+        if below is None or (below.ids, below.rows) != (record.base, record.rows):
+            raise ChunkCorrupt(store.address, layer, chunk, "it was made for other rows of the base layer")
+    return open_chunk(store, layer, record, columns=declared, keyed=generation.tagged)
+
+
+def _common_chunks(generation: Generation, layers: Sequence[str]) -> NDArray[np.int64]:
+    chunks: NDArray[np.int64] = generation.table(generation.base).chunks
+    for layer in layers:
+        chunks = np.intersect1d(chunks, generation.table(layer).chunks, assume_unique=True)
+    return chunks
+
+
+def _declared(generation: Generation, layer: str) -> tuple[Column, ...]:
+    return layer_columns(generation.recipe(layer).columns, layer == generation.base)
+
+
+def _joined(pieces: list[Array | Ragged]) -> Array | Ragged:
+    if isinstance(pieces[0], Ragged):
+        lengths = np.concatenate([piece.lengths for piece in pieces if isinstance(piece, Ragged)])
+        values = np.concatenate([piece.values for piece in pieces if isinstance(piece, Ragged)])
+        return Ragged(values, np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]))
+    return np.concatenate([piece for piece in pieces if not isinstance(piece, Ragged)])
+
+
+def _after_fork() -> None:
+    for cache in list(_open_caches):
+        cache._forget()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

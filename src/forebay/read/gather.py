@@ -1,0 +1,197 @@
+"""Copy rows from mapped chunks, many at once.
+
+Rows of a fixed column lie in as many maps as there are chunks. numpy gathers from one array only; so the span of
+addresses from the lowest row to the highest is looked at as one array of overlapping items, one item per byte, of
+which only those that begin at a row are ever touched.
+
+    map of chunk 7          map of chunk 2
+    ├─row─┼─row─┤ ········· ├─row─┼─row─┤          item k of the span is the row_bytes at low + k
+    ▲ low                         ▲ low + k
+
+A gather does not know where a tensor ends. So every address that is handed out here was compared with the tensor it
+points into, although a chunk is checked when it is opened: a mapped file may change under the reader.
+"""
+
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from forebay.columns import Array
+from forebay.errors import ChunkCorrupt
+from forebay.format.chunk_decode import ChunkFile
+from forebay.read.chunk_maps import Maps
+from forebay.read.locate import Place, by_position
+
+SHORT_ROW = 64  # values, on average, up to which a ragged row is copied value by value
+_TOGETHER = 1024 * 1024  # bytes up to which several batches are copied in one call
+_LARGEST = 2**62  # bytes that numpy lets one array seem to have
+
+
+class Window:
+    """The span of addresses that items were found at, and the way to copy items out of it.
+
+    The caller holds the maps that addresses point into, and has checked what it copies.
+    """
+
+    def __init__(self, item_bytes: int) -> None:
+        self._item_bytes = item_bytes
+        self._lock = threading.Lock()
+        self._high = 0
+        # One attribute, so that a thread that gathers sees a beginning and the items that belong to it.
+        self._view: tuple[int, Array | None] = (0, None)
+
+    def include(self, low: int, size: int) -> None:
+        """Widen the window by a range that items lie in, before any address in it is used."""
+        with self._lock:
+            first = min(self._view[0], low) if self._high else low
+            self._high = max(self._high, low + size)
+            count = max(1, self._high - first)
+            fits = count * max(1, self._item_bytes) < _LARGEST
+            self._view = (first, _overlapping(first, count, self._item_bytes) if fits else None)
+
+    def gather(self, addresses: NDArray[np.int64], dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
+        """The items at some addresses, each an array of this type and shape."""
+        (copied,) = self.gather_batches(addresses, max(1, len(addresses)), dtype, shape)
+        return copied
+
+    def gather_batches(
+        self, addresses: NDArray[np.int64], size: int, dtype: np.dtype[Any], shape: tuple[int, ...]
+    ) -> Iterator[Array]:
+        """The same, so many at a time; no addresses are one empty batch. Small batches are parts of one copy."""
+        first, items = self._view
+        if items is None or not len(addresses) or not self._item_bytes:
+            for at in range(0, max(1, len(addresses)), size):
+                yield self._singly(addresses[at : at + size], dtype, shape)
+            return
+        offsets = addresses - first
+        step = size * max(1, _TOGETHER // (size * self._item_bytes))
+        for start in range(0, len(offsets), step):
+            copied = items[offsets[start : start + step]].view(dtype).reshape(-1, *shape)
+            for at in range(0, len(copied), size):
+                yield copied[at : at + size]
+
+    def _singly(self, addresses: NDArray[np.int64], dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
+        """Where there is nothing to copy, or the window is wider than numpy lets an array be."""
+        copied = np.empty((len(addresses), *shape), dtype)
+        if self._item_bytes:
+            for row, address in zip(copied, addresses.tolist(), strict=True):
+                row[...] = _overlapping(address, 1, self._item_bytes).view(dtype).reshape(shape)
+        return copied
+
+
+class _Span:
+    """Something numpy can look at as an array."""
+
+    def __init__(self, low: int, count: int, item_bytes: int) -> None:
+        self.__array_interface__ = {
+            "version": 3,
+            "data": (low, True),
+            "shape": (count,),
+            "strides": (1,),
+            "typestr": f"|V{item_bytes}",
+        }
+
+
+def _overlapping(low: int, count: int, item_bytes: int) -> Array:
+    return np.asarray(_Span(low, count, item_bytes))
+
+
+Outside = Callable[[int], ChunkCorrupt]  # what to raise for a position whose row is not in its chunk
+_EDGE_BYTES = 8  # of one offset
+
+
+class Addresses:
+    """Where one tensor begins in every chunk, as far as chunks are mapped."""
+
+    def __init__(
+        self, maps: Maps, count: int, tensor: Callable[[ChunkFile], Array], outside: Outside, item_bytes: int
+    ) -> None:
+        self._maps = maps
+        self._tensor = tensor
+        self._outside = outside
+        self._item_bytes = item_bytes
+        self._window = Window(item_bytes)
+        self._known = np.zeros(count, np.int64)  # 0 where a chunk is not mapped
+        self._starts = np.zeros(count, np.uint64)  # bytes at which an item can begin, once a chunk was mapped
+        self._counts = np.zeros(count, np.uint64)  # values of the tensor, likewise
+        self.gather, self.gather_batches = self._window.gather, self._window.gather_batches
+        maps.on_close(partial(_forget, self._known))  # the maps hold the numbers, not what reads through them
+
+    def of(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The addresses in some chunks, mapped now if they are not. The caller has begun reading."""
+        found = self._known[positions]
+        if not found.all():
+            unmapped = np.flatnonzero(found == 0)
+            for position, chosen in by_position(positions[unmapped]):
+                found[unmapped[chosen]] = self._map(position)
+        self._maps.touch(positions)
+        return found
+
+    def at(self, positions: NDArray[np.int64], offsets: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The addresses of items `offsets` bytes after the beginning, all inside. The caller has begun reading."""
+        addresses = self.of(positions)
+        # Seen as unsigned, a negative number is larger than any.
+        inside = offsets.view(np.uint64) < self._starts[positions]
+        if not inside.all():
+            raise self._outside(int(positions[~inside][0]))
+        addresses += offsets
+        return addresses
+
+    def of_values(
+        self, positions: NDArray[np.int64], starts: NDArray[np.int64], stops: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """As `of`, once the values of every row, from its start to its stop, are found to be inside."""
+        addresses = self.of(positions)
+        lows, highs = starts.view(np.uint64), stops.view(np.uint64)
+        inside = (lows <= highs) & (highs <= self._counts[positions])
+        if not inside.all():
+            raise self._outside(int(positions[~inside][0]))
+        return addresses
+
+    def _map(self, position: int) -> int:
+        file = self._maps.get(position)
+        items = self._tensor(file)
+        address = int(items.ctypes.data)
+        self._starts[position] = max(0, items.nbytes - self._item_bytes + 1)
+        self._counts[position] = len(items)
+        self._window.include(address, items.nbytes)
+        self._maps.while_open(position, file, partial(self._opened, position, address))
+        return address
+
+    def _opened(self, position: int, address: int) -> None:
+        self._known[position] = address
+
+
+def _forget(known: NDArray[np.int64], position: int) -> None:
+    known[position] = 0
+
+
+class Edges:
+    """Where the values of rows begin and end: the offsets of a ragged column, gathered."""
+
+    def __init__(self, maps: Maps, count: int, column: str, outside: Outside) -> None:
+        self._maps = maps
+        self._pairs = Addresses(maps, count, lambda file: file.offsets(column), outside, 2 * _EDGE_BYTES)
+
+    def of(self, place: Place) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        ticket = self._maps.begin_reading()
+        try:
+            pairs = self._pairs.at(place.positions, place.rows * _EDGE_BYTES)
+            starts, stops = self._pairs.gather(pairs, np.dtype(np.int64), (2,)).T
+            return starts, stops
+        finally:
+            self._maps.end_reading(ticket)
+
+
+def value_addresses(
+    bases: NDArray[np.int64], starts: NDArray[np.int64], ends: NDArray[np.int64], item_bytes: int
+) -> NDArray[np.int64]:
+    """The address of every value of some rows: those of a row go on from `starts`, counted from its base."""
+    lengths = np.diff(ends)
+    numbers = np.arange(ends[-1]) + np.repeat(starts - ends[:-1], lengths)
+    addresses: NDArray[np.int64] = np.repeat(bases, lengths) + numbers * item_bytes
+    return addresses

@@ -1,0 +1,304 @@
+"""Compressed files as streams of bytes with a position.
+
+frame      header │ block │ block │ … │ last block │ checksum, if the header says so
+block      3 bytes: last? 1 bit, type 2 bits, size 21 bits, then its content (one byte, if it is one byte repeated)
+skippable  magic 0x184D2A5?, 4 bytes of size, content
+
+Judging weighs a file, looks for a place to cut it, and glances at what comes before: all from its beginning, which is
+read from the disk once. What goes into a cache is never taken from here.
+
+A process keeps the last stream it read open, so that the parts of one file, read in order, decompress it once. A small
+file that unpacks to an enormous one is refused on the way: nobody should wait for the end of it.
+"""
+
+import atexit
+import bz2
+import gzip
+import io
+import lzma
+import os
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import IO, BinaryIO, Literal, cast
+
+import zstandard
+
+from forebay.errors import SourceUnreadable
+from forebay.source import SourceFile
+
+Packing = Literal["gzip", "zstd", "bzip2", "xz"]
+FORMATS: dict[str, Packing] = {
+    ".gz": "gzip",
+    ".gzip": "gzip",
+    ".zst": "zstd",
+    ".zstd": "zstd",
+    ".bz2": "bzip2",
+    ".xz": "xz",
+}
+# `zstd --long=31`. The window is reserved when a file is opened, but memory is used only as far as it is filled.
+MOST_WINDOW = 1 << 31
+_MOST_XZ_MEMORY = 512 << 20  # `xz -9` needs 65 MiB
+_BLOCK = 1 << 16
+
+
+def format_of(path: str) -> Packing:
+    """
+    >>> format_of("a.jsonl.GZ"), format_of("c4.json.zstd")
+    ('gzip', 'zstd')
+    """
+    return FORMATS["." + path.lower().rpartition(".")[2]]
+
+
+class Members:
+    """The decompressed bytes of a bzip2 or xz file, of all its streams one after the other."""
+
+    def __init__(self, stored: BinaryIO, packing: Packing) -> None:
+        self._stored, self._packing = stored, packing
+        self._member: bz2.BZ2Decompressor | lzma.LZMADecompressor | None = None
+        self._ahead = b""
+
+    def read(self, count: int) -> bytes:
+        """At most `count` bytes, none at the end."""
+        while self._member is not None or self._begins_another():
+            assert self._member is not None
+            if self._member.needs_input and not self._ahead:
+                self._ahead = self._stored.read(_BLOCK)
+                if not self._ahead:
+                    raise EOFError("the file ends in the middle of a stream")
+            data = self._member.decompress(self._ahead if self._member.needs_input else b"", count)
+            self._ahead = b""
+            if self._member.eof:
+                self._ahead, self._member = self._member.unused_data, None
+            if data:
+                return data
+        return b""
+
+    def close(self) -> None:
+        self._member = None
+
+    def _begins_another(self) -> bool:
+        """Whether there is anything but padding behind the last stream."""
+        while not self._ahead.lstrip(b"\0"):
+            self._ahead = self._stored.read(_BLOCK)
+            if not self._ahead:
+                return False
+        self._ahead = self._ahead.lstrip(b"\0")
+        self._member = _new_member(self._packing)
+        return True
+
+
+def _new_member(packing: Packing) -> bz2.BZ2Decompressor | lzma.LZMADecompressor:
+    if packing == "bzip2":
+        return bz2.BZ2Decompressor()
+    return lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_MOST_XZ_MEMORY)
+
+
+_HEADER_BYTES = 18  # the longest there is
+_LEAST_FRAME = 8
+_MAGIC = 0xFD2FB528
+_SKIPPABLE = 0x184D2A50
+_REPEATED_BYTE = 1
+
+
+def ends_whole(file: BinaryIO, size: int) -> bool:
+    """Whether the first `size` bytes of a file are frames to their last byte."""
+    end, whole = 0, True
+    for end, whole in _boundaries(file, size):  # noqa: B007 — the last one is what counts
+        pass
+    return end == size and whole
+
+
+def whole_blocks(head: bytes) -> int:
+    """How much of the beginning of a file can be decompressed."""
+    return max((end for end, _ in _boundaries(io.BytesIO(head), len(head))), default=0)
+
+
+def _boundaries(file: BinaryIO, size: int) -> Iterator[tuple[int, bool]]:
+    """Where blocks end, and whether the frame does too, as far as the file is whole."""
+    position = 0
+    while position + _LEAST_FRAME <= size:
+        file.seek(position)
+        header = file.read(min(_HEADER_BYTES, size - position))
+        magic = int.from_bytes(header[:4], "little")
+        if magic & ~0xF == _SKIPPABLE:
+            ends = iter([(position + 8 + int.from_bytes(header[4:8], "little"), True)])
+        elif magic == _MAGIC:
+            ends = _block_ends(file, position, header, size)
+        else:
+            return
+        last = False
+        for position, last in ends:
+            if position > size:
+                return
+            yield position, last
+        if not last:
+            return
+
+
+def _block_ends(file: BinaryIO, position: int, header: bytes, size: int) -> Iterator[tuple[int, bool]]:
+    try:
+        checksum = 4 if zstandard.get_frame_parameters(header).has_checksum else 0
+        position += zstandard.frame_header_size(header)
+    except zstandard.ZstdError:
+        return  # not even the header is whole
+    last = False
+    while not last and position + 3 <= size:
+        file.seek(position)
+        block = int.from_bytes(file.read(3), "little")
+        last, kind, content = bool(block & 1), block >> 1 & 3, block >> 3
+        position += 3 + (1 if kind == _REPEATED_BYTE else content) + (checksum if last else 0)
+        yield position, last
+
+
+_MOST_KEPT = 8 * 1024 * 1024  # of one file, and about so much of all
+_kept: dict[tuple[str, SourceFile], bytearray] = {}  # the one asked for last comes last
+
+
+def kept_beginning(path: str, file: SourceFile) -> bytearray:
+    """What is kept of a file; whoever reads on may add to it."""
+    beginning = _kept.pop((path, file), bytearray())
+    while _kept and sum(map(len, _kept.values())) + len(beginning) > _MOST_KEPT:
+        del _kept[next(iter(_kept))]
+    _kept[path, file] = beginning
+    return beginning
+
+
+class StoredBytes:
+    """The first `size` bytes of a file, those that are kept from memory."""
+
+    def __init__(self, file: BinaryIO, size: int, kept: bytearray | None = None) -> None:
+        self._file, self._size, self._kept = file, size, kept
+        self._position = 0
+
+    def read(self, count: int = -1) -> bytes:
+        left = self._size - self._position
+        data = self._take(min(count, left) if count >= 0 else left)
+        self._position += len(data)
+        return data
+
+    def _take(self, count: int) -> bytes:
+        if self._kept is None:
+            return os.pread(self._file.fileno(), count, self._position)
+        known = bytes(memoryview(self._kept)[self._position : self._position + count])
+        if len(known) == count:
+            return known
+        further = self._position + len(known)
+        data = os.pread(self._file.fileno(), count - len(known), further)
+        if further == len(self._kept) and further + len(data) <= _MOST_KEPT:
+            self._kept += data
+        return known + data
+
+
+MOST_RATIO = 1000  # text that is compressed better than that holds nothing to learn from
+LEAST_SAMPLES = 4  # so many samples of the largest size may be in any file
+_READ_BYTES = 1 << 20
+_last: "list[Stream]" = []
+OpenStream = Callable[[str, SourceFile, int, int], "AbstractContextManager[Stream]"]
+
+
+class Stream(AbstractContextManager["Stream"]):
+    """Decompressed bytes of a file as it was when looked at, forward only.
+
+    `position` and `newlines` count what was taken; what was appended to the file since is not seen. What is `kept` of
+    its beginning is not read again. It may hold `MOST_RATIO` times what is stored, and `LEAST_SAMPLES` times
+    `max_sample_bytes` where that is more.
+    """
+
+    def __init__(self, path: str, file: SourceFile, max_sample_bytes: int, kept: bytearray | None = None) -> None:
+        self.path = path
+        self.file = file
+        self.most = most_unpacked(file, max_sample_bytes)
+        self.position = 0
+        self.newlines = 0
+        self._file: BinaryIO = open(path, "rb", buffering=0)  # noqa: SIM115 — closed by `close`
+        self._plain = _decompressed(cast(BinaryIO, StoredBytes(self._file, file.size, kept)), path)
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._plain.close()
+        self._file.close()
+
+    def read(self, count: int) -> bytes:
+        """At most `count` bytes, none at the end."""
+        data = self._decompress(count)
+        self.position += len(data)
+        if self.position > self.most:
+            stored = f"{self.file.size:,} stored bytes unpack to more than {self.most:,}"
+            raise SourceUnreadable(self.path, f"its {stored}; unpack it first, or raise max_sample_bytes")
+        self.newlines += data.count(b"\n")
+        return data
+
+    def skip(self, count: int) -> int:
+        """Pass over bytes; how many there were."""
+        left = count
+        while left > 0 and (data := self.read(min(left, _READ_BYTES))):
+            left -= len(data)
+        return count - left
+
+    def _decompress(self, count: int) -> bytes:
+        try:
+            data = self._plain.read(count)
+            if not data and format_of(self.path) == "zstd" and not ends_whole(self._file, self.file.size):
+                raise EOFError("the file ends in the middle of a frame")
+            return data
+        except (EOFError, OSError, zlib.error, lzma.LZMAError, zstandard.ZstdError) as error:
+            if isinstance(error, OSError) and error.errno is not None:
+                raise  # the disk's, not the content's
+            where = f"line {self.newlines + 1}, after {self.position:,} decompressed bytes"
+            raise SourceUnreadable(self.path, f"{where}: {error}") from error
+
+
+@contextmanager
+def stream_at(path: str, file: SourceFile, position: int, max_sample_bytes: int) -> Iterator[Stream]:
+    """A stream that stands at a position: the last one of this process if it does, else one from the beginning.
+
+    It is the caller's alone, and becomes the last one when the caller is done.
+    """
+    if _last and (_last[0].file, _last[0].path, _last[0].position) == (file, path, position):
+        stream = _last.pop()
+        stream.most = most_unpacked(file, max_sample_bytes)
+    else:
+        _close_last()
+        stream = Stream(path, file, max_sample_bytes)
+    try:
+        stream.skip(position - stream.position)
+        yield stream
+    except BaseException:
+        stream.close()
+        raise
+    _close_last()
+    _last.append(stream)
+
+
+@contextmanager
+def judged_stream_at(path: str, file: SourceFile, position: int, max_sample_bytes: int) -> Iterator[Stream]:
+    """A separate stream for judging: the beginning of the file is read from the disk once."""
+    with Stream(path, file, max_sample_bytes, kept_beginning(path, file)) as stream:
+        stream.skip(position)
+        yield stream
+
+
+@atexit.register
+def _close_last() -> None:
+    while _last:
+        _last.pop().close()
+
+
+def most_unpacked(file: SourceFile, max_sample_bytes: int) -> int:
+    """How many bytes a compressed file may hold."""
+    return max(MOST_RATIO * file.size, LEAST_SAMPLES * max_sample_bytes)
+
+
+def _decompressed(file: BinaryIO, path: str) -> IO[bytes]:
+    match format_of(path):
+        case "gzip":
+            return cast(IO[bytes], gzip.GzipFile(fileobj=file, mode="rb"))
+        case "zstd":
+            decompressor = zstandard.ZstdDecompressor(max_window_size=MOST_WINDOW)
+            reader: IO[bytes] = decompressor.stream_reader(file, read_across_frames=True, closefd=False)
+            return reader
+        case packed:
+            return cast(IO[bytes], Members(file, packed))

@@ -1,0 +1,257 @@
+"""The Parquet shards of a data set on the Hugging Face hub, one at a time.
+
+planning    the footers and a few rows, by range reads          nothing is downloaded
+building    a shard is downloaded whole into the spool, checked, read part by part, and removed
+
+A shard is a stream: its parts go to one worker in order, so that it is downloaded once, and each worker has one."""
+
+import atexit
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import islice
+from math import ceil
+from typing import Annotated, Any, ClassVar
+
+import msgspec
+
+from forebay.columns import Array
+from forebay.errors import SourceInvalid, SourceUnreadable
+from forebay.hub import HubFile, Patience, RangeFile, RemoteFile, Repository, clear, parquet_shards, sweep, take
+from forebay.source import Failure, Part, Sample, Source, SourceFile, Unit
+from forebay.sources.parquet_rows import ParquetFile, check_footer, open_parquet, read_rows, row_cuts, row_group_ends
+
+_JUDGED_SHARDS = 32
+SHARDS_FOLDER = "forebay-shards"  # inside the spool that a user names: what else is in that folder is not ours
+
+
+class _Description(msgspec.Struct, forbid_unknown_fields=False):
+    """What a plan keeps of a source, as far as it is read again."""
+
+    name: str
+    split: str
+    text: str
+    revision: Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{40}\Z")]
+    subset: str | None = None
+    endpoint: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HubSource(Source):
+    """The column `text` of the shards of a subset and split, as they are at one commit.
+
+    A sample's id is `file#row`. The shards at hand are in the folder `forebay-shards` in `spool`, by default in one
+    beside all that is kept of the hub, below HF_HOME. It and `patience` are of this machine and run, and no part of
+    the description.
+    """
+
+    kind: ClassVar[str] = "hub"
+    unit: ClassVar[Unit] = "samples"
+    read_by: ClassVar[tuple[str, ...]] = ("text",)
+    files_grow: ClassVar[bool] = False
+    remote: ClassVar[bool] = True
+
+    name: str
+    subset: str | None
+    split: str
+    text: str
+    commit: str
+    endpoint: str | None = None
+    spool: str | None = None
+    patience: Patience = field(default_factory=Patience)
+    is_named: bool = True  # by the user in this process, and not by a cache: only then a token goes to its endpoint
+
+    def describe(self) -> Mapping[str, Any]:
+        return {
+            "kind": self.kind,
+            "name": self.name,
+            "subset": self.subset,
+            "split": self.split,
+            "text": self.text,
+            "revision": self.commit,
+            "endpoint": self.endpoint,
+        }
+
+    @classmethod
+    def from_description(cls, description: Mapping[str, Any]) -> "HubSource":
+        try:
+            found = msgspec.convert(description, _Description)
+        except msgspec.ValidationError as error:
+            raise SourceInvalid(
+                f"this is not the description of a data set on the hub: {error}; verify the cache"
+            ) from error
+        return cls(found.name, found.subset, found.split, found.text, found.revision, found.endpoint, is_named=False)
+
+    def files(self) -> list[SourceFile]:
+        _planned_spools.add(self.folder)
+        return [_source_file(shard) for shard in _shards(self)]
+
+    def look(self, path: str) -> SourceFile:
+        return _source_file(self._remote(path))
+
+    def weight(self, file: SourceFile) -> int:
+        """Its rows; in a data set of many shards, judged by a few of them, for each takes requests of its own."""
+        if len(_shards(self)) <= _JUDGED_SHARDS:
+            return _rows(self, self._remote(file.path))
+        return round(file.size * _rows_per_byte(self))
+
+    def cuts(self, file: SourceFile, start: int, first: int, every: int) -> Iterator[int]:
+        return row_cuts(_group_ends(self, self._remote(file.path)), start, first, every)
+
+    def scanned(self, file: SourceFile) -> SourceFile:
+        return file
+
+    def read(self, part: Part) -> Iterable[Sample | Failure]:
+        shard = _shard_at(self, self._remote(part.file.path))
+        yield from read_rows(shard.parquet, self.text, part)
+        if part.stop == shard.parquet.metadata.num_rows:
+            let_go()
+
+    def glance(self, part: Part) -> Iterable[Sample | Failure]:
+        remote, seen = self._remote(part.file.path), 0
+        try:
+            for sample in read_rows(_remote_parquet(self, remote), self.text, part):
+                yield sample
+                seen += 1
+        except SourceUnreadable:  # a piece is compared with no hash: it may have changed on its way, so ask once more
+            _remote_parquet.cache_clear()
+            yield from islice(read_rows(_remote_parquet(self, remote), self.text, part), seen, None)
+
+    def digest(self, file: SourceFile, start: int, stop: int) -> int:
+        """From the hash that the hub lists, which stands for the whole file."""
+        return _digest(self._remote(file.path))
+
+    @property
+    def repository(self) -> Repository:
+        return Repository(self.name, "dataset", self.endpoint, patience=self.patience, is_named=self.is_named)
+
+    @property
+    def folder(self) -> str:
+        """Where its shards are while they are read."""
+        return os.path.join(self.spool, SHARDS_FOLDER) if self.spool else self.repository.place("shards")
+
+    def _remote(self, path: str) -> RemoteFile:
+        found = _remotes(self).get(path)
+        if found is None:
+            raise FileNotFoundError(f"'{path}' is not in {self.repository.what} at commit {self.commit}")
+        return found
+
+
+def hub(
+    name: str,
+    subset: str | None = None,
+    *,
+    split: str = "train",
+    text: str = "text",
+    revision: str | None = None,
+    spool: str | os.PathLike[str] | None = None,
+    endpoint: str | None = None,
+    download_retries: int = 5,
+    download_timeout: float = 300.0,
+) -> HubSource:
+    """The documents of a data set on the Hugging Face hub: `hub("HuggingFaceFW/fineweb-edu", "sample-10BT")`.
+
+    The revision (a branch, a tag, a commit; by default the main branch) is asked for now, and the commit it stands for
+    is what every builder reads. A shard is downloaded with `download_retries` more tries after a failure, each given up
+    after `download_timeout` seconds without a byte.
+    """
+    patience = Patience(download_retries, download_timeout)
+    commit = Repository(name, "dataset", endpoint, patience=patience).commit(revision)
+    folder = None if spool is None else os.path.abspath(spool)
+    return HubSource(name, subset, split, text, commit, endpoint, folder, patience)
+
+
+@lru_cache(maxsize=8)
+def _remotes(source: HubSource) -> dict[str, RemoteFile]:
+    return {file.path: file for file in source.repository.listing(source.commit).files}
+
+
+@lru_cache(maxsize=8)
+def _shards(source: HubSource) -> list[RemoteFile]:
+    listing = source.repository.listing(source.commit)
+    return parquet_shards(listing, source.repository.what, source.subset, source.split)
+
+
+@lru_cache(maxsize=8)
+def _rows_per_byte(source: HubSource) -> float:
+    shards = _shards(source)
+    judged = shards[:: ceil(len(shards) / _JUDGED_SHARDS)]
+    return sum(_rows(source, shard) for shard in judged) / max(1, sum(shard.size for shard in judged))
+
+
+def _rows(source: HubSource, shard: RemoteFile) -> int:
+    return int(_group_ends(source, shard).max(initial=0))
+
+
+@lru_cache(maxsize=64)
+def _group_ends(source: HubSource, shard: RemoteFile) -> Array:
+    return row_group_ends(_remote_parquet(source, shard))
+
+
+@lru_cache(maxsize=4)
+def _remote_parquet(source: HubSource, shard: RemoteFile) -> ParquetFile:
+    """A shard on the hub, opened by its footer; a few are kept, for planning comes back to them."""
+    try:
+        return _opened_remotely(source, shard)
+    except SourceUnreadable:  # as above: asked once more
+        return _opened_remotely(source, shard)
+
+
+def _opened_remotely(source: HubSource, shard: RemoteFile) -> ParquetFile:
+    parquet = open_parquet(RangeFile(HubFile(source.repository, source.commit, shard)), shard.path, source.text)
+    check_footer(parquet, shard.path)
+    return parquet
+
+
+def _source_file(shard: RemoteFile) -> SourceFile:
+    return SourceFile(path=shard.path, size=shard.size, etag=shard.identity, stream=True, digest=_digest(shard))
+
+
+def _digest(shard: RemoteFile) -> int:
+    return int(shard.identity[:16], 16)
+
+
+class _Shard:
+    """The shard that this process has at hand."""
+
+    def __init__(self, source: HubSource, remote: RemoteFile) -> None:
+        self.owner = (source, remote)
+        sweep(source.folder)
+        self._held = take(HubFile(source.repository, source.commit, remote), source.folder)
+        try:
+            self.parquet = open_parquet(self._held.path, remote.path, source.text)
+        except BaseException:
+            self._held.remove()
+            raise
+
+    def remove(self) -> None:
+        self.parquet.close()
+        self._held.remove()
+
+
+_at_hand: list[_Shard] = []
+_planned_spools: set[str] = set()  # of sources whose files this process listed: what a builder does, a worker does not
+
+
+def _shard_at(source: HubSource, remote: RemoteFile) -> _Shard:
+    """A shard on this disk: the one at hand, or another in its place. The old one goes before the new one comes."""
+    if _at_hand and _at_hand[0].owner != (source, remote):
+        let_go()
+    if not _at_hand:
+        _at_hand.append(_Shard(source, remote))
+    return _at_hand[0]
+
+
+def let_go() -> None:
+    """Remove the shard at hand, unless another process reads it."""
+    while _at_hand:
+        _at_hand.pop().remove()
+
+
+@atexit.register
+def leave_nothing() -> None:
+    """At the end of a builder its workers are gone, killed as they held their shards: those go too."""
+    let_go()
+    for folder in _planned_spools:
+        clear(folder)

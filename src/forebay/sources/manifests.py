@@ -1,0 +1,345 @@
+"""Images that the lines of a manifest name, each with what its line says of it.
+
+{"path": "cats/a.jpg", "tags": ["cat"]}        named as its image,   cats/a.jpg
+{"path": "../b.jpg"}                           named by its place,   list.jsonl@41: nothing outside is ever opened
+{"path": "cats/a.jpg"}                         named by its place,   list.jsonl@63: there is one such sample already
+"""
+
+import errno
+import os
+import re
+import tempfile
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, ClassVar, NamedTuple
+
+import msgspec
+import numpy as np
+import xxhash
+
+from forebay.columns import Array
+from forebay.errors import SourceChanged, SourceUnreadable
+from forebay.source import TOO_DEEP, Annotated, Failure, Part, Sample, Source, SourceFile, Unit, is_shallow
+from forebay.sources.compression import Stream
+from forebay.sources.failures import BOM, MAX_IMAGE_BYTES, checked_limit, limit_in, stated_limit
+from forebay.sources.image_files import TROUBLES, image_digest, read_image, stamp, state_of
+from forebay.sources.paths import full_path, is_stream, look, refuse_url
+
+LONGEST_LINE = 1 << 24
+MOST_UNPACKED = 16 << 30  # of a compressed manifest, on the disk for temporary files
+_PIECE = 1 << 20
+_SHOWN_MARKS = 60
+_NO_IMAGE = np.uint64(0)  # in place of a hash
+
+
+class Line(NamedTuple):
+    """One line: the image it names, relative to the root, or why it names none."""
+
+    number: int  # counted from 1
+    start: int
+    text: bytes
+    image: str
+    reason: str = ""
+    detail: str = ""
+
+    @property
+    def check(self) -> str:
+        digest: str = xxhash.xxh3_64_hexdigest(self.text)
+        return digest
+
+    def metadata(self, key: str) -> dict[str, Any]:
+        """All that the line says but which image it is about."""
+        said = msgspec.json.decode(self.text, type=dict[str, Any])
+        return {name: value for name, value in said.items() if name != key}
+
+
+class ImageLines:
+    """A manifest whose lines are found by name or by place."""
+
+    def __init__(self, stored: "StoredText", key: str, root: str) -> None:
+        self._stored, self._key, self._root = stored, key, root
+        self._starts, self._stops = stored.line_bounds()
+        names = (self._line(number).image for number in range(len(self._starts)))
+        hashes = np.fromiter(map(_hash, names), np.uint64, len(self._starts))
+        naming = np.flatnonzero(hashes != _NO_IMAGE)
+        self._order = naming[np.argsort(hashes[naming], kind="stable")]
+        self._sorted = hashes[self._order]
+        self._again = self._repetitions()
+
+    def named(self) -> Iterator[Line]:
+        """Every line but blank ones; one that names an image which an earlier line named is a failure."""
+        return (line for number in range(len(self._starts)) if (line := self._judged(number)).text.strip())
+
+    def find(self, image: str) -> Line | None:
+        """The line that names an image."""
+        value = np.uint64(_hash(image))
+        low, high = (int(np.searchsorted(self._sorted, value, side)) for side in ("left", "right"))
+        numbers = map(int, self._order[low:high])
+        return next((line for number in numbers if (line := self._judged(number)).image == image), None)
+
+    def at(self, start: int) -> Line | None:
+        """The line that begins at an offset."""
+        number = int(np.searchsorted(self._starts, start))
+        return self._judged(number) if number < len(self._starts) and self._starts[number] == start else None
+
+    def _repetitions(self) -> dict[int, int]:
+        """Lines that name an image again -> the first that did."""
+        edges = np.flatnonzero(np.diff(self._sorted, prepend=_NO_IMAGE, append=_NO_IMAGE))
+        again: dict[int, int] = {}
+        for run in np.flatnonzero(np.diff(edges) > 1).tolist():  # the same hash, by name or by chance
+            first: dict[str, int] = {}
+            for number in map(int, self._order[edges[run] : edges[run + 1]]):
+                earlier = first.setdefault(self._line(number).image, number)
+                if earlier != number:
+                    again[number] = earlier
+        return again
+
+    def _judged(self, number: int) -> Line:
+        line = self._line(number)
+        if number not in self._again:
+            return line
+        detail = f"line {line.number}: '{line.image}' is named by line {self._again[number] + 1} already"
+        return line._replace(image="", reason="duplicate", detail=detail)
+
+    def _line(self, number: int) -> Line:
+        start, stop = int(self._starts[number]), int(self._stops[number])
+        text = self._stored.read(start, min(stop, start + LONGEST_LINE))
+        image, reason, detail = _image_in(text, self._key, self._root)
+        if stop - start > LONGEST_LINE:
+            image, reason, detail = "", "bad-json", f"it has {stop - start:,} bytes, more than {LONGEST_LINE:,}"
+        return Line(number + 1, start, text, image, reason, f"line {number + 1}: {detail}" if reason else "")
+
+
+@lru_cache(maxsize=2)
+def open_lines(root: str, path: str, file: SourceFile, key: str) -> ImageLines:
+    """The lines of a manifest as it was when looked at; kept, as every image is found by it."""
+    return ImageLines(_stored(path, file), key, root)
+
+
+def manifest_file(path: str) -> SourceFile:
+    return look(os.path.dirname(path), os.path.basename(path))
+
+
+class StoredText:
+    """The bytes of a manifest, read where they are wanted: a mapped file that somebody cuts short ends the process."""
+
+    def __init__(self, path: str, descriptor: int) -> None:
+        self._path, self._descriptor = path, descriptor
+        self._size = os.fstat(descriptor).st_size
+        weakref.finalize(self, os.close, descriptor)
+
+    def read(self, start: int, stop: int) -> bytes:
+        content = os.pread(self._descriptor, stop - start, start)
+        if len(content) < stop - start:
+            folder, name = os.path.split(self._path)
+            raise SourceChanged(folder, {name: "was cut short while it was read"})
+        return content
+
+    def line_bounds(self) -> tuple[Array, Array]:
+        """Where each line begins and ends."""
+        stops = np.concatenate([np.empty(0, np.int64), *self._line_ends()])
+        if self._size and (not len(stops) or stops[-1] != self._size - 1):
+            stops = np.append(stops, self._size)
+        starts = np.concatenate([[0], stops[:-1] + 1])[: len(stops)]
+        if self._size >= len(BOM) and self.read(0, len(BOM)) == BOM:
+            starts[0] = len(BOM)
+        return starts, stops
+
+    def _line_ends(self) -> Iterator[Array]:
+        for start in range(0, self._size, _PIECE):
+            piece = np.frombuffer(self.read(start, min(start + _PIECE, self._size)), np.uint8)
+            yield start + np.flatnonzero(piece == ord("\n"))
+
+
+def _stored(path: str, file: SourceFile) -> StoredText:
+    if not is_stream(path):
+        return StoredText(path, os.open(path, os.O_RDONLY))
+    with tempfile.TemporaryFile() as plain, Stream(path, file, LONGEST_LINE) as stream:
+        while piece := stream.read(_PIECE):
+            if stream.position > MOST_UNPACKED:
+                raise SourceUnreadable(path, f"it unpacks to more than {MOST_UNPACKED:,} bytes; unpack it first")
+            plain.write(piece)
+        plain.flush()
+        return StoredText(path, os.dup(plain.fileno()))
+
+
+def _image_in(text: bytes, key: str, root: str) -> tuple[str, str, str]:
+    """The image that a line names, or a reason and a sentence."""
+    said: dict[str, Any] | None
+    try:
+        said = msgspec.json.decode(text, type=dict[str, Any])
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        return "", "bad-json", str(error)
+    except RecursionError:
+        said = None
+    if said is None or not is_shallow(said):
+        return "", "bad-json", TOO_DEEP
+    name = said.get(key)
+    if key not in said:
+        known = ", ".join(f"'{name}'" for name in said)
+        return "", "no-path", f"there is no '{key}' but {known:.{_SHOWN_MARKS}}; say which it is (--image, image=)"
+    if not isinstance(name, str) or not name or "\0" in name:
+        return "", "no-path", f"the field '{key}' is {name!r:.{_SHOWN_MARKS}}, not the path of an image"
+    path = os.path.relpath(name, root) if os.path.isabs(name) else os.path.normpath(name)
+    if path.split(os.sep)[0] in ("..", "."):
+        shown = f"'{name:.{_SHOWN_MARKS}}' is not below the root '{root}'"
+        return "", "outside-root", f"{shown}; choose a root above all images (--root, root=)"
+    return path, "", ""
+
+
+def _hash(image: str) -> int:
+    value: int = xxhash.xxh3_64_intdigest(image.encode("utf-8", "surrogateescape"))
+    return max(value, 1) if image else int(_NO_IMAGE)
+
+
+@dataclass(frozen=True, slots=True)
+class ImageManifestSource(Source):
+    """The images of a JSONL manifest, in its order, named relative to `root`; `image` is the field of their paths.
+
+    A line is part of its sample: where the line changes, the image has changed. A line without an image that can be
+    read is a failure, named by its place; if the image appears later, it is a new one.
+    """
+
+    kind: ClassVar[str] = "image_manifest"
+    unit: ClassVar[Unit] = "samples"
+    files_grow: ClassVar[bool] = False
+    read_by: ClassVar[tuple[str, ...]] = ("image", "max_sample_bytes")
+
+    root: str
+    manifest: str  # relative to the root
+    image: str = "path"
+    max_sample_bytes: int = MAX_IMAGE_BYTES
+
+    def describe(self) -> Mapping[str, Any]:
+        described = {"kind": self.kind, "root": self.root, "manifest": self.manifest, "image": self.image}
+        return described | stated_limit(self.max_sample_bytes, MAX_IMAGE_BYTES)
+
+    @classmethod
+    def from_description(cls, description: Mapping[str, Any]) -> "ImageManifestSource":
+        limit = limit_in(description, MAX_IMAGE_BYTES)
+        return cls(description["root"], description["manifest"], description["image"], limit)
+
+    def files(self) -> list[SourceFile]:
+        return [self._planned(line) for line in self._lines().named()]
+
+    def look(self, path: str) -> SourceFile:
+        line = self._line_of(path)
+        return self._failed(line) if self._is_place(path) else self._image(line)
+
+    def stamp(self, file: SourceFile) -> str:
+        return stamp(self.root, file)
+
+    def edited_beside(self, known: SourceFile, found: SourceFile) -> str:
+        is_same_image = (known.size, known.mtime_ns) == (found.size, found.mtime_ns) and not self._is_place(found.path)
+        return self._place_of(found.path) if is_same_image and known.etag != found.etag else ""
+
+    def weight(self, file: SourceFile) -> int:
+        return 1
+
+    def cuts(self, file: SourceFile, start: int, first: int, every: int) -> Iterator[int]:
+        return iter(range(start + 1, 2))
+
+    def scanned(self, file: SourceFile) -> SourceFile:
+        return file
+
+    def read(self, part: Part) -> Iterable[Sample | Failure]:
+        line = self._line_of(part.file.path)
+        if part.file.etag.partition("!")[0] != line.check:
+            raise SourceChanged(self.root, {part.file.path: f"has another line in '{self.manifest}' than was planned"})
+        if self._is_place(part.file.path):
+            yield self._failure(part.file, line)
+            return
+        content = read_image(self.root, part.file, self.max_sample_bytes)
+        if isinstance(content, Failure):
+            yield content
+        else:
+            yield Sample(part.file.path, Annotated(content, line.metadata(self.image)))
+
+    def annotations(self) -> Iterator[Mapping[str, Any]]:
+        return (line.metadata(self.image) for line in self._lines().named() if not line.reason)
+
+    def digest(self, file: SourceFile, start: int, stop: int) -> int:
+        line = self._line_of(file.path)
+        image = 0 if self._is_place(file.path) else image_digest(self.root, file)
+        value: int = xxhash.xxh3_64_intdigest(image.to_bytes(8, "little") + line.text)
+        return value
+
+    def _lines(self) -> ImageLines:
+        path = full_path(self.root, self.manifest)
+        return open_lines(self.root, path, manifest_file(path), self.image)
+
+    def _line_of(self, path: str) -> Line:
+        place = self._place(path)
+        line = self._lines().find(path) if place is None else self._lines().at(place)
+        if line is None:
+            raise FileNotFoundError(errno.ENOENT, f"no line of the manifest '{self.manifest}' names it", path)
+        return line
+
+    def _planned(self, line: Line) -> SourceFile:
+        """The image of a line, or the line itself where there is none to be read."""
+        if line.reason:
+            return self._failed(line)
+        try:
+            return self._image(line)
+        except FileNotFoundError:
+            return self._failed(line)
+
+    def _image(self, line: Line) -> SourceFile:
+        path = full_path(self.root, line.image)
+        state = state_of(path)
+        if not isinstance(state, os.stat_result):
+            raise FileNotFoundError(errno.ENOENT, TROUBLES.get(state or "", os.strerror(errno.ENOENT)), path)
+        return SourceFile(
+            path=line.image,
+            size=state.st_size,
+            mtime_ns=state.st_mtime_ns,
+            etag=line.check,
+            ctime_ns=state.st_ctime_ns,
+            inode=state.st_ino,
+        )
+
+    def _place_of(self, path: str) -> str:
+        return f"{self.manifest}@{self._line_of(path).start}"
+
+    def _failed(self, line: Line) -> SourceFile:
+        reason = line.reason or self._trouble(line) or ""
+        return SourceFile(path=f"{self.manifest}@{line.start}", size=0, etag=f"{line.check}!{reason}")
+
+    def _trouble(self, line: Line) -> str | None:
+        state = state_of(full_path(self.root, line.image))
+        return "not-found" if state is None else None if isinstance(state, os.stat_result) else state
+
+    def _failure(self, file: SourceFile, line: Line) -> Failure:
+        reason = file.etag.partition("!")[2]
+        detail = line.detail or f"line {line.number}: '{line.image}' could not be read when the cache was planned"
+        return Failure(file.path, reason, detail)
+
+    def _place(self, path: str) -> int | None:
+        found = re.fullmatch(rf"{re.escape(self.manifest)}@(\d+)", path)
+        return int(found[1]) if found else None
+
+    def _is_place(self, path: str) -> bool:
+        return self._place(path) is not None
+
+
+def image_manifest(
+    path: str | os.PathLike[str],
+    *,
+    image: str = "path",
+    root: str | os.PathLike[str] | None = None,
+    max_sample_bytes: int = MAX_IMAGE_BYTES,
+) -> ImageManifestSource:
+    """The images that a `.jsonl`, compressed or not, names in the field `image`; the rest is metadata.
+
+    Paths are relative to `root`, by default the folder of the manifest, or absolute, and lie below it.
+
+    >>> image_manifest("/data/train.jsonl", image="file_name").root
+    '/data'
+    """
+    for name in (path, *(() if root is None else (root,))):
+        refuse_url(name)
+    manifest = os.path.abspath(path)
+    below = os.path.abspath(root) if root is not None else os.path.dirname(manifest)
+    return ImageManifestSource(below, os.path.relpath(manifest, below), image, checked_limit(max_sample_bytes))

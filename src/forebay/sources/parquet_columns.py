@@ -1,0 +1,225 @@
+"""Parquet columns: page headers checked before anything is decompressed, types, and values as documents.
+
+    column in a row group   [dictionary page] │ data page │ data page │ …
+    page                    header (Thrift, compact): kind, size unpacked, size stored, … │ its content
+
+pyarrow unpacks a page as a whole and trusts its header. What a page would take is therefore checked here first.
+
+Text is stored as strings, as bytes, or as numbers of dictionary entries.
+"""
+
+import os
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from forebay.errors import SourceUnreadable
+from forebay.source import Failure, Sample
+from forebay.sources.failures import empty, too_large
+
+DICTIONARY_PAGE = 2
+_HEADER_BYTES = 1 << 12  # statistics in a header are short, or are read on
+_MOST_HEADER = 1 << 24
+_MOST_NESTED = 8
+# The types of Thrift's compact protocol.
+_STOP, _TRUE, _FALSE, _BYTE, _I16, _I32, _I64, _DOUBLE, _BINARY, _LIST, _SET, _MAP, _STRUCT = range(13)
+
+
+class Page(NamedTuple):
+    kind: int
+    unpacked: int
+    stored: int
+
+
+class _TooShort(Exception):
+    """The header goes on behind the bytes that were read."""
+
+
+def page_headers(descriptor: int, path: str, start: int, stop: int) -> Iterator[Page]:
+    """Every page between two places of an open file."""
+    while start < stop:
+        page, length = _page_at(descriptor, path, start, stop)
+        start += length + page.stored
+        yield page
+
+
+def _page_at(descriptor: int, path: str, start: int, stop: int) -> tuple[Page, int]:
+    """The page at a place, and how long its header is."""
+    count = _HEADER_BYTES
+    while True:
+        content = os.pread(descriptor, min(count, stop - start), start)
+        try:
+            reader = _Compact(content)
+            numbers = reader.numbers()
+            page = Page(*(numbers.get(field, -1) for field in (1, 2, 3)))
+        except (_TooShort, ValueError) as error:
+            if isinstance(error, _TooShort) and len(content) == count < _MOST_HEADER:
+                count *= 4
+                continue
+            page = Page(-1, -1, -1)
+        if min(page) < 0:
+            raise SourceUnreadable(path, f"it is not a sound Parquet file: there is no page at byte {start:,}")
+        return page, reader.position
+
+
+class _Compact:
+    """A struct of Thrift's compact protocol: its numbers are kept, all else is passed over."""
+
+    def __init__(self, content: bytes) -> None:
+        self._content = content
+        self.position = 0
+
+    def numbers(self) -> dict[int, int]:
+        """The fields of the struct that are whole numbers, by id."""
+        found: dict[int, int] = {}
+        field = 0
+        while head := self._byte():
+            kind, step = head & 15, head >> 4
+            field = field + step if step else self._signed()
+            if kind in (_I16, _I32, _I64):
+                found[field] = self._signed()
+            else:
+                self._skip(kind, _MOST_NESTED)
+        return found
+
+    def _skip(self, kind: int, levels: int) -> None:
+        if not levels or kind > _STRUCT:
+            raise ValueError("not a header")
+        if kind == _BYTE:
+            self._pass(1)
+        elif kind in (_I16, _I32, _I64):
+            self._varint()
+        elif kind == _DOUBLE:
+            self._pass(8)
+        elif kind == _BINARY:
+            self._pass(self._varint())
+        elif kind in (_LIST, _SET):
+            head = self._byte()
+            count = head >> 4 if head >> 4 < 15 else self._varint()
+            for _ in range(count):
+                self._element(head & 15, levels - 1)
+        elif kind == _MAP:
+            count = self._varint()
+            kinds = self._byte() if count else 0
+            for _ in range(count):
+                self._element(kinds >> 4, levels - 1)
+                self._element(kinds & 15, levels - 1)
+        elif kind == _STRUCT:
+            while head := self._byte():
+                if not head >> 4:
+                    self._varint()
+                self._skip(head & 15, levels - 1)
+
+    def _element(self, kind: int, levels: int) -> None:
+        """A value in a list; there, a boolean is a byte."""
+        if kind == _STOP:
+            raise ValueError("not a header")
+        if kind in (_TRUE, _FALSE):
+            self._pass(1)
+        else:
+            self._skip(kind, levels)
+
+    def _signed(self) -> int:
+        value = self._varint()
+        return value >> 1 ^ -(value & 1)
+
+    def _varint(self) -> int:
+        value = shift = 0
+        while True:
+            byte = self._byte()
+            value |= (byte & 127) << shift
+            if byte < 128:
+                return value
+            shift += 7
+            if shift > 63:
+                raise ValueError("not a header")
+
+    def _byte(self) -> int:
+        self._pass(1)
+        return self._content[self.position - 1]
+
+    def _pass(self, count: int) -> None:
+        self.position += count
+        if self.position > len(self._content):
+            raise _TooShort
+
+
+def holds_text(kind: pa.DataType) -> bool:
+    """Whether values of a type can be text; bytes can, and so can nothing but nulls."""
+    if pa.types.is_dictionary(kind):
+        return holds_text(kind.value_type)
+    return _is_string(kind) or holds_bytes(kind) or pa.types.is_null(kind)
+
+
+def holds_bytes(kind: pa.DataType) -> bool:
+    types = pa.types
+    kinds = (types.is_binary, types.is_large_binary, types.is_binary_view, types.is_fixed_size_binary)
+    return any(is_kind(kind) for is_kind in kinds)
+
+
+def holds_json(kind: pa.DataType) -> bool:
+    """Whether JSON has a word for every value of a type."""
+    if pa.types.is_dictionary(kind):
+        return holds_json(kind.value_type)
+    if pa.types.is_map(kind):
+        return False
+    inner = [kind.field(index).type for index in range(kind.num_fields)]
+    plain = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean, pa.types.is_null, _is_string)
+    return all(map(holds_json, inner)) if inner else any(is_kind(kind) for is_kind in plain)
+
+
+def _is_string(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
+
+
+def documents(values: pa.Array, path: str, first_row: int, limit: int) -> Iterator[Sample | Failure]:
+    """A document for every value; one that is empty, null, not UTF-8 or longer than the limit is a failure."""
+    stored = _stored(values)
+    sizes = pc.binary_length(stored)
+    if (pc.max(sizes).as_py() or 0) <= limit:
+        yield from _documents(_plain(stored), path, first_row)
+        return
+    for index, size in enumerate(sizes.to_pylist()):
+        if size is not None and size > limit:
+            yield too_large(f"{path}#{first_row + index}", size, limit, f"row {first_row + index}: ")
+        else:
+            yield from _documents(_plain(stored.slice(index, 1)), path, first_row + index)
+
+
+def _documents(values: list[str | bytes | None], path: str, first_row: int) -> Iterator[Sample | Failure]:
+    for row, value in enumerate(values, first_row):
+        sample = f"{path}#{row}"
+        if isinstance(value, str) and value:
+            yield Sample(sample, value)
+        elif value == "" or value == b"":
+            yield empty(sample, f"row {row}")
+        elif value is None:
+            yield Failure(sample, "null", f"row {row}: the text is null")
+        else:
+            yield _decoded(sample, row, value)
+
+
+def _stored(values: pa.Array) -> pa.Array:
+    """Values as bytes, each by itself."""
+    if pa.types.is_dictionary(values.type):
+        values = values.dictionary_decode()
+    return values.cast(pa.large_binary())
+
+
+def _plain(stored: pa.Array) -> list[str | bytes | None]:
+    """Strings, or bytes where one of them at least is not a string."""
+    try:
+        plain: list[str | bytes | None] = stored.cast(pa.large_string()).to_pylist()
+    except pa.ArrowInvalid:
+        plain = stored.to_pylist()
+    return plain
+
+
+def _decoded(sample: str, row: int, value: bytes) -> Sample | Failure:
+    try:
+        return Sample(sample, value.decode())
+    except UnicodeDecodeError as error:
+        bad = f"byte 0x{value[error.start]:02x} at offset {error.start:,} of the text"
+        return Failure(sample, "not-utf8", f"row {row}: {bad} is not UTF-8 ({error.reason})")

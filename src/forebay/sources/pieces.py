@@ -1,0 +1,379 @@
+"""Files of pieces that end with a separator, as lines end with a newline: cut, and read in parts.
+
+Separators are those that `bytes.split` finds from the beginning of the file, left to right. A separator may overlap
+itself, as three newlines do in a run of four; so a search from the middle first goes back to where nothing overlaps:
+
+    text        a \\n \\n \\n \\n b        separator \\n\\n\\n
+    split       a └──────────┘ \\n b      the one that counts
+    not         a \\n └──────────┘ b      what a search from the second newline would find
+
+A plain file is cut by looking for the separator after each cut, nothing else of it is read. A compressed file is a
+stream: it is decompressed once to find the cuts; its parts are then read one after the other without a new start.
+"""
+
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import BinaryIO, TypeVar
+
+from forebay.errors import SourceChanged
+from forebay.source import Failure, Part, SourceFile
+from forebay.sources.compression import OpenStream, Stream, judged_stream_at, stream_at
+from forebay.sources.failures import too_large
+from forebay.sources.paths import check_readable, full_path
+
+Block = bytes | bytearray
+_BLOCK = 128 * 1024  # decoding is fastest while a block and what is made of it stay in the processor's cache
+_LOOK = 4 * 1024  # the least that is read to find a separator; after a while, a fourth of what was read in vain
+_MOST_LOOK = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class LongPiece:
+    """A piece that was passed over, with its separator: how many bytes and newlines, and how long without it."""
+
+    length: int
+    newlines: int
+    size: int
+
+    def __len__(self) -> int:
+        return self.length
+
+
+def whole_pieces(
+    read: Callable[[int], bytes], length: int, separator: bytes, limit: int = sys.maxsize
+) -> Iterator[Block | LongPiece]:
+    """The next `length` bytes in blocks that end behind a separator, and what is left.
+
+    A piece of up to `limit` bytes comes whole; a longer one is passed over while it is read. Nothing here holds on to a
+    block that was handed out: a long one is in memory once.
+    """
+    reach = len(separator) - 1
+    held = bytearray()  # the beginning of a piece: no separator in it,
+    seam = b""  # but perhaps the beginning of one at its end
+    passed = newlines = 0  # of a piece that is too long, in place of `held`
+    while length > 0 and (content := read(min(_BLOCK, length))):
+        length -= len(content)
+        if passed:
+            end = (seam + content).find(separator) + len(separator) - len(seam)
+            if end < len(separator) - len(seam):
+                passed, newlines = passed + len(content), newlines + content.count(b"\n")
+                seam = (seam + content)[-reach:] if reach else b""
+                continue
+            passed, newlines = passed + end, newlines + content.count(b"\n", 0, end)
+            yield LongPiece(passed, newlines, passed - len(separator))
+            content, seam, passed = content[end:], b"", 0
+        end = last_end(seam + content, separator) - len(seam)
+        if end > 0:
+            full: list[Block] = [content[:end]]
+            if held:
+                held += full.pop()
+                full, held = [held], bytearray()
+            content, seam = content[end:], b""
+            yield from _within(full, separator, limit)
+        held += content
+        seam = (seam + content)[-reach:] if reach else b""
+        if len(held) > limit + len(separator):
+            passed, newlines, held = len(held), held.count(b"\n"), bytearray()
+    if passed:
+        yield LongPiece(passed, newlines, passed)
+    if held:
+        full, held = [held], bytearray()
+        yield from _within(full, separator, limit)
+
+
+def _within(full: list[Block], separator: bytes, limit: int) -> Iterator[Block | LongPiece]:
+    """The one block in a list, without pieces that are longer than the limit."""
+    if len(full[0]) <= limit:
+        yield full.pop()
+        return
+    block, begin = full.pop(), 0
+    for start, stop in piece_bounds(block, separator):
+        if stop - start > limit:
+            if begin < start:
+                yield block[begin:start]
+            begin = min(stop + len(separator), len(block))
+            yield LongPiece(begin - start, block.count(b"\n", start, begin), stop - start)
+    if begin == 0:
+        full.append(block)
+        del block
+        yield full.pop()
+    elif begin < len(block):
+        yield block[begin:]
+
+
+def piece_bounds(block: Block, separator: bytes) -> Iterator[tuple[int, int]]:
+    """Where the pieces of a block begin and end, their separators left out.
+
+    >>> list(piece_bounds(b"one||two||", b"||"))
+    [(0, 3), (5, 8)]
+    """
+    begin = 0
+    while begin < len(block):
+        end = block.find(separator, begin)
+        end = end if end >= 0 else len(block)
+        yield begin, end
+        begin = end + len(separator)
+
+
+def end_after(plain: BinaryIO, separator: bytes, start: int, at: int, limit: int = sys.maxsize) -> int | None:
+    """Where the first separator that begins at `at` or later ends in a file, in which a piece begins at `start`.
+
+    None where there is none, or none that begins before `limit`: nothing is looked for there.
+    """
+    cursor = _overlap_start_in(plain, separator, start, at)
+    plain.seek(cursor)
+    ahead = b""  # from `cursor` on
+    while cursor < limit and (content := plain.read(min(max(_LOOK, (cursor - at) // 4), _MOST_LOOK))):
+        ahead += content
+        while (found := ahead.find(separator)) >= 0:
+            cursor += found + len(separator)
+            if cursor - len(separator) >= at:
+                return cursor
+            ahead = ahead[found + len(separator) :]
+        passed = max(0, len(ahead) - len(separator) + 1)
+        cursor, ahead = cursor + passed, ahead[passed:]
+    return None
+
+
+def _overlap_start_in(plain: BinaryIO, separator: bytes, start: int, at: int) -> int:
+    """`overlap_start` for a place in a file, in which a piece begins at `start`."""
+    if len(separator) == 1:
+        return max(start, at)
+    behind = _LOOK
+    while True:
+        low = max(start, at - behind)
+        plain.seek(low)
+        content = plain.read(max(0, at - low) + len(separator) - 1)
+        found = overlap_start(content, separator, max(0, at - low))
+        if low == start or found >= len(separator):
+            return low + found
+        behind *= 2
+
+
+def first_end(content: Block, separator: bytes, at: int) -> int:
+    """Where the first separator that begins at `at` or later ends, -1 where there is none.
+
+    >>> first_end(b"a----b", b"---", 2)
+    -1
+    """
+    cursor = overlap_start(content, separator, at)
+    while 0 <= (found := content.find(separator, cursor)) < at:
+        cursor = found + len(separator)
+    return -1 if found < 0 else found + len(separator)
+
+
+def last_end(content: bytes, separator: bytes) -> int:
+    """Where the last separator ends, 0 where there is none.
+
+    >>> last_end(b"a----b", b"---")
+    4
+    """
+    found = content.rfind(separator)
+    if found < 0:
+        return 0
+    cursor = overlap_start(content, separator, found)
+    while (found := content.find(separator, cursor)) >= 0:
+        cursor = found + len(separator)
+    return cursor
+
+
+def overlap_start(content: Block, separator: bytes, at: int) -> int:
+    """The last place up to `at` that no separator, real or not, reaches across."""
+    reach = len(separator) - 1
+    while (found := content.find(separator, max(0, at - reach), at + reach)) >= 0 and found < at:
+        at = found
+    return at
+
+
+_COUNTED_BYTES = 1 << 20
+T = TypeVar("T")
+
+
+class Reading(Iterator[Block | LongPiece]):
+    """The blocks of one part; `position` is the offset in the file at which the current one begins.
+
+    A piece of more than `max_sample_bytes` is passed over, and comes as a `LongPiece`.
+    """
+
+    def __init__(
+        self, root: str, part: Part, separator: bytes, max_sample_bytes: int, stream_at: OpenStream = stream_at
+    ) -> None:
+        self._root, self._part, self._separator = root, part, separator
+        self.max_sample_bytes = max_sample_bytes
+        self._stream_at = stream_at
+        self._path = full_path(root, part.file.path)
+        self._stream: Stream | None = None
+        self._newlines = 0  # before the current block, known where it is a stream
+        self._blocks = self._stream_blocks() if part.file.stream else self._plain_blocks()
+        self._passed = (0, 0)  # bytes and newlines of the current block
+        self.position = part.start
+
+    def __next__(self) -> Block | LongPiece:
+        size, newlines = self._passed
+        self.position, self._newlines = self.position + size, self._newlines + newlines
+        self._passed = (0, 0)
+        block = next(self._blocks)
+        self._passed = (len(block), self._newlines_in(block))
+        return block
+
+    def long_piece(self, piece: LongPiece) -> Failure:
+        """The failure that a piece is which was passed over."""
+        sample = f"{self._part.file.path}@{self.position}"
+        return too_large(sample, piece.size, self.max_sample_bytes, f"line {self.first_line()}: ")
+
+    def _newlines_in(self, block: Block | LongPiece) -> int:
+        if not self._part.file.stream:
+            return 0
+        return block.newlines if isinstance(block, LongPiece) else block.count(b"\n")
+
+    def first_line(self) -> int:
+        """The number, from 1, of the line in which the current block begins."""
+        if self._part.file.stream:
+            return 1 + self._newlines
+        counter = _line_counter(self._path, self._part.file.size, self._part.file.mtime_ns)
+        return 1 + counter.before(self.position)
+
+    def _stream_blocks(self) -> Iterator[Block | LongPiece]:
+        place = (self._path, self._part.file, self._part.start)
+        with self._stream_at(*place, self.max_sample_bytes) as self._stream:
+            self._newlines = self._stream.newlines
+            yield from whole_pieces(self._stream.read, self._part.weight, self._separator, self.max_sample_bytes)
+
+    def _plain_blocks(self) -> Iterator[Block | LongPiece]:
+        with open(self._path, "rb", buffering=0) as plain:
+            check_piece_start(plain, self._root, self._part.file.path, self._part.start, self._separator)
+            plain.seek(self._part.start)
+            yield from whole_pieces(plain.read, self._part.weight, self._separator, self.max_sample_bytes)
+
+
+def handed_out(found: deque[T]) -> Iterator[T]:
+    """What was found in a block, which itself can be let go by then; nothing is held that was handed out."""
+    while found:
+        yield found.popleft()
+
+
+def check_piece_start(plain: BinaryIO, root: str, path: str, start: int, separator: bytes) -> None:
+    """A piece that was planned must still begin where it did."""
+    plain.seek(max(0, start - len(separator)))
+    if start and plain.read(len(separator)) != separator:
+        raise piece_moved(root, path, start, separator)
+
+
+def piece_moved(root: str, path: str, start: int, separator: bytes) -> SourceChanged:
+    what = "line" if separator == b"\n" else "document"
+    return SourceChanged(root, {path: f"has no {what} that starts at byte {start:,} any more"})
+
+
+class _LineCounter:
+    """Counts the newlines of a plain file, on from where it last stood."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._position = self._newlines = 0
+
+    def before(self, position: int) -> int:
+        if position == self._position:
+            return self._newlines
+        if position < self._position:
+            self._position = self._newlines = 0
+        with open(self._path, "rb", buffering=0) as plain:
+            plain.seek(self._position)
+            while self._position < position and (content := plain.read(min(_COUNTED_BYTES, position - self._position))):
+                self._position += len(content)
+                self._newlines += content.count(b"\n")
+        return self._newlines
+
+
+@lru_cache(maxsize=4)
+def _line_counter(path: str, size: int, mtime_ns: int) -> _LineCounter:
+    """One counter for a file as it was planned: its failures come in order, mostly."""
+    return _LineCounter(path)
+
+
+_LONG_PIECE = 1024 * 1024
+_MOST_SEARCHED = 64
+
+
+def cut_between_pieces(
+    root: str, separator: bytes, file: SourceFile, start: int, first: int, every: int, max_sample_bytes: int
+) -> Iterator[int]:
+    """Where parts of a file may end: behind a separator. Positions count bytes, of a stream after decompression."""
+    check_readable(root, file)
+    path = full_path(root, file.path)
+    if file.stream:
+        with judged_stream_at(path, file, max(0, start - len(separator)), max_sample_bytes) as stream:
+            if start and stream.read(len(separator)) != separator:
+                raise piece_moved(root, file.path, start, separator)
+            yield from _stream_cuts(stream, separator, first, every)
+        return
+    with open(path, "rb", buffering=0) as plain:
+        check_piece_start(plain, root, file.path, start, separator)
+        search = _Search(plain, separator, _searched(path, file, separator))
+        yield from _plain_cuts(search, start, file.size, first, every)
+
+
+def _plain_cuts(search: "_Search", start: int, size: int, first: int, every: int) -> Iterator[int]:
+    cut, step = start, first
+    while cut + step < size:
+        found = search.end_after(cut, cut + step)
+        if found >= size:
+            break
+        yield (cut := found)
+        step = every
+    if size > start:
+        yield size
+
+
+class _Search:
+    """Looks for separators in a plain file, but never twice through a long piece."""
+
+    def __init__(self, plain: BinaryIO, separator: bytes, searched: deque[tuple[int, int]]) -> None:
+        self._plain, self._separator, self._searched = plain, separator, searched
+
+    def end_after(self, start: int, position: int) -> int:
+        """The first end of a separator at `position` or later, beyond any file where there is none.
+
+        A piece begins at `start`.
+        """
+        at = position - len(self._separator)
+        known = next((end for begin, end in self._searched if begin <= at and position <= end), None)
+        if known is not None:
+            return known
+        limit, behind = min((stretch for stretch in self._searched if stretch[0] > at), default=(sys.maxsize,) * 2)
+        found = end_after(self._plain, self._separator, start, at, limit)
+        end = behind if found is None else found
+        if end - at >= _LONG_PIECE:
+            self._searched.append((at, end))
+        return end
+
+
+@lru_cache(maxsize=256)
+def _searched(path: str, file: SourceFile, separator: bytes) -> deque[tuple[int, int]]:
+    """Stretches of a file in which no separator begins but the one that ends there: of long pieces, the last few."""
+    return deque(maxlen=_MOST_SEARCHED)
+
+
+def _stream_cuts(stream: Stream, separator: bytes, first: int, every: int) -> Iterator[int]:
+    start = end = stream.position
+    cut, step = start, first
+    for block in whole_pieces(stream.read, sys.maxsize, separator, _LONG_PIECE):
+        if start < cut == end:  # the cut at the end of the last block is not the end of the file
+            yield cut
+        begin, end = end, end + len(block)
+        while cut + step <= end:
+            found = len(block) if isinstance(block, LongPiece) else _end_in(block, separator, cut + step - begin)
+            if found < 0:
+                break
+            cut, step = begin + found, every
+            if cut < end:
+                yield cut
+    if end > start:
+        yield end
+
+
+def _end_in(block: Block, separator: bytes, position: int) -> int:
+    """The first end of a separator at `position` or later, -1 where there is none."""
+    return first_end(block, separator, position - len(separator))

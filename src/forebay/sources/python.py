@@ -1,0 +1,286 @@
+"""Python as a source: an iterable, spooled to a file, or a function that returns the documents of a slice."""
+
+import filecmp
+import io
+import json
+import os
+import secrets
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib import import_module
+from typing import IO, Any, ClassVar
+
+import msgspec
+import xxhash
+import zstandard
+
+from forebay.errors import ForebayError, FunctionFailed, SourceInvalid, SourceNeeded, is_url
+from forebay.source import Failure, Part, Sample, Source, SourceFile, Unit
+from forebay.sources.jsonl import JsonlSource, jsonl
+
+_SUFFIXES = (".jsonl", ".jsonl.zst")
+_PIECE = 1 << 20
+_JSON_VALUES = (str, int, float, list, dict, type(None))  # bytes, dates and the like would be written as some text
+
+
+def documents(
+    documents: Iterable[str | Mapping[str, Any]], spool: str | os.PathLike[str], text: str = "text"
+) -> JsonlSource:
+    """The documents of any iterable: strings, or mappings of which the field `text` is kept.
+
+    They are written to `spool`, a `.jsonl` or `.jsonl.zst` file, which is there when all of them are and not before.
+    The same documents again leave the file as it is, and the caches made from it valid; more documents behind the same
+    ones can be grown into a cache if the file is a `.jsonl`. A file that holds anything else is never overwritten.
+    """
+    if is_url(os.fspath(spool)):
+        raise SourceInvalid(f"documents are spooled to a file, not to the URL '{os.fspath(spool)}'; pass a path")
+    path = os.path.abspath(spool)
+    if not path.endswith(_SUFFIXES):
+        raise SourceInvalid(f"documents are spooled to a {' or '.join(_SUFFIXES)} file, not to '{spool}'")
+    if isinstance(documents, str | bytes | Mapping):
+        raise SourceInvalid(f"one {type(documents).__name__} is no iterable of documents; put it into a list")
+    source = jsonl(path, text=text)
+    with _written_aside(path) as file:
+        for number, document in enumerate(documents):
+            file.write(_line(document, text, number))
+    return source
+
+
+def _line(document: str | Mapping[str, Any], field: str, number: int) -> bytes:
+    """A line that reads as the document, or fails for the reason that the document does."""
+    if isinstance(document, str):
+        kept: dict[str, Any] = {field: document}
+    elif isinstance(document, Mapping):
+        kept = {field: document[field]} if field in document else {}
+    else:
+        raise SourceInvalid(
+            f"document {number} is {type(document).__name__}; expected a str, or a mapping with '{field}'"
+        )
+    if not isinstance(kept.get(field), _JSON_VALUES):
+        kind = type(kept[field]).__name__
+        raise SourceInvalid(f"the field '{field}' of document {number} is {kind}; expected a str")
+    try:
+        return msgspec.json.encode(kept) + b"\n"
+    except UnicodeEncodeError:
+        return json.dumps(kept).encode() + b"\n"  # half of a surrogate pair can be written, and is refused when read
+
+
+@contextmanager
+def _written_aside(path: str) -> Iterator[IO[bytes]]:
+    """A file that takes its place when all is written, unless something else stands there that it does not continue."""
+    folder, name = os.path.split(path)
+    os.makedirs(folder, exist_ok=True)
+    aside = os.path.join(folder, f".{name}.{secrets.token_hex(4)}.part")
+    try:
+        with open(aside, "xb") as file:
+            with _compressed(file, path) as writer:
+                yield writer
+            file.flush()
+            os.fsync(file.fileno())
+        if not os.path.lexists(path):
+            _place(aside, path)
+        elif not _continues(aside, path):
+            raise SourceInvalid(
+                f"'{path}' exists and does not begin these documents; delete it, or name another file to spool them to"
+            )
+        elif not filecmp.cmp(aside, path, shallow=False):
+            os.replace(aside, path)
+    finally:
+        with suppress(FileNotFoundError):
+            os.unlink(aside)
+
+
+def _place(aside: str, path: str) -> None:
+    """Give a file its name, unless another has it by now; not every file system has links to do that with."""
+    try:
+        os.link(aside, path)
+    except FileExistsError:
+        raise
+    except OSError:
+        os.rename(aside, path)
+
+
+def _continues(new: str, old: str) -> bool:
+    """Whether a file begins with all that a regular file holds, both decompressed."""
+    if os.path.islink(old) or not os.path.isfile(old):
+        return False
+    with _plain(new, old) as longer, _plain(old, old) as shorter:
+        try:
+            while piece := shorter.read(_PIECE):
+                if longer.read(len(piece)) != piece:
+                    return False
+        except zstandard.ZstdError:
+            return False
+    return True
+
+
+@contextmanager
+def _plain(path: str, name: str) -> Iterator[IO[bytes]]:
+    with open(path, "rb") as file:
+        if not name.endswith(".zst"):
+            yield file
+            return
+        with zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True, closefd=False) as reader:
+            yield io.BufferedReader(reader)
+
+
+@contextmanager
+def _compressed(file: IO[bytes], path: str) -> Iterator[IO[bytes]]:
+    if not path.endswith(".zst"):
+        yield file
+        return
+    with zstandard.ZstdCompressor(write_checksum=True).stream_writer(file, closefd=False) as writer:
+        yield writer
+
+
+_MOST_REMEMBERED = 1 << 16
+_just_read: dict[tuple["FunctionSource", str], int] = {}  # digests of slices, until they are asked for
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionSource(Source):
+    """The documents that an importable function gives for slice numbers 0 to `slices` - 1.
+
+    Each slice is a file of weight 1, `module:name/17`, whose documents are `module:name/17#0` and so on. The function
+    must give the same documents for a slice whenever it is asked; `version` tells that it does not any more.
+    A cache names the function, and that is all: what a file says is never imported.
+    """
+
+    kind: ClassVar[str] = "function"
+    unit: ClassVar[Unit] = "samples"
+    files_grow: ClassVar[bool] = False  # a source of more slices has more files
+
+    function: str  # module:qualname
+    slices: int
+    version: str = ""
+
+    def describe(self) -> Mapping[str, Any]:
+        return {"kind": self.kind, "function": self.function, "slices": self.slices, "version": self.version}
+
+    @classmethod
+    def from_description(cls, description: Mapping[str, Any]) -> "FunctionSource":
+        raise SourceNeeded(str(description["function"]), int(description["slices"]))
+
+    def files(self) -> list[SourceFile]:
+        return [self._file(number) for number in range(self.slices)]
+
+    def look(self, path: str) -> SourceFile:
+        function, _, number = path.rpartition("/")
+        if function != self.function or not number.isdecimal() or int(number) >= self.slices:
+            raise FileNotFoundError(f"'{path}' is none of the {self.slices:,} slices of '{self.function}'")
+        return self._file(int(number))
+
+    def weight(self, file: SourceFile) -> int:
+        return 1
+
+    def cuts(self, file: SourceFile, start: int, first: int, every: int) -> Iterator[int]:
+        return iter([] if start else [1])
+
+    def scanned(self, file: SourceFile) -> SourceFile:
+        return file
+
+    def read(self, part: Part) -> Iterable[Sample | Failure]:
+        """The documents of a slice; its digest is remembered, as it is asked for next."""
+        running = xxhash.xxh3_64()
+        yield from self._documents(part.file.path, running)
+        while len(_just_read) >= _MOST_REMEMBERED:
+            _just_read.pop(next(iter(_just_read)))
+        _just_read[self, part.file.path] = running.intdigest()
+
+    def glance(self, part: Part) -> Iterable[Sample | Failure]:
+        return self._documents(part.file.path, xxhash.xxh3_64())
+
+    def digest(self, file: SourceFile, start: int, stop: int) -> int:
+        """A hash of the documents: of those just read, if they were."""
+        remembered = _just_read.pop((self, file.path), None)
+        if remembered is not None:
+            return remembered
+        running = xxhash.xxh3_64()
+        for _ in self._documents(file.path, running):
+            pass
+        value: int = running.intdigest()
+        return value
+
+    def _file(self, number: int) -> SourceFile:
+        return SourceFile(path=f"{self.function}/{number}", size=1, etag=self.version)
+
+    def _documents(self, path: str, running: Any) -> Iterator[Sample | Failure]:
+        number = int(path.rpartition("/")[2])
+        try:
+            for index, document in enumerate(self._made(number)):
+                yield _checked(f"{path}#{index}", index, document, running)
+        except ForebayError:
+            raise
+        except OSError as error:  # it may be over soon: such a chunk is tried again
+            raise OSError(f"the function '{self.function}' failed for slice {number}: {error!r}") from error
+        except Exception as error:  # it may raise anything
+            raise FunctionFailed(self.function, number, repr(error)) from error
+
+    def _made(self, number: int) -> Iterable[object]:
+        made: object = _resolve(self.function)(number)
+        if isinstance(made, str | bytes) or not isinstance(made, Iterable):
+            kind = type(made).__name__
+            raise SourceInvalid(
+                f"'{self.function}' returned {kind} for slice {number}; return an iterable of documents"
+            )
+        return made
+
+
+def function(function: Callable[[int], Iterable[str]], slices: int, version: str = "") -> FunctionSource:
+    """The documents of `function(0)`, `function(1)`, … `function(slices - 1)`, in this order.
+
+    Every worker process imports the function by its name, so it must be one of an importable module. A cache grows by a
+    source of more slices.
+    """
+    name = f"{getattr(function, '__module__', None)}:{getattr(function, '__qualname__', repr(function))}"
+    problem = _why_not_importable(function, name)
+    if problem:
+        raise SourceInvalid(f"'{name}' {problem}; define it with `def` at the top of a module that workers can import")
+    if slices < 1:
+        raise SourceInvalid(f"a function source has at least one slice, not {slices}")
+    return FunctionSource(name, slices, version)
+
+
+def _why_not_importable(function: object, name: str) -> str:
+    if name.startswith("__main__:"):
+        return "is defined in the script that runs, which worker processes do not import"
+    if "<lambda>" in name:
+        return "is a lambda, which has no name to import it by"
+    if "<locals>" in name:
+        return "is defined inside another function"
+    try:
+        found = _resolve(name)
+    except (ImportError, AttributeError, ValueError) as error:
+        return f"cannot be imported ({error})"
+    return "" if found == function else "is not what its name imports"
+
+
+@lru_cache(maxsize=64)
+def _resolve(name: str) -> Callable[[int], Iterable[str]]:
+    module, _, qualname = name.partition(":")
+    found: Any = import_module(module)
+    for part in qualname.split("."):
+        found = getattr(found, part)
+    resolved: Callable[[int], Iterable[str]] = found
+    return resolved
+
+
+def _checked(sample: str, index: int, document: object, running: Any) -> Sample | Failure:
+    """A document, or why it is none; either way it goes into the digest."""
+    if not isinstance(document, str):
+        kind = type(document).__name__
+        running.update(f"\0{kind}\0".encode())
+        reason = "null" if document is None else "not-text"
+        return Failure(sample, reason, f"document {index}: it is {kind}, not str")
+    checked: Sample | Failure = Sample(sample, document)
+    try:
+        encoded = document.encode()
+    except UnicodeEncodeError as error:
+        encoded = document.encode("utf-8", "surrogatepass")
+        half = f"character {error.start} is half of a surrogate pair"
+        checked = Failure(sample, "not-utf8", f"document {index}: {half}")
+    running.update(len(encoded).to_bytes(8, "little"))
+    running.update(encoded)
+    return checked

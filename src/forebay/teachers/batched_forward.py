@@ -1,0 +1,266 @@
+"""Run the one teacher that this process has loaded, on as many samples at a time as memory holds.
+
+samples   a b c d e        batch_size 2, three buckets
+
+one bucket at a time       [a b]₀ [a b]₁ [a b]₂  [c d]₀ …  [e e]₂
+timesteps together         [a₀ a₁ a₂ b₀ b₁ b₂]  …  [e₀ e₁ e₂ e₀ e₁ e₂]
+
+The last batch is filled with its last sample: kernels are not bit-equal across batch sizes.
+"""
+
+import gc
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from forebay.columns import DTYPES, Array, Dtype
+from forebay.errors import ForebayError, MemoryTooSmall, TeacherOutputInvalid, TeacherRaised
+from forebay.teachers.protocol import Batch, Loaded, Output, Teacher
+from forebay.teachers.teacher_samples import Samples
+
+
+class Memo:
+    """Arrays by the input they were made of."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.hits = 0
+        self.bytes = 0
+        self._limit = limit_bytes
+        self._known: OrderedDict[str, Mapping[str, Array]] = OrderedDict()
+
+    def get(self, key: str) -> Mapping[str, Array] | None:
+        found = self._known.get(key)
+        if found is not None:
+            self._known.move_to_end(key)
+            self.hits += 1
+        return found
+
+    def clear(self) -> None:
+        self._known.clear()
+        self.bytes = 0
+
+    def put(self, key: str, arrays: Mapping[str, Array]) -> None:
+        size = _size(arrays)
+        if size > self._limit or key in self._known:
+            return
+        self._known[key] = arrays
+        self.bytes += size
+        while self.bytes > self._limit:
+            _, oldest = self._known.popitem(last=False)
+            self.bytes -= _size(oldest)
+
+
+def _size(arrays: Mapping[str, Array]) -> int:
+    return sum(array.nbytes for array in arrays.values())
+
+
+@dataclass(slots=True, eq=False)
+class Seated:
+    """A loaded teacher, and what happened since."""
+
+    name: str
+    device: str
+    loaded: Loaded
+    memo: Memo
+    forwards: int = 0
+    prompts: int = 0
+    computed: int = 0
+    seats_agree: bool | None = None  # unknown until it was tried
+    asked_as: Hashable = None
+
+    def __call__(self, batch: Batch) -> Mapping[str, Array]:
+        self.forwards += 1
+        return self.loaded(batch)
+
+    def begin(self, asked_as: Hashable) -> None:
+        """What was remembered of prompts that were asked, or are stored, in another way is of no use."""
+        if self.asked_as != asked_as:
+            self.memo.clear()
+            self.asked_as, self.seats_agree = asked_as, None
+
+    def notes(self) -> tuple[str, ...]:
+        where = "" if self.device == "auto" else f" onto {self.device}"
+        lines = [f"'{self.name}' was loaded{where} and ran {self.forwards:,} forward batch(es)"]
+        if self.prompts:
+            apart = "" if self.seats_agree is not False else "; its kernels tell seats of a batch apart, none is reused"
+            lines.append(
+                f"{self.prompts:,} prompt(s) were asked for and {self.computed:,} computed, {self.memo.hits:,} were "
+                f"remembered from earlier chunks{apart}"
+            )
+        return tuple(lines)
+
+
+@dataclass(slots=True)
+class _Slot:
+    key: Hashable = None
+    seated: Seated | None = None
+
+
+_slot = _Slot()
+
+
+def seat(teacher: Teacher, device: str, dtype: str, memo_bytes: int) -> Seated:
+    """The teacher, loaded now unless it is the one that is."""
+    key = (teacher, device, dtype, tuple(sorted(teacher.files().items())))
+    if _slot.seated is None or _slot.key != key:
+        unload()
+        _slot.seated = Seated(teacher.tag(), device, teacher.load(device, dtype), Memo(memo_bytes))
+        _slot.key = key
+    return _slot.seated
+
+
+def unload() -> tuple[str, ...]:
+    """Let the loaded teacher go, and say what it did; nothing where there is none."""
+    seated, _slot.seated, _slot.key = _slot.seated, None, None
+    if seated is None:
+        return ()
+    notes = seated.notes()
+    close = getattr(seated.loaded, "close", None)
+    if close is not None:
+        close()
+    del seated, close
+    gc.collect()  # modules hold themselves in cycles
+    return notes
+
+
+NO_BUCKETS = np.zeros(1, np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class Asking:
+    """How a teacher is asked: what of a recipe shapes a batch and what becomes of its results."""
+
+    outputs: Mapping[str, tuple[Output, Dtype]]
+    inputs: tuple[str, ...]
+    buckets: tuple[float, ...]  # none where the teacher is not timed
+    batch_size: int
+    together: bool  # all timesteps in one batch
+    seed: int
+
+    def ask(self, seated: Seated, samples: Samples, rows: Sequence[int]) -> tuple[dict[str, Array], dict[int, str]]:
+        """The results for some rows, in order: `(rows, [buckets,] *shape)` per output.
+
+        And where among them a number is NaN or infinite as it would be stored: position -> in which output and when.
+        """
+        steps = (len(self.buckets),) if self.buckets else ()
+        found: dict[str, Array] = {
+            name: np.empty((len(rows), *steps, *output.shape), DTYPES[dtype][1])
+            for name, (output, dtype) in self.outputs.items()
+        }
+        bad: dict[int, str] = {}
+        for at in range(0, len(rows), self.batch_size):
+            some = slice(at, at + self.batch_size)
+            batch = self._ask_batch(seated, samples, rows[some])
+            bad |= {at + place: detail for place, detail in self._not_finite(batch).items()}
+            for name, values in batch.items():
+                found[name][some] = values if self.buckets else values[:, 0]
+        return found, bad
+
+    def _ask_batch(self, seated: Seated, samples: Samples, rows: Sequence[int]) -> dict[str, Array]:
+        filled = [*rows, *[rows[-1]] * (self.batch_size - len(rows))]
+        every = np.arange(len(self.buckets)) if self.buckets else NO_BUCKETS
+        turns = [every] if self.together else [every[turn : turn + 1] for turn in range(len(every))]
+        made = [self._forward(seated, samples, filled, turn) for turn in turns]
+        return {name: np.concatenate([one[name] for one in made], axis=1)[: len(rows)] for name in self.outputs}
+
+    def _forward(
+        self, seated: Seated, samples: Samples, rows: Sequence[int], buckets: NDArray[np.int64]
+    ) -> dict[str, Array]:
+        """One forward, every sample at each of these buckets: `(rows, buckets, *shape)` per output."""
+        batch = self.batch(samples, np.repeat(rows, len(buckets)), np.tile(buckets, len(rows)))
+        answer = _answer(seated, batch)
+        found = {}
+        for name, (output, dtype) in self.outputs.items():
+            values, expected = np.asarray(answer[name]) if name in answer else None, (len(batch), *output.shape)
+            if values is None or values.shape != expected:
+                shape = None if values is None else values.shape
+                raise TeacherOutputInvalid(seated.name, name, batch.ids[0], batch.first_moment, shape, expected)
+            with np.errstate(over="ignore"):  # `_not_finite` finds what the type cannot hold
+                found[name] = values.astype(DTYPES[dtype][1]).reshape(len(rows), len(buckets), *output.shape)
+        return found
+
+    def batch(self, samples: Samples, rows: NDArray[np.int64], buckets: NDArray[np.int64]) -> Batch:
+        chosen = rows.tolist()
+        return Batch(
+            ids=tuple(samples.ids[row] for row in chosen),
+            columns={name: samples.take(name, chosen) for name in self.inputs},
+            prompts=tuple(samples.prompts[row] for row in chosen) if samples.prompts else (),
+            t=np.array(self.buckets, np.float32)[buckets] if self.buckets else None,
+            buckets=buckets,
+            keys=samples.keys[rows],
+            seed=self.seed,
+        )
+
+    def _not_finite(self, found: Mapping[str, Array]) -> dict[int, str]:
+        """Which samples of a batch have a number that is not finite: the first output and bucket of each."""
+        bad: dict[int, str] = {}
+        for name, values in found.items():
+            if values.dtype.kind in "biu":
+                continue
+            good = np.isfinite(values.astype(np.float32)).reshape(*values.shape[:2], -1).all(axis=-1)
+            for sample, bucket in np.argwhere(~good).tolist():
+                when = f" at t = {self.buckets[bucket]:g}" if self.buckets else ""
+                bad.setdefault(sample, f"NaN or infinity in '{name}'{when}, as {values.dtype}")
+        return bad
+
+
+def _answer(seated: Seated, batch: Batch) -> Mapping[str, Array]:
+    """What a teacher says; an error of a library gets the sample and the moment it came at."""
+    try:
+        return seated(batch)
+    except ForebayError:
+        raise
+    except Exception as error:
+        raise TeacherRaised(seated.name, batch.ids[0], batch.first_moment, error) from error
+
+
+_STATUS = Path("/proc/self/status")
+_CLEAR = Path("/proc/self/clear_refs")
+_FORGET_PEAK = "5"
+
+
+def fit_batch(asked: int, limit_bytes: int | None, attempt: Callable[[int], object]) -> int:
+    """The largest of `asked`, `asked / 2`, … that `attempt` runs without running out of memory.
+
+    With a limit, the most that this process holds meanwhile, where that can be told, is kept below it. On a device with
+    memory of its own, running out of that is what halves a batch.
+    """
+    size = asked
+    while True:
+        try:
+            peak = _peak_of(attempt, size)
+            if limit_bytes is None or peak <= limit_bytes:
+                return size
+            if size == 1:
+                raise MemoryTooSmall(limit_bytes, peak)
+        except Exception as error:
+            if size == 1 or not is_out_of_memory(error):
+                raise
+        size //= 2
+
+
+def _peak_of(attempt: Callable[[int], object], size: int) -> int:
+    """The most memory held during a try."""
+    with suppress(OSError):  # where the peak cannot be forgotten, it is that of the whole process
+        _CLEAR.write_text(_FORGET_PEAK)
+    attempt(size)
+    return peak_bytes()
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Devices say it in types of their own, which all name it."""
+    own = error.__cause__ or error
+    named = f"{type(own).__name__}: {own}".lower()
+    return isinstance(own, MemoryError) or "out of memory" in named or "can't allocate memory" in named
+
+
+def peak_bytes() -> int:
+    """The most memory this process has held since it was last forgotten; 0 where the system does not tell."""
+    if not _STATUS.exists():
+        return 0
+    return int(_STATUS.read_text().partition("VmHWM:")[2].split()[0]) * 1024

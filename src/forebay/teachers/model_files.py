@@ -1,0 +1,156 @@
+"""The files of a model: where they are, what they hash to, what its configuration says. Nothing is unpickled.
+
+A model is a folder as `save_pretrained` leaves it, or a name on the hub, `org/name` or `org/name/subfolder`. Single
+weights are a `.safetensors` file, or `org/name/path/to/file.safetensors`."""
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from importlib import import_module
+from typing import Any
+
+from forebay.errors import HubNotFound, HubUnreachable, TeacherUnusable
+
+CONFIG = "config.json"
+SUFFIX = ".safetensors"
+INDEX = f"{SUFFIX}.index.json"
+_STEMS = ("model", "diffusion_pytorch_model")
+_TOKENIZER = (
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
+    "merges.txt", "spiece.model",
+)  # fmt: skip
+_BESIDE = (CONFIG, *_TOKENIZER)
+_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(/[\w./-]+)?")
+
+
+def model_folder(model: str) -> str:
+    """The folder of a model, brought from the hub if it is named there."""
+    if os.path.isdir(model):
+        return os.path.abspath(model)
+    return _from_hub(model, "there is no such folder; give one that `save_pretrained` wrote, or a hub's org/name")
+
+
+def weights_file(weights: str) -> str:
+    """The path of a single file of weights."""
+    if not weights.endswith(SUFFIX):
+        raise TeacherUnusable(weights, f"single weights are a {SUFFIX} file; anything else could run code when loaded")
+    if os.path.isfile(weights):
+        return os.path.abspath(weights)
+    return _from_hub(weights, "there is no such file")
+
+
+def is_on_hub(place: str) -> bool:
+    """Whether a model or single weights of that name would be fetched: they can be a hub's, and are not here."""
+    is_here = os.path.isfile(place) if place.endswith(SUFFIX) else os.path.isdir(place)
+    return not is_here and _is_hub_name(place)
+
+
+def tokenizer_of(model: str, told: str | None) -> str:
+    """Where a text encoder's tokenizer is: as told, with its weights, or where pipelines keep it.
+
+    There, `text_encoder_2` has its tokenizer in `tokenizer_2`.
+    """
+    if told or _there(model_folder(model), _TOKENIZER):
+        return told or model
+    above, name = os.path.split(model.rstrip("/"))
+    near = os.path.join(above, name.replace("text_encoder", "tokenizer"))
+    if name.startswith("text_encoder") and (os.path.isdir(near) or not os.path.isdir(model)):
+        return near
+    raise TeacherUnusable(model, "it has no tokenizer; save one into its folder, or say where it is: tokenizer='…'")
+
+
+def config_of(model: str) -> Mapping[str, Any]:
+    """What the configuration of a model says."""
+    path = os.path.join(model_folder(model), CONFIG)
+    try:
+        with open(path, encoding="utf-8") as file:
+            found = json.load(file)
+    except FileNotFoundError as error:
+        raise TeacherUnusable(model, f"it has no {CONFIG}; give the folder that holds the model itself") from error
+    except ValueError as error:
+        raise TeacherUnusable(model, f"its {CONFIG} is no JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise TeacherUnusable(model, f"its {CONFIG} holds no object")
+    return found
+
+
+def setting(model: str, name: str, default: Any = None) -> Any:
+    """One value of a model's configuration."""
+    found = config_of(model).get(name, default)
+    if found is None:
+        raise TeacherUnusable(model, f"its {CONFIG} does not say '{name}'; it is another kind of model")
+    return found
+
+
+def hashes(name: str, model: str, weights: str | None = None, tokenizer: str | None = None) -> dict[str, str]:
+    """What a model's outputs depend on: `name/file` -> SHA-256."""
+    folder = model_folder(model)
+    config_of(model)  # a folder that is no model is told before its weights are hashed
+    files = [os.path.join(folder, CONFIG)] if weights else [*_weights_in(model, folder), *_there(folder, _BESIDE)]
+    files += [weights_file(weights)] if weights else []
+    found = {f"{name}/{os.path.basename(path)}": file_hash(path) for path in dict.fromkeys(files)}
+    apart = _there(model_folder(tokenizer), _BESIDE) if tokenizer and tokenizer != model else []
+    return found | {f"{name}/tokenizer/{os.path.basename(path)}": file_hash(path) for path in apart}
+
+
+def file_hash(path: str) -> str:
+    """The SHA-256 of a file, hashed again when it changed."""
+    status = os.stat(path)
+    return _hashed(path, status.st_size, status.st_mtime_ns, status.st_ino)
+
+
+@lru_cache(maxsize=256)
+def _hashed(path: str, size: int, mtime_ns: int, inode: int) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _weights_in(model: str, folder: str) -> list[str]:
+    """The files that loading the folder may read: a whole one, the shards of an index; the libraries choose."""
+    found = _there(folder, tuple(f"{stem}{SUFFIX}" for stem in _STEMS))
+    for index in _there(folder, tuple(f"{stem}{INDEX}" for stem in _STEMS)):
+        found += [index, *_shards(model, folder, index)]
+    if found:
+        return found
+    there = ", ".join(sorted(os.listdir(folder))[:6]) or "nothing"
+    raise TeacherUnusable(
+        model, f"it has no weights as {SUFFIX} (there is: {there}); save it with safe_serialization, pickles stay shut"
+    )
+
+
+def _shards(model: str, folder: str, index: str) -> Iterator[str]:
+    try:
+        with open(index, encoding="utf-8") as file:
+            names = sorted({str(name) for name in json.load(file)["weight_map"].values()})
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise TeacherUnusable(model, f"its {os.path.basename(index)} names no weights; save the model again") from error
+    for name in names:
+        path = os.path.join(folder, os.path.basename(name))
+        if not os.path.isfile(path):
+            raise TeacherUnusable(model, f"its weights lack the file '{name}' that {os.path.basename(index)} names")
+        yield path
+
+
+def _there(folder: str, names: tuple[str, ...]) -> list[str]:
+    return [path for name in names if os.path.isfile(path := os.path.join(folder, name))]
+
+
+def _is_hub_name(name: str) -> bool:
+    return not name.startswith((".", "/", "~")) and _HUB_NAME.fullmatch(name) is not None
+
+
+@lru_cache(maxsize=32)
+def _from_hub(name: str, problem: str) -> str:
+    """Asked once in a process: a build does not change its model half way."""
+    if not _is_hub_name(name):
+        raise TeacherUnusable(name, problem)
+    organisation, repository, *path = name.split("/", 2)
+    hub: Any = import_module("forebay.hub")  # only a name on the hub needs its library
+    try:
+        found: str = hub.model_files(f"{organisation}/{repository}", path[0] if path else "", (SUFFIX, INDEX, *_BESIDE))
+    except (HubNotFound, HubUnreachable) as error:
+        raise TeacherUnusable(name, f"nothing of that name is on this disk, and {error}") from error
+    return found

@@ -1,0 +1,231 @@
+"""What every source promises, as tests to inherit.
+
+A subclass says how a source is opened over a folder, which samples a file's content stands for, and, for a compressed
+or structured kind, how content is stored. A kind that can meet bad content gives an example of it."""
+
+import json
+import os
+import pickle
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forebay.source import Failure, Part, Sample, Source, SourceFile
+
+LINES = b"".join(b"line %d %s\n" % (number, b"." * (number * 37 % 91)) for number in range(300))
+CONTENTS = {
+    "empty": b"",
+    "one": b"one\n",
+    "unfinished": b"first\nsecond without an end",
+    "blank": b"\n\n\nx\n\n",
+    "windows": b"a\r\nb\r\n\r\nc",
+    "binary": bytes(range(256)) * 3,
+    "many": LINES,
+    "long": b"x" * 200_000 + b"\n" + b"y" * 100_000,
+}
+NEW = b"new 1\nnew 2\n"
+LARGE = LINES * 150  # more than any buffer on the way
+STEPS = [(1, 1), (7, 13), (100, 100), (5000, 1), (1 << 40, 1 << 40)]
+
+
+class SourceContract:
+    suffix = ".txt"
+    broken: bytes | None = None  # a file, as it is stored, that holds good samples and bad ones
+
+    def open_source(self, folder: Path) -> Source:
+        """A source over every file of a folder."""
+        raise NotImplementedError
+
+    def samples_of(self, content: bytes) -> list[Any]:
+        """The data of the samples that a file of this content holds."""
+        raise NotImplementedError
+
+    def stored(self, content: bytes) -> bytes:
+        """The bytes of a file with this content; what is stored one after the other reads as one."""
+        return content
+
+    def write(self, folder: Path, contents: dict[str, bytes]) -> Source:
+        folder.mkdir(exist_ok=True)
+        for name, content in contents.items():
+            (folder / (name + self.suffix)).write_bytes(self.stored(content))
+        return self.open_source(folder)
+
+    @pytest.fixture
+    def folder(self, tmp_path: Path) -> Path:
+        return tmp_path / "source"
+
+    def test_it_is_a_source_with_a_unit(self, folder: Path) -> None:
+        source = self.write(folder, {"a": b"x\n"})
+        assert isinstance(source, Source)
+        assert source.unit in ("bytes", "samples")
+
+    @pytest.mark.parametrize("name", CONTENTS)
+    @pytest.mark.parametrize(("first", "every"), STEPS[1:])
+    def test_the_parts_of_a_file_hold_its_samples_once_and_in_order(
+        self, folder: Path, name: str, first: int, every: int
+    ) -> None:
+        source = self.write(folder, {name: CONTENTS[name]})
+        assert [sample.data for sample in read_in_parts(source, first, every)] == self.samples_of(CONTENTS[name])
+
+    @pytest.mark.parametrize(("first", "every"), STEPS)
+    def test_the_parts_of_many_files_hold_all_samples_in_the_order_of_the_files(
+        self, folder: Path, first: int, every: int
+    ) -> None:
+        contents = {name: CONTENTS[name] for name in sorted(CONTENTS)}
+        source = self.write(folder, contents)
+        expected = [data for content in contents.values() for data in self.samples_of(content)]
+        assert [sample.data for sample in read_in_parts(source, first, every)] == expected
+
+    def test_a_large_file_is_cut_and_read_whole(self, folder: Path) -> None:
+        source = self.write(folder, {"a": LARGE})
+        for first, every in ((300_001, 200_003), (1 << 20, 1 << 20)):
+            assert [sample.data for sample in read_in_parts(source, first, every)] == self.samples_of(LARGE)
+
+    @pytest.mark.parametrize("name", CONTENTS)
+    def test_cuts_rise_and_the_last_is_the_end(self, folder: Path, name: str) -> None:
+        source = self.write(folder, {name: CONTENTS[name]})
+        (file,) = source.files()
+        ends = set()
+        for first, every in STEPS[1:]:
+            cuts = list(source.cuts(file, 0, first, every))
+            assert all(low < high for low, high in pairwise(cuts))
+            assert all(cut >= first for cut in cuts[:-1])
+            ends.update(cuts[-1:])
+        assert len(ends) <= 1
+        assert bool(ends) == bool(self.samples_of(CONTENTS[name]))
+
+    def test_ids_are_unique_and_do_not_depend_on_the_cuts(self, folder: Path) -> None:
+        source = self.write(folder, {"a": LINES, "b": LINES})
+        ids = [sample.id for sample in read_in_parts(source, 100, 100)]
+        assert len(set(ids)) == len(ids)
+        assert ids == [sample.id for sample in read_in_parts(source, 999, 4000)]
+
+    def test_parts_are_read_in_any_order_and_again(self, folder: Path) -> None:
+        source = self.write(folder, {"a": LINES, "b": LINES[::-1]})
+        parts = parts_of(source, 500, 700)
+        forward = [read_part(source, part) for part in parts]
+        assert [read_part(source, part) for part in reversed(parts)] == forward[::-1]
+        assert [read_part(source, part) for part in parts for _ in range(2)] == [s for s in forward for _ in range(2)]
+
+    def test_files_are_named_in_order_and_look_the_same_one_by_one(self, folder: Path) -> None:
+        source = self.write(folder, {"b": b"1\n", "a": b"2\n", "c": b""})
+        files = source.files()
+        assert [os.path.basename(file.path) for file in files] == [f"{name}{self.suffix}" for name in "abc"]
+        assert [source.look(file.path) for file in files] == files
+
+    def test_what_it_leaves_out_is_counted_by_suffix_and_nothing_here_is(self, folder: Path) -> None:
+        source = self.write(folder, {"a": LINES, "b": b""})
+        assert dict(source.left_out()) == {}
+
+    def test_it_travels_to_another_process(self, folder: Path) -> None:
+        source = self.write(folder, {"a": LINES})
+        again: Source = pickle.loads(pickle.dumps(source))
+        assert read_in_parts(again, 100, 100) == read_in_parts(source, 100, 100)
+        assert len(pickle.dumps(source)) < 2000
+
+    def test_its_description_is_json_from_which_it_opens_again(self, folder: Path) -> None:
+        source: Any = self.write(folder, {"a": LINES})
+        described = json.loads(json.dumps(source.describe()))
+        assert described["kind"]
+        again = type(source).from_description(described)
+        assert again.describe() == source.describe()
+        assert again.files() == source.files()
+
+    def test_another_content_of_one_size_has_another_digest(self, folder: Path) -> None:
+        source = self.write(folder, {"a": b"same\n", "b": b"sane\n", "c": b"same\n"})
+        a, b, c = (source.digest(file, 0, file.size) for file in source.files())
+        assert a == c != b
+        assert 0 <= a < 1 << 64
+
+    def test_a_scanned_file_knows_its_digest_if_it_is_a_stream(self, folder: Path) -> None:
+        source = self.write(folder, {"a": LINES})
+        (file,) = source.files()
+        list(source.cuts(file, 0, 100, 100))
+        expected = source.digest(file, 0, file.size) if file.stream else None
+        assert source.scanned(file).digest == expected
+        assert source.scanned(file).same_identity(file)
+
+    def test_a_file_that_grew_is_appended(self, folder: Path) -> None:
+        source = self.write(folder, {"a": LINES})
+        (before,) = source.files()
+        planned = parts_of(source, 1000, 1000)
+        old = [sample for part in planned for sample in read_part(source, part)]
+        with open(folder / ("a" + self.suffix), "ab") as file:
+            file.write(self.stored(NEW))
+        (after,) = source.files()
+        end = planned[-1].stop
+        fresh = cut_file(source, after, end, 3, 3)
+        assert source.digest(after, 0, before.size) == source.digest(before, 0, before.size)
+        assert [sample.data for part in fresh for sample in read_part(source, part)] == self.samples_of(NEW)
+        assert [*old, *(sample for part in fresh for sample in read_part(source, part))] == read_in_parts(source, 9, 9)
+
+    def test_a_file_that_did_not_grow_has_nothing_more_to_cut(self, folder: Path) -> None:
+        source = self.write(folder, {"a": LINES})
+        (end,) = source.cuts(source.files()[0], 0, 1 << 40, 1 << 40)
+        assert list(source.cuts(source.files()[0], end, 10, 10)) == []
+
+    def test_a_file_that_changed_has_another_identity(self, folder: Path) -> None:
+        source = self.write(folder, {"a": LINES})
+        (before,) = source.files()
+        assert source.look(before.path).same_identity(before)
+        os.utime(folder / ("a" + self.suffix), ns=(1, 1))
+        assert not source.look(before.path).same_identity(before)
+
+    def test_bad_content_is_a_failure_with_an_id_and_a_reason_whatever_the_cuts(self, folder: Path) -> None:
+        if self.broken is None:
+            pytest.skip("this kind takes any content")
+        folder.mkdir()
+        (folder / ("a" + self.suffix)).write_bytes(self.broken)
+        source = self.open_source(folder)
+        seen = [one for part in parts_of(source, 1 << 40, 1 << 40) for one in source.read(part)]
+        assert {type(one) for one in seen} == {Sample, Failure}
+        assert all(one.sample and one.reason and one.detail for one in seen if isinstance(one, Failure))
+        ids = [one.sample if isinstance(one, Failure) else one.id for one in seen]
+        assert len(set(ids)) == len(ids)
+        assert [one for part in parts_of(source, 1, 1) for one in source.read(part)] == seen
+
+    def test_a_glance_shows_what_reading_gives(self, folder: Path) -> None:
+        source: Any = self.write(folder, {"a": LINES})
+        glance = getattr(source, "glance", source.read)
+        for part in parts_of(source, 500, 700):
+            assert list(glance(part)) == list(source.read(part))
+
+    def test_a_file_that_is_gone_is_not_found(self, folder: Path) -> None:
+        source = self.write(folder, {"a": LINES})
+        (file,) = source.files()
+        (folder / ("a" + self.suffix)).unlink()
+        with pytest.raises(FileNotFoundError):
+            source.look(file.path)
+        with pytest.raises(FileNotFoundError):
+            read_part(source, Part(file, 0, 10))
+        with pytest.raises(FileNotFoundError):
+            source.digest(file, 0, 10)
+
+
+def cut_file(source: Source, file: SourceFile, start: int, first: int, every: int) -> list[Part]:
+    stops = list(source.cuts(file, start, first, every))
+    scanned = source.scanned(file)
+    return [Part(scanned, low, high) for low, high in pairwise([start, *stops])]
+
+
+def parts_of(source: Source, first: int, every: int) -> list[Part]:
+    return [part for file in source.files() for part in cut_file(source, file, 0, first, every)]
+
+
+def read_part(source: Source, part: Part) -> list[Sample]:
+    """The samples of one part; a document without text may come as the failure `empty` too."""
+    return [as_sample(found) for found in source.read(part)]
+
+
+def as_sample(found: Sample | Failure) -> Sample:
+    if isinstance(found, Sample):
+        return found
+    assert found.reason == "empty", found
+    return Sample(found.sample, "")
+
+
+def read_in_parts(source: Source, first: int, every: int) -> list[Sample]:
+    """All samples of a source, read part by part."""
+    return [sample for part in parts_of(source, first, every) for sample in read_part(source, part)]

@@ -1,0 +1,219 @@
+"""The samples of a source one by one, and the keys of their rows.
+
+    {"fingerprint":…,"made_with":…,"sample":"cats/a.jpg","size":…,"mtime_ns":…,"etag":…,…}    hashed, it is the key
+    {"digest":…,"stamp":…}                                                                    what the file was
+
+Paths are relative to the root of the source, so that a data set that is moved finds its rows. The stamp (ctime and
+inode) is not part of the key: where it differs from that of the file as it is now, the digest of its bytes decides.
+"""
+
+import hashlib
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
+
+import msgspec
+import numpy as np
+
+from forebay.columns import Column
+from forebay.errors import ImageUnreadable, SourceChanged, SourceInvalid, SourceUnreadable
+from forebay.recipe import Recipe, canonical_json, versions_of
+from forebay.source import Failure, Part, Sample, Source, SourceFile, settling_seconds
+from forebay.tiers.tier_value import KEY_BYTES, Row, identity_bytes
+
+CheckSource = Literal["read", "open"]
+# What is the matter with a sample itself; trouble with the disk, or with this process, says nothing about samples.
+_OF_ONE_SAMPLE = (FileNotFoundError, NotADirectoryError, PermissionError, SourceUnreadable)
+_PLACES = ("root", "patterns", "manifest")  # where a source is; samples are named relative to it
+
+
+class Samples:
+    """As many as there were when the source was listed, in its order.
+
+    The list travels with whoever is sent to another process, so that all agree on which sample has which number.
+    """
+
+    def __init__(self, source: Source, check: CheckSource = "read") -> None:
+        self.source = source
+        self._check = check
+        self._files = source.files()
+        self.root = str(source.describe().get("root", ""))
+        self._is_whole = source.unit == "bytes"
+        if self._is_whole and getattr(source, "files_grow", True):
+            raise SourceInvalid(
+                f"the samples of a source of kind '{source.describe()['kind']}' cannot be read one by one; use images, "
+                f"a manifest of images or Parquet, or build a cache"
+            )
+        self._place = {name: value for name, value in source.describe().items() if name not in _PLACES}
+        self._stamp = getattr(source, "stamp", None)
+        weights = [1 if self._is_whole else source.weight(file) for file in self._files]
+        self._ends = None if set(weights) <= {1} else np.cumsum(weights, dtype=np.int64)
+        self._count = sum(weights)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def file(self, index: int) -> tuple[SourceFile, SourceFile]:
+        """The file of a sample as it was listed and as it is now; `ImageUnreadable` where it cannot be looked at."""
+        listed = self._files[self._number(index)]
+        return listed, listed if self._check == "open" else self._now(listed)
+
+    def stamp(self, file: SourceFile) -> str:
+        """What the file system has beside size and mtime (ctime, inode); empty where it is not to be asked."""
+        return "" if self._stamp is None or self._check == "open" else self._stamp(file)
+
+    def digest(self, index: int, file: SourceFile) -> int | None:
+        """A hash of the bytes of a sample, where that takes no more than reading one file."""
+        if self._stamp is None or self._ends is not None:
+            return None
+        part = self._part(index, file)
+        return self.source.digest(file, part.start, part.stop)
+
+    def read(self, index: int, file: SourceFile) -> Sample:
+        """One sample of the very file that was looked at; `ImageUnreadable` where it cannot be read."""
+        touched_ns = getattr(self.source, "touched_ns", None)
+        times = [file.mtime_ns if touched_ns is None else touched_ns(file)]
+        times += [int(one.partition(":")[0]) for one in self.stamp(file).split(",") if one]
+        _wait_until_settled(max(times))
+        found = self._read_once(self._part(index, file))
+        if isinstance(found, Failure):
+            raise ImageUnreadable(found.reason, f"'{found.sample}': {found.detail}")
+        if not self._now(file).same_identity(file):  # what it is now must not be kept under the name of what it was
+            why = "changes while it is read" if self._check == "read" else "changed since the source was listed"
+            raise SourceChanged(self.root, {file.path: why})
+        return found
+
+    def identity(self, index: int, file: SourceFile) -> Mapping[str, Any]:
+        """What tells a sample from all others, and from what it was before its file changed."""
+        which = {
+            "source": self._place,
+            "sample": file.path,
+            "size": file.size,
+            "mtime_ns": file.mtime_ns,
+            "etag": file.etag,
+        }
+        return which if self._is_whole else {**which, "row": self._part(index, file).start}
+
+    def _number(self, index: int) -> int:
+        """Of a sample's file."""
+        return index if self._ends is None else int(np.searchsorted(self._ends, index, side="right"))
+
+    def _part(self, index: int, file: SourceFile) -> Part:
+        if self._is_whole:
+            return Part(file, 0, file.size)
+        number = self._number(index)
+        row = 0 if self._ends is None else index - (int(self._ends[number - 1]) if number else 0)
+        return Part(file, row, row + 1)
+
+    def _read_once(self, part: Part) -> Sample | Failure:
+        try:
+            found = list(self.source.read(part))
+        except _OF_ONE_SAMPLE as error:
+            raise _unreadable(part.file.path, error) from error
+        if len(found) != 1:
+            raise SourceChanged(self.root, {part.file.path: f"has {len(found)} samples where one was listed"})
+        return found[0]
+
+    def _now(self, listed: SourceFile) -> SourceFile:
+        try:
+            return self.source.look(listed.path)
+        except _OF_ONE_SAMPLE as error:
+            raise _unreadable(listed.path, error) from error
+
+
+def _unreadable(path: str, error: Exception) -> ImageUnreadable:
+    reason = "not-found" if isinstance(error, FileNotFoundError) else "unreadable"
+    return ImageUnreadable(reason, f"'{path}': {error}")
+
+
+def _wait_until_settled(touched_ns: int) -> None:
+    """A file that is written to twice within a step of the clock has the same time twice: let that step pass."""
+    now = time.time_ns()
+    if touched_ns <= now:  # a time that is still to come says nothing
+        time.sleep(settling_seconds(touched_ns, now))
+
+
+_UNKNOWN = bytes(KEY_BYTES)
+
+
+@runtime_checkable
+class RowRecipe(Recipe, Protocol):
+    """A recipe that makes one row of one sample, or raises `ImageUnreadable`.
+
+    A tier keeps what `make_stored` makes, under a key of `stored_fields`, and `read_stored` makes the row of it: what
+    the other fields of the recipe decide (tags) may change without a miss.
+    """
+
+    def make_row(self, sample: Sample) -> Row: ...
+
+    def stored_fields(self) -> Mapping[str, Any]: ...
+
+    def stored_columns(self) -> Sequence[Column]: ...
+
+    def make_stored(self, sample: Sample) -> Row: ...
+
+    def read_stored(self, stored: Row) -> Row: ...
+
+
+class Named(NamedTuple):
+    """A sample as it is now: its number, its file, its row's key in the tiers, the stamp of the file."""
+
+    number: int
+    file: SourceFile
+    key: bytes
+    stamp: str = ""
+
+
+class Seen(msgspec.Struct, frozen=True):
+    """The file that a row was made from: its stamp, and a hash of its bytes where the source can tell."""
+
+    stamp: str = ""
+    digest: int | None = None
+
+
+class Names:
+    """Names the rows that a recipe makes of samples.
+
+    The versions of the libraries that decode are part of a name: what another version of them kept is not taken for
+    what decoding afresh would give.
+    """
+
+    def __init__(self, samples: Samples, recipe: RowRecipe) -> None:
+        self._samples = samples
+        self._made_by = {"fingerprint": made_by(recipe), "made_with": versions_of(recipe)}
+        self._keys = bytearray(KEY_BYTES * len(samples))  # of files as they were listed; zeros where not known yet
+
+    def named(self, index: int) -> Named:
+        """`ImageUnreadable` where the sample's file cannot be looked at."""
+        listed, file = self._samples.file(index)
+        stamp = self._samples.stamp(file)
+        if file is not listed and not file.same_identity(listed):
+            return Named(index, file, key_of(self.identity(index, file)), stamp)
+        place = slice(KEY_BYTES * index, KEY_BYTES * (index + 1))
+        key = bytes(self._keys[place])
+        if key == _UNKNOWN:
+            key = key_of(self.identity(index, listed))
+            self._keys[place] = key
+        return Named(index, file, key, stamp)
+
+    def identity(self, index: int, file: SourceFile, seen: Seen | None = None) -> bytes:
+        """All that a row depends on, and what its file was."""
+        names = {**self._made_by, **self._samples.identity(index, file)}
+        return identity_bytes(names, msgspec.to_builtins(seen or Seen()))
+
+
+def made_by(recipe: RowRecipe) -> str:
+    """The fingerprint of what a tier keeps: two recipes that differ in other fields only share rows."""
+    return hashlib.sha256(canonical_json(recipe.stored_fields())).hexdigest()
+
+
+def key_of(identity: bytes) -> bytes:
+    return hashlib.blake2b(identity.partition(b"\n")[0], digest_size=KEY_BYTES).digest()
+
+
+def seen_in(identity: bytes) -> Seen:
+    """What the file was that a row was made from; nothing where that cannot be read."""
+    try:
+        return msgspec.json.decode(identity.partition(b"\n")[2], type=Seen)
+    except msgspec.DecodeError:
+        return Seen()

@@ -1,0 +1,267 @@
+"""How located rows become batches: columns read, collated, transformed.
+
+    loader = Loader(cache, global_batch_size=64, collate=ImageBatch(cache, flip=0.5))
+
+A collate names the columns it reads. Fixed ones come as arrays; ragged ones row by row, each a view of the cache that
+is checked as it is taken, so that what becomes of it is written straight to where it belongs.
+
+    def mirror(batch: Batch, coins: Coins) -> Batch:
+        flipped = torch.from_numpy(coins.flip("mirror"))
+        return batch | {"pixels": torch.where(flipped[:, None, None], batch["pixels"].flip(-1), batch["pixels"])}
+
+A coin belongs to a row, an epoch and a purpose. So the choice is the same in a `Loader`, in a `CacheDataset`, with any
+number of ranks, threads or workers, and after any resume.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from forebay import torch as names
+from forebay.columns import Array
+from forebay.feeding.arguments import checked_names
+from forebay.feeding.prefetch import Making, batch_bytes, gather_batches, suitable_threads, view_rows
+from forebay.feeding.stream import TRAINED_ON, Located, Read, Stream, Weights
+from forebay.masks.documents import LabelStyle
+from forebay.order.bijection import Numbers, key_of
+from forebay.order.coins import Coins, Words, row_keys, sample_keys
+from forebay.order.selected_rows import Selection
+from forebay.read.cache import Cache
+from forebay.torch.batches import (
+    Batch,
+    Buffers,
+    Derived,
+    Training,
+    plain_batch,
+    refuse_without_training,
+    training_batch,
+)
+
+Rows = Mapping[str, Array | Iterable[Array]]
+
+
+class Collate(Protocol):
+    """A batch made of rows, with the coins of their samples, in memory that `buffers` lend. Called by many threads.
+
+    Optional: `check_cache(cache)`, which raises where batches of that cache's rows would be wrong, and
+    `check_rows(cache, selection)`, which raises where no batch can hold some of the rows selected (None: all).
+    """
+
+    @property
+    def columns(self) -> Sequence[str]:
+        """What it reads."""
+        ...
+
+    @property
+    def row_bytes(self) -> int:
+        """What a row of its batches takes: how far ahead they are made depends on it."""
+        ...
+
+    def collate(self, rows: Rows, coins: Coins, buffers: Buffers) -> Batch: ...
+
+
+def check_rows(collate: Collate, cache: Cache, selection: Selection | None) -> None:
+    """Let a collate refuse rows that it can make nothing of, before it meets them in the middle of an epoch."""
+    check = getattr(collate, "check_rows", None)
+    if check is not None:
+        check(cache, selection)
+
+
+def check_caches(collate: Collate, caches: Sequence[Cache]) -> None:
+    """Let a collate refuse caches that it was not made for."""
+    check = getattr(collate, "check_cache", None)
+    if check is not None:
+        for cache in caches:
+            check(cache)
+
+
+Naming = Callable[[Cache, Numbers], Words]
+
+
+class Transform(Protocol):
+    """A batch made of a batch, with the coins of its rows."""
+
+    def __call__(self, batch: Batch, coins: Coins, /) -> Batch: ...
+
+
+def by_row(cache: Cache, rows: Numbers) -> Words:
+    """The permanent names of rows."""
+    chunks = np.searchsorted(cache.chunk_starts, rows, side="right") - 1
+    return row_keys(cache.chunk_numbers[chunks], rows - cache.chunk_starts[chunks])
+
+
+def by_sample(cache: Cache, rows: Numbers) -> Words:
+    """The samples that rows were made of, where the recipe names a column of their ids; else the rows themselves."""
+    column = cache.recipe(cache.generation.base).sample_ids
+    return sample_keys(each.tobytes() for each in cache.views(rows, column)) if column else by_row(cache, rows)
+
+
+def row_coins(
+    caches: Sequence[Cache],
+    seed: int,
+    epoch: int | Numbers,
+    rows: Numbers,
+    sources: Numbers | None = None,
+    naming: Naming = by_row,
+) -> Coins:
+    """The coins of some rows, each of the cache that `sources` says, of the first without; in one epoch or one each.
+
+    Coins of further caches of a mixture are others than those of the first, whatever their rows are called.
+    """
+    if sources is None:
+        return Coins(seed, epoch, naming(caches[0], rows))
+    names = np.empty(len(rows), np.uint64)
+    for source in np.unique(sources).tolist():
+        here = sources == source
+        names[here] = naming(caches[source], rows[here]) ^ np.uint64(key_of("source", source) if source else 0)
+    return Coins(seed, epoch, names)
+
+
+def checked_batch(batch: Batch) -> Batch:
+    """What a transform returned."""
+    if not isinstance(batch, dict):
+        raise TypeError(f"the transform returned a {type(batch).__name__}; return the batch, a dict of tensors")
+    return batch
+
+
+@dataclass(frozen=True, slots=True)
+class Deriving:
+    """Batches of columns."""
+
+    columns: tuple[str, ...] | None
+    derive: Callable[[Read, Weights | None], Batch]
+    transform: Transform | None
+
+    def batches(self, stream: Stream, epoch: int, located: Located, size: int) -> Iterator[Batch]:
+        for at, read in enumerate(gather_batches(stream.caches, located, size, self.columns)):
+            part = located.part(slice(at * size, (at + 1) * size))
+            batch = self.derive(read, part.weights)
+            yield self._completed(batch, stream, epoch, part)
+
+    def _completed(self, batch: Batch, stream: Stream, epoch: int, located: Located) -> Batch:
+        batch |= _tags(located)
+        if self.transform is None:
+            return batch
+        return checked_batch(self.transform(batch, _coins(stream, epoch, located, by_row)))
+
+
+@dataclass(frozen=True, slots=True)
+class Collating:
+    """Batches that a collate makes, and further columns as they are stored."""
+
+    collate: Collate
+    columns: tuple[str, ...]
+    transform: Transform | None
+    buffers: Buffers
+
+    def batches(self, stream: Stream, epoch: int, located: Located, size: int) -> Iterator[Batch]:
+        for at in range(0, max(1, len(located.rows)), size):
+            yield self._batch(stream, epoch, located.part(slice(at, at + size)))
+
+    def _batch(self, stream: Stream, epoch: int, located: Located) -> Batch:
+        coins = _coins(stream, epoch, located, by_sample)
+        rows = view_rows(stream.caches, located, self.collate.columns)
+        batch = self.collate.collate(rows, coins, self.buffers) | _tags(located)
+        if self.columns:
+            (read,) = gather_batches(stream.caches, located, max(1, len(located.rows)), self.columns)
+            further = plain_batch(read, self.buffers)
+            _refuse_twice(batch, further)
+            batch |= further
+        return batch if self.transform is None else checked_batch(self.transform(batch, coins))
+
+
+def _coins(stream: Stream, epoch: int, located: Located, naming: Naming) -> Coins:
+    epochs = epoch if located.epochs is None else located.epochs
+    return row_coins(stream.caches, stream.seed, epochs, located.rows, located.sources, naming)
+
+
+def _refuse_twice(batch: Batch, further: Batch) -> None:
+    for name in further.keys() & batch.keys():
+        raise ValueError(f"'{name}' is already in the batch that the collate makes; leave that column out of `columns`")
+
+
+def _tags(located: Located) -> Batch:
+    tags = {name: torch.from_numpy(values.copy()) for name, values in located.tags.items()}
+    return tags if located.weights is None else tags | {"row_weight": torch.from_numpy(located.weights.copy())}
+
+
+_COLLATING_THREADS = 2  # a collate works on every value; reading alone keeps one thread busy
+
+
+@dataclass(frozen=True, slots=True)
+class BatchKind:
+    """What is read, how many threads suit it, what a row of a batch takes, and how batches are made."""
+
+    columns: tuple[str, ...]
+    threads: int
+    row_bytes: int
+    collate: Collate | None
+    making: Callable[[Buffers, Transform | None], Making]
+
+
+def batch_kind(
+    caches: Sequence[Cache],
+    columns: Sequence[str] | None,
+    collate: Collate | None,
+    labels: LabelStyle | None,
+    derive: Sequence[Derived],
+) -> BatchKind:
+    """The kind that was asked for; where nothing was, that of the caches."""
+    columns = None if columns is None else checked_names("columns", columns)
+    if columns == ():
+        raise ValueError("columns is empty; name columns of the cache, or leave it out")
+    derive = checked_names("derive", derive)
+    if collate is None and columns is None:
+        collate = _usual_collate(caches)
+    if collate is not None:
+        refuse_without_training(labels, derive)
+        return _collated(collate, columns or (), caches)
+    if columns is None and all(set(TRAINED_ON) <= set(cache.columns) for cache in caches):
+        return _training(Training(labels, derive, _pad(caches[0])), caches)
+    refuse_without_training(labels, derive)
+    return _plain(columns or caches[0].default_columns, caches)
+
+
+def _usual_collate(caches: Sequence[Cache]) -> Collate | None:
+    kinds = {cache.recipe(cache.generation.base).kind for cache in caches}
+    return names.ImageBatch(caches[0]) if kinds == {"images"} else None
+
+
+def _pad(cache: Cache) -> int:
+    """The token that the recipe pads with; 0 where it names none."""
+    pad = cache.recipe(cache.generation.base).fields.get("pad", 0)
+    return pad if isinstance(pad, int) else 0
+
+
+def _collated(collate: Collate, further: tuple[str, ...], caches: Sequence[Cache]) -> BatchKind:
+    check_caches(collate, caches)
+
+    def making(buffers: Buffers, transform: Transform | None) -> Making:
+        return Collating(collate, further, transform, buffers)
+
+    row_bytes = collate.row_bytes + (batch_bytes(caches[0], further, 1) if further else 0)
+    return BatchKind((*collate.columns, *further), _COLLATING_THREADS, row_bytes, collate, making)
+
+
+def _training(training: Training, caches: Sequence[Cache]) -> BatchKind:
+    def making(buffers: Buffers, transform: Transform | None) -> Making:
+        def derive(read: Read, weights: Weights | None) -> Batch:
+            return training_batch(read, training, buffers, weights)
+
+        return Deriving(TRAINED_ON, derive, transform)
+
+    row_bytes = batch_bytes(caches[0], TRAINED_ON, 1, derived=2 + len(training.derive))
+    return BatchKind(TRAINED_ON, suitable_threads(caches, TRAINED_ON), row_bytes, None, making)
+
+
+def _plain(columns: tuple[str, ...], caches: Sequence[Cache]) -> BatchKind:
+    def making(buffers: Buffers, transform: Transform | None) -> Making:
+        def derive(read: Read, weights: Weights | None) -> Batch:
+            return plain_batch(read, buffers)
+
+        return Deriving(columns, derive, transform)
+
+    return BatchKind(columns, suitable_threads(caches, columns), batch_bytes(caches[0], columns, 1), None, making)

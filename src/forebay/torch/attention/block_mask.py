@@ -1,0 +1,251 @@
+"""FlexAttention block masks straight from document lengths and rectangles.
+
+`create_block_mask` evaluates S × S pairs of tokens to learn which blocks are empty; here the lengths say so.
+The result is equal on all four index pairs, takes O(batch · blocks) work besides the index tensors
+themselves, and no S² memory at any point.
+
+Lengths travel well, masks do not (a BlockMask does not pickle): send `seq_lens` through workers and build
+the mask next to the model.
+
+Each closes over tensors of a fixed shape and over nothing else, so that new documents, another window or
+another prefix are new tensor contents: `torch.compile` keeps its kernel.
+"""
+
+from collections.abc import Callable
+from types import CellType, FunctionType
+from typing import Self
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask
+
+from forebay.masks.rectangle import IGNORE_THRESHOLD, Size, token_ignore_mask
+from forebay.masks.spans import (
+    BlockList,
+    BlockLists,
+    DocumentKind,
+    Spans,
+    block_pair,
+    causal_spans,
+    document_spans,
+    key_block_lists,
+    prefix_spans,
+    span_block_lists,
+    windowed,
+)
+
+MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+
+
+def causal_mask_mod(b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
+    """A row without documents."""
+    return kv <= q
+
+
+def causal_span_mask_mod(first: Tensor) -> MaskMod:
+    """Keys from `first[b, q]` up to the query itself: causal documents, with or without a window."""
+
+    def causal_span(b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
+        return (kv <= q) & (kv >= first[b, q])
+
+    return causal_span
+
+
+def span_mask_mod(first: Tensor, stop: Tensor) -> MaskMod:
+    """Keys from `first[b, q]` to before `stop[b, q]`: bidirectional documents and prefix-LM."""
+
+    def span(b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
+        return (kv >= first[b, q]) & (kv < stop[b, q])
+
+    return span
+
+
+def key_mask_mod(keep: Tensor) -> MaskMod:
+    """The keys with `keep[b, kv]`, for every query: padding masks of images."""
+
+    def kept_key(b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
+        return keep[b, kv]
+
+    return kept_key
+
+
+def captured_tensors(mask_mod: MaskMod) -> tuple[Tensor, ...]:
+    """The tensors a `mask_mod` closes over, those of functions it closes over included."""
+    return tuple(_tensors_in([cell.cell_contents for cell in _cells(mask_mod)]))
+
+
+def moved_mask_mod(mask_mod: MaskMod, device: torch.device | str) -> MaskMod:
+    """The same function over the same tensors on another device: what `BlockMask.to` leaves behind."""
+    if not _cells(mask_mod):
+        return mask_mod
+    assert isinstance(mask_mod, FunctionType)
+    cells = tuple(CellType(_moved(cell.cell_contents, device)) for cell in _cells(mask_mod))
+    moved = FunctionType(mask_mod.__code__, mask_mod.__globals__, mask_mod.__name__, mask_mod.__defaults__, cells)
+    moved.__qualname__ = mask_mod.__qualname__
+    return moved
+
+
+def dense_mask(mask_mod: MaskMod, rows: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
+    """The mask `[rows, 1, queries, keys]` by its definition, True = sees."""
+    head = rows.new_zeros(())
+    mask = mask_mod(rows[:, None, None, None], head, queries[:, None], keys)
+    return mask.expand(len(rows), 1, len(queries), len(keys))
+
+
+def _cells(mask_mod: MaskMod) -> tuple[CellType, ...]:
+    # A partial or a callable object has no closure; we make neither.
+    return (getattr(mask_mod, "__closure__", None)) or ()
+
+
+def _tensors_in(content: object) -> list[Tensor]:
+    if isinstance(content, Tensor):
+        return [content]
+    if isinstance(content, FunctionType):
+        return list(captured_tensors(content))
+    if isinstance(content, tuple | list):
+        return [tensor for item in content for tensor in _tensors_in(item)]
+    return []
+
+
+def _moved(content: object, device: torch.device | str) -> object:
+    if isinstance(content, Tensor):
+        return content.to(device)
+    if isinstance(content, FunctionType):
+        return moved_mask_mod(content, device)
+    if isinstance(content, tuple | list):
+        return type(content)(_moved(item, device) for item in content)
+    return content
+
+
+DEFAULT_BLOCK_SIZE = 128
+Device = torch.device | str | None
+
+
+class PortableBlockMask(BlockMask):
+    """A `BlockMask` that moves whole: `to` takes along the tensors that `mask_mod` closes over."""
+
+    def to(self, device: torch.device | str) -> Self:
+        moved = vars(super().to(device))
+        return type(self)(**{**moved, "mask_mod": moved_mask_mod(self.mask_mod, device)})
+
+
+def document_block_mask(
+    seq_lens: Tensor | ArrayLike,
+    sequence_length: int | None = None,
+    *,
+    kind: DocumentKind = "causal",
+    window: int | None = None,
+    block_size: int | tuple[int, int] = DEFAULT_BLOCK_SIZE,
+    device: Device = None,
+) -> PortableBlockMask:
+    """The mask of packed rows: no token sees another document, and padding is a document of its own.
+
+    seq_lens [[3, 2]], sequence_length 6      a a a b b .
+                                           a  1 . . . . .
+                                           a  1 1 . . . .
+                                           a  1 1 1 . . .
+                                           b  . . . 1 . .
+                                           b  . . . 1 1 .
+                                           .  . . . . . 1
+
+    `window` keeps the keys fewer than that many tokens away. Without `sequence_length` the fullest row
+    decides; without `device` the mask lies where `seq_lens` does.
+    """
+    lengths, device = _on_host(seq_lens, device)
+    spans = document_spans(lengths, sequence_length, kind)
+    if window is not None:
+        spans = windowed(spans, window)
+    first = _tensor(spans.first, device)
+    mask_mod = causal_span_mask_mod(first) if kind == "causal" else span_mask_mod(first, _tensor(spans.stop, device))
+    return _span_block_mask(spans, mask_mod, block_size, device)
+
+
+def prefix_block_mask(
+    seq_lens: Tensor | ArrayLike,
+    prefix_lens: Tensor | ArrayLike,
+    sequence_length: int | None = None,
+    *,
+    window: int | None = None,
+    block_size: int | tuple[int, int] = DEFAULT_BLOCK_SIZE,
+    device: Device = None,
+) -> PortableBlockMask:
+    """Prefix-LM over packed rows: all tokens of a document see its first `prefix_lens`, the rest is causal.
+
+    seq_lens [[4, 1]], prefix_lens [[2, 0]]      1 1 . . .
+                                                 1 1 . . .
+                                                 1 1 1 . .
+                                                 1 1 1 1 .
+                                                 . . . . 1
+    """
+    lengths, device = _on_host(seq_lens, device)
+    spans = prefix_spans(lengths, _on_host(prefix_lens, device)[0], sequence_length)
+    if window is not None:
+        spans = windowed(spans, window)
+    mask_mod = span_mask_mod(_tensor(spans.first, device), _tensor(spans.stop, device))
+    return _span_block_mask(spans, mask_mod, block_size, device)
+
+
+def causal_block_mask(
+    sequence_length: int,
+    *,
+    block_size: int | tuple[int, int] = DEFAULT_BLOCK_SIZE,
+    device: Device = None,
+) -> PortableBlockMask:
+    """The causal mask of rows without documents; one mask serves every batch size."""
+    return _span_block_mask(causal_spans(sequence_length), causal_mask_mod, block_size, device)
+
+
+def image_block_mask(
+    rectangles: Tensor | ArrayLike,
+    size: Size,
+    patch: int,
+    *,
+    threshold: float = IGNORE_THRESHOLD,
+    leading_tokens: int = 1,
+    block_size: int | tuple[int, int] = DEFAULT_BLOCK_SIZE,
+    device: Device = None,
+) -> PortableBlockMask:
+    """The key mask of letterboxed images: no token sees a patch of padding; CLS and its like are always seen.
+
+    CLS and a 2 × 2 grid whose lower patches are padding      c 0 1 . .
+                                                              1 1 1 . .
+                                                              1 1 1 . .     the same for every query
+    """
+    boxes, device = _on_host(rectangles, device)
+    ignored = token_ignore_mask(boxes, size, patch, threshold).reshape(len(boxes), -1)
+    keep = np.pad(~ignored, ((0, 0), (leading_tokens, 0)), constant_values=True)
+    pair = block_pair(block_size)
+    return _block_mask(key_block_lists(keep, pair), key_mask_mod(_tensor(keep, device)), keep.shape[1], pair, device)
+
+
+def _span_block_mask(
+    spans: Spans, mask_mod: MaskMod, block_size: int | tuple[int, int], device: Device
+) -> PortableBlockMask:
+    pair = block_pair(block_size)
+    return _block_mask(span_block_lists(spans, pair), mask_mod, spans.sequence_length, pair, device)
+
+
+def _block_mask(
+    lists: BlockLists, mask_mod: MaskMod, length: int, block_size: tuple[int, int], device: Device
+) -> PortableBlockMask:
+    kv, full_kv = _with_heads(lists.kv, device), _with_heads(lists.full_kv, device)
+    q, full_q = _with_heads(lists.q, device), _with_heads(lists.full_q, device)
+    return PortableBlockMask((length, length), *kv, *full_kv, *q, *full_q, BLOCK_SIZE=block_size, mask_mod=mask_mod)
+
+
+def _with_heads(blocks: BlockList, device: Device) -> tuple[Tensor, Tensor]:
+    """One head that stands for all."""
+    return _tensor(blocks.count, device)[:, None], _tensor(blocks.indices, device)[:, None]
+
+
+def _on_host(values: Tensor | ArrayLike, device: Device) -> tuple[NDArray[np.generic], torch.device]:
+    """Lengths as numpy, and where the mask goes: `device`, or where the lengths came from."""
+    if isinstance(values, Tensor):
+        return values.cpu().numpy(), torch.device(device) if device is not None else values.device
+    return np.asarray(values), torch.device(device) if device is not None else torch.device("cpu")
+
+
+def _tensor(array: NDArray[np.generic], device: Device) -> Tensor:
+    return torch.from_numpy(array).to(device)

@@ -1,0 +1,184 @@
+"""Attention modules that know about documents and padding.
+
+    PackedSelfAttention    packed rows: no token sees another document
+    SeedAttention          a causal residual block that is the identity at birth
+    MaskedViTBlock         letterboxed images: no token sees a patch of padding; CLS is always seen
+
+All masks come from one `BlockMaskCache`, which layers share when it is passed to them."""
+
+from collections.abc import Callable
+from typing import Literal, Self, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention.flex_attention import BlockMask
+from torch.nn.functional import scaled_dot_product_attention
+
+from forebay.masks.spans import DocumentKind
+from forebay.torch.attention.backends import Backend, attend_auto, attend_causal, attend_packed
+from forebay.torch.attention.block_mask import DEFAULT_BLOCK_SIZE, causal_block_mask, document_block_mask
+from forebay.torch.attention.mask_cache import BlockMaskCache
+
+
+class PackedSelfAttention(nn.Module):
+    """Multi-head self-attention over packed rows.
+
+        attention = PackedSelfAttention(dim=512, n_head=8)
+        y = attention(x, batch["seq_lens"])                  # x, y: (rows, sequence_length, dim)
+
+    `backend="auto"` takes FlexAttention where it can run, and SDPA elsewhere; all give equal results. A kernel
+    is compiled for each new shape of `x`, some seconds on a CPU: for rows of many lengths pass "dense" or
+    "documents". Keep `seq_lens` on the CPU: the mask is made from it there, and goes to the device of `x`.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        n_head: int,
+        *,
+        kind: DocumentKind = "causal",
+        window: int | None = None,
+        block_size: int = DEFAULT_BLOCK_SIZE,
+        backend: Literal["auto"] | Backend = "auto",
+        cache: BlockMaskCache | None = None,
+    ) -> None:
+        super().__init__()
+        self.n_head = _checked_heads(dim, n_head)
+        _check_backend(backend, ("auto", *get_args(Backend)))
+        self.kind, self.window, self.block_size, self.backend = kind, window, block_size, backend
+        self.qkv = nn.Linear(dim, 3 * dim)
+        self.proj = nn.Linear(dim, dim)
+        self.cache = cache if cache is not None else BlockMaskCache()
+
+    def forward(self, x: Tensor, seq_lens: Tensor) -> Tensor:
+        if len(seq_lens) != len(x):
+            raise ValueError(f"x has {len(x)} rows but seq_lens has {len(seq_lens)}; pass the lengths of this batch")
+        query, key, value = _split_heads(self.qkv(x), self.n_head)
+        mask = self._mask(seq_lens, x.shape[1], x.device)
+        if self.backend == "auto":
+            attended = attend_auto(query, key, value, mask, seq_lens, self._sees())
+        else:
+            attended = attend_packed(query, key, value, mask, seq_lens, self.backend, self._sees())
+        projected: Tensor = self.proj(_join_heads(attended))
+        return projected
+
+    def _sees(self) -> DocumentKind | None:
+        """What a document sees of itself, where that needs no mask: with a window it does."""
+        return self.kind if self.window is None else None
+
+    def _mask(self, seq_lens: Tensor, sequence_length: int, device: torch.device) -> BlockMask:
+        return self.cache.get(
+            document_block_mask,
+            seq_lens,
+            sequence_length,
+            kind=self.kind,
+            window=self.window,
+            block_size=self.block_size,
+            device=device,
+        )
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        # The model moves: masks of the place it leaves are not needed again.
+        self.cache.clear()
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # torch ships it untyped
+        return self
+
+
+class SeedAttention(nn.Module):
+    """A causal residual attention block to graft onto a trained model: with its zero-initialised output
+    projection it is the identity at birth, and learns from there.
+
+    Sequences have no documents; one mask per length serves every batch size and dtype.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        n_head: int,
+        *,
+        backend: Literal["auto", "flex", "dense"] = "auto",
+        cache: BlockMaskCache | None = None,
+    ) -> None:
+        super().__init__()
+        self.n_head = _checked_heads(dim, n_head)
+        _check_backend(backend, ("auto", "flex", "dense"))
+        self.backend = backend
+        self.qkv = nn.Linear(dim, 3 * dim)
+        self.proj = nn.Linear(dim, dim)
+        nn.init.zeros_(self.proj.weight)
+        nn.init.zeros_(self.proj.bias)
+        self.cache = cache if cache is not None else BlockMaskCache(max_entries=8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, key, value = _split_heads(self.qkv(x), self.n_head)
+        mask = self.cache.get(causal_block_mask, x.shape[1], device=x.device)
+        attended = attend_causal(query, key, value, mask, self.backend)
+        residual: Tensor = self.proj(_join_heads(attended))
+        return x + residual
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        self.cache.clear()
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # torch ships it untyped
+        return self
+
+
+class MaskedViTBlock(nn.Module):
+    """A pre-norm transformer block for the tokens of letterboxed images.
+
+        ignore = torch.from_numpy(token_ignore_mask(rectangles, (224, 224), 16)).flatten(1)
+        y = block(x, ignore)             # x, y: (images, 1 + tokens, dim), x[:, 0] is CLS
+
+    tokens     c 0 1 2 3
+    ignore       . . 1 1      True = padding, as everywhere
+    seen       1 1 1 . .      by every query; CLS always
+    """
+
+    def __init__(self, dim: int, n_head: int, *, mlp_ratio: float = 4.0) -> None:
+        super().__init__()
+        self.n_head = _checked_heads(dim, n_head)
+        self.norm1, self.norm2 = nn.LayerNorm(dim), nn.LayerNorm(dim)
+        self.qkv = nn.Linear(dim, 3 * dim)
+        self.proj = nn.Linear(dim, dim)
+        hidden = int(dim * mlp_ratio)
+        self.mlp = nn.Sequential(nn.Linear(dim, hidden), nn.GELU(), nn.Linear(hidden, dim))
+
+    def forward(self, x: Tensor, ignore: Tensor) -> Tensor:
+        heads = _split_heads(self.qkv(self.norm1(x)), self.n_head)
+        seen = kept_with_cls(ignore, images=x.shape[0], tokens=x.shape[1])
+        attended = scaled_dot_product_attention(*heads, attn_mask=seen[:, None, None, :])
+        x = x + self.proj(_join_heads(attended))
+        residual: Tensor = self.mlp(self.norm2(x))
+        return x + residual
+
+
+def kept_with_cls(ignore: Tensor, images: int, tokens: int) -> Tensor:
+    """Which keys are seen, `[images, 1 + patches]`: CLS always, and each patch that is not ignored."""
+    if ignore.dtype != torch.bool or ignore.shape != (images, tokens - 1):
+        raise ValueError(
+            f"ignore is {ignore.dtype} {tuple(ignore.shape)} but boolean [{images}, {tokens - 1}] is expected "
+            f"for {images} images of {tokens} tokens with CLS; flatten the token_ignore_mask of these images"
+        )
+    cls = ignore.new_ones(len(ignore), 1)
+    return torch.cat((cls, ~ignore), dim=1)
+
+
+def _check_backend(backend: str, known: tuple[str, ...]) -> None:
+    if backend not in known:
+        raise ValueError(f"backend is {backend!r} but one of {', '.join(known)} is expected")
+
+
+def _split_heads(qkv: Tensor, n_head: int) -> tuple[Tensor, Tensor, Tensor]:
+    """(rows, S, 3 · dim) → three of (rows, n_head, S, head_dim)."""
+    rows, length, width = qkv.shape
+    query, key, value = qkv.view(rows, length, 3, n_head, width // (3 * n_head)).permute(2, 0, 3, 1, 4)
+    return query, key, value
+
+
+def _join_heads(attended: Tensor) -> Tensor:
+    return attended.transpose(1, 2).flatten(2)
+
+
+def _checked_heads(dim: int, n_head: int) -> int:
+    if n_head < 1 or dim % n_head:
+        raise ValueError(f"dim {dim} does not divide into {n_head} heads; choose an n_head that divides dim")
+    return n_head

@@ -1,0 +1,1 @@
+"""Batches of images, and the way of an image into a model."""

@@ -1,0 +1,290 @@
+"""The canvases of a batch: content painted onto them, and their masks.
+
+    pad ··························        lines above and below the content are padding
+    pad ···│ content [3, h, w] │···       lines of content are worked on at full width, so many at once as a core's
+    pad ···│ flipped or not    │···       cache holds: they lie in memory one after the other, and are fast to scale
+    pad ··························
+
+A canvas is an array of what a tensor rests in: uint8, float32, or int16 for the two floats of 16 bits, which numpy
+either lacks or is slow at.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from forebay.columns import Array
+from forebay.errors import AllTokensIgnored
+from forebay.images.geometry import Scaling
+from forebay.images.recipe import ImageRecipe
+from forebay.masks.documents import Bools
+from forebay.masks.rectangle import IGNORE_THRESHOLD, Size, token_ignore_mask, token_padding
+from forebay.order.coins import Coins
+from forebay.torch.batches import Batch, Buffers, tensor
+from forebay.torch.images.joint import Canvases, JointTransform, transformed
+
+Planes = NDArray[np.uint8]  # (3, height, width)
+Box = tuple[int, int, int, int]  # left, top, width, height
+Color = tuple[int, int, int]
+_CACHED_VALUES = 1 << 16  # float32 values that stay in a core's cache between two operations
+_SERIAL_VALUES = 1 << 15  # as many as torch copies without threads of its own, which would fight with the loader's
+
+
+class Painter(Protocol):
+    """Fills canvases `[3, height, width]` of one type; `pad` is what padding is on each of their planes."""
+
+    @property
+    def storage(self) -> np.dtype[Any]: ...
+
+    @property
+    def pad(self) -> Array: ...  # (3,)
+
+    def paint(self, lines: Array, content: Planes, left: int) -> None:
+        """Fill lines of a canvas with content that begins at `left`, and with padding beside it."""
+        ...
+
+
+class BytePainter:
+    """Pixels as they are stored."""
+
+    storage = np.dtype(np.uint8)
+
+    def __init__(self, pad_color: Color) -> None:
+        self.pad: Array = np.array(pad_color, np.uint8)
+
+    def paint(self, lines: Array, content: Planes, left: int) -> None:
+        right = left + content.shape[2]
+        for plane, pad in zip(lines, self.pad, strict=True):
+            plane[:, :left] = plane[:, right:] = pad
+        np.copyto(lines[:, :, left:right], content)
+
+
+class FloatPainter:
+    """Scaled values of 32 bits."""
+
+    storage = np.dtype(np.float32)
+
+    def __init__(self, pad_color: Color, scaling: Scaling) -> None:
+        self._pad_color, self._scaling = pad_color, scaling
+        self.pad: Array = _scaled_pad(pad_color, scaling)
+
+    def paint(self, lines: Array, content: Planes, left: int) -> None:
+        for rows, pixels in _whole_lines(content, left, lines.shape[2], self._pad_color, _CACHED_VALUES):
+            self._scaling.apply(pixels, out=lines[:, rows])
+
+
+class HalfPainter:
+    """Scaled values, rounded to 16 bits."""
+
+    storage = np.dtype(np.int16)
+
+    def __init__(self, pad_color: Color, scaling: Scaling, dtype: torch.dtype) -> None:
+        self._pad_color, self._scaling, self._dtype = pad_color, scaling, dtype
+        self.pad: Array = torch.from_numpy(_scaled_pad(pad_color, scaling)).to(dtype).view(torch.int16).numpy()
+
+    def paint(self, lines: Array, content: Planes, left: int) -> None:
+        for rows, pixels in _whole_lines(content, left, lines.shape[2], self._pad_color, _SERIAL_VALUES):
+            values = torch.from_numpy(self._scaling.apply(pixels))
+            torch.from_numpy(lines[:, rows]).view(self._dtype).copy_(values)
+
+
+class InterleavingPainter:
+    """Of canvases whose channels lie next to each other: painted apart, a few lines at a time, then put between."""
+
+    def __init__(self, planar: Painter) -> None:
+        self._planar = planar
+        self.storage, self.pad = planar.storage, planar.pad
+
+    def paint(self, lines: Array, content: Planes, left: int) -> None:
+        for rows in _strips(content.shape[1], lines.shape[2], _CACHED_VALUES):
+            planes = np.empty(lines[:, rows].shape, self.storage)
+            self._planar.paint(planes, content[:, rows], left)
+            for between, plane in zip(lines[:, rows], planes, strict=True):
+                np.copyto(between, plane)
+
+
+def painter(dtype: torch.dtype, pad_color: Color, scaling: Scaling) -> Painter:
+    if dtype == torch.uint8:
+        return BytePainter(pad_color)
+    return FloatPainter(pad_color, scaling) if dtype == torch.float32 else HalfPainter(pad_color, scaling, dtype)
+
+
+def paint_canvas(canvas: Array, content: Planes, box: Box, painter: Painter) -> None:
+    """Content in its box, padding around it."""
+    left, top, _, height = box
+    for plane, pad in zip(canvas, painter.pad, strict=True):
+        plane[:top] = plane[top + height :] = pad
+    painter.paint(canvas[:, top : top + height], content, left)
+
+
+def mirrored(content: Planes) -> Planes:
+    """Content flipped left–right, eight bytes at a time: all bytes backwards, then planes and lines back in order."""
+    flat = np.ascontiguousarray(content).reshape(-1)
+    odd = len(flat) % 8
+    backwards = np.empty_like(flat)
+    words = backwards[: len(flat) - odd].view(np.uint64)
+    np.copyto(words, flat[odd:].view(np.uint64)[::-1])
+    words.byteswap(inplace=True)
+    backwards[len(flat) - odd :] = flat[:odd][::-1]
+    return backwards.reshape(content.shape)[::-1, ::-1]
+
+
+def _whole_lines(
+    content: Planes, left: int, width: int, pad_color: Color, values: int
+) -> Iterator[tuple[slice, Planes]]:
+    """A few lines of content at a time, with padding on both sides where it is narrower than the canvas."""
+    strips = _strips(content.shape[1], width, values)
+    if content.shape[2] == width:
+        yield from ((rows, content[:, rows]) for rows in strips)
+        return
+    padded = np.empty((3, strips[0].stop if strips else 0, width), np.uint8)
+    padded[:] = np.array(pad_color, np.uint8)[:, None, None]
+    for rows in strips:
+        lines = padded[:, : rows.stop - rows.start]
+        np.copyto(lines[:, :, left : left + content.shape[2]], content[:, rows])
+        yield rows, lines
+
+
+def _scaled_pad(pad_color: Color, scaling: Scaling) -> Array:
+    return scaling.apply(np.array(pad_color, np.uint8)[:, None, None]).ravel()
+
+
+def _strips(height: int, width: int, values: int) -> list[slice]:
+    """Lines of three planes, so many that they have about this number of values."""
+    step = max(1, values // max(1, 3 * width))
+    return [slice(start, min(start + step, height)) for start in range(0, height, step)]
+
+
+_BOXES = 256  # whose tokens are counted at a time
+Shares = NDArray[np.float64]
+
+
+def fill_pixel_masks(out: Bools, boxes: list[Box]) -> None:
+    """True = PAD, `[images, height, width]`."""
+    for mask, (left, top, width, height) in zip(out, boxes, strict=True):
+        mask[:top] = mask[top + height :] = True
+        lines = mask[top : top + height]
+        lines[:] = False
+        lines[:, :left] = lines[:, left + width :] = True
+
+
+class TokenMasks:
+    """Tokens are patches of `patch` × `patch` pixels, ignored where the padded share reaches `threshold`."""
+
+    def __init__(self, size: int, patch: int, threshold: float = IGNORE_THRESHOLD) -> None:
+        self.patch, self.threshold = patch, threshold
+        token_ignore_mask(np.empty((0, 4), np.int64), (size, size), patch, threshold)  # refuses what is no patch
+
+    def of_boxes(self, boxes: NDArray[np.int32], size: Size, name: Callable[[int], str]) -> Bools:
+        """True = ignored, `[images, height/patch, width/patch]`; `name` says what an image is called in an error."""
+        return self._ignored(token_padding(boxes, size, self.patch), boxes, name)
+
+    def all_ignored(self, boxes: NDArray[np.int32], size: Size) -> Bools:
+        """Of which images no token would be kept, `[images]`; equal boxes are looked at once."""
+        some, member = np.unique(boxes, axis=0, return_inverse=True)
+        ignored = [
+            (token_padding(some[at : at + _BOXES], size, self.patch) >= self.threshold).all(axis=(1, 2))
+            for at in range(0, len(some), _BOXES)
+        ]
+        found: Bools = np.concatenate([np.zeros(0, np.bool_), *ignored])[member.reshape(-1)]
+        return found
+
+    def of_masks(self, masks: Bools, boxes: NDArray[np.int32], name: Callable[[int], str]) -> Bools:
+        """The same of masks that are no rectangles any more."""
+        patch, (count, height, width) = self.patch, masks.shape
+        if height % patch or width % patch:
+            raise ValueError(
+                f"transforms made canvases of {height} × {width} pixels, which do not divide into patches of {patch}; "
+                "crop to a multiple of the patch"
+            )
+        cells = masks.reshape(count, height // patch, patch, width // patch, patch)
+        return self._ignored(cells.sum(axis=(2, 4), dtype=np.int64) / (patch * patch), boxes, name)
+
+    def _ignored(self, padding: Shares, boxes: NDArray[np.int32], name: Callable[[int], str]) -> Bools:
+        ignored: Bools = padding >= self.threshold
+        for image in np.flatnonzero(ignored.all(axis=(1, 2))).tolist():
+            raise AllTokensIgnored(name(image), boxes[image].tolist(), self.patch, self.threshold)
+        return ignored
+
+
+Channels = Literal["first", "last"]
+Boxes = NDArray[np.int32]
+Name = Callable[[int], str]  # of the sample that an image of the batch is
+
+
+class CanvasMaker:
+    """Content and boxes become `pixels`, `pixel_mask`, `token_mask` and `box`."""
+
+    def __init__(
+        self,
+        recipe: ImageRecipe,
+        scaling: Scaling,
+        dtype: torch.dtype,
+        channels: Channels,
+        tokens: TokenMasks | None,
+        transforms: Sequence[JointTransform],
+    ) -> None:
+        self._size, self._pad_color = (recipe.size, recipe.size), recipe.pad_color
+        planar = painter(dtype, recipe.pad_color, scaling)
+        self._painter = planar if channels == "first" else InterleavingPainter(planar)
+        self._dtype, self._channels = dtype, channels
+        self._tokens, self._transforms = tokens, tuple(transforms)
+
+    @property
+    def row_bytes(self) -> int:
+        return self._size[0] * self._size[1] * (3 * self._painter.storage.itemsize + 1)
+
+    def make(self, contents: Iterable[Planes], boxes: Boxes, coins: Coins, buffers: Buffers, name: Name) -> Batch:
+        """`contents` and `boxes` are as the flip left them; one content is taken after the other."""
+        if self._transforms:
+            return self._transformed(contents, boxes, coins, buffers, name)
+        pixels, canvases = self._canvases(len(boxes), self._size, buffers)
+        places = _places(boxes)
+        for canvas, content, box in zip(canvases, contents, places, strict=True):
+            paint_canvas(canvas, content, box, self._painter)
+        mask = buffers.empty((len(boxes), *self._size), np.dtype(np.bool_))
+        fill_pixel_masks(mask, places)
+        batch = {"pixels": pixels, "pixel_mask": tensor(mask)}
+        if self._tokens is not None:
+            batch["token_mask"] = tensor(buffers.hold(self._tokens.of_boxes(boxes, self._size, name)))
+        return batch | {"box": tensor(buffers.hold(boxes))}
+
+    def _transformed(
+        self, contents: Iterable[Planes], boxes: Boxes, coins: Coins, buffers: Buffers, name: Name
+    ) -> Batch:
+        """By way of canvases of bytes, which the transforms are given."""
+        changed = transformed(self._pasted(contents, boxes), self._transforms, coins)
+        pixels, canvases = self._canvases(len(boxes), changed.size, buffers)
+        for canvas, image in zip(canvases, changed.pixels.numpy(), strict=True):
+            self._painter.paint(canvas, image, 0)
+        mask, box = changed.mask.contiguous().numpy(), changed.box.contiguous().numpy()
+        batch = {"pixels": pixels, "pixel_mask": tensor(buffers.hold(mask))}
+        if self._tokens is not None:
+            batch["token_mask"] = tensor(buffers.hold(self._tokens.of_masks(mask, box, name)))
+        return batch | {"box": tensor(buffers.hold(box))}
+
+    def _pasted(self, contents: Iterable[Planes], boxes: Boxes) -> Canvases:
+        bytes_painter, places = BytePainter(self._pad_color), _places(boxes)
+        pixels = np.empty((len(boxes), 3, *self._size), np.uint8)
+        for canvas, content, box in zip(pixels, contents, places, strict=True):
+            paint_canvas(canvas, content, box, bytes_painter)
+        mask = np.empty((len(boxes), *self._size), np.bool_)
+        fill_pixel_masks(mask, places)
+        planes, padding, rectangles = map(torch.from_numpy, (pixels, mask, boxes))
+        return Canvases(planes, padding, rectangles, self._pad_color)
+
+    def _canvases(self, count: int, size: Size, buffers: Buffers) -> tuple[Tensor, Array]:
+        """The tensor `[images, 3, height, width]`, and the arrays it rests in, to be painted on."""
+        if self._channels == "first":
+            memory = buffers.empty((count, 3, *size), self._painter.storage)
+            return tensor(memory).view(self._dtype), memory
+        memory = buffers.empty((count, *size, 3), self._painter.storage)
+        return tensor(memory).view(self._dtype).permute(0, 3, 1, 2), memory.transpose(0, 3, 1, 2)
+
+
+def _places(boxes: Boxes) -> list[Box]:
+    return [(left, top, width, height) for left, top, width, height in boxes.tolist()]

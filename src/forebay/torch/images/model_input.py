@@ -1,0 +1,295 @@
+"""From a raw image to the input of a model, as modules that are exported with it.
+
+    uint8 image, any height and width ──▶ box ──▶ resized ──▶ padded ──▶ normalised, with its masks
+
+The box is computed in int64 and equals that of `forebay.images.fit` for every size. The pixels equal Pillow's, see
+`forebay.torch.images.model_input`: two matrix products with a rounding after each, horizontal first, but vertical first
+where an image loses more than twice as much height as width, as Pillow does it since 13.0. (Earlier versions always
+began horizontally; from what they made of such images, pixels here may differ by 1.)
+
+    6 pixels resized to 3, bilinear         0    1    2    3    4    5
+                                       0   .43  .43  .14              the triangle is as wide as two new pixels,
+                                       1        .12  .38  .38  .12    cut off at the ends of the line,
+                                       2                  .14  .43  .43      and each row sums to 1
+
+Pillow resizes images of 8 bits in two passes and rounds after each. Its weights are integers, in units of 2⁻²², and so
+are these: the products of integers are exact in float64, and the pixels are Pillow's to the last bit. All of it is made
+of operations that torch and ONNX have, for lines whose length is known when the graph runs.
+"""
+
+import math
+from collections.abc import Callable
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from forebay.images.geometry import Normalize, Scaling, fit
+from forebay.images.inference import KeepsRecipes, image_recipe
+from forebay.images.recipe import ImageRecipe
+from forebay.masks.rectangle import IGNORE_THRESHOLD
+from forebay.torch.batches import Batch
+from forebay.torch.images.canvas import TokenMasks
+
+
+def normalize_on_device(
+    pixels: Tensor, normalize: Normalize = "imagenet", dtype: torch.dtype = torch.float32
+) -> Tensor:
+    """What `ImageBatch(normalize=…, dtype=…)` makes, from its uint8 pixels `[..., 3, height, width]` on any device.
+
+        batch = next(iter(Loader(cache, global_batch_size=64)))
+        values = normalize_on_device(batch["pixels"].to("cuda", non_blocking=True), "imagenet", torch.bfloat16)
+
+    The same product and sum in float32, each rounded, then the type asked for: equal bit by bit. Where a compiler
+    rounds both at once, values differ by at most an ulp of the larger of product and shift (5e-7 with "imagenet").
+    """
+    if pixels.dtype != torch.uint8 or pixels.ndim < 3 or pixels.shape[-3] != 3:
+        raise ValueError(
+            f"pixels are {pixels.dtype} of shape {list(pixels.shape)}; uint8 [..., 3, height, width] is expected, as "
+            "an ImageBatch gives them without `normalize`"
+        )
+    scaling = Scaling.of(normalize)
+    planes = (
+        _channel_planes if type(pixels) is Tensor else _channel_planes.__wrapped__
+    )  # what an exporter traces is not to be kept
+    scale, shift = (planes(tuple(each.ravel().tolist()), pixels.device) for each in (scaling.scale, scaling.shift))
+    return pixels.to(torch.float32).mul_(scale).add_(shift).to(dtype)
+
+
+@lru_cache(maxsize=64)
+def _channel_planes(values: tuple[float, ...], device: torch.device) -> Tensor:
+    """`[3, 1, 1]`, on a device for good: sending three numbers there for every batch would make it wait."""
+    return torch.tensor(values, dtype=torch.float32, device=device)[:, None, None]
+
+
+PRECISION_BITS = 22
+
+
+class Kernel(NamedTuple):
+    """How much a pixel counts at a distance, in new pixels, and the distance from which on it does not."""
+
+    weight: Callable[[Tensor], Tensor]
+    support: float
+
+
+def resize_weights(length: int, fitted: Tensor, positions: Tensor, resample: str) -> Tensor:
+    """The weights `[positions, length]` of a line of `length` pixels in some pixels of it, resized to `fitted`.
+
+    They are whole numbers in float64, 2²² for all of a pixel. A line gets shorter, or stays as it is.
+    """
+    scale = torch.scalar_tensor(length, dtype=torch.float64, device=positions.device) / fitted
+    pixels = torch.arange(length, device=positions.device)
+    if resample == "nearest":
+        return (pixels == _nearest(scale, positions)[:, None]).double() * float(1 << PRECISION_BITS)
+    kernel = KERNELS[resample]
+    centers = (positions.double() + 0.5) * scale
+    weights = kernel.weight((pixels - centers[:, None] + 0.5) * torch.reciprocal(scale))
+    # The first pixel that counts is one by Pillow's rounding (a cast cuts off, as in C). The kernel's own may see the
+    # one before it at the edge of a box; at the other end they agree.
+    first = (centers - kernel.support * scale + 0.5).long()[:, None]
+    weights = torch.where(pixels >= first, weights, 0.0)
+    return _in_fixed_point(weights / weights.sum(dim=1, keepdim=True))
+
+
+def resized_line(sums: Tensor) -> Tensor:
+    """The pixels that sums of weighted pixels stand for: rounded, and no less than 0 nor more than 255."""
+    half = 1 << (PRECISION_BITS - 1)
+    return torch.floor((sums + half) * 2.0**-PRECISION_BITS).clamp(0, 255)
+
+
+def _nearest(scale: Tensor, positions: Tensor) -> Tensor:
+    # Pillow adds the scale up, with the errors that come of it; so do we, or some pixels would be the next ones.
+    steps = torch.cat(((scale * 0.5)[None], scale.expand(len(positions) - 1)))
+    return steps.cumsum(dim=0)[positions].long()
+
+
+def _in_fixed_point(weights: Tensor) -> Tensor:
+    rounding = torch.where(weights < 0, -0.5, 0.5)
+    return (weights * float(1 << PRECISION_BITS) + rounding).long().double()
+
+
+def _box(distance: Tensor) -> Tensor:
+    return ((distance > -0.5) & (distance <= 0.5)).double()
+
+
+def _triangle(distance: Tensor) -> Tensor:
+    return (1.0 - distance.abs()).clamp(min=0.0)
+
+
+def _cubic(distance: Tensor) -> Tensor:
+    x = distance.abs()
+    near = (1.5 * x - 2.5) * x * x + 1.0
+    far = (((x - 5.0) * x + 8.0) * x - 4.0) * -0.5
+    return torch.where(x < 1.0, near, torch.where(x < 2.0, far, 0.0))
+
+
+def _lanczos(distance: Tensor) -> Tensor:
+    inside = (distance >= -3.0) & (distance < 3.0)
+    return torch.where(inside, _sinc(distance) * _sinc(distance / 3.0), 0.0)
+
+
+def _sinc(x: Tensor) -> Tensor:
+    # A tensor, because the exporter writes a plain number as float32, and π is not one.
+    turned = torch.where(x == 0.0, 1.0, x) * torch.tensor(math.pi, dtype=torch.float64, device=x.device)
+    return torch.where(x == 0.0, 1.0, torch.sin(turned) / turned)
+
+
+KERNELS = {
+    "box": Kernel(_box, 0.5),
+    "bilinear": Kernel(_triangle, 1.0),
+    "bicubic": Kernel(_cubic, 2.0),
+    "lanczos": Kernel(_lanczos, 3.0),
+}
+
+
+class LetterboxModule(nn.Module):
+    """Upright RGB images in, the tensors of an `ImageBatch` out.
+
+        class Tagger(nn.Module):
+            def forward(self, image):                      # uint8 [height, width, 3], as np.asarray(picture) is
+                batch = self.letterbox(image)
+                return self.model(batch["pixels"], batch["token_mask"]).sigmoid()
+
+        dynamic = {"image": {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC}}
+        torch.onnx.export(Tagger(), (example,), "tagger.onnx", dynamo=True, dynamic_shapes=dynamic)
+
+    Images are uint8 `[height, width, 3]`, or `[images, 3, height, width]` of one size. The options are those of an
+    `ImageBatch`. Out come `pixels` `[images, 3, size, size]`, `pixel_mask` (True = PAD), `box`, `original_size` and,
+    with a `patch`, `token_mask` (True = ignored).
+
+    What a file brings along (EXIF, alpha, 16 bits) is treated before, as `forebay.images.prepare` does; what "jpeg" or
+    "fast" in a recipe do to pixels is not imitated. An image so small that all of its tokens would be ignored is
+    refused; but a graph cannot refuse: there, all of its `token_mask` is True. The products are dense and in float64:
+    6 · size operations per pixel of the image, 2.7 · 10⁹ per megapixel at 448.
+    """
+
+    def __init__(
+        self,
+        recipe: ImageRecipe | KeepsRecipes,
+        *,
+        normalize: Normalize = None,
+        dtype: torch.dtype = torch.uint8,
+        patch: int | None = None,
+        threshold: float = IGNORE_THRESHOLD,
+    ) -> None:
+        super().__init__()
+        kept = image_recipe(recipe)
+        _check_dtype(dtype, normalize)
+        self.size, self.resample, self.pad_color = kept.size, kept.resample, kept.pad_color
+        self.dtype, self.patch = dtype, patch
+        self._tokens = None if patch is None else TokenMasks(kept.size, patch, threshold)
+        self._least_padded = 0 if patch is None else _least_padded(patch, threshold)
+        # No buffers: `model.half()` would round them.
+        scaling = Scaling.of(normalize)
+        self._scale, self._shift = scaling.scale.tolist(), scaling.shift.tolist()
+
+    def forward(self, image: Tensor) -> Batch:
+        planes = _planes(image)
+        images, _, height, width = planes.shape
+        if not torch.compiler.is_exporting():
+            self._refuse(width, height)
+        sides = torch.stack([torch.scalar_tensor(side, dtype=torch.int64) for side in (width, height)])
+        sides = sides.to(planes.device)
+        box = letterbox_box(sides, self.size)
+        across, down = self._line(width, box[0], box[2]), self._line(height, box[1], box[3])
+        content = down.inside[:, None] & across.inside[None, :]
+        pixels = torch.where(content, _resized(planes, across.weights.mT, down.weights, box), self._pad(planes.device))
+        found = {
+            "pixels": self._values(pixels),
+            "pixel_mask": _for_each(images, ~content),
+            "box": _for_each(images, box.int()),
+            "original_size": _for_each(images, sides.int()),
+        }
+        if self.patch is not None:
+            found["token_mask"] = _for_each(images, self._ignored(across.inside, down.inside, self.patch))
+        return found
+
+    def _line(self, length: int, start: Tensor, fitted: Tensor) -> "_Line":
+        places = torch.arange(self.size, device=start.device) - start
+        # Padding gets the weights of the nearest content, and the pad colour over it.
+        nearest = torch.minimum(places.clamp(min=0), fitted - 1)
+        return _Line((places >= 0) & (places < fitted), resize_weights(length, fitted, nearest, self.resample))
+
+    def _values(self, pixels: Tensor) -> Tensor:
+        if self.dtype == torch.uint8:
+            return pixels.to(torch.uint8)
+        scale, shift = (
+            torch.tensor(values, dtype=torch.float32, device=pixels.device) for values in (self._scale, self._shift)
+        )
+        return (pixels.float() * scale + shift).to(self.dtype)
+
+    def _ignored(self, across: Tensor, down: Tensor, patch: int) -> Tensor:
+        columns, rows = (inside.reshape(-1, patch).sum(dim=1) for inside in (across, down))
+        return patch * patch - rows[:, None] * columns[None, :] >= self._least_padded
+
+    def _pad(self, device: torch.device) -> Tensor:
+        return torch.tensor(self.pad_color, dtype=torch.float64, device=device)[:, None, None]
+
+    def _refuse(self, width: int, height: int) -> None:
+        """What training refuses: an image without a pixel, or without a token."""
+        box = fit(width, height, self.size).box
+        if self._tokens is not None:
+            self._tokens.of_boxes(np.array([box], np.int32), (self.size, self.size), lambda _: "<an image>")
+
+
+class _Line(NamedTuple):
+    """One side of the canvas: which of its pixels are content, and what they are made of."""
+
+    inside: Tensor  # (size,)
+    weights: Tensor  # (size, length)
+
+
+def letterbox_box(sides: Tensor, size: int) -> Tensor:
+    """The box `[..., 4]` (left, top, width, height) on its canvas of an image `[..., 2]` (width, height), all int64."""
+    m = sides.amax(dim=-1, keepdim=True).clamp(min=size)
+    fitted = ((2 * sides * size + m) // (2 * m)).clamp(min=1)
+    return torch.cat(((size - fitted) // 2, fitted), dim=-1)
+
+
+def _resized(planes: Tensor, across: Tensor, down: Tensor, box: Tensor) -> Tensor:
+    """The planes times `across` `[width, size]` and `down` `[size, height]`, in Pillow's order."""
+    height, width = planes.shape[-2:]
+    vertical_first = height - box[3] > 2 * (width - box[2])
+    operands = (planes.double(), across.contiguous(), down)
+    if torch.compiler.is_exporting():  # eager `cond` would compile
+        both_ways: Tensor = torch.cond(vertical_first, _down_then_across, _across_then_down, operands)
+        return both_ways
+    return _down_then_across(*operands) if bool(vertical_first) else _across_then_down(*operands)
+
+
+def _across_then_down(planes: Tensor, across: Tensor, down: Tensor) -> Tensor:
+    return resized_line(down @ resized_line(planes @ across))
+
+
+def _down_then_across(planes: Tensor, across: Tensor, down: Tensor) -> Tensor:
+    return resized_line(resized_line(down @ planes) @ across)
+
+
+def _for_each(images: int, shared: Tensor) -> Tensor:
+    return shared.expand(images, *shared.shape)
+
+
+def _planes(image: Tensor) -> Tensor:
+    """`[images, 3, height, width]`."""
+    planes = image.permute(2, 0, 1)[None] if image.dim() == 3 else image
+    if planes.dim() != 4 or planes.shape[1] != 3 or planes.dtype != torch.uint8:
+        raise ValueError(
+            f"the image is {image.dtype} {tuple(image.shape)} but torch.uint8 [height, width, 3] or "
+            "[images, 3, height, width] is expected; pass RGB pixels as they are decoded"
+        )
+    return planes
+
+
+def _check_dtype(dtype: torch.dtype, normalize: Normalize) -> None:
+    if dtype != torch.uint8 and not dtype.is_floating_point:
+        raise ValueError(f"dtype is {dtype}; torch.uint8 or a floating type is expected")
+    if dtype == torch.uint8 and normalize is not None:
+        raise ValueError(f"normalize is {normalize!r} but uint8 holds pixels as they are; choose a floating dtype")
+
+
+def _least_padded(patch: int, threshold: float) -> int:
+    """The fewest padded pixels of a patch that have it ignored: whole numbers compare alike everywhere."""
+    pixels = patch * patch
+    return next(padded for padded in range(pixels + 1) if padded / pixels >= threshold)

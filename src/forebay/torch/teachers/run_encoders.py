@@ -1,0 +1,115 @@
+"""Latents of letterboxed images, and states of prompts."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from diffusers import AutoencoderKL
+from numpy.typing import NDArray
+from transformers import AutoTokenizer, CLIPTextModel, T5EncoderModel
+
+from forebay.columns import Array
+from forebay.errors import TeacherUnusable
+from forebay.images import ImageRecipe
+from forebay.teachers.built_in import T5, Clip, Latents
+from forebay.teachers.model_files import model_folder, tokenizer_of
+from forebay.teachers.protocol import Batch
+from forebay.torch.batches import to_device, to_numpy
+from forebay.torch.teachers.loading import LOADING_ERRORS, NO_CODE, load_model
+
+
+class Tokens:
+    """Prompts as ids of one length, cut and filled as the tokenizer does."""
+
+    def __init__(self, model: str, length: int, device: torch.device) -> None:
+        self._length, self._device = length, device
+        try:
+            self._tokenizer: Any = AutoTokenizer.from_pretrained(model_folder(model), local_files_only=True, **NO_CODE)
+        except LOADING_ERRORS as error:
+            raise TeacherUnusable(
+                model, f"its tokenizer cannot be loaded: {' '.join(str(error).split())[:300]}"
+            ) from error
+
+    def __call__(self, prompts: tuple[str, ...]) -> dict[str, torch.Tensor]:
+        found = self._tokenizer(
+            list(prompts), padding="max_length", max_length=self._length, truncation=True, return_tensors="pt"
+        )
+        return {name: found[name].to(self._device) for name in ("input_ids", "attention_mask")}
+
+
+class LoadedT5:
+    def __init__(self, teacher: T5, device: str, dtype: str) -> None:
+        self._teacher = teacher
+        self._model = load_model(T5EncoderModel, teacher.model, None, device, dtype)
+        self._tokens = Tokens(tokenizer_of(teacher.model, teacher.tokenizer), teacher.max_length, self._model.device)
+
+    @torch.inference_mode()
+    def __call__(self, batch: Batch) -> Mapping[str, Array]:
+        tokens = self._tokens(batch.prompts)
+        states = self._model(**tokens).last_hidden_state
+        name = self._teacher.name
+        return {f"{name}_states": to_numpy(states), f"{name}_mask": tokens["attention_mask"].bool().cpu().numpy()}
+
+
+class LoadedClip:
+    def __init__(self, teacher: Clip, device: str, dtype: str) -> None:
+        self._teacher = teacher
+        self._model = load_model(CLIPTextModel, teacher.model, None, device, dtype)
+        self._tokens = Tokens(tokenizer_of(teacher.model, teacher.tokenizer), teacher.length, self._model.device)
+
+    @torch.inference_mode()
+    def __call__(self, batch: Batch) -> Mapping[str, Array]:
+        found = self._model(input_ids=self._tokens(batch.prompts)["input_ids"])
+        name = self._teacher.name
+        return {f"{name}_pooled": to_numpy(found.pooler_output), f"{name}_states": to_numpy(found.last_hidden_state)}
+
+
+class LoadedVae:
+    def __init__(self, teacher: Latents, device: str, dtype: str) -> None:
+        self._teacher = teacher
+        self._images = ImageRecipe(size=teacher.size, storage=teacher.storage)
+        self._vae: Any = load_model(AutoencoderKL, teacher.vae, None, device, dtype)
+        self._like = next(self._vae.parameters())
+        config = self._vae.config
+        # As the pipelines do: (latents - shift) * scale, or per channel (latents - mean) / std * scale.
+        self._scale, self._shift = config.scaling_factor, config.get("shift_factor") or 0.0
+        self._mean, self._std = (self._per_channel(config.get(name)) for name in ("latents_mean", "latents_std"))
+
+    @torch.inference_mode()
+    def __call__(self, batch: Batch) -> Mapping[str, Array]:
+        pixels = self._canvases(batch).astype(np.float32) / 127.5 - 1.0
+        found = self._vae.encode(to_device(pixels, self._like)).latent_dist
+        latents = found.mean
+        if self._teacher.sample == "seeded":
+            noise = batch.noise(tuple(latents.shape[1:]), "latents")
+            latents = latents + found.std * to_device(noise, latents)
+        return {self._teacher.name: to_numpy(self._scaled(latents.float()))}
+
+    def _scaled(self, latents: torch.Tensor) -> torch.Tensor:
+        if self._mean is None or self._std is None:
+            return torch.mul(latents - self._shift, self._scale)
+        return torch.mul(latents - self._mean, self._scale).div(self._std)
+
+    def _per_channel(self, numbers: Sequence[float] | None) -> torch.Tensor | None:
+        if numbers is None:
+            return None
+        channels = self._vae.config.latent_channels
+        if len(numbers) != channels:
+            raise TeacherUnusable(
+                self._teacher.vae, f"its latents_mean or latents_std has {len(numbers)} numbers, not {channels}"
+            )
+        return torch.tensor(numbers, dtype=torch.float32, device=self._like.device).view(1, channels, 1, 1)
+
+    def _canvases(self, batch: Batch) -> NDArray[np.uint8]:
+        """Content in its rectangle, the pad colour around it: `(samples, 3, size, size)`."""
+        size, stored = self._teacher.size, self._teacher.inputs()[0]
+        canvases = np.empty((len(batch), 3, size, size), np.uint8)
+        canvases[:] = np.array(self._teacher.pad_color, np.uint8).reshape(3, 1, 1)
+        for canvas, content, box, name in zip(canvases, batch.rows(stored), batch.array("box"), batch.ids, strict=True):
+            left, top, width, height = box.tolist()
+            if (left, top) != ((size - width) // 2, (size - height) // 2):
+                problem = f"the box of image '{name}', {box.tolist()}, is not that of a canvas of {size}"
+                raise TeacherUnusable(self._teacher.vae, f"{problem}; give the size that the images were built with")
+            canvas[:, top : top + height, left : left + width] = self._images.unpacked({stored: content, "box": box})
+        return canvases

@@ -9,7 +9,8 @@ import forebay
 SRC = Path(forebay.__file__).parent
 
 WORDS = {"errors", "columns", "source", "recipe"}
-CORE = WORDS | {"store", "format", "cache"}
+INDEX = WORDS | {"store", "format", "cache"}  # bytes, and what a cache says it holds
+CORE = INDEX | {"read", "engine", "building"}
 
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
@@ -20,25 +21,29 @@ MAY_IMPORT: dict[str, set[str]] = {
     "store": {"errors"},
     "format": WORDS | {"store"},
     "cache": WORDS | {"store", "format"},  # knows no kind of data
-    "engine": {"errors", "recipe", "store", "cache"},
+    "read": INDEX,
+    "engine": {"errors", "recipe", "store"},
+    "building": INDEX | {"read", "engine"},
     "hub": {"errors"},
     "sources": WORDS | {"hub"},  # knows no store
     "raw": WORDS,
-    "tokens": WORDS | {"format", "hub"},  # reads the tokenizer among the constants of a cache
+    "tokens": WORDS | {"hub"},
     "masks": {"errors"},
-    "images": WORDS | {"masks"},
-    "teachers": WORDS | {"cache", "hub", "masks", "order"},  # reads a cache; `torch` runs the models
-    "kinds": WORDS,
-    "api": CORE | {"engine", "kinds"},
-    "testing": CORE | {"api", "cli"},  # its campaign runs the command line
     "order": {"errors", "columns"},  # functions of numbers
-    "tiers": WORDS | {"sizes", "format", "cache", "engine"},  # knows no store: an LMDB of its own
-    # The only room that imports torch.
-    "torch": CORE | {"api", "images", "masks", "order", "raw", "sources", "teachers"},
-    "cli": CORE | {"api", "kinds", "images", "raw", "sizes", "sources", "teachers", "tiers", "tokens", "engine"},
+    "images": WORDS | {"masks"},
+    "teachers": INDEX | {"read", "hub", "masks", "order"},  # reads a cache; `torch` runs the models
+    "kinds": WORDS,
+    "api": CORE | {"kinds"},
+    "testing": CORE | {"api", "cli"},  # its campaign runs the command line
+    "tiers": WORDS | {"sizes", "format", "cache", "building", "engine"},  # knows no store: an LMDB of its own
+    "feeding": INDEX | {"read", "order", "masks"},  # numpy only
+    "torch": INDEX | {"read", "api", "feeding", "images", "masks", "order", "sources", "teachers"},
+    "compat": CORE | {"api", "images", "order", "raw", "sources", "teachers", "torch"},
+    "preview": INDEX | {"read", "building", "kinds", "images", "teachers", "tokens"},
+    "cli": CORE | {"api", "kinds", "images", "preview", "raw", "sizes", "sources", "teachers", "tiers", "tokens"},
 }
 ONLY_IN = {
-    "torch": {"torch"},
+    "torch": {"torch", "compat"},
     "PIL": {"masks", "images", "teachers", "testing"},
     "click": {"cli"},
     "rich": {"cli"},
@@ -108,7 +113,7 @@ def test_only_few_modules_read_the_environment() -> None:
     readers = {str(path.relative_to(SRC)) for path in _modules() if reads.search(path.read_text())}
     # engine/local.py reads none of it: it hands the whole of it on to its workers.
     assert {reader for reader in readers if not reader.startswith("cli/")} == {
-        "format/key.py",
+        "format/sealed.py",
         "engine/local.py",
         "torch/ranks.py",
         "testing/campaign/beside.py",  # sets it for children

@@ -14,12 +14,12 @@ from typing import Any, Literal, cast
 
 import msgspec
 
-from forebay.building.begin import prepare_base, prepare_layer, settle
-from forebay.building.builder import Terms
+from forebay.building.begin import prepare_base, prepare_layer, resolve_recipe
+from forebay.building.builder import BuildOptions
 from forebay.building.failures import check_failures
 from forebay.building.grow_plan import append_to_plan, named_alike
 from forebay.building.layer_build import (
-    Workplace,
+    LayerBuild,
     base_workplace,
     build_chunks,
     in_order,
@@ -28,7 +28,7 @@ from forebay.building.layer_build import (
 )
 from forebay.building.refresh_plan import amend_plan, refreshed_notes, take_back
 from forebay.building.repair_chunks import check_repaired, layer_height, repair_chunks
-from forebay.building.repair_index import Means, Mending, repair_index
+from forebay.building.repair_index import RepairInputs, RepairLog, repair_index
 from forebay.building.trial import estimate_build
 from forebay.cache.catalog import (
     chunk_files,
@@ -127,8 +127,8 @@ def build(
     workers = getattr(recipe, "workers", None) if workers is None else workers
     with closing(_engine(workers)) as engine, _letting_go(recipe) as said:
         if source is not None and _is_long_work(store, source):
-            engine.get_ready(recipe, 1 if memory_limit else _worker_count(workers))
-        settled, notes = settle(store, source, recipe, name)
+            engine.preload(recipe, 1 if memory_limit else _worker_count(workers))
+        settled, notes = resolve_recipe(store, source, recipe, name)
         notes = (*notes, *source_notes(source, store.address), *short_key_note(hmac_key()))
         told = _told_in_bytes(source, on_progress or _silent)
         terms = _terms(settled, workers, memory_limit, max_failures, lease_seconds, told)
@@ -181,7 +181,7 @@ def grow(
     own = recipe or cast(Recipe, _kept_recipe(store, base, "repair", False))
     workers = getattr(own, "workers", None) if workers is None else workers
     with closing(_engine(workers)) as engine, _letting_go(own) as said:
-        own, notes = settle(store, source, own, base)
+        own, notes = resolve_recipe(store, source, own, base)
         prepare_layer(store, own, base)
         told = _told_in_bytes(source, on_progress or _silent)
         terms = _terms(own, workers, memory_limit, max_failures, lease_seconds, told)
@@ -228,7 +228,7 @@ def refresh(
     known = listed_plan(store, before)
     reading = named_alike(_source_for(store, source, check_source, known, "refresh"), known)
     kept = given.get(base) or _kept_recipe(store, base, "refresh", check_source)
-    own, notes = settle(store, reading, cast(Recipe, kept), base)
+    own, notes = resolve_recipe(store, reading, cast(Recipe, kept), base)
     prepare_layer(store, own, base)
     workers = _own_workers(store) if workers is None else workers
     told = _told_in_bytes(reading, on_progress or _silent)
@@ -267,7 +267,7 @@ def refresh(
 
 
 def _refresh_layers(
-    store: Store, recipes: Mapping[str, AnyRecipe], check_source: bool, engine: Engine, terms: Terms
+    store: Store, recipes: Mapping[str, AnyRecipe], check_source: bool, engine: Engine, terms: BuildOptions
 ) -> tuple[dict[str, tuple[int, ...]], dict[str, str]]:
     """Make chunks of further layers again, each layer after those it reads; those that cannot be made, with why."""
     made: dict[str, tuple[int, ...]] = {}
@@ -356,11 +356,11 @@ def repair(
     """
     store = open_store(root)
 
-    def started() -> tuple[Engine, Terms]:
+    def started() -> tuple[Engine, BuildOptions]:
         """Once the index is whole: the recipes and the plan say how to work."""
         count = _own_workers(store) if workers is None else workers
         told = _told_in_bytes(source or _kept_source(store, check_source), on_progress or _silent)
-        terms = Terms(
+        terms = BuildOptions(
             workers=_worker_count(count),
             host=socket.gethostname(),
             versions=builder_versions({}),  # each layer's repair adds those of its recipe
@@ -425,7 +425,7 @@ def estimate(
     _check_source(source)
     _check_recipe(recipe)
     store = None if into is None else open_store(into)
-    settled, said = settle(None, source, recipe, recipe.kind)
+    settled, said = resolve_recipe(None, source, recipe, recipe.kind)
     found = estimate_build(source, settled, store, _worker_count(workers), skip_unreadable)
     notes = source_notes(source, store.address if store else "")
     return msgspec.structs.replace(found, notes=(*said, *found.notes, *notes))
@@ -465,15 +465,15 @@ def _repair(
     source: Source | None,
     recipe: AnyRecipe | None,
     copy: Store | None,
-    started: Callable[[], tuple[Engine, Terms]],
+    started: Callable[[], tuple[Engine, BuildOptions]],
     check_source: bool = False,
 ) -> RepairReport:
-    mending = Mending()
+    mending = RepairLog()
     with ExitStack() as ending:
         kept = partial(_kept_recipe, store, verb="repair", check_source=check_source)
         recipe_of = partial(_recipe_until, ending, store, recipe, kept)
         workplace_of = partial(_existing, store, source, check_source, recipe_of)
-        means = Means(store, copy, source, partial(_reopened, check_source), recipe_of, workplace_of)
+        means = RepairInputs(store, copy, source, partial(_reopened, check_source), recipe_of, workplace_of)
         generation = repair_index(means, mending)
         engine, terms = started()
         report = verify_cache(store, None, False, terms.on_progress)
@@ -503,8 +503,8 @@ def _stale(store: Store, reading: Source | None) -> dict[str, str]:
 
 
 def _prepared(
-    store: Store, source: Source | None, recipe: AnyRecipe, layer: str, terms: Terms, skip_unreadable: bool
-) -> Workplace:
+    store: Store, source: Source | None, recipe: AnyRecipe, layer: str, terms: BuildOptions, skip_unreadable: bool
+) -> LayerBuild:
     """A layer's workplace, begun now if it is new."""
     if reads_of(recipe):
         prepare_layer(store, recipe, layer)
@@ -530,7 +530,7 @@ def _prepared(
 
 def _existing(
     store: Store, source: Source | None, check_source: bool, recipe_of: Callable[[str], AnyRecipe], layer: str
-) -> Workplace:
+) -> LayerBuild:
     """A layer's workplace in a cache that is there."""
     newest, _ = newest_sound(store)
     recipe = recipe_of(layer)
@@ -562,7 +562,7 @@ def _recipe_for(store: Store, given: AnyRecipe | None, layer: str) -> AnyRecipe 
     """The recipe that was passed, where it is of the kind that the layer has."""
     kept = kept_recipe(store, layer)
     if given is not None and kept is not None and kept.kind == given.kind:
-        settled, _ = settle(store, None, given, layer)
+        settled, _ = resolve_recipe(store, None, given, layer)
         prepare_layer(store, settled, layer)
         return settled
     return None
@@ -628,8 +628,8 @@ def _letting_go(recipe: AnyRecipe) -> Iterator[list[str]]:
     try:
         yield said
     finally:
-        if hasattr(recipe, "let_go"):
-            said += recipe.let_go()
+        if hasattr(recipe, "release"):
+            said += recipe.release()
 
 
 def _terms(
@@ -639,8 +639,8 @@ def _terms(
     max_failures: int | float | None,
     lease_seconds: float,
     on_progress: OnProgress,
-) -> Terms:
-    return Terms(
+) -> BuildOptions:
+    return BuildOptions(
         workers=_worker_count(workers),
         host=socket.gethostname(),
         versions=builder_versions(versions_of(recipe)),
@@ -695,11 +695,11 @@ def _is_long_work(store: Store, source: Source) -> bool:
     return newest_generation(store) is None and sum(file.size for file in source.files()) >= LONG_WORK_BYTES
 
 
-def _planning(terms: Terms, done: int, total: int, passed: int) -> None:
+def _planning(terms: BuildOptions, done: int, total: int, passed: int) -> None:
     terms.on_progress(Progress(phase="planning", done=done, total=total, unit="files", read_bytes=passed))
 
 
-def _note(terms: Terms, note: str) -> None:
+def _note(terms: BuildOptions, note: str) -> None:
     terms.on_progress(Progress(phase="planning", done=0, total=0, unit="files", note=note))
 
 
@@ -766,7 +766,7 @@ def _mended(report: RepairReport) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _check_range(store: Store, place: Workplace, start: int | None) -> None:
+def _check_range(store: Store, place: LayerBuild, start: int | None) -> None:
     planned = max(place.chunks, default=-1) + 1
     if start and start >= planned:
         raise RangeInvalid(store.address, start, planned)

@@ -17,7 +17,7 @@ from forebay.columns import Array, Column, Columns, join
 from forebay.errors import RecipeInvalid
 from forebay.source import Failure, Sample
 
-SHOWN_MARKS = 24  # of a value in an error's text
+SHOWN_CHARS = 24  # of a value in an error's text
 NO_INPUTS: Mapping[str, str] = MappingProxyType({})
 _INPUT = "layer "  # begins the name of a dependency that is a layer; what follows is its name
 _CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False)
@@ -291,11 +291,11 @@ def _excerpts(*fields: bytes | None) -> list[str]:
     """Two values of a field in an error's text; of long ones the part in which they begin to differ."""
     texts = [(field or b"nothing").decode() for field in fields]
     differ = (at for at, (old, new) in enumerate(zip(*texts, strict=False)) if old != new)
-    start = max(0, next(differ, min(map(len, texts))) - SHOWN_MARKS // 2)
-    if all(len(text) <= SHOWN_MARKS for text in texts):
+    start = max(0, next(differ, min(map(len, texts))) - SHOWN_CHARS // 2)
+    if all(len(text) <= SHOWN_CHARS for text in texts):
         return texts
     return [
-        f"{'…' if start else ''}{text[start : start + SHOWN_MARKS]}{'…' if len(text) > start + SHOWN_MARKS else ''}"
+        f"{'…' if start else ''}{text[start : start + SHOWN_CHARS]}{'…' if len(text) > start + SHOWN_CHARS else ''}"
         for text in texts
     ]
 

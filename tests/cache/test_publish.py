@@ -12,7 +12,7 @@ from tests.recipes import ObedientRecipe, orders, write_orders
 
 import forebay as fb
 from forebay.building.begin import prepare_base
-from forebay.building.builder import Terms
+from forebay.building.builder import BuildOptions
 from forebay.building.layer_build import base_workplace, build_chunks
 from forebay.cache.catalog import UNPUBLISHED, generation_numbers, load_generation, newest_generation
 from forebay.cache.plan import load_plan
@@ -86,7 +86,7 @@ def test_generations_appear_while_a_build_runs_and_can_be_opened(tmp_path):
     def look(progress: fb.Progress) -> None:
         rows.append(len(fb.open_cache(tmp_path / "cache")))
 
-    terms = Terms(workers=1, host=socket.gethostname(), versions={}, publish_seconds=0.0, on_progress=look)
+    terms = BuildOptions(workers=1, host=socket.gethostname(), versions={}, publish_seconds=0.0, on_progress=look)
     build_chunks(place, place.chunks, InlineEngine(), terms)
     assert rows == [2, 4, 6, 8, 10, 12]
 

@@ -5,11 +5,11 @@ from pathlib import Path
 
 from tests.builders import wait_until
 
-from forebay.hub import HubFile, Patience, Repository, take
+from forebay.hub import HubFile, Repository, RetryPolicy, take
 
 
 def main(address: str, folder: str) -> None:
-    owner = Repository("org/set", "dataset", address, f"{folder}/kept", Patience(timeout=30, first_wait=0.01))
+    owner = Repository("org/set", "dataset", address, f"{folder}/kept", RetryPolicy(timeout=30, first_wait=0.01))
     commit = owner.commit()
     file = owner.listing(commit).file("a.parquet")
     assert file is not None

@@ -17,10 +17,10 @@ import forebay as fb
 from forebay.errors import DownloadCorrupt, HubNotFound, HubUnreachable, SourceUnreadable
 from forebay.hub import (
     HubFile,
-    Patience,
     RangeFile,
     RemoteFile,
     Repository,
+    RetryPolicy,
     dataset_shards,
     download,
     http,
@@ -32,7 +32,7 @@ from forebay.hub.dataset_shards import matches, parquet_shards
 from forebay.hub.repository import Listing
 from forebay.sources.hub_datasets import hub as hub_source
 
-QUICK = Patience(retries=1, timeout=5, first_wait=0.01)
+QUICK = RetryPolicy(retries=1, timeout=5, first_wait=0.01)
 Answer = tuple[int, dict[str, str], bytes]
 
 
@@ -104,7 +104,7 @@ def test_a_kept_listing_is_checked_too(hub, tmp_path, wrong):
     listing = json.loads(kept.read_bytes())
     listing["files"][0] |= wrong
     kept.write_bytes(json.dumps(listing).encode())
-    other = Repository("org/set", "dataset", hub.address, str(tmp_path / "first" / "kept"), Patience(retries=0))
+    other = Repository("org/set", "dataset", hub.address, str(tmp_path / "first" / "kept"), RetryPolicy(retries=0))
     (file,) = other.listing(other.commit()).files
     assert (file.path, file.size) == ("a.parquet", 1)
 

@@ -8,10 +8,10 @@ import pytest
 from tests.hub.data_sets import shard
 from tests.hub.server import HubServer
 
-from forebay.hub import Patience
+from forebay.hub import RetryPolicy
 from forebay.source import Source
 from forebay.sources.hub_datasets import hub as hub_source
-from forebay.sources.hub_datasets import let_go
+from forebay.sources.hub_datasets import release
 from forebay.testing import SourceContract
 
 
@@ -25,12 +25,12 @@ class TestHub(SourceContract):
     def serve(self, hub: HubServer, tmp_path: Path) -> Iterator[None]:
         self.hub, self.spool = hub, tmp_path / "spool"
         yield
-        let_go()
+        release()
 
     def open_source(self, folder: Path) -> Source:
         self.hub.add("org/set", {path.name: path.read_bytes() for path in folder.iterdir()})
         source = hub_source("org/set", endpoint=self.hub.address, spool=self.spool)
-        return replace(source, patience=Patience(timeout=5, first_wait=0.01))
+        return replace(source, patience=RetryPolicy(timeout=5, first_wait=0.01))
 
     def samples_of(self, content: bytes) -> list[str]:
         return content.decode("latin-1").removesuffix("\n").split("\n") if content else []

@@ -14,18 +14,18 @@ from tests.builders import start_python, wait_until
 from tests.hub.server import Drop, Flip, HubServer, IgnoreRange, Retag, Stall, Status, Truncate, Wait, blob_hash
 
 from forebay.errors import DiskFull, DownloadCorrupt, HubNotFound, HubUnreachable
-from forebay.hub import HubFile, Patience, Repository, sweep, take
+from forebay.hub import HubFile, Repository, RetryPolicy, sweep, take
 
 SHARD = random.Random(0).randbytes(300_000)
-QUICK = Patience(retries=3, timeout=5, first_wait=0.01)
-HASTY = Patience(retries=3, timeout=1, first_wait=0.01)
+QUICK = RetryPolicy(retries=3, timeout=5, first_wait=0.01)
+HASTY = RetryPolicy(retries=3, timeout=1, first_wait=0.01)
 
 
-def repository(hub: HubServer, folder: Path, patience: Patience = QUICK) -> Repository:
+def repository(hub: HubServer, folder: Path, patience: RetryPolicy = QUICK) -> Repository:
     return Repository("org/set", "dataset", hub.address, str(folder / "kept"), patience)
 
 
-def fetched(hub: HubServer, folder: Path, patience: Patience = QUICK, path: str = "a.parquet") -> bytes:
+def fetched(hub: HubServer, folder: Path, patience: RetryPolicy = QUICK, path: str = "a.parquet") -> bytes:
     """The file as it comes to rest in the folder."""
     owner = repository(hub, folder, patience)
     commit = owner.commit()
@@ -199,7 +199,7 @@ def test_a_try_that_brings_much_is_no_failure(hub, tmp_path):
     large = random.Random(1).randbytes(9 << 20)
     hub.add("org/set", {"a.parquet": large})
     hub.spoil("a.parquet", *[Drop(after=(1 << 20) + 1)] * 8)
-    assert fetched(hub, tmp_path, Patience(retries=1, timeout=5, first_wait=0.001)) == large
+    assert fetched(hub, tmp_path, RetryPolicy(retries=1, timeout=5, first_wait=0.001)) == large
     assert hub.unspent == 0
 
 
@@ -217,7 +217,7 @@ def test_a_busy_hub_is_left_alone_as_long_as_it_asks(hub, tmp_path, monkeypatch)
 
 
 def test_waits_grow_and_are_not_the_same_for_everybody():
-    patience = Patience(first_wait=1, longest_wait=10)
+    patience = RetryPolicy(first_wait=1, longest_wait=10)
     for failures, longest in ((1, 1), (2, 2), (3, 4), (4, 8), (5, 10), (60, 10)):
         waits = {patience.wait(failures, None) for _ in range(50)}
         assert len(waits) > 10
@@ -255,7 +255,9 @@ def test_what_is_not_there_or_not_for_us_says_what_to_do(hub, tmp_path):
 
 
 def test_without_a_network_the_error_names_the_ways_out(tmp_path):
-    owner = Repository("org/set", "dataset", "http://127.0.0.1:9", str(tmp_path), Patience(retries=1, first_wait=0.01))
+    owner = Repository(
+        "org/set", "dataset", "http://127.0.0.1:9", str(tmp_path), RetryPolicy(retries=1, first_wait=0.01)
+    )
     with pytest.raises(
         HubUnreachable, match=r"http://127\.0\.0\.1:9 .*'org/set'.*2 tries.*HF_ENDPOINT.*local files"
     ) as caught:

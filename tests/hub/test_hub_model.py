@@ -8,10 +8,10 @@ import pytest
 from tests.hub.server import Drop, HubServer, Status
 
 from forebay.errors import HubNotFound, TeacherUnusable
-from forebay.hub import Patience, model_files
+from forebay.hub import RetryPolicy, model_files
 from forebay.teachers.model_files import hashes, tokenizer_of
 
-QUICK = Patience(retries=2, timeout=5, first_wait=0.01)
+QUICK = RetryPolicy(retries=2, timeout=5, first_wait=0.01)
 WANTED = (".safetensors", "config.json")
 FILES = {
     "unet/config.json": b'{"sample_size": 8}',

@@ -7,10 +7,10 @@ import pytest
 from tests.hub.server import Drop, HubServer, IgnoreRange, Stall, Status, Truncate
 
 from forebay.errors import DownloadCorrupt, HubUnreachable
-from forebay.hub import HubFile, Patience, RangeFile, Repository
+from forebay.hub import HubFile, RangeFile, Repository, RetryPolicy
 
 CONTENT = random.Random(3).randbytes(100_000)
-HASTY = Patience(retries=3, timeout=1, first_wait=0.01)
+HASTY = RetryPolicy(retries=3, timeout=1, first_wait=0.01)
 
 
 def open_file(hub: HubServer, tmp_path) -> RangeFile:

@@ -20,13 +20,13 @@ from tests.hub.server import Drop, Flip, HubServer, IgnoreRange, Request, Stall,
 
 import forebay as fb
 from forebay.errors import BuildFailed, HubUnreachable, SourceChanged, SourceUnreadable
-from forebay.hub import Patience
-from forebay.sources.hub_datasets import SHARDS_FOLDER, HubSource, let_go
+from forebay.hub import RetryPolicy
+from forebay.sources.hub_datasets import SHARDS_FOLDER, HubSource, release
 from forebay.sources.hub_datasets import hub as hub_source
 from forebay.testing import read_in_parts
 from forebay.testing.source_contract import cut_file
 
-QUICK = Patience(retries=4, timeout=3, first_wait=0.01)
+QUICK = RetryPolicy(retries=4, timeout=3, first_wait=0.01)
 SHARDS = {f"sample/{number}.parquet": shard(documents(120, f"s{number}")) for number in range(4)}
 FILES = {"README.md": README.encode(), "data/x/0.parquet": shard(["other"]), **SHARDS}
 HASHES = {hashlib.sha256(content).hexdigest() for content in SHARDS.values()}
@@ -37,7 +37,7 @@ TEXTS = [text for number in range(4) for text in documents(120, f"s{number}")]
 def source(hub: HubServer, tmp_path: Path) -> Iterator[HubSource]:
     hub.add("org/set", FILES)
     yield replace(hub_source("org/set", "sample", endpoint=hub.address, spool=tmp_path / "spool"), patience=QUICK)
-    let_go()
+    release()
 
 
 def shards_at_rest(folder: Path) -> list[str]:
@@ -135,7 +135,7 @@ def test_who_moves_on_to_another_shard_removes_the_one_before(source, tmp_path):
     for file in source.files():
         assert len(list(source.read(fb.Part(file, 0, 5)))) == 5
         assert [name for name in shards_at_rest(tmp_path) if name in HASHES] == [file.etag]
-    let_go()
+    release()
     assert shards_at_rest(tmp_path) == []
 
 
@@ -171,7 +171,7 @@ def test_chunks_are_the_same_for_any_number_of_workers(source, tmp_path):
 def test_a_builder_killed_during_a_download_is_resumed_by_the_next(hub, source, tmp_path):
     size = len(SHARDS["sample/0.parquet"])
     hub.spoil("sample/0.parquet None", Stall(after=size - 1000))
-    builder = start_build(replace(source, patience=Patience(timeout=60)), tmp_path, rows=10, workers=1)
+    builder = start_build(replace(source, patience=RetryPolicy(timeout=60)), tmp_path, rows=10, workers=1)
     part = tmp_path / "spool" / SHARDS_FOLDER / (hashlib.sha256(SHARDS["sample/0.parquet"]).hexdigest() + ".part")
     wait_until(lambda: part.exists() and part.stat().st_size == size - 1000)
     os.kill(builder.pid, signal.SIGKILL)
@@ -193,7 +193,7 @@ def test_a_builder_that_ends_leaves_no_shard_whatever_its_workers_held(hub, sour
 
 
 def test_a_hub_that_is_gone_fails_the_chunks_with_the_way_out_and_a_rerun_goes_on(hub, source, tmp_path):
-    impatient = replace(source, patience=Patience(retries=0, timeout=1))
+    impatient = replace(source, patience=RetryPolicy(retries=0, timeout=1))
     hub.spoil("sample/2.parquet None", *[Status(503)] * 1000)
     with pytest.raises(
         BuildFailed, match=r"HubUnreachable: .*'sample/2\.parquet' of the data set 'org/set'.*local files"

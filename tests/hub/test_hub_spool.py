@@ -11,13 +11,13 @@ from tests.hub.recipes import DocumentRecipe
 from tests.hub.server import HubServer
 
 import forebay as fb
-from forebay.hub import HubFile, Patience, Repository, clear, model_files, sweep, take
+from forebay.hub import HubFile, Repository, RetryPolicy, clear, model_files, sweep, take
 from forebay.sources.hub_datasets import SHARDS_FOLDER, leave_nothing
 from forebay.sources.hub_datasets import hub as hub_source
 
 SHARD = shard(documents(40, "s"))
 HASH = hashlib.sha256(SHARD).hexdigest()
-QUICK = Patience(retries=2, timeout=5, first_wait=0.01)
+QUICK = RetryPolicy(retries=2, timeout=5, first_wait=0.01)
 
 
 def a_folder_in_use(folder: Path) -> dict[str, bytes]:

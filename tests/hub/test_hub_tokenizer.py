@@ -4,10 +4,10 @@ import pytest
 from tests.hub.server import Drop, Flip, HubServer, Status
 
 from forebay.errors import DownloadCorrupt, HubNotFound, HubUnreachable
-from forebay.hub import Patience, tokenizer_json
+from forebay.hub import RetryPolicy, tokenizer_json
 
 TOKENIZER = b'{"version": "1.0", "model": {"type": "BPE"}}' * 100
-QUICK = Patience(retries=2, timeout=5, first_wait=0.01)
+QUICK = RetryPolicy(retries=2, timeout=5, first_wait=0.01)
 
 
 def ask(hub: HubServer, tmp_path, revision=None, name="org/model"):

@@ -18,11 +18,11 @@ from tests.hub.server import HubServer, Status
 
 import forebay as fb
 from forebay.errors import HubNotFound, RecipeNotContacted, SourceInvalid, SourceNotContacted
-from forebay.hub import Patience, Repository, repository
+from forebay.hub import Repository, RetryPolicy, repository
 from forebay.kinds import reopen_recipe
 from forebay.recipe import RecipeDocument, fields_of
 from forebay.sources import hub_datasets
-from forebay.sources.hub_datasets import HubSource, let_go
+from forebay.sources.hub_datasets import HubSource, release
 from forebay.sources.hub_datasets import hub as hub_source
 from forebay.teachers import T5, TeacherRecipe
 from forebay.teachers.align import reopened
@@ -50,7 +50,7 @@ def theirs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[HubServer
         source = hub_source("org/set", "sample", endpoint=server.address, spool=folder / "spool")
         recipe = fb.TokenRecipe(tokenizer="gpt2", sequence_length=64, chunk_size=8)
         fb.build(folder / "cache", source, recipe, workers=0)
-        let_go()
+        release()
         yield server, folder / "cache"
         huggingface_hub.utils.close_session()
 
@@ -64,7 +64,7 @@ def stranger(theirs: tuple[HubServer, Path], tmp_path: Path, monkeypatch: pytest
     server.forgive()
     server.token = None
     yield server
-    let_go()
+    release()
 
 
 @pytest.fixture
@@ -192,7 +192,7 @@ def test_a_hub_that_lost_the_data_set_does_not_fail_a_sound_cache(stranger, cach
 def test_a_token_is_not_sent_in_clear_text(token, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     with pytest.raises(HubNotFound, match="a token would be sent in clear text; name it with https://"):
-        Repository("org/set", endpoint="http://mirror.invalid", patience=Patience(retries=0, timeout=1)).commit()
+        Repository("org/set", endpoint="http://mirror.invalid", patience=RetryPolicy(retries=0, timeout=1)).commit()
     huggingface_hub.utils.close_session()
 
 

@@ -55,7 +55,7 @@ def chunks(tmp_path_factory: pytest.TempPathFactory) -> list[Columns]:
 def made_of(recipe: TeacherRecipe, chunks: list[Columns]) -> list[dict[str, bytes]]:
     """The bytes of every column of these chunks, made one after the other by a teacher that was just loaded."""
     made = [recipe.make(rows).columns for rows in chunks]
-    recipe.let_go()
+    recipe.release()
     return [{name: getattr(values, "values", values).tobytes() for name, values in one.items()} for one in made]
 
 

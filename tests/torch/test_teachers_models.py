@@ -140,7 +140,7 @@ def test_batch_sizes_and_timesteps_together_agree_to_a_hundred_thousandth(
             one, two = (getattr(values[column.name], "values", values[column.name]) for values in (made, stored))
             assert one.shape == two.shape
             assert np.allclose(one.astype(float), two.astype(float), rtol=0, atol=1e-5), (batch_size, column.name)
-    own.let_go()
+    own.release()
 
 
 def test_interrupted_at_every_stage_in_any_range_and_order_it_has_the_same_bytes(
@@ -272,7 +272,7 @@ def test_t5_in_float16_agrees_with_float32_where_its_inner_layer_overflows(
     for dtype in ("float32", "float16"):
         own = recipe(T5(model=str(tmp_path / "t5"), max_length=6), dtype=dtype, stored="float32")
         made[dtype] = own.make(rows)
-        own.let_go()
+        own.release()
     wide, narrow = (np.asarray(made[dtype].columns["t5_states"].values) for dtype in ("float32", "float16"))
     assert made["float16"].present.all() == np.isfinite(narrow).all()
     assert np.allclose(wide, narrow, atol=0.05)
@@ -494,7 +494,7 @@ def test_a_hook_takes_other_weights_over_a_configuration(tmp_path: Path, taught:
     for weights in (None, str(tmp_path / "twice.safetensors")):
         own = recipe(Hook(**given, weights=weights))
         made.append(own.make(rows).columns["hook"])
-        own.let_go()
+        own.release()
     assert not np.allclose(made[0], made[1], atol=1e-3)
 
 
@@ -516,7 +516,7 @@ def test_models_compute_in_the_type_that_is_asked_for(taught: Path, tiny_models:
     rows = {name: next(cache.chunks([name]))[name] for name in ("id", "clip_states", "clip_states_row")}
     own = recipe(Lune(unet=tiny_models.unet), dtype=dtype)
     made = own.make(rows).columns["lune"]
-    own.let_go()
+    own.release()
     stored = next(cache.chunks(["lune"]))["lune"]
     assert not np.array_equal(made, stored)
     assert np.allclose(made, stored, atol=0.1)

@@ -368,7 +368,9 @@ class Survey:
                 start = stop
 
 
-def settle(store: Store | None, source: Source | None, recipe: AnyR, layer: str) -> tuple[AnyR, tuple[str, ...]]:
+def resolve_recipe(
+    store: Store | None, source: Source | None, recipe: AnyR, layer: str
+) -> tuple[AnyR, tuple[str, ...]]:
     """The recipe with every choice made, and what there is to say about the choices.
 
     A layer that is there has made them; a new one makes them by a few samples of the source.

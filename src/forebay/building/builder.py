@@ -51,7 +51,7 @@ Weigh = Callable[[int], int]  # what a chunk takes from the source
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
+class BuildOptions:
     """How to run a build; nothing of it changes a byte."""
 
     workers: int
@@ -66,7 +66,7 @@ class Terms:
 
 
 @dataclass(slots=True)
-class Tally:
+class BuildProgress:
     """What happened so far."""
 
     total: int
@@ -97,7 +97,13 @@ class Build:
     """One run of one builder over the chunks it was asked for."""
 
     def __init__(
-        self, job: Job, chunks: Sequence[int], tally: Tally, terms: Terms, streams: Mapping[int, str], weigh: Weigh
+        self,
+        job: Job,
+        chunks: Sequence[int],
+        tally: BuildProgress,
+        terms: BuildOptions,
+        streams: Mapping[int, str],
+        weigh: Weigh,
     ) -> None:
         self._job = job
         self._store: Store = job.chunks.store

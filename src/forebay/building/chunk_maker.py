@@ -9,7 +9,7 @@ from functools import cached_property, partial
 import msgspec
 import numpy as np
 
-from forebay.building.dedup import Sieve
+from forebay.building.dedup import DuplicateFilter
 from forebay.building.failures import ENOUGH_SAMPLES, Reasons
 from forebay.building.planning import wait_until_settled
 from forebay.cache.catalog import (
@@ -127,7 +127,7 @@ class BaseJob:
         self._kept.check(self.recipe)
         before = self._checked_files(parts)
         sieve = self._sieve(chunk)
-        intake = Intake(self.source, readable, sieve)
+        intake = ChunkSamples(self.source, readable, sieve)
         rows = self._made(chunk, intake)
         intake.check_exhausted()
         if sieve is not None and not sieve.saw_what_was_planned():
@@ -177,14 +177,14 @@ class BaseJob:
     def _kept(self) -> "KeptRecipe":
         return KeptRecipe.of(self.store, self.layer)
 
-    def _sieve(self, chunk: int) -> Sieve | None:
+    def _sieve(self, chunk: int) -> DuplicateFilter | None:
         planned = self._plan.left_out(chunk)
         identity = identity_of(self.recipe)
         if planned is None:
             return None
         if identity is None:
             raise RecipeInvalid(f"chunk {chunk} is planned without duplicates, but its recipe has no `identity`")
-        return Sieve(identity, planned)
+        return DuplicateFilter(identity, planned)
 
     def _checked_files(self, parts: list[Part]) -> dict[str, SourceFile]:
         """The files that are about to be read, as they are; they must be what was planned."""
@@ -408,13 +408,13 @@ def has_file(store: Store, key: str) -> bool:
 Job = BuildJob | RepairJob
 
 
-class Intake(Iterable[Sample]):
+class ChunkSamples(Iterable[Sample]):
     """The samples of a slice, once through; what has bad content is set aside as a failure.
 
     A sample that the sieve leaves out counts, and is not given.
     """
 
-    def __init__(self, source: Source, parts: list[Part], sieve: Sieve | None = None) -> None:
+    def __init__(self, source: Source, parts: list[Part], sieve: DuplicateFilter | None = None) -> None:
         self.count = 0
         self.failures: list[Failure] = []
         self._sieve = sieve

@@ -28,7 +28,7 @@ from forebay.store.base import Buffer, Store
 IDENTITY_BYTES = 16
 
 
-class Census:
+class DuplicateCensus:
     """Takes the identity of one sample after the other; `check` is one number for all of them in their order."""
 
     def __init__(self, identity: Identity) -> None:
@@ -61,14 +61,14 @@ class Census:
         return found
 
 
-class Sieve:
+class DuplicateFilter:
     """Leaves out what the plan found to be duplicates, and sees to it that these are the samples it judged."""
 
     def __init__(self, identity: Identity, planned: LeftOut) -> None:
         self.left_out = len(planned.ordinals)
         self._ordinals = frozenset(planned.ordinals.tolist())
         self._check = planned.check
-        self._census = Census(identity)
+        self._census = DuplicateCensus(identity)
         self._seen = 0
 
     def keeps(self, sample: Sample | Failure) -> bool:
@@ -149,7 +149,7 @@ class Search:
         ends, checks = [0], []
         path, files, passed = None, -1, 0
         for chunk in range(len(segment)):
-            census = Census(self.identity)
+            census = DuplicateCensus(self.identity)
             for part in segment.parts(chunk):
                 files += part.file.path != path
                 path = part.file.path

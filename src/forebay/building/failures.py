@@ -22,7 +22,7 @@ from forebay.store import LocalStore
 from forebay.store.base import Store
 
 ENOUGH_SAMPLES = 16  # fewer samples that all failed say nothing about the others
-_MOST_MARKS = 300
+_MOST_CHARS = 300
 _ADVICE = {
     "no-text": "name a field that the objects have as the text (text=…, --text …)",
     "not-text": "name another field as the text (text=…, --text …)",
@@ -132,4 +132,4 @@ def _remove_empty_folders(store: LocalStore, layer: str) -> None:
 
 def _words(example: Failure) -> str:
     words = f"'{example.sample}': {example.detail}" if example.detail else f"'{example.sample}'"
-    return words if len(words) <= _MOST_MARKS else f"{words[:_MOST_MARKS]}…"
+    return words if len(words) <= _MOST_CHARS else f"{words[:_MOST_CHARS]}…"

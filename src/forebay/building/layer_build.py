@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from forebay.building.builder import Build, Tally, Terms, Weigh, with_retries
+from forebay.building.builder import Build, BuildOptions, BuildProgress, Weigh, with_retries
 from forebay.building.chunk_maker import CHANGED_MEANWHILE, BaseJob, BuildJob, ChunkJob, LayerJob, RepairJob
 from forebay.building.failures import check_something_made, unbind
 from forebay.building.planning import files_apart
@@ -42,7 +42,7 @@ LOOKS = 3  # how often a source that changes while it is read is looked at again
 
 
 @dataclass(frozen=True, slots=True)
-class Workplace:
+class LayerBuild:
     """All that making chunks of one layer needs."""
 
     job: ChunkJob
@@ -54,7 +54,7 @@ class Workplace:
     notes: tuple[str, ...] = ()
     missing: frozenset[str] = frozenset()  # source files that are not there
     lacking: Mapping[str, frozenset[int]] = field(default_factory=dict)  # layer that is read -> chunks it has not
-    again: "Callable[[Mapping[int, ChunkRecord]], Workplace] | None" = None  # as the source is then, after these
+    again: "Callable[[Mapping[int, ChunkRecord]], LayerBuild] | None" = None  # as the source is then, after these
 
     @property
     def planned(self) -> tuple[str, ...]:
@@ -65,7 +65,7 @@ class Workplace:
         """Of every planned chunk, the lowest revision that is made from what is planned now."""
         return self.plan.revisions(self.job.layer)
 
-    def noting(self, notes: tuple[str, ...]) -> "Workplace":
+    def noting(self, notes: tuple[str, ...]) -> "LayerBuild":
         return replace(self, notes=(*notes, *self.notes))
 
 
@@ -78,7 +78,7 @@ def base_workplace(
     newest: Generation | None,
     skip_unreadable: bool = False,
     made: Mapping[int, ChunkRecord] | None = None,
-) -> Workplace:
+) -> LayerBuild:
     """The base layer's work, with what has become of its source since it was planned, and since chunks were `made`."""
     check_kind(store, source, plan)
     table = newest.table(layer) if newest else ChunkTable.of([])
@@ -88,10 +88,10 @@ def base_workplace(
     )
     notes = _notes(files_apart(store, source), plan, fresh)
 
-    def again(made: Mapping[int, ChunkRecord]) -> Workplace:
+    def again(made: Mapping[int, ChunkRecord]) -> LayerBuild:
         return base_workplace(store, source, recipe, layer, plan, newest_generation(store), skip_unreadable, made)
 
-    return Workplace(
+    return LayerBuild(
         job,
         plan,
         range(len(plan)),
@@ -104,7 +104,7 @@ def base_workplace(
     )
 
 
-def with_same_source(place: Workplace, plan: Plan, source: Source) -> Workplace:
+def with_same_source(place: LayerBuild, plan: Plan, source: Source) -> LayerBuild:
     """A build continues with a source that was planned: all files of a segment, but for those that are gone."""
     given = {file.path for file in source.files()}
     for segment in plan.segments:
@@ -131,7 +131,7 @@ def _absent(paths: set[str], planned: int) -> tuple[str, ...]:
     )
 
 
-def layer_workplace(store: Store, recipe: LayerRecipe, layer: str, pinned: Generation) -> Workplace:
+def layer_workplace(store: Store, recipe: LayerRecipe, layer: str, pinned: Generation) -> LayerBuild:
     """A further layer's work: whatever the base layer has published of what is planned now."""
     job = LayerJob(store, layer, recipe, pinned.number)
     plan = listed_plan(store, pinned)
@@ -143,10 +143,10 @@ def layer_workplace(store: Store, recipe: LayerRecipe, layer: str, pinned: Gener
 
     chunks = sorted(current(pinned.base))
     lacking = {name: frozenset(chunks) - current(name) for name in job.inputs}
-    return Workplace(job, plan, chunks, {}, lambda chunk: 0, lacking=lacking)
+    return LayerBuild(job, plan, chunks, {}, lambda chunk: 0, lacking=lacking)
 
 
-def build_chunks(place: Workplace, wanted: Iterable[int], engine: Engine, terms: Terms) -> BuildReport:
+def build_chunks(place: LayerBuild, wanted: Iterable[int], engine: Engine, terms: BuildOptions) -> BuildReport:
     """Make what is missing of the wanted chunks, in the order given, and publish."""
     try:
         return _build_missing(place, wanted, engine, terms)
@@ -158,7 +158,7 @@ def build_chunks(place: Workplace, wanted: Iterable[int], engine: Engine, terms:
         raise DiskFull(store.address, next_generation, store.free_bytes() or 0) from error
 
 
-def _build_missing(place: Workplace, wanted: Iterable[int], engine: Engine, terms: Terms) -> BuildReport:
+def _build_missing(place: LayerBuild, wanted: Iterable[int], engine: Engine, terms: BuildOptions) -> BuildReport:
     store, layer = place.job.store, place.job.layer
     if place.changed:
         raise source_changed(store.address, place.plan, place.changed)
@@ -174,7 +174,7 @@ def _build_missing(place: Workplace, wanted: Iterable[int], engine: Engine, term
     distrusted = unsound if hmac_key() is None else frozenset(order)
     missing = [chunk for chunk in order if chunk not in listed and (chunk not in there or chunk in distrusted)]
     _check_inputs(place, missing)
-    tally = Tally(total=len(order), present=len(order) - len(missing))
+    tally = BuildProgress(total=len(order), present=len(order) - len(missing))
     lost = [chunk for chunk in order if chunk in gone]
     notes = [*place.notes, *_unsound_notes(layer, unsound.intersection(order))]
     if lost:
@@ -220,7 +220,7 @@ def _build_missing(place: Workplace, wanted: Iterable[int], engine: Engine, term
 
 
 def _make_missing(
-    place: Workplace, job: BuildJob, missing: list[int], tally: Tally, engine: Engine, terms: Terms
+    place: LayerBuild, job: BuildJob, missing: list[int], tally: BuildProgress, engine: Engine, terms: BuildOptions
 ) -> None:
     """Make chunks; a source file that changes meanwhile, but not in what was planned, is no reason to stop."""
     for looks_left in reversed(range(LOOKS)):
@@ -242,7 +242,7 @@ def _make_missing(
             return
 
 
-def _check_what_was_read(place: Workplace, made: Mapping[int, ChunkRecord]) -> None:
+def _check_what_was_read(place: LayerBuild, made: Mapping[int, ChunkRecord]) -> None:
     """At the end: a file that is another than when it was read must still hold what the chunks were made from.
 
     Another builder may have read it since. A file that is gone cannot be compared, and its rows are kept.
@@ -256,7 +256,7 @@ def _check_what_was_read(place: Workplace, made: Mapping[int, ChunkRecord]) -> N
             raise source_changed(place.job.store.address, place.plan, changed)
 
 
-def _check_inputs(place: Workplace, missing: Sequence[int]) -> None:
+def _check_inputs(place: LayerBuild, missing: Sequence[int]) -> None:
     """Before any work: what is to be made needs the same chunks of every layer that it reads."""
     for layer, lacking in place.lacking.items():
         needed = [chunk for chunk in missing if chunk in lacking]
@@ -265,13 +265,13 @@ def _check_inputs(place: Workplace, missing: Sequence[int]) -> None:
 
 
 def remake_chunks(
-    place: Workplace, chunks: Iterable[int], generation: Generation, engine: Engine, terms: Terms
-) -> Tally:
+    place: LayerBuild, chunks: Iterable[int], generation: Generation, engine: Engine, terms: BuildOptions
+) -> BuildProgress:
     """Make published chunks again. Where other bytes come out, a new revision is published."""
     store, layer = place.job.store, place.job.layer
     terms = replace(terms, planned=place.planned)
     listed = published_records(generation, layer, chunks)
-    tally = Tally(total=len(listed))
+    tally = BuildProgress(total=len(listed))
     for chunk in listed.keys() - set(place.chunks):
         del listed[chunk]
         tally.failed[chunk] = "it is published, but neither the plan nor the base layer has it now"
@@ -294,7 +294,7 @@ def published_records(generation: Generation, layer: str, chunks: Iterable[int])
     return {chunk: table.record(at) for chunk, at in positions.items() if at is not None}
 
 
-def list_what_is_there(job: ChunkJob, terms: Terms) -> tuple[Generation, frozenset[int]]:
+def list_what_is_there(job: ChunkJob, terms: BuildOptions) -> tuple[Generation, frozenset[int]]:
     """A generation with all of a layer that may be adopted, and the chunks of it whose files may not."""
     store, layer = job.store, job.layer
     newest = newest_generation(store)
@@ -322,7 +322,7 @@ def in_order(chunks: Sequence[int], mode: str, start: int | None, end: int | Non
 
 
 def _report(
-    store: Store, layer: str, tally: Tally, generation: Generation, seconds: float, notes: list[str]
+    store: Store, layer: str, tally: BuildProgress, generation: Generation, seconds: float, notes: list[str]
 ) -> BuildReport:
     table = generation.table(layer)
     return BuildReport(

@@ -27,8 +27,8 @@ from forebay.cache.segment import Segment
 from forebay.cache.source_check import (
     UNFINISHED,
     Freshness,
-    Past,
     Row,
+    SourceDigests,
     can_be_read,
     can_grow,
     check_freshness,
@@ -91,7 +91,7 @@ def _drafted(
         return None, Amended(plan, {}, missing=fresh.missing)
     if gone or fresh.changed:
         _check_not_deduplicated(store, plan, {**reported(source, plan, fresh.changed), **gone})
-    past = Past(store, plan, base, table)
+    past = SourceDigests(store, plan, base, table)
     segment = _segment(store, source, plan, past, fresh, touched, dropped)
     whole = Plan((*plan.segments, segment), (*plan.digests, segment.digest()))
     _check_samples_left(store, source, plan, whole, {**fresh.changed, **gone})
@@ -148,7 +148,7 @@ def _segment(
     store: Store,
     source: Source,
     plan: Plan,
-    past: Past,
+    past: SourceDigests,
     fresh: Freshness,
     touched: Mapping[str, SourceFile],
     dropped: Iterable[str],
@@ -189,7 +189,9 @@ def _parts(
     return found
 
 
-def _recut(source: Source, plan: Plan, past: Past, path: str) -> tuple[SourceFile, dict[tuple[int, int], Range | None]]:
+def _recut(
+    source: Source, plan: Plan, past: SourceDigests, path: str
+) -> tuple[SourceFile, dict[tuple[int, int], Range | None]]:
     """A changed file as it is now, and the range of every part of it that has to be read again.
 
     Parts whose content is the same, at the same place, stay as they are: all before the first change, and those behind
@@ -210,7 +212,7 @@ def _recut(source: Source, plan: Plan, past: Past, path: str) -> tuple[SourceFil
     return source.scanned(file), {place[:2]: range for place, range in zip(places[first:], bounds, strict=True)}
 
 
-def _is_same(source: Source, past: Past, file: SourceFile, place: Place) -> bool:
+def _is_same(source: Source, past: SourceDigests, file: SourceFile, place: Place) -> bool:
     if source.unit == "bytes" and place[3] > file.size:
         return False
     return past.is_same_part(source, file, place) is True

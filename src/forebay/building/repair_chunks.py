@@ -4,9 +4,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 
-from forebay.building.builder import Terms
+from forebay.building.builder import BuildOptions
 from forebay.building.layer_build import build_chunks, remake_chunks
-from forebay.building.repair_index import _ADVICE, Means, Mending, _adopts, _key
+from forebay.building.repair_index import _ADVICE, RepairInputs, RepairLog, _adopts, _key
 from forebay.cache.catalog import chunk_files, outdated_chunks, published_record, sound_record
 from forebay.cache.copy import read_published
 from forebay.cache.publish import adoption_rule, builder_versions, listed_plan
@@ -31,7 +31,12 @@ from forebay.store.base import Missing
 
 
 def repair_chunks(
-    means: Means, report: VerifyReport, generation: Generation, engine: Engine, terms: Terms, mending: Mending
+    means: RepairInputs,
+    report: VerifyReport,
+    generation: Generation,
+    engine: Engine,
+    terms: BuildOptions,
+    mending: RepairLog,
 ) -> None:
     """Take bad and missing chunks from a copy where it has them, make the others again.
 
@@ -54,7 +59,7 @@ def repair_chunks(
         _make_unlisted(means, engine, terms, mending)
 
 
-def _make_unlisted(means: Means, engine: Engine, terms: Terms, mending: Mending) -> None:
+def _make_unlisted(means: RepairInputs, engine: Engine, terms: BuildOptions, mending: RepairLog) -> None:
     """Make planned chunks again whose file is damaged, or of another source, and listed by no generation.
 
     A lost generation leaves them behind: `gaps` counts them as there, and a reader never sees their rows.
@@ -77,7 +82,7 @@ def _make_unlisted(means: Means, engine: Engine, terms: Terms, mending: Mending)
 
 
 def _build_unlisted(
-    means: Means, layer: str, unsound: Mapping[int, str], engine: Engine, terms: Terms, mending: Mending
+    means: RepairInputs, layer: str, unsound: Mapping[int, str], engine: Engine, terms: BuildOptions, mending: RepairLog
 ) -> None:
     store, failed, advice = means.store, {}, f"run `forebay build {means.store.address}` when that is put right"
     try:
@@ -100,13 +105,13 @@ def _build_unlisted(
 
 
 def _remake(
-    means: Means,
+    means: RepairInputs,
     layer: str,
     records: list[ChunkRecord],
     generation: Generation,
     engine: Engine,
-    terms: Terms,
-    mending: Mending,
+    terms: BuildOptions,
+    mending: RepairLog,
 ) -> None:
     if not records:
         return
@@ -146,7 +151,7 @@ def _other_versions(generation: Generation, now: Mapping[str, str]) -> str:
     return f": {', '.join(others)}" if others else ""
 
 
-def check_repaired(means: Means, mending: Mending) -> None:
+def check_repaired(means: RepairInputs, mending: RepairLog) -> None:
     """Whatever `verify` would still find is a failure: nothing that a repair leaves behind goes unsaid."""
     store = means.store
     generation, bad = newest_sound(store)
@@ -190,7 +195,7 @@ def layer_height(generation: Generation, layer: str) -> int:
     return 1 + max((layer_height(generation, name) for name in below), default=0)
 
 
-def _take_from_copy(means: Means, layer: str, record: ChunkRecord, mending: Mending) -> bool:
+def _take_from_copy(means: RepairInputs, layer: str, record: ChunkRecord, mending: RepairLog) -> bool:
     if means.copy is None:
         return False
     key = _key(layer, record)

@@ -18,7 +18,7 @@ import msgspec
 
 from forebay.building.begin import first_segment, sealed_constants
 from forebay.building.dedup import deduplicate
-from forebay.building.layer_build import Workplace
+from forebay.building.layer_build import LayerBuild
 from forebay.building.planning import files_apart
 from forebay.cache.catalog import (
     chunk_files,
@@ -59,7 +59,7 @@ _ADVICE = re.compile(r"; run `forebay (?:verify`, then `forebay )?repair[^`]*`")
 
 
 @dataclass(slots=True)
-class Mending:
+class RepairLog:
     """What a repair has done so far, by key."""
 
     restored: list[str] = field(default_factory=list)  # the very bytes that were published are back
@@ -72,7 +72,7 @@ class Mending:
 
 
 @dataclass(frozen=True, slots=True)
-class Means:
+class RepairInputs:
     """What a repair can draw on."""
 
     store: Store
@@ -80,10 +80,10 @@ class Means:
     source: Source | None  # as the caller passed it
     reopened: Callable[[Mapping[str, Any]], Source | None]  # the source that a description names, if it can be opened
     recipe_of: Callable[[str], AnyRecipe]  # layer -> its recipe, ready to make chunks
-    workplace_of: Callable[[str], Workplace]
+    workplace_of: Callable[[str], LayerBuild]
 
 
-def repair_index(means: Means, mending: Mending) -> Generation:
+def repair_index(means: RepairInputs, mending: RepairLog) -> Generation:
     """Put back cache.json, recipes, constants and plan, then see to a sound newest generation."""
     store = means.store
     _check_copy(store, means.copy)
@@ -122,7 +122,7 @@ def _check_copy(store: Store, copy: Store | None) -> None:
         )
 
 
-def _basis(means: Means) -> tuple[Generation | None, list[str]]:
+def _basis(means: RepairInputs) -> tuple[Generation | None, list[str]]:
     """The generation to repair by, and the keys of those that are damaged.
 
     It is the newest sound one, or the copy's where the newest one here is damaged or lost; None where there is no sound
@@ -151,7 +151,7 @@ def _basis(means: Means) -> tuple[Generation | None, list[str]]:
     return (there if is_newer else here), bad
 
 
-def _copied_generation(means: Means, copy: Store, here: Generation | None) -> Generation | None:
+def _copied_generation(means: RepairInputs, copy: Store, here: Generation | None) -> Generation | None:
     """The newest sound generation of the copy, if the copy is of this cache."""
     try:
         there, _ = newest_sound(copy)
@@ -203,7 +203,7 @@ def _layer_folders(store: Store) -> list[str]:
     return sorted(filter(layout.is_layer_name, names))
 
 
-def _put_back(means: Means, mending: Mending, key: str, published: Callable[[], list[Buffer]]) -> None:
+def _put_back(means: RepairInputs, mending: RepairLog, key: str, published: Callable[[], list[Buffer]]) -> None:
     try:
         means.store.replace(key, published())
         mending.restored.append(key)
@@ -217,13 +217,13 @@ def _put_back(means: Means, mending: Mending, key: str, published: Callable[[], 
         mending.failed[key] = f"'{error.filename}': {error.strerror}" if error.filename else str(error)
 
 
-def _replace_generations(store: Store, bad: list[str], why: str, mending: Mending) -> None:
+def _replace_generations(store: Store, bad: list[str], why: str, mending: RepairLog) -> None:
     for key in bad:
         store.delete(key)
         mending.replaced[key] = why
 
 
-def _drop_loose_segments(store: Store, basis: Generation, was_exchanged: bool, mending: Mending) -> None:
+def _drop_loose_segments(store: Store, basis: Generation, was_exchanged: bool, mending: RepairLog) -> None:
     """Remove segments that no generation lists and that do not continue the published plan, with what they made.
 
     Their chunks would else be taken for those of the segments that are planned in their place.
@@ -258,7 +258,7 @@ def _planned_chunks(store: Store, segments: int) -> int | None:
     return last.first_chunk + last.added
 
 
-def _list_anew(means: Means, bad: list[str], mending: Mending) -> Generation:
+def _list_anew(means: RepairInputs, bad: list[str], mending: RepairLog) -> Generation:
     """No generation can be read: chunks prove themselves by their own digests, and are listed again."""
     store = means.store
     if hmac_key() is not None:
@@ -285,7 +285,7 @@ def _unbuilt(store: Store, generation: Generation) -> str:
     return f"; {', '.join(found)}, `forebay build {store.address}` makes them" if found else ""
 
 
-def _adopts(means: Means, base: str, layers: Iterable[str]) -> Adopts:
+def _adopts(means: RepairInputs, base: str, layers: Iterable[str]) -> Adopts:
     """Which chunks that no sound generation lists may be listed: those of the source, where that can be opened."""
     store, plan = means.store, load_plan_or_none(means.store)
     if plan is None:
@@ -297,7 +297,7 @@ def _adopts(means: Means, base: str, layers: Iterable[str]) -> Adopts:
     return {layer: own if layer == base else lambda record: True for layer in layers}
 
 
-def _restore_begun(means: Means, mending: Mending) -> None:
+def _restore_begun(means: RepairInputs, mending: RepairLog) -> None:
     """Put back the texts and the plan without a generation: from the copy, file by file, or say what is lost."""
     store, lost = means.store, []
     for key, problem in _begun_problems(store).items():
@@ -325,7 +325,7 @@ def load_plan_or_none(store: Store) -> Plan | None:
     return plan if plan.segments else None
 
 
-def _restored_from_copy(means: Means, key: str, mending: Mending) -> bool:
+def _restored_from_copy(means: RepairInputs, key: str, mending: RepairLog) -> bool:
     """Take a text, or every segment of the plan, from the copy, if it has it whole."""
     copy = means.copy
     if copy is None or _begun_problems(copy).get(key) is not None:
@@ -352,7 +352,7 @@ def _is_readable(store: Store, layer: str) -> bool:
     return _raised(partial(read_recipe_document, store, layer)) is None
 
 
-def _begin_again(store: Store, base: str, mending: Mending) -> None:
+def _begin_again(store: Store, base: str, mending: RepairLog) -> None:
     fresh = CacheDocument(cache_id=secrets.token_hex(16), base=base)
     store.replace(layout.CACHE, [msgspec.json.format(msgspec.json.encode(fresh)) + b"\n"])
     mending.replaced[layout.CACHE] = (
@@ -364,7 +364,7 @@ def _quoted(keys: list[str]) -> str:
     return ", ".join(f"'{key}'" for key in sorted(set(keys)))
 
 
-def _published_bytes(means: Means, generation: Generation, key: str) -> list[Buffer]:
+def _published_bytes(means: RepairInputs, generation: Generation, key: str) -> list[Buffer]:
     """The bytes that were published under a key of the index."""
     texts = {layout.recipe(layer): text for layer, text in generation.recipes.items()}
     texts[layout.CACHE] = generation.cache
@@ -393,7 +393,7 @@ def _copied_index(copy: Store, generation: Generation, key: str) -> bytes:
     raise Damaged(f"'{key}' cannot be put back: the copy at '{copy.address}' has other bytes")
 
 
-def _identity_bytes(means: Means, generation: Generation, key: str) -> list[Buffer]:
+def _identity_bytes(means: RepairInputs, generation: Generation, key: str) -> list[Buffer]:
     """A segment's identities, from a copy, or taken again from the source; right only if their digest is."""
     plan = load_plan(means.store)
     segment = plan.segments[layout.parse_identities(key) or 0]
@@ -420,7 +420,7 @@ def _copied_identities(copy: Store, segment: Segment, key: str) -> memoryview:
     return copy.map(key)
 
 
-def _planned_again(means: Means, generation: Generation, key: str) -> list[Buffer]:
+def _planned_again(means: RepairInputs, generation: Generation, key: str) -> list[Buffer]:
     advice = f"'{key}' cannot be put back without a copy of the cache; name one with --from COPY"
     if len(generation.plan) != 1:
         raise Damaged(f"{advice} (the cache has grown, or was refreshed, since this segment was planned)")

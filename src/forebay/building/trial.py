@@ -87,7 +87,7 @@ def try_recipe(source: Source, files: Sequence[SourceFile], recipe: Recipe, budg
     """
     places = sample_places(source, files, budget or _planning_budget(source, files, recipe))
     started = time.perf_counter()
-    glances = [Glance(source, parts) for parts in places]
+    glances = [TrialSamples(source, parts) for parts in places]
     made = _made(recipe, glances)
     if not made:
         return Trial(1, 0.0, 0, 0, 0.0, 0, 0, 0)
@@ -121,9 +121,9 @@ def _planning_budget(source: Source, files: Sequence[SourceFile], recipe: Recipe
     return min(most, max(SAMPLE_PLACES, sum(map(source.weight, files)) // 4))
 
 
-def _made(recipe: Recipe, glances: Sequence["Glance"]) -> list[tuple["Glance", Rows]]:
+def _made(recipe: Recipe, glances: Sequence["TrialSamples"]) -> list[tuple["TrialSamples", Rows]]:
     """What the recipe makes of each place: what belongs together in the source stays together."""
-    made: list[tuple[Glance, Rows]] = []
+    made: list[tuple[TrialSamples, Rows]] = []
     failed: Exception | None = None
     for glance in glances:
         try:
@@ -141,7 +141,7 @@ def _made(recipe: Recipe, glances: Sequence["Glance"]) -> list[tuple["Glance", R
     return made
 
 
-class Glance:
+class TrialSamples:
     """The samples of some parts, read for judging only; a source may have a cheaper way for that."""
 
     def __init__(self, source: Source, parts: Sequence[Part]) -> None:
@@ -191,7 +191,7 @@ def sample_heads(source: Source, files: Sequence[SourceFile]) -> Iterator[Sample
         with suppress(SourceUnreadable):
             stop = next(source.cuts(files[index], 0, weight, weight), None)
             if stop is not None:
-                yield from Glance(source, [Part(files[index], 0, stop)])
+                yield from TrialSamples(source, [Part(files[index], 0, stop)])
 
 
 def sample_places(source: Source, files: Sequence[SourceFile], budget: int) -> list[list[Part]]:

@@ -54,7 +54,7 @@ class ImportReport(msgspec.Struct, frozen=True, kw_only=True):
     layers: dict[str, BuildReport]
 
 
-class Bad(msgspec.Struct, frozen=True, kw_only=True):
+class Problem(msgspec.Struct, frozen=True, kw_only=True):
     """One thing that is not as it was published."""
 
     key: str
@@ -77,7 +77,7 @@ class VerifyReport(msgspec.Struct, frozen=True, kw_only=True):
     chunks: int
     checked_bytes: int
     seconds: float
-    bad: tuple[Bad, ...]
+    bad: tuple[Problem, ...]
     missing: dict[str, tuple[int, ...]]  # published, but the file is gone
     gaps: dict[str, int]  # planned, but not published yet
     foreign: tuple[str, ...]

@@ -92,7 +92,7 @@ def check_freshness(
     A file that was copied has another ctime and inode: what only reports passes `SourceFile.same_look`, so that it does
     not read all of a source that was moved. `made` are chunks that this build wrote: they count as if listed.
     """
-    past = Past(store, plan, layer, table, made or {})
+    past = SourceDigests(store, plan, layer, table, made or {})
     ends = cache(plan.ends)  # asked for only where a file is another
     files_grow = getattr(source, "files_grow", True)
     changed: dict[str, str] = {}
@@ -169,7 +169,7 @@ def refresh_advice(root: str, plan: Plan) -> str:
 
 def check_content(store: Store, source: Source, plan: Plan, layer: str, table: ChunkTable) -> dict[str, str]:
     """Hash the planned ranges of every file again, whatever it looks like; path -> how it differs."""
-    past = Past(store, plan, layer, table)
+    past = SourceDigests(store, plan, layer, table)
     stale: dict[str, str] = {}
     passed_over = plan.unreadable
     for path, known in plan.files.items():
@@ -215,7 +215,7 @@ def can_be_read(source: Source, file: SourceFile, start: int, stop: int) -> bool
         return False
 
 
-class Past:
+class SourceDigests:
     """What the content of the source was, as far as published chunks know it."""
 
     def __init__(

@@ -21,7 +21,7 @@ from forebay.cache.catalog import (
     read_cache_document,
 )
 from forebay.cache.plan import Plan, load_identities, load_plan
-from forebay.cache.records import Bad, Progress, VerifyReport
+from forebay.cache.records import Problem, Progress, VerifyReport
 from forebay.cache.segment import decode_segment
 from forebay.cache.source_check import check_content, check_freshness, stale_files
 from forebay.errors import (
@@ -66,7 +66,7 @@ def verify_cache(
 def verify_generation(
     store: Store,
     generation: Generation,
-    bad: list[Bad],
+    bad: list[Problem],
     source: Source | None,
     full: bool,
     on_progress: OnProgress,
@@ -102,7 +102,7 @@ def verify_generation(
     )
 
 
-def newest_sound(store: Store, *, past_refused: bool = False) -> tuple[Generation, list[Bad]]:
+def newest_sound(store: Store, *, past_refused: bool = False) -> tuple[Generation, list[Problem]]:
     """The newest generation that can be believed, and what is wrong with any other.
 
     One that the key refuses is an error where it is the newest: its content is unknown, and nothing older may stand in
@@ -110,7 +110,7 @@ def newest_sound(store: Store, *, past_refused: bool = False) -> tuple[Generatio
     """
     sound: Generation | None = None
     refused: KeyRefused | None = None
-    bad: list[Bad] = []
+    bad: list[Problem] = []
     for number in reversed(generation_numbers(store)):
         key = layout.generation(number)
         try:
@@ -125,7 +125,7 @@ def newest_sound(store: Store, *, past_refused: bool = False) -> tuple[Generatio
                 raise  # it is sound, and of a newer forebay, which alone may judge it
             problem = _problem_of(error)
         if problem:
-            bad.append(Bad(key=key, problem=problem))
+            bad.append(Problem(key=key, problem=problem))
         else:
             sound = sound or generation
     if sound is None:
@@ -172,7 +172,7 @@ def _head_is_right(store: Store, layer: str, record: ChunkRecord) -> bool:
         return False
 
 
-def index_problems(store: Store, generation: Generation) -> list[Bad]:
+def index_problems(store: Store, generation: Generation) -> list[Problem]:
     """What is wrong with cache.json, the recipes, the constants and the plan."""
     texts = {layout.CACHE: generation.cache}
     texts |= {layout.recipe(layer): text for layer, text in generation.recipes.items()}
@@ -182,7 +182,7 @@ def index_problems(store: Store, generation: Generation) -> list[Bad]:
     return [problem for problem in found if problem is not None]
 
 
-def identity_problems(store: Store, generation: Generation) -> list[Bad]:
+def identity_problems(store: Store, generation: Generation) -> list[Problem]:
     """What is wrong with the identities that the sound segments of the plan name. Only growing needs them."""
     found = []
     for number, digest in enumerate(generation.plan):
@@ -194,18 +194,18 @@ def identity_problems(store: Store, generation: Generation) -> list[Bad]:
             if segment.identities:
                 load_identities(store, segment)
         except Damaged as error:
-            found.append(Bad(key=layout.identities(number, segment.identities), problem=_problem_of(error)))
+            found.append(Problem(key=layout.identities(number, segment.identities), problem=_problem_of(error)))
     return found
 
 
-def outdated_layers(generation: Generation) -> list[Bad]:
+def outdated_layers(generation: Generation) -> list[Problem]:
     """Layers that were made from a layer which another recipe has made since."""
     found = []
     for name in generation.recipes:
         for below, mark in input_layers(generation.recipe(name)).items():
             if below not in generation.recipes or generation.recipe(below).fingerprint != mark:
                 problem = f"it was made from a layer '{below}' of another recipe; build it again under another name"
-                found.append(Bad(key=layout.recipe(name), problem=problem, layer=name))
+                found.append(Problem(key=layout.recipe(name), problem=problem, layer=name))
     return found
 
 
@@ -238,9 +238,9 @@ def orphans(generation: Generation) -> list[tuple[str, ChunkRecord]]:
     return found
 
 
-def orphan_problems(generation: Generation) -> list[Bad]:
+def orphan_problems(generation: Generation) -> list[Problem]:
     return [
-        Bad(
+        Problem(
             key=layout.chunk(layer, record.chunk, record.revision),
             problem="it was made for other rows of the base layer",
             layer=layer,
@@ -292,7 +292,7 @@ def _planned_count(store: Store) -> int | None:
 
 def check_chunk(
     store: Store, layer: str, record: ChunkRecord, full: bool, limit: int = MAX_BLOCK_BYTES
-) -> list[Bad] | None:
+) -> list[Problem] | None:
     """What is wrong with one chunk; None where its file is gone."""
     key = layout.chunk(layer, record.chunk, record.revision)
     try:
@@ -303,16 +303,16 @@ def check_chunk(
     except Missing:
         return None
     except Damaged as error:
-        return [Bad(key=key, problem=_problem_of(error), layer=layer, chunk=record.chunk)]
+        return [Problem(key=key, problem=_problem_of(error), layer=layer, chunk=record.chunk)]
     except OSError as error:  # a bad sector, or a file that shrinks
-        return [Bad(key=key, problem=f"it cannot be read: {error}", layer=layer, chunk=record.chunk)]
+        return [Problem(key=key, problem=f"it cannot be read: {error}", layer=layer, chunk=record.chunk)]
 
 
 def _check_all(
-    listed: list[Listed], check: Callable[[str, ChunkRecord], list[Bad] | None], on_progress: OnProgress
-) -> tuple[list[list[Bad] | None], int]:
+    listed: list[Listed], check: Callable[[str, ChunkRecord], list[Problem] | None], on_progress: OnProgress
+) -> tuple[list[list[Problem] | None], int]:
     total = sum(record.size for _, record in listed)
-    found: list[list[Bad] | None] = []
+    found: list[list[Problem] | None] = []
     started, read = time.monotonic(), 0
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
         for (_, record), problems in zip(listed, pool.map(lambda one: check(*one), listed), strict=True):
@@ -330,20 +330,20 @@ def _check_all(
     return found, total
 
 
-def _locate(view: View, key: str, layer: str, record: ChunkRecord) -> list[Bad]:
+def _locate(view: View, key: str, layer: str, record: ChunkRecord) -> list[Problem]:
     """Where in a bad file the damage is, as closely as its own sums can tell."""
     chunk = record.chunk
     problem = head_problem(view, record)
     if problem is not None:
         sizes = sorted((len(view), record.size))
         start, stop = sizes if len(view) != record.size else (0, record.head_size)
-        return [Bad(key=key, problem=problem, layer=layer, chunk=chunk, start=start, stop=stop)]
+        return [Problem(key=key, problem=problem, layer=layer, chunk=chunk, start=start, stop=stop)]
     try:
         file = ChunkFile(view, key)
     except ForebayError as error:
-        return [Bad(key=key, problem=_problem_of(error), layer=layer, chunk=chunk)]
+        return [Problem(key=key, problem=_problem_of(error), layer=layer, chunk=chunk)]
     bad = [
-        Bad(
+        Problem(
             key=key,
             problem="its bytes disagree with their sum",
             layer=layer,
@@ -357,52 +357,52 @@ def _locate(view: View, key: str, layer: str, record: ChunkRecord) -> list[Bad]:
         for block, (start, stop) in file.bad_blocks(name)
     ]
     tail = file.tensors[".failures"]
-    rest = Bad(
+    rest = Problem(
         key=key, problem="its list of failures changed", layer=layer, chunk=chunk, start=tail.start, stop=tail.stop
     )
     return bad or [rest]
 
 
-def _content_problem(view: View, key: str, layer: str, record: ChunkRecord, limit: int) -> list[Bad]:
+def _content_problem(view: View, key: str, layer: str, record: ChunkRecord, limit: int) -> list[Problem]:
     try:
         check_chunk_content(ChunkFile(view, key), limit)
     except ForebayError as error:
-        return [Bad(key=key, problem=_problem_of(error), layer=layer, chunk=record.chunk)]
+        return [Problem(key=key, problem=_problem_of(error), layer=layer, chunk=record.chunk)]
     return []
 
 
-def _text_problem(store: Store, key: str, text: str) -> Bad | None:
+def _text_problem(store: Store, key: str, text: str) -> Problem | None:
     try:
         same = read_document(store, key) == text.encode()
     except Missing:
-        return Bad(key=key, problem="it is gone")
+        return Problem(key=key, problem="it is gone")
     except Damaged as error:
-        return Bad(key=key, problem=_problem_of(error))
-    return None if same else Bad(key=key, problem="it is not what the generation was published with")
+        return Problem(key=key, problem=_problem_of(error))
+    return None if same else Problem(key=key, problem="it is not what the generation was published with")
 
 
-def _digest_problem(store: Store, key: str, digest: str) -> Bad | None:
+def _digest_problem(store: Store, key: str, digest: str) -> Problem | None:
     try:
         same = Pieces(store, key).sha256.hex() == digest
     except Missing:
-        return Bad(key=key, problem="it is gone")
+        return Problem(key=key, problem="it is gone")
     except Damaged as error:
-        return Bad(key=key, problem=_problem_of(error))
-    return None if same else Bad(key=key, problem="its SHA-256 is not the published one")
+        return Problem(key=key, problem=_problem_of(error))
+    return None if same else Problem(key=key, problem="its SHA-256 is not the published one")
 
 
-def _segment_problem(store: Store, number: int, digest: str) -> Bad | None:
+def _segment_problem(store: Store, number: int, digest: str) -> Problem | None:
     key = layout.plan_segment(number)
     try:
         _, found = decode_segment(load_index(store, key), store.address, key)
     except Missing:
-        return Bad(key=key, problem="it is gone")
+        return Problem(key=key, problem="it is gone")
     except Damaged as error:
-        return Bad(key=key, problem=_problem_of(error))
-    return None if found == digest else Bad(key=key, problem="it is not the segment that was published")
+        return Problem(key=key, problem=_problem_of(error))
+    return None if found == digest else Problem(key=key, problem="it is not the segment that was published")
 
 
-def _plan_is_bad(bad: list[Bad]) -> bool:
+def _plan_is_bad(bad: list[Problem]) -> bool:
     return any(problem.key.startswith(layout.PLAN) for problem in bad)
 
 

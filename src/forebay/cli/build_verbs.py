@@ -11,7 +11,7 @@ import msgspec
 from click.shell_completion import CompletionItem
 
 from forebay import api
-from forebay.building.begin import settle
+from forebay.building.begin import resolve_recipe
 from forebay.building.layer_build import in_order
 from forebay.cache.catalog import read_recipe_document
 from forebay.cache.plan import load_plan
@@ -46,7 +46,7 @@ from forebay.store import open_store
 
 def dry_run_of(settings: Settings) -> DryRun:
     root, layer = str(settings.build.into), settings.build.layer or settings.recipe.kind
-    recipe, _ = settle(open_store(root), settings.source, settings.recipe, layer)
+    recipe, _ = resolve_recipe(open_store(root), settings.source, settings.recipe, layer)
     planned, missing = _gaps(root, layer, replace(settings, recipe=recipe))
     estimate = api.estimate(
         settings.source,

@@ -27,7 +27,7 @@ from forebay.cli.demo import demo
 from forebay.cli.grow_verbs import grow, refresh
 from forebay.cli.inspect_verbs import gaps, info, peek, status, verify
 from forebay.cli.legacy import naming_places
-from forebay.cli.maintain_verbs import clean, copy, import_old, rekey, repair
+from forebay.cli.maintain_verbs import clean, copy, import_pt_cache, rekey, repair
 from forebay.cli.show import say, say_error
 from forebay.cli.tier_verbs import tier, warm
 from forebay.errors import BuildStopped, ForebayError
@@ -95,7 +95,7 @@ def cli() -> None:
 
 
 for verb in (
-    estimate, build, import_old, status, gaps, verify, repair, refresh, grow, info, peek, copy, clean, rekey, warm,
+    estimate, build, import_pt_cache, status, gaps, verify, repair, refresh, grow, info, peek, copy, clean, rekey, warm,
     tier, demo,
 ):  # fmt: skip
     cli.add_command(verb)

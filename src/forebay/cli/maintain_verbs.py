@@ -132,7 +132,7 @@ def _from_file(path: str) -> bytes:
     "--into", metavar="CACHE", required=True, shell_complete=complete_folder, help="Where the cache is, or will be."
 )
 @json_option
-def import_old(old: str, into: str, as_json: bool) -> None:
+def import_pt_cache(old: str, into: str, as_json: bool) -> None:
     """Make a cache of a teacher cache of the old format.
 
     OLD is a cache.pt, or a folder of encodings.pt, lune.pt and sol.pt. Nothing but tensors is unpickled. Rows that hold
@@ -142,7 +142,7 @@ def import_old(old: str, into: str, as_json: bool) -> None:
     """
     if os.path.isfile(into):
         raise NotADirectoryError(errno.ENOTDIR, "there is a file, and a cache is a folder", into)
-    show(_importing().import_old(old, into), as_json)
+    show(_importing().import_pt_cache(old, into), as_json)
 
 
 def _importing() -> Any:

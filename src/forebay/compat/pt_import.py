@@ -211,7 +211,7 @@ def _sha256(path: str, file: SourceFile) -> str:
     return digest.hexdigest()
 
 
-def import_old(old: str | os.PathLike[str], root: str | os.PathLike[str]) -> ImportReport:
+def import_pt_cache(old: str | os.PathLike[str], root: str | os.PathLike[str]) -> ImportReport:
     """Make a cache of a `cache.pt`, or of a folder of its parts. As with any build, what is there is not made again."""
     if not os.path.exists(old):
         raise SourceNotFound(os.fspath(old), "there is no such file or folder")

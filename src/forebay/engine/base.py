@@ -88,8 +88,8 @@ class Crew(Protocol):
 class Engine(Protocol):
     """Who runs the chunks: local processes, this process, a cluster."""
 
-    def get_ready(self, recipe: AnyRecipe, workers: int) -> None:
-        """Begin to start so many workers, and have them load what a recipe needs: its `get_ready()`, if it has one."""
+    def preload(self, recipe: AnyRecipe, workers: int) -> None:
+        """Begin to start so many workers, and have them load what a recipe needs: its `preload()`, if it has one."""
 
     def start(self, job: Task, workers: int) -> Crew: ...
 

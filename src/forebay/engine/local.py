@@ -36,7 +36,7 @@ class LocalEngine:
     def __init__(self) -> None:
         self._ready: list[Worker] = []
 
-    def get_ready(self, recipe: AnyRecipe, workers: int) -> None:
+    def preload(self, recipe: AnyRecipe, workers: int) -> None:
         self._ready += [Worker(_pickled_recipe(recipe)) for _ in range(workers)]
 
     def start(self, job: Task, workers: int) -> Crew:
@@ -212,7 +212,7 @@ def _cause_of_death(code: int) -> str:
 
 
 class InlineEngine:
-    def get_ready(self, recipe: AnyRecipe, workers: int) -> None:
+    def preload(self, recipe: AnyRecipe, workers: int) -> None:
         """This process is."""
 
     def close(self) -> None:

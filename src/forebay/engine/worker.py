@@ -120,7 +120,7 @@ def _finish(pipe: Connection, finish: Finish) -> None:
 def _get_ready(recipe: bytes) -> None:
     """Load what a recipe needs. Trouble is not told here: it comes again with the first chunk, and is told then."""
     with suppress(Exception):
-        pickle.loads(recipe).get_ready()
+        pickle.loads(recipe).preload()
 
 
 def _end_with_builder(descriptor: int) -> None:

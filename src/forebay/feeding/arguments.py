@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from operator import index
 from typing import Any, TypeVar
 
-from forebay.feeding.stream import Rule, Stream
+from forebay.feeding.stream import SelectionRule, Stream
 from forebay.read.cache import Cache
 
 Given = TypeVar("Given")
@@ -25,8 +25,8 @@ def checked_source(source: Cache | Stream) -> Cache | Stream:
     return source
 
 
-def checked_rule(selection: Rule | None) -> Rule | None:
-    if selection is not None and not isinstance(selection, Rule):
+def checked_rule(selection: SelectionRule | None) -> SelectionRule | None:
+    if selection is not None and not isinstance(selection, SelectionRule):
         raise TypeError(f"selection is {selection!r}; give a rule: Split('train'), Split('validation') or Where(…)")
     return selection
 

@@ -21,7 +21,7 @@ from forebay.columns import Column
 from forebay.errors import StateMismatch
 from forebay.feeding.arguments import checked_cache, checked_rule, checked_whole
 from forebay.feeding.shuffle import Shuffle, choose_ordering
-from forebay.feeding.stream import TRAINED_ON, CacheState, CacheStream, Located, Rule, check_stream
+from forebay.feeding.stream import PACKED_COLUMNS, CacheState, CacheStream, Located, SelectionRule, check_stream
 from forebay.order.bijection import Numbers, key_of
 from forebay.order.selected_rows import Selection
 from forebay.order.shares import ChangingShares, Phase
@@ -37,7 +37,7 @@ class Ingredient:
     cache: Cache
     weight: float | None = None
     repeat: float | None = None
-    selection: Rule | None = None
+    selection: SelectionRule | None = None
 
 
 class SpanState(CacheState, frozen=True):
@@ -244,8 +244,8 @@ def _resumed_spans(newest: CacheStream, states: Sequence[Mapping[str, Any]], pla
 
 
 def _stream(each: Ingredient, shuffle: Shuffle | None, seed: int, window: Window | None) -> CacheStream:
-    trains = set(TRAINED_ON) <= set(each.cache.columns)
-    columns = TRAINED_ON if trains else each.cache.default_columns
+    trains = set(PACKED_COLUMNS) <= set(each.cache.columns)
+    columns = PACKED_COLUMNS if trains else each.cache.default_columns
     choose = partial(choose_ordering, columns=columns, shuffle=shuffle, seed=seed, window=window)
     return CacheStream(each.cache, choose, checked_rule(each.selection))
 

@@ -103,7 +103,7 @@ def _merged(pieces: list[Array | Ragged], at: Numbers, dtype: np.dtype[Any]) -> 
 Batch = dict[str, Any]  # of tensors, or of whatever its maker makes
 
 
-class Making(Protocol):
+class BatchMaker(Protocol):
     def batches(self, stream: Stream, epoch: int, located: Located, size: int) -> Iterator[Batch]:
         """So many of the located rows at a time; no rows are one empty batch."""
         ...
@@ -111,7 +111,7 @@ class Making(Protocol):
 
 Made = TypeVar("Made")
 _PATIENCE_SECONDS = 2.0  # for tasks under way, when a feed is stopped; what takes longer is left behind
-_running: "weakref.WeakSet[Feed[Any]]" = weakref.WeakSet()
+_running: "weakref.WeakSet[Prefetcher[Any]]" = weakref.WeakSet()
 _process = object()  # stands for this process; its number would be asked of the system with every batch
 
 
@@ -132,7 +132,7 @@ class _Slot(Generic[Made]):
             self.room.put(None)
 
 
-class Feed(Generic[Made]):
+class Prefetcher(Generic[Made]):
     """`items()` gives what the iterators `make(0)`, `make(1)`, … give, one after the other, and raises what they do."""
 
     def __init__(self, make: Callable[[int], Iterator[Made]], count: int, *, threads: int, ahead: int) -> None:
@@ -227,7 +227,7 @@ _MOST, _LEAST = 64, 4
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class PrefetchPlan:
     """`threads` make runs of `run` batches, at most `ahead` pieces of `piece` batches of each before they are taken."""
 
     threads: int
@@ -236,7 +236,9 @@ class Pace:
     ahead: int
 
     @classmethod
-    def of(cls, threads: int, prefetch: int | None, *, read_bytes: int, batch_bytes: int, decoded: bool) -> "Pace":
+    def of(
+        cls, threads: int, prefetch: int | None, *, read_bytes: int, batch_bytes: int, decoded: bool
+    ) -> "PrefetchPlan":
         """At most `prefetch` batches ahead, or as many as 16 MiB hold.
 
         Where little is to be found, many threads share the copying and deriving: a run is as long as one of them may go
@@ -276,7 +278,7 @@ def _between(least: int, wanted: int, most: int) -> int:
 _LOCATED_ROWS = 4096
 
 
-class Runs:
+class BatchGroups:
     """Positions `start` to `stop` of an epoch, in batches of `batch_size`, `pace.run` of them to a run.
 
     Rows are located for many runs at once: looking up one position costs about as much as a thousand.
@@ -289,9 +291,9 @@ class Runs:
         start: int,
         stop: int,
         batch_size: int,
-        pace: Pace,
+        pace: PrefetchPlan,
         ranks: Ranks,
-        making: Making,
+        making: BatchMaker,
         *,
         filled: bool,
     ) -> None:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from forebay.columns import Columns, Ragged
 from forebay.errors import Damaged, SelectionEmpty, SelectionLost
 from forebay.feeding.arguments import checked_names, checked_whole
-from forebay.feeding.stream import Rule
+from forebay.feeding.stream import SelectionRule
 from forebay.format.layout import FORMAT_VERSION
 from forebay.format.sealed import seal, unseal
 from forebay.order.selected_rows import (
@@ -44,7 +44,7 @@ from forebay.store.local import LocalStore
 _own_folders: dict[int, str] = {}  # by process, so that a forked one neither uses nor removes its parent's
 
 
-class KeptSelection(BitSelection):
+class MappedSelection(BitSelection):
     """A selection whose bits lie in a file."""
 
     def __init__(self, folder: str, key: str) -> None:
@@ -57,21 +57,21 @@ class KeptSelection(BitSelection):
         self._address = (folder, key)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (KeptSelection, self._address)
+        return (MappedSelection, self._address)
 
 
-def keep_bits(folder: str | None, key: str, rows: int, make: Callable[[], Bits]) -> KeptSelection:
+def keep_bits(folder: str | None, key: str, rows: int, make: Callable[[], Bits]) -> MappedSelection:
     """The selection that a folder has under this key, made now if it has none that is sound.
 
     Without a folder it goes into one that is this process's own and is removed when it ends.
     """
     place = os.path.abspath(folder) if folder is not None else _own_folder()
     try:
-        return KeptSelection(place, key)
+        return MappedSelection(place, key)
     except (SelectionLost, Damaged):
         metadata = {"format_version": FORMAT_VERSION, "type": "selection", "rows": rows}
         LocalStore(place).replace(key, seal(metadata, {"bits": make()}))
-    return KeptSelection(place, key)
+    return MappedSelection(place, key)
 
 
 def _own_folder() -> str:
@@ -214,7 +214,7 @@ class Where:
     name: str
     predicate: Callable[[Columns], Chosen]
     columns: Sequence[str]
-    within: Rule | None = None
+    within: SelectionRule | None = None
     # What a predicate does may change under its name, so what it chose is known by this object alone.
     _token: str = field(default_factory=lambda: secrets.token_hex(16), init=False, repr=False, compare=False)
 

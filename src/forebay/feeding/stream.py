@@ -89,7 +89,7 @@ class Stream(Protocol):
 
 
 @runtime_checkable
-class Rule(Protocol):
+class SelectionRule(Protocol):
     """Which rows are in, said for every generation of a cache: a split. What was in stays in when the cache grows."""
 
     @property
@@ -105,7 +105,7 @@ class Rule(Protocol):
 class Part:
     """`counts` says how many rows of each chunk of `pinned` are in; `rows` where they are in `reading`."""
 
-    def __init__(self, pinned: Cache, older: Cache | None, reading: Cache, rule: Rule | None) -> None:
+    def __init__(self, pinned: Cache, older: Cache | None, reading: Cache, rule: SelectionRule | None) -> None:
         self.pinned = pinned
         self.selection = None if rule is None else rule.of(pinned)
         starts = pinned.chunk_starts
@@ -194,7 +194,7 @@ class Growth:
 
 
 Read = Mapping[str, Array | Ragged]
-TRAINED_ON = ("tokens", "seq_lens")  # the columns that a training batch is made of
+PACKED_COLUMNS = ("tokens", "seq_lens")  # the columns that a training batch is made of
 
 
 def check_stream(state: Mapping[str, Any], fields: type[msgspec.Struct]) -> None:
@@ -234,7 +234,7 @@ class CacheStream:
         self,
         cache: Cache,
         choose: Choose,
-        rule: Rule | None = None,
+        rule: SelectionRule | None = None,
         generations: Sequence[int] = (),
         ordering: Ordering | None = None,
     ) -> None:

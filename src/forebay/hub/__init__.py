@@ -6,7 +6,7 @@ downloads, so asking, downloading and range reads are here."""
 from forebay.errors import LibraryMissing
 from forebay.hub.dataset_shards import parquet_shards
 from forebay.hub.download import RangeFile
-from forebay.hub.http import Patience
+from forebay.hub.http import RetryPolicy
 from forebay.hub.models import model_files, tokenizer_json
 from forebay.hub.repository import HubFile, Listing, RemoteFile, Repository
 from forebay.hub.spool import Held, clear, sweep, take
@@ -25,10 +25,10 @@ __all__ = [
     "Held",
     "HubFile",
     "Listing",
-    "Patience",
     "RangeFile",
     "RemoteFile",
     "Repository",
+    "RetryPolicy",
     "clear",
     "model_files",
     "parquet_shards",

@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager
 import httpx2
 
 from forebay.errors import DownloadCorrupt, HubNotFound
-from forebay.hub.http import Passing, begins_at
+from forebay.hub.http import TransientError, begins_at
 from forebay.hub.repository import HubFile, RemoteFile
 
 _LARGEST_RANGE = 512 << 20  # bytes; a footer says how long it is, and a row group how long its columns are
@@ -34,7 +34,7 @@ def read_range(file: HubFile, start: int, stop: int) -> bytes:
             found = begins_at(response, begin, file.size)
             if found is None:
                 problem = f"HTTP {response.status_code} does not give byte {begin:,} of {file.size:,}"
-                raise Passing(problem, final=DownloadCorrupt(file.what, problem))
+                raise TransientError(problem, final=DownloadCorrupt(file.what, problem))
             known = begin - found
             for piece in response.iter_raw():
                 body.extend(piece[known : known + stop - start - len(body)])
@@ -42,10 +42,10 @@ def read_range(file: HubFile, start: int, stop: int) -> bytes:
                 if len(body) == stop - start:  # a server that knows no ranges would go on
                     break
         if len(body) < stop - start:
-            raise Passing(f"it ended after {len(body):,} of {stop - start:,} bytes")
+            raise TransientError(f"it ended after {len(body):,} of {stop - start:,} bytes")
         return bytes(body)
 
-    return file.patiently(attempt, lambda: len(body)) if stop > start else b""
+    return file.with_retries(attempt, lambda: len(body)) if stop > start else b""
 
 
 class RangeFile(io.RawIOBase):
@@ -172,7 +172,7 @@ def _is_at(descriptor: int, path: str) -> bool:
 _BLOCK = 1 << 20
 
 
-class Arrival(AbstractContextManager["Arrival"]):
+class PartialDownload(AbstractContextManager["PartialDownload"]):
     """The part file of one download. `size` counts what is here and hashed."""
 
     def __init__(self, path: str, file: RemoteFile, what: str) -> None:
@@ -207,15 +207,15 @@ class Arrival(AbstractContextManager["Arrival"]):
     def check(self) -> None:
         """All is here and is what the hub lists; what is wrong is forgotten, what is short may go on."""
         if self.size < self._file.size:
-            raise Passing(f"it ended after {self.size:,} of {self._file.size:,} bytes")
+            raise TransientError(f"it ended after {self.size:,} of {self._file.size:,} bytes")
         found = self._hash.hexdigest()
         if found != self._file.identity:
             raise self.refused(f"its hash is {found}, {self._file.identity} is listed")
 
-    def refused(self, problem: str) -> Passing:
+    def refused(self, problem: str) -> TransientError:
         """What came is not the file: start over, and say so where that does not help."""
         self.restart()
-        return Passing(problem, final=DownloadCorrupt(self._what, problem))
+        return TransientError(problem, final=DownloadCorrupt(self._what, problem))
 
     def _take_up(self) -> None:
         if os.fstat(self._out.fileno()).st_size > self._file.size:
@@ -253,15 +253,15 @@ def part_path(path: str) -> str:
 
 def download(file: HubFile, path: str) -> None:
     """Have a file at `path`. One process at a time may: see `forebay.hub.spool`."""
-    with Arrival(part_path(path), file.listed, file.what) as arrival:
-        file.patiently(_Fetching(file, arrival).attempt, lambda: arrival.size)
+    with PartialDownload(part_path(path), file.listed, file.what) as arrival:
+        file.with_retries(_Fetching(file, arrival).attempt, lambda: arrival.size)
     os.replace(part_path(path), path)
 
 
 class _Fetching:
     """The tries at one file. The tag of the first answer is remembered: pieces of two versions are not put together."""
 
-    def __init__(self, file: HubFile, arrival: Arrival) -> None:
+    def __init__(self, file: HubFile, arrival: PartialDownload) -> None:
         self._file, self._arrival = file, arrival
         self._tag: str | None = None
 

@@ -29,7 +29,7 @@ _ADVANCE = 1 << 20  # a try that brought so many new bytes was no failure
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class RetryPolicy:
     """`retries` after a first try, each up to `timeout` seconds without a byte; longer pauses from try to try."""
 
     retries: int = 5
@@ -44,7 +44,7 @@ class Patience:
         return min(self.longest_wait, self.first_wait * 2.0 ** (failures - 1)) * random.uniform(0.5, 1)
 
 
-class Passing(Exception):
+class TransientError(Exception):
     """Trouble that may pass. `asked` are the seconds that the hub wants to be left alone."""
 
     def __init__(self, problem: str, asked: float | None = None, final: ForebayError | None = None) -> None:
@@ -52,15 +52,15 @@ class Passing(Exception):
         super().__init__(problem)
 
 
-def patiently(
-    attempt: Callable[[], T], patience: Patience, endpoint: str, what: str, arrived: Callable[[], int] = lambda: 0
+def with_retries(
+    attempt: Callable[[], T], patience: RetryPolicy, endpoint: str, what: str, arrived: Callable[[], int] = lambda: 0
 ) -> T:
     """Try until it succeeds, or until it failed too often in a row; `arrived` tells how many bytes there are."""
     failures, most = 0, arrived()
     while True:
         try:
             return attempt()
-        except Passing as trouble:
+        except TransientError as trouble:
             failures = 1 if arrived() >= most + _ADVANCE else failures + 1
             most = max(most, arrived())
             if failures > patience.retries:
@@ -107,9 +107,9 @@ def is_address(endpoint: str) -> bool:
 
 @contextmanager
 def ask(
-    url: str, patience: Patience, endpoint: Endpoint, what: str, headers: Mapping[str, str] | None = None
+    url: str, patience: RetryPolicy, endpoint: Endpoint, what: str, headers: Mapping[str, str] | None = None
 ) -> Iterator[httpx2.Response]:
-    """An answer whose body is still to be read: 200, or 206 or 416 to a range. Trouble, also later, is `Passing`."""
+    """An answer whose body is still to be read: 200, or 206 or 416 to a range. Trouble, also later, is `TransientError`."""
     timeout = httpx2.Timeout(patience.timeout, connect=min(patience.timeout, _CONNECT_SECONDS))
     own = {"user-agent": _USER_AGENT, "accept-encoding": "identity", **_token_for(endpoint), **(headers or {})}
     if "authorization" in own and not _keeps_secrets(url):
@@ -123,11 +123,11 @@ def ask(
     except (OfflineModeIsEnabled, httpx2.UnsupportedProtocol, httpx2.InvalidURL) as error:
         raise HubUnreachable(endpoint.address, what, str(error)) from error
     except httpx2.RequestError as error:
-        raise Passing(f"{type(error).__name__}: {error}") from error
+        raise TransientError(f"{type(error).__name__}: {error}") from error
 
 
 def fetch(
-    url: str, patience: Patience, endpoint: Endpoint, what: str, largest: int = _LARGEST_ANSWER
+    url: str, patience: RetryPolicy, endpoint: Endpoint, what: str, largest: int = _LARGEST_ANSWER
 ) -> tuple[bytes, Mapping[str, str]]:
     """A small body, whole, and the headers it came with."""
 
@@ -140,10 +140,10 @@ def fetch(
                 if len(body) > largest:
                     raise HubUnreachable(endpoint.address, what, f"its answer is longer than {largest:,} bytes")
                 if time.monotonic() - started > patience.timeout:
-                    raise Passing(f"its answer took longer than {patience.timeout:g} seconds")
+                    raise TransientError(f"its answer took longer than {patience.timeout:g} seconds")
             return _decoded(bytes(body), response, endpoint.address, what, largest), response.headers
 
-    return patiently(attempt, patience, endpoint.address, what)
+    return with_retries(attempt, patience, endpoint.address, what)
 
 
 def _followed(
@@ -209,11 +209,11 @@ def _decoded(body: bytes, response: httpx2.Response, hub: str, what: str, larges
     try:
         plain = decoder.decompress(body, largest + 1)
     except zlib.error as error:
-        raise Passing(f"its answer cannot be decompressed: {error}") from error
+        raise TransientError(f"its answer cannot be decompressed: {error}") from error
     if len(plain) > largest:
         raise HubUnreachable(hub, what, f"its answer is longer than {largest:,} bytes when it is decompressed")
     if not decoder.eof:
-        raise Passing("its compressed answer breaks off")
+        raise TransientError("its compressed answer breaks off")
     return plain
 
 
@@ -224,7 +224,7 @@ def _check(response: httpx2.Response, endpoint: str, what: str) -> None:
     elsewhere = response.url.netloc != httpx2.URL(endpoint).netloc
     # Storage behind the hub refuses a signed address that is too old; the hub signs a new one when asked again.
     if status in _MAY_PASS or (elsewhere and status in (401, 403)):
-        raise Passing(f"HTTP {status} {response.reason_phrase}", asked=_asked_wait(response.headers))
+        raise TransientError(f"HTTP {status} {response.reason_phrase}", asked=_asked_wait(response.headers))
     problem = (
         response.headers.get("x-error-message", "")[:_LONGEST_MESSAGE] or f"HTTP {status} {response.reason_phrase}"
     )

@@ -9,7 +9,7 @@ import secrets
 from dataclasses import replace
 
 from forebay.errors import HubNotFound, HubUnreachable
-from forebay.hub.http import Patience
+from forebay.hub.http import RetryPolicy
 from forebay.hub.repository import HubFile, RemoteFile, Repository
 from forebay.hub.spool import take
 
@@ -24,10 +24,10 @@ def tokenizer_json(
     *,
     folder: str | None = None,
     endpoint: str | None = None,
-    patience: Patience | None = None,
+    patience: RetryPolicy | None = None,
 ) -> bytes:
     """The bytes of a model's `tokenizer.json`, checked; without the network, those that were seen last."""
-    repository = Repository(name, "model", endpoint, folder, patience or Patience())
+    repository = Repository(name, "model", endpoint, folder, patience or RetryPolicy())
     commit = newest_commit(repository, revision, _TOKENIZERS)
     file = repository.listing(commit).file(_TOKENIZER)
     if file is None:
@@ -63,10 +63,10 @@ def model_files(
     *,
     folder: str | None = None,
     endpoint: str | None = None,
-    patience: Patience | None = None,
+    patience: RetryPolicy | None = None,
 ) -> str:
     """The path of a folder of a model, or of one file; of a folder, the files whose names end in one of `wanted`."""
-    repository = Repository(name, "model", endpoint, folder, patience or Patience())
+    repository = Repository(name, "model", endpoint, folder, patience or RetryPolicy())
     commit = newest_commit(repository, None, _FILES)
     listed = [file for file in repository.listing(commit).files if _belongs(file, path, wanted)]
     if not listed:

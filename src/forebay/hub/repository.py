@@ -26,7 +26,7 @@ from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 
 from forebay.errors import HubNotFound, HubUnreachable
-from forebay.hub.http import Endpoint, Patience, address, ask, fetch, is_address, patiently
+from forebay.hub.http import Endpoint, RetryPolicy, address, ask, fetch, is_address, with_retries
 
 # Nothing that a hub names may lead out of a folder: a file on this disk is named by its hash, a link by its path.
 _Path = Annotated[str, msgspec.Meta(pattern=r"\A(?:(?!\.{1,2}(?:/|\Z))[^/\0]+(?:/(?!\Z)|\Z))+\Z", max_length=4096)]
@@ -151,7 +151,7 @@ class Repository:
     kind: Kind = "dataset"
     endpoint: str | None = None
     folder: str | None = None
-    patience: Patience = field(default_factory=Patience)
+    patience: RetryPolicy = field(default_factory=RetryPolicy)
     is_named: bool = True
 
     @property
@@ -293,5 +293,5 @@ class HubFile:
         url = self.repository.url(self.commit, self.listed.path)
         return ask(url, self.repository.patience, self.repository.asked, self.what, headers)
 
-    def patiently(self, attempt: Callable[[], T], arrived: Callable[[], int]) -> T:
-        return patiently(attempt, self.repository.patience, self.repository.address, self.what, arrived)
+    def with_retries(self, attempt: Callable[[], T], arrived: Callable[[], int]) -> T:
+        return with_retries(attempt, self.repository.patience, self.repository.address, self.what, arrived)

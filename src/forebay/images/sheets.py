@@ -107,17 +107,17 @@ def _shortened(text: str, kept: int) -> str:
     return f"{text[: kept - kept // 2]}…{text[-(kept // 2) :]}"
 
 
-LINES, MARKS = 16, 32  # a character is about twice as high as it is wide
+LINES, CHARS = 16, 32  # a character is about twice as high as it is wide
 SHADES = " ░▒▓█"  # from dark to bright
 PADDING = "·"
 MOSTLY = 0.1  # a mark with less content than this is padding
 
 
 def shaded(canvas: Planes, box: Box) -> tuple[str, ...]:
-    """A canvas `[3, size, size]` as `LINES` of `MARKS` characters."""
+    """A canvas `[3, size, size]` as `LINES` of `CHARS` characters."""
     size = canvas.shape[1]
     grey = Image.fromarray(np.ascontiguousarray(canvas.transpose(1, 2, 0))).convert("L")
-    levels = np.asarray(grey.resize((MARKS, LINES), Image.Resampling.BOX)).astype(np.int64) * len(SHADES) // 256
-    content = latent_weights([box], (size, size), (LINES, MARKS))[0]
+    levels = np.asarray(grey.resize((CHARS, LINES), Image.Resampling.BOX)).astype(np.int64) * len(SHADES) // 256
+    content = latent_weights([box], (size, size), (LINES, CHARS))[0]
     marks = np.where(content < MOSTLY, PADDING, np.array(list(SHADES))[levels])
     return tuple("".join(line) for line in marks)

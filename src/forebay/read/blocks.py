@@ -20,7 +20,7 @@ from forebay.errors import BlockTooLarge, ChunkCorrupt, ForebayError
 from forebay.format.chunk_decode import ChunkFile
 from forebay.format.codec import BlockOverLimit, CodecError
 from forebay.read.chunk_maps import Maps
-from forebay.read.locate import Place, runs
+from forebay.read.locate import RowLocations, runs
 
 Where = tuple[str, str]  # root, layer
 Blocks = NDArray[np.int64]  # numbers of blocks, counted over all chunks
@@ -40,7 +40,7 @@ class Checks:
         self._unchecked = int(self._first[-1])
         self._lock = threading.Lock()
 
-    def numbers(self, place: Place) -> Blocks:
+    def numbers(self, place: RowLocations) -> Blocks:
         """The block of every row."""
         blocks = place.rows // self._block_rows
         blocks += self._first[place.positions]
@@ -56,7 +56,7 @@ class Checks:
         positions = self._first.searchsorted(numbers, side="right") - 1
         return positions, numbers - self._first[positions]
 
-    def ensure(self, place: Place) -> None:
+    def ensure(self, place: RowLocations) -> None:
         """Check every block that these rows touch, unless it was."""
         if not self._unchecked:
             return
@@ -76,7 +76,7 @@ class Checks:
             raise self._corrupt_block(file, block)
         self._note_checked(np.array([number]))
 
-    def ensure_copies(self, place: Place, copies: Array) -> None:
+    def ensure_copies(self, place: RowLocations, copies: Array) -> None:
         """Check copies of rows that are blocks of their own, unless their blocks were."""
         if not self._unchecked:
             return

@@ -39,7 +39,7 @@ from forebay.format.sealed import unseal
 from forebay.read.blocks import BlockCache, BlockStatistics
 from forebay.read.chunk_maps import MAX_MAPS, Maps
 from forebay.read.column_readers import ColumnReader, Decoded, PresenceReader, column_reader
-from forebay.read.locate import ChunkFinder, Place
+from forebay.read.locate import ChunkFinder, RowLocations
 from forebay.recipe import RecipeDocument
 from forebay.store import Root, open_store
 from forebay.store.base import Missing, Store
@@ -280,7 +280,7 @@ class Cache:
         count = len(self._chunks)
         return min((maps.limit for maps in self._maps.values() if maps.limit < count), default=self._options.max_maps)
 
-    def _map(self, call: Any, places: list[Place]) -> list[Array | Ragged]:
+    def _map(self, call: Any, places: list[RowLocations]) -> list[Array | Ragged]:
         if self._options.threads < 2:
             return [call(place) for place in places]
         with ThreadPoolExecutor(self._options.threads) as pool:
@@ -297,9 +297,9 @@ class Cache:
             raise IndexError(f"row {wrong} of {len(self):,} in '{self.root}'")
         return numbers
 
-    def _place(self, numbers: NDArray[np.int64]) -> Place:
+    def _place(self, numbers: NDArray[np.int64]) -> RowLocations:
         positions = self._finder.find(numbers)
-        return Place(positions, numbers - self._starts[positions])
+        return RowLocations(positions, numbers - self._starts[positions])
 
     def _check_slices(
         self, columns: Sequence[str], numbers: NDArray[np.int64], firsts: NDArray[np.int64], length: int

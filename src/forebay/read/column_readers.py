@@ -24,7 +24,7 @@ from forebay.format.codec import CodecError
 from forebay.read.blocks import BlockCache, Blocks, Checks, Where
 from forebay.read.chunk_maps import Maps
 from forebay.read.gather import SHORT_ROW, Addresses, Edges, Window, value_addresses
-from forebay.read.locate import Place, cut_batches, slices, taken
+from forebay.read.locate import RowLocations, cut_batches, slices, taken
 
 
 class Decoded:
@@ -83,23 +83,23 @@ class CompressedReader:
         block_bytes = min(column.block_rows * column.item_bytes, 1 << 62)
         self._largest = np.full(len(rows), -1 if column.ragged else block_bytes, np.int64)  # -1: not looked up yet
 
-    def read(self, place: Place) -> Array | Ragged:
+    def read(self, place: RowLocations) -> Array | Ragged:
         if self._can_hold(place):
             (rows,) = self._gathered(place, max(1, len(place.rows)))
             return rows
         # So many blocks that they go before they are needed again, unless the rows of each come one after the other.
         by_block = np.argsort(self._checks.numbers(place), kind="stable")
-        ordered = Place(place.positions[by_block], place.rows[by_block])
+        ordered = RowLocations(place.positions[by_block], place.rows[by_block])
         return taken(join(list(self.read_batches(ordered, 1))), np.argsort(by_block))
 
-    def read_slices(self, place: Place, starts: NDArray[np.int64], length: int) -> Array:
+    def read_slices(self, place: RowLocations, starts: NDArray[np.int64], length: int) -> Array:
         rows = self.read(place)
         if isinstance(rows, Ragged):
             raise TypeError(f"'{self._column.name}' is ragged; slices are of columns whose rows have one shape")
         sliced: Array = rows[np.arange(len(rows))[:, None], starts[:, None] + np.arange(length)]
         return sliced
 
-    def read_batches(self, place: Place, size: int) -> Iterator[Array | Ragged]:
+    def read_batches(self, place: RowLocations, size: int) -> Iterator[Array | Ragged]:
         step = count = len(place.rows)
         while step > size and not all(self._can_hold(place.part(some)) for some in slices(count, step)):
             step = max(size, step // 2 // size * size)
@@ -107,7 +107,7 @@ class CompressedReader:
             part = place.part(some)
             yield from self._gathered(part, size) if size == 1 or step > size else [self.read(part)]
 
-    def _can_hold(self, place: Place) -> bool:
+    def _can_hold(self, place: RowLocations) -> bool:
         """Whether the blocks of some rows, decoded, fit into half of the memory for blocks."""
         room = self._blocks.limit // 2
         if len(place.rows) * self._largest_block(place.positions) <= room:
@@ -134,11 +134,11 @@ class CompressedReader:
         positions, within = self._checks.find_all(blocks)
         first = within * column.block_rows
         last = np.minimum(first + column.block_rows, self._rows[positions]) - 1
-        starts, _ = self._edges.of(Place(positions, first))
-        _, stops = self._edges.of(Place(positions, last))
+        starts, _ = self._edges.of(RowLocations(positions, first))
+        _, stops = self._edges.of(RowLocations(positions, last))
         return float((stops - starts).sum(dtype=np.float64)) * column.item_bytes
 
-    def _gathered(self, place: Place, size: int) -> Iterator[Array | Ragged]:
+    def _gathered(self, place: RowLocations, size: int) -> Iterator[Array | Ragged]:
         """The blocks of all these rows are held until the last batch was taken."""
         self._checks.ensure(place)
         found = self._find(place)
@@ -152,14 +152,14 @@ class CompressedReader:
             addresses = found.bases + place.rows * self._column.item_bytes
             yield from found.window.gather_batches(addresses, size, self._column.array_dtype, self._column.shape)
 
-    def views(self, place: Place) -> Iterator[Array]:
+    def views(self, place: RowLocations) -> Iterator[Array]:
         """Parts of decoded blocks."""
         for position, row in zip(place.positions.tolist(), place.rows.tolist(), strict=True):
             self._checks.ensure_row(position, row)
             yield self._view(position, row)
 
     def _view(self, position: int, row: int) -> Array:
-        place = Place(np.array([position]), np.array([row]))
+        place = RowLocations(np.array([position]), np.array([row]))
         found = self._find(place)
         (block,) = found.blocks
         if self._edges is None:
@@ -170,7 +170,7 @@ class CompressedReader:
             raise self._checks.outside(position)
         return block.values[int(starts[0]) - block.first : int(stops[0]) - block.first]
 
-    def _find(self, place: Place) -> _Found:
+    def _find(self, place: RowLocations) -> _Found:
         numbers, after, which = np.unique(self._checks.numbers(place)[::-1], return_index=True, return_inverse=True)
         order = np.argsort(-after)  # those that are not needed for longest come first, and go first when room is short
         name = self._column.name
@@ -202,17 +202,17 @@ class CompressedReader:
 
 
 class ColumnReader(Protocol):
-    def read(self, place: Place) -> Array | Ragged: ...
+    def read(self, place: RowLocations) -> Array | Ragged: ...
 
-    def read_slices(self, place: Place, starts: NDArray[np.int64], length: int) -> Array:
+    def read_slices(self, place: RowLocations, starts: NDArray[np.int64], length: int) -> Array:
         """Of every row of a fixed column, `length` items of its first axis from its own start on."""
         ...
 
-    def read_batches(self, place: Place, size: int) -> Iterator[Array | Ragged]:
+    def read_batches(self, place: RowLocations, size: int) -> Iterator[Array | Ragged]:
         """The same rows, so many at a time."""
         ...
 
-    def views(self, place: Place) -> Iterator[Array]:
+    def views(self, place: RowLocations) -> Iterator[Array]:
         """The same rows one by one, each checked as it is handed out; large ones are not copied."""
         ...
 
@@ -245,11 +245,11 @@ class PlainFixedReader:
         self._slices: dict[int, Addresses] = {}  # by length
         self._is_block = column.block_rows == 1
 
-    def read(self, place: Place) -> Array:
+    def read(self, place: RowLocations) -> Array:
         (rows,) = self.read_batches(place, max(1, len(place.rows)))
         return rows
 
-    def read_batches(self, place: Place, size: int) -> Iterator[Array]:
+    def read_batches(self, place: RowLocations, size: int) -> Iterator[Array]:
         ticket = self._maps.begin_reading()
         try:
             addresses = self._addresses.at(place.positions, place.rows * self._row_bytes)
@@ -260,7 +260,7 @@ class PlainFixedReader:
         finally:
             self._maps.end_reading(ticket)
 
-    def read_slices(self, place: Place, starts: NDArray[np.int64], length: int) -> Array:
+    def read_slices(self, place: RowLocations, starts: NDArray[np.int64], length: int) -> Array:
         """Blocks are checked whole when they are first touched; after that only the slices are."""
         item_bytes = self._row_bytes // self._shape[0]
         items = self._slices.get(length)
@@ -274,10 +274,10 @@ class PlainFixedReader:
         finally:
             self._maps.end_reading(ticket)
 
-    def views(self, place: Place) -> Iterator[Array]:
+    def views(self, place: RowLocations) -> Iterator[Array]:
         yield from self.read(place)
 
-    def _checked(self, place: Place, size: int, batches: Iterator[Array]) -> Iterator[Array]:
+    def _checked(self, place: RowLocations, size: int, batches: Iterator[Array]) -> Iterator[Array]:
         """Large rows are blocks of their own: their copies, still warm, are checked before they are handed out."""
         for some, rows in zip(slices(len(place.rows), size), batches, strict=True):
             self._checks.ensure_copies(place.part(some), rows)
@@ -296,7 +296,7 @@ class PlainRaggedReader:
             maps, len(rows), lambda file: file.flat(column.name), checks.outside, column.item_bytes
         )
 
-    def read(self, place: Place) -> Ragged:
+    def read(self, place: RowLocations) -> Ragged:
         self._checks.ensure(place)
         ticket = self._maps.begin_reading()
         try:
@@ -309,13 +309,13 @@ class PlainRaggedReader:
         finally:
             self._maps.end_reading(ticket)
 
-    def read_batches(self, place: Place, size: int) -> Iterator[Array | Ragged]:
+    def read_batches(self, place: RowLocations, size: int) -> Iterator[Array | Ragged]:
         yield from cut_batches(self.read(place), size)
 
-    def read_slices(self, place: Place, starts: NDArray[np.int64], length: int) -> Array:
+    def read_slices(self, place: RowLocations, starts: NDArray[np.int64], length: int) -> Array:
         raise TypeError(f"'{self._column.name}' is ragged; slices are of columns whose rows have one shape")
 
-    def views(self, place: Place) -> Iterator[Array]:
+    def views(self, place: RowLocations) -> Iterator[Array]:
         """Parts of the mapped files: a map stays for as long as anything holds a view of it."""
         ticket = self._maps.begin_reading()
         try:
@@ -333,7 +333,7 @@ class PlainRaggedReader:
         addresses = value_addresses(bases, starts, ends, self._column.item_bytes)
         return self._values.gather(addresses, self._column.array_dtype, self._column.shape)
 
-    def _by_row(self, place: Place, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> Array:
+    def _by_row(self, place: RowLocations, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> Array:
         values = np.empty((int(ends[-1]), *self._column.shape), self._column.array_dtype)
         name = self._column.name
         flats = {position: self._maps.get(position).flat(name) for position in set(place.positions.tolist())}
@@ -355,20 +355,20 @@ class PresenceReader:
         self._rows = rows
         self._seen = np.full(len(rows), _UNSEEN, np.uint8)
 
-    def read(self, place: Place) -> Array | Ragged:
+    def read(self, place: RowLocations) -> Array | Ragged:
         most = self._seen[place.positions].max(initial=_WHOLE)
         if most == _UNSEEN:
             self._look_through(place.positions)
             most = self._seen[place.positions].max()
         return self._bits.read(place) if most == _PARTIAL else np.ones(len(place.rows), np.bool_)
 
-    def read_slices(self, place: Place, starts: NDArray[np.int64], length: int) -> Array:
+    def read_slices(self, place: RowLocations, starts: NDArray[np.int64], length: int) -> Array:
         return self._bits.read_slices(place, starts, length)
 
-    def read_batches(self, place: Place, size: int) -> Iterator[Array | Ragged]:
+    def read_batches(self, place: RowLocations, size: int) -> Iterator[Array | Ragged]:
         return (self.read(place.part(some)) for some in slices(len(place.rows), size))
 
-    def views(self, place: Place) -> Iterator[Array]:
+    def views(self, place: RowLocations) -> Iterator[Array]:
         return self._bits.views(place)
 
     def _look_through(self, positions: NDArray[np.int64]) -> None:
@@ -379,4 +379,6 @@ class PresenceReader:
         """Some rows at a time: how many there are is only believed once the first of them open the chunk."""
         count = int(self._rows[position])
         pieces = (np.arange(at, min(at + _PIECE_ROWS, count)) for at in range(0, count, _PIECE_ROWS))
-        return all(np.asarray(self._bits.read(Place(np.full(len(rows), position), rows))).all() for rows in pieces)
+        return all(
+            np.asarray(self._bits.read(RowLocations(np.full(len(rows), position), rows))).all() for rows in pieces
+        )

@@ -24,7 +24,7 @@ from forebay.columns import Array
 from forebay.errors import ChunkCorrupt
 from forebay.format.chunk_decode import ChunkFile
 from forebay.read.chunk_maps import Maps
-from forebay.read.locate import Place, by_position
+from forebay.read.locate import RowLocations, by_position
 
 SHORT_ROW = 64  # values, on average, up to which a ragged row is copied value by value
 _TOGETHER = 1024 * 1024  # bytes up to which several batches are copied in one call
@@ -177,7 +177,7 @@ class Edges:
         self._maps = maps
         self._pairs = Addresses(maps, count, lambda file: file.offsets(column), outside, 2 * _EDGE_BYTES)
 
-    def of(self, place: Place) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def of(self, place: RowLocations) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         ticket = self._maps.begin_reading()
         try:
             pairs = self._pairs.at(place.positions, place.rows * _EDGE_BYTES)

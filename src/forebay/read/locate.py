@@ -42,14 +42,14 @@ class ChunkFinder:
         return self._starts.searchsorted(rows, side="right") - 1
 
 
-class Place(NamedTuple):
+class RowLocations(NamedTuple):
     """Where some rows are: the position of their chunk among the cache's chunks, and their row in it."""
 
     positions: NDArray[np.int64]
     rows: NDArray[np.int64]
 
-    def part(self, some: slice) -> "Place":
-        return Place(self.positions[some], self.rows[some])
+    def part(self, some: slice) -> "RowLocations":
+        return RowLocations(self.positions[some], self.rows[some])
 
 
 def cut_batches(rows: Array | Ragged, size: int) -> Iterator[Array | Ragged]:

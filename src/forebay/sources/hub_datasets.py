@@ -18,7 +18,7 @@ import msgspec
 
 from forebay.columns import Array
 from forebay.errors import SourceInvalid, SourceUnreadable
-from forebay.hub import HubFile, Patience, RangeFile, RemoteFile, Repository, clear, parquet_shards, sweep, take
+from forebay.hub import HubFile, RangeFile, RemoteFile, Repository, RetryPolicy, clear, parquet_shards, sweep, take
 from forebay.source import Failure, Part, Sample, Source, SourceFile, Unit
 from forebay.sources.parquet_rows import ParquetFile, check_footer, open_parquet, read_rows, row_cuts, row_group_ends
 
@@ -59,7 +59,7 @@ class HubSource(Source):
     commit: str
     endpoint: str | None = None
     spool: str | None = None
-    patience: Patience = field(default_factory=Patience)
+    patience: RetryPolicy = field(default_factory=RetryPolicy)
     is_named: bool = True  # by the user in this process, and not by a cache: only then a token goes to its endpoint
 
     def describe(self) -> Mapping[str, Any]:
@@ -106,7 +106,7 @@ class HubSource(Source):
         shard = _shard_at(self, self._remote(part.file.path))
         yield from read_rows(shard.parquet, self.text, part)
         if part.stop == shard.parquet.metadata.num_rows:
-            let_go()
+            release()
 
     def glance(self, part: Part) -> Iterable[Sample | Failure]:
         remote, seen = self._remote(part.file.path), 0
@@ -156,7 +156,7 @@ def hub(
     is what every builder reads. A shard is downloaded with `download_retries` more tries after a failure, each given up
     after `download_timeout` seconds without a byte.
     """
-    patience = Patience(download_retries, download_timeout)
+    patience = RetryPolicy(download_retries, download_timeout)
     commit = Repository(name, "dataset", endpoint, patience=patience).commit(revision)
     folder = None if spool is None else os.path.abspath(spool)
     return HubSource(name, subset, split, text, commit, endpoint, folder, patience)
@@ -237,13 +237,13 @@ _planned_spools: set[str] = set()  # of sources whose files this process listed:
 def _shard_at(source: HubSource, remote: RemoteFile) -> _Shard:
     """A shard on this disk: the one at hand, or another in its place. The old one goes before the new one comes."""
     if _at_hand and _at_hand[0].owner != (source, remote):
-        let_go()
+        release()
     if not _at_hand:
         _at_hand.append(_Shard(source, remote))
     return _at_hand[0]
 
 
-def let_go() -> None:
+def release() -> None:
     """Remove the shard at hand, unless another process reads it."""
     while _at_hand:
         _at_hand.pop().remove()
@@ -252,6 +252,6 @@ def let_go() -> None:
 @atexit.register
 def leave_nothing() -> None:
     """At the end of a builder its workers are gone, killed as they held their shards: those go too."""
-    let_go()
+    release()
     for folder in _planned_spools:
         clear(folder)

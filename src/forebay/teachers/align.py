@@ -212,7 +212,7 @@ def _asked_again(cache: Cache, kept: RecipeDocument, recipe: TeacherRecipe, most
             found = (_difference(column.name, again.columns, stored, column.dtype) for column in kept.columns)
             problems |= dict.fromkeys(problem for problem in found if problem)
     finally:
-        recipe.let_go()
+        recipe.release()
     return _Again(count, tuple(problems))
 
 

@@ -60,7 +60,7 @@ def _size(arrays: Mapping[str, Array]) -> int:
 
 
 @dataclass(slots=True, eq=False)
-class Seated:
+class LoadedTeacher:
     """A loaded teacher, and what happened since."""
 
     name: str
@@ -98,18 +98,18 @@ class Seated:
 @dataclass(slots=True)
 class _Slot:
     key: Hashable = None
-    seated: Seated | None = None
+    seated: LoadedTeacher | None = None
 
 
 _slot = _Slot()
 
 
-def seat(teacher: Teacher, device: str, dtype: str, memo_bytes: int) -> Seated:
+def load_once(teacher: Teacher, device: str, dtype: str, memo_bytes: int) -> LoadedTeacher:
     """The teacher, loaded now unless it is the one that is."""
     key = (teacher, device, dtype, tuple(sorted(teacher.files().items())))
     if _slot.seated is None or _slot.key != key:
         unload()
-        _slot.seated = Seated(teacher.tag(), device, teacher.load(device, dtype), Memo(memo_bytes))
+        _slot.seated = LoadedTeacher(teacher.tag(), device, teacher.load(device, dtype), Memo(memo_bytes))
         _slot.key = key
     return _slot.seated
 
@@ -132,7 +132,7 @@ NO_BUCKETS = np.zeros(1, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
-class Asking:
+class BatchedForward:
     """How a teacher is asked: what of a recipe shapes a batch and what becomes of its results."""
 
     outputs: Mapping[str, tuple[Output, Dtype]]
@@ -142,7 +142,9 @@ class Asking:
     together: bool  # all timesteps in one batch
     seed: int
 
-    def ask(self, seated: Seated, samples: Samples, rows: Sequence[int]) -> tuple[dict[str, Array], dict[int, str]]:
+    def run(
+        self, seated: LoadedTeacher, samples: Samples, rows: Sequence[int]
+    ) -> tuple[dict[str, Array], dict[int, str]]:
         """The results for some rows, in order: `(rows, [buckets,] *shape)` per output.
 
         And where among them a number is NaN or infinite as it would be stored: position -> in which output and when.
@@ -161,7 +163,7 @@ class Asking:
                 found[name][some] = values if self.buckets else values[:, 0]
         return found, bad
 
-    def _ask_batch(self, seated: Seated, samples: Samples, rows: Sequence[int]) -> dict[str, Array]:
+    def _ask_batch(self, seated: LoadedTeacher, samples: Samples, rows: Sequence[int]) -> dict[str, Array]:
         filled = [*rows, *[rows[-1]] * (self.batch_size - len(rows))]
         every = np.arange(len(self.buckets)) if self.buckets else NO_BUCKETS
         turns = [every] if self.together else [every[turn : turn + 1] for turn in range(len(every))]
@@ -169,7 +171,7 @@ class Asking:
         return {name: np.concatenate([one[name] for one in made], axis=1)[: len(rows)] for name in self.outputs}
 
     def _forward(
-        self, seated: Seated, samples: Samples, rows: Sequence[int], buckets: NDArray[np.int64]
+        self, seated: LoadedTeacher, samples: Samples, rows: Sequence[int], buckets: NDArray[np.int64]
     ) -> dict[str, Array]:
         """One forward, every sample at each of these buckets: `(rows, buckets, *shape)` per output."""
         batch = self.batch(samples, np.repeat(rows, len(buckets)), np.tile(buckets, len(rows)))
@@ -209,7 +211,7 @@ class Asking:
         return bad
 
 
-def _answer(seated: Seated, batch: Batch) -> Mapping[str, Array]:
+def _answer(seated: LoadedTeacher, batch: Batch) -> Mapping[str, Array]:
     """What a teacher says; an error of a library gets the sample and the moment it came at."""
     try:
         return seated(batch)

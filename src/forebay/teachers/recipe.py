@@ -11,7 +11,7 @@ import numpy as np
 from forebay.columns import Array, Column, Columns, Dtype, Ragged
 from forebay.errors import RecipeInvalid, TeacherUnusable
 from forebay.recipe import Rows
-from forebay.teachers.batched_forward import Asking, Seated, fit_batch, seat, unload
+from forebay.teachers.batched_forward import BatchedForward, LoadedTeacher, fit_batch, load_once, unload
 from forebay.teachers.built_in import T5, Clip, Latents
 from forebay.teachers.model_files import is_on_hub
 from forebay.teachers.protocol import Output, Teacher, known_teacher, runner
@@ -168,13 +168,13 @@ class TeacherRecipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             return Rows(columns, samples.failures, counts, samples.present)
         if seated is None:
             return Rows(self._spread({}, [], len(samples)), samples.failures, {}, samples.present)
-        made, bad = self._asking().ask(seated, samples, asked)
+        made, bad = self._asking().run(seated, samples, asked)
         samples = samples.without({asked[at]: detail for at, detail in bad.items()})
         good = [at for at in range(len(asked)) if at not in bad]
         kept = {name: values[good] for name, values in made.items()} if bad else made
         return Rows(self._spread(kept, [asked[at] for at in good], len(samples)), samples.failures, {}, samples.present)
 
-    def let_go(self) -> tuple[str, ...]:
+    def release(self) -> tuple[str, ...]:
         return unload()
 
     def _check_size(self, rows: int) -> None:
@@ -204,12 +204,12 @@ class TeacherRecipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         asking = self._asking(size)
         if not self.batch_timesteps:
             asking = replace(asking, buckets=self.buckets[:1])
-        return len(asking.ask(self._seat(), samples, [row] * size)[1])
+        return len(asking.run(self._seat(), samples, [row] * size)[1])
 
     def _check_finite(self, samples: Samples, size: int) -> None:
         """Refuse a model that gives no finite number for any of the first samples, before the layer is begun."""
         rows = np.flatnonzero(samples.present).tolist()
-        _, bad = self._asking(size).ask(self._seat(), samples, rows)
+        _, bad = self._asking(size).run(self._seat(), samples, rows)
         if len(bad) == len(rows) > 1:
             raise TeacherUnusable(
                 self.default_layer,
@@ -217,8 +217,8 @@ class TeacherRecipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
                 f"store in a wider type (dtype is {self.dtype}, stored is {self.stored})",
             )
 
-    def _seat(self) -> Seated:
-        return seat(self.model, self.device, self.dtype, self.memo_bytes)
+    def _seat(self) -> LoadedTeacher:
+        return load_once(self.model, self.device, self.dtype, self.memo_bytes)
 
     def _samples(self, rows: Columns) -> Samples:
         prompts = Prompts(self.prompt_column, self.prompt_key) if self.model.prompted else None
@@ -227,8 +227,8 @@ class TeacherRecipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     def _outputs(self) -> dict[str, tuple[Output, Dtype]]:
         return {output.name: (output, output.dtype or self.stored) for output in self.model.outputs()}
 
-    def _asking(self, batch_size: int | None = None) -> Asking:
-        return Asking(
+    def _asking(self, batch_size: int | None = None) -> BatchedForward:
+        return BatchedForward(
             outputs=self._outputs(),
             inputs=self.model.inputs(),
             buckets=self.buckets,

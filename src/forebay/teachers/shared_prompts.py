@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike
 from forebay.columns import DTYPES, Array, Column, Dtype, Ragged
 from forebay.errors import ColumnNotFound
 from forebay.read.cache import Cache
-from forebay.teachers.batched_forward import Asking, Seated
+from forebay.teachers.batched_forward import BatchedForward, LoadedTeacher
 from forebay.teachers.protocol import Output
 from forebay.teachers.teacher_samples import HOLDER, Samples, prompt_hash
 
@@ -32,7 +32,7 @@ def shared_columns(outputs: Mapping[str, tuple[Output, Dtype]], name: str) -> tu
 
 
 def shared_rows(
-    asking: Asking, seated: Seated | None, samples: Samples, name: str
+    asking: BatchedForward, seated: LoadedTeacher | None, samples: Samples, name: str
 ) -> tuple[dict[str, Array | Ragged], Samples]:
     """The columns of a chunk, and its samples less those whose numbers are not finite.
 
@@ -58,7 +58,7 @@ def shared_rows(
 
 
 def _answers(
-    asking: Asking, seated: Seated, samples: Samples, first: Mapping[str, int]
+    asking: BatchedForward, seated: LoadedTeacher, samples: Samples, first: Mapping[str, int]
 ) -> tuple[dict[str, Mapping[str, Array]], dict[str, str]]:
     """What was made of every prompt, now or for an earlier chunk; and of which prompts it is not finite, and where."""
     seated.begin((asking.batch_size, tuple(dtype for _, dtype in asking.outputs.values())))
@@ -68,7 +68,7 @@ def _answers(
     wanted = {prompt: row for prompt, row in first.items() if prompt not in known}
     bad: dict[str, str] = {}
     if wanted:
-        made, not_finite = asking.ask(seated, samples, list(wanted.values()))
+        made, not_finite = asking.run(seated, samples, list(wanted.values()))
         for at, prompt in enumerate(wanted):
             if at in not_finite:
                 bad[prompt] = not_finite[at]
@@ -79,7 +79,7 @@ def _answers(
     return known, bad
 
 
-def _seats_agree(asking: Asking, seated: Seated, samples: Samples, row: int) -> bool:
+def _seats_agree(asking: BatchedForward, seated: LoadedTeacher, samples: Samples, row: int) -> bool:
     """Whether a prompt gives the same bits in every seat of a batch, tried once after a teacher is loaded.
 
     Only then may what another chunk computed stand for what this one would: bytes must not depend on the memo. Bits are
@@ -87,7 +87,7 @@ def _seats_agree(asking: Asking, seated: Seated, samples: Samples, row: int) -> 
     """
     if seated.seats_agree is None:
         wide = {name: (output, output.dtype or "float32") for name, (output, _) in asking.outputs.items()}
-        made, _ = replace(asking, outputs=wide).ask(seated, samples, [row] * asking.batch_size)
+        made, _ = replace(asking, outputs=wide).run(seated, samples, [row] * asking.batch_size)
         bits = [values.reshape(len(values), -1).view(np.uint8) for values in made.values()]
         seated.seats_agree = all(bool((seats == seats[:1]).all()) for seats in bits)
     return seated.seats_agree

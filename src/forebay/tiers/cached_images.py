@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any, get_args
 
-from forebay.building.begin import settle
+from forebay.building.begin import resolve_recipe
 from forebay.errors import TierDamaged, TierUnusable, is_url
 from forebay.format.sealed import hmac_key
 from forebay.recipe import check_recipe
@@ -63,7 +63,7 @@ class CachedImages:
         _check_given(source, recipe, l2)
         check_recipe(recipe)
         self.source = source
-        self.recipe, _ = settle(None, source, recipe, recipe.kind)
+        self.recipe, _ = resolve_recipe(None, source, recipe, recipe.kind)
         self.l2 = None if l2 is None else os.path.abspath(l2)
         self._l1_bytes, self._max_bytes, self._queue_bytes = as_bytes(l1), as_bytes(max_bytes), as_bytes(queue_bytes)
         self._when_full, self._unreadable = when_full, unreadable

@@ -270,10 +270,10 @@ class Environment:
         """How many places in the table of readers belonged to processes that are gone."""
         return int(self._asked(lmdb.Environment.reader_check))
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Before a fork: wait until no transaction is open, let none begin, and have nothing of LMDB's open."""
         self._gate.shut()
-        self._handle.let_go()
+        self._handle.release()
 
     def resume(self) -> None:
         """After a fork, in the parent."""
@@ -362,7 +362,7 @@ def _before_fork() -> None:
     _forking.acquire()
     _held.extend(environment for environment in _environments if environment.close.alive)
     for environment in _held:
-        environment.let_go()
+        environment.release()
 
 
 def _after_fork_in_parent() -> None:

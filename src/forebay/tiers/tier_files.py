@@ -58,7 +58,7 @@ class Handle:
         if size < 2 * self.page_size:
             raise TierDamaged(self._path, f"its file has {size:,} bytes")
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Have nothing of LMDB's open; nobody else may open or remove the files for all that."""
         with suppress(TierDamaged):
             self.check_length()

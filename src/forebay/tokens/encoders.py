@@ -192,7 +192,7 @@ def first_difference(one: Encoder, other: Encoder, texts: Sequence[str]) -> str 
     return None
 
 
-SHOWN_MARKS = 60
+SHOWN_CHARS = 60
 
 
 def choose_encoder(
@@ -228,5 +228,5 @@ def _trouble_with_fastokens(vocabulary: Vocabulary, texts: Sequence[str]) -> str
         return error.problem
     if differing is None:
         return None
-    shown = differing if len(differing) <= SHOWN_MARKS else differing[:SHOWN_MARKS] + "…"
+    shown = differing if len(differing) <= SHOWN_CHARS else differing[:SHOWN_CHARS] + "…"
     return f"fastokens {encoder_version('fastokens')} gives other ids than the reference for {shown!r}"

@@ -183,7 +183,7 @@ class TokenRecipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         """The tokenizer, where it would be fetched."""
         return (self.tokenizer,) if is_on_hub(self.tokenizer) else ()
 
-    def get_ready(self) -> None:
+    def preload(self) -> None:
         """Load the encoder that will most likely be used."""
         likely: EncoderName = "fastokens" if is_installed("fastokens") else "tokenizers"
         open_encoder(likely if self.encoder == "auto" else self.encoder, self.vocabulary())

@@ -11,7 +11,6 @@ try:
 except ModuleNotFoundError as missing:
     raise ModuleNotFoundError("forebay.torch needs PyTorch: pip install 'forebay[torch]'", name="torch") from missing
 if TYPE_CHECKING:
-    from forebay.compat.pt_import import import_old
     from forebay.feeding.mixture import Ingredient, Mixture
     from forebay.feeding.mixture_file import open_mixture
     from forebay.feeding.selection import Split, Where
@@ -55,11 +54,10 @@ _HOMES = {
     "ImageBatch": "forebay.torch.images.image_batch",
     **dict.fromkeys(("Canvases", "JointTransform"), "forebay.torch.images.joint"),
     "LetterboxModule": "forebay.torch.images.model_input",
-    "Loader": "forebay.torch.loader",
-    **dict.fromkeys(("Ingredient", "Mixture", "change_weights"), "forebay.feeding.mixture"),
+    **dict.fromkeys(("Loader", "change_weights"), "forebay.torch.loader"),
+    **dict.fromkeys(("Ingredient", "Mixture"), "forebay.feeding.mixture"),
     "open_mixture": "forebay.feeding.mixture_file",
     "normalize_on_device": "forebay.torch.images.model_input",
-    "import_old": "forebay.compat.pt_import",
     **dict.fromkeys(("Split", "Where"), "forebay.feeding.selection"),
     "Schedule": "forebay.torch.schedule",
     **dict.fromkeys(("Located", "Stream"), "forebay.feeding.stream"),
@@ -71,7 +69,7 @@ __all__ = [
     "Ingredient", "JointTransform", "Leak", "LetterboxModule", "Loader", "Located", "MaskedViTBlock",
     "Mixture", "PackedSelfAttention", "PaddingLeak", "PortableBlockMask", "Schedule", "SeedAttention", "ShuffleQuality",
     "Split", "Stream", "TorchFeatures", "Transform", "Where", "Window", "causal_block_mask", "change_weights",
-    "document_block_mask", "document_leaks", "features", "image_block_mask", "import_old", "normalize_on_device",
+    "document_block_mask", "document_leaks", "features", "image_block_mask", "normalize_on_device",
     "open_mixture", "padding_leaks", "prefix_block_mask",
 ]  # fmt: skip
 

@@ -23,8 +23,8 @@ import torch
 from forebay import torch as names
 from forebay.columns import Array
 from forebay.feeding.arguments import checked_names
-from forebay.feeding.prefetch import Making, batch_bytes, gather_batches, suitable_threads, view_rows
-from forebay.feeding.stream import TRAINED_ON, Located, Read, Stream, Weights
+from forebay.feeding.prefetch import BatchMaker, batch_bytes, gather_batches, suitable_threads, view_rows
+from forebay.feeding.stream import PACKED_COLUMNS, Located, Read, Stream, Weights
 from forebay.masks.documents import LabelStyle
 from forebay.order.bijection import Numbers, key_of
 from forebay.order.coins import Coins, Words, row_keys, sample_keys
@@ -34,7 +34,7 @@ from forebay.torch.batches import (
     Batch,
     Buffers,
     Derived,
-    Training,
+    PackedTargets,
     plain_batch,
     refuse_without_training,
     training_batch,
@@ -128,7 +128,7 @@ def checked_batch(batch: Batch) -> Batch:
 
 
 @dataclass(frozen=True, slots=True)
-class Deriving:
+class ColumnBatches:
     """Batches of columns."""
 
     columns: tuple[str, ...] | None
@@ -149,7 +149,7 @@ class Deriving:
 
 
 @dataclass(frozen=True, slots=True)
-class Collating:
+class CollatedBatches:
     """Batches that a collate makes, and further columns as they are stored."""
 
     collate: Collate
@@ -199,7 +199,7 @@ class BatchKind:
     threads: int
     row_bytes: int
     collate: Collate | None
-    making: Callable[[Buffers, Transform | None], Making]
+    making: Callable[[Buffers, Transform | None], BatchMaker]
 
 
 def batch_kind(
@@ -219,8 +219,8 @@ def batch_kind(
     if collate is not None:
         refuse_without_training(labels, derive)
         return _collated(collate, columns or (), caches)
-    if columns is None and all(set(TRAINED_ON) <= set(cache.columns) for cache in caches):
-        return _training(Training(labels, derive, _pad(caches[0])), caches)
+    if columns is None and all(set(PACKED_COLUMNS) <= set(cache.columns) for cache in caches):
+        return _training(PackedTargets(labels, derive, _pad(caches[0])), caches)
     refuse_without_training(labels, derive)
     return _plain(columns or caches[0].default_columns, caches)
 
@@ -239,29 +239,29 @@ def _pad(cache: Cache) -> int:
 def _collated(collate: Collate, further: tuple[str, ...], caches: Sequence[Cache]) -> BatchKind:
     check_caches(collate, caches)
 
-    def making(buffers: Buffers, transform: Transform | None) -> Making:
-        return Collating(collate, further, transform, buffers)
+    def making(buffers: Buffers, transform: Transform | None) -> BatchMaker:
+        return CollatedBatches(collate, further, transform, buffers)
 
     row_bytes = collate.row_bytes + (batch_bytes(caches[0], further, 1) if further else 0)
     return BatchKind((*collate.columns, *further), _COLLATING_THREADS, row_bytes, collate, making)
 
 
-def _training(training: Training, caches: Sequence[Cache]) -> BatchKind:
-    def making(buffers: Buffers, transform: Transform | None) -> Making:
+def _training(training: PackedTargets, caches: Sequence[Cache]) -> BatchKind:
+    def making(buffers: Buffers, transform: Transform | None) -> BatchMaker:
         def derive(read: Read, weights: Weights | None) -> Batch:
             return training_batch(read, training, buffers, weights)
 
-        return Deriving(TRAINED_ON, derive, transform)
+        return ColumnBatches(PACKED_COLUMNS, derive, transform)
 
-    row_bytes = batch_bytes(caches[0], TRAINED_ON, 1, derived=2 + len(training.derive))
-    return BatchKind(TRAINED_ON, suitable_threads(caches, TRAINED_ON), row_bytes, None, making)
+    row_bytes = batch_bytes(caches[0], PACKED_COLUMNS, 1, derived=2 + len(training.derive))
+    return BatchKind(PACKED_COLUMNS, suitable_threads(caches, PACKED_COLUMNS), row_bytes, None, making)
 
 
 def _plain(columns: tuple[str, ...], caches: Sequence[Cache]) -> BatchKind:
-    def making(buffers: Buffers, transform: Transform | None) -> Making:
+    def making(buffers: Buffers, transform: Transform | None) -> BatchMaker:
         def derive(read: Read, weights: Weights | None) -> Batch:
             return plain_batch(read, buffers)
 
-        return Deriving(columns, derive, transform)
+        return ColumnBatches(columns, derive, transform)
 
     return BatchKind(columns, suitable_threads(caches, columns), batch_bytes(caches[0], columns, 1), None, making)

@@ -105,7 +105,7 @@ _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
 
 @dataclass(frozen=True, slots=True)
-class Training:
+class PackedTargets:
     """What a batch of a token cache holds beside `tokens` and `seq_lens`."""
 
     labels: LabelStyle | None = "next"
@@ -122,7 +122,7 @@ class Training:
 
 def refuse_without_training(labels: LabelStyle | None, derive: Sequence[Derived]) -> None:
     """Other batches have neither labels nor positions: what was asked for beyond the defaults would be left out."""
-    usual = Training()
+    usual = PackedTargets()
     asked = {"labels": labels not in (None, usual.labels), "derive": tuple(derive) not in ((), usual.derive)}
     left_out = [name for name, is_asked in asked.items() if is_asked]
     if left_out:
@@ -144,7 +144,7 @@ def plain_batch(read: Read, buffers: Buffers) -> Batch:
     return batch
 
 
-def training_batch(read: Read, training: Training, buffers: Buffers, weights: Weights | None = None) -> Batch:
+def training_batch(read: Read, training: PackedTargets, buffers: Buffers, weights: Weights | None = None) -> Batch:
     """The tensors that a language model is trained on; a row of weight 0 is a row of padding."""
     tokens, lengths = read["tokens"], read["seq_lens"]
     assert not isinstance(tokens, Ragged)
@@ -181,7 +181,7 @@ def padded_lengths(lengths: Ragged) -> Array:
     return padded
 
 
-def _derived(tokens: Array, seq_lens: Array, training: Training, buffers: Buffers) -> Batch:
+def _derived(tokens: Array, seq_lens: Array, training: PackedTargets, buffers: Buffers) -> Batch:
     found: dict[str, Array] = {}
     if training.labels is None and not training.derive:
         return {}

@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 from forebay.errors import ColumnNotFound
 from forebay.feeding.arguments import checked_cache, checked_names, checked_rule
 from forebay.feeding.prefetch import view_rows
-from forebay.feeding.stream import TRAINED_ON, Located, Rule
+from forebay.feeding.stream import PACKED_COLUMNS, Located, SelectionRule
 from forebay.masks.documents import LabelStyle
 from forebay.order.bijection import Numbers
 from forebay.order.coins import Coins
@@ -31,7 +31,7 @@ from forebay.torch.assemble import (
     checked_batch,
     row_coins,
 )
-from forebay.torch.batches import Batch, Buffers, Training, plain_batch, refuse_without_training, training_batch
+from forebay.torch.batches import Batch, Buffers, PackedTargets, plain_batch, refuse_without_training, training_batch
 
 Row = dict[str, Tensor]
 
@@ -56,7 +56,7 @@ class CacheDataset(Dataset[Row]):
         self,
         cache: Cache,
         *,
-        selection: Rule | None = None,
+        selection: SelectionRule | None = None,
         columns: Sequence[str] | None = None,
         labels: LabelStyle | None = "next",
         derive: Sequence[Literal["positions", "document_ids"]] = ("positions",),
@@ -75,8 +75,8 @@ class CacheDataset(Dataset[Row]):
         if collate is not None:
             check_caches(collate, [cache])
             check_rows(collate, cache, self._selection)
-        trains = collate is None and columns is None and set(TRAINED_ON) <= set(cache.columns)
-        self._columns = TRAINED_ON if trains else columns
+        trains = collate is None and columns is None and set(PACKED_COLUMNS) <= set(cache.columns)
+        self._columns = PACKED_COLUMNS if trains else columns
         self._training = _row_training(labels, checked_names("derive", derive)) if trains else None
         if not trains:
             refuse_without_training(labels, derive)
@@ -151,12 +151,12 @@ def _checked_names(names: Mapping[str, str]) -> dict[str, str]:
     return dict(names)
 
 
-def _row_training(labels: LabelStyle | None, derive: Sequence[Literal["positions", "document_ids"]]) -> Training:
+def _row_training(labels: LabelStyle | None, derive: Sequence[Literal["positions", "document_ids"]]) -> PackedTargets:
     if "cu_seqlens" in derive:
         raise ValueError(
             "cu_seqlens is of a whole batch and no part of a row; derive it from seq_lens, or use a Loader"
         )
-    return Training(labels, tuple(derive))
+    return PackedTargets(labels, tuple(derive))
 
 
 def _split(batch: Batch, name: str) -> Sequence[Tensor]:

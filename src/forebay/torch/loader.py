@@ -25,13 +25,13 @@ from forebay.feeding.arguments import (
 )
 from forebay.feeding.growth import Growing
 from forebay.feeding.mixture import Mixture
-from forebay.feeding.prefetch import Feed, Pace, Runs, batch_bytes
+from forebay.feeding.prefetch import BatchGroups, Prefetcher, PrefetchPlan, batch_bytes
 from forebay.feeding.shuffle import Ranks, Shuffle, choose_ordering, decoded_columns, refuse_decoding_again
 from forebay.feeding.stream import (
     CacheStream,
     Growth,
     Policy,
-    Rule,
+    SelectionRule,
     Stream,
 )
 from forebay.masks.documents import LabelStyle
@@ -77,7 +77,7 @@ class Loader:
         seed: int | None = None,
         shuffle: Shuffle | None = "auto",
         window: Window | None = None,
-        selection: Rule | None = None,
+        selection: SelectionRule | None = None,
         drop_last: bool = True,
         restart: bool = False,
         columns: Sequence[str] | None = None,
@@ -124,7 +124,7 @@ class Loader:
             for cache, selected in zip(self.stream.caches, self.stream.selections, strict=True):
                 check_rows(kind.collate, cache, selected)
         self._columns = kind.columns
-        self._pace = Pace.of(
+        self._pace = PrefetchPlan.of(
             kind.threads if threads is None else checked_whole("threads", threads),
             None if prefetch is None else checked_whole("prefetch", prefetch),
             read_bytes=batch_bytes(caches[0], kind.columns, self._local_size),
@@ -217,7 +217,7 @@ class Loader:
         shuffle: Shuffle | None,
         seed: int,
         window: Window | None,
-        selection: Rule | None,
+        selection: SelectionRule | None,
     ) -> Stream:
         if not isinstance(source, Cache):
             return source
@@ -291,12 +291,12 @@ class Loader:
             finally:
                 feed.stop()
 
-    def _feed(self, start: int, stop: int) -> Feed[list[Batch]]:
+    def _feed(self, start: int, stop: int) -> Prefetcher[list[Batch]]:
         pace, size = self._pace, self.global_batch_size
-        runs = Runs(
+        runs = BatchGroups(
             self.stream, self.epoch, start, stop, size, pace, self.ranks, self._making, filled=not self.drop_last
         )
-        return Feed(runs.make, len(runs), threads=pace.threads, ahead=pace.ahead)
+        return Prefetcher(runs.make, len(runs), threads=pace.threads, ahead=pace.ahead)
 
     def _report(self, growth: Growth) -> None:
         """Once for each growth: when it is seen."""

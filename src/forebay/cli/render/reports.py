@@ -6,12 +6,12 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from forebay.cache.records import (
-    Bad,
     BuildReport,
     CleanReport,
     CopyReport,
     Estimate,
     ImportReport,
+    Problem,
     RefreshReport,
     RekeyReport,
     RepairReport,
@@ -127,11 +127,11 @@ def draw_refresh(report: RefreshReport) -> RenderableType:
     return Group(*parts, *notes, next_command(command_line("gaps" if report.missing else "verify", report.root)))
 
 
-def _bad_row(bad: Bad) -> tuple[str, str, str]:
+def _bad_row(bad: Problem) -> tuple[str, str, str]:
     return bad.key, ", ".join(_where(bad)), bad.problem
 
 
-def _where(bad: Bad) -> Iterator[str]:
+def _where(bad: Problem) -> Iterator[str]:
     if bad.chunk >= 0:
         yield f"layer {bad.layer} chunk {bad.chunk}"
     if bad.column:

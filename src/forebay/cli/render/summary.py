@@ -125,7 +125,7 @@ FIGURES: dict[str, Callable[[LayerSummary], RenderableType]] = {
     "images": draw_image_figures,
     "tokens": draw_token_figures,
 }
-SHOWN_MARKS = 200  # of a field: a vocabulary of tags has many
+SHOWN_CHARS = 200  # of a field: a vocabulary of tags has many
 
 
 def draw_summary(summary: Summary) -> RenderableType:
@@ -172,10 +172,10 @@ def _figures(layer: LayerSummary) -> RenderableType | None:
 
 def _field(value: object) -> str:
     text = _text(value)
-    if len(text) <= SHOWN_MARKS:
+    if len(text) <= SHOWN_CHARS:
         return text
     count = f", {len(value):,} in all" if isinstance(value, list) else ""
-    return f"{text[:SHOWN_MARKS]}…{count}"
+    return f"{text[:SHOWN_CHARS]}…{count}"
 
 
 def _named(name: str, value: str) -> Text:

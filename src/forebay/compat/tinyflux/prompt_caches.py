@@ -42,7 +42,7 @@ Image = str | os.PathLike[str] | Savable
 
 
 @dataclass(frozen=True, slots=True)
-class Workplace:
+class PromptCaches:
     folder: str
 
     def root(self, prompts: Sequence[str], number: int = 0) -> str:
@@ -152,8 +152,8 @@ class ModelZoo:
     batch_size: int = 8
 
     @property
-    def workplace(self) -> Workplace:
-        return Workplace(os.fspath(self.folder))
+    def workplace(self) -> PromptCaches:
+        return PromptCaches(os.fspath(self.folder))
 
     @property
     def encodings(self) -> tuple[str, ...]:

@@ -165,7 +165,7 @@ def build_from_hub(root: Path, place: Path, seed: str, vocabulary: str) -> None:
     """Build tokens of the data set, with everything that downloads keep below `place`; an error is said in a line."""
     os.environ["HF_HOME"] = str(place / "home")
     shards = importlib.import_module("forebay.sources.hub_datasets")  # now: its library reads the environment at import
-    patience = shards.Patience(retries=30, timeout=5, first_wait=0.001, longest_wait=0.05)
+    patience = shards.RetryPolicy(retries=30, timeout=5, first_wait=0.001, longest_wait=0.05)
     address = f"{start_hub()}/{seed}"
     source = shards.HubSource("org/set", None, "train", "text", COMMIT, address, str(place / "spool"), patience)
     recipe = fb.TokenRecipe(tokenizer=vocabulary, sequence_length=64, chunk_size=8)

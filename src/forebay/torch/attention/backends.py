@@ -44,13 +44,13 @@ _kernels: OrderedDict[Hashable, FlexAttention] = OrderedDict()
 _kernels_lock = threading.Lock()
 
 
-def outside_graphs(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+def no_compile(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
     """Run as plain Python even when the caller is compiled: its graph ends here, a new one starts after."""
     disabled = torch.compiler.disable(function)  # type: ignore[no-untyped-call]  # torch ships it untyped
     return cast(Callable[Arguments, Result], disabled)
 
 
-@outside_graphs
+@no_compile
 def compiled_flex_attention(query: Tensor, key: Tensor, value: Tensor, mask: BlockMask) -> Tensor:
     """FlexAttention by the kernel of this signature; the least recently used of `MAX_KERNELS` leaves first."""
     return _kernel(flex_signature(query, key, value, mask))(query, key, value, mask)
@@ -135,7 +135,7 @@ def has_cpp_compiler() -> bool:
     return any(name is not None and shutil.which(name) is not None for name in names)
 
 
-@outside_graphs
+@no_compile
 def attend_auto(
     query: Tensor,
     key: Tensor,
@@ -163,7 +163,7 @@ def attend_causal(
     return attended if attended is not None else scaled_dot_product_attention(query, key, value, is_causal=True)
 
 
-@outside_graphs
+@no_compile
 def _flex_if_possible(query: Tensor, key: Tensor, value: Tensor, mask: BlockMask) -> Tensor | None:
     if backend_for(query, mask, key, value) != "flex":
         return None
@@ -219,7 +219,7 @@ def attend_dense(query: Tensor, key: Tensor, value: Tensor, mask: BlockMask) -> 
     return scaled_dot_product_attention(query, key, value, attn_mask=dense_mask(mask.mask_mod, rows, tokens, tokens))
 
 
-@outside_graphs
+@no_compile
 def attend_documents(
     query: Tensor,
     key: Tensor,

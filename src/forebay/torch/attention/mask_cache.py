@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
 from forebay.masks.spans import block_pair
-from forebay.torch.attention.backends import outside_graphs
+from forebay.torch.attention.backends import no_compile
 from forebay.torch.attention.block_mask import captured_tensors
 
 
@@ -151,7 +151,7 @@ class BlockMaskCache:
         self._entries: OrderedDict[BlockMaskKey, _Entry] = OrderedDict()
         self._hits = self._misses = self._evictions = 0
 
-    @outside_graphs
+    @no_compile
     def get(
         self, build: Callable[Arguments, BlockMask], *args: Arguments.args, **kwargs: Arguments.kwargs
     ) -> BlockMask:

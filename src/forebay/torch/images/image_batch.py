@@ -29,7 +29,7 @@ from torch import Tensor
 from forebay.columns import Array, Columns, Ragged
 from forebay.errors import AllTokensIgnored
 from forebay.feeding.selection import Where
-from forebay.feeding.stream import Rule
+from forebay.feeding.stream import SelectionRule
 from forebay.images.geometry import Normalize, Scaling, fit_many
 from forebay.images.inference import image_recipe
 from forebay.images.recipe import ImageRecipe
@@ -186,7 +186,7 @@ class ImageBatch:
             name = bytes(row["id"]).decode("utf-8", "backslashreplace")
             raise AllTokensIgnored(name, row["box"].tolist(), tokens.patch, tokens.threshold, found)
 
-    def large_enough(self, within: Rule | None = None) -> Where:
+    def large_enough(self, within: SelectionRule | None = None) -> Where:
         """The rows of which a token is kept, of all or of those within another rule: a `selection` for a loader."""
         return Where("a token is kept", lambda columns: ~self._all_ignored(columns), columns=["box"], within=within)
 

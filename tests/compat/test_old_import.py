@@ -9,10 +9,9 @@ import pytest
 import torch
 
 import forebay as fb
-from forebay.compat.pt_import import OldCacheSource
+from forebay.compat.pt_import import OldCacheSource, import_pt_cache
 from forebay.compat.tinyflux import DatasetCache
 from forebay.errors import OldCacheInvalid
-from forebay.torch import import_old
 
 ROWS = 7
 BUCKETS = torch.linspace(0.05, 0.95, 10)
@@ -47,7 +46,7 @@ class Bomb:
 def test_every_tensor_of_an_old_cache_is_there_bit_for_bit(tmp_path: Path, dtype: torch.dtype) -> None:
     old = old_cache(dtype=dtype)
     torch.save(old, tmp_path / "cache.pt")
-    report = import_old(tmp_path / "cache.pt", tmp_path / "cache")
+    report = import_pt_cache(tmp_path / "cache.pt", tmp_path / "cache")
     assert report.rows == ROWS
     assert list(report.layers) == ["latents", "t5", "clip", "lune", "sol"]
     assert fb.verify(tmp_path / "cache", full=True).sound
@@ -74,7 +73,7 @@ def test_a_folder_of_parts_is_imported_too_and_what_it_lacks_is_lacking(tmp_path
     folder.mkdir()
     for part in ("encodings", "sol"):
         torch.save(old[part], folder / f"{part}.pt")
-    import_old(folder, tmp_path / "cache")
+    import_pt_cache(folder, tmp_path / "cache")
     data = DatasetCache.load(tmp_path / "cache")
     assert data.lune is None
     assert data.sol is not None
@@ -84,21 +83,21 @@ def test_a_folder_of_parts_is_imported_too_and_what_it_lacks_is_lacking(tmp_path
 
 def test_importing_again_makes_nothing_and_another_old_cache_is_refused(tmp_path: Path) -> None:
     torch.save(old_cache(), tmp_path / "cache.pt")
-    import_old(tmp_path / "cache.pt", tmp_path / "cache")
-    again = import_old(tmp_path / "cache.pt", tmp_path / "cache")
+    import_pt_cache(tmp_path / "cache.pt", tmp_path / "cache")
+    again = import_pt_cache(tmp_path / "cache.pt", tmp_path / "cache")
     assert {report.made for report in again.layers.values()} == {0}
     changed = old_cache()
     changed["lune"]["features"] += 1  # type: ignore[index]
     torch.save(changed, tmp_path / "other.pt")
     with pytest.raises(fb.errors.ForebayError):
-        import_old(tmp_path / "other.pt", tmp_path / "cache")
+        import_pt_cache(tmp_path / "other.pt", tmp_path / "cache")
 
 
 def test_alignment_is_that_of_the_document_for_imported_layers_too(tmp_path: Path) -> None:
     old = old_cache(dtype=torch.float32)
     old["sol"]["spatial"] /= old["sol"]["spatial"].sum(dim=(2, 3), keepdim=True)  # type: ignore[index, operator]
     torch.save(old, tmp_path / "cache.pt")
-    import_old(tmp_path / "cache.pt", tmp_path / "cache")
+    import_pt_cache(tmp_path / "cache.pt", tmp_path / "cache")
     found = {each.layer: each for each in fb.teachers.check_alignment(fb.open_cache(tmp_path / "cache")).layers}
     assert list(found) == ["clip", "latents", "lune", "sol", "t5"]
     assert found["lune"].columns == {"lune": (10, 16)}
@@ -112,7 +111,7 @@ def test_alignment_is_that_of_the_document_for_imported_layers_too(tmp_path: Pat
 
 def test_a_lost_chunk_is_made_again_from_the_old_cache(tmp_path: Path) -> None:
     torch.save(old_cache(), tmp_path / "cache.pt")
-    import_old(tmp_path / "cache.pt", tmp_path / "cache")
+    import_pt_cache(tmp_path / "cache.pt", tmp_path / "cache")
     chunk = tmp_path / "cache" / "layers" / "lune" / "000000.safetensors"
     before = chunk.read_bytes()
     chunk.unlink()
@@ -128,7 +127,7 @@ def test_rows_without_a_teachers_word_are_absent_and_told(tmp_path: Path) -> Non
     for name in ("stats", "spatial"):
         old["sol"][name][6] = torch.inf  # type: ignore[index]
     torch.save(old, tmp_path / "cache.pt")
-    import_old(tmp_path / "cache.pt", tmp_path / "cache")
+    import_pt_cache(tmp_path / "cache.pt", tmp_path / "cache")
     data = DatasetCache.load(tmp_path / "cache")
     assert data.lune is not None
     rows = data.lune.get(torch.arange(ROWS), 0.5)
@@ -147,7 +146,7 @@ def test_a_pickle_that_would_run_code_is_refused_and_does_not_run(tmp_path: Path
     old["name"] = Bomb(tmp_path / "owned")
     torch.save(old, tmp_path / "cache.pt")
     with pytest.raises(OldCacheInvalid, match=r"holds more than tensors.*\(it names \w+\.\w+\); ") as told:
-        import_old(tmp_path / "cache.pt", tmp_path / "cache")
+        import_pt_cache(tmp_path / "cache.pt", tmp_path / "cache")
     assert "trust" not in str(told.value)
     assert not (tmp_path / "owned").exists()
     assert not (tmp_path / "cache").exists()
@@ -177,7 +176,7 @@ def test_what_is_not_of_the_format_is_named(tmp_path: Path, spoil: object, probl
     spoil(old)  # type: ignore[operator]
     torch.save(old, tmp_path / "cache.pt")
     with pytest.raises(OldCacheInvalid, match=problem):
-        import_old(tmp_path / "cache.pt", tmp_path / "cache")
+        import_pt_cache(tmp_path / "cache.pt", tmp_path / "cache")
     assert not (tmp_path / "cache").exists()
 
 
@@ -187,25 +186,25 @@ def test_files_that_are_no_old_cache_are_named(tmp_path: Path) -> None:
     torch.save([1, 2], tmp_path / "list.pt")
     for name, problem in (("text", "no file of torch"), ("list", "a list, not a dict")):
         with pytest.raises(OldCacheInvalid, match=problem):
-            import_old(tmp_path / f"{name}.pt", tmp_path / "cache")
+            import_pt_cache(tmp_path / f"{name}.pt", tmp_path / "cache")
     with pytest.raises(OldCacheInvalid):
-        import_old(tmp_path / "plain.pt", tmp_path / "cache")
+        import_pt_cache(tmp_path / "plain.pt", tmp_path / "cache")
     torch.save(old_cache(), tmp_path / "flipped.pt", _use_new_zipfile_serialization=False)
     flipped = bytearray((tmp_path / "flipped.pt").read_bytes())
     for place in range(200, 700, 50):
         flipped[place] ^= 0x80
         (tmp_path / "flipped.pt").write_bytes(flipped)
         with pytest.raises(OldCacheInvalid, match=r"no file of torch\.save"):
-            import_old(tmp_path / "flipped.pt", tmp_path / "cache")
+            import_pt_cache(tmp_path / "flipped.pt", tmp_path / "cache")
     with pytest.raises(OldCacheInvalid, match=r"the folder has none of encodings.pt, lune.pt, sol.pt; give the file"):
-        import_old(tmp_path, tmp_path / "cache")
+        import_pt_cache(tmp_path, tmp_path / "cache")
     empty = {"features": torch.empty(0, 10, 4), "t_buckets": BUCKETS}
     torch.save({"lune": empty}, tmp_path / "empty.pt")
     with pytest.raises(OldCacheInvalid, match="no rows"):
-        import_old(tmp_path / "empty.pt", tmp_path / "cache")
+        import_pt_cache(tmp_path / "empty.pt", tmp_path / "cache")
     assert not (tmp_path / "cache").exists()
     with pytest.raises(fb.errors.SourceNotFound, match="no such file or folder"):
-        import_old(tmp_path / "gone.pt", tmp_path / "cache")
+        import_pt_cache(tmp_path / "gone.pt", tmp_path / "cache")
 
 
 def test_loading_an_old_cache_by_the_documents_name_says_how_to_import_it(tmp_path: Path) -> None:
@@ -217,7 +216,7 @@ def test_loading_an_old_cache_by_the_documents_name_says_how_to_import_it(tmp_pa
 def test_an_import_reads_chunk_by_chunk(tmp_path: Path) -> None:
     torch.save({"lune": old_cache(rows=1200)["lune"]}, tmp_path / "cache.pt")
     source = OldCacheSource(str(tmp_path / "cache.pt"))
-    report = import_old(tmp_path / "cache.pt", tmp_path / "cache")
+    report = import_pt_cache(tmp_path / "cache.pt", tmp_path / "cache")
     assert {each.chunks for each in report.layers.values()} == {3}
     assert source.weight(source.files()[0]) == 1200
 
@@ -226,7 +225,7 @@ def test_encodings_that_are_absent_are_not_zeros(tmp_path: Path) -> None:
     old = old_cache()
     old["encodings"]["clip_pooled"][4] = torch.inf  # type: ignore[index]
     torch.save(old, tmp_path / "cache.pt")
-    import_old(tmp_path / "cache.pt", tmp_path / "cache")
+    import_pt_cache(tmp_path / "cache.pt", tmp_path / "cache")
     pooled = DatasetCache.load(tmp_path / "cache").get([3, 4])["clip_pooled"]
     assert pooled[0].isfinite().all()
     assert pooled[1].isnan().all()

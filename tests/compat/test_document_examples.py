@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 import forebay as fb
 from forebay.compat import tinyflux
+from forebay.compat.pt_import import import_pt_cache
 from forebay.teachers import T5, Clip, Latents, Lune
-from forebay.torch import import_old
 from forebay.torch.distill import LunePredictor, SolPrior, TeacherRows, embed_times, spatial_weights
 
 EXAMPLES = Path(__file__).with_name("expert_cache_examples.txt")
@@ -183,7 +183,7 @@ def test_the_alignment_check_of_the_document_passes_on_an_imported_cache(
         "sol": {"stats": torch.rand(3, 10, 4), "spatial": torch.rand(3, 10, 8, 8), "t_buckets": buckets},
     }
     torch.save(old, "old.pt")
-    import_old("old.pt", "my_cache.pt")
+    import_pt_cache("old.pt", "my_cache.pt")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         run(14, names)

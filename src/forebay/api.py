@@ -1,6 +1,7 @@
 """The calls that tie the rooms together: `build`, `grow`, `repair`, `estimate` and their kin.
 
-Everything here takes the root of a cache (a folder's path or a store) and answers with a record."""
+Everything here takes the root of a cache (a folder's path or a store) and answers with a record.
+"""
 
 import errno
 import os

@@ -5,7 +5,8 @@ fixed   tokens  uint16 (4,)      ragged  pixels  uint8
 row 0   │ 5│ 7│ 7│ 0│            row 0   │ 9│ 9│ 3│
 row 1   │ 1│ 0│ 0│ 0│            row 1   ├──┼──┴──┘
         └──┴──┴──┴──┘                    │ 4│           values 9 9 3 4, offsets 0 3 4
-                                         └──┘"""
+                                         └──┘
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

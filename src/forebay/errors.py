@@ -67,7 +67,8 @@ ForebayError
 └── MemoryTooSmall       the memory limit cannot hold one worker
 
 KeyboardInterrupt
-└── BuildStopped         the build was asked to stop"""
+└── BuildStopped         the build was asked to stop
+"""
 
 import re
 import shlex

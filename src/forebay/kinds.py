@@ -1,6 +1,7 @@
 """Which class stands behind a kind of recipe or source: the built-in ones here, others by entry point.
 
-A package adds its own with an entry point in the group `forebay.recipes` or `forebay.sources`, named as the kind."""
+A package adds its own with an entry point in the group `forebay.recipes` or `forebay.sources`, named as the kind.
+"""
 
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass

@@ -1,7 +1,8 @@
 """What a recipe is, and the fingerprint that names it.
 
 A recipe is frozen data. Everything that changes the bytes of a chunk is a field of it or the hash of a file it
-depends on; nothing else is. Two recipes with one fingerprint make the same chunks."""
+depends on; nothing else is. Two recipes with one fingerprint make the same chunks.
+"""
 
 import hashlib
 import json

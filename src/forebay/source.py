@@ -1,7 +1,8 @@
 """What a source is: ordered raw samples in files that have an identity, cut into parts.
 
 file a.jsonl  ├──────part──────┼───part───┤      chunk 0 = [a 0:900]
-file b.jsonl  ├─part─┼────────part────────┤      chunk 1 = [a 900:1400, b 0:350]   …"""
+file b.jsonl  ├─part─┼────────part────────┤      chunk 1 = [a 900:1400, b 0:350]   …
+"""
 
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping

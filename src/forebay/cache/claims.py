@@ -5,7 +5,8 @@
 
 A claim is advice: two builders that both hold one make the same bytes, and the second is told that the chunk is there.
 It expires when its heartbeat has not moved for a lease on the observer's own clock, at once when the owner is known to
-be dead. Whoever creates the next attempt has it; creation happens once, so exactly one takes over."""
+be dead. Whoever creates the next attempt has it; creation happens once, so exactly one takes over.
+"""
 
 import threading
 import time

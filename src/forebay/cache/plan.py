@@ -6,7 +6,8 @@
 
 A later segment that names a file again holds what is now known of it. A segment that amends adds no chunk: it says what
 chunks that are planned are made from now, and from which revision of their files on they are so. Where the recipe
-deduplicates, the plan also says which samples of a slice are equal to earlier ones."""
+deduplicates, the plan also says which samples of a slice are equal to earlier ones.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

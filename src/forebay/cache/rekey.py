@@ -1,7 +1,8 @@
 """Changing the key of a cache: its generations are checked, then signed again.
 
 Every generation keeps its number. The newest is signed first; an older one that lists a file which is gone or damaged
-cannot be signed and is removed. Chunks never depend on the key, and stay as they are."""
+cannot be signed and is removed. Chunks never depend on the key, and stay as they are.
+"""
 
 import errno
 import time

@@ -1,7 +1,8 @@
 """Verifying: hold every byte that is published against its digest.
 
 SHA-256 says whether a file is bad; the sums in it then say which blocks. `full` also decodes everything, and hashes the
-source again."""
+source again.
+"""
 
 import os
 import time

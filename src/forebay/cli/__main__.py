@@ -1,6 +1,7 @@
 """Where the command line begins: `forebay`, and `python -m forebay.cli` for that of this very interpreter.
 
-Importing the verbs takes half a second and reads hundreds of files. What goes wrong meanwhile is one line too."""
+Importing the verbs takes half a second and reads hundreds of files. What goes wrong meanwhile is one line too.
+"""
 
 import sys
 from importlib import import_module

@@ -208,7 +208,11 @@ def peek(
     if sheet and taught:
         show(draw_taught(opened, rows, taught, sheet), as_json)
     elif sheet:
-        show(draw_sheet(opened, rows, sheet, patch), as_json)
+        try:
+            drawn = draw_sheet(opened, rows, sheet, patch)
+        except ValueError as error:
+            raise click.UsageError(str(error)) from error
+        show(drawn, as_json)
     elif columns or kind not in (TOKENS, IMAGES):
         show(_peeked(opened, rows, columns), as_json)
     elif kind == TOKENS:

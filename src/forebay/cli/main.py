@@ -3,7 +3,8 @@
 0  fine
 1  failure, or damage found
 2  wrong usage
-130  stopped by Ctrl-C or SIGTERM"""
+130  stopped by Ctrl-C or SIGTERM
+"""
 
 import errno
 import io

@@ -2,7 +2,8 @@
 
 [source]                         [recipe]                     [build]
 paths = ["data/*.jsonl"]         kind = "tokens"              into = "caches/edu"
-text = "text"                    sequence_length = 512        workers = 2"""
+text = "text"                    sequence_length = 512        workers = 2
+"""
 
 import difflib
 import re

@@ -1,7 +1,8 @@
 """The one module that prints: records on standard output, all else on standard error.
 
 Whatever is printed is escaped here: names, texts and messages come from caches and sources, and a terminal obeys
-control characters in them. In JSON they become \\uXXXX, which reads back as the same text."""
+control characters in them. In JSON they become \\uXXXX, which reads back as the same text.
+"""
 
 import errno
 import json

@@ -7,7 +7,8 @@
 
 They are pickles. Nothing of them is unpickled but tensors and plain containers (`weights_only`), and tensors are
 mapped, not read. A few bytes of pickle can still stand for terabytes or for years of work, so entries, index and
-tensors are compared with the size of the file first."""
+tensors are compared with the size of the file first.
+"""
 
 import io
 import os

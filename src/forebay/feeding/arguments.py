@@ -1,6 +1,7 @@
 """What is given to loaders, datasets and mixtures, refused where it is something else than they take.
 
-A mistake is told where it is made, in the words of the call, not later by whatever first stumbles over it."""
+A mistake is told where it is made, in the words of the call, not later by whatever first stumbles over it.
+"""
 
 from collections.abc import Mapping, Sequence
 from operator import index

@@ -6,7 +6,8 @@ Every cache goes through its own epochs, each in its own order: a small one more
 on the seed, the weights and the position alone.
 
 A mixture that is made anew on grown caches and resumed finishes the pass that each cache is in, then takes its new rows
-up: the passes of a cache before and after that are spans of its stream."""
+up: the passes of a cache before and after that are spans of its stream.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -2,7 +2,8 @@
 
 Reading trusts nothing. `ChunkFile` refuses a header or an index that does not fit the file, so that nothing is read
 outside of it, whoever wrote it; the digests of both are compared before. A chunk that no generation lists goes through
-`adopt_chunk`, which looks at all of it."""
+`adopt_chunk`, which looks at all of it.
+"""
 
 import json
 import re

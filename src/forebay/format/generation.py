@@ -1,7 +1,8 @@
 """A generation as bytes: which chunks are published, with the facts to check them by.
 
 Per layer and chunk, in order of chunks: rows, sizes, digests and statistics, as arrays of a sealed file; beside them
-the text of `cache.json` and of every recipe, and the digests of the plan. Opening a cache reads this one file."""
+the text of `cache.json` and of every recipe, and the digests of the plan. Opening a cache reads this one file.
+"""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace

@@ -6,7 +6,8 @@
     data      the tensors, in the order of the header, without gaps
 
 The package's own writer has no fixed order of keys and knows no bfloat16 in numpy, so writing is ours. Reading trusts
-nothing: every number is checked before it is used."""
+nothing: every number is checked before it is used.
+"""
 
 import json
 import sys

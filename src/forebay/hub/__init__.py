@@ -1,7 +1,8 @@
 """Talking to the Hugging Face hub: what a repository holds, and its bytes, checked.
 
 `huggingface_hub` knows the address, the token and the HTTP client; it lists without a timeout and keeps all it
-downloads, so asking, downloading and range reads are here."""
+downloads, so asking, downloading and range reads are here.
+"""
 
 from forebay.errors import LibraryMissing
 from forebay.hub.dataset_shards import parquet_shards

@@ -1,6 +1,7 @@
 """Which files of a data set are the Parquet shards of a subset and a split.
 
-Its README says so, in the `configs` of its head; where it does not, the names of folders and files do."""
+Its README says so, in the `configs` of its head; where it does not, the names of folders and files do.
+"""
 
 import re
 from collections.abc import Iterable, Sequence

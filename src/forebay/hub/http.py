@@ -109,7 +109,7 @@ def is_address(endpoint: str) -> bool:
 def ask(
     url: str, patience: RetryPolicy, endpoint: Endpoint, what: str, headers: Mapping[str, str] | None = None
 ) -> Iterator[httpx2.Response]:
-    """An answer whose body is still to be read: 200, or 206 or 416 to a range. Trouble, also later, is `TransientError`."""
+    """An answer whose body is still to be read: 200, or 206 or 416 to a range. Raises `TransientError`."""
     timeout = httpx2.Timeout(patience.timeout, connect=min(patience.timeout, _CONNECT_SECONDS))
     own = {"user-agent": _USER_AGENT, "accept-encoding": "identity", **_token_for(endpoint), **(headers or {})}
     if "authorization" in own and not _keeps_secrets(url):

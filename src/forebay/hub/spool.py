@@ -6,7 +6,8 @@
 
 A killed process leaves its file, or a part of it; the next who wants it goes on with it. `sweep` removes what nobody
 took up within a day, `clear` what is whole and held by nobody. Only names of this table are touched, only where they
-are regular files, and never through a link: whatever else lies in the folder stays."""
+are regular files, and never through a link: whatever else lies in the folder stays.
+"""
 
 import errno
 import os

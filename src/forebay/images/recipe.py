@@ -1,7 +1,8 @@
 """Rows on their way into columns.
 
 The content of an image is most of its row. It is laid end to end in one array as it comes: a list of them all, joined
-at the end, would take the memory twice, and new memory takes longer to get than a copy."""
+at the end, would take the memory twice, and new memory takes longer to get than a copy.
+"""
 
 import io
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,7 +1,8 @@
 """Tags: names of an image's traits, their vocabulary, and the two ways they are read.
 
 vocabulary   0 cat   1 looking_left   2 looking_right   3 outdoors
-image        ["outdoors", "cat"]      indices 0 3       multi-hot 1 0 0 1"""
+image        ["outdoors", "cat"]      indices 0 3       multi-hot 1 0 0 1
+"""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence

@@ -4,7 +4,8 @@ documents    lengths → ids, positions, starts, labels, cu_seqlens
 spans        lengths → the span of keys each query sees: causal, bidirectional, window, prefix-LM
 blocks       spans → the block lists of FlexAttention
 rectangle    rectangle → pixel mask, token mask, boxes, latent weights
-draw         pictures of both (needs pillow; import `forebay.masks.draw`)"""
+draw         pictures of both (needs pillow; import `forebay.masks.draw`)
+"""
 
 from forebay.masks.documents import (
     cu_seqlens,

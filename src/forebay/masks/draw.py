@@ -3,7 +3,8 @@
     packed_row     who sees whom in a packed row: one colour per document, dark where whole blocks are seen
     letterbox      which pixels of an image are padding, and which tokens are ignored
 
-Both return a `Picture`: `picture.save("mask.png")`, or leave it as the last line of a notebook cell."""
+Both return a `Picture`: `picture.save("mask.png")`, or leave it as the last line of a notebook cell.
+"""
 
 import io
 from dataclasses import dataclass

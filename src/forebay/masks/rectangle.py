@@ -11,7 +11,8 @@ are derived from it, for a whole batch `[images, 4]` at once. In every mask True
              └─────┘                       1 1 1 1 1 1
              width 4                       1 1 1 1 1 1
 
-Both sides of a rectangle are independent, so everything is an outer product of two short vectors."""
+Both sides of a rectangle are independent, so everything is an outer product of two short vectors.
+"""
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray

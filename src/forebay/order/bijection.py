@@ -10,7 +10,8 @@ column by an amount hashed from its number, then each row likewise; a cell that 
 Every turn can be undone, so the map is one to one. No index costs memory: the row at a position among 100 M rows is
 known at once. Tables of few cells turn in few ways, and not all orders are alike frequent. So up to `SORTED` indices
 are shuffled by sorting: index i gets a hashed word of 64 bits, and the order of these words, which all differ, is the
-shuffle. All orders are alike frequent then, as in a Fisher–Yates shuffle, which would go index by index."""
+shuffle. All orders are alike frequent then, as in a Fisher–Yates shuffle, which would go index by index.
+"""
 
 import hashlib
 from functools import lru_cache

@@ -6,7 +6,8 @@ The generator is Philox 4×32-10: ten rounds turn a counter of 128 bits and a ke
     counter   row ─ 64 bits │ epoch ─ 32 │ draw ─ 32        each block gives two draws of 64 bits
 
 A row goes by its permanent name (`row_keys`), so filling a gap or growing the cache moves no coin. A sample goes by its
-id (`sample_keys`), so its coin is the same in every cache, and where there is none."""
+id (`sample_keys`), so its coin is the same in every cache, and where there is none.
+"""
 
 import hashlib
 from collections.abc import Iterable

@@ -9,7 +9,8 @@ floor ┤ ╱               ╲__╱╲__      near the floor the multiplier fir
 
 How far it rises depends on where the growth finds it: up to a progress of 0.8 not at all, from 0.9 on all the way to
 what a run with the new total from its beginning would have, and between the two in proportion. So a growth one step
-later makes a little difference, never a large one."""
+later makes a little difference, never a large one.
+"""
 
 from dataclasses import dataclass
 from fractions import Fraction

@@ -10,7 +10,8 @@ those before.
             3 2              source       0   0   0   0   0
 
 A node is off by at most half a row, of which a source below inherits its part; no two steps down a tree built so keep
-more than half of what they are given, hence at any prefix every source is off by less than two rows."""
+more than half of what they are given, hence at any prefix every source is off by less than two rows.
+"""
 
 import heapq
 from collections.abc import Sequence

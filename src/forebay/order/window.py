@@ -11,7 +11,8 @@ lanes may lie in one chunk, so turns jump (0, 32, 16, 48, …): successive posit
 
 A unit is `unit` rows of a chunk, so many that no block lies in two. Windows begin at another phase in each lane, so
 that not all lanes need new blocks at once. What is left where lanes differ in length (less than a unit each) follows
-at the end, shuffled."""
+at the end, shuffled.
+"""
 
 import operator
 from dataclasses import dataclass

@@ -7,7 +7,6 @@ from functools import cached_property
 from importlib import import_module
 from typing import Any, cast
 
-import click
 import numpy as np
 
 from forebay import images
@@ -38,8 +37,8 @@ def peek_images(cache: Cache, rows: list[int]) -> ImagePeek:
 def draw_sheet(cache: Cache, rows: list[int], path: str, patch: int | None) -> ImageSheet:
     """Some rows of a cache of images in a PNG, with the tokens that a model of this patch ignores."""
     if len(rows) > MOST_ON_A_SHEET:
-        raise click.UsageError(
-            f"{len(rows):,} images were asked for and a sheet has room for {MOST_ON_A_SHEET:,}; choose some with --row."
+        raise ValueError(
+            f"{len(rows):,} images were asked for and a sheet has room for {MOST_ON_A_SHEET:,}; choose some (--row)"
         )
     reader = ImageReader(cache)
     drawn = _patch(reader.recipe.size, patch)
@@ -107,7 +106,7 @@ def _patch(size: int, patch: int | None) -> int | None:
     if patch is None:
         return USUAL_PATCH if size % USUAL_PATCH == 0 else None
     if size % patch:
-        raise click.BadParameter(f"a canvas of {size} does not divide into patches of {patch}", param_hint="'--patch'")
+        raise ValueError(f"patch (--patch) is {patch}; a canvas of {size} does not divide into patches of {patch}")
     return patch
 
 

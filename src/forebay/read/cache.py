@@ -3,7 +3,8 @@
     row number ──starts──▶ (position of chunk, row in chunk) ──per column──▶ address or block ──▶ gathered array
 
 Row numbers count the rows that the base layer has in the pinned generation; further layers are joined chunk by chunk.
-A `Cache` is an address: pickled, it opens again elsewhere; forked, it forgets what the parent had checked."""
+A `Cache` is an address: pickled, it opens again elsewhere; forked, it forgets what the parent had checked.
+"""
 
 import hashlib
 import operator

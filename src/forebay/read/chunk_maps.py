@@ -4,7 +4,8 @@ A gather works on plain addresses, so a map must outlive every gather that began
 meanwhile is kept until the last of those has ended.
 
 Linux grants a process some 65,000 maps. All layers of all open caches share half of them: when another layer is read,
-or one has too many maps, each gets its share anew, and closes what is above it."""
+or one has too many maps, each gets its share anew, and closes what is above it.
+"""
 
 import os
 import threading

@@ -3,7 +3,8 @@
 planning    the footers and a few rows, by range reads          nothing is downloaded
 building    a shard is downloaded whole into the spool, checked, read part by part, and removed
 
-A shard is a stream: its parts go to one worker in order, so that it is downloaded once, and each worker has one."""
+A shard is a stream: its parts go to one worker in order, so that it is downloaded once, and each worker has one.
+"""
 
 import atexit
 import os

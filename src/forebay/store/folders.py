@@ -1,7 +1,8 @@
 """Files by the descriptor of the folder that they are in, so that no path is looked up twice.
 
 Whoever else writes to a folder can exchange a part of a path for a link between a check and a use; what is open stays
-what it is."""
+what it is.
+"""
 
 import errno
 import os

@@ -1,7 +1,8 @@
 """Mapping a file without keeping a descriptor for it.
 
 The `mmap` module keeps a descriptor per map (until Python 3.13), so a cache of thousands of chunks would run into
-`ulimit -n`. Where the C library offers `mmap`, it is called directly; the map goes when the last view of it does."""
+`ulimit -n`. Where the C library offers `mmap`, it is called directly; the map goes when the last view of it does.
+"""
 
 import ctypes
 import errno

@@ -1,7 +1,8 @@
 """Who is writing: a name for this process that others on the same host can check for life.
 
 A process is named by its host (name, boot and pid namespace), its pid and its start time, so that neither a reused pid
-nor a restarted machine nor another container is taken for the process that is gone."""
+nor a restarted machine nor another container is taken for the process that is gone.
+"""
 
 import hashlib
 import os

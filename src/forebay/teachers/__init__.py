@@ -4,7 +4,8 @@ recipes = fb.teachers.encodings(vae="sd/vae", t5="flan-t5-base", clip="clip")   
 recipes["lune"] = fb.teachers.TeacherRecipe(teacher=fb.teachers.Lune(unet="sd/unet"))
 fb.build_layers("caches/art", recipes)                                            # one model in memory at a time
 features = fb.teachers.features(fb.open_cache("caches/art"), "lune")
-features.at([5, 3, 9], t=[0.42, 0.15, 0.99])["lune"]"""
+features.at([5, 3, 9], t=[0.42, 0.15, 0.99])["lune"]
+"""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

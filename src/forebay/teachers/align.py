@@ -1,7 +1,8 @@
 """Alignment: whether the layers of teachers are what their recipes say, and what training was written for.
 
 Ranges and shapes are read off the rows; buckets off the constants; prompts are held against the base rows; and a few
-rows are computed again where the teacher's files are here."""
+rows are computed again where the teacher's files are here.
+"""
 
 from collections.abc import Iterator, Mapping
 from typing import Any

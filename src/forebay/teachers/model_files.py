@@ -1,7 +1,8 @@
 """The files of a model: where they are, what they hash to, what its configuration says. Nothing is unpickled.
 
 A model is a folder as `save_pretrained` leaves it, or a name on the hub, `org/name` or `org/name/subfolder`. Single
-weights are a `.safetensors` file, or `org/name/path/to/file.safetensors`."""
+weights are a `.safetensors` file, or `org/name/path/to/file.safetensors`.
+"""
 
 import hashlib
 import json

@@ -2,7 +2,8 @@
 
 Sol spatial   one small heat map per bucket, dark at 0 and bright at the most of all buckets
 Sol stats     one line per number, from 0 at the bottom to 1 at the top, its name by its colour
-Lune          one strip per bucket, one column per dimension, blue below 0 and red above"""
+Lune          one strip per bucket, one column per dimension, blue below 0 and red above
+"""
 
 from collections.abc import Sequence
 from typing import NamedTuple

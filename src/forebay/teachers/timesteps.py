@@ -4,7 +4,8 @@ buckets   .05   .15   .25   .35   .45  …  .95
                              ├──────▲──┤             t = 0.42: low = 3, alpha = 0.7
 
 A moment below the first bucket is the first, one above the last is the last. A bucket is exact at its node in any float
-type: a moment that is, to one step of its type, the bucket as that type writes it, *is* that bucket."""
+type: a moment that is, to one step of its type, the bucket as that type writes it, *is* that bucket.
+"""
 
 from collections.abc import Iterable
 from itertools import pairwise

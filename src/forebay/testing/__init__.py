@@ -3,7 +3,8 @@
 
 class TestMyStore(StoreContract):
     def make_store(self, folder: Path) -> Store:
-        return MyStore(folder)"""
+        return MyStore(folder)
+"""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

@@ -1,7 +1,8 @@
 """What every source promises, as tests to inherit.
 
 A subclass says how a source is opened over a folder, which samples a file's content stands for, and, for a compressed
-or structured kind, how content is stored. A kind that can meet bad content gives an example of it."""
+or structured kind, how content is stored. A kind that can meet bad content gives an example of it.
+"""
 
 import json
 import os

@@ -1,7 +1,8 @@
 """What every store promises, as tests to inherit.
 
 `make_store` gives a fresh store. A store that other processes can open inherits `SharedStoreContract` instead, and
-gives `reopen`, a picklable function that opens it there: the races are then run between real processes as well."""
+gives `reopen`, a picklable function that opens it there: the races are then run between real processes as well.
+"""
 
 import multiprocessing
 import threading

@@ -3,7 +3,8 @@
     images[i] ──▶ L1 memory, bounded in bytes ──▶ L2 LMDB, shared by processes ──▶ decode ──▶ written back to both
 
 A key names a sample as it is now, so that nothing stale is found; a value says whose row it is and carries a checksum,
-so that nothing wrong is served. What is not right is counted, reported once, made again and replaced."""
+so that nothing wrong is served. What is not right is counted, reported once, made again and replaced.
+"""
 
 import operator
 import os

@@ -8,7 +8,8 @@ and of the file, so damage raises `PageDamaged`, a short file or a bad sector in
     branch             key -> page        leaf        key -> value, or the first page of a large value
     overflow           a large value, behind a header that counts its pages
 
-A `Snapshot` is valid while a read transaction of the same number is open: LMDB does not reuse its pages meanwhile."""
+A `Snapshot` is valid while a read transaction of the same number is open: LMDB does not reuse its pages meanwhile.
+"""
 
 import os
 import struct

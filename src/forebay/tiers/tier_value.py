@@ -8,7 +8,8 @@
     .hmac       HMAC-SHA256 of every byte before it, only where a key is in use
 
 The header is not padded to a page: LMDB puts 16 bytes before a large value, so that one of exactly 4096·n bytes takes
-n + 1 pages. Reading trusts nothing, and gives arrays that nobody can write to, as tiers share them."""
+n + 1 pages. Reading trusts nothing, and gives arrays that nobody can write to, as tiers share them.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -5,7 +5,8 @@
              └ writing is off: a counted drop
 
 The thread begins with the first value and ends, all synced, when no more come. It is not a daemon: a process that ends
-waits for it. What was committed survives a kill; what was not is not part of the tier."""
+waits for it. What was committed survives a kill; what was not is not part of the tier.
+"""
 
 import shutil
 import threading

@@ -1,7 +1,8 @@
 """Feeding PyTorch: the only room that imports torch.
 
 Names are imported when they are first used: worker processes that read a cache do not wait for torch's compiler, which
-the masks of FlexAttention bring along."""
+the masks of FlexAttention bring along.
+"""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

@@ -2,7 +2,8 @@
 
     dataset[i] ── place i among the selected rows ──▶ row number ──▶ one gather for a whole batch ──▶ one dict per row
 
-Pickled, it is an address: the cache opens again in the worker, with the same rows selected."""
+Pickled, it is an address: the cache opens again in the worker, with the same rows selected.
+"""
 
 import operator
 from collections.abc import Mapping, Sequence

@@ -8,7 +8,8 @@
 When the last batch of an epoch is handed out, the loader stands at the start of the next one: it does not matter
 whether the consumer asks once more (`for batch in loader`) or counts batches (`islice(loader, len(loader))`).
 
-No worker processes: a few threads locate, gather, check and derive batches ahead of the training step."""
+No worker processes: a few threads locate, gather, check and derive batches ahead of the training step.
+"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -48,7 +49,7 @@ STATE_VERSION = 2  # version 1 had other shuffles of few rows and of compressed 
 class Loader:
     """The batches of a cache, or of any stream of rows.
 
-    A cache with `tokens` and `seq_lens` gives what a language model is trained on (see `forebay.torch.batches`); another
+    A cache with `tokens` and `seq_lens` gives batches for a language model (see `forebay.torch.batches`); another
     one, or `columns`, gives columns as they are. `collate` makes batches of another kind, with `columns` beside them; a
     cache of images has one by default (`forebay.torch.ImageBatch`).
 

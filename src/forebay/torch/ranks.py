@@ -5,7 +5,8 @@ ranks have pairs with nobody's all_reduce. Everything that waits has a timeout, 
 
     rank r   ── <loader>/<question>/r ──▶ store ──▶ rank 0 compares ── <loader>/<question>/verdict ──▶ every rank
 
-Loaders are known by the order in which they are first iterated, so every rank iterates the same loaders in one order."""
+Loaders are known by the order in which they are first iterated, so every rank iterates the same loaders in one order.
+"""
 
 import itertools
 import json

@@ -6,7 +6,8 @@ EncodingCache                         its layers latents, t5, clip
 LuneFeatureCache, SolFeatureCache     its layers lune, sol, through `forebay.torch.features`
 MultiSourceCache                      caches by data set, and absent rows where one has no such teacher
 ModelZoo                              teachers, and `fb.build_layers`
-compute_lune_loss, compute_sol_loss   `forebay.torch.distill`"""
+compute_lune_loss, compute_sol_loss   `forebay.torch.distill`
+"""
 
 from forebay.compat.tinyflux.datasets import DatasetCache, EncodingCache
 from forebay.compat.tinyflux.experts import LuneFeatureCache, SolFeatureCache

@@ -11,4 +11,5 @@ syscalls.py   kills and errors at single system calls (ptrace)
 worlds.py     small caches whose rows are known
 damage.py     every kind of damage to every kind of file
 hostile.py    a corpus of crafted caches: headers, offsets, generations, plans, names, links, special files, bombs
-faults.py     the classes of faults and how each is judged"""
+faults.py     the classes of faults and how each is judged
+"""

@@ -1,7 +1,8 @@
 """python -m forebay.testing.campaign --seed 7 --minutes 2 [--processes 2] [--classes kill,damage] [--json OUT]
 
 Findings are printed as they come. Exit code 0 where no fault led to a finding, 1 where one did. A finding names the
-seed that repeats it: `python -m forebay.testing.campaign --repeat CLASS:SEED`."""
+seed that repeats it: `python -m forebay.testing.campaign --repeat CLASS:SEED`.
+"""
 
 import argparse
 import json

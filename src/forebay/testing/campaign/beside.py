@@ -1,6 +1,7 @@
 """Faults of what lies beside a cache: a tier's LMDB files, and what a download keeps on disk.
 
-A hub of this process's own serves one small data set; the first part of a path says how it misbehaves."""
+A hub of this process's own serves one small data set; the first part of a path says how it misbehaves.
+"""
 
 import ctypes
 import functools

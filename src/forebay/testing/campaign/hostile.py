@@ -2,7 +2,8 @@
 
 Every craft takes a pristine cache and turns it into a hostile one. Files are taken apart and put together by the bytes
 that `docs/format.md` describes, not by forebay's own code, with every digest made right again: only checks of meaning
-are left to refuse them."""
+are left to refuse them.
+"""
 
 import copy
 import hashlib

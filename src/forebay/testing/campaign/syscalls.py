@@ -6,7 +6,8 @@ what Python does to find its modules.
     count = run_traced(call, folder).calls                     how many there are
     run_traced(call, folder, Strike(at=17, error=0))           SIGKILL as the 17th begins
     run_traced(call, folder, Strike(at=17, error=errno.EIO))   the 17th fails; lasting: so do all behind it
-    run_traced(call, folder, Strike(at=17, meanwhile=…))       something else happens first, while it stands still"""
+    run_traced(call, folder, Strike(at=17, meanwhile=…))       something else happens first, while it stands still
+"""
 
 import ctypes
 import errno

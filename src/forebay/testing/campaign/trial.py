@@ -1,7 +1,8 @@
 """One process per question: a call or a verb, forked from this warm process under limits, and how it ended.
 
 The parent imports everything and runs nothing of forebay itself, so that every child starts as a fresh process does:
-no open maps, no threads, nothing checked yet."""
+no open maps, no threads, nothing checked yet.
+"""
 
 import gc
 import importlib

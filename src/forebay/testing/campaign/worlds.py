@@ -1,7 +1,8 @@
 """Small caches whose rows are known, each built once, and a reader that asks for every row.
 
 What the rows of raw lines should be is known from the lines; of other kinds, from reading the cache before anything
-happened to it."""
+happened to it.
+"""
 
 import hashlib
 import os

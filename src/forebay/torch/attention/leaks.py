@@ -7,7 +7,8 @@ Each check changes a part of the input that must not matter and looks at the out
 
 An empty answer is the proof; each `Leak` says what reached what. Each part is replaced several times by random
 values of another mean and spread, because a model may look at either. What proves nothing is refused: a model
-that is random (dropout), that does not react to its input or gives NaN; a batch with nothing to keep apart."""
+that is random (dropout), that does not react to its input or gives NaN; a batch with nothing to keep apart.
+"""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

@@ -4,7 +4,8 @@
     SeedAttention          a causal residual block that is the identity at birth
     MaskedViTBlock         letterboxed images: no token sees a patch of padding; CLS is always seen
 
-All masks come from one `BlockMaskCache`, which layers share when it is passed to them."""
+All masks come from one `BlockMaskCache`, which layers share when it is passed to them.
+"""
 
 from collections.abc import Callable
 from typing import Literal, Self, get_args

@@ -1,7 +1,8 @@
 """Training a student beside cached teachers: losses, weights, dropout, flow matching, and what stays in the student.
 
 x_t, v ← flow          teacher rows ← Features.at(rows, t) ──dropout──▶ TeacherRows (values, present)
-loss = flow_loss(v_pred, v) + warm-up · feature_loss(predicted, rows.values, present=rows.present)"""
+loss = flow_loss(v_pred, v) + warm-up · feature_loss(predicted, rows.values, present=rows.present)
+"""
 
 from forebay.torch.distill.flow import interpolate, min_snr_weight, sample_times, shift_times, velocity
 from forebay.torch.distill.losses import (

@@ -4,7 +4,8 @@
 
 `features.at(rows, t, direction="t0_noise")` reads a teacher at these times, whichever way its own time runs. A `shift`
 above 1 moves times towards data; SD3 and Flux count time from data to noise, so that their shift of 3 is 1/3 here.
-`min_snr_weight` is the form for noise prediction, used on a velocity loss as the document asks."""
+`min_snr_weight` is the form for noise prediction, used on a velocity loss as the document asks.
+"""
 
 from typing import Literal
 

@@ -4,7 +4,8 @@
     text ──┘                                     ├──▶ where(present, teacher, predicted): the student goes on with it
              teacher (in training, not dropped) ─┘
 
-At inference there is no teacher, and every row goes on with what was predicted."""
+At inference there is no teacher, and every row goes on with what was predicted.
+"""
 
 import math
 from dataclasses import dataclass

@@ -6,7 +6,8 @@
     ImageBatch(cache, flip=0.5, transforms=[jitter])
 
 Transforms come after the flip and before normalisation, so they see uint8. A coin belongs to a sample, an epoch and a
-purpose, so the choice is the same with any number of threads or workers."""
+purpose, so the choice is the same with any number of threads or workers.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -27,7 +27,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "hub": {"errors"},
     "sources": WORDS | {"hub"},  # knows no store
     "raw": WORDS,
-    "tokens": WORDS | {"hub"},
+    "tokens": WORDS | {"hub", "format"},  # reads its constants as tensors
     "masks": {"errors"},
     "order": {"errors", "columns"},  # functions of numbers
     "images": WORDS | {"masks"},

@@ -290,7 +290,7 @@ def test_a_changed_sidecar_is_named_and_one_that_was_only_touched_is_not(tmp_pat
         fb.build(tmp_path / "cache", sources.images(data), RECIPE, workers=0)
     (data / "a.txt").unlink()
     put(data, {"a.json": '{"tags": ["cat"]}', "b.txt": "new"})
-    with pytest.raises(SourceChanged, match=r"'list\.jsonl@39' was edited, added or removed"):
+    with pytest.raises(SourceChanged, match=r"'b\.txt' was edited, added or removed"):
         fb.build(tmp_path / "cache", sources.images(data), RECIPE, workers=0)
 
 

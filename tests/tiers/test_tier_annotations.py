@@ -14,6 +14,7 @@ from tests.tiers.test_cached_images import change
 import forebay as fb
 from forebay.errors import ImageUnreadable
 from forebay.tiers import CachedImages, TierWarning, summarize_tier, verify_tier, warm
+from forebay.tiers.tier_value import decode_value, encode_value, identity_bytes
 
 COUNT = 12
 
@@ -173,6 +174,24 @@ def test_a_sidecar_that_became_unreadable_fails_as_it_does_without_a_tier(folder
     with CachedImages(source, recipe, l2=tier) as images:
         assert json.loads(bytes(images[5]["metadata"])) == {"tags": ["sound"]}
         assert images.statistics().misses == 0
+
+
+def test_a_value_that_does_not_know_its_content_is_served_until_its_image_or_sidecar_is_another(folder, tier, decoded):
+    """As those that were written before the content was recorded."""
+    source = fb.sources.images(folder)
+    fill(source, tier)
+
+    def forget_content(key: bytes, value: bytes) -> bytes:
+        identity, row = decode_value(value)
+        names, seen = (json.loads(line) for line in identity.splitlines())
+        return encode_value(identity_bytes(names, {**seen, "content": None, "digest": 7}), row)
+
+    change(tier, forget_content)
+    assert_read_without_decoding(source, tier, decoded, 0)
+    (folder / "00003.json").write_text('{"tags": ["new"]}')
+    with CachedImages(source, RECIPE, l1=0, l2=tier) as images:
+        assert_same_rows(images.read(range(COUNT)), fresh_rows(source, images.recipe))
+        assert (images.statistics().misses, images.statistics().l2_hits) == (1, COUNT - 1)
 
 
 def test_a_damaged_value_gives_no_pixels_to_a_tagged_image(folder, tier, decoded):

@@ -300,7 +300,7 @@ def _check_plan(store: Store, base: str, adopts: Adopts) -> None:
         raise Damaged(
             f"the cache at '{store.address}' cannot be repaired: no generation can be read, and none of {found:,} "
             f"sound chunk(s) was made by '{layout.plan_segment(0)}' from the source as it is now: the plan is of "
-            f"another cache, or the source has changed; name a copy (`--from COPY`), or build a new cache from the source"
+            f"another cache, or the source has changed; name a copy (`--from COPY`), or build a new cache from it"
         )
 
 

@@ -39,13 +39,12 @@ class Samples:
         self._files = source.files()
         self.root = str(source.describe().get("root", ""))
         self._is_whole = source.unit == "bytes"
-        if self._is_whole and getattr(source, "files_grow", True):
+        if self._is_whole and source.files_grow:
             raise SourceInvalid(
                 f"the samples of a source of kind '{source.describe()['kind']}' cannot be read one by one; use images, "
                 f"a manifest of images or Parquet, or build a cache"
             )
         self._place = {name: value for name, value in source.describe().items() if name not in _PLACES}
-        self._stamp = getattr(source, "stamp", None)
         weights = [1 if self._is_whole else source.weight(file) for file in self._files]
         self._ends = None if set(weights) <= {1} else np.cumsum(weights, dtype=np.int64)
         self._count = sum(weights)
@@ -60,19 +59,18 @@ class Samples:
 
     def stamp(self, file: SourceFile) -> str:
         """What the file system has beside size and mtime (ctime, inode); empty where it is not to be asked."""
-        return "" if self._stamp is None or self._check == "open" else self._stamp(file)
+        return "" if self._check == "open" else self.source.stamp(file)
 
     def digest(self, index: int, file: SourceFile) -> int | None:
         """A hash of the bytes of a sample, where that takes no more than reading one file."""
-        if self._stamp is None or self._ends is not None:
+        if self._ends is not None or not self.source.stamp(file):
             return None
         part = self._part(index, file)
         return self.source.digest(file, part.start, part.stop)
 
     def read(self, index: int, file: SourceFile) -> Sample:
         """One sample of the very file that was looked at; `ImageUnreadable` where it cannot be read."""
-        touched_ns = getattr(self.source, "touched_ns", None)
-        times = [file.mtime_ns if touched_ns is None else touched_ns(file)]
+        times = [self.source.touched_ns(file)]
         times += [int(one.partition(":")[0]) for one in self.stamp(file).split(",") if one]
         _wait_until_settled(max(times))
         found = self._read_once(self._part(index, file))

@@ -204,6 +204,25 @@ class AnnotatedRecipe(Protocol):
 
 
 @runtime_checkable
+class RowRecipe(Recipe, Protocol):
+    """A recipe that makes one row of one sample, or raises `ImageUnreadable`.
+
+    A tier keeps what `make_stored` makes, under a key of `stored_fields`, and `read_stored` makes the row of it: what
+    the other fields of the recipe decide (tags) may change without a miss.
+    """
+
+    def make_row(self, sample: Sample) -> dict[str, Array]: ...
+
+    def stored_fields(self) -> Mapping[str, Any]: ...
+
+    def stored_columns(self) -> Sequence[Column]: ...
+
+    def make_stored(self, sample: Sample) -> dict[str, Array]: ...
+
+    def read_stored(self, stored: dict[str, Array]) -> dict[str, Array]: ...
+
+
+@runtime_checkable
 class LayerRecipe(Protocol):
     """How the rows of a base layer get further columns: `reads` names the columns that `make` is given.
 

@@ -4,10 +4,10 @@ file a.jsonl  ├──────part──────┼───part──�
 file b.jsonl  ├─part─┼────────part────────┤      chunk 1 = [a 900:1400, b 0:350]   …
 """
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 import msgspec
 
@@ -123,7 +123,8 @@ class Failure(msgspec.Struct, frozen=True):
     detail: str = ""
 
 
-class Source(ABC):
+@runtime_checkable
+class Source(Protocol):
     """Where samples come from: the base of every source. A new one passes `forebay.testing.SourceContract`.
 
     What is abstract it must have; the rest are hooks with their defaults. It is picklable, small, and opens nothing

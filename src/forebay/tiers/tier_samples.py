@@ -9,17 +9,16 @@ inode) is not part of the key: where it differs from that of the file as it is n
 
 import hashlib
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
 
-from forebay.columns import Column
 from forebay.errors import ImageUnreadable, SourceChanged, SourceInvalid, SourceUnreadable
-from forebay.recipe import Recipe, canonical_json, versions_of
+from forebay.recipe import RowRecipe, canonical_json, versions_of
 from forebay.source import Failure, Part, Sample, Source, SourceFile, settling_seconds
-from forebay.tiers.tier_value import KEY_BYTES, Row, identity_bytes
+from forebay.tiers.tier_value import KEY_BYTES, identity_bytes
 
 CheckSource = Literal["read", "open"]
 # What is the matter with a sample itself; trouble with the disk, or with this process, says nothing about samples.
@@ -132,25 +131,6 @@ def _wait_until_settled(touched_ns: int) -> None:
 
 
 _UNKNOWN = bytes(KEY_BYTES)
-
-
-@runtime_checkable
-class RowRecipe(Recipe, Protocol):
-    """A recipe that makes one row of one sample, or raises `ImageUnreadable`.
-
-    A tier keeps what `make_stored` makes, under a key of `stored_fields`, and `read_stored` makes the row of it: what
-    the other fields of the recipe decide (tags) may change without a miss.
-    """
-
-    def make_row(self, sample: Sample) -> Row: ...
-
-    def stored_fields(self) -> Mapping[str, Any]: ...
-
-    def stored_columns(self) -> Sequence[Column]: ...
-
-    def make_stored(self, sample: Sample) -> Row: ...
-
-    def read_stored(self, stored: Row) -> Row: ...
 
 
 class Named(NamedTuple):

@@ -24,7 +24,7 @@ from forebay.images.content import Alpha, Color, Planes, Resample, as_planes, ba
 from forebay.images.decode import MAX_PIXELS, Exif, Policy, check_size, decode, rgb
 from forebay.images.geometry import Letterbox
 from forebay.images.tags import TagKey, Tags, shown_key, tags_in
-from forebay.recipe import ChunkTarget, Rows, canonical_json
+from forebay.recipe import ChunkTarget, RecipeHooks, Rows, canonical_json
 from forebay.source import TOO_DEEP, Annotated, Failure, Sample, is_shallow
 
 Row = dict[str, Array]
@@ -141,7 +141,7 @@ class Annotations(Protocol):
     def annotations(self) -> Iterable[Mapping[str, Any]]: ...
 
 
-class ImageRecipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=True):
+class ImageRecipe(RecipeHooks, msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=True):
     """Letterbox images to `size` × `size` and keep their content.
 
     `tags=None` is decided when a cache is planned: all that the source names under `tag_key` at least `min_tag_count`

@@ -7,11 +7,11 @@ import msgspec
 
 from forebay.columns import Codec, Column, Level, Ragged
 from forebay.errors import RecipeInvalid
-from forebay.recipe import ChunkTarget, Rows
+from forebay.recipe import ChunkTarget, RecipeHooks, Rows
 from forebay.source import Failure, Sample
 
 
-class RawRecipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class RawRecipe(RecipeHooks, msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Keep every sample's bytes in the column `data`, its id in `id`.
 
     A sample longer than `max_sample_bytes` is recorded as a failure, not stored.

@@ -11,10 +11,11 @@ import msgspec
 
 from forebay.errors import ImageUnreadable, RecipeInvalid, SourceChanged
 from forebay.format.sealed import VARIABLE
+from forebay.recipe import RowRecipe
 from forebay.source import Sample
 from forebay.tiers.lmdb_tier import LmdbTier
 from forebay.tiers.tier_records import TierStatistics, TierWarning
-from forebay.tiers.tier_samples import Named, Names, RowRecipe, Samples, Seen, content_of, key_of, seen_in
+from forebay.tiers.tier_samples import Named, Names, Samples, Seen, content_of, key_of, seen_in
 from forebay.tiers.tier_value import BadValue, Row, RowShape, decode_value, encode_value
 from forebay.tiers.tier_writer import WhenFull
 

@@ -10,18 +10,17 @@ ctime, an edited sidecar), the sample is read again, and its pixels are kept if 
 
 import hashlib
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
 import xxhash
 
-from forebay.columns import Column
 from forebay.errors import ImageUnreadable, SourceChanged, SourceInvalid, SourceUnreadable
-from forebay.recipe import Recipe, canonical_json, versions_of
+from forebay.recipe import RowRecipe, canonical_json, versions_of
 from forebay.source import Annotated, Failure, Part, Sample, Source, SourceFile, settling_seconds
-from forebay.tiers.tier_value import KEY_BYTES, Row, identity_bytes
+from forebay.tiers.tier_value import KEY_BYTES, identity_bytes
 
 CheckSource = Literal["read", "open"]
 # What is the matter with a sample itself; trouble with the disk, or with this process, says nothing about samples.
@@ -55,7 +54,7 @@ class Samples:
         self._files = source.files()
         self.root = str(source.describe().get("root", ""))
         self._is_whole = source.unit == "bytes"
-        if self._is_whole and getattr(source, "files_grow", True):
+        if self._is_whole and source.files_grow:
             raise SourceInvalid(
                 f"the samples of a source of kind '{source.describe()['kind']}' cannot be read one by one; use images, "
                 f"a manifest of images or Parquet, or build a cache"
@@ -63,7 +62,6 @@ class Samples:
         described = {name: value for name, value in source.describe().items() if name not in _PLACES}
         self._read_as = {name: described.pop(name) for name in _CHOICES if name in described}
         self._described = described
-        self._stamp = getattr(source, "stamp", None)
         weights = [1 if self._is_whole else source.weight(file) for file in self._files]
         self._ends = None if set(weights) <= {1} else np.cumsum(weights, dtype=np.int64)
         self._count = sum(weights)
@@ -78,7 +76,7 @@ class Samples:
 
     def stamp(self, file: SourceFile) -> str:
         """What the file system has beside size and mtime (ctime, inode); empty where it is not to be asked."""
-        return "" if self._stamp is None or self._check == "open" else self._stamp(file)
+        return "" if self._check == "open" else self.source.stamp(file)
 
     def seen(self, file: SourceFile) -> Seen:
         """A sample as it is now; its bytes are not read."""
@@ -86,8 +84,7 @@ class Samples:
 
     def read(self, index: int, file: SourceFile) -> Sample:
         """One sample of the very file that was looked at; `ImageUnreadable` where it cannot be read."""
-        touched_ns = getattr(self.source, "touched_ns", None)
-        times = [file.mtime_ns if touched_ns is None else touched_ns(file)]
+        times = [self.source.touched_ns(file)]
         times += [int(one.partition(":")[0]) for one in self.stamp(file).split(",") if one]
         _wait_until_settled(max(times))
         found = self._read_once(self._part(index, file))
@@ -156,28 +153,6 @@ def _wait_until_settled(touched_ns: int) -> None:
 
 
 _UNKNOWN = bytes(KEY_BYTES)
-
-
-@runtime_checkable
-class RowRecipe(Recipe, Protocol):
-    """A recipe that makes one row of one sample, or raises `ImageUnreadable`.
-
-    A tier keeps what `make_stored` makes, under a key of `stored_fields`, and `read_stored` makes the row of it: what
-    the other fields of the recipe decide (tags) may change without a miss. `make_stored_again` makes the same of a
-    sample with the bytes that `stored` was made from, whatever is said about it now, and decodes nothing.
-    """
-
-    def make_row(self, sample: Sample) -> Row: ...
-
-    def stored_fields(self) -> Mapping[str, Any]: ...
-
-    def stored_columns(self) -> Sequence[Column]: ...
-
-    def make_stored(self, sample: Sample) -> Row: ...
-
-    def make_stored_again(self, sample: Sample, stored: Row) -> Row: ...
-
-    def read_stored(self, stored: Row) -> Row: ...
 
 
 class Named(NamedTuple):

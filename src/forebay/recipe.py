@@ -208,7 +208,8 @@ class RowRecipe(Recipe, Protocol):
     """A recipe that makes one row of one sample, or raises `ImageUnreadable`.
 
     A tier keeps what `make_stored` makes, under a key of `stored_fields`, and `read_stored` makes the row of it: what
-    the other fields of the recipe decide (tags) may change without a miss.
+    the other fields of the recipe decide (tags) may change without a miss. `make_stored_again` makes the same of a
+    sample with the bytes that `stored` was made from, whatever is said about it now, and decodes nothing.
     """
 
     def make_row(self, sample: Sample) -> dict[str, Array]: ...
@@ -218,6 +219,8 @@ class RowRecipe(Recipe, Protocol):
     def stored_columns(self) -> Sequence[Column]: ...
 
     def make_stored(self, sample: Sample) -> dict[str, Array]: ...
+
+    def make_stored_again(self, sample: Sample, stored: dict[str, Array]) -> dict[str, Array]: ...
 
     def read_stored(self, stored: dict[str, Array]) -> dict[str, Array]: ...
 

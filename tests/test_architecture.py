@@ -33,7 +33,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "images": WORDS | {"masks"},
     "teachers": INDEX | {"read", "hub", "masks", "order"},  # reads a cache; `torch` runs the models
     "kinds": WORDS,
-    "api": CORE | {"kinds"},
+    "api": CORE | {"kinds", "preview"},  # of preview, the progress bar
     "testing": CORE | {"api", "cli", "raw"},  # its campaign runs the command line, its contracts the simplest recipe
     "tiers": WORDS | {"sizes", "format", "cache", "building", "engine"},  # knows no store: an LMDB of its own
     "feeding": INDEX | {"read", "order", "masks"},  # numpy only
@@ -46,7 +46,7 @@ ONLY_IN = {
     "torch": {"torch", "compat"},
     "PIL": {"masks", "images", "teachers", "testing"},
     "click": {"cli"},
-    "rich": {"cli"},
+    "rich": {"cli", "preview"},  # preview: the progress bar, which Python and the command line share
     "pytest": {"testing"},
     "huggingface_hub": {"hub"},
     "httpx2": {"hub"},

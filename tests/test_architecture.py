@@ -21,7 +21,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "store": {"errors"},
     "format": WORDS | {"store"},
     "cache": WORDS | {"store", "format"},  # knows no kind of data
-    "read": INDEX,
+    "read": INDEX | {"tokens"},  # of tokens, what decodes a row for `Cache.text`
     "engine": {"errors", "recipe", "store"},
     "building": INDEX | {"read", "engine"},
     "hub": {"errors"},

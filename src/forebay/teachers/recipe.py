@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal
 import msgspec
 import numpy as np
 
+from forebay.cache.records import Record
 from forebay.columns import Array, Column, Columns, Dtype, Ragged
 from forebay.errors import RecipeInvalid, TeacherUnusable
 from forebay.recipe import RecipeHooks, Rows
@@ -268,7 +269,7 @@ def encodings(
     return {teacher.layer_name(): TeacherRecipe(teacher=teacher, **fields) for teacher in teachers}
 
 
-class ColumnSize(msgspec.Struct, frozen=True, kw_only=True):
+class ColumnSize(Record, frozen=True, kw_only=True):
     """What one column takes; of what is stored once for equal prompts, at most."""
 
     layer: str
@@ -279,7 +280,7 @@ class ColumnSize(msgspec.Struct, frozen=True, kw_only=True):
     bytes: int
 
 
-class TeacherEstimate(msgspec.Struct, frozen=True, kw_only=True):
+class TeacherEstimate(Record, frozen=True, kw_only=True):
     """What the layers of some teachers take for so many rows."""
 
     rows: int

@@ -39,7 +39,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "feeding": INDEX | {"read", "order", "masks"},  # numpy only
     "torch": INDEX | {"read", "api", "feeding", "images", "masks", "order", "sources", "teachers"},
     "compat": CORE | {"api", "images", "order", "raw", "sources", "teachers", "torch"},
-    "preview": INDEX | {"read", "building", "kinds", "images", "teachers", "tokens"},
+    "preview": INDEX | {"read", "building", "kinds", "images", "masks", "teachers", "tokens"},
+    "__main__": {"cli"},
     "cli": CORE | {"api", "kinds", "images", "preview", "raw", "sizes", "sources", "teachers", "tiers", "tokens"},
 }
 ONLY_IN = {

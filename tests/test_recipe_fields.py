@@ -11,7 +11,7 @@ from forebay.errors import RecipeInvalid
 
 @pytest.mark.parametrize("recipe", [fb.TokenRecipe, fb.ImageRecipe, fb.RawRecipe])
 def test_a_wrong_choice_is_refused_with_the_choices_and_the_nearest(recipe: type):
-    with pytest.raises(RecipeInvalid, match="codec is 'gzip'; it must be one of 'none', 'lz4', 'zstd'$"):
+    with pytest.raises(RecipeInvalid, match=r"codec is 'gzip'; it must be one of 'none', 'lz4', 'zstd'$"):
         recipe(codec="gzip")
     with pytest.raises(RecipeInvalid, match=re.escape("did you mean 'zstd'?")):
         recipe(codec="zst")
@@ -38,7 +38,7 @@ def test_a_field_of_another_type_is_refused_by_name(recipe: type, fields: dict, 
 
 
 def test_a_teacher_is_asked_with_fields_of_the_right_type():
-    with pytest.raises(RecipeInvalid, match="dtype is 'float61'.*did you mean 'float16'"):
+    with pytest.raises(RecipeInvalid, match=r"dtype is 'float61'.*did you mean 'float16'"):
         fb.TeacherRecipe(teacher=Ramp(name="ramp"), dtype="float61")
     with pytest.raises(RecipeInvalid, match="batch_size is '8'; it must be a whole number"):
         fb.TeacherRecipe(teacher=Ramp(name="ramp"), batch_size="8")

@@ -1,4 +1,4 @@
-"""What only the command line answers with: rows to look at, a build that is not made, a demo."""
+"""Records of rows as a person reads them, of a build that is not made, and of the demo."""
 
 from typing import Any
 

@@ -6,12 +6,15 @@ Everything here takes the root of a cache (a folder's path or a store) and answe
 import errno
 import os
 import socket
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
-from functools import partial
-from typing import Any, Literal, cast
+from functools import partial, wraps
+from importlib import import_module
+from multiprocessing import parent_process
+from typing import Any, Literal, ParamSpec, TypeVar, cast
 
 import msgspec
 
@@ -95,9 +98,39 @@ from forebay.store import LocalStore, Root, Store, open_store
 
 LONG_WORK_BYTES = 64 * 1024 * 1024
 OnProgress = Callable[[Progress], None]
+ShowProgress = bool | OnProgress | None
 Mode = Literal["forward", "inverse"]
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
+def _reporting(verb: Callable[P, R]) -> Callable[P, R]:
+    """Show a verb's progress: `progress=True` always, None where a person sees it, False never.
+
+    A function is called with every `Progress` instead, as `on_progress` is.
+    """
+
+    @wraps(verb)
+    def reporting(*args: P.args, **kwargs: P.kwargs) -> R:
+        show, passed = cast(ShowProgress, kwargs.pop("progress", None)), kwargs.get("on_progress")
+        calls = [cast(OnProgress, call) for call in (passed, show) if callable(call)]
+        with ExitStack() as ending:
+            if show is True or (show is None and not calls and _is_watched()):
+                drawing = import_module("forebay.preview.progress")  # and rich with it, only where it is shown
+                calls.append(ending.enter_context(drawing.shown_progress()))
+            kwargs["on_progress"] = lambda progress: [call(progress) for call in calls]
+            return verb(*args, **kwargs)
+
+    return reporting
+
+
+def _is_watched() -> bool:
+    """Whether standard error is a terminal, or this is a notebook's process; never a worker that it started."""
+    on_terminal = sys.stderr is not None and sys.stderr.isatty()
+    return parent_process() is None and (on_terminal or "ipykernel" in sys.modules)
+
+
+@_reporting
 def build(
     root: Root,
     source: Source | None,
@@ -112,6 +145,7 @@ def build(
     max_failures: int | float | None = None,
     skip_unreadable: bool = False,
     lease_seconds: float = LEASE_SECONDS,
+    progress: ShowProgress = None,
     on_progress: OnProgress | None = None,
 ) -> BuildReport:
     """Compute what is missing of a layer, and nothing else.
@@ -120,6 +154,9 @@ def build(
     chunks in this process. `mode="inverse"` first checks every chunk that is there, then fills gaps from the far end.
     The range is inclusive. `max_failures` is a count, or a share below 1; without it a build stops at a chunk of which
     all samples fail. `skip_unreadable` leaves out damaged files of the source, which the report lists.
+
+    A bar shows how far it is in a terminal or a notebook; `progress=False` hides it, `progress=True` shows it anywhere,
+    and a function is called with every `Progress` instead. The same goes for every verb that takes long.
     """
     _check_recipe(recipe)
     store = open_store(root)
@@ -158,6 +195,7 @@ def build_layers(root: Root, recipes: Mapping[str, AnyRecipe], **terms: Any) -> 
     return [build(root, None, recipe, layer=layer, **terms) for layer, recipe in recipes.items()]
 
 
+@_reporting
 def grow(
     root: Root,
     source: Source,
@@ -168,6 +206,7 @@ def grow(
     max_failures: int | float | None = None,
     skip_unreadable: bool = False,
     lease_seconds: float = LEASE_SECONDS,
+    progress: ShowProgress = None,
     on_progress: OnProgress | None = None,
 ) -> BuildReport:
     """Append new files, and what was appended to known ones, as a new segment of the plan; then build it.
@@ -197,6 +236,7 @@ def grow(
     return msgspec.structs.replace(report, notes=(*report.notes, *said, *grown))
 
 
+@_reporting
 def refresh(
     root: Root,
     *,
@@ -208,6 +248,7 @@ def refresh(
     memory_limit: int | None = None,
     max_failures: int | float | None = None,
     lease_seconds: float = LEASE_SECONDS,
+    progress: ShowProgress = None,
     on_progress: OnProgress | None = None,
 ) -> RefreshReport:
     """Make the chunks of changed source files again, as new revisions in a new generation.
@@ -309,6 +350,7 @@ def _still_missing(paths: Sequence[str], plan: Plan) -> tuple[str, ...]:
     return (f"{len(paths):,} planned file(s) are gone (the first is '{paths[0]}'); their rows are kept{way}",)
 
 
+@_reporting
 def verify(
     root: Root,
     *,
@@ -319,6 +361,7 @@ def verify(
     min_generation: int | None = None,
     digest: str | None = None,
     max_block_bytes: int = MAX_BLOCK_BYTES,
+    progress: ShowProgress = None,
     on_progress: OnProgress | None = None,
 ) -> VerifyReport:
     """Check every published byte against its digest; `full` also decodes all rows and hashes the source again.
@@ -340,6 +383,7 @@ def verify(
     return msgspec.structs.replace(report, source_note="" if report.source_checked else _why_unchecked(store, asked))
 
 
+@_reporting
 def repair(
     root: Root,
     *,
@@ -349,6 +393,7 @@ def repair(
     copy: Root | None = None,
     workers: int | None = None,
     memory_limit: int | None = None,
+    progress: ShowProgress = None,
     on_progress: OnProgress | None = None,
 ) -> RepairReport:
     """Put back exactly what `verify` finds bad or missing: from a copy of the cache, or made again from the source.
@@ -437,11 +482,13 @@ def clean(root: Root, *, keep_generations: int | None = None, lease_seconds: flo
     return clean_cache(open_store(root), keep_generations, lease_seconds)
 
 
+@_reporting
 def rekey(
     root: Root,
     *,
     old_key: bytes | None = None,
     new_key: bytes | None = None,
+    progress: ShowProgress = None,
     on_progress: OnProgress | None = None,
 ) -> RekeyReport:
     """Sign the generations of a cache with another key, after checking every byte that they list.
@@ -454,7 +501,10 @@ def rekey(
     return rekey_cache(open_store(root), old_key, new, on_progress or _silent)
 
 
-def copy(root: Root, destination: Root, *, on_progress: OnProgress | None = None) -> CopyReport:
+@_reporting
+def copy(
+    root: Root, destination: Root, *, progress: ShowProgress = None, on_progress: OnProgress | None = None
+) -> CopyReport:
     """Copy what the newest generation lists, every chunk checked on the way."""
     if isinstance(destination, str | os.PathLike) and os.path.isfile(destination):
         raise NotADirectoryError(errno.ENOTDIR, "there is a file, and a cache is a folder", os.fspath(destination))

@@ -8,9 +8,11 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, is_dataclass
+from difflib import get_close_matches
+from functools import lru_cache
 from inspect import getattr_static
 from types import MappingProxyType
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar, Literal, Protocol, get_args, get_origin, runtime_checkable
 
 import msgspec
 import numpy as np
@@ -278,6 +280,31 @@ def fields_of(recipe: AnyRecipe) -> dict[str, Any]:
     except (TypeError, ValueError) as error:
         raise RecipeInvalid(f"a field of the recipe '{recipe.kind}' cannot be written as JSON: {error}") from error
     return restored
+
+
+def check_fields(recipe: msgspec.Struct) -> None:
+    """Refuse a field of another type than its recipe declares; called when the recipe is made."""
+    for known in _declared_fields(type(recipe)):
+        value = getattr(recipe, known.name)
+        try:
+            if value is not msgspec.UNSET:
+                msgspec.convert(value, known.type)
+        except msgspec.ValidationError as error:
+            raise RecipeInvalid(_expected(known, value, error)) from error
+
+
+_declared_fields = lru_cache(maxsize=64)(msgspec.structs.fields)
+_IN_WORDS = {int: "a whole number", str: "text", bool: "True or False"}
+
+
+def _expected(field: msgspec.structs.FieldInfo, value: object, error: msgspec.ValidationError) -> str:
+    found = f"{field.name} is {repr(value)[:80]}; "
+    if get_origin(field.type) is not Literal:
+        return found + (f"it must be {_IN_WORDS[field.type]}" if field.type in _IN_WORDS else f"{error}")
+    choices = get_args(field.type)
+    near = get_close_matches(str(value), choices, n=1)
+    known = f"it must be one of {', '.join(map(repr, choices))}"
+    return found + known + (f"; did you mean {near[0]!r}?" if near else "")
 
 
 def check_recipe(recipe: AnyRecipe) -> None:

@@ -1,4 +1,4 @@
-"""Where the command line begins: `forebay`, and `python -m forebay.cli` for that of this very interpreter.
+"""Where the command line begins: `forebay`, and `python -m forebay` for that of this very interpreter.
 
 Importing the verbs takes half a second and reads hundreds of files. What goes wrong meanwhile is one line too.
 """

@@ -24,7 +24,7 @@ from forebay.images.content import Alpha, Color, Planes, Resample, as_planes, ba
 from forebay.images.decode import MAX_PIXELS, Exif, Policy, check_size, decode, rgb
 from forebay.images.geometry import Letterbox
 from forebay.images.tags import TagKey, Tags, shown_key, tags_in
-from forebay.recipe import ChunkTarget, RecipeHooks, Rows, canonical_json
+from forebay.recipe import ChunkTarget, RecipeHooks, Rows, canonical_json, check_fields
 from forebay.source import TOO_DEEP, Annotated, Failure, Sample, is_shallow
 
 Row = dict[str, Array]
@@ -184,6 +184,7 @@ class ImageRecipe(RecipeHooks, msgspec.Struct, frozen=True, kw_only=True, forbid
             raise RecipeInvalid(
                 "tag_key or tag_separator is empty; name a key of the metadata, and what is between tags"
             )
+        check_fields(self)
         Tags(self.tags or ())
 
     def columns(self) -> tuple[Column, ...]:

@@ -7,7 +7,7 @@ import msgspec
 
 from forebay.columns import Codec, Column, Level, Ragged
 from forebay.errors import RecipeInvalid
-from forebay.recipe import ChunkTarget, RecipeHooks, Rows
+from forebay.recipe import ChunkTarget, RecipeHooks, Rows, check_fields
 from forebay.source import Failure, Sample
 
 
@@ -26,6 +26,9 @@ class RawRecipe(RecipeHooks, msgspec.Struct, frozen=True, kw_only=True, forbid_u
     rows_per_block: int = 64
     chunk_bytes: int = 16 * 1024 * 1024
     max_sample_bytes: int = 64 * 1024 * 1024
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
     def columns(self) -> tuple[Column, ...]:
         return (

@@ -10,7 +10,7 @@ import xxhash
 
 from forebay.columns import DTYPES, Array, Codec, Column, Dtype, Level
 from forebay.errors import RecipeInvalid
-from forebay.recipe import ChunkTarget, RecipeHooks, Rows
+from forebay.recipe import ChunkTarget, RecipeHooks, Rows, check_fields
 from forebay.source import Sample
 from forebay.tokens.encoded_documents import Documents, Frame, encode_documents
 from forebay.tokens.encoders import ENCODERS, EncoderName, choose_encoder, encoder_version, is_installed, open_encoder
@@ -126,6 +126,7 @@ class TokenRecipe(RecipeHooks, msgspec.Struct, frozen=True, kw_only=True, forbid
     encoder: Literal["auto", "fastokens", "tokenizers"] = "auto"
 
     def __post_init__(self) -> None:
+        check_fields(self)
         for name in ("sequence_length", "chunk_size"):
             if getattr(self, name) < 1:
                 raise RecipeInvalid(f"{name} is {getattr(self, name)}; it must be at least 1")

@@ -11,7 +11,7 @@ EXTRAS ?= core,tokens,fast,images,pictures,remote,torch,teachers,onnx
 LOWEST_TESTS ?= tests/store tests/format tests/golden tests/test_columns.py tests/test_recipe.py tests/cache/test_build.py \
 	tests/cache/test_reader.py tests/cache/test_verify.py tests/cache/test_repair.py
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check test-long format bench docs wheel wheel-check lowest release figures walk clean
+.PHONY: help setup demo test check test-long campaign format bench docs wheel wheel-check lowest release figures walk clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -53,6 +53,10 @@ check: $(VENV)/.dev  ## ruff format, ruff, mypy --strict, pytest
 
 test-long: $(VENV)/.dev  ## the campaigns that take minutes
 	$(BIN)/pytest -n 2 -m long
+
+SEED ?= 1
+campaign: $(VENV)/.dev  ## two minutes of faults; SEED=7 chooses others
+	$(BIN)/python -m forebay.testing.campaign --seed $(SEED) --minutes 2 --all
 
 format: $(VENV)/.dev  ## ruff format, and what ruff can fix
 	$(BIN)/ruff format $(CODE)

@@ -120,3 +120,20 @@ def test_only_few_modules_read_the_environment() -> None:
         "testing/campaign/beside.py",  # sets it for children
         "testing/campaign/trial.py",
     }
+
+
+def test_hooks_are_declared_and_never_asked_for_by_name() -> None:
+    """A caller that asks whether a recipe, a source or a job has some member would not notice that it is misspelt.
+
+    What differs between platforms and their libraries is asked for by name; `recipe.hooks_of` does it for all.
+    """
+    rooms = ("api", "kinds", "source", "building", "cache", "engine", "tiers", "cli", "sources", "preview")
+    asked = [
+        f"{path.relative_to(SRC)}:{call.lineno} asks {ast.unparse(call)}"
+        for path in _modules()
+        if _room(path) in rooms
+        for call in ast.walk(ast.parse(path.read_text()))
+        if isinstance(call, ast.Call) and ast.unparse(call.func) in ("getattr", "hasattr")
+        if isinstance(call.args[1], ast.Constant) and not str(call.args[1].value).startswith("__")
+    ]
+    assert [line for line in asked if not re.search(r"asks \w+\((os|full), ", line)] == []

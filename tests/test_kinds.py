@@ -5,10 +5,12 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.byte_tokens import ByteTokens
 
 import forebay as fb
+from forebay import kinds
 from forebay.errors import RecipeInvalid, SourceInvalid, SourceNeeded, UnknownKind
-from forebay.kinds import SOURCES, reopen_recipe, reopen_source
+from forebay.kinds import RECIPES, SOURCES, own_kinds, recipe_class, reopen_recipe, reopen_source, source_class
 from forebay.recipe import document
 
 WRONG: list[Any] = [None, True, 5, 1.5, [], {}, [[]], [5], {"x": []}]
@@ -38,7 +40,7 @@ def test_a_source_opens_by_a_whole_description_and_by_no_other(kind):
                 reopen_source({"kind": kind, **WHOLE, name: value})
 
 
-@pytest.mark.parametrize("kind", SOURCES)
+@pytest.mark.parametrize("kind", own_kinds(SOURCES))
 @pytest.mark.parametrize("value", WRONG, ids=repr)
 def test_no_description_raises_an_error_that_is_not_ours(kind, value):
     for description in ({"kind": kind}, *({"kind": kind, **WHOLE, name: value} for name in WHOLE)):
@@ -59,3 +61,42 @@ def test_a_recipe_with_fields_of_another_type_says_so(fields):
     with pytest.raises(RecipeInvalid, match="the recipe of layer 'raw' cannot be opened as one of kind 'raw'"):
         reopen_recipe(spoiled)
     assert reopen_recipe(kept) == fb.RawRecipe()
+
+
+@pytest.mark.parametrize(("group", "find"), [(RECIPES, recipe_class), (SOURCES, source_class)])
+def test_every_kind_of_ours_is_found_under_its_own_name(group, find):
+    for kind in own_kinds(group):
+        assert find(kind).kind == kind
+
+
+@pytest.fixture
+def installed(tmp_path, monkeypatch):
+    """As installed from a wheel: no pyproject.toml is there, and the metadata of packages says what there is."""
+
+    def install(package: str, lines: str) -> None:
+        folder = tmp_path / "site" / f"{package}-9.dist-info"
+        folder.mkdir(parents=True)
+        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 9\n")
+        (folder / "entry_points.txt").write_text(lines)
+
+    monkeypatch.setattr(kinds, "_PYPROJECT", tmp_path / "pyproject.toml")
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    own_kinds.cache_clear()
+    yield install
+    own_kinds.cache_clear()
+
+
+def test_an_installed_package_finds_its_kinds_in_its_metadata(installed):
+    installed("forebay", "[forebay.recipes]\nraw = forebay.raw:RawRecipe\n")
+    assert recipe_class("raw") is fb.RawRecipe
+    with pytest.raises(UnknownKind, match="known: raw"):
+        recipe_class("tokens")
+
+
+def test_another_package_adds_kinds_and_replaces_none_of_ours(installed):
+    installed("forebay", "[forebay.recipes]\nraw = forebay.raw:RawRecipe\n")
+    installed(
+        "letters", "[forebay.recipes]\nraw = tests.byte_tokens:ByteTokens\nbytes = tests.byte_tokens:ByteTokens\n"
+    )
+    assert recipe_class("raw") is fb.RawRecipe
+    assert recipe_class("bytes") is ByteTokens

@@ -808,7 +808,7 @@ def _check_source(source: object) -> None:
 
 
 def _check_recipe(recipe: object) -> None:
-    if not hasattr(recipe, "kind"):
+    if not isinstance(recipe, Recipe | LayerRecipe):
         raise TypeError(f"a recipe is needed, for instance fb.ImageRecipe(size=224), not {type(recipe).__name__}")
 
 

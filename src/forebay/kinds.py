@@ -1,12 +1,15 @@
-"""Which class stands behind a kind of recipe or source: the built-in ones here, others by entry point.
+"""Which class stands behind a kind of recipe or source: entry points, of forebay itself and of other packages.
 
-A package adds its own with an entry point in the group `forebay.recipes` or `forebay.sources`, named as the kind.
+A package adds its own in the group `forebay.recipes` or `forebay.sources`, named as the kind. It cannot replace one of
+forebay's own.
 """
 
+import tomllib
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
-from importlib import import_module
-from importlib.metadata import entry_points
+from functools import cache
+from importlib.metadata import EntryPoint, distribution, entry_points
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -17,27 +20,10 @@ from forebay.source import Source
 
 # What a description that somebody else wrote may raise in the class that it is turned into.
 WRONG = (KeyError, TypeError, ValueError, AttributeError, RecursionError, msgspec.ValidationError)
-RECIPES = {
-    "images": ("forebay.images", "ImageRecipe"),
-    "imported": ("forebay.compat.pt_import", "ImportedRecipe"),
-    "imported-rows": ("forebay.compat.pt_import", "ImportedRows"),
-    "raw": ("forebay.raw", "RawRecipe"),
-    "teacher": ("forebay.teachers", "TeacherRecipe"),
-    "tokens": ("forebay.tokens", "TokenRecipe"),
-}
-SOURCES = {
-    "files": ("forebay.sources", "FileSource"),
-    "function": ("forebay.sources", "FunctionSource"),
-    "hub": ("forebay.sources.hub_datasets", "HubSource"),
-    "image_manifest": ("forebay.sources", "ImageManifestSource"),
-    "images": ("forebay.sources", "ImageSource"),
-    "jsonl": ("forebay.sources", "JsonlSource"),
-    "lines": ("forebay.sources", "LineSource"),
-    "old-cache": ("forebay.compat.pt_import", "OldCacheSource"),
-    "parquet_images": ("forebay.sources.parquet_sources", "ParquetImageSource"),
-    "parquet": ("forebay.sources.parquet_sources", "ParquetSource"),
-    "text": ("forebay.sources", "TextSource"),
-}
+RECIPES, SOURCES = "forebay.recipes", "forebay.sources"  # groups of entry points; an entry is named as its kind
+# forebay's own entry points are read from here in a source tree, where installed metadata is missing or older than the
+# code: an editable install records them once. An installed package has no such file, and is asked for its metadata.
+_PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
 
 
 def recipe_class(kind: str) -> type[Any]:
@@ -127,12 +113,19 @@ def remote_source(description: Mapping[str, Any]) -> str:
     return kind if source_class(kind).remote else ""
 
 
-def _find(what: str, kind: str, built_in: Mapping[str, tuple[str, str]]) -> type[Any]:
-    if kind in built_in:
-        module, name = built_in[kind]
-        found: type[Any] = getattr(import_module(module), name)
-        return found
-    for entry in entry_points(group=f"forebay.{what}s", name=kind):
+@cache
+def own_kinds(group: str) -> dict[str, EntryPoint]:
+    """forebay's own kinds of recipes or of sources."""
+    if Path(__file__).parents[1].name == "src" and _PYPROJECT.is_file():
+        project = tomllib.loads(_PYPROJECT.read_text("utf-8")).get("project", {})
+        if project.get("name") == "forebay":
+            return {kind: EntryPoint(kind, place, group) for kind, place in project["entry-points"][group].items()}
+    return {entry.name: entry for entry in distribution("forebay").entry_points.select(group=group)}
+
+
+def _find(what: str, kind: str, group: str) -> type[Any]:
+    own = own_kinds(group)
+    for entry in (own[kind],) if kind in own else entry_points(group=group, name=kind):
         loaded: type[Any] = entry.load()
         return loaded
-    raise UnknownKind(what, kind, sorted(built_in))
+    raise UnknownKind(what, kind, sorted(own))

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import ClassVar
 
@@ -26,7 +27,7 @@ from forebay.errors import BuildStopped, FormatTooNew, IndexCorrupt, NothingPubl
 from forebay.format.chunk_decode import ChunkFile
 from forebay.format.layout import FORMAT_VERSION
 from forebay.format.sealed import seal
-from forebay.kinds import RECIPES
+from forebay.kinds import RECIPES, own_kinds
 
 
 @pytest.fixture
@@ -330,7 +331,9 @@ class VersionedRecipe(MoodyRecipe, frozen=True, kw_only=True):
 def test_a_repair_records_the_libraries_of_the_recipe_that_the_cache_keeps(
     tmp_path: Path, mood: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(RECIPES, "versioned", (__name__, "VersionedRecipe"))
+    monkeypatch.setitem(
+        own_kinds(RECIPES), "versioned", EntryPoint("versioned", f"{__name__}:VersionedRecipe", RECIPES)
+    )
     write_lines(tmp_path / "raw/a.txt", 0, 12)
     root = tmp_path / "cache"
     fb.build(root, fb.sources.lines(tmp_path / "raw"), VersionedRecipe(), workers=0)

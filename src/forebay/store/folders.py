@@ -8,7 +8,6 @@ import errno
 import os
 import re
 import secrets
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
@@ -16,7 +15,7 @@ from forebay.store.base import MAX_KEY_PARTS, Buffer, Entry, is_key
 from forebay.store.owner import this_process
 
 TEMPORARY = ".tmp-"
-FOLDER = (os.O_PATH if sys.platform == "linux" else os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC  # to pass through
+FOLDER = (os.O_PATH if hasattr(os, "O_PATH") else os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC  # to pass through
 LISTED = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 NOT_THERE = (FileNotFoundError, NotADirectoryError)
 _ASIDE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC

@@ -29,7 +29,7 @@ from forebay.hub import (
     take,
 )
 from forebay.hub.dataset_shards import matches, parquet_shards
-from forebay.hub.repository import Listing
+from forebay.hub.repository import Listing, keep, read_kept
 from forebay.sources.hub_datasets import hub as hub_source
 
 QUICK = RetryPolicy(retries=1, timeout=5, first_wait=0.01)
@@ -101,12 +101,23 @@ def test_sizes_and_hashes_that_no_file_has_are_refused(hub, tmp_path, wrong):
 def test_a_kept_listing_is_checked_too(hub, tmp_path, wrong):
     assert listed(hub, tmp_path / "first").files
     (kept,) = (tmp_path / "first" / "kept" / "listings").iterdir()
-    listing = json.loads(kept.read_bytes())
+    listing = json.loads(read_kept(str(kept)))
     listing["files"][0] |= wrong
-    kept.write_bytes(json.dumps(listing).encode())
+    keep(str(kept), json.dumps(listing).encode())
     other = Repository("org/set", "dataset", hub.address, str(tmp_path / "first" / "kept"), RetryPolicy(retries=0))
     (file,) = other.listing(other.commit()).files
     assert (file.path, file.size) == ("a.parquet", 1)
+
+
+def test_a_kept_listing_with_a_flipped_bit_is_asked_for_again(hub, tmp_path):
+    """Another hash in it would call every download corrupt, for ever."""
+    before = listed(hub, tmp_path / "first").files
+    (kept,) = (tmp_path / "first" / "kept" / "listings").iterdir()
+    content = bytearray(kept.read_bytes())
+    content[content.index(b"blob") + 10] ^= 1
+    kept.write_bytes(content)
+    other = Repository("org/set", "dataset", hub.address, str(tmp_path / "first" / "kept"), RetryPolicy(retries=0))
+    assert other.listing(other.commit()).files == before
 
 
 def test_pages_that_never_end_are_given_up(hub, tmp_path, monkeypatch):

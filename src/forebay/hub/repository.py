@@ -96,16 +96,25 @@ def kept_path(folder: str, *names: str) -> str:
 
 
 def read_kept(path: str) -> bytes | None:
-    """What is kept, None where nothing is. Only a regular file is read: a pipe would hang, a link lead elsewhere."""
+    """What is kept, None where nothing is, or where it is not what was written.
+
+    Only a regular file is read: a pipe would hang, a link lead elsewhere.
+    """
     try:
         with open(path, "rb", opener=_without_waiting) as file:
-            return file.read() if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else None
+            stored = file.read() if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else b""
     except (FileNotFoundError, IsADirectoryError):
         return None
     except OSError as error:
         if error.errno not in (errno.ELOOP, errno.ENXIO):  # a link, a socket
             raise
         return None
+    digest, _, content = stored.partition(b"\n")
+    return content if digest == _digest(content) else None
+
+
+def _digest(content: bytes) -> bytes:
+    return hashlib.sha256(content).hexdigest().encode()
 
 
 def _without_waiting(path: str, flags: int) -> int:
@@ -118,7 +127,7 @@ def keep(path: str, content: bytes) -> None:
     aside = f"{path}.{secrets.token_hex(4)}"
     try:
         with open(aside, "xb") as file:
-            file.write(content)
+            file.write(b"%s\n%s" % (_digest(content), content))
         os.replace(aside, path)
     except IsADirectoryError:
         os.unlink(aside)

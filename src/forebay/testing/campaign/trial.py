@@ -102,7 +102,7 @@ def run_verb(*arguments: str, seconds: float = SECONDS, first: Callable[[], None
 def command_line(arguments: Sequence[str]) -> None:
     """Run a command in this process, which ends with it. A stranger's claim is waited for shortly, not for a minute."""
     for verb in (api.build, api.grow, api.clean, api.refresh):
-        inspect.unwrap(verb).__kwdefaults__.update(lease_seconds=LEASE_SECONDS)  # type: ignore[union-attr]  # each has this one
+        inspect.unwrap(verb).__kwdefaults__.update(lease_seconds=LEASE_SECONDS)  # each has this one
     os.environ[KEY_VARIABLE] = "0123456789abcdef" * 4
     sys.argv = ["forebay", *arguments]
     main()

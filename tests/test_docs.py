@@ -71,8 +71,26 @@ def test_links_between_pages_lead_somewhere() -> None:
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
-def test_the_readme_draws_the_tree_as_it_is() -> None:
-    text = (ROOT / "README.md").read_text()
-    rooms = {path.name for path in (ROOT / "src" / "forebay").iterdir() if not path.name.startswith("_")}
-    missing = [room for room in rooms - {"py.typed"} if room not in text]
-    assert not missing
+ARCHITECTURE = ROOT / "docs" / "architecture.md"
+PACKAGE = ROOT / "src" / "forebay"
+
+
+def test_the_architecture_names_every_room_and_its_door() -> None:
+    rows = dict(re.findall(r"^\| `(\w+)/` \|.*\| `([\w/]+\.py)`", ARCHITECTURE.read_text(), re.MULTILINE))
+    assert set(rows) == {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
+    for room, door in rows.items():
+        assert (PACKAGE / room / door).is_file(), f"{room}/{door}"
+
+
+def test_the_architecture_says_where_to_change_things_as_it_is() -> None:
+    found = re.findall(r"^\| .* \| `([\w/]+\.py)` \| `(\w+)`", ARCHITECTURE.read_text(), re.MULTILINE)
+    assert len(found) >= 10
+    for file, name in found:
+        assert re.search(rf"\b{name}\b", (PACKAGE / file).read_text()), f"{file} has no {name}"
+
+
+def test_every_promise_names_tests_that_exist() -> None:
+    rows = re.findall(r"^\| ([1-9])\. .*$", ARCHITECTURE.read_text(), re.MULTILINE)
+    assert rows == list("123456789")
+    for file in re.findall(r"`(tests/[\w/.]+)`", ARCHITECTURE.read_text()):
+        assert (ROOT / file).exists(), file

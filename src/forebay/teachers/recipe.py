@@ -10,7 +10,7 @@ import numpy as np
 
 from forebay.columns import Array, Column, Columns, Dtype, Ragged
 from forebay.errors import RecipeInvalid, TeacherUnusable
-from forebay.recipe import Rows
+from forebay.recipe import RecipeHooks, Rows
 from forebay.teachers.batched_forward import BatchedForward, LoadedTeacher, fit_batch, load_once, unload
 from forebay.teachers.built_in import T5, Clip, Latents
 from forebay.teachers.model_files import is_on_hub
@@ -29,7 +29,7 @@ UNUSED: dict[str, Any] = {
 }  # fmt: skip
 
 
-class TeacherRecipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class TeacherRecipe(RecipeHooks, msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Ask one teacher about every row. It adds one layer; `fb.build_layers` adds several, one model at a time.
 
     `dtype` is what the model computes in, `stored` what its outputs rest in. Samples are asked `batch_size` at a time,
@@ -92,7 +92,7 @@ class TeacherRecipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         return self.model.layer_name()
 
     @property
-    def located(self) -> tuple[str, ...]:
+    def located(self) -> tuple[str, ...]:  # type: ignore[override]  # the fields of the teacher decide
         return (
             "device",
             "memory_limit",
@@ -131,7 +131,7 @@ class TeacherRecipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     def versions(self) -> Mapping[str, str]:
         """The libraries and, where torch is one of them, the device: bits are promised for one device."""
         found = self.model.versions()
-        return {**found, "device": runner("device").device_facts(self.device)} if "torch" in found else found
+        return {**found, "device": runner("loading").device_facts(self.device)} if "torch" in found else found
 
     def settled(self, kept: Mapping[str, Any] | None, survey: Any) -> tuple["TeacherRecipe", tuple[str, ...]]:
         """With a batch that memory holds: found before the first chunk, and kept ever after."""

@@ -11,7 +11,7 @@ EXTRAS ?= core,tokens,fast,images,pictures,remote,torch,teachers,onnx
 LOWEST_TESTS ?= tests/store tests/format tests/golden tests/test_columns.py tests/test_recipe.py tests/cache/test_build.py \
 	tests/cache/test_reader.py tests/cache/test_verify.py tests/cache/test_repair.py
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check test-long campaign format bench docs wheel wheel-check lowest release figures walk clean
+.PHONY: help setup demo test check test-long campaign format bench docs record wheel wheel-check lowest release figures walk clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -101,6 +101,9 @@ figures:  ## files, lines, repeated names, functions per file
 
 walk: $(VENV)/.dev  ## the modules that a build and a read run through
 	$(BIN)/python tools/walk.py
+
+record: $(VENV)/.dev  ## the pictures of terminals in docs/pictures, from real runs
+	$(BIN)/python tools/record.py
 
 clean:  ## remove the environments and what tools left behind
 	rm -rf $(VENV) $(VENV)-tools $(VENV)-lowest build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis

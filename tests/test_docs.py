@@ -14,7 +14,9 @@ from tests.photographs import write_photographs
 import forebay as fb
 
 ROOT = Path(__file__).parent.parent
+TUTORIAL = ROOT / "docs" / "tutorial.md"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+GUIDES = [page for page in PAGES if page != TUTORIAL]
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
 
 
@@ -25,6 +27,12 @@ def _blocks(page: Path) -> list[str]:
 def _commands(page: Path) -> list[str]:
     """The `forebay` commands of a page; `make` is what runs this test."""
     return re.findall(r"^\$ (forebay .*)$", page.read_text(), re.MULTILINE)
+
+
+def _run(command: str) -> None:
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    run = subprocess.run(command, shell=True, env={**os.environ, "PATH": path}, capture_output=True, text=True)
+    assert run.returncode == 0, f"{command}\n{run.stderr}"
 
 
 @pytest.fixture(scope="module")
@@ -50,19 +58,31 @@ def folder(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if _commands(page)], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [page for page in GUIDES if _commands(page)], ids=lambda page: page.name)
 def test_the_commands_of_a_page_run(page: Path, folder: Path) -> None:
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     for command in _commands(page):
-        run = subprocess.run(command, shell=True, env={**os.environ, "PATH": path}, capture_output=True, text=True)
-        assert run.returncode == 0, f"{command}\n{run.stderr}"
+        _run(command)
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if _blocks(page)], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [page for page in GUIDES if _blocks(page)], ids=lambda page: page.name)
 def test_the_python_blocks_of_a_page_run(page: Path, folder: Path) -> None:
     names: dict[str, object] = {"__name__": f"docs_{page.stem}"}
     for number, block in enumerate(_blocks(page)):
         exec(compile(block, f"{page.name} block {number}", "exec"), names)
+
+
+def test_the_tutorial_runs_from_top_to_bottom_in_an_empty_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {"__name__": "docs_tutorial"}
+    blocks = re.findall(r"^```(python|console)\n(.*?)^```", TUTORIAL.read_text(), re.DOTALL | re.MULTILINE)
+    for language, block in blocks:
+        if language == "python":
+            exec(compile(block, f"tutorial: {block.splitlines()[0]}", "exec"), names)
+        else:
+            for line in block.splitlines():
+                _run(line.removeprefix("$ "))
 
 
 def test_links_between_pages_lead_somewhere() -> None:
@@ -71,8 +91,27 @@ def test_links_between_pages_lead_somewhere() -> None:
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
-def test_the_readme_draws_the_tree_as_it_is() -> None:
-    text = (ROOT / "README.md").read_text()
-    rooms = {path.name for path in (ROOT / "src" / "forebay").iterdir() if not path.name.startswith("_")}
-    missing = [room for room in rooms - {"py.typed"} if room not in text]
-    assert not missing
+ARCHITECTURE = ROOT / "docs" / "architecture.md"
+PACKAGE = ROOT / "src" / "forebay"
+
+
+def test_the_architecture_names_every_room_and_its_door() -> None:
+    rows = dict(re.findall(r"^\| `(\w+)/` \|.*\| `([\w/]+\.py)`", ARCHITECTURE.read_text(), re.MULTILINE))
+    assert set(rows) == {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
+    for room, door in rows.items():
+        assert (PACKAGE / room / door).is_file(), f"{room}/{door}"
+
+
+def test_the_architecture_says_where_to_change_things_as_it_is() -> None:
+    found = re.findall(r"^\| .* \| `([\w/]+\.py)` \| `(\w+)`", ARCHITECTURE.read_text(), re.MULTILINE)
+    assert len(found) >= 10
+    for file, name in found:
+        defined = re.search(rf"^(def |class )?{name}\b", (PACKAGE / file).read_text(), re.MULTILINE)
+        assert defined, f"{file} defines no {name}"
+
+
+def test_every_promise_names_tests_that_exist() -> None:
+    rows = re.findall(r"^\| ([1-9])\. .*$", ARCHITECTURE.read_text(), re.MULTILINE)
+    assert rows == list("123456789")
+    for file in re.findall(r"`(tests/[\w/.]+)`", ARCHITECTURE.read_text()):
+        assert (ROOT / file).exists(), file

@@ -68,7 +68,7 @@ def test_help_does_not_depend_on_the_terminal():
 
 def test_the_pages_name_only_options_that_there_are():
     known = {flag for text in HELPS.values() for flag in re.findall(r"--[a-z-]+", text)} | set(FLAGS)
-    known.add("--long")  # of zstd
+    known |= {"--long", "--flips"}  # of zstd, and of a benchmark
     for page in (DOCS.parent / "guide-tokens.md", DOCS.parent / "guide-images.md", DOCS.parents[1] / "README.md"):
         assert set(re.findall(r"(?<![-\w])--[a-z][a-z-]*", page.read_text())) <= known
 

@@ -8,8 +8,8 @@ VERSION = $(shell sed -n 's/^__version__ = "\([^"]*\)".*/\1/p' src/forebay/__ini
 # What `make wheel-check` installs the wheel with; the ones with torch take minutes each.
 EXTRAS ?= core,tokens,fast,images,pictures,remote,torch,teachers,onnx
 # The tests that `make lowest` runs with the oldest versions that pyproject.toml allows.
-LOWEST_TESTS ?= tests/store tests/format tests/golden tests/test_columns.py tests/test_recipe.py tests/cache/test_build.py \
-	tests/cache/test_reader.py tests/cache/test_verify.py tests/cache/test_repair.py
+LOWEST_TESTS ?= tests/store tests/format tests/golden tests/test_columns.py tests/test_recipe.py tests/building/test_build.py \
+	tests/read/test_reader.py tests/cache/test_verify.py tests/building/test_repair.py
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test check test-long campaign format bench docs record wheel wheel-check lowest release figures walk clean
 

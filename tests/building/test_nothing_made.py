@@ -23,7 +23,7 @@ def test_a_field_that_no_object_has_is_told_with_those_they_have(tmp_path):
     error, text = caught.value, str(caught.value)
     assert isinstance(error, BuildFailed)
     assert (error.failures, error.reason, error.count) == (31, "no-text", 30)
-    assert "all 31 sample(s) that were tried failed, 30 as 'no-text'" in text
+    assert "all 31 trial sample(s) failed (30 × no-text, e.g. " in text
     assert "('a.jsonl@0': line 1: the object has no field 'text' (it has: id, title))" in text
     assert "--text" in text
     assert "tried" in text

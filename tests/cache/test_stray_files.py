@@ -99,7 +99,7 @@ def test_a_generation_that_is_there_but_never_listed_is_not_waited_for_without_e
     monkeypatch.setattr(store, "keys", lambda prefix: (one for one in listed(prefix) if "generations" not in one.key))
     monkeypatch.setattr("forebay.store.base._LISTING_PAUSES", (0.0, 0.0))
     assert publishing.publish(store, {}, {}).number == 1
-    with pytest.raises(StoreRefused, match=r"'generations/000000\.safetensors' is there, but is not listed"):
+    with pytest.raises(StoreRefused, match=r"'generations/000000\.safetensors' exists but is not in the listing"):
         wait_until_listed(store, layout.generation(0))
     wait_until_listed(store, layout.generation(7))  # removed meanwhile: whoever tries again can have it
 

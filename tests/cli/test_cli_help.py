@@ -94,7 +94,7 @@ def test_the_version_is_said():
         (["build", "raw", "-", "--into", "cache"], "save it first"),
         (["estimate", "raw", "/dev/stdin"], "save it first"),
         (["grow", "cache", "-"], "save it first"),
-        (["build", "raw", "a", "--into", "c", "--memory-limit", "lots"], "write it as 600MB"),
+        (["build", "raw", "a", "--into", "c", "--memory-limit", "lots"], "use 600MB"),
         (["build", "raw", "a", "--into", "c", "--memory-limit", "0"], "at least one byte"),
         (["build", "raw", "a", "--into", "c", "--max-failures", "200%"], "a share like 1%"),
         (["build", "raw", "a", "--into", "c", "--max-failures", "-1"], "a share like 1%"),

@@ -71,7 +71,7 @@ def test_inverse_mode_fills_from_the_far_end(tmp_path: Path):
 def test_a_range_beyond_the_plan_is_wrong_usage(tmp_path: Path):
     root, source = build_lines(tmp_path)
     planned = run("gaps", root, "--json").json[0]["planned"]
-    hint = f"--start-chunk {planned} is beyond the plan: '{root}' has {planned} chunks, from 0 on."
+    hint = f"--start-chunk {planned} is beyond the plan: '{root}' has {planned} chunks, numbered from 0."
     assert hint in run("build", root, "--start-chunk", planned, "--workers", 0, code=2).err
     assert hint in run("build", root, "--start-chunk", planned, "--dry-run", code=2).err
     run("build", root, "--start-chunk", planned - 1, "--workers", 0)
@@ -254,7 +254,7 @@ def test_estimate_compares_with_the_disk(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 10})())
     ran = run("estimate", "raw", source, "--into", tmp_path / "cache", code=1)
     assert "not enough" in ran.out
-    assert f"no room at '{tmp_path / 'cache'}'" in ran.err
+    assert f"not enough disk space at '{tmp_path / 'cache'}'" in ran.err
 
 
 def test_a_dry_run_writes_nothing_and_says_what_would_be_built(tmp_path: Path):

@@ -268,7 +268,7 @@ DEEP = b"[" * 200_000
 )
 def test_whatever_a_listing_is_answered_with_is_one_sentence(hub, tmp_path, answer):
     answering(hub, "/tree/", lambda: answer)
-    with pytest.raises(HubUnreachable, match=f"the hub at {hub.address} gave no usable answer"):
+    with pytest.raises(HubUnreachable, match=f"the hub at {hub.address} returned no usable answer"):
         listed(hub, tmp_path)
 
 

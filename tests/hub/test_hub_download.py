@@ -341,7 +341,7 @@ def test_a_full_spool_is_said_to_be_full_and_goes_on_when_there_is_room(hub, tmp
     if not shutil.which("mount") or subprocess.run(mounting, capture_output=True).returncode:
         pytest.skip("no file system can be mounted here")
     try:
-        with pytest.raises(DiskFull, match=rf"no room at '{spool}'"):
+        with pytest.raises(DiskFull, match=rf"not enough disk space at '{spool}'"):
             fetched(hub, tmp_path)
         subprocess.run(["mount", "-o", "remount,size=1m", spool], check=True)
         assert fetched(hub, tmp_path) == SHARD

@@ -329,7 +329,7 @@ def test_a_pipe_in_place_of_a_chunk_is_an_error_at_once(tmp_path: Path) -> None:
     path = root / layout.chunk("raw", 0)
     path.unlink()
     os.mkfifo(path)
-    with pytest.raises(ChunkCorrupt, match="it is a named pipe, and not a regular file"):
+    with pytest.raises(ChunkCorrupt, match="it is a named pipe, not a regular file"):
         fb.open_cache(root).read([0])
 
 

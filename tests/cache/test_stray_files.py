@@ -173,7 +173,7 @@ def test_a_chunk_whose_statistics_cannot_be_listed_does_not_stop_the_others(tmp_
 
     with monkeypatch.context() as patched:
         patched.setattr(LineRecipe, "make", wide)
-        with pytest.raises(ForebayError, match="the statistic 'sum' has another length"):
+        with pytest.raises(ForebayError, match="the statistic 'sum' has different lengths"):
             build(root)
     assert build(root).made == 1
     assert fb.verify(root).sound
@@ -204,7 +204,7 @@ def test_a_recipe_that_could_not_be_read_back_is_never_kept(tmp_path, monkeypatc
     root = number_cache(tmp_path)
     twice = LengthLayer().columns()[:1] * 2
     monkeypatch.setattr(LengthLayer, "columns", lambda self: twice)
-    with pytest.raises(RecipeInvalid, match="'length' cannot be kept: it has two columns of one name"):
+    with pytest.raises(RecipeInvalid, match="'length' cannot be kept: it has two columns with one name"):
         fb.build(root, None, LengthLayer(), workers=0)
     assert not (root / "layers/length").exists()
 

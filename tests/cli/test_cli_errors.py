@@ -270,7 +270,7 @@ def no_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ran:
     return build_one(tmp_path, "--tokenizer", tmp_path / "tokenizer.json", code=1)
 
 
-@shows(errors.TokenizerUnusable, "name 'gpt2', a tokenizer.json or a hub's org/name")
+@shows(errors.TokenizerUnusable, "pass 'gpt2', the path of a tokenizer.json, or org/name on the hub")
 def no_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ran:
     return build_one(tmp_path, "--tokenizer", "nowhere.json", code=1)
 

@@ -116,7 +116,7 @@ def test_a_generation_of_another_key_below_the_newest_is_found_and_removed(
     keyed(monkeypatch, FIRST)
     rekey(root)
     (root / "generations/000000.safetensors").write_bytes(untagged)
-    assert "it carries no tag" in run("verify", root, code=1).out
+    assert "it has no tag" in run("verify", root, code=1).out
     run("clean", root)
     run("repair", root, "--workers", 0)
     run("verify", root)
@@ -144,7 +144,7 @@ def test_an_empty_key_is_refused_and_a_short_one_signs_nothing(tmp_path: Path, m
     assert not fb.rekey(root, old_key=None, new_key=b"16 bytes of key!").removed
     keyed(monkeypatch, "")
     for verb in ("verify", "info", "status"):
-        assert f"{VARIABLE} is set and empty; set it to the key, or unset it" in run(verb, root, code=1).err
+        assert f"{VARIABLE} is set but empty; set it to the key, or unset it" in run(verb, root, code=1).err
 
 
 def test_a_build_with_a_short_key_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

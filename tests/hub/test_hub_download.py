@@ -14,7 +14,7 @@ from tests.builders import start_python, wait_until
 from tests.hub.server import Drop, Flip, HubServer, IgnoreRange, Retag, Stall, Status, Truncate, Wait, blob_hash
 
 from forebay.errors import DiskFull, DownloadCorrupt, HubNotFound, HubUnreachable
-from forebay.hub import HubFile, Repository, RetryPolicy, sweep, take
+from forebay.hub import HubFile, Repository, RetryPolicy, acquire, sweep
 
 SHARD = random.Random(0).randbytes(300_000)
 QUICK = RetryPolicy(retries=3, timeout=5, first_wait=0.01)
@@ -31,7 +31,7 @@ def fetched(hub: HubServer, folder: Path, patience: RetryPolicy = QUICK, path: s
     commit = owner.commit()
     file = owner.listing(commit).file(path)
     assert file is not None
-    held = take(HubFile(owner, commit, file), str(folder / "spool"))
+    held = acquire(HubFile(owner, commit, file), str(folder / "spool"))
     content = Path(held.path).read_bytes()
     held.remove()
     return content
@@ -158,7 +158,7 @@ def test_a_small_file_is_checked_by_the_hash_that_git_gives_it(hub, tmp_path):
 def test_what_is_no_hash_names_no_file_on_this_disk(hub, tmp_path, monkeypatch, name):
     monkeypatch.setattr(hub, "_entry", lambda path, content: {"type": "file", "path": path, "oid": name, "size": 1})
     commit = hub.add("org/set", {"a.parquet": b"x"})
-    with pytest.raises(HubUnreachable, match="its answer is not the hub's"):
+    with pytest.raises(HubUnreachable, match="its response is malformed"):
         repository(hub, tmp_path).listing(commit)
 
 
@@ -269,7 +269,7 @@ def test_without_a_network_the_error_names_the_ways_out(tmp_path):
 def test_an_answer_that_is_not_the_hubs_is_said_to_be_so(hub, tmp_path):
     hub.add("org/set", {"a.parquet": SHARD})
     hub.spoil("/revision/", Truncate(after=5))
-    with pytest.raises(HubUnreachable, match="its answer is not the hub's"):
+    with pytest.raises(HubUnreachable, match="its response is malformed"):
         repository(hub, tmp_path).commit()
 
 

@@ -191,7 +191,7 @@ def test_a_hub_that_lost_the_data_set_does_not_fail_a_sound_cache(stranger, cach
 
 def test_a_token_is_not_sent_in_clear_text(token, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    with pytest.raises(HubNotFound, match="a token would be sent in clear text; name it with https://"):
+    with pytest.raises(HubNotFound, match="your token would be sent in clear text; use https://"):
         Repository("org/set", endpoint="http://mirror.invalid", patience=RetryPolicy(retries=0, timeout=1)).commit()
     huggingface_hub.utils.close_session()
 

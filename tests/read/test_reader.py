@@ -85,7 +85,7 @@ def test_reading_rows_that_are_not_there_is_an_index_error(everything: Any, numb
 
 @pytest.mark.parametrize("numbers", [[0.0], [True, False], [[0, 1]], "ab", 3, [2**70]])
 def test_rows_are_whole_numbers_in_one_list(everything: Any, numbers: Any) -> None:
-    with pytest.raises(TypeError, match="rows are a list of whole numbers"):
+    with pytest.raises(TypeError, match="rows must be a list of integers"):
         everything[0].read(numbers)
 
 

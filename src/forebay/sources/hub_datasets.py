@@ -19,7 +19,7 @@ import msgspec
 
 from forebay.columns import Array
 from forebay.errors import SourceInvalid, SourceUnreadable
-from forebay.hub import HubFile, RangeFile, RemoteFile, Repository, RetryPolicy, clear, parquet_shards, sweep, take
+from forebay.hub import HubFile, RangeFile, RemoteFile, Repository, RetryPolicy, acquire, clear, parquet_shards, sweep
 from forebay.source import Failure, Part, Sample, Source, SourceFile, Unit
 from forebay.sources.parquet_rows import ParquetFile, check_footer, open_parquet, read_rows, row_cuts, row_group_ends
 
@@ -219,16 +219,16 @@ class _Shard:
     def __init__(self, source: HubSource, remote: RemoteFile) -> None:
         self.owner = (source, remote)
         sweep(source.folder)
-        self._held = take(HubFile(source.repository, source.commit, remote), source.folder)
+        self._spooled = acquire(HubFile(source.repository, source.commit, remote), source.folder)
         try:
-            self.parquet = open_parquet(self._held.path, remote.path, source.text)
+            self.parquet = open_parquet(self._spooled.path, remote.path, source.text)
         except BaseException:
-            self._held.remove()
+            self._spooled.remove()
             raise
 
     def remove(self) -> None:
         self.parquet.close()
-        self._held.remove()
+        self._spooled.remove()
 
 
 _at_hand: list[_Shard] = []

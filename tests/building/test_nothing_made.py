@@ -124,7 +124,7 @@ def test_an_estimate_names_the_most_frequent_reason_and_fails_where_nothing_can_
     done = CliRunner().invoke(cli, ["estimate", "tokens", str(tmp_path / "a.jsonl"), "--tokenizer", "gpt2"])
     assert done.exit_code == 1
     text = " ".join(done.output.split())
-    assert "every sample that was tried failed, most as 'no-text'" in text
+    assert "every trial sample failed, most as 'no-text'" in text
     assert "it has: body" in text
     assert "--text" in text
     (tmp_path / "b.jsonl").write_text(lines(*[{"body": "words"}] * 2, *[{"text": "words"}] * 40))

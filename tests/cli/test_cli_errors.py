@@ -426,7 +426,7 @@ def test_a_cache_inside_a_file(tmp_path: Path):
 def test_a_cache_in_place_of_a_file(tmp_path: Path):
     source = write_lines(tmp_path / "data")
     ran = run("build", "raw", source, "--into", source, "--workers", 0, code=1)
-    assert ran.err.startswith(f"forebay: '{source}': there is a file, and a cache is a folder; check the path")
+    assert ran.err.startswith(f"forebay: '{source}': it is a file; --into needs a folder; check the path")
     assert ran.err.count("\n") == 1
 
 
@@ -463,22 +463,22 @@ class OutOfMemoryError(RuntimeError):
 @pytest.mark.parametrize(
     ("error", "words"),
     [
-        (MemoryError(), "there is not enough memory; use fewer --workers"),
-        (MemoryError("Unable to allocate\n8 EiB"), "there is not enough memory (Unable to allocate 8 EiB); use fewer"),
+        (MemoryError(), "not enough memory; use fewer --workers"),
+        (MemoryError("Unable to allocate\n8 EiB"), "not enough memory (Unable to allocate 8 EiB); use fewer"),
         (
             OutOfMemoryError("CUDA out of memory"),
-            "the device has not enough memory: CUDA out of memory; choose a small",
+            "the device does not have enough memory: CUDA out of memory; use a small",
         ),
         (RecursionError("maximum recursion depth exceeded"), "nested too deep"),
         (
             ModuleNotFoundError("No module named 'soup'", name="soup"),
-            "No module named 'soup'; install what forebay needs",
+            "No module named 'soup'; run: pip install",
         ),
         (
             ImportError("libfoo.so: cannot read file data: Input/output error"),
             "a library is missing, damaged or too old",
         ),
-        (OSError(errno.ENOSPC, "No space left on device"), "the disk is full; what was published stays valid"),
+        (OSError(errno.ENOSPC, "No space left on device"), "the disk is full; published chunks stay valid"),
         (OSError(errno.EIO, "Input/output error", "a.bin"), "'a.bin': Input/output error; check the path"),
     ],
 )
@@ -500,7 +500,7 @@ def test_a_start_that_fails_is_one_line(tmp_path: Path, error: str):
     code = "import sys; sys.path.insert(0, sys.argv.pop(1)); from forebay.cli.__main__ import main; main()"
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False)
     assert done.returncode == 1
-    assert done.stderr.startswith("forebay: it cannot start: ")
+    assert done.stderr.startswith("forebay: cannot start: ")
     assert done.stderr.count("\n") == 1
 
 
@@ -536,7 +536,7 @@ def test_a_full_disk_behind_standard_output_is_one_line(tmp_path: Path, verb: li
             check=False,
         )
     assert done.returncode == 1
-    assert "cannot be written to standard output: No space left on device" in done.stderr
+    assert "to standard output: No space left on device" in done.stderr
     assert done.stderr.count("\n") == 1
 
 

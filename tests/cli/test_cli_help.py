@@ -84,11 +84,11 @@ def test_the_version_is_said():
         (["status"], "Missing argument 'CACHE'"),
         (["build", "raw", "data"], "Missing option '--into'"),
         (["build", "raw", "--into", "cache"], "Missing argument 'SOURCE...'"),
-        (["build", "rwa", "data"], "or a cache; did you mean: forebay build raw data\n"),
-        (["estimate", "token", "a b.txt"], "or a cache; did you mean: forebay estimate tokens 'a b.txt'\n"),
+        (["build", "rwa", "data"], "or a cache. Did you mean: forebay build raw data\n"),
+        (["estimate", "token", "a b.txt"], "or a cache. Did you mean: forebay estimate tokens 'a b.txt'\n"),
         (
             ["build", "data/*.jsonl", "--into", "cache"],
-            "a source comes after its kind (tokens, images, raw), as in: "
+            "is not a kind of data (tokens, images, raw), a settings file or a cache. Did you mean: "
             "forebay build tokens 'data/*.jsonl' --into cache\n",
         ),
         (["build", "raw", "-", "--into", "cache"], "save it first"),
@@ -99,7 +99,7 @@ def test_the_version_is_said():
         (["build", "raw", "a", "--into", "c", "--max-failures", "200%"], "a share like 1%"),
         (["build", "raw", "a", "--into", "c", "--max-failures", "-1"], "a share like 1%"),
         (["build", "raw", "a", "--into", "c", "--start-chunk", "4", "--end-chunk", "3"], "comes after"),
-        (["build", "raw", "a", "--into", "c", "--unit", "lines", "--suffix", ".py"], "name a glob like"),
+        (["build", "raw", "a", "--into", "c", "--unit", "lines", "--suffix", ".py"], "pass a glob like"),
         (["build", "raw", "a", "--into", "c", "--codec", "zip"], "not one of"),
         (["clean", "cache", "--keep-generations", "0"], "x>=1"),
         (["repair", "cache", "--from", "nowhere"], "does not exist"),

@@ -59,7 +59,7 @@ def test_a_key_is_changed_for_another(tmp_path: Path, monkeypatch: pytest.Monkey
     run("build", root, "--workers", 0)
     signed = {path: path.read_bytes() for path in (root / "generations").iterdir()}
     again = rekey(root, *old)
-    assert "nothing changed: 2 generations are signed with this key already" in again.out
+    assert "nothing changed: 2 generations already signed with this key" in again.out
     assert {path: path.read_bytes() for path in (root / "generations").iterdir()} == signed
 
 
@@ -161,7 +161,7 @@ def test_adding_a_key_changes_the_digest_and_says_so(tmp_path: Path, monkeypatch
     keyed(monkeypatch, FIRST)
     shown = rekey(root).out
     assert before in shown
-    assert "change a pin of the digest" in " ".join(shown.split())
+    assert "update pinned digests" in " ".join(shown.split())
     after = fb.summarize(root).digest
     assert after != before
     monkeypatch.setenv("OLD", FIRST)

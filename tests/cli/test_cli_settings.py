@@ -130,7 +130,7 @@ def test_dotted_and_quoted_keys_have_lines_too(tmp_path: Path):
 
 
 def test_a_settings_file_that_is_not_there_or_not_text(tmp_path: Path):
-    assert "cannot be read: No such file" in run("build", tmp_path / "gone.toml", code=1).err
+    assert "cannot read the file: No such file" in run("build", tmp_path / "gone.toml", code=1).err
     (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe\x00")
     assert "is not UTF-8 text" in run("build", tmp_path / "bytes.toml", code=1).err
 

@@ -1,4 +1,4 @@
-"""How a long job is going: a bar on a terminal, a line now and then elsewhere, nothing beside JSON.
+"""Progress of long jobs: a bar on a terminal, a line every two seconds elsewhere, nothing with --json.
 
 building ━━━━━━━━━━━━━━━━━╺━━━━━━━━━━━━━━━━━━━━━━  12/34 chunks  35 %  ETA 8 s
   410 rows/s · read 7.0 MB/s · written 1.3 MB/s · CPU 196 % · memory 141 MB · busy 2/2
@@ -30,7 +30,7 @@ class Usage:
 
 
 class Meter:
-    """Measures this process and others; CPU since the last measurement."""
+    """Measures CPU (since the last call) and memory of this process and others."""
 
     def __init__(self) -> None:
         self._processes: dict[int, psutil.Process] = {}
@@ -49,7 +49,7 @@ class Meter:
 
 
 def _usage(process: psutil.Process) -> Usage:
-    """One process; nothing where it has just ended."""
+    """The usage of one process; zero if it has just ended."""
     try:
         return Usage(process.cpu_percent(), _memory(process))
     except psutil.Error:
@@ -57,7 +57,7 @@ def _usage(process: psutil.Process) -> Usage:
 
 
 def _memory(process: psutil.Process) -> int:
-    """Its proportional share of memory; all it has resident where the system does not tell shares."""
+    """Proportional set size of a process; resident set size if the system does not provide it."""
     try:
         full = process.memory_full_info()
         return int(getattr(full, "pss", 0) or full.rss)
@@ -73,7 +73,7 @@ MEASURE_SECONDS = 1.0
 
 @contextmanager
 def shown_progress(as_json: bool) -> Iterator[OnProgress]:
-    """Something to call with every `Progress` of one job."""
+    """A function to call with every `Progress` of one job."""
     console = console_for(sys.stderr)
     if as_json:
         yield lambda progress: None
@@ -85,7 +85,7 @@ def shown_progress(as_json: bool) -> Iterator[OnProgress]:
 
 
 class Pace:
-    """Speeds and the time left, counted from the first moment seen of a phase."""
+    """Speeds and remaining time, counted from the start of a phase."""
 
     def __init__(self) -> None:
         self._phase = ""
@@ -143,7 +143,7 @@ class Bar:
 
 
 class Lines:
-    """One line at most every two seconds."""
+    """At most one line every two seconds."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -171,12 +171,12 @@ def _speeds(progress: Progress) -> list[str]:
 
 
 def _passed(progress: Progress) -> list[str]:
-    """Planning passes most of a source without reading it, and so has no speed."""
+    """Planned bytes instead of a speed: planning skips most of a source without reading it."""
     return [f"{human_bytes(progress.read_bytes)} planned"] if progress.read_bytes else []
 
 
 def _phase(progress: Progress) -> str:
-    """What is done; where another builder has what is left, on which machine it is."""
+    """The phase; while waiting for other builders, also their machines."""
     return (
         f"{progress.phase} for {printable(', '.join(progress.waiting_for))}" if progress.waiting_for else progress.phase
     )

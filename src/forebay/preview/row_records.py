@@ -1,4 +1,4 @@
-"""What only the command line answers with: rows to look at, a build that is not made, a demo."""
+"""Records of previews, dry runs and the demo."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ class PeekedRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Peek(msgspec.Struct, frozen=True, kw_only=True):
-    """A few rows as a person would read them."""
+    """A few rows of any cache."""
 
     root: str
     generation: int
@@ -33,16 +33,16 @@ class Peek(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PackedPiece(msgspec.Struct, frozen=True, kw_only=True):
-    """A document, or a part of one, in a row; `text` is without what begins and ends a document."""
+    """A document, or a part of one, in a row; `text` is without begin and end tokens."""
 
-    document: int  # which of the documents of its chunk
-    offset: int  # where in the document it begins, in tokens
+    document: int  # number of the document in its chunk
+    offset: int  # offset in the document, in tokens
     tokens: int
     bos: bool
     eos: bool
-    goes_on: bool  # the document has more behind it, in another row or nowhere
-    source: str  # the document's id; empty where the source is not within reach
-    text: str | None  # None where no tokenizer can be had
+    goes_on: bool  # the document continues, in another row or truncated
+    source: str  # the document's id; empty if the source is not available
+    text: str | None  # None if the tokenizer is not available
 
 
 class PackedRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,7 +59,7 @@ class PackedRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PackedPeek(msgspec.Struct, frozen=True, kw_only=True):
-    """A few rows of packed tokens as a person would read them."""
+    """A few rows of packed tokens as text."""
 
     root: str
     generation: int
@@ -69,7 +69,7 @@ class PackedPeek(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PeekedImage(msgspec.Struct, frozen=True, kw_only=True):
-    """One image; `picture` is what it looks like in a few lines of characters, dots where it is padding."""
+    """One image; `picture` draws it in a few lines of characters, with dots for padding."""
 
     row: int
     chunk: int
@@ -84,7 +84,7 @@ class PeekedImage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ImagePeek(msgspec.Struct, frozen=True, kw_only=True):
-    """A few rows of images as a person would read them."""
+    """A few rows of images."""
 
     root: str
     generation: int
@@ -94,7 +94,7 @@ class ImagePeek(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ImageSheet(msgspec.Struct, frozen=True, kw_only=True):
-    """A contact sheet that was drawn; `patch` is None where no tokens are drawn."""
+    """A contact sheet; `patch` is None if no tokens are drawn."""
 
     root: str
     generation: int
@@ -105,7 +105,7 @@ class ImageSheet(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TaughtSheet(msgspec.Struct, frozen=True, kw_only=True):
-    """What teachers said of some rows over timesteps, drawn; `absent` are rows of which a layer has nothing."""
+    """A drawing of teacher features over timesteps; `absent` has the rows that a layer lacks."""
 
     root: str
     generation: int
@@ -117,7 +117,7 @@ class TaughtSheet(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DryRun(msgspec.Struct, frozen=True, kw_only=True):
-    """What a build would do; `planned` and `missing` are None where there is no plan yet."""
+    """What a build would do; `planned` and `missing` are None if there is no plan."""
 
     root: str
     layer: str
@@ -137,4 +137,4 @@ class DemoReport(msgspec.Struct, frozen=True, kw_only=True):
     root: str
     steps: tuple[DemoStep, ...]
     seconds: float
-    kept: bool = True  # whether the cache is still there
+    kept: bool = True  # whether the cache still exists

@@ -18,7 +18,7 @@ from forebay.cli.main import cli
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "forebay"
 CALQUES = {
-    r"(?<!there )\bis no (?!longer|more|such|generation|room|way\b)\w+": "is not a",
+    r"(?<!there )\bis no (?!longer|more|such|sidecar\b)\w+": "is not a",
     r"(?<!there )\bare no (?!longer|more|such)\w+": "are not",
     r"\bgo(?:es)? on (?:with|where|from)\b": "resume, continue",
     r"\b(?:is|are|was|were|be) told\b": "is reported, is returned",

@@ -189,7 +189,7 @@ def test_what_is_not_a_file_where_a_listing_was_kept_is_not_read(hub, tmp_path, 
 def test_retries_in_a_row_are_counted_and_the_last_trouble_is_named(hub, tmp_path):
     hub.add("org/set", {"a.parquet": SHARD})
     hub.spoil("a.parquet", *[Status(503)] * 9)
-    with pytest.raises(HubUnreachable, match=r"HTTP 503 Service Unavailable \(4 tries\)"):
+    with pytest.raises(HubUnreachable, match=r"HTTP 503 Service Unavailable \(4 attempts\)"):
         fetched(hub, tmp_path)
     assert len(ranges(hub)) == 4
 
@@ -249,7 +249,7 @@ def test_what_is_not_there_or_not_for_us_says_what_to_do(hub, tmp_path):
     hub.token = "hf_other"
     with pytest.raises(HubNotFound, match=r"'org/set'.*hf auth login"):
         repository(hub, tmp_path).commit()
-    with pytest.raises(HubNotFound, match="organisation/name"):
+    with pytest.raises(HubNotFound, match="organization/name"):
         Repository("a/b/c", "dataset", hub.address, str(tmp_path), QUICK).commit()
     assert not any(request.path.count("a/b/c") for request in hub.requests)
 
@@ -259,7 +259,7 @@ def test_without_a_network_the_error_names_the_ways_out(tmp_path):
         "org/set", "dataset", "http://127.0.0.1:9", str(tmp_path), RetryPolicy(retries=1, first_wait=0.01)
     )
     with pytest.raises(
-        HubUnreachable, match=r"http://127\.0\.0\.1:9 .*'org/set'.*2 tries.*HF_ENDPOINT.*local files"
+        HubUnreachable, match=r"http://127\.0\.0\.1:9 .*'org/set'.*2 attempts.*HF_ENDPOINT.*local files"
     ) as caught:
         owner.commit()
     assert isinstance(caught.value, OSError)

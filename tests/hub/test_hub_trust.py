@@ -200,7 +200,7 @@ def test_a_description_from_a_plan_is_checked(stranger):
     good = hub_source("org/set", "sample", endpoint=stranger.address).describe()
     assert HubSource.from_description(good).describe() == good
     for wrong in ({"revision": "../../etc"}, {"revision": "main"}, {"name": 5}, {"endpoint": ["x"]}, {"split": None}):
-        with pytest.raises(SourceInvalid, match="not the description of a data set"):
+        with pytest.raises(SourceInvalid, match="the description of a data set on the hub is invalid"):
             HubSource.from_description({**good, **wrong})
     with pytest.raises(SourceInvalid):
         HubSource.from_description({"kind": "hub"})

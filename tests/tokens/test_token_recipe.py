@@ -174,7 +174,7 @@ def test_a_long_document_can_be_truncated_and_the_loss_is_counted():
 def test_a_long_document_can_be_dropped_and_is_recorded():
     rows = made([LONG, "short"], long_documents="drop")
     assert sorted(whole_documents(rows)) == [1]
-    assert rows.failures == (Failure("d0", "too-long", "41 tokens, but a row holds 16"),)
+    assert rows.failures == (Failure("d0", "too-long", "41 tokens, a row holds 16"),)
     assert rows.statistics["tokens_dropped"] == 41
     assert (rows.statistics["documents"], rows.statistics["documents_dropped"]) == (1, 1)
 

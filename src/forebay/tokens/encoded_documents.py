@@ -95,7 +95,7 @@ def _text(sample: Sample) -> str | Failure:
         except UnicodeDecodeError as error:
             return Failure(sample.id, "not-utf8", f"byte {error.start:,} of the document: {error.reason}")
     if not isinstance(data, str):
-        return Failure(sample.id, "not-text", f"its type is {type(data).__name__}")
+        return Failure(sample.id, "not-text", f"it is of type {type(data).__name__}")
     if not data:
         return Failure(sample.id, "empty", "the document has no text")
     return data
@@ -135,7 +135,7 @@ def _without_forged(forged: list[int], batch: list[str], found: Documents, numbe
     first = len(numbers) - len(batch)
     for at in reversed(forged):
         name, number = found.names.pop(first + at), numbers.pop(first + at)
-        why = Failure(name, "control-token", "the tokenizer turns its text into a control token")
+        why = Failure(name, "control-token", "the tokenizer makes a control token of its text")
         found.failed.append((number, why))
         found.characters -= len(batch[at])
     return [text for at, text in enumerate(batch) if at not in forged]

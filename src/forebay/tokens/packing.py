@@ -155,7 +155,7 @@ def cut_long(documents: Documents, capacity: int, policy: LongDocuments) -> Cut:
     kept = lengths.copy()
     kept[long] = 0
     return Cut(
-        kept, tuple(Failure(name, "too-long", f"{n:,} tokens, but a row holds {capacity:,}") for name, n in named)
+        kept, tuple(Failure(name, "too-long", f"{n:,} tokens, a row holds {capacity:,}") for name, n in named)
     )
 
 

@@ -73,7 +73,7 @@ def test_all_that_flags_say_can_be_in_the_file(tmp_path: Path):
         (("workers = 0", 'workers = "two"'), 11, "'workers' in [build] has the wrong type or value: Expected `int"),
         (("workers = 0", "workers = -1"), 11, "'workers' in [build] has the wrong type or value: Expected `int` >= 0"),
         (("workers = 0", "workers = true"), 11, "got `bool`"),
-        (('"400B"', '"lots"'), 7, "'chunk_bytes' in [recipe] has the wrong type or value: 'lots' is no size"),
+        (('"400B"', '"lots"'), 7, "'chunk_bytes' in [recipe] has the wrong type or value: 'lots' is not a size"),
         (('"400B"', "[1]"), 7, "'chunk_bytes' in [recipe] has the wrong type"),
         (('["data/*.jsonl"]', '"data"'), 3, "'paths' in [source] has the wrong type or value: Expected `array`"),
         (

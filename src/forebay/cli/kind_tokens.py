@@ -144,7 +144,7 @@ class TokenSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 def recipe_fields(fields: dict[str, Any]) -> dict[str, Any]:
-    """Command-line values as recipe fields: `none` is no token, the default tokenizer is GPT-2's."""
+    """Command-line values as recipe fields: `none` means no token, the default tokenizer is GPT-2's."""
     if fields.get("pad") == NO_TOKEN:
         raise click.UsageError("'pad' cannot be none: rows must be filled with a token.")
     named = {name: named_token(value) for name, value in fields.items() if name in ("eos", "bos")}

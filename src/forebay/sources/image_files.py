@@ -187,7 +187,8 @@ class ImageSource(Source):
     """Every image below some paths, named relative to `root`, with the metadata of its sidecar.
 
     Each file is one sample of weight 1, because rows of images have similar sizes although their files do not. An image
-    with a changed sidecar is a changed image. With `labels="folder"` the tag of an image is the name of its folder. A file of more than `max_sample_bytes` fails without being read.
+    with a changed sidecar is a changed image. With `labels="folder"` the tag of an image is the name of its folder. A
+    file of more than `max_sample_bytes` fails without being read.
     """
 
     kind: ClassVar[str] = "images"

@@ -211,7 +211,7 @@ def many_failures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ran:
     return run("build", "raw", source, "--into", tmp_path / "cache", *words, code=1)
 
 
-@shows(errors.ChunkFailed, "failed, 30 as 'too-long'")
+@shows(errors.ChunkFailed, "failed (30 × too-long, e.g. ")
 def failed_chunk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ran:
     (tmp_path / "a.jsonl").write_text("ab\n" * 100)
     (tmp_path / "b.jsonl").write_text("a long line\n" * 30)

@@ -401,7 +401,7 @@ def test_a_manifest_that_is_cut_short_under_a_reader_is_an_error_and_no_crash(tm
     status = manifest_file(str(tmp_path / "list.jsonl"))
     lines = manifests.open_lines(str(tmp_path), str(tmp_path / "list.jsonl"), status, "path")
     os.truncate(tmp_path / "list.jsonl", 0)
-    with pytest.raises(SourceChanged, match=r"'list\.jsonl' was cut short"):
+    with pytest.raises(SourceChanged, match=r"'list\.jsonl' was truncated"):
         list(lines.named())
 
 

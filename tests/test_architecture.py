@@ -21,32 +21,33 @@ MAY_IMPORT: dict[str, set[str]] = {
     "store": {"errors"},
     "format": WORDS | {"store"},
     "cache": WORDS | {"store", "format"},  # knows no kind of data
-    "read": INDEX,
+    "read": INDEX | {"tokens"},  # of tokens, what decodes a row for `Cache.text`
     "engine": {"errors", "recipe", "store"},
     "building": INDEX | {"read", "engine"},
     "hub": {"errors"},
     "sources": WORDS | {"hub"},  # knows no store
     "raw": WORDS,
-    "tokens": WORDS | {"hub"},
+    "tokens": WORDS | {"hub", "format"},  # reads its constants as tensors
     "masks": {"errors"},
     "order": {"errors", "columns"},  # functions of numbers
     "images": WORDS | {"masks"},
     "teachers": INDEX | {"read", "hub", "masks", "order"},  # reads a cache; `torch` runs the models
     "kinds": WORDS,
-    "api": CORE | {"kinds"},
-    "testing": CORE | {"api", "cli"},  # its campaign runs the command line
+    "api": CORE | {"kinds", "preview"},  # of preview, the progress bar
+    "testing": CORE | {"api", "cli", "raw"},  # its campaign runs the command line, its contracts the simplest recipe
     "tiers": WORDS | {"sizes", "format", "cache", "building", "engine"},  # knows no store: an LMDB of its own
     "feeding": INDEX | {"read", "order", "masks"},  # numpy only
     "torch": INDEX | {"read", "api", "feeding", "images", "masks", "order", "sources", "teachers"},
     "compat": CORE | {"api", "images", "order", "raw", "sources", "teachers", "torch"},
-    "preview": INDEX | {"read", "building", "kinds", "images", "teachers", "tokens"},
+    "preview": INDEX | {"read", "building", "kinds", "images", "masks", "teachers", "tokens"},
+    "__main__": {"cli"},
     "cli": CORE | {"api", "kinds", "images", "preview", "raw", "sizes", "sources", "teachers", "tiers", "tokens"},
 }
 ONLY_IN = {
     "torch": {"torch", "compat"},
     "PIL": {"masks", "images", "teachers", "testing"},
     "click": {"cli"},
-    "rich": {"cli"},
+    "rich": {"cli", "preview"},  # preview: the progress bar, which Python and the command line share
     "pytest": {"testing"},
     "huggingface_hub": {"hub"},
     "httpx2": {"hub"},

@@ -92,3 +92,21 @@ def test_offsets_of_files_are_joined_as_whole_numbers():
 def test_a_shape_that_no_array_could_have_is_refused(shape):
     with pytest.raises(RecipeInvalid, match="column 'x' has rows of"):
         Column(name="x", dtype="uint8", shape=shape)
+
+
+@given(st.lists(st.lists(st.integers(1, 9), max_size=5), max_size=6), st.integers(-1, 0))
+def test_padded_rows_are_the_rows_and_then_the_value(rows: list[list[int]], value: int):
+    ragged = Ragged.of([np.array(row, np.int64) for row in rows], np.dtype("i8"))
+    wide, lengths = ragged.padded(value)
+    width = max(map(len, rows), default=0)
+    assert wide.shape == (len(rows), width)
+    assert wide.tolist() == [row + [value] * (width - len(row)) for row in rows]
+    assert lengths.tolist() == [len(row) for row in rows]
+
+
+def test_padded_rows_keep_type_and_shape_of_their_values_and_need_not_start_at_zero():
+    values = np.arange(12, dtype=np.float16).reshape(6, 2)
+    wide, _ = Ragged(values, np.array([1, 2, 4], np.uint64)).padded(np.nan)
+    assert (wide.dtype, wide.shape) == (values.dtype, (2, 2, 2))
+    assert wide[1].tolist() == values[2:4].tolist()
+    assert np.isnan(wide[0, 1]).all()

@@ -60,3 +60,8 @@ def test_every_public_name_of_the_torch_room_is_there_and_documented() -> None:
 def test_feeding_training_does_not_wait_for_the_compiler_of_torch() -> None:
     code = "import sys; from forebay.torch import CacheDataset, Loader, Mixture; "
     assert _run(code + "print('torch._inductor' in sys.modules)").strip() == "False"
+
+
+def test_the_package_itself_runs_as_the_command_line() -> None:
+    ran = subprocess.run([sys.executable, "-m", "forebay", "--version"], capture_output=True, text=True, check=True)
+    assert ran.stdout == f"forebay, version {forebay.__version__}\n"

@@ -6,12 +6,15 @@ Everything here takes the root of a cache (a folder's path or a store) and answe
 import errno
 import os
 import socket
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
-from functools import partial
-from typing import Any, Literal, cast
+from functools import partial, wraps
+from importlib import import_module
+from multiprocessing import parent_process
+from typing import Any, Literal, ParamSpec, TypeVar, cast
 
 import msgspec
 
@@ -89,15 +92,45 @@ from forebay.format.generation import ChunkTable, Generation
 from forebay.format.sealed import hmac_key, short_key_note
 from forebay.kinds import WRONG, recipe_class, remote_source, reopen_recipe, reopen_source
 from forebay.read.cache import check_pins
-from forebay.recipe import AnyRecipe, LayerRecipe, Recipe, dependencies_of, reads_of, versions_of
+from forebay.recipe import AnyRecipe, LayerRecipe, Recipe, RecipeHooks, dependencies_of, hooks_of, reads_of, versions_of
 from forebay.source import Source, source_notes
 from forebay.store import LocalStore, Root, Store, open_store
 
 LONG_WORK_BYTES = 64 * 1024 * 1024
 OnProgress = Callable[[Progress], None]
+ShowProgress = bool | OnProgress | None
 Mode = Literal["forward", "inverse"]
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
+def _reporting(verb: Callable[P, R]) -> Callable[P, R]:
+    """Show a verb's progress: `progress=True` always, None where a person sees it, False never.
+
+    A function is called with every `Progress` instead, as `on_progress` is.
+    """
+
+    @wraps(verb)
+    def reporting(*args: P.args, **kwargs: P.kwargs) -> R:
+        show, passed = cast(ShowProgress, kwargs.pop("progress", None)), kwargs.get("on_progress")
+        calls = [cast(OnProgress, call) for call in (passed, show) if callable(call)]
+        with ExitStack() as ending:
+            if show is True or (show is None and not calls and _is_watched()):
+                drawing = import_module("forebay.preview.progress")  # and rich with it, only where it is shown
+                calls.append(ending.enter_context(drawing.shown_progress()))
+            kwargs["on_progress"] = lambda progress: [call(progress) for call in calls]
+            return verb(*args, **kwargs)
+
+    return reporting
+
+
+def _is_watched() -> bool:
+    """Whether standard error is a terminal, or this is a notebook's process; never a worker that it started."""
+    on_terminal = sys.stderr is not None and sys.stderr.isatty()
+    return parent_process() is None and (on_terminal or "ipykernel" in sys.modules)
+
+
+@_reporting
 def build(
     root: Root,
     source: Source | None,
@@ -112,6 +145,7 @@ def build(
     max_failures: int | float | None = None,
     skip_unreadable: bool = False,
     lease_seconds: float = LEASE_SECONDS,
+    progress: ShowProgress = None,
     on_progress: OnProgress | None = None,
 ) -> BuildReport:
     """Compute what is missing of a layer, and nothing else.
@@ -120,12 +154,15 @@ def build(
     chunks in this process. `mode="inverse"` first checks every chunk that is there, then fills gaps from the far end.
     The range is inclusive. `max_failures` is a count, or a share below 1; without it a build stops at a chunk of which
     all samples fail. `skip_unreadable` leaves out damaged files of the source, which the report lists.
+
+    A bar shows how far it is in a terminal or a notebook; `progress=False` hides it, `progress=True` shows it anywhere,
+    and a function is called with every `Progress` instead. The same goes for every verb that takes long.
     """
     _check_recipe(recipe)
     store = open_store(root)
     _refuse_tier(store)
     name = layer or layer_name(recipe)
-    workers = getattr(recipe, "workers", None) if workers is None else workers
+    workers = hooks_of(recipe).workers if workers is None else workers
     with closing(_engine(workers)) as engine, _letting_go(recipe) as said:
         if source is not None and _is_long_work(store, source):
             engine.preload(recipe, 1 if memory_limit else _worker_count(workers))
@@ -158,6 +195,7 @@ def build_layers(root: Root, recipes: Mapping[str, AnyRecipe], **terms: Any) -> 
     return [build(root, None, recipe, layer=layer, **terms) for layer, recipe in recipes.items()]
 
 
+@_reporting
 def grow(
     root: Root,
     source: Source,
@@ -168,6 +206,7 @@ def grow(
     max_failures: int | float | None = None,
     skip_unreadable: bool = False,
     lease_seconds: float = LEASE_SECONDS,
+    progress: ShowProgress = None,
     on_progress: OnProgress | None = None,
 ) -> BuildReport:
     """Append new files, and what was appended to known ones, as a new segment of the plan; then build it.
@@ -180,7 +219,7 @@ def grow(
     if recipe is None:
         check_kept_texts(store)
     own = recipe or cast(Recipe, _kept_recipe(store, base, "repair", False))
-    workers = getattr(own, "workers", None) if workers is None else workers
+    workers = hooks_of(own).workers if workers is None else workers
     with closing(_engine(workers)) as engine, _letting_go(own) as said:
         own, notes = resolve_recipe(store, source, own, base)
         prepare_layer(store, own, base)
@@ -197,6 +236,7 @@ def grow(
     return msgspec.structs.replace(report, notes=(*report.notes, *said, *grown))
 
 
+@_reporting
 def refresh(
     root: Root,
     *,
@@ -208,6 +248,7 @@ def refresh(
     memory_limit: int | None = None,
     max_failures: int | float | None = None,
     lease_seconds: float = LEASE_SECONDS,
+    progress: ShowProgress = None,
     on_progress: OnProgress | None = None,
 ) -> RefreshReport:
     """Make the chunks of changed source files again, as new revisions in a new generation.
@@ -309,6 +350,7 @@ def _still_missing(paths: Sequence[str], plan: Plan) -> tuple[str, ...]:
     return (f"{len(paths):,} planned file(s) are gone (the first is '{paths[0]}'); their rows are kept{way}",)
 
 
+@_reporting
 def verify(
     root: Root,
     *,
@@ -319,6 +361,7 @@ def verify(
     min_generation: int | None = None,
     digest: str | None = None,
     max_block_bytes: int = MAX_BLOCK_BYTES,
+    progress: ShowProgress = None,
     on_progress: OnProgress | None = None,
 ) -> VerifyReport:
     """Check every published byte against its digest; `full` also decodes all rows and hashes the source again.
@@ -340,6 +383,7 @@ def verify(
     return msgspec.structs.replace(report, source_note="" if report.source_checked else _why_unchecked(store, asked))
 
 
+@_reporting
 def repair(
     root: Root,
     *,
@@ -349,6 +393,7 @@ def repair(
     copy: Root | None = None,
     workers: int | None = None,
     memory_limit: int | None = None,
+    progress: ShowProgress = None,
     on_progress: OnProgress | None = None,
 ) -> RepairReport:
     """Put back exactly what `verify` finds bad or missing: from a copy of the cache, or made again from the source.
@@ -437,11 +482,13 @@ def clean(root: Root, *, keep_generations: int | None = None, lease_seconds: flo
     return clean_cache(open_store(root), keep_generations, lease_seconds)
 
 
+@_reporting
 def rekey(
     root: Root,
     *,
     old_key: bytes | None = None,
     new_key: bytes | None = None,
+    progress: ShowProgress = None,
     on_progress: OnProgress | None = None,
 ) -> RekeyReport:
     """Sign the generations of a cache with another key, after checking every byte that they list.
@@ -454,7 +501,10 @@ def rekey(
     return rekey_cache(open_store(root), old_key, new, on_progress or _silent)
 
 
-def copy(root: Root, destination: Root, *, on_progress: OnProgress | None = None) -> CopyReport:
+@_reporting
+def copy(
+    root: Root, destination: Root, *, progress: ShowProgress = None, on_progress: OnProgress | None = None
+) -> CopyReport:
     """Copy what the newest generation lists, every chunk checked on the way."""
     if isinstance(destination, str | os.PathLike) and os.path.isfile(destination):
         raise NotADirectoryError(errno.ENOTDIR, "there is a file, and a cache is a folder", os.fspath(destination))
@@ -619,7 +669,7 @@ def _why_unchecked(store: Store, asked: Source | None) -> str:
 
 def layer_name(recipe: AnyRecipe) -> str:
     """The name of a recipe's layer, unless the caller chooses one."""
-    return str(getattr(recipe, "default_layer", recipe.kind))
+    return hooks_of(recipe).default_layer or recipe.kind
 
 
 @contextmanager
@@ -629,8 +679,7 @@ def _letting_go(recipe: AnyRecipe) -> Iterator[list[str]]:
     try:
         yield said
     finally:
-        if hasattr(recipe, "release"):
-            said += recipe.release()
+        said += hooks_of(recipe).release()
 
 
 def _terms(
@@ -681,7 +730,7 @@ def _own_workers(store: Store) -> int | None:
 
 def _asked_workers(kind: str) -> int | None:
     try:
-        return getattr(recipe_class(kind), "workers", None)
+        return hooks_of(recipe_class(kind)).workers
     except UnknownKind:
         return None
 
@@ -706,19 +755,23 @@ def _note(terms: BuildOptions, note: str) -> None:
 
 def _with_figures(summary: Summary) -> Summary:
     """What each layer's kind, if it is installed, derives from the sums over its chunks."""
-    layers = tuple(msgspec.structs.replace(layer, figures=_derived("figures", layer)) for layer in summary.layers)
+    layers = tuple(
+        msgspec.structs.replace(layer, figures=_derived(layer, lambda hooks: hooks.figures)) for layer in summary.layers
+    )
     base = next((layer for layer in layers if layer.layer == summary.base), None)
-    return msgspec.structs.replace(summary, layers=layers, metadata=_derived("metadata", base) if base else {})
+    return msgspec.structs.replace(
+        summary, layers=layers, metadata=_derived(base, lambda hooks: hooks.metadata) if base else {}
+    )
 
 
-def _derived(name: str, layer: LayerSummary) -> dict[str, object]:
+def _derived(layer: LayerSummary, hook: Callable[[RecipeHooks], Callable[..., dict[str, Any]]]) -> dict[str, object]:
     try:
-        derive = getattr(recipe_class(layer.kind), name, None)
+        derive = hook(hooks_of(recipe_class(layer.kind)))
     except UnknownKind:
         return {}
     holds = {"chunks": layer.chunks, "rows": layer.rows, "bytes": layer.bytes}
     try:
-        return derive(layer.fields, layer.statistics, holds) if derive else {}
+        return derive(layer.fields, layer.statistics, holds)
     except WRONG:  # a stranger's recipe names this kind and has other fields, or its chunks other statistics
         return {}
 
@@ -735,8 +788,8 @@ def _refuse_tier(store: Store) -> None:
 
 
 def _grown(recipe: Recipe, base: str, before: Generation | None, after: Generation | None) -> tuple[str, ...]:
-    """What a recipe that has `grown(statistics)` says of the rows that were appended, by their sums."""
-    if not hasattr(recipe, "grown") or before is None or after is None:
+    """What a recipe says of the rows that were appended, by their sums."""
+    if before is None or after is None:
         return ()
     old, new = before.table(base).totals(), after.table(base).totals()
     sums: dict[str, float] = {}
@@ -744,8 +797,7 @@ def _grown(recipe: Recipe, base: str, before: Generation | None, after: Generati
         known = old.get(name, 0)
         if not isinstance(value, list) and not isinstance(known, list):
             sums[name] = value - known
-    notes: tuple[str, ...] = recipe.grown(sums)
-    return notes
+    return hooks_of(recipe).grown(sums)
 
 
 def _check_source(source: object) -> None:

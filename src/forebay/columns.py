@@ -134,6 +134,18 @@ class Ragged:
     def lengths(self) -> Array:
         return np.diff(self.offsets)
 
+    def padded(self, value: Any = 0) -> tuple[Array, Array]:
+        """The rows as one array as wide as the longest, filled up with `value`, and their lengths.
+
+        >>> Ragged.of([np.array([9, 9, 3]), np.array([4])], np.dtype("u1")).padded()[0].tolist()
+        [[9, 9, 3], [4, 0, 0]]
+        """
+        lengths = self.lengths.astype(np.int64)
+        inside = np.arange(lengths.max(initial=0)) < lengths[:, None]
+        wide = np.full((*inside.shape, *self.values.shape[1:]), value, self.values.dtype)
+        wide[inside] = self.values[int(self.offsets[0]) : int(self.offsets[-1])]
+        return wide, lengths
+
     @property
     def nbytes(self) -> int:
         return int(self.values.nbytes + self.offsets.nbytes)

@@ -19,8 +19,8 @@ from tests.tiers.pictures import write_pictures
 
 import forebay as fb
 from forebay.cache.records import ClaimStatus, FailedSample, Progress, Status
-from forebay.cli.progress import Lines
 from forebay.cli.show import console_for, say, say_error, show
+from forebay.preview.progress import Lines
 from forebay.preview.words import harmless, printable
 from forebay.tiers.tier_value import encode_value
 

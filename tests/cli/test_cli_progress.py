@@ -13,8 +13,8 @@ from rich.console import Console
 from tests.cli.running import COMMAND, write_lines
 
 from forebay.cache.records import Progress
-from forebay.cli import progress as progress_module
-from forebay.cli.progress import Lines, Meter, Pace
+from forebay.preview import progress as progress_module
+from forebay.preview.progress import Lines, Meter, Pace
 
 HALF = Progress(
     phase="building",

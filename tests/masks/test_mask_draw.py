@@ -32,6 +32,14 @@ def test_documents_differ_in_colour_and_padding_is_grey():
     assert diagonal == [DOCUMENTS[0]] * 9 + [DOCUMENTS[1]] * 4 + [PADDING] * 3
 
 
+def test_a_row_of_a_cache_is_drawn_as_it_is():
+    lengths = np.array([9, 4], np.uint32)
+    row = {"tokens": np.zeros(TOKENS, np.uint16), "seq_lens": lengths, "documents": np.zeros((2, 2))}
+    drawn = packed_row(LENGTHS, TOKENS).png()
+    assert packed_row(row).png() == drawn
+    assert packed_row(lengths, TOKENS).png() == drawn
+
+
 def test_blocks_computed_without_a_mask_are_dark():
     drawn = colours(packed_row([[16]], 16, block_size=4, pixels=160))
     dark = (np.array(DOCUMENTS[0]) * FULL_BLOCK_SHADE).astype(np.uint8)

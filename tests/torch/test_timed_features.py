@@ -134,6 +134,12 @@ def test_features_come_on_the_device_asked_for_without_gradients(tmp_path: Path)
             assert not found.values.requires_grad
 
 
+def test_features_show_their_layer_and_device(tmp_path: Path) -> None:
+    found = features(taught(tmp_path, ("lune", Spoken())), "lune", "meta")
+    assert repr(found) == f"<Features of layer 'lune' in '{found.numpy.cache.root}', 10 buckets: lune, on meta>"
+    assert found._repr_html_() == found.numpy._repr_html_()
+
+
 def test_moments_and_rows_that_do_not_go_together_are_an_error(tmp_path: Path) -> None:
     lune = features(taught(tmp_path, ("lune", Spoken())), "lune")
     with pytest.raises(ValueError, match="2 rows need 2 moments"):

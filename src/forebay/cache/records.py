@@ -1,13 +1,61 @@
 """What the verbs answer with: frozen records that the command line and the viewer show as they are."""
 
+from collections.abc import Mapping
+from html import escape
 from typing import Literal
 
 import msgspec
 
 GONE = "is gone"  # how a source file differs that is not there any more
+SHOWN_CHARS, SHOWN_ITEMS = 60, 12  # of a value in a record's repr, and of a list in its table
 
 
-class Progress(msgspec.Struct, frozen=True, kw_only=True):
+class Record(msgspec.Struct, frozen=True, kw_only=True):
+    """A record with a repr of one line, and a table in notebooks."""
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{name}={_short(value)}' for name, value in _facts(self).items())})"
+
+    def _repr_html_(self) -> str:
+        return html_table(type(self).__name__, _facts(self))
+
+
+def html_table(title: str, facts: Mapping[str, object]) -> str:
+    """Names and values as a table; whatever is in them, it is text.
+
+    >>> html_table("Report", {"root": "<b>", "rows": 1200})
+    '<table><caption>Report</caption><tr><th>root</th><td>&lt;b&gt;</td></tr><tr><th>rows</th><td>1,200</td></tr></table>'
+    """
+    rows = (f"<tr><th>{escape(name)}</th><td>{_cell(value)}</td></tr>" for name, value in facts.items())
+    return f"<table><caption>{escape(title)}</caption>{''.join(rows)}</table>"
+
+
+def _facts(record: Record) -> dict[str, object]:
+    """The fields that say something: neither empty nor None."""
+    fields = {name: getattr(record, name) for name in record.__struct_fields__}
+    return {name: value for name, value in fields.items() if value not in (None, "", (), [], {})}
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    if len(text) <= SHOWN_CHARS:
+        return text
+    return f"<{len(value)} items>" if isinstance(value, tuple | list | dict) else f"{text[:SHOWN_CHARS]}…"
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, Record):
+        return value._repr_html_()
+    if isinstance(value, Mapping):
+        value = [f"{name}: {inner if isinstance(inner, str) else _short(inner)}" for name, inner in value.items()]
+    if isinstance(value, tuple | list):
+        more = [f"and {len(value) - SHOWN_ITEMS:,} more"] if len(value) > SHOWN_ITEMS else []
+        return "<br>".join(map(_cell, [*value[:SHOWN_ITEMS], *more]))
+    is_count = isinstance(value, int) and not isinstance(value, bool)
+    return f"{value:,}" if is_count else f"{value:.4g}" if isinstance(value, float) else escape(str(value))
+
+
+class Progress(Record, frozen=True, kw_only=True):
     """A moment in a long job."""
 
     phase: Literal["planning", "building", "repairing", "waiting", "publishing", "verifying", "copying", "warming"]
@@ -26,7 +74,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     waiting_for: tuple[str, ...] = ()  # the machines that hold what is left
 
 
-class BuildReport(msgspec.Struct, frozen=True, kw_only=True):
+class BuildReport(Record, frozen=True, kw_only=True):
     """What a build did."""
 
     root: str
@@ -45,7 +93,7 @@ class BuildReport(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
 
 
-class ImportReport(msgspec.Struct, frozen=True, kw_only=True):
+class ImportReport(Record, frozen=True, kw_only=True):
     """What came of an old cache: its rows, and what the build of each layer says."""
 
     root: str
@@ -54,7 +102,7 @@ class ImportReport(msgspec.Struct, frozen=True, kw_only=True):
     layers: dict[str, BuildReport]
 
 
-class Problem(msgspec.Struct, frozen=True, kw_only=True):
+class Problem(Record, frozen=True, kw_only=True):
     """One thing that is not as it was published."""
 
     key: str
@@ -67,7 +115,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
     stop: int = -1
 
 
-class VerifyReport(msgspec.Struct, frozen=True, kw_only=True):
+class VerifyReport(Record, frozen=True, kw_only=True):
     """What a check of a cache found."""
 
     root: str
@@ -92,7 +140,7 @@ class VerifyReport(msgspec.Struct, frozen=True, kw_only=True):
         return not (self.bad or self.missing or any(how != GONE for how in self.stale.values()))
 
 
-class RepairReport(msgspec.Struct, frozen=True, kw_only=True):
+class RepairReport(Record, frozen=True, kw_only=True):
     """What a repair did."""
 
     root: str
@@ -102,7 +150,7 @@ class RepairReport(msgspec.Struct, frozen=True, kw_only=True):
     generation: int | None
 
 
-class RefreshReport(msgspec.Struct, frozen=True, kw_only=True):
+class RefreshReport(Record, frozen=True, kw_only=True):
     """What a refresh found changed, and made again."""
 
     root: str
@@ -119,7 +167,7 @@ class RefreshReport(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
 
 
-class Gaps(msgspec.Struct, frozen=True, kw_only=True):
+class Gaps(Record, frozen=True, kw_only=True):
     """Which chunks of a layer are missing."""
 
     root: str
@@ -131,7 +179,7 @@ class Gaps(msgspec.Struct, frozen=True, kw_only=True):
     unlisted: tuple[int, ...] = ()  # present, and not in the newest generation: not published yet, or not sound
 
 
-class ClaimStatus(msgspec.Struct, frozen=True, kw_only=True):
+class ClaimStatus(Record, frozen=True, kw_only=True):
     layer: str
     chunk: int
     host: str
@@ -140,7 +188,7 @@ class ClaimStatus(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
 
 
-class FailedSample(msgspec.Struct, frozen=True, kw_only=True):
+class FailedSample(Record, frozen=True, kw_only=True):
     layer: str
     chunk: int
     sample: str
@@ -148,7 +196,7 @@ class FailedSample(msgspec.Struct, frozen=True, kw_only=True):
     detail: str
 
 
-class LayerStatus(msgspec.Struct, frozen=True, kw_only=True):
+class LayerStatus(Record, frozen=True, kw_only=True):
     layer: str
     planned: int
     present: int
@@ -163,7 +211,7 @@ class LayerStatus(msgspec.Struct, frozen=True, kw_only=True):
     unlisted: tuple[int, ...] = ()  # present, and not in the newest generation: not published yet, or not sound
 
 
-class Status(msgspec.Struct, frozen=True, kw_only=True):
+class Status(Record, frozen=True, kw_only=True):
     """How far a cache is, and what stands in its way."""
 
     root: str
@@ -188,7 +236,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
         return any(how != GONE or not self.complete for how in self.stale.values())
 
 
-class LayerSummary(msgspec.Struct, frozen=True, kw_only=True):
+class LayerSummary(Record, frozen=True, kw_only=True):
     layer: str
     kind: str
     fingerprint: str
@@ -202,7 +250,7 @@ class LayerSummary(msgspec.Struct, frozen=True, kw_only=True):
     figures: dict[str, object] = {}  # what the recipe's kind derives from the statistics
 
 
-class Summary(msgspec.Struct, frozen=True, kw_only=True):
+class Summary(Record, frozen=True, kw_only=True):
     """What a cache is."""
 
     root: str
@@ -222,7 +270,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     metadata: dict[str, object] = {}  # the base layer's facts under the names that hand-made caches of its kind use
 
 
-class Estimate(msgspec.Struct, frozen=True, kw_only=True):
+class Estimate(Record, frozen=True, kw_only=True):
     """What a build will take, judged by a sample."""
 
     files: int
@@ -246,7 +294,7 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
 
 
-class CleanReport(msgspec.Struct, frozen=True, kw_only=True):
+class CleanReport(Record, frozen=True, kw_only=True):
     """What a cleaning removed."""
 
     root: str
@@ -257,7 +305,7 @@ class CleanReport(msgspec.Struct, frozen=True, kw_only=True):
     freed_bytes: int
 
 
-class RekeyReport(msgspec.Struct, frozen=True, kw_only=True):
+class RekeyReport(Record, frozen=True, kw_only=True):
     """What changing the key of a cache did."""
 
     root: str
@@ -272,7 +320,7 @@ class RekeyReport(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
 
 
-class CopyReport(msgspec.Struct, frozen=True, kw_only=True):
+class CopyReport(Record, frozen=True, kw_only=True):
     root: str
     destination: str
     copied: int

@@ -1,4 +1,4 @@
-"""The entry point of `forebay` and `python -m forebay.cli`.
+"""Where the command line begins: `forebay`, and `python -m forebay` for that of this very interpreter.
 
 Importing the verbs reads hundreds of files. An error during that is printed as one line, too.
 """

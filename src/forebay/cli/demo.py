@@ -21,10 +21,11 @@ from rich.text import Text
 from forebay import api
 from forebay.cache.records import Gaps, VerifyReport
 from forebay.cli.options import complete_folder, json_option
-from forebay.cli.show import console_for, show
+from forebay.cli.show import show
 from forebay.columns import Ragged
 from forebay.errors import ForebayError
 from forebay.format import layout
+from forebay.preview.progress import console_for
 from forebay.preview.row_records import DemoReport, DemoStep
 from forebay.preview.words import command_line
 from forebay.read.cache import open_cache

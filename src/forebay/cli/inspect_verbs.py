@@ -3,7 +3,6 @@
 from typing import Any
 
 import click
-import numpy as np
 
 from forebay import api
 from forebay.cache.records import Status
@@ -12,14 +11,13 @@ from forebay.cli.grow_verbs import source_like_before
 from forebay.cli.options import SizeType, cache_argument, complete_file, json_option, source_option
 from forebay.cli.progress import shown_progress
 from forebay.cli.show import show
-from forebay.columns import Array, Column
 from forebay.format.codec import MAX_BLOCK_BYTES
 from forebay.preview.packed_rows import KIND as TOKENS
-from forebay.preview.packed_rows import peek_packed
+from forebay.preview.peek import PEEKED_ROWS, SHEET_ROWS
+from forebay.preview.peek import peek as peek_rows
 from forebay.preview.pictures import KIND as IMAGES
-from forebay.preview.pictures import draw_sheet, draw_taught, peek_images, timed_layers
-from forebay.preview.row_records import Cell, Peek, PeekedRow
-from forebay.read.cache import Cache, open_cache
+from forebay.preview.pictures import draw_sheet, draw_taught, timed_layers
+from forebay.read.cache import open_cache
 from forebay.teachers import Alignment, check_alignment
 
 
@@ -143,10 +141,6 @@ def verify(
     ctx.exit(int(not (report.sound and found.aligned)))
 
 
-KEPT_VALUES = 64
-ROWS, SHEET_ROWS = 3, 24
-
-
 @click.command()
 @cache_argument
 @click.option(
@@ -213,7 +207,7 @@ def peek(
         raise click.UsageError("--patch needs --png FILE, and draws images only.")
     if paths and kind != TOKENS:
         raise click.UsageError(f"--source is for packed tokens; '{cache}' has {kind}.")
-    rows = _rows(cache, len(opened), count or (SHEET_ROWS if sheet and not taught else ROWS), chosen)
+    rows = _rows(cache, len(opened), count or (SHEET_ROWS if sheet and not taught else PEEKED_ROWS), chosen)
     if sheet and taught:
         show(draw_taught(opened, rows, taught, sheet), as_json)
     elif sheet:
@@ -222,12 +216,9 @@ def peek(
         except ValueError as error:
             raise click.UsageError(str(error)) from error
         show(drawn, as_json)
-    elif columns or kind not in (TOKENS, IMAGES):
-        show(_peeked(opened, rows, columns), as_json)
-    elif kind == TOKENS:
-        show(peek_packed(opened, rows, source_like_before(cache, paths, {}) if paths else None), as_json)
     else:
-        show(peek_images(opened, rows), as_json)
+        source = source_like_before(cache, paths, {}) if paths else None
+        show(peek_rows(opened, rows, columns=columns or None, source=source), as_json)
 
 
 def _rows(root: str, there: int, count: int, chosen: tuple[int, ...]) -> list[int]:
@@ -235,35 +226,3 @@ def _rows(root: str, there: int, count: int, chosen: tuple[int, ...]) -> list[in
     if beyond:
         raise click.BadParameter(f"there is no row {beyond[0]:,}; '{root}' has {there:,}", param_hint="'--row'")
     return list(chosen) or list(range(min(count, there)))
-
-
-def _peeked(cache: Cache, rows: list[int], columns: tuple[str, ...]) -> Peek:
-    read = cache.read(np.array(rows, np.int64), columns or None)
-    shown = tuple(
-        PeekedRow(
-            row=row,
-            chunk=name.chunk,
-            row_in_chunk=name.row,
-            columns={column: _cell(cache.column(column), values[at]) for column, values in read.items()},
-        )
-        for at, (row, name) in enumerate(zip(rows, cache.row_ids(np.array(rows, np.int64)), strict=True))
-    )
-    return Peek(root=cache.root, generation=cache.generation.number, rows=len(cache), shown=shown)
-
-
-def _cell(column: Column, value: Array) -> Cell:
-    value = np.asarray(value)
-    if column.ragged and column.dtype == "uint8" and not column.shape and (text := _text(value)) is not None:
-        return Cell(dtype=column.dtype, shape=value.shape, text=text)
-    first: Any = value.reshape(-1)[:KEPT_VALUES]
-    plain = first.astype(np.float32) if column.dtype == "bfloat16" else first
-    return Cell(dtype=column.dtype, shape=value.shape, values=plain.tolist())
-
-
-def _text(value: Array) -> str | None:
-    """Bytes as text, None if they are not UTF-8 or contain control characters."""
-    try:
-        text = value.tobytes().decode()
-    except UnicodeDecodeError:
-        return None
-    return text if all(char.isprintable() or char in "\n\r\t" for char in text) else None

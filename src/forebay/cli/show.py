@@ -8,20 +8,17 @@ import errno
 import json
 import re
 import sys
-from collections.abc import Iterable
 from typing import Any
 
 import click
 import msgspec
-from rich.console import Console, ConsoleOptions, RenderableType
-from rich.segment import Segment
 from rich.text import Text
 
 from forebay.cli.render import draw
 from forebay.errors import ForebayError
-from forebay.preview.words import harmless, printable
+from forebay.preview.progress import console_for
+from forebay.preview.words import printable
 
-_PIPE_WIDTH = 1000  # lines in a file or a pipe are not wrapped
 _NUMBERS = re.compile(r"\[\n\s+([-+.\deE]+(?:,\n\s+[-+.\deE]+)*)\n\s*\]")
 
 
@@ -89,16 +86,3 @@ def say(line: str) -> None:
 def say_error(line: str) -> None:
     """Print an error on one line of standard error."""
     console_for(sys.stderr).print(Text.assemble(("forebay: ", "bold red"), printable(line)), soft_wrap=True)
-
-
-class SafeConsole(Console):
-    """A console that escapes control characters in its input."""
-
-    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        for segment in super().render(renderable, options):
-            yield segment if segment.control else Segment(harmless(segment.text), segment.style)
-
-
-def console_for(stream: Any) -> Console:
-    wide = None if stream.isatty() else _PIPE_WIDTH
-    return SafeConsole(file=stream, width=wide, highlight=False, emoji=False, markup=False)

@@ -24,7 +24,7 @@ from forebay.images.content import Alpha, Color, Planes, Resample, as_planes, ba
 from forebay.images.decode import MAX_PIXELS, Exif, Policy, check_size, decode, rgb
 from forebay.images.geometry import Letterbox
 from forebay.images.tags import TagKey, Tags, shown_key, tags_in
-from forebay.recipe import ChunkTarget, Rows, canonical_json
+from forebay.recipe import ChunkTarget, RecipeHooks, Rows, canonical_json, check_fields
 from forebay.source import TOO_DEEP, Annotated, Failure, Sample, is_shallow
 
 Row = dict[str, Array]
@@ -141,7 +141,7 @@ class Annotations(Protocol):
     def annotations(self) -> Iterable[Mapping[str, Any]]: ...
 
 
-class ImageRecipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=True):
+class ImageRecipe(RecipeHooks, msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=True):
     """Letterbox images to `size` × `size` and keep their content.
 
     `tags=None` is decided when a cache is planned: all that the source names under `tag_key` at least `min_tag_count`
@@ -184,6 +184,7 @@ class ImageRecipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             raise RecipeInvalid(
                 "tag_key or tag_separator is empty; name a key of the metadata, and what is between tags"
             )
+        check_fields(self)
         Tags(self.tags or ())
 
     def columns(self) -> tuple[Column, ...]:
@@ -325,6 +326,11 @@ class ImageRecipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         said = _as_json(metadata)
         packed, row = self._pixels(sample.id, content)
         return {self.stored_column: _joined(packed), **row, "metadata": np.frombuffer(said, np.uint8)}
+
+    def make_stored_again(self, sample: Sample, stored: Row) -> Row:
+        """What `make_stored` makes of a sample whose bytes `stored` was made from; nothing is decoded."""
+        _, metadata = _parts(sample)
+        return {**stored, "metadata": np.frombuffer(_as_json(metadata), np.uint8)}
 
     def read_stored(self, stored: Row) -> Row:
         """The row of what `make_stored` made."""

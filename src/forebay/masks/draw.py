@@ -7,14 +7,11 @@ Both return a `Picture`: `picture.save("mask.png")`, or leave it as the last lin
 """
 
 import io
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-
-from forebay.masks.documents import document_ids, padding_mask
-from forebay.masks.rectangle import IGNORE_THRESHOLD, Size, pixel_mask, token_ignore_mask
-from forebay.masks.spans import Spans, document_spans
 
 try:
     from PIL import Image, ImageDraw
@@ -22,6 +19,11 @@ except ModuleNotFoundError as missing:
     raise ModuleNotFoundError(
         "forebay.masks.draw needs pillow: pip install 'forebay[pictures]'", name="PIL"
     ) from missing
+
+from forebay.masks.documents import document_ids, padding_mask
+from forebay.masks.rectangle import IGNORE_THRESHOLD, Size, pixel_mask, token_ignore_mask
+from forebay.masks.spans import Spans, document_spans
+
 Pixels = NDArray[np.uint8]  # (height, width, 3)
 UNSEEN = (250, 250, 248)
 PADDING = (190, 190, 186)
@@ -51,7 +53,7 @@ class Picture:
 
 
 def packed_row(
-    seq_lens: ArrayLike,
+    seq_lens: ArrayLike | Mapping[str, ArrayLike],
     sequence_length: int | None = None,
     *,
     row: int = 0,
@@ -61,9 +63,14 @@ def packed_row(
 ) -> Picture:
     """The mask of one packed row, queries down and keys across: causal documents, unless `spans` say other.
 
+    A row of a cache, as in `packed_row(cache[5])`, is drawn as it is, as are the lengths of one row.
     A row longer than the picture is sampled, so that no size of row needs S² memory. With `block_size` the
     blocks of FlexAttention are ruled, and those it computes without a mask are dark.
     """
+    if isinstance(seq_lens, Mapping):
+        sequence_length, seq_lens = np.shape(seq_lens["tokens"])[-1], np.atleast_2d(seq_lens["seq_lens"])
+    elif isinstance(seq_lens, np.ndarray):
+        seq_lens = np.atleast_2d(seq_lens)
     seen = spans if spans is not None else document_spans(seq_lens, sequence_length)
     colours = _document_colours(seq_lens, sequence_length, row)
     token = np.arange(pixels) * seen.sequence_length // pixels

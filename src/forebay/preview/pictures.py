@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -18,6 +18,9 @@ from forebay.preview.words import printable
 from forebay.read.cache import Cache
 from forebay.teachers import SOL_STATS, Features
 from forebay.teachers.recipe import T_BUCKETS
+
+if TYPE_CHECKING:
+    from forebay.masks.draw import Picture  # needs pillow
 
 KIND = "images"
 USUAL_PATCH = 16
@@ -36,14 +39,8 @@ def peek_images(cache: Cache, rows: list[int]) -> ImagePeek:
 
 def draw_sheet(cache: Cache, rows: list[int], path: str, patch: int | None) -> ImageSheet:
     """Draw rows of an image cache to a PNG, with the tokens that a model with this patch size ignores."""
-    if len(rows) > MOST_ON_A_SHEET:
-        raise ValueError(
-            f"a sheet has room for {MOST_ON_A_SHEET:,} images (got {len(rows):,}); choose fewer (--rows, --row)"
-        )
-    reader = ImageReader(cache)
-    drawn = _patch(reader.recipe.size, patch)
-    framed = (images.Framed(canvas, image.box, _caption(image)) for image, canvas in reader.read(rows))
-    images.contact_sheet(framed, patch=drawn).save(path)
+    picture, drawn = sheet_of(cache, rows, patch)
+    picture.save(path)
     return ImageSheet(
         root=cache.root,
         generation=cache.generation.number,
@@ -52,6 +49,20 @@ def draw_sheet(cache: Cache, rows: list[int], path: str, patch: int | None) -> I
         patch=drawn,
         drawn=tuple(rows),
     )
+
+
+def sheet_of(cache: Cache, rows: list[int], patch: int | None) -> tuple["Picture", int | None]:
+    """The contact sheet of some rows, and the patch whose tokens are drawn on it."""
+    if (kind := cache.recipe(cache.generation.base).kind) != KIND:
+        raise ValueError(f"'{cache.root}' holds {kind}, not images; fb.peek shows its rows")
+    if len(rows) > MOST_ON_A_SHEET:
+        raise ValueError(
+            f"a sheet has room for {MOST_ON_A_SHEET:,} images (got {len(rows):,}); choose fewer (--rows, --row)"
+        )
+    reader = ImageReader(cache)
+    drawn = _patch(reader.recipe.size, patch)
+    framed = (images.Framed(canvas, image.box, _caption(image)) for image, canvas in reader.read(rows))
+    return images.contact_sheet(framed, patch=drawn), drawn
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,11 @@
-"""Records of previews, dry runs and the demo."""
+"""Records of rows as a person reads them, of a build that is not made, and of the demo."""
 
 from typing import Any
 
-import msgspec
-
-from forebay.cache.records import Estimate
+from forebay.cache.records import Estimate, Record
 
 
-class Cell(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Cell(Record, frozen=True, kw_only=True, omit_defaults=True):
     """One value of a row: bytes that are UTF-8 as `text`, anything else as its first `values`."""
 
     dtype: str
@@ -16,14 +14,14 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     values: list[object] | None = None
 
 
-class PeekedRow(msgspec.Struct, frozen=True, kw_only=True):
+class PeekedRow(Record, frozen=True, kw_only=True):
     row: int
     chunk: int
     row_in_chunk: int
     columns: dict[str, Cell]
 
 
-class Peek(msgspec.Struct, frozen=True, kw_only=True):
+class Peek(Record, frozen=True, kw_only=True):
     """A few rows of any cache."""
 
     root: str
@@ -32,7 +30,7 @@ class Peek(msgspec.Struct, frozen=True, kw_only=True):
     shown: tuple[PeekedRow, ...]
 
 
-class PackedPiece(msgspec.Struct, frozen=True, kw_only=True):
+class PackedPiece(Record, frozen=True, kw_only=True):
     """A document, or a part of one, in a row; `text` is without begin and end tokens."""
 
     document: int  # number of the document in its chunk
@@ -45,7 +43,7 @@ class PackedPiece(msgspec.Struct, frozen=True, kw_only=True):
     text: str | None  # None if the tokenizer is not available
 
 
-class PackedRow(msgspec.Struct, frozen=True, kw_only=True):
+class PackedRow(Record, frozen=True, kw_only=True):
     row: int
     chunk: int
     row_in_chunk: int
@@ -58,7 +56,7 @@ class PackedRow(msgspec.Struct, frozen=True, kw_only=True):
     documents: list[list[int]]
 
 
-class PackedPeek(msgspec.Struct, frozen=True, kw_only=True):
+class PackedPeek(Record, frozen=True, kw_only=True):
     """A few rows of packed tokens as text."""
 
     root: str
@@ -68,7 +66,7 @@ class PackedPeek(msgspec.Struct, frozen=True, kw_only=True):
     note: str = ""
 
 
-class PeekedImage(msgspec.Struct, frozen=True, kw_only=True):
+class PeekedImage(Record, frozen=True, kw_only=True):
     """One image; `picture` draws it in a few lines of characters, with dots for padding."""
 
     row: int
@@ -83,7 +81,7 @@ class PeekedImage(msgspec.Struct, frozen=True, kw_only=True):
     picture: tuple[str, ...]
 
 
-class ImagePeek(msgspec.Struct, frozen=True, kw_only=True):
+class ImagePeek(Record, frozen=True, kw_only=True):
     """A few rows of images."""
 
     root: str
@@ -93,7 +91,7 @@ class ImagePeek(msgspec.Struct, frozen=True, kw_only=True):
     shown: tuple[PeekedImage, ...]
 
 
-class ImageSheet(msgspec.Struct, frozen=True, kw_only=True):
+class ImageSheet(Record, frozen=True, kw_only=True):
     """A contact sheet; `patch` is None if no tokens are drawn."""
 
     root: str
@@ -104,7 +102,7 @@ class ImageSheet(msgspec.Struct, frozen=True, kw_only=True):
     drawn: tuple[int, ...]
 
 
-class TaughtSheet(msgspec.Struct, frozen=True, kw_only=True):
+class TaughtSheet(Record, frozen=True, kw_only=True):
     """A drawing of teacher features over timesteps; `absent` has the rows that a layer lacks."""
 
     root: str
@@ -116,7 +114,7 @@ class TaughtSheet(msgspec.Struct, frozen=True, kw_only=True):
     absent: dict[str, tuple[int, ...]]
 
 
-class DryRun(msgspec.Struct, frozen=True, kw_only=True):
+class DryRun(Record, frozen=True, kw_only=True):
     """What a build would do; `planned` and `missing` are None if there is no plan."""
 
     root: str
@@ -127,13 +125,13 @@ class DryRun(msgspec.Struct, frozen=True, kw_only=True):
     estimate: Estimate
 
 
-class DemoStep(msgspec.Struct, frozen=True, kw_only=True):
+class DemoStep(Record, frozen=True, kw_only=True):
     command: str
     exit_code: int
     seconds: float
 
 
-class DemoReport(msgspec.Struct, frozen=True, kw_only=True):
+class DemoReport(Record, frozen=True, kw_only=True):
     root: str
     steps: tuple[DemoStep, ...]
     seconds: float

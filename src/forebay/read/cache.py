@@ -14,8 +14,9 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property, partial
-from itertools import chain
-from typing import Any
+from importlib import import_module
+from itertools import chain, pairwise
+from typing import Any, SupportsIndex, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -29,6 +30,8 @@ from forebay.cache.catalog import (
     published_record,
     read_column,
 )
+from forebay.cache.plan import load_plan
+from forebay.cache.records import html_table
 from forebay.columns import Array, Column, Ragged
 from forebay.errors import ChunkCorrupt, ColumnNotFound, IndexCorrupt, LayerIncomplete, LayerNotFound, PinMismatch
 from forebay.format import layout
@@ -42,6 +45,7 @@ from forebay.read.chunk_maps import MAX_MAPS, Maps
 from forebay.read.column_readers import ColumnReader, Decoded, PresenceReader, column_reader
 from forebay.read.locate import ChunkFinder, RowLocations
 from forebay.recipe import RecipeDocument
+from forebay.source import Part
 from forebay.store import Root, open_store
 from forebay.store.base import Missing, Store
 
@@ -66,6 +70,20 @@ class RowId:
 
     chunk: int
     row: int
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a row came from: its place in the cache, its sample's id, and the parts of source files."""
+
+    chunk: int
+    row: int
+    sample: str  # empty where the cache keeps no ids
+    parts: tuple[Part, ...]
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(part.file.path for part in self.parts))
 
 
 class Cache:
@@ -169,13 +187,61 @@ class Cache:
             f"<Cache '{self.root}', generation {self.generation.number}, {len(self):,} rows, {', '.join(self.layers)}>"
         )
 
-    def __getitem__(self, row: int) -> dict[str, Array]:
-        """One row, every column of the opened layers."""
-        count, row = len(self), operator.index(row)
-        if not -count <= row < count:
-            raise IndexError(f"row {row} of {count:,} in '{self.root}'")
-        read = self.read([row % count])
-        return {name: values[0] for name, values in read.items()}
+    def _repr_html_(self) -> str:
+        columns = {name: _described(self.column(name)) for name in self.columns}
+        facts = {"root": self.root, "generation": self.generation.number, "rows": len(self), "layers": self.layers}
+        return html_table("Cache", facts | {"columns": columns})
+
+    @overload
+    def __getitem__(self, row: SupportsIndex) -> dict[str, Array]: ...
+
+    @overload
+    def __getitem__(self, row: slice | Sequence[int] | NDArray[Any]) -> dict[str, Array | Ragged]: ...
+
+    def __getitem__(
+        self, row: SupportsIndex | slice | Sequence[int] | NDArray[Any]
+    ) -> dict[str, Array] | dict[str, Array | Ragged]:
+        """One row, or the rows of a slice or list as `read` returns them: every column of the opened layers.
+
+        Negative numbers count from the end.
+        """
+        if isinstance(row, slice):
+            return self.read(np.arange(*row.indices(len(self))))
+        if isinstance(row, str):
+            raise TypeError(f"a cache is indexed by rows: cache[17][{row!r}], or cache.read([17, 18], [{row!r}])")
+        if isinstance(row, SupportsIndex) and not (isinstance(row, np.ndarray) and row.ndim):
+            return {name: values[0] for name, values in self.read([self._number(row)]).items()}
+        numbers, count = np.asarray(row), len(self)
+        if numbers.dtype.kind == "i":
+            numbers = np.where((numbers < 0) & (numbers >= -count), numbers + count, numbers)
+        return self.read(numbers)
+
+    def text(self, row: SupportsIndex) -> list[str]:
+        """The text of a row of packed tokens: one string for each document, or part of one, in the row.
+
+        Control tokens and padding are left out. The tokenizer is the one that the cache keeps.
+        """
+        kept = self.recipe(self.generation.base)
+        if kept.kind != "tokens":
+            raise TypeError(f"'{self.root}' holds {kept.kind}, not tokens; read the row itself: cache[{row}]")
+        read = self.read([self._number(row)], ["tokens", "seq_lens"])
+        tokens, stops = read["tokens"][0], np.cumsum(read["seq_lens"][0], dtype=np.int64).tolist()
+        room = import_module("forebay.tokens")  # which takes long to import, and no other method needs
+        vocabulary = room.Vocabulary(str(kept.fields["tokenizer"]), self.constants(kept.layer)["tokenizer"].tobytes())
+        return [room.decode(vocabulary, tokens[start:stop]) for start, stop in pairwise([0, *stops])]
+
+    def origin(self, row: SupportsIndex) -> Origin:
+        """Where a row came from: its sample's id, where the cache keeps ids, and the parts of source files.
+
+        Without ids, as in a row of packed tokens, the parts are those of its whole chunk;
+        `fb.peek(root, [row], source=source)` names the documents.
+        """
+        number = self._number(row)
+        (name,), column = self.row_ids([number]), self.recipe(self.generation.base).sample_ids
+        sample = self.read([number], [column])[column][0].tobytes().decode(errors="surrogateescape") if column else ""
+        parts = load_plan(self.store).first(len(self.generation.plan)).parts(name.chunk)
+        own = [part for part in parts if part.file.path in (sample, sample.rpartition("@")[0])]
+        return Origin(name.chunk, name.row, sample, tuple(own or parts))
 
     def __iter__(self) -> Iterator[dict[str, Array]]:
         """Every row, chunk by chunk."""
@@ -286,6 +352,13 @@ class Cache:
             return [call(place) for place in places]
         with ThreadPoolExecutor(self._options.threads) as pool:
             return list(pool.map(call, places))
+
+    def _number(self, row: SupportsIndex) -> int:
+        """A row's number; negative ones count from the end."""
+        count, number = len(self), operator.index(row)
+        if not -count <= number < count:
+            raise IndexError(f"row {number} of {count:,} in '{self.root}'")
+        return number % count
 
     def _row_numbers(self, rows: ArrayLike) -> NDArray[np.int64]:
         numbers = np.asarray(rows)
@@ -478,6 +551,11 @@ def _common_chunks(generation: Generation, layers: Sequence[str]) -> NDArray[np.
 
 def _declared(generation: Generation, layer: str) -> tuple[Column, ...]:
     return layer_columns(generation.recipe(layer).columns, layer == generation.base)
+
+
+def _described(column: Column) -> str:
+    shape = ("rows of any length", *column.shape) if column.ragged else column.shape
+    return f"{column.dtype} {' × '.join(map(str, shape))}".rstrip()
 
 
 def _joined(pieces: list[Array | Ragged]) -> Array | Ragged:

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forebay.cache.catalog import presence_name
+from forebay.cache.records import Record
 from forebay.columns import Columns, Ragged
 from forebay.errors import (
     HookSilent,
@@ -40,7 +41,7 @@ IMPORTED = "imported"  # the kind of layers that hold what teachers of an old ca
 CHUNKS_AGAIN = 4  # that rows which are computed again come from
 
 
-class LayerAlignment(msgspec.Struct, frozen=True, kw_only=True):
+class LayerAlignment(Record, frozen=True, kw_only=True):
     """What was found of one layer."""
 
     layer: str
@@ -55,7 +56,7 @@ class LayerAlignment(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
 
 
-class Alignment(msgspec.Struct, frozen=True, kw_only=True):
+class Alignment(Record, frozen=True, kw_only=True):
     """What was found of all layers of teachers in a cache."""
 
     root: str

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from forebay.cache.catalog import presence_name
+from forebay.cache.records import html_table
 from forebay.columns import Array
 from forebay.errors import LayerNotTimed, RecipeInvalid
 from forebay.masks import rectangle
@@ -49,6 +50,15 @@ class Features:
         self._stored = tuple(column.name for column in cache.recipe(layer).columns)
         self._width = min(2, len(self.buckets))
         self._bits = presence_name(layer)
+
+    def __repr__(self) -> str:
+        columns = ", ".join(self.columns)
+        return f"<Features of layer '{self.layer}' in '{self.cache.root}', {len(self.buckets)} buckets: {columns}>"
+
+    def _repr_html_(self) -> str:
+        shapes = {name: self.shape(name) for name in self.columns}
+        facts = {"cache": self.cache.root, "layer": self.layer, "buckets": self.buckets.tolist(), "columns": shapes}
+        return html_table("Features", facts)
 
     @property
     def columns(self) -> tuple[str, ...]:

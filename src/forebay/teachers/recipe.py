@@ -8,9 +8,10 @@ from typing import Any, ClassVar, Literal
 import msgspec
 import numpy as np
 
+from forebay.cache.records import Record
 from forebay.columns import Array, Column, Columns, Dtype, Ragged
 from forebay.errors import RecipeInvalid, TeacherUnusable
-from forebay.recipe import Rows
+from forebay.recipe import RecipeHooks, Rows, check_fields
 from forebay.teachers.batched_forward import BatchedForward, LoadedTeacher, fit_batch, load_once, unload
 from forebay.teachers.built_in import T5, Clip, Latents
 from forebay.teachers.model_files import is_on_hub
@@ -29,7 +30,7 @@ UNUSED: dict[str, Any] = {
 }  # fmt: skip
 
 
-class TeacherRecipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class TeacherRecipe(RecipeHooks, msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Ask one teacher about every row. It adds one layer; `fb.build_layers` adds several, one model at a time.
 
     `dtype` is what the model computes in, `stored` what its outputs rest in. Samples are asked `batch_size` at a time,
@@ -60,6 +61,9 @@ class TeacherRecipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     def __post_init__(self) -> None:
         teacher = known_teacher(self.teacher)
         self._set("teacher", teacher)
+        if teacher.timed:
+            self._set("buckets", check_buckets(self.buckets))
+        check_fields(self)
         if self.batch_size < 1:
             raise RecipeInvalid(f"batch_size is {self.batch_size}; it must be at least 1")
         if self.dtype not in FLOATS[:3] or self.stored not in FLOATS:
@@ -67,8 +71,6 @@ class TeacherRecipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
                 f"dtype is '{self.dtype}' and stored is '{self.stored}'; models compute in {', '.join(FLOATS[:3])}, "
                 f"and outputs are stored as one of these or float64"
             )
-        if teacher.timed:
-            self._set("buckets", check_buckets(self.buckets))
         for name in self._unused():  # what it does not use is no part of it
             self._set(name, UNUSED[name])
 
@@ -92,7 +94,7 @@ class TeacherRecipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         return self.model.layer_name()
 
     @property
-    def located(self) -> tuple[str, ...]:
+    def located(self) -> tuple[str, ...]:  # type: ignore[override]  # the fields of the teacher decide
         return (
             "device",
             "memory_limit",
@@ -131,7 +133,7 @@ class TeacherRecipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     def versions(self) -> Mapping[str, str]:
         """The libraries and, where torch is one of them, the device: bits are promised for one device."""
         found = self.model.versions()
-        return {**found, "device": runner("device").device_facts(self.device)} if "torch" in found else found
+        return {**found, "device": runner("loading").device_facts(self.device)} if "torch" in found else found
 
     def settled(self, kept: Mapping[str, Any] | None, survey: Any) -> tuple["TeacherRecipe", tuple[str, ...]]:
         """With a batch that memory holds: found before the first chunk, and kept ever after."""
@@ -268,7 +270,7 @@ def encodings(
     return {teacher.layer_name(): TeacherRecipe(teacher=teacher, **fields) for teacher in teachers}
 
 
-class ColumnSize(msgspec.Struct, frozen=True, kw_only=True):
+class ColumnSize(Record, frozen=True, kw_only=True):
     """What one column takes; of what is stored once for equal prompts, at most."""
 
     layer: str
@@ -279,7 +281,7 @@ class ColumnSize(msgspec.Struct, frozen=True, kw_only=True):
     bytes: int
 
 
-class TeacherEstimate(msgspec.Struct, frozen=True, kw_only=True):
+class TeacherEstimate(Record, frozen=True, kw_only=True):
     """What the layers of some teachers take for so many rows."""
 
     rows: int

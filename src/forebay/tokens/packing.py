@@ -154,9 +154,7 @@ def cut_long(documents: Documents, capacity: int, policy: LongDocuments) -> Cut:
         raise DocumentTooLong(*named[0], capacity)
     kept = lengths.copy()
     kept[long] = 0
-    return Cut(
-        kept, tuple(Failure(name, "too-long", f"{n:,} tokens, a row holds {capacity:,}") for name, n in named)
-    )
+    return Cut(kept, tuple(Failure(name, "too-long", f"{n:,} tokens, a row holds {capacity:,}") for name, n in named))
 
 
 def pack_rows(documents: Documents, kept: Array, capacity: int, pad: int) -> Packed:

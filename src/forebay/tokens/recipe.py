@@ -10,7 +10,7 @@ import xxhash
 
 from forebay.columns import DTYPES, Array, Codec, Column, Dtype, Level
 from forebay.errors import RecipeInvalid
-from forebay.recipe import ChunkTarget, Rows
+from forebay.recipe import ChunkTarget, RecipeHooks, Rows, check_fields
 from forebay.source import Sample
 from forebay.tokens.encoded_documents import Documents, Frame, encode_documents
 from forebay.tokens.encoders import ENCODERS, EncoderName, choose_encoder, encoder_version, is_installed, open_encoder
@@ -101,8 +101,8 @@ class Ids(NamedTuple):
     pad: int
 
 
-class TokenRecipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Pack tokenized documents best-fit into rows of `sequence_length` tokens.
+class TokenRecipe(RecipeHooks, msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Pack tokenized documents, best fit, padded to `sequence_length`.
 
     `tokenizer` is `"gpt2"`, a path to a `tokenizer.json` or a hub name. `eos` ends every document, `bos` begins it;
     each is a token's text, its id, or None. `encoder="auto"` is resolved when a cache is planned, and stored.
@@ -126,6 +126,7 @@ class TokenRecipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     encoder: Literal["auto", "fastokens", "tokenizers"] = "auto"
 
     def __post_init__(self) -> None:
+        check_fields(self)
         for name in ("sequence_length", "chunk_size"):
             if getattr(self, name) < 1:
                 raise RecipeInvalid(f"{name} must be at least 1 (got {getattr(self, name)})")

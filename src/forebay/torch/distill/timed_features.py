@@ -73,6 +73,12 @@ class TorchFeatures:
         self.numpy = Features(cache, layer)
         self.device = torch.device(device)
 
+    def __repr__(self) -> str:
+        return f"{repr(self.numpy)[:-1]}, on {self.device}>"
+
+    def _repr_html_(self) -> str:
+        return self.numpy._repr_html_()
+
     @property
     def buckets(self) -> Tensor:
         return torch.tensor(self.numpy.buckets)

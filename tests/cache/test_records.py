@@ -1,0 +1,96 @@
+"""Records: one line as text, a table in a notebook, and nothing in them that a browser would obey."""
+
+from html.parser import HTMLParser
+from pathlib import Path
+
+from tests.cli.running import build_lines
+from tests.teachers.own_teachers import Ramp, prompt_cache
+
+import forebay as fb
+from forebay.cache.records import BuildReport, Record, Status
+
+NASTY = "<script>alert('&')</script>"
+
+
+class Cells(HTMLParser):
+    """The tags of a page, which must close in order, and its text."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: set[str] = set()
+        self.text: list[str] = []
+        self.feed(page)
+        assert not self.open
+
+    def handle_starttag(self, tag: str, attrs: object) -> None:
+        self.tags.add(tag)
+        if tag != "br":
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+
+def test_everything_a_verb_returns_has_a_short_line_and_a_table(tmp_path: Path):
+    root, source = build_lines(tmp_path)
+    lines = fb.sources.lines(source)
+    returned = [
+        fb.build(root, lines, fb.RawRecipe(chunk_bytes=400), workers=0),
+        fb.status(root), fb.summarize(root), fb.estimate(lines, fb.RawRecipe()), fb.verify(root), fb.repair(root),
+        fb.clean(root), fb.copy(root, tmp_path / "copy"), *fb.gaps(root), fb.peek(root), fb.open_cache(root),
+    ]  # fmt: skip
+    for record in returned:
+        assert len(repr(record)) < 800, record
+        assert "\n" not in repr(record)
+        cells = Cells(record._repr_html_())
+        assert cells.text[0] == type(record).__name__
+        assert cells.tags <= {"table", "caption", "tr", "th", "td", "br"}
+
+
+def test_text_of_others_is_only_text():
+    class Report(Record, frozen=True, kw_only=True):
+        name: str
+        notes: tuple[str, ...]
+        failed: dict[str, object]
+        inner: tuple[Record, ...] = ()
+
+    report = Report(name=NASTY, notes=(NASTY,) * 20, failed={NASTY: NASTY, "other": [NASTY]})
+    for record in (report, Report(name="", notes=(), failed={}, inner=(report,))):
+        cells = Cells(record._repr_html_())
+        assert "script" not in cells.tags
+        assert NASTY in cells.text
+        assert "and 8 more" in cells.text
+
+
+def test_a_line_leaves_out_what_is_empty_and_counts_what_is_long():
+    report = BuildReport(
+        root="caches/raw", layer="raw", chunks=3, made=3, present=0, failed={}, rows=9, failures=0, samples=9,
+        written_bytes=100, seconds=0.5, generation=1, notes=("a note of some length",) * 5,
+    )  # fmt: skip
+    assert repr(report) == (
+        "BuildReport(root='caches/raw', layer='raw', chunks=3, made=3, present=0, rows=9, failures=0, samples=9, "
+        "written_bytes=100, seconds=0.5, generation=1, notes=<5 items>)"
+    )
+
+
+def test_records_equal_by_value_as_before(tmp_path: Path):
+    root, _ = build_lines(tmp_path)
+    assert fb.status(root) == fb.status(root)
+    assert isinstance(fb.status(root), Status)
+
+
+def test_features_name_their_layer_and_columns(tmp_path: Path):
+    root = prompt_cache(tmp_path)
+    fb.build(root, None, fb.TeacherRecipe(teacher=Ramp(name="ramp")))
+    features = fb.teachers.features(fb.open_cache(root), "ramp")
+    assert repr(features) == f"<Features of layer 'ramp' in '{root}', 10 buckets: {', '.join(features.columns)}>"
+    assert Cells(features._repr_html_()).text[0] == "Features"
+
+
+def test_records_in_a_record_are_tables_in_a_table(tmp_path: Path):
+    root, _ = build_lines(tmp_path)
+    assert fb.status(root)._repr_html_().count("<table>") == 2  # of the cache, and of its layer

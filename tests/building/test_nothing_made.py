@@ -92,7 +92,7 @@ def test_a_root_that_has_rows_stays_bound_when_a_later_build_fails(tmp_path):
     (tmp_path / "a.jsonl").write_text(lines({"text": "words"}))
     fb.build(tmp_path / "cache", fb.sources.jsonl(tmp_path / "a.jsonl"), RECIPE, workers=0)
     (tmp_path / "b.jsonl").write_text(lines(*[{"body": "words"}] * 40))
-    with pytest.raises(ChunkFailed, match=r"all 40 samples of chunk 1 failed, 40 as 'no-text' .*it has: body"):
+    with pytest.raises(ChunkFailed, match=r"all 40 samples of chunk 1 failed \(40 × no-text, e.g. .*it has: body"):
         fb.grow(tmp_path / "cache", fb.sources.jsonl(tmp_path / "b.jsonl"), workers=0)
     assert len(fb.open_cache(tmp_path / "cache")) == 1
     with pytest.raises(ChunkFailed):  # the same command does not succeed the second time
@@ -145,7 +145,7 @@ def test_one_good_sample_is_enough_and_a_source_without_samples_is_refused(tmp_p
 
 def test_a_manifest_below_another_folder_is_told_how_to_name_it(tmp_path):
     (tmp_path / "all.jsonl").write_text(lines({"path": "a.png"}, {"path": "b.png"}))
-    with pytest.raises(NothingMade, match=r"2 as 'not-found' \(.*'a\.png'.*\); name the folder .*--root"):
+    with pytest.raises(NothingMade, match=r"\(2 × not-found, e.g. .*'a\.png'.*\); name the folder .*--root"):
         fb.build(
             tmp_path / "cache", fb.sources.image_manifest(tmp_path / "all.jsonl"), fb.ImageRecipe(size=8), workers=0
         )

@@ -14,7 +14,7 @@ class Task(Protocol):
 
     @property
     def chunks(self) -> Any:
-        """Has the `recipe` and the `source` (None: none) that a worker must be able to import."""
+        """An object with the `recipe` and the `source` (or None) that a worker must be able to import."""
 
     def begin(self, chunk: int) -> Callable[[], Any]:
         """Compute a chunk and return the callable that writes it; its result becomes `Made.record`.
@@ -91,7 +91,7 @@ class Engine(Protocol):
     """Starts crews: local processes, this process, a cluster."""
 
     def preload(self, recipe: AnyRecipe, workers: int) -> None:
-        """Begin to start so many workers, and have them load what a recipe needs: its `preload()`."""
+        """Start workers early, and have each call the recipe's `preload()`."""
 
     def start(self, job: Task, workers: int) -> Crew: ...
 

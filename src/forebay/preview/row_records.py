@@ -1,4 +1,4 @@
-"""Records of rows as a person reads them, of a build that is not made, and of the demo."""
+"""Records of previews, dry runs and the demo."""
 
 from typing import Any
 

@@ -24,7 +24,7 @@ def test_a_field_that_no_object_has_is_told_with_those_they_have(tmp_path):
     assert isinstance(error, BuildFailed)
     assert (error.failures, error.reason, error.count) == (31, "no-text", 30)
     assert "all 31 trial sample(s) failed (30 × no-text, e.g. " in text
-    assert "('a.jsonl@0': line 1: the object has no field 'text' (it has: id, title))" in text
+    assert "e.g. 'a.jsonl@0': line 1: the object has no field 'text' (it has: id, title))" in text
     assert "--text" in text
     assert "tried" in text
     assert "--max-failures 100%" in text
@@ -107,7 +107,7 @@ def test_a_chunk_of_which_all_samples_fail_stops_a_build_at_once(tmp_path, worke
     (tmp_path / "a.jsonl").write_text(lines(*good, *[{"body": "words " * 40}] * 400, *good))
     recipe = fb.TokenRecipe(tokenizer="gpt2", sequence_length=64, chunk_size=100)
     source = fb.sources.jsonl(tmp_path / "a.jsonl")
-    with pytest.raises(ChunkFailed, match=r"as 'no-text'.*--max-failures 100%"):
+    with pytest.raises(ChunkFailed, match=r"× no-text.*--max-failures 100%"):
         fb.build(tmp_path / "cache", source, recipe, workers=workers)
     assert len(fb.open_cache(tmp_path / "cache"))  # what was made before is published
     seen = []
@@ -154,7 +154,7 @@ def test_a_manifest_below_another_folder_is_told_how_to_name_it(tmp_path):
 def test_a_failure_without_special_advice_is_told_with_its_example(tmp_path):
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos/a.png").write_bytes(b"<html>")
-    with pytest.raises(NothingMade, match=r"'not-an-image' .*check that the samples are what the recipe reads"):
+    with pytest.raises(NothingMade, match=r"× not-an-image, .*check that the samples are what the recipe reads"):
         fb.build(tmp_path / "cache", fb.sources.images(tmp_path / "photos"), fb.ImageRecipe(size=8), workers=0)
 
 

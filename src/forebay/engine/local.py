@@ -31,7 +31,7 @@ _BOOT = "import sys; sys.path[:] = {path!r}; from forebay.engine.worker import m
 
 
 class LocalEngine:
-    """Starts worker processes, if asked while the build is still being planned."""
+    """Starts worker processes; `preload` starts some while the build is still being planned."""
 
     def __init__(self) -> None:
         self._ready: list[Worker] = []

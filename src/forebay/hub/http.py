@@ -24,7 +24,7 @@ from huggingface_hub.utils import get_session, parse_ratelimit_headers
 from forebay.errors import ForebayError, HubNotFound, HubUnreachable
 
 T = TypeVar("T")
-_LONGEST_ASKED = 600.0  # the hub's rate limit window is five minutes; longer waits are ignored
+_LONGEST_ASKED = 600.0  # the hub's rate limit window is five minutes; longer waits are capped
 _ADVANCE = 1 << 20  # an attempt that received this many new bytes does not count as a failure
 
 

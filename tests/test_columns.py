@@ -27,7 +27,7 @@ def test_a_name_that_would_not_fit_into_a_file_is_refused(name):
 
 
 def test_a_negative_shape_or_block_is_refused():
-    with pytest.raises(RecipeInvalid, match=r"'x' has the negative shape \(3, -1\)"):
+    with pytest.raises(RecipeInvalid, match=r"'x' has a negative side in its shape \(3, -1\)"):
         Column(name="x", dtype="uint8", shape=(3, -1))
     with pytest.raises(RecipeInvalid, match="'x' has rows_per_block -1; 0 means automatic"):
         Column(name="x", dtype="uint8", rows_per_block=-1)

@@ -36,7 +36,7 @@ def test_a_url_is_no_root(here, url):
         lambda: fb.estimate(source, LineRecipe(), into=url),
         lambda: fb.status(url),
     ):
-        with pytest.raises(StoreRefused, match="it is a URL, and a cache lies in a folder; pass the path of a folder"):
+        with pytest.raises(StoreRefused, match="it is a URL, but a cache is a folder; pass the path of a folder"):
             act()
 
 

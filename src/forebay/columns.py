@@ -1,4 +1,4 @@
-"""What rows are made of: columns, their types, and ragged values.
+"""Columns of rows: names, types, storage, and ragged values.
 
 fixed   tokens  uint16 (4,)      ragged  pixels  uint8
         ┌──┬──┬──┬──┐                    ┌──┬──┬──┐
@@ -27,7 +27,7 @@ Dtype = Literal[
     "bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64",
     "float16", "bfloat16", "float32", "float64",
 ]  # fmt: skip
-# The one table of column types: our name, the tag in a safetensors header, the array type.
+# Every column type: its name, its tag in a safetensors header, its numpy type.
 DTYPES: dict[str, tuple[str, np.dtype[Any]]] = {
     "bool": ("BOOL", np.dtype("?")),
     "uint8": ("U8", np.dtype("u1")),
@@ -50,7 +50,7 @@ _MAX_BLOCK_ROWS = 1 << 40  # no chunk has more rows: such a block is the whole c
 
 
 class Column(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One named column: its type, and how its bytes rest.
+    """One named column: its type and how it is stored.
 
     `shape` is the shape of one row; for a ragged column, of one of the values a row is made of.
     `rows_per_block` rows share one checksum and, when there is a codec, one compressed block.
@@ -66,11 +66,11 @@ class Column(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     def __post_init__(self) -> None:
         if not self.name or "." in self.name or "/" in self.name:
-            raise RecipeInvalid(f"column name '{self.name}' is empty or holds a dot or slash; use letters and _")
+            raise RecipeInvalid(f"column name '{self.name}' is empty or contains a dot or slash; use letters and _")
         if self.name == "__metadata__":
             raise RecipeInvalid("column name '__metadata__' is reserved by safetensors; choose another")
         if any(side < 0 for side in self.shape):
-            raise RecipeInvalid(f"column '{self.name}' has the negative shape {self.shape}")
+            raise RecipeInvalid(f"column '{self.name}' has a negative side in its shape {self.shape}")
         if len(self.shape) > MAX_SIDES or prod(max(1, side) for side in self.shape) > MAX_ITEM_BYTES // 8:
             shown = f"{len(self.shape)} sides" if len(self.shape) > MAX_SIDES else f"the shape {self.shape}"
             raise RecipeInvalid(
@@ -155,7 +155,7 @@ Columns = Mapping[str, Array | Ragged]
 
 
 def join(pieces: Sequence[Array | Ragged]) -> Array | Ragged:
-    """The values of one column from several places, one after the other.
+    """Concatenate the values of one column.
 
     >>> join([Ragged.of_bytes([b"a", b"bc"]), Ragged.of_bytes([b"d"])]).offsets.tolist()
     [0, 1, 3, 4]

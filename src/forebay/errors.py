@@ -1,69 +1,69 @@
-"""All that forebay raises on purpose. Each error says what, where, expected, and what to do.
+"""Every error that forebay raises. A message names what is wrong, where, what is allowed, and the next step.
 
 ForebayError
 ├── CacheNotFound        there is no cache at this root
-├── NothingPublished     there is a cache, but no generation of it yet
+├── NothingPublished     the cache exists but has no published generation
 ├── LayerNotFound        the cache has no such layer
 ├── ColumnNotFound       no layer of the cache has such a column
-├── LayerIncomplete      a layer lacks chunks that the rows asked for need
-├── InputIncomplete      a layer cannot be made: one that it reads lacks chunks
-├── RecipeMismatch       a cache is there, but another recipe built it
+├── LayerIncomplete      a layer lacks chunks that the requested rows need
+├── InputIncomplete      a layer cannot be built: a layer that it reads lacks chunks
+├── RecipeMismatch       the cache was built by another recipe
 ├── RecipeInvalid        a recipe broke the contract between recipes and the core
 ├── UnknownKind          no recipe or source of that kind is installed
 ├── LibraryMissing       an optional library is needed and not installed
-├── TokenizerUnusable    a tokenizer cannot be found, loaded or used as asked
-├── EncodersDiffer       the fast encoder a cache was planned with gives other ids than the reference
-├── DocumentTooLong      a document does not fit a row, and the recipe says that this is an error
+├── TokenizerUnusable    a tokenizer cannot be found, loaded or used as requested
+├── EncodersDiffer       the fast encoder returns other ids than the reference tokenizer
+├── DocumentTooLong      a document does not fit a row, and the recipe treats that as an error
 ├── TeacherUnusable      a teacher's weights are missing, or are not those of its model
 ├── TeacherRaised        a teacher's own code raised an error
-├── TeacherOutputInvalid a teacher gave other columns or shapes than it declares
-├── HookSilent           the part of a model that is listened to was not run
+├── TeacherOutputInvalid a teacher returned other columns or shapes than it declares
+├── HookSilent           the hooked submodule of a model was not run
 ├── LayerNotTimed        a layer holds no features at timesteps
-├── ImageUnreadable      there is no picture in the bytes of a sample, or none that the recipe takes
+├── ImageUnreadable      a sample's bytes are not an image that the recipe accepts
 ├── SettingsInvalid      a settings file has an unknown key or a wrong type
-├── Damaged              bytes at rest are not what was published
+├── Damaged              stored bytes differ from what was published
 │   ├── FormatTooNew     a newer forebay wrote it
 │   ├── NotForebay       the file is not one of forebay's
 │   ├── ChunkCorrupt     bytes of a chunk disagree with their digest
-│   ├── ChunkMissing     a generation lists a chunk whose file is gone
+│   ├── ChunkMissing     a generation lists a chunk whose file is missing
 │   └── IndexCorrupt     a generation, plan, recipe or cache.json disagrees with its digest
-├── StoreRefused         a store cannot be opened there, or does not take a key
+├── StoreRefused         a store cannot be opened, or rejects a key
 ├── BlockTooLarge        a compressed block decodes to more bytes than the caller allows
-├── PinMismatch          a cache is not the one, or not as new, as the caller expects
+├── PinMismatch          the cache is not the one that the caller pinned, or is older
 ├── KeyRefused           a generation is not tagged with the key in use, or needs one
 ├── OldCacheInvalid      a file is not a teacher cache of the old format, or holds more than tensors
 ├── SourceNotFound       no file matches the source
-├── SourceInvalid        a source cannot be made of what was passed
-├── SourceNeeded         a cache names its source, and cannot open it by that name
-├── SourceNotContacted   a cache names a source on another machine, and the user has not allowed to contact it
-├── RecipeNotContacted   a cache names a model on the hub, and the user has not allowed to contact it
-├── FunctionFailed       the function that is a source raised something
+├── SourceInvalid        the arguments do not describe a source
+├── SourceNeeded         a cache cannot reopen its source by name; the caller must pass it
+├── SourceNotContacted   a cache names a source on another machine, and the user has not allowed contacting it
+├── RecipeNotContacted   a cache names a model on the hub, and the user has not allowed contacting it
+├── FunctionFailed       a source function raised an exception
 ├── SourceUnreadable     a file of the source cannot be decompressed or understood
-├── SourceChanged        a file behind a planned slice is not what it was
+├── SourceChanged        a source file has changed since it was planned
 ├── SourceMoving         a file of the source keeps changing while it is read
 ├── HubUnreachable       the Hugging Face hub does not answer, or not in time
 ├── HubNotFound          the hub has no such repository, revision or file, or not for this user
-├── DownloadCorrupt      what came from the hub is not what the hub lists
-├── RangeInvalid         a build was asked for chunks that are not planned
-├── BuildFailed          some chunks could not be made
+├── DownloadCorrupt      a download does not match the size or hash that the hub lists
+├── RangeInvalid         the requested chunks are not in the plan
+├── BuildFailed          some chunks could not be built
 │   ├── TooManyFailures  more samples failed than the caller allows
 │   ├── NothingMade      every sample failed
-│   ├── ChunkFailed      every sample of a chunk failed, and this was not allowed
-│   ├── SourceEmpty      the source has no samples, or no row came of them
-│   └── WorkersFailed    worker processes end before they begin
-├── StateMismatch        a loader's state is of another cache, generation or order
-│   └── GenerationGone   the generation it was taken on is no longer published
+│   ├── ChunkFailed      every sample of a chunk failed, and the caller did not allow that
+│   ├── SourceEmpty      the source has no samples, or they made no row
+│   └── WorkersFailed    worker processes exit during start-up
+├── StateMismatch        a loader's state belongs to another cache, generation or order
+│   └── GenerationGone   the generation of the state is no longer published
 ├── RanksDisagree        the ranks of a loader would read different rows
-├── RanksMissing         some ranks of a loader did not ask for a batch in time
+├── RanksMissing         some ranks of a loader did not request a batch in time
 ├── AllTokensIgnored     an image has so little content that no token of it is kept
 ├── WindowTooLarge       a shuffle window does not fit the memory for decoded blocks
 ├── SelectionEmpty       no row of the cache is in a split or passes a filter
-├── SelectionLost        the file that keeps the bits of a selection is gone
-├── TierUnusable         a folder cannot hold a tier of samples, or what is in it is none
+├── SelectionLost        the file with the bits of a selection is missing
+├── TierUnusable         a folder cannot be used as a tier
 │   ├── TierNotFound     there is no tier in the folder
-│   └── TierDamaged      the file of a tier is not as LMDB wrote it
-├── WarmingFailed        some samples could not be read into a tier, again and again
-├── DiskFull             no room for what is still to be written
+│   └── TierDamaged      a tier's LMDB file is corrupt
+├── WarmingFailed        some samples could not be read into a tier after several attempts
+├── DiskFull             not enough free disk space
 └── MemoryTooSmall       the memory limit cannot hold one worker
 
 KeyboardInterrupt
@@ -78,9 +78,9 @@ _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 
 
 class ForebayError(Exception):
-    """The root of all that forebay raises on purpose; its text is one line that says what to do.
+    """The base class of forebay's errors; the message is one line that ends with the next step.
 
-    Every error pickles: its message and its attributes travel, and its constructor is not called again.
+    Every error pickles: its message and attributes are restored without calling the constructor.
     """
 
     def __reduce__(self) -> tuple[Callable[..., "ForebayError"], tuple[object, ...]]:
@@ -105,9 +105,7 @@ class NothingPublished(ForebayError):
         self.root = root
         self.generation = generation
         what = "no generation" if generation is None else f"no generation {generation}"
-        super().__init__(
-            f"the cache at '{root}' has {what} yet; see `forebay status {root}`, or finish its build first"
-        )
+        super().__init__(f"the cache at '{root}' has {what}; see `forebay status {root}`, or finish its build first")
 
 
 class LayerNotFound(ForebayError):
@@ -136,7 +134,7 @@ class InputIncomplete(ForebayError):
         self.root, self.layer, self.read, self.chunks = root, layer, read, tuple(chunks)
         more = f" and {len(chunks) - 1:,} more" if len(chunks) > 1 else ""
         super().__init__(
-            f"layer '{layer}' of '{root}' reads layer '{read}', which has no chunk {chunks[0]}{more} yet; finish the "
+            f"layer '{layer}' of '{root}' reads layer '{read}', which has no chunk {chunks[0]}{more}; finish the "
             f"build of '{read}' first, or choose a range of chunks that it has"
         )
 
@@ -146,20 +144,20 @@ class RecipeMismatch(ForebayError):
         self.root, self.layer, self.changed = root, layer, dict(changed)
         differs = ", ".join(f"{name}: {how}" for name, how in changed.items())
         super().__init__(
-            f"layer '{layer}' of the cache at '{root}' was built by another recipe (differs in: {differs}); go on with "
-            f"its own by `forebay build {root}`, build into a new root, or delete this one"
+            f"layer '{layer}' of the cache at '{root}' was built by another recipe (differs in: {differs}); resume "
+            f"with its own recipe (`forebay build {root}`), build into a new root, or delete this one"
         )
 
 
 class RecipeInvalid(ForebayError):
-    """A recipe returned something that its own declaration, or the core, does not allow."""
+    """A recipe has an invalid field, or returned something that it did not declare."""
 
 
 class UnknownKind(ForebayError):
     def __init__(self, what: str, kind: str, known: Sequence[str]) -> None:
         self.what, self.kind, self.known = what, kind, tuple(known)
         super().__init__(
-            f"no {what} of kind '{kind}' is installed (known: {', '.join(known)}); install the package that brings "
+            f"no {what} of kind '{kind}' is installed (known: {', '.join(known)}); install the package that provides "
             f"it, or pass the {what} itself"
         )
 
@@ -167,7 +165,7 @@ class UnknownKind(ForebayError):
 class LibraryMissing(ForebayError):
     def __init__(self, library: str, needed_for: str, extra: str) -> None:
         self.library, self.needed_for, self.extra = library, needed_for, extra
-        super().__init__(f"'{library}' is not installed, and {needed_for} needs it: pip install 'forebay[{extra}]'")
+        super().__init__(f"'{library}' is not installed but {needed_for} needs it: pip install 'forebay[{extra}]'")
 
 
 class TokenizerUnusable(ForebayError):
@@ -182,7 +180,7 @@ class EncodersDiffer(ForebayError):
         way_out = (
             "install the fastokens version that `forebay info` names, or build a new cache"
             if planned
-            else "leave the encoder open, or choose encoder='tokenizers'"
+            else "pass encoder='auto' or encoder='tokenizers'"
         )
         super().__init__(f"{problem} (tokenizer '{tokenizer}'); {way_out}")
 
@@ -207,8 +205,8 @@ class TeacherRaised(ForebayError):
         self.teacher, self.sample, self.moment = teacher, sample, moment
         said = " ".join(str(error).split())[:300]
         super().__init__(
-            f"the teacher '{teacher}' cannot be asked about {_asked(sample, moment)}: {type(error).__name__}: {said}; "
-            f"give it the inputs that its model takes, or a smaller batch_size where memory is short"
+            f"teacher '{teacher}' raised {type(error).__name__} on {_asked(sample, moment)}: {said}; check the inputs "
+            f"of its model, or pass a smaller batch_size if memory is short"
         )
 
 
@@ -224,9 +222,9 @@ class TeacherOutputInvalid(ForebayError):
     ) -> None:
         self.teacher, self.column, self.sample, self.moment = teacher, column, sample, moment
         self.shape, self.expected = shape, expected
-        gave = f"gave no '{column}'" if shape is None else f"gave '{column}' of shape {shape}"
+        returned = f"returned no '{column}'" if shape is None else f"returned '{column}' of shape {shape}"
         super().__init__(
-            f"the teacher '{teacher}' {gave} for {_asked(sample, moment)}; its declaration calls for shape {expected}"
+            f"teacher '{teacher}' {returned} for {_asked(sample, moment)}; it declares the shape {expected}"
         )
 
 
@@ -234,8 +232,8 @@ class HookSilent(ForebayError):
     def __init__(self, model: str, submodule: str, sample: str, moment: float | None) -> None:
         self.model, self.submodule, self.sample, self.moment = model, submodule, sample, moment
         super().__init__(
-            f"the hook on '{submodule}' of '{model}' did not fire for {_asked(sample, moment)}; name a part that the "
-            f"model runs"
+            f"the hook on '{submodule}' of '{model}' did not fire for {_asked(sample, moment)}; name a submodule "
+            f"that the model runs"
         )
 
 
@@ -257,7 +255,7 @@ class ImageUnreadable(ForebayError):
 
     def __init__(self, reason: str, detail: str) -> None:
         self.reason, self.detail = reason, detail
-        super().__init__(f"the image cannot be used ({reason}): {detail}; repair the file or leave it out")
+        super().__init__(f"the image cannot be used ({reason}): {detail}; fix or remove the file")
 
 
 class SettingsInvalid(ForebayError):
@@ -267,7 +265,7 @@ class SettingsInvalid(ForebayError):
 
 
 class Damaged(ForebayError):
-    """Bytes at rest are not what was published; `repair` is the way back."""
+    """Stored bytes differ from what was published; `forebay repair` restores them."""
 
 
 class FormatTooNew(Damaged):
@@ -322,7 +320,7 @@ class ChunkMissing(Damaged):
     def __init__(self, root: str, layer: str, chunk: int) -> None:
         self.root, self.layer, self.chunk = root, layer, chunk
         super().__init__(
-            f"chunk {chunk} of layer '{layer}' in '{root}' is published but its file is gone; "
+            f"chunk {chunk} of layer '{layer}' in '{root}' is published but its file is missing; "
             f"run `forebay repair {root}`"
         )
 
@@ -352,8 +350,8 @@ class PinMismatch(ForebayError):
     def __init__(self, root: str, what: str, found: object, expected: object) -> None:
         self.root, self.what, self.found, self.expected = root, what, found, expected
         super().__init__(
-            f"the cache at '{root}' is not the one that was pinned: its {what} is {found}, expected {expected}; look "
-            f"at `forebay info {root}`, and put back the cache that you expect or change the pin"
+            f"the cache at '{root}' is not the one that was pinned: its {what} is {found}, expected {expected}; "
+            f"see `forebay info {root}`, then restore the cache that you expect or change the pin"
         )
 
 
@@ -367,7 +365,7 @@ class OldCacheInvalid(ForebayError):
     def __init__(self, path: str, problem: str) -> None:
         self.path, self.problem = path, problem
         super().__init__(
-            f"'{path}' cannot be imported as a teacher cache: {problem}; docs/guide-teachers.md has the format"
+            f"'{path}' cannot be imported as a teacher cache: {problem}; see docs/guide-teachers.md for the format"
         )
 
 
@@ -378,7 +376,7 @@ class SourceNotFound(ForebayError):
 
 
 class SourceInvalid(ForebayError):
-    """What was passed cannot be a source: a function without a name, a spool of no known format."""
+    """The arguments do not describe a source: a function without a name, an unknown format."""
 
 
 class SourceNeeded(ForebayError):
@@ -386,8 +384,8 @@ class SourceNeeded(ForebayError):
         self.function, self.slices = function, slices
         made = f"fb.sources.function({function.replace(':', '.')}, slices={slices})"
         super().__init__(
-            f"the source is the Python function '{function}', and no code is run because a cache names it; pass it "
-            f"from Python, for instance fb.repair(root, source={made})"
+            f"the source is the Python function '{function}', and forebay runs no code just because a cache names it; "
+            f"pass it from Python, for instance fb.repair(root, source={made})"
         )
 
 
@@ -395,8 +393,8 @@ class SourceNotContacted(ForebayError):
     def __init__(self, root: str, source: str, verb: str) -> None:
         self.root, self.source, self.verb = root, source, verb
         super().__init__(
-            f"the source of '{root}' is '{source}', and no other machine is contacted because a cache names it; allow "
-            f"it with `forebay {verb} {root} --check-source`"
+            f"the source of '{root}' is '{source}', and forebay contacts no machine just because a cache names it; "
+            f"allow it with `forebay {verb} {root} --check-source`"
         )
 
 
@@ -404,22 +402,22 @@ class RecipeNotContacted(ForebayError):
     def __init__(self, root: str, layer: str, repository: str, verb: str) -> None:
         self.root, self.layer, self.repository, self.verb = root, layer, repository, verb
         super().__init__(
-            f"the recipe of layer '{layer}' of '{root}' needs '{repository}' from the hub, and no other machine is "
-            f"contacted because a cache names it; allow it with `forebay {verb} {root} --check-source`"
+            f"the recipe of layer '{layer}' of '{root}' needs '{repository}' from the hub, and forebay contacts no "
+            f"machine just because a cache names it; allow it with `forebay {verb} {root} --check-source`"
         )
 
 
 class FunctionFailed(ForebayError):
     def __init__(self, function: str, number: int, problem: str) -> None:
         self.function, self.number, self.problem = function, number, problem
-        super().__init__(f"the function '{function}' failed for slice {number}: {problem}; fix it, and build again")
+        super().__init__(f"the function '{function}' failed for slice {number}: {problem}; fix it and build again")
 
 
 class SourceUnreadable(ForebayError):
     def __init__(self, path: str, problem: str) -> None:
         self.path, self.problem = path, problem
         super().__init__(
-            f"'{path}' cannot be read as a source: {problem}; fix or remove the file, or pass --skip-unreadable to "
+            f"cannot read '{path}': {problem}; fix or remove the file, or pass --skip-unreadable to "
             f"build without such files and list them"
         )
 
@@ -429,46 +427,46 @@ class SourceChanged(ForebayError):
         self.root, self.files = root, dict(files)
         shown = "; ".join(f"'{path}' {how}" for path, how in list(files.items())[:3])
         more = f" and {len(files) - 3} more" if len(files) > 3 else ""
-        way = advice or f"run `forebay refresh {root}` to make its rows again, or put the old content back"
-        super().__init__(f"the source of '{root}' is not what it was: {shown}{more}; {way}")
+        way = advice or f"run `forebay refresh {root}` to rebuild its rows, or restore the old content"
+        super().__init__(f"the source of '{root}' has changed: {shown}{more}; {way}")
 
 
 class SourceMoving(ForebayError):
-    """A source changes faster than it can be read; what is planned of it has not changed."""
+    """A source changes faster than it can be read; its planned part has not changed."""
 
     def __init__(self, root: str, files: Sequence[str]) -> None:
         self.root, self.files = root, tuple(files)
         shown = ", ".join(f"'{path}'" for path in self.files[:3])
         more = f" and {len(self.files) - 3} more" if len(self.files) > 3 else ""
         super().__init__(
-            f"{shown}{more} kept changing while chunks of '{root}' were made from it; nothing is wrong with what is "
-            f"published, run the same command again when nobody writes to the source"
+            f"{shown}{more} kept changing while chunks of '{root}' were built from it; published chunks are not "
+            f"affected: run the same command again when nothing writes to the source"
         )
 
 
 class HubUnreachable(ForebayError, OSError):
-    """An `OSError` too: what needed the network may be tried again."""
+    """Also an `OSError`, because a retry may succeed."""
 
     def __init__(self, endpoint: str, what: str, cause: str) -> None:
         self.endpoint, self.what, self.cause = endpoint, what, cause
         super().__init__(
-            f"the hub at {endpoint} gave no usable answer for {what}: {cause}; check the network, name a mirror with "
-            f"HF_ENDPOINT, or use local files instead"
+            f"the hub at {endpoint} returned no usable answer for {what}: {cause}; check the network, name a mirror "
+            f"with HF_ENDPOINT, or use local files"
         )
 
 
 class HubNotFound(ForebayError):
     def __init__(self, what: str, problem: str, advice: str) -> None:
         self.what, self.problem, self.advice = what, problem, advice
-        super().__init__(f"the hub does not give {what}: {problem}; {advice}")
+        super().__init__(f"cannot get {what} from the Hub: {problem}; {advice}")
 
 
 class DownloadCorrupt(ForebayError):
     def __init__(self, what: str, problem: str) -> None:
         self.what, self.problem = what, problem
         super().__init__(
-            f"{what} does not arrive as the hub lists it: {problem}; try again later, without a proxy or mirror on the "
-            f"way, or fetch it by other means and use local files"
+            f"the download of {what} does not match what the hub lists: {problem}; try again later without a proxy or "
+            f"mirror, or download it by other means and use local files"
         )
 
 
@@ -478,8 +476,8 @@ class BuildFailed(ForebayError):
         shown = "; ".join(f"chunk {chunk}: {reason}" for chunk, reason in list(failed.items())[:3])
         more = f" (and {len(failed) - 3} more)" if len(failed) > 3 else ""
         super().__init__(
-            f"{len(failed)} chunk(s) of '{root}' could not be made: {shown}{more}; all that was made is "
-            f"published, run the same build again to retry"
+            f"{len(failed)} chunk(s) of '{root}' could not be built: {shown}{more}; all others are "
+            f"published: run the same build again to retry"
         )
 
 
@@ -495,24 +493,24 @@ class TooManyFailures(BuildFailed):
 
 
 class NothingMade(BuildFailed):
-    """Every sample failed, of a trial before anything was written or of the whole source."""
+    """Every sample failed: of the trial before the build, or of the whole source."""
 
     def __init__(
         self, root: str, failures: int, reason: str, count: int, example: str, advice: str, *, sampled: bool = False
     ) -> None:
         self.root, self.failed = root, {}
         self.failures, self.reason, self.count, self.example = failures, reason, count, example
-        what = "sample(s) that were tried" if sampled else "sample(s)"
-        skip = ", or pass --max-failures 100% to build all the same" if sampled else ""
+        what = "trial sample(s)" if sampled else "sample(s)"
+        skip = ", or pass --max-failures 100% to build anyway" if sampled else ""
         ForebayError.__init__(
             self,
-            f"nothing could be made: all {failures:,} {what} failed, {count:,} as '{reason}' ({example}); "
-            f"{advice}{skip}; nothing was published at '{root}', so the corrected command can use it",
+            f"all {failures:,} {what} failed ({count:,} × {reason}, e.g. {example}); {advice}{skip}; nothing was "
+            f"published at '{root}', so the corrected command can use it",
         )
 
 
 class ChunkFailed(BuildFailed):
-    """Every sample of a chunk failed, and the caller did not say that this is allowed."""
+    """Every sample of a chunk failed, and the caller did not allow that."""
 
     def __init__(
         self, root: str, chunk: int, failures: int, reason: str, count: int, example: str, advice: str
@@ -522,21 +520,19 @@ class ChunkFailed(BuildFailed):
         self.failed = {chunk: f"all {failures:,} samples failed"}
         ForebayError.__init__(
             self,
-            f"all {failures:,} samples of chunk {chunk} failed, {count:,} as '{reason}' ({example}); {advice}, or pass "
-            f"--max-failures 100% to build past it; what was made before is kept at '{root}'",
+            f"all {failures:,} samples of chunk {chunk} failed ({count:,} × {reason}, e.g. {example}); {advice}, or "
+            f"pass --max-failures 100% to skip it; the chunks built before are kept at '{root}'",
         )
 
 
 class RangeInvalid(ForebayError):
     def __init__(self, root: str, start: int, planned: int) -> None:
         self.root, self.start, self.planned = root, start, planned
-        super().__init__(
-            f"start_chunk {start} is beyond the plan: '{root}' has {planned:,} chunks, from 0 on; choose one of them"
-        )
+        super().__init__(f"start_chunk {start} is beyond the plan: '{root}' has {planned:,} chunks, numbered from 0")
 
 
 class SourceEmpty(BuildFailed):
-    """There is nothing to build: the files of a source hold no samples, or the recipe made no row of any."""
+    """There is nothing to build: the source has no samples, or the recipe made no row from them."""
 
     def __init__(self, root: str, problem: str, advice: str = "name a source that has samples") -> None:
         self.root, self.failed, self.problem, self.advice = root, {}, problem, advice
@@ -548,13 +544,13 @@ class WorkersFailed(BuildFailed):
         self.root, self.failed, self.reason = root, {}, reason
         ForebayError.__init__(
             self,
-            f"the worker processes for '{root}' end before they begin ({reason}); their own words stand above, "
-            f"or build with no workers (workers=0, --workers 0) to see the cause here",
+            f"worker processes for '{root}' exit during start-up ({reason}); see their output above, or build without "
+            f"workers (workers=0, --workers 0) to see the cause here",
         )
 
 
 class BuildStopped(KeyboardInterrupt):
-    """Not an `Exception`: whoever handles those must not continue as if nothing had been asked."""
+    """Not an `Exception`, so that `except Exception` does not swallow the request to stop."""
 
     def __init__(self, root: str, done: int, total: int) -> None:
         self.root, self.done, self.total = root, done, total
@@ -569,13 +565,13 @@ class BuildStopped(KeyboardInterrupt):
 class StateMismatch(ForebayError):
     def __init__(self, root: str, differs: Mapping[str, tuple[object, object]], advice: str = "") -> None:
         self.root, self.differs = root, dict(differs)
-        way = advice or "open the cache and make the loader as they were, or start without the state"
+        way = advice or "open the cache and make the loader with the old arguments, or start without the state"
         shown = "; ".join(f"{name}: {then} then, {now} now" for name, (then, now) in differs.items())
         super().__init__(f"the state does not belong to this loader over '{root}': {shown}; {way}")
 
 
 class RanksDisagree(ForebayError):
-    """`differs` has, by name, what rank 0 has, the first rank that has something else, and what that is."""
+    """`differs` maps a name to rank 0's value, the first rank that differs, and its value."""
 
     def __init__(self, differs: Mapping[str, tuple[object, int, object]]) -> None:
         self.differs = dict(differs)
@@ -595,9 +591,9 @@ class RanksMissing(ForebayError):
         self.ranks, self.world_size, self.seconds = list(ranks), world_size, seconds
         named = ", ".join(map(str, ranks))
         super().__init__(
-            f"waited {seconds:g} s for rank {named} of {world_size} to iterate this loader; every rank iterates the "
-            "same loaders in the same order: pass rank=0, world_size=1 to a loader that only one rank has, or a larger "
-            "rank_timeout where ranks are that late"
+            f"waited {seconds:g} s for rank {named} of {world_size} to iterate this loader; every rank must iterate "
+            "the same loaders in the same order: pass rank=0, world_size=1 to a loader that only one rank has, or a "
+            "larger rank_timeout if ranks are slow"
         )
 
 
@@ -613,7 +609,8 @@ class SelectionLost(ForebayError):
     def __init__(self, path: str) -> None:
         self.path = path
         super().__init__(
-            f"the selection that was kept in '{path}' is gone; it goes with the process that made it, so make it here"
+            f"the selection stored in '{path}' is missing; it is removed with the process that made it, so make it "
+            f"again here"
         )
 
 
@@ -622,7 +619,7 @@ class GenerationGone(StateMismatch):
         self.root, self.generation, self.differs = root, generation, {}
         ForebayError.__init__(
             self,
-            f"the state was taken on generation {generation} of '{root}', which is no longer there; put it back from a "
+            f"the state was taken on generation {generation} of '{root}', which no longer exists; restore it from a "
             f"copy, keep generations in use (`forebay clean --keep-generations`), or start without the state",
         )
 
@@ -633,8 +630,8 @@ class AllTokensIgnored(ForebayError):
         more = f" (and of {images - 1:,} more)" if images > 1 else ""
         super().__init__(
             f"all tokens of the image '{sample}'{more} are ignored: with content of {box[2]} × {box[3]} pixels, "
-            f"{threshold:.0%} or more of every patch of {patch} × {patch} is padding; leave such images out by a "
-            "selection (selection=collate.large_enough(), or a Where on `box`), choose a smaller patch, or raise the "
+            f"{threshold:.0%} or more of every patch of {patch} × {patch} is padding; exclude such images with "
+            "a selection (selection=collate.large_enough(), or a Where on `box`), choose a smaller patch, or raise the "
             "threshold"
         )
 
@@ -643,7 +640,7 @@ class WindowTooLarge(ForebayError):
     def __init__(self, root: str, rows: int, lanes: int, needed: int, limit: int) -> None:
         self.root, self.rows, self.lanes, self.needed, self.limit = root, rows, lanes, needed, limit
         super().__init__(
-            f"a shuffle window of {rows:,} rows in {lanes} lanes of '{root}' keeps {needed:,} bytes decoded, "
+            f"a shuffle window of {rows:,} rows in {lanes} lanes of '{root}' needs {needed:,} bytes of decoded blocks, "
             f"but the cache may keep {limit:,}; open it with memory={needed}, or choose a smaller window"
         )
 
@@ -663,7 +660,7 @@ class TierDamaged(TierUnusable):
     def __init__(self, path: str, problem: str) -> None:
         super().__init__(path, problem, f"run `{shlex.join(['forebay', 'tier', 'clear', path])}`")
         self.args = (
-            f"the tier '{path}' is damaged ({problem}); {self.advice}: its rows are made again from the source",
+            f"the tier '{path}' is damaged ({problem}); {self.advice}: its rows will be rebuilt from the source",
         )
 
 
@@ -671,8 +668,8 @@ class WarmingFailed(ForebayError):
     def __init__(self, path: str, first: int, last: int, reason: str) -> None:
         self.path, self.first, self.last, self.reason = path, first, last, reason
         super().__init__(
-            f"samples {first:,} to {last:,} could not be read into the tier '{path}': {reason}; what was made is kept, "
-            f"run the same command to resume"
+            f"samples {first:,} to {last:,} could not be read into the tier '{path}': {reason}; finished samples are "
+            f"kept: run the same command to resume"
         )
 
 
@@ -680,8 +677,8 @@ class DiskFull(ForebayError):
     def __init__(self, root: str, needed: int, free: int) -> None:
         self.root, self.needed, self.free = root, needed, free
         super().__init__(
-            f"no room at '{root}': about {needed:,} bytes are needed, {free:,} are free; all published chunks stay "
-            f"valid, make room and run the same command to resume"
+            f"not enough disk space at '{root}': about {needed:,} bytes are needed, {free:,} are free; published "
+            f"chunks stay valid: free some space and run the same command to resume"
         )
 
 

@@ -1,4 +1,4 @@
-"""Numbers of bytes as a person writes them."""
+"""Human-readable byte sizes."""
 
 import re
 
@@ -16,15 +16,15 @@ def parse_size(text: str) -> int:
     match = _SIZE.fullmatch(text)
     unit = _UNITS.get(match[2].lower()) if match else None
     if match is None or unit is None:
-        raise ValueError(f"{text!r} is no size; write it as 600MB, 16GB or 1GiB")
+        raise ValueError(f"{text!r} is not a size; use 600MB, 16GB or 1GiB")
     size = int(float(match[1]) * unit)
     if size < 1:
-        raise ValueError(f"{text!r} is no size; it must be at least one byte")
+        raise ValueError(f"{text!r} is not a size; it must be at least one byte")
     return size
 
 
 def as_bytes(size: int | str) -> int:
-    """A size that is a number of bytes already, or is written as a person does.
+    """The number of bytes of a size that is an integer or a text like "16GB".
 
     >>> as_bytes(0), as_bytes("256MB")
     (0, 256000000)
@@ -32,5 +32,5 @@ def as_bytes(size: int | str) -> int:
     if isinstance(size, str):
         return parse_size(size)
     if size < 0:
-        raise ValueError(f"{size} is no size; it must not be negative")
+        raise ValueError(f"{size} is not a size; it must not be negative")
     return size

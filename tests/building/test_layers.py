@@ -191,7 +191,7 @@ def test_a_layer_made_for_other_base_rows_is_refused(tmp_path: Path) -> None:
         assert list(report.failed) == ["layers/length/000001.safetensors"], "its recipe is not known here"
         cache = fb.open_cache(root)
         assert cache.read([0], columns=["times"])["times"].tolist() == [0]
-        with pytest.raises(ChunkCorrupt, match=r"chunk 1 of layer 'length' .* made for other rows of the base layer"):
+        with pytest.raises(ChunkCorrupt, match=r"chunk 1 of layer 'length' .* built for other rows of the base layer"):
             cache.read([4], columns=["times"])
         bad = fb.verify(root).bad
         assert [(problem.layer, problem.chunk) for problem in bad] == [("length", 1)]

@@ -23,8 +23,8 @@ def test_a_field_that_no_object_has_is_told_with_those_they_have(tmp_path):
     error, text = caught.value, str(caught.value)
     assert isinstance(error, BuildFailed)
     assert (error.failures, error.reason, error.count) == (31, "no-text", 30)
-    assert "all 31 sample(s) that were tried failed, 30 as 'no-text'" in text
-    assert "('a.jsonl@0': line 1: the object has no field 'text' (it has: id, title))" in text
+    assert "all 31 trial sample(s) failed (30 × no-text, e.g. " in text
+    assert "e.g. 'a.jsonl@0': line 1: the object has no field 'text' (it has: id, title))" in text
     assert "--text" in text
     assert "tried" in text
     assert "--max-failures 100%" in text
@@ -92,7 +92,7 @@ def test_a_root_that_has_rows_stays_bound_when_a_later_build_fails(tmp_path):
     (tmp_path / "a.jsonl").write_text(lines({"text": "words"}))
     fb.build(tmp_path / "cache", fb.sources.jsonl(tmp_path / "a.jsonl"), RECIPE, workers=0)
     (tmp_path / "b.jsonl").write_text(lines(*[{"body": "words"}] * 40))
-    with pytest.raises(ChunkFailed, match=r"all 40 samples of chunk 1 failed, 40 as 'no-text' .*it has: body"):
+    with pytest.raises(ChunkFailed, match=r"all 40 samples of chunk 1 failed \(40 × no-text, e.g. .*it has: body"):
         fb.grow(tmp_path / "cache", fb.sources.jsonl(tmp_path / "b.jsonl"), workers=0)
     assert len(fb.open_cache(tmp_path / "cache")) == 1
     with pytest.raises(ChunkFailed):  # the same command does not succeed the second time
@@ -107,7 +107,7 @@ def test_a_chunk_of_which_all_samples_fail_stops_a_build_at_once(tmp_path, worke
     (tmp_path / "a.jsonl").write_text(lines(*good, *[{"body": "words " * 40}] * 400, *good))
     recipe = fb.TokenRecipe(tokenizer="gpt2", sequence_length=64, chunk_size=100)
     source = fb.sources.jsonl(tmp_path / "a.jsonl")
-    with pytest.raises(ChunkFailed, match=r"as 'no-text'.*--max-failures 100%"):
+    with pytest.raises(ChunkFailed, match=r"× no-text.*--max-failures 100%"):
         fb.build(tmp_path / "cache", source, recipe, workers=workers)
     assert len(fb.open_cache(tmp_path / "cache"))  # what was made before is published
     seen = []
@@ -124,7 +124,7 @@ def test_an_estimate_names_the_most_frequent_reason_and_fails_where_nothing_can_
     done = CliRunner().invoke(cli, ["estimate", "tokens", str(tmp_path / "a.jsonl"), "--tokenizer", "gpt2"])
     assert done.exit_code == 1
     text = " ".join(done.output.split())
-    assert "every sample that was tried failed, most as 'no-text'" in text
+    assert "every trial sample failed, most as 'no-text'" in text
     assert "it has: body" in text
     assert "--text" in text
     (tmp_path / "b.jsonl").write_text(lines(*[{"body": "words"}] * 2, *[{"text": "words"}] * 40))
@@ -145,7 +145,7 @@ def test_one_good_sample_is_enough_and_a_source_without_samples_is_refused(tmp_p
 
 def test_a_manifest_below_another_folder_is_told_how_to_name_it(tmp_path):
     (tmp_path / "all.jsonl").write_text(lines({"path": "a.png"}, {"path": "b.png"}))
-    with pytest.raises(NothingMade, match=r"2 as 'not-found' \(.*'a\.png'.*\); name the folder .*--root"):
+    with pytest.raises(NothingMade, match=r"\(2 × not-found, e.g. .*'a\.png'.*\); name the folder .*--root"):
         fb.build(
             tmp_path / "cache", fb.sources.image_manifest(tmp_path / "all.jsonl"), fb.ImageRecipe(size=8), workers=0
         )
@@ -154,7 +154,7 @@ def test_a_manifest_below_another_folder_is_told_how_to_name_it(tmp_path):
 def test_a_failure_without_special_advice_is_told_with_its_example(tmp_path):
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos/a.png").write_bytes(b"<html>")
-    with pytest.raises(NothingMade, match=r"'not-an-image' .*check that the samples are what the recipe reads"):
+    with pytest.raises(NothingMade, match=r"× not-an-image, .*check that the samples are what the recipe reads"):
         fb.build(tmp_path / "cache", fb.sources.images(tmp_path / "photos"), fb.ImageRecipe(size=8), workers=0)
 
 

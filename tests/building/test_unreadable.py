@@ -80,7 +80,7 @@ def test_an_estimate_and_the_command_line_go_past_damaged_files_too(tmp_path):
     assert done.exit_code == 0, done.output
     assert "3 file(s) could not be read and were left out" in " ".join(done.output.split())
     shown = CliRunner().invoke(cli, ["status", str(tmp_path / "cache")]).output
-    assert "source files that could not be read and were left out" in shown
+    assert "unreadable source files, skipped" in shown
 
 
 def test_a_parquet_file_whose_pages_are_damaged_is_a_failure_of_its_parts(tmp_path):

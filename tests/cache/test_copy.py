@@ -177,5 +177,5 @@ class FullStore(fb.LocalStore):
 
 def test_a_full_disk_is_named_by_the_destination(tmp_path: Path) -> None:
     root = number_cache(tmp_path)
-    with pytest.raises(DiskFull, match=f"no room at '{tmp_path / 'copy'}'"):
+    with pytest.raises(DiskFull, match=f"not enough disk space at '{tmp_path / 'copy'}'"):
         fb.copy(root, FullStore(tmp_path / "copy"))

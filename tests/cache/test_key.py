@@ -166,7 +166,7 @@ def test_repair_goes_back_to_the_newest_generation_with_a_right_tag(root: Path, 
 def test_the_key_must_cover_the_newest_generation(root: Path) -> None:
     stripped(root / "generations/000001.safetensors")
     for call in (fb.open_cache, fb.verify, fb.summarize, fb.clean, build):
-        with pytest.raises(KeyRefused, match="it carries no tag"):
+        with pytest.raises(KeyRefused, match="it has no tag"):
             call(root)
 
 

@@ -100,7 +100,7 @@ def test_a_generation_that_is_there_but_never_listed_is_not_waited_for_without_e
     monkeypatch.setattr(store, "keys", lambda prefix: (one for one in listed(prefix) if "generations" not in one.key))
     monkeypatch.setattr("forebay.store.base._LISTING_PAUSES", (0.0, 0.0))
     assert publishing.publish(store, {}, {}).number == 1
-    with pytest.raises(StoreRefused, match=r"'generations/000000\.safetensors' is there, but is not listed"):
+    with pytest.raises(StoreRefused, match=r"'generations/000000\.safetensors' exists but is not in the listing"):
         wait_until_listed(store, layout.generation(0))
     wait_until_listed(store, layout.generation(7))  # removed meanwhile: whoever tries again can have it
 
@@ -174,7 +174,7 @@ def test_a_chunk_whose_statistics_cannot_be_listed_does_not_stop_the_others(tmp_
 
     with monkeypatch.context() as patched:
         patched.setattr(LineRecipe, "make", wide)
-        with pytest.raises(ForebayError, match="the statistic 'sum' has another length"):
+        with pytest.raises(ForebayError, match="the statistic 'sum' has different lengths"):
             build(root)
     assert build(root).made == 1
     assert fb.verify(root).sound
@@ -205,7 +205,7 @@ def test_a_recipe_that_could_not_be_read_back_is_never_kept(tmp_path, monkeypatc
     root = number_cache(tmp_path)
     twice = LengthLayer().columns()[:1] * 2
     monkeypatch.setattr(LengthLayer, "columns", lambda self: twice)
-    with pytest.raises(RecipeInvalid, match="'length' cannot be kept: it has two columns of one name"):
+    with pytest.raises(RecipeInvalid, match="'length' cannot be kept: it has two columns with one name"):
         fb.build(root, None, LengthLayer(), workers=0)
     assert not (root / "layers/length").exists()
 

@@ -53,7 +53,7 @@ def test_a_flipped_byte_is_reported_with_layer_column_block_and_range(
     (bad,) = report.bad
     assert (bad.key, bad.layer, bad.chunk) == (f"layers/{layer}/000002.safetensors", layer, 2)
     assert (bad.column, bad.block, bad.start, bad.stop) == (column, block, start, stop)
-    assert "disagree" in bad.problem
+    assert "do not match" in bad.problem
 
 
 def test_damage_to_several_blocks_and_chunks_is_reported_one_by_one(tmp_path: Path) -> None:
@@ -263,7 +263,7 @@ def test_a_keyed_reader_refuses_a_generation_without_a_tag(tmp_path: Path, monke
     root = number_cache(tmp_path)
     monkeypatch.setenv(VARIABLE, "secret")
     for call in (fb.open_cache, fb.verify, fb.summarize):
-        with pytest.raises(KeyRefused, match=r"carries no tag, but FOREBAY_HMAC_KEY is set"):
+        with pytest.raises(KeyRefused, match=r"has no tag, but FOREBAY_HMAC_KEY is set"):
             call(root)
 
 
@@ -365,7 +365,7 @@ def newer(kind: str) -> bytes:
     [
         (b"", "it is empty"),
         (b"abc", "it has only 3 bytes"),
-        (b"x" * 5000, "it does not start as a safetensors file of ours does"),
+        (b"x" * 5000, "it is not a forebay safetensors file"),
         ((4088).to_bytes(8, "little") + b"{", r"it ends inside its header \(9 of at least 4,096 bytes\)"),
         ((4088).to_bytes(8, "little") + b"[]".ljust(4088), "its header cannot be read"),
         (newer("generation"), TOO_NEW),
@@ -421,7 +421,7 @@ def test_of_a_damaged_plan_the_note_says_what_is_damaged_and_what_to_do(tmp_path
     flip(root / "plan/000000.safetensors", 4200)
     note = fb.verify(root).source_note
     assert note.startswith("the source was not checked: 'plan/000000.safetensors' of the cache")
-    assert note.endswith(f"its bytes disagree with its digest; run `forebay repair {root}`")
+    assert note.endswith(f"its bytes do not match its digest; run `forebay repair {root}`")
     (root / "plan/000000.safetensors").unlink()
     assert fb.verify(root).source_note == (
         f"the source was not checked: 'plan/000000.safetensors' is gone; run `forebay repair {root}`"

@@ -114,7 +114,7 @@ def test_a_bad_block_is_found_without_reading_all_of_it_at_once(tmp_path: Path, 
         stored.write(b"\x07")
     file = ChunkFile(Pieces(store, "chunk"), "chunk")
     assert file.bad_blocks("values") == [(0, (start, stop))]
-    assert file.check("values").problem(0) == "its bytes disagree with their sum"
+    assert file.check("values").problem(0) == "its bytes do not match their checksum"
     assert store.largest == PIECE_BYTES
 
 

@@ -55,7 +55,7 @@ def no_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ran:
     return run("status", tmp_path / "nowhere", code=1)
 
 
-@shows(errors.NothingPublished, "has no generation yet; see `forebay status")
+@shows(errors.NothingPublished, "has no generation; see `forebay status")
 def no_generation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ran:
     root, _ = build_lines(tmp_path, "--end-chunk", 0)
     for generation in (root / "generations").iterdir():
@@ -78,7 +78,7 @@ def no_column(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ran:
 
 @shows(
     errors.RecipeMismatch,
-    '(differs in: chunk_bytes: 400 → 16777216, codec: "zstd" → "lz4"); go on with its own by',
+    '(differs in: chunk_bytes: 400 → 16777216, codec: "zstd" → "lz4"); resume with its own recipe',
 )
 def other_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ran:
     root, source = build_lines(tmp_path)
@@ -124,7 +124,7 @@ def corrupt_chunk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ran:
     return run("peek", root, code=1)
 
 
-@shows(errors.ChunkMissing, "is published but its file is gone; run `forebay repair")
+@shows(errors.ChunkMissing, "is published but its file is missing; run `forebay repair")
 def missing_chunk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ran:
     root, _ = build_lines(tmp_path)
     chunk_path(root, 0).unlink()
@@ -139,7 +139,7 @@ def corrupt_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ran:
     return run("info", root, code=1)
 
 
-@shows(errors.StoreRefused, "it is a URL, and a cache lies in a folder; pass the path of a folder")
+@shows(errors.StoreRefused, "it is a URL, but a cache is a folder; pass the path of a folder")
 def a_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ran:
     monkeypatch.chdir(tmp_path)
     root, source = build_lines(tmp_path)
@@ -152,7 +152,7 @@ def a_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ran:
     return ran
 
 
-@shows(errors.PinMismatch, "its generation is 0, expected at least 7; look at `forebay info")
+@shows(errors.PinMismatch, "its generation is 0, expected at least 7; see `forebay info")
 def rolled_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ran:
     root, _ = build_lines(tmp_path)
     return run("verify", root, "--min-generation", 7, code=1)
@@ -171,7 +171,7 @@ def no_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ran:
     return run("build", "raw", tmp_path / "*.jsonl", "--into", tmp_path / "cache", code=1)
 
 
-@shows(errors.SourceUnreadable, "cannot be read as a source")
+@shows(errors.SourceUnreadable, "cannot read ")
 def unreadable_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ran:
     (tmp_path / "a.jsonl.gz").write_bytes(b"this is not gzip")
     run("estimate", "raw", tmp_path / "a.jsonl.gz", code=1)
@@ -186,7 +186,7 @@ def changed_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ran:
     return run("grow", root, source, code=1)
 
 
-@shows(errors.BuildFailed, "could not be made: chunk 1: ")
+@shows(errors.BuildFailed, "could not be built: chunk 1: ")
 def failed_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ran:
     for name in ("a.md", "b.md"):
         write_lines(tmp_path / "data", name)
@@ -196,7 +196,7 @@ def failed_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ran:
     return run("build", "raw", tmp_path / "data", *words, code=1)
 
 
-@shows(errors.WorkersFailed, "end before they begin")
+@shows(errors.WorkersFailed, "exit during start-up")
 def failed_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ran:
     source = write_lines(tmp_path / "data")
     monkeypatch.setattr(sys, "executable", "/bin/false")
@@ -211,7 +211,7 @@ def many_failures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ran:
     return run("build", "raw", source, "--into", tmp_path / "cache", *words, code=1)
 
 
-@shows(errors.ChunkFailed, "failed, 30 as 'too-long'")
+@shows(errors.ChunkFailed, "failed (30 × too-long, e.g. ")
 def failed_chunk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ran:
     (tmp_path / "a.jsonl").write_text("ab\n" * 100)
     (tmp_path / "b.jsonl").write_text("a long line\n" * 30)
@@ -228,14 +228,14 @@ def empty_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ran:
     return run("build", "raw", tmp_path / "a.jsonl", "--into", tmp_path / "cache", "--workers", 0, code=1)
 
 
-@shows(errors.NothingMade, "nothing could be made: all 60 sample(s) that were tried failed, 60 as 'too-long'")
+@shows(errors.NothingMade, "all 60 trial sample(s) failed (60 × too-long, e.g. ")
 def nothing_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ran:
     source = write_lines(tmp_path / "data")
     words = ["--max-sample-bytes", 5, "--workers", 0]
     return run("build", "raw", source, "--into", tmp_path / "cache", *words, code=1)
 
 
-@shows(errors.DiskFull, "make room and run the same command to resume")
+@shows(errors.DiskFull, "free some space and run the same command to resume")
 def full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ran:
     source = write_lines(tmp_path / "data")
     link = os.link
@@ -270,12 +270,12 @@ def no_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ran:
     return build_one(tmp_path, "--tokenizer", tmp_path / "tokenizer.json", code=1)
 
 
-@shows(errors.TokenizerUnusable, "name 'gpt2', a tokenizer.json or a hub's org/name")
+@shows(errors.TokenizerUnusable, "pass 'gpt2', the path of a tokenizer.json, or org/name on the hub")
 def no_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ran:
     return build_one(tmp_path, "--tokenizer", "nowhere.json", code=1)
 
 
-@shows(errors.EncodersDiffer, "leave the encoder open, or choose encoder='tokenizers'")
+@shows(errors.EncodersDiffer, "pass encoder='auto' or encoder='tokenizers'")
 def unsupported_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ran:
     (tmp_path / "tokenizer.json").write_bytes(unsupported().json)
     return build_one(tmp_path, "--tokenizer", tmp_path / "tokenizer.json", "--encoder", "fastokens", code=1)
@@ -286,7 +286,7 @@ def long_document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ran:
     return build_one(tmp_path, "--long-documents", "error", "--sequence-length", 2, code=1)
 
 
-@shows(errors.SourceNeeded, "and no code is run because a cache names it; pass it from Python")
+@shows(errors.SourceNeeded, "and forebay runs no code just because a cache names it; pass it from Python")
 def function_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ran:
     source = fb.sources.function(stories, slices=2)
     fb.build(tmp_path / "cache", source, fb.TokenRecipe(tokenizer="gpt2", sequence_length=64), workers=0)
@@ -295,7 +295,7 @@ def function_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ran:
 
 
 @shows(
-    errors.SourceNotContacted, "no other machine is contacted because a cache names it; allow it with `forebay build"
+    errors.SourceNotContacted, "forebay contacts no machine just because a cache names it; allow it with `forebay build"
 )
 def remote_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ran:
     with HubServer() as hub:
@@ -305,7 +305,7 @@ def remote_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ran:
     return run("build", tmp_path / "cache", code=1)
 
 
-@shows(errors.RecipeNotContacted, "needs 'org/name' from the hub, and no other machine is contacted because a cache")
+@shows(errors.RecipeNotContacted, "needs 'org/name' from the hub, and forebay contacts no machine just because a cache")
 def remote_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ran:
     build_one(tmp_path, code=0)
     kept = tmp_path / "cache" / "layers" / "tokens" / "recipe.json"
@@ -315,19 +315,19 @@ def remote_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ran:
     return run("build", tmp_path / "cache", code=1)
 
 
-@shows(errors.HubUnreachable, "name a mirror with HF_ENDPOINT, or use local files instead")
+@shows(errors.HubUnreachable, "name a mirror with HF_ENDPOINT, or use local files")
 def no_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ran:
     environment = {**os.environ, "HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path), "NO_PROXY": "127.0.0.1"}
     return run_process("estimate", "tokens", "hub:org/name", "--download-retries", 0, env=environment, code=1)
 
 
-@shows(errors.HubNotFound, "the hub does not give ")
+@shows(errors.HubNotFound, "cannot get ")
 def not_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ran:
     with HubServer() as hub:
         return run_process("estimate", "tokens", "hub:org/name", env=_environment(hub, tmp_path), code=1)
 
 
-@shows(errors.DownloadCorrupt, "does not arrive as the hub lists it")
+@shows(errors.DownloadCorrupt, "does not match what the hub lists")
 def spoiled_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ran:
     with HubServer() as hub:
         hub.add("org/name", {"train-0.parquet": shard(["text"] * 5)})
@@ -426,7 +426,7 @@ def test_a_cache_inside_a_file(tmp_path: Path):
 def test_a_cache_in_place_of_a_file(tmp_path: Path):
     source = write_lines(tmp_path / "data")
     ran = run("build", "raw", source, "--into", source, "--workers", 0, code=1)
-    assert ran.err.startswith(f"forebay: '{source}': there is a file, and a cache is a folder; check the path")
+    assert ran.err.startswith(f"forebay: '{source}': it is a file; --into needs a folder; check the path")
     assert ran.err.count("\n") == 1
 
 
@@ -463,22 +463,22 @@ class OutOfMemoryError(RuntimeError):
 @pytest.mark.parametrize(
     ("error", "words"),
     [
-        (MemoryError(), "there is not enough memory; use fewer --workers"),
-        (MemoryError("Unable to allocate\n8 EiB"), "there is not enough memory (Unable to allocate 8 EiB); use fewer"),
+        (MemoryError(), "not enough memory; use fewer --workers"),
+        (MemoryError("Unable to allocate\n8 EiB"), "not enough memory (Unable to allocate 8 EiB); use fewer"),
         (
             OutOfMemoryError("CUDA out of memory"),
-            "the device has not enough memory: CUDA out of memory; choose a small",
+            "the device does not have enough memory: CUDA out of memory; use a small",
         ),
         (RecursionError("maximum recursion depth exceeded"), "nested too deep"),
         (
             ModuleNotFoundError("No module named 'soup'", name="soup"),
-            "No module named 'soup'; install what forebay needs",
+            "No module named 'soup'; run: pip install",
         ),
         (
             ImportError("libfoo.so: cannot read file data: Input/output error"),
             "a library is missing, damaged or too old",
         ),
-        (OSError(errno.ENOSPC, "No space left on device"), "the disk is full; what was published stays valid"),
+        (OSError(errno.ENOSPC, "No space left on device"), "the disk is full; published chunks stay valid"),
         (OSError(errno.EIO, "Input/output error", "a.bin"), "'a.bin': Input/output error; check the path"),
     ],
 )
@@ -500,7 +500,7 @@ def test_a_start_that_fails_is_one_line(tmp_path: Path, error: str):
     code = "import sys; sys.path.insert(0, sys.argv.pop(1)); from forebay.cli.__main__ import main; main()"
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False)
     assert done.returncode == 1
-    assert done.stderr.startswith("forebay: it cannot start: ")
+    assert done.stderr.startswith("forebay: cannot start: ")
     assert done.stderr.count("\n") == 1
 
 
@@ -536,7 +536,7 @@ def test_a_full_disk_behind_standard_output_is_one_line(tmp_path: Path, verb: li
             check=False,
         )
     assert done.returncode == 1
-    assert "cannot be written to standard output: No space left on device" in done.stderr
+    assert "to standard output: No space left on device" in done.stderr
     assert done.stderr.count("\n") == 1
 
 

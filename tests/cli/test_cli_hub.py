@@ -83,7 +83,7 @@ def test_the_rows_are_those_of_the_same_files_on_disk(root: Path, tmp_path: Path
 
 def test_a_cache_of_a_data_set_grows_by_that_data_set_only(root: Path, tmp_path: Path):
     for source in ("hub:org/others", write_documents(tmp_path / "data", ["x"])):
-        assert "grows by a newer revision of it: name hub:org/stories" in run("grow", root, source, code=2).err
+        assert "grows by a newer revision of it: pass hub:org/stories" in run("grow", root, source, code=2).err
 
 
 def test_what_a_data_set_has_is_named_when_nothing_matches(hub: HubServer, tmp_path: Path):
@@ -96,7 +96,7 @@ def test_what_a_data_set_has_is_named_when_nothing_matches(hub: HubServer, tmp_p
 @pytest.mark.parametrize(
     ("words", "hint"),
     [
-        (["hub:org/stories", "data"], "one data set of the hub, or files; 2 were named"),
+        (["hub:org/stories", "data"], "one data set of the hub, or files, but 2 were passed"),
         (["hub:org/stories", "--format", "jsonl"], "--format is for files"),
         (["hub:org/stories", "--separator", "x"], "--separator is for files"),
     ],

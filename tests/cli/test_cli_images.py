@@ -148,13 +148,13 @@ def test_a_settings_file_has_the_same_words(photos: Path, tmp_path: Path):
     ("words", "hint"),
     [
         (["photos", "all.jsonl"], "several formats (photos is files, all.jsonl is manifest)"),
-        (["a.jsonl", "b.jsonl"], "a build reads one manifest; 2 were named"),
-        (["photos", "--image", "x"], "--image names a field of a manifest"),
-        (["a.parquet", "--root", "x"], "--root is the folder that the paths of a manifest are below"),
-        (["photos", "--pad-color", "grey"], "write red, green and blue as 114,114,114 or #727272"),
-        (["photos", "--pad-color", "256,0,0"], "write red, green and blue as 114,114,114 or #727272"),
-        (["photos", "--tags", ","], "for none of them write none"),
-        (["photos", "--tags", "@nowhere.txt"], "the tags in 'nowhere.txt' cannot be read"),
+        (["a.jsonl", "b.jsonl"], "a build reads one manifest, but 2 were passed"),
+        (["photos", "--image", "x"], "--image is a field of a manifest"),
+        (["a.parquet", "--root", "x"], "--root is for manifests"),
+        (["photos", "--pad-color", "grey"], "is not a color; use 114,114,114 or #727272"),
+        (["photos", "--pad-color", "256,0,0"], "is not a color; use 114,114,114 or #727272"),
+        (["photos", "--tags", ","], "pass none for an empty vocabulary"),
+        (["photos", "--tags", "@nowhere.txt"], "cannot read the tags in 'nowhere.txt'"),
         (["photos", "--quality", "101"], "101 is not in the range"),
     ],
 )
@@ -182,7 +182,7 @@ def test_a_cache_of_images_grows_by_new_files_and_keeps_its_vocabulary(photos: P
     run("grow", root, folder, "--workers", 0)
     assert ids_in(root) == [*NAMES, "new.png"]
     assert "unheard of" not in recipe_of(root)["tags"]
-    assert "1 that are not in the vocabulary" in run("info", root).out
+    assert "1 not in the vocabulary" in run("info", root).out
 
 
 def test_a_cache_of_a_manifest_grows_by_its_further_lines(photos: Path, tmp_path: Path):
@@ -218,8 +218,8 @@ def test_info_draws_the_figures(built: Path):
     for words in (
         r"images +6, 6 of them scaled down; width / height 1\.\d\d on average",
         r"padding +\d+\.\d % of the canvas, not stored",
-        r"tags +2\.\d for an image, of 6\n",
-        r"stored +\d+\.\d kB for an image: 0\.\d\d × a float32 canvas, \d+\.\d\d × the source",
+        r"tags +2\.\d per image, of 6\n",
+        r"stored +\d+\.\d kB per image: 0\.\d\d × a float32 canvas, \d+\.\d\d × the source",
     ):
         assert re.search(words, shown), (words, shown)
 
@@ -236,7 +236,7 @@ def test_without_pillow_the_line_that_installs_it_is_said(built: Path, words: li
 
 def test_peek_draws_in_characters(built: Path):
     shown = run("peek", built, "--row", 3).out
-    assert "row 3 · chunk 0, its row 3 · lake.jpg\n" in shown
+    assert "row 3 (chunk 0, row 3) · lake.jpg\n" in shown
     lines = re.findall(r"^  ([ ·░▒▓█]{32})", shown, re.MULTILINE)
     assert len(lines) == 16
     assert lines[0] == lines[-1] == "·" * 32
@@ -263,7 +263,7 @@ def test_peek_gives_every_number_as_json(built: Path):
 
 def test_peek_draws_a_sheet_with_boxes_and_ignored_tokens(built: Path, tmp_path: Path):
     said = run("peek", built, "--png", tmp_path / "sheet.png", "--row", 3, "--row", 1, "--patch", 8)
-    assert "sheet.png, 2 images, tokens of 8 × 8 that are ignored in red" in said.out
+    assert "sheet.png, 2 images, ignored tokens of 8 × 8 in red" in said.out
     lake, fog = np.split(np.asarray(Image.open(tmp_path / "sheet.png"))[10:234, 10:].astype(int), [234], axis=1)
     redness = lake[:, :, 0] - lake[:, :, 1]
     assert (redness[2:26, 4:220].mean(axis=1) > 20).all()  # a row of tokens is ignored above the content,
@@ -301,11 +301,11 @@ def test_what_cannot_be_drawn_is_wrong_usage(built: Path, tmp_path: Path):
     lines, _ = build_lines(tmp_path)
     assert f"'{lines}' holds raw" in run("peek", lines, "--png", tmp_path / "sheet.png", code=2).err
     assert "does not divide" in run("peek", built, "--png", tmp_path / "sheet.png", "--patch", 15, code=2).err
-    assert "--patch is for the sheet of images that --png draws" in run("peek", built, "--patch", 16, code=2).err
+    assert "--patch needs --png FILE" in run("peek", built, "--patch", 16, code=2).err
     both = run("peek", built, "--png", tmp_path / "sheet.png", "--column", "box", code=2).err
     assert "--png draws whole images, and --column shows one column" in both
     many = run("peek", built, "--png", tmp_path / "sheet.png", *["--row", 0] * 601, code=2).err
-    assert "601 images were asked for and a sheet has room for 600" in many
+    assert "a sheet has room for 600 images (got 601)" in many
     assert "there is no row 9" in run("peek", built, "--row", 9, code=2).err
     assert not (tmp_path / "sheet.png").exists()
 

@@ -21,7 +21,7 @@ LONG = " ".join(f"word{number}" for number in range(80))
 def test_a_row_is_shown_as_its_documents_and_its_padding(tmp_path: Path):
     root, source = build_tokens(tmp_path, ["first text", "second text"])
     shown = run("peek", root, "--source", source).out
-    assert re.search(r"row 0 · chunk 0, its row 0 · █.* 9\.4 % in use\n", shown)
+    assert re.search(r"row 0 \(chunk 0, row 0\) · █.* 9\.4 % in use\n", shown)
     assert "  ▌ a.jsonl@0 · 3 tokens\n  ▌ first text∎\n" in shown
     assert "  ▌ a.jsonl@23 · 3 tokens\n  ▌ second text∎\n  ░ 58 tokens of padding\n" in shown
 
@@ -29,7 +29,7 @@ def test_a_row_is_shown_as_its_documents_and_its_padding(tmp_path: Path):
 def test_pieces_of_a_split_document_say_so(tmp_path: Path):
     root, source = build_tokens(tmp_path, [LONG])
     shown = run("peek", root, "--rows", 9, "--source", source).out
-    assert re.search(r"row 0 · chunk 0, its row 0 · █{20} full\n  ▌ a\.jsonl@0 · 64 tokens\n  ▌ word0 ", shown)
+    assert re.search(r"row 0 \(chunk 0, row 0\) · █{20} full\n  ▌ a\.jsonl@0 · 64 tokens\n  ▌ word0 ", shown)
     assert re.search(r"a\.jsonl@0 · 64 tokens, from token 64 on\n  ▌ …", shown)
     assert shown.count("∎") == 1
     assert LONG in re.sub(r"…?\nrow.*\n.*\n  ▌ …|\n  ▌ ", "", shown)

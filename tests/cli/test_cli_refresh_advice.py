@@ -30,7 +30,7 @@ def test_a_cache_without_duplicates_is_not_advised_to_refresh(tmp_path: Path) ->
     assert "forebay refresh" not in problem
     for verb in ("status", "verify"):
         shown = " ".join(run(verb, root, code=1).out.split())
-        assert "next: put the old files back, or build a new cache from the changed source" in shown
+        assert "next: restore the old files, or build a new cache from the changed source" in shown
         assert run(verb, root, "--json", code=1).json["refreshable"] is False
 
 

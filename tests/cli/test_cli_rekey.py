@@ -59,7 +59,7 @@ def test_a_key_is_changed_for_another(tmp_path: Path, monkeypatch: pytest.Monkey
     run("build", root, "--workers", 0)
     signed = {path: path.read_bytes() for path in (root / "generations").iterdir()}
     again = rekey(root, *old)
-    assert "nothing changed: 2 generations are signed with this key already" in again.out
+    assert "nothing changed: 2 generations already signed with this key" in again.out
     assert {path: path.read_bytes() for path in (root / "generations").iterdir()} == signed
 
 
@@ -116,7 +116,7 @@ def test_a_generation_of_another_key_below_the_newest_is_found_and_removed(
     keyed(monkeypatch, FIRST)
     rekey(root)
     (root / "generations/000000.safetensors").write_bytes(untagged)
-    assert "it carries no tag" in run("verify", root, code=1).out
+    assert "it has no tag" in run("verify", root, code=1).out
     run("clean", root)
     run("repair", root, "--workers", 0)
     run("verify", root)
@@ -144,7 +144,7 @@ def test_an_empty_key_is_refused_and_a_short_one_signs_nothing(tmp_path: Path, m
     assert not fb.rekey(root, old_key=None, new_key=b"16 bytes of key!").removed
     keyed(monkeypatch, "")
     for verb in ("verify", "info", "status"):
-        assert f"{VARIABLE} is set and empty; set it to the key, or unset it" in run(verb, root, code=1).err
+        assert f"{VARIABLE} is set but empty; set it to the key, or unset it" in run(verb, root, code=1).err
 
 
 def test_a_build_with_a_short_key_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,7 +161,7 @@ def test_adding_a_key_changes_the_digest_and_says_so(tmp_path: Path, monkeypatch
     keyed(monkeypatch, FIRST)
     shown = rekey(root).out
     assert before in shown
-    assert "change a pin of the digest" in " ".join(shown.split())
+    assert "update pinned digests" in " ".join(shown.split())
     after = fb.summarize(root).digest
     assert after != before
     monkeypatch.setenv("OLD", FIRST)

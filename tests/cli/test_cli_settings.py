@@ -73,7 +73,7 @@ def test_all_that_flags_say_can_be_in_the_file(tmp_path: Path):
         (("workers = 0", 'workers = "two"'), 11, "'workers' in [build] has the wrong type or value: Expected `int"),
         (("workers = 0", "workers = -1"), 11, "'workers' in [build] has the wrong type or value: Expected `int` >= 0"),
         (("workers = 0", "workers = true"), 11, "got `bool`"),
-        (('"400B"', '"lots"'), 7, "'chunk_bytes' in [recipe] has the wrong type or value: 'lots' is no size"),
+        (('"400B"', '"lots"'), 7, "'chunk_bytes' in [recipe] has the wrong type or value: 'lots' is not a size"),
         (('"400B"', "[1]"), 7, "'chunk_bytes' in [recipe] has the wrong type"),
         (('["data/*.jsonl"]', '"data"'), 3, "'paths' in [source] has the wrong type or value: Expected `array`"),
         (
@@ -130,7 +130,7 @@ def test_dotted_and_quoted_keys_have_lines_too(tmp_path: Path):
 
 
 def test_a_settings_file_that_is_not_there_or_not_text(tmp_path: Path):
-    assert "cannot be read: No such file" in run("build", tmp_path / "gone.toml", code=1).err
+    assert "cannot read the file: No such file" in run("build", tmp_path / "gone.toml", code=1).err
     (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe\x00")
     assert "is not UTF-8 text" in run("build", tmp_path / "bytes.toml", code=1).err
 

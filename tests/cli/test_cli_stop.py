@@ -40,7 +40,7 @@ def test_a_signal_stops_a_build_cleanly_and_the_command_to_go_on_is_right(tmp_pa
     assert out == ""
     assert "Traceback" not in err
     said = re.search(
-        r"stopped: .* is published and safe \(chunks: raw (\d+) of (\d+)\); resume with:\n  (forebay .*)\n", err
+        r"stopped: all finished chunks of .* are published \(raw (\d+) of (\d+)\); resume with:\n  (forebay .*)\n", err
     )
     assert said is not None, err
     present, planned = int(said[1]), int(said[2])
@@ -65,7 +65,7 @@ def test_a_signal_while_planning_says_how_to_start_again(tmp_path: Path):
     _, err = process.communicate(timeout=60)
     assert "Traceback" not in err
     if process.returncode == 130:  # else the core refused it, which is as good
-        assert "start it again with:\n  forebay estimate raw" in err
+        assert "run again with:\n  forebay estimate raw" in err
 
 
 def test_the_demo_does_what_it_says(tmp_path: Path):

@@ -49,7 +49,7 @@ def test_an_old_cache_is_imported_and_what_is_absent_is_told(old: Path, tmp_path
     assert report["rows"] == 4
     assert {layer: built["failures"] for layer, built in report["layers"].items()} == {"lune": 1, "sol": 0}
     again = run("import", str(old), "--into", str(tmp_path / "cache"))
-    assert "0 chunks made, 1 were there" in again.out
+    assert "0 chunks built, 1 already present" in again.out
     run("verify", str(tmp_path / "cache"))
 
 
@@ -58,7 +58,10 @@ def test_what_is_no_old_cache_is_an_error_of_one_line(tmp_path: Path) -> None:
     failed = run("import", tmp_path / "cache.pt", "--into", tmp_path / "cache", code=1)
     assert "cannot be imported as a teacher cache" in failed.err
     assert "there is no such file or folder" in run("import", "gone.pt", "--into", tmp_path / "cache", code=1).err
-    assert "a cache is a folder" in run("import", tmp_path / "cache.pt", "--into", tmp_path / "cache.pt", code=1).err
+    assert (
+        "it is a file; --into needs a folder"
+        in run("import", tmp_path / "cache.pt", "--into", tmp_path / "cache.pt", code=1).err
+    )
 
 
 def test_teachers_are_drawn_over_timesteps(cache: str, tmp_path: Path) -> None:
@@ -99,9 +102,9 @@ def test_sol_in_closed_form_is_drawn_too(tmp_path: Path) -> None:
 def test_options_that_draw_nothing_are_wrong_usage(cache: str, tmp_path: Path) -> None:
     (tmp_path / "lines").write_text("a\n")
     fb.build(tmp_path / "raw", fb.sources.lines(tmp_path / "lines"), fb.RawRecipe(), workers=0)
-    assert "--layer says what --png draws" in run("peek", cache, "--layer", "lune", code=2).err
-    assert "--png draws images and timed teachers" in run("peek", tmp_path / "raw", "--png", "x.png", code=2).err
-    assert "--patch is of images" in run("peek", cache, "--patch", "8", "--png", "x.png", code=2).err
+    assert "--layer needs --png FILE" in run("peek", cache, "--layer", "lune", code=2).err
+    assert "--png draws images and timed teacher layers" in run("peek", tmp_path / "raw", "--png", "x.png", code=2).err
+    assert "--patch is for images" in run("peek", cache, "--patch", "8", "--png", "x.png", code=2).err
     assert "no layer 'sun'" in run("peek", cache, "--layer", "sun", "--png", "x.png", code=1).err
 
 

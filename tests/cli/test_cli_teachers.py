@@ -44,7 +44,7 @@ def test_what_was_begun_goes_on_without_naming_it_again(taught: Path, tmp_path: 
     assert [len(report["notes"]) > 0 for report in reports] == [False, False, False, True]
     assert (root / "layers/lune/000001.safetensors").read_bytes() == before
     assert "layer lune" in run("build", "teachers", root).out
-    assert f"continue with: forebay build teachers {root}" in run("build", root, "--layer", "lune", code=2).err
+    assert f"resume with: forebay build teachers {root}" in run("build", root, "--layer", "lune", code=2).err
 
 
 def test_another_recipe_names_what_differs(taught: Path, tiny_models: TinyModels) -> None:
@@ -116,9 +116,9 @@ def test_images_bring_their_size_and_captions(tmp_path: Path, tiny_models: TinyM
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--vae", "x"], "--vae makes latents of images, and"),
+        (["--vae", "x"], "--vae needs images, but"),
         (["--seed", "3"], "Name at least one teacher (--vae, --t5, --clip, --lune, --sol)"),
-        ([], "has no layer of a teacher yet"),
+        ([], "has no teacher layer"),
         (["--bucket", "x"], "is not a valid float"),
     ],
 )

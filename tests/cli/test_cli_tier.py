@@ -36,7 +36,7 @@ def test_a_warmed_tier_gives_every_row_to_images_of_the_same_recipe(photos, tmp_
 def test_what_is_no_image_is_told_by_reason_with_an_example_and_the_rest_is_kept(photos, tmp_path):
     (photos / "00003.png").write_bytes(b"<html>")
     ran = run("warm", photos, "--l2", tmp_path / "tier", "--size", 32, "--workers", 0)
-    assert "11 made, 0 were there" in ran.out
+    assert "11 built, 0 already present" in ran.out
     assert "not-an-image" in ran.out
     assert "'00003.png'" in ran.out
 

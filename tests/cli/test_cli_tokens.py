@@ -163,8 +163,8 @@ def test_names_that_say_nothing_are_wrong_usage(tmp_path: Path):
 @pytest.mark.parametrize(
     ("flags", "hint"),
     [
-        (["--subset", "x"], "name the data set as hub:org/name"),
-        (["--separator", "x"], "--separator separates documents of plain text; the format here is jsonl"),
+        (["--subset", "x"], "is for data sets on the hub; name one as hub:org/name"),
+        (["--separator", "x"], "--separator is for plain text; the format here is jsonl"),
         (["--format", "text", "--text", "x"], "--text names a field"),
         (["--pad", "none"], "'pad' cannot be none"),
         (["--eos", "<|nothing|>"], ""),

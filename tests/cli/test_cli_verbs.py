@@ -19,7 +19,7 @@ def test_build_says_what_it_did_and_a_second_one_finds_nothing_to_do(tmp_path: P
     root, source = build_lines(tmp_path)
     first = run("verify", root)
     again = run("build", "raw", source, "--into", root, "--chunk-bytes", "400", "--workers", 0)
-    assert re.search(r"chunks\s+0 made, (\d+) were there, \1 asked for", again.out)
+    assert re.search(r"chunks\s+0 built, (\d+) already present, \1 requested", again.out)
     assert f"next: forebay verify {root}" in again.out
     assert "· sound" in first.out
 
@@ -71,7 +71,7 @@ def test_inverse_mode_fills_from_the_far_end(tmp_path: Path):
 def test_a_range_beyond_the_plan_is_wrong_usage(tmp_path: Path):
     root, source = build_lines(tmp_path)
     planned = run("gaps", root, "--json").json[0]["planned"]
-    hint = f"--start-chunk {planned} is beyond the plan: '{root}' has {planned} chunks, from 0 on."
+    hint = f"--start-chunk {planned} is beyond the plan: '{root}' has {planned} chunks, numbered from 0."
     assert hint in run("build", root, "--start-chunk", planned, "--workers", 0, code=2).err
     assert hint in run("build", root, "--start-chunk", planned, "--dry-run", code=2).err
     run("build", root, "--start-chunk", planned - 1, "--workers", 0)
@@ -182,18 +182,18 @@ def test_a_source_that_is_gone_is_no_trouble_once_all_of_it_is_built_and_fills_n
     run("build", "raw", tmp_path / "data", "--into", root, *whole, "--end-chunk", 0)
     for path in (tmp_path / "data").iterdir():
         path.rename(tmp_path / path.name)
-    assert "put the old files back" in run("status", root, code=1).out
+    assert "restore the old files" in run("status", root, code=1).out
     for number in range(25):
         (tmp_path / f"{number:02d}.txt").rename(tmp_path / f"data/{number:02d}.txt")
     run("build", "raw", tmp_path / "data", "--into", root, *whole)
     shutil.rmtree(tmp_path / "data")
     for verb in ("status", "verify"):
         shown = run(verb, root).out
-        assert "not there any more; published rows stay" in shown
+        assert "deleted source files; published rows stay" in shown
         assert "19.txt  is gone" in shown
         assert "20.txt" not in shown
         assert "… and 5 more; --json has all" in shown
-        assert "put the old files back" not in shown
+        assert "restore the old files" not in shown
     assert len(run("verify", root, "--json").json["stale"]) == 25
 
 
@@ -254,7 +254,7 @@ def test_estimate_compares_with_the_disk(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 10})())
     ran = run("estimate", "raw", source, "--into", tmp_path / "cache", code=1)
     assert "not enough" in ran.out
-    assert f"no room at '{tmp_path / 'cache'}'" in ran.err
+    assert f"not enough disk space at '{tmp_path / 'cache'}'" in ran.err
 
 
 def test_a_dry_run_writes_nothing_and_says_what_would_be_built(tmp_path: Path):
@@ -323,7 +323,7 @@ def test_status_says_that_a_published_chunk_is_lost_and_advises_repair(tmp_path:
     chunk_path(root, 2).unlink()
     ran = run("status", root, code=1)
     assert "lost" in ran.out
-    assert "2 (published, but the file is gone)" in ran.out
+    assert "2 (published, but the file is missing)" in ran.out
     assert f"next: forebay repair {root}" in ran.out
     assert run("status", root, "--json", code=1).json["layers"][0]["lost"] == [2]
     run("repair", root, "--workers", 0)

@@ -78,7 +78,7 @@ def test_the_old_configuration_builds_and_every_key_says_what_it_became(tmp_path
     for key in OLD_CONFIG:
         assert any(note.startswith(f"note: '{key}' ") for note in notes), key
     assert "note: 'parallel_workers' is now workers = 1 in [build] (worker processes)" in notes
-    assert "note: 'sync_frequency' has no effect here: every chunk is synced before it is published" in notes
+    assert "note: 'sync_frequency' has no effect: every chunk is synced before it is published" in notes
     assert len(notes) == len(OLD_CONFIG)
 
 
@@ -110,7 +110,7 @@ def test_flags_win_over_old_keys(tmp_path: Path):
         (
             "parallel_workers = 2\nbuild.workers = 3\n",
             1,
-            "'parallel_workers' is 'workers' in [build], which is set too",
+            "'parallel_workers' is now 'workers' in [build], which is also set",
         ),
         ("workers = 2\n", 1, "unknown section [workers]"),
     ],
@@ -131,7 +131,7 @@ def test_a_mistake_in_old_words_is_named_with_its_line(tmp_path: Path, text: str
 )
 def test_a_flag_that_is_a_verb_here_names_it(flag: str, words: list[str]):
     said = run(*words, flag, code=2).err
-    found = re.search(rf"{flag} is a separate command here: forebay (\w+) ", said)
+    found = re.search(rf"{flag} is now a command: forebay (\w+) ", said)
     assert found is not None
     assert "Usage: " in run(found[1], "--help").out
 
@@ -139,7 +139,7 @@ def test_a_flag_that_is_a_verb_here_names_it(flag: str, words: list[str]):
 @pytest.mark.parametrize("flag", [flag for flag, old in FLAGS.items() if not old.verb])
 def test_a_flag_of_a_build_that_stands_alone_says_where_it_belongs(flag: str):
     said = run(flag, "inverse", code=2).err
-    assert f"{flag} belongs to a build: forebay build tokens SOURCE… --into CACHE {flag}" in said
+    assert f"{flag} is an option of build: forebay build tokens SOURCE… --into CACHE {flag}" in said
 
 
 @pytest.mark.parametrize("flag", [flag for flag, old in FLAGS.items() if not old.verb])

@@ -223,7 +223,7 @@ def test_a_recipe_defined_in_the_script_itself_is_refused_with_what_to_do(tmp_pa
     assert ended.stderr == ""
     first, second = ended.stdout.splitlines()
     assert first.startswith("Mine is defined in the script itself")
-    assert "module of its own" in first
+    assert "move it to a module" in first
     assert "workers=0" in first
     assert second == "1"
 

@@ -39,7 +39,7 @@ REFUSED: dict[str, tuple[Callable[[fb.Cache], object], str]] = {
     "a window by its rows": (lambda cache: loader(cache, window=64), r"window is 64; pass forebay.torch.Window"),
     "a seed of a split": (lambda cache: Split("train", seed=1.5), "seed is 1.5; give a whole number"),
     "one column": (lambda cache: loader(cache, columns="tokens"), r"columns is 'tokens'; give a list of names"),
-    "one column to read": (lambda cache: cache.read([0], "tokens"), r"give a list of names: \['tokens'\]"),
+    "one column to read": (lambda cache: cache.read([0], "tokens"), r"pass \['tokens'\]"),
     "one column of a filter": (lambda cache: Where("any", np.any, "tokens"), r"give a list of names: \['tokens'\]"),
     "one derived": (lambda cache: loader(cache, derive="positions"), r"derive is 'positions'; give a list of names"),
     "part of a row": (lambda cache: loader(cache, global_batch_size=2.5), "is 2.5; give a whole number of rows"),

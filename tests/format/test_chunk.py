@@ -216,8 +216,8 @@ R = Column(name="r", dtype="uint16", ragged=True)
 @pytest.mark.parametrize(
     ("columns", "declared", "problem"),
     [
-        ({}, [X], r"declares the columns \['x'\] but made \[\]"),
-        ({"x": np.zeros((1, 2), "u2"), "y": np.zeros(1)}, [X], r"but made \['x', 'y'\]"),
+        ({}, [X], r"declares the columns \['x'\] but returned \[\]"),
+        ({"x": np.zeros((1, 2), "u2"), "y": np.zeros(1)}, [X], r"but returned \['x', 'y'\]"),
         ({"x": np.zeros((1, 2), "u2")}, [X, X], r"\['x', 'x'\]"),
         ({"x": np.zeros((1, 2), "i2")}, [X], "'x' is declared uint16 but was made int16"),
         ({"x": np.zeros((1, 2), ">u2")}, [X], "'x' is declared uint16 but was made >u2"),
@@ -225,9 +225,9 @@ R = Column(name="r", dtype="uint16", ragged=True)
         ({"x": np.zeros(2, "u2")}, [X], r"rows of shape \(2,\) but was made \(\)"),
         ({"x": Ragged.of([np.zeros((1, 2), "u2")], np.dtype("u2"))}, [X], "'x' is declared fixed"),
         ({"r": np.zeros(2, "u2")}, [R], "'r' is declared ragged"),
-        ({"x": [[1, 2]]}, [X], "'x' was made as list, not as an array of rows"),
-        ({"x": np.uint16(3)}, [X], "'x' was made as uint16, not as an array of rows"),
-        ({"x": np.array(3, "u2")}, [X], "not as an array of rows"),
+        ({"x": [[1, 2]]}, [X], "'x' is a list, not an array of rows"),
+        ({"x": np.uint16(3)}, [X], "'x' is a uint16, not an array of rows"),
+        ({"x": np.array(3, "u2")}, [X], "not an array of rows"),
         ({"r": Ragged(np.zeros(3, "u2"), np.array([1, 3]))}, [R], "offsets that do not rise from 0 to 3"),
         ({"r": Ragged(np.zeros(3, "u2"), np.array([0, 2]))}, [R], "offsets that do not rise from 0 to 3"),
         ({"r": Ragged(np.zeros(3, "u2"), np.array([0, 2, 1, 3]))}, [R], "offsets that do not rise from 0 to 3"),
@@ -245,19 +245,19 @@ def test_rows_that_are_not_what_was_declared_are_refused(columns, declared, prob
 
 
 def test_sample_ids_that_name_no_column_are_refused():
-    with pytest.raises(RecipeInvalid, match="'nope' its sample ids, but declares no such column"):
+    with pytest.raises(RecipeInvalid, match="'nope' as its sample ids but does not declare that column"):
         encode({"x": np.zeros((1, 2), "u2")}, [X], sample_ids="nope")
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), "text", None, {"a": 1}, [0.5], np.int64(3)])
 def test_statistics_that_are_no_numbers_are_refused(value):
-    with pytest.raises(RecipeInvalid, match="statistics are names with numbers or lists of integers"):
+    with pytest.raises(RecipeInvalid, match="statistics must map names to numbers or lists of integers"):
         encode({"x": np.zeros((1, 2), "u2")}, [X], statistics={"s": value})
 
 
 @pytest.mark.parametrize("value", [2**63, -(2**63) - 1, [1, 2**63], [0] * 65_537])
 def test_statistics_that_no_generation_can_list_are_refused_when_the_chunk_is_made(value):
-    with pytest.raises(RecipeInvalid, match="the statistic 's' holds an integer beyond 64 bits, a float"):
+    with pytest.raises(RecipeInvalid, match="the statistic 's' has an integer beyond 64 bits, a float"):
         encode({"x": np.zeros((1, 2), "u2")}, [X], statistics={"s": value})
 
 

@@ -95,7 +95,7 @@ def test_each_kind_of_damage_has_its_own_words():
     assert {name: getattr(error, "problem", str(error)) for name, error in said.items()} == {
         "empty": "it is empty",
         "short": "it has only 3 bytes",
-        "garbage": "it does not start as a safetensors file of ours does",
+        "garbage": "it is not a forebay safetensors file",
         "header": "it ends inside its header (1,000 of at least 4,096 bytes)",
         "data": f"it has {len(chunk) - 1:,} bytes but its header describes {len(chunk):,}",
         "plan": "it is a plan, not a chunk",
@@ -110,7 +110,7 @@ def test_each_kind_of_damage_has_its_own_words():
 )
 def test_a_chunk_in_the_wrong_place_is_refused(layer, chunk, fingerprint):
     view = memoryview(joined(small_chunk("none")))
-    with pytest.raises(NotForebay, match="it is chunk 7 of layer 'base', or of another recipe"):
+    with pytest.raises(NotForebay, match="it is chunk 7 of layer 'base', or was built by another recipe"):
         adopt_chunk(view, "a chunk", layer, chunk, fingerprint)
 
 
@@ -119,7 +119,10 @@ def test_a_bad_block_is_named_with_its_column_and_bytes():
     file = ChunkFile(memoryview(bytes(chunk)), "a chunk")
     start, stop = file.block_bounds("vector").tolist()[1:3]
     chunk[start] ^= 1
-    assert refusal(bytes(chunk)).problem == f"block 1 of column 'vector' (bytes {start:,} to {stop:,}) fails its sum"
+    assert (
+        refusal(bytes(chunk)).problem
+        == f"block 1 of column 'vector' (bytes {start:,} to {stop:,}) does not match its checksum"
+    )
     assert ChunkFile(memoryview(chunk), "a chunk").bad_blocks("vector") == [(1, (start, stop))]
 
 
@@ -183,9 +186,9 @@ def test_a_block_that_would_need_more_memory_than_it_can_hold_is_refused_before_
         ("lz4", lz4.block.compress(bytes(99), store_size=False), "does not decompress"),
         ("lz4", lz4.block.compress(bytes(101), store_size=False), "does not decompress"),
         ("zstd", b"\xff" * 40, "does not decompress"),
-        ("zstd", zstandard.compress(bytes(101)), "its frame announces another size"),
+        ("zstd", zstandard.compress(bytes(101)), "its frame header states another size"),
         ("zstd", zstd_frame_of_zeros(100), "does not decompress"),
-        ("zstd", zstandard.ZstdCompressor(write_content_size=False).compress(bytes(100)), "announces another size"),
+        ("zstd", zstandard.ZstdCompressor(write_content_size=False).compress(bytes(100)), "states another size"),
     ],
 )
 def test_a_block_that_holds_something_else_is_refused(codec, stored, problem):
@@ -217,14 +220,14 @@ def test_tensors_in_another_order_or_shape_are_refused():
         return lambda tensors: [(n, t, list(shape) if n == "x" else s, d) for n, t, s, d in tensors]
 
     assert refusal(crafted(column, 4, plain.tobytes(), sums, shaped(4, 2))).problem == (
-        "its content disagrees with its content digest"
+        "its content does not match its content digest"
     )
     for shape in ((8,), (2, 4), (4, 2, 1), (4, 1, 2)):
         assert refusal(crafted(column, 4, plain.tobytes(), sums, shaped(*shape))).problem == (
             f"tensor 'x' is U16 {list(shape)}, not U16 [4, 2]"
         )
-    assert "it holds the tensors" in refusal(crafted(column, 4, plain.tobytes(), sums, lambda t: t[::-1])).problem
-    assert "it holds the tensors" in refusal(crafted(column, 4, plain.tobytes(), sums, lambda t: t[:-1])).problem
+    assert "it has the tensors" in refusal(crafted(column, 4, plain.tobytes(), sums, lambda t: t[::-1])).problem
+    assert "it has the tensors" in refusal(crafted(column, 4, plain.tobytes(), sums, lambda t: t[:-1])).problem
 
 
 def test_a_digest_that_is_none_is_refused():
@@ -234,7 +237,7 @@ def test_a_digest_that_is_none_is_refused():
         tensors = ChunkFile(memoryview(joined(encoded)), "a chunk").tensors
         entries = [(name, t.tag, t.shape, t.stop - t.start) for name, t in tensors.items()]
         chunk = encode_header(msgspec.to_builtins(wrong), entries) + joined(encoded)[4096:]
-        assert refusal(chunk).problem == "its metadata holds a digest that is none"
+        assert refusal(chunk).problem == "its metadata contains a malformed digest"
 
 
 @pytest.mark.parametrize(
@@ -269,7 +272,7 @@ def test_a_header_that_makes_no_sense_is_refused(header):
 def test_a_tensor_that_is_described_wrongly_is_named(entry):
     header = '{"__metadata__":{"forebay":"{\\"format_version\\":1}"},"x":' + entry + "}"
     chunk = (4088).to_bytes(8, "little") + header.encode().ljust(4088) + b"x"
-    with pytest.raises(NotForebay, match="tensor 'x' is described wrongly"):
+    with pytest.raises(NotForebay, match="the entry of tensor 'x' is invalid"):
         parse_header(memoryview(chunk), "a chunk")
 
 

@@ -106,12 +106,12 @@ def test_each_kind_of_damage_has_its_own_words():
     chunk = joined(small_chunk("none"))
     assert refusal(b"").problem == "it is empty"
     assert refusal(b"{}").problem == "it has only 2 bytes"
-    assert refusal(b'{"json": "but no safetensors"}').problem == "it does not start as a safetensors file of ours does"
+    assert refusal(b'{"json": "but no safetensors"}').problem == "it is not a forebay safetensors file"
     assert "it ends inside its header" in refusal(content[:100]).problem
     assert "bytes but its header describes" in refusal(content[:-5]).problem
-    assert refusal(content[:-1] + b"!").problem == "its bytes disagree with its digest"
+    assert refusal(content[:-1] + b"!").problem == "its bytes do not match its digest"
     assert refusal(content, kind="generation").problem == "it is a plan, not a generation"
-    assert refusal(chunk).problem == "it carries no digest at its end"
+    assert refusal(chunk).problem == "it does not end with a digest"
     newer = refusal(sealed(format_version=2))
     assert isinstance(newer, FormatTooNew)
     assert (newer.found, newer.supported) == (2, 1)
@@ -119,7 +119,7 @@ def test_each_kind_of_damage_has_its_own_words():
 
 
 def test_a_keyed_reader_refuses_what_is_not_tagged_with_its_key():
-    assert "carries no tag, but FOREBAY_HMAC_KEY is set" in refusal(sealed(), KEY).problem
+    assert "has no tag, but FOREBAY_HMAC_KEY is set" in refusal(sealed(), KEY).problem
     assert "its tag was not made with the key" in refusal(sealed(OTHER_KEY), KEY).problem
     forged = bytearray(sealed(KEY))
     forged[-1] ^= 1
@@ -160,13 +160,13 @@ def test_the_key_comes_from_the_environment_as_it_is(monkeypatch, value, key):
 
 def test_an_empty_key_does_not_pass_for_none(monkeypatch):
     monkeypatch.setenv(VARIABLE, "")
-    with pytest.raises(ForebayError, match=rf"{VARIABLE} is set and empty; set it to the key, or unset it"):
+    with pytest.raises(ForebayError, match=rf"{VARIABLE} is set but empty; set it to the key, or unset it"):
         hmac_key()
 
 
 @pytest.mark.parametrize("array", [np.array(["text"]), np.array([1j]), np.array([1], ">i4"), np.array([None])])
 def test_arrays_of_other_types_are_refused(array):
-    with pytest.raises(RecipeInvalid, match="cannot be kept; use one of: bool, uint8"):
+    with pytest.raises(RecipeInvalid, match="cannot be stored; use one of: bool, uint8"):
         seal({"format_version": 1, "type": "constants"}, {"x": array})
 
 
@@ -233,7 +233,7 @@ def test_metadata_is_nested_up_to_a_number_of_levels(brackets):
 @pytest.mark.parametrize(("shape", "size"), [([1] * 33, 1), ([0, 2**62], 0), ([2**40, 0, 2**40], 0)])
 def test_a_tensor_has_a_largest_number_and_length_of_sides(shape, size):
     header = header_of({"format_version": 1}, x={"dtype": "U8", "shape": shape, "data_offsets": [0, size]})
-    assert "tensor 'x' is described wrongly" in refusal(header + b"0" * size).problem
+    assert "the entry of tensor 'x' is invalid" in refusal(header + b"0" * size).problem
 
 
 def test_an_index_file_has_a_largest_size(tmp_path):

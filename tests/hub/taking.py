@@ -5,7 +5,7 @@ from pathlib import Path
 
 from tests.builders import wait_until
 
-from forebay.hub import HubFile, Repository, RetryPolicy, take
+from forebay.hub import HubFile, Repository, RetryPolicy, acquire
 
 
 def main(address: str, folder: str) -> None:
@@ -13,7 +13,7 @@ def main(address: str, folder: str) -> None:
     commit = owner.commit()
     file = owner.listing(commit).file("a.parquet")
     assert file is not None
-    held = take(HubFile(owner, commit, file), f"{folder}/spool")
+    held = acquire(HubFile(owner, commit, file), f"{folder}/spool")
     print(hashlib.sha256(Path(held.path).read_bytes()).hexdigest(), flush=True)
     wait_until(Path(folder, "let-go").exists)
     held.remove()

@@ -21,15 +21,15 @@ from forebay.hub import (
     RemoteFile,
     Repository,
     RetryPolicy,
+    acquire,
     dataset_shards,
     download,
     http,
     model_files,
     repository,
-    take,
 )
 from forebay.hub.dataset_shards import matches, parquet_shards
-from forebay.hub.repository import Listing, keep, read_kept
+from forebay.hub.repository import Listing, read_cached, write_cached
 from forebay.sources.hub_datasets import hub as hub_source
 
 QUICK = RetryPolicy(retries=1, timeout=5, first_wait=0.01)
@@ -60,7 +60,7 @@ def listed(hub: HubServer, tmp_path: Path) -> Listing:
 def test_a_commit_that_is_a_path_is_refused_and_no_folder_is_made(hub, tmp_path, sha):
     hub.add("org/model", {"config.json": b"{}"}, "models")
     answering(hub, "/revision/", lambda: (200, {}, json.dumps({"sha": sha}).encode()))
-    with pytest.raises(HubUnreachable, match="its answer is not the hub's"):
+    with pytest.raises(HubUnreachable, match="its response is malformed"):
         model_files("org/model", "", (".json",), folder=str(tmp_path / "kept"), endpoint=hub.address, patience=QUICK)
     assert not (tmp_path / "outside").exists()
     assert not list(tmp_path.rglob("config.json"))
@@ -80,7 +80,7 @@ def test_a_kept_commit_that_is_a_path_is_not_used(hub, tmp_path):
 )
 def test_a_file_name_that_leads_elsewhere_is_refused(hub, tmp_path, path):
     answering(hub, "/tree/", lambda: page(entry(path)))
-    with pytest.raises(HubUnreachable, match="its answer is not the hub's"):
+    with pytest.raises(HubUnreachable, match="its response is malformed"):
         listed(hub, tmp_path)
 
 
@@ -93,7 +93,7 @@ def test_ordinary_names_are_taken(hub, tmp_path, path):
 @pytest.mark.parametrize("wrong", [{"size": -1}, {"size": 1 << 60}, {"oid": "../x"}, {"oid": "A" * 40}])
 def test_sizes_and_hashes_that_no_file_has_are_refused(hub, tmp_path, wrong):
     answering(hub, "/tree/", lambda: page({**entry("a.parquet"), **wrong}))
-    with pytest.raises(HubUnreachable, match="its answer is not the hub's"):
+    with pytest.raises(HubUnreachable, match="its response is malformed"):
         listed(hub, tmp_path)
 
 
@@ -101,9 +101,9 @@ def test_sizes_and_hashes_that_no_file_has_are_refused(hub, tmp_path, wrong):
 def test_a_kept_listing_is_checked_too(hub, tmp_path, wrong):
     assert listed(hub, tmp_path / "first").files
     (kept,) = (tmp_path / "first" / "kept" / "listings").iterdir()
-    listing = json.loads(read_kept(str(kept)))
+    listing = json.loads(read_cached(str(kept)))
     listing["files"][0] |= wrong
-    keep(str(kept), json.dumps(listing).encode())
+    write_cached(str(kept), json.dumps(listing).encode())
     other = Repository("org/set", "dataset", hub.address, str(tmp_path / "first" / "kept"), RetryPolicy(retries=0))
     (file,) = other.listing(other.commit()).files
     assert (file.path, file.size) == ("a.parquet", 1)
@@ -130,7 +130,7 @@ def test_pages_that_never_end_are_given_up(hub, tmp_path, monkeypatch):
     ):
         hub.requests.clear()
         answering(hub, "/tree/", pages)
-        with pytest.raises(HubUnreachable, match="brings nothing new"):
+        with pytest.raises(HubUnreachable, match="has no new entries"):
             listed(hub, tmp_path)
         assert len(hub.requests) <= 2
     hub.requests.clear()
@@ -152,15 +152,15 @@ def test_an_answer_that_comes_byte_by_byte_is_given_up(hub, tmp_path, monkeypatc
     hub.add("org/set", {"a.parquet": b"x"})
     clock = SimpleNamespace(monotonic=count(0, 1000).__next__, time=time.time, sleep=time.sleep)
     monkeypatch.setattr("forebay.hub.http.time", clock)
-    with pytest.raises(HubUnreachable, match="its answer took longer than 5 seconds"):
+    with pytest.raises(HubUnreachable, match="its response took longer than 5 seconds"):
         Repository("org/set", "dataset", hub.address, str(tmp_path / "kept"), QUICK).commit()
 
 
 @pytest.mark.parametrize(
     ("location", "said"),
     [
-        ("file:///etc/passwd", "may not lead"),
-        ("ftp://x.invalid/", "may not lead"),
+        ("file:///etc/passwd", "is not allowed"),
+        ("ftp://x.invalid/", "is not allowed"),
         ("/api/datasets/org/set/tree/again", "redirects more than 5 times"),
     ],
 )
@@ -176,10 +176,10 @@ def test_a_compressed_answer_is_read_within_the_bound(hub, tmp_path):
     answering(hub, "/tree/", lambda: (200, {"Content-Encoding": "gzip"}, gzip.compress(body)))
     assert [file.path for file in listed(hub, tmp_path).files] == ["a.parquet"]
     for encoding, packed, said in (
-        ("gzip", gzip.compress(bytes(200 << 20), 9), "when it is decompressed"),
-        ("gzip", gzip.compress(body)[:-12], "breaks off"),
+        ("gzip", gzip.compress(bytes(200 << 20), 9), "when decompressed"),
+        ("gzip", gzip.compress(body)[:-12], "is incomplete"),
         ("gzip", b"not gzip", "cannot be decompressed"),
-        ("zstd", b"(\xb5/\xfd", "encoded as 'zstd'"),
+        ("zstd", b"(\xb5/\xfd", "has the encoding 'zstd'"),
     ):
         answering(hub, "/tree/", lambda encoding=encoding, packed=packed: (200, {"Content-Encoding": encoding}, packed))
         with pytest.raises(HubUnreachable, match=said):
@@ -279,7 +279,7 @@ DEEP = b"[" * 200_000
 )
 def test_whatever_a_listing_is_answered_with_is_one_sentence(hub, tmp_path, answer):
     answering(hub, "/tree/", lambda: answer)
-    with pytest.raises(HubUnreachable, match=f"the hub at {hub.address} gave no usable answer"):
+    with pytest.raises(HubUnreachable, match=f"the hub at {hub.address} returned no usable answer"):
         listed(hub, tmp_path)
 
 
@@ -287,7 +287,7 @@ def test_whatever_a_listing_is_answered_with_is_one_sentence(hub, tmp_path, answ
 def test_whatever_a_revision_is_answered_with_is_one_sentence(hub, tmp_path, body):
     hub.add("org/set", {"a.parquet": b"x"})
     answering(hub, "/revision/", lambda: (200, {}, body))
-    with pytest.raises(HubUnreachable, match="its answer is not the hub's"):
+    with pytest.raises(HubUnreachable, match="its response is malformed"):
         Repository("org/set", "dataset", hub.address, str(tmp_path / "kept"), QUICK).commit()
 
 
@@ -297,7 +297,7 @@ def test_a_file_that_is_longer_than_listed_is_not_written_to_the_disk(hub, tmp_p
     repository = Repository("org/set", "dataset", hub.address, str(tmp_path / "kept"), QUICK)
     file = HubFile(repository, commit, RemoteFile("a.parquet", 100, "b" * 40, "c" * 64))
     with pytest.raises(DownloadCorrupt, match="it is longer than the 100 bytes listed"):
-        take(file, str(tmp_path / "spool"))
+        acquire(file, str(tmp_path / "spool"))
     assert (tmp_path / "spool" / ("c" * 64 + ".part")).read_bytes() == b""
 
 
@@ -308,7 +308,7 @@ def test_a_range_at_a_number_of_many_digits_is_not_the_one_asked_for(hub, tmp_pa
     repository = Repository("org/set", "dataset", hub.address, str(tmp_path / "kept"), QUICK)
     file = RangeFile(HubFile(repository, commit, RemoteFile("a.parquet", 100, "b" * 40, "c" * 64)))
     file.seek(50)
-    with pytest.raises(DownloadCorrupt, match="HTTP 206 does not give byte 50"):
+    with pytest.raises(DownloadCorrupt, match="HTTP 206 does not return byte 50"):
         file.read(10)
 
 
@@ -320,7 +320,7 @@ def test_a_range_is_bounded(hub, tmp_path, monkeypatch):
     assert file is not None
     reading = RangeFile(HubFile(owner, commit, file))
     assert len(reading.read(1000)) == 1000
-    with pytest.raises(HubNotFound, match="at once"):
+    with pytest.raises(HubNotFound, match="more than the limit of 1,000"):
         reading.read(1001)
 
 

@@ -14,7 +14,7 @@ from tests.builders import start_python, wait_until
 from tests.hub.server import Drop, Flip, HubServer, IgnoreRange, Retag, Stall, Status, Truncate, Wait, blob_hash
 
 from forebay.errors import DiskFull, DownloadCorrupt, HubNotFound, HubUnreachable
-from forebay.hub import HubFile, Repository, RetryPolicy, sweep, take
+from forebay.hub import HubFile, Repository, RetryPolicy, acquire, sweep
 
 SHARD = random.Random(0).randbytes(300_000)
 QUICK = RetryPolicy(retries=3, timeout=5, first_wait=0.01)
@@ -31,7 +31,7 @@ def fetched(hub: HubServer, folder: Path, patience: RetryPolicy = QUICK, path: s
     commit = owner.commit()
     file = owner.listing(commit).file(path)
     assert file is not None
-    held = take(HubFile(owner, commit, file), str(folder / "spool"))
+    held = acquire(HubFile(owner, commit, file), str(folder / "spool"))
     content = Path(held.path).read_bytes()
     held.remove()
     return content
@@ -158,7 +158,7 @@ def test_a_small_file_is_checked_by_the_hash_that_git_gives_it(hub, tmp_path):
 def test_what_is_no_hash_names_no_file_on_this_disk(hub, tmp_path, monkeypatch, name):
     monkeypatch.setattr(hub, "_entry", lambda path, content: {"type": "file", "path": path, "oid": name, "size": 1})
     commit = hub.add("org/set", {"a.parquet": b"x"})
-    with pytest.raises(HubUnreachable, match="its answer is not the hub's"):
+    with pytest.raises(HubUnreachable, match="its response is malformed"):
         repository(hub, tmp_path).listing(commit)
 
 
@@ -189,7 +189,7 @@ def test_what_is_not_a_file_where_a_listing_was_kept_is_not_read(hub, tmp_path, 
 def test_retries_in_a_row_are_counted_and_the_last_trouble_is_named(hub, tmp_path):
     hub.add("org/set", {"a.parquet": SHARD})
     hub.spoil("a.parquet", *[Status(503)] * 9)
-    with pytest.raises(HubUnreachable, match=r"HTTP 503 Service Unavailable \(4 tries\)"):
+    with pytest.raises(HubUnreachable, match=r"HTTP 503 Service Unavailable \(4 attempts\)"):
         fetched(hub, tmp_path)
     assert len(ranges(hub)) == 4
 
@@ -249,7 +249,7 @@ def test_what_is_not_there_or_not_for_us_says_what_to_do(hub, tmp_path):
     hub.token = "hf_other"
     with pytest.raises(HubNotFound, match=r"'org/set'.*hf auth login"):
         repository(hub, tmp_path).commit()
-    with pytest.raises(HubNotFound, match="organisation/name"):
+    with pytest.raises(HubNotFound, match="organization/name"):
         Repository("a/b/c", "dataset", hub.address, str(tmp_path), QUICK).commit()
     assert not any(request.path.count("a/b/c") for request in hub.requests)
 
@@ -259,7 +259,7 @@ def test_without_a_network_the_error_names_the_ways_out(tmp_path):
         "org/set", "dataset", "http://127.0.0.1:9", str(tmp_path), RetryPolicy(retries=1, first_wait=0.01)
     )
     with pytest.raises(
-        HubUnreachable, match=r"http://127\.0\.0\.1:9 .*'org/set'.*2 tries.*HF_ENDPOINT.*local files"
+        HubUnreachable, match=r"http://127\.0\.0\.1:9 .*'org/set'.*2 attempts.*HF_ENDPOINT.*local files"
     ) as caught:
         owner.commit()
     assert isinstance(caught.value, OSError)
@@ -269,7 +269,7 @@ def test_without_a_network_the_error_names_the_ways_out(tmp_path):
 def test_an_answer_that_is_not_the_hubs_is_said_to_be_so(hub, tmp_path):
     hub.add("org/set", {"a.parquet": SHARD})
     hub.spoil("/revision/", Truncate(after=5))
-    with pytest.raises(HubUnreachable, match="its answer is not the hub's"):
+    with pytest.raises(HubUnreachable, match="its response is malformed"):
         repository(hub, tmp_path).commit()
 
 
@@ -341,7 +341,7 @@ def test_a_full_spool_is_said_to_be_full_and_goes_on_when_there_is_room(hub, tmp
     if not shutil.which("mount") or subprocess.run(mounting, capture_output=True).returncode:
         pytest.skip("no file system can be mounted here")
     try:
-        with pytest.raises(DiskFull, match=rf"no room at '{spool}'"):
+        with pytest.raises(DiskFull, match=rf"not enough disk space at '{spool}'"):
             fetched(hub, tmp_path)
         subprocess.run(["mount", "-o", "remount,size=1m", spool], check=True)
         assert fetched(hub, tmp_path) == SHARD

@@ -72,7 +72,7 @@ def test_a_server_that_knows_no_ranges_is_read_only_as_far_as_needed(hub, tmp_pa
 def test_a_file_of_another_size_is_refused_and_a_silent_server_given_up(hub, tmp_path):
     remote = open_file(hub, tmp_path)
     hub.spoil("a.parquet", *[Status(416)] * 4)
-    with pytest.raises(DownloadCorrupt, match="HTTP 416 does not give byte 0"):
+    with pytest.raises(DownloadCorrupt, match="HTTP 416 does not return byte 0"):
         remote.read(10)
     hub.spoil("a.parquet", *[Stall(after=0)] * 4)
     with pytest.raises(HubUnreachable, match=r"ReadTimeout.*4 tries"):

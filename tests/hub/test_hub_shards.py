@@ -72,5 +72,7 @@ def test_without_a_word_in_the_readme_names_decide(readme):
 
 
 def test_a_data_set_without_parquet_says_what_it_has_and_where_the_hub_converts():
-    with pytest.raises(HubNotFound, match=r"only files of kind 'gz', 'md'; try the revision 'refs/convert/parquet'"):
+    with pytest.raises(
+        HubNotFound, match=r"only has files of type 'gz', 'md'; try the revision 'refs/convert/parquet'"
+    ):
         shards(["README.md", "data.jsonl.gz"])

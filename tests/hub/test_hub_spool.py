@@ -11,7 +11,7 @@ from tests.hub.recipes import DocumentRecipe
 from tests.hub.server import HubServer
 
 import forebay as fb
-from forebay.hub import HubFile, Repository, RetryPolicy, clear, model_files, sweep, take
+from forebay.hub import HubFile, Repository, RetryPolicy, acquire, clear, model_files, sweep
 from forebay.sources.hub_datasets import SHARDS_FOLDER, leave_nothing
 from forebay.sources.hub_datasets import hub as hub_source
 
@@ -74,7 +74,7 @@ def test_nothing_is_written_or_removed_through_a_link(hub, tmp_path, suffix):
     clear(str(spool))
     assert os.path.islink(spool / (HASH + suffix))
     if suffix == "":
-        taken(hub, tmp_path).keep()
+        taken(hub, tmp_path).release()
         assert (spool / HASH).read_bytes() == SHARD
     else:
         with pytest.raises(OSError, match="link"):
@@ -117,4 +117,4 @@ def taken(hub: HubServer, tmp_path: Path):
     commit = owner.commit()
     file = owner.listing(commit).file("a.parquet")
     assert file is not None
-    return take(HubFile(owner, commit, file), str(tmp_path / "spool"))
+    return acquire(HubFile(owner, commit, file), str(tmp_path / "spool"))

@@ -191,7 +191,7 @@ def test_a_hub_that_lost_the_data_set_does_not_fail_a_sound_cache(stranger, cach
 
 def test_a_token_is_not_sent_in_clear_text(token, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    with pytest.raises(HubNotFound, match="a token would be sent in clear text; name it with https://"):
+    with pytest.raises(HubNotFound, match="your token would be sent in clear text; use https://"):
         Repository("org/set", endpoint="http://mirror.invalid", patience=RetryPolicy(retries=0, timeout=1)).commit()
     huggingface_hub.utils.close_session()
 
@@ -200,7 +200,7 @@ def test_a_description_from_a_plan_is_checked(stranger):
     good = hub_source("org/set", "sample", endpoint=stranger.address).describe()
     assert HubSource.from_description(good).describe() == good
     for wrong in ({"revision": "../../etc"}, {"revision": "main"}, {"name": 5}, {"endpoint": ["x"]}, {"split": None}):
-        with pytest.raises(SourceInvalid, match="not the description of a data set"):
+        with pytest.raises(SourceInvalid, match="the description of a data set on the hub is invalid"):
             HubSource.from_description({**good, **wrong})
     with pytest.raises(SourceInvalid):
         HubSource.from_description({"kind": "hub"})

@@ -300,10 +300,10 @@ def test_a_row_is_not_made_with_other_sidecars_than_were_planned(tmp_path):
     recipe = fb.ImageRecipe(size=32, chunk_bytes=1, tags=())
     fb.build(tmp_path / "cache", sources.images(data), recipe, workers=0, start_chunk=0, end_chunk=0)
     (data / "1.json").rename(data / "1.txt")
-    with pytest.raises(SourceChanged, match=r"'1\.png' has '1\.txt' beside it, '1\.json' was planned"):
+    with pytest.raises(SourceChanged, match=r"'1\.png' has '1\.txt', but '1\.json' was planned"):
         fb.build(tmp_path / "cache", sources.images(data), recipe, workers=0)
     (data / "1.txt").unlink()
-    with pytest.raises(SourceChanged, match=r"'1\.png' has no sidecar beside it, '1\.json' was planned"):
+    with pytest.raises(SourceChanged, match=r"'1\.png' has no sidecar, but '1\.json' was planned"):
         fb.build(tmp_path / "cache", sources.images(data), recipe, workers=0)
     put(data, {"1.json": "{}"})
     assert fb.build(tmp_path / "cache", sources.images(data), recipe, workers=0).rows == 2
@@ -401,7 +401,7 @@ def test_a_manifest_that_is_cut_short_under_a_reader_is_an_error_and_no_crash(tm
     status = manifest_file(str(tmp_path / "list.jsonl"))
     lines = manifests.open_lines(str(tmp_path), str(tmp_path / "list.jsonl"), status, "path")
     os.truncate(tmp_path / "list.jsonl", 0)
-    with pytest.raises(SourceChanged, match=r"'list\.jsonl' was cut short"):
+    with pytest.raises(SourceChanged, match=r"'list\.jsonl' was truncated"):
         list(lines.named())
 
 
@@ -570,7 +570,7 @@ def test_with_labels_of_folders_the_tag_is_the_folder_and_nothing_else_changes(t
     for source in (plain, labelled):
         assert type(source).from_description(source.describe()) == source
         assert source.rebased(str(tmp_path.parent)).labels == source.labels
-    with pytest.raises(ValueError, match="'sidecar' or 'folder' is expected"):
+    with pytest.raises(ValueError, match="labels must be 'sidecar' or 'folder'"):
         fb.sources.images(tmp_path, labels="folders")
 
 

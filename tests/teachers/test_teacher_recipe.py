@@ -218,9 +218,9 @@ def test_a_key_that_no_row_has_is_told_with_the_build(tmp_path: Path) -> None:
     [
         (
             Wrong(how="shape"),
-            r"gave 'wrong' of shape \(8, 3\) for sample 'prompts.txt.*'; its declaration calls for shape \(8, 2\)",
+            r"returned 'wrong' of shape \(8, 3\) for sample 'prompts.txt.*'; it declares the shape \(8, 2\)",
         ),
-        (Wrong(how="raise"), r"'wrong' cannot be asked about sample 'prompts.txt.*': ZeroDivisionError: "),
+        (Wrong(how="raise"), r"'wrong' raised ZeroDivisionError on sample 'prompts.txt.*': "),
         (Wrong(how="name"), "gave no 'wrong'"),
     ],
 )

@@ -269,7 +269,7 @@ def test_whatever_is_damaged_every_verb_says_the_same_and_reading_continues_with
     verbs = (["tier", "stats", tier], ["tier", "verify", tier], ["warm", photos, "--l2", tier, "--workers", 0])
     [said] = {run(*words, code=1).err for words in verbs}
     assert said.startswith(f"forebay: the tier '{tier}' is damaged (")
-    assert said.endswith(f"); run `forebay tier clear {tier}`: its rows are made again from the source\n")
+    assert said.endswith(f"); run `forebay tier clear {tier}`: its rows will be rebuilt from the source\n")
     source = fb.sources.images(photos)
     with CachedImages(source, RECIPE, l1=0, l2=tier) as images:
         with pytest.warns(TierWarning) as warned:

@@ -85,7 +85,7 @@ def test_the_fast_encoder_is_used_where_it_agrees():
 def test_a_difference_is_reported_and_the_reference_is_used():
     chosen, (note,) = choose_encoder("auto", differing(), (), planned=False)
     assert chosen == "tokenizers"
-    assert "gives other ids than the reference for 'line one" in note
+    assert "returns other ids than the reference for 'line one" in note
 
 
 def test_a_difference_in_the_corpus_alone_is_found():

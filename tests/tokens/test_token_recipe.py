@@ -223,7 +223,7 @@ def test_a_recipe_without_room_for_text_is_refused(fields):
 
 
 def test_a_row_longer_than_any_chunk_should_be_is_refused():
-    with pytest.raises(RecipeInvalid, match="sequence_length is 2,147,483,648; a row holds at most 16,777,216 tokens"):
+    with pytest.raises(RecipeInvalid, match=r"sequence_length must be at most 16,777,216 \(got 2,147,483,648\)"):
         fb.TokenRecipe(tokenizer="gpt2", sequence_length=1 << 31)
 
 

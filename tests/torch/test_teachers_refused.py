@@ -61,9 +61,7 @@ def test_states_of_another_shape_than_the_model_takes_name_the_sample_and_the_mo
 ) -> None:
     root = prompts_cache(tmp_path)
     fb.build(root, None, recipe(Clip(model=tiny_models.clip)))
-    with pytest.raises(
-        TeacherRaised, match=r"'lune' cannot be asked about sample 'prompts.txt.*' at t = 0.1: \w+Error: "
-    ):
+    with pytest.raises(TeacherRaised, match=r"'lune' raised \w+Error on sample 'prompts.txt.*' at t = 0.1: "):
         fb.build(root, None, recipe(Lune(unet=tiny_models.unet, text="clip_pooled")))
 
 

@@ -270,12 +270,12 @@ class Build:
         self._check_failures()
 
     def _refused(self, refused: Refused) -> None:
-        if refused.trouble == "io":
+        if refused.kind == "io":
             self._try_again(refused.chunk, refused.reason)
             return
-        if refused.trouble == "disk-full":
+        if refused.kind == "disk-full":
             raise self._disk_full()
-        if refused.trouble == "source-changed" and isinstance(self._job, BuildJob):
+        if refused.kind == "source-changed" and isinstance(self._job, BuildJob):
             raise SourceChanged(self._store.address, refused.files)
         if refused.reasons is not None:
             raise ChunkFailed(self._store.address, refused.chunk, *refused.reasons)

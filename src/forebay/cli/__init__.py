@@ -1,1 +1,1 @@
-"""The command line: one file per verb; `show` is the one module that prints."""
+"""The command line: one file per group of verbs; only `show` prints."""

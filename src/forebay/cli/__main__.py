@@ -1,6 +1,6 @@
 """Where the command line begins: `forebay`, and `python -m forebay` for that of this very interpreter.
 
-Importing the verbs takes half a second and reads hundreds of files. What goes wrong meanwhile is one line too.
+Importing the verbs reads hundreds of files. An error during that is printed as one line, too.
 """
 
 import sys
@@ -14,8 +14,8 @@ def main() -> NoReturn:
     except KeyboardInterrupt:
         sys.exit(130)
     except (ImportError, OSError, MemoryError) as error:
-        said = ascii(" ".join(str(error).split())[:300])[1:-1] or type(error).__name__
-        sys.exit(f"forebay: it cannot start: {said}; check the disk, the memory and what is installed (pip check)")
+        message = ascii(" ".join(str(error).split())[:300])[1:-1] or type(error).__name__
+        sys.exit(f"forebay: cannot start: {message}; check the disk, the memory and the installed packages (pip check)")
     run()
     raise AssertionError("click ends the process")
 

@@ -1,4 +1,4 @@
-"""`forebay build` and `forebay estimate`: which kind was typed, what would be done, and doing it."""
+"""`forebay build` and `forebay estimate`: one subcommand per kind of data."""
 
 import errno
 import os
@@ -66,7 +66,7 @@ def dry_run_of(settings: Settings) -> DryRun:
 
 
 def _of_missing(root: str, missing: tuple[int, ...], whole: Estimate) -> Estimate:
-    """What is left of an estimate of the whole source for the chunks that are missing."""
+    """The estimate of the missing chunks, from the estimate of the whole source."""
     weights = load_plan(open_store(root)).weights
     weight = int(weights[list(missing)].sum())
     share = weight / max(1, int(weights.sum()))
@@ -85,7 +85,7 @@ def _of_missing(root: str, missing: tuple[int, ...], whole: Estimate) -> Estimat
 
 
 def _gaps(root: str, layer: str, settings: Settings) -> tuple[int | None, tuple[int, ...] | None]:
-    """How many chunks are planned and which of those asked for are missing; None where there is no plan."""
+    """The number of planned chunks and the requested ones that are missing; None if there is no plan."""
     store = open_store(root)
     kept = read_recipe_document(store, layer)
     if kept is not None and kept.fingerprint != fingerprint(settings.recipe):
@@ -97,7 +97,7 @@ def _gaps(root: str, layer: str, settings: Settings) -> tuple[int | None, tuple[
     return found.planned, tuple(sorted(set(asked) & set(found.missing)))
 
 
-# How a group tells the subcommand of a kind where the settings are.
+# How the group tells the subcommand of a kind where the settings are.
 FROM_OPTIONS: tuple[Decorator, ...] = (
     click.option("--from-file", hidden=True),
     click.option("--from-cache", hidden=True),
@@ -105,10 +105,10 @@ FROM_OPTIONS: tuple[Decorator, ...] = (
 
 
 class KindGroup(click.Group):
-    """Has one subcommand per kind; a settings file or a cache stands for the kind that it names."""
+    """One subcommand per kind; a settings file or a cache selects the kind that it names."""
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """A settings file or a cache, where no kind begins like what was typed."""
+        """Complete kinds, and files for settings files and caches."""
         return [CompletionItem(incomplete, type="file"), *super().shell_complete(ctx, incomplete)]
 
     def resolve_command(
@@ -118,11 +118,7 @@ class KindGroup(click.Group):
         if word in self.commands or word.startswith("-"):
             return super().resolve_command(ctx, args)
         if ctx.resilient_parsing:
-            return (
-                None,
-                None,
-                args,
-            )  # a shell asks what could come next; a settings file or a cache is not opened for it
+            return None, None, args  # completion opens no settings file and no cache
         if is_settings_file(word):
             kind = checked_kind(read_settings_file(word), KINDS)
             return kind, self.commands[kind], ["--from-file", *args]
@@ -130,17 +126,15 @@ class KindGroup(click.Group):
             kind = kept_recipe(word, _layer_among(args)).kind
             return kind, self.commands[kind], ["--from-cache", *args]
         raise click.UsageError(
-            f"'{word}' is not a kind of data, a settings file or a cache; {self._hint(ctx, args)}", ctx
+            f"'{word}' is not a kind of data ({', '.join(KINDS)}), a settings file or a cache. {self._hint(ctx, args)}",
+            ctx,
         )
 
     def _hint(self, ctx: click.Context, args: list[str]) -> str:
-        """What was meant: a kind with a slip in it, or a source without its kind."""
+        """The command that was probably meant: the kind was misspelt, or is missing before the source."""
         meant = closest(args[0], list(self.commands))
-        kinds = ", ".join(KINDS)
-        if meant is None:
-            example = command_line(str(ctx.info_name), next(iter(self.commands)), *args)
-            return f"a source comes after its kind ({kinds}), as in: {example}"
-        return f"did you mean: {command_line(str(ctx.info_name), meant, *args[1:])}"
+        words = [next(iter(self.commands)), *args] if meant is None else [meant, *args[1:]]
+        return f"Did you mean: {command_line(str(ctx.info_name), *words)}"
 
 
 def is_settings_file(word: str) -> bool:
@@ -152,7 +146,7 @@ def is_cache(word: str) -> bool:
 
 
 def gathered(kind: str, file: str | None, cache: str | None, flags: Mapping[str, Any]) -> Settings:
-    """Settings from wherever the user keeps them, under the flags that were passed."""
+    """The settings from a file, a cache or the command line; flags win."""
     given = {name: value for name, value in flags.items() if value is not None and value != ()}
     if file is not None:
         return from_file(file, given)
@@ -162,7 +156,7 @@ def gathered(kind: str, file: str | None, cache: str | None, flags: Mapping[str,
 
 
 def _layer_among(args: list[str]) -> str | None:
-    """The layer that is asked for: its recipe decides which options there are."""
+    """The value of --layer, whose recipe decides which options there are."""
     for position, word in enumerate(args[1:], 1):
         if word == "--layer" and position + 1 < len(args):
             return args[position + 1]
@@ -172,23 +166,25 @@ def _layer_among(args: list[str]) -> str | None:
 
 
 RUN_OPTIONS = (
-    click.option("--into", metavar="CACHE", shell_complete=complete_folder, help="Where the cache is, or will be."),
-    click.option("--layer", help="The layer's name.  [default: the kind]"),
+    click.option(
+        "--into", metavar="CACHE", shell_complete=complete_folder, help="Folder of the cache, new or existing."
+    ),
+    click.option("--layer", help="Name of the layer.  [default: the kind]"),
     workers_option,
     click.option("--start-chunk", type=click.IntRange(min=0), metavar="A", help="First chunk to build."),
     click.option("--end-chunk", type=click.IntRange(min=0), metavar="B", help="Last chunk to build, inclusive."),
     click.option(
         "--mode",
         type=click.Choice(["forward", "inverse"]),
-        help="inverse: check what is there first, then fill gaps from the far end.",
+        help="inverse: check existing chunks first, then fill gaps from the end.",
     ),
-    click.option("--resume", is_flag=True, help="Go on where a build stopped; always so, accepted for clarity."),
-    click.option("--engine", type=click.Choice(["local"]), help="Who makes the chunks: processes of this machine."),
+    click.option("--resume", is_flag=True, help="Resume a stopped build (always on; kept for compatibility)."),
+    click.option("--engine", type=click.Choice(["local"]), help="Engine that builds the chunks."),
     memory_option,
     failures_option,
     skip_option,
     source_option,
-    click.option("--dry-run", is_flag=True, help="Say what would be built; write nothing."),
+    click.option("--dry-run", is_flag=True, help="Show what would be built; write nothing."),
     json_option,
 )
 
@@ -196,10 +192,10 @@ RUN_OPTIONS = (
 @click.group(cls=KindGroup, subcommand_metavar="KIND|SETTINGS.toml|CACHE [ARGS]...")
 @naming_verbs
 def build() -> None:
-    """Build a cache: plan, then compute what is missing, and nothing else.
+    """Build a cache, or resume an unfinished one.
 
     Name a kind of data and its sources, or a settings file ([source] [recipe] [build]; flags win; paths in it are
-    relative to its folder), or a cache that was begun. Ctrl-C stops at once and prints the command to resume.
+    relative to its folder), or an unfinished cache. Ctrl-C stops at once and prints the command to resume.
 
     \b
     Example: forebay build tokens 'data/*.jsonl' --into caches/edu
@@ -234,32 +230,38 @@ def _check(settings: Settings, file: str | None) -> None:
         key = f", or set 'into' in [build] of '{file}'" if file else ""
         raise click.UsageError(f"Missing option '--into'{key}.")
     if os.path.isfile(wanted.into):
-        raise NotADirectoryError(errno.ENOTDIR, "there is a file, and a cache is a folder", wanted.into)
+        raise NotADirectoryError(errno.ENOTDIR, "it is a file; --into needs a folder", wanted.into)
     if wanted.start_chunk is not None and wanted.end_chunk is not None and wanted.start_chunk > wanted.end_chunk:
         raise click.UsageError(f"--start-chunk {wanted.start_chunk} comes after --end-chunk {wanted.end_chunk}.")
 
 
 def _check_start(settings: Settings) -> None:
-    """Refuse a range without a chunk of a cache that is planned; of a new one, the build says so when it is planned."""
+    """Reject a start chunk beyond the plan before the build starts; a new cache has no plan yet."""
     start, root = settings.build.start_chunk, str(settings.build.into)
     if not start or not is_cache(root):
         return
     planned = api.gaps(root, layer=settings.build.layer or settings.recipe.kind)[0].planned
     if planned and start >= planned:
-        raise click.UsageError(f"--start-chunk {start} is beyond the plan: '{root}' has {planned:,} chunks, from 0 on.")
+        raise click.UsageError(
+            f"--start-chunk {start} is beyond the plan: '{root}' has {planned:,} chunks, numbered from 0."
+        )
 
 
 def _built(settings: Settings, as_json: bool) -> Any:
     with shown_progress(as_json) as on_progress:
         try:
             return api.build(
-                str(settings.build.into), settings.source, settings.recipe, on_progress=on_progress, **_terms(settings)
+                str(settings.build.into),
+                settings.source,
+                settings.recipe,
+                on_progress=on_progress,
+                **_build_options(settings),
             )
         except RangeInvalid as error:
             raise click.UsageError(f"--{str(error).replace('_', '-', 1)}") from error
 
 
-def _terms(settings: Settings) -> Mapping[str, Any]:
+def _build_options(settings: Settings) -> Mapping[str, Any]:
     names = ("layer", "workers", "mode", "start_chunk", "end_chunk", "memory_limit", "max_failures", "skip_unreadable")
     return {name: getattr(settings.build, name) for name in names}
 
@@ -271,12 +273,12 @@ build.add_command(build_teachers)
 
 @click.group(cls=KindGroup, subcommand_metavar="KIND|SETTINGS.toml|CACHE [ARGS]...")
 def estimate() -> None:
-    """Say what a build will take, from a sample, before building.
+    """Estimate the size and time of a build from a sample.
 
-    Takes the kind, the sources and the recipe options of `forebay build`. At most 5 % of the source is read, and of
-    small sources a few whole documents, even if that is more. Of images, the tags of all are read as well, in sidecars,
-    manifest or Parquet columns, unless --tags names the vocabulary. Duplicates are counted as if they stayed. With
-    --into, exit code 1 when the disk there cannot hold it. Exit code 1 also when every sample that was tried failed.
+    Takes the kind, the sources and the recipe options of `forebay build`. Reads at most 5 % of the source, but at least
+    a few whole documents. For images it also reads all tags (sidecars, manifest or Parquet columns), unless --tags sets
+    the vocabulary. Duplicates are included; only a full build can count them. Exits 1 if the disk at --into is too
+    small, or if every sample failed.
 
     Example: forebay estimate tokens 'data/*.jsonl' --into caches/edu
     """
@@ -309,7 +311,7 @@ def estimate_command(kind: Kind) -> click.Command:
             "--into",
             metavar="CACHE",
             shell_complete=complete_folder,
-            help="Where the cache will be: compare with the free disk there.",
+            help="Folder of the cache: compare with its free disk space.",
         ),
         workers_option,
         skip_option,
@@ -324,12 +326,14 @@ def estimate_command(kind: Kind) -> click.Command:
 
 
 def _all_failed(found: Estimate) -> str:
-    return f"every sample that was tried failed, most as '{found.failure_reason}' ({found.failure_example})"
+    return f"every trial sample failed, most as '{found.failure_reason}' ({found.failure_example})"
 
 
 def _no_room(into: str | None, found: Estimate) -> str:
     needed, free = human_bytes(found.stored_bytes), human_bytes(found.free_bytes or 0)
-    return f"no room at '{into}': about {needed} are needed, {free} are free; make room or choose another disk"
+    return (
+        f"not enough disk space at '{into}': about {needed} are needed, {free} are free; free some or use another disk"
+    )
 
 
 for known in KINDS.values():

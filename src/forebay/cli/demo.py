@@ -1,4 +1,4 @@
-"""`forebay demo`: the whole thing on data every machine has."""
+"""`forebay demo`: estimate, build, interrupt, resume, damage and repair, on Python's standard library."""
 
 import glob
 import hashlib
@@ -30,12 +30,12 @@ from forebay.preview.row_records import DemoReport, DemoStep
 from forebay.preview.words import command_line
 from forebay.read.cache import open_cache
 
-# As a careless export leaves it: to be counted, named with its line, and survived.
+# A truncated line, which the build must report with its line number.
 BROKEN_LINE = '{"text": "a line that was cut o\n'
 
 
 def write_library(path: str, names: str) -> str:
-    """A broken line, and one for every module below the names passed, in the order of their paths."""
+    """Write JSON lines: a broken one, then one for every module that matches `names`, sorted by path."""
     library = sysconfig.get_path("stdlib")
     os.makedirs(os.path.dirname(path), exist_ok=True)
     with open(path, "w", encoding="utf-8") as file:
@@ -47,7 +47,7 @@ def write_library(path: str, names: str) -> str:
 
 
 def _modules(library: str, names: str) -> set[str]:
-    """Every module that is not an empty file, relative to the library."""
+    """Every module that is not empty, relative to the library."""
     found = set()
     for top in glob.iglob(os.path.join(library, names)):
         below = glob.iglob(os.path.join(top, "**", "*.py"), recursive=True) if os.path.isdir(top) else [top]
@@ -60,8 +60,8 @@ POLL_SECONDS = 0.01
 STOPPED = 130
 
 
-class Rehearsal:
-    """One performance of the demo on one source; it fails where a step does not do what it should."""
+class DemoRun:
+    """One run of the demo; raises `ForebayError` if a step does not do what it should."""
 
     def __init__(self, root: str, source: Sequence[str], as_json: bool) -> None:
         self._root = root
@@ -70,12 +70,12 @@ class Rehearsal:
         self._console = console_for(self._stream)
         self._steps: list[DemoStep] = []
 
-    def perform(self) -> DemoReport:
+    def run(self) -> DemoReport:
         started = time.monotonic()
         build = ["build", *self._source, "--into", self._root]
         self._say(f"This demo works in {self._root}; everything is real.")
         self._act("What will it take?", ["estimate", *self._source, "--into", self._root])
-        self._interrupt("Build it, and pull the plug part-way (Ctrl-C).", build)
+        self._interrupt("Build it, and interrupt it part-way (Ctrl-C).", build)
         self._act("How far did it get, and which documents could not be read?", ["status", self._root])
         self._act("The same command resumes where it stopped.", build)
         self._act("Check every byte.", ["verify", self._root])
@@ -89,8 +89,8 @@ class Rehearsal:
         path, position, before = self._flip_a_bit()
         self._act("Will it be found?", ["verify", self._root], expected=1)
         self._check(_is_found(self._bad(), os.path.basename(path), position), "verify did not name the flipped byte")
-        self._act("Make that chunk again from the source.", ["repair", self._root])
-        self._check(_digest(path) == before, "the repaired chunk is not byte for byte what it was")
+        self._act("Rebuild that chunk from the source.", ["repair", self._root])
+        self._check(_digest(path) == before, "the repaired chunk differs from the original")
         self._act("Check again.", ["verify", self._root])
 
     def _act(self, heading: str, words: list[str], expected: int = 0) -> None:
@@ -115,7 +115,7 @@ class Rehearsal:
         self._check(code == expected, f"`forebay {words[0]}` ended with exit code {code} instead of {expected}")
 
     def _stop_part_way(self, process: subprocess.Popen[bytes]) -> None:
-        """Send what Ctrl-C sends once about a third is there, and the first chunk, whose bad line the status shows."""
+        """Send SIGINT once a third of the chunks is there, and the first one, whose bad line `status` shows."""
         while process.poll() is None:
             gaps = self._gaps()
             if gaps is not None and gaps.present > gaps.planned // 3 and 0 not in gaps.missing:
@@ -124,14 +124,14 @@ class Rehearsal:
             time.sleep(POLL_SECONDS)
 
     def _gaps(self) -> Gaps | None:
-        """How far the build is; None while there is no plan."""
+        """The progress of the build; None if there is no plan yet."""
         with suppress(ForebayError):
             found = api.gaps(self._root, layer=LAYER)[0]
             return found if found.planned else None
         return None
 
     def _telling_rows(self) -> list[int]:
-        """The row with the most pieces and the one with the most padding, of the first chunk."""
+        """The row with the most pieces and the row with the most padding in the first chunk."""
         cache = open_cache(self._root)
         pieces = next(cache.chunks(["seq_lens"]))["seq_lens"]
         assert isinstance(pieces, Ragged)
@@ -148,7 +148,7 @@ class Rehearsal:
             flipped = file.read(1)[0] ^ 1
             file.seek(position)
             file.write(bytes([flipped]))
-        self._say(f"Now one bit of {path} is flipped, in byte {position:,}.")
+        self._say(f"Flip one bit in byte {position:,} of {path}.")
         return path, position, before
 
     def _bad(self) -> VerifyReport:
@@ -157,7 +157,7 @@ class Rehearsal:
 
     def _check(self, holds: bool, problem: str) -> None:
         if not holds:
-            raise ForebayError(f"the demo failed: {problem}; what it made is in '{self._root}'")
+            raise ForebayError(f"the demo failed: {problem}; its files are in '{self._root}'")
 
     def _say(self, line: str) -> None:
         self._console.print()
@@ -174,7 +174,7 @@ def _digest(path: str) -> str:
 
 
 def _is_found(report: VerifyReport, name: str, position: int) -> bool:
-    """Whether the one bad thing is the chunk, in a range that holds the byte."""
+    """Whether the only problem is in the chunk, in a range that contains the byte."""
     return [bad.key.endswith(name) and bad.start <= position < bad.stop for bad in report.bad] == [True]
 
 
@@ -187,17 +187,17 @@ NAMES = "[a-h]*"
     "--into",
     metavar="DIR",
     shell_complete=complete_folder,
-    help="Work in this folder, new or empty.  [default: a temporary one]",
+    help="Folder to work in, new or empty.  [default: a temporary one]",
 )
-@click.option("--keep", is_flag=True, help="Leave the temporary folder; the cache's place is printed.")
-@click.option("--names", default=NAMES, hidden=True, help="Which names of the standard library to take.")
+@click.option("--keep", is_flag=True, help="Keep the temporary folder and print its path.")
+@click.option("--names", default=NAMES, hidden=True, help="Modules of the standard library to use.")
 @click.option("--chunk-size", default=150, hidden=True)
 @json_option
 def demo(into: str | None, keep: bool, names: str, chunk_size: int, as_json: bool) -> None:
-    """Do a real job end to end: Python's standard library as packed tokens.
+    """Run a full demo: Python's standard library as packed tokens.
 
-    Estimate, build, interrupt, resume, verify, damage, repair, look: every command is printed as you would type it for
-    data of your own. Exit code 1 when a step does not do what it should; what was made is left there then.
+    Estimates, builds, interrupts, resumes, verifies, damages, repairs and shows a cache. Prints every command as you
+    would type it for your own data. Exits 1 if a step does not do what it should, and keeps its files then.
 
     Example: forebay demo --into demo
     """
@@ -206,7 +206,7 @@ def demo(into: str | None, keep: bool, names: str, chunk_size: int, as_json: boo
     folder = into or tempfile.mkdtemp(prefix="forebay-demo-")
     library = write_library(os.path.join(folder, "library.jsonl"), names)
     source = ["tokens", library, "--chunk-size", str(chunk_size), "--level", "max", "--deduplicate"]
-    report = Rehearsal(os.path.join(folder, "cache"), source, as_json).perform()
+    report = DemoRun(os.path.join(folder, "cache"), source, as_json).run()
     if into is None and not keep:
         shutil.rmtree(folder)
         report = msgspec.structs.replace(report, kept=False)

@@ -1,4 +1,4 @@
-"""`forebay grow` and `forebay refresh`: new and changed source files."""
+"""`forebay grow` and `forebay refresh`: add new source files, rebuild changed ones."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -33,12 +33,12 @@ from forebay.source import Source
 from forebay.sources.paths import named_below, refuse_url
 from forebay.store import open_store
 
-# What a data set on the hub is known by; a newer revision of it is the same data set.
+# The fields that identify a data set on the hub, apart from its revision.
 HUB_IDENTITY = ("subset", "split", "text", "endpoint")
 
 
 def source_like_before(cache: str, paths: Sequence[str], download: Mapping[str, Any]) -> Source:
-    """Other data, read as the plan's source reads its own; `download` says how, where it is on the hub."""
+    """A source like that of the cache, for other paths; `download` has the options for the hub."""
     described = _described(cache)
     if described["kind"] == "hub":
         return _on_hub(cache, described, paths, download)
@@ -46,11 +46,11 @@ def source_like_before(cache: str, paths: Sequence[str], download: Mapping[str, 
         return _with_manifest(cache, described, paths)
     if "patterns" not in described:
         raise click.UsageError(
-            f"'{cache}' was built from a source of kind '{described['kind']}', which no path names; grow it in Python: "
+            f"'{cache}' was built from a source of kind '{described['kind']}', which has no path; grow it in Python: "
             f"fb.grow({cache!r}, source)"
         )
     if any(map(is_on_hub, paths)) or download:
-        raise click.UsageError(f"'{cache}' was built from files, and grows by files; the hub needs a separate cache.")
+        raise click.UsageError(f"'{cache}' was built from files and grows by files; use a separate cache for the hub.")
     root, patterns = named_below(paths, None)
     return reopen_source({**described, "root": root, "patterns": list(patterns)})
 
@@ -62,28 +62,26 @@ def _described(cache: str) -> Mapping[str, Any]:
 
 
 def _with_manifest(cache: str, described: Mapping[str, Any], paths: Sequence[str]) -> Source:
-    """The manifest with further lines, wherever it is now; the images stay where they are."""
+    """The manifest with more lines, at its present path; the images must not move."""
     if len(paths) != 1 or is_on_hub(paths[0]):
-        raise click.UsageError(
-            f"'{cache}' was built from one manifest, and grows by its further lines: name that file."
-        )
+        raise click.UsageError(f"'{cache}' was built from one manifest and grows by lines added to it: pass that file.")
     refuse_url(paths[0])
     return reopen_source({**described, "manifest": os.path.relpath(os.path.abspath(paths[0]), described["root"])})
 
 
 def _on_hub(cache: str, described: Mapping[str, Any], paths: Sequence[str], download: Mapping[str, Any]) -> Source:
-    """The same data set at another revision: one source must read all that the plan has.
+    """The same data set at another revision.
 
-    Naming the data set allows to contact the user's hub. Another that only the cache names, the user has to name too.
+    Naming the data set allows contacting the user's hub, but not another hub that only the cache names.
     """
     own = f"{HUB}{described['name']}"
     if list(paths) != [own]:
-        raise click.UsageError(f"'{cache}' was built from {own}, and grows by a newer revision of it: name {own}.")
+        raise click.UsageError(f"'{cache}' was built from {own} and grows by a newer revision of it: pass {own}.")
     repository = sources.HubSource.from_description(described).repository
     if not repository.asked.is_named:
         raise click.UsageError(
-            f"'{cache}' was built from the hub at {repository.address}, which is not yours; name it with "
-            f"HF_ENDPOINT={repository.address} if you trust it: your token is sent there."
+            f"'{cache}' was built from the hub at {repository.address}, which is not your endpoint; if you "
+            f"trust it, set HF_ENDPOINT={repository.address}: your token will be sent there."
         )
     return sources.hub(described["name"], **{name: described[name] for name in HUB_IDENTITY}, **download)
 
@@ -113,10 +111,10 @@ def grow(
     as_json: bool,
     **download: Any,
 ) -> None:
-    """Append new files, and what was appended to known ones, then build it.
+    """Add new files, and data appended to known files, to a cache.
 
-    SOURCE is read as the first build read it; the recipe is the one that the cache keeps. A known file with other
-    content is an error that names it. A cache of a data set on the hub grows by a newer revision of it.
+    Reads SOURCE like the first build, with the recipe of the cache. Fails if the content of a known file has changed. A
+    cache of a data set on the hub grows by a newer revision of it.
 
     \b
     Example: forebay grow caches/edu 'data/2025-*.jsonl'
@@ -138,7 +136,7 @@ def grow(
 
 @click.command()
 @cache_argument
-@click.option("--drop-missing", is_flag=True, help="Leave out the samples of source files that are gone.")
+@click.option("--drop-missing", is_flag=True, help="Drop the samples of deleted source files.")
 @source_option
 @workers_option
 @memory_option
@@ -155,12 +153,12 @@ def refresh(
     max_failures: int | float | None,
     as_json: bool,
 ) -> None:
-    """Make the rows of edited source files again.
+    """Rebuild the rows of edited source files.
 
-    Compares the source with what was planned, and makes the chunks of changed files again as new revisions in a new
-    generation; chunks keep their numbers, and runs that pinned an older generation keep reading it. Chunks of further
-    layers follow. Images whose sidecar alone was edited are not decoded again. New files and appended data are for
-    `forebay grow`. Exit code 1 when a layer could not follow.
+    Compares the source with the plan, and rebuilds the chunks of changed files as new revisions in a new generation.
+    Chunks keep their numbers, and readers of an older generation are not affected. Other layers are rebuilt as well.
+    Images of which only the sidecar changed are not decoded again. New files and appended data are for `forebay grow`.
+    Exits 1 if a layer could not be rebuilt.
 
     Example: forebay refresh caches/photos
     """

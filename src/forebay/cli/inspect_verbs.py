@@ -1,4 +1,4 @@
-"""`forebay info`, `status`, `gaps`, `verify` and `peek`: look at a cache without changing it."""
+"""`forebay info`, `status`, `gaps`, `verify` and `peek`: inspect a cache without changing it."""
 
 from typing import Any
 
@@ -25,7 +25,7 @@ from forebay.teachers import Alignment, check_alignment
 @cache_argument
 @json_option
 def info(cache: str, as_json: bool) -> None:
-    """Draw a cache as a tree: source, recipes, columns, counts, fingerprints.
+    """Show what a cache is: source, recipes, columns, counts, fingerprints.
 
     Example: forebay info caches/edu
     """
@@ -36,7 +36,7 @@ ALL = "all"
 
 
 class ShownType(click.ParamType):  # type: ignore[type-arg]  # generic in new versions of click only
-    """How many to list: a count, or all."""
+    """A count, or `all`."""
 
     name = "count"
 
@@ -56,16 +56,17 @@ class ShownType(click.ParamType):  # type: ignore[type-arg]  # generic in new ve
     default=SHOWN_FAILURES,
     show_default=True,
     metavar=f"N|{ALL}",
-    help="How many failed samples to list.",
+    help="Number of failed samples to list.",
 )
 @source_option
 @json_option
 @click.pass_context
 def status(ctx: click.Context, cache: str, failures: int | str, check_source: bool, as_json: bool) -> None:
-    """Show how far a cache is, and what stands in its way.
+    """Show build progress, failures and stale sources.
 
-    Chunks present, missing, suspect, lost and claimed by whom; failed samples by reason; stale sources. Exit code 1
-    when a chunk is suspect or lost, a claim failed, or a source file changed, or is gone before all of it was built.
+    Counts chunks that are present, missing, suspect, lost or claimed; failed samples by reason; changed source files.
+    Exits 1 if a chunk is suspect or lost, a claim failed, a source file changed, or one was deleted before it was all
+    built.
 
     \b
     Example: forebay status caches/edu
@@ -73,20 +74,20 @@ def status(ctx: click.Context, cache: str, failures: int | str, check_source: bo
     """
     found = api.status(cache, check_source=check_source, failures=None if isinstance(failures, str) else failures)
     show(found, as_json)
-    ctx.exit(int(_is_troubled(found)))
+    ctx.exit(int(_has_problems(found)))
 
 
-def _is_troubled(found: Status) -> bool:
+def _has_problems(found: Status) -> bool:
     damaged = any(layer.suspect or layer.lost for layer in found.layers)
     return damaged or found.needs_source or any(claim.state == "failed" for claim in found.claims)
 
 
 @click.command()
 @cache_argument
-@click.option("--layer", help="Only this layer.")
+@click.option("--layer", help="Only show this layer.")
 @json_option
 def gaps(cache: str, layer: str | None, as_json: bool) -> None:
-    """List the planned chunks that are missing, and the command that fills them.
+    """List missing chunks, and print the command that builds them.
 
     Example: forebay gaps caches/edu
     """
@@ -95,30 +96,34 @@ def gaps(cache: str, layer: str | None, as_json: bool) -> None:
 
 @click.command()
 @cache_argument
-@click.option("--full", is_flag=True, help="Also decode every row, and hash the source again.")
-@click.option("--align", is_flag=True, help="Also check layers of teachers: shapes, buckets, ranges, a few rows again.")
-@click.option("--cache-id", metavar="ID", help="Refuse any cache but the one with this id.")
-@click.option("--min-generation", type=click.IntRange(min=0), metavar="N", help="Refuse a generation below this one.")
+@click.option("--full", is_flag=True, help="Also decode every row and hash the source.")
+@click.option(
+    "--align", is_flag=True, help="Also check teacher layers: shapes, buckets, ranges, and a few recomputed rows."
+)
+@click.option("--cache-id", metavar="ID", help="Fail unless the cache has this id.")
+@click.option(
+    "--min-generation", type=click.IntRange(min=0), metavar="N", help="Fail if the newest generation is older."
+)
 @click.option(
     "--max-block-bytes",
     type=SizeType(),
     default=f"{MAX_BLOCK_BYTES >> 20}MiB",
     show_default=True,
-    help="With --full, the most that one compressed block may decode to.",
+    help="Largest decoded size of a compressed block, with --full.",
 )
-@click.option("--digest", metavar="SHA256", help="Refuse any newest generation but the one with this digest.")
+@click.option("--digest", metavar="SHA256", help="Fail unless the newest generation has this digest.")
 @source_option
 @json_option
 @click.pass_context
 def verify(
     ctx: click.Context, /, cache: str, full: bool, align: bool, check_source: bool, as_json: bool, **pins: Any
 ) -> None:
-    """Check every published byte, and say exactly what is wrong.
+    """Check every published byte and list what is damaged.
 
-    Lists bad chunks with layer, column, block and byte range, missing chunks, foreign files and stale sources. Exit
-    code 1 when something is damaged or stale. With --align, also when a layer of a teacher is not what its recipe says;
-    where the teacher's files are here, a few rows of each layer are computed again. The id of the cache and the digest
-    of its generation are shown; --cache-id, --min-generation and --digest refuse one that was exchanged or rolled back.
+    Lists bad chunks with layer, column, block and byte range, missing chunks, foreign files and stale sources. Exits 1
+    if something is damaged or stale. --align compares teacher layers with their recipes and, if the teacher's files are
+    available, recomputes a few rows of each. Prints the id of the cache and the digest of its generation; --cache-id,
+    --min-generation and --digest detect a cache that was swapped or rolled back.
 
     Example: forebay verify caches/edu --full
     """
@@ -138,25 +143,30 @@ def verify(
 
 @click.command()
 @cache_argument
-@click.option("--rows", "count", type=click.IntRange(min=1), help="How many, from row 0.  [default: 3; 24 on a sheet]")
-@click.option("--row", "chosen", type=click.IntRange(min=0), multiple=True, help="This row; can be repeated.")
-@click.option("--column", "columns", multiple=True, help="Only this column, of any layer; can be repeated.")
-@click.option("--layer", "layers", multiple=True, help="With --png: draw what this teacher said; can be repeated.")
+@click.option(
+    "--rows",
+    "count",
+    type=click.IntRange(min=1),
+    help="Number of rows, starting at row 0.  [default: 3; 24 with --png]",
+)
+@click.option("--row", "chosen", type=click.IntRange(min=0), multiple=True, help="Row to show (repeatable).")
+@click.option("--column", "columns", multiple=True, help="Column to show, of any layer (repeatable).")
+@click.option("--layer", "layers", multiple=True, help="Teacher layer to draw with --png (repeatable).")
 @click.option(
     "--png",
     "sheet",
     metavar="FILE",
     shell_complete=complete_file,
-    help="Draw images with boxes and tags, or teachers over timesteps.",
+    help="Draw images with boxes and tags, or teacher features over timesteps.",
 )
-@click.option("--patch", type=click.IntRange(min=1), help="Side of a token on the sheet.  [16, where it divides]")
+@click.option("--patch", type=click.IntRange(min=1), help="Patch size drawn with --png.  [16, if it divides the size]")
 @click.option(
     "--source",
     "paths",
     multiple=True,
     metavar="SOURCE",
     shell_complete=complete_file,
-    help="Show the names that this source has for documents.",
+    help="Source to read the names of documents from.",
 )
 @json_option
 def peek(
@@ -170,13 +180,12 @@ def peek(
     paths: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Show a few rows: text as text, images drawn, arrays by their first values.
+    """Show rows: text, images, or the first values of arrays.
 
-    Packed tokens are shown as the documents they are from, with what is padding; --column shows the ids themselves,
-    --json every token and all of the text. With --source, which is read for that, documents have the names that the
-    source gives them. Images are shown by what is bright and dark, and --png draws them: the box
-    outlined, tokens that a model ignores in red. What teachers said of a row is drawn over timesteps: features as
-    strips, Sol's numbers as lines, its maps as heat maps.
+    Packed tokens are shown as documents and padding; --column shows the ids, --json every token and the whole text.
+    --source reads the source to show the names of documents. Images are drawn in shades; --png draws them to a file,
+    with the box outlined and ignored tokens in red. Teacher features are drawn over timesteps: features as strips,
+    statistics of Sol as lines, its maps as heat maps.
 
     \b
     Example: forebay peek caches/edu --row 17
@@ -187,17 +196,17 @@ def peek(
     kind = opened.recipe(opened.generation.base).kind
     taught = layers or (timed_layers(opened) if kind != IMAGES else ())
     if layers and not sheet:
-        raise click.UsageError("--layer says what --png draws; give --png FILE, or --column to read values.")
+        raise click.UsageError("--layer needs --png FILE; use --column to show values.")
     if (sheet and kind != IMAGES and not taught) or (patch and kind != IMAGES):
         raise click.UsageError(
-            f"--png draws images and timed teachers, --patch is of images; '{cache}' holds {kind}, see it without them."
+            f"--png draws images and timed teacher layers, and --patch is for images; '{cache}' has {kind}."
         )
     if sheet and columns:
-        raise click.UsageError("--png draws whole images, and --column shows one column; choose one of them.")
+        raise click.UsageError("--png draws whole images and --column shows one column; use one of them.")
     if patch and (not sheet or layers):
-        raise click.UsageError("--patch is for the sheet of images that --png draws, as in --png sheet.png.")
+        raise click.UsageError("--patch needs --png FILE, and draws images only.")
     if paths and kind != TOKENS:
-        raise click.UsageError(f"--source names the documents of packed tokens; '{cache}' holds {kind}.")
+        raise click.UsageError(f"--source is for packed tokens; '{cache}' has {kind}.")
     rows = _rows(cache, len(opened), count or (SHEET_ROWS if sheet and not taught else PEEKED_ROWS), chosen)
     if sheet and taught:
         show(draw_taught(opened, rows, taught, sheet), as_json)

@@ -1,4 +1,4 @@
-"""Images to letterboxed pixels: folders with sidecars, a manifest of JSON lines, or Parquet that holds the bytes."""
+"""The kind `images`: folders with sidecars, a manifest of JSON lines, or Parquet files with the bytes."""
 
 import os
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ def formats() -> tuple[str, ...]:
 
 
 def format_of(paths: Sequence[str]) -> ImageFormat:
-    """The one format of all that was named.
+    """The common format of all paths.
 
     >>> format_of(["photos", "more/*.png"]), format_of(["all.jsonl.gz"]), format_of(["data/*.parquet"])
     ('files', 'manifest', 'parquet')
@@ -33,7 +33,7 @@ def format_of(paths: Sequence[str]) -> ImageFormat:
         found.setdefault(_suffix_format(path), path)
     if len(found) > 1:
         examples = ", ".join(f"{path} is {known}" for known, path in found.items())
-        raise click.UsageError(f"The sources are of several formats ({examples}); build a cache of each.")
+        raise click.UsageError(f"The sources have several formats ({examples}); build one cache for each.")
     return next(iter(found))
 
 
@@ -42,7 +42,7 @@ def _suffix_format(path: str) -> ImageFormat:
 
 
 class ImageSourceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Folders, globs and files, or a list of images, and where in it they are."""
+    """`[source]` of images: paths, and where in a manifest or Parquet file the images are."""
 
     paths: tuple[str, ...]
     format: ImageFormat | None = None
@@ -55,16 +55,16 @@ class ImageSourceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
         chosen = self.format or format_of(self.paths)
         limit: dict[str, Any] = {} if self.max_sample_bytes is None else {"max_sample_bytes": self.max_sample_bytes}
         if chosen == "files":
-            self._refuse("image", "names a field of a manifest or a column of Parquet; image files have none")
+            self._refuse("image", "is a field of a manifest or a column of Parquet; image files have none")
             return sources.images(*self.paths, root=self.root, labels=self.labels or "sidecar", **limit)
-        self._refuse("labels", "names where the tags of image files are; a manifest and Parquet hold them")
+        self._refuse("labels", "is for image files; a manifest and Parquet files contain the tags")
         field = {**limit} if self.image is None else {**limit, "image": self.image}
         if chosen == "parquet":
-            self._refuse("root", "is the folder that the paths of a manifest are below; Parquet holds the images")
+            self._refuse("root", "is for manifests; Parquet files contain the images")
             return sources.parquet_images(*self.paths, **field)
         if len(self.paths) > 1:
             raise click.UsageError(
-                f"a build reads one manifest; {len(self.paths)} were named. Join them into one file."
+                f"a build reads one manifest, but {len(self.paths)} were passed; join them into one file."
             )
         return sources.image_manifest(self.paths[0], root=self.root, **field)
 
@@ -74,7 +74,7 @@ class ImageSourceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
 
 
 def recipe_fields(fields: dict[str, Any]) -> dict[str, Any]:
-    """What a user wrote, as the fields of a recipe: a vocabulary of none is an empty one, one key is no list."""
+    """Command-line values as recipe fields: `none` is an empty vocabulary, a single key is not a list."""
     found = {**fields, "tags": ()} if fields.get("tags") == NO_TAGS else dict(fields)
     keys = found.get("tag_key")
     if isinstance(keys, tuple | list) and len(keys) == 1:
@@ -84,72 +84,76 @@ def recipe_fields(fields: dict[str, Any]) -> dict[str, Any]:
 
 IMAGES = Kind(
     name="images",
-    summary="Images, letterboxed: content pixels, their box on the canvas, tags.",
+    summary="Build letterboxed images: content pixels, their box on the canvas, tags.",
     details=(
-        "SOURCE is a folder, an image or a quoted glob (a.jpg with a.json or a.txt beside it, where tags are), or one "
-        'manifest of JSON lines ({"path": …, "tags": […]}; .jsonl, .jsonl.gz), or Parquet files that hold the '
-        "bytes. Names decide which; --format decides it explicitly."
+        "SOURCE is a folder, an image or a quoted glob (the tags of a.jpg are in a.json or a.txt next to it), or one "
+        'manifest of JSON lines ({"path": …, "tags": […]}; .jsonl, .jsonl.gz), or Parquet files that contain the '
+        "bytes. The format follows from the names; --format sets it explicitly."
     ),
     example="images photos",
     source=ImageSourceSettings,
     recipe_fields=recipe_fields,
     options=(
-        click.option("--format", type=click.Choice(formats()), help="What SOURCE is."),
-        click.option(
-            "--image", metavar="FIELD", help="The field of the path, or the column of the bytes.  [path; image]"
-        ),
+        click.option("--format", type=click.Choice(formats()), help="Format of SOURCE."),
+        click.option("--image", metavar="FIELD", help="Field with the path, or column with the bytes.  [path; image]"),
         click.option(
             "--root",
             metavar="FOLDER",
             shell_complete=complete_folder,
-            help="The folder that the paths of a manifest are below.  [its own]",
+            help="Folder that the paths in a manifest are relative to.  [its own]",
         ),
-        click.option("--max-sample-bytes", type=SizeType(), help="Larger files fail.  [default: 256MiB]"),
+        click.option("--max-sample-bytes", type=SizeType(), help="Fail larger files.  [default: 256MiB]"),
         click.option("--size", type=click.IntRange(min=1), help="Side of the canvas, in pixels.  [recipe; 448]"),
         click.option(
-            "--pad-color", type=ColorType(), help="Of padding, as 114,114,114 or #727272.  [recipe; 114,114,114]"
+            "--pad-color", type=ColorType(), help="Padding color, e.g. 114,114,114 or #727272.  [recipe; 114,114,114]"
         ),
         click.option(
             "--resample",
             type=click.Choice(["bilinear", "bicubic", "lanczos", "box", "nearest"]),
-            help="How images are made smaller.  [recipe; bilinear]",
+            help="Filter for scaling down.  [recipe; bilinear]",
         ),
         click.option(
             "--alpha",
             type=click.Choice(["composite", "drop", "fail"]),
-            help="What is transparent: on the pad colour, ignored, a failure.  [recipe; composite]",
+            help="Transparency: composite onto the pad color, drop it, or fail the image.  [recipe; composite]",
         ),
-        click.option("--exif", type=click.Choice(["apply", "ignore"]), help="Orientation by EXIF.  [recipe; apply]"),
+        click.option("--exif", type=click.Choice(["apply", "ignore"]), help="EXIF orientation.  [recipe; apply]"),
         click.option(
             "--decode",
             type=click.Choice(["exact", "fast"]),
-            help="fast: JPEGs at a fraction of their size, other pixels.  [recipe; exact]",
+            help="fast: decode large JPEGs at reduced resolution; pixels differ.  [recipe; exact]",
         ),
-        click.option("--storage", type=click.Choice(["raw", "jpeg"]), help="How content is kept.  [recipe; raw]"),
-        click.option("--quality", type=click.IntRange(1, 100), help="Of storage as JPEG.  [recipe; 95]"),
+        click.option("--storage", type=click.Choice(["raw", "jpeg"]), help="Storage format of pixels.  [recipe; raw]"),
+        click.option("--quality", type=click.IntRange(1, 100), help="JPEG quality, with --storage jpeg.  [recipe; 95]"),
         click.option("--codec", type=click.Choice(["none", "lz4", "zstd"]), help="Compression.  [recipe; none]"),
-        click.option("--level", type=click.Choice(["fast", "default", "max"]), help="How hard.  [recipe; default]"),
         click.option(
-            "--tags", type=TagsType(), help="The vocabulary: cat,dog or @file or none.  [recipe; the source's]"
+            "--level", type=click.Choice(["fast", "default", "max"]), help="Compression level.  [recipe; default]"
+        ),
+        click.option(
+            "--tags",
+            type=TagsType(),
+            help="Tag vocabulary: cat,dog or @file or none.  [recipe; all tags of the source]",
         ),
         click.option(
             "--labels",
             type=click.Choice(["sidecar", "folder"]),
-            help="Where tags of image files are: in a sidecar, or the folder's name is the tag.  [sidecar]",
+            help="Tags of image files: from a sidecar, or the name of the folder.  [sidecar]",
         ),
         click.option(
             "--tag-key",
             metavar="KEY",
             multiple=True,
-            help="Key of the metadata that holds tags; repeat it for several.  [recipe; tags]",
+            help="Metadata key that holds the tags (repeatable).  [recipe; tags]",
         ),
         click.option(
             "--tag-separator",
             type=SeparatorType(),
-            help="Text between the tags of a string: ',' or ' ' or '\\n'.  [recipe; ,]",
+            help="Separator of tags in a string: ',' or ' ' or '\\n'.  [recipe; ,]",
         ),
-        click.option("--min-tag-count", type=click.IntRange(min=1), help="Rarer tags are left out.  [recipe; 1]"),
-        click.option("--max-pixels", type=click.IntRange(min=1), help="Larger images fail.  [recipe; 134217728]"),
-        click.option("--chunk-bytes", type=SizeType(), help="Size of a chunk, decoded.  [recipe; 64MiB]"),
+        click.option(
+            "--min-tag-count", type=click.IntRange(min=1), help="Drop tags that are rarer than this.  [recipe; 1]"
+        ),
+        click.option("--max-pixels", type=click.IntRange(min=1), help="Fail larger images.  [recipe; 134217728]"),
+        click.option("--chunk-bytes", type=SizeType(), help="Decoded size of a chunk.  [recipe; 64MiB]"),
     ),
 )

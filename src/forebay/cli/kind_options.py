@@ -1,4 +1,4 @@
-"""What the command line must know about a kind of data; and samples kept as they are, the simplest kind."""
+"""How a kind of data becomes a subcommand; and the kind `raw`, which stores samples unchanged."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from forebay.sources.paths import STREAM_SUFFIXES
 
 
 class SourceSettings(Protocol):
-    """What `[source]` of a settings file holds: a frozen struct that opens as a source."""
+    """`[source]` of a settings file: a frozen struct that opens a source."""
 
     paths: tuple[str, ...]
 
@@ -30,8 +30,8 @@ RecipeFields = Callable[[dict[str, Any]], dict[str, Any]]
 class Kind:
     """A kind of data as a subcommand of `build` and `estimate`.
 
-    Every option is named as the field of the source settings or of the recipe that it sets, so that flags and settings
-    files have the same words. `recipe_fields` makes what a user wrote into the fields of the recipe.
+    Every option has the name of the source or recipe field that it sets, so that flags and settings files use the same
+    names. `recipe_fields` converts command-line values to recipe fields.
     """
 
     name: str
@@ -51,12 +51,12 @@ LINE_SUFFIXES = (".jsonl", ".ndjson", ".txt", *STREAM_SUFFIXES)
 
 
 class RawSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Files, folders or globs, and what one sample of them is."""
+    """`[source]` of raw samples: paths, and whether a sample is a file or a line."""
 
     paths: tuple[str, ...]
     unit: Literal["files", "lines"] | None = None
     suffix: tuple[str, ...] = ()
-    max_sample_bytes: int | None = None  # the recipe's too, which a source must not read less than
+    max_sample_bytes: int | None = None  # also a recipe field; the source must not read less
 
     def open(self) -> Source:
         limit = max(self.max_sample_bytes or 0, MAX_SAMPLE_BYTES)
@@ -64,7 +64,7 @@ class RawSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             return files(*self.paths, suffixes=self.suffix, max_sample_bytes=limit)
         if self.suffix:
             raise click.UsageError(
-                f"--suffix chooses whole files of folders; for lines, name a glob like 'folder/**/*{self.suffix[0]}'"
+                f"--suffix selects whole files in folders; for lines, pass a glob like 'folder/**/*{self.suffix[0]}'"
             )
         return lines(*self.paths, max_sample_bytes=limit)
 
@@ -76,21 +76,23 @@ class RawSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 RAW = Kind(
     name="raw",
-    summary="Samples as they are: one row per file or per line.",
+    summary="Store samples unchanged: one row per file or line.",
     details=(
-        "SOURCE is a file, a folder or a quoted glob. When every SOURCE ends in .jsonl, .ndjson, .txt or the suffix of "
-        "a compressed file (.gz, .zst, .bz2, .xz), each line is a sample, decompressed; otherwise each file is. --unit "
-        "states it explicitly."
+        "SOURCE is a file, a folder or a quoted glob. If every SOURCE ends in .jsonl, .ndjson, .txt or the suffix of a "
+        "compressed file (.gz, .zst, .bz2, .xz), each line is a sample; otherwise each file is. --unit sets it "
+        "explicitly."
     ),
     example="raw 'data/*.jsonl'",
     source=RawSource,
     options=(
-        click.option("--unit", type=click.Choice(["files", "lines"]), help="What one sample is."),
-        click.option("--suffix", multiple=True, help="Only files of folders that end so, like .py; can be repeated."),
+        click.option("--unit", type=click.Choice(["files", "lines"]), help="Unit of a sample."),
+        click.option("--suffix", multiple=True, help="In folders, only read files with this suffix (repeatable)."),
         click.option("--codec", type=click.Choice(["none", "lz4", "zstd"]), help="Compression.  [recipe; zstd]"),
-        click.option("--level", type=click.Choice(["fast", "default", "max"]), help="How hard.  [recipe; default]"),
-        click.option("--rows-per-block", type=click.IntRange(min=1), help="Rows read at once.  [recipe; 64]"),
-        click.option("--chunk-bytes", type=SizeType(), help="Size of a chunk, decoded.  [recipe; 16MiB]"),
-        click.option("--max-sample-bytes", type=SizeType(), help="Longer samples fail.  [recipe; 64MiB]"),
+        click.option(
+            "--level", type=click.Choice(["fast", "default", "max"]), help="Compression level.  [recipe; default]"
+        ),
+        click.option("--rows-per-block", type=click.IntRange(min=1), help="Rows per compressed block.  [recipe; 64]"),
+        click.option("--chunk-bytes", type=SizeType(), help="Decoded size of a chunk.  [recipe; 16MiB]"),
+        click.option("--max-sample-bytes", type=SizeType(), help="Fail longer samples.  [recipe; 64MiB]"),
     ),
 )

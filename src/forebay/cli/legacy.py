@@ -1,11 +1,11 @@
-"""The flags and keys of the hand-made cache script that forebay replaces, and what each became here.
+"""The flags and keys of the hand-made cache script that forebay replaces, and their replacements.
 
-Settings files may use the old keys, `forebay build` knows the old flags, and the guide shows the table.
+Settings files may use the old keys, `forebay build` recognizes the old flags, and the guide shows the table.
 
 [cache_config]                       [build]
 parallel_workers = 4         ──▶     workers = 4
 
-Every key that was translated is said once. One without effect is accepted, and says why it has none.
+Every translated key is reported once. A key without effect is accepted and reported with the reason.
 """
 
 from collections.abc import Iterator, Mapping
@@ -19,21 +19,21 @@ from forebay.cli.options import Command
 
 @dataclass(frozen=True, slots=True)
 class OldKey:
-    """A key of the old configuration: where it went, and what its values became; nowhere if it has no effect."""
+    """A key of the old configuration: its new section, key and values; no section if it has no effect."""
 
     section: str = ""
     key: str = ""
-    values: Mapping[Any, Any] = field(default_factory=dict)  # old value -> ours; the same where there is none
+    values: Mapping[Any, Any] = field(default_factory=dict)  # old value -> new value; empty: unchanged
     remark: str = ""
 
     def translated(self, value: Any) -> Any:
-        """Our value for an old one; `KeyError` where the old key has no such value."""
+        """The new value for an old one; raises `KeyError` for an invalid value."""
         return self.values[in_toml(value)] if self.values else value
 
 
 @dataclass(frozen=True, slots=True)
 class OldFlag:
-    """A flag of the old script: the verb that does it here, or the same flag."""
+    """A flag of the old script: the verb that replaces it, or the same flag."""
 
     verb: str = ""
     remark: str = ""
@@ -42,36 +42,36 @@ class OldFlag:
 KEYS: dict[str, OldKey] = {
     "sequence_length": OldKey("recipe", "sequence_length", remark="tokens in a row"),
     "compression": OldKey(
-        "recipe", "codec", {"true": "zstd", "false": "none"}, 'codec = "lz4" is there too, and larger by about a third'
+        "recipe", "codec", {"true": "zstd", "false": "none"}, 'codec = "lz4" also works, and is larger by about a third'
     ),
     "chunk_size": OldKey("recipe", "chunk_size", remark="rows in a chunk"),
     "validation": OldKey(remark="every block is checked when it is first read, always"),
     "parallel_workers": OldKey("build", "workers", remark="worker processes"),
-    "memory_limit": OldKey("build", "memory_limit", remark="of the builder and its workers together"),
+    "memory_limit": OldKey("build", "memory_limit", remark="for the builder and its workers together"),
     "compression_level": OldKey(
         "recipe", "level", {'"fast"': "fast", '"default"': "default", '"max"': "max"}, "fast, default or max"
     ),
     "streaming": OldKey(remark="a source is always read part by part, whatever its size"),
     "deduplicate": OldKey(
-        "recipe", "deduplicate", remark="exact up to a 128-bit hash, the first of equal documents stays"
+        "recipe", "deduplicate", remark="compares a 128-bit hash; the first of equal documents stays"
     ),
     "optimize_packing": OldKey(remark="rows are always packed best fit"),
     "io_threads": OldKey(remark="every worker writes its own chunks, one file at a time"),
-    "write_buffer": OldKey(remark="a chunk is put together in memory and written in one go"),
+    "write_buffer": OldKey(remark="a chunk is assembled in memory and written at once"),
     "sync_frequency": OldKey(remark="every chunk is synced before it is published"),
-    "download_retries": OldKey("source", "download_retries", remark="of a hub: source; local files need none"),
-    "download_timeout": OldKey("source", "download_timeout", remark="of a hub: source; local files need none"),
+    "download_retries": OldKey("source", "download_retries", remark="for hub: sources; local files need none"),
+    "download_timeout": OldKey("source", "download_timeout", remark="for hub: sources; local files need none"),
     "chunk_download": OldKey(remark="the hub is always read shard by shard, and a broken download is resumed"),
 }
 FLAGS: dict[str, OldFlag] = {
-    "--mode": OldFlag(remark="inverse checks what is there, then fills gaps from the far end"),
+    "--mode": OldFlag(remark="inverse checks existing chunks, then fills gaps from the end"),
     "--start-chunk": OldFlag(remark="the first chunk to build"),
     "--end-chunk": OldFlag(remark="the last chunk to build, inclusive"),
     "--resume": OldFlag(remark="a build always resumes where it stopped"),
     "--estimate-space": OldFlag("estimate", "takes the kind, the sources and the flags of build"),
     "--cleanup": OldFlag("clean", "never removes data in use"),
-    "--validate": OldFlag("verify", "every byte against its digest"),
-    "--repair": OldFlag("repair", "puts back exactly what is bad"),
+    "--validate": OldFlag("verify", "checks every byte against its checksum"),
+    "--repair": OldFlag("repair", "restores exactly what is damaged"),
 }
 
 
@@ -107,7 +107,7 @@ def _key_became(old: OldKey) -> str:
 
 
 def naming_verbs(command: Command) -> Command:
-    """A command that meets the old flags which are verbs here by naming the verb."""
+    """Add hidden old flags that fail and name the verb that replaces them."""
     for flag, old in FLAGS.items():
         if old.verb:
             option = click.option(
@@ -118,7 +118,7 @@ def naming_verbs(command: Command) -> Command:
 
 
 def naming_places(command: Command) -> Command:
-    """The group of all verbs, which meets every old flag by naming where it went."""
+    """Add every old flag, hidden, to the group of all verbs; each fails and names its replacement."""
     for flag, old in FLAGS.items():
         callback = _name_verb if old.verb else _name_place
         option = click.option(flag, is_flag=True, hidden=True, expose_value=False, is_eager=True, callback=callback)
@@ -129,7 +129,7 @@ def naming_places(command: Command) -> Command:
 def _name_place(ctx: click.Context, param: click.Parameter, given: bool) -> None:
     if given:
         flag = param.opts[0]
-        raise click.UsageError(f"{flag} belongs to a build: forebay build tokens SOURCE… --into CACHE {flag}", ctx)
+        raise click.UsageError(f"{flag} is an option of build: forebay build tokens SOURCE… --into CACHE {flag}", ctx)
 
 
 def _name_verb(ctx: click.Context, param: click.Parameter, given: bool) -> None:
@@ -137,7 +137,7 @@ def _name_verb(ctx: click.Context, param: click.Parameter, given: bool) -> None:
         flag = param.opts[0]
         verb = FLAGS[flag].verb
         rest = ("tokens", "SOURCE…", "--into", "CACHE") if verb == "estimate" else ("CACHE",)
-        raise click.UsageError(f"{flag} is a separate command here: forebay {verb} {' '.join(rest)}", ctx)
+        raise click.UsageError(f"{flag} is now a command: forebay {verb} {' '.join(rest)}", ctx)
 
 
 FLAT_SECTIONS = ("cache_config", "CACHE_CONFIG")
@@ -145,14 +145,14 @@ FLAT_SECTIONS = ("cache_config", "CACHE_CONFIG")
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A key of a settings file, and where in the file it is written."""
+    """A key of a settings file, and its full name there."""
 
     key: str
     names: tuple[str, ...]
 
 
 class Refused(Exception):
-    """An old key cannot be taken as it is."""
+    """An old key cannot be translated."""
 
     def __init__(self, place: Place, problem: str) -> None:
         self.place, self.problem = place, problem
@@ -161,21 +161,23 @@ class Refused(Exception):
 
 @dataclass(slots=True)
 class Modern:
-    """A settings document in our words only: its sections, where each translated key came from, and what to say."""
+    """A settings document with new keys only: its sections, the origin of each translated key, and notes."""
 
     sections: dict[str, Any]
     origins: dict[tuple[str, ...], tuple[str, ...]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
-    def take(self, place: Place, value: Any) -> None:
-        """One old key, put where it belongs now."""
+    def translate(self, place: Place, value: Any) -> None:
+        """Translate one old key."""
         old = KEYS[place.key]
         if not old.section:
-            self.notes.append(f"'{place.key}' has no effect here: {old.remark}")
+            self.notes.append(f"'{place.key}' has no effect: {old.remark}")
             return
         section = self.sections.setdefault(old.section, {})
         if old.key in section:
-            raise Refused(place, f"'{place.key}' is '{old.key}' in [{old.section}], which is set too; keep one of them")
+            raise Refused(
+                place, f"'{place.key}' is now '{old.key}' in [{old.section}], which is also set; keep one of them"
+            )
         try:
             section[old.key] = old.translated(value)
         except KeyError as error:
@@ -192,7 +194,7 @@ def modernized(document: Mapping[str, Any]) -> Modern:
     for place, value in _old_places(flat, modern.sections):
         if len(place.names) > 1 and place.names[0] in modern.sections:
             del modern.sections[place.names[0]][place.key]
-        modern.take(place, value)
+        modern.translate(place, value)
     if flat:
         modern.sections.setdefault("recipe", {}).setdefault("kind", "tokens")
     return modern
@@ -222,7 +224,7 @@ def _copied(value: Any) -> Any:
 
 
 def _is_old(section: str, key: str) -> bool:
-    """Whether a key of one of our sections is an old name; some names stayed, and where they are is right."""
+    """Whether a key is an old name; some names are still valid in their section."""
     return key in KEYS and (KEYS[key].section, KEYS[key].key) != (section, key)
 
 

@@ -1,4 +1,4 @@
-"""The entry point. Here, and nowhere else, an error becomes a line on stderr and an exit code.
+"""The group of all verbs. Only here errors become a line on stderr and an exit code.
 
 0  fine
 1  failure, or damage found
@@ -41,7 +41,7 @@ _TYPED = "forebay.typed"
 
 
 class Forebay(click.Group):
-    """The group of all verbs, which turns errors into lines and exit codes."""
+    """The group of all verbs, which turns errors into messages and exit codes."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         ctx.meta[_TYPED] = shlex.join(["forebay", *args])
@@ -53,7 +53,7 @@ class Forebay(click.Group):
             with _escaped_usage():
                 return super().invoke(ctx)
         except (click.ClickException, click.exceptions.Exit, click.Abort):
-            raise  # wrong usage, which click words itself
+            raise  # wrong usage: click prints it
         except KeyboardInterrupt as stop:
             _say_stopped(stop, ctx.meta[_TYPED])
             ctx.exit(STOPPED)
@@ -61,8 +61,8 @@ class Forebay(click.Group):
             say_error(str(error))
         except OSError as error:
             if error.errno == errno.EPIPE:
-                raise  # whoever read our output has enough, which click knows how to take
-            say_error(_words_of(error))
+                raise  # the reader closed the pipe: click handles it
+            say_error(_message_of(error))
         except Exception as error:
             known = _known_cause(error)
             if known is None:
@@ -71,7 +71,7 @@ class Forebay(click.Group):
         ctx.exit(FAILURE)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(self.commands)  # in the order of a cache's life
+        return list(self.commands)  # in the order of use
 
 
 @click.group(
@@ -83,7 +83,7 @@ class Forebay(click.Group):
 @click.version_option(forebay.__version__, prog_name="forebay")
 @naming_places
 def cli() -> None:
-    """Turn raw training data once into a verified cache.
+    """Preprocess training data once into a verified cache.
 
     Example: forebay build tokens 'data/*.jsonl' --into caches/edu
     """
@@ -97,7 +97,7 @@ for verb in (
 
 
 def _keep_summaries(command: click.Command) -> None:
-    """Whole, also where a line is too short for one: click cuts those that it makes by itself."""
+    """Set full one-line summaries, because click would shorten them."""
     command.short_help = command.get_short_help_str(limit=2 * HELP_WIDTH)
     for each in command.commands.values() if isinstance(command, click.Group) else ():
         _keep_summaries(each)
@@ -107,27 +107,27 @@ _keep_summaries(cli)
 
 
 def main() -> NoReturn:
-    # Set even where the shell had us ignore Ctrl-C, as it does for a script's background jobs: a build always stops
-    # in the one clean way.
+    # Also if the shell ignores Ctrl-C for this process, as for background jobs of a script, so that a build always
+    # stops cleanly.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _stop)
     open_closed_streams()
     escape_warnings()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a picture on an old terminal is no reason to fail
+            stream.reconfigure(errors="replace")  # an old terminal must not make a command fail
     try:
         cli(prog_name="forebay", terminal_width=_help_width())
-    except OSError as error:  # of help, which is printed before a verb begins
-        say_error(f"help cannot be written to standard output: {error.strerror or error}; send it elsewhere")
+    except OSError as error:  # while printing help
+        say_error(f"cannot write help to standard output: {error.strerror or error}; redirect it")
         sys.exit(FAILURE)
     raise AssertionError("click ends the process")
 
 
 def open_closed_streams() -> None:
-    """Give a process that was started without a standard stream (`>&-`) one that leads nowhere.
+    """Open /dev/null for standard streams that are closed (`>&-`).
 
-    Without it the next file that is opened, a chunk say, would be standard output for every library that prints.
+    Otherwise the next file that is opened, for example a chunk, would become standard output.
     """
     for number in range(3):
         try:
@@ -137,47 +137,45 @@ def open_closed_streams() -> None:
             if nowhere != number:
                 os.dup2(nowhere, number)
                 os.close(nowhere)
-    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115 — for as long as the process lives
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115 — open until the process ends
     sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
 
 
 def escape_warnings() -> None:
-    """A library that warns of a name in the data prints it as it is."""
+    """Escape control characters in warnings, which may quote names from the data."""
     plain = warnings.formatwarning
     warnings.formatwarning = lambda *words, **others: harmless(plain(*words, **others))
 
 
 @contextmanager
 def _escaped_usage() -> Iterator[None]:
-    """What click says of a wrong word goes to the terminal by itself."""
+    """Escape control characters in the errors that click prints."""
     try:
         yield
     except click.ClickException as error:
-        vars(error)["message"] = harmless(error.message or "")  # click types it as final, and prints nothing else
+        vars(error)["message"] = harmless(error.message or "")  # declared final, but click prints nothing else
         raise
 
 
 def _known_cause(error: Exception) -> str | None:
-    """What is the matter, where it is not the fault of forebay: memory, a library, data that is nested too deep."""
-    said = " ".join(str(error).split())[:300]
+    """The message for an error that is not a bug of forebay: memory, a library, data that is nested too deeply."""
+    message = " ".join(str(error).split())[:300]
     if isinstance(error, MemoryError):
         return (
-            f"there is not enough memory{f' ({said})' if said else ''}; use fewer --workers, smaller chunks, or a "
-            "machine with more"
+            f"not enough memory{f' ({message})' if message else ''}; use fewer --workers, smaller chunks, or a machine "
+            "with more memory"
         )
     if any(kind.__name__ == "OutOfMemoryError" for kind in type(error).__mro__):  # torch's, which is not imported here
-        return f"the device has not enough memory: {said}; choose a smaller --batch-size or another --device"
+        return f"the device does not have enough memory: {message}; use a smaller --batch-size or another --device"
     if isinstance(error, RecursionError):
-        return f"something that is read is nested too deep ({said}); look at the file or the cache that was named"
+        return f"the data is nested too deeply ({message}); check the file or the cache that was named"
     if isinstance(error, ImportError) and not (error.name or "").startswith("forebay"):
-        return (
-            f"a library is missing, damaged or too old: {said}; install what forebay needs: pip install -U 'forebay[…]'"
-        )
+        return f"a library is missing, damaged or too old: {message}; run: pip install -U 'forebay[…]'"
     return None
 
 
 def _help_width() -> int:
-    """What a terminal has, where it is narrower than help is made for."""
+    """The width of help: that of the terminal if it is narrower than `HELP_WIDTH`."""
     return min(HELP_WIDTH, shutil.get_terminal_size().columns) if sys.stdout.isatty() else HELP_WIDTH
 
 
@@ -188,16 +186,16 @@ def _stop(number: int, frame: object) -> NoReturn:
 def _say_stopped(stop: KeyboardInterrupt, typed: str) -> None:
     if isinstance(stop, BuildStopped):
         counts = ", ".join(f"{gaps.layer} {gaps.present:,} of {gaps.planned:,}" for gaps in api.gaps(stop.root))
-        say_error(f"stopped: what '{stop.root}' has is published and safe (chunks: {counts}); resume with:")
+        say_error(f"stopped: all finished chunks of '{stop.root}' are published ({counts}); resume with:")
     else:
-        say_error("stopped before it was done; nothing is lost, start it again with:")
+        say_error("stopped before the end; nothing is lost, run again with:")
     say(f"  {typed}")
 
 
-def _words_of(error: OSError) -> str:
+def _message_of(error: OSError) -> str:
     where = f"'{error.filename}': " if error.filename else ""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return f"{where}the disk is full; what was published stays valid, make room and run the same command again"
+        return f"{where}the disk is full; published chunks stay valid: free some space and run the same command again"
     return f"{where}{error.strerror or error}; check the path, its permissions and the disk"
 
 

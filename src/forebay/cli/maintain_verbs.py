@@ -24,7 +24,9 @@ from forebay.format.sealed import VARIABLE
 
 @click.command()
 @cache_argument
-@click.option("--from", "copy", type=click.Path(exists=True, file_okay=False), help="Take chunks from this copy first.")
+@click.option(
+    "--from", "copy", type=click.Path(exists=True, file_okay=False), help="Copy to restore chunks from first."
+)
 @source_option
 @workers_option
 @json_option
@@ -32,10 +34,10 @@ from forebay.format.sealed import VARIABLE
 def repair(
     ctx: click.Context, cache: str, copy: str | None, check_source: bool, workers: int | None, as_json: bool
 ) -> None:
-    """Put back what verify finds bad: from a copy, or made again from the source.
+    """Restore what verify finds damaged, from a copy or from the source.
 
-    A file goes back in place only when it is, to the byte, what was published. Exit code 1 when something could not be
-    put back.
+    A file is restored only if it matches the published checksum, byte for byte. Exits 1 if something could not be
+    restored.
 
     Example: forebay repair caches/edu --from backup/edu
     """
@@ -48,13 +50,13 @@ def repair(
 @click.command()
 @cache_argument
 @click.option(
-    "--keep-generations", type=click.IntRange(min=1), metavar="N", help="Also drop all generations but the newest N."
+    "--keep-generations", type=click.IntRange(min=1), metavar="N", help="Also remove all generations but the newest N."
 )
 @json_option
 def clean(cache: str, keep_generations: int | None, as_json: bool) -> None:
-    """Remove leftovers of dead builders and replaced chunks, never data in use.
+    """Remove leftovers of dead builders, and replaced chunks.
 
-    A claim that another machine left is watched for a minute before it is judged.
+    Never removes data in use. A claim of another machine is removed only if it is not renewed for a minute.
 
     Example: forebay clean caches/edu --keep-generations 3
     """
@@ -66,9 +68,9 @@ def clean(cache: str, keep_generations: int | None, as_json: bool) -> None:
 @click.argument("destination", metavar="DEST", shell_complete=complete_folder)
 @json_option
 def copy(cache: str, destination: str, as_json: bool) -> None:
-    """Copy what the newest generation lists, every chunk checked on the way.
+    """Make a verified copy of the newest generation.
 
-    It can be interrupted and run again; a later `forebay repair CACHE --from DEST` takes chunks from the copy.
+    Can be interrupted and run again. `forebay repair CACHE --from DEST` restores chunks from the copy.
 
     Example: forebay copy caches/edu backup/edu
     """
@@ -79,20 +81,18 @@ def copy(cache: str, destination: str, as_json: bool) -> None:
 
 @click.command()
 @cache_argument
-@click.option("--old-key-env", metavar="NAME", help="Environment variable with the key that the cache has now.")
-@click.option(
-    "--old-key-file", type=click.Path(exists=True, dir_okay=False), help="File with the key that the cache has now."
-)
+@click.option("--old-key-env", metavar="NAME", help="Environment variable with the present key.")
+@click.option("--old-key-file", type=click.Path(exists=True, dir_okay=False), help="File with the present key.")
 @click.option("--new-key-env", metavar="NAME", help=f"Environment variable with the new key. [default: {VARIABLE}]")
 @json_option
 def rekey(
     cache: str, old_key_env: str | None, old_key_file: str | None, new_key_env: str | None, as_json: bool
 ) -> None:
-    """Add a key to a cache, or replace its key by another.
+    """Add a key to a cache, or replace its key.
 
-    Checks every byte first, then signs each generation under its number with the new key. Without an old key the cache
-    must carry no tag: adding a key trusts what is there now. An older generation that lists a lost or damaged file is
-    removed. Stop builds of the cache first; chunks stay as they are. A key is never an argument: others could see it.
+    Checks every byte, then signs each generation with the new key. Without an old key the cache must not be signed:
+    adding a key trusts its present content. Removes older generations that list a lost or damaged file. Chunks do not
+    change. Stop builds of the cache first. A key is never an argument, because other users could see it.
 
     \b
     Example: forebay rekey caches/edu
@@ -112,36 +112,40 @@ def _from_environment(name: str, option: str) -> bytes:
     value = os.fsencode(os.environ.get(name, ""))
     if not value:
         raise click.UsageError(
-            f"the environment variable '{name}' is not set or empty; set it, or name one by {option}."
+            f"the environment variable '{name}' is not set or empty; set it, or name another with {option}."
         )
     return value
 
 
 def _from_file(path: str) -> bytes:
-    """The content of a file, but for one line end at its end."""
+    """The content of a file, without a final newline."""
     with open(path, "rb") as file:
         value = file.read().removesuffix(b"\n").removesuffix(b"\r")
     if not value:
-        raise click.UsageError(f"'{path}' is empty; it should hold the old key.")
+        raise click.UsageError(f"'{path}' is empty; it must contain the old key.")
     return value
 
 
 @click.command("import")
 @click.argument("old", shell_complete=complete_file)
 @click.option(
-    "--into", metavar="CACHE", required=True, shell_complete=complete_folder, help="Where the cache is, or will be."
+    "--into",
+    metavar="CACHE",
+    required=True,
+    shell_complete=complete_folder,
+    help="Folder of the cache, new or existing.",
 )
 @json_option
 def import_pt_cache(old: str, into: str, as_json: bool) -> None:
-    """Make a cache of a teacher cache of the old format.
+    """Import a teacher cache of the old format.
 
-    OLD is a cache.pt, or a folder of encodings.pt, lune.pt and sol.pt. Nothing but tensors is unpickled. Rows that hold
-    NaN or nothing but zeros are absent, and `forebay status` lists them.
+    OLD is a cache.pt, or a folder with encodings.pt, lune.pt and sol.pt. Only tensors are unpickled. Rows with NaN, or
+    with zeros only, are marked absent, and `forebay status` lists them.
 
     Example: forebay import old/cache.pt --into caches/art
     """
     if os.path.isfile(into):
-        raise NotADirectoryError(errno.ENOTDIR, "there is a file, and a cache is a folder", into)
+        raise NotADirectoryError(errno.ENOTDIR, "it is a file; --into needs a folder", into)
     show(_importing().import_pt_cache(old, into), as_json)
 
 

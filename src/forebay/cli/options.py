@@ -1,4 +1,4 @@
-"""Options and arguments that several verbs share, and what a person may write for them."""
+"""Options and arguments that several verbs share, and their types."""
 
 import re
 from collections.abc import Callable
@@ -25,7 +25,7 @@ def parse_allowed(text: str) -> int | float:
             return int(text)
     except ValueError:
         pass
-    raise ValueError(f"{text!r} is not a number of failures; write a count like 20 or a share like 1%")
+    raise ValueError(f"{text!r} is not a number of failures; use a count like 20 or a share like 1%")
 
 
 class SizeType(click.ParamType):  # type: ignore[type-arg]  # generic in new versions of click only
@@ -57,7 +57,7 @@ Decorator = Callable[[Command], Command]
 
 
 def complete_file(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """For TAB: the shell itself lists what is there."""
+    """Complete file names, by the shell."""
     return [CompletionItem(incomplete, type="file")]
 
 
@@ -67,54 +67,52 @@ def complete_folder(ctx: click.Context, param: click.Parameter, incomplete: str)
 
 cache_argument: Decorator = click.argument("cache", shell_complete=complete_folder)
 json_option: Decorator = click.option(
-    "--json", "as_json", is_flag=True, help="Print the record as JSON on standard output, and no progress."
+    "--json", "as_json", is_flag=True, help="Print the result as JSON, without progress."
 )
 source_option: Decorator = click.option(
     "--check-source", is_flag=True, help="Contact a remote source or model that the cache names."
 )
 workers_option: Decorator = click.option(
-    "--workers", type=click.IntRange(min=0), help="Worker processes; 0 works in this one. [default: one per core]"
+    "--workers", type=click.IntRange(min=0), help="Worker processes; 0 uses this process.  [default: one per core]"
 )
 memory_option: Decorator = click.option(
-    "--memory-limit", type=SizeType(), help="Most memory that builder and workers may hold, like 16GB."
+    "--memory-limit", type=SizeType(), help="Memory limit for the builder and its workers together, e.g. 16GB."
 )
 failures_option: Decorator = click.option(
     "--max-failures",
     type=AllowedType(),
-    help="Fail when more samples fail than a count (20) or a share (1%); 100% allows all. [default: stop at a chunk of "
-    "which all samples fail]",
+    help="Failed samples to allow: a count (20) or a share (1%); 100% allows all.  [default: stop at a chunk of which "
+    "all samples fail]",
 )
 skip_option: Decorator = click.option(
-    "--skip-unreadable", is_flag=True, default=None, help="Leave out damaged files of the source, and list them."
+    "--skip-unreadable", is_flag=True, default=None, help="Skip damaged source files, and list them."
 )
 
 
 def decorated(command: Command, *decorators: Decorator) -> Command:
-    """A command with options in the order in which help shows them."""
+    """Add decorators to a command in the order in which help lists them."""
     for decorator in reversed(decorators):
         command = decorator(command)
     return command
 
 
-REVISION_OPTION: Decorator = click.option(
-    "--revision", help="Which commit, tag or branch on the hub.  [default: the newest]"
-)
+REVISION_OPTION: Decorator = click.option("--revision", help="Commit, tag or branch on the hub.  [default: the newest]")
 DOWNLOAD_OPTIONS: tuple[Decorator, ...] = (
     click.option(
         "--spool",
         metavar="DIR",
         shell_complete=complete_folder,
-        help="Keep shards in DIR/forebay-shards while they are read.",
+        help="Directory for downloaded shards while they are read (DIR/forebay-shards).",
     ),
     click.option(
         "--download-retries",
         type=click.IntRange(min=0),
-        help="How often to ask again for data (not for a tokenizer).  [default: 5]",
+        help="Retries per download of data.  [default: 5]",
     ),
     click.option(
         "--download-timeout",
         type=click.FloatRange(min=0, min_open=True),
-        help="Seconds without a byte before asking again for data.  [default: 300]",
+        help="Seconds without a byte before a download is retried.  [default: 300]",
     ),
 )
 NO_TAGS = "none"
@@ -132,7 +130,7 @@ def parse_color(text: str) -> Color:
         return int(found[1], 16), int(found[2], 16), int(found[3], 16)
     if (found := _NUMBERS.fullmatch(text)) and all(int(value) < 256 for value in found.groups()):
         return int(found[1]), int(found[2]), int(found[3])
-    raise ValueError(f"{text!r} is not a colour; write red, green and blue as 114,114,114 or #727272")
+    raise ValueError(f"{text!r} is not a color; use 114,114,114 or #727272")
 
 
 def parse_tags(text: str) -> tuple[str, ...]:
@@ -150,7 +148,7 @@ def parse_tags(text: str) -> tuple[str, ...]:
 
 
 class ColorType(click.ParamType):  # type: ignore[type-arg]  # generic in new versions of click only
-    """A colour on the command line."""
+    """A color on the command line."""
 
     name = "r,g,b"
 
@@ -162,7 +160,7 @@ class ColorType(click.ParamType):  # type: ignore[type-arg]  # generic in new ve
 
 
 class TagsType(click.ParamType):  # type: ignore[type-arg]  # generic in new versions of click only
-    """A vocabulary on the command line; `none` stays that word, because an empty option is one that was not passed."""
+    """A vocabulary on the command line; `none` is kept as text, because an empty value means "not passed"."""
 
     name = "tags"
 
@@ -173,25 +171,25 @@ class TagsType(click.ParamType):  # type: ignore[type-arg]  # generic in new ver
         try:
             tags = parse_tags(value)
         except (OSError, UnicodeDecodeError) as error:
-            self.fail(f"the tags in '{value[1:]}' cannot be read: {error}", param, ctx)
-        return tags or self.fail(f"'{value}' names no tags; for none of them write {NO_TAGS}", param, ctx)
+            self.fail(f"cannot read the tags in '{value[1:]}': {error}", param, ctx)
+        return tags or self.fail(f"'{value}' has no tags; pass {NO_TAGS} for an empty vocabulary", param, ctx)
 
 
 class SeparatorType(click.ParamType):  # type: ignore[type-arg]  # generic in new versions of click only
-    """What stands between tags; a line end is written as a backslash and an n."""
+    """A separator of tags; a newline is typed as a backslash and an n."""
 
     name = "text"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         found = str(value).replace("\\n", "\n").replace("\\t", "\t")
-        return found or self.fail("a separator has at least one character, as ',' or ' '", param, ctx)
+        return found or self.fail("a separator needs at least one character, e.g. ',' or ' '", param, ctx)
 
 
 NO_TOKEN = "none"
 
 
 def named_token(written: str | int) -> str | int | None:
-    """A token as a recipe has it.
+    """A token as a recipe field.
 
     >>> named_token("none"), named_token("</s>"), named_token(50256)
     (None, '</s>', 50256)
@@ -221,11 +219,11 @@ def is_on_hub(path: str) -> bool:
 
 
 def refuse_standard_input(ctx: click.Context, param: click.Parameter, paths: tuple[str, ...]) -> tuple[str, ...]:
-    """A source is planned first and read again for repair, which a stream cannot be."""
+    """Reject standard input: a source is read again for building and repair."""
     for path in paths:
         if path in STANDARD_INPUT:
             raise click.BadParameter(
-                f"'{path}' is standard input, which cannot be read twice; save it first: `… > data.jsonl`, then name "
+                f"'{path}' is standard input, which cannot be read twice; save it first (`… > data.jsonl`) and pass "
                 "that file",
                 ctx=ctx,
                 param=param,

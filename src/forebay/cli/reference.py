@@ -1,4 +1,4 @@
-"""docs/cli.md, made of what `--help` says: `python -m forebay.cli.reference > docs/cli.md`."""
+"""Generate docs/cli.md from the help texts: `python -m forebay.cli.reference > docs/cli.md`."""
 
 from collections.abc import Iterator
 
@@ -9,18 +9,18 @@ from forebay.cli.main import cli
 REFRESH = "python -m forebay.cli.reference > docs/cli.md"
 _HEAD = f"""# The command line
 
-This page is what `--help` says of every command; a test compares them. Refresh it with `{REFRESH}`.
+This page is the `--help` of every command; a test compares them. Update it with `{REFRESH}`.
 
 `forebay VERB [CACHE]`. Results go to standard output, progress and errors to standard error. Every verb takes
-`--json`; an error is a line of text on standard error then, too. What has `[recipe; 448]` beside it is a field of the
-recipe, with its default: another value makes another cache.
+`--json`; errors are still a line of text on standard error. Options marked `[recipe; 448]` define the cache (default
+448): changing one requires a new cache.
 
 | exit code | means |
 |---|---|
-| 0 | fine |
-| 1 | failure, or damage found; one line on standard error says what and what to do |
+| 0 | success |
+| 1 | failure, or damage found; one line on standard error has the reason and the next step |
 | 2 | wrong usage |
-| 130 | stopped by Ctrl-C or SIGTERM; what is published is safe, and the command to resume is printed |
+| 130 | stopped by Ctrl-C or SIGTERM; published chunks are safe, and the command to resume is printed |
 
 ## A settings file
 
@@ -41,14 +41,14 @@ memory_limit = "16GB"
 max_failures = "1%"
 ```
 
-`forebay build settings.toml` builds it; flags win over the file. An unknown key, a wrong type or a missing section is
+`forebay build settings.toml` builds it; flags override the file. An unknown key, a wrong type or a missing section is
 an error that names the key, its line and the nearest valid name. The keys of the cache script that forebay replaces are
-accepted, and say what they became: [guide-tokens.md](guide-tokens.md#coming-from-the-old-cache-script).
+accepted and translated: [guide-tokens.md](guide-tokens.md#coming-from-the-old-cache-script).
 
 ## TAB completion
 
 bash (4.4 or newer), zsh and fish complete verbs, kinds, options and their choices, caches and files. Add one line to
-the file that your shell reads when it starts:
+the start-up file of your shell:
 
 ```sh
 eval "$(_FOREBAY_COMPLETE=bash_source forebay)"     # ~/.bashrc
@@ -64,7 +64,7 @@ def reference() -> str:
 
 
 def helps() -> Iterator[tuple[str, str]]:
-    """Every command's full name and help, in the order of help."""
+    """The full name and help of every command, in order."""
     yield from _helps(cli, click.Context(cli, info_name="forebay", **cli.context_settings))
 
 

@@ -1,4 +1,4 @@
-"""The settings of a build, from a settings file, flags, or the cache itself (flags win), and the table of kinds."""
+"""The settings of a build, from a settings file, a cache or flags (flags win), and the table of kinds."""
 
 import os
 from collections.abc import Mapping
@@ -34,7 +34,7 @@ Positive = Annotated[int, msgspec.Meta(gt=0)]
 
 
 class BuildSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How to run a build; nothing of it changes a byte but the name of the layer."""
+    """`[build]`: how to run a build. Only the name of the layer affects the bytes of a cache."""
 
     into: str | None = None
     layer: str | None = None
@@ -84,13 +84,13 @@ def from_file(path: str, flags: Mapping[str, Any]) -> Settings:
 
 
 def from_cache(root: str, flags: Mapping[str, Any]) -> Settings:
-    """`forebay build CACHE`: the source and the recipe that the cache keeps."""
+    """`forebay build CACHE`: the source and the recipe of the cache."""
     check_kept_texts(open_store(root))
     kept = kept_recipe(root, flags.get("layer"))
     kind = KINDS[kept.kind]
     source, recipe, build = _sorted(kind, flags)
     if source or "into" in build:
-        raise click.UsageError(f"'{root}' is a cache and knows its source; `forebay grow` appends other data.")
+        raise click.UsageError(f"'{root}' is a cache and has its own source; use `forebay grow` to add data.")
     plan = begun_plan(open_store(root))
     remote, is_allowed = remote_source(plan.source), bool(flags.get("check_source"))
     verb = click.get_current_context().command_path.split()[1]
@@ -106,7 +106,7 @@ def from_cache(root: str, flags: Mapping[str, Any]) -> Settings:
 
 
 def _changed(kind: Kind, reopened: Recipe, given: dict[str, Any]) -> Recipe:
-    """The recipe that a cache keeps, with the fields that a user passed."""
+    """The recipe of a cache with the fields that the user passed."""
     if not given:
         return reopened
     changed: Recipe = msgspec.convert(kind.recipe_fields({**fields_of(reopened), **given}), kind.recipe)
@@ -114,7 +114,7 @@ def _changed(kind: Kind, reopened: Recipe, given: dict[str, Any]) -> Recipe:
 
 
 def kept_recipe(root: str, layer: str | None) -> RecipeDocument:
-    """The recipe of a layer, the base layer unless one is named, if its kind is known here."""
+    """The recipe of a layer, by default the base layer."""
     store = open_store(root)
     name = layer or read_cache_document(store).base
     kept = read_recipe_document(store, name)
@@ -122,7 +122,7 @@ def kept_recipe(root: str, layer: str | None) -> RecipeDocument:
         raise LayerNotFound(root, name, layers_of(store))
     if kept.kind == TeacherRecipe.kind:
         raise click.UsageError(
-            f"layer '{name}' is a teacher's; continue with: {command_line('build', 'teachers', root)}"
+            f"layer '{name}' is a teacher layer; resume with: {command_line('build', 'teachers', root)}"
         )
     if kept.kind not in KINDS:
         raise UnknownKind("recipe", kept.kind, list(KINDS))
@@ -138,7 +138,7 @@ def _settings(kind: Kind, source: dict[str, Any], recipe: dict[str, Any], build:
 
 
 def _sorted(kind: Kind, flags: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """Flags by the section they belong to."""
+    """Split flags by their section."""
     structs = (kind.source, kind.recipe, BuildSettings)
     names = [{field.name for field in msgspec.structs.fields(struct)} for struct in structs]
     source, recipe, build = ({name: flags[name] for name in known if name in flags} for known in names)
@@ -146,7 +146,7 @@ def _sorted(kind: Kind, flags: Mapping[str, Any]) -> tuple[dict[str, Any], dict[
 
 
 def _paths_from(folder: str, section: dict[str, Any]) -> dict[str, Any]:
-    """A section with its paths relative to a folder; what is on the hub is in no folder."""
+    """A section with its paths relative to a folder, except hub: names."""
     if "paths" in section:
         paths = (path if is_on_hub(path) else os.path.join(folder, path) for path in section["paths"])
         section = {**section, "paths": tuple(paths)}
@@ -155,7 +155,7 @@ def _paths_from(folder: str, section: dict[str, Any]) -> dict[str, Any]:
 
 
 def _placed(kind: Kind, folder: str, recipe: dict[str, Any]) -> dict[str, Any]:
-    """A recipe whose files, where they are files, can be found from any folder; `gpt2` is not one."""
+    """A recipe with absolute paths; a name like `gpt2` is not a path."""
     found = {
         name: os.path.abspath(os.path.join(folder, recipe[name]))
         for name in hooks_of(kind.recipe).located

@@ -1,4 +1,4 @@
-"""Settings of a build in a TOML file: every mistake is named with its key, its line and the nearest valid name.
+"""Read settings of a build from TOML; errors name the key, its line and the nearest valid name.
 
 [source]                         [recipe]                     [build]
 paths = ["data/*.jsonl"]         kind = "tokens"              into = "caches/edu"
@@ -32,16 +32,16 @@ _AT_LINE = re.compile(r"\s*\(at (?:line (\d+), column \d+|end of document)\)$")
 
 @dataclass(frozen=True, slots=True)
 class SettingsFile:
-    """A file that is TOML and has the right sections."""
+    """A valid TOML file with the right sections."""
 
     path: str
     text: str
     sections: dict[str, dict[str, Any]]
-    origins: Mapping[tuple[str, ...], tuple[str, ...]] = field(default_factory=dict)  # of keys with older names
+    origins: Mapping[tuple[str, ...], tuple[str, ...]] = field(default_factory=dict)  # of translated old keys
     notes: tuple[str, ...] = ()
 
     def fail(self, problem: str, *names: str) -> NoReturn:
-        """Refuse the file, pointing at the line of a section or of a key in it."""
+        """Raise `SettingsInvalid` with the line of a section or key."""
         raise SettingsInvalid(self.path, line_of(self.text, self.origins.get(names, names)), problem)
 
 
@@ -65,12 +65,12 @@ def read_settings_file(path: str) -> SettingsFile:
             file.fail(f"'{name}' is a section; write [{name}] on a separate line", name)
     for name in _REQUIRED:
         if name not in file.sections:
-            file.fail(f"the section [{name}] is missing; a build has [source], [recipe] and [build]")
+            file.fail(f"the section [{name}] is missing; a build needs [source] and [recipe]")
     return file
 
 
 def checked_kind(file: SettingsFile, known: Collection[str]) -> str:
-    """The kind of data, which decides what the other keys are."""
+    """The kind of data, which decides which other keys are valid."""
     recipe = file.sections["recipe"]
     if "kind" not in recipe:
         file.fail(f'[recipe] has no kind; add kind = "{next(iter(known))}" (known: {", ".join(known)})', "recipe")
@@ -83,7 +83,7 @@ def checked_kind(file: SettingsFile, known: Collection[str]) -> str:
 def checked_section(
     file: SettingsFile, section: str, structs: Mapping[str, type[Any]], defaults: Collection[str] = ()
 ) -> dict[str, Any]:
-    """The keys of a section, each known to its struct and of its type; all that have no default are there."""
+    """The values of a section, checked for unknown keys, wrong types and missing keys."""
     fields = {field.name: field for field in msgspec.structs.fields(structs[section])}
     given = {
         key: value for key, value in file.sections.get(section, {}).items() if (section, key) != ("recipe", "kind")
@@ -100,7 +100,7 @@ def checked_section(
 
 
 def _home(key: str, structs: Mapping[str, type[Any]]) -> str:
-    """Where a key belongs that stands in the wrong section; empty where it belongs nowhere."""
+    """A hint at the section that a misplaced key belongs to; empty if there is none."""
     homes = [
         name for name, struct in structs.items() if key in {field.name for field in msgspec.structs.fields(struct)}
     ]
@@ -108,7 +108,7 @@ def _home(key: str, structs: Mapping[str, type[Any]]) -> str:
 
 
 def nearest(name: str, known: Collection[str]) -> str:
-    """A hint at what was meant.
+    """A hint at the nearest valid name.
 
     >>> nearest("worker", ["workers", "mode"])
     "did you mean 'workers'?"
@@ -126,7 +126,7 @@ def closest(name: str, known: Collection[str]) -> str | None:
 
 
 def line_of(text: str, names: tuple[str, ...]) -> int | None:
-    """The line where a section, or a key of it, is written; that of the section where the key hides inside a value."""
+    """The line of a section or of a key in it; the line of the section if the key is inside a value."""
     if not names:
         return None
     places = list(_places(text))
@@ -138,7 +138,7 @@ def line_of(text: str, names: tuple[str, ...]) -> int | None:
 
 
 def _places(text: str) -> Iterator[tuple[int, tuple[str, ...]]]:
-    """Every line that opens a section or sets a key, with its full name; lines inside long strings are passed over."""
+    """Every line that opens a section or sets a key, with its full name; lines in multi-line strings are skipped."""
     section: tuple[str, ...] = ()
     quote = ""
     for number, line in enumerate(text.splitlines(), 1):
@@ -150,7 +150,7 @@ def _places(text: str) -> Iterator[tuple[int, tuple[str, ...]]]:
             yield number, section
         elif key := _KEY.match(line):
             yield number, (*section, *_names(key[1]))
-        quote = next((mark for mark in ('"""', "'''") if line.count(mark) % 2), "")
+        quote = next((quotes for quotes in ('"""', "'''") if line.count(quotes) % 2), "")
 
 
 def _names(dotted: str) -> tuple[str, ...]:
@@ -164,7 +164,7 @@ def _read_text(path: str) -> str:
     except UnicodeDecodeError as error:
         raise SettingsInvalid(path, None, f"this is not UTF-8 text: {error}") from error
     except OSError as error:
-        raise SettingsInvalid(path, None, f"cannot be read: {error.strerror}; check the path") from error
+        raise SettingsInvalid(path, None, f"cannot read the file: {error.strerror}; check the path") from error
 
 
 def _typed(file: SettingsFile, section: str, key: str, value: Any, kind: Any) -> Any:
@@ -180,7 +180,7 @@ def _typed(file: SettingsFile, section: str, key: str, value: Any, kind: Any) ->
 
 
 def _measured(key: str, value: Any) -> Any:
-    """Sizes and shares may be written as on the command line."""
+    """Parse sizes and shares that are written as on the command line."""
     if isinstance(value, str) and (key.endswith("_bytes") or key == "memory_limit"):
         return parse_size(value)
     if isinstance(value, str) and key == "max_failures":
@@ -189,7 +189,7 @@ def _measured(key: str, value: Any) -> Any:
 
 
 def _choices(kind: Any) -> tuple[str, ...]:
-    """The words that a field may be, if it is such a field."""
+    """The choices of a `Literal` field, empty for other types."""
     if typing.get_origin(kind) is Literal:
         return typing.get_args(kind)
     if isinstance(kind, UnionType) or typing.get_origin(kind) is typing.Union:

@@ -1,7 +1,7 @@
-"""The one module that prints: records on standard output, all else on standard error.
+"""The only module that prints: records on standard output, everything else on standard error.
 
-Whatever is printed is escaped here: names, texts and messages come from caches and sources, and a terminal obeys
-control characters in them. In JSON they become \\uXXXX, which reads back as the same text.
+Output is escaped here, because names and texts from caches and sources may contain control characters that a terminal
+would execute. In JSON they become \\uXXXX, which reads back as the same text.
 """
 
 import errno
@@ -23,15 +23,15 @@ _NUMBERS = re.compile(r"\[\n\s+([-+.\deE]+(?:,\n\s+[-+.\deE]+)*)\n\s*\]")
 
 
 def show(record: Any, as_json: bool) -> None:
-    """A record, or a list of them, for a person or for a program."""
+    """Print a record, or a list of records, as text or JSON."""
     try:
         _print(record, as_json)
     except OSError as error:
         if error.errno == errno.EPIPE:
-            raise  # whoever read our output has enough
+            raise  # the reader closed the pipe
         raise ForebayError(
-            f"the result cannot be written to standard output: {error.strerror}; the command itself is done, send its "
-            "output elsewhere"
+            f"cannot write the result to standard output: {error.strerror}; the command itself succeeded, redirect its "
+            "output"
         ) from error
 
 
@@ -46,7 +46,7 @@ def _print(record: Any, as_json: bool) -> None:
 
 
 def _as_json(record: Any) -> str:
-    """Indented JSON. A file's name that is not UTF-8 has its bytes as lone surrogates, which are escaped."""
+    """Indented JSON. File names that are not UTF-8 have lone surrogates, which are escaped."""
     try:
         return msgspec.json.format(msgspec.json.encode(record), indent=2).decode()
     except UnicodeEncodeError:
@@ -54,23 +54,23 @@ def _as_json(record: Any) -> str:
 
 
 def _escaped(text: str) -> str:
-    r"""JSON whose strings have nothing in them that a terminal would obey; what it means stays the same.
+    r"""JSON with control characters in strings escaped; its meaning stays the same.
 
     >>> _escaped('{"name": "\u202egnp.\x9b\x7f\U000e0001 \u00e4"}')
     '{"name": "\\u202egnp.\\u009b\\u007f\\udb40\\udc01 ä"}'
     """
     if text.isprintable():
         return text
-    return "".join(mark if mark.isprintable() or mark == "\n" else _by_number(mark) for mark in text)
+    return "".join(char if char.isprintable() or char == "\n" else _by_number(char) for char in text)
 
 
-def _by_number(mark: str) -> str:
-    raw = mark.encode("utf-16-be", "surrogatepass").hex()
+def _by_number(char: str) -> str:
+    raw = char.encode("utf-16-be", "surrogatepass").hex()
     return "".join(f"\\u{raw[at : at + 4]}" for at in range(0, len(raw), 4))
 
 
 def _numbers_on_one_line(text: str) -> str:
-    r"""Indented JSON with every list of numbers on a line; inside strings there are no line ends.
+    r"""Indented JSON with every list of numbers on one line; strings contain no newlines.
 
     >>> _numbers_on_one_line(msgspec.json.format('{"ids":[1,-2.5],"of":["a"]}'))
     '{\n  "ids": [1, -2.5],\n  "of": [\n    "a"\n  ]\n}'
@@ -79,10 +79,10 @@ def _numbers_on_one_line(text: str) -> str:
 
 
 def say(line: str) -> None:
-    """A line beside the result."""
+    """Print a line on standard error."""
     console_for(sys.stderr).print(Text(line), soft_wrap=True)
 
 
 def say_error(line: str) -> None:
-    """What went wrong, on one line."""
+    """Print an error on one line of standard error."""
     console_for(sys.stderr).print(Text.assemble(("forebay: ", "bold red"), printable(line)), soft_wrap=True)

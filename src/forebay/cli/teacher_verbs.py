@@ -1,7 +1,7 @@
-"""`forebay build teachers CACHE` and `forebay estimate teachers CACHE`: layers on a cache that is there.
+"""`forebay build teachers CACHE` and `forebay estimate teachers CACHE`: add layers to an existing cache.
 
-A layer of a teacher has no source of its own: it is made of the rows of a cache. So the cache comes first, where other
-kinds have their sources, and every teacher is an option whose value is its model.
+A teacher layer is computed from the rows of a cache. So the cache takes the place of the source, and every teacher is
+an option whose value is its model.
 """
 
 from collections.abc import Mapping
@@ -49,66 +49,82 @@ _COMMON = (
     "batch_size", "batch_timesteps", "dtype", "stored", "seed", "device", "memory_limit", "prompt_column", "prompt_key",
 )  # fmt: skip
 TEACHER_OPTIONS: tuple[Decorator, ...] = (
-    click.option("--vae", metavar="MODEL", shell_complete=complete_file, help="Latents of images, by this VAE."),
-    click.option("--t5", metavar="MODEL", shell_complete=complete_file, help="States of prompts, by this T5 encoder."),
+    click.option("--vae", metavar="MODEL", shell_complete=complete_file, help="VAE for latents of images."),
     click.option(
-        "--clip", metavar="MODEL", shell_complete=complete_file, help="States of prompts, by this CLIP text encoder."
+        "--t5", metavar="MODEL", shell_complete=complete_file, help="T5 encoder for hidden states of prompts."
+    ),
+    click.option(
+        "--clip", metavar="MODEL", shell_complete=complete_file, help="CLIP text encoder for hidden states of prompts."
     ),
     click.option(
         "--lune",
         metavar="MODEL",
         shell_complete=complete_file,
-        help="The middle of this UNet at every bucket; needs --clip's layer.",
+        help="UNet for mid-block features at every bucket; needs the layer of --clip.",
     ),
     click.option(
         "--sol",
         metavar="MODEL",
         shell_complete=complete_file,
-        help=f"The self-attention of this UNet, or '{GEOMETRIC}': the closed form.",
+        help=f"UNet for self-attention statistics, or '{GEOMETRIC}' for the closed form.",
     ),
     click.option(
         "--lune-weights",
         metavar="FILE",
         shell_complete=complete_file,
-        help="Fine-tuned .safetensors over the UNet of --lune.",
+        help="Fine-tuned .safetensors weights for the UNet of --lune.",
     ),
     click.option(
         "--sol-weights",
         metavar="FILE",
         shell_complete=complete_file,
-        help="Fine-tuned .safetensors over the UNet of --sol.",
+        help="Fine-tuned .safetensors weights for the UNet of --sol.",
     ),
     click.option("--noise", type=click.Choice(["pure", "noised"]), help="Input of the UNet.  [recipe; pure]"),
     click.option(
         "--time-direction",
         type=click.Choice(["t0_noise", "t0_data"]),
-        help="Which end of t is noise, where latents are noised.  [recipe; t0_noise]",
+        help="End of t that is noise, with --noise noised.  [recipe; t0_noise]",
     ),
-    click.option("--sample", type=click.Choice(["mean", "seeded"]), help="Of the VAE's posterior.  [recipe; mean]"),
-    click.option("--max-length", type=click.IntRange(min=1), help="Tokens of a prompt, for T5.  [recipe; 128]"),
-    click.option("--bucket", "buckets", type=float, multiple=True, help="A moment; repeat.  [recipe; .05 .15 … .95]"),
-    click.option("--batch-size", type=click.IntRange(min=1), help="Samples in a forward.  [recipe; 8]"),
     click.option(
-        "--batch-timesteps/--single-timesteps", default=None, help="All buckets in one forward.  [recipe; single]"
+        "--sample",
+        type=click.Choice(["mean", "seeded"]),
+        help="VAE posterior: its mean, or a seeded sample.  [recipe; mean]",
+    ),
+    click.option("--max-length", type=click.IntRange(min=1), help="Tokens per prompt, for T5.  [recipe; 128]"),
+    click.option(
+        "--bucket",
+        "buckets",
+        type=float,
+        multiple=True,
+        help="Timestep in [0, 1] (repeatable).  [recipe; .05 .15 … .95]",
+    ),
+    click.option("--batch-size", type=click.IntRange(min=1), help="Samples per forward pass.  [recipe; 8]"),
+    click.option(
+        "--batch-timesteps/--single-timesteps",
+        default=None,
+        help="Run all buckets in one forward pass.  [recipe; single]",
     ),
     click.option(
         "--dtype",
         type=click.Choice(["float32", "float16", "bfloat16"]),
-        help="Models compute in it.  [recipe; float32]",
+        help="Compute dtype.  [recipe; float32]",
     ),
     click.option(
-        "--stored", type=click.Choice(["float32", "float16", "bfloat16"]), help="What is stored.  [recipe; float16]"
+        "--stored", type=click.Choice(["float32", "float16", "bfloat16"]), help="Storage dtype.  [recipe; float16]"
     ),
-    click.option("--seed", type=int, help="Of all noise.  [recipe; 0]"),
-    click.option("--prompt-column", metavar="COLUMN", help="Where prompts are.  [recipe; by the base layer]"),
-    click.option("--prompt-key", metavar="KEY", help=f"Their key, where a row is JSON.  [recipe; images: {CAPTION}]"),
-    click.option("--device", help="Where models run: cpu, cuda, cuda:1, mps.  [auto]"),
-    click.option("--memory-limit", type=SizeType(), help="Most memory of a forward: batches are halved until it fits."),
+    click.option("--seed", type=int, help="Random seed for all noise.  [recipe; 0]"),
+    click.option("--prompt-column", metavar="COLUMN", help="Column with the prompts.  [recipe; by the base layer]"),
+    click.option(
+        "--prompt-key", metavar="KEY", help=f"Key of the prompt, if a row is JSON.  [recipe; images: {CAPTION}]"
+    ),
+    click.option("--device", help="Device for the models: cpu, cuda, cuda:1, mps.  [auto]"),
+    click.option("--memory-limit", type=SizeType(), help="Memory limit of a forward pass; batches are halved to fit."),
 )
 
 
 def teacher_recipes(root: str, flags: Mapping[str, Any]) -> dict[str, TeacherRecipe]:
-    """The layers that flags name, in the order in which they can be built; without any, those that were begun."""
+    """The recipes of the layers that flags name, in build order; without any, of all unfinished layers."""
     is_allowed = bool(flags.get("check_source"))
     passed = {name: value for name, value in flags.items() if name != "check_source"}
     given = {name: value for name, value in passed.items() if value is not None and value != ()}
@@ -118,7 +134,7 @@ def teacher_recipes(root: str, flags: Mapping[str, Any]) -> dict[str, TeacherRec
     fields = {**_base_prompts(base), **{name: given[name] for name in _COMMON if name in given}}
     images = {name: base.fields[name] for name in ("size", "pad_color", "storage")} if base.kind == "images" else {}
     if "vae" in given and not images:
-        raise click.UsageError(f"--vae makes latents of images, and '{root}' holds {base.kind}.")
+        raise click.UsageError(f"--vae needs images, but '{root}' has {base.kind}.")
     options = {name: given[name] for name in ("vae", "t5", "clip", "sample", "max_length") if name in given}
     timed = {**fields, **({"buckets": given["buckets"]} if "buckets" in given else {})}
     found = encodings(**options, **images, **fields)
@@ -139,19 +155,19 @@ def _listeners(given: Mapping[str, Any]) -> list[Teacher]:
 
 
 def _begun(root: str, given: Mapping[str, Any], is_allowed: bool) -> dict[str, TeacherRecipe]:
-    """The layers of teachers that a cache has, each after those it reads."""
+    """The teacher layers of a cache, each after those it reads."""
     how = {name: value for name, value in given.items() if name in _HOW}
     if given.keys() - _HOW:
         names = ", ".join(f"--{name}" for name in _MODELS)
         raise click.UsageError(
-            f"Name at least one teacher ({names}); without them, the layers that were begun are continued."
+            f"Name at least one teacher ({names}), or pass no options to resume the existing layers."
         )
     store = open_store(root)
     read_cache_document(store)
     documents = {layer: read_recipe_document(store, layer) for layer in layers_of(store)}
     kept = {layer: one for layer, one in documents.items() if one is not None and one.kind == TeacherRecipe.kind}
     if not kept:
-        raise click.UsageError(f"'{root}' has no layer of a teacher yet; name one, as in --t5 google/flan-t5-base.")
+        raise click.UsageError(f"'{root}' has no teacher layer; name one, e.g. --t5 google/flan-t5-base.")
     ordered = sorted(kept, key=lambda name: (_height(kept, name), name))
     verb = f"{click.get_current_context().command_path.split()[1]} teachers"
     found = {layer: reopened(kept[layer], root, verb, is_allowed) for layer in ordered}
@@ -182,22 +198,22 @@ RUN_OPTIONS = (
         "--mode",
         type=click.Choice(["forward", "inverse"]),
         default="forward",
-        help="inverse: check what is there first, then fill gaps from the far end.",
+        help="inverse: check existing chunks first, then fill gaps from the end.",
     ),
     failures_option,
     source_option,
-    click.option("--dry-run", is_flag=True, help="Say what would be stored; load and write nothing."),
+    click.option("--dry-run", is_flag=True, help="Show what would be stored; load and write nothing."),
     json_option,
 )
 _BUILD_TERMS = ("start_chunk", "end_chunk", "mode", "max_failures")
 
 
 def _build(cache: str, dry_run: bool, as_json: bool, **flags: Any) -> None:
-    """What teachers say of every row, as layers of a cache.
+    """Add teacher features to a cache, as layers.
 
-    CACHE is a cache of images or of prompts (raw lines). MODEL is a folder that save_pretrained wrote, or org/name on
-    the hub. One model is in memory at a time; layers that are complete are passed over, and without any model all
-    layers that were begun are continued.
+    CACHE is a cache of images or of prompts (raw lines). MODEL is a folder written by save_pretrained, or org/name on
+    the hub. One model is in memory at a time. Complete layers are skipped; without any model, all unfinished teacher
+    layers are resumed.
 
     Example: forebay build teachers caches/art --clip sd/text_encoder --lune sd/unet
     """
@@ -212,10 +228,10 @@ def _build(cache: str, dry_run: bool, as_json: bool, **flags: Any) -> None:
 
 
 def _estimate(cache: str, rows: int | None, as_json: bool, **flags: Any) -> None:
-    """What layers of teachers will take, from the shapes that models declare.
+    """Estimate the size of teacher layers from the shapes of the models.
 
-    Nothing is loaded. What is stored once for equal prompts is counted as if no two were equal. Exit code 1 when the
-    disk of the cache cannot hold it.
+    Loads nothing. Assumes that all prompts differ, although equal prompts are stored once. Exits 1 if the disk of the
+    cache is too small.
 
     Example: forebay estimate teachers caches/art --lune sd/unet --rows 10000
     """
@@ -223,7 +239,10 @@ def _estimate(cache: str, rows: int | None, as_json: bool, **flags: Any) -> None
     show(found, as_json)
     if not found.fits:
         needed, free = human_bytes(found.bytes), human_bytes(found.free_bytes or 0)
-        say_error(f"no room at '{cache}': about {needed} are needed, {free} are free; make room or choose another disk")
+        say_error(
+            f"not enough disk space at '{cache}': about {needed} are needed, {free} are free; free some or use another "
+            f"disk"
+        )
         click.get_current_context().exit(1)
 
 
@@ -238,7 +257,7 @@ estimate_command = click.command("teachers")(
         _estimate,
         cache_argument,
         *TEACHER_OPTIONS,
-        click.option("--rows", type=click.IntRange(min=1), help="Rows to estimate for.  [those of the cache]"),
+        click.option("--rows", type=click.IntRange(min=1), help="Number of rows.  [default: those of the cache]"),
         source_option,
         json_option,
     )

@@ -26,7 +26,7 @@ path_argument: Decorator = click.argument("path", shell_complete=complete_folder
 
 @click.group()
 def tier() -> None:
-    """Look after a tier: the LMDB folder that CachedImages fills.
+    """Manage a tier: the LMDB folder that CachedImages fills.
 
     Example: forebay tier stats tiers/photos
     """
@@ -36,7 +36,7 @@ def tier() -> None:
 @path_argument
 @json_option
 def stats(path: str, as_json: bool) -> None:
-    """Show what a tier holds, by recipe, and how large it is.
+    """Show the size and content of a tier, by recipe.
 
     Example: forebay tier stats tiers/photos
     """
@@ -48,10 +48,10 @@ def stats(path: str, as_json: bool) -> None:
 @json_option
 @click.pass_context
 def verify(ctx: click.Context, path: str, as_json: bool) -> None:
-    """Check every value: its checksum, its tag, its name.
+    """Check every value: its checksum, tag and key.
 
-    What is bad is never served: it is made again when it is next read. With FOREBAY_HMAC_KEY set, values without a tag
-    of that key are bad; without it, tagged ones cannot be checked, and count as bad. Exit code 1 when a value is bad.
+    A bad value is never served; it is rebuilt when it is next read. With FOREBAY_HMAC_KEY set, values without a tag of
+    that key are bad; without it, tagged values cannot be checked and count as bad. Exits 1 if a value is bad.
 
     Example: forebay tier verify tiers/photos
     """
@@ -63,13 +63,13 @@ def verify(ctx: click.Context, path: str, as_json: bool) -> None:
 
 @tier.command()
 @path_argument
-@click.option("--recipe", metavar="FINGERPRINT", help="Remove the rows of one recipe only; see `forebay tier stats`.")
+@click.option("--recipe", metavar="FINGERPRINT", help="Only remove the rows of this recipe; see `forebay tier stats`.")
 @json_option
 def clear(path: str, recipe: str | None, as_json: bool) -> None:
-    """Remove all that a tier holds, damaged or not.
+    """Remove the content of a tier, damaged or not.
 
-    Its files are removed where no process has it open; otherwise its values are, and the room in its file is used
-    again. With --recipe, the beginning of a fingerprint, the rows of other recipes stay.
+    Deletes the files if no process has the tier open, else deletes the entries and reuses the space. With --recipe,
+    the beginning of a fingerprint, rows of other recipes stay.
 
     Example: forebay tier clear tiers/photos
     """
@@ -78,9 +78,9 @@ def clear(path: str, recipe: str | None, as_json: bool) -> None:
 
 _TEXT = """Fill a tier with the rows of all images of a source.
 
-Takes the sources and the recipe options of `forebay build images`; CachedImages with the same recipe finds the rows.
-Rows that are there and sound are kept: run it again to resume. Exit code 1 when the tier takes no more. A tier whose
-rows are tagged needs its FOREBAY_HMAC_KEY.
+Takes the sources and the recipe options of `forebay build images`; CachedImages with the same recipe reads the rows.
+Valid rows are kept: run it again to resume. Exits 1 if the tier filled up. A tier with tagged rows needs its
+FOREBAY_HMAC_KEY.
 
 Example: forebay warm photos --l2 tiers/photos
 """
@@ -89,7 +89,7 @@ Example: forebay warm photos --l2 tiers/photos
 def _command(l2: str, max_bytes: int | None, as_json: bool, **flags: Any) -> None:
     settings = gathered("images", None, None, flags)
     if not isinstance(settings.recipe, RowRecipe):
-        raise TypeError(f"{type(settings.recipe).__name__} makes no single rows")
+        raise TypeError(f"{type(settings.recipe).__name__} does not make single rows")
     bound = {} if max_bytes is None else {"max_bytes": max_bytes}
     with shown_progress(as_json) as on_progress:
         report = tiers.warm(
@@ -115,9 +115,9 @@ warm = click.command("warm", help=_TEXT)(
             required=True,
             metavar="PATH",
             shell_complete=complete_folder,
-            help="The folder of the tier, on a disk of this machine.",
+            help="Folder of the tier, on a local disk.",
         ),
-        click.option("--max-bytes", type=SizeType(), help="How large the tier may become.  [100GB]"),
+        click.option("--max-bytes", type=SizeType(), help="Size limit of the tier.  [100GB]"),
         *KINDS["images"].options,
         workers_option,
         json_option,

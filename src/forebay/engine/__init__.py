@@ -1,4 +1,4 @@
-"""Who runs the chunks."""
+"""Run chunks: in worker processes or in this process."""
 
 from forebay.engine.local import InlineEngine, LocalEngine
 

@@ -1,4 +1,4 @@
-"""The contract between a build and whoever runs its chunks."""
+"""The contract between a build and the engine that runs its chunks."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -6,26 +6,26 @@ from typing import Any, Literal, Protocol
 
 from forebay.recipe import AnyRecipe
 
-Trouble = Literal["io", "disk-full", "source-changed", "all-failed", "error"]
+ProblemKind = Literal["io", "disk-full", "source-changed", "all-failed", "error"]
 
 
 class Task(Protocol):
-    """What is run: numbered chunks of work, each by whoever is free. It is pickled to get there."""
+    """Numbered chunks of work. A task is pickled once per worker."""
 
     @property
     def chunks(self) -> Any:
-        """Has the `recipe` and the `source` (None: none) that a worker must be able to import."""
+        """An object with the `recipe` and the `source` (or None) that a worker must be able to import."""
 
     def begin(self, chunk: int) -> Callable[[], Any]:
-        """Compute a chunk, and say how to finish it: what that call gives is told to whoever started the crew.
+        """Compute a chunk and return the callable that writes it; its result becomes `Made.record`.
 
-        Finishing waits for the disk. A worker may do it in another thread, while it begins the next chunk.
+        A worker may call it in another thread while it computes the next chunk.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """A chunk is done; `record` is what the task says of it (a build: None where somebody else was first)."""
+    """A chunk is done; `record` is what its task returned (in a build: None if another builder was first)."""
 
     chunk: int
     record: Any
@@ -35,18 +35,20 @@ class Made:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A chunk could not be made, and the worker lives."""
+    """A chunk could not be made; the worker is alive."""
 
     chunk: int
-    trouble: Trouble
+    kind: ProblemKind
     reason: str
     files: Mapping[str, str] = field(default_factory=dict)
-    reasons: tuple[int, str, int, str, str] | None = None  # of a chunk of which all samples failed: see `ChunkFailed`
+    reasons: tuple[int, str, int, str, str] | None = (
+        None  # if all samples of the chunk failed: the arguments of `ChunkFailed`
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Died:
-    """A worker is gone, with the chunk it was at."""
+    """A worker died while computing or writing `chunk`."""
 
     chunk: int | None
     pid: int
@@ -55,7 +57,7 @@ class Died:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """A chunk was computed and not yet written when its worker died of another one. Nobody blames it."""
+    """The worker died on another chunk before this one was written; it does not count as an attempt."""
 
     chunk: int
 
@@ -64,34 +66,34 @@ Event = Made | Refused | Died | Lost
 
 
 class Crew(Protocol):
-    """Workers at work on one job. A slot holds one worker, that computes one chunk and may be writing another."""
+    """The workers of one task. A slot has one worker, which computes one chunk and may be writing another."""
 
     def idle(self) -> list[int]:
-        """The slots that can compute a chunk."""
+        """The slots that are free to compute a chunk."""
 
     def give(self, slot: int, chunk: int) -> None:
-        """Have a slot make a chunk."""
+        """Assign a chunk to a free slot."""
 
     def wait(self, timeout: float) -> list[Event]:
-        """What happened, after at most `timeout` seconds."""
+        """The events since the last call, after at most `timeout` seconds."""
 
     def resize(self, workers: int) -> None:
-        """Have this many slots from now on; one that is busy ends its chunk first."""
+        """Change the number of slots; a busy slot finishes its chunk first."""
 
     def pids(self) -> list[int]:
-        """The processes at work, for measuring them."""
+        """The worker processes, for measuring memory and CPU."""
 
     def stop(self) -> None:
-        """End all work at once; what was under way is lost."""
+        """Kill all workers; unfinished chunks are lost."""
 
 
 class Engine(Protocol):
-    """Who runs the chunks: local processes, this process, a cluster."""
+    """Starts crews: local processes, this process, a cluster."""
 
     def preload(self, recipe: AnyRecipe, workers: int) -> None:
-        """Begin to start so many workers, and have them load what a recipe needs: its `preload()`."""
+        """Start workers early, and have each call the recipe's `preload()`."""
 
     def start(self, job: Task, workers: int) -> Crew: ...
 
     def close(self) -> None:
-        """End what was started and not used."""
+        """Stop workers that were started and not used."""

@@ -1,7 +1,7 @@
-"""Chunks made on this machine: by worker processes, or inline in this process.
+"""Run chunks on this machine: in worker processes, or inline in this process.
 
-Each worker is a fresh interpreter at the end of a pipe. It does not import the caller's script, so that a script needs
-no `if __name__ == "__main__"`; and it ends as soon as the builder does, however that came about.
+Each worker is a fresh interpreter at the end of a pipe. It does not import the caller's script, so a script needs no
+`if __name__ == "__main__"`, and it exits as soon as the builder does, even if the builder was killed.
 """
 
 import contextlib
@@ -19,19 +19,19 @@ from forebay.errors import RecipeInvalid
 from forebay.recipe import AnyRecipe
 
 _ENVIRONMENT = {
-    # A worker is one core's work: a library that starts a thread per core would crowd out the others.
+    # There is one worker per core: a library that starts a thread per core would slow down the others.
     "RAYON_NUM_THREADS": "1",
-    # Every chunk takes arrays as large as the one before did: they are kept, not given back and faulted in again.
+    # Chunks need arrays of similar size: keep freed memory instead of returning it and faulting it in again.
     "MALLOC_MMAP_THRESHOLD_": str(256 << 20),
     "MALLOC_TRIM_THRESHOLD_": str(256 << 20),
 }
-_FIRST_PAUSE = 0.05  # seconds before a worker that died is replaced, doubled with every death in a row
+_FIRST_PAUSE = 0.05  # seconds before a dead worker is replaced, doubled with every death in a row
 _MOST_PAUSE = 5.0
 _BOOT = "import sys; sys.path[:] = {path!r}; from forebay.engine.worker import main; main({fd})"
 
 
 class LocalEngine:
-    """Starts workers; some may start while the work is still being planned."""
+    """Starts worker processes; `preload` starts some while the build is still being planned."""
 
     def __init__(self) -> None:
         self._ready: list[Worker] = []
@@ -74,13 +74,13 @@ class LocalCrew:
             time.sleep(timeout)
         for pipe in wait(list(by_pipe), timeout) if by_pipe else ():
             slot = by_pipe[pipe]  # type: ignore[index]  # only connections were waited for
-            told = self._workers[slot].take()
-            events += told
-            if any(isinstance(event, Died) for event in told):
+            received = self._workers[slot].take()
+            events += received
+            if any(isinstance(event, Died) for event in received):
                 self._workers.pop(slot).close()
                 self._deaths += 1
                 self._not_before = time.monotonic() + min(_MOST_PAUSE, _FIRST_PAUSE * 2**self._deaths)
-            elif told:
+            elif received:
                 self._deaths = 0
         self._retire()
         self._fill()
@@ -131,7 +131,7 @@ class Worker:
                 pass_fds=[far.fileno()],
                 stdin=subprocess.DEVNULL,
                 env={**_ENVIRONMENT, **os.environ},
-                process_group=0,  # Ctrl-C at the terminal is the builder's to handle
+                process_group=0,  # the builder handles Ctrl-C
             )
         self._send(needs)
 
@@ -143,22 +143,22 @@ class Worker:
         self._send(pickle.dumps(chunk))
 
     def take(self) -> list[Event]:
-        """What the worker says; that it died, where it says nothing more."""
+        """The next message of the worker as events; `Died` if its pipe is closed."""
         try:
-            said = self.pipe.recv_bytes()
+            message = self.pipe.recv_bytes()
         except (EOFError, OSError):
             return self._death()
-        if said == READY:
+        if message == READY:
             self._is_ready = True
             return []
-        if said == COMPUTED:
+        if message == COMPUTED:
             self.writing, self.chunk = self.chunk, None
             return []
         self.writing = None
-        return [pickle.loads(said)]
+        return [pickle.loads(message)]
 
     def _death(self) -> list[Event]:
-        """Of the chunk that was computed, where there was one: what was being written beside it did no harm."""
+        """Blame the chunk being computed, if any; the one being written is `Lost`."""
         if not self._is_ready:
             died = Died(None, self.process.pid, _cause_of_death(self.process.wait()))
             return [died] if self.chunk is None else [died, Lost(self.chunk)]
@@ -167,22 +167,22 @@ class Worker:
         return [died] if self.writing in (None, at) else [died, Lost(self.writing)]
 
     def close(self) -> None:
-        """An idle worker ends when its pipe does."""
+        """Close the pipe, which ends an idle worker."""
         self.pipe.close()
         self.process.wait()
 
     def end(self) -> None:
-        """Whatever it is doing."""
+        """Kill the process, even mid-chunk."""
         self.process.kill()
         self.close()
 
     def _send(self, message: bytes) -> None:
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # its death shows when it is waited for
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # `wait` will report its death
             self.pipe.send_bytes(message)
 
 
 def _pickled_recipe(recipe: AnyRecipe) -> bytes:
-    """What cannot be sent is refused when the job is sent; until then a worker starts without it."""
+    """The recipe for `preload`, or None if it does not pickle: `_pickled` raises the error later."""
     try:
         return pickle.dumps(recipe)
     except (TypeError, AttributeError, pickle.PicklingError):
@@ -194,7 +194,7 @@ def _pickled(job: Task) -> bytes:
         if type(part).__module__ == "__main__":
             raise RecipeInvalid(
                 f"{type(part).__name__} is defined in the script itself, where worker processes cannot find it; "
-                "put it into a module of its own, or build with workers=0"
+                "move it to a module, or build with workers=0"
             )
     try:
         return pickle.dumps(job)
@@ -207,23 +207,23 @@ def _cause_of_death(code: int) -> str:
         return f"exit code {code}"
     known = {number.value: number.name for number in signal.Signals}
     name = known.get(-code, f"signal {-code}")
-    hint = " (the kernel kills so when memory runs out)" if name == "SIGKILL" else ""
+    hint = " (often the OOM killer)" if name == "SIGKILL" else ""
     return f"killed by {name}{hint}"
 
 
 class InlineEngine:
     def preload(self, recipe: AnyRecipe, workers: int) -> None:
-        """This process is."""
+        """No-op: the current process needs no start-up."""
 
     def close(self) -> None:
-        """Nothing was started."""
+        """No-op: nothing was started."""
 
     def start(self, job: Task, workers: int) -> Crew:
         return InlineCrew(job)
 
 
 class InlineCrew:
-    """One slot, worked on while the build waits for it."""
+    """One slot, whose chunk is made in `wait`."""
 
     def __init__(self, job: Task) -> None:
         self._job = job
@@ -243,7 +243,7 @@ class InlineCrew:
         return [attempt_chunk(self._job, chunk)]
 
     def resize(self, workers: int) -> None:
-        """There is always one slot."""
+        """No-op: there is always one slot."""
 
     def pids(self) -> list[int]:
         return [os.getpid()]

@@ -1,7 +1,7 @@
-"""A worker process: take a chunk number, make the chunk, report what happened.
+"""A worker process: receive a chunk number, make the chunk, report the result.
 
-A chunk is written by a second thread, for a disk is waited for; meanwhile the next one is computed. At most one chunk
-is being written: who computes faster than the disk takes waits for it.
+A second thread writes a chunk while the next one is computed. At most one chunk is being written: computing blocks
+while the previous write is in progress.
 """
 
 import gc
@@ -30,16 +30,16 @@ Finish = Callable[[], Event]
 
 
 def attempt_chunk(job: Task, chunk: int) -> Event:
-    """Make a chunk."""
+    """Make a chunk; failures are returned as events, never raised."""
     return attempt_beginning(job, chunk)()
 
 
 def attempt_beginning(job: Task, chunk: int) -> Finish:
-    """Compute a chunk; what comes of it is known when it is finished."""
+    """Compute a chunk and return the callable that writes it and returns the event."""
     started = time.monotonic()
     try:
         finish = job.begin(chunk)
-    except Exception as error:  # a recipe may raise anything; one chunk's trouble must not end the others
+    except Exception as error:  # a recipe may raise anything; one chunk's failure must not end the others
         refused = _refused(chunk, error)
         return lambda: refused
     return partial(_finished, chunk, finish, started)
@@ -54,7 +54,7 @@ def _finished(chunk: int, finish: Callable[[], Any], started: float) -> Event:
 
 
 def _refused(chunk: int, error: Exception) -> Refused:
-    said = f"{type(error).__name__}: {error}"
+    message = f"{type(error).__name__}: {error}"
     match error:
         case SourceChanged():
             return Refused(chunk, "source-changed", str(error), error.files)
@@ -62,14 +62,14 @@ def _refused(chunk: int, error: Exception) -> Refused:
             reasons = (error.failures, error.reason, error.count, error.example, error.advice)
             return Refused(chunk, "all-failed", str(error), reasons=reasons)
         case OSError():
-            return Refused(chunk, "disk-full" if is_full(error) else "io", said)
-    return Refused(chunk, "error", said)
+            return Refused(chunk, "disk-full" if is_full(error) else "io", message)
+    return Refused(chunk, "error", message)
 
 
 def peak_bytes() -> int:
-    """The most memory this process has held.
+    """The peak memory of this process.
 
-    Linux counts what the parent held before it started this program into `getrusage`, so its own figure is preferred.
+    On Linux `getrusage` includes the parent's memory at fork, so `/proc` is preferred.
     """
     try:
         status = Path("/proc/self/status").read_text()
@@ -78,20 +78,20 @@ def peak_bytes() -> int:
     return int(status.partition("VmHWM:")[2].split()[0]) * 1024
 
 
-READY = pickle.dumps("ready")  # said once, when the job is loaded: what ends a worker before that is no chunk's fault
-COMPUTED = pickle.dumps("computed")  # said before a chunk is written: another one can be given
+READY = pickle.dumps("ready")  # sent once, when the job is loaded; a worker that dies before is not a chunk's fault
+COMPUTED = pickle.dumps("computed")  # sent before a chunk is written: the worker is free for another
 
 
 def main(descriptor: int) -> None:
-    """First comes what a job will need, perhaps while it is still being planned; then the job; then chunk numbers."""
+    """Receive the recipe to preload (perhaps while the job is still being planned), the job, then chunk numbers."""
     pipe = Connection(descriptor)
     threading.Thread(target=_end_with_builder, args=(descriptor,), daemon=True).start()
     try:
-        _get_ready(pipe.recv_bytes())
+        _preload(pipe.recv_bytes())
         job: Task = pickle.loads(pipe.recv_bytes())
         pipe.send_bytes(READY)
-        # Garbage in cycles is looked for between chunks, and not among what is loaded by now: it takes a tenth of the
-        # time of a chunk of many small samples otherwise.
+        # Collect garbage between chunks only, and not among objects loaded by now: otherwise it takes a tenth of
+        # the time of a chunk of many small samples.
         gc.freeze()
         gc.disable()
         with ThreadPoolExecutor(1, "writer") as writer:
@@ -109,23 +109,23 @@ def _make_chunks(pipe: Connection, job: Task, writer: ThreadPoolExecutor) -> Non
             written.result()
         pipe.send_bytes(COMPUTED)
         written = writer.submit(_finish, pipe, finish)
-        del finish  # with what it is about to write
+        del finish  # so that its buffers can be freed
         gc.collect()
 
 
 def _finish(pipe: Connection, finish: Finish) -> None:
-    """Nothing else is sent meanwhile: the next chunk is said to be computed only after this."""
+    """Write a chunk and send its event. Nothing else is sent meanwhile: COMPUTED of the next chunk comes after."""
     pipe.send_bytes(pickle.dumps(finish()))
 
 
-def _get_ready(recipe: bytes) -> None:
-    """Load what a recipe needs. Trouble is not told here: it comes again with the first chunk, and is told then."""
+def _preload(recipe: bytes) -> None:
+    """Load what a recipe needs. Errors are ignored here; the first chunk will raise them again."""
     with suppress(Exception):
         hooks_of(pickle.loads(recipe)).preload()
 
 
 def _end_with_builder(descriptor: int) -> None:
-    """Leave at once when the other end of the pipe closes: a builder that was killed wants no more chunks."""
+    """Exit as soon as the other end of the pipe closes: the builder is gone."""
     watcher = select.poll()
     watcher.register(descriptor, select.POLLHUP | select.POLLERR)
     watcher.poll()

@@ -1,1 +1,1 @@
-"""Arrays as bytes: keys, chunks, sealed indexes."""
+"""The file format: keys, chunks and index files as bytes."""

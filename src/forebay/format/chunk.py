@@ -4,8 +4,8 @@
     index    per column: name.offsets (ragged), name.blocks (compressed), name.sums; then .source     all uint64
     data     the columns, widest items first; then .failures                                         the rest
 
-The bytes from the start to the end of the index are the *head*. Its digest is kept in the generation and checked
-before anything in it is believed; each block of data is checked against its sum in the index when it is first touched.
+The bytes from the start to the end of the index are the *head*. Its digest is in the generation and is checked before
+the head is used; each block of data is checked against its checksum in the index when it is first read.
 
 rows      0 1 2 3 │ 4 5 6 7 │ 8 9          rows_per_block = 4, three blocks
 fixed     block k is rows 4k … 4k+3
@@ -40,25 +40,25 @@ def block_count(column: Column, rows: int) -> int:
 
 
 def block_rows(column: Column, rows: int) -> Bounds:
-    """The row at which each block begins, and the end of the last."""
+    """The first row of each block, and the end of the last block."""
     step = min(column.block_rows, max(1, rows))
     return np.minimum(np.arange(block_count(column, rows) + 1, dtype=np.int64) * step, rows)
 
 
 def value_bounds(column: Column, rows: int, offsets: Array | None) -> Bounds:
-    """Where each block begins, in rows, or in values of a ragged column, and the end of the last."""
+    """The start of each block, in rows (ragged: in values), and the end of the last block."""
     edges = block_rows(column, rows)
     return edges if offsets is None else offsets[edges].astype(np.int64)
 
 
 def block_span(column: Column, rows: int, block: int, offsets: Array | None) -> tuple[int, int]:
-    """Where one block begins and ends, as in `value_bounds`."""
+    """The start and end of one block, in the units of `value_bounds`."""
     low, high = (min(number * column.block_rows, rows) for number in (block, block + 1))
     return (low, high) if offsets is None else (int(offsets[low]), int(offsets[high]))
 
 
 def raw_bounds(column: Column, rows: int, offsets: Array | None) -> Bounds:
-    """Where each block begins, in bytes before compression, and the end of the last."""
+    """The start of each block in bytes before compression, and the end of the last block."""
     return value_bounds(column, rows, offsets) * column.item_bytes
 
 
@@ -68,7 +68,7 @@ def values_of(rows: Array | Ragged) -> Array:
 
 MAX_STATISTIC = 65_536  # numbers of one statistic of a chunk
 Statistics = Mapping[str, int | float | list[int]]
-# What a reader accepts; far above what any recipe makes, and small enough for a stranger's chunk to be harmless.
+# What a reader accepts: far above what recipes make, small enough that an untrusted chunk is harmless.
 MAX_HEADER_BYTES = 8 << 20
 MAX_HEAD_BYTES = 256 << 20
 MAX_COLUMNS = 4096
@@ -77,7 +77,7 @@ MAX_COUNT = 1 << 40  # of rows, samples, failures
 
 
 class ChunkMeta(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a chunk says of itself, in its header."""
+    """The metadata in the header of a chunk."""
 
     format_version: int = FORMAT_VERSION
     type: str = "chunk"
@@ -92,7 +92,7 @@ class ChunkMeta(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     content: str  # xxh3-128 over the decoded columns
     ids: str  # xxh3-128 over the column of sample ids, or the content where there is none
     base: str = ""  # ids of the base chunk that a later layer was made from
-    check: str = ""  # xxh3-64 over all of the above, the sums of the source and the failures
+    check: str = ""  # xxh3-64 over the fields above, the source checksums and the failures
 
     def sealed(self, source: Buffer, failures: Buffer) -> "ChunkMeta":
         text = canonical_json(msgspec.to_builtins(msgspec.structs.replace(self, check="")))
@@ -100,7 +100,7 @@ class ChunkMeta(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class ChunkRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What a generation keeps of a chunk."""
+    """The entry of a chunk in a generation."""
 
     chunk: int
     revision: int = 0
@@ -119,7 +119,7 @@ class ChunkRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class EncodedChunk:
-    """The bytes of a chunk that is not written yet, as buffers, and the size of its head."""
+    """The bytes of a chunk before it is written, as buffers, and the size of its head."""
 
     meta: ChunkMeta
     buffers: Sequence[Buffer]
@@ -157,7 +157,7 @@ def encode_chunk(
     base: str = "",
     source_sums: Sequence[int] = (),
 ) -> EncodedChunk:
-    """The one sequence of bytes for these rows under these declarations."""
+    """Encode rows as a chunk. Equal rows and declarations give equal bytes."""
     rows = check_columns(columns, declared)
     _check_statistics(statistics or {})
     content = content_digest(columns, declared)
@@ -198,20 +198,20 @@ def encode_chunk(
 
 
 def check_columns(columns: Columns, declared: Sequence[Column]) -> int:
-    """The number of rows, once every column is what the recipe declared."""
+    """Check every column against its declaration and return the number of rows."""
     names = [column.name for column in declared]
     if sorted(columns) != sorted(names) or len(set(names)) != len(names):
-        raise RecipeInvalid(f"the recipe declares the columns {names} but made {sorted(columns)}")
+        raise RecipeInvalid(f"the recipe declares the columns {names} but returned {sorted(columns)}")
     if len(names) > MAX_COLUMNS:
         raise RecipeInvalid(f"the recipe declares {len(names):,} columns; at most {MAX_COLUMNS:,} are allowed")
     counts = {column.name: _check_column(column, columns[column.name]) for column in declared}
     if len(set(counts.values())) > 1:
-        raise RecipeInvalid(f"the recipe made columns of different lengths: {counts}")
+        raise RecipeInvalid(f"the recipe returned columns of different lengths: {counts}")
     return next(iter(counts.values()), 0)
 
 
 def content_digest(columns: Columns, declared: Sequence[Column]) -> str:
-    """xxh3-128 over names, types and decoded values: the same whatever the codec or block size."""
+    """xxh3-128 over names, types and decoded values; independent of codec and block size."""
     digest = xxhash.xxh3_128()
     for column in declared:
         rows = columns[column.name]
@@ -224,7 +224,7 @@ def content_digest(columns: Columns, declared: Sequence[Column]) -> str:
 
 
 def content_prefix(column: Column, rows: int) -> bytes:
-    """What the content digest takes in before the offsets and the values of a column."""
+    """The bytes that the content digest hashes before the offsets and values of a column."""
     return canonical_json([column.name, column.dtype, list(column.shape), column.ragged, rows])
 
 
@@ -250,7 +250,7 @@ def _check_column(column: Column, rows: Array | Ragged) -> int:
     what = f"column '{column.name}'"
     values = values_of(rows)
     if not isinstance(values, np.ndarray) or values.ndim == 0:
-        raise RecipeInvalid(f"{what} was made as {type(values).__name__}, not as an array of rows")
+        raise RecipeInvalid(f"{what} is a {type(values).__name__}, not an array of rows")
     if isinstance(rows, Ragged) != column.ragged:
         raise RecipeInvalid(f"{what} is declared {'ragged' if column.ragged else 'fixed'} but was made otherwise")
     if values.dtype != column.array_dtype:
@@ -266,7 +266,7 @@ def _check_column(column: Column, rows: Array | Ragged) -> int:
 
 
 def _check_block_sizes(column: Column, rows: Array | Ragged) -> None:
-    """Refuse to compress a block that a reader would refuse to decompress."""
+    """Reject a block that a reader would refuse to decompress."""
     if column.codec == "none" or values_of(rows).nbytes <= MAX_BLOCK_BYTES:
         return
     sizes = np.diff(raw_bounds(column, len(rows), rows.offsets if isinstance(rows, Ragged) else None))
@@ -282,12 +282,12 @@ def _check_statistics(statistics: Statistics) -> None:
     try:
         canonical_json(msgspec.convert(statistics, dict[str, int | float | list[int]]))
     except (TypeError, ValueError, msgspec.ValidationError) as error:
-        raise RecipeInvalid(f"statistics are names with numbers or lists of integers: {error}") from error
+        raise RecipeInvalid(f"statistics must map names to numbers or lists of integers: {error}") from error
     for name, value in statistics.items():
         if not can_be_listed(value):
             raise RecipeInvalid(
-                f"the statistic '{name}' holds an integer beyond 64 bits, a float that is not finite, or more than "
-                f"{MAX_STATISTIC:,} numbers; keep it as a finite float, or as a column"
+                f"the statistic '{name}' has an integer beyond 64 bits, a float that is not finite, or more than "
+                f"{MAX_STATISTIC:,} numbers; store it as a finite float or as a column"
             )
 
 
@@ -296,7 +296,7 @@ def sound_statistics(statistics: Statistics) -> bool:
 
 
 def can_be_listed(value: int | float | list[int]) -> bool:
-    """Whether a generation can hold a statistic of this value: integers of 64 bits, finite floats, not too many."""
+    """Whether a generation can store a statistic: 64-bit integers, finite floats, at most `MAX_STATISTIC` of them."""
     numbers = value if isinstance(value, list) else [value]
     sound = all(isfinite(one) if isinstance(one, float) else -(1 << 63) <= one < 1 << 63 for one in numbers)
     return sound and len(numbers) <= MAX_STATISTIC
@@ -306,16 +306,16 @@ def _named(name: str, declared: Sequence[Column]) -> Column:
     for column in declared:
         if column.name == name:
             return column
-    raise RecipeInvalid(f"the recipe calls '{name}' its sample ids, but declares no such column")
+    raise RecipeInvalid(f"the recipe names '{name}' as its sample ids but does not declare that column")
 
 
 def sound_bools(raw: Buffer) -> bool:
-    """Whether every byte is 0 or 1; numpy takes others for booleans and counts them wrongly."""
+    """Whether every byte is 0 or 1; numpy would miscount other values as booleans."""
     return not len(raw) or bool(np.frombuffer(raw, np.uint8).max() <= 1)
 
 
 def sound_offsets(offsets: Array, end: int) -> bool:
-    falls = np.count_nonzero(offsets[1:] < offsets[:-1])  # in C throughout, unlike `any`: every open chunk passes here
+    falls = np.count_nonzero(offsets[1:] < offsets[:-1])  # all in C, unlike `any`: this runs for every opened chunk
     return bool(len(offsets) and offsets[0] == 0 and offsets[-1] == end and not falls)
 
 

@@ -1,8 +1,8 @@
-"""A chunk at rest: its header and index compared with each other, its blocks checked and decoded.
+"""Read a chunk: validate its header and index, check and decode its blocks.
 
-Reading trusts nothing. `ChunkFile` refuses a header or an index that does not fit the file, so that nothing is read
-outside of it, whoever wrote it; the digests of both are compared before. A chunk that no generation lists goes through
-`adopt_chunk`, which looks at all of it.
+A chunk is untrusted input. `ChunkFile` rejects a header or an index that does not fit the file, so that nothing outside
+the file is read; block contents are only checked when they are read. `adopt_chunk` checks all of a chunk that no
+generation lists.
 """
 
 import json
@@ -41,17 +41,17 @@ from forebay.format.tensors import Tensor, Tensors, as_bytes, encode_header, par
 from forebay.source import Failure
 from forebay.store.base import PIECE_BYTES, Buffer, View, cut, sha256_of
 
-_MOST = 1 << 62  # no count of values or bytes comes near it, and none may wrap around
-_MOST_TIMES = 64  # as large as it is stored, a column may become when all of it is decoded at once
+_MOST = 1 << 62  # limit for counts of values and bytes, so that no sum wraps around
+_MOST_TIMES = 64  # largest ratio of decoded to stored size of a column that is decoded at once
 _DIGEST = re.compile("[0-9a-f]{32}")
-NOT_BOOL = "it holds booleans that are neither 0 nor 1"
+NOT_BOOL = "it has booleans that are neither 0 nor 1"
 Shape = tuple[str, int | None, tuple[int, ...]]  # tag, first side (None: any), the other sides
 
 
 class ChunkFile:
-    """A chunk at rest: header and index found sound, data untouched.
+    """An open chunk: header and index are validated, data is not read.
 
-    Thousands are open at once, so no more of the header is kept than reading needs.
+    Thousands are open at once, so only the part of the header that reading needs is kept.
     """
 
     __slots__ = ("_checks", "chunk", "columns", "head_size", "layer", "rows", "tensors", "view", "where")
@@ -71,14 +71,14 @@ class ChunkFile:
 
     @property
     def meta(self) -> ChunkMeta:
-        """All that the chunk says of itself, read again from its header."""
+        """The metadata, parsed again from the header."""
         return _meta(parse_header(self.view, self.where, MAX_HEADER_BYTES).metadata, self.where)
 
     def offsets(self, column: str) -> Array:
         return self.tensors[f"{column}.offsets"].array(self.view)
 
     def block_bounds(self, column: str) -> Array:
-        """Where each stored block of a column begins in the file, and the end of the last."""
+        """The file offset of each stored block of a column, and the end of the last block."""
         start = self.tensors[column].start
         if self.columns[column].codec == "none":
             return start + self.raw_bounds(column)
@@ -89,7 +89,7 @@ class ChunkFile:
         return raw_bounds(declared, self.rows, self.offsets(column) if declared.ragged else None)
 
     def check(self, column: str) -> "BlockCheck":
-        """What it takes to check single blocks of a column, made once."""
+        """The `BlockCheck` of a column, created once."""
         check = self._checks.get(column)
         if check is None:
             check = self._checks.setdefault(column, BlockCheck(self, column))
@@ -103,7 +103,7 @@ class ChunkFile:
         return self.tensors[column].array(self.view)
 
     def bad_blocks(self, column: str) -> list[tuple[int, tuple[int, int]]]:
-        """(block, byte range) of every block that disagrees with its sum."""
+        """(block, byte range) of every block that does not match its checksum."""
         check = self.check(column)
         found = (block for block in range(len(self.sums(column))) if check.first_bad([block]) is not None)
         return [(block, check.span(block)) for block in found]
@@ -122,7 +122,7 @@ class ChunkFile:
         return np.frombuffer(raw, declared.array_dtype).reshape(high - low, *declared.shape)
 
     def decode(self, column: str, limit: int = MAX_BLOCK_BYTES) -> Array | Ragged:
-        """All rows of a column. Raises `CodecError`; `BlockOverLimit` where they would take too much memory."""
+        """All rows of a column. Raises `CodecError`, or `BlockOverLimit` if they would take too much memory."""
         declared = self.columns[column]
         values = self.flat(column) if declared.codec == "none" else self._decoded(column, limit)
         return Ragged(values, self.offsets(column)) if declared.ragged else values
@@ -131,7 +131,7 @@ class ChunkFile:
         declared, tensor = self.columns[column], self.tensors[column]
         count = int(self.offsets(column)[-1]) if declared.ragged else self.rows
         size = count * declared.item_bytes
-        # Of a few stored megabytes a stranger makes hundreds of gigabytes, block by block.
+        # A forged chunk could decode a few stored megabytes to hundreds of gigabytes, block by block.
         if size > max(limit, _MOST_TIMES * (tensor.stop - tensor.start)):
             raise BlockOverLimit(size, limit)
         values, at = np.empty((count, *declared.shape), declared.array_dtype), 0
@@ -142,11 +142,11 @@ class ChunkFile:
         return values
 
     def failures(self) -> list[Failure]:
-        """What could not be made, once it is what the header was sealed with."""
+        """The failed samples, checked against the header."""
         text = self._bytes(".failures")
         meta = self.meta
         if meta.sealed(self._bytes(".source"), text) != meta:
-            raise NotForebay(self.where, "its list of failures disagrees with its check")
+            raise NotForebay(self.where, "its list of failures does not match its checksum")
         try:
             return [msgspec.convert(json.loads(line), Failure) for line in text.split(b"\n")] if text else []
         except (ValueError, RecursionError) as error:  # ValidationError is a ValueError
@@ -161,7 +161,7 @@ class ChunkFile:
 
 
 class BlockCheck:
-    """Checks single blocks of one column against their sums; lean, because a first epoch passes here per block."""
+    """Checks single blocks of one column against their checksums; fast, because a first epoch checks every block."""
 
     __slots__ = ("_bounds", "_end", "_is_plain_bool", "_size", "_start", "_sums", "_view")
 
@@ -171,25 +171,25 @@ class BlockCheck:
         self._sums = file.view[sums.start : sums.stop].cast("Q") if sums.stop > sums.start else memoryview(b"")
         self._start, self._end = tensor.start, tensor.stop
         self._size = declared.block_rows * declared.item_bytes
-        # Blocks of a plain fixed column are all of one size; the others have their bounds in the index.
+        # Blocks of a plain fixed column have the same size; others have their bounds in the index.
         self._bounds = None if declared.codec == "none" and not declared.ragged else file.block_bounds(column)
         self._is_plain_bool = declared.dtype == "bool" and declared.codec == "none"
 
     def span(self, block: int) -> tuple[int, int]:
-        """Where a stored block is in the file."""
+        """The start and end of a stored block in the file."""
         if self._bounds is not None:
             return int(self._bounds[block]), int(self._bounds[block + 1])
         start = self._start + block * self._size
         return start, min(start + self._size, self._end)
 
     def agrees(self, block: int, stored: Buffer) -> bool:
-        """Whether these bytes are what was stored as a block, and are values of its type."""
+        """Whether bytes match the checksum of a block and are values of its type."""
         if xxhash.xxh3_64_intdigest(stored) != self._sums[block]:
             return False
         return not self._is_plain_bool or sound_bools(stored)
 
     def first_bad(self, blocks: list[int]) -> int | None:
-        """The first of some blocks that disagrees with its sum or its type, None where all agree."""
+        """The first block that does not match its checksum or its type, None if all do."""
         view, sums, span, digest = self._view, self._sums, self.span, xxhash.xxh3_64_intdigest
         for block in blocks:
             start, stop = span(block)
@@ -203,11 +203,11 @@ class BlockCheck:
         return None
 
     def problem(self, block: int) -> str:
-        """What is wrong with a block that is bad."""
-        return NOT_BOOL if self._sum_in_pieces(block) == self._sums[block] else "its bytes disagree with their sum"
+        """Why a bad block is bad."""
+        return NOT_BOOL if self._sum_in_pieces(block) == self._sums[block] else "its bytes do not match their checksum"
 
     def _agrees_in_pieces(self, block: int) -> bool:
-        """As `agrees`, of a block that is too large to be read at once: its size is what its file says."""
+        """As `agrees`, for a block that is too large to read at once."""
         if self._sum_in_pieces(block) != self._sums[block]:
             return False
         return not self._is_plain_bool or all(sound_bools(piece) for piece in cut(self._view, *self.span(block)))
@@ -228,15 +228,15 @@ def adopt_chunk(
     revision: int = 0,
     columns: Sequence[Column] | None = None,
 ) -> ChunkRecord:
-    """The record of a chunk that no generation lists yet, once all of it is found sound.
+    """Check all of a chunk that no generation lists, and return its record.
 
-    Whatever byte is wrong, one of these disagrees: the canonical header, the check over metadata and failures, the
-    sums, or the content digest over what decodes.
+    Every byte is covered by the canonical header, the checksum over metadata and failures, the block checksums, or the
+    content digest over the decoded values.
     """
     file = ChunkFile(view, where)
     meta = file.meta
     if (meta.layer, meta.chunk, meta.fingerprint) != (layer, chunk, fingerprint):
-        raise NotForebay(where, f"it is chunk {meta.chunk} of layer '{meta.layer}', or of another recipe")
+        raise NotForebay(where, f"it is chunk {meta.chunk} of layer '{meta.layer}', or was built by another recipe")
     if columns is not None and meta.columns != tuple(columns):
         raise NotForebay(where, "its columns are not those that the layer's recipe declares")
     check_content(file)
@@ -245,7 +245,7 @@ def adopt_chunk(
 
 
 def check_content(file: ChunkFile, limit: int = MAX_BLOCK_BYTES) -> None:
-    """Check and decode every block, one at a time, and compare the whole with the digests in the header."""
+    """Check and decode every block, one at a time, and compare the content with the digests in the header."""
     where, meta = file.where, file.meta
     digest = xxhash.xxh3_128()
     for column in meta.columns:
@@ -255,9 +255,9 @@ def check_content(file: ChunkFile, limit: int = MAX_BLOCK_BYTES) -> None:
         for piece in _decoded_pieces(file, column, limit):
             digest.update(piece)
     if digest.hexdigest() != meta.content:
-        raise NotForebay(where, "its content disagrees with its content digest")
+        raise NotForebay(where, "its content does not match its content digest")
     if meta.sealed(file._bytes(".source"), file._bytes(".failures")) != meta:
-        raise NotForebay(where, "its metadata disagrees with its check")
+        raise NotForebay(where, "its metadata does not match its checksum")
     entries = [(name, t.tag, t.shape, t.stop - t.start) for name, t in file.tensors.items()]
     header = encode_header(msgspec.to_builtins(meta), entries)
     if header != bytes(file.view[: len(header)]):
@@ -265,7 +265,7 @@ def check_content(file: ChunkFile, limit: int = MAX_BLOCK_BYTES) -> None:
 
 
 def _decoded_pieces(file: ChunkFile, column: Column, limit: int) -> Iterator[Buffer]:
-    """The bytes of a column before compression, in order, once each block agrees with its sum."""
+    """The bytes of a column before compression, in order; each block is checked against its checksum."""
     bounds, sums = file.block_bounds(column.name), file.sums(column.name)
     sizes = np.diff(file.raw_bounds(column.name))
     for block, size in enumerate(sizes):
@@ -277,7 +277,7 @@ def _decoded_pieces(file: ChunkFile, column: Column, limit: int) -> Iterator[Buf
                 yield _checked_type(file, column, block, piece)
         if stored.intdigest() != sums[block]:
             where = f"block {block} of column '{column.name}' (bytes {start:,} to {stop:,})"
-            raise NotForebay(file.where, f"{where} fails its sum")
+            raise NotForebay(file.where, f"{where} does not match its checksum")
         if column.codec != "none":
             yield _unpacked(file, column, block, file.view[start:stop], int(size), limit)
 
@@ -301,7 +301,7 @@ def _checked_type(file: ChunkFile, column: Column, block: int, piece: Buffer) ->
 
 
 def _check_index(view: View, name: str, column: Column, tensors: Mapping[str, Tensor], where: str) -> None:
-    """Offsets and block edges rise from 0 to the end of what they point into."""
+    """Check that offsets and block edges rise from 0 to the end of the data they point into."""
     end = tensors[name].shape[0]
     if column.codec != "none":
         edges = tensors[f"{name}.blocks"].array(view)
@@ -323,29 +323,29 @@ def _meta(metadata: dict[str, Any], where: str) -> ChunkMeta:
     try:
         meta = msgspec.convert(metadata, ChunkMeta)
     except (msgspec.ValidationError, RecipeInvalid) as error:
-        raise NotForebay(where, f"its metadata is not a chunk's: {error}") from error
+        raise NotForebay(where, f"its metadata is not that of a chunk: {error}") from error
     except (UnicodeError, RecursionError) as error:
-        raise NotForebay(where, f"its metadata is not a chunk's ({type(error).__name__})") from error
+        raise NotForebay(where, f"its metadata is not that of a chunk ({type(error).__name__})") from error
     if len(meta.columns) > MAX_COLUMNS:
         raise NotForebay(where, f"it has {len(meta.columns):,} columns; at most {MAX_COLUMNS:,} are allowed")
     widest = max([1, *(column.item_bytes for column in meta.columns)])
     if not 0 <= meta.rows <= MAX_COUNT or meta.rows * widest >= _MOST:
         raise NotForebay(where, f"it cannot hold {meta.rows} rows of its columns")
     if not (0 <= meta.samples <= MAX_COUNT and 0 <= meta.failures <= MAX_COUNT):
-        raise NotForebay(where, "its metadata counts more than can be")
+        raise NotForebay(where, "its metadata has an impossible number of samples or failures")
     if not all(map(_DIGEST.fullmatch, (meta.content, meta.ids, meta.base or meta.content))):
-        raise NotForebay(where, "its metadata holds a digest that is none")
+        raise NotForebay(where, "its metadata contains a malformed digest")
     return meta
 
 
 @lru_cache(maxsize=64)
 def _by_name(columns: tuple[Column, ...]) -> Mapping[str, Column]:
-    """The chunks of a layer all have the same columns: they are kept once."""
+    """Columns by name; shared, because all chunks of a layer have the same columns."""
     return MappingProxyType({column.name: column for column in columns})
 
 
 def _check_tensors(meta: ChunkMeta, tensors: dict[str, Tensor], data_start: int, where: str) -> int:
-    """Where the index ends, once every tensor that the metadata calls for is there with the right shape."""
+    """Check that the tensors are those that the metadata declares, and return the end of the index."""
     index: dict[str, Shape] = {}
     data: dict[str, Shape] = {}
     for column in meta.columns:
@@ -354,7 +354,7 @@ def _check_tensors(meta: ChunkMeta, tensors: dict[str, Tensor], data_start: int,
     data = dict(sorted(data.items(), key=lambda item: -item_size(item[1][0])))
     expected = {**index, **data, ".failures": ("U8", None, ())}
     if list(expected) != list(tensors):
-        raise NotForebay(where, f"it holds the tensors {_shown(tensors)}, not {_shown(expected)}")
+        raise NotForebay(where, f"it has the tensors {_shown(tensors)}, not {_shown(expected)}")
     for name, (tag, length, shape) in expected.items():
         tensor = tensors[name]
         wanted = (tensor.shape[:1] if length is None else (length,)) + shape
@@ -372,7 +372,7 @@ def _shown(names: Mapping[str, object]) -> str:
 
 
 def _expect_column(column: Column, rows: int, index: dict[str, Shape], data: dict[str, Shape]) -> None:
-    """What the index and the data must hold of a column."""
+    """Add the tensors that a column must have to the expected index and data."""
     blocks = block_count(column, rows)
     if column.ragged:
         index[f"{column.name}.offsets"] = ("U64", rows + 1, ())

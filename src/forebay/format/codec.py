@@ -1,4 +1,4 @@
-"""Compression of one block of bytes. The same bytes in give the same bytes out, for one version of a library."""
+"""Compress and decompress one block of bytes, deterministically for one version of a library."""
 
 import threading
 from collections.abc import Callable
@@ -15,30 +15,30 @@ _LZ4_MODES: dict[Level, dict[str, object]] = {
     "default": {"mode": "default"},
     "max": {"mode": "high_compression", "compression": 12},
 }
-# The most that a stored block of so many bytes can hold, in each format.
+# The largest decoded size of a stored block, by codec and stored size.
 _MOST_BYTES: dict[Codec, Callable[[int], int]] = {
     "none": lambda stored: stored,
     "lz4": lambda stored: min(255 * stored, 0x7E000000),
     "zstd": lambda stored: (stored // 4 + 1) * 128 * 1024,
 }
-MAX_BLOCK_BYTES = 256 << 20  # of one compressed block, decoded, unless the caller allows more
-_thread = threading.local()  # a zstd context serves one thread at a time
+MAX_BLOCK_BYTES = 256 << 20  # decoded size of one compressed block, unless the caller allows more
+_thread = threading.local()  # a zstd context is not thread-safe
 
 
 class CodecError(Exception):
-    """A block that does not decompress to what it should; the caller knows which block it was."""
+    """A block does not decompress to the expected size; the caller knows which block."""
 
 
 class BlockOverLimit(CodecError):
-    """A block that may well decompress, but to more bytes than the caller allows."""
+    """A block decompresses to more bytes than the caller allows."""
 
     def __init__(self, size: int, limit: int) -> None:
         self.size, self.limit = size, limit
-        super().__init__(f"it decodes to {size:,} bytes, more than the {limit:,} that are allowed")
+        super().__init__(f"it decodes to {size:,} bytes, more than the limit of {limit:,}")
 
 
 def compressor(codec: Codec, level: Level) -> Callable[[Buffer], Buffer]:
-    """A function from the bytes of a block to what is stored of it."""
+    """A function that compresses a block."""
     if codec == "zstd":
         return zstandard.ZstdCompressor(level=_ZSTD_LEVELS[level]).compress
     if codec == "lz4":
@@ -47,7 +47,7 @@ def compressor(codec: Codec, level: Level) -> Callable[[Buffer], Buffer]:
 
 
 def decompress(codec: Codec, block: Buffer, size: int, limit: int = MAX_BLOCK_BYTES) -> Buffer:
-    """The `size` bytes that a stored block holds; no memory is taken for a block that cannot hold them."""
+    """Decompress a block to `size` bytes; rejects an impossible size before allocating memory."""
     if not 0 <= size <= _MOST_BYTES[codec](len(block)):
         raise CodecError(f"{len(block):,} stored bytes cannot hold {size:,}")
     if codec != "none" and size > limit:
@@ -67,9 +67,9 @@ def _decompress(codec: Codec, block: Buffer, size: int) -> Buffer:
     if codec == "lz4":
         raw: bytes = lz4.block.decompress(block, uncompressed_size=size)
         return raw
-    # The library allocates what the frame announces, not what it is asked for, so the announcement is checked first.
+    # The library allocates the size in the frame header, not `max_output_size`, so check it first.
     if zstandard.frame_content_size(block) != size:
-        raise CodecError("its frame announces another size")
+        raise CodecError("its frame header states another size")
     if not hasattr(_thread, "zstd"):
         _thread.zstd = zstandard.ZstdDecompressor()
     unpacked: bytes = _thread.zstd.decompress(block, max_output_size=size)
@@ -77,5 +77,5 @@ def _decompress(codec: Codec, block: Buffer, size: int) -> Buffer:
 
 
 def library_versions() -> dict[str, str]:
-    """What shapes compressed bytes, for the record in a generation."""
+    """The library versions that determine compressed bytes, recorded in a generation."""
     return {"zstd": ".".join(map(str, zstandard.ZSTD_VERSION)), "lz4": lz4.library_version_string()}

@@ -1,6 +1,6 @@
-"""A generation as bytes: which chunks are published, with the facts to check them by.
+"""A generation: the list of published chunks, as one sealed file.
 
-Per layer and chunk, in order of chunks: rows, sizes, digests and statistics, as arrays of a sealed file; beside them
+For every chunk of every layer it has the rows, sizes, digests and statistics, as arrays in the order of chunks; also
 the text of `cache.json` and of every recipe, and the digests of the plan. Opening a cache reads this one file.
 """
 
@@ -32,7 +32,7 @@ from forebay.store.base import Buffer
 
 _NUMBERS = ("chunk", "revision", "rows", "samples", "failures", "size", "head_size")
 _DIGESTS = {"head": 16, "sha256": 32, "content": 16, "ids": 16, "base": 16}
-_MOST = 1 << 62  # of rows or bytes, also in sum
+_MOST = 1 << 62  # rows or bytes, also summed over chunks
 _LIMITS = {"chunk": MAX_NUMBER, "revision": MAX_REVISION}
 _STATISTICS = (np.dtype("<i8"), np.dtype("<f8"))
 _Number = Annotated[int, msgspec.Meta(ge=0, lt=MAX_NUMBER)]
@@ -40,7 +40,7 @@ _Sha256 = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{64}\Z")]
 
 
 class _Metadata(msgspec.Struct, frozen=True):
-    """What the header of a generation says; fields that a later forebay adds are passed over."""
+    """The header of a generation; fields that a later forebay adds are ignored."""
 
     number: _Number
     cache: str
@@ -85,7 +85,7 @@ class ChunkTable:
         return self.numbers["rows"]
 
     def position(self, chunk: int) -> int | None:
-        """Where a chunk stands in the table, None where it is not published."""
+        """The position of a chunk in the table, None if it is not published."""
         at = int(np.searchsorted(self.chunks, chunk))
         return at if at < len(self) and self.chunks[at] == chunk else None
 
@@ -99,7 +99,7 @@ class ChunkTable:
         return [self.record(position) for position in range(len(self))]
 
     def with_records(self, records: Iterable[ChunkRecord]) -> "ChunkTable":
-        """The table with further chunks, each taking the place of an older record of it."""
+        """The table with more chunks; a new record replaces an older one of the same chunk."""
         fresh = ChunkTable.of(records)
         kept = np.flatnonzero(~np.isin(self.chunks, fresh.chunks))
         order = np.argsort(np.concatenate([self.chunks[kept], fresh.chunks]), kind="stable")
@@ -133,7 +133,7 @@ class ChunkTable:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Generation:
-    """All that was published up to a moment."""
+    """Everything that was published up to one point in time."""
 
     number: int
     cache: str  # the text of cache.json
@@ -143,8 +143,8 @@ class Generation:
     versions: tuple[Mapping[str, str], ...]  # every set of library versions that made chunks
     layers: Mapping[str, ChunkTable]
     tagged: bool = False
-    source: Mapping[str, Any] = field(default_factory=dict)  # what the plan says of it, where the plan is lost
-    digest: str = ""  # SHA-256 of the file it was read from, as the file carries it
+    source: Mapping[str, Any] = field(default_factory=dict)  # the source description, in case the plan is lost
+    digest: str = ""  # SHA-256 at the end of the file it was read from
 
     @property
     def document(self) -> CacheDocument:
@@ -164,7 +164,7 @@ class Generation:
         return replace(self, number=number)
 
     def same_content(self, other: "Generation") -> bool:
-        """Whether two generations publish the same, whatever their numbers."""
+        """Whether two generations publish the same content; numbers may differ."""
         mine, theirs = (replace(one, number=0, source={}).metadata() for one in (self, other))
         if mine != theirs or self.layers.keys() != other.layers.keys():
             return False
@@ -197,7 +197,7 @@ class Generation:
 
 
 def decode_generation(view: memoryview, root: str, where: str, key: bytes | None) -> Generation:
-    """A generation whose names, numbers and texts are all what one of ours can hold, whoever wrote it."""
+    """Decode and validate a generation: names, numbers and texts are all within what forebay writes."""
     metadata, tensors = unseal(view, root, where, "generation", key)
     try:
         facts = msgspec.convert(metadata, _Metadata)
@@ -215,21 +215,21 @@ def decode_generation(view: memoryview, root: str, where: str, key: bytes | None
         )
         _check_texts(generation)
     except (msgspec.ValidationError, ValueError) as error:
-        raise IndexCorrupt(root, where, f"it cannot be understood: {one_line(error)}") from error
+        raise IndexCorrupt(root, where, f"it is malformed: {one_line(error)}") from error
     return generation
 
 
 def _check_texts(generation: Generation) -> None:
     if generation.source and not isinstance(generation.source.get("kind"), str):
-        raise ValueError("the description of its source names no kind")
+        raise ValueError("the description of its source has no kind")
     try:
         recipes = {layer: generation.recipe(layer) for layer in generation.recipes}
         base = generation.base
     except IndexCorrupt as error:
-        raise ValueError(f"of '{error.key}' as it was published, {error.problem}") from error
+        raise ValueError(f"in its copy of '{error.key}', {error.problem}") from error
     unknown = {base, *generation.layers, *generation.constants} - recipes.keys()
     if unknown:
-        raise ValueError(f"it has no recipe of layer '{sorted(unknown)[0]}'")
+        raise ValueError(f"it has no recipe for layer '{sorted(unknown)[0]}'")
     check_no_cycle(recipes)
 
 
@@ -242,7 +242,7 @@ def _table(layer: str, tensors: Mapping[str, Array]) -> ChunkTable:
     count = facts["chunk"].size
     for name, values in facts.items():
         if not _is_sound(name, values, count):
-            raise ValueError(f"'{name}' of layer '{layer}' has a type, a shape or values that it cannot have")
+            raise ValueError(f"'{name}' of layer '{layer}' has an invalid type, shape or value")
     chunks = facts["chunk"]
     if (chunks[1:] <= chunks[:-1]).any():
         raise ValueError(f"the chunks of layer '{layer}' are out of order")
@@ -256,7 +256,7 @@ def _table(layer: str, tensors: Mapping[str, Array]) -> ChunkTable:
 
 
 def _is_sound(name: str, values: Array, count: int) -> bool:
-    """Whether a fact of `count` chunks has the type, the shape and the values that it may have."""
+    """Whether an array over `count` chunks has a valid type, shape and range."""
     if name in _NUMBERS:
         if values.dtype != np.dtype("<i8") or values.shape != (count,):
             return False
@@ -275,24 +275,26 @@ def shapes_of(record: ChunkRecord) -> dict[str, tuple[int, ...]]:
 
 
 def can_join(record: ChunkRecord, shapes: Mapping[str, tuple[int, ...]]) -> bool:
-    """Whether a chunk can be listed beside chunks whose statistics have these shapes."""
+    """Whether the statistics of a chunk fit a table with these shapes."""
     alike = all(shapes.get(name, shape) == shape for name, shape in shapes_of(record).items())
     return alike and all(map(can_be_listed, record.statistics.values()))
 
 
 def _statistic(name: str, values: list[int | float | list[int] | None]) -> Array:
-    """One array for one statistic; a chunk without it counts as zero."""
+    """A statistic as one array; a chunk without it counts as zero."""
     known = next(value for value in values if value is not None)
     zero: Any = [0] * len(known) if isinstance(known, list) else 0
     try:
         array = np.array([zero if value is None else value for value in values])
     except ValueError as error:
-        raise RecipeInvalid(f"the statistic '{name}' has another length in every chunk; give it one") from error
+        raise RecipeInvalid(
+            f"the statistic '{name}' has different lengths in different chunks; return one length"
+        ) from error
     return array.astype(np.float64 if array.dtype.kind == "f" else np.int64)
 
 
 def _alike(name: str, left: ChunkTable, right: ChunkTable) -> tuple[Array, Array]:
-    """One statistic of two tables, in one type and shape; a table without it counts as zeros."""
+    """A statistic of two tables with equal shapes; a table without it counts as zeros."""
     known = left.statistics.get(name, right.statistics.get(name))
     assert known is not None
     pair = [table.statistics.get(name) for table in (left, right)]
@@ -301,7 +303,7 @@ def _alike(name: str, left: ChunkTable, right: ChunkTable) -> tuple[Array, Array
         for table, values in zip((left, right), pair, strict=True)
     )
     if len(left) and len(right) and old.shape[1:] != new.shape[1:]:
-        raise RecipeInvalid(f"the statistic '{name}' has another length in every chunk; give it one")
+        raise RecipeInvalid(f"the statistic '{name}' has different lengths in different chunks; return one length")
     return old, new
 
 

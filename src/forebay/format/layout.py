@@ -1,16 +1,16 @@
-"""Where things are inside a cache, and its JSON documents. No other module builds a key.
+"""The keys of a cache, and its two JSON documents. No other module builds a key.
 
 cache.json                            format version, cache id, base layer
 plan/000000.safetensors               append-only segments: chunk -> files and ranges
-identities/000000.<hash>.safetensors  the samples that a segment kept, where its recipe deduplicates
+identities/000000.<hash>.safetensors  hashes of the samples that a segment kept, if its recipe deduplicates
 layers/<layer>/recipe.json            the recipe, readable, with its fingerprint
-layers/<layer>/constants.safetensors  columns equal for all rows
-layers/<layer>/000035.safetensors     immutable rows
-layers/<layer>/000035.r1.safetensors  the same chunk, rebuilt with other bytes
+layers/<layer>/constants.safetensors  columns that are the same for all rows
+layers/<layer>/000035.safetensors     a chunk: immutable rows
+layers/<layer>/000035.r1.safetensors  revision 1 of the same chunk
 generations/000003.safetensors        what is published, create-only
-claims/<layer>/000035.1.json          who computes a chunk
+claims/<layer>/000035.1.json          the builder that computes a chunk
 
-A generation keeps both texts as well. Whatever is wrong with one is an `IndexCorrupt` that names it.
+A generation has a copy of both documents. A malformed document raises `IndexCorrupt`.
 """
 
 import re
@@ -30,9 +30,9 @@ PLAN = "plan/"
 IDENTITIES = "identities/"
 LAYERS = "layers/"
 CLAIMS = "claims/"
-MAX_NUMBER = 10**15  # of a chunk, a segment or a generation; an array of int64 holds it, and a sum of many
+MAX_NUMBER = 10**15  # of a chunk, a segment or a generation; sums of many fit int64
 MAX_REVISION = 10**9
-# Six digits or more, the shortest way to write a number: one file has one name. Digits are ASCII: `\d` is more.
+# Six digits, or more without leading zeros, so that a file has one name. ASCII digits: `\d` matches others too.
 _NUMBER = r"([0-9]{6}|[1-9][0-9]{6,14})"
 _NAME = r"[A-Za-z0-9_][A-Za-z0-9_-]{0,127}"
 _GENERATION = re.compile(rf"generations/{_NUMBER}\.safetensors")
@@ -46,7 +46,7 @@ LAYER_PATTERN = rf"\A{_NAME}\Z"
 
 
 def is_layer_name(name: str) -> bool:
-    """Whether a layer may have this name: up to 128 letters, digits, - and _, and no - in front."""
+    """Whether a layer may have this name: up to 128 letters, digits, - and _, not starting with -."""
     return _LAYER.fullmatch(name) is not None
 
 
@@ -59,7 +59,7 @@ def plan_segment(number: int) -> str:
 
 
 def identities(segment: int, digest: str) -> str:
-    """Named by its content too, so that planners of the same segment cannot take each other's file for their own."""
+    """The key has a content hash, so that two planners of one segment write different files."""
     return f"{IDENTITIES}{segment:06d}.{digest[:16]}.safetensors"
 
 
@@ -89,40 +89,40 @@ def claim(layer: str, index: int, attempt: int) -> str:
 
 
 def parse_generation(key: str) -> int | None:
-    """The number of a generation's key, None for another key. A key is parsed whole, here and below."""
+    """The number of a generation's key, None for any other key."""
     return _number(_GENERATION, key)
 
 
 def parse_segment(key: str) -> int | None:
-    """The number of a plan segment's key, None for another key."""
+    """The number of a plan segment's key, None for any other key."""
     return _number(_SEGMENT, key)
 
 
 def parse_identities(key: str) -> int | None:
-    """The segment that a file of identities was written for, None for another key."""
+    """The segment of an identities key, None for any other key."""
     return _number(_IDENTITIES, key)
 
 
 def parse_recipe(key: str) -> str | None:
-    """The layer of a recipe's key, None for another key."""
+    """The layer of a recipe's key, None for any other key."""
     found = _RECIPE.fullmatch(key)
     return found[1] if found else None
 
 
 def parse_chunk(key: str) -> tuple[int, int] | None:
-    """(chunk, revision) of a chunk's key, None for another key."""
+    """(chunk, revision) of a chunk's key, None for any other key."""
     found = _CHUNK.fullmatch(key)
     return (int(found[1]), int(found[2] or 0)) if found else None
 
 
 def parse_claim(key: str) -> tuple[int, int] | None:
-    """(chunk, attempt) of a claim's key, None for another key."""
+    """(chunk, attempt) of a claim's key, None for any other key."""
     found = _CLAIM.fullmatch(key)
     return (int(found[1]), int(found[2])) if found else None
 
 
 def is_known(key: str, layers: set[str]) -> bool:
-    """Whether a key is one that this module makes, for layers that there are."""
+    """Whether this module can make a key, given the existing layers."""
     top, _, rest = key.partition("/")
     layer, _, name = rest.partition("/")
     if not name:
@@ -145,7 +145,7 @@ _Document = TypeVar("_Document")
 
 
 class CacheDocument(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`cache.json`: written once, when a cache begins."""
+    """`cache.json`: written once, when a cache is created."""
 
     format_version: int = FORMAT_VERSION
     cache_id: Annotated[str, msgspec.Meta(pattern=r"\A[0-9A-Za-z_-]{1,64}\Z")]
@@ -166,17 +166,17 @@ def decode_recipe_document(text: bytes | str, layer: str, root: str, where: str)
 
 
 def check_no_cycle(recipes: Mapping[str, RecipeDocument]) -> None:
-    """Refuse layers that read each other in a circle."""
+    """Raise `ValueError` if layers read each other in a cycle."""
     below = {name: [one for one in input_layers(kept) if one in recipes] for name, kept in recipes.items()}
     while below:
         free = [name for name, others in below.items() if not any(other in below for other in others)]
         if not free:
-            raise ValueError(f"the layers {', '.join(sorted(below))} read each other")
+            raise ValueError(f"the layers {', '.join(sorted(below))} read each other in a cycle")
         below = {name: others for name, others in below.items() if name not in free}
 
 
 def one_line(error: Exception) -> str:
-    """What an error says, whatever is in it, as part of a sentence."""
+    """An error's message on one line, shortened."""
     return " ".join(str(error).split())[:300]
 
 
@@ -189,13 +189,13 @@ def _decode(text: bytes | str, document: type[_Document], root: str, where: str)
     except FormatTooNew:
         raise
     except RecursionError as error:
-        raise IndexCorrupt(root, where, "its lists and objects are nested too deep") from error
+        raise IndexCorrupt(root, where, "its lists and objects are nested too deeply") from error
     except (msgspec.MsgspecError, ValueError, ForebayError) as error:
         raise IndexCorrupt(root, where, f"it cannot be read: {one_line(error)}") from error
 
 
 class _Versioned(msgspec.Struct, frozen=True):
-    """What a document of any version says first."""
+    """The version field, which every version of a document has."""
 
     format_version: Annotated[int, msgspec.Meta(ge=1)]
 
@@ -203,11 +203,11 @@ class _Versioned(msgspec.Struct, frozen=True):
 def _recipe_problem(kept: RecipeDocument, layer: str) -> str | None:
     names = [column.name for column in kept.columns]
     if kept.layer != layer:
-        return f"it is the recipe of a layer {kept.layer[:80]!r}"
+        return f"it is the recipe of layer {kept.layer[:80]!r}"
     if len(set(names)) != len(names):
-        return "it has two columns of one name"
+        return "it has two columns with one name"
     if kept.sample_ids and kept.sample_ids not in names:
-        return f"its sample ids are a column {kept.sample_ids[:80]!r}, which it has not"
+        return f"its sample ids name the column {kept.sample_ids[:80]!r}, which does not exist"
     if not is_shallow(kept.fields):
-        return f"its fields are nested more than {MOST_LEVELS} deep"
+        return f"its fields are nested more than {MOST_LEVELS} levels deep"
     return None

@@ -1,9 +1,9 @@
-"""Index files that carry their own digest, and a tag under the key of the environment.
+"""Index files (generations, plan segments, identities, constants) that end with their own digest and HMAC tag.
 
 header, padded to a multiple of 4096
 tensors   widest items first, then by name
 .digest   SHA-256 of every byte before it
-.hmac     HMAC-SHA256 of every byte before it, only where a key is in use
+.hmac     HMAC-SHA256 of every byte before it, only if a key is in use
 """
 
 import hashlib
@@ -22,19 +22,20 @@ MIN_BYTES = 16  # of a key to sign with
 
 
 def hmac_key() -> bytes | None:
-    """The key in use, None where there is none. An empty one is an error: a script may have lost its secret."""
+    """The key in the environment, None if not set. An empty key is an error: a script may have lost its secret."""
     value = os.environ.get(VARIABLE)
     if value == "":
-        raise ForebayError(f"the environment variable {VARIABLE} is set and empty; set it to the key, or unset it")
+        raise ForebayError(f"the environment variable {VARIABLE} is set but empty; set it to the key, or unset it")
     return None if value is None else os.fsencode(value)
 
 
 def short_key_note(key: bytes | None) -> tuple[str, ...]:
-    """What to say of a key that is easily guessed."""
+    """A warning about a key that is too short."""
     if key is None or len(key) >= MIN_BYTES:
         return ()
     return (
-        f"{VARIABLE} has {len(key)} bytes and is easily guessed; change it with `forebay rekey` to {MIN_BYTES} or more",
+        f"{VARIABLE} has only {len(key)} bytes and is easy to guess; change it with `forebay rekey` to {MIN_BYTES} or "
+        f"more",
     )
 
 
@@ -49,11 +50,11 @@ def same_tag(found: bytes, expected: bytes) -> bool:
     return hmac.compare_digest(found, expected)
 
 
-MAX_INDEX_BYTES = 8 << 30  # a hundred million source files; a file with holes can claim any size
+MAX_INDEX_BYTES = 8 << 30  # a hundred million source files; a sparse file can have any size
 
 
 def seal(metadata: dict[str, Any], tensors: Mapping[str, Array], key: bytes | None = None) -> list[Buffer]:
-    """The bytes of an index file, as buffers."""
+    """Encode an index file, as buffers."""
     ordered = dict(sorted(tensors.items(), key=lambda item: (-item[1].dtype.itemsize, item[0])))  # keeps all aligned
     entries = [(name, tag_of(array), array.shape, array.nbytes) for name, array in ordered.items()]
     entries.append((".digest", "U8", (32,), 32))
@@ -69,9 +70,9 @@ def seal(metadata: dict[str, Any], tensors: Mapping[str, Array], key: bytes | No
 def unseal(
     view: memoryview, root: str, where: str, kind: str, key: bytes | None = None, kinds: tuple[str, ...] = ()
 ) -> tuple[dict[str, Any], dict[str, Array]]:
-    """Metadata and tensors of an index file, once its digest, and its tag where a key is in use, are right.
+    """Check the digest, and with a key the tag, of an index file; return its metadata and tensors.
 
-    `kinds` are others that it may be.
+    `kinds` are other types that are accepted.
     """
     header = _checked_header(view, root, where)
     tagged = header.tensors.get(".hmac")
@@ -79,8 +80,8 @@ def unseal(
         raise KeyRefused(
             root,
             where,
-            f"it carries no tag, but {VARIABLE} is set; `forebay repair` returns to the newest generation with a right "
-            f"tag, and `forebay rekey` signs a cache that never had a key, where you trust the folder",
+            f"it has no tag, but {VARIABLE} is set; `forebay repair` returns to the newest generation with a valid "
+            f"tag, and `forebay rekey` signs a cache that never had a key, if you trust the folder",
         )
     if tagged is not None:
         if key is None:
@@ -94,7 +95,7 @@ def unseal(
 
 
 def is_whole(view: memoryview) -> bool:
-    """Whether a file ends with a digest of itself, whatever version of the format it is written in."""
+    """Whether a file ends with its own digest, in any version of the format."""
     ends = (len(view) - 32, len(view) - 64)  # without a tag, with one
     return any(end > 0 and bytes(view[end : end + 32]) == _sha256([view[:end]]) for end in ends)
 
@@ -111,9 +112,9 @@ def _checked_header(view: memoryview, root: str, where: str) -> Header:
     digest = header.tensors.get(".digest")
     trailer = [name for name in header.tensors if name.startswith(".")]
     if digest is None or digest.shape != (32,) or list(header.tensors)[-len(trailer) :] != trailer:
-        raise IndexCorrupt(root, where, "it carries no digest at its end")
+        raise IndexCorrupt(root, where, "it does not end with a digest")
     if bytes(view[digest.start : digest.stop]) != _sha256([view[: digest.start]]):
-        raise IndexCorrupt(root, where, "its bytes disagree with its digest")
+        raise IndexCorrupt(root, where, "its bytes do not match its digest")
     if trailer not in ([".digest"], [".digest", ".hmac"]):
         raise IndexCorrupt(root, where, f"it ends with {trailer}")
     return header

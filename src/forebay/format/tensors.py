@@ -1,12 +1,12 @@
-"""Safetensors files with one possible sequence of bytes.
+"""Read and write safetensors files deterministically.
 
     8 bytes   length of the header, little endian
     header    {"__metadata__":{"forebay":"…"},"name":{"dtype":…,"shape":…,"data_offsets":…},…} and spaces, up to
               a multiple of 4096
     data      the tensors, in the order of the header, without gaps
 
-The package's own writer has no fixed order of keys and knows no bfloat16 in numpy, so writing is ours. Reading trusts
-nothing: every number is checked before it is used.
+The safetensors package has no fixed key order and no bfloat16 for numpy, so it is not used. A file is untrusted input:
+types, shapes and offsets in the header are checked here; the data is not.
 """
 
 import json
@@ -29,18 +29,18 @@ from forebay.source import MOST_LEVELS, TOO_DEEP, is_shallow
 from forebay.store.base import View
 
 ALIGNMENT = 4096
-MAX_HEADER_BYTES = 32 << 20  # JSON of this size is at most some hundred megabytes of objects
+MAX_HEADER_BYTES = 32 << 20  # takes at most some hundred megabytes when parsed
 MAX_TENSORS = 20_000
-MAX_DIMENSIONS = 32  # what every numpy takes
+MAX_DIMENSIONS = 32  # the limit of numpy 1
 _MOST_BYTES = 1 << 62
 _BY_TAG = {tag: dtype for tag, dtype in DTYPES.values()}
 _TAGS = {dtype: tag for tag, dtype in DTYPES.values()}
 
 
 class Tensor(NamedTuple):
-    """One tensor of a file: its type, and where its bytes are, counted from the start of the file.
+    """One tensor of a file: its type and shape, and its start and stop in the file.
 
-    A tuple and not a frozen dataclass: opening a chunk makes dozens, and a tuple is made faster.
+    A tuple because opening a chunk makes dozens, and tuples are created faster than dataclasses.
     """
 
     tag: str
@@ -53,7 +53,7 @@ class Tensor(NamedTuple):
 
 
 class Tensors(Mapping[str, Tensor]):
-    """The tensors of a file, kept in little memory: files of one kind share all but a few numbers of each."""
+    """The tensors of a file in compact form: files with the same names and types share all but three numbers each."""
 
     __slots__ = ("_kinds", "_numbers")
 
@@ -77,7 +77,7 @@ class Tensors(Mapping[str, Tensor]):
 
 @lru_cache(maxsize=64)
 def _kinds(kinds: tuple[tuple[str, str, tuple[int, ...]], ...]) -> dict[str, tuple[int, str, tuple[int, ...]]]:
-    """Where the numbers of each tensor are, its tag, and its shape but for the first side."""
+    """By name: the index of a tensor's numbers, its tag, and its shape without the first side."""
     return {name: (3 * place, tag, shape) for place, (name, tag, shape) in enumerate(kinds)}
 
 
@@ -98,14 +98,14 @@ def as_bytes(array: Array) -> memoryview:
 
 def tag_of(array: Array) -> str:
     if array.dtype not in _TAGS:
-        raise RecipeInvalid(f"arrays of {array.dtype} cannot be kept; use one of: {', '.join(DTYPES)}")
+        raise RecipeInvalid(f"arrays of {array.dtype} cannot be stored; use one of: {', '.join(DTYPES)}")
     return _TAGS[array.dtype]
 
 
 def encode_header(
     metadata: Mapping[str, Any], tensors: Iterable[tuple[str, str, Sequence[int], int]], alignment: int = ALIGNMENT
 ) -> bytes:
-    """The head of a file whose tensors are (name, tag, shape, bytes), padded so that data starts aligned."""
+    """Encode the header for tensors (name, tag, shape, bytes), padded so that the data is aligned."""
     entries: dict[str, Any] = {"__metadata__": {"forebay": canonical_json(metadata).decode()}}
     position = 0
     for name, tag, shape, size in tensors:
@@ -116,22 +116,22 @@ def encode_header(
     if padded > MAX_HEADER_BYTES or len(entries) > MAX_TENSORS:
         raise RecipeInvalid(
             f"a header of {padded:,} bytes and {len(entries):,} tensors is too large: at most {MAX_HEADER_BYTES:,} and "
-            f"{MAX_TENSORS:,} are read back; name folders or globs instead of single files, or make fewer columns"
+            f"{MAX_TENSORS:,} are allowed; name folders or globs instead of single files, or use fewer columns"
         )
     return padded.to_bytes(8, "little") + text.ljust(padded)
 
 
 def parse_header(view: View, where: str, max_bytes: int = MAX_HEADER_BYTES) -> Header:
-    """Read the head of a file, refusing whatever `encode_header` could not have written for a file of this size.
+    """Parse the header of a file; reject anything that `encode_header` cannot write for a file of this size.
 
-    JSON takes up to thirty times its length in memory, so `max_bytes` bounds that too.
+    `max_bytes` also bounds memory: parsed JSON takes up to thirty times its length.
     """
     text, data_start = _header_text(view, where, max_bytes)
     metadata, entries = _header_entries(text, where)
     tensors: dict[str, Tensor] = {}
     position = data_start
     for name, entry in entries.items():
-        # Thousands of files are open at once, and all say the same names.
+        # Thousands of files with the same names are open at once.
         tensors[sys.intern(name)] = _tensor(name, entry, data_start, position, where)
         position = tensors[name].stop
     if position != len(view):
@@ -146,11 +146,11 @@ def _header_text(view: View, where: str, max_bytes: int) -> tuple[bytes, int]:
         raise NotForebay(where, f"it has only {len(view)} bytes")
     length = int.from_bytes(view[:8], "little")
     if (8 + length) % ALIGNMENT or length < 2:
-        raise NotForebay(where, "it does not start as a safetensors file of ours does")
+        raise NotForebay(where, "it is not a forebay safetensors file")
     if 8 + length > len(view):
         raise NotForebay(where, f"it ends inside its header ({len(view):,} of at least {8 + length:,} bytes)")
     if length > max_bytes:
-        raise NotForebay(where, f"its header has {length:,} bytes, more than the {max_bytes:,} that are allowed")
+        raise NotForebay(where, f"its header has {length:,} bytes, more than the limit of {max_bytes:,}")
     return bytes(view[8 : 8 + length]), 8 + length
 
 
@@ -165,10 +165,10 @@ def _header_entries(text: bytes, where: str) -> tuple[dict[str, Any], dict[str, 
     except (msgspec.DecodeError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise NotForebay(where, f"its header cannot be read ({type(error).__name__})") from error
     if type(version) is not int or version < 1 or not isinstance(metadata, dict):
-        raise NotForebay(where, "its header names no format version")
+        raise NotForebay(where, "its header has no format version")
     if version > FORMAT_VERSION:
         raise FormatTooNew(where, version, FORMAT_VERSION)
-    # Text with few brackets cannot be deep, and counting them is faster than walking thousands of headers.
+    # Text with few brackets is not deep, and counting them is faster than walking thousands of headers.
     if described.count("{") + described.count("[") > MOST_LEVELS and not is_shallow(metadata):
         raise NotForebay(where, f"in its header, {TOO_DEEP}")
     _check_count(len(entries), where)
@@ -181,7 +181,7 @@ def _check_count(tensors: int, where: str) -> None:
 
 
 def _decoded(text: str) -> Any:
-    """Names that are not UTF-8 stand in our JSON as lone surrogates, which only the slower parser reads."""
+    """Parse JSON; names that are not UTF-8 are lone surrogates, which only the slower parser accepts."""
     try:
         return msgspec.json.decode(text)
     except (msgspec.DecodeError, UnicodeEncodeError):
@@ -193,11 +193,11 @@ def _tensor(name: str, entry: Any, data_start: int, position: int, where: str) -
         tag, shape, (start, stop) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
         sound = len(shape) <= MAX_DIMENSIONS and all([type(side) is int and side >= 0 for side in shape])
         expected = prod(shape) * _BY_TAG[tag].itemsize if sound else 0
-        # A side of 0 must not hide sides that wrap around.
+        # A side of 0 must not hide other sides whose product overflows.
         sound = sound and (expected or prod([side or 1 for side in shape]) * _BY_TAG[tag].itemsize) < _MOST_BYTES
         sound = sound and data_start + start == position and stop - start == expected
     except (ValueError, KeyError, TypeError, OverflowError) as error:
-        raise NotForebay(where, f"tensor '{name}' is described wrongly ({type(error).__name__})") from error
+        raise NotForebay(where, f"the entry of tensor '{name}' is invalid ({type(error).__name__})") from error
     if not sound:
-        raise NotForebay(where, f"tensor '{name}' is described wrongly")
+        raise NotForebay(where, f"the entry of tensor '{name}' is invalid")
     return Tensor(sys.intern(tag), shape, position, position + expected)

@@ -1,16 +1,16 @@
-"""Talking to the Hugging Face hub: what a repository holds, and its bytes, checked.
+"""The Hugging Face hub: list repositories, download files, and check what arrives.
 
-`huggingface_hub` knows the address, the token and the HTTP client; it lists without a timeout and keeps all it
-downloads, so asking, downloading and range reads are here.
+`huggingface_hub` provides the address, the token and the HTTP client. It lists without a timeout and keeps every
+download, so requests, downloads and range reads are implemented here.
 """
 
 from forebay.errors import LibraryMissing
 
-try:  # first, so that the sentence below is the one that is read
+try:  # first, so that this error is the one that is raised
     import httpx2 as _httpx2  # noqa: F401
     import huggingface_hub as _huggingface_hub
 
-    # Other libraries bring an older one, which asks with another client.
+    # Other libraries may install an older version with another HTTP client.
     if tuple(int(part) for part in _huggingface_hub.__version__.split(".")[:2] if part.isdecimal()) < (2, 4):
         raise LibraryMissing("huggingface_hub>=2.4", "reading from the Hugging Face hub", "remote")
 except ModuleNotFoundError as missing:
@@ -22,20 +22,20 @@ from forebay.hub.download import RangeFile
 from forebay.hub.http import RetryPolicy
 from forebay.hub.models import model_files, tokenizer_json
 from forebay.hub.repository import HubFile, Listing, RemoteFile, Repository
-from forebay.hub.spool import Held, clear, sweep, take
+from forebay.hub.spool import SpooledFile, acquire, clear, sweep
 
 __all__ = [
-    "Held",
     "HubFile",
     "Listing",
     "RangeFile",
     "RemoteFile",
     "Repository",
     "RetryPolicy",
+    "SpooledFile",
+    "acquire",
     "clear",
     "model_files",
     "parquet_shards",
     "sweep",
-    "take",
     "tokenizer_json",
 ]

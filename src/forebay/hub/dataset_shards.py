@@ -1,6 +1,6 @@
-"""Which files of a data set are the Parquet shards of a subset and a split.
+"""Find the Parquet shards of a subset and a split of a data set.
 
-Its README says so, in the `configs` of its head; where it does not, the names of folders and files do.
+They are listed in the `configs` of its README's head; otherwise the names of folders and files decide.
 """
 
 import re
@@ -17,22 +17,22 @@ from forebay.hub.repository import Listing, RemoteFile
 _HEAD = re.compile(r"\A---\r?\n(.*?)^---\s*$", re.DOTALL | re.MULTILINE)
 _SPLITS = ("train", "training", "test", "testing", "validation", "valid", "val", "dev", "eval", "evaluation")
 _CONVERTED = "refs/convert/parquet"
-_LARGEST_HEAD = 1 << 20  # characters; a parser in Python takes seconds for that
+_LARGEST_HEAD = 1 << 20  # characters; the YAML parser takes seconds for that
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # it comes without types
-    """YAML without merge keys, by which a few lines become gigabytes."""
+    """YAML without merge keys, which could expand a few lines to gigabytes."""
 
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
         pass
 
 
 def parquet_shards(listing: Listing, what: str, subset: str | None, split: str) -> list[RemoteFile]:
-    """The shards, in the order of their names."""
+    """The shards, sorted by name."""
     shards = [file for file in listing.files if file.path.endswith(".parquet")]
     if not shards:
         raise HubNotFound(
-            f"Parquet files of {what}", _kinds(listing), f"try the revision '{_CONVERTED}', made by the hub"
+            f"Parquet files of {what}", _kinds(listing), f"try the revision '{_CONVERTED}', which the hub makes"
         )
     configs = _configs(listing.readme, what)
     found = _by_config(shards, configs, what, subset, split) if configs else _by_name(shards, subset, split)
@@ -52,9 +52,9 @@ def _configs(readme: str, what: str) -> dict[str, dict[str, Any]]:
     try:
         facts = yaml.load(head[1], _Loader) if head else None
     except RecursionError as error:
-        raise _unreadable(what, "lists and objects are nested too deep in its head") from error
-    except (yaml.YAMLError, ValueError):  # a date of no calendar is a ValueError
-        return {}  # a README is prose first; the names of the files are left
+        raise _unreadable(what, "lists and objects in its head are nested too deeply") from error
+    except (yaml.YAMLError, ValueError):  # an invalid date is a ValueError
+        return {}  # fall back to the names of the files
     configs = facts.get("configs") if isinstance(facts, dict) else None
     known = [config for config in configs if isinstance(config, dict)] if isinstance(configs, list) else []
     return {_scalar(config.get("config_name"), "default"): config for config in known if "data_files" in config}
@@ -65,7 +65,7 @@ def _unreadable(what: str, problem: str) -> HubNotFound:
 
 
 def _scalar(value: Any, otherwise: str = "") -> str:
-    """A value as a name: only a scalar is one. Few aliases of lists make a text that fills the memory."""
+    """A scalar as text; other values give `otherwise`, because lists of aliases could expand to gigabytes."""
     return str(value) if isinstance(value, str | int | float) else otherwise
 
 
@@ -76,20 +76,20 @@ def _by_config(
     if name is None:
         raise HubNotFound(what, "it has several subsets", f"choose one: {_listed(configs)}")
     if name not in configs:
-        raise HubNotFound(f"subset '{name}' of {what}", "there is none of that name", f"there are: {_listed(configs)}")
+        raise HubNotFound(f"subset '{name}' of {what}", "it does not exist", f"there are: {_listed(configs)}")
     config = configs[name]
     folder = _scalar(config.get("data_dir")).strip("/")
     patterns = [f"{folder}/{pattern}".lstrip("/") for pattern in _patterns(config["data_files"], split)]
     for pattern in patterns:
         if any("**" in part and part != "**" for part in pattern.split("/")):
-            raise _unreadable(what, f"the pattern '{pattern[:100]}' is not valid: '**' stands for whole folders only")
+            raise _unreadable(what, f"the pattern '{pattern[:100]}' is not valid: '**' must be a whole part of a path")
     return [file for file in shards if any(matches(pattern, file.path) for pattern in patterns)]
 
 
 def matches(pattern: str, path: str) -> bool:
     """Whether a glob matches a path: `*` within a folder, `**` over any number of them.
 
-    It takes time in proportion to both, whatever the pattern: it comes from a README.
+    Takes time proportional to both lengths for any pattern, because patterns come from a README.
 
     >>> matches("data/*/*", "data/en/0.parquet"), matches("data/*", "data/en/0.parquet")
     (True, False)
@@ -97,7 +97,7 @@ def matches(pattern: str, path: str) -> bool:
     (True, True)
     """
     names = path.split("/")
-    reached = {0}  # how many names the parts so far can stand for
+    reached = {0}  # numbers of names that the parts so far can match
     for part in pattern.split("/"):
         if part == "**":
             reached = set(range(min(reached, default=0), len(names) + 1)) if reached else set()
@@ -119,7 +119,7 @@ def _default(configs: dict[str, dict[str, Any]]) -> str | None:
 
 
 def _patterns(data_files: Any, split: str) -> Iterable[str]:
-    """The patterns of a split; what is not put into a split is for training."""
+    """The patterns of a split; files without a split belong to `train`."""
     entries = data_files if isinstance(data_files, list) else [data_files]
     for entry in entries:
         described = entry if isinstance(entry, dict) else {"split": "train", "path": entry}
@@ -143,7 +143,7 @@ def _by_name(shards: Sequence[RemoteFile], subset: str | None, split: str) -> li
 
 
 def _has_word(path: str, word: str) -> bool:
-    """Whether a folder or a name has a word of its own.
+    """Whether a path contains a word between separators.
 
     >>> _has_word("en/train-00000-of-00002.parquet", "train"), _has_word("en/training.parquet", "train")
     (True, False)
@@ -152,7 +152,7 @@ def _has_word(path: str, word: str) -> bool:
 
 
 def _choices(shards: Sequence[RemoteFile], configs: dict[str, dict[str, Any]], subset: str | None) -> str:
-    """What can be asked for: the splits of a subset, where a README names them."""
+    """The splits of a subset if a README names them, otherwise the folders of the shards."""
     name = _default(configs) if subset is None else subset
     if name in configs:
         return f"the splits {_listed(_splits(configs[name]['data_files']))}"
@@ -167,4 +167,4 @@ def _listed(names: Iterable[str]) -> str:
 
 def _kinds(listing: Listing) -> str:
     kinds = sorted({file.path.rpartition(".")[2] for file in listing.files if "." in file.path})
-    return f"it has only files of kind {_listed(kinds)}" if kinds else "it has no files"
+    return f"it only has files of type {_listed(kinds)}" if kinds else "it has no files"

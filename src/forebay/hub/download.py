@@ -1,6 +1,7 @@
-"""Download a file: resumed where it broke off, checked against size and hash, moved into place when it is whole.
+"""Download files: interrupted downloads resume, size and hash are checked, complete files are moved into place.
 
-A piece cannot be held against the hash of the whole; nothing that is kept may be made from it.
+Also byte-range reads, which cannot be checked against the hash of the file: use them for planning only, never for data
+that goes into a cache. And file locks, which `forebay.hub.spool` uses to share downloads between processes.
 """
 
 import errno
@@ -17,29 +18,29 @@ from forebay.errors import DownloadCorrupt, HubNotFound
 from forebay.hub.http import TransientError, begins_at
 from forebay.hub.repository import HubFile, RemoteFile
 
-_LARGEST_RANGE = 512 << 20  # bytes; a footer says how long it is, and a row group how long its columns are
+_LARGEST_RANGE = 512 << 20  # bytes; an untrusted Parquet footer states how much to read
 
 
 def read_range(file: HubFile, start: int, stop: int) -> bytes:
-    """The bytes from `start` to `stop`; a read that breaks off goes on where it broke."""
+    """The bytes from `start` to `stop`; an interrupted read resumes where it stopped."""
     stop = min(stop, file.size)
     if stop - start > _LARGEST_RANGE:
-        problem = f"its footer or a column of a row group takes {stop - start:,} bytes, more than is read at once"
+        problem = f"its footer or a column takes {stop - start:,} bytes, more than the limit of {_LARGEST_RANGE:,}"
         raise HubNotFound(file.what, problem, "download the file and build from it")
     body = bytearray()
 
     def attempt() -> bytes:
         begin = start + len(body)
-        with file.ask({"range": f"bytes={begin}-{stop - 1}"}) as response:
+        with file.get({"range": f"bytes={begin}-{stop - 1}"}) as response:
             found = begins_at(response, begin, file.size)
             if found is None:
-                problem = f"HTTP {response.status_code} does not give byte {begin:,} of {file.size:,}"
+                problem = f"HTTP {response.status_code} does not return byte {begin:,} of {file.size:,}"
                 raise TransientError(problem, final=DownloadCorrupt(file.what, problem))
             known = begin - found
             for piece in response.iter_raw():
                 body.extend(piece[known : known + stop - start - len(body)])
                 known = max(0, known - len(piece))
-                if len(body) == stop - start:  # a server that knows no ranges would go on
+                if len(body) == stop - start:  # a server without ranges would continue
                     break
         if len(body) < stop - start:
             raise TransientError(f"it ended after {len(body):,} of {stop - start:,} bytes")
@@ -49,7 +50,7 @@ def read_range(file: HubFile, start: int, stop: int) -> bytes:
 
 
 class RangeFile(io.RawIOBase):
-    """A file of the hub to seek and read in, each read a request of its own."""
+    """A seekable file on the hub; each read is one request."""
 
     def __init__(self, file: HubFile) -> None:
         self._file = file
@@ -76,12 +77,12 @@ class RangeFile(io.RawIOBase):
         return piece
 
 
-_NOT_OURS = "it is a link or not a regular file, and forebay did not make it; remove it"
-_NO_LOCKS = "its file system has no locks; name a folder on another one with --spool, or move HF_HOME there"
+_NOT_OURS = "it is a link or not a regular file, so forebay did not create it; remove it"
+_NO_LOCKS = "its file system does not support locks; pass --spool with a folder on another one, or move HF_HOME there"
 
 
 class FileLock:
-    """A lock on a path, shared by many or held alone. Who is alone may remove its file."""
+    """A file lock, shared or exclusive. The exclusive holder may remove the file."""
 
     def __init__(self, path: str, descriptor: int) -> None:
         self.path = path
@@ -89,16 +90,16 @@ class FileLock:
 
     @classmethod
     def shared(cls, path: str) -> "FileLock":
-        """The lock together with others, once nobody has it alone."""
+        """Wait for a shared lock."""
         while True:
             descriptor = _open_locked(path, fcntl.LOCK_SH)
             if _is_at(descriptor, path):
                 return cls(path, descriptor)
-            os.close(descriptor)  # removed while we waited; another may have made a new one
+            os.close(descriptor)  # removed while waiting; another process may have created a new one
 
     @classmethod
     def if_free(cls, path: str) -> "FileLock | None":
-        """The lock, if nobody has it now."""
+        """An exclusive lock, None if another process holds the lock."""
         try:
             descriptor = _open_locked(path, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -109,13 +110,13 @@ class FileLock:
         return None
 
     def share(self) -> None:
-        """Let others share it. For a moment it may be nobody's."""
+        """Change an exclusive lock to a shared one. This is not atomic: the lock may be free for a moment."""
         fcntl.flock(self._descriptor, fcntl.LOCK_SH)
 
-    def alone(self) -> bool:
-        """Have it for oneself, if nobody else holds it; else it is given up.
+    def make_exclusive(self) -> bool:
+        """Change a shared lock to an exclusive one; if another process holds it, release it and return False.
 
-        Of two that ask at once, the second question of the later one succeeds: by then the other has given up.
+        Tries twice: of two processes that call this at once, the second attempt of the later one succeeds.
         """
         for _ in range(2):
             try:
@@ -134,7 +135,7 @@ class FileLock:
 
 
 def open_own(path: str, flags: int) -> int:
-    """A descriptor of a regular file, made where there is none; a link or anything else there is refused."""
+    """A descriptor of a regular file, created if missing; a link or a special file is rejected."""
     try:
         descriptor = os.open(path, flags | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
     except OSError as error:
@@ -173,7 +174,7 @@ _BLOCK = 1 << 20
 
 
 class PartialDownload(AbstractContextManager["PartialDownload"]):
-    """The part file of one download. `size` counts what is here and hashed."""
+    """The part file of one download. `size` is the number of bytes on disk and hashed."""
 
     def __init__(self, path: str, file: RemoteFile, what: str) -> None:
         self._file, self._what, self._path = file, what, path
@@ -181,7 +182,7 @@ class PartialDownload(AbstractContextManager["PartialDownload"]):
         self.size = 0
         self._hash = content_hash(file)
         try:
-            self._take_up()
+            self._resume()
         except BaseException:
             self._out.close()
             raise
@@ -191,7 +192,7 @@ class PartialDownload(AbstractContextManager["PartialDownload"]):
 
     def add(self, piece: bytes) -> None:
         if self.size + len(piece) > self._file.size:
-            raise self.refused(f"it is longer than the {self._file.size:,} bytes listed")
+            raise self.reject(f"it is longer than the {self._file.size:,} bytes listed")
         view = memoryview(piece)
         while view:
             view = view[self._out.write(view) :]
@@ -199,25 +200,25 @@ class PartialDownload(AbstractContextManager["PartialDownload"]):
         self.size += len(piece)
 
     def restart(self) -> None:
-        """Forget what came."""
+        """Discard the bytes received so far."""
         self._out.truncate(0)
         self.size = 0
         self._hash = content_hash(self._file)
 
     def check(self) -> None:
-        """All is here and is what the hub lists; what is wrong is forgotten, what is short may go on."""
+        """Raise `TransientError` unless the file is complete and matches its hash; wrong bytes are discarded."""
         if self.size < self._file.size:
             raise TransientError(f"it ended after {self.size:,} of {self._file.size:,} bytes")
         found = self._hash.hexdigest()
         if found != self._file.identity:
-            raise self.refused(f"its hash is {found}, {self._file.identity} is listed")
+            raise self.reject(f"its hash is {found}, but {self._file.identity} is listed")
 
-    def refused(self, problem: str) -> TransientError:
-        """What came is not the file: start over, and say so where that does not help."""
+    def reject(self, problem: str) -> TransientError:
+        """Discard the bytes; the error to raise, which becomes `DownloadCorrupt` if retries do not help."""
         self.restart()
         return TransientError(problem, final=DownloadCorrupt(self._what, problem))
 
-    def _take_up(self) -> None:
+    def _resume(self) -> None:
         if os.fstat(self._out.fileno()).st_size > self._file.size:
             self._out.truncate(0)
         self._out.seek(0)
@@ -227,14 +228,14 @@ class PartialDownload(AbstractContextManager["PartialDownload"]):
 
 
 def content_hash(file: RemoteFile) -> "hashlib._Hash":
-    """The hash that the hub lists for a file: SHA-256, or SHA-1 with git's word in front."""
+    """The hash that the hub lists for a file: SHA-256, or the SHA-1 of a git blob."""
     if file.sha256:
         return hashlib.sha256()
     return hashlib.sha1(b"blob %d\0" % file.size, usedforsecurity=False)
 
 
 def is_sound(path: str, file: RemoteFile) -> bool:
-    """Whether a file on disk is what the hub lists."""
+    """Whether a file on disk has the listed size and hash."""
     if os.path.getsize(path) != file.size:
         return False
     running = content_hash(file)
@@ -252,39 +253,39 @@ def part_path(path: str) -> str:
 
 
 def download(file: HubFile, path: str) -> None:
-    """Have a file at `path`. One process at a time may: see `forebay.hub.spool`."""
-    with PartialDownload(part_path(path), file.listed, file.what) as arrival:
-        file.with_retries(_Fetching(file, arrival).attempt, lambda: arrival.size)
+    """Download a file to `path`. One process at a time: see `forebay.hub.spool`."""
+    with PartialDownload(part_path(path), file.listed, file.what) as partial:
+        file.with_retries(_Fetch(file, partial).attempt, lambda: partial.size)
     os.replace(part_path(path), path)
 
 
-class _Fetching:
-    """The tries at one file. The tag of the first answer is remembered: pieces of two versions are not put together."""
+class _Fetch:
+    """The attempts at one file. Remembers the first ETag, so that pieces of two versions are not joined."""
 
-    def __init__(self, file: HubFile, arrival: PartialDownload) -> None:
-        self._file, self._arrival = file, arrival
+    def __init__(self, file: HubFile, partial: PartialDownload) -> None:
+        self._file, self._partial = file, partial
         self._tag: str | None = None
 
     def attempt(self) -> None:
-        if self._arrival.size < self._file.size:
-            self._ask_for_rest()
-        self._arrival.check()
+        if self._partial.size < self._file.size:
+            self._request_rest()
+        self._partial.check()
 
-    def _ask_for_rest(self) -> None:
-        headers = {"range": f"bytes={self._arrival.size}-"} if self._arrival.size else {}
-        with self._file.ask(headers) as response:
+    def _request_rest(self) -> None:
+        headers = {"range": f"bytes={self._partial.size}-"} if self._partial.size else {}
+        with self._file.get(headers) as response:
             self._check_tag(response)
-            begin = begins_at(response, self._arrival.size, self._file.size)
+            begin = begins_at(response, self._partial.size, self._file.size)
             if begin is None:
-                raise self._arrival.refused(f"HTTP {response.status_code} does not give byte {self._arrival.size:,}")
-            known = self._arrival.size - begin
+                raise self._partial.reject(f"HTTP {response.status_code} does not return byte {self._partial.size:,}")
+            known = self._partial.size - begin
             for piece in response.iter_raw():
-                self._arrival.add(piece[known:])
+                self._partial.add(piece[known:])
                 known = max(0, known - len(piece))
 
     def _check_tag(self, response: httpx2.Response) -> None:
         tag, known = response.headers.get("etag"), self._tag
         if tag and known and tag != known:
-            self._tag = ""  # one that changes more than once says nothing; the hash decides
-            raise self._arrival.refused(f"its ETag changed from {known} to {tag} while it was downloaded")
+            self._tag = ""  # an ETag that changes twice is meaningless; the hash decides
+            raise self._partial.reject(f"its ETag changed from {known} to {tag} while it was downloaded")
         self._tag = tag if known is None else known

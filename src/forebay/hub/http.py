@@ -1,7 +1,7 @@
-"""GET from the hub: retries, ranges, and which errors may pass.
+"""GET requests to the hub: retries, ranges, and which errors are transient.
 
-A token is sent only to an endpoint that the user named in this process, and never in clear text but to this machine.
-A redirect is followed without the token, a few times, and not to where only this machine or its network can go.
+A token is sent only to an endpoint that the user named in this process, and only over HTTPS or to this machine. A few
+redirects are followed, without the token, but never from the internet into this machine or its network.
 """
 
 import ipaddress
@@ -24,13 +24,13 @@ from huggingface_hub.utils import get_session, parse_ratelimit_headers
 from forebay.errors import ForebayError, HubNotFound, HubUnreachable
 
 T = TypeVar("T")
-_LONGEST_ASKED = 600.0  # the hub counts requests over five minutes; who asks for more is not believed
-_ADVANCE = 1 << 20  # a try that brought so many new bytes was no failure
+_LONGEST_ASKED = 600.0  # the hub's rate limit window is five minutes; longer waits are capped
+_ADVANCE = 1 << 20  # an attempt that received this many new bytes does not count as a failure
 
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """`retries` after a first try, each up to `timeout` seconds without a byte; longer pauses from try to try."""
+    """Retries with growing pauses; an attempt fails after `timeout` seconds without a byte."""
 
     retries: int = 5
     timeout: float = 300.0
@@ -38,14 +38,14 @@ class RetryPolicy:
     longest_wait: float = 30.0
 
     def wait(self, failures: int, asked: float | None) -> float:
-        """The pause after so many failures in a row: what the hub asked for, or twice the last, less a random part."""
+        """The pause after n failures in a row: what the hub asked for, or exponential back-off with jitter."""
         if asked is not None:
             return min(asked, _LONGEST_ASKED) + random.uniform(0, self.first_wait)
         return min(self.longest_wait, self.first_wait * 2.0 ** (failures - 1)) * random.uniform(0.5, 1)
 
 
 class TransientError(Exception):
-    """Trouble that may pass. `asked` are the seconds that the hub wants to be left alone."""
+    """An error that a retry may fix. `asked` is the pause in seconds that the hub requested."""
 
     def __init__(self, problem: str, asked: float | None = None, final: ForebayError | None = None) -> None:
         self.problem, self.asked, self.final = problem, asked, final
@@ -55,45 +55,45 @@ class TransientError(Exception):
 def with_retries(
     attempt: Callable[[], T], patience: RetryPolicy, endpoint: str, what: str, arrived: Callable[[], int] = lambda: 0
 ) -> T:
-    """Try until it succeeds, or until it failed too often in a row; `arrived` tells how many bytes there are."""
+    """Call `attempt` until it succeeds or fails too often in a row; `arrived` returns the bytes received so far."""
     failures, most = 0, arrived()
     while True:
         try:
             return attempt()
-        except TransientError as trouble:
+        except TransientError as error:
             failures = 1 if arrived() >= most + _ADVANCE else failures + 1
             most = max(most, arrived())
             if failures > patience.retries:
-                tries = f"{trouble.problem} ({failures} tries)"
-                raise trouble.final or HubUnreachable(endpoint, what, tries) from trouble
-            time.sleep(patience.wait(failures, trouble.asked))
+                tries = f"{error.problem} ({failures} attempts)"
+                raise error.final or HubUnreachable(endpoint, what, tries) from error
+            time.sleep(patience.wait(failures, error.asked))
 
 
 _CONNECT_SECONDS = 20.0
-_MAY_PASS = frozenset({408, 425, 429, *range(500, 600)})
+_TRANSIENT = frozenset({408, 425, 429, *range(500, 600)})
 _LARGEST_ANSWER = 16 << 20
 _MOST_REDIRECTS = 5
 _USER_AGENT = f"forebay; hf_hub/{__version__}"
-_SECONDS = re.compile(r"[0-9]{1,9}")  # ASCII alone: `isdigit` takes "²" too, and `float` does not
-_LONGEST_MESSAGE = 300  # characters of what a hub says of an error
-_CLEAR_TEXT = "its address is not encrypted, and a token would be sent in clear text"
+_SECONDS = re.compile(r"[0-9]{1,9}")  # ASCII only: `isdigit` accepts "²", and `float` does not
+_LONGEST_MESSAGE = 300  # characters of an error message of the hub
+_CLEAR_TEXT = "its address is not encrypted, so your token would be sent in clear text"
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """The address of a hub, and whether the user named it in this process: only then a token goes there."""
+    """The address of a hub, and whether the user named it in this process: only then is a token sent."""
 
     address: str
     is_named: bool = True
 
 
 def address(endpoint: str | None) -> str:
-    """Where the hub is: as passed, or as `huggingface_hub` has it from HF_ENDPOINT."""
+    """The address of the hub: as passed, or from HF_ENDPOINT."""
     return (endpoint or constants.ENDPOINT).rstrip("/")
 
 
 def is_address(endpoint: str) -> bool:
-    """Whether a hub can be asked there.
+    """Whether a text is a valid HTTP address of a hub.
 
     >>> is_address("https://hub.example/mirror"), is_address("file:///etc/passwd"), is_address("http://a:b@c")
     (True, False, False)
@@ -106,14 +106,14 @@ def is_address(endpoint: str) -> bool:
 
 
 @contextmanager
-def ask(
+def get(
     url: str, patience: RetryPolicy, endpoint: Endpoint, what: str, headers: Mapping[str, str] | None = None
 ) -> Iterator[httpx2.Response]:
-    """An answer whose body is still to be read: 200, or 206 or 416 to a range. Raises `TransientError`."""
+    """A response whose body is not read yet: 200, or 206 or 416 for a range. Raises `TransientError`."""
     timeout = httpx2.Timeout(patience.timeout, connect=min(patience.timeout, _CONNECT_SECONDS))
     own = {"user-agent": _USER_AGENT, "accept-encoding": "identity", **_token_for(endpoint), **(headers or {})}
     if "authorization" in own and not _keeps_secrets(url):
-        advice = "name it with https://, or ask without a token: unset HF_TOKEN, run `hf auth logout`"
+        advice = "use https://, or send no token: unset HF_TOKEN, run `hf auth logout`"
         raise HubNotFound(what, _CLEAR_TEXT, advice)
     try:
         with ExitStack() as answers:
@@ -129,18 +129,18 @@ def ask(
 def fetch(
     url: str, patience: RetryPolicy, endpoint: Endpoint, what: str, largest: int = _LARGEST_ANSWER
 ) -> tuple[bytes, Mapping[str, str]]:
-    """A small body, whole, and the headers it came with."""
+    """A small body, whole, and its headers."""
 
     def attempt() -> tuple[bytes, Mapping[str, str]]:
         started = time.monotonic()
-        with ask(url, patience, endpoint, what) as response:
+        with get(url, patience, endpoint, what) as response:
             body = bytearray()
             for piece in response.iter_raw():
                 body += piece
                 if len(body) > largest:
-                    raise HubUnreachable(endpoint.address, what, f"its answer is longer than {largest:,} bytes")
+                    raise HubUnreachable(endpoint.address, what, f"its response is longer than {largest:,} bytes")
                 if time.monotonic() - started > patience.timeout:
-                    raise TransientError(f"its answer took longer than {patience.timeout:g} seconds")
+                    raise TransientError(f"its response took longer than {patience.timeout:g} seconds")
             return _decoded(bytes(body), response, endpoint.address, what, largest), response.headers
 
     return with_retries(attempt, patience, endpoint.address, what)
@@ -149,7 +149,7 @@ def fetch(
 def _followed(
     first: httpx2.Request, headers: Mapping[str, str], timeout: httpx2.Timeout, hub: str, what: str, answers: ExitStack
 ) -> httpx2.Response:
-    """The answer behind a few redirects. The client takes the token off a redirect to another origin."""
+    """The response after a few redirects. The client drops the token on a redirect to another origin."""
     session = get_session()
     request = session.build_request("GET", first.url, headers=dict(headers), timeout=timeout)
     for _ in range(_MOST_REDIRECTS + 1):
@@ -159,12 +159,12 @@ def _followed(
             return response
         request = response.next_request
         if not _may_redirect(str(first.url), str(request.url)):
-            raise HubUnreachable(hub, what, f"it redirects to {str(request.url)[:200]}, where it may not lead")
+            raise HubUnreachable(hub, what, f"it redirects to {str(request.url)[:200]}, which is not allowed")
     raise HubUnreachable(hub, what, f"it redirects more than {_MOST_REDIRECTS} times")
 
 
 def _token_for(endpoint: Endpoint) -> dict[str, str]:
-    """The header with the user's token. `build_hf_headers` would also ask the hub for things of its own."""
+    """The header with the user's token. `build_hf_headers` could send requests, so it is not used."""
     token = get_token() if endpoint.is_named and not constants.HF_HUB_DISABLE_IMPLICIT_TOKEN else None
     return {"authorization": f"Bearer {token}"} if token else {}
 
@@ -174,7 +174,7 @@ def _keeps_secrets(url: str) -> bool:
 
 
 def _may_redirect(first: str, then: str) -> bool:
-    """Not from an encrypted address to one that is not, and not from the internet into this machine or its network.
+    """Whether a redirect is allowed: not from HTTPS to HTTP, and not from the internet into this machine or network.
 
     >>> _may_redirect("https://hub.example/a", "https://storage.example/b")
     True
@@ -189,7 +189,7 @@ def _may_redirect(first: str, then: str) -> bool:
 
 
 def _is_inside(url: str, private: bool = False) -> bool:
-    """Whether an address is of this machine, or, where `private` counts too, of its network."""
+    """Whether an address is on this machine or, with `private`, on its network."""
     host = urlsplit(url).hostname or ""
     try:
         number = ipaddress.ip_address(host)
@@ -199,21 +199,21 @@ def _is_inside(url: str, private: bool = False) -> bool:
 
 
 def _decoded(body: bytes, response: httpx2.Response, hub: str, what: str, largest: int) -> bytes:
-    """A body as it was meant. No encoding was asked for; gzip, which some proxies add, is taken within the bound."""
+    """The decoded body. Identity was requested, but some proxies use gzip; it may expand to `largest` bytes."""
     encoding = response.headers.get("content-encoding", "identity").strip().lower()
     if encoding == "identity":
         return body
     if encoding not in ("gzip", "x-gzip", "deflate"):
-        raise HubUnreachable(hub, what, f"its answer is encoded as '{encoding}', which nobody asked for")
+        raise HubUnreachable(hub, what, f"its response has the encoding '{encoding}', which was not requested")
     decoder = zlib.decompressobj(zlib.MAX_WBITS | 32)
     try:
         plain = decoder.decompress(body, largest + 1)
     except zlib.error as error:
-        raise TransientError(f"its answer cannot be decompressed: {error}") from error
+        raise TransientError(f"its response cannot be decompressed: {error}") from error
     if len(plain) > largest:
-        raise HubUnreachable(hub, what, f"its answer is longer than {largest:,} bytes when it is decompressed")
+        raise HubUnreachable(hub, what, f"its response is longer than {largest:,} bytes when decompressed")
     if not decoder.eof:
-        raise TransientError("its compressed answer breaks off")
+        raise TransientError("its compressed response is incomplete")
     return plain
 
 
@@ -222,8 +222,8 @@ def _check(response: httpx2.Response, endpoint: str, what: str) -> None:
     if status == 200 or (status in (206, 416) and "range" in response.request.headers):
         return
     elsewhere = response.url.netloc != httpx2.URL(endpoint).netloc
-    # Storage behind the hub refuses a signed address that is too old; the hub signs a new one when asked again.
-    if status in _MAY_PASS or (elsewhere and status in (401, 403)):
+    # Storage behind the hub rejects an expired signed address; the hub signs a new one on retry.
+    if status in _TRANSIENT or (elsewhere and status in (401, 403)):
         raise TransientError(f"HTTP {status} {response.reason_phrase}", asked=_asked_wait(response.headers))
     problem = (
         response.headers.get("x-error-message", "")[:_LONGEST_MESSAGE] or f"HTTP {status} {response.reason_phrase}"
@@ -245,7 +245,7 @@ def _advice(code: str | None, status: int) -> str:
 
 
 def _asked_wait(headers: Mapping[str, str]) -> float | None:
-    """The seconds to wait that a busy hub asks for; None where it asks for nothing that can be read."""
+    """The pause that a busy hub requests, in seconds; None if it requests none."""
     after = headers.get("retry-after", "").strip()
     try:
         if _SECONDS.fullmatch(after):
@@ -262,7 +262,7 @@ _CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,19})-[0-9]{1,19}/([0-9]{1,19}|\*)")
 
 
 def begins_at(response: httpx2.Response, asked: int, size: int) -> int | None:
-    """Where it was asked for, or 0 from a server that knows no ranges; None where it is no answer to that."""
+    """The offset of the first byte of a response: `asked`, or 0 from a server without ranges; None if it is invalid."""
     if response.status_code == 200:
         return 0
     found = _CONTENT_RANGE.fullmatch(response.headers.get("content-range", ""))

@@ -1,7 +1,7 @@
-"""The files of a model on the hub: downloaded once, checked, and kept on disk.
+"""The files of a model on the hub: downloaded once, checked, and cached on disk.
 
-{folder}/models/<hash>                       a file that is whole and checked
-{folder}/model-folders/<name>/<commit>/…     links to them, as the commit names them
+{folder}/models/<hash>                       a complete, checked file
+{folder}/model-folders/<name>/<commit>/…     links to these files under their names in the commit
 """
 
 import os
@@ -11,11 +11,11 @@ from dataclasses import replace
 from forebay.errors import HubNotFound, HubUnreachable
 from forebay.hub.http import RetryPolicy
 from forebay.hub.repository import HubFile, RemoteFile, Repository
-from forebay.hub.spool import take
+from forebay.hub.spool import acquire
 
 _TOKENIZER = "tokenizer.json"
-_TOKENIZERS = "tokenizers"  # where they are kept
-_QUICK = 10.0  # seconds to ask whether a tokenizer that is here is still the newest
+_TOKENIZERS = "tokenizers"  # their folder in the disk cache
+_QUICK = 10.0  # seconds to check whether a cached tokenizer is still the newest
 
 
 def tokenizer_json(
@@ -26,23 +26,23 @@ def tokenizer_json(
     endpoint: str | None = None,
     patience: RetryPolicy | None = None,
 ) -> bytes:
-    """The bytes of a model's `tokenizer.json`, checked; without the network, those that were seen last."""
+    """The bytes of a model's `tokenizer.json`, checked; without a network, the newest cached ones."""
     repository = Repository(name, "model", endpoint, folder, patience or RetryPolicy())
     commit = newest_commit(repository, revision, _TOKENIZERS)
     file = repository.listing(commit).file(_TOKENIZER)
     if file is None:
-        advice = "save one with the `tokenizers` library, and give the path of that file"
+        advice = "save one with the `tokenizers` library and pass its path"
         raise HubNotFound(f"the tokenizer of {repository.what}", f"it has no file '{_TOKENIZER}'", advice)
-    held = take(HubFile(repository, commit, file), repository.place(_TOKENIZERS))
+    spooled = acquire(HubFile(repository, commit, file), repository.place(_TOKENIZERS))
     try:
-        with open(held.path, "rb") as content:
+        with open(spooled.path, "rb") as content:
             return content.read()
     finally:
-        held.keep()
+        spooled.release()
 
 
 def newest_commit(repository: Repository, revision: str | None, files: str) -> str:
-    """The commit of a revision; where the hub does not answer at once, the last known whose `files` may be here."""
+    """The commit of a revision; if the hub does not answer quickly, the last known one if `files` are cached."""
     known = repository.last_commit(revision)
     if known is None or not os.path.exists(repository.place(files)):
         return repository.commit(revision)
@@ -65,7 +65,7 @@ def model_files(
     endpoint: str | None = None,
     patience: RetryPolicy | None = None,
 ) -> str:
-    """The path of a folder of a model, or of one file; of a folder, the files whose names end in one of `wanted`."""
+    """The local path of a model's folder or file; of a folder, only files that end in one of `wanted`."""
     repository = Repository(name, "model", endpoint, folder, patience or RetryPolicy())
     commit = newest_commit(repository, None, _FILES)
     listed = [file for file in repository.listing(commit).files if _belongs(file, path, wanted)]
@@ -79,22 +79,22 @@ def model_files(
 
 
 def _belongs(file: RemoteFile, path: str, wanted: tuple[str, ...]) -> bool:
-    """The file that is named, or one that lies in the folder that is, not below it."""
+    """Whether a file is at `path`, or directly in the folder `path` with a wanted suffix."""
     inside, name = os.path.split(file.path)
     return file.path == path or (inside == path.rstrip("/") and name.endswith(wanted))
 
 
 def _link(file: HubFile, files: str, place: str) -> None:
-    held = take(file, files)
+    spooled = acquire(file, files)
     try:
         os.makedirs(os.path.dirname(place), exist_ok=True)
-        _link_to(os.path.abspath(held.path), place)
+        _link_to(os.path.abspath(spooled.path), place)
     finally:
-        held.keep()
+        spooled.release()
 
 
 def _link_to(target: str, place: str) -> None:
-    """Have a link at a place; one that leads elsewhere (another hub named the same commit) is replaced."""
+    """Make a link; one with another target (another hub has the same commit) is replaced."""
     if os.path.islink(place):
         if os.readlink(place) == target:
             return
@@ -104,6 +104,6 @@ def _link_to(target: str, place: str) -> None:
         return
     try:
         os.symlink(target, place)
-    except FileExistsError:  # made by another process, or it is not ours
+    except FileExistsError:  # made by another process, or not a link
         if not os.path.islink(place):
             raise

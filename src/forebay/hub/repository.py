@@ -1,8 +1,8 @@
-"""A repository of the hub: the commit behind a revision, the files of a commit, their addresses.
+"""A repository on the hub: the commit of a revision, the files of a commit, their URLs.
 
-A commit never changes, so what it holds is asked once and kept on disk:
+A commit never changes, so its listing is requested once and cached on disk:
 
-{folder}/commits/…     the commit that a revision was last seen at
+{folder}/commits/…     the last known commit of a revision
 {folder}/listings/…    the files of a commit
 """
 
@@ -26,19 +26,19 @@ from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 
 from forebay.errors import HubNotFound, HubUnreachable
-from forebay.hub.http import Endpoint, RetryPolicy, address, ask, fetch, is_address, with_retries
+from forebay.hub.http import Endpoint, RetryPolicy, address, fetch, get, is_address, with_retries
 
-# Nothing that a hub names may lead out of a folder: a file on this disk is named by its hash, a link by its path.
+# A name from a hub must not lead out of a folder: local files are named by hash, links by path.
 _Path = Annotated[str, msgspec.Meta(pattern=r"\A(?:(?!\.{1,2}(?:/|\Z))[^/\0]+(?:/(?!\Z)|\Z))+\Z", max_length=4096)]
 _Sha1 = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{40}\Z")]
 _Sha256 = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{64}\Z")]
 _Size = Annotated[int, msgspec.Meta(ge=0, le=1 << 50)]
-# What JSON of anyone raises when it is decoded: bad UTF-8 is a ValueError, and so is an address that is none.
-NOT_UNDERSTOOD = (msgspec.DecodeError, ValueError, RecursionError)
+# What decoding untrusted JSON raises: bad UTF-8 is a ValueError, and so is an invalid address.
+MALFORMED = (msgspec.DecodeError, ValueError, RecursionError)
 
 
 class RemoteFile(msgspec.Struct, frozen=True):
-    """A file as the hub lists it. A large one (LFS) has a SHA-256, a small one the hash that git gives a blob."""
+    """A file in the listing of the hub. A large one (LFS) has a SHA-256, a small one only its git blob hash."""
 
     path: _Path
     size: _Size
@@ -75,7 +75,7 @@ class _Entry(msgspec.Struct):
 
 
 def read_page(body: bytes) -> dict[str, RemoteFile | None]:
-    """The entries of one page of the hub's answer by name; None for what is not a file."""
+    """The entries of one page of a listing, by path; None for folders."""
     entries = msgspec.json.decode(body, type=list[_Entry])
     return {entry.path: _remote(entry) if entry.type == "file" else None for entry in entries}
 
@@ -86,19 +86,19 @@ def _remote(entry: _Entry) -> RemoteFile:
     return RemoteFile(entry.path, entry.lfs.size, entry.oid, entry.lfs.oid)
 
 
-def kept_path(folder: str, *names: str) -> str:
-    """Where a fact about these names is kept.
+def cached_path(folder: str, *names: str) -> str:
+    """The path of the cached fact about these names.
 
-    >>> kept_path("/spool/listings", "HuggingFaceFW/fineweb-edu", "main")
+    >>> cached_path("/spool/listings", "HuggingFaceFW/fineweb-edu", "main")
     '/spool/listings/789d721ca3574786'
     """
     return os.path.join(folder, hashlib.sha256("\n".join(names).encode()).hexdigest()[:16])
 
 
-def read_kept(path: str) -> bytes | None:
-    """What is kept, None where nothing is, or where it is not what was written.
+def read_cached(path: str) -> bytes | None:
+    """The content of a cached file, None if there is none or it is not what was written.
 
-    Only a regular file is read: a pipe would hang, a link lead elsewhere.
+    Links, pipes and sockets are not read.
     """
     try:
         with open(path, "rb", opener=_without_waiting) as file:
@@ -106,7 +106,7 @@ def read_kept(path: str) -> bytes | None:
     except (FileNotFoundError, IsADirectoryError):
         return None
     except OSError as error:
-        if error.errno not in (errno.ELOOP, errno.ENXIO):  # a link, a socket
+        if error.errno not in (errno.ELOOP, errno.ENXIO):  # a link or a socket
             raise
         return None
     digest, _, content = stored.partition(b"\n")
@@ -121,8 +121,8 @@ def _without_waiting(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
 
 
-def keep(path: str, content: bytes) -> None:
-    """Write aside, then move: a reader sees the whole fact or none. Where a folder has the name, nothing is kept."""
+def write_cached(path: str, content: bytes) -> None:
+    """Write a cached file atomically; if a folder has its name, write nothing."""
     os.makedirs(os.path.dirname(path), exist_ok=True)
     aside = f"{path}.{secrets.token_hex(4)}"
     try:
@@ -151,9 +151,9 @@ class _Info(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class Repository:
-    """A data set or a model by its name. `folder` is where facts about it are kept.
+    """A data set or a model by name. `folder` is the disk cache.
 
-    `is_named` is false where the endpoint comes from a file, as a cache's plan: no token is sent there.
+    `is_named` is false if the endpoint comes from a file, like the plan of a cache: then no token is sent.
     """
 
     name: str
@@ -176,7 +176,7 @@ class Repository:
         return f"the {'data set' if self.kind == 'dataset' else self.kind} '{self.name}'"
 
     def commit(self, revision: str | None = None) -> str:
-        """The commit behind a branch, a tag or a commit; of the main branch where none is named."""
+        """The commit of a branch, a tag or a commit; by default of the main branch."""
         self._check_name()
         if revision is not None and _COMMIT.fullmatch(revision):
             return revision
@@ -185,41 +185,41 @@ class Repository:
         body, _ = fetch(self._api(f"revision/{quote(named, safe='')}", expand="sha"), self.patience, self.asked, what)
         try:
             sha = msgspec.json.decode(body, type=_Info).sha
-        except NOT_UNDERSTOOD as error:
-            raise HubUnreachable(self.address, what, f"its answer is not the hub's: {error}") from error
-        keep(self._kept("commits", named), sha.encode())
+        except MALFORMED as error:
+            raise HubUnreachable(self.address, what, f"its response is malformed: {error}") from error
+        write_cached(self._cached("commits", named), sha.encode())
         return sha
 
     def last_commit(self, revision: str | None = None) -> str | None:
-        """The commit that a revision was last seen at from this machine."""
-        known = read_kept(self._kept("commits", revision or "main"))
+        """The last known commit of a revision, from the disk cache."""
+        known = read_cached(self._cached("commits", revision or "main"))
         found = known.decode("ascii", "replace") if known else ""
         return found if _COMMIT.fullmatch(found) else None
 
     def listing(self, commit: str) -> Listing:
-        """The files of a commit; asked once, then known."""
+        """The files of a commit, from memory, disk or the hub."""
         return _listing(self, commit)
 
     def url(self, commit: str, path: str) -> str:
         return hf_hub_url(self.name, path, repo_type=self.kind, revision=commit, endpoint=self.address)
 
     def place(self, name: str) -> str:
-        """A folder among all that is kept of the hub."""
+        """A folder of the disk cache."""
         return os.path.join(self.folder or cached_assets_path("forebay", "hub"), name)
 
-    def ask_listing(self, commit: str) -> Listing:
+    def fetch_listing(self, commit: str) -> Listing:
         """The files of a commit, from the hub."""
         self._check_name()
         if not _COMMIT.fullmatch(commit):
-            raise HubNotFound(f"commit '{commit}' of {self.what}", "that is not a commit", "name one of 40 hex digits")
+            raise HubNotFound(f"commit '{commit}' of {self.what}", "that is not a commit", "pass 40 hex digits")
         entries: dict[str, RemoteFile | None] = {}
         what = f"commit {commit} of {self.what}"
         page: dict[str, str] = {}
         for _ in range(_MOST_PAGES):
             url = self._api(f"tree/{commit}", recursive="true", expand="false", **page)
-            found, following = self._ask_page(url, what)
+            found, following = self._fetch_page(url, what)
             if following is not None and (not found or found.keys() & entries.keys()):
-                raise HubUnreachable(self.address, what, "a page of its listing brings nothing new")
+                raise HubUnreachable(self.address, what, "a page of its listing has no new entries")
             entries |= found
             if following is None or len(entries) > _MOST_ENTRIES:
                 break
@@ -230,15 +230,15 @@ class Repository:
         files = sorted((file for file in entries.values() if file is not None), key=lambda file: file.path)
         return Listing(tuple(files), self._read_text(commit, _README) if entries.get(_README) else "")
 
-    def _ask_page(self, url: str, what: str) -> tuple[dict[str, RemoteFile | None], dict[str, str] | None]:
+    def _fetch_page(self, url: str, what: str) -> tuple[dict[str, RemoteFile | None], dict[str, str] | None]:
         body, headers = fetch(url, self.patience, self.asked, what)
         following = _NEXT_PAGE.search(headers.get("link", ""))
         try:
-            # Only the cursor is taken from the address of the next page: the token goes to no other host.
+            # Only the cursor of the next page's URL is used, so that the token goes to no other host.
             cursor = parse_qs(urlsplit(following[1]).query).get("cursor") if following else None
             return read_page(body), {"cursor": cursor[0]} if cursor else None
-        except NOT_UNDERSTOOD as error:
-            raise HubUnreachable(self.address, what, f"its answer is not the hub's: {error}") from error
+        except MALFORMED as error:
+            raise HubUnreachable(self.address, what, f"its response is malformed: {error}") from error
 
     def _read_text(self, commit: str, path: str) -> str:
         what = f"'{path}' of {self.what}"
@@ -248,34 +248,34 @@ class Repository:
     def _api(self, path: str, **parameters: str) -> str:
         return f"{self.address}/api/{self.kind}s/{self.name}/{path}?{urlencode(parameters)}"
 
-    def _kept(self, folder: str, *names: str) -> str:
-        return kept_path(self.place(folder), self.address, self.kind, self.name, *names)
+    def _cached(self, folder: str, *names: str) -> str:
+        return cached_path(self.place(folder), self.address, self.kind, self.name, *names)
 
     def _check_name(self) -> None:
         if not is_address(self.address):
-            raise HubNotFound(self.what, f"'{self.address}' is not an address", "name a hub as https://host")
+            raise HubNotFound(self.what, f"'{self.address}' is not an address", "pass one like https://host")
         try:
             validate_repo_id(self.name)
         except HFValidationError as error:
-            raise HubNotFound(self.what, "that is no name there", "write it as 'organisation/name'") from error
+            raise HubNotFound(self.what, "that is not a repository name", "write it as 'organization/name'") from error
 
 
 @lru_cache(maxsize=16)
 def _listing(repository: Repository, commit: str) -> Listing:
-    place = repository._kept("listings", commit)
-    known = _understood(read_kept(place))
+    place = repository._cached("listings", commit)
+    known = _decoded_listing(read_cached(place))
     if known is not None:
         return known
-    listing = repository.ask_listing(commit)
-    keep(place, msgspec.json.encode(listing))
+    listing = repository.fetch_listing(commit)
+    write_cached(place, msgspec.json.encode(listing))
     return listing
 
 
-def _understood(kept: bytes | None) -> Listing | None:
-    """What was kept, None where a crash of the machine left no more than its name."""
+def _decoded_listing(cached: bytes | None) -> Listing | None:
+    """A cached listing, None if it is malformed: a crash of the machine may leave an empty file."""
     try:
-        return None if kept is None else msgspec.json.decode(kept, type=Listing)
-    except NOT_UNDERSTOOD:
+        return None if cached is None else msgspec.json.decode(cached, type=Listing)
+    except MALFORMED:
         return None
 
 
@@ -284,7 +284,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class HubFile:
-    """A file as a commit has it; what is asked of it is asked with the patience of its repository."""
+    """A file of a commit; requests use the retry policy of its repository."""
 
     repository: Repository
     commit: str
@@ -298,9 +298,9 @@ class HubFile:
     def what(self) -> str:
         return f"'{self.listed.path}' of {self.repository.what}"
 
-    def ask(self, headers: Mapping[str, str]) -> AbstractContextManager[httpx2.Response]:
+    def get(self, headers: Mapping[str, str]) -> AbstractContextManager[httpx2.Response]:
         url = self.repository.url(self.commit, self.listed.path)
-        return ask(url, self.repository.patience, self.repository.asked, self.what, headers)
+        return get(url, self.repository.patience, self.repository.asked, self.what, headers)
 
     def with_retries(self, attempt: Callable[[], T], arrived: Callable[[], int]) -> T:
         return with_retries(attempt, self.repository.patience, self.repository.address, self.what, arrived)

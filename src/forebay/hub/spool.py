@@ -1,12 +1,12 @@
-"""Files of the hub while they are read: downloaded whole, held by the processes that read them, then removed.
+"""Files of the hub on this disk while they are read: downloaded whole, locked by their readers, then removed.
 
-{folder}/<hash>         a file that is whole and checked
-{folder}/<hash>.part    what has come of it, by a download under way or a killed one
-{folder}/<hash>.lock    held alone by who downloads or removes, shared by who reads
+{folder}/<hash>         a complete, checked file
+{folder}/<hash>.part    a partial download, in progress or interrupted
+{folder}/<hash>.lock    locked exclusively to download or remove the file, shared to read it
 
-A killed process leaves its file, or a part of it; the next who wants it goes on with it. `sweep` removes what nobody
-took up within a day, `clear` what is whole and held by nobody. Only names of this table are touched, only where they
-are regular files, and never through a link: whatever else lies in the folder stays.
+A killed process leaves its file or part file; the next process that needs it resumes. `sweep` removes files that no
+process used for a day, `clear` complete files without a reader. Only regular files with these names are touched, never
+through a link; other files in the folder are left alone.
 """
 
 import errno
@@ -27,61 +27,61 @@ _FORGOTTEN_SECONDS = 24 * 3600.0
 _PAUSE = 0.05
 
 
-class Held:
-    """A file of the hub on this disk, kept there until every holder lets go."""
+class SpooledFile:
+    """A downloaded file, locked against removal until it is released."""
 
     def __init__(self, path: str, lock: FileLock) -> None:
         self.path = path
         self._lock = lock
 
     def remove(self) -> None:
-        """Remove the file, unless another process reads it: then that one does."""
+        """Release the file and remove it, unless another process reads it: then that one removes it."""
         try:
-            if self._lock.alone():
+            if self._lock.make_exclusive():
                 _unlink(self.path)
                 self._lock.remove()
         finally:
             self._lock.close()
 
-    def keep(self) -> None:
-        """Let go and leave the file for later."""
+    def release(self) -> None:
+        """Release the file and leave it on disk."""
         self._lock.close()
 
 
-def take(file: HubFile, folder: str) -> Held:
-    """Have a file of the hub in a folder; where another process is at it, wait and have the same."""
+def acquire(file: HubFile, folder: str) -> SpooledFile:
+    """Download a file to a folder, or wait for the process that is downloading it."""
     os.makedirs(folder, exist_ok=True)
     if os.path.islink(folder):
-        raise NotADirectoryError(errno.ENOTDIR, "it is a link, and downloads are kept in a folder of forebay", folder)
+        raise NotADirectoryError(errno.ENOTDIR, "it is a link; downloads need a folder", folder)
     path = os.path.join(folder, file.listed.identity)
     while True:
-        lock = FileLock.shared(path + _LOCK)  # waits while another downloads
+        lock = FileLock.shared(path + _LOCK)  # waits while another process downloads
         try:
-            if _is_whole(path, file.listed) or (lock.alone() and _downloaded(file, path, lock)):
-                return Held(path, lock)
+            if _is_whole(path, file.listed) or (lock.make_exclusive() and _downloaded(file, path, lock)):
+                return SpooledFile(path, lock)
         except BaseException:
             lock.close()
             raise
         lock.close()
-        time.sleep(_PAUSE)  # another is about to download it
+        time.sleep(_PAUSE)  # another process is about to download it
 
 
 def sweep(folder: str) -> None:
-    """Remove what dead processes left and nobody took up."""
+    """Remove files and part files of dead processes that were not used for a day."""
     for path in _places(folder):
         if _is_forgotten(path):
             _remove_unheld(path, part_path(path))
 
 
 def clear(folder: str) -> None:
-    """Remove every whole file that nobody holds; parts stay, to be gone on with."""
+    """Remove every complete file without a reader; part files stay, to be resumed."""
     for path in _places(folder):
         if _is_regular(path):
             _remove_unheld(path)
 
 
 def _places(folder: str) -> set[str]:
-    """Where files of ours are, whole or in part."""
+    """The paths of spooled files, complete or partial."""
     names = os.listdir(folder) if os.path.isdir(folder) and not os.path.islink(folder) else []
     ours = ((name, _OURS.fullmatch(name)) for name in names)
     return {os.path.join(folder, found[1]) for name, found in ours if found and _is_regular(os.path.join(folder, name))}
@@ -97,12 +97,12 @@ def _is_regular(path: str) -> bool:
 def _is_whole(path: str, file: RemoteFile) -> bool:
     if not _is_regular(path) or not is_sound(path, file):
         return False
-    os.utime(path)  # so that nobody takes it for forgotten
+    os.utime(path)  # so that `sweep` keeps it
     return True
 
 
 def _downloaded(file: HubFile, path: str, lock: FileLock) -> bool:
-    """Download a file, alone, then share it; False where somebody removed it before it was shared."""
+    """Download a file under an exclusive lock, then share the lock; False if another process removed it in between."""
     try:
         download(file, path)
     except OSError as error:
@@ -118,7 +118,7 @@ def _remove_unheld(path: str, *others: str) -> None:
     try:
         lock = FileLock.if_free(path + _LOCK)
     except FileExistsError:
-        return  # the lock's name is not a lock of ours
+        return  # the lock file is a link or a special file
     if lock is None:
         return
     try:

@@ -1,1 +1,1 @@
-"""Rows as a person reads them."""
+"""Rows in readable form, for the command line, notebooks and Python."""

@@ -1,10 +1,8 @@
-"""Rows of packed tokens as a person reads them: pieces of documents as text, with their names.
+"""Rows of packed tokens as text: pieces of documents with their names.
 
-Everything that is needed is in the cache: the tokenizer is a constant of its layer. The names of the documents come
-from the source, where the user names it.
-
-It is a help, never needed: where the user does not name the source, or it changed or is costly to read, there are no
-names. A source that only the cache names is not read: whoever made the cache chose which files those are.
+The tokenizer is a constant of the layer, so the cache alone is enough. The names of documents come from the source, if
+the user passes it and it has not changed and is cheap to read. A source that only the cache names is never read: the
+author of the cache chose its paths.
 """
 
 from collections.abc import Iterable
@@ -25,19 +23,19 @@ from forebay.source import Failure, Part, Sample, Source
 from forebay.tokens import Vocabulary
 from forebay.tokens.encoders import decode
 
-# A compressed file is read from its beginning: what lies deep in it takes too long for a look.
+# A compressed file is read from its beginning, which takes too long for deep parts.
 DEEPEST_IN_STREAM = 256 * 1024 * 1024
 
 
 class PieceNames:
-    """The ids of the documents of chunks, as a recipe numbers them."""
+    """The ids of documents by their number in a chunk."""
 
     def __init__(self, cache: Cache, source: Source | None) -> None:
         self._cache, self._source = cache, source
         self._of_chunk = lru_cache(maxsize=2)(self._read)
 
     def of(self, chunk: int, numbers: Iterable[int]) -> dict[int, str]:
-        """number of a document among those its chunk was made of -> its id, for those that are known."""
+        """Document number -> id, for the documents that are known."""
         names = self._of_chunk(chunk)
         return {number: names[number] for number in numbers if number < len(names)}
 
@@ -49,13 +47,13 @@ class PieceNames:
             source, parts = named_alike(self._source, plan), plan.parts(chunk)
             if any(_is_costly(part) or _is_other(source, part) for part in parts):
                 return ()
-            return tuple(_given(source, parts, plan.left_out(chunk)))
+            return tuple(_ids(source, parts, plan.left_out(chunk)))
         except (ForebayError, OSError):
             return ()
 
 
-def _given(source: Source, parts: list[Part], left_out: LeftOut | None) -> Iterable[str]:
-    """The ids of what the recipe was given: neither failures nor what the plan leaves out."""
+def _ids(source: Source, parts: list[Part], left_out: LeftOut | None) -> Iterable[str]:
+    """The ids of the samples that the recipe got: without failures and planned duplicates."""
     duplicates = frozenset(left_out.ordinals.tolist()) if left_out is not None else frozenset()
     samples: Iterable[Sample | Failure] = (sample for part in parts for sample in source.read(part))
     for ordinal, sample in enumerate(samples):
@@ -68,7 +66,7 @@ def _is_costly(part: Part) -> bool:
 
 
 def _is_other(source: Source, part: Part) -> bool:
-    """Whether a file is not the one that was planned; with more behind it, its beginning may still be."""
+    """Whether a file is not the planned one; a file that grew may still begin with it."""
     now = source.look(part.file.path)
     return now.size < part.file.size or (now.size == part.file.size and now.mtime_ns != part.file.mtime_ns)
 
@@ -78,7 +76,7 @@ COLUMNS = ("tokens", "seq_lens", "documents")
 
 
 def peek_packed(cache: Cache, rows: list[int], source: Source | None = None) -> PackedPeek:
-    """Some rows of a cache whose base layer is packed tokens, with the names that a source gives its documents."""
+    """Rows of a token cache as text, with the names of documents from `source`."""
     reader = RowReader(cache, source)
     numbers = np.array(rows, np.int64)
     read = cache.read(numbers, COLUMNS)
@@ -93,14 +91,14 @@ def peek_packed(cache: Cache, rows: list[int], source: Source | None = None) -> 
 
 @dataclass(frozen=True)
 class RowReader:
-    """Reads tokens back as text."""
+    """Decodes rows to text."""
 
     cache: Cache
     source: Source | None = None
 
     @cached_property
     def note(self) -> str:
-        """Why there is no text, where there is none."""
+        """Why there is no text; empty if there is."""
         try:
             self._text(np.zeros(0, np.uint32))
             return ""
@@ -132,7 +130,7 @@ class RowReader:
         )
 
     def _piece(self, tokens: Array, document: int, offset: int, name: str) -> PackedPiece:
-        """One piece; flags, not its text, say what begins and ends a document."""
+        """One piece; begin and end tokens are flags and not part of its text."""
         begins = offset == 0 and self._begin is not None and int(tokens[0]) == self._begin
         ends = self._end is not None and int(tokens[-1]) == self._end
         inside = tokens[int(begins) : len(tokens) - int(ends)]

@@ -82,9 +82,9 @@ def _cell(column: Column, value: Array) -> Cell:
 
 
 def _text(value: Array) -> str | None:
-    """Bytes as text, None where they are none or hold what a terminal would obey."""
+    """Bytes as text, None if they are not UTF-8 or contain control characters."""
     try:
         text = value.tobytes().decode()
     except UnicodeDecodeError:
         return None
-    return text if all(mark.isprintable() or mark in "\n\r\t" for mark in text) else None
+    return text if all(char.isprintable() or char in "\n\r\t" for char in text) else None

@@ -1,4 +1,4 @@
-"""Rows of images, and what teachers said of rows, as a person sees them."""
+"""Rows of images and teacher features as pictures."""
 
 import json
 from collections.abc import Iterator
@@ -20,16 +20,16 @@ from forebay.teachers import SOL_STATS, Features
 from forebay.teachers.recipe import T_BUCKETS
 
 if TYPE_CHECKING:
-    from forebay.masks.draw import Picture  # which needs pillow
+    from forebay.masks.draw import Picture  # needs pillow
 
 KIND = "images"
 USUAL_PATCH = 16
 READ_AT_ONCE = 32
-MOST_ON_A_SHEET = 600  # it is drawn in memory
+MOST_ON_A_SHEET = 600  # a sheet is drawn in memory
 
 
 def peek_images(cache: Cache, rows: list[int]) -> ImagePeek:
-    """Some rows of a cache of images."""
+    """Rows of an image cache, drawn in characters."""
     reader = ImageReader(cache)
     shown = tuple(image for image, _ in reader.read(rows))
     return ImagePeek(
@@ -38,7 +38,7 @@ def peek_images(cache: Cache, rows: list[int]) -> ImagePeek:
 
 
 def draw_sheet(cache: Cache, rows: list[int], path: str, patch: int | None) -> ImageSheet:
-    """Some rows of a cache of images in a PNG, with the tokens that a model of this patch ignores."""
+    """Draw rows of an image cache to a PNG, with the tokens that a model with this patch size ignores."""
     picture, drawn = sheet_of(cache, rows, patch)
     picture.save(path)
     return ImageSheet(
@@ -57,7 +57,7 @@ def sheet_of(cache: Cache, rows: list[int], patch: int | None) -> tuple["Picture
         raise ValueError(f"'{cache.root}' holds {kind}, not images; fb.peek shows its rows")
     if len(rows) > MOST_ON_A_SHEET:
         raise ValueError(
-            f"{len(rows):,} images were asked for and a sheet has room for {MOST_ON_A_SHEET:,}; choose some (--row)"
+            f"a sheet has room for {MOST_ON_A_SHEET:,} images (got {len(rows):,}); choose fewer (--rows, --row)"
         )
     reader = ImageReader(cache)
     drawn = _patch(reader.recipe.size, patch)
@@ -67,7 +67,7 @@ def sheet_of(cache: Cache, rows: list[int], patch: int | None) -> tuple["Picture
 
 @dataclass(frozen=True)
 class ImageReader:
-    """Reads rows back as whole canvases, and what is known of them."""
+    """Reads rows as whole canvases with their metadata."""
 
     cache: Cache
 
@@ -76,7 +76,7 @@ class ImageReader:
         return cast("images.ImageRecipe", reopen_recipe(self.cache.recipe(self.cache.generation.base)))
 
     def read(self, rows: list[int]) -> Iterator[tuple[PeekedImage, Array]]:
-        """Images one by one; few are held at once."""
+        """Images one by one, with few in memory at once."""
         names = (self.recipe.stored_column, "box", "original_size", "id", "tags", "metadata")
         for start in range(0, len(rows), READ_AT_ONCE):
             some = rows[start : start + READ_AT_ONCE]
@@ -113,29 +113,29 @@ class ImageReader:
 
 
 def _patch(size: int, patch: int | None) -> int | None:
-    """The patch that was asked for, or the usual one where it fits."""
+    """The requested patch size, or the usual one if it divides the canvas."""
     if patch is None:
         return USUAL_PATCH if size % USUAL_PATCH == 0 else None
     if size % patch:
-        raise ValueError(f"patch (--patch) is {patch}; a canvas of {size} does not divide into patches of {patch}")
+        raise ValueError(f"patch (--patch) must divide the canvas size {size} (got {patch})")
     return patch
 
 
 def _caption(image: PeekedImage) -> tuple[str, ...]:
     (width, height), box = image.original_size, image.box
-    # The font that comes with Pillow has letters and digits, and no × or →.
+    # Pillow's default font has no × or →.
     sizes = f"row {image.row}: {width} x {height}, here {box[2]} x {box[3]}"
     return printable(image.id), sizes, printable(", ".join(image.tags))
 
 
 def timed_layers(cache: Cache) -> tuple[str, ...]:
-    """The layers that hold features at timesteps."""
+    """The layers with features at timesteps."""
     return tuple(layer for layer in cache.generation.recipes if T_BUCKETS in cache.constants(layer))
 
 
 def draw_taught(cache: Cache, rows: list[int], layers: tuple[str, ...], path: str) -> TaughtSheet:
-    """Every column of the layers, row by row, in a PNG."""
-    picture: Any = import_module("forebay.teachers.picture")  # which needs pillow
+    """Draw every column of the layers, row by row, to a PNG."""
+    picture: Any = import_module("forebay.teachers.picture")  # needs pillow
     taught = [_Taught(cache, layer, rows) for layer in layers]
     parts = [
         picture.Part(f"row {row:,} · {column}", values, layer.features.buckets, layer.names(column))
@@ -170,7 +170,7 @@ class _Taught:
         return {name: self._values(name, at) if is_present else None for name in self.features.columns}
 
     def names(self, column: str) -> tuple[str, ...]:
-        """Of the numbers in a column, where they have names: Sol's statistics."""
+        """The names of the numbers in a column, if they have names: Sol's statistics."""
         return SOL_STATS if column.endswith("_stats") and self.features.shape(column) == (len(SOL_STATS),) else ()
 
     def absent(self, rows: list[int]) -> tuple[int, ...]:

@@ -26,12 +26,12 @@ from rich.text import Text
 from forebay.cache.records import Progress
 from forebay.preview.words import harmless, human_bytes, human_time, printable
 
-_PIPE_WIDTH = 1000  # a line that goes into a file or a pipe is not broken
+_PIPE_WIDTH = 1000  # lines in a file or a pipe are not wrapped
 _NOTEBOOK_WIDTH = 100
 
 
 class SafeConsole(Console):
-    """A console that sends no control character but its own."""
+    """A console that escapes control characters in its input."""
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         for segment in super().render(renderable, options):
@@ -50,7 +50,7 @@ class Usage:
 
 
 class Meter:
-    """Measures this process and others; CPU since the last measurement."""
+    """Measures CPU (since the last call) and memory of this process and others."""
 
     def __init__(self) -> None:
         self._processes: dict[int, psutil.Process] = {}
@@ -69,7 +69,7 @@ class Meter:
 
 
 def _usage(process: psutil.Process) -> Usage:
-    """One process; nothing where it has just ended."""
+    """The usage of one process; zero if it has just ended."""
     try:
         return Usage(process.cpu_percent(), _memory(process))
     except psutil.Error:
@@ -77,7 +77,7 @@ def _usage(process: psutil.Process) -> Usage:
 
 
 def _memory(process: psutil.Process) -> int:
-    """Its proportional share of memory; all it has resident where the system does not tell shares."""
+    """Proportional set size of a process; resident set size if the system does not provide it."""
     try:
         full = process.memory_full_info()
         return int(getattr(full, "pss", 0) or full.rss)
@@ -118,7 +118,7 @@ def _notebook_cell() -> Callable[[RenderableType], None]:
 
 
 class Pace:
-    """Speeds and the time left, counted from the first moment seen of a phase."""
+    """Speeds and remaining time, counted from the start of a phase."""
 
     def __init__(self) -> None:
         self._phase = ""
@@ -176,7 +176,7 @@ class Bar:
 
 
 class Lines:
-    """One line at most every two seconds."""
+    """At most one line every two seconds."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -204,12 +204,12 @@ def _speeds(progress: Progress) -> list[str]:
 
 
 def _passed(progress: Progress) -> list[str]:
-    """Planning passes most of a source without reading it, and so has no speed."""
+    """Planned bytes instead of a speed: planning skips most of a source without reading it."""
     return [f"{human_bytes(progress.read_bytes)} planned"] if progress.read_bytes else []
 
 
 def _phase(progress: Progress) -> str:
-    """What is done; where another builder has what is left, on which machine it is."""
+    """The phase; while waiting for other builders, also their machines."""
     return (
         f"{progress.phase} for {printable(', '.join(progress.waiting_for))}" if progress.waiting_for else progress.phase
     )

@@ -1,4 +1,4 @@
-"""Records of rows as a person reads them, of a build that is not made, and of the demo."""
+"""Records of previews, dry runs and the demo."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ class PeekedRow(Record, frozen=True, kw_only=True):
 
 
 class Peek(Record, frozen=True, kw_only=True):
-    """A few rows as a person would read them."""
+    """A few rows of any cache."""
 
     root: str
     generation: int
@@ -31,16 +31,16 @@ class Peek(Record, frozen=True, kw_only=True):
 
 
 class PackedPiece(Record, frozen=True, kw_only=True):
-    """A document, or a part of one, in a row; `text` is without what begins and ends a document."""
+    """A document, or a part of one, in a row; `text` is without begin and end tokens."""
 
-    document: int  # which of the documents of its chunk
-    offset: int  # where in the document it begins, in tokens
+    document: int  # number of the document in its chunk
+    offset: int  # offset in the document, in tokens
     tokens: int
     bos: bool
     eos: bool
-    goes_on: bool  # the document has more behind it, in another row or nowhere
-    source: str  # the document's id; empty where the source is not within reach
-    text: str | None  # None where no tokenizer can be had
+    goes_on: bool  # the document continues, in another row or truncated
+    source: str  # the document's id; empty if the source is not available
+    text: str | None  # None if the tokenizer is not available
 
 
 class PackedRow(Record, frozen=True, kw_only=True):
@@ -57,7 +57,7 @@ class PackedRow(Record, frozen=True, kw_only=True):
 
 
 class PackedPeek(Record, frozen=True, kw_only=True):
-    """A few rows of packed tokens as a person would read them."""
+    """A few rows of packed tokens as text."""
 
     root: str
     generation: int
@@ -67,7 +67,7 @@ class PackedPeek(Record, frozen=True, kw_only=True):
 
 
 class PeekedImage(Record, frozen=True, kw_only=True):
-    """One image; `picture` is what it looks like in a few lines of characters, dots where it is padding."""
+    """One image; `picture` draws it in a few lines of characters, with dots for padding."""
 
     row: int
     chunk: int
@@ -82,7 +82,7 @@ class PeekedImage(Record, frozen=True, kw_only=True):
 
 
 class ImagePeek(Record, frozen=True, kw_only=True):
-    """A few rows of images as a person would read them."""
+    """A few rows of images."""
 
     root: str
     generation: int
@@ -92,7 +92,7 @@ class ImagePeek(Record, frozen=True, kw_only=True):
 
 
 class ImageSheet(Record, frozen=True, kw_only=True):
-    """A contact sheet that was drawn; `patch` is None where no tokens are drawn."""
+    """A contact sheet; `patch` is None if no tokens are drawn."""
 
     root: str
     generation: int
@@ -103,7 +103,7 @@ class ImageSheet(Record, frozen=True, kw_only=True):
 
 
 class TaughtSheet(Record, frozen=True, kw_only=True):
-    """What teachers said of some rows over timesteps, drawn; `absent` are rows of which a layer has nothing."""
+    """A drawing of teacher features over timesteps; `absent` has the rows that a layer lacks."""
 
     root: str
     generation: int
@@ -115,7 +115,7 @@ class TaughtSheet(Record, frozen=True, kw_only=True):
 
 
 class DryRun(Record, frozen=True, kw_only=True):
-    """What a build would do; `planned` and `missing` are None where there is no plan yet."""
+    """What a build would do; `planned` and `missing` are None if there is no plan."""
 
     root: str
     layer: str
@@ -135,4 +135,4 @@ class DemoReport(Record, frozen=True, kw_only=True):
     root: str
     steps: tuple[DemoStep, ...]
     seconds: float
-    kept: bool = True  # whether the cache is still there
+    kept: bool = True  # whether the cache still exists

@@ -1,4 +1,4 @@
-"""Numbers, ranges and foreign text as a person reads them."""
+"""Format numbers and ranges, and escape untrusted text."""
 
 import shlex
 from collections.abc import Iterable
@@ -50,27 +50,27 @@ def in_ranges(numbers: Iterable[int]) -> str:
 
 
 def printable(text: str) -> str:
-    """Text from outside on one line, with nothing in it that a terminal would obey.
+    """Untrusted text on one line, with control characters escaped.
 
     >>> printable("red \\x1b[31m name\\nnext")
     'red \\\\x1b[31m name\\\\nnext'
     """
-    return "".join(mark if mark.isprintable() else repr(mark)[1:-1] for mark in text)
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 
 def harmless(text: str) -> str:
-    """Lines of text with nothing in them that a terminal would obey, but for line ends and tabs.
+    """Lines of text with control characters escaped, except newlines and tabs.
 
     >>> harmless("red \\x1b[31m name\\nnext")
     'red \\\\x1b[31m name\\nnext'
     """
     if text.isprintable():
         return text
-    return "".join(mark if mark.isprintable() or mark in "\n\t" else repr(mark)[1:-1] for mark in text)
+    return "".join(char if char.isprintable() or char in "\n\t" else repr(char)[1:-1] for char in text)
 
 
 def command_line(*words: str) -> str:
-    """A command as it is typed.
+    """A forebay command, quoted for the shell.
 
     >>> command_line("repair", "my caches/raw")
     "forebay repair 'my caches/raw'"

@@ -1,1 +1,1 @@
-"""From a generation to arrays."""
+"""Read rows of a generation as arrays."""

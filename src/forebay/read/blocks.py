@@ -1,7 +1,7 @@
-"""Blocks of mapped chunks: checked once, decoded once, and kept while memory allows.
+"""Check blocks of mapped chunks once, and keep decoded blocks while memory allows.
 
-A bit is set once the block's bytes agreed with their sum, and never before. Setting bits is done under a lock, looking
-at them is not: a thread that does not see a bit yet checks the block once more.
+`Checks` has a bit per block, set after the block matched its checksum. Bits are set under a lock and read without one:
+a thread that does not see a bit yet checks the block again.
 """
 
 import threading
@@ -28,7 +28,7 @@ _BIT = (1 << np.arange(8)).astype(np.uint8)
 
 
 class Checks:
-    """The checks of one column over chunks of so many rows each."""
+    """The checked bits of one column; `rows` has the number of rows of each chunk."""
 
     def __init__(self, column: Column, rows: NDArray[np.int64], maps: Maps, where: Where) -> None:
         self._column = column
@@ -41,23 +41,23 @@ class Checks:
         self._lock = threading.Lock()
 
     def numbers(self, place: RowLocations) -> Blocks:
-        """The block of every row."""
+        """The block number of every row."""
         blocks = place.rows // self._block_rows
         blocks += self._first[place.positions]
         return blocks
 
     def find(self, number: int) -> tuple[int, int]:
-        """The position of the chunk that has a block, and the block in it."""
+        """The position of the chunk that contains a block, and the block's number in that chunk."""
         position = int(self._first.searchsorted(number, side="right")) - 1
         return position, number - int(self._first[position])
 
     def find_all(self, numbers: Blocks) -> tuple[NDArray[np.int64], Blocks]:
-        """The same of many blocks."""
+        """`find` for many blocks."""
         positions = self._first.searchsorted(numbers, side="right") - 1
         return positions, numbers - self._first[positions]
 
     def ensure(self, place: RowLocations) -> None:
-        """Check every block that these rows touch, unless it was."""
+        """Check the blocks of these rows that are not checked yet."""
         if not self._unchecked:
             return
         blocks = self.numbers(place)
@@ -66,7 +66,7 @@ class Checks:
             self._check(np.unique(fresh))
 
     def ensure_row(self, position: int, row: int) -> None:
-        """Check the block of one row, unless it was."""
+        """Check the block of one row if it is not checked yet."""
         block = row // self._block_rows
         number = int(self._first[position]) + block
         if self._bits[number >> 3] & _BIT[number & 7]:
@@ -77,7 +77,7 @@ class Checks:
         self._note_checked(np.array([number]))
 
     def ensure_copies(self, place: RowLocations, copies: Array) -> None:
-        """Check copies of rows that are blocks of their own, unless their blocks were."""
+        """Check copies of rows, each a whole block, whose blocks are not checked yet."""
         if not self._unchecked:
             return
         blocks = self.numbers(place)
@@ -90,16 +90,16 @@ class Checks:
         self._note_checked(blocks[fresh])
 
     def corrupt(self, file: ChunkFile, block: int, error: CodecError) -> ForebayError:
-        """What to raise for a block that does not decode."""
+        """The error for a block that does not decode."""
         (root, layer), name = self._where, self._column.name
         if isinstance(error, BlockOverLimit):
             return BlockTooLarge(root, layer, file.chunk, name, error.size, error.limit)
         return ChunkCorrupt(root, layer, file.chunk, str(error), column=name, block=block)
 
     def outside(self, position: int) -> ChunkCorrupt:
-        """What to raise for a row that is said to be where its chunk, or its block, is not."""
+        """The error for a row whose offsets lie outside its chunk or block."""
         root, layer = self._where
-        problem = f"a row of column '{self._column.name}' reaches outside of it"
+        problem = f"a row of column '{self._column.name}' reaches outside it"
         return ChunkCorrupt(root, layer, self._maps.get(position).chunk, problem)
 
     def _are_fresh(self, blocks: Blocks) -> NDArray[np.bool_]:
@@ -118,7 +118,7 @@ class Checks:
 
     def _note_checked(self, blocks: Blocks) -> None:
         with self._lock:
-            fresh = np.unique(blocks[self._are_fresh(blocks)])  # another thread may have checked some meanwhile
+            fresh = np.unique(blocks[self._are_fresh(blocks)])  # another thread may have checked some in the meantime
             np.bitwise_or.at(self._bits, fresh >> 3, _BIT[fresh & 7])
             self._unchecked -= len(fresh)
 
@@ -146,7 +146,7 @@ Key = tuple[str, int]  # column, number of the block
 
 
 class BlockCache(Generic[Kept]):
-    """A dictionary of blocks that never holds more than `limit_bytes` of them. Safe to share between threads."""
+    """An LRU cache of decoded blocks, at most `limit_bytes` in size. Thread-safe."""
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit = limit_bytes
@@ -156,7 +156,7 @@ class BlockCache(Generic[Kept]):
         self._under_way: dict[Key, threading.Event] = {}  # being decoded by some thread
 
     def get_all(self, keys: Sequence[Key], decode: Callable[[Key], Kept]) -> list[Kept]:
-        """The blocks under some keys; those that are here are found in one go."""
+        """The blocks of some keys, decoded if missing; takes the lock once for all that are present."""
         with self._lock:
             found = [self._blocks.get(key) for key in keys]
             for key, block in zip(keys, found, strict=True):
@@ -167,7 +167,7 @@ class BlockCache(Generic[Kept]):
         return [self.get(key, partial(decode, key)) if block is None else block for key, block in pairs]
 
     def get(self, key: Key, decode: Callable[[], Kept]) -> Kept:
-        """The block under a key, decoded if it is not here. A thread that wants what another decodes waits for it."""
+        """The block of a key, decoded if missing. A thread waits for a block that another thread is decoding."""
         while True:
             with self._lock:
                 block = self._blocks.get(key)

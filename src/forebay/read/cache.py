@@ -1,9 +1,9 @@
-"""Reading: a pinned generation as rows.
+"""Read the rows of a pinned generation.
 
     row number ──starts──▶ (position of chunk, row in chunk) ──per column──▶ address or block ──▶ gathered array
 
-Row numbers count the rows that the base layer has in the pinned generation; further layers are joined chunk by chunk.
-A `Cache` is an address: pickled, it opens again elsewhere; forked, it forgets what the parent had checked.
+Row numbers count the rows of the base layer in the pinned generation; other layers are joined chunk by chunk. A pickled
+`Cache` reopens in the other process; a forked one forgets what the parent had mapped and checked.
 """
 
 import hashlib
@@ -56,7 +56,7 @@ _open_caches: "weakref.WeakSet[Cache]" = weakref.WeakSet()
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How a cache is read; nothing of it changes what is read."""
+    """How a cache is read; does not change what is read."""
 
     memory: int = DEFAULT_MEMORY
     threads: int = 0
@@ -127,27 +127,27 @@ class Cache:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Every column that can be asked for; a further layer's presence bits are `<layer>.present`."""
+        """Every column that can be read; the presence bits of a layer above the base are `<layer>.present`."""
         return tuple(self._columns)
 
     @property
     def default_columns(self) -> tuple[str, ...]:
-        """Those that are read unless others are asked for: the columns of the opened layers."""
+        """The columns that are read by default: those of the opened layers."""
         return tuple(name for name, (layer, _) in self._columns.items() if layer in self.layers)
 
     @property
     def chunk_numbers(self) -> NDArray[np.int64]:
-        """The chunks that the rows lie in, in order of rows."""
+        """The chunks of the rows, in the order of rows."""
         return self._chunks
 
     @property
     def chunk_starts(self) -> NDArray[np.int64]:
-        """The number of the first row of each of these chunks, and at the end the number of rows."""
+        """The first row number of each chunk, and at the end the number of rows."""
         return self._starts
 
     @cached_property
     def content_digest(self) -> str:
-        """A digest of the chunks that the rows lie in: copies of a cache that grew apart share its id and numbers."""
+        """A digest of the chunks of the rows; differs for copies of a cache that grew differently."""
         table = self.generation.table(self.generation.base)
         contents = table.digests["content"][np.searchsorted(table.chunks, self._chunks)]
         digest = hashlib.blake2b(self._chunks.astype("<i8").tobytes(), digest_size=8)
@@ -159,7 +159,7 @@ class Cache:
         return self._find(name)[1]
 
     def row_bytes(self, columns: Sequence[str]) -> int:
-        """What a row of these columns takes in memory; of ragged ones, on average in the first chunk that has rows."""
+        """Bytes of a row of these columns in memory; ragged columns use the mean of the first chunk that has rows."""
         return round(sum(self._value_bytes(name) for name in columns))
 
     def recipe(self, layer: str) -> RecipeDocument:
@@ -251,7 +251,7 @@ class Cache:
                 yield {name: values[row] for name, values in columns.items()}
 
     def read(self, rows: ArrayLike, columns: Sequence[str] | None = None) -> dict[str, Array | Ragged]:
-        """Some rows, in the order given, repeats allowed: one array, or one `Ragged`, per column."""
+        """Some rows, in the order passed, repeats allowed: one array, or one `Ragged`, per column."""
         numbers = self._row_numbers(rows)
         readers = [(name, self._reader(name)) for name in self._wanted(columns)]
         step = self._step
@@ -264,10 +264,10 @@ class Cache:
     def read_batches(
         self, rows: ArrayLike, size: int, columns: Sequence[str] | None = None
     ) -> Iterator[dict[str, Array | Ragged]]:
-        """What `read` gives, so many rows at a time: found and checked together, copied one batch after the other.
+        """As `read`, in batches of `size` rows: located and checked together, copied one batch after the other.
 
-        Rows that were found keep their maps until they are copied, however long a batch waits to be taken; so where
-        maps have to be closed for others to be opened, every batch is found by itself.
+        Located rows keep their maps open until they are copied. If the cache has more chunks than maps, every batch is
+        located separately.
         """
         numbers = self._row_numbers(rows)
         readers = {name: self._reader(name) for name in self._wanted(columns)}
@@ -284,10 +284,10 @@ class Cache:
     def read_slices(
         self, rows: ArrayLike, columns: Sequence[str], starts: ArrayLike, length: int
     ) -> dict[str, Array | Ragged]:
-        """Of some rows of fixed columns, `length` items of their first axis, from each row's own start on.
+        """`length` items of the first axis of fixed columns, from a different start for each row.
 
-        Of a column `[timesteps, …]` that is the two timesteps a moment lies between; the others are not touched, once
-        the blocks are checked. Presence bits come along as with `read`.
+        For a column `[timesteps, …]` these are the two timesteps around t; once the blocks are checked, other timesteps
+        are not read. Presence bits are included as with `read`.
         """
         numbers, firsts, step = self._row_numbers(rows), np.asarray(starts, np.int64), self._step
         self._check_slices(columns, numbers, firsts, length)
@@ -298,22 +298,22 @@ class Cache:
         return {name: _joined([part[name] for part in parts]) for name in parts[0]}
 
     def views(self, rows: ArrayLike, column: str) -> Iterator[Array]:
-        """Some rows of a column, one by one, each checked as it is handed out; not to be written to.
+        """Rows of a column one by one, read-only, each checked when it is yielded.
 
-        Rows of a ragged column are no copies: they are parts of mapped files, or of decoded blocks.
+        Rows of a ragged column are not copied: they are views of mapped files or of decoded blocks.
         """
         numbers, reader, step = self._row_numbers(rows), self._reader(column), self._step
         places = (self._place(numbers[at : at + step]) for at in range(0, len(numbers), step))
         return chain.from_iterable(map(reader.views, places))
 
     def chunks(self, columns: Sequence[str] | None = None) -> Iterator[dict[str, Array | Ragged]]:
-        """All rows of one chunk after the other; uncompressed columns are views of the file, not copies."""
+        """All rows, chunk by chunk; uncompressed columns are views of the file, not copies."""
         wanted = self._wanted(columns)
         for position in range(len(self._chunks)):
             yield {name: self._whole(name, position) for name in wanted}
 
     def at_generation(self, number: int) -> "Cache":
-        """The same cache with another generation pinned."""
+        """The same cache pinned to another generation."""
         return self if number == self.generation.number else _reopen(self.store, number, self.layers, self._options)
 
     def row_ids(self, rows: ArrayLike) -> list[RowId]:
@@ -323,27 +323,27 @@ class Cache:
         return [RowId(chunk, row) for chunk, row in zip(chunks, place.rows.tolist(), strict=True)]
 
     def statistics(self) -> BlockStatistics:
-        """How the memory for decoded blocks is used."""
+        """Hits, misses and size of the cache of decoded blocks."""
         return self._blocks.statistics()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Another process gets the address, not what was mapped and decoded here.
+        # Another process gets the address, not the maps and decoded blocks.
         return (_reopen, (self.store, self.generation.number, self.layers, self._options, self.generation.digest))
 
     def _forget(self) -> None:
-        """Begin with nothing mapped, decoded or checked: a new cache, or a forked process."""
+        """Start with nothing mapped, decoded or checked: in a new cache or a forked process."""
         self._blocks: BlockCache[Decoded] = BlockCache(self._options.memory)
         self._maps: dict[str, Maps] = {}
         self._readers: dict[str, ColumnReader] = {}
 
     @property
     def _step(self) -> int:
-        """Rows that are looked for at once: not more than an eighth of the maps, so that none is closed under them."""
+        """Rows that are located at once: at most an eighth of the maps, so that none is closed while in use."""
         return min(_PIECE_ROWS, max(1, self._map_limit // 8))
 
     @property
     def _map_limit(self) -> int:
-        """Maps of a layer, of the one with the fewest; what other caches leave may be less than was asked for."""
+        """The smallest map limit of a layer; other open caches may leave less than `max_maps`."""
         count = len(self._chunks)
         return min((maps.limit for maps in self._maps.values() if maps.limit < count), default=self._options.max_maps)
 
@@ -363,9 +363,9 @@ class Cache:
     def _row_numbers(self, rows: ArrayLike) -> NDArray[np.int64]:
         numbers = np.asarray(rows)
         if numbers.ndim != 1 or (numbers.size and numbers.dtype.kind not in "iu"):
-            raise TypeError(f"rows are a list of whole numbers, not {numbers.dtype} of shape {numbers.shape}")
+            raise TypeError(f"rows must be a list of integers (got {numbers.dtype} of shape {numbers.shape})")
         numbers = numbers.astype(np.int64, copy=False)
-        # Seen as unsigned, a negative number is larger than any row.
+        # As unsigned, a negative number is larger than any row.
         if len(numbers) and numbers.view(np.uint64).max() >= self._count:
             wrong = numbers[(numbers < 0) | (numbers >= len(self))][0]
             raise IndexError(f"row {wrong} of {len(self):,} in '{self.root}'")
@@ -380,7 +380,7 @@ class Cache:
     ) -> None:
         if firsts.shape != numbers.shape:
             raise ValueError(f"{len(numbers)} rows need {len(numbers)} starts, not an array of shape {firsts.shape}")
-        # Seen as unsigned, a negative start is beyond any.
+        # As unsigned, a negative start is larger than any side.
         furthest = int(firsts.view(np.uint64).max(initial=0))
         for name in columns:
             shape = self.column(name).shape
@@ -397,11 +397,11 @@ class Cache:
         return read | {name: self._reader(name).read(place) for name in self._bits_of(columns)}
 
     def _wanted(self, columns: Sequence[str] | None) -> list[str]:
-        """The columns to read: those asked for, and the presence bits of every further layer among them."""
+        """The columns to read: those requested, and the presence bits of their layers above the base."""
         if columns is None:
             return list(self.default_columns)
-        if isinstance(columns, str):  # else it would be taken for the list of its letters
-            raise TypeError(f"columns is {columns!r}; give a list of names: [{columns!r}]")
+        if isinstance(columns, str):  # a string would be iterated letter by letter
+            raise TypeError(f"columns must be a list of names (got {columns!r}); pass [{columns!r}]")
         return list(dict.fromkeys([*columns, *self._bits_of(columns)]))
 
     def _bits_of(self, columns: Sequence[str]) -> list[str]:
@@ -441,7 +441,7 @@ class Cache:
         return reader
 
     def _check_block_counts(self, layer: str, column: Column, rows: NDArray[np.int64]) -> None:
-        """Refuse rows whose sums cannot be in an index of the size listed, before memory is taken for every block."""
+        """Reject more rows than the index has checksums for, before allocating a bit for every block."""
         table = self.generation.table(layer)
         if not len(table):
             return
@@ -455,7 +455,7 @@ class Cache:
 
     def _layer_maps(self, layer: str) -> Maps:
         if layer not in self._maps:
-            # No method: what is mapped and decoded goes with the cache, not when a collector finds them in a circle.
+            # Not a bound method: a reference cycle would delay freeing the maps until garbage collection.
             opened = partial(_open_chunk, self.store, self.generation, self._chunks, layer, self._declared[layer])
             self._maps.setdefault(layer, Maps(len(self._chunks), opened, self._options.max_maps))
         return self._maps[layer]
@@ -479,18 +479,18 @@ def open_cache(
     min_generation: int | None = None,
     digest: str | None = None,
 ) -> Cache:
-    """Pin a generation, the newest unless one is named.
+    """Open a cache at a generation, by default the newest.
 
-    With `layers`, the cache has the rows that all of these have, and reads their columns by default; without, it has
-    the rows of the base layer. `memory` bounds the decoded blocks kept, in bytes. `max_block_bytes` bounds what one
-    compressed block may decode to: a stranger's cache could take 30,000 times its size. Raise it for a cache that you
-    trust and whose rows are larger.
+    With `layers`, the cache has the rows that all of them have and reads their columns by default; without, it has the
+    rows of the base layer. `memory` limits the decoded blocks that are kept, in bytes. `max_block_bytes` limits the
+    decoded size of one compressed block, because a forged cache could expand 30,000 times; raise it for a trusted cache
+    with larger rows.
 
-    `cache_id` refuses another cache in this place, `min_generation` one that was rolled back below that number, and
-    `digest` any generation but the one with this SHA-256; `forebay info` and `forebay verify` show all three.
+    `cache_id`, `min_generation` and `digest` reject another cache, a generation below that number, and any generation
+    but the one with this SHA-256. `forebay info` and `forebay verify` show all three.
     """
     if max_maps < 1:
-        raise ValueError(f"max_maps is {max_maps}; a cache is read through at least one map")
+        raise ValueError(f"max_maps must be at least 1 (got {max_maps})")
     if max_block_bytes < 1:
         raise ValueError(f"max_block_bytes must be at least 1 (got {max_block_bytes})")
     store = open_store(root)
@@ -511,7 +511,7 @@ def check_pins(
     min_generation: int | None = None,
     digest: str | None = None,
 ) -> None:
-    """Refuse a generation that is not what the caller expects."""
+    """Raise `PinMismatch` unless a generation is the one that the caller expects."""
     found = generation.document.cache_id
     if cache_id is not None and found != cache_id:
         raise PinMismatch(store.address, "cache_id", found, cache_id)
@@ -530,7 +530,7 @@ def _reopen(store: Store, generation: int, layers: tuple[str, ...], options: Opt
 def _open_chunk(
     store: Store, generation: Generation, chunks: NDArray[np.int64], layer: str, declared: tuple[Column, ...], at: int
 ) -> ChunkFile:
-    """The chunk of a layer at a position, if it is what the generation and the recipe say."""
+    """Open the chunk of a layer at a position and check it against the generation and the recipe."""
     chunk = int(chunks[at])
     record = published_record(generation, layer, chunk)
     if record is None:
@@ -538,7 +538,7 @@ def _open_chunk(
     if layer != generation.base:
         below = published_record(generation, generation.base, chunk)
         if below is None or (below.ids, below.rows) != (record.base, record.rows):
-            raise ChunkCorrupt(store.address, layer, chunk, "it was made for other rows of the base layer")
+            raise ChunkCorrupt(store.address, layer, chunk, "it was built for other rows of the base layer")
     return open_chunk(store, layer, record, columns=declared, keyed=generation.tagged)
 
 

@@ -1,10 +1,10 @@
-"""Mapped chunks of one layer, bounded in number, each checked when it is mapped.
+"""Mapped chunks of a layer, bounded in number, each checked when it is opened.
 
-A gather works on plain addresses, so a map must outlive every gather that began while it was open: what is closed
-meanwhile is kept until the last of those has ended.
+A gather reads plain addresses, so a map must stay open until every gather that started while it was open has ended:
+`begin_reading` and `end_reading` count them, and a closed file is freed after the last one.
 
-Linux grants a process some 65,000 maps. All layers of all open caches share half of them: when another layer is read,
-or one has too many maps, each gets its share anew, and closes what is above it.
+Linux allows a process about 65,000 maps. All layers of all open caches share half of them: when a layer is added or is
+full, every layer gets a new share and closes the maps above it.
 """
 
 import os
@@ -24,14 +24,14 @@ _MAX_PROCESS_MAPS = 32_768
 
 
 class MapBudget:
-    """How many maps the layers of all caches of this process may have together."""
+    """The number of maps that all layers of all open caches in this process may have together."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.forget()
 
     def forget(self) -> None:
-        """Begin with no layers: in a forked process, where another thread of the parent may have held the lock."""
+        """Start with no layers, in a forked process: another thread of the parent may have held the lock."""
         self._lock = threading.Lock()
         self._layers: weakref.WeakSet[Maps] = weakref.WeakSet()
 
@@ -41,7 +41,7 @@ class MapBudget:
         self.share()
 
     def share(self) -> None:
-        """Give every layer what it wants, or, of those that want more than is left for each, an equal part."""
+        """Give every layer the maps it wants; layers that want more than their share get equal parts of the rest."""
         with self._lock:
             layers = sorted(self._layers, key=lambda maps: maps.wanted)
             left = self.limit
@@ -54,7 +54,7 @@ class MapBudget:
 
 
 def _process_maps() -> int:
-    """Half of what the system grants, so that libraries and other maps have the rest."""
+    """Half of the system limit; the rest is for libraries and other maps."""
     with suppress(OSError, ValueError):
         return min(_MAX_PROCESS_MAPS, int(Path("/proc/sys/vm/max_map_count").read_text()) // 2)
     return _MAX_PROCESS_MAPS
@@ -64,9 +64,9 @@ PROCESS_BUDGET = MapBudget(_process_maps())
 
 
 class Maps:
-    """Open chunk files by position; the least recently touched are closed when there are too many.
+    """Open chunk files by position; the least recently used are closed when there are more than `limit`.
 
-    At most `limit` are open: those asked for, or the share of the process's budget where that is less.
+    `limit` is the requested number of maps, or the layer's share of the budget if that is less.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class Maps:
         return kept
 
     def while_open(self, position: int, file: ChunkFile, call: Callable[[], None]) -> None:
-        """Note something that `on_close` takes back, unless another thread has closed the file meanwhile."""
+        """Call `call` unless another thread has closed the file; what it records is undone by `on_close`."""
         with self._lock:
             if self._files.get(position) is file:
                 call()
@@ -121,7 +121,7 @@ class Maps:
             self._touched[positions] = self._clock
 
     def begin_reading(self) -> int:
-        """A ticket; until it is given back, no map that was open since goes away."""
+        """Pin all maps open from now until `end_reading(ticket)`."""
         with self._lock:
             self._clock += 1
             self._readers.add(self._clock)
@@ -135,7 +135,7 @@ class Maps:
                 self._closed = [(when, file) for when, file in self._closed if when >= oldest]
 
     def close_surplus(self) -> None:
-        """Close what is above the limit, and an eighth of the limit more, so that looking for them is rare."""
+        """Close the maps above the limit, and an eighth of the limit more, so that this runs rarely."""
         with self._lock:
             surplus = len(self._files) - self.limit
             if surplus <= 0:

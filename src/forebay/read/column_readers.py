@@ -1,15 +1,11 @@
 """Read the rows of one column: plain, compressed, or presence bits.
 
 fixed, uncompressed    addresses of rows, one gather for the whole batch
-ragged, uncompressed   addresses of values where rows are short, else row by row
-compressed             see `forebay.read.column_readers`
+ragged, uncompressed   addresses of values if rows are short, else row by row
+compressed             blocks of the rows, cached or decoded now; addresses of rows, one gather per batch
 
-    rows ──▶ their blocks, each once ──▶ kept from before, or decoded ──▶ address of every row ──▶ one gather per batch
-
-The blocks of many rows are looked for together, so that what costs time is the decoding. While rows are copied out of
-them they are held, whether or not they are kept: at most half as many bytes as are kept, or the blocks of one batch.
-
-A chunk never changes, so what was seen of it holds until the cache is closed.
+The blocks of many rows are looked up together. They stay in memory while rows are copied out of them, even if the block
+cache drops them: at most half the size of the block cache, or the blocks of one batch.
 """
 
 from collections.abc import Iterator
@@ -24,11 +20,11 @@ from forebay.format.codec import CodecError
 from forebay.read.blocks import BlockCache, Blocks, Checks, Where
 from forebay.read.chunk_maps import Maps
 from forebay.read.gather import SHORT_ROW, Addresses, Edges, Window, value_addresses
-from forebay.read.locate import RowLocations, cut_batches, slices, taken
+from forebay.read.locate import RowLocations, cut_batches, reorder, slices
 
 
 class Decoded:
-    """The values of one block, the first of which is item `first` of its chunk's column."""
+    """The values of one block; `first` is the index of the first value in the chunk's column."""
 
     __slots__ = ("address", "first", "nbytes", "values")
 
@@ -38,11 +34,11 @@ class Decoded:
 
 
 class _Found:
-    """The blocks of some rows, held for as long as rows are copied out of them."""
+    """The blocks of some rows, kept alive while rows are copied out of them."""
 
     def __init__(self, blocks: list[Decoded], which: NDArray[np.int64], item_bytes: int) -> None:
         self.blocks, self.which = blocks, which
-        # Where item 0 of the chunk would lie if the block went back so far: the item n of a row is at base + n · bytes.
+        # The address of item 0 of the chunk if the block reached back to it: item n is at base + n · bytes.
         bases = np.array([block.address - block.first * item_bytes for block in blocks], np.int64)
         self.bases: NDArray[np.int64] = bases[which]
         self._firsts = np.array([block.first for block in blocks], np.int64)
@@ -53,16 +49,16 @@ class _Found:
             self.window.include(low, max(block.address + block.nbytes for block in blocks) - low)
 
     def are_outside(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Which rows, given by the items of their chunk from start to stop, are not in the block they were found in."""
+        """Which rows (items `starts` to `stops` of their chunk) are outside their block."""
         firsts = self._firsts[self.which]
-        # Seen as unsigned, a negative number is larger than any.
+        # As unsigned, a negative number is larger than any count.
         lows, highs = (starts - firsts).view(np.uint64), (stops - firsts).view(np.uint64)
         outside: NDArray[np.bool_] = (lows > highs) | (highs > self._counts[self.which])
         return outside
 
 
 class CompressedReader:
-    """Rows out of decoded blocks."""
+    """Reads rows from decoded blocks."""
 
     def __init__(
         self,
@@ -81,21 +77,21 @@ class CompressedReader:
         self._blocks = blocks
         self._edges = Edges(maps, len(rows), column.name, checks.outside) if column.ragged else None
         block_bytes = min(column.block_rows * column.item_bytes, 1 << 62)
-        self._largest = np.full(len(rows), -1 if column.ragged else block_bytes, np.int64)  # -1: not looked up yet
+        self._largest = np.full(len(rows), -1 if column.ragged else block_bytes, np.int64)  # -1: unknown
 
     def read(self, place: RowLocations) -> Array | Ragged:
         if self._can_hold(place):
             (rows,) = self._gathered(place, max(1, len(place.rows)))
             return rows
-        # So many blocks that they go before they are needed again, unless the rows of each come one after the other.
+        # The blocks do not fit into memory together, so read the rows block by block.
         by_block = np.argsort(self._checks.numbers(place), kind="stable")
         ordered = RowLocations(place.positions[by_block], place.rows[by_block])
-        return taken(join(list(self.read_batches(ordered, 1))), np.argsort(by_block))
+        return reorder(join(list(self.read_batches(ordered, 1))), np.argsort(by_block))
 
     def read_slices(self, place: RowLocations, starts: NDArray[np.int64], length: int) -> Array:
         rows = self.read(place)
         if isinstance(rows, Ragged):
-            raise TypeError(f"'{self._column.name}' is ragged; slices are of columns whose rows have one shape")
+            raise TypeError(f"'{self._column.name}' is ragged; slices need a column with fixed shape")
         sliced: Array = rows[np.arange(len(rows))[:, None], starts[:, None] + np.arange(length)]
         return sliced
 
@@ -108,14 +104,14 @@ class CompressedReader:
             yield from self._gathered(part, size) if size == 1 or step > size else [self.read(part)]
 
     def _can_hold(self, place: RowLocations) -> bool:
-        """Whether the blocks of some rows, decoded, fit into half of the memory for blocks."""
+        """Whether the decoded blocks of some rows fit into half of the block cache."""
         room = self._blocks.limit // 2
         if len(place.rows) * self._largest_block(place.positions) <= room:
             return True
         return self._decoded_bytes(np.unique(self._checks.numbers(place))) <= room
 
     def _largest_block(self, positions: NDArray[np.int64]) -> float:
-        """The most bytes that a block of some chunks decodes to, by their indexes."""
+        """The largest decoded size of a block of some chunks, from their indexes."""
         if not len(positions):
             return 0
         largest = self._largest[positions]
@@ -127,7 +123,7 @@ class CompressedReader:
         return float(largest.max())
 
     def _decoded_bytes(self, blocks: Blocks) -> float:
-        """What some blocks take once they are decoded, by the index."""
+        """The decoded size of some blocks, from the index."""
         column = self._column
         if self._edges is None:
             return len(blocks) * column.block_rows * column.item_bytes
@@ -139,7 +135,7 @@ class CompressedReader:
         return float((stops - starts).sum(dtype=np.float64)) * column.item_bytes
 
     def _gathered(self, place: RowLocations, size: int) -> Iterator[Array | Ragged]:
-        """The blocks of all these rows are held until the last batch was taken."""
+        """Rows in batches; the blocks of all rows stay in memory until the last batch is taken."""
         self._checks.ensure(place)
         found = self._find(place)
         starts, stops = (place.rows, place.rows + 1) if self._edges is None else self._edges.of(place)
@@ -153,7 +149,7 @@ class CompressedReader:
             yield from found.window.gather_batches(addresses, size, self._column.array_dtype, self._column.shape)
 
     def views(self, place: RowLocations) -> Iterator[Array]:
-        """Parts of decoded blocks."""
+        """Rows as views of decoded blocks."""
         for position, row in zip(place.positions.tolist(), place.rows.tolist(), strict=True):
             self._checks.ensure_row(position, row)
             yield self._view(position, row)
@@ -172,7 +168,7 @@ class CompressedReader:
 
     def _find(self, place: RowLocations) -> _Found:
         numbers, after, which = np.unique(self._checks.numbers(place)[::-1], return_index=True, return_inverse=True)
-        order = np.argsort(-after)  # those that are not needed for longest come first, and go first when room is short
+        order = np.argsort(-after)  # blocks needed last come first, so that the LRU cache drops them first
         name = self._column.name
         blocks = self._blocks.get_all([(name, number) for number in numbers[order].tolist()], self._decode)
         return _Found(blocks, np.argsort(order)[which[::-1]], self._column.item_bytes)
@@ -205,15 +201,15 @@ class ColumnReader(Protocol):
     def read(self, place: RowLocations) -> Array | Ragged: ...
 
     def read_slices(self, place: RowLocations, starts: NDArray[np.int64], length: int) -> Array:
-        """Of every row of a fixed column, `length` items of its first axis from its own start on."""
+        """`length` items of the first axis of every row of a fixed column, from the row's start."""
         ...
 
     def read_batches(self, place: RowLocations, size: int) -> Iterator[Array | Ragged]:
-        """The same rows, so many at a time."""
+        """The rows in batches of `size`."""
         ...
 
     def views(self, place: RowLocations) -> Iterator[Array]:
-        """The same rows one by one, each checked as it is handed out; large ones are not copied."""
+        """The rows one by one, each checked when it is yielded; ragged rows are not copied."""
         ...
 
 
@@ -225,7 +221,7 @@ def column_reader(
     where: Where,
     max_block_bytes: int,
 ) -> ColumnReader:
-    """The reader for a column over chunks of so many rows each."""
+    """The reader of a column; `rows` has the number of rows of each chunk."""
     checks = Checks(column, rows, maps, where)
     if column.codec != "none":
         return CompressedReader(column, rows, maps, checks, blocks, max_block_bytes)
@@ -234,7 +230,7 @@ def column_reader(
 
 
 class PlainFixedReader:
-    """Rows by address."""
+    """Copies rows from the addresses of mapped chunks."""
 
     def __init__(self, column: Column, rows: NDArray[np.int64], maps: Maps, checks: Checks) -> None:
         self._shape, self._dtype, self._row_bytes = column.shape, column.array_dtype, column.item_bytes
@@ -261,7 +257,7 @@ class PlainFixedReader:
             self._maps.end_reading(ticket)
 
     def read_slices(self, place: RowLocations, starts: NDArray[np.int64], length: int) -> Array:
-        """Blocks are checked whole when they are first touched; after that only the slices are."""
+        """Slices of rows; a block is checked whole when it is first read, later only the slices are read."""
         item_bytes = self._row_bytes // self._shape[0]
         items = self._slices.get(length)
         if items is None:
@@ -278,14 +274,14 @@ class PlainFixedReader:
         yield from self.read(place)
 
     def _checked(self, place: RowLocations, size: int, batches: Iterator[Array]) -> Iterator[Array]:
-        """Large rows are blocks of their own: their copies, still warm, are checked before they are handed out."""
+        """Check rows that are whole blocks after copying, while they are in the CPU cache."""
         for some, rows in zip(slices(len(place.rows), size), batches, strict=True):
             self._checks.ensure_copies(place.part(some), rows)
             yield rows
 
 
 class PlainRaggedReader:
-    """Ranges of values."""
+    """Copies ranges of values from mapped chunks."""
 
     def __init__(self, column: Column, rows: NDArray[np.int64], maps: Maps, checks: Checks) -> None:
         self._column = column
@@ -313,10 +309,10 @@ class PlainRaggedReader:
         yield from cut_batches(self.read(place), size)
 
     def read_slices(self, place: RowLocations, starts: NDArray[np.int64], length: int) -> Array:
-        raise TypeError(f"'{self._column.name}' is ragged; slices are of columns whose rows have one shape")
+        raise TypeError(f"'{self._column.name}' is ragged; slices need a column with fixed shape")
 
     def views(self, place: RowLocations) -> Iterator[Array]:
-        """Parts of the mapped files: a map stays for as long as anything holds a view of it."""
+        """Rows as views of the mapped files; a view keeps its map open."""
         ticket = self._maps.begin_reading()
         try:
             starts, stops = self._edges.of(place)
@@ -329,7 +325,7 @@ class PlainRaggedReader:
             yield self._maps.get(position).flat(self._column.name)[start:stop]
 
     def _by_value(self, bases: NDArray[np.int64], starts: NDArray[np.int64], ends: NDArray[np.int64]) -> Array:
-        """One gather for all values: of short rows, finding the row costs more than copying it."""
+        """One gather for all values: for short rows, a loop over rows costs more than copying."""
         addresses = value_addresses(bases, starts, ends, self._column.item_bytes)
         return self._values.gather(addresses, self._column.array_dtype, self._column.shape)
 
@@ -344,11 +340,14 @@ class PlainRaggedReader:
 
 
 _PIECE_ROWS = 65_536
-_WHOLE, _PARTIAL, _UNSEEN = range(3)  # the most of some chunks says what is to be done
+_WHOLE, _PARTIAL, _UNSEEN = range(3)  # ordered: the maximum over some chunks decides
 
 
 class PresenceReader:
-    """A reader of presence bits over the reader of their column."""
+    """Reads presence bits, without reading the column in chunks where all rows are present.
+
+    A chunk never changes, so the result of looking through it once holds until the cache is closed.
+    """
 
     def __init__(self, bits: ColumnReader, rows: NDArray[np.int64]) -> None:
         self._bits = bits
@@ -376,7 +375,7 @@ class PresenceReader:
             self._seen[position] = _WHOLE if self._is_whole(position) else _PARTIAL
 
     def _is_whole(self, position: int) -> bool:
-        """Some rows at a time: how many there are is only believed once the first of them open the chunk."""
+        """Whether all rows of a chunk are present. Reads in pieces: opening the chunk verifies its row count."""
         count = int(self._rows[position])
         pieces = (np.arange(at, min(at + _PIECE_ROWS, count)) for at in range(0, count, _PIECE_ROWS))
         return all(

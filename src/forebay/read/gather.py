@@ -1,15 +1,15 @@
-"""Copy rows from mapped chunks, many at once.
+"""Copy many rows from mapped chunks in one numpy call.
 
-Rows of a fixed column lie in as many maps as there are chunks. numpy gathers from one array only; so the span of
-addresses from the lowest row to the highest is looked at as one array of overlapping items, one item per byte, of
-which only those that begin at a row are ever touched.
+The rows of a fixed column are in many maps, but numpy gathers from one array only. So the address range from the lowest
+to the highest map is treated as one array of overlapping items, one per byte, of which only those that start at a row
+are ever read.
 
     map of chunk 7          map of chunk 2
     ├─row─┼─row─┤ ········· ├─row─┼─row─┤          item k of the span is the row_bytes at low + k
     ▲ low                         ▲ low + k
 
-A gather does not know where a tensor ends. So every address that is handed out here was compared with the tensor it
-points into, although a chunk is checked when it is opened: a mapped file may change under the reader.
+A gather does not check bounds. So every address is compared with its tensor first, although a chunk is checked when it
+is opened: a mapped file may change later.
 """
 
 import threading
@@ -26,26 +26,26 @@ from forebay.format.chunk_decode import ChunkFile
 from forebay.read.chunk_maps import Maps
 from forebay.read.locate import RowLocations, by_position
 
-SHORT_ROW = 64  # values, on average, up to which a ragged row is copied value by value
-_TOGETHER = 1024 * 1024  # bytes up to which several batches are copied in one call
-_LARGEST = 2**62  # bytes that numpy lets one array seem to have
+SHORT_ROW = 64  # mean number of values up to which ragged rows are copied value by value
+_TOGETHER = 1024 * 1024  # bytes: smaller batches are copied together
+_LARGEST = 2**62  # bytes, the limit of numpy for one array
 
 
 class Window:
-    """The span of addresses that items were found at, and the way to copy items out of it.
+    """An address range, and how to copy items out of it.
 
-    The caller holds the maps that addresses point into, and has checked what it copies.
+    The caller keeps the maps open and has checked the addresses.
     """
 
     def __init__(self, item_bytes: int) -> None:
         self._item_bytes = item_bytes
         self._lock = threading.Lock()
         self._high = 0
-        # One attribute, so that a thread that gathers sees a beginning and the items that belong to it.
+        # One attribute, so that a gathering thread sees a start and the items that belong to it.
         self._view: tuple[int, Array | None] = (0, None)
 
     def include(self, low: int, size: int) -> None:
-        """Widen the window by a range that items lie in, before any address in it is used."""
+        """Widen the window by a range of addresses, before any of them is used."""
         with self._lock:
             first = min(self._view[0], low) if self._high else low
             self._high = max(self._high, low + size)
@@ -61,7 +61,7 @@ class Window:
     def gather_batches(
         self, addresses: NDArray[np.int64], size: int, dtype: np.dtype[Any], shape: tuple[int, ...]
     ) -> Iterator[Array]:
-        """The same, so many at a time; no addresses are one empty batch. Small batches are parts of one copy."""
+        """As `gather`, in batches of `size`; no addresses give one empty batch. Small batches are copied together."""
         first, items = self._view
         if items is None or not len(addresses) or not self._item_bytes:
             for at in range(0, max(1, len(addresses)), size):
@@ -75,7 +75,7 @@ class Window:
                 yield copied[at : at + size]
 
     def _singly(self, addresses: NDArray[np.int64], dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
-        """Where there is nothing to copy, or the window is wider than numpy lets an array be."""
+        """Copy item by item: there is nothing to copy, or the window exceeds the limit of numpy."""
         copied = np.empty((len(addresses), *shape), dtype)
         if self._item_bytes:
             for row, address in zip(copied, addresses.tolist(), strict=True):
@@ -84,7 +84,7 @@ class Window:
 
 
 class _Span:
-    """Something numpy can look at as an array."""
+    """An address range that numpy can wrap as an array."""
 
     def __init__(self, low: int, count: int, item_bytes: int) -> None:
         self.__array_interface__ = {
@@ -100,12 +100,12 @@ def _overlapping(low: int, count: int, item_bytes: int) -> Array:
     return np.asarray(_Span(low, count, item_bytes))
 
 
-Outside = Callable[[int], ChunkCorrupt]  # what to raise for a position whose row is not in its chunk
+Outside = Callable[[int], ChunkCorrupt]  # the error for a chunk position whose row is out of bounds
 _EDGE_BYTES = 8  # of one offset
 
 
 class Addresses:
-    """Where one tensor begins in every chunk, as far as chunks are mapped."""
+    """The address of one tensor in every mapped chunk."""
 
     def __init__(
         self, maps: Maps, count: int, tensor: Callable[[ChunkFile], Array], outside: Outside, item_bytes: int
@@ -116,13 +116,13 @@ class Addresses:
         self._item_bytes = item_bytes
         self._window = Window(item_bytes)
         self._known = np.zeros(count, np.int64)  # 0 where a chunk is not mapped
-        self._starts = np.zeros(count, np.uint64)  # bytes at which an item can begin, once a chunk was mapped
+        self._starts = np.zeros(count, np.uint64)  # byte offsets at which an item can start, once a chunk was mapped
         self._counts = np.zeros(count, np.uint64)  # values of the tensor, likewise
         self.gather, self.gather_batches = self._window.gather, self._window.gather_batches
-        maps.on_close(partial(_forget, self._known))  # the maps hold the numbers, not what reads through them
+        maps.on_close(partial(_forget, self._known))  # keeps the array alive, not this object
 
     def of(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The addresses in some chunks, mapped now if they are not. The caller has begun reading."""
+        """The addresses in some chunks, mapped if necessary. Call between `begin_reading` and `end_reading`."""
         found = self._known[positions]
         if not found.all():
             unmapped = np.flatnonzero(found == 0)
@@ -132,9 +132,9 @@ class Addresses:
         return found
 
     def at(self, positions: NDArray[np.int64], offsets: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The addresses of items `offsets` bytes after the beginning, all inside. The caller has begun reading."""
+        """The addresses of items at `offsets` bytes, bounds-checked. Call between `begin_reading` and `end_reading`."""
         addresses = self.of(positions)
-        # Seen as unsigned, a negative number is larger than any.
+        # As unsigned, a negative number is larger than any bound.
         inside = offsets.view(np.uint64) < self._starts[positions]
         if not inside.all():
             raise self._outside(int(positions[~inside][0]))
@@ -144,7 +144,7 @@ class Addresses:
     def of_values(
         self, positions: NDArray[np.int64], starts: NDArray[np.int64], stops: NDArray[np.int64]
     ) -> NDArray[np.int64]:
-        """As `of`, once the values of every row, from its start to its stop, are found to be inside."""
+        """As `of`, after checking that the values of every row, `starts` to `stops`, are in bounds."""
         addresses = self.of(positions)
         lows, highs = starts.view(np.uint64), stops.view(np.uint64)
         inside = (lows <= highs) & (highs <= self._counts[positions])
@@ -171,7 +171,7 @@ def _forget(known: NDArray[np.int64], position: int) -> None:
 
 
 class Edges:
-    """Where the values of rows begin and end: the offsets of a ragged column, gathered."""
+    """The start and stop of rows of a ragged column, gathered from its offsets."""
 
     def __init__(self, maps: Maps, count: int, column: str, outside: Outside) -> None:
         self._maps = maps
@@ -190,7 +190,7 @@ class Edges:
 def value_addresses(
     bases: NDArray[np.int64], starts: NDArray[np.int64], ends: NDArray[np.int64], item_bytes: int
 ) -> NDArray[np.int64]:
-    """The address of every value of some rows: those of a row go on from `starts`, counted from its base."""
+    """The address of every value of some rows; the first value of a row is number `starts`, counted from its base."""
     lengths = np.diff(ends)
     numbers = np.arange(ends[-1]) + np.repeat(starts - ends[:-1], lengths)
     addresses: NDArray[np.int64] = np.repeat(bases, lengths) + numbers * item_bytes

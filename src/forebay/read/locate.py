@@ -1,7 +1,7 @@
-"""From row numbers to chunks, and to places in their blocks.
+"""Find the chunks of row numbers, and helpers for batches of rows.
 
-Rows are sorted into buckets of a power of two; a table says in which chunk each bucket begins. Chunks are of much the
-same size, so a row is in that chunk or in one of the next few.
+Row numbers are divided into buckets of a power of two; a table has the chunk in which each bucket starts. Chunks have
+similar sizes, so a row is in that chunk or in one of the next few.
 
     starts   0      900      1800     2700
     bucket   │0    │512  │1024 │1536 │2048 │2560
@@ -32,7 +32,7 @@ class ChunkFinder:
         self._table: NDArray[np.int64] = np.searchsorted(starts, edges, side="right") - 1
 
     def find(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The chunk of every row; the rows are known to be there."""
+        """The chunk of every row; the row numbers must be valid."""
         chunks: NDArray[np.int64] = self._table[rows >> self._shift]
         for _ in range(_STEPS):
             later = rows >= self._ends[chunks]
@@ -43,7 +43,7 @@ class ChunkFinder:
 
 
 class RowLocations(NamedTuple):
-    """Where some rows are: the position of their chunk among the cache's chunks, and their row in it."""
+    """The locations of rows: the position of the chunk in the cache, and the row in the chunk."""
 
     positions: NDArray[np.int64]
     rows: NDArray[np.int64]
@@ -53,7 +53,7 @@ class RowLocations(NamedTuple):
 
 
 def cut_batches(rows: Array | Ragged, size: int) -> Iterator[Array | Ragged]:
-    """So many rows at a time, as views."""
+    """Rows in batches of `size`, as views."""
     for some in slices(len(rows), size):
         if isinstance(rows, Ragged):
             offsets = rows.offsets[some.start : some.stop + 1]
@@ -62,7 +62,7 @@ def cut_batches(rows: Array | Ragged, size: int) -> Iterator[Array | Ragged]:
             yield rows[some]
 
 
-def taken(rows: Array | Ragged, order: NDArray[np.int64]) -> Array | Ragged:
+def reorder(rows: Array | Ragged, order: NDArray[np.int64]) -> Array | Ragged:
     """The same rows in another order."""
     if isinstance(rows, Ragged):
         return Ragged.of([rows[row] for row in order.tolist()], rows.values.dtype, rows.values.shape[1:])
@@ -70,7 +70,7 @@ def taken(rows: Array | Ragged, order: NDArray[np.int64]) -> Array | Ragged:
 
 
 def slices(count: int, size: int) -> Iterator[slice]:
-    """At least one, so that no rows are an empty batch."""
+    """Slices of `size` up to `count`; at least one, so that no rows give one empty batch."""
     return (slice(start, min(start + size, count)) for start in range(0, max(1, count), size))
 
 

@@ -1,4 +1,4 @@
-"""Where samples come from: files, images, lines, text, JSON lines, Parquet, the hub, iterables and functions."""
+"""Sources of samples: files, images, lines, text, JSON lines, Parquet, the hub, iterables and functions."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -13,8 +13,8 @@ from forebay.sources.text import FileSource, TextSource, files, text
 if TYPE_CHECKING:
     from forebay.sources.hub_datasets import HubSource, hub
     from forebay.sources.parquet_sources import ParquetImageSource, ParquetSource, parquet, parquet_images
-# What needs an optional library is imported when it is first used. No module here may be named as such a function:
-# importing it would put the module in the function's place.
+# Sources with an optional library are imported on first use. No module may have the name of such a function:
+# importing it would replace the function by the module.
 _HOMES = {
     **dict.fromkeys(("HubSource", "hub"), "forebay.sources.hub_datasets"),
     **dict.fromkeys(("ParquetSource", "parquet"), "forebay.sources.parquet_sources"),

@@ -4,11 +4,11 @@ frame      header │ block │ block │ … │ last block │ checksum, if th
 block      3 bytes: last? 1 bit, type 2 bits, size 21 bits, then its content (one byte, if it is one byte repeated)
 skippable  magic 0x184D2A5?, 4 bytes of size, content
 
-Judging weighs a file, looks for a place to cut it, and glances at what comes before: all from its beginning, which is
-read from the disk once. What goes into a cache is never taken from here.
+Planning estimates the size of a file, finds cuts and previews samples, all from its beginning: `head_cache` keeps that
+in memory, so that it is read from disk once. Data for a cache is always read from disk.
 
-A process keeps the last stream it read open, so that the parts of one file, read in order, decompress it once. A small
-file that unpacks to an enormous one is refused on the way: nobody should wait for the end of it.
+A process keeps its last stream open, so that consecutive parts of a file decompress it once. A small file that expands
+beyond `MOST_RATIO` is rejected while it is read.
 """
 
 import atexit
@@ -36,7 +36,7 @@ FORMATS: dict[str, Packing] = {
     ".bz2": "bzip2",
     ".xz": "xz",
 }
-# `zstd --long=31`. The window is reserved when a file is opened, but memory is used only as far as it is filled.
+# `zstd --long=31`. The window is reserved when a file is opened, but uses memory only as it fills.
 MOST_WINDOW = 1 << 31
 _MOST_XZ_MEMORY = 512 << 20  # `xz -9` needs 65 MiB
 _BLOCK = 1 << 16
@@ -51,7 +51,7 @@ def format_of(path: str) -> Packing:
 
 
 class Members:
-    """The decompressed bytes of a bzip2 or xz file, of all its streams one after the other."""
+    """The decompressed bytes of all streams of a bzip2 or xz file."""
 
     def __init__(self, stored: BinaryIO, packing: Packing) -> None:
         self._stored, self._packing = stored, packing
@@ -59,7 +59,7 @@ class Members:
         self._ahead = b""
 
     def read(self, count: int) -> bytes:
-        """At most `count` bytes, none at the end."""
+        """At most `count` bytes; empty at the end."""
         while self._member is not None or self._begins_another():
             assert self._member is not None
             if self._member.needs_input and not self._ahead:
@@ -78,7 +78,7 @@ class Members:
         self._member = None
 
     def _begins_another(self) -> bool:
-        """Whether there is anything but padding behind the last stream."""
+        """Start the next stream; False if only padding is left."""
         while not self._ahead.lstrip(b"\0"):
             self._ahead = self._stored.read(_BLOCK)
             if not self._ahead:
@@ -102,7 +102,7 @@ _REPEATED_BYTE = 1
 
 
 def ends_whole(file: BinaryIO, size: int) -> bool:
-    """Whether the first `size` bytes of a file are frames to their last byte."""
+    """Whether the first `size` bytes of a file are complete frames."""
     end, whole = 0, True
     for end, whole in _boundaries(file, size):  # noqa: B007 — the last one is what counts
         pass
@@ -110,12 +110,12 @@ def ends_whole(file: BinaryIO, size: int) -> bool:
 
 
 def whole_blocks(head: bytes) -> int:
-    """How much of the beginning of a file can be decompressed."""
+    """The number of bytes of complete blocks at the beginning of a file."""
     return max((end for end, _ in _boundaries(io.BytesIO(head), len(head))), default=0)
 
 
 def _boundaries(file: BinaryIO, size: int) -> Iterator[tuple[int, bool]]:
-    """Where blocks end, and whether the frame does too, as far as the file is whole."""
+    """The ends of complete blocks, and whether the frame ends there too."""
     position = 0
     while position + _LEAST_FRAME <= size:
         file.seek(position)
@@ -151,12 +151,12 @@ def _block_ends(file: BinaryIO, position: int, header: bytes, size: int) -> Iter
         yield position, last
 
 
-_MOST_KEPT = 8 * 1024 * 1024  # of one file, and about so much of all
-_kept: dict[tuple[str, SourceFile], bytearray] = {}  # the one asked for last comes last
+_MOST_KEPT = 8 * 1024 * 1024  # bytes of one file, and about the total
+_kept: dict[tuple[str, SourceFile], bytearray] = {}  # least recently used first
 
 
-def kept_beginning(path: str, file: SourceFile) -> bytearray:
-    """What is kept of a file; whoever reads on may add to it."""
+def head_cache(path: str, file: SourceFile) -> bytearray:
+    """The cached beginning of a file, which readers may extend."""
     beginning = _kept.pop((path, file), bytearray())
     while _kept and sum(map(len, _kept.values())) + len(beginning) > _MOST_KEPT:
         del _kept[next(iter(_kept))]
@@ -165,7 +165,7 @@ def kept_beginning(path: str, file: SourceFile) -> bytearray:
 
 
 class StoredBytes:
-    """The first `size` bytes of a file, those that are kept from memory."""
+    """The first `size` bytes of a file; the cached beginning is read from memory."""
 
     def __init__(self, file: BinaryIO, size: int, kept: bytearray | None = None) -> None:
         self._file, self._size, self._kept = file, size, kept
@@ -190,19 +190,18 @@ class StoredBytes:
         return known + data
 
 
-MOST_RATIO = 1000  # text that is compressed better than that holds nothing to learn from
-LEAST_SAMPLES = 4  # so many samples of the largest size may be in any file
+MOST_RATIO = 1000  # text that compresses better is useless for training
+LEAST_SAMPLES = 4  # samples of the largest size that any file may contain
 _READ_BYTES = 1 << 20
 _last: "list[Stream]" = []
 OpenStream = Callable[[str, SourceFile, int, int], "AbstractContextManager[Stream]"]
 
 
 class Stream(AbstractContextManager["Stream"]):
-    """Decompressed bytes of a file as it was when looked at, forward only.
+    """Decompressed bytes of a file, forward only, up to the size that it had when it was listed.
 
-    `position` and `newlines` count what was taken; what was appended to the file since is not seen. What is `kept` of
-    its beginning is not read again. It may hold `MOST_RATIO` times what is stored, and `LEAST_SAMPLES` times
-    `max_sample_bytes` where that is more.
+    `position` and `newlines` count what was read. `kept` is the cached beginning. The decompressed size may be
+    `MOST_RATIO` times the stored size, or `LEAST_SAMPLES` times `max_sample_bytes` if that is more.
     """
 
     def __init__(self, path: str, file: SourceFile, max_sample_bytes: int, kept: bytearray | None = None) -> None:
@@ -222,7 +221,7 @@ class Stream(AbstractContextManager["Stream"]):
         self._file.close()
 
     def read(self, count: int) -> bytes:
-        """At most `count` bytes, none at the end."""
+        """At most `count` bytes; empty at the end."""
         data = self._decompress(count)
         self.position += len(data)
         if self.position > self.most:
@@ -232,7 +231,7 @@ class Stream(AbstractContextManager["Stream"]):
         return data
 
     def skip(self, count: int) -> int:
-        """Pass over bytes; how many there were."""
+        """Skip bytes; returns how many were skipped."""
         left = count
         while left > 0 and (data := self.read(min(left, _READ_BYTES))):
             left -= len(data)
@@ -246,16 +245,16 @@ class Stream(AbstractContextManager["Stream"]):
             return data
         except (EOFError, OSError, zlib.error, lzma.LZMAError, zstandard.ZstdError) as error:
             if isinstance(error, OSError) and error.errno is not None:
-                raise  # the disk's, not the content's
+                raise  # an error of the disk, not of the content
             where = f"line {self.newlines + 1}, after {self.position:,} decompressed bytes"
             raise SourceUnreadable(self.path, f"{where}: {error}") from error
 
 
 @contextmanager
 def stream_at(path: str, file: SourceFile, position: int, max_sample_bytes: int) -> Iterator[Stream]:
-    """A stream that stands at a position: the last one of this process if it does, else one from the beginning.
+    """A stream at a position: the last stream of this process if it is there, otherwise a new one.
 
-    It is the caller's alone, and becomes the last one when the caller is done.
+    It is kept open as the last stream afterwards.
     """
     if _last and (_last[0].file, _last[0].path, _last[0].position) == (file, path, position):
         stream = _last.pop()
@@ -274,9 +273,9 @@ def stream_at(path: str, file: SourceFile, position: int, max_sample_bytes: int)
 
 
 @contextmanager
-def judged_stream_at(path: str, file: SourceFile, position: int, max_sample_bytes: int) -> Iterator[Stream]:
-    """A separate stream for judging: the beginning of the file is read from the disk once."""
-    with Stream(path, file, max_sample_bytes, kept_beginning(path, file)) as stream:
+def preview_stream(path: str, file: SourceFile, position: int, max_sample_bytes: int) -> Iterator[Stream]:
+    """A separate stream for planning, which uses the cached beginning of the file."""
+    with Stream(path, file, max_sample_bytes, head_cache(path, file)) as stream:
         stream.skip(position)
         yield stream
 
@@ -288,7 +287,7 @@ def _close_last() -> None:
 
 
 def most_unpacked(file: SourceFile, max_sample_bytes: int) -> int:
-    """How many bytes a compressed file may hold."""
+    """The largest decompressed size that is accepted."""
     return max(MOST_RATIO * file.size, LEAST_SAMPLES * max_sample_bytes)
 
 

@@ -1,4 +1,4 @@
-"""Samples that a source finds bad by itself, and the bound on the size of one sample."""
+"""Failures that sources report, and the size limit of one sample."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -24,22 +24,22 @@ def not_utf8(sample: str, line: int, byte: int, offset: int, reason: str) -> Fai
 
 
 def too_large(sample: str, size: int, limit: int, where: str = "") -> Failure:
-    """A sample that was passed over because it is longer than its source may read."""
+    """A sample that was skipped because it exceeds the limit."""
     return Failure(sample, "too-large", f"{where}it has {size:,} bytes, more than {_LIMIT} {limit:,}")
 
 
 def checked_limit(limit: int) -> int:
-    """The largest sample that a user allows."""
+    """The limit, if it is valid."""
     if limit < 1:
         raise SourceInvalid(f"{_LIMIT} must be at least 1 (got {limit})")
     return limit
 
 
 def stated_limit(limit: int, default: int = MAX_SAMPLE_BYTES) -> dict[str, int]:
-    """What a source says of its bound when it is described: nothing, where it is the default."""
+    """The limit for the description of a source; empty if it is the default."""
     return {} if limit == default else {_LIMIT: limit}
 
 
 def limit_in(description: Mapping[str, Any], default: int = MAX_SAMPLE_BYTES) -> int:
-    """The bound in the description of a source."""
+    """The limit in the description of a source."""
     return int(description.get(_LIMIT, default))

@@ -1,9 +1,9 @@
-"""The Parquet shards of a data set on the Hugging Face hub, one at a time.
+"""The source of a data set on the Hugging Face hub: its Parquet shards, one at a time.
 
 planning    the footers and a few rows, by range reads          nothing is downloaded
 building    a shard is downloaded whole into the spool, checked, read part by part, and removed
 
-A shard is a stream: its parts go to one worker in order, so that it is downloaded once, and each worker has one.
+A shard is a stream: its parts go to one worker in order, so that it is downloaded once and a worker has one shard.
 """
 
 import atexit
@@ -19,16 +19,16 @@ import msgspec
 
 from forebay.columns import Array
 from forebay.errors import SourceInvalid, SourceUnreadable
-from forebay.hub import HubFile, RangeFile, RemoteFile, Repository, RetryPolicy, clear, parquet_shards, sweep, take
+from forebay.hub import HubFile, RangeFile, RemoteFile, Repository, RetryPolicy, acquire, clear, parquet_shards, sweep
 from forebay.source import Failure, Part, Sample, Source, SourceFile, Unit
 from forebay.sources.parquet_rows import ParquetFile, check_footer, open_parquet, read_rows, row_cuts, row_group_ends
 
 _JUDGED_SHARDS = 32
-SHARDS_FOLDER = "forebay-shards"  # inside the spool that a user names: what else is in that folder is not ours
+SHARDS_FOLDER = "forebay-shards"  # inside --spool, so that other files there are never touched
 
 
 class _Description(msgspec.Struct, forbid_unknown_fields=False):
-    """What a plan keeps of a source, as far as it is read again."""
+    """The fields of a stored description that are read."""
 
     name: str
     split: str
@@ -42,9 +42,8 @@ class _Description(msgspec.Struct, forbid_unknown_fields=False):
 class HubSource(Source):
     """The column `text` of the shards of a subset and split, as they are at one commit.
 
-    A sample's id is `file#row`. The shards at hand are in the folder `forebay-shards` in `spool`, by default in one
-    beside all that is kept of the hub, below HF_HOME. It and `patience` are of this machine and run, and no part of
-    the description.
+    A sample's id is `file#row`. Downloaded shards are in the folder `forebay-shards` in `spool`, by default in the disk
+    cache below HF_HOME. `spool` and `patience` belong to this run and are not part of the description.
     """
 
     kind: ClassVar[str] = "hub"
@@ -61,7 +60,7 @@ class HubSource(Source):
     endpoint: str | None = None
     spool: str | None = None
     patience: RetryPolicy = field(default_factory=RetryPolicy)
-    is_named: bool = True  # by the user in this process, and not by a cache: only then a token goes to its endpoint
+    is_named: bool = True  # by the user in this process, not by a cache: only then is a token sent to its endpoint
 
     def describe(self) -> Mapping[str, Any]:
         return {
@@ -80,7 +79,7 @@ class HubSource(Source):
             found = msgspec.convert(description, _Description)
         except msgspec.ValidationError as error:
             raise SourceInvalid(
-                f"this is not the description of a data set on the hub: {error}; verify the cache"
+                f"the description of a data set on the hub is invalid: {error}; run `forebay verify`"
             ) from error
         return cls(found.name, found.subset, found.split, found.text, found.revision, found.endpoint, is_named=False)
 
@@ -92,7 +91,7 @@ class HubSource(Source):
         return _source_file(self._remote(path))
 
     def weight(self, file: SourceFile) -> int:
-        """Its rows; in a data set of many shards, judged by a few of them, for each takes requests of its own."""
+        """The number of rows; with many shards, estimated from a few, because each takes several requests."""
         if len(_shards(self)) <= _JUDGED_SHARDS:
             return _rows(self, self._remote(file.path))
         return round(file.size * _rows_per_byte(self))
@@ -115,12 +114,12 @@ class HubSource(Source):
             for sample in read_rows(_remote_parquet(self, remote), self.text, part):
                 yield sample
                 seen += 1
-        except SourceUnreadable:  # a piece is compared with no hash: it may have changed on its way, so ask once more
+        except SourceUnreadable:  # range reads have no hash, so the bytes may be damaged: try once more
             _remote_parquet.cache_clear()
             yield from islice(read_rows(_remote_parquet(self, remote), self.text, part), seen, None)
 
     def digest(self, file: SourceFile, start: int, stop: int) -> int:
-        """From the hash that the hub lists, which stands for the whole file."""
+        """The beginning of the hash that the hub lists for the whole file."""
         return _digest(self._remote(file.path))
 
     @property
@@ -129,7 +128,7 @@ class HubSource(Source):
 
     @property
     def folder(self) -> str:
-        """Where its shards are while they are read."""
+        """The folder of downloaded shards."""
         return os.path.join(self.spool, SHARDS_FOLDER) if self.spool else self.repository.place("shards")
 
     def _remote(self, path: str) -> RemoteFile:
@@ -153,9 +152,9 @@ def hub(
 ) -> HubSource:
     """The documents of a data set on the Hugging Face hub: `hub("HuggingFaceFW/fineweb-edu", "sample-10BT")`.
 
-    The revision (a branch, a tag, a commit; by default the main branch) is asked for now, and the commit it stands for
-    is what every builder reads. A shard is downloaded with `download_retries` more tries after a failure, each given up
-    after `download_timeout` seconds without a byte.
+    The revision (a branch, a tag or a commit; by default the main branch) is resolved now, and every builder reads that
+    commit. A failed download is retried `download_retries` times; an attempt fails after `download_timeout` seconds
+    without a byte.
     """
     patience = RetryPolicy(download_retries, download_timeout)
     commit = Repository(name, "dataset", endpoint, patience=patience).commit(revision)
@@ -192,10 +191,10 @@ def _group_ends(source: HubSource, shard: RemoteFile) -> Array:
 
 @lru_cache(maxsize=4)
 def _remote_parquet(source: HubSource, shard: RemoteFile) -> ParquetFile:
-    """A shard on the hub, opened by its footer; a few are kept, for planning comes back to them."""
+    """A shard on the hub, opened by its footer; a few are cached, because planning returns to them."""
     try:
         return _opened_remotely(source, shard)
-    except SourceUnreadable:  # as above: asked once more
+    except SourceUnreadable:  # as above: try once more
         return _opened_remotely(source, shard)
 
 
@@ -214,29 +213,29 @@ def _digest(shard: RemoteFile) -> int:
 
 
 class _Shard:
-    """The shard that this process has at hand."""
+    """The shard that this process has downloaded."""
 
     def __init__(self, source: HubSource, remote: RemoteFile) -> None:
         self.owner = (source, remote)
         sweep(source.folder)
-        self._held = take(HubFile(source.repository, source.commit, remote), source.folder)
+        self._spooled = acquire(HubFile(source.repository, source.commit, remote), source.folder)
         try:
-            self.parquet = open_parquet(self._held.path, remote.path, source.text)
+            self.parquet = open_parquet(self._spooled.path, remote.path, source.text)
         except BaseException:
-            self._held.remove()
+            self._spooled.remove()
             raise
 
     def remove(self) -> None:
         self.parquet.close()
-        self._held.remove()
+        self._spooled.remove()
 
 
 _at_hand: list[_Shard] = []
-_planned_spools: set[str] = set()  # of sources whose files this process listed: what a builder does, a worker does not
+_planned_spools: set[str] = set()  # of sources that this process listed: a builder, not a worker
 
 
 def _shard_at(source: HubSource, remote: RemoteFile) -> _Shard:
-    """A shard on this disk: the one at hand, or another in its place. The old one goes before the new one comes."""
+    """A downloaded shard. The old one is removed before a new one is downloaded."""
     if _at_hand and _at_hand[0].owner != (source, remote):
         release()
     if not _at_hand:
@@ -245,14 +244,14 @@ def _shard_at(source: HubSource, remote: RemoteFile) -> _Shard:
 
 
 def release() -> None:
-    """Remove the shard at hand, unless another process reads it."""
+    """Remove the downloaded shard, unless another process reads it."""
     while _at_hand:
         _at_hand.pop().remove()
 
 
 @atexit.register
 def leave_nothing() -> None:
-    """At the end of a builder its workers are gone, killed as they held their shards: those go too."""
+    """When a builder exits, also remove the shards of its killed workers."""
     release()
     for folder in _planned_spools:
         clear(folder)

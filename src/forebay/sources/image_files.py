@@ -1,4 +1,4 @@
-"""Image files as samples, each with what its sidecar says of it."""
+"""Image files as samples, each with the metadata of its sidecar."""
 
 import errno
 import os
@@ -17,17 +17,20 @@ from forebay.sources.estimated_size import digest
 from forebay.sources.failures import BOM, MAX_IMAGE_BYTES, checked_limit, limit_in, stated_limit, too_large
 from forebay.sources.paths import FoundFile, NamesIn, count_left_out, found_files, full_path, named_below, renamed
 
-MOST_BYTES = 1 << 24  # far more than anybody says of a picture
+MOST_BYTES = 1 << 24  # of a sidecar
 SIDECAR_SUFFIXES = (".json", ".txt")
 _BETWEEN_TAGS = re.compile(r"[,\r\n]")
 
 
 class SidecarUnreadable(Exception):
-    """A sidecar that does not say what it should; the text says why."""
+    """A sidecar cannot be read or parsed.
+
+    Its text is stored in chunks as the detail of a failure, and is part of digests: rewording it changes bytes.
+    """
 
 
 def sidecar_of(image: str, names: Container[str]) -> str | None:
-    """The sidecar of an image among the names in its folder; of several, the first in this order counts.
+    """The name of the sidecar of an image in its folder; the first of four candidates that exists.
 
     >>> sidecar_of("a.jpg", ["a.jpg", "a.json", "a.txt"])
     'a.json'
@@ -38,7 +41,7 @@ def sidecar_of(image: str, names: Container[str]) -> str | None:
 
 
 def parse_sidecar(name: str, content: bytes) -> dict[str, Any]:
-    """The metadata in a sidecar: a JSON object, or tags between commas or on lines of their own.
+    """The metadata in a sidecar: a JSON object, or tags separated by commas or newlines.
 
     >>> parse_sidecar("a.txt", b"cat, looking_left")
     {'tags': ['cat', 'looking_left']}
@@ -57,20 +60,20 @@ def parse_sidecar(name: str, content: bytes) -> dict[str, Any]:
 
 
 ENDINGS = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".apng", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".avif")
-# Files that cannot be read are samples that fail: what is wrong stands in their etag.
-TROUBLES = {
+# Files that cannot be read are samples that fail; the problem is stored in their etag.
+FILE_PROBLEMS = {
     "symlink-loop": "it is a link that leads back to itself",
     "not-found": "it is a link to nothing",
     "not-a-file": "it is not a regular file",
     "unreadable": "there is no permission to read it",
 }
-_TROUBLE_OF = {
+_PROBLEM_OF = {
     errno.ELOOP: "symlink-loop",
     errno.EACCES: "unreadable",
     errno.EPERM: "unreadable",
 }
 _NOTHING_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)
-_MARK = "!"  # before a trouble; no etag of a sidecar is without a colon
+_MARK = "!"  # before a problem; the etag of a sidecar always has a colon
 
 
 def find_images(root: str, patterns: Sequence[str]) -> list[SourceFile]:
@@ -81,60 +84,60 @@ def find_images(root: str, patterns: Sequence[str]) -> list[SourceFile]:
 
 
 def left_out_beside_images(root: str, patterns: Sequence[str], apart: str) -> Mapping[str, int]:
-    """How many files of the folders are neither images nor sidecars of images, by suffix."""
+    """The number of files that are neither images nor sidecars, by suffix."""
     return count_left_out([full_path(root, pattern) for pattern in patterns], ENDINGS, apart, _is_sidecar)
 
 
 def look_at_image(root: str, name: str) -> SourceFile:
-    """One image as it is now; `FileNotFoundError` where it is gone."""
+    """Stat one image; raises `FileNotFoundError` if it is gone."""
     file = _look(root, name, NamesIn(os.path.dirname(full_path(root, name))))
     if file is None:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), full_path(root, name))
     return file
 
 
-def trouble_with(file: SourceFile) -> str | None:
-    """Why a file cannot be read at all, None where it can."""
-    trouble = file.etag.removeprefix(_MARK)
-    return trouble if trouble != file.etag and trouble in TROUBLES else None
+def problem_with(file: SourceFile) -> str | None:
+    """The problem of a file that cannot be read, None if it can."""
+    problem = file.etag.removeprefix(_MARK)
+    return problem if problem != file.etag and problem in FILE_PROBLEMS else None
 
 
 class Sidecar(NamedTuple):
-    """The sidecar that an image was looked at with."""
+    """The sidecar of an image when it was listed."""
 
     path: str
-    trouble: str | None
+    problem: str | None
 
 
 def sidecar_in(file: SourceFile) -> Sidecar | None:
     name, colon, state = file.etag.rpartition(":")
     path = os.path.join(os.path.dirname(file.path), name)
-    return Sidecar(path, state if state in TROUBLES else None) if colon else None
+    return Sidecar(path, state if state in FILE_PROBLEMS else None) if colon else None
 
 
 def touched_ns(file: SourceFile) -> int:
-    """When an image, or its sidecar, was written to last."""
+    """The newer modification time of an image and its sidecar."""
     sidecar, state = sidecar_in(file), file.etag.rpartition(":")[2]
-    return file.mtime_ns if sidecar is None or sidecar.trouble else max(file.mtime_ns, int(state.rpartition("-")[2]))
+    return file.mtime_ns if sidecar is None or sidecar.problem else max(file.mtime_ns, int(state.rpartition("-")[2]))
 
 
 def stamp(root: str, file: SourceFile) -> str:
-    """Ctime and inode of an image and of its sidecar: content that has another size or time put back changes them."""
+    """Ctime and inode of an image and its sidecar, which change even if an edit restores size and mtime."""
     sidecar = sidecar_in(file)
     states = [state_of(full_path(root, path)) for path in (file.path, *([] if sidecar is None else [sidecar.path]))]
     return ",".join(f"{one.st_ctime_ns}:{one.st_ino}" for one in states if isinstance(one, os.stat_result))
 
 
 def state_of(path: str) -> os.stat_result | str | None:
-    """What the system says of a file, or the trouble with it; None where there is nothing of that name."""
+    """The stat of a file, or its problem; None if it does not exist."""
     try:
         status = os.stat(path)
     except OSError as error:
         if error.errno in _NOTHING_THERE:
             return "not-found" if os.path.islink(path) else None
-        if error.errno not in _TROUBLE_OF:
+        if error.errno not in _PROBLEM_OF:
             raise
-        return _TROUBLE_OF[error.errno]
+        return _PROBLEM_OF[error.errno]
     return status if stat.S_ISREG(status.st_mode) else "not-a-file"
 
 
@@ -163,12 +166,12 @@ def _look(root: str, name: str, names: Container[str]) -> SourceFile | None:
 
 
 def is_image(name: str) -> bool:
-    """Whether a name ends as those of images do, in any case."""
+    """Whether a name has the suffix of an image, in any case."""
     return name.lower().endswith(ENDINGS)
 
 
 def _is_sidecar(file: FoundFile) -> bool:
-    """Whether a file that is not an image may say something about one beside it."""
+    """Whether a file may be the sidecar of an image in the same folder."""
     stem, suffix = os.path.splitext(os.path.basename(file.path))
     if suffix not in SIDECAR_SUFFIXES:
         return False
@@ -183,10 +186,9 @@ Labels = Literal["sidecar", "folder"]
 class ImageSource(Source):
     """Every image below some paths, named relative to `root`, with the metadata of its sidecar.
 
-    Each file is one sample and weighs as much as any other: rows of images are alike in size, their files are not. A
-    changed sidecar is a changed image. With `labels="folder"` the tag of an image is the name of its folder below the
-    root, in place of the tags of its sidecar. A file of more than `max_sample_bytes`, a film named as a picture, is not
-    read.
+    Each file is one sample of weight 1, because rows of images have similar sizes although their files do not. An image
+    with a changed sidecar is a changed image. With `labels="folder"` the tag of an image is the name of its folder. A
+    file of more than `max_sample_bytes` fails without being read.
     """
 
     kind: ClassVar[str] = "images"
@@ -230,7 +232,7 @@ class ImageSource(Source):
 
     def edited_beside(self, known: SourceFile, found: SourceFile) -> str:
         sidecar = sidecar_in(found) or sidecar_in(known)
-        is_same_image = (known.size, known.mtime_ns) == (found.size, found.mtime_ns) and not trouble_with(found)
+        is_same_image = (known.size, known.mtime_ns) == (found.size, found.mtime_ns) and not problem_with(found)
         return sidecar.path if sidecar is not None and is_same_image and known.etag != found.etag else ""
 
     def weight(self, file: SourceFile) -> int:
@@ -259,7 +261,7 @@ class ImageSource(Source):
             try:
                 yield self._metadata(file)
             except SidecarUnreadable:
-                continue  # its sample is a failure, and is recorded
+                continue  # its sample is recorded as a failure
 
     def digest(self, file: SourceFile, start: int, stop: int) -> int:
         image = image_digest(self.root, file)
@@ -270,15 +272,15 @@ class ImageSource(Source):
             beside = self._stored(sidecar)
         except SidecarUnreadable as error:
             beside = str(error).encode("utf-8", "surrogateescape")
-        kind = os.path.splitext(sidecar.path)[1].encode()  # the same bytes say other things in .json and .txt
+        kind = os.path.splitext(sidecar.path)[1].encode()  # the same bytes mean different things in .json and .txt
         value: int = xxhash.xxh3_64_intdigest(image.to_bytes(8, "little") + kind + beside)
         return value
 
     def _check_sidecar(self, file: SourceFile) -> None:
-        """A row must not be made without a sidecar that came since its image was planned, nor of another one."""
+        """Raise `SourceChanged` if the image has another sidecar than planned."""
         planned, found = sidecar_in(file), sidecar_in(self.look(file.path))
         if (planned and planned.path) != (found and found.path):
-            how = f"has {_named(found)} beside it, {_named(planned)} was planned"
+            how = f"has {_named(found)}, but {_named(planned)} was planned"
             raise SourceChanged(self.root, {file.path: how})
 
     def _metadata(self, file: SourceFile) -> dict[str, Any]:
@@ -291,13 +293,13 @@ class ImageSource(Source):
 
     def _stored(self, sidecar: Sidecar) -> bytes:
         name = os.path.basename(sidecar.path)
-        if sidecar.trouble is not None:
-            raise SidecarUnreadable(f"'{name}' is no sidecar: {TROUBLES[sidecar.trouble]}")
+        if sidecar.problem is not None:
+            raise SidecarUnreadable(f"'{name}' is no sidecar: {FILE_PROBLEMS[sidecar.problem]}")
         try:
             with open(full_path(self.root, sidecar.path), "rb") as file:
                 content = file.read(MOST_BYTES + 1)
         except PermissionError as error:
-            raise SidecarUnreadable(f"'{name}' is no sidecar: {TROUBLES['unreadable']}") from error
+            raise SidecarUnreadable(f"'{name}' is no sidecar: {FILE_PROBLEMS['unreadable']}") from error
         if len(content) > MOST_BYTES:
             raise SidecarUnreadable(f"'{name}' is no sidecar: it has more than {MOST_BYTES:,} bytes")
         return content
@@ -317,7 +319,7 @@ def images(
     ('photos', 'more/*.png')
     """
     if labels not in get_args(Labels):
-        raise ValueError(f"labels is {labels!r}; 'sidecar' or 'folder' is expected")
+        raise ValueError(f"labels must be 'sidecar' or 'folder' (got {labels!r})")
     return ImageSource(*named_below(paths, root), checked_limit(max_sample_bytes), labels)
 
 
@@ -326,10 +328,10 @@ def _named(sidecar: Sidecar | None) -> str:
 
 
 def read_image(root: str, file: SourceFile, max_sample_bytes: int) -> bytes | Failure:
-    """The bytes of an image as it was planned; a failure where it is one that nobody can read."""
-    trouble = trouble_with(file)
-    if trouble is not None:
-        return Failure(file.path, trouble, TROUBLES[trouble])
+    """The bytes of an image as planned, or a failure if it cannot be read."""
+    problem = problem_with(file)
+    if problem is not None:
+        return Failure(file.path, problem, FILE_PROBLEMS[problem])
     if file.size > max_sample_bytes:
         return too_large(file.path, file.size, max_sample_bytes)
     try:
@@ -337,19 +339,19 @@ def read_image(root: str, file: SourceFile, max_sample_bytes: int) -> bytes | Fa
             content = stored.read(file.size + 1)
             size = os.fstat(stored.fileno()).st_size
     except PermissionError as error:
-        return Failure(file.path, "unreadable", f"{TROUBLES['unreadable']} ({error.strerror})")
+        return Failure(file.path, "unreadable", f"{FILE_PROBLEMS['unreadable']} ({error.strerror})")
     if len(content) != file.size:
         raise SourceChanged(root, {file.path: f"has {size:,} bytes, {file.size:,} were planned"})
     return content
 
 
 def image_digest(root: str, file: SourceFile) -> int:
-    """A hash of the bytes of an image, or of the trouble with it."""
-    trouble = trouble_with(file)
-    if trouble is None:
+    """A hash of the bytes of an image, or of its problem."""
+    problem = problem_with(file)
+    if problem is None:
         try:
             return digest(root, file, 0, file.size)
         except PermissionError:
-            trouble = "unreadable"
-    value: int = xxhash.xxh3_64_intdigest(trouble.encode())
+            problem = "unreadable"
+    value: int = xxhash.xxh3_64_intdigest(problem.encode())
     return value

@@ -1,7 +1,7 @@
-"""One JSON object per line, one field of which is the text of a document.
+"""JSON lines as documents: one object per line, with the text in one field.
 
-A block in which every line is an object is decoded by one call. A block in which anything is wrong is gone through
-line by line, so that each failure has its line and its reason.
+A block of valid lines is decoded by one call. A block with an error is decoded line by line, so that each failure has
+its line number and reason.
 """
 
 import os
@@ -15,21 +15,21 @@ import msgspec
 
 from forebay.errors import SourceInvalid
 from forebay.source import Failure, Part, Sample, Source, SourceFile, Unit
-from forebay.sources.compression import judged_stream_at
-from forebay.sources.estimated_size import digest, scanned, weigh
+from forebay.sources.compression import preview_stream
+from forebay.sources.estimated_size import digest, estimated_size, scanned
 from forebay.sources.failures import BOM, MAX_SAMPLE_BYTES, checked_limit, empty, limit_in, not_utf8, stated_limit
 from forebay.sources.paths import find_files, left_out, look, named_below, renamed, with_stream_suffixes
 from forebay.sources.pieces import Block, LongPiece, Reading, cut_between_pieces, handed_out, piece_bounds
 
 _JSON_TYPES = {b"{": "an object", b"[": "an array", b"t": "true", b"f": "false"}
 _SHOWN_FIELDS = 6
-_SHOWN_MARKS = 30
-_BLANK = 100  # a line that begins with so many blanks is looked at as a whole
-_TROUBLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+_SHOWN_CHARS = 30
+_BLANK = 100  # characters to check before checking the whole line
+_DECODE_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 def read_documents(reading: Reading, path: str, field: str) -> Iterator[Sample | Failure]:
-    """The document of every line; what is wrong with a line is a failure. Blank lines are passed over."""
+    """The document of every line; an invalid line is a failure. Blank lines are skipped."""
     for block in reading:
         if isinstance(block, LongPiece):
             yield reading.long_piece(block)
@@ -50,7 +50,7 @@ def read_documents(reading: Reading, path: str, field: str) -> Iterator[Sample |
 
 
 def check_field(field: str) -> None:
-    """Refuse a name that no field can be found by."""
+    """Reject an invalid field name."""
     try:
         _decoder(field)
     except ValueError as error:
@@ -58,20 +58,20 @@ def check_field(field: str) -> None:
 
 
 def _all_at_once(block: Block, at: int, field: str) -> Iterator[tuple[int, Any]] | None:
-    """Where each line of a block begins, and what it holds; None where anything is wrong."""
+    """The start and the object of each line of a block; None if anything is wrong."""
     try:
         documents = _decoder(field).decode_lines(memoryview(block)[at:])
-    except _TROUBLE:
+    except _DECODE_ERRORS:
         return None
     starts = _line_starts(block, at)
     return zip(starts, documents, strict=True) if 0 < len(starts) == len(documents) else None
 
 
 def _line_starts(block: Block, at: int) -> list[int]:
-    """Where the lines of a block begin, if all end with `}` and the next begins with `{`; else none.
+    """The starts of the lines of a block, if all end with `}` and the next begins with `{`; otherwise empty.
 
-    No value goes on from one such line to the next, as inside of a value no `{` comes right after a `}`. So a block
-    that holds as many values as lines holds one in every line.
+    No value spans such lines, because inside a value no `{` follows a `}` directly. So if a block has as many values
+    as lines, every line has one.
     """
     starts = [0]
     end = block.find(b"\n", at)
@@ -102,8 +102,8 @@ def _document(line: memoryview, field: str) -> str | Exception:
     try:
         text: str = _decoder(field).decode(line).text
         return text
-    except _TROUBLE as error:
-        return error.with_traceback(None)  # which would hold the line
+    except _DECODE_ERRORS as error:
+        return error.with_traceback(None)  # which would keep the line in memory
 
 
 def _empty(sample: str, number: int) -> Failure:
@@ -123,7 +123,7 @@ def _failure(sample: str, number: int, offset: int, line: memoryview, field: str
 
 
 def _problem(line: memoryview, field: str, error: Exception) -> tuple[str, str]:
-    """Why a line holds no document: a reason code and a sentence."""
+    """Why a line has no document: a reason code and a sentence."""
     if isinstance(error, RecursionError):
         return "bad-json", "it is nested too deeply"
     try:
@@ -138,18 +138,18 @@ def _problem(line: memoryview, field: str, error: Exception) -> tuple[str, str]:
 
 
 def _fields_of(line: memoryview) -> str:
-    """What an object has instead, in a few words of ASCII whatever it is."""
+    """The names of the fields of an object, shortened and in ASCII."""
     try:
         names = list(msgspec.json.decode(line, type=dict[str, msgspec.Raw]))
-    except _TROUBLE:
+    except _DECODE_ERRORS:
         return "its fields have no readable names"
-    shown = [ascii(name)[1:-1][:_SHOWN_MARKS] for name in names[:_SHOWN_FIELDS]]
+    shown = [ascii(name)[1:-1][:_SHOWN_CHARS] for name in names[:_SHOWN_FIELDS]]
     more = [] if len(names) <= _SHOWN_FIELDS else ["…"]
     return f"it has: {', '.join([*shown, *more])}" if names else "it is empty"
 
 
 def _first_bad_byte(line: memoryview) -> UnicodeDecodeError:
-    """Where a line stops to be UTF-8: the parser counts within the string it was at."""
+    """The first byte of a line that is not UTF-8: the parser reports an offset within a string."""
     try:
         str(line, "utf-8")
     except UnicodeDecodeError as error:
@@ -165,7 +165,7 @@ def _decoder(field: str) -> msgspec.json.Decoder[Any]:
 
 @lru_cache(maxsize=16)
 def _raw_decoder(field: str) -> msgspec.json.Decoder[Any]:
-    """Takes any value of the field as it is written; nothing stands for a field that is missing."""
+    """Decodes the field as raw JSON; empty if it is missing."""
     document = msgspec.defstruct("Raw", [("text", msgspec.Raw, msgspec.Raw())], rename={"text": field})
     return msgspec.json.Decoder(document)
 
@@ -177,9 +177,9 @@ SUFFIXES = with_stream_suffixes([".jsonl", ".ndjson", ".json"])
 class JsonlSource(Source):
     """The field `text` of every line of some files.
 
-    A sample's id is `file@offset`, the offset of its line in bytes (after decompression). Blank lines are passed over.
-    A line that is not such an object, or has more than `max_sample_bytes`, is a failure that names the line. Fields
-    that are not asked for are skipped, not checked.
+    A sample's id is `file@offset`, the offset of its line in bytes (after decompression). Blank lines are skipped. A
+    line without such a field, or with more than `max_sample_bytes`, is a failure that names the line. Other fields are
+    skipped without checking.
     """
 
     kind: ClassVar[str] = "jsonl"
@@ -214,7 +214,7 @@ class JsonlSource(Source):
         return look(self.root, path)
 
     def weight(self, file: SourceFile) -> int:
-        return weigh(self.root, file)
+        return estimated_size(self.root, file)
 
     def cuts(self, file: SourceFile, start: int, first: int, every: int) -> Iterator[int]:
         return cut_between_pieces(self.root, b"\n", file, start, first, every, self.max_sample_bytes)
@@ -226,7 +226,7 @@ class JsonlSource(Source):
         return read_documents(Reading(self.root, part, b"\n", self.max_sample_bytes), part.file.path, self.text)
 
     def glance(self, part: Part) -> Iterable[Sample | Failure]:
-        reading = Reading(self.root, part, b"\n", self.max_sample_bytes, judged_stream_at)
+        reading = Reading(self.root, part, b"\n", self.max_sample_bytes, preview_stream)
         return read_documents(reading, part.file.path, self.text)
 
     def digest(self, file: SourceFile, start: int, stop: int) -> int:

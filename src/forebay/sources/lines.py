@@ -1,4 +1,4 @@
-"""Lines of files as samples; `.gz`, `.zst`, `.bz2` and `.xz` are decompressed on the way."""
+"""Lines of files as samples; `.gz`, `.zst`, `.bz2` and `.xz` files are decompressed."""
 
 import os
 from collections import deque
@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from forebay.source import Failure, Part, Sample, Source, SourceFile, Unit
-from forebay.sources.compression import judged_stream_at
-from forebay.sources.estimated_size import digest, scanned, weigh
+from forebay.sources.compression import preview_stream
+from forebay.sources.estimated_size import digest, estimated_size, scanned
 from forebay.sources.failures import MAX_SAMPLE_BYTES, checked_limit, limit_in, stated_limit
 from forebay.sources.paths import find_files, look, named_below, renamed
 from forebay.sources.pieces import Block, LongPiece, Reading, cut_between_pieces, handed_out, piece_bounds
@@ -48,7 +48,7 @@ class LineSource(Source):
         return look(self.root, path)
 
     def weight(self, file: SourceFile) -> int:
-        return weigh(self.root, file)
+        return estimated_size(self.root, file)
 
     def cuts(self, file: SourceFile, start: int, first: int, every: int) -> Iterator[int]:
         return cut_between_pieces(self.root, b"\n", file, start, first, every, self.max_sample_bytes)
@@ -60,7 +60,7 @@ class LineSource(Source):
         return _lines(Reading(self.root, part, b"\n", self.max_sample_bytes), part.file.path)
 
     def glance(self, part: Part) -> Iterable[Sample | Failure]:
-        return _lines(Reading(self.root, part, b"\n", self.max_sample_bytes, judged_stream_at), part.file.path)
+        return _lines(Reading(self.root, part, b"\n", self.max_sample_bytes, preview_stream), part.file.path)
 
     def digest(self, file: SourceFile, start: int, stop: int) -> int:
         return digest(self.root, file, start, stop)

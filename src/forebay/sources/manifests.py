@@ -1,8 +1,8 @@
-"""Images that the lines of a manifest name, each with what its line says of it.
+"""Images listed in a JSONL manifest; the other fields of a line are the metadata of its image.
 
 {"path": "cats/a.jpg", "tags": ["cat"]}        named as its image,   cats/a.jpg
-{"path": "../b.jpg"}                           named by its place,   list.jsonl@41: nothing outside is ever opened
-{"path": "cats/a.jpg"}                         named by its place,   list.jsonl@63: there is one such sample already
+{"path": "../b.jpg"}                           named by its place,   list.jsonl@41: outside the root, never opened
+{"path": "cats/a.jpg"}                         named by its place,   list.jsonl@63: a duplicate
 """
 
 import errno
@@ -24,18 +24,18 @@ from forebay.errors import SourceChanged, SourceUnreadable
 from forebay.source import TOO_DEEP, Annotated, Failure, Part, Sample, Source, SourceFile, Unit, is_shallow
 from forebay.sources.compression import Stream
 from forebay.sources.failures import BOM, MAX_IMAGE_BYTES, checked_limit, limit_in, stated_limit
-from forebay.sources.image_files import TROUBLES, image_digest, read_image, stamp, state_of
+from forebay.sources.image_files import FILE_PROBLEMS, image_digest, read_image, stamp, state_of
 from forebay.sources.paths import full_path, is_stream, look, refuse_url
 
 LONGEST_LINE = 1 << 24
 MOST_UNPACKED = 16 << 30  # of a compressed manifest, on the disk for temporary files
 _PIECE = 1 << 20
-_SHOWN_MARKS = 60
+_SHOWN_CHARS = 60
 _NO_IMAGE = np.uint64(0)  # in place of a hash
 
 
 class Line(NamedTuple):
-    """One line: the image it names, relative to the root, or why it names none."""
+    """One line: its image, relative to the root, or the reason why it has none."""
 
     number: int  # counted from 1
     start: int
@@ -50,13 +50,13 @@ class Line(NamedTuple):
         return digest
 
     def metadata(self, key: str) -> dict[str, Any]:
-        """All that the line says but which image it is about."""
+        """All fields of the line but the path."""
         said = msgspec.json.decode(self.text, type=dict[str, Any])
         return {name: value for name, value in said.items() if name != key}
 
 
 class ImageLines:
-    """A manifest whose lines are found by name or by place."""
+    """The lines of a manifest, by image or by offset."""
 
     def __init__(self, stored: "StoredText", key: str, root: str) -> None:
         self._stored, self._key, self._root = stored, key, root
@@ -69,20 +69,20 @@ class ImageLines:
         self._again = self._repetitions()
 
     def named(self) -> Iterator[Line]:
-        """Every line but blank ones; one that names an image which an earlier line named is a failure."""
-        return (line for number in range(len(self._starts)) if (line := self._judged(number)).text.strip())
+        """Every line that is not blank; a line that repeats an image is a failure."""
+        return (line for number in range(len(self._starts)) if (line := self._checked(number)).text.strip())
 
     def find(self, image: str) -> Line | None:
         """The line that names an image."""
         value = np.uint64(_hash(image))
         low, high = (int(np.searchsorted(self._sorted, value, side)) for side in ("left", "right"))
         numbers = map(int, self._order[low:high])
-        return next((line for number in numbers if (line := self._judged(number)).image == image), None)
+        return next((line for number in numbers if (line := self._checked(number)).image == image), None)
 
     def at(self, start: int) -> Line | None:
         """The line that begins at an offset."""
         number = int(np.searchsorted(self._starts, start))
-        return self._judged(number) if number < len(self._starts) and self._starts[number] == start else None
+        return self._checked(number) if number < len(self._starts) and self._starts[number] == start else None
 
     def _repetitions(self) -> dict[int, int]:
         """Lines that name an image again -> the first that did."""
@@ -96,7 +96,7 @@ class ImageLines:
                     again[number] = earlier
         return again
 
-    def _judged(self, number: int) -> Line:
+    def _checked(self, number: int) -> Line:
         line = self._line(number)
         if number not in self._again:
             return line
@@ -114,7 +114,7 @@ class ImageLines:
 
 @lru_cache(maxsize=2)
 def open_lines(root: str, path: str, file: SourceFile, key: str) -> ImageLines:
-    """The lines of a manifest as it was when looked at; kept, as every image is found by it."""
+    """The lines of a manifest, cached because every image is looked up in it."""
     return ImageLines(_stored(path, file), key, root)
 
 
@@ -123,7 +123,7 @@ def manifest_file(path: str) -> SourceFile:
 
 
 class StoredText:
-    """The bytes of a manifest, read where they are wanted: a mapped file that somebody cuts short ends the process."""
+    """The bytes of a manifest, read on demand. Not mapped: truncating a mapped file would kill the process."""
 
     def __init__(self, path: str, descriptor: int) -> None:
         self._path, self._descriptor = path, descriptor
@@ -134,7 +134,7 @@ class StoredText:
         content = os.pread(self._descriptor, stop - start, start)
         if len(content) < stop - start:
             folder, name = os.path.split(self._path)
-            raise SourceChanged(folder, {name: "was cut short while it was read"})
+            raise SourceChanged(folder, {name: "was truncated while it was read"})
         return content
 
     def line_bounds(self) -> tuple[Array, Array]:
@@ -166,7 +166,7 @@ def _stored(path: str, file: SourceFile) -> StoredText:
 
 
 def _image_in(text: bytes, key: str, root: str) -> tuple[str, str, str]:
-    """The image that a line names, or a reason and a sentence."""
+    """(image, "", "") of a line, or ("", reason, sentence)."""
     said: dict[str, Any] | None
     try:
         said = msgspec.json.decode(text, type=dict[str, Any])
@@ -179,12 +179,12 @@ def _image_in(text: bytes, key: str, root: str) -> tuple[str, str, str]:
     name = said.get(key)
     if key not in said:
         known = ", ".join(f"'{name}'" for name in said)
-        return "", "no-path", f"there is no '{key}' but {known:.{_SHOWN_MARKS}}; say which it is (--image, image=)"
+        return "", "no-path", f"there is no '{key}' but {known:.{_SHOWN_CHARS}}; say which it is (--image, image=)"
     if not isinstance(name, str) or not name or "\0" in name:
-        return "", "no-path", f"the field '{key}' is {name!r:.{_SHOWN_MARKS}}, not the path of an image"
+        return "", "no-path", f"the field '{key}' is {name!r:.{_SHOWN_CHARS}}, not the path of an image"
     path = os.path.relpath(name, root) if os.path.isabs(name) else os.path.normpath(name)
     if path.split(os.sep)[0] in ("..", "."):
-        shown = f"'{name:.{_SHOWN_MARKS}}' is not below the root '{root}'"
+        shown = f"'{name:.{_SHOWN_CHARS}}' is not below the root '{root}'"
         return "", "outside-root", f"{shown}; choose a root above all images (--root, root=)"
     return path, "", ""
 
@@ -278,7 +278,7 @@ class ImageManifestSource(Source):
         return line
 
     def _planned(self, line: Line) -> SourceFile:
-        """The image of a line, or the line itself where there is none to be read."""
+        """The image of a line, or the line itself if the image cannot be read."""
         if line.reason:
             return self._failed(line)
         try:
@@ -290,7 +290,7 @@ class ImageManifestSource(Source):
         path = full_path(self.root, line.image)
         state = state_of(path)
         if not isinstance(state, os.stat_result):
-            raise FileNotFoundError(errno.ENOENT, TROUBLES.get(state or "", os.strerror(errno.ENOENT)), path)
+            raise FileNotFoundError(errno.ENOENT, FILE_PROBLEMS.get(state or "", os.strerror(errno.ENOENT)), path)
         return SourceFile(
             path=line.image,
             size=state.st_size,
@@ -304,10 +304,10 @@ class ImageManifestSource(Source):
         return f"{self.manifest}@{self._line_of(path).start}"
 
     def _failed(self, line: Line) -> SourceFile:
-        reason = line.reason or self._trouble(line) or ""
+        reason = line.reason or self._problem(line) or ""
         return SourceFile(path=f"{self.manifest}@{line.start}", size=0, etag=f"{line.check}!{reason}")
 
-    def _trouble(self, line: Line) -> str | None:
+    def _problem(self, line: Line) -> str | None:
         state = state_of(full_path(self.root, line.image))
         return "not-found" if state is None else None if isinstance(state, os.stat_result) else state
 

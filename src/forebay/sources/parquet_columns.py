@@ -3,9 +3,9 @@
     column in a row group   [dictionary page] │ data page │ data page │ …
     page                    header (Thrift, compact): kind, size unpacked, size stored, … │ its content
 
-pyarrow unpacks a page as a whole and trusts its header. What a page would take is therefore checked here first.
+pyarrow decompresses a page as a whole and trusts its header, so the sizes of pages are checked here first.
 
-Text is stored as strings, as bytes, or as numbers of dictionary entries.
+Text is stored as strings, as bytes, or as indices into a dictionary.
 """
 
 import os
@@ -37,7 +37,7 @@ class Page(NamedTuple):
 
 
 class _TooShort(Exception):
-    """The header goes on behind the bytes that were read."""
+    """The header is longer than the bytes that were read."""
 
 
 def page_headers(descriptor: int, path: str, start: int, stop: int) -> Iterator[Page]:
@@ -68,7 +68,7 @@ def _page_at(descriptor: int, path: str, start: int, stop: int) -> tuple[Page, i
 
 
 class _Compact:
-    """A struct of Thrift's compact protocol: its numbers are kept, all else is passed over."""
+    """A struct of Thrift's compact protocol: its integers are kept, other fields skipped."""
 
     def __init__(self, content: bytes) -> None:
         self._content = content
@@ -150,7 +150,7 @@ class _Compact:
 
 
 def holds_text(kind: pa.DataType) -> bool:
-    """Whether values of a type can be text; bytes can, and so can nothing but nulls."""
+    """Whether values of a type can be text: strings, bytes or nulls."""
     if pa.types.is_dictionary(kind):
         return holds_text(kind.value_type)
     return _is_string(kind) or holds_bytes(kind) or pa.types.is_null(kind)
@@ -163,7 +163,7 @@ def holds_bytes(kind: pa.DataType) -> bool:
 
 
 def holds_json(kind: pa.DataType) -> bool:
-    """Whether JSON has a word for every value of a type."""
+    """Whether JSON can represent every value of a type."""
     if pa.types.is_dictionary(kind):
         return holds_json(kind.value_type)
     if pa.types.is_map(kind):

@@ -1,13 +1,12 @@
-"""Rows of a Parquet file: only the columns asked for are read, a few rows at a time.
+"""Read the rows of a Parquet file: only the requested columns, a few rows at a time.
 
-How many rows that are depends on what they may take in memory, which the headers of their pages say. A page is unpacked
-as a whole, so one that is larger than a few samples may be is refused, and so is a row group that unpacks to far more
-than the file holds.
+The number of rows per batch depends on their memory, from the headers of their pages. A page is decompressed as a
+whole, so a page larger than a few samples is rejected, and so is a row group that expands too much.
 
     PAR1 │ group 0: id, text, date │ group 1: id, text, date │ … │ footer, its length, PAR1
                         ════                      ════             ════════════════════════
 
-Many parts may lie in one row group, so what was hashed is remembered while the file is not touched.
+Several parts may be in one row group, so digests are cached while the file is unchanged.
 """
 
 import os
@@ -77,7 +76,7 @@ def row_group_ends(parquet: ParquetFile) -> Array:
 
 
 def check_footer(parquet: ParquetFile, path: str) -> None:
-    """A footer read in pieces is held against no hash; what it says twice must agree."""
+    """Check that the row counts in a footer agree: a footer from range reads is not hashed."""
     ends = row_group_ends(parquet)
     rows = int(ends[-1]) if len(ends) else 0
     if parquet.metadata.num_rows != rows:
@@ -125,8 +124,8 @@ def row_batches(
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
     """Some rows, a few at a time, each time with the number of the first.
 
-    A row group cannot be entered but at its beginning: what comes before is decoded and passed over, unless the rows
-    read last from this file end before these in the same group.
+    A row group is read from its beginning, so earlier rows are decoded and skipped, unless the last read of this file
+    ended before these rows in the same group.
     """
     ends = row_group_ends(parquet)
     rows = int(ends[-1]) if len(ends) else 0
@@ -270,7 +269,7 @@ def _column_chunk(parquet: ParquetFile, column: str, group: int) -> Any:
 
 @contextmanager
 def understood(path: str) -> Iterator[None]:
-    """What pyarrow says of a file it does not understand, as one of our errors; trouble with the disk goes through."""
+    """Raise `SourceUnreadable` for errors of pyarrow; errors of the disk propagate."""
     try:
         yield
     except (pa.ArrowException, OSError, StopIteration, UnicodeDecodeError) as error:

@@ -1,11 +1,11 @@
-"""From what a user names (files, folders, globs) to the files of a source: one rule for every source.
+"""Find the files that paths, folders and globs name, by the same rules for every source.
 
 A source has a root, the folder that its files share, and names every file relative to it. So a source that moved, or
 that another machine mounts elsewhere, still has the same names and makes the same bytes.
 
 - A file that is named is read, whatever its name is.
 - A folder stands for all files below it. Names that begin with a dot, and `__pycache__`, are left out.
-- A glob means what it means in a shell, upper and lower case told apart, with `**` for any number of folders; a folder
+- A glob means what it means in a shell, case-sensitive, with `**` for any number of folders; a folder
   that it matches stands for all files below it.
 - Links to files and folders are followed. A real file is found once, however many links lead to it: by its real path
   where that was named, else by the first of its links.
@@ -87,7 +87,7 @@ def count_left_out(
 ) -> Mapping[str, int]:
     """How many files of the folders and globs are not read, by suffix; those below the folder `apart` do not count.
 
-    `is_used` says of a file that is no sample whether it is read beside one.
+    `is_used` returns whether a file that is not a sample is read with one.
     """
     wanted = _lower(suffixes)
     samples: set[str] = set()
@@ -320,7 +320,7 @@ def renamed(root: str, patterns: Sequence[str], new_root: str) -> tuple[str, ...
 
 
 def find_files(root: str, patterns: Sequence[str], suffixes: tuple[str, ...] = ()) -> list[SourceFile]:
-    """Every file that a pattern names, once, sorted by name; `walker` has the rule."""
+    """Every file that a pattern names, once, sorted by name; see the rules above."""
     found = found_files([full_path(root, pattern) for pattern in patterns], suffixes)
     names = sorted(os.path.relpath(file.path, root) for file in found)
     return [file for file in (_found(root, name) for name in names) if file is not None]

@@ -1,4 +1,4 @@
-"""Files of pieces that end with a separator, as lines end with a newline: cut, and read in parts.
+"""Files of pieces that end with a separator, like lines: find cuts, and read parts.
 
 Separators are those that `bytes.split` finds from the beginning of the file, left to right. A separator may overlap
 itself, as three newlines do in a run of four; so a search from the middle first goes back to where nothing overlaps:
@@ -20,7 +20,7 @@ from typing import BinaryIO, TypeVar
 
 from forebay.errors import SourceChanged
 from forebay.source import Failure, Part, SourceFile
-from forebay.sources.compression import OpenStream, Stream, judged_stream_at, stream_at
+from forebay.sources.compression import OpenStream, Stream, preview_stream, stream_at
 from forebay.sources.failures import too_large
 from forebay.sources.paths import check_readable, full_path
 
@@ -32,7 +32,7 @@ _MOST_LOOK = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class LongPiece:
-    """A piece that was passed over, with its separator: how many bytes and newlines, and how long without it."""
+    """A piece that was skipped: its length and newlines with its separator, its size without."""
 
     length: int
     newlines: int
@@ -47,8 +47,8 @@ def whole_pieces(
 ) -> Iterator[Block | LongPiece]:
     """The next `length` bytes in blocks that end behind a separator, and what is left.
 
-    A piece of up to `limit` bytes comes whole; a longer one is passed over while it is read. Nothing here holds on to a
-    block that was handed out: a long one is in memory once.
+    A piece of up to `limit` bytes is returned whole; a longer one is skipped while it is read. Yielded blocks are not
+    kept here, so that a long one is in memory once.
     """
     reach = len(separator) - 1
     held = bytearray()  # the beginning of a piece: no separator in it,
@@ -195,7 +195,7 @@ T = TypeVar("T")
 class Reading(Iterator[Block | LongPiece]):
     """The blocks of one part; `position` is the offset in the file at which the current one begins.
 
-    A piece of more than `max_sample_bytes` is passed over, and comes as a `LongPiece`.
+    A piece of more than `max_sample_bytes` is skipped and yields a `LongPiece`.
     """
 
     def __init__(
@@ -220,7 +220,7 @@ class Reading(Iterator[Block | LongPiece]):
         return block
 
     def long_piece(self, piece: LongPiece) -> Failure:
-        """The failure that a piece is which was passed over."""
+        """The failure of a piece that was skipped."""
         sample = f"{self._part.file.path}@{self.position}"
         return too_large(sample, piece.size, self.max_sample_bytes, f"line {self.first_line()}: ")
 
@@ -250,7 +250,7 @@ class Reading(Iterator[Block | LongPiece]):
 
 
 def handed_out(found: deque[T]) -> Iterator[T]:
-    """What was found in a block, which itself can be let go by then; nothing is held that was handed out."""
+    """Yield and forget the samples of a block, so that none stays in memory."""
     while found:
         yield found.popleft()
 
@@ -304,7 +304,7 @@ def cut_between_pieces(
     check_readable(root, file)
     path = full_path(root, file.path)
     if file.stream:
-        with judged_stream_at(path, file, max(0, start - len(separator)), max_sample_bytes) as stream:
+        with preview_stream(path, file, max(0, start - len(separator)), max_sample_bytes) as stream:
             if start and stream.read(len(separator)) != separator:
                 raise piece_moved(root, file.path, start, separator)
             yield from _stream_cuts(stream, separator, first, every)

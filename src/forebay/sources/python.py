@@ -40,7 +40,7 @@ def documents(
     if not path.endswith(_SUFFIXES):
         raise SourceInvalid(f"documents are spooled to a {' or '.join(_SUFFIXES)} file, not to '{spool}'")
     if isinstance(documents, str | bytes | Mapping):
-        raise SourceInvalid(f"one {type(documents).__name__} is no iterable of documents; put it into a list")
+        raise SourceInvalid(f"one {type(documents).__name__} is not an iterable of documents; put it into a list")
     source = jsonl(path, text=text)
     with _written_aside(path) as file:
         for number, document in enumerate(documents):
@@ -141,11 +141,11 @@ _just_read: dict[tuple["FunctionSource", str], int] = {}  # digests of slices, u
 
 @dataclass(frozen=True, slots=True)
 class FunctionSource(Source):
-    """The documents that an importable function gives for slice numbers 0 to `slices` - 1.
+    """The documents that an importable function returns for slice numbers 0 to `slices` - 1.
 
     Each slice is a file of weight 1, `module:name/17`, whose documents are `module:name/17#0` and so on. The function
-    must give the same documents for a slice whenever it is asked; `version` tells that it does not any more.
-    A cache names the function, and that is all: what a file says is never imported.
+    must return the same documents for a slice on every call; pass another `version` when it changes. A cache stores
+    only the name of the function, and never imports it.
     """
 
     kind: ClassVar[str] = "function"
@@ -268,7 +268,7 @@ def _resolve(name: str) -> Callable[[int], Iterable[str]]:
 
 
 def _checked(sample: str, index: int, document: object, running: Any) -> Sample | Failure:
-    """A document, or why it is none; either way it goes into the digest."""
+    """A document, or its failure; both are hashed into the digest."""
     if not isinstance(document, str):
         kind = type(document).__name__
         running.update(f"\0{kind}\0".encode())

@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 
 from forebay.errors import SourceChanged, SourceInvalid
 from forebay.source import Failure, Part, Sample, Source, SourceFile, Unit
-from forebay.sources.compression import OpenStream, judged_stream_at, stream_at
-from forebay.sources.estimated_size import digest, scanned, weigh
+from forebay.sources.compression import OpenStream, preview_stream, stream_at
+from forebay.sources.estimated_size import digest, estimated_size, scanned
 from forebay.sources.failures import (
     BOM,
     MAX_SAMPLE_BYTES,
@@ -46,7 +46,7 @@ def cut_whole(root: str, file: SourceFile, start: int, max_sample_bytes: int) ->
     if not file.stream:
         yield file.size
         return
-    with judged_stream_at(full_path(root, file.path), file, 0, max_sample_bytes) as stream:
+    with preview_stream(full_path(root, file.path), file, 0, max_sample_bytes) as stream:
         while stream.read(_PIECE):
             pass
         yield stream.position
@@ -142,7 +142,7 @@ class TextSource(Source):
         return look(self.root, path)
 
     def weight(self, file: SourceFile) -> int:
-        return weigh(self.root, file)
+        return estimated_size(self.root, file)
 
     def cuts(self, file: SourceFile, start: int, first: int, every: int) -> Iterator[int]:
         if self.separator is None:
@@ -156,7 +156,7 @@ class TextSource(Source):
         return self._read(part, stream_at)
 
     def glance(self, part: Part) -> Iterable[Sample | Failure]:
-        return self._read(part, judged_stream_at)
+        return self._read(part, preview_stream)
 
     def _read(self, part: Part, stream_at: OpenStream) -> Iterator[Sample | Failure]:
         if self.separator is None:
@@ -183,7 +183,7 @@ def text(
 
     >>> text("/data/books/*.txt.zst", separator="<|endoftext|>").patterns
     ('*.txt.zst',)
-    >>> text("/data/notes.txt", separator="\n---\n").separator  # a line of its own
+    >>> text("/data/notes.txt", separator="\n---\n").separator  # a separate line
     '\n---\n'
     """
     if separator is not None and not separator.encode():

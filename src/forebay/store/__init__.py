@@ -1,4 +1,4 @@
-"""Bytes by key: where a cache rests."""
+"""Bytes by key: the storage of a cache."""
 
 import os
 
@@ -11,12 +11,12 @@ Root = str | os.PathLike[str] | Store
 
 
 def open_store(root: Root) -> Store:
-    """A folder's path becomes a local store; a store is taken as it is. A URL is refused: no store reads one."""
+    """A `LocalStore` for a path; a store is returned unchanged. URLs are rejected: no store reads one."""
     if isinstance(root, Store) and not isinstance(root, (str, os.PathLike)):
         return root
     path = os.fspath(root)
     if is_url(path):
-        raise StoreRefused(path, "it is a URL, and a cache lies in a folder", "pass the path of a folder")
+        raise StoreRefused(path, "it is a URL, but a cache is a folder", "pass the path of a folder")
     return LocalStore(path)
 
 

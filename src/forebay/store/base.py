@@ -10,8 +10,8 @@ from typing import Protocol, runtime_checkable
 from forebay.errors import IndexCorrupt, NotForebay, StoreRefused
 
 Buffer = bytes | bytearray | memoryview
-MAX_KEY_PARTS = 4  # a cache's own keys have at most three
-MAX_PART_BYTES = 255  # what file systems take
+MAX_KEY_PARTS = 4  # keys of a cache have at most three
+MAX_PART_BYTES = 255  # the limit of common file systems
 MAX_DOCUMENT_BYTES = 64 << 20
 _LISTING_PAUSES = (0.01, 0.1, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 
@@ -28,38 +28,38 @@ class Entry:
 
 @runtime_checkable
 class Store(Protocol):
-    """Where bytes rest. A new backend implements these methods and passes `forebay.testing.StoreContract`.
+    """A key-value store. A new backend implements these methods and passes `forebay.testing.StoreContract`.
 
-    Keys are relative, with `/` between their parts; one that `check_key` refuses raises `StoreRefused` from every
-    method. A missing key raises `Missing`. Creation is atomic, durable and happens once: a reader sees the whole value
-    or no value, and the second creator of a key is told so.
+    Keys are relative paths with `/` between their parts; every method raises `StoreRefused` for a key that `check_key`
+    rejects, and `Missing` for a key that does not exist. Creation is atomic and durable: a reader sees the whole value
+    or none, and creating an existing key returns False.
     """
 
     address: str
 
     def map(self, key: str) -> memoryview:
-        """The whole value, read-only, without a copy where there is a file."""
+        """The whole value, read-only; a memory map if the store has files."""
 
     def read(self, key: str, start: int = 0, stop: int | None = None) -> bytes:
-        """Some of the value; a range past the end is cut short."""
+        """A range of the value, cut short at its end."""
 
     def create(self, key: str, data: Sequence[Buffer]) -> bool:
-        """Publish the joined buffers under a new key; False, and nothing written, where the key exists."""
+        """Publish the joined buffers under a new key; return False and write nothing if the key exists."""
 
     def replace(self, key: str, data: Sequence[Buffer]) -> None:
-        """Publish the joined buffers under a key, new or not, in one step."""
+        """Publish the joined buffers under a new or existing key, atomically."""
 
     def keys(self, prefix: str) -> Iterator[Entry]:
         """Every published key that starts with `prefix`, in order."""
 
     def delete(self, key: str) -> None:
-        """Remove a key; one that is not there is no error."""
+        """Remove a key; deleting a missing key is a no-op."""
 
     def leftovers(self) -> Iterator[Entry]:
-        """What dead writers left: values never published, whose writer is gone."""
+        """Temporary files of writers that are dead."""
 
     def free_bytes(self) -> int | None:
-        """Room left, where the store knows it."""
+        """Free space, None if the store does not know it."""
 
 
 def holds(store: Store, key: str) -> bool:
@@ -72,7 +72,7 @@ def holds(store: Store, key: str) -> bool:
 
 
 def read_document(store: Store, key: str) -> bytes:
-    """The whole of a value that is small wherever forebay wrote it: `cache.json`, a recipe, a claim."""
+    """The value of a small document: `cache.json`, a recipe, a claim. A huge one raises `NotForebay`."""
     value = store.read(key, 0, MAX_DOCUMENT_BYTES + 1)
     if len(value) > MAX_DOCUMENT_BYTES:
         raise NotForebay(key, f"it has more than {MAX_DOCUMENT_BYTES:,} bytes")
@@ -80,20 +80,21 @@ def read_document(store: Store, key: str) -> bytes:
 
 
 def wait_until_listed(store: Store, key: str) -> None:
-    """After a creation found a key taken: wait until it is listed, so that whoever looks again sees it, or is gone.
+    """After `create` returned False: wait until the key is listed or deleted, so that the next listing is current.
 
-    A network file system may list a folder as it was some seconds ago. What is never listed would be tried for ever.
+    A network file system may return a listing that is some seconds old. Raises `StoreRefused` after half a minute,
+    because callers would retry forever.
     """
     for pause in _LISTING_PAUSES:
         if any(entry.key == key for entry in store.keys(key)) or not holds(store, key):
             return
         time.sleep(pause)
-    problem = f"'{key}' is there, but is not listed among its folder's files"
-    raise StoreRefused(store.address, problem, "see what it is, and move it out of the way")
+    problem = f"'{key}' exists but is not in the listing of its folder"
+    raise StoreRefused(store.address, problem, "check what it is and move it away")
 
 
 def check_key(address: str, key: str) -> None:
-    """Refuse a key that no store takes, whoever named it: it must stay below the root on every system."""
+    """Reject a key that could leave the root on some system."""
     problem = _key_problem(key)
     if problem is not None:
         raise StoreRefused(address, f"the key {key[:80]!r} {problem}", "keys are relative names with / between them")
@@ -110,24 +111,24 @@ def _key_problem(key: str) -> str | None:
     if any(part in ("", ".", "..") for part in parts):
         return "is absolute, or has a part that is empty, '.' or '..'"
     if "\0" in key or "\\" in key:
-        return "holds a NUL or a backslash"
+        return "contains a NUL or a backslash"
     if any(len(part.encode("utf-8", "surrogatepass")) > MAX_PART_BYTES for part in parts):
         return f"has a part of more than {MAX_PART_BYTES} bytes"
     return None
 
 
 def is_full(error: OSError) -> bool:
-    """Whether an error means that there is no room left."""
+    """Whether an error means that the disk is full."""
     return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 PIECE_BYTES = 4 << 20
 IN_MEMORY_BYTES = 64 << 20  # of an index file; a generation of 100,000 chunks has some 20 MB
-_PAUSES = (0.1, 0.5)  # seconds, before what cannot be read is tried again
+_PAUSES = (0.1, 0.5)  # seconds between attempts to read
 
 
 class View(Protocol):
-    """Bytes that are read by slices: a `memoryview` of them all, or `Pieces` of a stored value."""
+    """Bytes that are read in slices: a `memoryview`, or `Pieces` of a stored value."""
 
     def __len__(self) -> int: ...
 
@@ -135,10 +136,10 @@ class View(Protocol):
 
 
 class Pieces:
-    """A stored value as a `View` whose slices are read from the store, and its SHA-256.
+    """A stored value as a `View` whose slices are read on demand, with its SHA-256.
 
-    Making it reads the value once, from beginning to end. Small slices are cut from a piece that is kept until another
-    is needed. Errors are the store's (`KeyError`, `OSError`). For one thread.
+    The constructor reads the value once to hash it. Small slices come from the last piece read. Raises what the store
+    raises (`Missing`, `OSError`). Not thread-safe.
     """
 
     def __init__(self, store: Store, key: str) -> None:
@@ -171,9 +172,9 @@ class Pieces:
 
 
 def load_index(store: Store, key: str, in_memory: int = IN_MEMORY_BYTES) -> memoryview:
-    """All of a generation or of a segment of the plan, read in pieces, so that a bad sector is an error.
+    """The whole of an index file, read in pieces so that a bad sector raises an error instead of a fault.
 
-    What is larger than `in_memory` is read through, and only then mapped.
+    A file larger than `in_memory` is read to the end once, then mapped.
     """
     for pause in (*_PAUSES, None):
         try:
@@ -184,7 +185,7 @@ def load_index(store: Store, key: str, in_memory: int = IN_MEMORY_BYTES) -> memo
             if pause is None:
                 raise IndexCorrupt(store.address, key, f"it cannot be read: {error.strerror}") from error
             time.sleep(pause)
-    raise AssertionError("the last try returns or raises")
+    raise AssertionError("the last attempt returns or raises")
 
 
 def _read_through(store: Store, key: str, in_memory: int) -> memoryview:

@@ -1,7 +1,6 @@
-"""Files by the descriptor of the folder that they are in, so that no path is looked up twice.
+"""File operations relative to an open folder descriptor, so that no path is resolved twice.
 
-Whoever else writes to a folder can exchange a part of a path for a link between a check and a use; what is open stays
-what it is.
+Another process could replace a part of a path by a link between a check and its use; an open descriptor cannot change.
 """
 
 import errno
@@ -15,17 +14,17 @@ from forebay.store.base import MAX_KEY_PARTS, Buffer, Entry, is_key
 from forebay.store.owner import this_process
 
 TEMPORARY = ".tmp-"
-FOLDER = (os.O_PATH if hasattr(os, "O_PATH") else os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC  # to pass through
+FOLDER = (os.O_PATH if hasattr(os, "O_PATH") else os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC  # to traverse
 LISTED = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 NOT_THERE = (FileNotFoundError, NotADirectoryError)
 _ASIDE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _NO_FOLDER_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS)
-_BUFFERS_AT_ONCE = 512  # systems take 1,024
+_BUFFERS_AT_ONCE = 512  # IOV_MAX is 1,024
 _LARGE_BUFFER = 1 << 20
 
 
 def entries(descriptor: int, folder: str, links: re.Pattern[str]) -> Iterator[Entry]:
-    """Every regular file below a folder that is open, and is closed here; links are left out."""
+    """Every regular file below an open folder, except through links. Closes the descriptor."""
     try:
         with os.scandir(descriptor) as scan:
             found = {f"{item.name}/" if _is_folder(item) else item.name: item for item in scan}
@@ -61,7 +60,7 @@ def mode_of(folder: int, name: str) -> int:
 
 
 def write_aside(folder: int, data: Sequence[Buffer]) -> str:
-    """The name of a temporary file in an open folder, with the data in it, synced."""
+    """Write the data to a temporary file in an open folder, sync it and return its name."""
     temporary = f"{TEMPORARY}{this_process()}-{secrets.token_hex(4)}"
     try:
         descriptor = os.open(temporary, _ASIDE, 0o666, dir_fd=folder)
@@ -78,7 +77,7 @@ def write_aside(folder: int, data: Sequence[Buffer]) -> str:
 
 
 def make_folder(path: str) -> None:
-    """Make the folder of a store and those above it, each synced into its parent."""
+    """Make a folder and its missing parents, each synced into its own parent."""
     if os.path.isdir(path):
         return
     parent = os.path.dirname(path)
@@ -93,20 +92,20 @@ def make_folder(path: str) -> None:
 
 
 def sync_folder(folder: int) -> None:
-    descriptor = os.open(".", LISTED, dir_fd=folder)  # one that is only passed through cannot be synced
+    descriptor = os.open(".", LISTED, dir_fd=folder)  # an O_PATH descriptor cannot be synced
     try:
         os.fsync(descriptor)
     except OSError as error:
-        if error.errno not in _NO_FOLDER_SYNC:  # some network and user-space file systems keep no order of their own
+        if error.errno not in _NO_FOLDER_SYNC:  # some network and user-space file systems do not support it
             raise
     finally:
         os.close(descriptor)
 
 
 def _write_all(descriptor: int, data: Sequence[Buffer]) -> None:
-    """Write small buffers together with the large one behind them.
+    """Write small buffers together with the large one that follows.
 
-    What is written in one go is cached in large pieces, and is then mapped with few page faults.
+    One large write is cached in large pages, so that mapping the file later causes few page faults.
     """
     waiting: list[memoryview] = []
     for buffer in data:

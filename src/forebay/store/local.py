@@ -1,7 +1,7 @@
-"""Mapping a file without keeping a descriptor for it.
+"""A store in a local or shared folder: one file per key, written aside and linked into place.
 
-The `mmap` module keeps a descriptor per map (until Python 3.13), so a cache of thousands of chunks would run into
-`ulimit -n`. Where the C library offers `mmap`, it is called directly; the map goes when the last view of it does.
+Files are mapped without keeping a descriptor. The `mmap` module keeps one per map (until Python 3.13), so a cache of
+thousands of chunks would exceed `ulimit -n`; on Linux and macOS the C function is called directly instead.
 """
 
 import ctypes
@@ -46,7 +46,7 @@ if _libc is not None:
 
 
 def map_file(descriptor: int) -> memoryview:
-    """A read-only view of all bytes of a file; the descriptor may be closed afterwards."""
+    """A read-only view of a file; the descriptor may be closed afterwards."""
     size = os.fstat(descriptor).st_size
     if size == 0:
         return memoryview(b"")
@@ -60,9 +60,9 @@ def map_file(descriptor: int) -> memoryview:
 
 
 class _Map:
-    """Mapped bytes, as numpy looks at them; unmapped when the last view of them goes.
+    """A read-only mapping exposed through the array interface; unmapped when the last view is freed.
 
-    Not an array of ctypes, which makes a class, and keeps it, for every size there is: three times the memory.
+    A ctypes array would create and keep a class for every size, and take three times the memory.
     """
 
     __slots__ = ("_address", "_size")
@@ -75,16 +75,16 @@ class _Map:
         return {"version": 3, "typestr": "|u1", "shape": (self._size,), "data": (self._address, True)}
 
     def __del__(self, ending: Callable[[], bool] = sys.is_finalizing) -> None:
-        # While the interpreter ends, a thread may still be copying out of it; the process's maps go with it.
+        # While the interpreter exits, a thread may still be copying; the kernel unmaps when the process ends.
         if _libc is not None and not ending():
             _libc.munmap(self._address, self._size)
 
 
 _TEMPORARY_NAME = re.compile(r"\.tmp-([0-9a-f]{12}-[0-9]{1,10}-[0-9]{1,19})-[0-9a-f]{8}")
-_MAY_BE_LINKS = re.compile(r"layers/[^/]+")  # folders that are read through a link
-_NO_LINK = re.compile(r"(?!)")  # nothing is written through one
+_MAY_BE_LINKS = re.compile(r"layers/[^/]+")  # folders that may be read through a link
+_NO_LINK = re.compile(r"(?!)")  # nothing is written through a link
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
-_OPEN = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # a pipe is opened, and refused, without a wait
+_OPEN = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # a pipe is opened and rejected without blocking
 _FOREIGN_LEFTOVER_SECONDS = 24 * 3600
 _KINDS = {
     stat.S_IFLNK: "a symbolic link",
@@ -97,7 +97,7 @@ _KINDS = {
 
 
 class LocalStore:
-    """Keys are paths below a folder, which may be shared between machines."""
+    """Keys are paths below a folder, which several machines may share."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.address = os.fspath(path)
@@ -133,7 +133,7 @@ class LocalStore:
     def replace(self, key: str, data: Sequence[Buffer]) -> None:
         with self._writing(key) as (folder, name):
             with suppress(FileNotFoundError):
-                if stat.S_ISDIR(mode := mode_of(folder, name)):  # anything else gives its name away
+                if stat.S_ISDIR(mode := mode_of(folder, name)):  # anything else is replaced
                     self._check_file(key, mode)
             temporary = write_aside(folder, data)
             try:
@@ -152,7 +152,7 @@ class LocalStore:
                 yield entry
 
     def delete(self, key: str) -> None:
-        """Remove a value; what else stands under its name is not ours, and stays."""
+        """Remove a value; anything but a regular file is left alone."""
         check_key(self.address, key)
         path, _, name = key.rpartition("/")
         try:
@@ -181,7 +181,7 @@ class LocalStore:
         return shutil.disk_usage(folder).free
 
     def _open_folder(self, folder: str, links: re.Pattern[str]) -> int:
-        """A descriptor of a folder below the root, of which only those that `links` matches may be links."""
+        """A descriptor of a folder below the root; only folders that match `links` may be symbolic links."""
         first, *further = folder.split("/")
         if not first:
             return os.open(self._root, FOLDER)
@@ -197,10 +197,10 @@ class LocalStore:
         return descriptor
 
     def _open(self, key: str) -> int:
-        """A descriptor of a value to read."""
+        """A descriptor for reading a value."""
         check_key(self.address, key)
         folder, _, name = key.rpartition("/")
-        if _MAY_BE_LINKS.fullmatch(folder):  # a layer, which need not be opened by itself
+        if _MAY_BE_LINKS.fullmatch(folder):  # a layer: saves one open
             folder, _, layer = folder.rpartition("/")
             name = f"{layer}/{name}"
         try:
@@ -213,7 +213,7 @@ class LocalStore:
                 raise self._named(error, key) from error
             with suppress(OSError):
                 self._check_file(key, os.lstat(os.path.join(self._root, key)).st_mode)
-            if error.errno == errno.ELOOP:  # a folder above it links to itself: nothing is there
+            if error.errno == errno.ELOOP:  # a folder above it links to itself
                 raise Missing(key) from error
             raise self._named(error, key) from error
 
@@ -227,20 +227,20 @@ class LocalStore:
             os.close(below)
 
     def _checked(self, key: str, descriptor: int) -> int:
-        """The descriptor, if it is of a regular file."""
+        """The descriptor, if it is a regular file."""
         mode = os.fstat(descriptor).st_mode
         if not stat.S_ISREG(mode):
             os.close(descriptor)
-            if stat.S_ISDIR(mode):  # the beginning of other keys
+            if stat.S_ISDIR(mode):  # a prefix of other keys
                 raise Missing(key)
             self._check_file(key, mode)
         return descriptor
 
     @contextmanager
     def _writing(self, key: str) -> Iterator[tuple[int, str]]:
-        """A descriptor of the folder to write a value into, made where there is none, and the value's name in it.
+        """The descriptor of the folder to write a value into, created if missing, and the file name of the value.
 
-        Nothing is written through a link, nor below what is not a folder. Errors name the value.
+        Never writes through a link. `OSError`s name the path of the value.
         """
         check_key(self.address, key)
         path, _, name = key.rpartition("/")
@@ -257,7 +257,7 @@ class LocalStore:
             raise self._named(error, key) from error
 
     def _make_folders(self, path: str) -> int:
-        """As `_open_folder`, making what is missing, each synced into its parent so that it survives a power cut."""
+        """As `_open_folder`, but create missing folders, each synced into its parent to survive a power cut."""
         make_folder(self._root)
         descriptor, parts = os.open(self._root, FOLDER), path.split("/") if path else []
         for count, part in enumerate(parts, 1):
@@ -270,14 +270,14 @@ class LocalStore:
                 folder = "/".join(parts[:count])
                 self._check_folders(f"{folder}/", _NO_LINK)
                 problem = f"'{os.path.join(self._root, folder)}' is not a folder"
-                raise StoreRefused(self.address, problem, "move it out of the way, or choose another root") from error
+                raise StoreRefused(self.address, problem, "move it away or choose another root") from error
             finally:
                 os.close(descriptor)
             descriptor = below
         return descriptor
 
     def _check_folders(self, key: str, links: re.Pattern[str]) -> None:
-        """After a folder on the way to a key could not be opened: say that it is a link, if it is."""
+        """Raise `StoreRefused` if a folder of a key is a forbidden link."""
         for folder in _folders(key):
             path = os.path.join(self._root, folder)
             if not links.fullmatch(folder) and os.path.islink(path):
@@ -285,26 +285,26 @@ class LocalStore:
                 raise StoreRefused(
                     self.address,
                     f"'{folder}' is a symbolic link, and forebay does not {doing} through it",
-                    f"put the folder itself in its place, or mount it there (`mount --bind … {path}`)",
+                    f"replace it by the folder itself, or mount the folder there (`mount --bind … {path}`)",
                 )
 
     def _named(self, error: OSError, key: str) -> OSError:
-        """The same error of the value that the user knows, not of a part of its path or of a temporary file."""
+        """The same error with the path of the value, not of a temporary file or a part of the path."""
         if error.errno is None or os.path.isabs(str(error.filename or "")):
             return error
         return OSError(error.errno, error.strerror, os.path.join(self._root, key))
 
     def _check_file(self, key: str, mode: int) -> None:
-        """Refuse what stands under a value's name and is not a regular file."""
+        """Raise `NotForebay` unless the mode is that of a regular file."""
         if not stat.S_ISREG(mode):
             kind = _KINDS.get(stat.S_IFMT(mode), "not a file")
             path = os.path.join(self.address, key)
-            raise NotForebay(path, f"it is {kind}, and not a regular file; move it out of the way")
+            raise NotForebay(path, f"it is {kind}, not a regular file; move it away")
 
     def _link(self, folder: int, temporary: str, name: str) -> bool:
-        """Give a file its name; False where the name is taken by another.
+        """Link a temporary file to its name; return False if the name is taken by another file.
 
-        A network file system may carry out a link, lose its answer and be asked again: a second name is success.
+        NFS may execute a link, lose the reply and repeat the request: a link count of two means success.
         """
         try:
             os.link(temporary, name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
@@ -315,21 +315,21 @@ class LocalStore:
                 raise
             raise StoreRefused(
                 self.address,
-                f"its file system makes no hard links ({error.strerror}), which keep two writers from overwriting "
-                "each other",
+                f"its file system does not support hard links ({error.strerror}), which keep two writers from "
+                "overwriting each other",
                 "choose a folder on another file system (ext4, XFS, Btrfs, ZFS, APFS, NFS)",
             ) from error
         return True
 
     def _walk(self, folder: str, links: re.Pattern[str]) -> Iterator[Entry]:
-        """Every regular file below a folder that a key can name, in order; what lies deeper is left out."""
+        """Every regular file below a folder that a key can name, in order."""
         try:
             below = self._open_folder(folder, links)
         except NOT_THERE:
             self._check_folders(f"{folder}/", links)
             return
         except OSError as error:
-            if error.errno != errno.ELOOP:  # a layer that links to itself holds nothing
+            if error.errno != errno.ELOOP:  # a layer that links to itself is empty
                 raise
             return
         try:
@@ -357,7 +357,7 @@ class LocalStore:
 
 
 def _folders(key: str) -> list[str]:
-    """The folders that a key lies in, the outermost first."""
+    """The folders that contain a key, outermost first."""
     parts = key.split("/")
     return ["/".join(parts[:count]) for count in range(1, len(parts))]
 

@@ -1,4 +1,4 @@
-"""A store in memory, for tests and for caches that need not outlive the process."""
+"""A store in memory, for tests and temporary caches."""
 
 import threading
 from collections.abc import Iterator, Sequence
@@ -7,7 +7,7 @@ from forebay.store.base import Buffer, Entry, Missing, check_key
 
 
 class MemoryStore:
-    """Values in a dictionary. It lives in one process: build into it with `workers=0`."""
+    """Values in a dictionary of this process: build into it with `workers=0`."""
 
     def __init__(self, address: str = "memory") -> None:
         self.address = address

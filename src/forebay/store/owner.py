@@ -1,7 +1,7 @@
-"""Who is writing: a name for this process that others on the same host can check for life.
+"""A unique name for this process, by which other processes on the host can check whether it is alive.
 
-A process is named by its host (name, boot and pid namespace), its pid and its start time, so that neither a reused pid
-nor a restarted machine nor another container is taken for the process that is gone.
+The name has the host (name, boot and pid namespace), the pid and the start time, so that a reused pid, a restarted
+machine or another container is not mistaken for it.
 """
 
 import hashlib
@@ -33,12 +33,12 @@ class Owner:
         return cls(found[1], int(found[2]), int(found[3])) if found else None
 
     def is_dead(self) -> bool:
-        """True only where this host can tell: the process is not there, or is another with the same pid."""
+        """True only if this host is sure: there is no such process, or another one with the same pid."""
         if self.host != this_host():
             return False
         try:
             return _start_time(self.pid) != self.started
-        except PermissionError:  # it lives, and is hidden from this user
+        except PermissionError:  # alive, but hidden from this user
             return False
 
 
@@ -54,7 +54,7 @@ def this_host() -> str:
 
 
 def _start_time(pid: int) -> int | None:
-    """When a live process started, in a unit of this host; None where there is none (a zombie counts as none)."""
+    """The start time of a live process in a unit of this host; None if it is dead or a zombie."""
     stat = _text(f"/proc/{pid}/stat")
     if stat:
         after_name = stat[stat.rindex(")") + 2 :].split()
@@ -70,17 +70,17 @@ def _start_time(pid: int) -> int | None:
 
 
 def _no_process(pid: int) -> None:
-    """None where there is no such process; one that is hidden (`hidepid`) raises `PermissionError`."""
+    """Return if there is no such process; raise `PermissionError` if it is hidden (`hidepid`)."""
     try:
         os.kill(pid, 0)
     except (ProcessLookupError, OverflowError):
         return
-    raise PermissionError(f"process {pid} cannot be looked at")
+    raise PermissionError(f"process {pid} cannot be inspected")
 
 
 def _text(path: str) -> str:
     try:
-        return Path(path).read_text("utf-8", "replace")  # a process may have any bytes for a name
+        return Path(path).read_text("utf-8", "replace")  # a process name may have any bytes
     except OSError:
         return ""
 

@@ -92,7 +92,7 @@ class EngineContract:
     ) -> None:
         with _started(engine, 1, where) as crew:
             told = run_chunks(crew, [*RAISED, 5])
-        refused = {chunk: event.trouble for chunk, event in told.items() if isinstance(event, Refused)}
+        refused = {chunk: event.kind for chunk, event in told.items() if isinstance(event, Refused)}
         assert refused == {101: "io", 102: "disk-full", 103: "source-changed", 104: "error"}
         assert isinstance(told[5], Made)
         changed = told[103]

@@ -1,4 +1,4 @@
-"""Text to packed tokens: vocabulary, encoders, packing, and the recipe that ties them."""
+"""Text to packed tokens: vocabulary, encoders, packing, recipe."""
 
 from forebay.tokens.encoders import decode
 from forebay.tokens.packing import Pieces, pack_best_fit, split_documents

@@ -1,4 +1,4 @@
-"""The documents of a slice as one run of ids: encoded a batch at a time, each with what begins and ends it."""
+"""Encode the documents of a chunk into one array of ids, in batches, with begin and end tokens."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -11,22 +11,22 @@ from forebay.errors import TokenizerUnusable
 from forebay.source import Failure, Sample
 from forebay.tokens.encoders import Encoder
 
-BATCH_MARKS = 1 << 20
+BATCH_CHARS = 1 << 20
 BATCH_DOCUMENTS = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """What is put around the ids of a document, and what ids there are."""
+    """The begin and end tokens of a document, and the range of ids."""
 
     begin: tuple[int, ...]
     end: tuple[int, ...]
     size: int  # ids are below it
     dtype: np.dtype[Any]
-    control: frozenset[int] = frozenset()  # ids that no text may have
+    control: frozenset[int] = frozenset()  # ids that text must not produce
 
     def around(self, ids: Array, offsets: Array) -> tuple[Array, Array]:
-        """The ids of some documents with begin and end, and the length of each."""
+        """The ids of documents with begin and end tokens, and the length of each."""
         lengths = np.diff(offsets) + len(self.begin) + len(self.end)
         framed = np.empty(int(lengths.sum()), self.dtype)
         stops = np.cumsum(lengths)
@@ -41,13 +41,13 @@ class Frame:
 
 @dataclass(slots=True)
 class Documents:
-    """What was encoded so far."""
+    """The encoded documents of a chunk."""
 
     ids: Array
     lengths: Array  # (documents,) int64
-    numbers: Array  # (documents,) int64, which sample of the slice a document is
+    numbers: Array  # (documents,) int64, the number of the sample in the chunk
     names: list[str]  # (documents,) the ids of the samples
-    failed: list[tuple[int, Failure]] = field(default_factory=list)  # which sample, and why
+    failed: list[tuple[int, Failure]] = field(default_factory=list)  # sample number, failure
     characters: int = 0
 
     @property
@@ -57,7 +57,7 @@ class Documents:
 
 
 def encode_documents(samples: Iterable[Sample], encoder: Encoder, frame: Frame) -> Documents:
-    """Encode all samples. What is no text, or empty, or would forge a control token, is set aside."""
+    """Encode all samples. A sample that is not text, is empty, or would forge a control token is a failure."""
     ids: list[Array] = [np.zeros(0, frame.dtype)]
     lengths: list[Array] = [np.zeros(0, np.int64)]
     numbers: list[int] = []
@@ -66,7 +66,7 @@ def encode_documents(samples: Iterable[Sample], encoder: Encoder, frame: Frame) 
         encoded = _encoded(batch, encoder, frame)
         forged = _forged(*encoded, frame)
         if forged:
-            encoded = _encoded(_set_aside(forged, batch, found, numbers), encoder, frame)
+            encoded = _encoded(_without_forged(forged, batch, found, numbers), encoder, frame)
         framed, each = frame.around(*encoded)
         ids.append(framed)
         lengths.append(each)
@@ -103,13 +103,13 @@ def _text(sample: Sample) -> str | Failure:
 
 def _batches(texts: Iterator[str]) -> Iterator[list[str]]:
     batch: list[str] = []
-    marks = 0
+    characters = 0
     for text in texts:
         batch.append(text)
-        marks += len(text)
-        if marks >= BATCH_MARKS or len(batch) >= BATCH_DOCUMENTS:
+        characters += len(text)
+        if characters >= BATCH_CHARS or len(batch) >= BATCH_DOCUMENTS:
             yield batch
-            batch, marks = [], 0
+            batch, characters = [], 0
     if batch:
         yield batch
 
@@ -117,12 +117,12 @@ def _batches(texts: Iterator[str]) -> Iterator[list[str]]:
 def _encoded(batch: list[str], encoder: Encoder, frame: Frame) -> tuple[Array, Array]:
     ids, offsets = encoder.encode(batch)
     if len(ids) and int(ids.max()) >= frame.size:
-        raise TokenizerUnusable("", f"it gave the id {int(ids.max()):,}, but its vocabulary has {frame.size:,}")
+        raise TokenizerUnusable("", f"it returned the id {int(ids.max()):,}, but its vocabulary has {frame.size:,} ids")
     return ids, offsets
 
 
 def _forged(ids: Array, offsets: Array, frame: Frame) -> list[int]:
-    """Which texts became a control token: some models know its text as a word like any other."""
+    """The texts that produced a control token: some models encode its text like any other word."""
     if not frame.control or not len(ids) or int(ids.max()) < min(frame.control):
         return []
     places = np.flatnonzero(np.isin(ids, list(frame.control)))
@@ -130,8 +130,8 @@ def _forged(ids: Array, offsets: Array, frame: Frame) -> list[int]:
     return found
 
 
-def _set_aside(forged: list[int], batch: list[str], found: Documents, numbers: list[int]) -> list[str]:
-    """The batch, which is the last of what was found so far, without some of its texts: those are failures."""
+def _without_forged(forged: list[int], batch: list[str], found: Documents, numbers: list[int]) -> list[str]:
+    """The batch, which is the end of `found`, without the forged texts, which become failures."""
     first = len(numbers) - len(batch)
     for at in reversed(forged):
         name, number = found.names.pop(first + at), numbers.pop(first + at)

@@ -1,6 +1,6 @@
-"""Turn text into ids: `fastokens` where it agrees with Hugging Face `tokenizers`, the reference.
+"""Encode text with `fastokens` if it matches Hugging Face `tokenizers`, the reference.
 
-Neither lets the *text* of a special token become its id: a document that quotes `<|endoftext|>` ends nowhere.
+Neither turns the *text* of a special token into its id: a document may quote `<|endoftext|>` without ending there.
 """
 
 import threading
@@ -19,17 +19,17 @@ from forebay.columns import Array
 from forebay.errors import EncodersDiffer, LibraryMissing, TokenizerUnusable
 from forebay.tokens.vocabulary import Vocabulary
 
-MOST_SECONDS = 20  # for what takes milliseconds
+MOST_SECONDS = 20  # for a call that usually takes milliseconds
 TRIAL = ("It's a trial: 1,024 words, don't you think?\n\n  for i in range(10): print(i)\n" * 8, "a" * 500, " " * 500)
 T = TypeVar("T")
 EncoderName = Literal["fastokens", "tokenizers"]
 
 
 class Encoder(Protocol):
-    """Texts to ids, all in one go."""
+    """Encodes batches of texts."""
 
     def encode(self, texts: Sequence[str]) -> tuple[Array, Array]:
-        """The ids of all texts one after the other (uint32), and where each text's begin (int64, one more)."""
+        """The ids of all texts, concatenated (uint32), and the offsets of each text in them (int64, one more)."""
 
 
 class FastEncoder:
@@ -39,25 +39,25 @@ class FastEncoder:
         native: Any = import_module("fastokens")
         self._name = vocabulary.name
         text = vocabulary.text
-        with _told(self._name, "fastokens does not support it"):
+        with _library_errors(self._name, "fastokens does not support it"):
             self._tokenizer = native.Tokenizer.from_json_str(text)
             self._tokenizer.no_truncation()
 
     def encode(self, texts: Sequence[str]) -> tuple[Array, Array]:
-        with _told(self._name, "fastokens fails on a text"):
+        with _library_errors(self._name, "fastokens fails on a text"):
             ids, offsets = self._tokenizer.encode_batch_flat(list(texts), split_special_tokens=True)
         return np.frombuffer(ids, "<u4"), np.frombuffer(offsets, "<u8").astype(np.int64)
 
 
 class ReferenceEncoder:
-    """Hugging Face `tokenizers`: what all others are held against."""
+    """Hugging Face `tokenizers`, the reference that others are compared with."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._name = vocabulary.name
         self._tokenizer = reference_tokenizer(vocabulary)
 
     def encode(self, texts: Sequence[str]) -> tuple[Array, Array]:
-        with _told(self._name, "tokenizers fails on a text"):
+        with _library_errors(self._name, "tokenizers fails on a text"):
             encoded = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         ids = [np.array(one.ids, np.uint32) for one in encoded]
         offsets = np.zeros(len(ids) + 1, np.int64)
@@ -76,7 +76,7 @@ def is_installed(name: str) -> bool:
 def open_encoder(name: EncoderName, vocabulary: Vocabulary) -> Encoder:
     if not is_installed(name):
         extra = "fast" if name == "fastokens" else "tokens"
-        raise LibraryMissing(name, "a cache that is made with this encoder", extra)
+        raise LibraryMissing(name, "a cache built with this encoder", extra)
     encoder: Encoder = ENCODERS[name](vocabulary)
     in_time(vocabulary.name, "encode", sum(map(len, TRIAL)), lambda: encoder.encode(TRIAL))
     return encoder
@@ -88,12 +88,12 @@ def encoder_version(name: str) -> str:
 
 @lru_cache(maxsize=2)
 def reference_tokenizer(vocabulary: Vocabulary) -> Any:
-    """The Hugging Face tokenizer, with special tokens as plain text, never truncating or padding."""
+    """The Hugging Face tokenizer, with special tokens as plain text and without truncation or padding."""
     if not is_installed("tokenizers"):
         raise LibraryMissing("tokenizers", "reading and checking a tokenizer", "tokens")
     library: Any = import_module("tokenizers")
     text = vocabulary.text
-    with _told(vocabulary.name, "it cannot be loaded"):
+    with _library_errors(vocabulary.name, "it cannot be loaded"):
         tokenizer = library.Tokenizer.from_str(text)
     tokenizer.encode_special_tokens = True
     tokenizer.no_truncation()
@@ -102,8 +102,8 @@ def reference_tokenizer(vocabulary: Vocabulary) -> Any:
 
 
 @contextmanager
-def _told(name: str, what: str) -> Iterator[None]:
-    """Whatever a library raises, in our words. Its panics are no `Exception`."""
+def _library_errors(name: str, what: str) -> Iterator[None]:
+    """Raise `TokenizerUnusable` for any error of a library. Rust panics are not an `Exception`."""
     try:
         yield
     except (KeyboardInterrupt, SystemExit, MemoryError):
@@ -113,9 +113,9 @@ def _told(name: str, what: str) -> Iterator[None]:
 
 
 def decode(vocabulary: Vocabulary, ids: Array) -> str:
-    """Ids as text, control tokens left out."""
+    """Decode ids to text, without control tokens."""
     tokenizer, batch = reference_tokenizer(vocabulary), [ids.tolist()]
-    # Of a batch: `decode` would not let another thread run, so nobody could stop waiting for it.
+    # `decode` holds the GIL, which would block the timeout; `decode_batch` releases it.
     texts = in_time(
         vocabulary.name, "decode", len(ids), lambda: tokenizer.decode_batch(batch, skip_special_tokens=True)
     )
@@ -123,10 +123,10 @@ def decode(vocabulary: Vocabulary, ids: Array) -> str:
 
 
 def in_time(name: str, verb: str, count: int, call: Callable[[], T]) -> T:
-    """What a library's call returns; `TokenizerUnusable` where it takes too long, as a regular expression may.
+    """Run a library call with a time limit: a regular expression in a tokenizer may take very long.
 
-    The engines bound one match, but not the matches at every character of a text. A call cannot be stopped, so it is
-    left to a thread that ends with the process.
+    Regex engines limit one match, but not the matches at every character of a text. A call cannot be stopped, so it is
+    left to a daemon thread. Raises `TokenizerUnusable`.
     """
     outcome: Future[T] = Future()
 
@@ -174,13 +174,13 @@ HARD = (
 
 
 def hard_strings(vocabulary: Vocabulary) -> list[str]:
-    """The fixed set, and the vocabulary's own special tokens as text."""
+    """The fixed set, and the special tokens of the vocabulary as text."""
     special = [text for token in vocabulary.special[:64] for text in (token, f"before{token}after", f" {token} ")]
     return [*HARD, *special]
 
 
 def first_difference(one: Encoder, other: Encoder, texts: Sequence[str]) -> str | None:
-    """The first text that two encoders do not encode alike."""
+    """The first text that two encoders encode differently."""
     left, left_offsets = one.encode(texts)
     right, right_offsets = other.encode(texts)
     if np.array_equal(left_offsets, right_offsets) and np.array_equal(left, right):
@@ -198,26 +198,26 @@ SHOWN_CHARS = 60
 def choose_encoder(
     wanted: Literal["auto", "fastokens", "tokenizers"], vocabulary: Vocabulary, texts: Sequence[str], planned: bool
 ) -> tuple[EncoderName, tuple[str, ...]]:
-    """The encoder to use, and what a user should know about the choice.
+    """The encoder to use, and notes about the choice for the user.
 
-    Asked for, or kept by a cache that was `planned`, `fastokens` must be there and agree; left open, it is used where
-    it does.
+    If the user or a `planned` cache wants `fastokens`, it must be installed and match the reference; with `auto` it is
+    used if it does.
     """
     if wanted == "tokenizers":
         open_encoder("tokenizers", vocabulary)
         return "tokenizers", ()
-    trouble = _trouble_with_fastokens(vocabulary, texts)
-    if trouble is None:
+    problem = _fastokens_problem(vocabulary, texts)
+    if problem is None:
         return "fastokens", ()
     if wanted == "fastokens":
         if not is_installed("fastokens"):
             raise LibraryMissing("fastokens", "this cache, planned with it," if planned else "the recipe", "fast")
-        raise EncodersDiffer(vocabulary.name, trouble, planned)
-    return "tokenizers", (f"{trouble}; the reference `tokenizers` is used, which is about 50 times slower",)
+        raise EncodersDiffer(vocabulary.name, problem, planned)
+    return "tokenizers", (f"{problem}; using the reference `tokenizers`, which is about 50 times slower",)
 
 
-def _trouble_with_fastokens(vocabulary: Vocabulary, texts: Sequence[str]) -> str | None:
-    """Why `fastokens` cannot be trusted with this vocabulary and these texts."""
+def _fastokens_problem(vocabulary: Vocabulary, texts: Sequence[str]) -> str | None:
+    """Why `fastokens` cannot be used for this vocabulary and these texts, None if it can."""
     if not is_installed("fastokens"):
         return "fastokens is not installed (pip install 'forebay[fast]')"
     reference = open_encoder("tokenizers", vocabulary)
@@ -229,4 +229,4 @@ def _trouble_with_fastokens(vocabulary: Vocabulary, texts: Sequence[str]) -> str
     if differing is None:
         return None
     shown = differing if len(differing) <= SHOWN_CHARS else differing[:SHOWN_CHARS] + "…"
-    return f"fastokens {encoder_version('fastokens')} gives other ids than the reference for {shown!r}"
+    return f"fastokens {encoder_version('fastokens')} returns other ids than the reference for {shown!r}"

@@ -1,12 +1,12 @@
-"""Pack documents into rows: pure functions over lengths, then the rows laid out.
+"""Pack documents into rows: pure functions over lengths, then the layout of rows.
 
 documents   ├── 7 ──┤├─ 3 ─┤├ 2 ┤           capacity 5
-pieces      ├ 5 ┤├2┤├─ 3 ─┤├ 2 ┤           a document longer than a row is split, nothing is lost
-rows        ├ 5 ┤  ├─ 3 ─┤├2┤  ├ 2 ┤···   every piece goes where it leaves least room
+pieces      ├ 5 ┤├2┤├─ 3 ─┤├ 2 ┤           a document longer than a row is split
+rows        ├ 5 ┤  ├─ 3 ─┤├2┤  ├ 2 ┤···   best fit: every piece goes where it leaves the least room
 
 row     tokens     ┌ document 0 ─────┬ document 4 ┬ padding ┐
         seq_lens   │ 7               │ 3          │         │
-        documents  │ (0, 512)        │ (4, 0)     │         │     which sample of the slice, from which token on
+        documents  │ (0, 512)        │ (4, 0)     │         │     number of the sample in the chunk, offset of the piece
 """
 
 from collections import defaultdict
@@ -23,10 +23,10 @@ from forebay.tokens.encoded_documents import Documents
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pieces:
-    """Runs of tokens that stay together, in the order of their documents."""
+    """Documents or parts of them that fit a row, in the order of documents."""
 
-    document: Array  # (pieces,) int64, the position of the document among those given
-    offset: Array  # (pieces,) int64, where in its document a piece begins
+    document: Array  # (pieces,) int64, the index of the document
+    offset: Array  # (pieces,) int64, the offset of the piece in its document
     length: Array  # (pieces,) int64
 
 
@@ -45,20 +45,20 @@ def split_documents(lengths: Array, capacity: int) -> Pieces:
 
 
 def pack_best_fit(lengths: Array, capacity: int) -> Array:
-    """The bin of every item: longest first, each where it leaves least room; among equals, where that room is oldest.
+    """The bin of every item, best fit decreasing; of equally full bins, the oldest is used.
 
-    Bins are numbered by the first item they hold, in the order the items were given.
+    Bins are numbered by their first item, in the order of items.
 
     >>> pack_best_fit(np.array([5, 2, 4, 3]), 7).tolist()
     [0, 0, 1, 1]
     """
     lengths = np.asarray(lengths, np.int64)
     if len(lengths) and not 0 < lengths.min() <= lengths.max() <= capacity:
-        raise ValueError(f"lengths are {lengths.min()} to {lengths.max()}; they must be 1 to {capacity}")
-    # Stable sorting of the smallest integers that hold the values is a radix sort: linear in the items.
+        raise ValueError(f"lengths must be 1 to {capacity} (got {lengths.min()} to {lengths.max()})")
+    # A stable sort of small integers is a radix sort: linear in the items.
     order = np.argsort((capacity - lengths).astype(np.min_scalar_type(capacity)), kind="stable")
     counts = np.bincount(lengths, minlength=capacity + 1)
-    full = int(counts[capacity])  # each fills a bin of its own
+    full = int(counts[capacity])  # each fills one bin
     values = np.flatnonzero(counts[:capacity])[::-1]
     bins = np.empty(len(lengths), np.int64)
     bins[order[:full]] = np.arange(full)
@@ -67,13 +67,13 @@ def pack_best_fit(lengths: Array, capacity: int) -> Array:
 
 
 def _fill(values: list[int], counts: list[int], capacity: int) -> Array:
-    """The bin of every item of descending lengths.
+    """The bin of every item, for descending lengths.
 
-    Items of one length are placed together: a bin with the least room that holds one takes as many of them as it can,
-    because after each its room is less still. So the work grows with the kinds of room, not with the items.
+    Items of one length are placed together: the fullest bin that fits one takes as many as it can, because each leaves
+    even less room. So the work grows with the number of different rooms, not of items.
     """
     rooms: defaultdict[int, list[int]] = defaultdict(list)  # room -> the bins that have it, oldest first
-    open_rooms = 0  # bit r is set where rooms[r] holds a bin
+    open_rooms = 0  # bit r is set if rooms[r] has a bin
     bins: list[int] = []
     takes: list[int] = []
     opened = 0
@@ -112,9 +112,9 @@ def _fill(values: list[int], counts: list[int], capacity: int) -> Array:
 
 
 def _numbered_by_first_item(bins: Array) -> Array:
-    """The same grouping, with bins numbered in the order in which their first items come."""
+    """The same grouping, with bins numbered in the order of their first items."""
     first = np.empty(bins.max() + 1 if len(bins) else 0, np.int64)
-    first[bins[::-1]] = np.arange(len(bins))[::-1]  # of several writes to one place the last one stays
+    first[bins[::-1]] = np.arange(len(bins))[::-1]  # of several writes to one index, the last one counts
     rank = np.empty(len(first), np.int64)
     rank[np.argsort(first)] = np.arange(len(first))
     numbered: Array = rank[bins]
@@ -130,19 +130,19 @@ class Packed:
 
     tokens: Array  # (rows, capacity)
     seq_lens: Ragged  # of uint32
-    documents: Ragged  # of uint32 pairs: sample of the slice, offset in its tokens
+    documents: Ragged  # of uint32 pairs: number of the sample in the chunk, offset in its tokens
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Cut:
-    """How much of every document is kept, and what is not."""
+    """How much of every document is kept, and the failures."""
 
-    lengths: Array  # (documents,) int64, 0 where a document is left out
+    lengths: Array  # (documents,) int64, 0 for a dropped document
     failures: tuple[Failure, ...] = ()
 
 
 def cut_long(documents: Documents, capacity: int, policy: LongDocuments) -> Cut:
-    """What of each document goes into rows."""
+    """Apply the policy for documents longer than a row."""
     lengths = documents.lengths
     long = np.flatnonzero(lengths > capacity)
     if policy == "split" or not len(long):
@@ -158,7 +158,7 @@ def cut_long(documents: Documents, capacity: int, policy: LongDocuments) -> Cut:
 
 
 def pack_rows(documents: Documents, kept: Array, capacity: int, pad: int) -> Packed:
-    """Lay out the kept part of every document, best fit."""
+    """Pack the kept part of every document into rows, best fit."""
     pieces = split_documents(kept, capacity)
     row = pack_best_fit(pieces.length, capacity)
     order = np.argsort(row, kind="stable")  # by row, within it in the order of documents
@@ -181,16 +181,16 @@ def _laid_out(documents: Documents, placed: Pieces, row: Array, edges: Array, ca
     starts = np.cumsum(documents.lengths) - documents.lengths
     sources = starts[placed.document] + placed.offset
     flat, ids = tokens.reshape(-1), documents.ids
-    # Runs are long: copying each is several times faster than an index per token.
+    # Runs are long: copying each is several times faster than indexing per token.
     for to, start, length in zip(*_runs(targets, sources, placed.length), strict=True):
         flat[to : to + length] = ids[start : start + length]
     return tokens
 
 
 def _runs(targets: Array, sources: Array, lengths: Array) -> tuple[list[int], list[int], list[int]]:
-    """Pieces that follow one another both in their document and in the rows, as most of a long one do, as one copy."""
+    """Join pieces that are adjacent both in their document and in the rows into one copy."""
     if not len(lengths):
         return [], [], []
-    goes_on = (targets[1:] == targets[:-1] + lengths[:-1]) & (sources[1:] == sources[:-1] + lengths[:-1])
-    first = np.flatnonzero(np.concatenate([[True], ~goes_on]))
+    continues = (targets[1:] == targets[:-1] + lengths[:-1]) & (sources[1:] == sources[:-1] + lengths[:-1])
+    first = np.flatnonzero(np.concatenate([[True], ~continues]))
     return targets[first].tolist(), sources[first].tolist(), np.add.reduceat(lengths, first).tolist()

@@ -1,4 +1,4 @@
-"""How documents become rows of tokens, and what is counted meanwhile."""
+"""The token recipe: documents to packed rows, with statistics."""
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
@@ -25,11 +25,11 @@ from forebay.tokens.vocabulary import (
     vocabulary_in,
 )
 
-USE_BINS = 20  # shares of a row in use: [0, 5 %), [5, 10 %), … [95, 100 %), and full rows by themselves
+USE_BINS = 20  # histogram of used shares of rows: [0, 5 %), [5, 10 %), … [95, 100 %), and full rows
 
 
 def row_statistics(documents: Documents, kept: Array, packed: Packed, capacity: int) -> dict[str, int | list[int]]:
-    """Counts of one chunk; they are summed over chunks."""
+    """The counts of one chunk, which are summed over chunks."""
     used = _used(packed)
     return {
         "documents": int(np.count_nonzero(kept)),
@@ -46,7 +46,7 @@ def row_statistics(documents: Documents, kept: Array, packed: Packed, capacity: 
 
 
 def _used(packed: Packed) -> Array:
-    """How many tokens of each row are no padding."""
+    """The number of tokens of each row, without padding."""
     passed = np.concatenate([[0], np.cumsum(packed.seq_lens.values, dtype=np.int64)])
     used: Array = np.diff(passed[packed.seq_lens.offsets])
     return used
@@ -88,13 +88,13 @@ def _ratio(part: float, whole: float) -> float:
     return part / whole if whole else 0.0
 
 
-BLOCK_TOKENS = 128 * 1024  # compresses a fifth better than 16 K, and decodes in a third of a millisecond
-MOST_TOKENS = 1 << 24  # of a row: one alone is a large chunk then
-SAMPLE_MARKS = 16 * 1024  # of a document, for holding two encoders against each other
+BLOCK_TOKENS = 128 * 1024  # compresses a fifth better than 16 K, decodes in a third of a millisecond
+MOST_TOKENS = 1 << 24  # of a row
+SAMPLE_CHARS = 16 * 1024  # of a document, for comparing two encoders
 
 
 class Ids(NamedTuple):
-    """The tokens around documents and behind them. Nobody reads padding by its id: `seq_lens` says where it is."""
+    """The ids of begin, end and padding. Padding is recognized by `seq_lens`, never by its id."""
 
     eos: int | None
     bos: int | None
@@ -105,12 +105,12 @@ class TokenRecipe(RecipeHooks, msgspec.Struct, frozen=True, kw_only=True, forbid
     """Pack tokenized documents, best fit, padded to `sequence_length`.
 
     `tokenizer` is `"gpt2"`, a path to a `tokenizer.json` or a hub name. `eos` ends every document, `bos` begins it;
-    each is a token's text, its id, or None. `encoder="auto"` is decided when a cache is planned, and kept.
+    each is a token's text, its id, or None. `encoder="auto"` is resolved when a cache is planned, and stored.
     """
 
     kind: ClassVar[str] = "tokens"
     revision: ClassVar[int] = 1
-    located: ClassVar[tuple[str, ...]] = ("tokenizer",)  # says where, not what: the hash of the file stands for it
+    located: ClassVar[tuple[str, ...]] = ("tokenizer",)  # a location: the fingerprint has the hash of the file instead
 
     tokenizer: str = GPT2
     sequence_length: int = 512
@@ -129,13 +129,11 @@ class TokenRecipe(RecipeHooks, msgspec.Struct, frozen=True, kw_only=True, forbid
         check_fields(self)
         for name in ("sequence_length", "chunk_size"):
             if getattr(self, name) < 1:
-                raise RecipeInvalid(f"{name} is {getattr(self, name)}; it must be at least 1")
+                raise RecipeInvalid(f"{name} must be at least 1 (got {getattr(self, name)})")
         if self.sequence_length > MOST_TOKENS:
-            raise RecipeInvalid(
-                f"sequence_length is {self.sequence_length:,}; a row holds at most {MOST_TOKENS:,} tokens"
-            )
+            raise RecipeInvalid(f"sequence_length must be at most {MOST_TOKENS:,} (got {self.sequence_length:,})")
         if self.sequence_length <= (self.eos is not None) + (self.bos is not None):
-            raise RecipeInvalid(f"sequence_length {self.sequence_length} has no room for text beside eos and bos")
+            raise RecipeInvalid(f"sequence_length {self.sequence_length} leaves no room for text besides eos and bos")
 
     def columns(self) -> tuple[Column, ...]:
         rest = partial(Column, codec=self.codec, level=self.level, rows_per_block=self._rows_per_block())
@@ -155,33 +153,33 @@ class TokenRecipe(RecipeHooks, msgspec.Struct, frozen=True, kw_only=True, forbid
         return {name: version for name in ENCODERS if (version := encoder_version(name))}
 
     def constants(self) -> Mapping[str, Array]:
-        """The tokenizer itself: a cache can be read as text wherever it goes."""
+        """The tokenizer, so that a copied cache can be read as text."""
         return {CONSTANT: np.frombuffer(self.vocabulary().json, np.uint8)}
 
     @property
     def identity(self) -> Callable[[Sample], bytes | None] | None:
-        """Two documents with the same text are one, where that is asked for."""
+        """With `deduplicate`, documents with the same text are duplicates."""
         return _text_identity if self.deduplicate else None
 
     def settled(
         self, kept: Mapping[str, Any] | None, samples: Callable[[], Iterable[Sample]]
     ) -> tuple["TokenRecipe", tuple[str, ...]]:
-        """The recipe with its encoder chosen and its tokens known by id, and what there is to say about the choice."""
+        """The recipe with its encoder chosen and its tokens as ids, and notes about the choice."""
         vocabulary = self.vocabulary()
         own = msgspec.structs.replace(self, **self._ids(vocabulary)._asdict())
-        texts = [sample.data[:SAMPLE_MARKS] for sample in samples() if isinstance(sample.data, str)]
+        texts = [sample.data[:SAMPLE_CHARS] for sample in samples() if isinstance(sample.data, str)]
         wanted = self.encoder if kept is None or self.encoder != "auto" else kept.get("encoder", "auto")
         encoder, notes = choose_encoder(wanted, vocabulary, texts, planned=kept is not None)
         return msgspec.structs.replace(own, encoder=encoder), notes
 
     def reopened(self, dependencies: Mapping[str, str], constants: str) -> "TokenRecipe":
-        """The recipe of a cache that is there: with the tokenizer that lies in it, if that is sound."""
+        """The recipe of an existing cache, with the tokenizer stored in it if that is intact."""
         own = vocabulary_in(constants)
         is_sound = own is not None and own.sha256 == dependencies.get(TOKENIZER_FILE)
         return msgspec.structs.replace(self, tokenizer=constants) if is_sound else self
 
     def on_hub(self) -> tuple[str, ...]:
-        """The tokenizer, where it would be fetched."""
+        """The tokenizer, if it would be downloaded."""
         return (self.tokenizer,) if is_on_hub(self.tokenizer) else ()
 
     def preload(self) -> None:
@@ -211,16 +209,16 @@ class TokenRecipe(RecipeHooks, msgspec.Struct, frozen=True, kw_only=True, forbid
 
     @staticmethod
     def figures(fields: Mapping[str, Any], statistics: Mapping[str, Any], holds: Mapping[str, int]) -> dict[str, Any]:
-        """What the sums over all chunks say: shares, ratios, bytes per token."""
+        """Figures from the sums over all chunks: shares, ratios, bytes per token."""
         return token_figures(fields, statistics, holds)
 
     @staticmethod
     def metadata(fields: Mapping[str, Any], statistics: Mapping[str, Any], holds: Mapping[str, int]) -> dict[str, Any]:
-        """The same facts under the names that hand-made token caches give them."""
+        """The same figures under the names that hand-made token caches use."""
         return old_metadata(fields, statistics, holds)
 
     def _rows_per_block(self) -> int:
-        """Compressed rows are read a block at a time, and large blocks compress better; others are only checked so."""
+        """Rows per block: large blocks compress better; without a codec, blocks are only units of checking."""
         automatic = 0 if self.codec == "none" else max(1, BLOCK_TOKENS // self.sequence_length)
         return self.rows_per_block or automatic
 
@@ -248,7 +246,7 @@ class TokenRecipe(RecipeHooks, msgspec.Struct, frozen=True, kw_only=True, forbid
 
 
 def _text_identity(sample: Sample) -> bytes | None:
-    """A hash of the text. What is no text, or empty, is no duplicate: it fails by itself, and is recorded."""
+    """A hash of the text; None for a sample that is not text or empty, which fails anyway."""
     data = sample.data.encode("utf-8", "surrogatepass") if isinstance(sample.data, str) else sample.data
     digest: bytes | None = xxhash.xxh3_128_digest(data) if isinstance(data, bytes) and data else None
     return digest

@@ -1,9 +1,9 @@
-"""Which `tokenizer.json` a name stands for, the ids in it, and how much longer it may make a text.
+"""Find the `tokenizer.json` of a name, read its ids, and reject files that could expand texts without bound.
 
-    normalizer      Replace "a" -> "aa", forty times in a row      every "a" becomes a million million of them
-    post-processor  a template that holds the text a thousand times
+    normalizer      Replace "a" -> "aa", forty times in a row      every "a" becomes 10^12 of them
+    post-processor  a template that contains the text a thousand times
 
-What Unicode decides (NFKC, lower case) is bounded by Unicode; only what the file itself chooses is counted.
+Unicode limits what NFKC and lower-casing can do; only what the file itself defines is counted.
 """
 
 import base64
@@ -37,7 +37,7 @@ END_OF_TEXT = "<|endoftext|>"
 
 
 def gpt2_json() -> bytes:
-    """A `tokenizer.json` for GPT-2. Written here, key by key, so that its hash does not depend on a library."""
+    """A `tokenizer.json` for GPT-2, written key by key so that its hash does not depend on a library."""
     vocabulary: dict[str, int] = json.loads(_file("encoder.json"))
     merges = [line for line in _file("vocab.bpe").decode().split("\n")[1:] if line]  # pairs as text load fastest
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
@@ -72,8 +72,8 @@ def _special(content: str, number: int) -> dict[str, object]:
 
 
 def _file(name: str) -> bytes:
-    """One of the two files, if it is the published one to the last byte."""
-    spec = find_spec(PACKAGE)  # found, not imported: only its data is wanted
+    """One of the two GPT-2 files, checked against its published hash."""
+    spec = find_spec(PACKAGE)  # located, not imported: only its data is needed
     if spec is None or not spec.submodule_search_locations:
         raise LibraryMissing(PACKAGE, "the GPT-2 vocabulary", "tokens")
     path = Path(spec.submodule_search_locations[0], "data", name)
@@ -84,7 +84,7 @@ def _file(name: str) -> bytes:
     return data
 
 
-MOST_EXPANSION = 64  # tokenizers in use stay below 10
+MOST_EXPANSION = 64  # real tokenizers stay below 10
 MOST_AFFIX_BYTES = 1024
 _AFFIXES = (
     "prepend",
@@ -101,7 +101,7 @@ _CHARSMAP_HEAD = 4
 
 
 def expansion_problem(document: Mapping[str, Any]) -> str | None:
-    """Why texts would become too long, None where they do not."""
+    """Why a tokenizer may expand texts too much, None if it does not."""
     for part in _PARTS:
         found = document.get(part)
         if not isinstance(found, Mapping):
@@ -111,12 +111,12 @@ def expansion_problem(document: Mapping[str, Any]) -> str | None:
             return f"its {part} may make a text {factor:,.0f} times as long; at most {MOST_EXPANSION} times is accepted"
         affix = _longest_affix(found)
         if affix > MOST_AFFIX_BYTES:
-            return f"its {part} puts {affix:,} bytes before or behind a text; at most {MOST_AFFIX_BYTES:,} are accepted"
+            return f"its {part} adds {affix:,} bytes before or after a text; at most {MOST_AFFIX_BYTES:,} are accepted"
     return None
 
 
 def _factor(step: Mapping[str, Any]) -> float:
-    """By how much one step, with all that it consists of, may lengthen a text."""
+    """The factor by which a step, including its inner steps, may lengthen a text."""
     inner = [each for name in _STEPS for each in _list(step.get(name)) if isinstance(each, Mapping)]
     return prod(map(_factor, inner)) * max(1.0, _own_factor(step))
 
@@ -133,7 +133,7 @@ def _own_factor(step: Mapping[str, Any]) -> float:
 
 
 def _replaced(pattern: Any, content: str) -> float:
-    """A fixed text is replaced where it stands; a regular expression may match before every character."""
+    """The expansion of a replacement; a regular expression may match before every character."""
     size = len(content.encode("utf-8", "surrogatepass"))
     fixed = pattern.get("String") if isinstance(pattern, Mapping) else pattern
     if isinstance(fixed, str) and fixed:
@@ -142,11 +142,11 @@ def _replaced(pattern: Any, content: str) -> float:
 
 
 def _longest_mapped(charsmap: str) -> float:
-    """The longest text that a map of characters has in place of one: behind a trie, texts that end with a zero."""
+    """The longest replacement in a character map: a trie, then zero-terminated texts."""
     try:
         content = base64.b64decode(charsmap)
     except binascii.Error:
-        return 1.0  # the library refuses it
+        return 1.0  # the library will reject it
     texts = content[_CHARSMAP_HEAD + int.from_bytes(content[:_CHARSMAP_HEAD], "little") :]
     return float(max(map(len, texts.split(b"\0"))))
 
@@ -162,14 +162,14 @@ def _list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-# What publishers call the token that ends a document, in the order in which one is taken.
+# Usual names of the token that ends a document; the first that exists is used.
 END_TOKENS = ("<|endoftext|>", "<|end_of_text|>", "<｜end▁of▁sentence｜>", "</s>", "<eos>", "[EOS]", "<|eos|>", "[SEP]")
 PAD_TOKENS = ("<|pad|>", "<pad>", "[PAD]", "<|finetune_right_pad_id|>")
 TOKENIZER_FILE = "tokenizer.json"
 CONSTANTS_SUFFIX = ".safetensors"
 GPT2 = "gpt2"
-MOST_BYTES = 256 * 1024 * 1024  # the largest that are in use have 35 MB
-CONSTANT = "tokenizer"  # under this name a token cache keeps the file among its constants
+MOST_BYTES = 256 * 1024 * 1024  # the largest real ones have 35 MB
+CONSTANT = "tokenizer"  # the name of the file among the constants of a token cache
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
@@ -189,7 +189,7 @@ class _Model(msgspec.Struct, frozen=True):
 
 
 class _Document(msgspec.Struct, frozen=True):
-    """What of a `tokenizer.json` is looked at here."""
+    """The parts of a `tokenizer.json` that are read here."""
 
     model: _Model
     added_tokens: list[_AddedToken] | None = None
@@ -201,7 +201,7 @@ class _Document(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The bytes of a `tokenizer.json`, and what they say of its ids."""
+    """The bytes of a `tokenizer.json`, and its ids."""
 
     name: str
     json: bytes
@@ -212,7 +212,7 @@ class Vocabulary:
 
     @property
     def text(self) -> str:
-        """The file as text, for a library to load: it holds nothing that makes texts explode."""
+        """The file as text for a library to load; raises `TokenizerUnusable` if it may expand texts too much."""
         parts = {name: value for name, value in msgspec.structs.asdict(self._document).items() if name != "model"}
         problem = expansion_problem({**parts, "model": msgspec.structs.asdict(self._document.model)})
         if problem:
@@ -221,7 +221,7 @@ class Vocabulary:
 
     @cached_property
     def ids(self) -> Mapping[str, int]:
-        """Every token of the model and every added one."""
+        """The ids of all tokens of the model and all added tokens."""
         found = self._document.model.vocab
         known = dict(found) if isinstance(found, dict) else {piece: at for at, (piece, _) in enumerate(found)}
         return known | {token.content: token.id for token in self._added}
@@ -233,39 +233,39 @@ class Vocabulary:
 
     @cached_property
     def special(self) -> tuple[str, ...]:
-        """The texts that a tokenizer would turn into control tokens, if it were let."""
+        """The texts of control tokens."""
         return tuple(token.content for token in self._added if token.special)
 
     def control_ids(self, chosen: Iterable[int]) -> frozenset[int]:
-        """The ids that no text may have: those of control tokens, and of `chosen` marks of a document's ends.
+        """The ids that text must not produce: those of control tokens, and of `chosen` begin and end tokens.
 
-        An ordinary token that is chosen for that stays one. The token for what is unknown comes of text, so it is none.
+        An ordinary token that is chosen as begin or end stays allowed, and so does the unknown token.
         """
         model = self._document.model
         unknown = {self.ids.get(model.unk_token or "", -1), model.unk_id}
-        marks = {token.id for token in self._added} | {self.ids[token] for token in END_TOKENS if token in self.ids}
-        return frozenset(({self.ids[token] for token in self.special} | marks.intersection(chosen)) - unknown)
+        ends = {token.id for token in self._added} | {self.ids[token] for token in END_TOKENS if token in self.ids}
+        return frozenset(({self.ids[token] for token in self.special} | ends.intersection(chosen)) - unknown)
 
     def id_of(self, token: str | int, role: str) -> int:
-        """The id of a token given by text or number, if the vocabulary has it."""
+        """The id of a token that is named by text or number."""
         number = self.ids.get(token, -1) if isinstance(token, str) else token
         if not 0 <= number < self.size:
             raise TokenizerUnusable(
-                self.name, f"it has no token {token!r} for '{role}' (its {self.size:,} ids start at 0); name another"
+                self.name, f"it has no token {token!r} for '{role}' (its {self.size:,} ids start at 0); pass another"
             )
         return number
 
     def end_of_document(self) -> int:
-        """The id that ends a document by the publisher's own custom."""
+        """The id of the token that ends a document, found by its usual names."""
         found = next((self.ids[token] for token in END_TOKENS if token in self.ids), None)
         if found is None:
             raise TokenizerUnusable(
-                self.name, "none of its tokens is known to end a document; give eos='<the token>', or eos=None for none"
+                self.name, "none of its tokens is known to end a document; pass eos='<the token>', or eos=None for none"
             )
         return found
 
     def padding(self) -> int:
-        """The id for padding by the publisher's own custom, else 0."""
+        """The id of the padding token, found by its usual names, else 0."""
         return next((self.ids[token] for token in PAD_TOKENS if token in self.ids), 0)
 
     @property
@@ -277,17 +277,17 @@ class Vocabulary:
         try:
             document = msgspec.json.decode(self.json, type=_Document)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise TokenizerUnusable(self.name, f"its tokenizer.json is of no use: {error}") from error
+            raise TokenizerUnusable(self.name, f"its tokenizer.json is invalid: {error}") from error
         if document.model.dropout:
-            raise TokenizerUnusable(self.name, "its model draws ids at random ('dropout'); set that to null")
+            raise TokenizerUnusable(self.name, "its model uses random merges ('dropout'); set that to null")
         return document
 
 
 def load_vocabulary(name: str) -> Vocabulary:
     """`"gpt2"`, a path to a `tokenizer.json` (or its folder), or a name on the Hugging Face hub.
 
-    The constants of a token cache will do as well: the file lies among them. A name without a slash is a file only if
-    it has a suffix, as `tokenizer.json` has: `"gpt2"` means the vocabulary also beside a folder of that name.
+    The constants of a token cache, which contain the file, work as well. A name without a slash is a path only if it
+    has a suffix: `"gpt2"` is the vocabulary even if there is a folder of that name.
     """
     if name == GPT2:
         return _gpt2()
@@ -296,18 +296,20 @@ def load_vocabulary(name: str) -> Vocabulary:
     if is_path(name) and os.path.exists(name):
         return _at(os.path.join(name, TOKENIZER_FILE) if os.path.isdir(name) else name)
     if os.path.exists(name):
-        raise TokenizerUnusable(name, f"it is not a known vocabulary; for the file or folder here, write './{name}'")
-    raise TokenizerUnusable(name, "there is no such file; name 'gpt2', a tokenizer.json or a hub's org/name")
+        raise TokenizerUnusable(name, f"it is not a known vocabulary; for the local file or folder, write './{name}'")
+    raise TokenizerUnusable(
+        name, "there is no such file; pass 'gpt2', the path of a tokenizer.json, or org/name on the hub"
+    )
 
 
 def is_on_hub(name: str) -> bool:
-    """Whether a tokenizer of that name would be fetched: it can be a hub's, and nothing here has that name."""
+    """Whether a tokenizer would be downloaded: its name is a hub name, and no local path."""
     is_place = name.endswith(".json") or name.startswith((".", "/", "~"))
     return not is_place and _HUB_NAME.fullmatch(name) is not None and not os.path.exists(name)
 
 
 def is_path(name: str) -> bool:
-    """Whether a name may be one of a file or folder.
+    """Whether a name may be a path.
 
     >>> is_path("gpt2"), is_path("./gpt2"), is_path("tokenizer.json"), is_path("org/name")
     (False, True, True, True)
@@ -320,7 +322,7 @@ def _at(path: str) -> Vocabulary:
         status = os.stat(path)
     except FileNotFoundError as error:
         folder, name = os.path.split(path)
-        raise TokenizerUnusable(folder, f"the folder has no {name}; name a folder that has one, or the file") from error
+        raise TokenizerUnusable(folder, f"the folder has no {name}; pass a folder that has one, or the file") from error
     if not stat.S_ISREG(status.st_mode):
         raise TokenizerUnusable(path, "it is not a regular file")
     if status.st_size > MOST_BYTES and not path.endswith(CONSTANTS_SUFFIX):
@@ -335,18 +337,18 @@ def _gpt2() -> Vocabulary:
 
 @lru_cache(maxsize=4)
 def _from_file(path: str, size: int, mtime_ns: int) -> Vocabulary:
-    """Read again when the file changed."""
+    """Cached by size and time, so that a changed file is read again."""
     if path.endswith(CONSTANTS_SUFFIX):
         found = vocabulary_in(path)
         if found is None:
-            raise TokenizerUnusable(path, "no tokenizer is kept in it")
+            raise TokenizerUnusable(path, "it contains no tokenizer")
         return found
     with open(path, "rb") as file:
         return Vocabulary(path, file.read())
 
 
 def vocabulary_in(constants: str) -> Vocabulary | None:
-    """The tokenizer among the constants of a token cache, None where it cannot be read; it is not checked here."""
+    """The tokenizer in the constants of a token cache, unchecked; None if it cannot be read."""
     if not os.path.isfile(constants):  # opening a named pipe would wait for a writer
         return None
     try:
@@ -358,5 +360,5 @@ def vocabulary_in(constants: str) -> Vocabulary | None:
 
 @lru_cache(maxsize=4)
 def _from_hub(name: str) -> Vocabulary:
-    hub: Any = import_module("forebay.hub")  # only a name on the hub needs its library
+    hub: Any = import_module("forebay.hub")  # needs an optional library
     return Vocabulary(name, hub.tokenizer_json(name))

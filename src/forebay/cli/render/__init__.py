@@ -1,4 +1,4 @@
-"""Records as pictures and lines; nothing here prints."""
+"""Draw records with rich; nothing here prints."""
 
 from collections.abc import Callable
 from typing import Any
@@ -79,7 +79,7 @@ DRAWINGS: dict[type[Any], Callable[[Any], RenderableType]] = {
 
 
 def draw(record: Any) -> RenderableType:
-    """A record, or a list of them, as a person reads it."""
+    """A record, or a list of records, as a rich renderable."""
     if isinstance(record, (list, tuple)):
         return Group(*map(draw, record))
     return DRAWINGS[type(record)](record)

@@ -1,4 +1,4 @@
-"""What drawings are made of."""
+"""Building blocks of drawings: titles, facts, listings."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -12,8 +12,8 @@ from forebay.preview.words import printable
 
 SHOWN_FILES = 20
 BUILD_ANEW = Text(
-    "next: put the old files back, or build a new cache from the changed source: one that leaves out duplicates cannot "
-    "be refreshed"
+    "next: restore the old files, or build a new cache from the changed source: a deduplicated cache cannot be "
+    "refreshed"
 )
 
 
@@ -23,7 +23,7 @@ def title(name: str, *facts: str) -> Text:
 
 
 def facts(pairs: Iterable[tuple[str, str | Text]]) -> RenderableType:
-    """Names and values in two aligned columns; a pair without a value is left out."""
+    """Names and values in two aligned columns, without pairs that have no value."""
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="dim", no_wrap=True)
     grid.add_column(overflow="fold")
@@ -34,7 +34,7 @@ def facts(pairs: Iterable[tuple[str, str | Text]]) -> RenderableType:
 
 
 def listing(heading: str, rows: Iterable[tuple[str, ...]], style: str = "") -> list[RenderableType]:
-    """A heading and aligned rows below it; nothing where there are no rows."""
+    """A heading and aligned rows below it; empty if there are no rows."""
     cells = [tuple(map(printable, row)) for row in rows]
     if not cells:
         return []
@@ -47,12 +47,12 @@ def listing(heading: str, rows: Iterable[tuple[str, ...]], style: str = "") -> l
 
 
 def stale_files(stale: Mapping[str, str]) -> list[RenderableType]:
-    """Source files that changed, and those that are gone: these make no published row wrong."""
+    """Source files that changed, and deleted ones, which do not affect published rows."""
     changed = [(path, how) for path, how in stale.items() if how != GONE]
     gone = [(path, how) for path, how in stale.items() if how == GONE]
     return [
         *_beginning("stale sources", changed, "bold red"),
-        *_beginning("source files that are not there any more; published rows stay", gone, "yellow"),
+        *_beginning("deleted source files; published rows stay valid", gone, "yellow"),
     ]
 
 

@@ -1,4 +1,4 @@
-"""What builds, copies, checks and repairs did, and what a build will take."""
+"""Draw reports of builds, copies, checks and repairs, and estimates."""
 
 from collections.abc import Iterator
 
@@ -23,7 +23,7 @@ from forebay.preview.words import command_line, counted, human_bytes, human_time
 
 
 def draw_build(report: BuildReport) -> RenderableType:
-    made = f"{report.made:,} made, {report.present:,} were there, {report.chunks:,} asked for"
+    made = f"{report.made:,} built, {report.present:,} already present, {report.chunks:,} requested"
     parts: list[RenderableType] = [title(report.root, f"layer {report.layer}", f"generation {report.generation}")]
     parts.append(
         facts(
@@ -41,7 +41,7 @@ def draw_build(report: BuildReport) -> RenderableType:
 
 
 def draw_copy(report: CopyReport) -> RenderableType:
-    copied = f"{counted(report.copied, 'chunk')} copied, {report.present:,} were there"
+    copied = f"{counted(report.copied, 'chunk')} copied, {report.present:,} already present"
     size = f"{human_bytes(report.copied_bytes)} in {human_time(report.seconds)}"
     head = title(report.destination, f"generation {report.generation}", copied, size)
     return Group(head, next_command(command_line("repair", report.root, "--from", report.destination)))
@@ -52,11 +52,11 @@ def draw_rekey(report: RekeyReport) -> RenderableType:
     signed = len(report.tagged) - len(report.already)
     done = f"{counted(signed, 'generation')} signed with the new key"
     if not signed:
-        done = f"nothing changed: {counted(len(report.already), 'generation')} are signed with this key already"
+        done = f"nothing changed: {counted(len(report.already), 'generation')} already signed with this key"
     parts: list[RenderableType] = [title(report.root, done, checked)]
     parts += [facts([("cache id", printable(report.cache_id)), ("digest", report.digest)])]
     if report.digest_before not in ("", report.digest):
-        parts += [facts([("before", f"{report.digest_before} (change a pin of the digest)")])]
+        parts += [facts([("before", f"{report.digest_before} (update pinned digests)")])]
     parts += listing("removed", ((f"generation {number}", why) for number, why in report.removed.items()), "yellow")
     return Group(*parts, next_command(command_line("verify", report.root)))
 
@@ -71,10 +71,10 @@ def draw_clean(report: CleanReport) -> RenderableType:
 
 
 def draw_demo(report: DemoReport) -> RenderableType:
-    done = f"{counted(len(report.steps), 'command')} did what they should in {human_time(report.seconds)}"
+    done = f"{counted(len(report.steps), 'command')} succeeded in {human_time(report.seconds)}"
     return Group(
         Text(done, style="bold green"),
-        facts([("cache", report.root if report.kept else "removed; --keep or --into leaves it")]),
+        facts([("cache", report.root if report.kept else "removed; use --keep or --into to keep it")]),
     )
 
 
@@ -108,7 +108,7 @@ def draw_repair(report: RepairReport) -> RenderableType:
 def draw_refresh(report: RefreshReport) -> RenderableType:
     notes = listing("notes", ((note,) for note in report.notes), "yellow")
     if not (report.changed or report.dropped or report.chunks or report.layers or report.missing):
-        same = f"{counted(report.touched, 'file')} with the same content noted" if report.touched else ""
+        same = f"{counted(report.touched, 'file')} with new times and the same content" if report.touched else ""
         return Group(title(report.root, "nothing to refresh", *filter(None, [same])), *notes)
     parts: list[RenderableType] = [title(report.root, f"generation {report.generation}")]
     parts += listing("changed files", report.changed.items(), "yellow")
@@ -117,13 +117,11 @@ def draw_refresh(report: RefreshReport) -> RenderableType:
     rows = (
         f"{report.rows:,}" if report.rows == report.rows_before else f"{report.rows:,}, before {report.rows_before:,}"
     )
-    parts += [facts([("made again", made), ("rows", rows)])]
+    parts += [facts([("rebuilt", made), ("rows", rows)])]
     parts += [
-        facts(
-            (f"layer {layer}", f"{counted(len(chunks), 'chunk')} made again") for layer, chunks in report.layers.items()
-        )
+        facts((f"layer {layer}", f"{counted(len(chunks), 'chunk')} rebuilt") for layer, chunks in report.layers.items())
     ]
-    parts += listing("layers that lack chunks now", report.missing.items(), "bold red")
+    parts += listing("layers that now lack chunks", report.missing.items(), "bold red")
     return Group(*parts, *notes, next_command(command_line("gaps" if report.missing else "verify", report.root)))
 
 
@@ -186,7 +184,7 @@ def _table(estimate: Estimate) -> RenderableType:
 
 
 def _tokens(estimate: Estimate) -> str:
-    """What a recipe of packed tokens counts; nothing for others."""
+    """The token counts of a token recipe; empty for others."""
     counts = estimate.statistics
     if "tokens_in" not in counts:
         return ""
@@ -222,7 +220,7 @@ def _todo(run: DryRun) -> str:
     if run.missing is None:
         return f"about {counted(run.estimate.chunks, 'chunk')} of a new cache"
     if not run.missing:
-        return "nothing, all chunks asked for are there"
+        return "nothing: all requested chunks are present"
     return f"{counted(len(run.missing), 'chunk')} of {run.planned:,} planned: {in_ranges(run.missing)}"
 
 
@@ -240,5 +238,5 @@ def draw_import(report: ImportReport) -> RenderableType:
 
 
 def _layer(made: int, present: int, absent: int) -> str:
-    text = f"{counted(made, 'chunk')} made, {present:,} were there"
+    text = f"{counted(made, 'chunk')} built, {present:,} already present"
     return f"{text}; {counted(absent, 'row')} absent" if absent else text

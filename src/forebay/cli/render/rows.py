@@ -1,13 +1,13 @@
-"""Rows as a person reads them on a terminal.
+"""Draw rows on a terminal.
 
-row 0 · chunk 0, its row 0 · ███████████████████▉ 99.6 % in use
-  ▌ a.jsonl@0 · 312 tokens                 a colour for every piece
+row 0 (chunk 0, row 0) · ███████████████████▉ 99.6 % in use
+  ▌ a.jsonl@0 · 312 tokens                 a color for every piece
   ▌ Once upon a time …∎                    ∎ ends a document
-  ▌ b.jsonl@77 · 198 tokens, from 512 on   the rest of a document that was split
+  ▌ b.jsonl@77 · 198 tokens, from 512 on   the rest of a split document
   ▌ … and so on
   ░ 2 tokens of padding
 
-row 0 · chunk 0, its row 0 · cats/a.jpg
+row 0 (chunk 0, row 0) · cats/a.jpg
   ················   as displayed  640 × 480
   ▒▒▒▓▓▓███▓▓▒▒▒░░   on 448 × 448  448 × 336 at 0, 56
   ················   tags          cat, outdoors
@@ -38,7 +38,7 @@ from forebay.preview.row_records import (
 from forebay.preview.words import counted, printable
 
 TEXT_LINES = 8
-TEXT_MARKS = 600
+TEXT_CHARS = 600
 SHOWN_VALUES = 12
 
 
@@ -48,8 +48,11 @@ def draw_peek(peek: Peek) -> RenderableType:
 
 
 def _row(row: PeekedRow) -> tuple[RenderableType, ...]:
-    place = f"chunk {row.chunk}, its row {row.row_in_chunk}"
-    return title(f"row {row.row:,}", place), facts((name, _cell(cell)) for name, cell in row.columns.items())
+    return title(_place(row)), facts((name, _cell(cell)) for name, cell in row.columns.items())
+
+
+def _place(row: PeekedRow | PackedRow | PeekedImage) -> str:
+    return f"row {row.row:,} (chunk {row.chunk}, row {row.row_in_chunk})"
 
 
 def _cell(cell: Cell) -> Text | str:
@@ -70,14 +73,14 @@ def _value(value: object) -> str:
 
 
 def _text(text: str) -> Text:
-    """The beginning of a text, and how much of it is not shown."""
-    shown = "\n".join(text.expandtabs(4).splitlines()[:TEXT_LINES])[:TEXT_MARKS]
+    """The beginning of a text, and the number of characters that are not shown."""
+    shown = "\n".join(text.expandtabs(4).splitlines()[:TEXT_LINES])[:TEXT_CHARS]
     hidden = len(text) - len(shown)
     return Text.assemble(shown, (f"\n… {hidden:,} more characters" if hidden > 1 else "", "dim"))
 
 
-COLOURS = ("cyan", "yellow", "magenta", "green")
-HEAD_MARKS, TAIL_MARKS = 360, 120
+COLORS = ("cyan", "yellow", "magenta", "green")
+HEAD_CHARS, TAIL_CHARS = 360, 120
 SHOWN_IDS = 24
 BAR_CELLS = 20
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
@@ -90,14 +93,14 @@ def draw_packed_rows(peek: PackedPeek) -> RenderableType:
 
 
 def _packed_row(row: PackedRow) -> Iterator[RenderableType]:
-    place = title(f"row {row.row:,}", f"chunk {row.chunk}, its row {row.row_in_chunk}")
+    place = title(_place(row))
     share = f"{100 * row.utilization:.1f} % in use" if row.padding else "full"
     yield Text.assemble(place, " · ", (share_bar(row.utilization), "green"), f" {share}")
     start = 0
     for number, piece in enumerate(row.pieces):
-        colour = COLOURS[number % len(COLOURS)]
-        yield _Beside("▌", colour, Text(_origin(piece), style="dim"))
-        yield _Beside("▌", colour, _content(piece, row.tokens[start : start + piece.tokens], colour))
+        color = COLORS[number % len(COLORS)]
+        yield _Beside("▌", color, Text(_origin(piece), style="dim"))
+        yield _Beside("▌", color, _content(piece, row.tokens[start : start + piece.tokens], color))
         start += piece.tokens
     if row.padding:
         yield _Beside("░", "dim", Text(f"{counted(row.padding, 'token')} of padding", style="dim"))
@@ -119,13 +122,13 @@ def _origin(piece: PackedPiece) -> str:
     return f"{name} · {counted(piece.tokens, 'token')}{onward}"
 
 
-def _content(piece: PackedPiece, tokens: list[int], colour: str) -> Text:
-    """The text of a piece, what begins and ends its document as glyphs, and dots where the document goes on."""
+def _content(piece: PackedPiece, tokens: list[int], color: str) -> Text:
+    """The text of a piece, with glyphs for begin and end tokens, and dots if the document continues."""
     if piece.text is None:
-        return Text(_ids(tokens), style=colour)
+        return Text(_ids(tokens), style=color)
     before = "▸" if piece.bos else "…" if piece.offset else ""
     after = "∎" if piece.eos else "…" if piece.goes_on else ""
-    return Text.assemble((before, "dim"), (_shortened(_visible(piece.text)), colour), (after, "dim"))
+    return Text.assemble((before, "dim"), (_shortened(_visible(piece.text)), color), (after, "dim"))
 
 
 def _ids(ids: list[int]) -> str:
@@ -134,30 +137,30 @@ def _ids(ids: list[int]) -> str:
 
 
 def _shortened(text: str) -> str:
-    hidden = len(text) - HEAD_MARKS - TAIL_MARKS
-    if hidden <= HEAD_MARKS // 4:
+    hidden = len(text) - HEAD_CHARS - TAIL_CHARS
+    if hidden <= HEAD_CHARS // 4:
         return text
-    return f"{text[:HEAD_MARKS]} ⟨{hidden:,} more characters⟩ {text[-TAIL_MARKS:]}"
+    return f"{text[:HEAD_CHARS]} ⟨{hidden:,} more characters⟩ {text[-TAIL_CHARS:]}"
 
 
 def _visible(text: str) -> str:
-    """Text with nothing in it that a terminal would obey; lines stay lines, runs of empty ones become one."""
+    """Text with control characters escaped and runs of empty lines joined."""
     lines = [printable(line.expandtabs(4)) for line in text.split("\n")]
     return "\n".join(line for at, line in enumerate(lines) if line or at == 0 or lines[at - 1])
 
 
 @dataclass(frozen=True, slots=True)
 class _Beside:
-    """A text with a mark before every line of it, however wide the terminal is."""
+    """A text with a glyph before every line, for any width of the terminal."""
 
-    mark: str
+    glyph: str
     style: str
     content: Text
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         for line in self.content.wrap(console, max(20, options.max_width - 4)):
             line.rstrip()
-            yield Text.assemble("  ", (self.mark, self.style), " ", line)
+            yield Text.assemble("  ", (self.glyph, self.style), " ", line)
 
 
 SHOWN_METADATA = 300
@@ -169,14 +172,13 @@ def draw_images(peek: ImagePeek) -> RenderableType:
 
 
 def draw_image_sheet(sheet: ImageSheet) -> RenderableType:
-    tokens = f"tokens of {sheet.patch} × {sheet.patch} that are ignored in red" if sheet.patch else "no tokens drawn"
+    tokens = f"ignored tokens of {sheet.patch} × {sheet.patch} in red" if sheet.patch else "no tokens drawn"
     head = title(sheet.root, f"generation {sheet.generation}", counted(sheet.rows, "row"))
     return Group(head, facts([("sheet", f"{printable(sheet.path)}, {counted(len(sheet.drawn), 'image')}, {tokens}")]))
 
 
 def _image(image: PeekedImage, size: int) -> Iterator[RenderableType]:
-    place = f"chunk {image.chunk}, its row {image.row_in_chunk}"
-    yield title(f"row {image.row:,}", place, printable(image.id))
+    yield title(_place(image), printable(image.id))
     grid = Table.grid(padding=(0, 1))
     grid.add_row(Text("\n".join(image.picture), no_wrap=True), _facts(image, size))
     yield Padding(grid, (0, 0, 0, 2), expand=False)

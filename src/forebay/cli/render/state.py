@@ -1,4 +1,4 @@
-"""How far a cache is; what tiers hold and teachers take.
+"""Draw the status of caches, tiers and teacher layers.
 
 caches/raw · generation 3 · unfinished
 raw  ██████████████████████░░░░░░██████████  30 of 34 chunks · 1,762 rows
@@ -18,7 +18,7 @@ from forebay.teachers import Alignment, LayerAlignment, TeacherEstimate
 from forebay.tiers.tier_records import RecipeShare, TierClearReport, TierSummary, TierVerifyReport, WarmReport
 
 CELLS = 40
-NAMED_FILES = 5  # in a command to go on with; run again, status names the next ones
+NAMED_FILES = 5  # in the suggested command; the next `status` names the others
 
 
 def draw_status(status: Status) -> RenderableType:
@@ -29,7 +29,7 @@ def draw_status(status: Status) -> RenderableType:
     parts += listing("claims", (row for claim in status.claims for row in _claim_rows(claim)))
     parts += _failed(status)
     parts += stale_files(status.stale)
-    parts += listing("source files that could not be read and were left out", status.unreadable.items(), "yellow")
+    parts += listing("unreadable source files, skipped", status.unreadable.items(), "yellow")
     parts += listing("sources that grew", ((path,) for path in status.grown))
     parts += listing("foreign files, left alone", ((key,) for key in status.foreign), "yellow")
     if status.source_note:
@@ -38,7 +38,7 @@ def draw_status(status: Status) -> RenderableType:
 
 
 def draw_gaps(gaps: Gaps) -> RenderableType:
-    counts = f"{gaps.present:,} of {counted(gaps.planned, 'chunk')} there"
+    counts = f"{gaps.present:,} of {counted(gaps.planned, 'chunk')} present"
     if not (gaps.missing or gaps.unlisted):
         return title(gaps.root, f"layer {gaps.layer}", counts, "no gaps")
     return Group(
@@ -49,14 +49,14 @@ def draw_gaps(gaps: Gaps) -> RenderableType:
 
 
 def fill_command(gaps: Gaps) -> str:
-    """What builds whatever is missing, from the source and the recipe that the cache keeps."""
+    """The command that builds missing chunks with the cache's own source and recipe."""
     if gaps.kind == "teacher":
         return command_line("build", "teachers", gaps.root)
     return command_line("build", gaps.root, "--layer", gaps.layer)
 
 
 def presence(planned: int, missing: Collection[int], suspect: Collection[int], cells: int = CELLS) -> Text:
-    """Chunks as a row of cells: there, partly there, not there, suspect."""
+    """Chunks as a row of cells: present, partly present, missing, suspect."""
     gone, bad = set(missing), set(suspect)
     width = min(cells, planned)
     picture = Text()
@@ -84,7 +84,7 @@ def _layer_line(layer: LayerStatus) -> Text:
 def _layer_facts(layer: LayerStatus) -> Iterator[tuple[str, str | Text]]:
     yield "missing", in_ranges(layer.missing)
     if layer.lost:
-        yield "lost", Text(f"{in_ranges(layer.lost)} (published, but the file is gone)", style="bold red")
+        yield "lost", Text(f"{in_ranges(layer.lost)} (published, but the file is missing)", style="bold red")
     yield "suspect", Text(in_ranges(layer.suspect), style="bold red")
     if layer.unlisted:
         yield "unlisted", f"{in_ranges(layer.unlisted)} (not published yet: `build` checks and publishes them)"
@@ -94,7 +94,7 @@ def _layer_facts(layer: LayerStatus) -> Iterator[tuple[str, str | Text]]:
 
 
 def _claim_rows(claim: ClaimStatus) -> Iterator[tuple[str, ...]]:
-    """Whose a claim is, and below that, where there is room for it, why it failed."""
+    """The owner of a claim and, below it, why it failed."""
     yield f"{claim.layer} chunk {claim.chunk}", claim.state, f"{claim.host}, process {claim.pid}"
     if claim.reason:
         yield "", "", claim.reason
@@ -120,7 +120,7 @@ def _next_step(status: Status) -> Iterator[Text]:
         yield next_command(command_line("refresh", status.root))
     elif status.needs_source:
         without = command_line("refresh", status.root, "--drop-missing")
-        yield Text.assemble("next: put the old files back, or leave their samples out: ", (without, "cyan"))
+        yield Text.assemble("next: restore the old files, or drop their samples: ", (without, "cyan"))
     elif not status.complete:
         yield next_command(command_line("gaps", status.root))
     elif status.grown and status.source_root:
@@ -139,7 +139,7 @@ def draw_tier(summary: TierSummary) -> RenderableType:
             [
                 ("file", f"{human_bytes(summary.file_bytes)}, of which {human_bytes(summary.free_bytes)} are free"),
                 ("tagged", counted(summary.tagged, "value") if summary.tagged else ""),
-                ("readers", f"{summary.dead_readers:,} dead, let go" if summary.dead_readers else ""),
+                ("readers", f"{summary.dead_readers:,} dead, released" if summary.dead_readers else ""),
                 ("unreadable", counted(summary.unreadable, "value") if summary.unreadable else ""),
             ]
         )
@@ -156,7 +156,7 @@ def draw_tier_verify(report: TierVerifyReport) -> RenderableType:
     parts += listing("bad", ((bad.key, bad.reason, bad.detail) for bad in report.bad[:_SHOWN_BAD]), "bold red")
     if report.bad:
         more = f"{len(report.bad) - _SHOWN_BAD:,} more; " if len(report.bad) > _SHOWN_BAD else ""
-        parts.append(Text(f"{more}what is bad is never served, and is made again when it is next read"))
+        parts.append(Text(f"{more}bad values are never served; they are rebuilt when next read"))
     return Group(*parts)
 
 
@@ -165,7 +165,7 @@ def draw_tier_clear(report: TierClearReport) -> RenderableType:
     room = (
         f"{human_bytes(report.freed_bytes)} freed"
         if report.freed_bytes
-        else f"its file keeps its size{': another process has it open' if report.in_use else ''}"
+        else f"the file keeps its size{': another process has it open' if report.in_use else ''}"
     )
     return title(report.path, removed, room)
 
@@ -176,9 +176,9 @@ def draw_warm(report: WarmReport) -> RenderableType:
     parts.append(
         facts(
             [
-                ("rows", f"{report.made:,} made, {report.present:,} were there"),
+                ("rows", f"{report.made:,} built, {report.present:,} already present"),
                 ("written", f"{human_bytes(report.written_bytes)} in {human_time(report.seconds)}"),
-                ("left", f"{counted(report.left, 'sample')}, as the tier takes no more" if report.left else ""),
+                ("left", f"{counted(report.left, 'sample')}: the tier is full" if report.left else ""),
             ]
         )
     )
@@ -187,7 +187,7 @@ def draw_warm(report: WarmReport) -> RenderableType:
         "no image", ((why, f"{count:,}", report.examples.get(why, "")) for why, count in reasons), "yellow"
     )
     parts += listing("not written", ((why, f"{count:,}") for why, count in report.dropped.items()), "bold red")
-    parts += listing("bad values, made again", ((why, f"{count:,}") for why, count in report.bad.items()), "yellow")
+    parts += listing("bad values, rebuilt", ((why, f"{count:,}") for why, count in report.bad.items()), "yellow")
     parts += listing("workers lost", ((death,) for death in report.deaths), "yellow")
     return Group(*parts, next_command(command_line("tier", "stats", report.path)))
 
@@ -202,10 +202,10 @@ def draw_teacher_estimate(estimate: TeacherEstimate) -> RenderableType:
         (size.column, f"{size.dtype} {list(size.shape)}", human_bytes(size.row_bytes), human_bytes(size.bytes))
         for size in estimate.columns
     )
-    total = f"{human_bytes(estimate.row_bytes)} a row, {human_bytes(estimate.bytes)} in all"
+    total = f"{human_bytes(estimate.row_bytes)} per row, {human_bytes(estimate.bytes)} in total"
     free = "" if estimate.free_bytes is None else human_bytes(estimate.free_bytes)
     head = title(counted(estimate.rows, "row"), total)
-    return Group(head, *listing("column, rows of it, bytes of a row, of all", rows), facts([("free", free)]))
+    return Group(head, *listing("column, row, bytes per row, total", rows), facts([("free", free)]))
 
 
 def draw_alignment(found: Alignment) -> RenderableType:
@@ -216,12 +216,12 @@ def draw_alignment(found: Alignment) -> RenderableType:
 
 def _layer(found: LayerAlignment) -> RenderableType:
     grid = f"{len(found.buckets)} buckets, {found.buckets[0]:g} to {found.buckets[-1]:g}" if found.buckets else "none"
-    usual = "" if found.usual_buckets or not found.buckets else " (not the usual ten)"
+    usual = "" if found.usual_buckets or not found.buckets else " (not the default ten)"
     parts: list[RenderableType] = [
         facts(
             [
                 (f"layer {found.layer}", found.teacher),
-                ("rows", f"{found.checked_rows:,} checked, {found.recomputed_rows:,} computed again"),
+                ("rows", f"{found.checked_rows:,} checked, {found.recomputed_rows:,} recomputed"),
                 ("timesteps", f"{grid}{usual}"),
                 *((name, f"{list(shape)}") for name, shape in found.columns.items()),
                 *((f"range of {name}", f"{low:.4g} to {high:.4g}") for name, (low, high) in found.ranges.items()),

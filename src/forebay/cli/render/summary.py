@@ -1,4 +1,4 @@
-"""A cache as a tree: source, layers, counts, figures, short fingerprints.
+"""Draw a cache as a tree: source, layers, counts, figures, short fingerprints.
 
 documents    3,649, 2,197 of them split
 tokens       4,950,877 stored of 4,950,877
@@ -7,8 +7,8 @@ rows by use  ····▁···▁▁▁▁▁▁▁▁▁▁▁▁█  90.1 % fu
 
 images   5,000, 4,712 of them scaled down; width / height 1.25 on average
 padding  29.9 % of the canvas, not stored
-tags     3.4 for an image, of 120; 17 that are not in the vocabulary
-stored   421.9 kB for an image: 0.18 × a float32 canvas, 3.59 × the source
+tags     3.4 per image, of 120; 17 not in the vocabulary
+stored   421.9 kB per image: 0.18 × a float32 canvas, 3.59 × the source
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -78,7 +78,7 @@ def _use(rows: Sequence[int]) -> str:
 
 
 def small_bars(counts: Sequence[int]) -> str:
-    """A histogram on one line: something is never drawn as nothing.
+    """A histogram on one line; a count above 0 is always visible.
 
     >>> small_bars([0, 1, 50, 100])
     '·▁▄█'
@@ -104,28 +104,28 @@ def _image_figures(
 def _tags(vocabulary: int, unknown: int, per_image: float) -> str:
     """
     >>> _tags(120, 17, 3.41), _tags(0, 0, 0.0)
-    ('3.4 for an image, of 120; 17 that are not in the vocabulary', 'none')
+    ('3.4 per image, of 120; 17 not in the vocabulary', 'none')
     """
     if not vocabulary and not unknown:
         return "none"
-    foreign = f"; {unknown:,} that are not in the vocabulary" if unknown else ""
-    return f"{per_image:.1f} for an image, of {vocabulary:,}{foreign}"
+    foreign = f"; {unknown:,} not in the vocabulary" if unknown else ""
+    return f"{per_image:.1f} per image, of {vocabulary:,}{foreign}"
 
 
 def _stored(figures: Mapping[str, Any]) -> str:
     shares = (
         f"{figures['share_of_float32']:.2f} × a float32 canvas, {figures['share_of_source_bytes']:.2f} × the source"
     )
-    return f"{human_bytes(figures['bytes_per_image'])} for an image: {shares}"
+    return f"{human_bytes(figures['bytes_per_image'])} per image: {shares}"
 
 
 SHORT = 12
-# Kinds whose figures deserve more than a list of numbers.
+# Kinds with a drawing of their figures.
 FIGURES: dict[str, Callable[[LayerSummary], RenderableType]] = {
     "images": draw_image_figures,
     "tokens": draw_token_figures,
 }
-SHOWN_CHARS = 200  # of a field: a vocabulary of tags has many
+SHOWN_CHARS = 200  # of a field: a vocabulary of tags is long
 
 
 def draw_summary(summary: Summary) -> RenderableType:
@@ -163,7 +163,7 @@ def _add_layer(tree: Tree, layer: LayerSummary, is_base: bool) -> None:
 
 
 def _figures(layer: LayerSummary) -> RenderableType | None:
-    """The figures of a kind that has a drawing; None where a stranger's cache does not hold what the kind writes."""
+    """The drawn figures of a layer; None if there is no drawing, or an untrusted cache has wrong statistics."""
     try:
         return FIGURES[layer.kind](layer) if layer.kind in FIGURES else None
     except WRONG:
@@ -174,7 +174,7 @@ def _field(value: object) -> str:
     text = _text(value)
     if len(text) <= SHOWN_CHARS:
         return text
-    count = f", {len(value):,} in all" if isinstance(value, list) else ""
+    count = f", {len(value):,} in total" if isinstance(value, list) else ""
     return f"{text[:SHOWN_CHARS]}…{count}"
 
 
@@ -193,5 +193,5 @@ def _value(value: object) -> str:
 
 
 def _text(value: object) -> str:
-    """A value as text; a string that is empty or has blanks in it is quoted, to show where it begins and ends."""
+    """A value as text; a string that is empty or contains blanks is quoted."""
     return repr(value) if isinstance(value, str) and value.split() != [value] else str(value)

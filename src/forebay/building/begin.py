@@ -365,5 +365,8 @@ def resolve_recipe(
 
     A layer that is there has made them; a new one makes them by a few samples of the source.
     """
-    kept = read_recipe_document(store, layer) if store is not None else None
+    kept = None
+    if store is not None:
+        check_layer_name(layer)
+        kept = read_recipe_document(store, layer)
     return hooks_of(recipe).settled(kept.fields if kept else None, Survey(source, store))

@@ -25,7 +25,7 @@ from typing import ClassVar
 import msgspec
 import numpy as np
 
-from forebay.building.chunk_maker import Intake
+from forebay.building.chunk_maker import ChunkSamples
 from forebay.columns import Codec, Column, Columns, Ragged
 from forebay.format import layout
 from forebay.recipe import ChunkTarget, Rows
@@ -59,7 +59,7 @@ class ObedientRecipe(msgspec.Struct, frozen=True, kw_only=True):
 
     def make(self, samples: Iterable[Sample]) -> Rows:
         taken = list(samples)
-        if isinstance(samples, Intake) and taken:
+        if isinstance(samples, ChunkSamples) and taken:
             _write_note("makes", f"{os.getpid()} {taken[0].id}\n")
             time.sleep(self.seconds)
             for sample in taken:

@@ -359,7 +359,7 @@ def test_a_loader_gives_images_their_batches_unless_columns_are_asked_for(caches
     assert list(columns) == ["box", "id", "id.offsets"]
     with pytest.raises(ValueError, match="'box' is already in the batch"):
         next(iter(Loader(cache, global_batch_size=3, collate=ImageBatch(cache), columns=["box"])))
-    with pytest.raises(ValueError, match="beside a collate"):
+    with pytest.raises(ValueError, match="pass columns or collate, not both"):
         CacheDataset(cache, collate=ImageBatch(cache), columns=["box"])
 
 

@@ -92,7 +92,7 @@ def test_the_rows_of_a_loader_are_those_it_selects(tmp_path: Path) -> None:
 def test_fewer_rows_than_before_are_refused_and_change_nothing() -> None:
     schedule = Schedule(100, epochs=2, effective_batch=1)
     schedule(50)
-    with pytest.raises(ValueError, match="90 rows make 180 steps, but 200 were known"):
+    with pytest.raises(ValueError, match="90 rows make 180 steps, fewer than the 200 before"):
         schedule.update(90)
     assert schedule.totals == [[0, 200]]
 

@@ -44,7 +44,7 @@ from forebay.teachers import (
     shared,
     weights_of_latents,
 )
-from forebay.teachers.teacher_samples import normal, sample_keys
+from forebay.teachers.teacher_samples import noise_keys, normal
 from forebay.torch.teachers import HookedModule
 from forebay.torch.teachers.loading import load_model
 from forebay.torch.teachers.run_unet import attention_received, attention_statistics
@@ -63,7 +63,7 @@ def taught(tmp_path_factory: pytest.TempPathFactory, tiny_models: TinyModels) ->
 
 def noise_of(cache: fb.Cache, bucket: int, purpose: str = "noise") -> torch.Tensor:
     ids = [row.tobytes() for row in cache.read(range(len(cache)), ["id"])["id"]]
-    return torch.from_numpy(normal(0, sample_keys(ids), np.full(len(ids), bucket), (4, 8, 8), purpose))
+    return torch.from_numpy(normal(0, noise_keys(ids), np.full(len(ids), bucket), (4, 8, 8), purpose))
 
 
 def test_states_of_prompts_are_those_of_the_models(taught: Path, tiny_models: TinyModels) -> None:

@@ -3,7 +3,7 @@
 samples   a b c d e        batch_size 2, three buckets
 
 one bucket at a time       [a b]₀ [a b]₁ [a b]₂  [c d]₀ …  [e e]₂
-timesteps together         [a₀ a₁ a₂ b₀ b₁ b₂]  …  [e₀ e₁ e₂ e₀ e₁ e₂]
+timesteps all_timesteps         [a₀ a₁ a₂ b₀ b₁ b₂]  …  [e₀ e₁ e₂ e₀ e₁ e₂]
 
 The last batch is filled with its last sample: kernels are not bit-equal across batch sizes.
 """
@@ -70,24 +70,28 @@ class LoadedTeacher:
     forwards: int = 0
     prompts: int = 0
     computed: int = 0
-    seats_agree: bool | None = None  # unknown until it was tried
-    asked_as: Hashable = None
+    row_position_invariant: bool | None = None  # unknown until it was tried
+    signature: Hashable = None
 
     def __call__(self, batch: Batch) -> Mapping[str, Array]:
         self.forwards += 1
         return self.loaded(batch)
 
-    def begin(self, asked_as: Hashable) -> None:
+    def begin(self, signature: Hashable) -> None:
         """What was remembered of prompts that were asked, or are stored, in another way is of no use."""
-        if self.asked_as != asked_as:
+        if self.signature != signature:
             self.memo.clear()
-            self.asked_as, self.seats_agree = asked_as, None
+            self.signature, self.row_position_invariant = signature, None
 
     def notes(self) -> tuple[str, ...]:
         where = "" if self.device == "auto" else f" onto {self.device}"
         lines = [f"'{self.name}' was loaded{where} and ran {self.forwards:,} forward batch(es)"]
         if self.prompts:
-            apart = "" if self.seats_agree is not False else "; its kernels tell seats of a batch apart, none is reused"
+            apart = (
+                ""
+                if self.row_position_invariant is not False
+                else "; its kernels tell seats of a batch apart, none is reused"
+            )
             lines.append(
                 f"{self.prompts:,} prompt(s) were asked for and {self.computed:,} computed, {self.memo.hits:,} were "
                 f"remembered from earlier chunks{apart}"
@@ -98,7 +102,7 @@ class LoadedTeacher:
 @dataclass(slots=True)
 class _Slot:
     key: Hashable = None
-    seated: LoadedTeacher | None = None
+    teacher: LoadedTeacher | None = None
 
 
 _slot = _Slot()
@@ -107,23 +111,23 @@ _slot = _Slot()
 def load_once(teacher: Teacher, device: str, dtype: str, memo_bytes: int) -> LoadedTeacher:
     """The teacher, loaded now unless it is the one that is."""
     key = (teacher, device, dtype, tuple(sorted(teacher.files().items())))
-    if _slot.seated is None or _slot.key != key:
+    if _slot.teacher is None or _slot.key != key:
         unload()
-        _slot.seated = LoadedTeacher(teacher.tag(), device, teacher.load(device, dtype), Memo(memo_bytes))
+        _slot.teacher = LoadedTeacher(teacher.tag(), device, teacher.load(device, dtype), Memo(memo_bytes))
         _slot.key = key
-    return _slot.seated
+    return _slot.teacher
 
 
 def unload() -> tuple[str, ...]:
     """Let the loaded teacher go, and say what it did; nothing where there is none."""
-    seated, _slot.seated, _slot.key = _slot.seated, None, None
-    if seated is None:
+    teacher, _slot.teacher, _slot.key = _slot.teacher, None, None
+    if teacher is None:
         return ()
-    notes = seated.notes()
-    close = getattr(seated.loaded, "close", None)
+    notes = teacher.notes()
+    close = getattr(teacher.loaded, "close", None)
     if close is not None:
         close()
-    del seated, close
+    del teacher, close
     gc.collect()  # modules hold themselves in cycles
     return notes
 
@@ -139,11 +143,11 @@ class BatchedForward:
     inputs: tuple[str, ...]
     buckets: tuple[float, ...]  # none where the teacher is not timed
     batch_size: int
-    together: bool  # all timesteps in one batch
+    all_timesteps: bool  # all timesteps in one batch
     seed: int
 
     def run(
-        self, seated: LoadedTeacher, samples: Samples, rows: Sequence[int]
+        self, teacher: LoadedTeacher, samples: Samples, rows: Sequence[int]
     ) -> tuple[dict[str, Array], dict[int, str]]:
         """The results for some rows, in order: `(rows, [buckets,] *shape)` per output.
 
@@ -157,31 +161,31 @@ class BatchedForward:
         bad: dict[int, str] = {}
         for at in range(0, len(rows), self.batch_size):
             some = slice(at, at + self.batch_size)
-            batch = self._ask_batch(seated, samples, rows[some])
+            batch = self._run_batch(teacher, samples, rows[some])
             bad |= {at + place: detail for place, detail in self._not_finite(batch).items()}
             for name, values in batch.items():
                 found[name][some] = values if self.buckets else values[:, 0]
         return found, bad
 
-    def _ask_batch(self, seated: LoadedTeacher, samples: Samples, rows: Sequence[int]) -> dict[str, Array]:
+    def _run_batch(self, teacher: LoadedTeacher, samples: Samples, rows: Sequence[int]) -> dict[str, Array]:
         filled = [*rows, *[rows[-1]] * (self.batch_size - len(rows))]
         every = np.arange(len(self.buckets)) if self.buckets else NO_BUCKETS
-        turns = [every] if self.together else [every[turn : turn + 1] for turn in range(len(every))]
-        made = [self._forward(seated, samples, filled, turn) for turn in turns]
+        turns = [every] if self.all_timesteps else [every[turn : turn + 1] for turn in range(len(every))]
+        made = [self._forward(teacher, samples, filled, turn) for turn in turns]
         return {name: np.concatenate([one[name] for one in made], axis=1)[: len(rows)] for name in self.outputs}
 
     def _forward(
-        self, seated: LoadedTeacher, samples: Samples, rows: Sequence[int], buckets: NDArray[np.int64]
+        self, teacher: LoadedTeacher, samples: Samples, rows: Sequence[int], buckets: NDArray[np.int64]
     ) -> dict[str, Array]:
         """One forward, every sample at each of these buckets: `(rows, buckets, *shape)` per output."""
         batch = self.batch(samples, np.repeat(rows, len(buckets)), np.tile(buckets, len(rows)))
-        answer = _answer(seated, batch)
+        answer = _answer(teacher, batch)
         found = {}
         for name, (output, dtype) in self.outputs.items():
             values, expected = np.asarray(answer[name]) if name in answer else None, (len(batch), *output.shape)
             if values is None or values.shape != expected:
                 shape = None if values is None else values.shape
-                raise TeacherOutputInvalid(seated.name, name, batch.ids[0], batch.first_moment, shape, expected)
+                raise TeacherOutputInvalid(teacher.name, name, batch.ids[0], batch.first_t, shape, expected)
             with np.errstate(over="ignore"):  # `_not_finite` finds what the type cannot hold
                 found[name] = values.astype(DTYPES[dtype][1]).reshape(len(rows), len(buckets), *output.shape)
         return found
@@ -211,14 +215,14 @@ class BatchedForward:
         return bad
 
 
-def _answer(seated: LoadedTeacher, batch: Batch) -> Mapping[str, Array]:
+def _answer(teacher: LoadedTeacher, batch: Batch) -> Mapping[str, Array]:
     """What a teacher says; an error of a library gets the sample and the moment it came at."""
     try:
-        return seated(batch)
+        return teacher(batch)
     except ForebayError:
         raise
     except Exception as error:
-        raise TeacherRaised(seated.name, batch.ids[0], batch.first_moment, error) from error
+        raise TeacherRaised(teacher.name, batch.ids[0], batch.first_t, error) from error
 
 
 _STATUS = Path("/proc/self/status")

@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 from forebay.columns import Array
 from forebay.teachers.model_files import config_of, hashes, setting, tokenizer_of
 from forebay.teachers.protocol import Loaded, Output, Teacher, library_versions, load_by
-from forebay.teachers.teacher_samples import HOLDER
+from forebay.teachers.teacher_samples import SHARED_ROW_SUFFIX
 
 
 class Latents(Teacher, frozen=True, kw_only=True, tag="latents"):
@@ -55,7 +55,7 @@ class T5(Teacher, frozen=True, kw_only=True, tag="t5"):
     """The last hidden states of a T5 encoder, and the mask of the tokens that are no padding."""
 
     prompted: ClassVar[bool] = True
-    of: ClassVar[Literal["sample", "prompt", "nothing"]] = "prompt"
+    depends_on: ClassVar[Literal["sample", "prompt", "nothing"]] = "prompt"
     located: ClassVar[tuple[str, ...]] = ("model", "tokenizer")
 
     model: str
@@ -84,7 +84,7 @@ class Clip(Teacher, frozen=True, kw_only=True, tag="clip"):
     """The pooled output and the last hidden states of a CLIP text encoder; `keeps` may leave one out."""
 
     prompted: ClassVar[bool] = True
-    of: ClassVar[Literal["sample", "prompt", "nothing"]] = "prompt"
+    depends_on: ClassVar[Literal["sample", "prompt", "nothing"]] = "prompt"
     located: ClassVar[tuple[str, ...]] = ("model", "tokenizer")
 
     model: str
@@ -146,7 +146,7 @@ class UnetTeacher(Teacher, frozen=True, kw_only=True):
 
     def inputs(self) -> tuple[str, ...]:
         latents = (self.latents,) if self.noise == "noised" else ()
-        return (self.text, f"{self.text}{HOLDER}", *latents)
+        return (self.text, f"{self.text}{SHARED_ROW_SUFFIX}", *latents)
 
     def files(self) -> Mapping[str, str]:
         return hashes("unet", self.unet, self.weights)
@@ -204,7 +204,7 @@ class GeometricSol(Teacher, frozen=True, kw_only=True, tag="geometric-sol"):
     """Early attention is focused and central, late attention spread: constants of the layer, stored once."""
 
     timed: ClassVar[bool] = True
-    of: ClassVar[Literal["sample", "prompt", "nothing"]] = "nothing"
+    depends_on: ClassVar[Literal["sample", "prompt", "nothing"]] = "nothing"
 
     side: int = 8
     name: str = "sol"
@@ -268,7 +268,7 @@ class Hook(Teacher, frozen=True, kw_only=True, tag="hook"):
         return self.name
 
     def inputs(self) -> tuple[str, ...]:
-        return (*dict.fromkeys(self.arguments.values()), *(f"{column}{HOLDER}" for column in self.shared))
+        return (*dict.fromkeys(self.arguments.values()), *(f"{column}{SHARED_ROW_SUFFIX}" for column in self.shared))
 
     def outputs(self) -> tuple[Output, ...]:
         return (Output(self.name, self.shape),)

@@ -42,7 +42,7 @@ class Part(NamedTuple):
     names: tuple[str, ...] = ()  # of lines, where each has one
 
 
-def taught_picture(parts: Sequence[Part]) -> Picture:
+def teacher_picture(parts: Sequence[Part]) -> Picture:
     """Columns of samples, one below the other."""
     drawings = [_titled(part) for part in parts]
     sheet = Image.new("RGB", (WIDTH, sum(drawing.height for drawing in drawings)), PAPER)

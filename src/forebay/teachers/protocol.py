@@ -61,7 +61,7 @@ class Batch:
         return len(self.ids)
 
     @property
-    def first_moment(self) -> float | None:
+    def first_t(self) -> float | None:
         """What errors name beside the first sample."""
         return None if self.t is None else float(self.t[0])
 
@@ -95,7 +95,7 @@ class Teacher(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     timed: ClassVar[bool] = False
     prompted: ClassVar[bool] = False  # whether batches bring prompts
-    of: ClassVar[Literal["sample", "prompt", "nothing"]] = "sample"
+    depends_on: ClassVar[Literal["sample", "prompt", "nothing"]] = "sample"
     revision: ClassVar[int] = 1  # raise it when code changes what is stored: layers of another one are not reused
     located: ClassVar[tuple[str, ...]] = ()
     reads: ClassVar[tuple[str, ...]] = ()

@@ -79,7 +79,9 @@ class TeacherRecipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         """The fields that mean nothing for this teacher."""
         unused = [] if self.model.timed else ["buckets", "batch_timesteps"]
         unused += [] if self.model.prompted else ["prompt_column", "prompt_key"]
-        unused += ["batch_size", "batch_timesteps", "dtype", "stored", "seed"] if self.model.of == "nothing" else []
+        unused += (
+            ["batch_size", "batch_timesteps", "dtype", "stored", "seed"] if self.model.depends_on == "nothing" else []
+        )
         return unused
 
     @property
@@ -108,7 +110,7 @@ class TeacherRecipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     def columns(self) -> tuple[Column, ...]:
         outputs = self._outputs()
-        if self.model.of == "prompt":
+        if self.model.depends_on == "prompt":
             return shared_columns(outputs, self.model.layer_name())
         steps = (len(self.buckets),) if self.model.timed else ()
         return tuple(
@@ -139,13 +141,13 @@ class TeacherRecipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             asked = kept.get("halved_from") == self.batch_size
             fields = {name: kept[name] for name in ("batch_size", "halved_from")} if asked else {}
             return msgspec.structs.replace(self, **fields), ()
-        if self.model.of == "nothing":
+        if self.model.depends_on == "nothing":
             return self, ()
         rows = survey.rows(self.reads, self.batch_size)
         samples = self._samples(rows) if rows else None
         if samples is None or not samples.present.any():
             return self, () if samples is None else _silence(samples)
-        self._seat()  # what loading takes is the same for any batch
+        self._load()  # what loading takes is the same for any batch
         bad: list[int] = []  # by trial, how many of its results are not finite
         size = fit_batch(self.batch_size, self.memory_limit, lambda size: bad.append(self._try_batch(samples, size)))
         if bad[-1]:
@@ -158,17 +160,17 @@ class TeacherRecipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     def make(self, rows: Columns) -> Rows:
         samples = self._samples(rows)
         asked = np.flatnonzero(samples.present).tolist()
-        distinct = {samples.prompts[row] for row in asked} if self.model.of == "prompt" else set()
+        distinct = {samples.prompts[row] for row in asked} if self.model.depends_on == "prompt" else set()
         self._check_size(len(distinct) or len(samples))
-        seated = self._seat() if asked and self.model.of != "nothing" else None
-        if self.model.of == "prompt":
+        teacher = self._load() if asked and self.model.depends_on != "nothing" else None
+        if self.model.depends_on == "prompt":
             name = self.model.layer_name()
-            columns, samples = shared_rows(self._asking(), seated, samples, name)
+            columns, samples = shared_rows(self._forward_with(), teacher, samples, name)
             counts: dict[str, int | float | list[int]] = {"prompts": len(asked), "distinct_prompts": len(distinct)}
             return Rows(columns, samples.failures, counts, samples.present)
-        if seated is None:
+        if teacher is None:
             return Rows(self._spread({}, [], len(samples)), samples.failures, {}, samples.present)
-        made, bad = self._asking().run(seated, samples, asked)
+        made, bad = self._forward_with().run(teacher, samples, asked)
         samples = samples.without({asked[at]: detail for at, detail in bad.items()})
         good = [at for at in range(len(asked)) if at not in bad]
         kept = {name: values[good] for name, values in made.items()} if bad else made
@@ -201,15 +203,15 @@ class TeacherRecipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     def _try_batch(self, samples: Samples, size: int) -> int:
         """One forward of `size` samples, at the first bucket or at all of them; how many results are not finite."""
         row = int(np.flatnonzero(samples.present)[0])
-        asking = self._asking(size)
+        forward = self._forward_with(size)
         if not self.batch_timesteps:
-            asking = replace(asking, buckets=self.buckets[:1])
-        return len(asking.run(self._seat(), samples, [row] * size)[1])
+            forward = replace(forward, buckets=self.buckets[:1])
+        return len(forward.run(self._load(), samples, [row] * size)[1])
 
     def _check_finite(self, samples: Samples, size: int) -> None:
         """Refuse a model that gives no finite number for any of the first samples, before the layer is begun."""
         rows = np.flatnonzero(samples.present).tolist()
-        _, bad = self._asking(size).run(self._seat(), samples, rows)
+        _, bad = self._forward_with(size).run(self._load(), samples, rows)
         if len(bad) == len(rows) > 1:
             raise TeacherUnusable(
                 self.default_layer,
@@ -217,7 +219,7 @@ class TeacherRecipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
                 f"store in a wider type (dtype is {self.dtype}, stored is {self.stored})",
             )
 
-    def _seat(self) -> LoadedTeacher:
+    def _load(self) -> LoadedTeacher:
         return load_once(self.model, self.device, self.dtype, self.memo_bytes)
 
     def _samples(self, rows: Columns) -> Samples:
@@ -227,13 +229,13 @@ class TeacherRecipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     def _outputs(self) -> dict[str, tuple[Output, Dtype]]:
         return {output.name: (output, output.dtype or self.stored) for output in self.model.outputs()}
 
-    def _asking(self, batch_size: int | None = None) -> BatchedForward:
+    def _forward_with(self, batch_size: int | None = None) -> BatchedForward:
         return BatchedForward(
             outputs=self._outputs(),
             inputs=self.model.inputs(),
             buckets=self.buckets,
             batch_size=batch_size or self.batch_size,
-            together=self.batch_timesteps,
+            all_timesteps=self.batch_timesteps,
             seed=self.seed,
         )
 

@@ -19,7 +19,7 @@ _LOW, _HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
 _UNIT = 2.0**-32
 
 
-def sample_keys(ids: Sequence[bytes]) -> NDArray[np.uint64]:
+def noise_keys(ids: Sequence[bytes]) -> NDArray[np.uint64]:
     """One number per sample, by its id."""
     return np.array([xxhash.xxh3_64_intdigest(one) for one in ids], np.uint64)
 
@@ -44,7 +44,7 @@ def _pair(a: NDArray[np.uint64], b: NDArray[np.uint64]) -> tuple[NDArray[np.floa
     return (radius * np.cos(angle)).astype(np.float32), (radius * np.sin(angle)).astype(np.float32)
 
 
-HOLDER = "_row"  # after the name of a column that is stored once for equal inputs: the row that holds it
+SHARED_ROW_SUFFIX = "_row"  # after the name of a column that is stored once for equal inputs: the row that holds it
 NOT_FINITE = "not-finite"  # the reason of a row whose numbers are NaN or infinite
 _PRESENT = ".present"
 
@@ -99,9 +99,9 @@ class Samples:
         values = self.columns[column]
         if not isinstance(values, Ragged):
             return values[np.asarray(rows, np.int64)]
-        if f"{column}{HOLDER}" not in self.columns:
+        if f"{column}{SHARED_ROW_SUFFIX}" not in self.columns:
             return Ragged.of([values[row] for row in rows], values.values.dtype, values.values.shape[1:])
-        holders = np.asarray(self.columns[f"{column}{HOLDER}"])[np.asarray(rows, np.int64)]
+        holders = np.asarray(self.columns[f"{column}{SHARED_ROW_SUFFIX}"])[np.asarray(rows, np.int64)]
         held = values.values[values.offsets[holders].astype(np.int64)]
         shared: Array = held.reshape(len(rows), *values.values.shape[1:])
         return shared
@@ -120,7 +120,7 @@ def read_samples(rows: Columns, ids: str, prompts: Prompts | None) -> Samples:
     spoken = np.array([prompt is not None for prompt in found], np.bool_) if prompts else present
     detail = f"no text in {prompts.where}" if prompts else ""
     failures = tuple(Failure(texts[row], "no-prompt", detail) for row in np.flatnonzero(present & ~spoken).tolist())
-    return Samples(texts, sample_keys(raw), rows, tuple(prompt or "" for prompt in found), present & spoken, failures)
+    return Samples(texts, noise_keys(raw), rows, tuple(prompt or "" for prompt in found), present & spoken, failures)
 
 
 def prompt_hash(prompt: str) -> int:

@@ -17,7 +17,7 @@ from forebay.compat.tinyflux.prompt_caches import ModelZoo
 from forebay.errors import RecipeMismatch
 from forebay.read.cache import Cache, open_cache
 from forebay.teachers.shared_prompts import SharedColumn
-from forebay.teachers.teacher_samples import HOLDER
+from forebay.teachers.teacher_samples import SHARED_ROW_SUFFIX
 from forebay.torch.batches import to_array, to_tensor
 from forebay.torch.distill.timed_features import TeacherRows, TorchFeatures
 
@@ -59,7 +59,7 @@ class StoredColumn:
     def read(self, rows: Tensor | ArrayLike) -> Tensor:
         """Some rows, each with its own values, also where equal ones are stored once."""
         numbers = to_array(rows)
-        holder = f"{self._name}{HOLDER}"
+        holder = f"{self._name}{SHARED_ROW_SUFFIX}"
         is_shared = holder in self._cache.columns
         read = self._cache.read(numbers, [holder if is_shared else self._name])
         found = SharedColumn(self._cache, self._name).read(numbers) if is_shared else read[self._name]

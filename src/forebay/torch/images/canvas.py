@@ -24,7 +24,7 @@ from forebay.images.recipe import ImageRecipe
 from forebay.masks.documents import Bools
 from forebay.masks.rectangle import IGNORE_THRESHOLD, Size, token_ignore_mask, token_padding
 from forebay.order.coins import Coins
-from forebay.torch.batches import Batch, Buffers, tensor
+from forebay.torch.batches import Batch, Buffers, to_tensor, wrap
 from forebay.torch.images.joint import Canvases, JointTransform, transformed
 
 Planes = NDArray[np.uint8]  # (3, height, width)
@@ -248,10 +248,10 @@ class CanvasMaker:
             paint_canvas(canvas, content, box, self._painter)
         mask = buffers.empty((len(boxes), *self._size), np.dtype(np.bool_))
         fill_pixel_masks(mask, places)
-        batch = {"pixels": pixels, "pixel_mask": tensor(mask)}
+        batch = {"pixels": pixels, "pixel_mask": wrap(mask)}
         if self._tokens is not None:
-            batch["token_mask"] = tensor(buffers.hold(self._tokens.of_boxes(boxes, self._size, name)))
-        return batch | {"box": tensor(buffers.hold(boxes))}
+            batch["token_mask"] = to_tensor(self._tokens.of_boxes(boxes, self._size, name), buffers)
+        return batch | {"box": to_tensor(boxes, buffers)}
 
     def _transformed(
         self, contents: Iterable[Planes], boxes: Boxes, coins: Coins, buffers: Buffers, name: Name
@@ -262,10 +262,10 @@ class CanvasMaker:
         for canvas, image in zip(canvases, changed.pixels.numpy(), strict=True):
             self._painter.paint(canvas, image, 0)
         mask, box = changed.mask.contiguous().numpy(), changed.box.contiguous().numpy()
-        batch = {"pixels": pixels, "pixel_mask": tensor(buffers.hold(mask))}
+        batch = {"pixels": pixels, "pixel_mask": to_tensor(mask, buffers)}
         if self._tokens is not None:
-            batch["token_mask"] = tensor(buffers.hold(self._tokens.of_masks(mask, box, name)))
-        return batch | {"box": tensor(buffers.hold(box))}
+            batch["token_mask"] = to_tensor(self._tokens.of_masks(mask, box, name), buffers)
+        return batch | {"box": to_tensor(box, buffers)}
 
     def _pasted(self, contents: Iterable[Planes], boxes: Boxes) -> Canvases:
         bytes_painter, places = BytePainter(self._pad_color), _places(boxes)
@@ -281,9 +281,9 @@ class CanvasMaker:
         """The tensor `[images, 3, height, width]`, and the arrays it rests in, to be painted on."""
         if self._channels == "first":
             memory = buffers.empty((count, 3, *size), self._painter.storage)
-            return tensor(memory).view(self._dtype), memory
+            return wrap(memory).view(self._dtype), memory
         memory = buffers.empty((count, *size, 3), self._painter.storage)
-        return tensor(memory).view(self._dtype).permute(0, 3, 1, 2), memory.transpose(0, 3, 1, 2)
+        return wrap(memory).view(self._dtype).permute(0, 3, 1, 2), memory.transpose(0, 3, 1, 2)
 
 
 def _places(boxes: Boxes) -> list[Box]:

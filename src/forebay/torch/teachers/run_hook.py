@@ -39,7 +39,7 @@ class Capture:
             run()
         found, self._found = self._found, None
         if found is None:
-            raise HookSilent(self._model, self._submodule, batch.ids[0], batch.first_moment)
+            raise HookSilent(self._model, self._submodule, batch.ids[0], batch.first_t)
         return found
 
     def close(self) -> None:

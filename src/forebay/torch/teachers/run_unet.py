@@ -139,7 +139,7 @@ class LoadedSol:
         self._seen.clear()
         self._unet.run(batch)
         if not self._seen:
-            raise HookSilent(self._teacher.unet, f"*.{SELF_ATTENTION}", batch.ids[0], batch.first_moment)
+            raise HookSilent(self._teacher.unet, f"*.{SELF_ATTENTION}", batch.ids[0], batch.first_t)
         stats, maps = (torch.stack(found).mean(dim=0) for found in zip(*self._seen, strict=True))
         self._seen.clear()
         name = self._teacher.name

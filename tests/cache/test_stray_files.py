@@ -10,6 +10,7 @@ from tests.cli.running import run
 from tests.layer_recipes import LengthLayer, LineRecipe, layered_cache, number_cache, write_lines
 
 import forebay as fb
+from forebay.cache import catalog
 from forebay.cache import publish as publishing
 from forebay.cache.claims import read_claims
 from forebay.cache.records import BuildReport
@@ -154,7 +155,7 @@ def test_a_bug_in_a_decoder_does_not_delete_a_chunk(tmp_path, monkeypatch):
     def buggy(*_: object) -> None:
         raise KeyError("a typing mistake")
 
-    monkeypatch.setattr(publishing, "adopt_chunk", buggy)
+    monkeypatch.setattr(catalog, "adopt_chunk", buggy)
     with pytest.raises(KeyError, match="a typing mistake"):
         build(root)
     assert chunk.exists()

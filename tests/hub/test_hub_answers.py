@@ -139,7 +139,7 @@ def test_what_is_not_a_commit_is_not_asked_for(hub, tmp_path, commit):
 def test_an_answer_that_comes_byte_by_byte_is_given_up(hub, tmp_path, monkeypatch):
     """Each byte may come in time and the answer never end: so the time of the whole is bounded too."""
     hub.add("org/set", {"a.parquet": b"x"})
-    clock = SimpleNamespace(monotonic=count(0, 1000).__next__, time=time.time)
+    clock = SimpleNamespace(monotonic=count(0, 1000).__next__, time=time.time, sleep=time.sleep)
     monkeypatch.setattr("forebay.hub.http.time", clock)
     with pytest.raises(HubUnreachable, match="its answer took longer than 5 seconds"):
         Repository("org/set", "dataset", hub.address, str(tmp_path / "kept"), QUICK).commit()

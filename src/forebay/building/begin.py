@@ -273,7 +273,7 @@ def _keep_constants(store: Store, recipe: AnyRecipe, layer: str) -> None:
     constants = sealed_constants(recipe, layer)
     if constants:
         store.replace(layout.constants(layer), constants)
-    else:
+    elif _has_constants(store, layer):
         store.delete(layout.constants(layer))
 
 

@@ -10,7 +10,7 @@ import msgspec
 from forebay.cli.options import Decorator, SizeType
 from forebay.kinds import recipe_class
 from forebay.source import Source
-from forebay.sources import lines, text
+from forebay.sources import files, lines
 from forebay.sources.failures import MAX_SAMPLE_BYTES
 from forebay.sources.paths import STREAM_SUFFIXES
 
@@ -61,7 +61,7 @@ class RawSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     def open(self) -> Source:
         limit = max(self.max_sample_bytes or 0, MAX_SAMPLE_BYTES)
         if self._chosen_unit() == "files":
-            return text(*self.paths, suffixes=self.suffix, max_sample_bytes=limit)
+            return files(*self.paths, suffixes=self.suffix, max_sample_bytes=limit)
         if self.suffix:
             raise click.UsageError(
                 f"--suffix chooses whole files of folders; for lines, name a glob like 'folder/**/*{self.suffix[0]}'"

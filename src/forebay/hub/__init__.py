@@ -5,12 +5,6 @@ downloads, so asking, downloading and range reads are here.
 """
 
 from forebay.errors import LibraryMissing
-from forebay.hub.dataset_shards import parquet_shards
-from forebay.hub.download import RangeFile
-from forebay.hub.http import RetryPolicy
-from forebay.hub.models import model_files, tokenizer_json
-from forebay.hub.repository import HubFile, Listing, RemoteFile, Repository
-from forebay.hub.spool import Held, clear, sweep, take
 
 try:  # first, so that the sentence below is the one that is read
     import httpx2 as _httpx2  # noqa: F401
@@ -22,6 +16,14 @@ try:  # first, so that the sentence below is the one that is read
 except ModuleNotFoundError as missing:
     library = missing.name or "huggingface_hub"
     raise LibraryMissing(library, "reading from the Hugging Face hub", "remote") from missing
+
+from forebay.hub.dataset_shards import parquet_shards
+from forebay.hub.download import RangeFile
+from forebay.hub.http import RetryPolicy
+from forebay.hub.models import model_files, tokenizer_json
+from forebay.hub.repository import HubFile, Listing, RemoteFile, Repository
+from forebay.hub.spool import Held, clear, sweep, take
+
 __all__ = [
     "Held",
     "HubFile",

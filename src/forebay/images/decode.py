@@ -27,11 +27,16 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Literal, NamedTuple
 
-from PIL import Image, ImageFile
-
 from forebay.errors import ImageUnreadable, LibraryMissing
-from forebay.images.content import SWAPPING, Alpha, Bands, Color, as_rgb
 from forebay.images.geometry import fit
+
+try:
+    from PIL import Image, ImageFile
+    from PIL.TiffImagePlugin import TiffImageFile
+except ModuleNotFoundError as missing:
+    raise LibraryMissing("pillow", "decoding images", "images") from missing
+
+from forebay.images.content import SWAPPING, Alpha, Bands, Color, as_rgb
 
 _FILTER = ("ignore", None, Warning, re.compile(r"PIL\."), 0)
 _lock = threading.Lock()
@@ -96,11 +101,6 @@ def _start_anew() -> None:
 
 
 os.register_at_fork(after_in_child=_start_anew)
-try:
-    from PIL import Image, ImageFile
-    from PIL.TiffImagePlugin import TiffImageFile
-except ModuleNotFoundError as missing:
-    raise LibraryMissing("pillow", "decoding images", "images") from missing
 Exif = Literal["apply", "ignore"]
 MAX_PIXELS = 1 << 27  # 134 million: less than a gigabyte while it is decoded
 LARGE = 1 << 24  # from here on memory counts, and a picture is converted and turned band by band

@@ -12,16 +12,17 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from forebay.masks.documents import document_ids, padding_mask
-from forebay.masks.rectangle import IGNORE_THRESHOLD, Size, pixel_mask, token_ignore_mask
-from forebay.masks.spans import Spans, document_spans
-
 try:
     from PIL import Image, ImageDraw
 except ModuleNotFoundError as missing:
     raise ModuleNotFoundError(
         "forebay.masks.draw needs pillow: pip install 'forebay[pictures]'", name="PIL"
     ) from missing
+
+from forebay.masks.documents import document_ids, padding_mask
+from forebay.masks.rectangle import IGNORE_THRESHOLD, Size, pixel_mask, token_ignore_mask
+from forebay.masks.spans import Spans, document_spans
+
 Pixels = NDArray[np.uint8]  # (height, width, 3)
 UNSEEN = (250, 250, 248)
 PADDING = (190, 190, 186)

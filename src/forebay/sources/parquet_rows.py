@@ -27,13 +27,15 @@ from forebay.errors import LibraryMissing, SourceUnreadable
 from forebay.source import Failure, Part, Sample, SourceFile, settling_seconds
 from forebay.sources.compression import LEAST_SAMPLES, most_unpacked
 from forebay.sources.failures import MAX_SAMPLE_BYTES
-from forebay.sources.parquet_columns import DICTIONARY_PAGE, Page, documents, holds_text, page_headers
 
 try:
     import pyarrow as pa
     from pyarrow.parquet import ParquetFile
 except ModuleNotFoundError as missing:
     raise LibraryMissing("pyarrow", "reading Parquet files", "tokens") from missing
+
+from forebay.sources.parquet_columns import DICTIONARY_PAGE, Page, documents, holds_text, page_headers
+
 __all__ = [
     "ParquetFile", "check_footer", "every_batch", "open_any_parquet", "open_parquet", "read_rows", "row_batches",
     "row_cuts", "row_group_ends", "stored_spans", "understood",

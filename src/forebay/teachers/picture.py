@@ -13,12 +13,14 @@ from numpy.typing import NDArray
 
 from forebay.columns import Array
 from forebay.errors import LibraryMissing
-from forebay.masks.draw import Picture
 
 try:
     from PIL import Image, ImageDraw, ImageFont
 except ModuleNotFoundError as missing:
     raise LibraryMissing("pillow", "drawing what teachers said", "teachers") from missing
+
+from forebay.masks.draw import Picture
+
 Pixels = NDArray[np.uint8]  # (height, width, 3)
 WIDTH = 900
 MARGIN = 44  # left, for the timesteps

@@ -133,7 +133,7 @@ class TeacherRecipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     def versions(self) -> Mapping[str, str]:
         """The libraries and, where torch is one of them, the device: bits are promised for one device."""
         found = self.model.versions()
-        return {**found, "device": runner("device").device_facts(self.device)} if "torch" in found else found
+        return {**found, "device": runner("loading").device_facts(self.device)} if "torch" in found else found
 
     def settled(self, kept: Mapping[str, Any] | None, survey: Any) -> tuple["TeacherRecipe", tuple[str, ...]]:
         """With a batch that memory holds: found before the first chunk, and kept ever after."""

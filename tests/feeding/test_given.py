@@ -131,7 +131,7 @@ def test_a_dict_that_is_no_state_is_refused(tokens: fb.Cache) -> None:
         ({"generations": "0"}, r"Expected `array`, got `str` - at `.*generations`"),
         ({"chunks": None}, r"chunks`"),
         ({"window": {"rows": "many"}}, r"window"),
-        ({"shuffle": "window"}, "a window belongs to 'window' alone"),
+        ({"shuffle": "window"}, "shuffle 'window' needs a window"),
         ({"shuffle": "best"}, r"Invalid enum value 'best' - at `.*shuffle`"),
         ({"automatic": 1}, "Expected `bool`"),
     ],

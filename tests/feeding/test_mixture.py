@@ -359,7 +359,7 @@ def test_what_makes_no_mixture_is_refused(tmp_path: Path, caches: list[fb.Cache]
         Mixture.of([])
     with pytest.raises(ValueError, match="all have a weight, or all a repeat"):
         Mixture.of([Ingredient(caches[0], weight=1), Ingredient(caches[1], repeat=1)])
-    with pytest.raises(ValueError, match="weights are"):
+    with pytest.raises(ValueError, match="weights must be"):
         weighted(caches, [1, -1, 2])
     with pytest.raises(ValueError, match="epoch_rows must be at least 1"):
         weighted(caches, [1, 1, 1], epoch_rows=0)
@@ -431,9 +431,9 @@ def test_a_mixture_is_read_from_a_file_wherever_one_stands(tmp_path: Path) -> No
         ("weight = 0.25", "repeat = 2", "all with a weight or all with a repeat"),
         ("[0.5, 0.5]", "[0.5]", "different numbers of sources"),
         ("seed = 3", "seed = ", "not valid TOML"),
-        ("fraction = 0.6", "fraction = 60", "fraction is 60"),
+        ("fraction = 0.6", "fraction = 60", "fraction must be above 0"),
         ('split = "train"', "", "fraction.* of .* without a split"),
-        ("weight = 0.25", "weight = nan", r"weights are \[.*nan\]; give finite numbers"),
+        ("weight = 0.25", "weight = nan", r"weights must be finite \(got \[.*nan\]\)"),
     ],
 )
 def test_a_mistake_in_the_file_is_named(tmp_path: Path, old: str, new: str, problem: str) -> None:

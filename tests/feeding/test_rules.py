@@ -269,7 +269,7 @@ def test_what_is_no_split_is_refused(tokens: fb.Cache) -> None:
         Split("test")
     with pytest.raises(ValueError, match="by must be one of auto, chunk, document, sample"):
         Split("train", by="row")
-    with pytest.raises(ValueError, match="fraction is 80"):
+    with pytest.raises(ValueError, match="fraction must be above 0 and up to 1"):
         Split("train", fraction=80)
     with pytest.raises(ValueError, match="names no column of sample ids"):
         Split("train", by="sample").select(tokens)

@@ -291,7 +291,7 @@ def test_a_batch_fits_the_memory_limit(tmp_path: Path) -> None:
     heavy = Heavy(sample_bytes=16 << 20, load_bytes=64 << 20)  # what loading takes for a moment halves no batch
     report = fb.build(root, None, TeacherRecipe(teacher=heavy, batch_size=4, memory_limit=limit))
     assert fb.open_cache(root).recipe("heavy").fields["batch_size"] in (1, 2)
-    assert any("memory does not hold more" in note for note in report.notes)
+    assert any("to fit in memory" in note for note in report.notes)
     with pytest.raises(MemoryTooSmall):
         fb.build(root, None, TeacherRecipe(teacher=Heavy(sample_bytes=1), memory_limit=1 << 20), layer="small")
 

@@ -1,11 +1,11 @@
-"""Run the one teacher that this process has loaded, on as many samples at a time as memory holds.
+"""Run the one loaded teacher of this process, on as many samples at a time as fit in memory.
 
 samples   a b c d e        batch_size 2, three buckets
 
 one bucket at a time       [a b]₀ [a b]₁ [a b]₂  [c d]₀ …  [e e]₂
-timesteps all_timesteps         [a₀ a₁ a₂ b₀ b₁ b₂]  …  [e₀ e₁ e₂ e₀ e₁ e₂]
+all timesteps at once      [a₀ a₁ a₂ b₀ b₁ b₂]  …  [e₀ e₁ e₂ e₀ e₁ e₂]
 
-The last batch is filled with its last sample: kernels are not bit-equal across batch sizes.
+The last batch is filled up with its last sample, since kernels are not bit-equal across batch sizes.
 """
 
 import gc
@@ -25,7 +25,7 @@ from forebay.teachers.teacher_samples import Samples
 
 
 class Memo:
-    """Arrays by the input they were made of."""
+    """An LRU cache, bounded by bytes, of the arrays that a teacher made of each prompt."""
 
     def __init__(self, limit_bytes: int) -> None:
         self.hits = 0
@@ -61,7 +61,7 @@ def _size(arrays: Mapping[str, Array]) -> int:
 
 @dataclass(slots=True, eq=False)
 class LoadedTeacher:
-    """A loaded teacher, and what happened since."""
+    """A loaded teacher, its memo, and counts of what it did."""
 
     name: str
     device: str
@@ -70,7 +70,7 @@ class LoadedTeacher:
     forwards: int = 0
     prompts: int = 0
     computed: int = 0
-    row_position_invariant: bool | None = None  # unknown until it was tried
+    row_position_invariant: bool | None = None  # None until it was tried
     signature: Hashable = None
 
     def __call__(self, batch: Batch) -> Mapping[str, Array]:
@@ -78,7 +78,7 @@ class LoadedTeacher:
         return self.loaded(batch)
 
     def begin(self, signature: Hashable) -> None:
-        """What was remembered of prompts that were asked, or are stored, in another way is of no use."""
+        """Clear the memo if prompts are run or stored differently from before."""
         if self.signature != signature:
             self.memo.clear()
             self.signature, self.row_position_invariant = signature, None
@@ -101,6 +101,8 @@ class LoadedTeacher:
 
 @dataclass(slots=True)
 class _Slot:
+    """The one loaded teacher of this process."""
+
     key: Hashable = None
     teacher: LoadedTeacher | None = None
 
@@ -109,7 +111,7 @@ _slot = _Slot()
 
 
 def load_once(teacher: Teacher, device: str, dtype: str, memo_bytes: int) -> LoadedTeacher:
-    """The teacher, loaded now unless it is the one that is."""
+    """Return the loaded teacher; load it, and release another, unless it is already loaded."""
     key = (teacher, device, dtype, tuple(sorted(teacher.files().items())))
     if _slot.teacher is None or _slot.key != key:
         unload()
@@ -119,7 +121,7 @@ def load_once(teacher: Teacher, device: str, dtype: str, memo_bytes: int) -> Loa
 
 
 def unload() -> tuple[str, ...]:
-    """Let the loaded teacher go, and say what it did; nothing where there is none."""
+    """Release the loaded teacher, if any, and return notes on what it did."""
     teacher, _slot.teacher, _slot.key = _slot.teacher, None, None
     if teacher is None:
         return ()
@@ -128,7 +130,7 @@ def unload() -> tuple[str, ...]:
     if close is not None:
         close()
     del teacher, close
-    gc.collect()  # modules hold themselves in cycles
+    gc.collect()  # modules are in reference cycles
     return notes
 
 
@@ -137,7 +139,7 @@ NO_BUCKETS = np.zeros(1, np.int64)
 
 @dataclass(frozen=True, slots=True)
 class BatchedForward:
-    """How a teacher is asked: what of a recipe shapes a batch and what becomes of its results."""
+    """Runs a teacher on samples in batches: the part of a recipe that shapes batches and results."""
 
     outputs: Mapping[str, tuple[Output, Dtype]]
     inputs: tuple[str, ...]
@@ -149,9 +151,9 @@ class BatchedForward:
     def run(
         self, teacher: LoadedTeacher, samples: Samples, rows: Sequence[int]
     ) -> tuple[dict[str, Array], dict[int, str]]:
-        """The results for some rows, in order: `(rows, [buckets,] *shape)` per output.
+        """Return the results for some rows, in order, `(rows, [buckets,] *shape)` per output.
 
-        And where among them a number is NaN or infinite as it would be stored: position -> in which output and when.
+        Also return the positions among `rows` with a number that is NaN or infinite as stored -> its output and t.
         """
         steps = (len(self.buckets),) if self.buckets else ()
         found: dict[str, Array] = {
@@ -177,16 +179,16 @@ class BatchedForward:
     def _forward(
         self, teacher: LoadedTeacher, samples: Samples, rows: Sequence[int], buckets: NDArray[np.int64]
     ) -> dict[str, Array]:
-        """One forward, every sample at each of these buckets: `(rows, buckets, *shape)` per output."""
+        """Run one forward, every sample at each of these buckets: `(rows, buckets, *shape)` per output."""
         batch = self.batch(samples, np.repeat(rows, len(buckets)), np.tile(buckets, len(rows)))
-        answer = _answer(teacher, batch)
+        made = _outputs(teacher, batch)
         found = {}
         for name, (output, dtype) in self.outputs.items():
-            values, expected = np.asarray(answer[name]) if name in answer else None, (len(batch), *output.shape)
+            values, expected = np.asarray(made[name]) if name in made else None, (len(batch), *output.shape)
             if values is None or values.shape != expected:
                 shape = None if values is None else values.shape
                 raise TeacherOutputInvalid(teacher.name, name, batch.ids[0], batch.first_t, shape, expected)
-            with np.errstate(over="ignore"):  # `_not_finite` finds what the type cannot hold
+            with np.errstate(over="ignore"):  # `_not_finite` finds overflows
                 found[name] = values.astype(DTYPES[dtype][1]).reshape(len(rows), len(buckets), *output.shape)
         return found
 
@@ -203,7 +205,7 @@ class BatchedForward:
         )
 
     def _not_finite(self, found: Mapping[str, Array]) -> dict[int, str]:
-        """Which samples of a batch have a number that is not finite: the first output and bucket of each."""
+        """Return the samples of a batch with a number that is not finite -> its first output and bucket."""
         bad: dict[int, str] = {}
         for name, values in found.items():
             if values.dtype.kind in "biu":
@@ -215,8 +217,8 @@ class BatchedForward:
         return bad
 
 
-def _answer(teacher: LoadedTeacher, batch: Batch) -> Mapping[str, Array]:
-    """What a teacher says; an error of a library gets the sample and the moment it came at."""
+def _outputs(teacher: LoadedTeacher, batch: Batch) -> Mapping[str, Array]:
+    """Run a teacher; an error of a library is raised with the sample and its t."""
     try:
         return teacher(batch)
     except ForebayError:
@@ -230,13 +232,13 @@ _CLEAR = Path("/proc/self/clear_refs")
 _FORGET_PEAK = "5"
 
 
-def fit_batch(asked: int, limit_bytes: int | None, attempt: Callable[[int], object]) -> int:
-    """The largest of `asked`, `asked / 2`, … that `attempt` runs without running out of memory.
+def fit_batch(requested: int, limit_bytes: int | None, attempt: Callable[[int], object]) -> int:
+    """Return the largest of `requested`, `requested / 2`, … that `attempt` runs without running out of memory.
 
-    With a limit, the most that this process holds meanwhile, where that can be told, is kept below it. On a device with
-    memory of its own, running out of that is what halves a batch.
+    `limit_bytes` also bounds the peak host memory of this process, where the system reports it. Device memory halves a
+    batch only when it runs out.
     """
-    size = asked
+    size = requested
     while True:
         try:
             peak = _peak_of(attempt, size)
@@ -251,22 +253,22 @@ def fit_batch(asked: int, limit_bytes: int | None, attempt: Callable[[int], obje
 
 
 def _peak_of(attempt: Callable[[int], object], size: int) -> int:
-    """The most memory held during a try."""
-    with suppress(OSError):  # where the peak cannot be forgotten, it is that of the whole process
+    """Return the peak memory during an attempt."""
+    with suppress(OSError):  # where the peak cannot be reset, it is that of the whole process
         _CLEAR.write_text(_FORGET_PEAK)
     attempt(size)
     return peak_bytes()
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Devices say it in types of their own, which all name it."""
+    """Return whether an error, of any library, says that memory ran out."""
     own = error.__cause__ or error
     named = f"{type(own).__name__}: {own}".lower()
     return isinstance(own, MemoryError) or "out of memory" in named or "can't allocate memory" in named
 
 
 def peak_bytes() -> int:
-    """The most memory this process has held since it was last forgotten; 0 where the system does not tell."""
+    """Return the peak memory of this process since the last reset; 0 where the system does not report it."""
     if not _STATUS.exists():
         return 0
     return int(_STATUS.read_text().partition("VmHWM:")[2].split()[0]) * 1024

@@ -1,4 +1,4 @@
-"""What depends on the prompt alone: computed and stored once per distinct prompt, read as if every row had its own.
+"""Outputs that depend on the prompt only: computed and stored once per distinct prompt of a chunk.
 
 row         0     1     2     3
 prompt      cat   dog   cat   cat
@@ -19,11 +19,11 @@ from forebay.teachers.batched_forward import BatchedForward, LoadedTeacher
 from forebay.teachers.protocol import Output
 from forebay.teachers.teacher_samples import SHARED_ROW_SUFFIX, Samples, prompt_hash
 
-PROMPT = "_prompt"  # after a teacher's name: the hash of each row's prompt
+PROMPT = "_prompt"  # suffix of the column with the hash of each row's prompt
 
 
 def shared_columns(outputs: Mapping[str, tuple[Output, Dtype]], name: str) -> tuple[Column, ...]:
-    """The columns that outputs of prompts are stored in."""
+    """Return the columns that store outputs of prompts."""
     found: list[Column] = [Column(name=f"{name}{PROMPT}", dtype="uint64")]
     for output, dtype in outputs.values():
         found.append(Column(name=output.name, dtype=dtype, shape=output.shape, ragged=True, rows_per_block=1))
@@ -34,14 +34,14 @@ def shared_columns(outputs: Mapping[str, tuple[Output, Dtype]], name: str) -> tu
 def shared_rows(
     forward: BatchedForward, teacher: LoadedTeacher | None, samples: Samples, name: str
 ) -> tuple[dict[str, Array | Ragged], Samples]:
-    """The columns of a chunk, and its samples less those whose numbers are not finite.
+    """Return the columns of a chunk, and its samples without those whose numbers are not finite.
 
-    `teacher` is None where no row is to be asked about.
+    `teacher` is None if no row has a prompt to encode.
     """
     first: dict[str, int] = {}
     for row in np.flatnonzero(samples.present).tolist():
         first.setdefault(samples.prompts[row], row)
-    answers, bad = _answers(forward, teacher, samples, first) if teacher is not None and first else ({}, {})
+    outputs, bad = _outputs(forward, teacher, samples, first) if teacher is not None and first else ({}, {})
     if bad:
         rows = np.flatnonzero(samples.present).tolist()
         samples = samples.without({row: bad[prompt] for row in rows if (prompt := samples.prompts[row]) in bad})
@@ -50,17 +50,17 @@ def shared_rows(
     hashes = [prompt_hash(prompt) for prompt in samples.prompts]
     columns: dict[str, Array | Ragged] = {f"{name}{PROMPT}": np.array(hashes, np.uint64)}
     for column, (output, dtype) in forward.outputs.items():
-        held = [answers[prompt][column] for prompt in first]
+        held = [outputs[prompt][column] for prompt in first]
         values = np.stack(held) if held else np.empty((0, *output.shape), DTYPES[dtype][1])
         columns[column] = Ragged(values, _offsets(list(first.values()), len(samples)))
         columns[f"{column}{SHARED_ROW_SUFFIX}"] = np.array(holders, np.uint32)
     return columns, samples
 
 
-def _answers(
+def _outputs(
     forward: BatchedForward, teacher: LoadedTeacher, samples: Samples, first: Mapping[str, int]
 ) -> tuple[dict[str, Mapping[str, Array]], dict[str, str]]:
-    """What was made of every prompt, now or for an earlier chunk; and of which prompts it is not finite, and where."""
+    """Return the outputs of every prompt, computed now or for an earlier chunk, and the prompts that are not finite."""
     teacher.begin((forward.batch_size, tuple(dtype for _, dtype in forward.outputs.values())))
     remembers = _row_position_invariant(forward, teacher, samples, next(iter(first.values())))
     teacher.prompts += len(samples.present.nonzero()[0])
@@ -80,16 +80,16 @@ def _answers(
 
 
 def _row_position_invariant(forward: BatchedForward, teacher: LoadedTeacher, samples: Samples, row: int) -> bool:
-    """Whether a prompt gives the same bits in every seat of a batch, tried once after a teacher is loaded.
+    """Return whether a prompt gives the same bits at every row of a batch; tried once after a teacher is loaded.
 
-    Only then may what another chunk computed stand for what this one would: bytes must not depend on the memo. Bits are
-    compared as they were computed: a narrower type to store them in would hide seats for one prompt, not for another.
+    Only then may outputs of an earlier chunk be reused, since stored bytes must not depend on the memo. Bits are
+    compared as computed: a narrower stored type would hide a difference for one prompt, and not for another.
     """
     if teacher.row_position_invariant is None:
         wide = {name: (output, output.dtype or "float32") for name, (output, _) in forward.outputs.items()}
         made, _ = replace(forward, outputs=wide).run(teacher, samples, [row] * forward.batch_size)
         bits = [values.reshape(len(values), -1).view(np.uint8) for values in made.values()]
-        teacher.row_position_invariant = all(bool((seats == seats[:1]).all()) for seats in bits)
+        teacher.row_position_invariant = all(bool((rows == rows[:1]).all()) for rows in bits)
     return teacher.row_position_invariant
 
 
@@ -100,7 +100,7 @@ def _offsets(holders: Sequence[int], rows: int) -> Array:
 
 
 class SharedColumn:
-    """A column of prompts' encodings, row by row.
+    """Reads a column of prompt encodings as if every row stored its own.
 
     >>> states = SharedColumn(cache, "t5_states")          # doctest: +SKIP
     >>> states.read([5, 3, 9]).shape                       # doctest: +SKIP
@@ -116,7 +116,7 @@ class SharedColumn:
         self.cache, self.column = cache, column
 
     def read(self, rows: ArrayLike) -> Array:
-        """`(rows, *shape)`; floats of rows that are absent are NaN: no zero stands for what is missing."""
+        """Return `(rows, *shape)`; floats of absent rows are NaN, never 0."""
         numbers = np.asarray(rows, np.int64)
         held = np.asarray(
             self.cache.read(numbers, [f"{self.column}{SHARED_ROW_SUFFIX}"])[f"{self.column}{SHARED_ROW_SUFFIX}"]
@@ -132,5 +132,5 @@ class SharedColumn:
 
 
 def shared(cache: Cache, column: str) -> SharedColumn:
-    """A column that is stored once for equal prompts."""
+    """Return a reader of a column that is stored once for equal prompts."""
     return SharedColumn(cache, column)

@@ -105,7 +105,7 @@ def test_alignment_is_that_of_the_document_for_imported_layers_too(tmp_path: Pat
     assert not found["lune"].problems
     assert "does not know its teacher" in found["lune"].notes[0]
     # Statistics of this old cache are drawn without a bound; its maps sum to 1.
-    assert [problem for problem in found["sol"].problems if "from 0 to 1 is expected" in problem]
+    assert [problem for problem in found["sol"].problems if "must be from 0 to 1" in problem]
     assert not [problem for problem in found["sol"].problems if "sol_spatial" in problem]
 
 

@@ -323,7 +323,7 @@ def test_a_recipe_reads_back_from_its_cache(tmp_path: Path) -> None:
 def test_a_teacher_that_nobody_gave_is_never_imported(tmp_path: Path) -> None:
     with pytest.raises(UnknownKind, match=r"no teacher of kind 'os.system' is installed"):
         TeacherRecipe(teacher={"kind": "os.system"})
-    with pytest.raises(RecipeInvalid, match="a teacher is expected"):
+    with pytest.raises(RecipeInvalid, match="teacher must be a teacher"):
         TeacherRecipe(teacher="lune")
     with pytest.raises(RecipeInvalid, match="field of the wrong type"):
         TeacherRecipe(teacher={"kind": "lune", "unet": 3})

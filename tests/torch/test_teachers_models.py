@@ -443,7 +443,7 @@ def test_a_model_that_is_not_whole_is_an_error_and_never_zeros(
 UNUSABLE: dict[str, tuple[Callable[[TinyModels], Teacher], str]] = {
     "no part": (
         lambda models: Lune(unet=models.unet, submodule="class_embedding"),
-        "has no part 'class_embedding'; it",
+        "has no submodule 'class_embedding'; it",
     ),
     "silent": (
         lambda models: Sol(unet=models.unet, most_positions=1),
@@ -506,7 +506,7 @@ def test_what_shapes_bits_is_recorded_in_the_generation(taught: Path) -> None:
 
 def test_a_device_that_is_none_is_refused(taught: Path, tmp_path: Path, tiny_models: TinyModels) -> None:
     shutil.copytree(taught, tmp_path / "cache")
-    with pytest.raises(TeacherUnusable, match="'mainframe' cannot be used: it is no device"):
+    with pytest.raises(TeacherUnusable, match="'mainframe' cannot be used: it is not a device"):
         fb.build(tmp_path / "cache", None, recipe(T5(model=tiny_models.t5, name="u"), device="mainframe"))
 
 

@@ -62,7 +62,7 @@ def test_a_tensor_that_says_it_is_larger_than_its_file_is_refused(tmp_path, name
 
 def test_rows_of_nothing_are_refused(tmp_path):
     path = saved(tmp_path / "a.pt", encodings(clip_pooled=torch.zeros(1 << 40, 0)))
-    refused(path, "is no dense tensor of floats with rows")
+    refused(path, "is not a dense tensor of floats with rows")
 
 
 def repacked(path: Path, change: dict[str, bytes], method: int = zipfile.ZIP_STORED) -> Path:

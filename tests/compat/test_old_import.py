@@ -168,7 +168,7 @@ def test_a_pickle_that_would_run_code_is_refused_and_does_not_run(tmp_path: Path
         (lambda old: old["lune"].update(features=torch.randn(7, 1, 4), t_buckets=torch.tensor([torch.nan])), "between"),
         (lambda old: old["lune"].update({3: 1}), r"'lune' holds \['3', 'features', 't_buckets'\]"),
         (lambda old: old["lune"].update(features=old["lune"]["features"].to_sparse()), "no dense tensor"),
-        (lambda old: old["encodings"].update(latents=[1, 2]), "'encodings.latents' is no dense tensor of floats"),
+        (lambda old: old["encodings"].update(latents=[1, 2]), "'encodings.latents' is not a dense tensor of floats"),
     ],
 )
 def test_what_is_not_of_the_format_is_named(tmp_path: Path, spoil: object, problem: str) -> None:

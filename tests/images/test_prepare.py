@@ -145,9 +145,9 @@ def test_an_image_without_a_token_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("image", "said"),
     [
-        (np.zeros((4, 4, 3)), r"the image is float64 \(4, 4, 3\) but uint8 \[height, width\]"),
-        (np.zeros((3, 9, 9), np.uint8), r"the image is uint8 \(3, 9, 9\) but .* channels last"),
-        (np.zeros((0, 4, 3), np.uint8), r"the shape \(0, 4, 3\): there is no pixel in it"),
+        (np.zeros((4, 4, 3)), r"must be uint8 \[height, width\], .* \(got float64 \(4, 4, 3\)\)"),
+        (np.zeros((3, 9, 9), np.uint8), r"\(got uint8 \(3, 9, 9\)\); .* channels last"),
+        (np.zeros((0, 4, 3), np.uint8), r"at least one pixel \(got shape \(0, 4, 3\)\)"),
     ],
 )
 def test_arrays_that_are_no_image_are_refused(image: np.ndarray, said: str) -> None:

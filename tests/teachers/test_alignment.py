@@ -94,7 +94,7 @@ def test_a_teacher_that_fails_when_it_is_asked_again_is_told(tmp_path: Path) -> 
     finally:
         MOOD["add"] = 0.0
     assert "recomputed, sample 'prompts.txt" in layer.problems[0]
-    assert "gives NaN or infinity in 'moody', as float16" in layer.problems[0]
+    assert "has NaN or infinity in 'moody', as float16" in layer.problems[0]
 
 
 def test_a_layer_of_other_prompts_is_told(tmp_path: Path) -> None:

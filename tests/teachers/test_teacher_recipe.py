@@ -357,7 +357,7 @@ def test_what_a_teacher_does_not_use_is_no_part_of_its_identity() -> None:
     pairs = (
         (GeometricSol(), {"batch_size": 2, "dtype": "float16", "stored": "bfloat16", "seed": 4, "prompt_key": "a"}),
         (Heavy(sample_bytes=1), {"buckets": (0.1, 0.2), "batch_timesteps": True, "prompt_column": "metadata"}),
-        (Ramp(), {"halved_from": 64, "prompt_key": "caption", "buckets": list(BUCKETS)}),
+        (Ramp(), {"requested_batch_size": 64, "prompt_key": "caption", "buckets": list(BUCKETS)}),
     )
     for teacher, fields in pairs:
         assert fb.fingerprint(TeacherRecipe(teacher=teacher)) == fb.fingerprint(

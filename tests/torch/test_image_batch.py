@@ -510,7 +510,9 @@ def test_what_cannot_be_asked_for_is_refused_at_once(options: Any, message: str)
 def test_only_images_and_their_rows_become_batches_of_images(caches: dict[str, fb.Cache]) -> None:
     with pytest.raises(TypeError, match="pass an ImageRecipe or an open cache of images"):
         ImageBatch("photos")  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"orientation must be a dict .* \{'looking_left': 'looking_right'\} \(got a list\)"):
+    with pytest.raises(
+        TypeError, match=r"orientation must be a dict .* \{'looking_left': 'looking_right'\} \(got a list\)"
+    ):
         ImageBatch(caches["raw"], flip=0.5, orientation=[("looking_left", "looking_right")])  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="rows have no column 'jpeg'"):
         ImageBatch(caches["jpeg"])([caches["raw"][0]])

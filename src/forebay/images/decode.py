@@ -41,9 +41,9 @@ def undisturbed(max_pixels: int) -> Iterator[None]:
     """Decode independently of the program's warning filters and Pillow settings, in any thread.
 
     Pillow's warnings (odd EXIF, an APNG read as PNG, many pixels) are ignored, even where warnings are errors.
-    `warnings.catch_warnings` would swap the filters of all threads, so one filter is installed while any thread decodes.
-    `ImageFile.LOAD_TRUNCATED_IMAGES` is off meanwhile, since it accepts truncated files, and `Image.MAX_IMAGE_PIXELS` is
-    at least `max_pixels`. The program's own settings, also those it makes meanwhile, are restored afterwards.
+    `warnings.catch_warnings` would swap the filters of all threads, so one filter is installed while a thread decodes.
+    `ImageFile.LOAD_TRUNCATED_IMAGES` is off meanwhile, since it accepts truncated files, and `Image.MAX_IMAGE_PIXELS`
+    is at least `max_pixels`. The program's own settings, also those it makes meanwhile, are restored afterwards.
     """
     _enter(max_pixels)
     try:

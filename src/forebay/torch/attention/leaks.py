@@ -140,7 +140,7 @@ def _steady_output(model: Model, inputs: Tensor) -> Tensor:
         raise ValueError("the output of the model has NaN, which cannot be compared; fix that before this check")
     if not torch.equal(before, again):
         raise ValueError(
-            "the model returns different outputs for the same input, so a change proves nothing; call model.eval() first"
+            "the model returns different outputs for one input, so a change proves nothing; call model.eval() first"
         )
     return before
 
@@ -192,7 +192,7 @@ def _check_rows(inputs: Tensor, ids: Tensor) -> None:
         raise ValueError(f"inputs has {len(inputs)} rows but seq_lens has {len(ids)}; pass the lengths of this batch")
     if len(_documents(ids)) < 2:
         raise ValueError(
-            "the batch has only one document, so there is nothing to keep apart; pass at least two documents or two rows"
+            "the batch has only one document, so there is nothing to keep apart; pass two documents or rows, or more"
         )
 
 

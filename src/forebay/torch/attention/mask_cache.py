@@ -67,8 +67,8 @@ def _by_value(name: str, value: object) -> Hashable:
     if isinstance(value, Hashable) and (singular or type(value).__hash__ is not object.__hash__):
         return value
     raise TypeError(
-        f"{name} is a {type(value).__name__}, which cannot be part of a cache key; pass a tensor, an array, a list or a "
-        "plain value, or build this mask without the cache"
+        f"{name} is a {type(value).__name__}, which cannot be part of a cache key; pass a tensor, an array, a list or "
+        "a plain value, or build this mask without the cache"
     )
 
 

@@ -141,7 +141,7 @@ def test_a_zoo_says_what_it_lacks_and_what_is_missing(zoo: ModelZoo, tmp_path: P
     assert "vae/config.json" in zoo.load_vae()
     assert zoo.load_sol()
     zoo.unload("vae")
-    with pytest.raises(ValueError, match="known are: vae, t5, clip, lune, sol"):
+    with pytest.raises(ValueError, match="must be one of vae, t5, clip, lune, sol"):
         zoo.unload("moon")
     bare = ModelZoo(folder=tmp_path, lune=Lune(unet=str(tmp_path / "gone")))
     with pytest.raises(ValueError, match=r"ModelZoo\(t5=…\)"):
@@ -156,7 +156,7 @@ def test_the_configuration_becomes_weights_and_dropout() -> None:
     assert [config.lune(step) for step in (0, 5, 100)] == pytest.approx([0, 0.1, 0.2])
     assert config.sol(2000) == 0.05
     assert (config.dropout("sol").rate, config.dropout("sol").seed, config.dropout("lune").rate) == (0.5, 3, 0.1)
-    with pytest.raises(ValueError, match="known are: lune, sol"):
+    with pytest.raises(ValueError, match="teacher must be one of lune, sol"):
         config.dropout("moon")
 
 

@@ -111,6 +111,6 @@ def test_tuples_within_tuples_that_take_for_ever_to_hash_are_refused(tmp_path, z
 
 def test_what_is_not_a_file_of_torch_is_still_refused(tmp_path):
     (tmp_path / "a.pt").write_bytes(b"text, and no pickle at all")
-    refused(tmp_path / "a.pt", "no file of torch.save")
+    refused(tmp_path / "a.pt", "not a file of torch.save")
     (tmp_path / "b.pt").write_bytes(b"")
-    refused(tmp_path / "b.pt", "no file of torch.save")
+    refused(tmp_path / "b.pt", "not a file of torch.save")

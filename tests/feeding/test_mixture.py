@@ -184,7 +184,7 @@ def test_an_iteration_that_was_running_when_weights_changed_says_so(caches: list
     running = iter(loader)
     next(running)
     change_weights(loader, [1, 2, 3])
-    with pytest.raises(RuntimeError, match="go on with the newest iterator"):
+    with pytest.raises(RuntimeError, match="superseded by a later iter"):
         next(running)
     with pytest.raises(TypeError, match="needs a Loader over a Mixture"):
         change_weights(Loader(caches[0], global_batch_size=1, threads=0), [1])
@@ -428,8 +428,8 @@ def test_a_mixture_is_read_from_a_file_wherever_one_stands(tmp_path: Path) -> No
             r"unknown field `wieght` - at `\$.cache\[1\]`.*\[\[cache\]\] has root, weight",
         ),
         ("weight = 0.25", 'weight = "much"', r"Expected `float \| null`, got `str` - at `\$.cache\[1\].weight`"),
-        ("weight = 0.25", "repeat = 2", "all with a weight or all with a repeat"),
-        ("[0.5, 0.5]", "[0.5]", "different numbers of sources"),
+        ("weight = 0.25", "repeat = 2", "all have a weight, or all a repeat"),
+        ("[0.5, 0.5]", "[0.5]", "the same number of sources"),
         ("seed = 3", "seed = ", "not valid TOML"),
         ("fraction = 0.6", "fraction = 60", "fraction must be above 0"),
         ('split = "train"', "", "fraction.* of .* without a split"),

@@ -247,14 +247,14 @@ def test_a_filter_within_a_split_keeps_what_is_in_both(numbers: fb.Cache) -> Non
 
 
 def test_a_predicate_must_answer_for_every_row(numbers: fb.Cache) -> None:
-    with pytest.raises(TypeError, match=r"the predicate 'sum' gave int64 of shape \(\) for 9 rows"):
+    with pytest.raises(TypeError, match=r"the predicate 'sum' returned int64 of shape \(\) for 9 rows"):
         Where("sum", lambda columns: columns["number"].sum(), ["number"]).select(numbers)
 
 
 def test_a_predicate_that_raises_is_named_with_the_columns_it_had(numbers: fb.Cache) -> None:
     with pytest.raises(KeyError, match="length") as raised:
         Where("long", lambda columns: columns["length"] > 4, ["number"]).select(numbers)
-    assert raised.value.__notes__ == ["raised by the predicate 'long', which was given the columns ['number']"]
+    assert raised.value.__notes__ == ["raised by the predicate 'long', called with the columns ['number']"]
 
 
 def test_an_empty_side_is_an_error_that_says_what_to_do(tokens: fb.Cache) -> None:

@@ -155,7 +155,7 @@ def test_equal_prompts_are_stored_once_and_computed_once(tmp_path: Path) -> None
     prompts = [prompt for batch in ASKED for prompt in dict.fromkeys(batch.prompts)]
     probe = prompts[:2]  # one before the first chunk, one for the seats
     assert sorted(prompts[len(probe) :]) == sorted(set(SENTENCES))
-    assert f"10 prompt(s) were asked for and {len(set(SENTENCES))} computed" in report.notes[-1]
+    assert f"of 10 prompt(s), {len(set(SENTENCES))} were computed" in report.notes[-1]
     statistics = {layer.layer: layer.statistics for layer in fb.summarize(root).layers}
     assert statistics["letters"] == {"prompts": 10, "distinct_prompts": stored}
 
@@ -175,7 +175,7 @@ def test_bytes_do_not_depend_on_what_is_remembered(chunks: list[Columns], teache
 
 def test_a_teacher_that_tells_seats_apart_has_nothing_remembered(tmp_path: Path) -> None:
     report = fb.build(prompt_cache(tmp_path), None, TeacherRecipe(teacher=Letters(seats=0.25), batch_size=3))
-    assert report.notes[-1].endswith("tell seats of a batch apart, none is reused")
+    assert report.notes[-1].endswith("results depend on the position in a batch, so none is reused")
     assert "0 were remembered" in report.notes[-1]
 
 

@@ -310,7 +310,7 @@ def test_only_the_newest_iterator_goes_on(caches: dict[str, fb.Cache]) -> None:
     next(first)
     second = iter(loader)
     next(second)
-    with pytest.raises(RuntimeError, match="go on with the newest iterator"):
+    with pytest.raises(RuntimeError, match="superseded by a later iter"):
         next(first)
     assert loader.position == 8
     assert len(list(second)) == 11

@@ -37,7 +37,7 @@ _ours: int | None = None  # the value that replaces the second
 
 
 @contextmanager
-def undisturbed(max_pixels: int) -> Iterator[None]:
+def pillow_guard(max_pixels: int) -> Iterator[None]:
     """Decode independently of the program's warning filters and Pillow settings, in any thread.
 
     Pillow's warnings (odd EXIF, an APNG read as PNG, many pixels) are ignored, even where warnings are errors.
@@ -170,7 +170,7 @@ def rgb(image: Image.Image, policy: Policy) -> Image.Image:
 @contextmanager
 def understood(max_pixels: int) -> Iterator[None]:
     """Raise every error of Pillow in this block as an `ImageUnreadable`."""
-    with undisturbed(max_pixels):
+    with pillow_guard(max_pixels):
         try:
             yield
         except (ImageUnreadable, MemoryError):

@@ -64,7 +64,7 @@ def _kept(cache: KeepsRecipes) -> RecipeDocument:
     return found
 
 
-Given = str | PathLike[str] | bytes | NDArray[np.uint8] | Image.Image
+ImageInput = str | PathLike[str] | bytes | NDArray[np.uint8] | Image.Image
 _FLOATS = tuple(np.dtype(each) for each in (np.float32, np.float16, ml_dtypes.bfloat16))
 
 
@@ -79,7 +79,7 @@ class Prepared:
 
 
 def prepare(
-    image: Given,
+    image: ImageInput,
     recipe: ImageRecipe | KeepsRecipes,
     *,
     normalize: Normalize = None,
@@ -102,7 +102,7 @@ def prepare(
     return Prepared(pixels, pixel_mask([letterbox.box], (kept.size, kept.size))[0], ignored, letterbox)
 
 
-def prepared_row(image: Given, recipe: ImageRecipe | KeepsRecipes) -> Row:
+def prepared_row(image: ImageInput, recipe: ImageRecipe | KeepsRecipes) -> Row:
     """Return the row that a cache would store of an image, without tags; an `ImageBatch` makes batches of such rows.
 
     collate = ImageBatch(cache, normalize="imagenet", dtype=torch.float32, patch=16)
@@ -152,7 +152,7 @@ def _values(canvas: Planes, normalize: Normalize, dtype: np.dtype[Any]) -> Array
     return canvas if dtype == np.uint8 else Scaling.of(normalize).apply(canvas).astype(dtype, copy=False)
 
 
-def _name(image: Given) -> str:
+def _name(image: ImageInput) -> str:
     """Return the name of the image in an error."""
     if isinstance(image, str | PathLike):
         return fspath(image)

@@ -167,7 +167,7 @@ def on_training_side(names: Iterable[bytes | memoryview], fraction: float, seed:
 
 
 def chunk_names(chunks: NDArray[np.int64]) -> Iterator[bytes]:
-    """Yield the names of chunks, given their numbers."""
+    """Yield the names of chunks from their numbers."""
     return (int(chunk).to_bytes(8, "little") for chunk in chunks)
 
 

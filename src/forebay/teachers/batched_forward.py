@@ -90,11 +90,11 @@ class LoadedTeacher:
             apart = (
                 ""
                 if self.row_position_invariant is not False
-                else "; its kernels tell seats of a batch apart, none is reused"
+                else "; results depend on the position in a batch, so none is reused"
             )
             lines.append(
-                f"{self.prompts:,} prompt(s) were asked for and {self.computed:,} computed, {self.memo.hits:,} were "
-                f"remembered from earlier chunks{apart}"
+                f"of {self.prompts:,} prompt(s), {self.computed:,} were computed and {self.memo.hits:,} reused from "
+                f"earlier chunks{apart}"
             )
         return tuple(lines)
 

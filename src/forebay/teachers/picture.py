@@ -17,7 +17,7 @@ from forebay.errors import LibraryMissing
 try:
     from PIL import Image, ImageDraw, ImageFont
 except ModuleNotFoundError as missing:
-    raise LibraryMissing("pillow", "drawing what teachers said", "teachers") from missing
+    raise LibraryMissing("pillow", "drawing teacher outputs", "teachers") from missing
 
 from forebay.masks.draw import Picture
 

@@ -228,8 +228,8 @@ def _usual_collate(caches: Sequence[Cache]) -> Collate | None:
     kinds = {cache.recipe(cache.generation.base).kind for cache in caches}
     if kinds != {"images"}:
         return None
-    batch: type[Collate] = import_module("forebay.torch.images.image_batch").ImageBatch  # it imports this module
-    return batch(caches[0])
+    collate: Collate = import_module("forebay.torch.images.image_batch").ImageBatch(caches[0])  # imports this module
+    return collate
 
 
 def _pad(cache: Cache) -> int:

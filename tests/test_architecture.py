@@ -27,14 +27,14 @@ MAY_IMPORT: dict[str, set[str]] = {
     "hub": {"errors"},
     "sources": WORDS | {"hub"},  # knows no store
     "raw": WORDS,
-    "tokens": WORDS | {"hub"},
+    "tokens": WORDS | {"hub", "format"},  # reads its constants as tensors
     "masks": {"errors"},
     "order": {"errors", "columns"},  # functions of numbers
     "images": WORDS | {"masks"},
     "teachers": INDEX | {"read", "hub", "masks", "order"},  # reads a cache; `torch` runs the models
     "kinds": WORDS,
     "api": CORE | {"kinds"},
-    "testing": CORE | {"api", "cli"},  # its campaign runs the command line
+    "testing": CORE | {"api", "cli", "raw"},  # its campaign runs the command line, its contracts the simplest recipe
     "tiers": WORDS | {"sizes", "format", "cache", "building", "engine"},  # knows no store: an LMDB of its own
     "feeding": INDEX | {"read", "order", "masks"},  # numpy only
     "torch": INDEX | {"read", "api", "feeding", "images", "masks", "order", "sources", "teachers"},

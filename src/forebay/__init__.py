@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from forebay.images import ImageRecipe
     from forebay.raw import RawRecipe
     from forebay.read.cache import Cache, RowId, open_cache
-    from forebay.recipe import ChunkTarget, LayerRecipe, Recipe, Rows, fingerprint
+    from forebay.recipe import ChunkTarget, LayerRecipe, Recipe, RecipeHooks, Rows, fingerprint
     from forebay.source import Failure, Part, Sample, Source, SourceFile
     from forebay.store import LocalStore, MemoryStore, Store
     from forebay.teachers.recipe import TeacherRecipe
@@ -70,7 +70,7 @@ _HOMES = {
     ),
     **dict.fromkeys(("Cache", "RowId", "open_cache"), "forebay.read.cache"),
     **dict.fromkeys(("Column", "Ragged"), "forebay.columns"),
-    **dict.fromkeys(("ChunkTarget", "LayerRecipe", "Recipe", "Rows", "fingerprint"), "forebay.recipe"),
+    **dict.fromkeys(("ChunkTarget", "LayerRecipe", "Recipe", "RecipeHooks", "Rows", "fingerprint"), "forebay.recipe"),
     **dict.fromkeys(("Failure", "Part", "Sample", "Source", "SourceFile"), "forebay.source"),
     **dict.fromkeys(("LocalStore", "MemoryStore", "Store"), "forebay.store"),
     "CachedImages": "forebay.tiers",
@@ -84,8 +84,8 @@ _MODULES = ("errors", "images", "masks", "sources", "teachers", "testing", "tier
 
 __all__ = [
     "Cache", "CachedImages", "ChunkTarget", "Column", "Failure", "ImageRecipe", "LayerRecipe", "LocalStore",
-    "MemoryStore", "Part", "Progress", "Ragged", "RawRecipe", "Recipe", "RowId", "Rows", "Sample", "Source",
-    "SourceFile", "Store", "TeacherRecipe", "TokenRecipe", "build", "build_layers", "clean", "copy", "errors",
+    "MemoryStore", "Part", "Progress", "Ragged", "RawRecipe", "Recipe", "RecipeHooks", "RowId", "Rows", "Sample",
+    "Source", "SourceFile", "Store", "TeacherRecipe", "TokenRecipe", "build", "build_layers", "clean", "copy", "errors",
     "estimate", "fingerprint", "gaps", "grow", "images", "masks", "open_cache", "refresh", "rekey", "repair", "sources",
     "status", "summarize", "teachers", "testing", "tiers", "verify",
 ]  # fmt: skip

@@ -89,7 +89,7 @@ from forebay.format.generation import ChunkTable, Generation
 from forebay.format.sealed import hmac_key, short_key_note
 from forebay.kinds import WRONG, recipe_class, remote_source, reopen_recipe, reopen_source
 from forebay.read.cache import check_pins
-from forebay.recipe import AnyRecipe, LayerRecipe, Recipe, dependencies_of, reads_of, versions_of
+from forebay.recipe import AnyRecipe, LayerRecipe, Recipe, RecipeHooks, dependencies_of, hooks_of, reads_of, versions_of
 from forebay.source import Source, source_notes
 from forebay.store import LocalStore, Root, Store, open_store
 
@@ -125,7 +125,7 @@ def build(
     store = open_store(root)
     _refuse_tier(store)
     name = layer or layer_name(recipe)
-    workers = getattr(recipe, "workers", None) if workers is None else workers
+    workers = hooks_of(recipe).workers if workers is None else workers
     with closing(_engine(workers)) as engine, _letting_go(recipe) as said:
         if source is not None and _is_long_work(store, source):
             engine.preload(recipe, 1 if memory_limit else _worker_count(workers))
@@ -180,7 +180,7 @@ def grow(
     if recipe is None:
         check_kept_texts(store)
     own = recipe or cast(Recipe, _kept_recipe(store, base, "repair", False))
-    workers = getattr(own, "workers", None) if workers is None else workers
+    workers = hooks_of(own).workers if workers is None else workers
     with closing(_engine(workers)) as engine, _letting_go(own) as said:
         own, notes = resolve_recipe(store, source, own, base)
         prepare_layer(store, own, base)
@@ -619,7 +619,7 @@ def _why_unchecked(store: Store, asked: Source | None) -> str:
 
 def layer_name(recipe: AnyRecipe) -> str:
     """The name of a recipe's layer, unless the caller chooses one."""
-    return str(getattr(recipe, "default_layer", recipe.kind))
+    return hooks_of(recipe).default_layer or recipe.kind
 
 
 @contextmanager
@@ -629,8 +629,7 @@ def _letting_go(recipe: AnyRecipe) -> Iterator[list[str]]:
     try:
         yield said
     finally:
-        if hasattr(recipe, "release"):
-            said += recipe.release()
+        said += hooks_of(recipe).release()
 
 
 def _terms(
@@ -681,7 +680,7 @@ def _own_workers(store: Store) -> int | None:
 
 def _asked_workers(kind: str) -> int | None:
     try:
-        return getattr(recipe_class(kind), "workers", None)
+        return hooks_of(recipe_class(kind)).workers
     except UnknownKind:
         return None
 
@@ -706,19 +705,23 @@ def _note(terms: BuildOptions, note: str) -> None:
 
 def _with_figures(summary: Summary) -> Summary:
     """What each layer's kind, if it is installed, derives from the sums over its chunks."""
-    layers = tuple(msgspec.structs.replace(layer, figures=_derived("figures", layer)) for layer in summary.layers)
+    layers = tuple(
+        msgspec.structs.replace(layer, figures=_derived(layer, lambda hooks: hooks.figures)) for layer in summary.layers
+    )
     base = next((layer for layer in layers if layer.layer == summary.base), None)
-    return msgspec.structs.replace(summary, layers=layers, metadata=_derived("metadata", base) if base else {})
+    return msgspec.structs.replace(
+        summary, layers=layers, metadata=_derived(base, lambda hooks: hooks.metadata) if base else {}
+    )
 
 
-def _derived(name: str, layer: LayerSummary) -> dict[str, object]:
+def _derived(layer: LayerSummary, hook: Callable[[RecipeHooks], Callable[..., dict[str, Any]]]) -> dict[str, object]:
     try:
-        derive = getattr(recipe_class(layer.kind), name, None)
+        derive = hook(hooks_of(recipe_class(layer.kind)))
     except UnknownKind:
         return {}
     holds = {"chunks": layer.chunks, "rows": layer.rows, "bytes": layer.bytes}
     try:
-        return derive(layer.fields, layer.statistics, holds) if derive else {}
+        return derive(layer.fields, layer.statistics, holds)
     except WRONG:  # a stranger's recipe names this kind and has other fields, or its chunks other statistics
         return {}
 
@@ -735,8 +738,8 @@ def _refuse_tier(store: Store) -> None:
 
 
 def _grown(recipe: Recipe, base: str, before: Generation | None, after: Generation | None) -> tuple[str, ...]:
-    """What a recipe that has `grown(statistics)` says of the rows that were appended, by their sums."""
-    if not hasattr(recipe, "grown") or before is None or after is None:
+    """What a recipe says of the rows that were appended, by their sums."""
+    if before is None or after is None:
         return ()
     old, new = before.table(base).totals(), after.table(base).totals()
     sums: dict[str, float] = {}
@@ -744,8 +747,7 @@ def _grown(recipe: Recipe, base: str, before: Generation | None, after: Generati
         known = old.get(name, 0)
         if not isinstance(value, list) and not isinstance(known, list):
             sums[name] = value - known
-    notes: tuple[str, ...] = recipe.grown(sums)
-    return notes
+    return hooks_of(recipe).grown(sums)
 
 
 def _check_source(source: object) -> None:

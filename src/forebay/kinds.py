@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from forebay.errors import RecipeInvalid, RecipeNotContacted, SourceInvalid, UnknownKind
-from forebay.recipe import AnyRecipe, RecipeDocument, differing_fields, fingerprint, inputs_in
+from forebay.recipe import AnyRecipe, RecipeDocument, differing_fields, fingerprint, hooks_of, inputs_in
 from forebay.source import Source
 
 # What a description that somebody else wrote may raise in the class that it is turned into.
@@ -44,7 +44,7 @@ def recipe_class(kind: str) -> type[Any]:
     return _find("recipe", kind, RECIPES)
 
 
-def source_class(kind: str) -> type[Any]:
+def source_class(kind: str) -> type[Source]:
     return _find("source", kind, SOURCES)
 
 
@@ -58,15 +58,15 @@ def reopen_recipe(
 ) -> AnyRecipe:
     """The recipe that a cache kept, ready to make chunks, once it is the same to the last dependency.
 
-    A recipe that has `reopened(dependencies, constants)` may take what it depends on from the file of its
-    layer's constants. What a recipe with `on_hub()` then still needs from the hub is fetched only with `check_source`:
-    whoever made the cache chose its name. `root` and `verb` say in the error which command allows it.
+    Its hook `reopened` may take what it depends on from the file of its layer's constants. What `on_hub` then still
+    names is fetched only with `check_source`: whoever made the cache chose its name. `root` and `verb` say in the error
+    which command allows it.
     """
     kind = recipe_class(kept.kind)
     try:
         recipe: AnyRecipe = msgspec.convert(kept.fields, kind)
-        if constants is not None and hasattr(recipe, "reopened"):
-            recipe = recipe.reopened(kept.dependencies, constants)
+        if constants is not None:
+            recipe = hooks_of(recipe).reopened(kept.dependencies, constants)
     except WRONG as error:
         raise RecipeInvalid(
             f"the recipe of layer '{kept.layer}' cannot be opened as one of kind '{kept.kind}': {_said(error)}; pass "
@@ -83,7 +83,7 @@ def reopen_recipe(
 
 def remote_inputs(recipe: AnyRecipe) -> tuple[str, ...]:
     """What a recipe would fetch from the hub; nothing is contacted to find out."""
-    return tuple(recipe.on_hub()) if hasattr(recipe, "on_hub") else ()
+    return tuple(hooks_of(recipe).on_hub())
 
 
 def reopen_source(description: Mapping[str, Any]) -> Source:
@@ -124,7 +124,7 @@ def remote_source(description: Mapping[str, Any]) -> str:
     if kind == "hub":
         endpoint = description.get("endpoint")
         return f"hub:{description.get('name')}" + (f" at {endpoint}" if endpoint else "")
-    return kind if getattr(source_class(kind), "remote", False) else ""
+    return kind if source_class(kind).remote else ""
 
 
 def _find(what: str, kind: str, built_in: Mapping[str, tuple[str, str]]) -> type[Any]:

@@ -8,6 +8,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, is_dataclass
+from inspect import getattr_static
 from types import MappingProxyType
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
@@ -57,19 +58,122 @@ def join_rows(made: Sequence[Rows], columns: Sequence[Column]) -> Rows:
     )
 
 
+Identity = Callable[[Sample], bytes | None]
+
+
+class RecipeHooks:
+    """What a recipe may say beside what it must, each hook with its default: the base of the built-in recipes.
+
+        class MyRecipe(RecipeHooks, msgspec.Struct, frozen=True, kw_only=True): ...
+
+    A hook that takes no argument may be overridden by a class attribute or a property. `forebay.testing.RecipeContract`
+    finds a hook that is misspelt.
+    """
+
+    __slots__ = ()
+
+    workers: ClassVar[int | None] = None  # processes that make it unless the caller says; 0: the calling one
+    judged_by: ClassVar[int | None] = None  # samples that are enough for an estimate, where making one takes long
+    sample_ids: ClassVar[str] = ""  # the column that identifies rows
+    located: ClassVar[tuple[str, ...]] = ()  # fields that say where, not what: outside the fingerprint; `a.b` is b in a
+
+    @property
+    def default_layer(self) -> str:
+        """The layer's name unless the caller chooses one; empty: the recipe's kind."""
+        return ""
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The columns that `make` is passed. A recipe that reads none makes the base layer, from samples."""
+        return ()
+
+    @property
+    def identity(self) -> Identity | None:
+        """Return 16 bytes that are equal for equal samples; None: the recipe does not deduplicate.
+
+        Planning finds, in the order of the source, every sample that is equal to an earlier one, and `make` is not
+        passed it. A sample whose identity is None is never left out.
+        """
+        return None
+
+    def dependencies(self) -> Mapping[str, str]:
+        """Name -> hash of every file that decides bytes; part of the fingerprint."""
+        return {}
+
+    def versions(self) -> Mapping[str, str]:
+        """The libraries that shape the bytes; recorded in generations."""
+        return {}
+
+    def constants(self) -> Mapping[str, Array]:
+        """The columns that are equal for all rows, stored once."""
+        return {}
+
+    def settled(self, kept: Mapping[str, Any] | None, survey: Any) -> tuple[Any, tuple[str, ...]]:
+        """Return the recipe with every choice made, and notes about the choices.
+
+        `kept` are the fields of the layer if it exists. `survey()` returns the first samples of the source,
+        `survey.annotations()` the metadata of all, and `survey.rows(columns, count)` the first rows of the cache.
+        """
+        return self, ()
+
+    def reopened(self, dependencies: Mapping[str, str], constants: str) -> Any:
+        """Return the recipe of an existing cache; `constants` is the file of its constants, which may serve it."""
+        return self
+
+    def on_hub(self) -> tuple[str, ...]:
+        """The names that would be fetched from the hub; nothing is contacted to find out."""
+        return ()
+
+    def preload(self) -> None:
+        """Load what `make` needs: called in a worker process while the build is planned."""
+
+    def release(self) -> tuple[str, ...]:
+        """Free what was loaded, when a build ends in this process; return notes for its report."""
+        return ()
+
+    def rows_from(self, statistics: Mapping[str, Any]) -> float | None:
+        """Estimate how many rows a large chunk of these statistics has; None: as many as were made."""
+        return None
+
+    def grown(self, statistics: Mapping[str, float]) -> tuple[str, ...]:
+        """Return notes about the rows that `grow` appended, by the sums of their statistics."""
+        return ()
+
+    @staticmethod
+    def figures(fields: Mapping[str, Any], statistics: Mapping[str, Any], holds: Mapping[str, int]) -> dict[str, Any]:
+        """Derive shares and ratios for a summary from the sums over all chunks; `holds`: chunks, rows, bytes."""
+        return {}
+
+    @staticmethod
+    def metadata(fields: Mapping[str, Any], statistics: Mapping[str, Any], holds: Mapping[str, int]) -> dict[str, Any]:
+        """The same facts under the names of another format."""
+        return {}
+
+
+class _Adapter(RecipeHooks):
+    """The hooks of a recipe, or of its class, that does not inherit them: its own, else the defaults."""
+
+    __slots__ = ("_recipe",)
+
+    def __init__(self, recipe: object) -> None:
+        self._recipe = recipe
+
+    def __getattribute__(self, name: str) -> Any:
+        recipe = object.__getattribute__(self, "_recipe")
+        if hasattr(recipe, name):
+            return getattr(recipe, name)
+        default = getattr_static(RecipeHooks, name)
+        return default.__get__(recipe) if hasattr(default, "__get__") else default
+
+
+def hooks_of(recipe: object) -> RecipeHooks:
+    """The hooks of a recipe or of its class: its own, and defaults for the rest, inherited or not."""
+    return recipe if isinstance(recipe, RecipeHooks) else _Adapter(recipe)
+
+
 @runtime_checkable
 class Recipe(Protocol):
-    """How samples become rows of the base layer.
-
-    Optional members: `dependencies() -> Mapping[str, str]` (name → hash of a file it depends on),
-    `versions() -> Mapping[str, str]` (libraries that shape the bytes, recorded in generations), `constants() ->
-    Mapping[str, ndarray]` (columns equal for all rows), `sample_ids` (the name of the column that identifies rows),
-    `judged_by` (how many samples tell enough before a build, where making one takes long),
-    `identity(sample) -> bytes | None`: 16 bytes that are equal for equal samples. A recipe that has it deduplicates:
-    planning finds, in the order of the source, every sample that is equal to an earlier one, and `make` is not given
-    it. A sample whose identity is None is never left out. Where the member itself is None (a property may say so), the
-    recipe does not deduplicate.
-    """
+    """How samples become rows of the base layer: what a recipe must have. `RecipeHooks` has what it may have."""
 
     kind: ClassVar[str]
     revision: ClassVar[int]
@@ -100,14 +204,34 @@ class AnnotatedRecipe(Protocol):
 
 
 @runtime_checkable
+class RowRecipe(Recipe, Protocol):
+    """A recipe that makes one row of one sample, or raises `ImageUnreadable`.
+
+    A tier keeps what `make_stored` makes, under a key of `stored_fields`, and `read_stored` makes the row of it: what
+    the other fields of the recipe decide (tags) may change without a miss. `make_stored_again` makes the same of a
+    sample with the bytes that `stored` was made from, whatever is said about it now, and decodes nothing.
+    """
+
+    def make_row(self, sample: Sample) -> dict[str, Array]: ...
+
+    def stored_fields(self) -> Mapping[str, Any]: ...
+
+    def stored_columns(self) -> Sequence[Column]: ...
+
+    def make_stored(self, sample: Sample) -> dict[str, Array]: ...
+
+    def make_stored_again(self, sample: Sample, stored: dict[str, Array]) -> dict[str, Array]: ...
+
+    def read_stored(self, stored: dict[str, Array]) -> dict[str, Array]: ...
+
+
+@runtime_checkable
 class LayerRecipe(Protocol):
     """How the rows of a base layer get further columns: `reads` names the columns that `make` is given.
 
     They are columns of the base layer or of other layers that are there. A column of another layer brings that layer's
     presence bits along as `<layer>.present`; a row that one of them lacks is absent here too, whatever `make` says.
-    Optional members, beside those of a base recipe: `default_layer` (the layer's name unless the caller chooses one),
-    `workers` (how many processes make it unless the caller says; 0: the calling one), `let_go() -> tuple[str, ...]`
-    (called in the builder's process when a build ends: give up what was loaded; the lines are notes of the report).
+    `RecipeHooks` has what it may have beside.
     """
 
     kind: ClassVar[str]
@@ -122,7 +246,6 @@ class LayerRecipe(Protocol):
 
 
 AnyRecipe = Recipe | LayerRecipe
-Identity = Callable[[Sample], bytes | None]
 
 
 class RecipeDocument(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -167,25 +290,24 @@ def check_recipe(recipe: AnyRecipe) -> None:
 
 
 def dependencies_of(recipe: AnyRecipe) -> dict[str, str]:
-    return dict(recipe.dependencies()) if hasattr(recipe, "dependencies") else {}
+    return dict(hooks_of(recipe).dependencies())
 
 
 def versions_of(recipe: AnyRecipe) -> dict[str, str]:
-    return dict(recipe.versions()) if hasattr(recipe, "versions") else {}
+    return dict(hooks_of(recipe).versions())
 
 
 def constants_of(recipe: AnyRecipe) -> dict[str, np.ndarray[Any, Any]]:
-    return dict(recipe.constants()) if hasattr(recipe, "constants") else {}
+    return dict(hooks_of(recipe).constants())
 
 
 def identity_of(recipe: AnyRecipe) -> Identity | None:
     """What tells equal samples, None where the recipe does not deduplicate."""
-    found: Identity | None = getattr(recipe, "identity", None)
-    return found
+    return hooks_of(recipe).identity
 
 
 def reads_of(recipe: AnyRecipe) -> tuple[str, ...]:
-    return tuple(getattr(recipe, "reads", ()))
+    return tuple(hooks_of(recipe).reads)
 
 
 def input_names(layers: Mapping[str, str]) -> dict[str, str]:
@@ -229,7 +351,7 @@ def document(
         fields=fields_of(recipe),
         dependencies={**dependencies_of(recipe), **inputs},
         reads=reads_of(recipe),
-        sample_ids=getattr(recipe, "sample_ids", ""),
+        sample_ids=hooks_of(recipe).sample_ids,
         columns=tuple(recipe.columns()),
     )
 
@@ -269,7 +391,7 @@ def same_document(kept: RecipeDocument, made: RecipeDocument, recipe: AnyRecipe)
 def _without_places(fields: Mapping[str, Any], recipe: AnyRecipe) -> dict[str, Any]:
     """The fields that say what, without those that say where; `a.b` is the field `b` of what stands in `a`."""
     left = dict(fields)
-    for name in getattr(recipe, "located", ()):
+    for name in hooks_of(recipe).located:
         holder, _, inner = name.partition(".")
         if not inner:
             left.pop(holder, None)

@@ -7,12 +7,13 @@ file b.jsonl  ├─part─┼────────part───────�
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 import msgspec
 
 Unit = Literal["bytes", "samples"]
 _UNREADABLE = "unreadable: "
+WHOLE_FILE = 1 << 62  # more than any file has: cut into one part
 
 
 class SourceFile(msgspec.Struct, frozen=True):
@@ -124,18 +125,15 @@ class Failure(msgspec.Struct, frozen=True):
 
 @runtime_checkable
 class Source(Protocol):
-    """Where samples come from. A new source is a subclass of this and passes `forebay.testing.SourceContract`.
+    """Where samples come from: the base of every source. A new one passes `forebay.testing.SourceContract`.
 
-    Optional: `files_grow = False` where a file that got longer is another sample, not an old one with more behind it;
-    `glance(part)`, which gives what `read` gives, for judging only, where that can be had for less; `read_by`, the
-    keys of its description that decide which samples are read from a file: a cache keeps to one choice of these;
-    `remote = True` where asking it contacts another machine: a cache that names it is then not enough to do so;
-    `annotations()`, the metadata of every sample in order, where that can be had without reading the samples;
-    `touched_ns(file)`, when anything that a sample is read from was written to last, where that is not the file alone;
-    `stamp(file)`, `ctime_ns:inode` of each file that a sample is read from, with commas between them.
-    It is picklable, small, and opens nothing until asked. A missing file raises `FileNotFoundError`, trouble with
-    the disk or the network `OSError`; a sample with bad content is yielded as a `Failure`.
+    What is abstract it must have; the rest are hooks with their defaults. It is picklable, small, and opens nothing
+    until asked. A missing file raises `FileNotFoundError`, an error of the disk or the network `OSError`; a sample with
+    bad content is yielded as a `Failure`.
     """
+
+    read_by: ClassVar[tuple[str, ...]] = ()  # keys of its description that decide which samples a file has
+    remote: ClassVar[bool] = False  # True: asking it contacts another machine, which takes more than a cache's word
 
     @property
     @abstractmethod
@@ -176,6 +174,42 @@ class Source(Protocol):
     @abstractmethod
     def digest(self, file: SourceFile, start: int, stop: int) -> int:
         """A 64-bit hash of the raw content of a range; for a stream, of its first `stop` stored bytes."""
+
+    @property
+    def files_grow(self) -> bool:
+        """False where a file that got longer is another sample, not an old one with more behind it."""
+        return True
+
+    @classmethod
+    def from_description(cls, description: Mapping[str, Any]) -> "Source":
+        """The source that `describe` described."""
+        raise TypeError(f"{cls.__name__} does not define from_description")
+
+    def glance(self, part: Part) -> Iterable[Sample | Failure]:
+        """What `read` returns, for estimates only, where that can be had for less."""
+        return self.read(part)
+
+    def annotations(self) -> Iterator[Mapping[str, Any]]:
+        """The metadata of every sample in order; a source that knows it without reading the samples overrides this."""
+        for file in self.files():
+            start = 0
+            for stop in self.cuts(file, 0, WHOLE_FILE, WHOLE_FILE):
+                samples = self.read(Part(self.scanned(file), start, stop))
+                found = (one.data for one in samples if isinstance(one, Sample))
+                yield from (data.metadata for data in found if isinstance(data, Annotated))
+                start = stop
+
+    def rebased(self, root: str) -> "Source":
+        """The same source with files named relative to `root`, so that a plan recognises them."""
+        return self
+
+    def touched_ns(self, file: SourceFile) -> int:
+        """When anything that a sample of this file is read from was last written to."""
+        return file.mtime_ns
+
+    def stamp(self, file: SourceFile) -> str:
+        """`ctime_ns:inode` of each file that a sample is read from, joined by commas; empty where that is unknown."""
+        return ""
 
     def edited_beside(self, known: SourceFile, found: SourceFile) -> str:
         """The path of what describes a file, such as its sidecar, where that was edited and the file itself was not.

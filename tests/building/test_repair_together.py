@@ -307,3 +307,56 @@ def test_generations_that_come_back_from_a_copy_are_reported(root: Path) -> None
     assert rows(root) == before
     shutil.rmtree(root / "generations")
     assert key in run("repair", root, "--from", root.parent / "copy", "--workers", 0).out
+
+
+def test_a_recipe_that_is_gone_with_every_generation_is_lost_and_nothing_is_published(root: Path) -> None:
+    before = rows(root)
+    DAMAGES["generation"](root)
+    (root / "layers/raw/recipe.json").unlink()
+    for _ in range(2):
+        with pytest.raises(Damaged, match=r"'layers/raw/recipe.json' cannot be restored without one; name a copy"):
+            fb.repair(root, workers=0)
+    assert [path.name for path in (root / "generations").iterdir()] == ["000000.safetensors"]
+    assert fb.repair(root, copy=root.parent / "copy", workers=0).failed == {}
+    assert rows(root) == before
+
+
+def test_a_plan_that_made_none_of_the_chunks_is_refused_and_a_copy_still_helps(root: Path, tmp_path: Path) -> None:
+    before = rows(root)
+    write_lines(tmp_path / "raw/a.txt", 500, 40)
+    fb.build(tmp_path / "cache", fb.sources.lines(tmp_path / "raw"), fb.RawRecipe(chunk_bytes=300), workers=0)
+    shutil.copyfile(tmp_path / "cache/plan/000000.safetensors", root / "plan/000000.safetensors")
+    DAMAGES["generation"](root)
+    with pytest.raises(Damaged, match="the plan is of another cache, or the source has changed; name a copy"):
+        fb.repair(root, workers=0)
+    assert fb.repair(root, copy=root.parent / "copy", workers=0).failed == {}
+    assert rows(root) == before
+
+
+def test_a_repair_that_fails_gives_the_cache_no_new_id(root: Path) -> None:
+    """The copy would then be refused as that of another cache."""
+    before = rows(root)
+    for name in ("generation", "cache.json", "plan"):
+        DAMAGES[name](root)
+    with pytest.raises(Damaged, match=r"'cache.json', 'plan/000000.safetensors' cannot be restored without one"):
+        fb.repair(root, workers=0)
+    assert fb.repair(root, copy=root.parent / "copy", workers=0).failed == {}
+    assert rows(root) == before
+
+
+@pytest.mark.parametrize("what", ["a named pipe", "a folder"])
+def test_what_is_not_a_file_in_place_of_cache_json_is_to_be_moved_before_repairing_again(root: Path, what: str) -> None:
+    before = rows(root)
+    DAMAGES["generation"](root)
+    (root / "cache.json").unlink()
+    (os.mkfifo if what == "a named pipe" else os.mkdir)(root / "cache.json")
+    if what == "a named pipe":
+        (root / "generations/000000.safetensors").unlink()
+    with pytest.raises(
+        Damaged, match=f"{what}, and not a regular file; move it out of the way, and run the repair again"
+    ):
+        fb.repair(root, workers=0)
+    if what == "a folder":
+        (root / "cache.json").rmdir()
+    assert fb.repair(root, copy=root.parent / "copy", workers=0).failed == {}
+    assert rows(root) == before

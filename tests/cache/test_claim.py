@@ -1,6 +1,7 @@
 """Claims: a live one is respected, an expired one is taken over by exactly one, a dead owner's at once."""
 
 import contextlib
+import errno
 import multiprocessing
 import os
 import signal
@@ -90,6 +91,36 @@ class Interrupted(MemoryStore):
         if self.armed:
             self.armed = False
             raise KeyboardInterrupt
+
+
+class Failing(LocalStore):
+    """A disk that fails once, before or after it creates a file."""
+
+    moment = ""
+
+    def create(self, key: str, data: Sequence[Buffer]) -> bool:
+        moment, self.moment = self.moment, ""
+        if moment == "before":
+            raise OSError(errno.EBUSY, "busy")
+        created = super().create(key, data)
+        if moment == "after":
+            raise OSError(errno.EBUSY, "busy")
+        return created
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_a_builder_whose_claim_failed_once_does_not_wait_for_itself(tmp_path: Path, moment: str) -> None:
+    store = Failing(tmp_path)
+    mine = claims_on(store)
+    store.moment = moment
+    try:
+        taken = mine.take(35)
+    except OSError:
+        mine.beat()  # as a heartbeat does before the next try
+        taken = mine.take(35)
+    assert taken
+    mine.release(35)
+    assert read_claims(store, LAYER) == {}
 
 
 @pytest.mark.parametrize("moment", ["taking", "releasing"])

@@ -196,7 +196,7 @@ def test_files_that_are_no_old_cache_are_named(tmp_path: Path) -> None:
         (tmp_path / "flipped.pt").write_bytes(flipped)
         with pytest.raises(OldCacheInvalid, match=r"not a file of torch\.save"):
             import_pt_cache(tmp_path / "flipped.pt", tmp_path / "cache")
-    with pytest.raises(OldCacheInvalid, match=r"the folder has none of encodings.pt, lune.pt, sol.pt; pass the file itself"):
+    with pytest.raises(OldCacheInvalid, match=r"has none of encodings.pt, lune.pt, sol.pt; pass the file itself"):
         import_pt_cache(tmp_path, tmp_path / "cache")
     empty = {"features": torch.empty(0, 10, 4), "t_buckets": BUCKETS}
     torch.save({"lune": empty}, tmp_path / "empty.pt")

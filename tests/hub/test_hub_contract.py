@@ -16,6 +16,7 @@ from forebay.testing import SourceContract
 
 
 class TestHub(SourceContract):
+    helpers = ("folder", "repository")
     """A line of a content is a document; its file is a shard."""
 
     suffix = ".parquet"

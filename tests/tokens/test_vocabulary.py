@@ -1,9 +1,13 @@
 """Which tokenizer a name stands for, and what is refused."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from tests.builders import script_environment
 from tests.tokens.vocabularies import added, byte_level, changed_model, written
 
 from forebay.errors import LibraryMissing, TokenizerUnusable
@@ -128,3 +132,10 @@ def test_a_file_that_is_far_too_large_is_not_read(tmp_path):
         file.truncate(1 << 40)
     with pytest.raises(TokenizerUnusable, match="at most 268,435,456"):
         load_vocabulary(str(tmp_path))
+
+
+def test_a_named_pipe_in_place_of_constants_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "constants.safetensors")
+    script = "import sys; from forebay.tokens.vocabulary import vocabulary_in; assert not vocabulary_in(sys.argv[1])"
+    command = [sys.executable, "-c", script, str(tmp_path / "constants.safetensors")]
+    assert subprocess.run(command, env=script_environment(), timeout=60).returncode == 0

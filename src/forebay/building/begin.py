@@ -50,11 +50,12 @@ from forebay.recipe import (
     differing_fields,
     document,
     fingerprint,
+    hooks_of,
     input_names,
     reads_of,
     same_document,
 )
-from forebay.source import Annotated, Part, Sample, Source, SourceFile
+from forebay.source import Sample, Source, SourceFile
 from forebay.store.base import Buffer, Missing, Store, is_full
 
 
@@ -324,7 +325,6 @@ def _columns(store: Store, layer: str) -> tuple[Column, ...]:
 
 
 AnyR = TypeVar("AnyR", bound=AnyRecipe)
-WHOLE = 1 << 62  # a file in one part
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,17 +355,7 @@ class Survey:
 
     def annotations(self) -> Iterable[Mapping[str, Any]]:
         """The metadata of all samples, in order; where the source cannot tell it apart, every sample is read."""
-        if self.source is None:
-            return
-        if hasattr(self.source, "annotations"):
-            yield from self.source.annotations()
-            return
-        for file in self.source.files():
-            start = 0
-            for stop in self.source.cuts(file, 0, WHOLE, WHOLE):
-                samples = self.source.read(Part(self.source.scanned(file), start, stop))
-                yield from (one.data.metadata for one in samples if isinstance(one, Sample) and _is_annotated(one))
-                start = stop
+        return () if self.source is None else self.source.annotations()
 
 
 def resolve_recipe(
@@ -375,13 +365,5 @@ def resolve_recipe(
 
     A layer that is there has made them; a new one makes them by a few samples of the source.
     """
-    decide = getattr(recipe, "settled", None)
-    if decide is None:
-        return recipe, ()
     kept = read_recipe_document(store, layer) if store is not None else None
-    settled: tuple[AnyR, tuple[str, ...]] = decide(kept.fields if kept else None, Survey(source, store))
-    return settled
-
-
-def _is_annotated(sample: Sample) -> bool:
-    return isinstance(sample.data, Annotated)
+    return hooks_of(recipe).settled(kept.fields if kept else None, Survey(source, store))

@@ -56,6 +56,7 @@ from forebay.recipe import (
     Rows,
     differing_fields,
     fingerprint,
+    hooks_of,
     identity_of,
     inputs_in,
 )
@@ -147,7 +148,7 @@ class BaseJob:
             samples=intake.count + len(skipped),
             failures=(*skipped, *intake.failures, *rows.failures),
             statistics=rows.statistics if sieve is None else {**rows.statistics, "duplicates": sieve.left_out},
-            sample_ids=getattr(self.recipe, "sample_ids", ""),
+            sample_ids=hooks_of(self.recipe).sample_ids,
             source_sums=sums,
         )
 
@@ -225,6 +226,7 @@ class LayerJob:
     layer: str
     recipe: LayerRecipe
     generation: int
+    source: None = None
 
     def encode(self, chunk: int) -> EncodedChunk:
         """The bytes of one chunk; a pure function of the recipe and of the chunks that it reads."""

@@ -21,10 +21,7 @@ TRIES = 100  # to append a segment, while others append theirs
 def named_alike(source: Source, plan: Plan) -> Source:
     """A source whose files are named as the plan names them, so that a file known already is recognised."""
     root = plan.segments[0].source.get("root") if plan.segments else None
-    if root is None or not hasattr(source, "rebased"):
-        return source
-    alike: Source = source.rebased(root)
-    return alike
+    return source if root is None else source.rebased(root)
 
 
 def append_to_plan(

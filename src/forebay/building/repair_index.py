@@ -26,6 +26,7 @@ from forebay.cache.catalog import (
     present_chunks,
     read_cache_document,
     read_recipe_document,
+    sound_record,
 )
 from forebay.cache.copy import is_within
 from forebay.cache.plan import Plan, load_identities, load_plan
@@ -44,6 +45,7 @@ from forebay.errors import (
     FormatTooNew,
     IndexCorrupt,
     KeyRefused,
+    NotForebay,
     NothingPublished,
 )
 from forebay.format import layout
@@ -85,6 +87,13 @@ class RepairInputs:
 
 def repair_index(means: RepairInputs, mending: RepairLog) -> Generation:
     """Put back cache.json, recipes, constants and plan, then see to a sound newest generation."""
+    try:
+        return _repair_index(means, mending)
+    except NotForebay as error:  # which advises what is running
+        raise Damaged(f"{_ADVICE.sub('', str(error))}, and run the repair again") from error
+
+
+def _repair_index(means: RepairInputs, mending: RepairLog) -> Generation:
     store = means.store
     _check_copy(store, means.copy)
     basis, bad = _basis(means)
@@ -133,9 +142,10 @@ def _basis(means: RepairInputs) -> tuple[Generation | None, list[str]]:
         # With a key, a generation whose tag is wrong or gone is damage like any other, if one with a right tag is left.
         here, problems = newest_sound(store, past_refused=hmac_key() is not None)
         bad = [problem.key for problem in problems]
-    except (NothingPublished, CacheNotFound):
+    except (NothingPublished, CacheNotFound, NotForebay) as error:
         if means.copy is None:
-            _check_begun(store)
+            if not isinstance(error, NotForebay):
+                _check_begun(store)
             raise
         here, bad = None, []
     except (IndexCorrupt, KeyRefused) as error:
@@ -269,11 +279,29 @@ def _list_anew(means: RepairInputs, bad: list[str], mending: RepairLog) -> Gener
         )
         raise KeyRefused(store.address, bad[-1] if bad else layout.GENERATIONS, problem)
     _restore_begun(means, mending)
-    layers = _layer_folders(store)
-    generation = publish_over_damaged(store, None, _adopts(means, read_cache_document(store).base, layers))
+    base = read_cache_document(store).base
+    adopts = _adopts(means, base, _layer_folders(store))
+    _check_plan(store, base, adopts)
+    generation = publish_over_damaged(store, None, adopts)
     why = f"it could not be read; generation {generation.number} lists every chunk that was found sound"
     _replace_generations(store, bad, why + _unbuilt(store, generation), mending)
     return generation
+
+
+def _check_plan(store: Store, base: str, adopts: Adopts) -> None:
+    """Refuse a plan that none of the sound chunks of the base layer was made by."""
+    planned, found = len(load_plan(store)), 0
+    for chunk, revision in chunk_files(store, base).items():
+        record = sound_record(store, base, chunk, revision)
+        if record is not None and chunk < planned and adopts[base](record):
+            return
+        found += record is not None
+    if found:
+        raise Damaged(
+            f"the cache at '{store.address}' cannot be repaired: no generation can be read, and none of {found:,} "
+            f"sound chunk(s) was made by '{layout.plan_segment(0)}' from the source as it is now: the plan is of "
+            f"another cache, or the source has changed; name a copy (`--from COPY`), or build a new cache from it"
+        )
 
 
 def _unbuilt(store: Store, generation: Generation) -> str:
@@ -299,21 +327,30 @@ def _adopts(means: RepairInputs, base: str, layers: Iterable[str]) -> Adopts:
 
 def _restore_begun(means: RepairInputs, mending: RepairLog) -> None:
     """Put back the texts and the plan without a generation: from the copy, file by file, or say what is lost."""
-    store, lost = means.store, []
-    for key, problem in _begun_problems(store).items():
-        if problem is None or _restored_from_copy(means, key, mending):
-            continue
-        if key == layout.CACHE and (base := _base_layer(store)):
-            _begin_again(store, base, mending)
-        else:
-            lost.append(key)
+    store = means.store
+    problems = [key for key, problem in _begun_problems(store).items() if problem is not None]
+    lost = [key for key in problems if not _restored_from_copy(means, key, mending)]
+    lost += [key for key in _missing_recipes(store) if not _restored_from_copy(means, key, mending)]
     if not load_plan_or_none(store):
         lost.append(layout.plan_segment(0))
+    base = _base_layer(store)
+    if lost == [layout.CACHE] and base:  # last: after a repair that fails, a copy must still be known by the old id
+        _begin_again(store, base, mending)
+        return
     if lost:
         raise Damaged(
             f"the cache at '{store.address}' cannot be repaired: no generation can be read, and {_quoted(lost)} cannot "
             f"be restored without one; name a copy (`--from COPY`), or build a new cache from the source"
         )
+
+
+def _missing_recipes(store: Store) -> list[str]:
+    """The recipes that are gone of the base layer, and of layers that have chunks."""
+    layers = {layer for layer in _layer_folders(store) if chunk_files(store, layer)}
+    with suppress(CacheNotFound, Damaged):
+        layers.add(read_cache_document(store).base)
+    gone = (layer for layer in sorted(layers) if _is_readable(store, layer) and not read_recipe_document(store, layer))
+    return [layout.recipe(layer) for layer in gone]
 
 
 def load_plan_or_none(store: Store) -> Plan | None:

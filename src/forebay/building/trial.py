@@ -17,7 +17,7 @@ from forebay.cache.segment import Unreadable, unreadable_note
 from forebay.columns import Codec, Column
 from forebay.errors import ForebayError, FunctionFailed, RecipeInvalid, SourceNotFound, SourceUnreadable
 from forebay.format.chunk import EncodedChunk, encode_chunk
-from forebay.recipe import ChunkTarget, Recipe, Rows, identity_of, join_rows
+from forebay.recipe import ChunkTarget, Recipe, Rows, fields_of, hooks_of, identity_of, join_rows
 from forebay.source import Failure, Part, Sample, Source, SourceFile, Unit
 from forebay.store.base import Store
 
@@ -97,13 +97,13 @@ def try_recipe(source: Source, files: Sequence[SourceFile], recipe: Recipe, budg
     failures = [*(failure for glance in used for failure in glance.failures), *rows.failures]
     encoded = _encoded(rows, recipe.columns(), samples)
     seconds = time.perf_counter() - started
-    rows_from = getattr(recipe, "rows_from", None)
+    expected = hooks_of(recipe).rows_from(rows.statistics)
     return Trial(
         weight=max(1, sum(glance.weight for glance in used)),
         seconds=seconds,
         samples=samples,
         failures=len(failures),
-        rows=rows_from(rows.statistics) if rows_from else encoded.meta.rows,
+        rows=encoded.meta.rows if expected is None else expected,
         raw_bytes=sum(column.nbytes for column in rows.columns.values()),
         head_bytes=len(encoded.buffers[0]),
         stored_bytes=_body_bytes(encoded),
@@ -117,7 +117,7 @@ def _planning_budget(source: Source, files: Sequence[SourceFile], recipe: Recipe
     """A few MiB of bytes; of samples, which may be costly to get, a fourth at most."""
     if source.unit == "bytes":
         return SAMPLE_WEIGHT["bytes"]
-    most = min(SAMPLE_WEIGHT["samples"], getattr(recipe, "judged_by", SAMPLE_WEIGHT["samples"]))
+    most = min(SAMPLE_WEIGHT["samples"], hooks_of(recipe).judged_by or SAMPLE_WEIGHT["samples"])
     return min(most, max(SAMPLE_PLACES, sum(map(source.weight, files)) // 4))
 
 
@@ -149,7 +149,7 @@ class TrialSamples:
         self.ids: set[str] = set()
         self.failures: list[Failure] = []
         self.weight = sum(part.weight for part in parts)
-        self._read = getattr(source, "glance", source.read)
+        self._read = source.glance
         self._parts = parts
 
     def __iter__(self) -> Iterator[Sample]:
@@ -166,7 +166,7 @@ class TrialSamples:
 
 def bytes_by_codec(trial: Trial, recipe: Recipe) -> dict[str, int]:
     """How large the rows of a trial are under each codec, where the recipe leaves the choice."""
-    if trial.made is None or not hasattr(recipe, "codec"):
+    if trial.made is None or "codec" not in fields_of(recipe):
         return {}
     found = {}
     for codec in get_args(Codec):
@@ -318,7 +318,7 @@ def _notes(recipe: Recipe, trial: Trial) -> tuple[str, ...]:
 
 def _most_sampled(source: Source, recipe: Recipe) -> int:
     most = MOST_SAMPLED[source.unit]
-    enough: int | None = getattr(recipe, "judged_by", None)
+    enough = hooks_of(recipe).judged_by
     return most if source.unit == "bytes" or enough is None else min(most, LONGER_JUDGED * enough)
 
 

@@ -81,9 +81,21 @@ class Claims:
                 created = self._store.create(layout.claim(self._layer, chunk, attempt), [self._encode()])
             except NotForebay:
                 created = False
+            except OSError:  # the disk may have failed after it made the file, which is then ours
+                created = self._is_there(chunk, attempt)
+                if not created:
+                    del self._held[chunk]  # a heartbeat would create it, and this builder wait for itself
+                    raise
             if not created:
                 del self._held[chunk]
         return created
+
+    def _is_there(self, chunk: int, attempt: int) -> bool:
+        """Whether an attempt is on the disk, exactly as this builder would write it now."""
+        try:
+            return self._store.read(layout.claim(self._layer, chunk, attempt)) == self._encode()
+        except (Missing, ForebayError, OSError):
+            return False
 
     def failure(self, chunk: int) -> str | None:
         """Why a builder gave a chunk up since this one began; None where none did."""

@@ -33,7 +33,7 @@ from forebay.format import layout
 from forebay.format.chunk import ChunkRecord
 from forebay.format.chunk_decode import ChunkFile
 from forebay.format.generation import ChunkTable, Generation
-from forebay.source import Part, Source, SourceFile
+from forebay.source import WHOLE_FILE, Part, Source, SourceFile
 from forebay.store.base import Store
 
 
@@ -51,7 +51,7 @@ def check_kind(store: Store, source: Source, plan: Plan) -> None:
             f"the cache at '{store.address}' was built from a source of kind '{old}' and cannot grow by one of kind "
             f"'{new}'; use '{old}' again, or build a new cache"
         )
-    for name in getattr(source, "read_by", ()):
+    for name in source.read_by:
         if planned.get(name) != given.get(name):
             raise ForebayError(
                 f"the cache at '{store.address}' was built from a source with {name}={planned.get(name)!r} and cannot "
@@ -60,7 +60,6 @@ def check_kind(store: Store, source: Source, plan: Plan) -> None:
 
 
 UNFINISHED = "grew, and its last sample was not finished when it was planned"
-WHOLE = 1 << 62  # more than any file has
 Same = Callable[[SourceFile, SourceFile], bool]
 
 
@@ -94,7 +93,6 @@ def check_freshness(
     """
     past = SourceDigests(store, plan, layer, table, made or {})
     ends = cache(plan.ends)  # asked for only where a file is another
-    files_grow = getattr(source, "files_grow", True)
     changed: dict[str, str] = {}
     missing: list[str] = []
     now: dict[str, SourceFile] = {}
@@ -116,7 +114,7 @@ def check_freshness(
             continue
         if path not in ends():  # it had no samples, so none of them can be another
             now[path] = found
-        elif found.size < known.size or (found.size != known.size and not files_grow):
+        elif found.size < known.size or (found.size != known.size and not source.files_grow):
             changed[path] = f"has {found.size:,} bytes, {known.size:,} were planned"
         elif not past.is_same(source, known, found):
             changed[path] = "has other content than was planned"
@@ -210,7 +208,7 @@ def can_be_read(source: Source, file: SourceFile, start: int, stop: int) -> bool
     if source.unit == "samples":
         return True  # which are counted, so that any number of them is whole
     try:
-        return next(iter(source.cuts(file, start, stop - start, WHOLE)), None) == stop
+        return next(iter(source.cuts(file, start, stop - start, WHOLE_FILE)), None) == stop
     except SourceChanged:
         return False
 

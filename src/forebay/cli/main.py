@@ -45,14 +45,8 @@ class Forebay(click.Group):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         ctx.meta[_TYPED] = shlex.join(["forebay", *args])
-        try:
-            with _escaped_usage():
-                return super().parse_args(ctx, args)
-        except OSError as error:  # of printing help
-            if error.errno == errno.EPIPE:
-                raise
-            say_error(_words_of(OSError(error.errno, error.strerror, "standard output")))
-            ctx.exit(FAILURE)
+        with _escaped_usage():
+            return super().parse_args(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
         try:

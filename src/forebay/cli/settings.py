@@ -21,7 +21,7 @@ from forebay.errors import LayerNotFound, SourceNotContacted, UnknownKind
 from forebay.format import layout
 from forebay.kinds import remote_source, reopen_recipe, reopen_source
 from forebay.preview.words import command_line
-from forebay.recipe import Recipe, RecipeDocument, fields_of
+from forebay.recipe import Recipe, RecipeDocument, fields_of, hooks_of
 from forebay.source import Source
 from forebay.store import open_store
 from forebay.teachers import TeacherRecipe
@@ -158,7 +158,7 @@ def _placed(kind: Kind, folder: str, recipe: dict[str, Any]) -> dict[str, Any]:
     """A recipe whose files, where they are files, can be found from any folder; `gpt2` is not one."""
     found = {
         name: os.path.abspath(os.path.join(folder, recipe[name]))
-        for name in getattr(kind.recipe, "located", ())
+        for name in hooks_of(kind.recipe).located
         if name in recipe and is_path(recipe[name]) and os.path.exists(os.path.join(folder, recipe[name]))
     }
     return {**recipe, **found}

@@ -19,7 +19,7 @@ from forebay.cli.options import (
 from forebay.cli.progress import shown_progress
 from forebay.cli.settings import KINDS
 from forebay.cli.show import show
-from forebay.tiers.tier_samples import RowRecipe
+from forebay.recipe import RowRecipe
 
 path_argument: Decorator = click.argument("path", shell_complete=complete_folder)
 

@@ -25,7 +25,7 @@ from forebay.cache.records import ImportReport
 from forebay.columns import Array, Column, Columns, Dtype, Ragged
 from forebay.compat.pt_cache import BUCKETS, OldCache, part_files, read_old_cache
 from forebay.errors import SourceNotFound
-from forebay.recipe import ChunkTarget, Rows
+from forebay.recipe import ChunkTarget, RecipeHooks, Rows
 from forebay.source import Failure, Part, Sample, Source, SourceFile, Unit
 from forebay.teachers.recipe import T_BUCKETS
 from forebay.torch.batches import to_array
@@ -95,7 +95,7 @@ class OldCacheSource(Source):
         return {layer: _recipe(old, part, tensors) for layer, (part, tensors) in LAYERS.items() if part in old.parts}
 
 
-class ImportedRows(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ImportedRows(RecipeHooks, msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The base of an imported cache: its row numbers as ids, `chunk_rows` in a chunk of every layer."""
 
     kind: ClassVar[str] = "imported-rows"
@@ -114,7 +114,7 @@ class ImportedRows(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return Rows({"id": Ragged.of_bytes([sample.data for sample in samples])})
 
 
-class ImportedRecipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ImportedRecipe(RecipeHooks, msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Copies tensors of an old cache to columns, bit for bit."""
 
     kind: ClassVar[str] = "imported"

@@ -14,7 +14,7 @@ class Task(Protocol):
 
     @property
     def chunks(self) -> Any:
-        """Has the `recipe` and, maybe, the `source` that a worker must be able to import."""
+        """Has the `recipe` and the `source` (None: none) that a worker must be able to import."""
 
     def begin(self, chunk: int) -> Callable[[], Any]:
         """Compute a chunk, and say how to finish it: what that call gives is told to whoever started the crew.
@@ -89,7 +89,7 @@ class Engine(Protocol):
     """Who runs the chunks: local processes, this process, a cluster."""
 
     def preload(self, recipe: AnyRecipe, workers: int) -> None:
-        """Begin to start so many workers, and have them load what a recipe needs: its `preload()`, if it has one."""
+        """Begin to start so many workers, and have them load what a recipe needs: its `preload()`."""
 
     def start(self, job: Task, workers: int) -> Crew: ...
 

@@ -190,7 +190,7 @@ def _pickled_recipe(recipe: AnyRecipe) -> bytes:
 
 
 def _pickled(job: Task) -> bytes:
-    for part in (job.chunks.recipe, getattr(job.chunks, "source", None)):
+    for part in (job.chunks.recipe, job.chunks.source):
         if type(part).__module__ == "__main__":
             raise RecipeInvalid(
                 f"{type(part).__name__} is defined in the script itself, where worker processes cannot find it; "

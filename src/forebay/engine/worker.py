@@ -22,6 +22,7 @@ from typing import Any
 
 from forebay.engine.base import Event, Made, Refused, Task
 from forebay.errors import ChunkFailed, SourceChanged
+from forebay.recipe import hooks_of
 from forebay.store.base import is_full
 
 _RSS_UNIT = 1 if sys.platform == "darwin" else 1024
@@ -120,7 +121,7 @@ def _finish(pipe: Connection, finish: Finish) -> None:
 def _get_ready(recipe: bytes) -> None:
     """Load what a recipe needs. Trouble is not told here: it comes again with the first chunk, and is told then."""
     with suppress(Exception):
-        pickle.loads(recipe).preload()
+        hooks_of(pickle.loads(recipe)).preload()
 
 
 def _end_with_builder(descriptor: int) -> None:

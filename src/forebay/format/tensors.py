@@ -155,6 +155,8 @@ def _header_text(view: View, where: str, max_bytes: int) -> tuple[bytes, int]:
 
 
 def _header_entries(text: bytes, where: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    # Counted before they are parsed, which takes a hundred times as long; a tensor may itself have this name.
+    _check_count(text.count(b'"data_offsets"') - 1, where)
     try:
         entries = msgspec.json.decode(text, type=dict[str, Any])
         described = entries.pop("__metadata__")["forebay"]
@@ -169,9 +171,13 @@ def _header_entries(text: bytes, where: str) -> tuple[dict[str, Any], dict[str, 
     # Text with few brackets cannot be deep, and counting them is faster than walking thousands of headers.
     if described.count("{") + described.count("[") > MOST_LEVELS and not is_shallow(metadata):
         raise NotForebay(where, f"in its header, {TOO_DEEP}")
-    if len(entries) > MAX_TENSORS:
-        raise NotForebay(where, f"its header describes {len(entries):,} tensors; at most {MAX_TENSORS:,} are read")
+    _check_count(len(entries), where)
     return metadata, entries
+
+
+def _check_count(tensors: int, where: str) -> None:
+    if tensors > MAX_TENSORS:
+        raise NotForebay(where, f"its header describes over {MAX_TENSORS:,} tensors, more than are read")
 
 
 def _decoded(text: str) -> Any:

@@ -20,7 +20,7 @@ from forebay.images.content import Alpha, Color, Planes, Resample, as_planes, ba
 from forebay.images.decode import MAX_PIXELS, Exif, Policy, check_size, decode, rgb
 from forebay.images.geometry import Letterbox
 from forebay.images.tags import TagKey, Tags, shown_key, tags_in
-from forebay.recipe import ChunkTarget, Rows, canonical_json
+from forebay.recipe import ChunkTarget, RecipeHooks, Rows, canonical_json
 from forebay.source import TOO_DEEP, Annotated, Failure, Sample, is_shallow
 
 Row = dict[str, Array]
@@ -141,7 +141,7 @@ class Annotations(Protocol):
     def annotations(self) -> Iterable[Mapping[str, Any]]: ...
 
 
-class ImageRecipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=True):
+class ImageRecipe(RecipeHooks, msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=True):
     """Letterbox images to `size` × `size` and store their content.
 
     With `tags=None`, the vocabulary is counted when a cache is planned: all tags that the source has under `tag_key` at
@@ -325,6 +325,11 @@ class ImageRecipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         written = _as_json(metadata)
         packed, row = self._pixels(sample.id, content)
         return {self.stored_column: _joined(packed), **row, "metadata": np.frombuffer(written, np.uint8)}
+
+    def make_stored_again(self, sample: Sample, stored: Row) -> Row:
+        """Return what `make_stored` returns for a sample whose bytes made `stored`, without decoding."""
+        _, metadata = _parts(sample)
+        return {**stored, "metadata": np.frombuffer(_as_json(metadata), np.uint8)}
 
     def read_stored(self, stored: Row) -> Row:
         """Return the row of a `make_stored` row, with its tags."""

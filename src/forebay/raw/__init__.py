@@ -6,11 +6,12 @@ from typing import ClassVar
 import msgspec
 
 from forebay.columns import Codec, Column, Level, Ragged
-from forebay.recipe import ChunkTarget, Rows
+from forebay.errors import RecipeInvalid
+from forebay.recipe import ChunkTarget, RecipeHooks, Rows
 from forebay.source import Failure, Sample
 
 
-class RawRecipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class RawRecipe(RecipeHooks, msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Keep every sample's bytes in the column `data`, its id in `id`.
 
     A sample longer than `max_sample_bytes` is recorded as a failure, not stored.
@@ -46,6 +47,11 @@ class RawRecipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         kept: list[Sample] = []
         failures: list[Failure] = []
         for sample in samples:
+            if not isinstance(sample.data, bytes | bytearray | memoryview):
+                raise RecipeInvalid(
+                    f"a raw cache keeps bytes, and sample '{sample.id}' of its source is of type "
+                    f"{type(sample.data).__name__}; use the recipe for such samples, or a source of bytes"
+                )
             if len(sample.data) > self.max_sample_bytes:
                 failures.append(Failure(sample.id, "too-long", f"{len(sample.data):,} bytes"))
             else:

@@ -12,12 +12,15 @@ import os
 from collections.abc import Iterator
 from typing import NamedTuple
 
-import pyarrow as pa
-import pyarrow.compute as pc
-
-from forebay.errors import SourceUnreadable
+from forebay.errors import LibraryMissing, SourceUnreadable
 from forebay.source import Failure, Sample
 from forebay.sources.failures import empty, too_large
+
+try:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+except ModuleNotFoundError as missing:
+    raise LibraryMissing("pyarrow", "reading Parquet files", "tokens") from missing
 
 DICTIONARY_PAGE = 2
 _HEADER_BYTES = 1 << 12  # statistics in a header are short, or are read on

@@ -10,7 +10,7 @@ import numpy as np
 
 from forebay.columns import Array, Column, Columns, Dtype, Ragged
 from forebay.errors import RecipeInvalid, TeacherUnusable
-from forebay.recipe import Rows
+from forebay.recipe import RecipeHooks, Rows
 from forebay.teachers.batched_forward import BatchedForward, LoadedTeacher, fit_batch, load_once, unload
 from forebay.teachers.built_in import T5, Clip, Latents
 from forebay.teachers.model_files import is_on_hub
@@ -29,7 +29,7 @@ UNUSED: dict[str, Any] = {
 }  # fmt: skip
 
 
-class TeacherRecipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class TeacherRecipe(RecipeHooks, msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Run one teacher on every row. It adds one layer; `fb.build_layers` adds several, one model at a time.
 
     The model computes in `dtype`; its outputs are stored as `stored`. A forward has `batch_size` samples, with
@@ -94,7 +94,7 @@ class TeacherRecipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         return self.model.layer_name()
 
     @property
-    def located(self) -> tuple[str, ...]:
+    def located(self) -> tuple[str, ...]:  # type: ignore[override]  # the fields of the teacher decide
         return (
             "device",
             "memory_limit",

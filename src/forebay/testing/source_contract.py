@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from forebay.source import Failure, Part, Sample, Source, SourceFile
+from forebay.testing.recipe_contract import undeclared_names
 
 LINES = b"".join(b"line %d %s\n" % (number, b"." * (number * 37 % 91)) for number in range(300))
 CONTENTS = {
@@ -33,6 +34,7 @@ STEPS = [(1, 1), (7, 13), (100, 100), (5000, 1), (1 << 40, 1 << 40)]
 
 class SourceContract:
     suffix = ".txt"
+    helpers: tuple[str, ...] = ()  # public names of the source that are its own affair
     broken: bytes | None = None  # a file, as it is stored, that holds good samples and bad ones
 
     def open_source(self, folder: Path) -> Source:
@@ -61,6 +63,10 @@ class SourceContract:
         source = self.write(folder, {"a": b"x\n"})
         assert isinstance(source, Source)
         assert source.unit in ("bytes", "samples")
+
+    def test_every_public_name_is_a_field_or_a_declared_hook(self, folder: Path) -> None:
+        found = undeclared_names(type(self.write(folder, {"a": b"x\n"})), [Source], ["kind", *self.helpers])
+        assert not found, f"not hooks of a source, with what may be meant (or list them in `helpers`): {found}"
 
     @pytest.mark.parametrize("name", CONTENTS)
     @pytest.mark.parametrize(("first", "every"), STEPS[1:])
@@ -189,9 +195,8 @@ class SourceContract:
 
     def test_a_glance_shows_what_reading_gives(self, folder: Path) -> None:
         source: Any = self.write(folder, {"a": LINES})
-        glance = getattr(source, "glance", source.read)
         for part in parts_of(source, 500, 700):
-            assert list(glance(part)) == list(source.read(part))
+            assert list(source.glance(part)) == list(source.read(part))
 
     def test_a_file_that_is_gone_is_not_found(self, folder: Path) -> None:
         source = self.write(folder, {"a": LINES})

@@ -16,13 +16,13 @@ from typing import Any, get_args
 from forebay.building.begin import resolve_recipe
 from forebay.errors import TierDamaged, TierUnusable, is_url
 from forebay.format.sealed import hmac_key
-from forebay.recipe import check_recipe
+from forebay.recipe import RowRecipe, check_recipe
 from forebay.sizes import as_bytes
 from forebay.source import Source
 from forebay.tiers.lmdb_tier import MAX_BYTES, QUEUE_BYTES, LmdbTier, open_tier
 from forebay.tiers.lookup import MemoryTier, OpenedTiers, Unreadable
 from forebay.tiers.tier_records import TierStatistics
-from forebay.tiers.tier_samples import CheckSource, RowRecipe, Samples
+from forebay.tiers.tier_samples import CheckSource, Samples
 from forebay.tiers.tier_value import Row
 from forebay.tiers.tier_writer import WhenFull
 

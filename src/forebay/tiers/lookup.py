@@ -11,10 +11,11 @@ import msgspec
 
 from forebay.errors import ImageUnreadable, RecipeInvalid, SourceChanged
 from forebay.format.sealed import VARIABLE
+from forebay.recipe import RowRecipe
 from forebay.source import Sample
 from forebay.tiers.lmdb_tier import LmdbTier
 from forebay.tiers.tier_records import TierStatistics, TierWarning
-from forebay.tiers.tier_samples import Named, Names, RowRecipe, Samples, Seen, key_of, seen_in
+from forebay.tiers.tier_samples import Named, Names, Samples, Seen, content_of, key_of, seen_in
 from forebay.tiers.tier_value import BadValue, Row, RowShape, decode_value, encode_value
 from forebay.tiers.tier_writer import WhenFull
 
@@ -112,7 +113,6 @@ class MemoryTier(Generic[V]):
 Unreadable = Literal["raise", "skip"]
 _ROW_OVERHEAD = 1600  # six arrays and their dict, beside the bytes they show
 _ATTEMPTS = 3
-_CHANGED = "changed"  # the same name, size and time, and other content
 _NOT_OURS = "key-needed"  # what is tagged belongs to those who have the key, and is left to them
 
 
@@ -151,7 +151,7 @@ class OpenedTiers:
         for key, one in wanted.items():
             if key not in rows:
                 try:
-                    rows[key] = self._finished(one, stored.get(key)) or self._make(one, bad.get(key))
+                    rows[key] = self._row(one, stored.get(key), bad.get(key))
                 except ImageUnreadable as error:
                     self._count_or_raise(error, unreadable)
         self.tell()
@@ -208,29 +208,7 @@ class OpenedTiers:
 
         path = self.l2.path
         self.l2.read_each(list(wanted), take)
-        for key in [key for key, stored in found.items() if not self._is_current(wanted[key], stored)]:
-            del found[key]
-            bad[key] = _CHANGED
         return found, bad
-
-    def _is_current(self, named: Named, stored: "_Stored") -> bool:
-        """Whether a row was made from the file as it is now: one with another ctime or inode is compared by content."""
-        if not named.stamp or stored.seen.stamp == named.stamp:
-            return True
-        if stored.seen.digest is None:
-            return False
-        self.counts.add(compared=1)
-        try:
-            now = self._samples.digest(named.number, named.file)
-        except (OSError, SourceChanged):
-            return False  # reading it says what is wrong
-        if now != stored.seen.digest or self._samples.stamp(named.file) != named.stamp:
-            return False
-        if self.l2 is not None:  # compared once; later the stamp tells
-            identity = self._names.identity(named.number, named.file, Seen(named.stamp, now))
-            value = encode_value(identity, stored.row, self._key)
-            self.l2.put(named.key, value, replaces=True, when_full=self._when_full)
-        return True
 
     def _decoded(self, value: bytes, key: bytes) -> "_Stored":
         identity, row = decode_value(value, self._key, self._shape)
@@ -239,10 +217,10 @@ class OpenedTiers:
         _check_content(row)
         return _Stored(row, seen_in(identity), len(value))
 
-    def _finished(self, named: Named, stored: "_Stored | None") -> Row | None:
-        """The row of what the tier on disk has."""
-        if stored is None:
-            return None
+    def _row(self, named: Named, stored: "_Stored | None", bad: str | None) -> Row:
+        """The row of what the tier on disk has, if its sample is still what it was."""
+        if stored is None or not stored.seen.is_still(named.seen):
+            return self._make(named, stored, bad)
         row = self._read_stored(named.file.path, stored.row)
         self.counts.add(l2_hits=1, l2_read_bytes=stored.bytes)
         self._l1.put(_l1_key(named), row, stored.bytes + _ROW_OVERHEAD)
@@ -254,27 +232,32 @@ class OpenedTiers:
         except ImageUnreadable as error:
             raise ImageUnreadable(error.reason, f"'{sample}': {error.detail}") from error
 
-    def _make(self, named: Named, bad: str | None) -> Row:
-        """A row made from the source, as it will be read from a tier."""
-        named, sample, digest = self._read_source(named)
+    def _make(self, named: Named, old: "_Stored | None", bad: str | None) -> Row:
+        """A row made from the source, as it will be read from a tier; from the same bytes, with its old pixels."""
+        named, sample, seen = self._read_source(named)
+        known = old if old is not None and seen.content is not None and old.seen.content == seen.content else None
         try:
-            made = self._recipe.make_stored(sample)
+            again = self._recipe.make_stored_again
+            made = self._recipe.make_stored(sample) if known is None else again(sample, known.row)
         except ImageUnreadable as error:
             raise ImageUnreadable(error.reason, f"'{sample.id}': {error.detail}") from error
-        value = encode_value(self._names.identity(named.number, named.file, Seen(named.stamp, digest)), made, self._key)
+        value = encode_value(self._names.identity(named.number, named.file, seen), made, self._key)
         try:
             stored = self._decoded(value, named.key)
         except BadValue as error:
             raise RecipeInvalid(f"the recipe made a row of '{sample.id}' that is not its own: {error}") from error
         row = self._read_stored(sample.id, stored.row)
-        self.counts.add(misses=1, made_bytes=len(value))
+        if known is None:
+            self.counts.add(misses=1, made_bytes=len(value), compared=int(old is not None))
+        else:
+            self.counts.add(l2_hits=1, l2_read_bytes=known.bytes, compared=1)
         self._l1.put(_l1_key(named), row, len(value) + _ROW_OVERHEAD)
         if self.l2 is not None and bad != _NOT_OURS:
-            self.l2.put(named.key, value, replaces=bad is not None, when_full=self._when_full)
+            self.l2.put(named.key, value, replaces=bool(old or bad), when_full=self._when_full)
         return row
 
-    def _read_source(self, named: Named) -> tuple[Named, Sample, int | None]:
-        """A sample under the name that it has while it is read, and a hash of its bytes for the tier on disk."""
+    def _read_source(self, named: Named) -> tuple[Named, Sample, Seen]:
+        """A sample under the name that it has while it is read, and what it was then."""
         for _ in range(_ATTEMPTS - 1):
             try:
                 return named, *self._read_once(named)
@@ -282,12 +265,11 @@ class OpenedTiers:
                 named = self._names.named(named.number)
         return named, *self._read_once(named)
 
-    def _read_once(self, named: Named) -> tuple[Sample, int | None]:
+    def _read_once(self, named: Named) -> tuple[Sample, Seen]:
         sample = self._samples.read(named.number, named.file)
-        digest = None if self.l2 is None else self._samples.digest(named.number, named.file)
-        if self._samples.stamp(named.file) != named.stamp:
+        if self._samples.stamp(named.file) != named.seen.stamp:
             raise SourceChanged(self._samples.root, {named.file.path: "changes while it is read"})
-        return sample, digest
+        return sample, msgspec.structs.replace(named.seen, content=content_of(sample))
 
     def _count_or_raise(self, error: ImageUnreadable, unreadable: Unreadable) -> None:
         """A sample of which no row can be made is counted, and left out where that is asked for."""
@@ -298,7 +280,7 @@ class OpenedTiers:
 
 @dataclass(frozen=True, slots=True)
 class _Stored:
-    """A row as the tier on disk has it, what its file was, and how many bytes the value has."""
+    """A row as the tier on disk has it, what its sample was, and how many bytes the value has."""
 
     row: Row
     seen: Seen
@@ -306,8 +288,8 @@ class _Stored:
 
 
 def _l1_key(named: Named) -> bytes:
-    """A row in memory is that of a file with one stamp."""
-    return named.key + named.stamp.encode()
+    """A row in memory is that of files with one stamp, and of one sidecar."""
+    return named.key + f"{named.seen.stamp} {named.seen.etag}".encode("utf-8", "surrogateescape")
 
 
 def _check_content(row: Row) -> None:

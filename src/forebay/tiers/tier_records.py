@@ -18,7 +18,7 @@ class TierStatistics(msgspec.Struct, frozen=True, kw_only=True):
     l1_evicted: int
     l2_read_bytes: int
     made_bytes: int
-    compared: int  # values whose file had another ctime or inode, and was read to compare its content
+    compared: int  # values whose image or sidecar looked different: read again, and decoded only if its bytes changed
     bad: dict[str, int]  # values that were not served, by reason; each was a miss
     failures: dict[str, int]  # samples of which no row can be made, by reason
     written: int = 0  # this and all below: by the writer that all readers of one tier in a process share

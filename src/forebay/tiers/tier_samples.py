@@ -1,30 +1,45 @@
 """The samples of a source one by one, and the keys of their rows.
 
     {"fingerprint":…,"made_with":…,"sample":"cats/a.jpg","size":…,"mtime_ns":…,"etag":…,…}    hashed, it is the key
-    {"digest":…,"stamp":…}                                                                    what the file was
+    {"content":…,"etag":…,"read_as":…,"stamp":…}                                              what the sample was
 
-Paths are relative to the root of the source, so that a data set that is moved finds its rows. The stamp (ctime and
-inode) is not part of the key: where it differs from that of the file as it is now, the digest of its bytes decides.
+The key holds what makes pixels, and nothing else. Paths are relative to the root of the source, so that a data set
+that is moved finds its rows. All else is in the second line: where it differs from what the sample is now (another
+ctime, an edited sidecar), the sample is read again, and its pixels are kept if its bytes hash to the same content.
 """
 
 import hashlib
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
+import xxhash
 
-from forebay.columns import Column
 from forebay.errors import ImageUnreadable, SourceChanged, SourceInvalid, SourceUnreadable
-from forebay.recipe import Recipe, canonical_json, versions_of
-from forebay.source import Failure, Part, Sample, Source, SourceFile, settling_seconds
-from forebay.tiers.tier_value import KEY_BYTES, Row, identity_bytes
+from forebay.recipe import RowRecipe, canonical_json, versions_of
+from forebay.source import Annotated, Failure, Part, Sample, Source, SourceFile, settling_seconds
+from forebay.tiers.tier_value import KEY_BYTES, identity_bytes
 
 CheckSource = Literal["read", "open"]
 # What is the matter with a sample itself; trouble with the disk, or with this process, says nothing about samples.
 _OF_ONE_SAMPLE = (FileNotFoundError, NotADirectoryError, PermissionError, SourceUnreadable)
 _PLACES = ("root", "patterns", "manifest")  # where a source is; samples are named relative to it
+_CHOICES = ("labels", "max_sample_bytes")  # what is read of a file beside its pixels, and whether it is read
+
+
+class Seen(msgspec.Struct, frozen=True):
+    """The sample that a row was made from: its files, how they were read, and a hash of its bytes."""
+
+    stamp: str = ""  # ctime and inode of every file, empty where nobody asked
+    etag: str = ""
+    read_as: dict[str, Any] = {}
+    content: int | None = None
+
+    def is_still(self, now: "Seen") -> bool:
+        """Whether nothing shows that the sample, or what is said about it, is another now."""
+        return (self.etag, self.read_as) == (now.etag, now.read_as) and now.stamp in ("", self.stamp)
 
 
 class Samples:
@@ -39,13 +54,14 @@ class Samples:
         self._files = source.files()
         self.root = str(source.describe().get("root", ""))
         self._is_whole = source.unit == "bytes"
-        if self._is_whole and getattr(source, "files_grow", True):
+        if self._is_whole and source.files_grow:
             raise SourceInvalid(
                 f"the samples of a source of kind '{source.describe()['kind']}' cannot be read one by one; use images, "
                 f"a manifest of images or Parquet, or build a cache"
             )
-        self._place = {name: value for name, value in source.describe().items() if name not in _PLACES}
-        self._stamp = getattr(source, "stamp", None)
+        described = {name: value for name, value in source.describe().items() if name not in _PLACES}
+        self._read_as = {name: described.pop(name) for name in _CHOICES if name in described}
+        self._described = described
         weights = [1 if self._is_whole else source.weight(file) for file in self._files]
         self._ends = None if set(weights) <= {1} else np.cumsum(weights, dtype=np.int64)
         self._count = sum(weights)
@@ -60,19 +76,15 @@ class Samples:
 
     def stamp(self, file: SourceFile) -> str:
         """What the file system has beside size and mtime (ctime, inode); empty where it is not to be asked."""
-        return "" if self._stamp is None or self._check == "open" else self._stamp(file)
+        return "" if self._check == "open" else self.source.stamp(file)
 
-    def digest(self, index: int, file: SourceFile) -> int | None:
-        """A hash of the bytes of a sample, where that takes no more than reading one file."""
-        if self._stamp is None or self._ends is not None:
-            return None
-        part = self._part(index, file)
-        return self.source.digest(file, part.start, part.stop)
+    def seen(self, file: SourceFile) -> Seen:
+        """A sample as it is now; its bytes are not read."""
+        return Seen(self.stamp(file), file.etag, self._read_as)
 
     def read(self, index: int, file: SourceFile) -> Sample:
         """One sample of the very file that was looked at; `ImageUnreadable` where it cannot be read."""
-        touched_ns = getattr(self.source, "touched_ns", None)
-        times = [file.mtime_ns if touched_ns is None else touched_ns(file)]
+        times = [self.source.touched_ns(file)]
         times += [int(one.partition(":")[0]) for one in self.stamp(file).split(",") if one]
         _wait_until_settled(max(times))
         found = self._read_once(self._part(index, file))
@@ -84,13 +96,20 @@ class Samples:
         return found
 
     def identity(self, index: int, file: SourceFile) -> Mapping[str, Any]:
-        """What tells a sample from all others, and from what it was before its file changed."""
+        """What tells the pixels of a sample from all others, and from what they were before its file changed.
+
+        The etag is left out where it says what describes the file: another sidecar, or line, makes no other pixels.
+        """
+        try:
+            is_beside = self.source.edited_beside(msgspec.structs.replace(file, etag=""), file)
+        except _OF_ONE_SAMPLE as error:
+            raise _unreadable(file.path, error) from error
         which = {
-            "source": self._place,
+            "source": self._described,
             "sample": file.path,
             "size": file.size,
             "mtime_ns": file.mtime_ns,
-            "etag": file.etag,
+            "etag": "" if is_beside else file.etag,
         }
         return which if self._is_whole else {**which, "row": self._part(index, file).start}
 
@@ -136,39 +155,13 @@ def _wait_until_settled(touched_ns: int) -> None:
 _UNKNOWN = bytes(KEY_BYTES)
 
 
-@runtime_checkable
-class RowRecipe(Recipe, Protocol):
-    """A recipe that makes one row of one sample, or raises `ImageUnreadable`.
-
-    A tier keeps what `make_stored` makes, under a key of `stored_fields`, and `read_stored` makes the row of it: what
-    the other fields of the recipe decide (tags) may change without a miss.
-    """
-
-    def make_row(self, sample: Sample) -> Row: ...
-
-    def stored_fields(self) -> Mapping[str, Any]: ...
-
-    def stored_columns(self) -> Sequence[Column]: ...
-
-    def make_stored(self, sample: Sample) -> Row: ...
-
-    def read_stored(self, stored: Row) -> Row: ...
-
-
 class Named(NamedTuple):
-    """A sample as it is now: its number, its file, its row's key in the tiers, the stamp of the file."""
+    """A sample as it is now: its number, its file, its row's key in the tiers."""
 
     number: int
     file: SourceFile
     key: bytes
-    stamp: str = ""
-
-
-class Seen(msgspec.Struct, frozen=True):
-    """The file that a row was made from: its stamp, and a hash of its bytes where the source can tell."""
-
-    stamp: str = ""
-    digest: int | None = None
+    seen: Seen
 
 
 class Names:
@@ -186,18 +179,18 @@ class Names:
     def named(self, index: int) -> Named:
         """`ImageUnreadable` where the sample's file cannot be looked at."""
         listed, file = self._samples.file(index)
-        stamp = self._samples.stamp(file)
+        seen = self._samples.seen(file)
         if file is not listed and not file.same_identity(listed):
-            return Named(index, file, key_of(self.identity(index, file)), stamp)
+            return Named(index, file, key_of(self.identity(index, file)), seen)
         place = slice(KEY_BYTES * index, KEY_BYTES * (index + 1))
         key = bytes(self._keys[place])
         if key == _UNKNOWN:
             key = key_of(self.identity(index, listed))
             self._keys[place] = key
-        return Named(index, file, key, stamp)
+        return Named(index, file, key, seen)
 
     def identity(self, index: int, file: SourceFile, seen: Seen | None = None) -> bytes:
-        """All that a row depends on, and what its file was."""
+        """All that the pixels of a row depend on, and what its sample was."""
         names = {**self._made_by, **self._samples.identity(index, file)}
         return identity_bytes(names, msgspec.to_builtins(seen or Seen()))
 
@@ -211,8 +204,14 @@ def key_of(identity: bytes) -> bytes:
     return hashlib.blake2b(identity.partition(b"\n")[0], digest_size=KEY_BYTES).digest()
 
 
+def content_of(sample: Sample) -> int | None:
+    """A hash of the bytes that pixels are made from, without what is said about them."""
+    content = sample.data.content if isinstance(sample.data, Annotated) else sample.data
+    return xxhash.xxh3_64_intdigest(content) if isinstance(content, bytes) else None
+
+
 def seen_in(identity: bytes) -> Seen:
-    """What the file was that a row was made from; nothing where that cannot be read."""
+    """The sample that a row was made from; nothing where that cannot be read."""
     try:
         return msgspec.json.decode(identity.partition(b"\n")[2], type=Seen)
     except msgspec.DecodeError:

@@ -2,7 +2,7 @@
 
     8 bytes     length of the header, little endian
     header      {"__metadata__":{"forebay":"…"},".identity":{"dtype":…,"shape":…,"data_offsets":…},…}, spaces up to 8·n
-    .identity   all that the row depends on, a line of JSON whose hash is the key; what its file was; spaces up to 8·n
+    .identity   all that pixels depend on, a line of JSON whose hash is the key; what the sample was; spaces up to 8·n
     tensors     widest items first, then by name
     .checksum   XXH3-128 of every byte before it
     .hmac       HMAC-SHA256 of every byte before it, only where a key is in use

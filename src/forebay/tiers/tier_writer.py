@@ -186,7 +186,7 @@ class Writer:
                 if item.key in seen:
                     continue  # LMDB would write a second value in place, onto as many pages as the first one has
                 seen.add(item.key)
-                # What another process wrote meanwhile under the same key is the same value.
+                # What another process wrote meanwhile under the same key has the same pixels; readers check the rest.
                 written[position] = transaction.put(item.key, item.value, overwrite=item.replaces)
         self.written += sum(written)
         self.present += len(batch) - sum(written)

@@ -15,12 +15,12 @@ from forebay.engine import InlineEngine, LocalEngine
 from forebay.engine.base import Crew, Died, Engine, Event, Lost, Made, Refused
 from forebay.errors import ImageUnreadable, WarmingFailed
 from forebay.format.sealed import hmac_key
+from forebay.recipe import RowRecipe
 from forebay.sizes import as_bytes
 from forebay.source import Source
 from forebay.tiers.cached_images import CachedImages
 from forebay.tiers.lmdb_tier import MAX_BYTES, open_tier
 from forebay.tiers.tier_records import TierWarning, WarmReport
-from forebay.tiers.tier_samples import RowRecipe
 
 OnProgress = Callable[[Progress], None]
 BATCH = 32

@@ -10,7 +10,7 @@ import xxhash
 
 from forebay.columns import DTYPES, Array, Codec, Column, Dtype, Level
 from forebay.errors import RecipeInvalid
-from forebay.recipe import ChunkTarget, Rows
+from forebay.recipe import ChunkTarget, RecipeHooks, Rows
 from forebay.source import Sample
 from forebay.tokens.encoded_documents import Documents, Frame, encode_documents
 from forebay.tokens.encoders import ENCODERS, EncoderName, choose_encoder, encoder_version, is_installed, open_encoder
@@ -101,7 +101,7 @@ class Ids(NamedTuple):
     pad: int
 
 
-class TokenRecipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class TokenRecipe(RecipeHooks, msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Pack tokenized documents, best fit, padded to `sequence_length`.
 
     `tokenizer` is `"gpt2"`, a path to a `tokenizer.json` or a hub name. `eos` ends every document, `bos` begins it;

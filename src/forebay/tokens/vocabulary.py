@@ -347,6 +347,8 @@ def _from_file(path: str, size: int, mtime_ns: int) -> Vocabulary:
 
 def vocabulary_in(constants: str) -> Vocabulary | None:
     """The tokenizer among the constants of a token cache, None where it cannot be read; it is not checked here."""
+    if not os.path.isfile(constants):  # opening a named pipe would wait for a writer
+        return None
     try:
         view = np.memmap(constants, np.uint8, "r").data
         return Vocabulary(constants, parse_header(view, constants).tensors[CONSTANT].array(view).tobytes())

@@ -136,7 +136,7 @@ class States(Teacher, frozen=True, kw_only=True, tag="benchmark-states"):
     """States of prompts, without an encoder."""
 
     prompted: ClassVar[bool] = True
-    of: ClassVar[Literal["sample", "prompt", "nothing"]] = "prompt"
+    depends_on: ClassVar[Literal["sample", "prompt", "nothing"]] = "prompt"
 
     def layer_name(self) -> str:
         return "text"

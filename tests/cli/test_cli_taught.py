@@ -19,7 +19,7 @@ from forebay.teachers.picture import (
     Part,
     heat_colours,
     signed_colours,
-    taught_picture,
+    teacher_picture,
 )
 
 BUCKETS = torch.linspace(0.05, 0.95, 10)
@@ -114,5 +114,7 @@ def test_colours_are_true_to_values() -> None:
     assert blue[2] > blue[0]
     assert red[0] > red[2]
     assert white.min() > 240
-    picture = taught_picture([Part("nothing", None, np.array([0.5])), Part("flat", np.zeros((1, 20)), np.array([0.5]))])
+    picture = teacher_picture(
+        [Part("nothing", None, np.array([0.5])), Part("flat", np.zeros((1, 20)), np.array([0.5]))]
+    )
     assert picture.image.width == WIDTH

@@ -95,10 +95,10 @@ def test_alignment_tells_a_teacher_that_changed_and_one_that_is_gone(
     config = tmp_path / "t5/config.json"
     config.write_text(config.read_text() + "\n")
     told = run("verify", root, "--align", code=1)
-    assert "is not what it was (differs in: t5/config.json)" in told.out
+    assert "has changed (differs in: t5/config.json)" in told.out
     shutil.rmtree(tmp_path / "t5")
     told = run("verify", root, "--align")
-    assert "no row was computed again" in told.out
+    assert "no row was recomputed" in told.out
     assert "there is no such folder" in told.out
 
 

@@ -133,7 +133,7 @@ def test_a_cache_is_built_saved_loaded_and_trained_on_as_the_document_says(names
     }
     assert torch.equal(loaded.get(rows)["clip_pooled"][0], loaded.get(rows)["clip_pooled"][2])  # equal prompts
 
-    product = fb.open_cache(names["zoo"].workplace.root(["a cat"]))
+    product = fb.open_cache(names["zoo"].prompt_caches.root(["a cat"]))
     names |= {"portrait_cache": low_memory, "landscape_cache": loaded, "product_cache": product}
     names |= {
         "local_indices": torch.tensor([0, 3, 0]),

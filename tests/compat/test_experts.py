@@ -66,7 +66,7 @@ def chunks_of(cache: fb.Cache) -> dict[Path, bytes]:
 def test_teachers_that_were_asked_before_are_not_loaded_again(zoo: ModelZoo, encodings: EncodingCache) -> None:
     first = LuneFeatureCache.build(zoo, PROMPTS)
     before = chunks_of(first.cache)
-    reports = zoo.ask(first.cache.root, "lune")
+    reports = zoo.build_layers(first.cache.root, "lune")
     assert {report.layer: report.made for report in reports} == {"clip": 0, "lune": 0}
     again = LuneFeatureCache.build(zoo, PROMPTS)
     assert again.cache.root == first.cache.root == encodings.cache.root
@@ -108,10 +108,10 @@ def test_a_list_that_never_became_a_cache_leaves_no_image_behind(tiny_models: Ti
 
 @pytest.mark.parametrize("prompts", ["a cat", []])
 def test_what_is_no_list_of_prompts_or_images_is_an_error(zoo: ModelZoo, tmp_path: Path, prompts: list[str]) -> None:
-    with pytest.raises(ValueError, match="one or more texts"):
+    with pytest.raises(ValueError, match="one or more strings"):
         SolFeatureCache.build(zoo, prompts)
     # A file that no source of images would find would leave rows out, and move those after it.
-    with pytest.raises(ValueError, match="not named as an image"):
+    with pytest.raises(ValueError, match="must end in one of"):
         EncodingCache.build(zoo, files_of(tmp_path, ""), ["a", "b", "c"])
 
 
@@ -141,7 +141,7 @@ def test_a_zoo_says_what_it_lacks_and_what_is_missing(zoo: ModelZoo, tmp_path: P
     assert "vae/config.json" in zoo.load_vae()
     assert zoo.load_sol()
     zoo.unload("vae")
-    with pytest.raises(ValueError, match="known are: vae, t5, clip, lune, sol"):
+    with pytest.raises(ValueError, match="must be one of vae, t5, clip, lune, sol"):
         zoo.unload("moon")
     bare = ModelZoo(folder=tmp_path, lune=Lune(unet=str(tmp_path / "gone")))
     with pytest.raises(ValueError, match=r"ModelZoo\(t5=…\)"):
@@ -156,7 +156,7 @@ def test_the_configuration_becomes_weights_and_dropout() -> None:
     assert [config.lune(step) for step in (0, 5, 100)] == pytest.approx([0, 0.1, 0.2])
     assert config.sol(2000) == 0.05
     assert (config.dropout("sol").rate, config.dropout("sol").seed, config.dropout("lune").rate) == (0.5, 3, 0.1)
-    with pytest.raises(ValueError, match="known are: lune, sol"):
+    with pytest.raises(ValueError, match="teacher must be one of lune, sol"):
         config.dropout("moon")
 
 

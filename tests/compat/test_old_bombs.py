@@ -62,7 +62,7 @@ def test_a_tensor_that_says_it_is_larger_than_its_file_is_refused(tmp_path, name
 
 def test_rows_of_nothing_are_refused(tmp_path):
     path = saved(tmp_path / "a.pt", encodings(clip_pooled=torch.zeros(1 << 40, 0)))
-    refused(path, "is no dense tensor of floats with rows")
+    refused(path, "is not a dense tensor of floats with rows")
 
 
 def repacked(path: Path, change: dict[str, bytes], method: int = zipfile.ZIP_STORED) -> Path:
@@ -111,6 +111,6 @@ def test_tuples_within_tuples_that_take_for_ever_to_hash_are_refused(tmp_path, z
 
 def test_what_is_not_a_file_of_torch_is_still_refused(tmp_path):
     (tmp_path / "a.pt").write_bytes(b"text, and no pickle at all")
-    refused(tmp_path / "a.pt", "no file of torch.save")
+    refused(tmp_path / "a.pt", "not a file of torch.save")
     (tmp_path / "b.pt").write_bytes(b"")
-    refused(tmp_path / "b.pt", "no file of torch.save")
+    refused(tmp_path / "b.pt", "not a file of torch.save")

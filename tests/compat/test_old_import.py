@@ -105,7 +105,7 @@ def test_alignment_is_that_of_the_document_for_imported_layers_too(tmp_path: Pat
     assert not found["lune"].problems
     assert "does not know its teacher" in found["lune"].notes[0]
     # Statistics of this old cache are drawn without a bound; its maps sum to 1.
-    assert [problem for problem in found["sol"].problems if "from 0 to 1 is expected" in problem]
+    assert [problem for problem in found["sol"].problems if "must be from 0 to 1" in problem]
     assert not [problem for problem in found["sol"].problems if "sol_spatial" in problem]
 
 
@@ -167,8 +167,8 @@ def test_a_pickle_that_would_run_code_is_refused_and_does_not_run(tmp_path: Path
         (lambda old: old["sol"].update(t_buckets=1000 * BUCKETS), "between 0 and 1"),
         (lambda old: old["lune"].update(features=torch.randn(7, 1, 4), t_buckets=torch.tensor([torch.nan])), "between"),
         (lambda old: old["lune"].update({3: 1}), r"'lune' holds \['3', 'features', 't_buckets'\]"),
-        (lambda old: old["lune"].update(features=old["lune"]["features"].to_sparse()), "no dense tensor"),
-        (lambda old: old["encodings"].update(latents=[1, 2]), "'encodings.latents' is no dense tensor of floats"),
+        (lambda old: old["lune"].update(features=old["lune"]["features"].to_sparse()), "not a dense tensor"),
+        (lambda old: old["encodings"].update(latents=[1, 2]), "'encodings.latents' is not a dense tensor of floats"),
     ],
 )
 def test_what_is_not_of_the_format_is_named(tmp_path: Path, spoil: object, problem: str) -> None:
@@ -194,9 +194,9 @@ def test_files_that_are_no_old_cache_are_named(tmp_path: Path) -> None:
     for place in range(200, 700, 50):
         flipped[place] ^= 0x80
         (tmp_path / "flipped.pt").write_bytes(flipped)
-        with pytest.raises(OldCacheInvalid, match=r"no file of torch\.save"):
+        with pytest.raises(OldCacheInvalid, match=r"not a file of torch\.save"):
             import_pt_cache(tmp_path / "flipped.pt", tmp_path / "cache")
-    with pytest.raises(OldCacheInvalid, match=r"the folder has none of encodings.pt, lune.pt, sol.pt; give the file"):
+    with pytest.raises(OldCacheInvalid, match=r"has none of encodings.pt, lune.pt, sol.pt; pass the file itself"):
         import_pt_cache(tmp_path, tmp_path / "cache")
     empty = {"features": torch.empty(0, 10, 4), "t_buckets": BUCKETS}
     torch.save({"lune": empty}, tmp_path / "empty.pt")

@@ -34,20 +34,20 @@ REFUSED: dict[str, tuple[Callable[[fb.Cache], object], str]] = {
     "a dataset": (lambda cache: loader(CacheDataset(cache)), "reads a cache or a Mixture, not a CacheDataset"),
     "a path in a mixture": (lambda cache: Mixture.of([Ingredient("edu", weight=1)]), r"fb.open_cache\('edu'\)"),
     "caches as a mixture": (lambda cache: Mixture.of([cache, cache]), r"Ingredient\(cache, weight=0.7\)"),
-    "a side": (lambda cache: loader(cache, selection="train"), r"give a rule: Split\('train'\)"),
-    "a side of a dataset": (lambda cache: CacheDataset(cache, selection="train"), r"give a rule: Split\('train'\)"),
+    "a side": (lambda cache: loader(cache, selection="train"), r"pass a rule: Split\('train'\)"),
+    "a side of a dataset": (lambda cache: CacheDataset(cache, selection="train"), r"pass a rule: Split\('train'\)"),
     "a window by its rows": (lambda cache: loader(cache, window=64), r"window is 64; pass forebay.torch.Window"),
-    "a seed of a split": (lambda cache: Split("train", seed=1.5), "seed is 1.5; give a whole number"),
-    "one column": (lambda cache: loader(cache, columns="tokens"), r"columns is 'tokens'; give a list of names"),
+    "a seed of a split": (lambda cache: Split("train", seed=1.5), "seed is 1.5; pass a whole number"),
+    "one column": (lambda cache: loader(cache, columns="tokens"), r"columns is 'tokens'; pass a list of names"),
     "one column to read": (lambda cache: cache.read([0], "tokens"), r"pass \['tokens'\]"),
-    "one column of a filter": (lambda cache: Where("any", np.any, "tokens"), r"give a list of names: \['tokens'\]"),
-    "one derived": (lambda cache: loader(cache, derive="positions"), r"derive is 'positions'; give a list of names"),
-    "part of a row": (lambda cache: loader(cache, global_batch_size=2.5), "is 2.5; give a whole number of rows"),
-    "part of a seed": (lambda cache: loader(cache, seed=1.5), "seed is 1.5; give a whole number"),
-    "part of a thread": (lambda cache: loader(cache, threads=1.5), "threads is 1.5; give a whole number"),
+    "one column of a filter": (lambda cache: Where("any", np.any, "tokens"), r"pass a list of names: \['tokens'\]"),
+    "one derived": (lambda cache: loader(cache, derive="positions"), r"derive is 'positions'; pass a list of names"),
+    "part of a row": (lambda cache: loader(cache, global_batch_size=2.5), "is 2.5; pass a whole number of rows"),
+    "part of a seed": (lambda cache: loader(cache, seed=1.5), "seed is 1.5; pass a whole number"),
+    "part of a thread": (lambda cache: loader(cache, threads=1.5), "threads is 1.5; pass a whole number"),
     "part of an epoch": (
         lambda cache: Mixture.of([Ingredient(cache, weight=1)], epoch_rows=1e3),
-        "epoch_rows is 1000.0; give a whole number of rows",
+        "epoch_rows is 1000.0; pass a whole number of rows",
     ),
     "a state as text": (
         lambda cache: loader(cache).load_state_dict(json.dumps(loader(cache).state_dict())),
@@ -74,10 +74,13 @@ def test_what_is_of_another_type_is_refused(tokens: fb.Cache, mistake: str) -> N
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ({"global_batch_size": 0}, "global_batch_size is 0; a batch has at least one row"),
+        ({"global_batch_size": 0}, "global_batch_size must be at least 1"),
         ({"columns": []}, "columns is empty; name columns"),
-        ({"columns": ["tokens"], "labels": "aligned"}, "labels given, but only batches of `tokens` and `seq_lens`"),
-        ({"columns": ["tokens"], "derive": ["document_ids"]}, "derive given, but"),
+        (
+            {"columns": ["tokens"], "labels": "unshifted"},
+            "labels passed, but `labels` and `derive` apply to packed-token batches only",
+        ),
+        ({"columns": ["tokens"], "derive": ["document_ids"]}, "derive passed, but"),
     ],
 )
 def test_what_would_have_no_effect_is_refused(tokens: fb.Cache, options: dict[str, Any], problem: str) -> None:
@@ -87,16 +90,16 @@ def test_what_would_have_no_effect_is_refused(tokens: fb.Cache, options: dict[st
 
 def test_labels_belong_to_token_caches(tmp_path: Path, tokens: fb.Cache) -> None:
     numbers = fb.open_cache(number_cache(tmp_path))
-    with pytest.raises(ValueError, match="labels and derive given"):
-        loader(numbers, labels="aligned", derive=["cu_seqlens"])
-    with pytest.raises(ValueError, match="labels given"):
-        CacheDataset(tokens, columns=["tokens"], labels="aligned")
+    with pytest.raises(ValueError, match="labels and derive passed"):
+        loader(numbers, labels="unshifted", derive=["cu_seqlens"])
+    with pytest.raises(ValueError, match="labels passed"):
+        CacheDataset(tokens, columns=["tokens"], labels="unshifted")
     assert len(loader(numbers, labels=None, derive=[])) > 0
 
 
 def test_a_mixture_has_its_own_order_seed_and_generations(tokens: fb.Cache) -> None:
     for given in ({"seed": 0}, {"on_growth": print}, {"shuffle": None}):
-        with pytest.raises(ValueError, match=f"{next(iter(given))} cannot be given beside a Mixture"):
+        with pytest.raises(ValueError, match=f"{next(iter(given))} cannot be passed with a Mixture"):
             loader(mixture(tokens), **given)
     assert len(loader(mixture(tokens), seed=3)) == 10
 
@@ -117,7 +120,7 @@ def test_a_state_that_this_loader_cannot_have_is_refused(
 
 def test_a_dict_that_is_no_state_is_refused(tokens: fb.Cache) -> None:
     for wrong in ({}, {"version": 2, "epoch": 0, "position": 0}):
-        with pytest.raises(ValueError, match=r"this is no state of a Loader: it has no .*stream|version"):
+        with pytest.raises(ValueError, match=r"not the state of a Loader: it lacks .*stream|version"):
             loader(tokens).load_state_dict(wrong)
 
 
@@ -128,7 +131,7 @@ def test_a_dict_that_is_no_state_is_refused(tokens: fb.Cache) -> None:
         ({"generations": "0"}, r"Expected `array`, got `str` - at `.*generations`"),
         ({"chunks": None}, r"chunks`"),
         ({"window": {"rows": "many"}}, r"window"),
-        ({"shuffle": "window"}, "a window belongs to 'window' alone"),
+        ({"shuffle": "window"}, "shuffle 'window' needs a window"),
         ({"shuffle": "best"}, r"Invalid enum value 'best' - at `.*shuffle`"),
         ({"automatic": 1}, "Expected `bool`"),
     ],

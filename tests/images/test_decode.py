@@ -16,7 +16,7 @@ from tests import bad_images
 
 import forebay as fb
 from forebay.errors import ImageUnreadable
-from forebay.images.decode import FORMATS, Policy, decode, undisturbed, webp_size
+from forebay.images.decode import FORMATS, Policy, decode, pillow_guard, webp_size
 
 PICTURE = bad_images.picture(24, 40)
 
@@ -176,7 +176,7 @@ def test_no_warning_of_pillow_gets_out_and_none_makes_a_picture_unreadable():
 
 def test_other_peoples_warnings_and_filters_are_left_alone():
     before = list(warnings.filters)
-    with undisturbed(1), undisturbed(1):
+    with pillow_guard(1), pillow_guard(1):
         with pytest.raises(UserWarning, match="mine"):
             warnings.warn("mine", UserWarning, stacklevel=1)
         assert len(warnings.filters) == len(before) + 1
@@ -193,13 +193,13 @@ def test_half_a_picture_is_none_even_where_a_program_says_that_pillow_may_take_i
 
 FORKS = """
 import os, warnings
-from forebay.images.decode import undisturbed
+from forebay.images.decode import pillow_guard
 before = list(warnings.filters)
-with undisturbed(1):
+with pillow_guard(1):
     child = os.fork()
     if not child:
         anew = warnings.filters == before
-        with undisturbed(1):
+        with pillow_guard(1):
             os._exit(0 if anew else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert warnings.filters != before
@@ -312,13 +312,13 @@ def test_the_size_of_webp_is_read_before_its_decoder_takes_memory(options, monke
 def test_what_a_program_sets_while_pictures_are_decoded_holds_afterwards(monkeypatch):
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
     monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", False)
-    with undisturbed(5000):
+    with pillow_guard(5000):
         assert Image.MAX_IMAGE_PIXELS == 5000
         Image.MAX_IMAGE_PIXELS, ImageFile.LOAD_TRUNCATED_IMAGES = 7, True
-        with undisturbed(5000):
+        with pillow_guard(5000):
             assert (Image.MAX_IMAGE_PIXELS, ImageFile.LOAD_TRUNCATED_IMAGES) == (5000, False)
     assert (Image.MAX_IMAGE_PIXELS, ImageFile.LOAD_TRUNCATED_IMAGES) == (7, True)
-    with undisturbed(5000):
+    with pillow_guard(5000):
         pass
     assert (Image.MAX_IMAGE_PIXELS, ImageFile.LOAD_TRUNCATED_IMAGES) == (7, True)
 

@@ -334,7 +334,10 @@ def test_an_empty_key_or_separator_is_refused(wrong):
 @pytest.mark.parametrize(
     ("fields", "found"),
     [
-        ({"tags": ("kat", "dogg")}, "none of the 2 tag(s) of the vocabulary occurs under 'tags' in the 2 image(s)"),
+        (
+            {"tags": ("kat", "dogg")},
+            "none of the 2 tag(s) of the vocabulary occurs under 'tags' in the first 2 image(s)",
+        ),
         ({"tags": ("cat",), "tag_key": "labels"}, "none of the 1 tag(s) of the vocabulary occurs under 'labels'"),
         ({"tags": ("cat", "zebra")}, None),
         ({"tags": ()}, None),

@@ -145,9 +145,9 @@ def test_an_image_without_a_token_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("image", "said"),
     [
-        (np.zeros((4, 4, 3)), r"the image is float64 \(4, 4, 3\) but uint8 \[height, width\]"),
-        (np.zeros((3, 9, 9), np.uint8), r"the image is uint8 \(3, 9, 9\) but .* channels last"),
-        (np.zeros((0, 4, 3), np.uint8), r"the shape \(0, 4, 3\): there is no pixel in it"),
+        (np.zeros((4, 4, 3)), r"must be uint8 \[height, width\], .* \(got float64 \(4, 4, 3\)\)"),
+        (np.zeros((3, 9, 9), np.uint8), r"\(got uint8 \(3, 9, 9\)\); .* channels last"),
+        (np.zeros((0, 4, 3), np.uint8), r"at least one pixel \(got shape \(0, 4, 3\)\)"),
     ],
 )
 def test_arrays_that_are_no_image_are_refused(image: np.ndarray, said: str) -> None:
@@ -158,10 +158,10 @@ def test_arrays_that_are_no_image_are_refused(image: np.ndarray, said: str) -> N
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"normalize": "imagenet"}, "uint8 holds pixels as they are stored"),
-        ({"dtype": "int32"}, "dtype is int32; uint8, float32, float16, bfloat16 are expected"),
+        ({"normalize": "imagenet"}, "normalize needs a float dtype"),
+        ({"dtype": "int32"}, r"dtype must be one of uint8, float32, float16, bfloat16 \(got int32\)"),
         ({"patch": 5}, "does not divide into patches of 5"),
-        ({"patch": 4, "threshold": 0.0}, r"threshold is 0\.0"),
+        ({"patch": 4, "threshold": 0.0}, r"threshold must be .* \(got 0\.0\)"),
     ],
 )
 def test_options_that_mean_nothing_are_refused(options: dict[str, Any], said: str) -> None:
@@ -172,7 +172,7 @@ def test_options_that_mean_nothing_are_refused(options: dict[str, Any], said: st
 def test_a_cache_of_something_else_is_refused(tmp_path: Path) -> None:
     (tmp_path / "lines.txt").write_text("one\ntwo\n")
     fb.build(tmp_path / "cache", fb.sources.lines(tmp_path / "lines.txt"), fb.RawRecipe(), workers=0)
-    with pytest.raises(ValueError, match="holds no images but: raw; pass a cache built by an ImageRecipe"):
+    with pytest.raises(ValueError, match="holds no images, only: raw; pass a cache built by an ImageRecipe"):
         prepare(np.zeros((4, 4, 3), np.uint8), fb.open_cache(tmp_path / "cache"))
-    with pytest.raises(TypeError, match="an ImageRecipe or an open cache of images is expected, not str"):
+    with pytest.raises(TypeError, match="pass an ImageRecipe or an open cache of images, not a str"):
         prepare(np.zeros((4, 4, 3), np.uint8), "caches/images")

@@ -30,7 +30,7 @@ class MiniLM(Teacher, frozen=True, kw_only=True, tag="minilm"):
     """Sentences as unit vectors: the mean over tokens of the last states, as the model was trained for."""
 
     prompted: ClassVar[bool] = True
-    of: ClassVar[Literal["sample", "prompt", "nothing"]] = "prompt"
+    depends_on: ClassVar[Literal["sample", "prompt", "nothing"]] = "prompt"
     located: ClassVar[tuple[str, ...]] = ("model",)
     model: str
 

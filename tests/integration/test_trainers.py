@@ -76,7 +76,7 @@ class TestTransformers:
         torch.manual_seed(0)
         model = transformers.GPT2LMHeadModel(config)
         names = {"input_ids": "tokens", "labels": "labels", "position_ids": "positions"}
-        dataset = CacheDataset(cache, selection=TRAINING, labels="aligned", names=names)
+        dataset = CacheDataset(cache, selection=TRAINING, labels="unshifted", names=names)
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
         schedule = Schedule(dataset, epochs=2, effective_batch=BATCH, warmup_share=0.2)
         arguments = transformers.TrainingArguments(

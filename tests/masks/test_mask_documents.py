@@ -20,7 +20,7 @@ def test_the_drawing_of_the_module_holds():
     assert masks.doc_stop(LENGTHS, 7).tolist() == [[3, 3, 3, 5, 5, 7, 7]]
     assert masks.padding_mask(LENGTHS, 7).tolist() == [[False] * 5 + [True] * 2]
     assert masks.label_mask(LENGTHS, 7).astype(int).tolist() == [[1, 1, 0, 1, 0, 0, 0]]
-    assert masks.label_mask(LENGTHS, 7, "aligned").astype(int).tolist() == [[0, 1, 1, 0, 1, 0, 0]]
+    assert masks.label_mask(LENGTHS, 7, "unshifted").astype(int).tolist() == [[0, 1, 1, 0, 1, 0, 0]]
     assert masks.cu_seqlens(LENGTHS, 7).tolist() == [0, 3, 5, 7]
 
 
@@ -31,7 +31,7 @@ def test_the_examples_in_docstrings_hold():
 def test_labels_are_the_next_token_or_the_token_itself():
     tokens = [[5, 6, 7, 8, 9, 0, 0]]
     assert masks.labels(tokens, LENGTHS).tolist() == [[6, 7, -100, 9, -100, -100, -100]]
-    assert masks.labels(tokens, LENGTHS, "aligned").tolist() == [[-100, 6, 7, -100, 9, -100, -100]]
+    assert masks.labels(tokens, LENGTHS, "unshifted").tolist() == [[-100, 6, 7, -100, 9, -100, -100]]
 
 
 def test_without_a_sequence_length_the_fullest_row_decides():
@@ -66,7 +66,7 @@ def test_no_label_is_padding_or_of_another_document(case: RowCase):
     rows, length = len(case.seq_lens), case.sequence_length
     tokens = np.arange(rows * length).reshape(rows, length)
     ids, padded = masks.document_ids(*case), masks.padding_mask(*case)
-    for style, ahead in (("next", 1), ("aligned", 0)):
+    for style, ahead in (("shifted", 1), ("unshifted", 0)):
         labels = masks.labels(tokens, case.seq_lens, style)
         for row, place in np.argwhere(labels != -100):
             predicted_from = place + ahead - 1
@@ -86,10 +86,10 @@ def test_cu_seqlens_are_the_boundaries_of_the_flat_batch(case: RowCase):
 @pytest.mark.parametrize(
     ("seq_lens", "sequence_length", "sentence"),
     [
-        ([3, 2], 7, r"shape \(2,\) but \[rows, max_documents\]"),
+        ([3, 2], 7, r"shape \[rows, max_documents\] \(got \(2,\)\)"),
         ([[3, -2]], 7, "row 0 has a negative length"),
         ([[1, 1], [5, 3]], 7, "row 1 have 8 tokens but a row holds 7"),
-        ([[0]], None, "sequence_length is 0"),
+        ([[0]], None, "sequence_length must be at least 1"),
     ],
 )
 def test_lengths_that_make_no_row_are_refused(seq_lens, sequence_length, sentence):
@@ -98,21 +98,29 @@ def test_lengths_that_make_no_row_are_refused(seq_lens, sequence_length, sentenc
 
 
 def test_an_unknown_style_of_labels_is_refused():
-    with pytest.raises(ValueError, match="style is 'last' but 'next' or 'aligned'"):
+    with pytest.raises(ValueError, match="style must be 'shifted', 'unshifted'"):
         masks.label_mask(LENGTHS, 7, "last")
 
 
 def test_lengths_are_integers():
-    with pytest.raises(TypeError, match="float64 but lengths are integers"):
+    with pytest.raises(TypeError, match=r"seq_lens must be integers \(got float64\)"):
         masks.document_ids([[1.0]], 3)
 
 
 @pytest.mark.parametrize("sequence_length", [7.0, "7", True])
 def test_a_sequence_length_is_an_integer(sequence_length):
-    with pytest.raises(TypeError, match="but a number of tokens is expected; pass an int"):
+    with pytest.raises(TypeError, match="sequence_length must be an int"):
         masks.document_ids(LENGTHS, sequence_length)
 
 
 def test_an_empty_batch_is_refused_as_such():
-    with pytest.raises(ValueError, match="seq_lens has no rows; an empty batch has no masks"):
+    with pytest.raises(ValueError, match="seq_lens has no rows; skip an empty batch"):
         masks.document_ids(np.zeros((0, 3), np.int32), 7)
+
+
+@pytest.mark.parametrize(("old", "new"), [("next", "shifted"), ("aligned", "unshifted")])
+def test_the_old_names_of_label_styles_warn_and_still_work(old, new):
+    tokens = np.array([[5, 6, 7, 8, 9, 0, 0]])
+    with pytest.warns(DeprecationWarning, match=f"style='{old}' is deprecated; use style='{new}'"):
+        labels = masks.labels(tokens, LENGTHS, old)
+    assert labels.tolist() == masks.labels(tokens, LENGTHS, new).tolist()

@@ -26,7 +26,7 @@ def batches(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray]:
 
 
 @given(case=batches())
-@pytest.mark.parametrize("style", ["next", "aligned"])
+@pytest.mark.parametrize("style", ["shifted", "unshifted"])
 def test_labels(case: tuple[np.ndarray, np.ndarray], style: Any) -> None:
     tokens, seq_lens = case
     out = np.full(tokens.shape, 77, np.int64)

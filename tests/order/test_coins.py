@@ -119,9 +119,9 @@ def test_every_row_may_have_an_epoch_of_its_own() -> None:
 
 def test_what_is_no_share_range_or_epoch_is_refused() -> None:
     coins = coins_of([(0, 0)])
-    with pytest.raises(ValueError, match="probability is 2"):
+    with pytest.raises(ValueError, match=r"probability must be from 0 to 1 \(got 2\)"):
         coins.flip("mirror", 2)
-    with pytest.raises(ValueError, match="from 3 to below 3"):
+    with pytest.raises(ValueError, match=r"high - low must be from 1 to 2\*\*32 \(got low=3, high=3\)"):
         coins.integers("crop", 3, 3)
-    with pytest.raises(ValueError, match="epoch is -1"):
+    with pytest.raises(ValueError, match=r"epoch must be from 0 to below 2\*\*32 \(got -1\)"):
         coins_of([(0, 0)], epoch=-1).uniform("mix")

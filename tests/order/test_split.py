@@ -71,11 +71,11 @@ def test_a_sample_has_one_name_however_its_id_is_stored() -> None:
 
 
 def test_what_is_no_fraction_or_seed_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"fraction is 0\.0"):
+    with pytest.raises(ValueError, match=r"fraction must be above 0 and up to 1 \(got 0\.0\)"):
         on_training_side([], 0.0, 0)
-    with pytest.raises(ValueError, match="fraction is 80"):
+    with pytest.raises(ValueError, match=r"\(got 80\)"):
         on_training_side([], 80, 0)
-    with pytest.raises(ValueError, match="seed is -1"):
+    with pytest.raises(ValueError, match=r"seed must be from 0 to below 2\*\*64 \(got -1\)"):
         on_training_side([], 0.8, -1)
 
 

@@ -85,17 +85,18 @@ def test_no_growth_makes_the_multiplier_jump(
 
 
 def test_what_makes_no_schedule_is_refused() -> None:
-    for wrong in ((-1, 1, 0.8, 1), (1, 0, 0.8, 1), (1, 1, 1.5, 1), (1, 1, 0.8, 0)):
-        with pytest.raises(ValueError, match="make no schedule"):
-            training_steps(*wrong)
-    with pytest.raises(ValueError, match="share of 1"):
+    wrong = {"rows": (-1, 1, 0.8, 1), "epochs": (1, 0, 0.8, 1), "train_fraction": (1, 1, 2, 1)}
+    for name, numbers in (wrong | {"effective_batch": (1, 1, 0.8, 0)}).items():
+        with pytest.raises(ValueError, match=f"{name} must be"):
+            training_steps(*numbers)
+    with pytest.raises(ValueError, match="warmup_share must be"):
         warmup_steps(10, 1)
-    with pytest.raises(ValueError, match="make no schedule"):
+    with pytest.raises(ValueError, match="rewarm must be at least 1"):
         Multiplier(10, ((0, 100),), rewarm=0)
-    with pytest.raises(ValueError, match="counts from step 0"):
+    with pytest.raises(ValueError, match="must begin at step 0"):
         Multiplier(10, ((5, 100),))
     for wrong in (((0, 100), (50, 90)), ((0, 100), (50, 200), (40, 300))):
-        with pytest.raises(ValueError, match="become less"):
+        with pytest.raises(ValueError, match="may decrease"):
             Multiplier(10, wrong)
 
 

@@ -73,7 +73,7 @@ class Letters(Teacher, frozen=True, kw_only=True, tag="letters"):
     """How often each of eight letters is in a prompt. With `seats`, the seat in the batch shows in the result."""
 
     prompted: ClassVar[bool] = True
-    of: ClassVar[Literal["sample", "prompt", "nothing"]] = "prompt"
+    depends_on: ClassVar[Literal["sample", "prompt", "nothing"]] = "prompt"
 
     seats: float = 0.0
     most: int = 0  # samples that memory holds
@@ -98,7 +98,7 @@ class Hidden(Teacher, frozen=True, kw_only=True, tag="hidden"):
     """One prompt is so loud that its seat is lost in half precision; of the others it is heard."""
 
     prompted: ClassVar[bool] = True
-    of: ClassVar[Literal["sample", "prompt", "nothing"]] = "prompt"
+    depends_on: ClassVar[Literal["sample", "prompt", "nothing"]] = "prompt"
 
     loud: str
 
@@ -143,7 +143,7 @@ class Overflowing(Teacher, frozen=True, kw_only=True, tag="overflowing"):
     """The length of a prompt; of one that holds a word, more than float16 can hold."""
 
     prompted: ClassVar[bool] = True
-    of: ClassVar[Literal["sample", "prompt", "nothing"]] = "prompt"
+    depends_on: ClassVar[Literal["sample", "prompt", "nothing"]] = "prompt"
 
     word: str
 

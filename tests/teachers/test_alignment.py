@@ -69,8 +69,8 @@ def test_values_outside_their_range_and_maps_without_their_sum_are_told(tmp_path
     fb.build(root, None, TeacherRecipe(teacher=OddSol()))
     (layer,) = check_alignment(fb.open_cache(root)).layers
     assert layer.problems == (
-        "'sol_stats' reaches from -0.5 to -0.5; from 0 to 1 is expected",
-        "maps of 'sol_spatial' sum to 1 ± 15; they are to sum to 1",
+        "'sol_stats' must be from 0 to 1 (found -0.5 to -0.5)",
+        "maps of 'sol_spatial' must sum to 1 (found 1 ± 15)",
     )
 
 
@@ -82,7 +82,7 @@ def test_rows_that_come_out_otherwise_are_told(tmp_path: Path) -> None:
         (layer,) = check_alignment(fb.open_cache(root)).layers
     finally:
         MOOD["add"] = 0.0
-    assert layer.problems[0].startswith("'moody' comes out otherwise when it is computed again, by up to 0.5")
+    assert layer.problems[0].startswith("recomputed values of 'moody' differ by up to 0.5")
 
 
 def test_a_teacher_that_fails_when_it_is_asked_again_is_told(tmp_path: Path) -> None:
@@ -93,8 +93,8 @@ def test_a_teacher_that_fails_when_it_is_asked_again_is_told(tmp_path: Path) -> 
         (layer,) = check_alignment(fb.open_cache(root)).layers
     finally:
         MOOD["add"] = 0.0
-    assert "computed again, sample 'prompts.txt" in layer.problems[0]
-    assert "gives NaN or infinity in 'moody', as float16" in layer.problems[0]
+    assert "recomputed, sample 'prompts.txt" in layer.problems[0]
+    assert "has NaN or infinity in 'moody', as float16" in layer.problems[0]
 
 
 def test_a_layer_of_other_prompts_is_told(tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ def test_one_moment_stands_for_all_rows_and_one_bucket_for_all_moments(taught: P
     single = features(cache, "single")
     assert np.allclose(single.at([1, 2], [0.0, 0.9])["single"], ramp([8, 7], np.array([0.5, 0.5])))
     assert single.between([1, 2], 0.3).values["single"].shape == (2, 1, 6)
-    with pytest.raises(ValueError, match="2 rows need 2 moments, or one for all"):
+    with pytest.raises(ValueError, match="t must be one number or one per row: 2"):
         single.at([1, 2], [0.1, 0.2, 0.3])
 
 

@@ -2,11 +2,11 @@
 
 import numpy as np
 
-from forebay.teachers.teacher_samples import normal, sample_keys
+from forebay.teachers.teacher_samples import noise_keys, normal
 
 
 def test_noise_of_a_sample_does_not_depend_on_its_companions() -> None:
-    keys, buckets = sample_keys([b"a", b"b", b"c"]), np.array([0, 5, 9])
+    keys, buckets = noise_keys([b"a", b"b", b"c"]), np.array([0, 5, 9])
     together = normal(7, keys, buckets, (2, 3, 5))
     alone = [normal(7, keys[row : row + 1], buckets[row : row + 1], (2, 3, 5))[0] for row in range(3)]
     assert np.array_equal(together, np.stack(alone))
@@ -14,7 +14,7 @@ def test_noise_of_a_sample_does_not_depend_on_its_companions() -> None:
 
 
 def test_seed_sample_bucket_and_purpose_each_change_it() -> None:
-    keys = sample_keys([b"a", b"b"])
+    keys = noise_keys([b"a", b"b"])
     draws = [
         normal(0, keys[:1], np.array([0]), (512,)),
         normal(1, keys[:1], np.array([0]), (512,)),
@@ -27,7 +27,7 @@ def test_seed_sample_bucket_and_purpose_each_change_it() -> None:
 
 
 def test_it_is_standard_normal() -> None:
-    drawn = normal(3, sample_keys([str(row).encode() for row in range(200)]), np.zeros(200, np.int64), (500,))
+    drawn = normal(3, noise_keys([str(row).encode() for row in range(200)]), np.zeros(200, np.int64), (500,))
     assert drawn.dtype == np.float32
     assert abs(drawn.mean()) < 0.01
     assert abs(drawn.std() - 1) < 0.01
@@ -38,5 +38,5 @@ def test_it_is_standard_normal() -> None:
 
 def test_it_is_pinned() -> None:
     """Features that were cached must come out again: this may change with a new revision of the recipe only."""
-    drawn = normal(0, sample_keys([b"a"]), np.array([2]), (4,))
+    drawn = normal(0, noise_keys([b"a"]), np.array([2]), (4,))
     assert np.allclose(drawn[0], [-0.893745, 0.053109, -0.161765, -1.050008], atol=1e-5)

@@ -66,7 +66,7 @@ def test_one_moment_is_as_good_as_a_list_of_one() -> None:
 
 @pytest.mark.parametrize("grid", [BUCKETS, [0.5]])
 def test_what_is_no_number_is_refused(grid: object) -> None:
-    with pytest.raises(ValueError, match="moment 1 is not a number"):
+    with pytest.raises(ValueError, match=r"t\[1\] is not a number"):
         neighbours(grid, [0.5, np.nan])
 
 
@@ -108,7 +108,7 @@ def test_the_nodes_of_any_grid_are_exact(grid: list[float]) -> None:
 
 @pytest.mark.parametrize("grid", [(), (0.5, 0.5), (0.6, 0.5), (-0.1, 0.5), (0.5, 1.1), (0.1, float("nan"))])
 def test_what_is_no_grid_is_refused(grid: tuple[float, ...]) -> None:
-    with pytest.raises(RecipeInvalid, match="buckets are"):
+    with pytest.raises(RecipeInvalid, match="buckets must be"):
         TeacherRecipe(teacher=GeometricSol(), buckets=grid)
 
 
@@ -116,5 +116,5 @@ def test_steps_of_a_scheduler_are_no_moments() -> None:
     assert neighbours(BUCKETS, [0, 1]).low.tolist() == [0, 8]
     for grid in (BUCKETS, (0.5,)):
         for steps in (np.array([0, 999]), np.array([1.0, 420.0]), np.array([0.5, np.inf]), np.array([-np.inf, 0.5])):
-            with pytest.raises(ValueError, match=r"and must lie between 0 and 1; divide the steps of a scheduler"):
+            with pytest.raises(ValueError, match=r"t must be from 0 to 1 .*; divide the steps of a scheduler"):
                 neighbours(grid, steps)

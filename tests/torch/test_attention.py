@@ -166,7 +166,7 @@ def test_a_compiled_module_looks_masks_up_between_graphs():
 
 
 def test_heads_must_divide_the_width():
-    with pytest.raises(ValueError, match="dim 10 does not divide into 3 heads"):
+    with pytest.raises(ValueError, match=r"n_head must be at least 1 and divide dim 10 \(got 3\)"):
         PackedSelfAttention(10, 3)
 
 
@@ -206,7 +206,7 @@ def test_plain_documents_are_attended_to_without_a_mask(kind, monkeypatch):
 
 
 def test_an_unknown_backend_is_refused():
-    with pytest.raises(ValueError, match="backend is 'sdpa' but one of"):
+    with pytest.raises(ValueError, match="backend must be one of"):
         PackedSelfAttention(16, 2, backend="sdpa")
 
 
@@ -257,11 +257,11 @@ def test_cls_is_seen_even_when_all_patches_are_ignored():
 
 
 def test_a_mask_of_another_size_is_refused(ignore: Tensor):
-    with pytest.raises(ValueError, match=r"boolean \[2, 20\] is expected for 2 images of 21 tokens with CLS"):
+    with pytest.raises(ValueError, match=r"bool \[2, 20\] for 2 images of 21 tokens with CLS"):
         MaskedViTBlock(16, 2)(torch.randn(2, 21, 16), ignore)
 
 
 def test_a_mask_of_another_batch_is_refused(ignore: Tensor):
     """One row would be broadcast over all images without a word."""
-    with pytest.raises(ValueError, match=r"\(1, 16\) but boolean \[2, 16\] is expected"):
+    with pytest.raises(ValueError, match=r"must be bool \[2, 16\] .* \(1, 16\)"):
         MaskedViTBlock(16, 2)(torch.randn(2, 17, 16), ignore[:1])

@@ -128,7 +128,7 @@ def test_lengths_may_be_lists_or_read_only_arrays():
 
 @pytest.mark.parametrize("block_size", [128.0, "128", (128,), (1, 2, 3), None])
 def test_a_block_size_that_is_no_size_is_refused(block_size):
-    with pytest.raises(TypeError, match=r"one integer or two \(queries, keys\) are expected"):
+    with pytest.raises(TypeError, match=r"block_size must be one integer or two \(queries, keys\)"):
         document_block_mask([[3, 2]], 9, block_size=block_size)
 
 

@@ -11,13 +11,13 @@ from tests.token_caches import token_cache
 
 import forebay as fb
 from forebay.torch import Loader
-from forebay.torch.batches import Buffers, tensor
+from forebay.torch.batches import Buffers, wrap
 
 SHAPE, LONG = (64, 64), np.dtype(np.int64)
 
 
 def lend(buffers: Buffers) -> torch.Tensor:
-    return tensor(buffers.empty(SHAPE, LONG))
+    return wrap(buffers.empty(SHAPE, LONG))
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_pinned_memory_waits_for_copies_of_slices_that_are_under_way() -> None:
         held[:] = number
         for _ in range(8):
             busy = busy @ busy / 8192  # the copy waits for this, and the next round does not
-        copied = tensor(held)[1:].to("cuda", non_blocking=True)
+        copied = wrap(held)[1:].to("cuda", non_blocking=True)
         del held
         buffers.empty(wide, LONG)[:] = -1
         assert copied.unique().tolist() == [number]

@@ -20,7 +20,9 @@ from forebay.torch import CacheDataset, Coins, Split
 
 HALF = Split("train", fraction=0.5)
 
-pytestmark = pytest.mark.filterwarnings("ignore:the (train|validation) side of .* were asked for:UserWarning")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:the (train|validation) side of .* has .* of the rows instead of:UserWarning"
+)
 
 
 @pytest.fixture(scope="module")
@@ -53,9 +55,9 @@ def test_a_row_of_tokens_is_ready_for_training(tokens: fb.Cache) -> None:
     assert row["labels"].tolist() == fb.masks.labels(row["tokens"][None].numpy(), seq_lens)[0].tolist()
     assert row["positions"].tolist() == fb.masks.positions(seq_lens, 8)[0].tolist()
     assert row["document_ids"].tolist() == fb.masks.document_ids(seq_lens, 8)[0].tolist()
-    aligned = CacheDataset(tokens, labels="aligned", derive=())[7]
+    aligned = CacheDataset(tokens, labels="unshifted", derive=())[7]
     assert aligned.keys() == {"tokens", "labels", "seq_lens"}
-    assert aligned["labels"].tolist() == fb.masks.labels(row["tokens"][None].numpy(), seq_lens, "aligned")[0].tolist()
+    assert aligned["labels"].tolist() == fb.masks.labels(row["tokens"][None].numpy(), seq_lens, "unshifted")[0].tolist()
 
 
 def test_many_rows_at_once_are_the_rows_one_by_one(tokens: fb.Cache) -> None:
@@ -91,7 +93,7 @@ def test_a_row_that_is_not_there_is_an_index_error(tokens: fb.Cache, index: int)
 
 
 def test_what_is_no_part_of_a_row_cannot_be_derived(tokens: fb.Cache) -> None:
-    with pytest.raises(ValueError, match="cu_seqlens is of a whole batch"):
+    with pytest.raises(ValueError, match="cu_seqlens belongs to a whole batch"):
         CacheDataset(tokens, derive=("cu_seqlens",))
 
 

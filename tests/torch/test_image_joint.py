@@ -149,10 +149,10 @@ def by_halves(images: Canvases, coins: Coins) -> Canvases:
             r"left_behind left content of image \d outside its box \[.*move pixels, mask and box",
         ),
         (fewer, ValueError, "fewer made 5 images of 6"),
-        (floats, ValueError, r"pixels is torch.float32 .* torch.uint8 \[6, 3, 48, 48\] is expected"),
+        (floats, ValueError, r"pixels must be torch.uint8 \[6, 3, 48, 48\] \(got torch.float32"),
         (uneven, ValueError, "canvases of 30 × 48 pixels, which do not divide into patches of 16"),
         (beyond, ValueError, r"beyond gave image 0 the box \[.*\], which is not on a canvas of 48 × 48 pixels"),
-        (by_halves, ValueError, "whole pixels, one or 6, are expected"),
+        (by_halves, ValueError, "pass whole pixels, one number or 6"),
     ],
 )
 def test_a_transform_that_tears_image_mask_and_box_apart_is_refused(

@@ -113,7 +113,7 @@ def test_an_epoch_has_every_row_once_but_for_those_of_a_dropped_last_batch(
     assert (loader.epoch, loader.position) == (epoch + 1, 0)
 
 
-@pytest.mark.parametrize("labels", ["next", "aligned"])
+@pytest.mark.parametrize("labels", ["shifted", "unshifted"])
 @pytest.mark.parametrize("name", ["plain", "packed"])
 def test_a_batch_holds_what_the_masks_derive_from_the_stored_lengths(
     caches: dict[str, fb.Cache], name: str, labels: Any
@@ -202,7 +202,7 @@ def test_columns_of_a_row_that_fills_a_batch_are_those_of_a_row(caches: dict[str
 
 
 def test_a_batch_size_that_ranks_cannot_share_is_refused(caches: dict[str, fb.Cache]) -> None:
-    with pytest.raises(ValueError, match="global_batch_size 10 is no multiple of the world size 4"):
+    with pytest.raises(ValueError, match="global_batch_size must be a multiple of the world size 4"):
         Loader(caches["plain"], global_batch_size=10, rank=0, world_size=4)
 
 
@@ -220,15 +220,15 @@ def test_ranks_are_those_of_the_environment(caches: dict[str, fb.Cache], monkeyp
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ({"shuffle": "some"}, "shuffle is 'some'"),
-        ({"shuffle": "global", "window": Window(rows=4)}, "a window goes with shuffle='window'"),
-        ({"labels": "shifted"}, "labels is 'shifted'"),
+        ({"shuffle": "some"}, r"shuffle must be .* \(got 'some'\)"),
+        ({"shuffle": "global", "window": Window(rows=4)}, "window needs shuffle='window'"),
+        ({"labels": "last"}, "labels must be 'shifted', 'unshifted' or None"),
         ({"derive": ["ids"]}, r"derive names \['ids'\]"),
-        ({"growth": "always"}, "growth is 'always'"),
-        ({"threads": -1}, "threads is -1"),
-        ({"prefetch": 0}, "prefetch is 0"),
-        ({"rank": 1}, "give both or neither"),
-        ({"rank": 2, "world_size": 2}, "rank 2 of world size 2"),
+        ({"growth": "always"}, "growth must be one of"),
+        ({"threads": -1}, r"threads must be at least 0 \(got -1\)"),
+        ({"prefetch": 0}, r"prefetch must be at least 1 \(got 0\)"),
+        ({"rank": 1}, "pass both rank and world_size, or neither"),
+        ({"rank": 2, "world_size": 2}, r"rank must be from 0 to 1 with world_size 2 \(got 2\)"),
         ({"rank": 0, "world_size": 2, "growth": "epoch"}, "ranks that agree on a generation"),
     ],
 )
@@ -310,7 +310,7 @@ def test_only_the_newest_iterator_goes_on(caches: dict[str, fb.Cache]) -> None:
     next(first)
     second = iter(loader)
     next(second)
-    with pytest.raises(RuntimeError, match="go on with the newest iterator"):
+    with pytest.raises(RuntimeError, match="superseded by a later iter"):
         next(first)
     assert loader.position == 8
     assert len(list(second)) == 11

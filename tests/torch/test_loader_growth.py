@@ -193,7 +193,7 @@ def epoch_of(cache: fb.Cache, epoch: int, **options: Any) -> list[int]:
 
 def all_rows(root: Path, selection: Split | None) -> int:
     cache = fb.open_cache(root)
-    return len(cache) if selection is None else len(selection.of(cache))
+    return len(cache) if selection is None else len(selection.select(cache))
 
 
 def test_a_growth_is_reported_once(tmp_path: Path) -> None:

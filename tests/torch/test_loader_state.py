@@ -147,7 +147,7 @@ class CountingStream:
     def state(self) -> dict[str, object]:
         return {"rows": self._rows}
 
-    def resumed(self, state: object, epoch: int, position: int) -> "CountingStream":
+    def restored(self, state: object, epoch: int, position: int) -> "CountingStream":
         return self
 
 

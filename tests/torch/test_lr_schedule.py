@@ -77,7 +77,7 @@ def test_what_counts_no_rows_is_refused(tmp_path: Path) -> None:
     cache = fb.open_cache(token_cache(tmp_path, 20))
     assert Schedule(CacheDataset(cache), epochs=1, effective_batch=4).total == 5
     assert Schedule(np.int64(20), epochs=1, effective_batch=4).total == 5
-    with pytest.raises(TypeError, match="not a list"):
+    with pytest.raises(TypeError, match=r"must be .* \(got a list\)"):
         Schedule([1, 2], epochs=1, effective_batch=4)
 
 
@@ -92,7 +92,7 @@ def test_the_rows_of_a_loader_are_those_it_selects(tmp_path: Path) -> None:
 def test_fewer_rows_than_before_are_refused_and_change_nothing() -> None:
     schedule = Schedule(100, epochs=2, effective_batch=1)
     schedule(50)
-    with pytest.raises(ValueError, match="90 rows make 180 steps, but 200 were known"):
+    with pytest.raises(ValueError, match="90 rows make 180 steps, fewer than the 200 before"):
         schedule.update(90)
     assert schedule.totals == [[0, 200]]
 
@@ -153,5 +153,5 @@ def test_what_is_asked_for_now_is_not_overwritten_by_what_was_asked_for_then() -
 
 def test_terms_that_make_no_schedule_are_refused() -> None:
     for wrong in ({"epochs": 0}, {"effective_batch": 0}, {"train_fraction": 2.0}, {"rewarm": 0}, {"decay": "step"}):
-        with pytest.raises(ValueError, match="make no schedule"):
+        with pytest.raises(ValueError, match=f"{next(iter(wrong))} must be"):
             Schedule(100, **{"epochs": 1, "effective_batch": 1, **wrong})

@@ -27,7 +27,7 @@ def test_a_seed_learns_from_birth():
 
 
 def test_heads_must_divide_the_width():
-    with pytest.raises(ValueError, match="dim 32 does not divide into 5 heads"):
+    with pytest.raises(ValueError, match=r"n_head must be at least 1 and divide dim 32 \(got 5\)"):
         SeedAttention(32, 5)
 
 

@@ -44,7 +44,7 @@ from forebay.teachers import (
     shared,
     weights_of_latents,
 )
-from forebay.teachers.teacher_samples import normal, sample_keys
+from forebay.teachers.teacher_samples import noise_keys, normal
 from forebay.torch.teachers import HookedModule
 from forebay.torch.teachers.loading import load_model
 from forebay.torch.teachers.run_unet import attention_received, attention_statistics
@@ -63,7 +63,7 @@ def taught(tmp_path_factory: pytest.TempPathFactory, tiny_models: TinyModels) ->
 
 def noise_of(cache: fb.Cache, bucket: int, purpose: str = "noise") -> torch.Tensor:
     ids = [row.tobytes() for row in cache.read(range(len(cache)), ["id"])["id"]]
-    return torch.from_numpy(normal(0, sample_keys(ids), np.full(len(ids), bucket), (4, 8, 8), purpose))
+    return torch.from_numpy(normal(0, noise_keys(ids), np.full(len(ids), bucket), (4, 8, 8), purpose))
 
 
 def test_states_of_prompts_are_those_of_the_models(taught: Path, tiny_models: TinyModels) -> None:
@@ -239,7 +239,7 @@ def test_features_are_read_in_the_direction_that_the_caller_says(pictured: Path)
         assert np.array_equal(back.at(range(5), round(1 - t, 2), "t0_noise")["back"], stored[:, bucket])
     with pytest.raises(ValueError, match="made with time_direction='t0_data'; pass direction='t0_noise'"):
         back.at(range(5), 0.5)
-    with pytest.raises(ValueError, match="direction is 'up'; choose 't0_noise' or 't0_data'"):
+    with pytest.raises(ValueError, match=r"direction must be 't0_noise' or 't0_data' \(got 'up'\)"):
         forth.at(range(5), 0.5, "up")  # type: ignore[arg-type]
 
 
@@ -415,7 +415,7 @@ def _cut_short(folder: Path) -> None:
 
 
 HARMS: dict[str, tuple[Callable[[Path], object], str]] = {
-    "pickle": (_without_file, r"no weights as .safetensors \(there is: config.json, diffusion_pytorch_model.bin\)"),
+    "pickle": (_without_file, r"no .safetensors weights \(found: config.json, diffusion_pytorch_model.bin\)"),
     "lacking": (_with(lambda state: state.pop("conv_in.bias")), r"its weights lack conv_in.bias; give"),
     "foreign": (_with(lambda state: state.update(extra=torch.ones(2))), "hold, and the model lacks, extra"),
     "shape": (_with(lambda state: state.update({"conv_in.bias": torch.ones(3)})), r"conv_in.bias"),
@@ -423,7 +423,7 @@ HARMS: dict[str, tuple[Callable[[Path], object], str]] = {
     "nameless": (lambda folder: (folder / "config.json").unlink(), r"it has no config.json"),
     "nan": (
         _with(lambda state: state["conv_in.weight"].fill_(torch.nan)),
-        r"it gives NaN or infinity in 'lune' at t = 0.1, as float32, for every one of the first \d samples",
+        r"it returns NaN or infinity in 'lune' at t = 0.1, as float32, for every one of the first \d samples",
     ),
 }
 
@@ -443,13 +443,13 @@ def test_a_model_that_is_not_whole_is_an_error_and_never_zeros(
 UNUSABLE: dict[str, tuple[Callable[[TinyModels], Teacher], str]] = {
     "no part": (
         lambda models: Lune(unet=models.unet, submodule="class_embedding"),
-        "has no part 'class_embedding'; it",
+        "has no submodule 'class_embedding'; it",
     ),
     "silent": (
         lambda models: Sol(unet=models.unet, most_positions=1),
         r"hook on '\*.attn1' .* did not fire for sample 'prompts.txt.*' at t = 0.1",
     ),
-    "other kind": (lambda models: Lune(unet=models.vae), "its weights lack|loading it fails|does not say"),
+    "other kind": (lambda models: Lune(unet=models.vae), "its weights lack|loading it fails|has no"),
     "not safe": (
         lambda models: Lune(unet=models.unet, weights=f"{models.unet}/config.json"),
         "single weights are a .safetensors file",
@@ -506,7 +506,7 @@ def test_what_shapes_bits_is_recorded_in_the_generation(taught: Path) -> None:
 
 def test_a_device_that_is_none_is_refused(taught: Path, tmp_path: Path, tiny_models: TinyModels) -> None:
     shutil.copytree(taught, tmp_path / "cache")
-    with pytest.raises(TeacherUnusable, match="'mainframe' cannot be used: it is no device"):
+    with pytest.raises(TeacherUnusable, match="'mainframe' cannot be used: it is not a device"):
         fb.build(tmp_path / "cache", None, recipe(T5(model=tiny_models.t5, name="u"), device="mainframe"))
 
 

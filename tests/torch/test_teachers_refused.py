@@ -68,8 +68,8 @@ def test_states_of_another_shape_than_the_model_takes_name_the_sample_and_the_mo
 @pytest.mark.parametrize(
     ("teacher", "device", "said"),
     [
-        (T5(model="{t5}"), "meta-frame", "'meta-frame' cannot be used: it is no device of this machine"),
-        (T5(model="{t5}"), "cuda:77", "'cuda:77' cannot be used: it is no device of this machine"),
+        (T5(model="{t5}"), "meta-frame", "'meta-frame' cannot be used: it is not a device of this machine"),
+        (T5(model="{t5}"), "cuda:77", "'cuda:77' cannot be used: it is not a device of this machine"),
         (
             Hook(model="{t5}", architecture="AutoTokenizer", submodule="encoder", shape=(1,), arguments={}),
             "cpu",

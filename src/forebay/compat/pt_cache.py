@@ -1,13 +1,13 @@
-"""Caches of the old format: one `cache.pt`, or a folder of `encodings.pt`, `lune.pt`, `sol.pt`.
+"""Read caches of the old `.pt` format: one `cache.pt`, or a folder of `encodings.pt`, `lune.pt`, `sol.pt`.
 
     {"name": str,
      "encodings": {"latents": [N, 16, 64, 64], "t5_embeds": [N, 128, 768], "clip_pooled": [N, 768]},
      "lune": {"features": [N, 10, 1280], "t_buckets": [10]},                                            optional
      "sol": {"stats": [N, 10, 4], "spatial": [N, 10, 8, 8], "t_buckets": [10]}}                         optional
 
-They are pickles. Nothing of them is unpickled but tensors and plain containers (`weights_only`), and tensors are
-mapped, not read. A few bytes of pickle can still stand for terabytes or for years of work, so entries, index and
-tensors are compared with the size of the file first.
+They are pickles. Only tensors and plain containers are unpickled (`weights_only`), and tensors are mapped, not read. A
+few bytes of pickle can still expand to terabytes or years of work, so entries, index and tensors are first compared
+with the size of the file.
 """
 
 import io
@@ -48,7 +48,7 @@ class OldCache:
     parts: Mapping[str, Mapping[str, Tensor]]
 
     def buckets(self, part: str) -> tuple[float, ...]:
-        """The moments of a part; the usual ones as they are meant, not as a short float writes them."""
+        """Return the buckets of a part; those of the default grid exactly, not as rounded in the file."""
         written = self.parts[part][BUCKETS]
         usual = torch.tensor(timesteps.BUCKETS, dtype=torch.float64)
         step = torch.finfo(written.dtype).eps
@@ -58,12 +58,12 @@ class OldCache:
 
 
 def read_old_cache(path: str | os.PathLike[str]) -> OldCache:
-    """Open an old cache and hold it against the format."""
+    """Open an old cache and check it against the format."""
     path = os.fspath(path)
     found = {_part(file): _loaded(file) for file in part_files(path)} if os.path.isdir(path) else _loaded(path)
     unknown = sorted(map(str, found.keys() - {"name", *PARTS}))
     if unknown:
-        raise OldCacheInvalid(path, f"it has {unknown}, of which nothing is known; known are name, {', '.join(PARTS)}")
+        raise OldCacheInvalid(path, f"it has the unknown entries {unknown}; known are name, {', '.join(PARTS)}")
     parts = {part: _checked(path, part, found[part]) for part in PARTS if found.get(part) is not None}
     rows = {f"{part}.{name}": len(parts[part][name]) for part in parts for name in PARTS[part]}
     if not any(rows.values()):
@@ -75,13 +75,13 @@ def read_old_cache(path: str | os.PathLike[str]) -> OldCache:
 
 
 def part_files(path: str) -> list[str]:
-    """The files that an old cache is: itself, or those of its parts in a folder."""
+    """Return the files of an old cache: itself, or those of its parts in a folder."""
     if not os.path.isdir(path):
         return [path]
     names = [f"{part}.pt" for part in PARTS]
     found = [file for file in (os.path.join(path, name) for name in names) if os.path.exists(file)]
     if not found:
-        raise OldCacheInvalid(path, f"the folder has none of {', '.join(names)}; give the file that it is")
+        raise OldCacheInvalid(path, f"the folder has none of {', '.join(names)}; pass the file itself")
     return found
 
 
@@ -90,7 +90,7 @@ def _part(file: str) -> str:
 
 
 def _reason(error: Exception) -> str:
-    """What torch found, without its advice to open the file all the same."""
+    """Return what torch found, without its advice to open the file anyway."""
     named = re.search(r"GLOBAL (\S+)", str(error))
     return f"it names {named[1]}" if named else str(error).strip().partition("\n")[0] or type(error).__name__
 
@@ -98,14 +98,14 @@ def _reason(error: Exception) -> str:
 def _loaded(path: str) -> dict[str, Any]:
     try:
         _check_archive(path)
-        # Files of very old versions of torch are no archives, and cannot be mapped.
+        # Files of very old versions of torch are not archives, and cannot be mapped.
         found = torch.load(path, map_location="cpu", mmap=zipfile.is_zipfile(path), weights_only=True)
     except FileNotFoundError as error:
         raise OldCacheInvalid(path, "there is no such file") from error
     except (OSError, MemoryError, OldCacheInvalid):
         raise
-    except Exception as error:  # a damaged pickle fails in any way at all
-        problem = f"it holds more than tensors, or is no file of torch.save ({_reason(error)})"
+    except Exception as error:  # a damaged pickle raises errors of any type
+        problem = f"it holds more than tensors, or is not a file of torch.save ({_reason(error)})"
         raise OldCacheInvalid(path, problem) from error
     if not isinstance(found, dict):
         raise OldCacheInvalid(path, f"it holds a {type(found).__name__}, not a dict")
@@ -113,7 +113,7 @@ def _loaded(path: str) -> dict[str, Any]:
 
 
 def _check_archive(path: str) -> None:
-    """Refuse what unpacks to more than the file, or takes long to unpickle, before torch sees it."""
+    """Raise for a file that unpacks to more than its size, or takes long to unpickle, before torch reads it."""
     if not zipfile.is_zipfile(path):
         with open(path, "rb") as file:
             _check_index(path, io.BytesIO(file.read(_LARGEST_INDEX)), _LEGACY_PICKLES)
@@ -131,9 +131,9 @@ def _check_archive(path: str) -> None:
 
 
 def _check_index(path: str, pickles: io.BytesIO, count: int) -> None:
-    """Refuse a pickle that uses a list or tuple again: a few levels of that take for ever to hash or to write."""
+    """Raise for a pickle that reuses a list or tuple: a few nested levels of that would take for ever to process."""
     for _ in range(count):
-        made: dict[Any, str] = {}  # number in the memo -> what was made last when it was put there
+        made: dict[Any, str] = {}  # number in the memo -> the opcode that made its value
         last = ""
         for code, argument, _ in pickletools.genops(pickles):
             if "PUT" in code.name or code.name == "MEMOIZE":
@@ -144,14 +144,14 @@ def _check_index(path: str, pickles: io.BytesIO, count: int) -> None:
 
 
 def _checked(path: str, part: str, found: Any) -> dict[str, Tensor]:
-    """A part with exactly the tensors it should have, of shapes that go together."""
+    """Return a part; raise unless it has exactly its tensors, with matching shapes."""
     names = (*PARTS[part], *([BUCKETS] if part in _TIMED else []))
     held = sorted(map(str, found)) if isinstance(found, dict) else type(found).__name__
     if held != sorted(names):
         raise OldCacheInvalid(path, f"'{part}' holds {held}; {sorted(names)} are expected")
     for name in names:
         if not _is_plain(found[name]):
-            raise OldCacheInvalid(path, f"'{part}.{name}' is no dense tensor of floats with rows")
+            raise OldCacheInvalid(path, f"'{part}.{name}' is not a dense tensor of floats with rows")
         if found[name].nbytes > found[name].untyped_storage().nbytes():
             raise OldCacheInvalid(path, f"'{part}.{name}' declares more values than the file holds")
     if part in _TIMED:

@@ -1,10 +1,10 @@
-"""Import a teacher cache of the old `.pt` format: a base layer of row numbers, then a layer for each thing it holds.
+"""Import a teacher cache of the old `.pt` format: a base layer of row numbers, then a layer for each of its parts.
 
     cache.pt ──▶ base layer: one row per sample, its number as id
-             ──▶ layers latents, t5, clip, lune, sol: what teachers said then
+             ──▶ layers latents, t5, clip, lune, sol: the teacher outputs
 
-Rows that hold NaN, infinities, or nothing but zeros (what the old builder left where its hook had not fired) are
-absent, and listed as failures.
+Rows with NaN, infinity, or only zeros (which the old builder left where its hook had not fired) are absent, and listed
+as failures.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ from forebay.source import Failure, Part, Sample, Source, SourceFile, Unit
 from forebay.teachers.recipe import T_BUCKETS
 from forebay.torch.batches import to_array
 
-# Layer here -> the part it comes from, and its columns with the tensors they were.
+# Layer -> the part it comes from, and its columns with their tensors.
 LAYERS: dict[str, tuple[str, dict[str, str]]] = {
     "latents": ("encodings", {"latents": "latents"}),
     "t5": ("encodings", {"t5_states": "t5_embeds"}),
@@ -48,11 +48,11 @@ _DTYPES: dict[torch.dtype, Dtype] = {
 
 @dataclass(frozen=True, slots=True)
 class OldCacheSource(Source):
-    """The rows of an old cache by number; what they hold is read by `ImportedRecipe`."""
+    """The row numbers of an old cache; `ImportedRecipe` reads their tensors."""
 
     kind: ClassVar[str] = "old-cache"
     unit: ClassVar[Unit] = "samples"
-    files_grow: ClassVar[bool] = False  # a pickle with more rows is another pickle
+    files_grow: ClassVar[bool] = False  # a file with more rows is another file
 
     path: str
 
@@ -85,18 +85,18 @@ class OldCacheSource(Source):
         return (Sample(str(row), str(row).encode()) for row in range(part.start, part.stop))
 
     def digest(self, file: SourceFile, start: int, stop: int) -> int:
-        """Of the numbers alone: the tensors' hash is a dependency of the layers."""
+        """Return a digest of the row numbers only: the tensors' hash is a dependency of the layers."""
         value: int = xxhash.xxh3_64_intdigest(f"{start}:{stop}".encode())
         return value
 
     def recipes(self) -> dict[str, "ImportedRecipe"]:
-        """Layer -> the recipe of what the old cache has of it."""
+        """Return layer -> recipe, for the parts that the old cache has."""
         old = _opened(self.path, _look(self.path))
         return {layer: _recipe(old, part, tensors) for layer, (part, tensors) in LAYERS.items() if part in old.parts}
 
 
 class ImportedRows(RecipeHooks, msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The base of an imported cache: the numbers of its rows, as ids; so many in a chunk of every layer."""
+    """The base of an imported cache: its row numbers as ids, `chunk_rows` in a chunk of every layer."""
 
     kind: ClassVar[str] = "imported-rows"
     revision: ClassVar[int] = 1
@@ -115,7 +115,7 @@ class ImportedRows(RecipeHooks, msgspec.Struct, frozen=True, kw_only=True, forbi
 
 
 class ImportedRecipe(RecipeHooks, msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Columns that are tensors of an old cache, row by row, bit for bit."""
+    """Copies tensors of an old cache to columns, bit for bit."""
 
     kind: ClassVar[str] = "imported"
     revision: ClassVar[int] = 1
@@ -126,7 +126,7 @@ class ImportedRecipe(RecipeHooks, msgspec.Struct, frozen=True, kw_only=True, for
     part: str
     tensors: dict[str, str]  # column -> tensor
     declared: tuple[Column, ...]
-    buckets: tuple[float, ...] = ()  # none where there are no timesteps
+    buckets: tuple[float, ...] = ()  # empty without timesteps
 
     @property
     def default_layer(self) -> str:
@@ -151,7 +151,7 @@ class ImportedRecipe(RecipeHooks, msgspec.Struct, frozen=True, kw_only=True, for
         numbers = torch.tensor([int(name) for name in ids], dtype=torch.int64)
         held = _opened(self.path, _look(self.path)).parts[self.part]
         taken = {column: held[tensor][numbers] for column, tensor in self.tensors.items()}
-        failures: dict[int, Failure] = {}  # one for a row, however many of its tensors are spoilt
+        failures: dict[int, Failure] = {}  # one per row, even if several of its tensors are bad
         for column, values in taken.items():
             for row, reason in _problems(values, bool(self.buckets)).items():
                 detail = f"'{self.part}.{self.tensors[column]}' of row {ids[row]}"
@@ -177,7 +177,7 @@ def _recipe(old: OldCache, part: str, tensors: Mapping[str, str]) -> ImportedRec
 
 
 def _problems(values: Tensor, timed: bool) -> dict[int, str]:
-    """Rows that cannot be a teacher's word, with a reason; of timed ones, each bucket has to hold something."""
+    """Return the rows that cannot be teacher outputs -> reason; a timed row must not be zero at any bucket."""
     flat = values.reshape(len(values), values.shape[1] if timed else 1, -1)
     broken = (~flat.isfinite()).flatten(1).any(dim=1)
     empty = (flat == 0).all(dim=2).any(dim=1) & ~broken
@@ -186,7 +186,7 @@ def _problems(values: Tensor, timed: bool) -> dict[int, str]:
 
 
 def _look(path: str) -> SourceFile:
-    """The file, or the files of the folder as one."""
+    """Return the file, or the files of the folder as one."""
     found = [os.stat(file) for file in part_files(path)]
     return SourceFile(
         path=os.path.basename(path),
@@ -198,7 +198,7 @@ def _look(path: str) -> SourceFile:
 
 @lru_cache(maxsize=1)
 def _opened(path: str, file: SourceFile) -> OldCache:
-    """An old cache as it is now: tensors are mapped, so keeping it open takes no memory."""
+    """Return an open old cache; its tensors are mapped, so keeping it open takes no memory."""
     return read_old_cache(path)
 
 
@@ -212,11 +212,11 @@ def _sha256(path: str, file: SourceFile) -> str:
 
 
 def import_pt_cache(old: str | os.PathLike[str], root: str | os.PathLike[str]) -> ImportReport:
-    """Make a cache of a `cache.pt`, or of a folder of its parts. As with any build, what is there is not made again."""
+    """Import a `cache.pt`, or a folder of its parts, into a cache. Chunks that already exist are not made again."""
     if not os.path.exists(old):
         raise SourceNotFound(os.fspath(old), "there is no such file or folder")
     source = OldCacheSource(os.path.abspath(old))
-    recipes = source.recipes()  # an old cache that cannot be read leaves nothing behind
+    recipes = source.recipes()  # first, so that an old cache that cannot be read leaves no new cache behind
     base = api.build(root, source, ImportedRows(), workers=0)
     layers = {layer: api.build(root, None, recipe, layer=layer, workers=0) for layer, recipe in recipes.items()}
     return ImportReport(root=base.root, old=source.path, rows=api.summarize(root).rows, layers=layers)

@@ -1,8 +1,8 @@
-"""What a loader does about rows that are published while it runs, or were since its state was taken.
+"""What a loader does with rows that were published after it started, or after its state was taken.
 
-pinned   the generation of the cache that the loader was given; a state of an older one finishes its epoch first
-epoch    at the end of an epoch, the newest generation
-within   also at the end of the running epoch: the added rows follow, shuffled among themselves
+pinned   stay on the generation of the cache it was made with; a state of an older one finishes its epoch first
+epoch    move to the newest generation at the end of each epoch
+within   also append added rows, shuffled among themselves, to the end of the running epoch
 """
 
 from collections.abc import Callable
@@ -16,16 +16,16 @@ Report = Callable[[Growth], None]
 
 class Agreement(Protocol):
     def first(self, number: int) -> int:
-        """The number that the first rank has; every rank must ask."""
+        """Return the number of rank 0; every rank must call this."""
         ...
 
 
 class Growing:
-    """Moves a stream on. All ranks move alike: the first one decides."""
+    """Moves a stream to newer generations; rank 0 decides for all ranks."""
 
     def __init__(self, policy: Policy, ranks: Ranks, agreement: Agreement) -> None:
         if policy not in get_args(Policy):
-            raise ValueError(f"growth is {policy!r}; one of {', '.join(get_args(Policy))} is expected")
+            raise ValueError(f"growth must be one of {', '.join(get_args(Policy))} (got {policy!r})")
         if policy != "pinned" and not ranks.can_agree:
             raise ValueError(
                 f"growth={policy!r} needs ranks that agree on a generation: leave rank and world_size to "
@@ -34,32 +34,32 @@ class Growing:
         self.policy, self._agreement = policy, agreement
 
     def within(self, stream: Stream, report: Report) -> Stream | None:
-        """The running epoch with added rows at its end; None where there are none, or they shall wait."""
+        """Return the running epoch with added rows at its end; None if there are none, or they wait for the next."""
         if self.policy != "within" or not isinstance(stream, CacheStream):
             return None
         newest = self._newest(stream)
-        newer = stream if newest == stream.cache.generation.number else stream.reading(newest)
+        newer = stream if newest == stream.cache.generation.number else stream.read_through(newest)
         growth = newer.growth()
-        if growth is None or newer.has_replaced():  # what was replaced belongs to the next epoch, and so do added rows
+        if growth is None or newer.has_replaced():  # replaced chunks wait for the next epoch, and so do added rows
             return None
-        followed = newer.followed()
-        if followed.size(0) == stream.size(0):
+        extended = newer.with_added_rows()
+        if extended.size(0) == stream.size(0):
             return None
         report(growth)
-        return followed
+        return extended
 
     def between(self, stream: Stream, report: Report) -> Stream:
-        """The stream of the next epoch."""
+        """Return the stream of the next epoch."""
         if not isinstance(stream, CacheStream):
             return stream
         now = stream.cache.generation.number if self.policy == "pinned" else self._newest(stream)
-        return self.moved(stream, now, report)
+        return self.begin_at(stream, now, report)
 
-    def moved(self, stream: CacheStream, generation: int, report: Report) -> CacheStream:
-        """The stream of an epoch that begins with all rows of a generation."""
+    def begin_at(self, stream: CacheStream, generation: int, report: Report) -> CacheStream:
+        """Return the stream of an epoch that begins with all rows of a generation."""
         if stream.generations == (generation,):
             return stream
-        following, before = stream.moved(generation), stream.generations[-1]
+        following, before = stream.on_newest_rows(generation), stream.generations[-1]
         if generation != before:
             report(Growth(before, generation, stream.size(0), following.size(0)))
         return following

@@ -1,12 +1,12 @@
-"""Several caches as one stream, each with its share of every batch.
+"""Mixtures: several caches as one stream, each with its share of every batch.
 
-    position ──shares──▶ (cache, position in its own endless stream) ──▶ (how often gone through, position, row)
+    position ──shares──▶ (cache, position in its own endless stream) ──▶ (pass number, position in the pass, row)
 
-Every cache goes through its own epochs, each in its own order: a small one more often. Which row stands where depends
-on the seed, the weights and the position alone.
+Every cache has its own passes, each in its own order; a small cache has more of them. The row at a position depends
+only on the seed, the weights and the position.
 
-A mixture that is made anew on grown caches and resumed finishes the pass that each cache is in, then takes its new rows
-up: the passes of a cache before and after that are spans of its stream.
+A mixture restored on caches that have grown finishes the current pass of each cache, then adds its new rows: the passes
+before and after that are spans of the cache's stream.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,7 +33,7 @@ from forebay.recipe import inputs_in
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ingredient:
-    """A cache in a mixture: with a weight, its share of the rows; or with a repeat, how often an epoch has each row."""
+    """A cache in a mixture, with either `weight`, its share of the rows, or `repeat`, its passes per epoch."""
 
     cache: Cache
     weight: float | None = None
@@ -42,20 +42,20 @@ class Ingredient:
 
 
 class SpanState(CacheState, frozen=True):
-    """The fields of the state of some passes through one cache."""
+    """The state of one span."""
 
     start: int
     first_pass: int
 
 
 class SpansState(msgspec.Struct, frozen=True):
-    """The passes through one cache, the first of which begins with its stream."""
+    """The state of the spans of one cache."""
 
     spans: Annotated[list[SpanState], msgspec.Meta(min_length=1)]
 
 
 class MixtureState(msgspec.Struct, frozen=True):
-    """The fields of the state of a mixture."""
+    """The state of a mixture."""
 
     mixture: list[SpansState]
     seed: int
@@ -66,7 +66,7 @@ class MixtureState(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Span:
-    """Passes through one cache: from this place of its endless stream on, as its passes from this number on."""
+    """Passes through one stream of a cache, from place `start` of its endless sequence on, with their first number."""
 
     start: int
     first_pass: int
@@ -76,19 +76,19 @@ class Span:
         return {"start": self.start, "first_pass": self.first_pass, **self.stream.state()}
 
     def following(self, place: int, newer: CacheStream) -> "Span":
-        """The passes through newer rows, from the end of the pass that a place is in."""
+        """Return the span of a newer stream, which begins where the pass that contains `place` ends."""
         passes = -(-(place - self.start) // self.stream.size(0))
         return Span(self.start + passes * self.stream.size(0), self.first_pass + passes, newer)
 
 
 class Mixture:
-    """A stream over several caches, for a `Loader`; its batches also have `dataset_id` and `local_index`.
+    """A stream over several caches for a `Loader`, whose batches also have `dataset_id` and `local_index`.
 
         mixture = Mixture.of([Ingredient(edu, weight=0.7), Ingredient(code, weight=0.3)], seed=0)
         loader = Loader(mixture, global_batch_size=48)
 
-    At any position every cache has had its share to less than two rows. The id of a dataset is its place among the
-    ingredients; a local index is a row number of its cache.
+    Up to any position, every cache has had its share to within two rows. `dataset_id` is the index of the ingredient,
+    `local_index` the row number in its cache.
     """
 
     def __init__(
@@ -100,10 +100,10 @@ class Mixture:
         asked: Mapping[str, Any],
     ) -> None:
         if checked_whole("epoch_rows", epoch_rows, "a whole number of rows") < 1:
-            raise ValueError(f"epoch_rows is {epoch_rows}; an epoch has at least one row")
+            raise ValueError(f"epoch_rows must be at least 1 (got {epoch_rows})")
         self.epoch_rows, self._seed = epoch_rows, seed
-        self._spans = tuple(spans)  # of each cache, the last one with its newest rows
-        self._asked = dict(asked)  # the identity of a mixture: holds no number that a growing cache changes
+        self._spans = tuple(spans)  # per cache; the last span has its newest rows
+        self._asked = dict(asked)  # the arguments, which growth of a cache does not change: the mixture's identity
         self._shares = ChangingShares(phases)
 
     @classmethod
@@ -117,12 +117,14 @@ class Mixture:
         epoch_rows: int | None = None,
         changes: Sequence[tuple[int, Sequence[float]]] = (),
     ) -> "Mixture":
-        """An epoch has `epoch_rows` rows: by default what repeats ask for, or with weights what the caches have.
+        """Make a mixture.
 
-        `changes` are other weights from a row of the mixture on: `[(480_000, [0.5, 0.5])]`.
+        An epoch has `epoch_rows` rows; by default, with repeats, the sum of all repeated rows, and with weights, as
+        many rows as all caches have. `changes` sets new weights from a row of the mixture on:
+        `[(480_000, [0.5, 0.5])]`.
         """
         if not all(isinstance(each, Ingredient) for each in ingredients):
-            raise TypeError("a mixture is made of ingredients: [Ingredient(cache, weight=0.7), …]")
+            raise TypeError("pass a list of ingredients: [Ingredient(cache, weight=0.7), …]")
         _check_alike([checked_cache(each.cache) for each in ingredients])
         seed = checked_whole("seed", seed)
         streams = [
@@ -163,7 +165,7 @@ class Mixture:
 
     @property
     def phases(self) -> tuple[Phase, ...]:
-        """From which row on which weights."""
+        """The weights, each with the row from which they apply."""
         return self._shares.phases
 
     def size(self, epoch: int) -> int:
@@ -186,9 +188,11 @@ class Mixture:
         return Located(rows, sources, {"dataset_id": sources, "local_index": rows}, epochs)
 
     def with_weights(self, weights: Sequence[float], epoch: int, position: int) -> "Mixture":
-        """The same mixture with other weights from a position on; every cache goes on where it is."""
+        """Return the mixture with other weights from a position on; every cache continues where it is."""
         if len(weights) != len(self.streams):
-            raise ValueError(f"{len(weights)} weights for {len(self.streams)} caches; a cache left out has weight 0")
+            raise ValueError(
+                f"pass one weight per cache: {len(self.streams)} (got {len(weights)}); 0 leaves a cache out"
+            )
         start = epoch * self.epoch_rows + position
         kept = [phase for phase in self.phases if phase.start < start]
         return Mixture(self._spans, [*kept, Phase(start, _plain(weights))], self.epoch_rows, self.seed, self._asked)
@@ -202,8 +206,8 @@ class Mixture:
             "phases": [[phase.start, list(phase.weights)] for phase in self.phases],
         }
 
-    def resumed(self, state: Mapping[str, Any], epoch: int, position: int) -> "Mixture":
-        """With the weights and the length of epochs of the state; each cache ends the pass it is in as it began it."""
+    def restored(self, state: Mapping[str, Any], epoch: int, position: int) -> "Mixture":
+        """Return the mixture with the weights and epoch length of a state; each cache first finishes its pass."""
         if "mixture" not in state:
             raise StateMismatch(self._roots, {"what is read": ("one cache", f"a mixture of {len(self.streams)}")})
         check_stream(state, MixtureState)
@@ -217,7 +221,7 @@ class Mixture:
         return Mixture(spans, phases, state["epoch_rows"], self.seed, self._asked)
 
     def _refuse_other(self, state: Mapping[str, Any]) -> None:
-        """Another number of caches or seed; weights, changes or a length of epochs that were not asked for then."""
+        """Raise StateMismatch where the number of caches, the seed or an argument of `of` differs from the state."""
         mine = {"mixture": f"{len(self.streams)} caches", "seed": self.seed, **self._asked}
         count = len(state.get("mixture", ()))
         theirs = {"mixture": f"{count} caches", "seed": state.get("seed"), **state.get("asked", {})}
@@ -231,16 +235,16 @@ class Mixture:
 
 
 def _resumed_spans(newest: CacheStream, states: Sequence[Mapping[str, Any]], place: int) -> tuple[Span, ...]:
-    """The spans of one cache from a place on, then those rows that its cache has by now."""
+    """Return the spans of one cache from a place on, then a span of the rows that the cache has now."""
     begun = [state for state in states if state["start"] <= place]
     planned = [state for state in states if state["start"] > place]
     spans = []
     for state in (begun[-1], *planned):
         start, first = state["start"], state["first_pass"]
-        spans.append(Span(start, first, newest.resumed(state, first, int(start < place))))
+        spans.append(Span(start, first, newest.restored(state, first, int(start < place))))
     if spans[-1].stream.generations == (newest.cache.generation.number,):
         return tuple(spans)
-    following = spans[0].following(place, newest.moved())
+    following = spans[0].following(place, newest.on_newest_rows())
     return (following,) if following.start == spans[0].start else (spans[0], following)
 
 
@@ -252,7 +256,7 @@ def _stream(each: Ingredient, shuffle: Shuffle | None, seed: int, window: Window
 
 
 def _weights(ingredients: Sequence[Ingredient], sizes: Sequence[int]) -> tuple[tuple[float, ...], int]:
-    """The weights, and how many rows an epoch has."""
+    """Return the weights, and the number of rows of an epoch."""
     given = [(each.weight, each.repeat) for each in ingredients]
     weights = [weight for weight, repeat in given if weight is not None and repeat is None]
     repeats = [repeat for weight, repeat in given if repeat is not None and weight is None]
@@ -261,13 +265,13 @@ def _weights(ingredients: Sequence[Ingredient], sizes: Sequence[int]) -> tuple[t
     if given and len(repeats) == len(given):
         rows = [round(Fraction(str(repeat)) * size) for repeat, size in zip(repeats, sizes, strict=True)]
         return tuple(rows), sum(rows)
-    raise ValueError(f"(weight, repeat) are {given}; give one or more caches, all with a weight or all with a repeat")
+    raise ValueError(f"pass caches that all have a weight, or all a repeat; (weight, repeat) are {given}")
 
 
 def _asked(
     ingredients: Sequence[Ingredient], changes: Sequence[tuple[int, Sequence[float]]], epoch_rows: int | None
 ) -> dict[str, Any]:
-    """What a mixture was made of, before the rows of its caches were counted, as JSON gives it back."""
+    """Return the arguments of a mixture as JSON has them, without row counts, which change with growth."""
     return {
         "weights": [None if each.weight is None else _plain([each.weight])[0] for each in ingredients],
         "repeats": [None if each.repeat is None else _plain([each.repeat])[0] for each in ingredients],
@@ -277,15 +281,15 @@ def _asked(
 
 
 def _plain(weights: Sequence[float]) -> tuple[float, ...]:
-    """As JSON gives them back, whichever kind of number they were."""
+    """Return numbers of any type, numpy's too, as JSON has them."""
     return tuple(weight if isinstance(weight, int) else float(weight) for weight in weights)
 
 
 def _check_alike(caches: Sequence[Cache]) -> None:
-    """Rows of different caches stand in one batch, so their values have one shape, type and meaning.
+    """Raise where rows of the caches differ in shape, type or meaning, since they share batches.
 
-    Tokens are widened in any case, so their type may differ; the tokenizer may not. A further layer is compared where
-    both caches have it.
+    The type of tokens may differ, as they are widened anyway; the tokenizer may not. Layers beyond the base are
+    compared where both caches have them.
     """
     for other in caches[1:]:
         first = caches[0]
@@ -297,12 +301,12 @@ def _check_alike(caches: Sequence[Cache]) -> None:
                 if mine != theirs:
                     raise ValueError(
                         f"{name} is {_shown(mine, theirs)} in '{first.root}' but {_shown(theirs, mine)} in "
-                        f"'{other.root}'; mix only caches that were built alike"
+                        f"'{other.root}'; mix only caches that agree in this"
                     )
 
 
 def _facts(cache: Cache, layer: str) -> dict[str, object]:
-    """What the caches of a mixture must share, by the name that an error gives it."""
+    """Return what the caches of a mixture must share, under the names used in errors."""
     recipe = cache.recipe(layer)
     files = {name: recipe.dependencies[name] for name in recipe.dependencies.keys() - inputs_in(recipe.dependencies)}
     tags = {"the vocabulary of tags": recipe.fields["tags"]} if "tags" in recipe.fields else {}
@@ -315,7 +319,7 @@ def _facts(cache: Cache, layer: str) -> dict[str, object]:
 
 
 def _shown(fact: object, other: object) -> str:
-    """A fact; of two long lists their lengths, and the first entry that differs."""
+    """Return a fact as text; a list as its length and the first entry that the other lacks."""
     if not isinstance(fact, list | tuple) or not isinstance(other, list | tuple):
         return str(fact)
     differs = [own for own in fact if own not in set(other)]

@@ -1,4 +1,4 @@
-"""A mixture in a TOML file. Every mistake is named; paths are relative to the file.
+"""Mixtures described in a TOML file. Paths are relative to the file; an unknown or wrong field is an error.
 
 seed = 0                      [[cache]]                      [[change]]
 shuffle = "auto"              root = "caches/edu"            from_row = 480_000
@@ -8,7 +8,6 @@ shuffle = "auto"              root = "caches/edu"            from_row = 480_000
 
 import os
 import tomllib
-from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
@@ -32,7 +31,7 @@ class CacheEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     split_by: By = "auto"
 
 
-_OF_A_SPLIT, _USUAL = ("fraction", "split_seed", "split_by"), CacheEntry(root="")
+_SPLIT_FIELDS, _DEFAULTS = ("fraction", "split_seed", "split_by"), CacheEntry(root="")
 
 
 class ChangeEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -53,7 +52,7 @@ class MixtureDocument(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 def open_mixture(path: str | os.PathLike[str]) -> Mixture:
-    """The mixture that a TOML file describes, its caches opened."""
+    """Open the caches that a TOML file names and return the mixture that it describes."""
     name = os.fspath(path)
     document = _document(name)
     folder = os.path.dirname(os.path.abspath(name))
@@ -64,7 +63,7 @@ def open_mixture(path: str | os.PathLike[str]) -> Mixture:
             seed=document.seed,
             shuffle=None if document.shuffle == "none" else document.shuffle,
             epoch_rows=document.epoch_rows,
-            changes=_changes(document.change),
+            changes=[(entry.from_row, entry.weights) for entry in document.change],
         )
     except ValueError as error:
         raise SettingsInvalid(name, None, str(error)) from error
@@ -77,9 +76,9 @@ def _document(path: str) -> MixtureDocument:
     except OSError as error:
         raise SettingsInvalid(path, None, f"cannot be read: {error.strerror}; check the path") from error
     except tomllib.TOMLDecodeError as error:
-        raise SettingsInvalid(path, None, f"this is not TOML: {error}") from error
+        raise SettingsInvalid(path, None, f"not valid TOML: {error}") from error
     except (msgspec.ValidationError, UnicodeDecodeError) as error:
-        raise SettingsInvalid(path, None, f"this is no mixture: {error}; {_known_fields()}") from error
+        raise SettingsInvalid(path, None, f"not a mixture: {error}; {_known_fields()}") from error
 
 
 def _known_fields() -> str:
@@ -88,13 +87,9 @@ def _known_fields() -> str:
 
 
 def _ingredient(folder: str, entry: CacheEntry) -> Ingredient:
-    given = [name for name in _OF_A_SPLIT if getattr(entry, name) != getattr(_USUAL, name)]
-    if given and entry.split is None:
-        raise ValueError(f"{', '.join(given)} of '{entry.root}' without a split; add split = \"train\"")
-    root = entry.root if is_url(entry.root) else os.path.join(folder, entry.root)  # which `open_cache` refuses
+    set_fields = [name for name in _SPLIT_FIELDS if getattr(entry, name) != getattr(_DEFAULTS, name)]
+    if set_fields and entry.split is None:
+        raise ValueError(f"{', '.join(set_fields)} of '{entry.root}' without a split; add split = \"train\"")
+    root = entry.root if is_url(entry.root) else os.path.join(folder, entry.root)  # `open_cache` refuses a URL
     rule = None if entry.split is None else Split(entry.split, entry.fraction, entry.split_seed, entry.split_by)
     return Ingredient(open_cache(root, layers=entry.layers), entry.weight, entry.repeat, rule)
-
-
-def _changes(entries: Sequence[ChangeEntry]) -> list[tuple[int, tuple[float, ...]]]:
-    return [(entry.from_row, entry.weights) for entry in entries]

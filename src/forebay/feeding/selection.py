@@ -1,7 +1,7 @@
-"""Which rows of a cache are in: training, validation, filters; and their bits in a file.
+"""Rules that select rows of a cache: `Split` into training and validation, and `Where` with a predicate.
 
-A rule is data. Applied to a cache (`rule.of(cache)`) it becomes the selection of the rows of the pinned generation:
-whole chunks as ranges, single rows as one bit each in a mapped file.
+`rule.select(cache)` returns the selected rows of the generation that the cache pins: whole chunks as ranges, single
+rows as one bit each in a mapped file.
 """
 
 import atexit
@@ -41,73 +41,27 @@ from forebay.read.cache import Cache
 from forebay.store.base import Missing
 from forebay.store.local import LocalStore
 
-_own_folders: dict[int, str] = {}  # by process, so that a forked one neither uses nor removes its parent's
-
-
-class MappedSelection(BitSelection):
-    """A selection whose bits lie in a file."""
-
-    def __init__(self, folder: str, key: str) -> None:
-        try:
-            view = LocalStore(folder).map(key)
-        except Missing as error:
-            raise SelectionLost(os.path.join(folder, key)) from error
-        metadata, arrays = unseal(view, folder, key, "selection")
-        super().__init__(arrays["bits"], metadata["rows"])
-        self._address = (folder, key)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (MappedSelection, self._address)
-
-
-def keep_bits(folder: str | None, key: str, rows: int, make: Callable[[], Bits]) -> MappedSelection:
-    """The selection that a folder has under this key, made now if it has none that is sound.
-
-    Without a folder it goes into one that is this process's own and is removed when it ends.
-    """
-    place = os.path.abspath(folder) if folder is not None else _own_folder()
-    try:
-        return MappedSelection(place, key)
-    except (SelectionLost, Damaged):
-        metadata = {"format_version": FORMAT_VERSION, "type": "selection", "rows": rows}
-        LocalStore(place).replace(key, seal(metadata, {"bits": make()}))
-    return MappedSelection(place, key)
-
-
-def _own_folder() -> str:
-    process = os.getpid()
-    if process not in _own_folders:
-        _own_folders[process] = tempfile.mkdtemp(prefix="forebay-selections-")
-        atexit.register(_remove, process)
-    return _own_folders[process]
-
-
-def _remove(process: int) -> None:
-    if process == os.getpid():
-        with suppress(FileNotFoundError):  # temporary folders may be swept by others
-            shutil.rmtree(_own_folders.pop(process))
-
-
 Chosen = NDArray[np.bool_]
 By = Literal["auto", "chunk", "document", "sample"]
-DOCUMENTS = "documents"  # the column that says which documents of its chunk a row holds
-CUT_CHUNKS = 64  # chunks by number, that a split by document cuts between rows; so it stays when the cache grows
+DOCUMENTS = "documents"  # the column with the documents of its chunk that a row holds
+CUT_CHUNKS = 64  # a split by document cuts chunks below this number between rows, however far the cache grows
 FAR_FROM_FRACTION = 0.05
+_own_folders: dict[int, str] = {}  # by process id, so that a forked process neither uses nor removes its parent's
 
 
 @dataclass(frozen=True, slots=True)
 class Split:
     """The training or the validation side of a cache, by a stable hash: no row ever changes sides.
 
-    document  where rows are packed of many documents and say which: no document is on both sides. The first 64 chunks
-              are split between rows, so that a small cache reaches the fraction; further chunks go to one side whole
-    chunk     whole chunks, where rows do not say which documents they hold: no document spans chunks
-    sample    where the recipe names a column of sample ids: a sample is on the same side in every cache
+    document  packed rows that record their documents: no document is on both sides. The first 64 chunks are split
+              between rows, so that a small cache reaches the fraction; later chunks are on one side as a whole
+    chunk     packed rows that do not record their documents: whole chunks, which no document spans
+    sample    recipes that name a column of sample ids: a sample is on the same side in every cache
 
-    `by="auto"` takes what the cache has. Equal documents are documents of their own: deduplicate, or one may be on both
-    sides. `share` says which part of the rows is reached; more than 5 points beside the fraction is a warning.
+    `by="auto"` takes what the cache has. Copies of a document count as different documents: deduplicate, or one copy
+    may be on each side. A share of the rows that is more than 5 points off the fraction gives a warning.
 
-    `folder` keeps the bits of a split by sample or document for the next run.
+    `folder` stores the bits of a split by sample or document for the next run.
     """
 
     side: Literal["train", "validation"]
@@ -118,26 +72,26 @@ class Split:
 
     def __post_init__(self) -> None:
         if self.side not in ("train", "validation"):
-            raise ValueError(f"side is {self.side!r}; a split has the sides 'train' and 'validation'")
+            raise ValueError(f"side must be 'train' or 'validation' (got {self.side!r})")
         if self.by not in get_args(By):
-            raise ValueError(f"by is {self.by!r}; one of {', '.join(get_args(By))} is expected")
-        on_training_side([], self.fraction, self.seed)  # refuses what is no fraction or seed
-        object.__setattr__(self, "fraction", float(self.fraction))  # numbers of numpy have another repr
+            raise ValueError(f"by must be one of {', '.join(get_args(By))} (got {self.by!r})")
+        on_training_side([], self.fraction, self.seed)  # checks fraction and seed
+        object.__setattr__(self, "fraction", float(self.fraction))  # numpy numbers have another repr
         object.__setattr__(self, "seed", checked_whole("seed", self.seed))
 
     @classmethod
     def pair(
         cls, fraction: float = 0.8, *, seed: int = 0, by: By = "auto", folder: str | None = None
     ) -> tuple["Split", "Split"]:
-        """Both sides of one split, which cannot overlap: training and validation."""
+        """Return the training and the validation side of one split, which cannot overlap."""
         return cls("train", fraction, seed, by, folder), cls("validation", fraction, seed, by, folder)
 
     @property
     def digest(self) -> str:
         return f"{self.side} of {self.fraction!r}, seed {self.seed}, by {self.by}"
 
-    def of(self, cache: Cache) -> Selection:
-        """The rows on this side."""
+    def select(self, cache: Cache) -> Selection:
+        """Return the rows on this side."""
         selection = self._selected(cache)
         advice = (
             "another fraction or seed, by='document' or 'sample' where the cache allows, or more and smaller chunks"
@@ -147,7 +101,7 @@ class Split:
         return selection
 
     def share(self, cache: Cache) -> float:
-        """Which part of the rows of a cache is on this side."""
+        """Return the share of a cache's rows that is on this side, from 0 to 1."""
         return len(self._selected(cache)) / max(1, len(cache))
 
     def _selected(self, cache: Cache) -> Selection:
@@ -194,7 +148,7 @@ class Split:
         share = rows / len(cache)
         if abs(share - wanted) > FAR_FROM_FRACTION or (share == 1 and wanted < 1):
             warnings.warn(
-                f"the {self.side} side of '{cache.root}' has {share:.1%} of the rows, {wanted:.1%} were asked for "
+                f"the {self.side} side of '{cache.root}' has {share:.1%} of the rows instead of {wanted:.1%} "
                 f"({len(cache):,} rows in {len(cache.chunk_numbers):,} chunks, split by {self._chosen_by(cache)}); "
                 "choose another seed, or split a larger cache",
                 stacklevel=3,
@@ -203,10 +157,10 @@ class Split:
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """The rows for which `predicate` is true, of all or of those `within` another rule.
+    """The rows for which `predicate` is true: of all rows, or of those that the rule `within` selects.
 
-    It is called once per chunk, with the named columns of all its rows, and answers with one truth per row. A
-    loader's state knows it by its name, and by a digest of the rows it chose.
+    The predicate is called once per chunk, with the named columns of all its rows, and returns one bool per row. A
+    loader's state identifies the rule by its name and by a digest of the selected rows.
 
         Where("long", lambda columns: columns["length"] >= 40, columns=["length"])
     """
@@ -215,7 +169,7 @@ class Where:
     predicate: Callable[[Columns], Chosen]
     columns: Sequence[str]
     within: SelectionRule | None = None
-    # What a predicate does may change under its name, so what it chose is known by this object alone.
+    # A predicate may change under the same name, so stored bits belong to this object alone.
     _token: str = field(default_factory=lambda: secrets.token_hex(16), init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -225,9 +179,9 @@ class Where:
     def digest(self) -> str:
         return f"where {self.name}" + (f", within {self.within.digest}" if self.within else "")
 
-    def of(self, cache: Cache) -> Selection:
-        """The rows that pass."""
-        outer = self.within.of(cache) if self.within else None
+    def select(self, cache: Cache) -> Selection:
+        """Return the rows for which the predicate is true."""
+        outer = self.within.select(cache) if self.within else None
         key = _key(cache, f"{self.digest} {self._token}")
         selection = keep_bits(None, key, len(cache), lambda: _joined(self._chosen(cache, outer), len(cache)))
         return _checked(selection, cache, self.digest, "a predicate that some rows pass")
@@ -238,8 +192,8 @@ class Where:
             passed = self._passed(columns)
             if passed.shape != (stop - start,) or passed.dtype != np.bool_:
                 raise TypeError(
-                    f"the predicate '{self.name}' gave {passed.dtype} of shape {passed.shape} for {stop - start} rows; "
-                    "one bool per row is expected"
+                    f"the predicate '{self.name}' returned {passed.dtype} of shape {passed.shape} for {stop - start} "
+                    "rows; it must return one bool per row"
                 )
             yield passed if outer is None else passed & (np.diff(outer.before(np.arange(start, stop + 1))) > 0)
 
@@ -247,12 +201,12 @@ class Where:
         try:
             return np.asarray(self.predicate(columns))
         except Exception as error:
-            error.add_note(f"raised by the predicate '{self.name}', which was given the columns {sorted(columns)}")
+            error.add_note(f"raised by the predicate '{self.name}', called with the columns {sorted(columns)}")
             raise
 
 
 def _joined(chosen: Iterator[Chosen], rows: int) -> Bits:
-    """The bits of all chunks, which begin and end anywhere in a byte."""
+    """Pack the bools of all chunks into bits; a chunk may begin and end within a byte."""
     bits, start = np.zeros(packed_bytes(rows), np.uint8), 0
     for part in chosen:
         packed = np.packbits(np.concatenate([np.zeros(start % 8, np.bool_), part]), bitorder="little")
@@ -271,3 +225,47 @@ def _checked(selection: Selection, cache: Cache, rule: str, choose: str) -> Sele
     if not len(selection):
         raise SelectionEmpty(cache.root, rule, len(cache), len(cache.chunk_numbers), choose)
     return selection
+
+
+class MappedSelection(BitSelection):
+    """A selection whose bits are mapped from a file."""
+
+    def __init__(self, folder: str, key: str) -> None:
+        try:
+            view = LocalStore(folder).map(key)
+        except Missing as error:
+            raise SelectionLost(os.path.join(folder, key)) from error
+        metadata, arrays = unseal(view, folder, key, "selection")
+        super().__init__(arrays["bits"], metadata["rows"])
+        self._address = (folder, key)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (MappedSelection, self._address)
+
+
+def keep_bits(folder: str | None, key: str, rows: int, make: Callable[[], Bits]) -> MappedSelection:
+    """Return the selection stored under a key of a folder; make and store it if it is missing or damaged.
+
+    Without a folder, a temporary one of this process is used, which is removed at exit.
+    """
+    place = os.path.abspath(folder) if folder is not None else _own_folder()
+    try:
+        return MappedSelection(place, key)
+    except (SelectionLost, Damaged):
+        metadata = {"format_version": FORMAT_VERSION, "type": "selection", "rows": rows}
+        LocalStore(place).replace(key, seal(metadata, {"bits": make()}))
+    return MappedSelection(place, key)
+
+
+def _own_folder() -> str:
+    process = os.getpid()
+    if process not in _own_folders:
+        _own_folders[process] = tempfile.mkdtemp(prefix="forebay-selections-")
+        atexit.register(_remove, process)
+    return _own_folders[process]
+
+
+def _remove(process: int) -> None:
+    if process == os.getpid():
+        with suppress(FileNotFoundError):  # another program may have cleaned up temporary folders
+            shutil.rmtree(_own_folders.pop(process))

@@ -1,7 +1,7 @@
-"""Which shuffle suits a cache, and which part of every global batch a rank takes.
+"""Choose the shuffle that suits a cache, and the part of every global batch that a rank takes.
 
-global   where rows can be copied from where they lie, or all of them stay decoded
-window   where blocks are decoded, and more of them than are kept
+global   rows are copied from the mapped file, or all of them fit decoded in memory
+window   blocks must be decoded, and more of them than stay decoded at a time
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from forebay.read.cache import Cache
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """Rank `rank` of `world_size` takes the positions that leave this remainder, whatever the batch size."""
+    """Rank `rank` of `world_size` takes the positions p with p % world_size == rank, whatever the batch size."""
 
     rank: int
     world_size: int
@@ -25,7 +25,9 @@ class Ranks:
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.world_size:
-            raise ValueError(f"rank {self.rank} of world size {self.world_size}; ranks count from 0")
+            raise ValueError(
+                f"rank must be from 0 to {self.world_size - 1} with world_size {self.world_size} (got {self.rank})"
+            )
 
     @property
     def can_agree(self) -> bool:
@@ -33,23 +35,23 @@ class Ranks:
 
 
 Shuffle = Literal["auto", "global", "window"]
-WINDOW_BYTES = 96 * 1024 * 1024  # decoded rows that all lanes together mix at a time, unless a window is given
+WINDOW_BYTES = 96 * 1024 * 1024  # decoded rows that all lanes together mix at a time, unless a window is passed
 
 
 def choose_ordering(
     cache: Cache, columns: Sequence[str], shuffle: Shuffle | None, seed: int, window: Window | None
 ) -> Ordering:
-    """What `shuffle` says; "auto" is decided by how the columns of the cache are stored.
+    """Return the ordering that `shuffle` names; "auto" decides by how the columns of the cache are stored.
 
-    Two runs that read other columns of a cache see its rows in one order. Only columns of layers that were not opened
-    count beside the cache's own.
+    All default columns of the cache count beside `columns`, so that runs that read different columns of a cache see
+    its rows in the same order.
     """
     if shuffle not in (None, "auto", "global", "window"):
-        raise ValueError(f"shuffle is {shuffle!r}; 'auto', 'global', 'window' or None is expected")
+        raise ValueError(f"shuffle must be 'auto', 'global', 'window' or None (got {shuffle!r})")
     if window is not None and not isinstance(window, Window):
         raise TypeError(f"window is {window!r}; pass forebay.torch.Window(rows=…)")
     if window is not None and shuffle in (None, "global"):
-        raise ValueError(f"a window goes with shuffle='window', not with {shuffle!r}")
+        raise ValueError(f"window needs shuffle='window' (got {shuffle!r})")
     if shuffle is None:
         return Ordering("sequential", seed)
     decoded = decoded_columns(cache, list(dict.fromkeys([*cache.default_columns, *columns])))
@@ -61,19 +63,19 @@ def choose_ordering(
 
 
 def suitable_window(cache: Cache, columns: Sequence[str], lanes: int = LANES) -> Window:
-    """Units that cut no block of these columns; as many rows as `WINDOW_BYTES` hold."""
+    """Return a window whose units cut no block of these columns, with as many rows as fit in `WINDOW_BYTES`."""
     unit = lcm(*(cache.column(name).block_rows for name in decoded_columns(cache, columns)))
     rows = WINDOW_BYTES // (lanes * max(1, cache.row_bytes(columns)))
     return Window(rows=max(unit, rows), unit=unit, lanes=lanes)
 
 
 def decoded_columns(cache: Cache, columns: Sequence[str]) -> list[str]:
-    """Those that are stored compressed."""
+    """Return the columns that are stored compressed."""
     return [name for name in columns if cache.column(name).codec != "none"]
 
 
 def refuse_decoding_again(cache: Cache, columns: Sequence[str], ordering: Ordering, ranks: Ranks) -> None:
-    """Blocks that do not stay decoded while their rows are mixed would be decoded again and again."""
+    """Raise WindowTooLarge where the blocks being mixed do not all stay decoded, and would be decoded repeatedly."""
     if ordering.window is None and not ordering.automatic:
         return
     lanes = 1 if ordering.window is None else -(-ordering.window.lanes // ranks.world_size)

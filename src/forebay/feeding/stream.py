@@ -1,14 +1,14 @@
-"""What a loader feeds from: rows of caches, in an order that is a function of the position.
+"""Streams: the rows that a loader reads, in an order that is a function of the position.
 
     position of the epoch ──locate──▶ (which cache, row number there, tags)
 
-A loader over one cache and a mixture of many differ in nothing but their stream.
+A loader over one cache and a loader over a mixture differ only in their stream. The epoch of one cache has segments:
 
-    part 0    the rows of the generation that the epoch began with, all or the selected ones
-    part 1    the rows of chunks that a newer generation added, if the epoch was let grow
+    segment 0    the rows, all or selected, of the generation that the epoch began with
+    segment 1    the rows of chunks that a newer generation added, with growth="within"
     …
 
-Rows are read through one cache, whose generation has the chunks of all parts.
+All segments are read through one cache, whose generation has the chunks of all of them.
 """
 
 import warnings
@@ -33,18 +33,16 @@ Weights = NDArray[np.float32]
 
 
 class Located(NamedTuple):
-    """Rows by cache and number, and what else a batch says of each."""
+    """Rows by cache and row number, and what else the batch says about each."""
 
     rows: Numbers
-    sources: Numbers | None = None  # index into `Stream.caches`; None where there is one cache
+    sources: Numbers | None = None  # index into `Stream.caches`; None if there is one cache
     tags: Mapping[str, Numbers] = {}  # further entries of the batch, one number per row: dataset_id, local_index
-    epochs: Numbers | None = None  # how often each row's cache was gone through before; None where it is the epoch
-    weights: Weights | None = (
-        None  # 0 for a row that only fills the batch of a rank; None where batches are never filled
-    )
+    epochs: Numbers | None = None  # pass number of the row's own cache; None if it is the epoch
+    weights: Weights | None = None  # 0 for a row that only fills a rank's batch; None if batches are never filled
 
     def part(self, some: slice) -> "Located":
-        """Some of the rows."""
+        """Return some of the rows."""
         tags = {name: values[some] for name, values in self.tags.items()}
         sources, epochs = (None if each is None else each[some] for each in (self.sources, self.epochs))
         weights = None if self.weights is None else self.weights[some]
@@ -53,61 +51,64 @@ class Located(NamedTuple):
 
 @runtime_checkable
 class Stream(Protocol):
-    """Epochs of rows. Immutable: growing or changing weights makes another stream."""
+    """Epochs of rows. Immutable: growth and new weights return another stream."""
 
     @property
     def caches(self) -> Sequence[Cache]:
-        """The caches that rows come from; all of them have the columns that are asked for."""
+        """The caches that rows come from; all have the columns that are read."""
         ...
 
     @property
     def selections(self) -> Sequence[Selection | None]:
-        """The rows of each cache that are in, as far as is known when an epoch begins; None where all are."""
+        """The selected rows of each cache when an epoch begins; None where all rows are selected."""
         ...
 
     @property
     def seed(self) -> int: ...
 
     def size(self, epoch: int) -> int:
-        """How many positions an epoch has."""
+        """Return the number of positions of an epoch."""
         ...
 
     def locate(self, epoch: int, positions: Numbers) -> Located:
-        """The rows at some positions of an epoch."""
+        """Return the rows at some positions of an epoch."""
         ...
 
     def state(self) -> dict[str, Any]:
-        """What identifies the sequence of rows: a few hundred bytes of JSON."""
+        """Return what identifies the sequence of rows: a few hundred bytes of JSON."""
         ...
 
-    def resumed(self, state: Mapping[str, Any], epoch: int, position: int) -> "Stream":
-        """The stream that a state was taken from, at this position, on the caches of this one.
+    def restored(self, state: Mapping[str, Any], epoch: int, position: int) -> "Stream":
+        """Return the stream that a state was taken from, on the caches of this one, at a position.
 
-        `StateMismatch` where it cannot be.
+        Raises StateMismatch where the caches cannot give the same rows.
         """
         ...
 
 
 @runtime_checkable
 class SelectionRule(Protocol):
-    """Which rows are in, said for every generation of a cache: a split. What was in stays in when the cache grows."""
+    """Selects rows of any generation of a cache, such as a split. A selected row stays selected as the cache grows."""
 
     @property
     def digest(self) -> str:
-        """A digest of the rule, the same for every generation."""
+        """Identifies the rule; the same for every generation."""
         ...
 
-    def of(self, cache: Cache) -> Selection:
-        """The rows of the generation that this cache pins."""
+    def select(self, cache: Cache) -> Selection:
+        """Return the selected rows of the generation that this cache pins."""
         ...
 
 
-class Part:
-    """`counts` says how many rows of each chunk of `pinned` are in; `rows` where they are in `reading`."""
+class EpochSegment:
+    """The rows of one generation in an epoch, less those of the `older` one; read through the newer cache `reading`.
+
+    `counts` has the number of selected rows per chunk of `pinned`; `rows` finds their row numbers in `reading`.
+    """
 
     def __init__(self, pinned: Cache, older: Cache | None, reading: Cache, rule: SelectionRule | None) -> None:
         self.pinned = pinned
-        self.selection = None if rule is None else rule.of(pinned)
+        self.selection = None if rule is None else rule.select(pinned)
         starts = pinned.chunk_starts
         self._places = starts if self.selection is None else self.selection.before(starts)
         self.counts = np.diff(self._places)
@@ -119,12 +120,12 @@ class Part:
 
     @cached_property
     def selected(self) -> str | None:
-        """A digest of the selected rows, which a rule may know by a name alone; None where all are in."""
+        """A digest of the selected rows, since a rule's own digest may be just a name; None where all are selected."""
         return None if self.selection is None else self.selection.digest
 
     @cached_property
     def _shifts(self) -> Numbers | None:
-        """By how much the rows of each chunk are moved in a newer generation, where gaps were filled."""
+        """How far the rows of each chunk moved in the newer generation, where gaps were filled."""
         if self._reading is self.pinned:
             return None
         at = np.searchsorted(self._reading.chunk_numbers, self.pinned.chunk_numbers)
@@ -133,11 +134,11 @@ class Part:
 
     @cached_property
     def replaced(self) -> "Replaced":
-        """The chunks that the reading generation has otherwise."""
+        """The chunks that differ in the generation they are read through."""
         return Replaced.between(self.pinned, self._reading)
 
     def rows(self, indices: Numbers) -> Numbers:
-        """The row numbers in the reading cache."""
+        """Return row numbers of the cache that is read."""
         if not self._whole:
             chunk = np.searchsorted(self._firsts, indices, side="right") - 1
             indices = indices - self._firsts[chunk] + self._places[chunk]
@@ -148,10 +149,10 @@ class Part:
 
 
 class Replaced(NamedTuple):
-    """Chunks that were repaired or refreshed since a generation: with other rows, and with as many of other content."""
+    """The numbers of chunks that were repaired or refreshed after a generation was published."""
 
-    rows: Numbers
-    content: Numbers
+    rows: Numbers  # with another number of rows, or gone
+    content: Numbers  # with as many rows of other content
 
     @classmethod
     def between(cls, pinned: Cache, reading: Cache) -> "Replaced":
@@ -179,7 +180,8 @@ Policy = Literal["pinned", "epoch", "within"]
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """
+    """How the rows of an epoch grew.
+
     >>> print(Growth(3, 5, 352_217, 472_240))
     352,217 → 472,240 rows (generation 3 → 5)
     """
@@ -198,7 +200,7 @@ PACKED_COLUMNS = ("tokens", "seq_lens")  # the columns that a training batch is 
 
 
 def check_stream(state: Mapping[str, Any], fields: type[msgspec.Struct]) -> None:
-    """Refuse the part of a state that a stream wrote, where a field is missing or of another type."""
+    """Raise ValueError where a stream's part of a state lacks a field or has one of another type."""
     try:
         msgspec.convert(dict(state), fields)
     except msgspec.ValidationError as error:
@@ -209,7 +211,7 @@ Choose = Callable[[Cache], Ordering]
 
 
 class CacheState(msgspec.Struct, frozen=True):
-    """The fields of the state of one cache's stream."""
+    """The state of the stream of one cache."""
 
     cache_id: str
     layers: list[str]
@@ -225,9 +227,9 @@ class CacheState(msgspec.Struct, frozen=True):
 
 
 class CacheStream:
-    """Rows of the generations of an epoch, read through `cache`, which pins the newest of them or a newer one.
+    """The rows of an epoch's `generations`, read through `cache`, which pins the newest of them or a newer one.
 
-    `choose` says how the rows of a generation are ordered, where `ordering` does not.
+    `choose` returns the ordering of a cache's rows, used where no `ordering` is passed.
     """
 
     def __init__(
@@ -242,8 +244,10 @@ class CacheStream:
         self._choose, self._rule = choose, rule
         pinned = [generation_of(cache, number) for number in generations or (cache.generation.number,)]
         self.ordering = ordering or choose(pinned[0])
-        self._parts = [Part(one, older, cache, rule) for one, older in zip(pinned, [None, *pinned], strict=False)]
-        self._orders = [self.ordering.of(part.counts, number) for number, part in enumerate(self._parts)]
+        self._segments = [
+            EpochSegment(one, older, cache, rule) for one, older in zip(pinned, [None, *pinned], strict=False)
+        ]
+        self._orders = [self.ordering.of(segment.counts, number) for number, segment in enumerate(self._segments)]
         self._starts = np.cumsum([0, *(order.size for order in self._orders)])
 
     def __repr__(self) -> str:
@@ -261,26 +265,26 @@ class CacheStream:
 
     @property
     def selections(self) -> tuple[Selection | None]:
-        """The rows of the epoch's first generation that are in; None where all are."""
-        return (self._parts[0].selection,)
+        """The selected rows of the epoch's first generation; None where all are selected."""
+        return (self._segments[0].selection,)
 
     @property
     def generations(self) -> tuple[int, ...]:
         """The generation that the epoch began with, and those whose rows were added to it."""
-        return tuple(part.pinned.generation.number for part in self._parts)
+        return tuple(segment.pinned.generation.number for segment in self._segments)
 
     def size(self, epoch: int) -> int:
         return int(self._starts[-1])
 
     def locate(self, epoch: int, positions: Numbers) -> Located:
-        if len(self._parts) == 1:
-            return Located(self._parts[0].rows(self._orders[0].rows_at(epoch, positions)))
+        if len(self._segments) == 1:
+            return Located(self._segments[0].rows(self._orders[0].rows_at(epoch, positions)))
         rows = np.empty_like(positions)
         number = np.searchsorted(self._starts, positions, side="right") - 1
-        for part in np.unique(number).tolist():
-            here = number == part
-            indices = self._orders[part].rows_at(epoch, positions[here] - self._starts[part])
-            rows[here] = self._parts[part].rows(indices)
+        for segment in np.unique(number).tolist():
+            here = number == segment
+            indices = self._orders[segment].rows_at(epoch, positions[here] - self._starts[segment])
+            rows[here] = self._segments[segment].rows(indices)
         return Located(rows)
 
     def state(self) -> dict[str, Any]:
@@ -288,15 +292,15 @@ class CacheStream:
             "cache_id": self.cache.generation.document.cache_id,
             "layers": list(self.cache.layers),
             "generations": list(self.generations),
-            "chunks": [part.pinned.content_digest for part in self._parts],
+            "chunks": [segment.pinned.content_digest for segment in self._segments],
             "rows": [order.size for order in self._orders],
             "selection": None if self._rule is None else self._rule.digest,
-            "selected": [part.selected for part in self._parts],
+            "selected": [segment.selected for segment in self._segments],
             **self.ordering.state(),
         }
 
-    def resumed(self, state: Mapping[str, Any], epoch: int, position: int) -> "CacheStream":
-        """The stream of the epoch that the state was taken in, whatever was published since."""
+    def restored(self, state: Mapping[str, Any], epoch: int, position: int) -> "CacheStream":
+        """Return the stream of the epoch that the state was taken in, whatever was published since."""
         if "mixture" in state:
             raise StateMismatch(self.cache.root, {"what is read": ("a mixture", "one cache")})
         check_stream(state, CacheState)
@@ -315,12 +319,12 @@ class CacheStream:
         return then
 
     def check_replaced(self) -> None:
-        """Name the chunks of this epoch that the generation it is read through has otherwise.
+        """Raise where chunks of this epoch have other rows in the generation it is read through.
 
-        With other rows they cannot be read where the epoch has them. Other content is read, with a warning.
+        Chunks that have as many rows of other content are read, with a warning.
         """
         old, new = self.generations[0], self.cache.generation.number
-        replaced = [part.replaced for part in self._parts]
+        replaced = [segment.replaced for segment in self._segments]
         rows, content = (np.unique(np.concatenate(chunks)) for chunks in zip(*replaced, strict=True))
         if len(rows):
             differs = {f"the rows of chunk {_listed(rows)}": (f"of generation {old}", f"others in generation {new}")}
@@ -334,43 +338,43 @@ class CacheStream:
             )
 
     def has_replaced(self) -> bool:
-        """Whether the generation it is read through has some chunks of this epoch otherwise."""
-        return any(len(chunks) for part in self._parts for chunks in part.replaced)
+        """Whether chunks of this epoch were replaced in the generation it is read through."""
+        return any(len(chunks) for segment in self._segments for chunks in segment.replaced)
 
-    def moved(self, generation: int | None = None) -> "CacheStream":
-        """All rows of one generation, by default the one that the cache pins, as one part."""
+    def on_newest_rows(self, generation: int | None = None) -> "CacheStream":
+        """Return all rows of one generation, by default the one that the cache pins, as one segment."""
         cache = self.cache if generation is None else generation_of(self.cache, generation)
         return self._with(cache, (), None)
 
-    def followed(self) -> "CacheStream":
-        """This epoch, followed by the rows that the generation of the cache adds."""
+    def with_added_rows(self) -> "CacheStream":
+        """Return this epoch, followed by the rows that the generation of the cache adds."""
         return self._with(self.cache, (*self.generations, self.cache.generation.number), self.ordering)
 
-    def reading(self, generation: int) -> "CacheStream":
-        """The same rows in the same order, read through a newer generation."""
+    def read_through(self, generation: int) -> "CacheStream":
+        """Return the same rows in the same order, read through a newer generation."""
         return self._with(generation_of(self.cache, generation), self.generations, self.ordering)
 
     def newest(self) -> int:
-        """The newest generation that is published by now."""
+        """Return the newest published generation."""
         return max(generation_numbers(self.cache.store))
 
     def growth(self) -> Growth | None:
-        """From the rows of this epoch to those that the generation of the cache has; None where it is the same."""
+        """Return the growth from this epoch to the generation of the cache; None if they are the same generation."""
         now = self.cache.generation.number
         if now == self.generations[-1]:
             return None
-        return Growth(self.generations[-1], now, self.size(0), self.moved().size(0))
+        return Growth(self.generations[-1], now, self.size(0), self.on_newest_rows().size(0))
 
     def quality(self, epoch: int, batch_size: int) -> ShuffleQuality:
-        """How near the order comes to a global shuffle."""
+        """Measure how close the order is to a global shuffle."""
         unit = self.ordering.window.unit if self.ordering.window else 1
-        return shuffle_quality(self._orders[0], self._parts[0].counts, unit, batch_size, epoch)
+        return shuffle_quality(self._orders[0], self._segments[0].counts, unit, batch_size, epoch)
 
     def _with(self, cache: Cache, generations: Sequence[int], ordering: Ordering | None) -> "CacheStream":
         return CacheStream(cache, self._choose, self._rule, generations, ordering)
 
     def _equal_generations(self, state: Mapping[str, Any]) -> list[int]:
-        """The generations of this cache whose chunks are equal to those of another: one that was built again."""
+        """Find the generations whose chunks equal those of the state, for a cache that was built again."""
         found: dict[str, int] = {}
         numbers = [number for number in generation_numbers(self.cache.store) if number <= self.cache.generation.number]
         for number in sorted(numbers, reverse=True):

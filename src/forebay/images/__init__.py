@@ -1,4 +1,4 @@
-"""Images: letterbox geometry, decoding, the recipe. `geometry` and `tags` need no Pillow."""
+"""Images: letterbox geometry, decoding, tags, the recipe. `geometry` and `tags` do not need Pillow."""
 
 from importlib import import_module
 from types import ModuleType
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from forebay.images.inference import Prepared, prepare, prepared_row
     from forebay.images.recipe import ImageRecipe
     from forebay.images.sheets import Framed, contact_sheet, shaded
-# What needs Pillow is imported when it is first used. No name here may be that of a module: importing the module would
-# put it in the place of the function.
+# Names that need Pillow are imported when they are first used. None may have the name of a module: importing the module
+# would replace it.
 _HOMES = {
     "Policy": "forebay.images.decode",
     **dict.fromkeys(("letterbox", "paste"), "forebay.images.content"),
@@ -42,4 +42,4 @@ def _needing_pillow(module: str) -> ModuleType:
     except ModuleNotFoundError as missing:
         if missing.name != "PIL":
             raise
-        raise LibraryMissing("pillow", "what is done with images", "images") from missing
+        raise LibraryMissing("pillow", "working with images", "images") from missing

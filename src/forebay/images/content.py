@@ -1,6 +1,6 @@
-"""An image becomes what is kept of it: 8-bit RGB, at the size it has on the canvas.
+"""Convert images to their stored content: 8-bit RGB, at the size they have on the canvas.
 
-The padding is never stored: `paste` puts it around the content where a whole canvas is wanted.
+Padding is never stored; `paste` adds it where a whole canvas is needed.
 """
 
 from collections.abc import Iterator
@@ -25,21 +25,21 @@ _WITHOUT_RANGE = ("I", "F", "LAB", "HSV")
 
 
 def as_rgb(image: Image.Image, alpha: Alpha, pad_color: Color) -> Image.Image:
-    """A picture of any mode as RGB; transparent parts over the pad colour, dropped, or refused.
+    """Return an image of any mode as RGB; transparency is composited over the pad colour, dropped, or refused.
 
-    They stay content: what is padding is told by the box alone.
+    Transparent pixels are still content: only the box defines the padding.
     """
     if image.mode == "RGB" and "transparency" not in image.info:
         return image
     shallow = _upper_bits(image) if _is_deep(image) else image
     if shallow.mode in _WITHOUT_RANGE:
-        raise ImageUnreadable("unsupported", f"pixels of mode {shallow.mode} have no agreed way to 8-bit colour")
+        raise ImageUnreadable("unsupported", f"pixels of mode {shallow.mode} have no standard conversion to 8 bits")
     return _opaque(shallow, alpha, pad_color) if _has_alpha(shallow) else shallow.convert("RGB")
 
 
 @dataclass(frozen=True, slots=True)
 class Bands:
-    """A large picture that `as_rgb` and a turn would take two or three times the memory of: one band at a time."""
+    """A large image, converted, turned and resized one band at a time: as a whole it would take two or three copies."""
 
     image: Image.Image
     alpha: Alpha
@@ -51,7 +51,7 @@ class Bands:
         return self.image.size[::-1] if self.turn in SWAPPING else self.image.size
 
     def resized(self, size: tuple[int, int], method: Image.Resampling) -> Image.Image:
-        """What `as_rgb`, the turn and `resize` make of it."""
+        """Return the image after `as_rgb`, the turn and `resize`."""
         if self.image.mode == "RGBA":
             self._cover()
         return Image.merge("RGB", [self._turned(place).resize(size, method) for place in range(3)])
@@ -77,12 +77,12 @@ class Bands:
         rows = max(1, _STRIP_PIXELS // width)
         for top in range(0, height, rows):
             strip = self.image.crop((0, top, width, min(height, top + rows)))
-            strip.format = self.image.format  # tells how deep grey is
+            strip.format = self.image.format  # `_is_deep` needs it
             yield top, strip
 
 
 def _is_deep(image: Image.Image) -> bool:
-    """Whether grey has 16 bits: to older versions of Pillow, such a PNG has 32."""
+    """Return whether grey has 16 bits; older versions of Pillow open such a PNG with 32."""
     return image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PNG")
 
 
@@ -101,14 +101,14 @@ def _has_alpha(image: Image.Image) -> bool:
 
 
 def _opaque(image: Image.Image, alpha: Alpha, pad_color: Color) -> Image.Image:
-    """Strip by strip: whole, each step on the way would take as much memory again as a large picture does."""
+    """Remove transparency strip by strip; on the whole image, each step would take another copy."""
     opaque = Image.new("RGB", image.size)
     rows = max(1, _STRIP_PIXELS // image.width)
     for top in range(0, image.height, rows):
         strip = image.crop((0, top, image.width, min(top + rows, image.height)))
         clear = (strip.convert("LA") if strip.mode == "La" else strip).convert("RGBA")
         if alpha == "fail" and clear.getchannel("A").getextrema()[0] != 255:
-            raise ImageUnreadable("transparent", "some of its pixels are transparent, and the recipe says alpha='fail'")
+            raise ImageUnreadable("transparent", "some of its pixels are transparent, and the recipe has alpha='fail'")
         if alpha == "composite":
             clear = Image.alpha_composite(Image.new("RGBA", clear.size, (*pad_color, 255)), clear)
         opaque.paste(clear.convert("RGB"), (0, top))
@@ -122,10 +122,10 @@ Planes = NDArray[np.uint8]  # (3, height, width)
 def letterbox(
     image: Image.Image | Bands, size: int, resample: Resample = "bilinear", full: tuple[int, int] | None = None
 ) -> tuple[Image.Image, Letterbox]:
-    """An RGB image at the size of its box, equal in every pixel to Pillow's `resize`, and the way to its canvas.
+    """Return an RGB image at the size of its box, equal to Pillow's `resize`, and its letterbox.
 
-    `full` is how large the image is, where it was decoded smaller: a draft. The bands of a large image
-    give the same pixels.
+    `full` is the size of the original, if the image was decoded smaller (a draft). The bands of a large image give the
+    same pixels.
     """
     fitted = fit(*(full or image.size), size)
     wanted, method = fitted.box[2:], Image.Resampling[resample.upper()]
@@ -135,17 +135,17 @@ def letterbox(
 
 
 def as_planes(image: Image.Image) -> Planes:
-    """The pixels of an RGB image, `[3, height, width]`."""
+    """Return the pixels of an RGB image, `[3, height, width]`."""
     return np.frombuffer(bytearray().join(bands_of(image)), np.uint8).reshape(3, image.height, image.width)
 
 
 def bands_of(image: Image.Image) -> list[bytes]:
-    """Red, green and blue of an RGB image. Pillow packs them one by one faster than they are picked from all."""
+    """Return red, green and blue of an RGB image. Pillow packs single bands faster than numpy separates them."""
     return [image.tobytes("raw", band) for band in "RGB"]
 
 
 def paste(content: NDArray[Any], fitted: Letterbox, pad_color: Color) -> Planes:
-    """The whole canvas `[3, size, size]`: content in its box, padding around it."""
+    """Return the whole canvas `[3, size, size]`: content in its box, padding around it."""
     left, top, width, height = fitted.box
     canvas = np.empty((3, fitted.size, fitted.size), np.uint8)
     canvas[:] = np.array(pad_color, np.uint8)[:, None, None]

@@ -1,18 +1,9 @@
-"""Decode an image file to RGB as it is meant to be seen, or raise `ImageUnreadable` with a reason.
+"""Decode an image file to RGB as displayed, or raise `ImageUnreadable` with a reason.
 
     file ── header ── pixels counted ── decoded ── turned by EXIF ── alpha onto the pad colour ── RGB, 8 bit
 
-Of an animation the first frame is taken. Of 16 bits the upper 8 are kept, for grey as Pillow does it for colour. CMYK
-is converted without colour profiles, and JPEG's is taken as inverted, as Adobe writes it.
-
-What Pillow warns of (odd EXIF, an APNG it reads as PNG, many pixels) is, to us, either a failure with a reason or
-nothing. It must not depend on somebody's filters: where warnings are errors, a sound picture would become unreadable.
-`warnings.catch_warnings` swaps the filters of all threads; here one filter, of warnings raised in Pillow, is there
-while any thread decodes.
-
-`ImageFile.LOAD_TRUNCATED_IMAGES` makes half a picture pass for a whole one, the rest of it grey. Where a program sets
-it, it is off while any thread decodes. `Image.MAX_IMAGE_PIXELS` is at least what we allow ourselves. What a program
-sets meanwhile is noticed, and holds afterwards.
+Only the first frame of an animation is decoded. Of 16 bits the upper 8 are kept, for grey as Pillow does for colour.
+CMYK is converted without colour profiles; in a JPEG it is taken as inverted, as Adobe writes it.
 """
 
 import io
@@ -41,13 +32,19 @@ from forebay.images.content import SWAPPING, Alpha, Bands, Color, as_rgb
 _FILTER = ("ignore", None, Warning, re.compile(r"PIL\."), 0)
 _lock = threading.Lock()
 _inside = 0
-_takes_halves, _most_pixels = False, Image.MAX_IMAGE_PIXELS  # what the program has set
-_ours: int | None = None  # what we set in place of the latter
+_takes_halves, _most_pixels = False, Image.MAX_IMAGE_PIXELS  # the program's own settings
+_ours: int | None = None  # the value that replaces the second
 
 
 @contextmanager
-def undisturbed(max_pixels: int) -> Iterator[None]:
-    """No warning of Pillow gets out of this block, and no half of a picture, in any thread."""
+def pillow_guard(max_pixels: int) -> Iterator[None]:
+    """Decode independently of the program's warning filters and Pillow settings, in any thread.
+
+    Pillow's warnings (odd EXIF, an APNG read as PNG, many pixels) are ignored, even where warnings are errors.
+    `warnings.catch_warnings` would swap the filters of all threads, so one filter is installed while a thread decodes.
+    `ImageFile.LOAD_TRUNCATED_IMAGES` is off meanwhile, since it accepts truncated files, and `Image.MAX_IMAGE_PIXELS`
+    is at least `max_pixels`. The program's own settings, also those it makes meanwhile, are restored afterwards.
+    """
     _enter(max_pixels)
     try:
         yield
@@ -58,7 +55,7 @@ def undisturbed(max_pixels: int) -> Iterator[None]:
 def _enter(max_pixels: int) -> None:
     global _inside, _ours
     with _lock:
-        if _FILTER not in warnings.filters:  # also when somebody else put older filters back meanwhile
+        if _FILTER not in warnings.filters:  # other code may have restored older filters meanwhile
             warnings.filters.insert(0, _FILTER)  # type: ignore[attr-defined]  # it is a list, as `filterwarnings` knows
         _notice()
         ImageFile.LOAD_TRUNCATED_IMAGES = False
@@ -69,7 +66,7 @@ def _enter(max_pixels: int) -> None:
 
 
 def _notice() -> None:
-    """Remember what the program has set: all of it at first, later what differs from what we set."""
+    """Remember the program's settings: all at first, later those that differ from ours."""
     global _takes_halves, _most_pixels
     if not _inside or ImageFile.LOAD_TRUNCATED_IMAGES:
         _takes_halves = ImageFile.LOAD_TRUNCATED_IMAGES
@@ -93,7 +90,7 @@ def _put_back() -> None:
 
 
 def _start_anew() -> None:
-    """In a forked process: threads that were decoding are not there to leave, nor to give the lock back."""
+    """Reset in a forked process, where decoding threads neither leave the block nor release the lock."""
     global _inside, _lock
     if _inside:
         _put_back()
@@ -102,9 +99,9 @@ def _start_anew() -> None:
 
 os.register_at_fork(after_in_child=_start_anew)
 Exif = Literal["apply", "ignore"]
-MAX_PIXELS = 1 << 27  # 134 million: less than a gigabyte while it is decoded
-LARGE = 1 << 24  # from here on memory counts, and a picture is converted and turned band by band
-# No others: some of Pillow's run programs on what they are given.
+MAX_PIXELS = 1 << 27  # 134 million: less than a gigabyte while decoding
+LARGE = 1 << 24  # larger images are converted and turned band by band, to save memory
+# No others: some of Pillow's plugins run external programs on their input.
 _PLUGINS = {
     "JPEG": "JpegImagePlugin",
     "PNG": "PngImagePlugin",
@@ -136,10 +133,10 @@ for _plugin in _PLUGINS.values():
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What is done about what an image may bring along.
+    """How to treat transparency, EXIF orientation and size.
 
-    With a `draft_size`, a JPEG is decoded at ½, ¼ or ⅛ of its size where that is still no smaller than its box on a
-    canvas of that size: other pixels, in less time.
+    With a `draft_size`, a JPEG is decoded at ½, ¼ or ⅛ of its size if that is not smaller than its box on a canvas of
+    that size: faster, with slightly different pixels.
     """
 
     pad_color: Color = (114, 114, 114)
@@ -150,14 +147,14 @@ class Policy:
 
 
 class Decoded(NamedTuple):
-    """An RGB picture, or the bands of a large one, and its size in full as displayed, which a draft is smaller than."""
+    """An RGB image, or the bands of a large one, and its full size as displayed; a draft is smaller."""
 
     image: Image.Image | Bands
     size: tuple[int, int]
 
 
 def decode(content: bytes, policy: Policy) -> Decoded:
-    """The picture in the bytes of a file. Nothing is opened here: whatever goes wrong, the bytes are to blame."""
+    """Decode the bytes of a file; every error is an ImageUnreadable, as no file is opened here."""
     if not content:
         raise ImageUnreadable("empty", "the file has no bytes")
     with understood(policy.max_pixels):
@@ -165,25 +162,25 @@ def decode(content: bytes, policy: Policy) -> Decoded:
 
 
 def rgb(image: Image.Image, policy: Policy) -> Image.Image:
-    """A picture that is decoded already, of any mode, as `decode` would give it."""
+    """Return a decoded image of any mode as RGB, as `decode` would."""
     with understood(policy.max_pixels):
         return as_rgb(image, policy.alpha, policy.pad_color)
 
 
 @contextmanager
 def understood(max_pixels: int) -> Iterator[None]:
-    """Whatever Pillow raises in this block is an `ImageUnreadable`."""
-    with undisturbed(max_pixels):
+    """Raise every error of Pillow in this block as an `ImageUnreadable`."""
+    with pillow_guard(max_pixels):
         try:
             yield
         except (ImageUnreadable, MemoryError):
             raise
-        except Exception as error:  # decoders raise anything on bytes they do not expect
+        except Exception as error:  # decoders raise errors of any type on unexpected bytes
             raise _unreadable(error) from error
 
 
 def _opened(content: bytes, max_pixels: int) -> ImageFile.ImageFile:
-    """A file whose header is understood. Not by `Image.open`, whose bound on pixels is one for the whole process."""
+    """Open a file by its header. Not with `Image.open`, whose pixel limit is global to the process."""
     start = content[:_MAGIC_BYTES]
     for name in FORMATS:
         factory, accepts = Image.OPEN.get(name, (None, None))
@@ -191,14 +188,14 @@ def _opened(content: bytes, max_pixels: int) -> ImageFile.ImageFile:
         if isinstance(accepted, str):
             raise ImageUnreadable("unsupported", accepted)
         if factory is not None and accepted:
-            if name == "WEBP":  # its decoder takes memory when it is opened
+            if name == "WEBP":  # its decoder allocates memory on opening
                 _check_format_size(name, webp_size(content), max_pixels)
             try:
                 return factory(io.BytesIO(content), "")
             except (SyntaxError, IndexError, TypeError, KeyError, struct.error) as error:
-                raise ImageUnreadable("corrupt", f"its header is that of no sound {name}: {error}") from error
+                raise ImageUnreadable("corrupt", f"its header is not a valid {name} header: {error}") from error
     raise ImageUnreadable(
-        "not-an-image", f"it begins with {content[:_SHOWN_BYTES]!r}, as no {', '.join(FORMATS)} file does"
+        "not-an-image", f"it begins with {content[:_SHOWN_BYTES]!r}, unlike any {', '.join(FORMATS)} file"
     )
 
 
@@ -209,7 +206,7 @@ def _decoded(opened: ImageFile.ImageFile, policy: Policy) -> Decoded:
     stated = _orientation(opened) if opened.format == "TIFF" else 1
     opened.load()
     left = _orientation(opened)
-    # Pillow turns TIFF by itself, and then its orientation is gone.
+    # Pillow turns a TIFF by itself, and then removes its orientation.
     turn = _TURNS.get(left) if policy.exif == "apply" else _BACK.get(stated if left != stated else 1)
     image: Image.Image | Bands
     is_rgb = opened.mode == "RGB" and "transparency" not in opened.info
@@ -223,7 +220,7 @@ def _decoded(opened: ImageFile.ImageFile, policy: Policy) -> Decoded:
 
 
 def webp_size(content: bytes) -> tuple[int, int]:
-    """The size of the canvas, as the first chunk of a WebP file says; (1, 1) where it does not: Pillow refuses it."""
+    """Return the canvas size in the first chunk of a WebP file; (1, 1) if it has none, which Pillow refuses."""
     kind, head = content[12:16], content[20:30].ljust(10, b"\0")
     if kind == b"VP8X":
         return 1 + int.from_bytes(head[4:7], "little"), 1 + int.from_bytes(head[7:10], "little")
@@ -236,7 +233,7 @@ def webp_size(content: bytes) -> tuple[int, int]:
 
 
 def _has_large_strips(opened: ImageFile.ImageFile) -> bool:
-    """Whether libtiff unpacks about as much at once as there is: compressed pixels in one strip, or in few."""
+    """Return whether libtiff unpacks large strips at once: compressed pixels in one strip, or in few."""
     if not isinstance(opened, TiffImageFile) or opened.info.get("compression") == "raw":
         return False
     rows = opened.tag_v2.get(_ROWS_PER_STRIP, opened.height)
@@ -244,21 +241,21 @@ def _has_large_strips(opened: ImageFile.ImageFile) -> bool:
 
 
 def _check_format_size(name: str, size: tuple[int, int], max_pixels: int) -> None:
-    """Large images of some formats count several times, as their decoders keep several pictures."""
+    """Raise for images that are too large; some formats count several times, as their decoders keep several copies."""
     (width, height), copies = size, _COPIES.get(name, 1)
     check_size(size, max_pixels)
     if width * height > LARGE and copies * width * height > max_pixels:
         raise ImageUnreadable(
             "too-large",
-            f"{width} × {height} pixels of {name} count {copies} times, as its decoder keeps several pictures: that is "
-            f"{copies * width * height:,}, more than max_pixels {max_pixels:,}",
+            f"{width} × {height} pixels of {name} count {copies} times, as its decoder keeps several copies: "
+            f"{copies * width * height:,} is more than max_pixels {max_pixels:,}",
         )
 
 
 def check_size(size: tuple[int, int], max_pixels: int) -> None:
     width, height = size
     if width < 1 or height < 1:
-        raise ImageUnreadable("corrupt", f"it says that it is {width} × {height} pixels")
+        raise ImageUnreadable("corrupt", f"its header has a size of {width} × {height} pixels")
     if width * height > max_pixels:
         raise ImageUnreadable(
             "too-large", f"{width} × {height} pixels are {width * height:,}, more than max_pixels {max_pixels:,}"
@@ -266,16 +263,16 @@ def check_size(size: tuple[int, int], max_pixels: int) -> None:
 
 
 def _orientation(image: Image.Image) -> int:
-    """What EXIF says; EXIF that cannot be read says nothing."""
+    """Return the EXIF orientation; 1 if there is none, or it cannot be read."""
     try:
         found = image.getexif().get(_ORIENTATION, 1)
-    except Exception:  # as of decoders: anything may come of such bytes, and the picture is there all the same
+    except Exception:  # damaged EXIF raises errors of any type, and does not make the image unreadable
         return 1
     return found if isinstance(found, int) else 1
 
 
 def _unreadable(error: Exception) -> ImageUnreadable:
-    said = str(error) or type(error).__name__
+    detail = str(error) or type(error).__name__
     if isinstance(error, Image.DecompressionBombError):
-        return ImageUnreadable("too-large", said)
-    return ImageUnreadable("truncated" if "truncated" in said.lower() else "corrupt", said)
+        return ImageUnreadable("too-large", detail)
+    return ImageUnreadable("truncated" if "truncated" in detail.lower() else "corrupt", detail)

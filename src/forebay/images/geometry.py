@@ -1,4 +1,4 @@
-"""Where an image lies on a square canvas, and what its pixels become as numbers.
+"""The position of an image on a square canvas, and the normalisation of its pixels.
 
     m = max(w, h, T)      nw = max(1, (2wT + m) // 2m)      left = (T − nw) // 2         that is w · min(1, T/w, T/h),
                           nh = max(1, (2hT + m) // 2m)      top  = (T − nh) // 2         rounded
@@ -11,17 +11,17 @@
                           │              │
                           └──────────────┘
 
-Floats of different width round some sizes differently; integers do not, so whatever computes this, here, on a GPU or
-in an exported graph, gives the same box.
+It is computed in integers, since floats of different width round some sizes differently: numpy, a GPU and an exported
+graph get the same box.
 
 Points are continuous: pixel i covers [i, i + 1) and its centre is i + ½. So the corners of an image, (0, 0) and
-(w, h), are the corners of its box.
+(w, h), map to the corners of its box.
 
     value = x · scale + shift        scale = 1 / (255 · std)        shift = −mean / std        (x/255 − mean) / std
 
-Product and sum are each rounded to float32. So numpy, torch on any device and an exported graph agree to the last bit,
-as long as nothing fuses the two into one rounding; where that happens, they agree to an ulp of the larger of both.
-Values of 16 bits are these, rounded to the nearest.
+Product and sum are each rounded to float32, so numpy, torch on any device and an exported graph agree to the last bit,
+unless a compiler fuses the two; then they agree to an ulp of the larger one. 16-bit values are these, rounded to the
+nearest.
 """
 
 from collections.abc import Sequence
@@ -38,7 +38,7 @@ Points = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Letterbox:
-    """The way from an image (width, height, as displayed) to its canvas of `size` × `size`, and back."""
+    """Maps an image (width, height, as displayed) to its canvas of `size` × `size`, and back."""
 
     image: tuple[int, int]
     size: int
@@ -51,12 +51,12 @@ class Letterbox:
         return self.box[2] / self.image[0], self.box[3] / self.image[1]
 
     def flipped(self) -> "Letterbox":
-        """The same after the whole canvas is flipped left–right."""
+        """Return the letterbox after the whole canvas is flipped left–right."""
         left, top, width, height = self.box
         return replace(self, box=(self.size - left - width, top, width, height), mirrored=not self.mirrored)
 
     def to_canvas(self, points: ArrayLike) -> Points:
-        """Points `[..., 2]` (x, y) of the image, on the canvas.
+        """Map points `[..., 2]` (x, y) of the image to the canvas.
 
         >>> fit(640, 480, 448).to_canvas([[0, 0], [640, 480]]).tolist()
         [[0.0, 56.0], [448.0, 392.0]]
@@ -72,14 +72,14 @@ class Letterbox:
         )
 
     def to_image(self, points: ArrayLike) -> Points:
-        """Points of the canvas, in the image; those on the padding fall outside of it."""
+        """Map points of the canvas to the image; points on the padding are outside of it."""
         given = _of_last(points, 2)
         x = (given[..., 0] - self.box[0]) * self.image[0] / self.box[2]
         y = (given[..., 1] - self.box[1]) * self.image[1] / self.box[3]
         return np.stack((self.image[0] - x if self.mirrored else x, y), axis=-1)
 
     def boxes_to_canvas(self, boxes: ArrayLike) -> Points:
-        """Boxes `[..., 4]` (x0, y0, x1, y1) of the image, on the canvas; a flip leaves x0 the left side.
+        """Map boxes `[..., 4]` (x0, y0, x1, y1) of the image to the canvas; after a flip, x0 is still the left side.
 
         >>> fit(640, 480, 448).flipped().boxes_to_canvas([0, 0, 320, 480]).tolist()
         [224.0, 56.0, 448.0, 392.0]
@@ -88,7 +88,7 @@ class Letterbox:
         return self._as_boxes(self.to_canvas(given[..., :2]), self.to_canvas(given[..., 2:]))
 
     def boxes_to_image(self, boxes: ArrayLike) -> Points:
-        """Boxes of the canvas, in the image."""
+        """Map boxes of the canvas to the image."""
         given = _of_last(boxes, 4)
         return self._as_boxes(self.to_image(given[..., :2]), self.to_image(given[..., 2:]))
 
@@ -98,12 +98,12 @@ class Letterbox:
 
 
 def fit(width: int, height: int, size: int) -> Letterbox:
-    """How an image of this size, as displayed, lies on a canvas of `size` × `size`.
+    """Return the letterbox of an image of this size, as displayed, on a canvas of `size` × `size`.
 
     >>> fit(640, 480, 448).box, fit(100, 50, 448).box, fit(1, 20000, 448).box
     ((0, 56, 448, 336), (174, 199, 100, 50), (223, 0, 1, 448))
     """
-    width, height, size = index(width), index(height), index(size)  # numbers of numpy overflow
+    width, height, size = index(width), index(height), index(size)  # numpy integers could overflow
     if min(width, height, size) < 1:
         _check(np.array([[width, height]]), size)
     m = max(width, height, size)
@@ -112,7 +112,7 @@ def fit(width: int, height: int, size: int) -> Letterbox:
 
 
 def fit_many(sizes: ArrayLike, size: int) -> NDArray[np.int64]:
-    """The boxes `[images, 4]` of many images `[images, 2]` (width, height) at once.
+    """Return the boxes `[images, 4]` of many images `[images, 2]` (width, height).
 
     >>> fit_many([[640, 480], [100, 50]], 448).tolist()
     [[0, 56, 448, 336], [174, 199, 100, 50]]
@@ -127,11 +127,11 @@ def fit_many(sizes: ArrayLike, size: int) -> NDArray[np.int64]:
 
 def _check(sizes: NDArray[Any], size: int) -> None:
     if sizes.ndim != 2 or sizes.shape[1] != 2:
-        raise ValueError(f"sizes have the shape {sizes.shape} but [images, 2] (width, height) is expected")
+        raise ValueError(f"sizes must have the shape [images, 2] (width, height) (got {sizes.shape})")
     if not np.issubdtype(sizes.dtype, np.integer) and sizes.size:
-        raise TypeError(f"sizes are {sizes.dtype} but pixels are whole; round them where they are made")
+        raise TypeError(f"sizes must be integers (got {sizes.dtype}); round them first")
     if size < 1:
-        raise ValueError(f"a canvas of {size} × {size} pixels holds nothing; its size must be at least 1")
+        raise ValueError(f"the size of a canvas must be at least 1 (got {size})")
     if (sizes < 1).any():
         bad = int((sizes < 1).any(axis=1).argmax())
         raise ValueError(f"image {bad} is {sizes[bad][0]} × {sizes[bad][1]} pixels; both sides must be at least 1")
@@ -141,7 +141,7 @@ def _of_last(values: ArrayLike, length: int) -> Points:
     given = np.asarray(values, np.float64)
     if not given.ndim or given.shape[-1] != length:
         names = "x, y" if length == 2 else "x0, y0, x1, y1"
-        raise ValueError(f"an array of shape {given.shape} was given but [..., {length}] ({names}) is expected")
+        raise ValueError(f"pass an array of shape [..., {length}] ({names}) (got {given.shape})")
     return given
 
 
@@ -158,7 +158,7 @@ class Scaling:
 
     @classmethod
     def of(cls, normalize: Normalize) -> "Scaling":
-        """By name, by (mean, std) of values from 0 to 1, or None: values from 0 to 1.
+        """Return the scaling of a name, of (mean, std) for values from 0 to 1, or of None: values from 0 to 1.
 
         >>> float(Scaling.of(((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))).apply(np.full((3, 1, 1), 255, np.uint8))[0, 0, 0])
         1.0
@@ -169,7 +169,7 @@ class Scaling:
         return cls(scale[:, None, None], shift[:, None, None])
 
     def apply(self, pixels: NDArray[np.uint8], out: NDArray[np.float32] | None = None) -> NDArray[np.float32]:
-        """The values of pixels `[..., 3, height, width]`."""
+        """Return the values of pixels `[..., 3, height, width]`."""
         values: NDArray[np.float32] = np.empty(pixels.shape, np.float32) if out is None else out
         np.copyto(values, pixels)
         np.multiply(values, self.scale, out=values)
@@ -182,13 +182,13 @@ def _mean_and_std(normalize: Any) -> tuple[Sequence[float], Sequence[float]]:
         return (0.0,) * 3, (1.0,) * 3
     if isinstance(normalize, str):
         if normalize not in KNOWN:
-            raise ValueError(f"normalize is '{normalize}'; known are {', '.join(KNOWN)}, or give (mean, std)")
+            raise ValueError(f"normalize must be one of {', '.join(KNOWN)}, or (mean, std) (got '{normalize}')")
         return KNOWN[normalize]
     if not (_has(normalize, 2) and all(_has(side, 3) for side in normalize)):
-        raise ValueError(f"normalize is {normalize!r}; give (mean, std), three numbers each, of values from 0 to 1")
+        raise ValueError(f"normalize must be (mean, std), three numbers each (got {normalize!r})")
     mean, std = (tuple(map(float, side)) for side in normalize)
     if not np.isfinite((mean, std)).all() or min(std) <= 0:
-        raise ValueError(f"normalize has the mean {mean} and the std {std}; a std is above 0, and all are finite")
+        raise ValueError(f"mean and std must be finite, and std must be above 0 (got {mean}, {std})")
     return mean, std
 
 

@@ -1,12 +1,11 @@
-"""An image for inference, treated as training treats it: the same recipe, the same masks, the same numbers.
+"""Prepare an image for inference as in training: with the same recipe, masks and numbers.
 
     prepared = prepare("cat.jpg", cache, normalize="imagenet", dtype=np.float32, patch=16)
     prepared.pixels, prepared.pixel_mask, prepared.token_mask       # bit-equal to those of an ImageBatch
     prepared.letterbox.boxes_to_image(found)                        # boxes on the canvas, back in the image
 
-The image goes through the recipe's own code, up to the bytes that a cache would store of it. Pixels that are decoded
-already, an array or a Pillow image, are taken as they are, but for what a file of them would bring along: the
-orientation that a Pillow image still has, and alpha.
+The image goes through the recipe's own code, up to the bytes that a cache would store. Decoded pixels, an array or a
+Pillow image, are used as they are, except that a Pillow image's EXIF orientation and alpha are applied.
 """
 
 from dataclasses import dataclass
@@ -32,7 +31,7 @@ from forebay.source import Sample
 
 
 class KeepsRecipes(Protocol):
-    """An open cache, as far as it matters here."""
+    """The methods used of an open cache."""
 
     @property
     def layers(self) -> tuple[str, ...]: ...
@@ -40,17 +39,17 @@ class KeepsRecipes(Protocol):
     def recipe(self, layer: str) -> RecipeDocument: ...
 
 
-def image_recipe(given: ImageRecipe | KeepsRecipes) -> ImageRecipe:
-    """The recipe itself, or that of the layer of images in a cache."""
-    if isinstance(given, ImageRecipe):
-        return given
-    if not hasattr(given, "layers"):
-        raise TypeError(f"an ImageRecipe or an open cache of images is expected, not {type(given).__name__}")
-    kept = _kept(given)
+def image_recipe(source: ImageRecipe | KeepsRecipes) -> ImageRecipe:
+    """Return the recipe itself, or that of the image layer of a cache."""
+    if isinstance(source, ImageRecipe):
+        return source
+    if not hasattr(source, "layers"):
+        raise TypeError(f"pass an ImageRecipe or an open cache of images, not a {type(source).__name__}")
+    kept = _kept(source)
     recipe = msgspec.convert(kept.fields, ImageRecipe)
     if fingerprint(recipe) != kept.fingerprint:
         changed = ", ".join(differing_fields(kept, recipe))
-        raise RecipeInvalid(f"the recipe of layer '{kept.layer}' is not what it was (differs in: {changed})")
+        raise RecipeInvalid(f"the recipe of layer '{kept.layer}' has changed (differs in: {changed})")
     return recipe
 
 
@@ -59,11 +58,13 @@ def _kept(cache: KeepsRecipes) -> RecipeDocument:
     found = next((document for document in documents if document.kind == ImageRecipe.kind), None)
     if found is None:
         kinds = ", ".join(document.kind for document in documents)
-        raise ValueError(f"{cache!r} holds no images but: {kinds}; pass a cache built by an ImageRecipe, or the recipe")
+        raise ValueError(
+            f"{cache!r} holds no images, only: {kinds}; pass a cache built by an ImageRecipe, or the recipe"
+        )
     return found
 
 
-Given = str | PathLike[str] | bytes | NDArray[np.uint8] | Image.Image
+ImageInput = str | PathLike[str] | bytes | NDArray[np.uint8] | Image.Image
 _FLOATS = tuple(np.dtype(each) for each in (np.float32, np.float16, ml_dtypes.bfloat16))
 
 
@@ -78,7 +79,7 @@ class Prepared:
 
 
 def prepare(
-    image: Given,
+    image: ImageInput,
     recipe: ImageRecipe | KeepsRecipes,
     *,
     normalize: Normalize = None,
@@ -86,10 +87,11 @@ def prepare(
     patch: int | None = None,
     threshold: float = IGNORE_THRESHOLD,
 ) -> Prepared:
-    """An image as an `ImageBatch` with the same options would give it.
+    """Return an image as an `ImageBatch` with the same options would.
 
-    It is a file, the bytes of one, a Pillow image, or uint8 `[height, width]`, `[height, width, 3]` or, with alpha,
-    `[height, width, 4]`. What has no picture in it raises `ImageUnreadable`, with the reason that a build would record.
+    The image is a path, the bytes of a file, a Pillow image, or uint8 `[height, width]`, `[height, width, 3]` or, with
+    alpha, `[height, width, 4]`. One that cannot be decoded raises `ImageUnreadable`, with the reason that a build would
+    record.
     """
     kept, wanted = image_recipe(recipe), _checked_dtype(dtype, normalize)
     row = prepared_row(image, kept)
@@ -100,8 +102,8 @@ def prepare(
     return Prepared(pixels, pixel_mask([letterbox.box], (kept.size, kept.size))[0], ignored, letterbox)
 
 
-def prepared_row(image: Given, recipe: ImageRecipe | KeepsRecipes) -> Row:
-    """The row that a cache would store of an image, without tags; an `ImageBatch` makes batches of such rows.
+def prepared_row(image: ImageInput, recipe: ImageRecipe | KeepsRecipes) -> Row:
+    """Return the row that a cache would store of an image, without tags; an `ImageBatch` makes batches of such rows.
 
     collate = ImageBatch(cache, normalize="imagenet", dtype=torch.float32, patch=16)
     batch = collate([prepared_row(path, cache) for path in paths])
@@ -139,7 +141,7 @@ def _as_displayed(image: NDArray[Any] | Image.Image, recipe: ImageRecipe) -> Ima
 
 def _ignored(letterbox: Letterbox, patch: int, threshold: float, name: str) -> NDArray[np.bool_]:
     size = (letterbox.size, letterbox.size)
-    token_ignore_mask(np.empty((0, 4), np.int64), size, patch, threshold)  # refuses what is no patch or threshold
+    token_ignore_mask(np.empty((0, 4), np.int64), size, patch, threshold)  # checks both
     ignored: NDArray[np.bool_] = token_padding([letterbox.box], size, patch)[0] >= threshold
     if ignored.all():
         raise AllTokensIgnored(name, letterbox.box, patch, threshold)
@@ -150,8 +152,8 @@ def _values(canvas: Planes, normalize: Normalize, dtype: np.dtype[Any]) -> Array
     return canvas if dtype == np.uint8 else Scaling.of(normalize).apply(canvas).astype(dtype, copy=False)
 
 
-def _name(image: Given) -> str:
-    """What the image is called in an error."""
+def _name(image: ImageInput) -> str:
+    """Return the name of the image in an error."""
     if isinstance(image, str | PathLike):
         return fspath(image)
     return "<an array>" if isinstance(image, np.ndarray) else f"<{type(image).__name__}>"
@@ -160,11 +162,11 @@ def _name(image: Given) -> str:
 def _checked_array(image: NDArray[Any]) -> NDArray[np.uint8]:
     if image.dtype != np.uint8 or image.ndim not in (2, 3) or (image.ndim == 3 and image.shape[2] not in (3, 4)):
         raise ValueError(
-            f"the image is {image.dtype} {image.shape} but uint8 [height, width], [height, width, 3] or, with alpha, "
-            "[height, width, 4] is expected; pass pixels as they are decoded, channels last"
+            "the image must be uint8 [height, width], [height, width, 3] or, with alpha, [height, width, 4] "
+            f"(got {image.dtype} {image.shape}); pass pixels as decoded, channels last"
         )
     if not image.size:
-        raise ValueError(f"the image has the shape {image.shape}: there is no pixel in it")
+        raise ValueError(f"the image must have at least one pixel (got shape {image.shape})")
     return image
 
 
@@ -172,7 +174,7 @@ def _checked_dtype(dtype: DTypeLike, normalize: Normalize) -> np.dtype[Any]:
     wanted = np.dtype(dtype)
     if wanted not in (np.dtype(np.uint8), *_FLOATS):
         names = ", ".join(each.name for each in _FLOATS)
-        raise ValueError(f"dtype is {wanted}; uint8, {names} are expected")
+        raise ValueError(f"dtype must be one of uint8, {names} (got {wanted})")
     if wanted == np.uint8 and normalize is not None:
-        raise ValueError(f"normalize is {normalize!r} but uint8 holds pixels as they are stored; choose a float dtype")
+        raise ValueError(f"normalize needs a float dtype (got {normalize!r} with uint8)")
     return wanted

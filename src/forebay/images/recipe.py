@@ -1,8 +1,4 @@
-"""Rows on their way into columns.
-
-The content of an image is most of its row. It is laid end to end in one array as it comes: a list of them all, joined
-at the end, would take the memory twice, and new memory takes longer to get than a copy.
-"""
+"""The recipe of images: letterbox them, and store their content, box, tags and metadata."""
 
 import io
 from collections.abc import Iterable, Mapping, Sequence
@@ -32,14 +28,17 @@ _FIRST_ROOM = 1 << 22
 
 
 class Pile:
-    """The values of a ragged uint8 column, growing. Room that is never written to takes no memory."""
+    """The values of a growing ragged uint8 column, laid end to end in one array.
+
+    A list of all rows, joined at the end, would take twice the memory. Capacity that is never written takes none.
+    """
 
     def __init__(self, room: int = _FIRST_ROOM) -> None:
         self._values = np.empty(max(room, 1), np.uint8)
         self._ends = [0]
 
     def add(self, pieces: Sequence[bytes]) -> None:
-        """One row more, of one piece or several."""
+        """Append one row, of one piece or several."""
         start = stop = self._ends[-1]
         self._make_room(start + sum(map(len, pieces)))
         for piece in pieces:
@@ -58,7 +57,7 @@ class Pile:
 
 
 def as_columns(rows: Sequence[Mapping[str, Array]], declared: Sequence[Column]) -> dict[str, Array | Ragged]:
-    """Rows of few values each, column by column."""
+    """Return rows of few values each as columns."""
     made: dict[str, Array | Ragged] = {}
     for column in declared:
         values = [row[column.name] for row in rows]
@@ -75,7 +74,7 @@ _PLANES = 3
 
 @dataclass(slots=True)
 class Counts:
-    """Sums over the rows of one chunk; they are summed over chunks."""
+    """Sums over the rows of one chunk, which are added up over chunks."""
 
     images: int = 0
     source_bytes: int = 0
@@ -87,7 +86,7 @@ class Counts:
     unknown_tags: int = 0
 
     def add(self, row: Mapping[str, Array], named: int, source_bytes: int) -> None:
-        """One row more: `named` is how many tags its sample names, in the vocabulary or not."""
+        """Count one row; `named` is the number of tags of its sample, in the vocabulary or not."""
         (width, height), (box_width, box_height) = row["original_size"].tolist(), row["box"][2:].tolist()
         known = len(row["tags"])
         self.images += 1
@@ -104,6 +103,7 @@ class Counts:
 
 
 def image_figures(fields: Mapping[str, Any], statistics: Mapping[str, Any], holds: Mapping[str, int]) -> dict[str, Any]:
+    """Return shares, means and bytes per image from the sums over all chunks."""
     images, canvas = statistics.get("images", 0), fields["size"] ** 2
     return {
         "mean_aspect": _ratio(statistics.get("aspects", 0.0), images),
@@ -122,9 +122,9 @@ def _ratio(part: float, whole: float) -> float:
 
 LARGEST_SIZE = 1 << 14
 _LIBRARIES = ("libjpeg_turbo", "jpg", "zlib", "webp", "avif", "libtiff")
-LOOKED_AT = 10_000  # images that tell whether a vocabulary is of this source
+LOOKED_AT = 10_000  # images in which a tag of the vocabulary is searched
 _NO_INDEX = "and have no index; `ImageBatch(cache, vocabulary=…)` reads them from the metadata, a new cache counts them"
-MOST_METADATA = 1 << 20  # a row is kept small enough for chunks of their planned size
+MOST_METADATA = 1 << 20  # bytes, so that rows fit in chunks of the planned size
 _MOST_ROOM = 128 * 1024 * 1024  # no chunk is planned larger
 _BOUNDS: dict[str, tuple[int, int | None]] = {
     "size": (1, LARGEST_SIZE),
@@ -136,17 +136,17 @@ _BOUNDS: dict[str, tuple[int, int | None]] = {
 
 
 class Annotations(Protocol):
-    """What can be asked about a source before anything is planned."""
+    """The metadata of a source, before a cache is planned."""
 
     def annotations(self) -> Iterable[Mapping[str, Any]]: ...
 
 
 class ImageRecipe(RecipeHooks, msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=True):
-    """Letterbox images to `size` × `size` and keep their content.
+    """Letterbox images to `size` × `size` and store their content.
 
-    `tags=None` is decided when a cache is planned: all that the source names under `tag_key` at least `min_tag_count`
-    times; `()` keeps none. `tag_key` names one key of the metadata or several; `tag_separator` is what stands between
-    the tags of a string, a comma unless another is passed.
+    With `tags=None`, the vocabulary is counted when a cache is planned: all tags that the source has under `tag_key` at
+    least `min_tag_count` times. `()` stores no tags. `tag_key` names one key of the metadata or several;
+    `tag_separator`, by default a comma, separates the tags of a string.
     """
 
     kind: ClassVar[str] = "images"
@@ -170,7 +170,7 @@ class ImageRecipe(RecipeHooks, msgspec.Struct, frozen=True, kw_only=True, forbid
     min_tag_count: int = 1
     max_pixels: int = MAX_PIXELS
     chunk_bytes: int = 64 * 1024 * 1024
-    tag_separator: str | msgspec.UnsetType = msgspec.UNSET  # unset, it is no part of the fingerprint
+    tag_separator: str | msgspec.UnsetType = msgspec.UNSET  # unset, it is not part of the fingerprint
 
     def __post_init__(self) -> None:
         for name, (least, most) in _BOUNDS.items():
@@ -202,12 +202,12 @@ class ImageRecipe(RecipeHooks, msgspec.Struct, frozen=True, kw_only=True, forbid
         return ChunkTarget(bytes=self.chunk_bytes)
 
     def versions(self) -> Mapping[str, str]:
-        """What decodes and resizes: another version may give other pixels."""
+        """Return the versions of the libraries that decode and resize; another may give other pixels."""
         found = {name: features.version(name) for name in _LIBRARIES if features.check(name)}
         return {"pillow": pillow_version, **{name: version for name, version in found.items() if version}}
 
     def settled(self, kept: Mapping[str, Any] | None, survey: Annotations) -> tuple["ImageRecipe", tuple[str, ...]]:
-        """The recipe with its vocabulary: that of the cache, or of the source as it is now."""
+        """Return the recipe with its vocabulary: that of the cache, or of the source as it is now."""
         if self.tags is not None:
             return self, self._no_hits(survey) if self.tags and kept is None else ()
         if kept is not None:
@@ -225,10 +225,10 @@ class ImageRecipe(RecipeHooks, msgspec.Struct, frozen=True, kw_only=True, forbid
         )
 
     def _no_hits(self, survey: Annotations) -> tuple[str, ...]:
-        """A sentence about a vocabulary of which no image that is looked at has a tag."""
+        """Return a note if none of the first images has a tag of the vocabulary."""
         images, other = 0, ""
         for images, metadata in enumerate(islice(survey.annotations(), LOOKED_AT), 1):  # noqa: B007
-            with suppress(ImageUnreadable):  # its row fails by itself, and is recorded
+            with suppress(ImageUnreadable):  # its row will fail, and be recorded
                 for name in tags_in(metadata, self.tag_key, self._separator):
                     if name in self._vocabulary:
                         return ()
@@ -237,12 +237,12 @@ class ImageRecipe(RecipeHooks, msgspec.Struct, frozen=True, kw_only=True, forbid
             return ()
         return (
             f"none of the {len(self._vocabulary):,} tag(s) of the vocabulary occurs under {shown_key(self.tag_key)} in "
-            f"the {images:,} image(s) that were looked at{other}: rows will have none; check tags=, tag_key= and "
+            f"the first {images:,} image(s){other}: rows will have none; check tags=, tag_key= and "
             "tag_separator= (--tags, --tag-key, --tag-separator)",
         )
 
     def refreshed(self, before: Iterable[Mapping[str, Array]], after: Iterable[Mapping[str, Array]]) -> tuple[str, ...]:
-        """What there is to say of rows that were made again: tags that were not there and have no index."""
+        """Return notes on rows that were made again: new tags that are not in the vocabulary."""
         known = {name for row in before for name in self._unknown(row)}
         new: dict[str, str] = {}  # tag -> the first sample that has it
         for row in after:
@@ -257,7 +257,7 @@ class ImageRecipe(RecipeHooks, msgspec.Struct, frozen=True, kw_only=True, forbid
         return [name for name in self.tags_of(row["metadata"]) if name not in self._vocabulary]
 
     def grown(self, statistics: Mapping[str, float]) -> tuple[str, ...]:
-        """What there is to say of rows that were appended."""
+        """Return notes on appended rows: tags that are not in the vocabulary."""
         unknown = int(statistics.get("unknown_tags", 0))
         if not unknown:
             return ()
@@ -278,7 +278,7 @@ class ImageRecipe(RecipeHooks, msgspec.Struct, frozen=True, kw_only=True, forbid
         return Policy(self.pad_color, self.alpha, self.exif, self.max_pixels, draft_size)
 
     def vocabulary(self) -> Tags:
-        """The tags that rows have indices of; none while it is not settled which."""
+        """Return the vocabulary; it is empty until it is counted."""
         return self._vocabulary
 
     @cached_property
@@ -289,7 +289,7 @@ class ImageRecipe(RecipeHooks, msgspec.Struct, frozen=True, kw_only=True, forbid
         return self.make_again(samples, {})
 
     def make_again(self, samples: Iterable[Sample], rows: Mapping[str, Mapping[str, Array]]) -> Rows:
-        """As `make`; the pixels of samples that `rows` holds are taken from there, and their files are not decoded."""
+        """Make rows as `make` does, but take the pixels of samples in `rows` from there instead of decoding them."""
         content, made_rows = Pile(min(self.chunk_bytes, _MOST_ROOM)), list[Row]()
         counts, failures = Counts(), list[Failure]()
         for sample in samples:
@@ -306,12 +306,12 @@ class ImageRecipe(RecipeHooks, msgspec.Struct, frozen=True, kw_only=True, forbid
         return Rows(columns, tuple(failures), counts.statistics())
 
     def make_row(self, sample: Sample) -> Row:
-        """One row, as it is stored; `ImageUnreadable` where there is no picture in the sample."""
+        """Return one row as stored; raise ImageUnreadable if the sample cannot be decoded."""
         made = self._made(sample)
         return {self.stored_column: _joined(made.content), **made.row}
 
     def stored_fields(self) -> Mapping[str, Any]:
-        """The fields that decide what `make_stored` makes: those of the pixels."""
+        """Return the fields that `make_stored` depends on: those of the pixels."""
         names = ["size", "resample", "alpha", "exif", "decode", "storage"]
         names += ["quality"] if self.storage == "jpeg" else []
         names += ["pad_color"] if self.alpha == "composite" else []
@@ -321,68 +321,68 @@ class ImageRecipe(RecipeHooks, msgspec.Struct, frozen=True, kw_only=True, forbid
         return tuple(column for column in self.columns() if column.name != "tags")
 
     def make_stored(self, sample: Sample) -> Row:
-        """A row without its tags, which `read_stored` finds in its metadata: it serves any vocabulary."""
+        """Return a row without tags, which `read_stored` adds from its metadata for any vocabulary."""
         content, metadata = _parts(sample)
-        said = _as_json(metadata)
+        written = _as_json(metadata)
         packed, row = self._pixels(sample.id, content)
-        return {self.stored_column: _joined(packed), **row, "metadata": np.frombuffer(said, np.uint8)}
+        return {self.stored_column: _joined(packed), **row, "metadata": np.frombuffer(written, np.uint8)}
 
     def make_stored_again(self, sample: Sample, stored: Row) -> Row:
-        """What `make_stored` makes of a sample whose bytes `stored` was made from; nothing is decoded."""
+        """Return what `make_stored` returns for a sample whose bytes made `stored`, without decoding."""
         _, metadata = _parts(sample)
         return {**stored, "metadata": np.frombuffer(_as_json(metadata), np.uint8)}
 
     def read_stored(self, stored: Row) -> Row:
-        """The row of what `make_stored` made."""
+        """Return the row of a `make_stored` row, with its tags."""
         width, height = stored["original_size"].tolist()
         check_size((width, height), self.max_pixels)
         return {**stored, "tags": self._vocabulary.indices(self.tags_of(stored["metadata"]))}
 
     def tags_of(self, metadata: Array) -> list[str]:
-        """The tags in the metadata of a row, in the vocabulary or not; nothing is decoded but JSON."""
+        """Return the tags in the metadata of a row, in the vocabulary or not."""
         return tags_in(msgspec.json.decode(metadata.tobytes(), type=dict[str, Any]), self.tag_key, self._separator)
 
     def letterboxed(self, content: bytes) -> tuple[Planes, Letterbox]:
-        """The content `[3, height, width]` of an image file and how it lies on the canvas, before it is packed."""
+        """Return the content `[3, height, width]` of an image file and its letterbox."""
         small, fitted = self._small(content)
         return as_planes(small), fitted
 
     def letterboxed_image(self, image: Image.Image) -> tuple[Planes, Letterbox]:
-        """The same of a picture that is decoded already, as displayed."""
+        """Return the content and the letterbox of a decoded image, as displayed."""
         small, fitted = letterbox(rgb(image, self.policy), self.size, self.resample)
         return as_planes(small), fitted
 
     def packed(self, content: Planes) -> Array:
-        """The content of a row as it is stored: its pixels, or JPEG."""
+        """Return content as it is stored: raw pixels, or JPEG."""
         if self.storage == "raw":
             return content.reshape(-1)
         image = Image.fromarray(np.ascontiguousarray(content.transpose(1, 2, 0)))
         return np.frombuffer(bytearray(self._as_jpeg(image)), np.uint8)
 
     def unpacked(self, row: Mapping[str, Array]) -> Planes:
-        """The content `[3, height, width]` of a stored row; of raw storage, a view of its bytes."""
+        """Return the content `[3, height, width]` of a stored row; with raw storage, a view of its bytes."""
         stored = row[self.stored_column]
         if self.storage == "jpeg":
-            with JpegImageFile(io.BytesIO(stored.tobytes())) as image:  # `Image.open` minds how many pixels there are
+            with JpegImageFile(io.BytesIO(stored.tobytes())) as image:  # `Image.open` limits the number of pixels
                 return np.asarray(image).transpose(2, 0, 1)
         width, height = (int(side) for side in row["box"][2:])
         return stored.reshape(3, height, width)
 
     @staticmethod
     def figures(fields: Mapping[str, Any], statistics: Mapping[str, Any], holds: Mapping[str, int]) -> dict[str, Any]:
-        """What the sums over all chunks say: shares, means, bytes per image."""
+        """Return shares, means and bytes per image from the sums over all chunks."""
         return image_figures(fields, statistics, holds)
 
     def _made(self, sample: Sample, known: Mapping[str, Array] | None = None) -> "_Made":
         content, metadata = _parts(sample)
         names = tags_in(metadata, self.tag_key, self._separator)
-        said = _as_json(metadata)
+        written = _as_json(metadata)
         packed, row = self._pixels(sample.id, content) if known is None else self._known_pixels(known)
-        row |= {"tags": self._vocabulary.indices(names), "metadata": np.frombuffer(said, np.uint8)}
+        row |= {"tags": self._vocabulary.indices(names), "metadata": np.frombuffer(written, np.uint8)}
         return _Made(packed, row, len(names), len(content))
 
     def _pixels(self, name: str, content: bytes) -> tuple[list[bytes], Row]:
-        """The content as it is stored, and what else is known of the pixels."""
+        """Return the content as it is stored, and the other columns of the pixels."""
         small, fitted = self._small(content)
         row: Row = {
             "box": np.array(fitted.box, np.int32),
@@ -392,7 +392,7 @@ class ImageRecipe(RecipeHooks, msgspec.Struct, frozen=True, kw_only=True, forbid
         return bands_of(small) if self.storage == "raw" else [self._as_jpeg(small)], row
 
     def _known_pixels(self, row: Mapping[str, Array]) -> tuple[list[bytes], Row]:
-        """What `_pixels` returned when a row was made."""
+        """Return from a row what `_pixels` returned when it was made."""
         return [row[self.stored_column].tobytes()], {name: row[name] for name in ("box", "original_size", "id")}
 
     def _small(self, content: bytes) -> tuple[Image.Image, Letterbox]:
@@ -400,14 +400,14 @@ class ImageRecipe(RecipeHooks, msgspec.Struct, frozen=True, kw_only=True, forbid
         return letterbox(decoded.image, self.size, self.resample, decoded.size)
 
     def _as_jpeg(self, image: Image.Image) -> bytes:
-        """With colour at full resolution: small images have none to spare. A comment of the file is not taken along."""
+        """Encode an image, with colour at full resolution, and without the comment of its file."""
         buffer = io.BytesIO()
         image.save(buffer, "JPEG", quality=self.quality, subsampling="4:4:4", comment=b"")
         return buffer.getvalue()
 
 
 class _Made(NamedTuple):
-    """A row, its content apart from the rest, and what is counted of its sample."""
+    """A row, with its content apart, and the counts of its sample."""
 
     content: list[bytes]
     row: Row

@@ -1,4 +1,4 @@
-"""Images to look at: as a contact sheet, or in a few lines of text.
+"""Show images as a contact sheet, or as a few lines of text.
 
 ┌────────────┐     the padding, red where a token is ignored
 │▒▒▒▒▒▒▒▒▒▒▒▒│
@@ -7,7 +7,7 @@
 ┡━━━━━━━━━━━━┩
 │▒▒▒▒▒▒▒▒▒▒▒▒│
 └────────────┘
-cats/a.jpg         the caption: a line of any text each
+cats/a.jpg         the caption: lines of any text
 cat, outdoors
 
 ································
@@ -36,12 +36,12 @@ PAPER = (250, 250, 248)
 INK = (40, 40, 40)
 OUTLINE = (30, 120, 220)
 TINT = 0.45  # of the red over an ignored token
-SEEN_APART = 4  # pixels of a token, at least, for a line between it and the next
+SEEN_APART = 4  # the least pixels of a token for a line between it and the next
 
 
 @dataclass(frozen=True, slots=True)
 class Framed:
-    """One image of a sheet: its whole canvas `[3, size, size]`, the box in it, and what is written below."""
+    """One image of a sheet: its whole canvas `[3, size, size]`, the box in it, and its caption."""
 
     canvas: Planes
     box: Box
@@ -51,7 +51,7 @@ class Framed:
 def contact_sheet(
     images: Iterable[Framed], *, patch: int | None, threshold: float = IGNORE_THRESHOLD, columns: int = 6
 ) -> Picture:
-    """Images side by side, `columns` in a row; without a `patch` no tokens are drawn."""
+    """Draw images side by side, `columns` in a row; without a `patch`, no tokens are drawn."""
     cells = [(_drawn(image, patch, threshold), image.caption) for image in images]
     columns = min(columns, max(1, len(cells)))
     rows, lines = -(-len(cells) // columns), max((len(caption) for _, caption in cells), default=0)
@@ -67,7 +67,7 @@ def contact_sheet(
 
 
 def _drawn(image: Framed, patch: int | None, threshold: float) -> Image.Image:
-    """One canvas at the size of a cell; small ones are enlarged pixel by pixel."""
+    """Draw one canvas at the size of a cell; small ones are enlarged without smoothing."""
     size = image.canvas.shape[1]
     way = Image.Resampling.NEAREST if size < CELL else Image.Resampling.BILINEAR
     drawn = Image.fromarray(np.ascontiguousarray(image.canvas.transpose(1, 2, 0))).resize((CELL, CELL), way)
@@ -80,7 +80,7 @@ def _drawn(image: Framed, patch: int | None, threshold: float) -> Image.Image:
 
 
 def _tinted(drawn: Image.Image, ignored: NDArray[np.bool_]) -> Image.Image:
-    """Ignored tokens in red, each by itself where they are not too small; what they hide shines through."""
+    """Tint ignored tokens red, with lines between them unless they are too small."""
     tokens = Image.fromarray(np.where(ignored, round(255 * TINT), 0).astype(np.uint8))
     tint = np.array(tokens.resize(drawn.size, Image.Resampling.NEAREST))
     if len(ignored) <= CELL // SEEN_APART:
@@ -90,7 +90,7 @@ def _tinted(drawn: Image.Image, ignored: NDArray[np.bool_]) -> Image.Image:
 
 
 def _fitting(text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont) -> str:
-    """As much of a line as fits below an image: its beginning and its end."""
+    """Return a line, or as much of its beginning and end as fits below an image."""
     if len(text) <= CELL and font.getlength(text) <= CELL:
         return text
     kept = min(len(text) - 1, CELL)
@@ -100,7 +100,8 @@ def _fitting(text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont) -> s
 
 
 def _shortened(text: str, kept: int) -> str:
-    """
+    """Return `kept` characters of a text, half from each end.
+
     >>> _shortened("photographs/cat.jpg", 9)
     'photo….jpg'
     """
@@ -110,14 +111,14 @@ def _shortened(text: str, kept: int) -> str:
 LINES, CHARS = 16, 32  # a character is about twice as high as it is wide
 SHADES = " ░▒▓█"  # from dark to bright
 PADDING = "·"
-MOSTLY = 0.1  # a mark with less content than this is padding
+MOSTLY = 0.1  # a character with a smaller share of content is padding
 
 
 def shaded(canvas: Planes, box: Box) -> tuple[str, ...]:
-    """A canvas `[3, size, size]` as `LINES` of `CHARS` characters."""
+    """Return a canvas `[3, size, size]` as `LINES` of `CHARS` characters."""
     size = canvas.shape[1]
     grey = Image.fromarray(np.ascontiguousarray(canvas.transpose(1, 2, 0))).convert("L")
     levels = np.asarray(grey.resize((CHARS, LINES), Image.Resampling.BOX)).astype(np.int64) * len(SHADES) // 256
     content = latent_weights([box], (size, size), (LINES, CHARS))[0]
-    marks = np.where(content < MOSTLY, PADDING, np.array(list(SHADES))[levels])
-    return tuple("".join(line) for line in marks)
+    characters = np.where(content < MOSTLY, PADDING, np.array(list(SHADES))[levels])
+    return tuple("".join(line) for line in characters)

@@ -1,4 +1,4 @@
-"""Tags: names of an image's traits, their vocabulary, and the two ways they are read.
+"""Tags of images: their vocabulary, and tags as indices or multi-hot vectors.
 
 vocabulary   0 cat   1 looking_left   2 looking_right   3 outdoors
 image        ["outdoors", "cat"]      indices 0 3       multi-hot 1 0 0 1
@@ -18,16 +18,16 @@ from forebay.errors import ImageUnreadable, RecipeInvalid
 MOST_TAGS = 1 << 21  # counted at once, in memory
 SEPARATOR = ","
 TagKey = str | tuple[str, ...]
-_TELLING = 20  # images with tags, before rare tags say anything
+_TELLING = 20  # images with tags, below which rare tags are no reason for a note
 Indices = NDArray[np.uint32]
 
 
 @dataclass(frozen=True, slots=True)
 class Tags:
-    """A vocabulary: the index of a tag is its place in `names`."""
+    """A vocabulary: the index of a tag is its position in `names`."""
 
     names: tuple[str, ...] = ()
-    note: str = field(default="", compare=False)  # what is odd about tags that were counted
+    note: str = field(default="", compare=False)  # a hint that the counted tags may not be tags
     _places: dict[str, int] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -45,7 +45,7 @@ class Tags:
         min_count: int = 1,
         separator: str | None = None,
     ) -> "Tags":
-        """The tags of a whole source, the most frequent first, equally frequent ones by name.
+        """Return the tags of a whole source, the most frequent first, equally frequent ones by name.
 
         >>> Tags.counted([{"tags": ["b", "a"]}, {"tags": "b, c"}, {}], "tags").names
         ('b', 'a', 'c')
@@ -56,7 +56,7 @@ class Tags:
             try:
                 found = tags_in(metadata, key, separator)
             except ImageUnreadable:
-                continue  # its row fails by itself, and is recorded
+                continue  # its row will fail, and be recorded
             counts.update(found)
             tagged += bool(found)
             if len(counts) > MOST_TAGS:
@@ -75,7 +75,7 @@ class Tags:
         return name in self._places
 
     def indices(self, names: Iterable[str]) -> Indices:
-        """The places of the tags that are known, rising, each once.
+        """Return the indices of the known tags, in ascending order, each once.
 
         >>> Tags(("cat", "dog")).indices(["dog", "unicorn", "dog"]).tolist()
         [1]
@@ -86,7 +86,7 @@ class Tags:
         return tuple(self.names[index] for index in indices)
 
     def multi_hot(self, rows: Ragged | Sequence[Indices]) -> NDArray[np.bool_]:
-        """`[images, tags]`: True where an image has a tag.
+        """Return bools `[images, tags]`, True where an image has a tag.
 
         >>> Tags(("cat", "dog")).multi_hot([np.array([1], np.uint32), np.array([], np.uint32)]).tolist()
         [[False, True], [False, False]]
@@ -97,7 +97,7 @@ class Tags:
         return hot
 
     def swapped(self, pairs: Mapping[str, str]) -> NDArray[np.int64]:
-        """What each tag becomes when an image is flipped: an index for every index, its own inverse.
+        """Return the index that each tag gets when an image is flipped; applying it twice changes nothing.
 
         >>> Tags(("cat", "looking_left", "looking_right")).swapped({"looking_left": "looking_right"}).tolist()
         [0, 2, 1]
@@ -115,7 +115,7 @@ class Tags:
 
 
 def tags_in(metadata: Mapping[str, Any], key: TagKey, separator: str | None = None) -> list[str]:
-    """The tags that metadata has under a key, or under several, each once.
+    """Return the tags that metadata has under one key or several, each once.
 
     A value is a string with commas, or with `separator`, between tags; or a list of strings and of objects with a
     `name`. Strings of a list are whole tags, unless a `separator` is passed.
@@ -130,7 +130,8 @@ def tags_in(metadata: Mapping[str, Any], key: TagKey, separator: str | None = No
 
 
 def shown_key(key: TagKey) -> str:
-    """
+    """Return a key, or several, for a message.
+
     >>> shown_key("tags"), shown_key(("general", "character"))
     ("'tags'", "'general', 'character'")
     """
@@ -157,7 +158,7 @@ def _split(text: str, separator: str) -> list[str]:
 
 
 def _oddity(counts: Mapping[str, int], images: int, min_count: int) -> str:
-    """A sentence about tags that are not likely to be tags."""
+    """Return a note on tags that are probably not tags; else ""."""
     spaced = [name for name in counts if " " in name]
     if len(spaced) * 2 > len(counts):
         return (

@@ -1,8 +1,7 @@
-"""Masks from facts: document lengths and rectangles in, masks out. numpy only.
+"""Masks derived from document lengths and letterbox rectangles. numpy only.
 
 documents    lengths → ids, positions, starts, labels, cu_seqlens
-spans        lengths → the span of keys each query sees: causal, bidirectional, window, prefix-LM
-blocks       spans → the block lists of FlexAttention
+spans        lengths → the span of keys each query sees (causal, bidirectional, window, prefix-LM) → block lists
 rectangle    rectangle → pixel mask, token mask, boxes, latent weights
 draw         pictures of both (needs pillow; import `forebay.masks.draw`)
 """

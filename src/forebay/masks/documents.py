@@ -1,7 +1,7 @@
-"""What the document lengths of packed rows say: ids, positions, starts, labels, `cu_seqlens`.
+"""Document ids, positions, starts, labels and `cu_seqlens` from the document lengths of packed rows.
 
-Every function takes `seq_lens` as the loader yields them: integers `[rows, max_documents]`, zero-padded.
-What is left of a row up to `sequence_length` is padding, and counts as one more document:
+Functions take `seq_lens` as the loader yields them: integers `[rows, max_documents]`, zero-padded. The rest of a row up
+to `sequence_length` (by default the length of the fullest row) is padding, and counts as one more document:
 
     seq_lens [[3, 2, 0]]   sequence_length 7
 
@@ -14,24 +14,35 @@ What is left of a row up to `sequence_length` is padding, and counts as one more
     label_mask      1 1 0 1 0 0 0     1 = the loss counts this next-token label
     cu_seqlens      0     3   5   7   flat over the batch
 
-Without `sequence_length` the fullest row decides.
-
-Every function takes `whole`, the lengths that fill each row (`whole_lengths`), worked out once for a batch.
+The `fill_…` functions write into an array and take `whole_lengths`, computed once for a batch.
 """
 
-from typing import Literal, get_args
+import warnings
+from typing import Final, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 Ints = NDArray[np.int32]
 Bools = NDArray[np.bool_]
-LabelStyle = Literal["next", "aligned"]
+LabelStyle = Literal["shifted", "unshifted", "next", "aligned"]  # the last two are deprecated
+DEPRECATED_STYLES: Final[dict[str, LabelStyle]] = {"next": "shifted", "aligned": "unshifted"}
 IGNORED_LABEL = -100
 
 
+def checked_label_style(argument: str, style: LabelStyle | None) -> LabelStyle | None:
+    """Return "shifted", "unshifted" or None; the old names "next" and "aligned" are accepted with a warning."""
+    if style in DEPRECATED_STYLES:
+        new = DEPRECATED_STYLES[style]
+        warnings.warn(f"{argument}={style!r} is deprecated; use {argument}={new!r}", DeprecationWarning, stacklevel=4)
+        return new
+    if style not in (None, "shifted", "unshifted"):
+        raise ValueError(f"{argument} must be 'shifted', 'unshifted' or None (got {style!r})")
+    return style
+
+
 def whole_lengths(seq_lens: ArrayLike, sequence_length: int | None = None) -> Ints:
-    """Lengths `[rows, max_documents + 1]` that fill each row: the last column is the padding tail.
+    """Return lengths `[rows, max_documents + 1]` that fill each row: the last column is the padding tail.
 
     >>> whole_lengths([[3, 2, 0]], 7)
     array([[3, 2, 0, 2]], dtype=int32)
@@ -48,7 +59,7 @@ def whole_lengths(seq_lens: ArrayLike, sequence_length: int | None = None) -> In
 
 
 def document_ids(seq_lens: ArrayLike, sequence_length: int | None = None) -> Ints:
-    """Which document each token belongs to, counted from 0 in its row; padding has the next number.
+    """Return the document of each token, counted from 0 in its row; padding has the next number.
 
     a a a b b . .     →     0 0 0 1 1 2 2
     """
@@ -57,7 +68,7 @@ def document_ids(seq_lens: ArrayLike, sequence_length: int | None = None) -> Int
 
 
 def doc_start(seq_lens: ArrayLike, sequence_length: int | None = None) -> Ints:
-    """Where the document of each token starts in its row.
+    """Return where the document of each token starts in its row.
 
     a a a b b . .     →     0 0 0 3 3 5 5
     """
@@ -66,7 +77,7 @@ def doc_start(seq_lens: ArrayLike, sequence_length: int | None = None) -> Ints:
 
 
 def doc_stop(seq_lens: ArrayLike, sequence_length: int | None = None) -> Ints:
-    """Where the document of each token stops in its row: one past its last token.
+    """Return where the document of each token stops in its row: one past its last token.
 
     a a a b b . .     →     3 3 3 5 5 7 7
     """
@@ -75,7 +86,7 @@ def doc_stop(seq_lens: ArrayLike, sequence_length: int | None = None) -> Ints:
 
 
 def positions(seq_lens: ArrayLike, sequence_length: int | None = None) -> Ints:
-    """Place of each token in its own document, from 0.
+    """Return the position of each token in its own document, from 0.
 
     a a a b b . .     →     0 1 2 0 1 0 1
     """
@@ -84,7 +95,7 @@ def positions(seq_lens: ArrayLike, sequence_length: int | None = None) -> Ints:
 
 
 def padding_mask(seq_lens: ArrayLike, sequence_length: int | None = None) -> Bools:
-    """True = PAD: the tokens after the last document of each row.
+    """Return a mask, True = PAD: the tokens after the last document of each row.
 
     a a a b b . .     →     . . . . . 1 1
     """
@@ -94,35 +105,31 @@ def padding_mask(seq_lens: ArrayLike, sequence_length: int | None = None) -> Boo
     return padded
 
 
-def label_mask(seq_lens: ArrayLike, sequence_length: int | None = None, style: LabelStyle = "next") -> Bools:
-    """True where the loss counts. Never on padding, and never across a document boundary.
+def label_mask(seq_lens: ArrayLike, sequence_length: int | None = None, style: LabelStyle = "shifted") -> Bools:
+    """Return True where the loss counts: never on padding, and never across a document boundary.
 
-    tokens     a a a b b . .
-    next       1 1 0 1 0 0 0     the label is the next token; a document's last token has none
-    aligned    0 1 1 0 1 0 0     the label is the token itself; nothing predicts a document's first
+    tokens       a a a b b . .
+    shifted      1 1 0 1 0 0 0     the label is the next token; a document's last token has none
+    unshifted    0 1 1 0 1 0 0     the label is the token itself; nothing predicts a document's first token
     """
-    if style not in get_args(LabelStyle):
-        raise ValueError(f"style is {style!r} but 'next' or 'aligned' is expected")
-    without_label = _last_tokens if style == "next" else _first_tokens
-    return ~(without_label(seq_lens, sequence_length) | padding_mask(seq_lens, sequence_length))
+    return _label_mask(seq_lens, sequence_length, _is_shifted(style))
 
 
-def labels(tokens: ArrayLike, seq_lens: ArrayLike, style: LabelStyle = "next") -> NDArray[np.int64]:
-    """Labels `[rows, sequence_length]`, -100 where the loss must not look.
+def labels(tokens: ArrayLike, seq_lens: ArrayLike, style: LabelStyle = "shifted") -> NDArray[np.int64]:
+    """Return labels `[rows, sequence_length]`, -100 where the loss ignores a token.
 
-    tokens     5 6 7 8 9 0 0     seq_lens [[3, 2]]
-    next       6 7 . 9 . . .     . = -100
-    aligned    . 6 7 . 9 . .
+    tokens       5 6 7 8 9 0 0     seq_lens [[3, 2]]
+    shifted      6 7 . 9 . . .     . = -100
+    unshifted    . 6 7 . 9 . .
     """
     wanted = np.array(tokens, np.int64)
-    counted = label_mask(seq_lens, wanted.shape[1], style)
-    if style == "next":
-        wanted = np.roll(wanted, -1, axis=1)
-    return np.where(counted, wanted, IGNORED_LABEL)
+    shifted = _is_shifted(style)
+    counted = _label_mask(seq_lens, wanted.shape[1], shifted)
+    return np.where(counted, np.roll(wanted, -1, axis=1) if shifted else wanted, IGNORED_LABEL)
 
 
 def cu_seqlens(seq_lens: ArrayLike, sequence_length: int | None = None) -> Ints:
-    """Boundaries of all documents of the batch laid end to end, padding tails included, for varlen kernels.
+    """Return the boundaries of all documents of the batch laid end to end, with padding tails, for varlen kernels.
 
     >>> cu_seqlens([[3, 2], [7, 0]], 7)
     array([ 0,  3,  5,  7, 14], dtype=int32)
@@ -133,8 +140,19 @@ def cu_seqlens(seq_lens: ArrayLike, sequence_length: int | None = None) -> Ints:
 
 
 def spread(per_document: Ints, whole: Ints) -> Ints:
-    """Give each token the value of its document: `[rows, documents]` becomes `[rows, sequence_length]`."""
+    """Return each token's value of its document: `[rows, documents]` becomes `[rows, sequence_length]`."""
     return np.repeat(per_document.ravel(), whole.ravel()).reshape(len(whole), -1)
+
+
+def _is_shifted(style: LabelStyle) -> bool:
+    if style is None:
+        raise ValueError("style must be 'shifted' or 'unshifted' (got None)")
+    return checked_label_style("style", style) == "shifted"
+
+
+def _label_mask(seq_lens: ArrayLike, sequence_length: int | None, shifted: bool) -> Bools:
+    without_label = _last_tokens if shifted else _first_tokens
+    return ~(without_label(seq_lens, sequence_length) | padding_mask(seq_lens, sequence_length))
 
 
 def _last_tokens(seq_lens: ArrayLike, sequence_length: int | None) -> Bools:
@@ -150,14 +168,14 @@ def _first_tokens(seq_lens: ArrayLike, sequence_length: int | None) -> Bools:
 
 def _check_lengths(lengths: NDArray[np.integer]) -> None:
     if lengths.shape[:1] == (0,):
-        raise ValueError("seq_lens has no rows; an empty batch has no masks, skip it")
+        raise ValueError("seq_lens has no rows; skip an empty batch, it has no masks")
     if lengths.ndim != 2:
         raise ValueError(
-            f"seq_lens has shape {lengths.shape} but [rows, max_documents] is expected; "
+            f"seq_lens must have the shape [rows, max_documents] (got {lengths.shape}); "
             "wrap the lengths of a single row in one more list"
         )
     if lengths.size and not np.issubdtype(lengths.dtype, np.integer):
-        raise TypeError(f"seq_lens is {lengths.dtype} but lengths are integers; cast them first")
+        raise TypeError(f"seq_lens must be integers (got {lengths.dtype}); cast them first")
     if lengths.size and int(lengths.min()) < 0:
         row = int(np.argmax((lengths < 0).any(axis=1)))
         raise ValueError(f"seq_lens of row {row} has a negative length; lengths are 0 (no document) or more")
@@ -166,12 +184,12 @@ def _check_lengths(lengths: NDArray[np.integer]) -> None:
 def _checked_sequence_length(sequence_length: object) -> int:
     if isinstance(sequence_length, int | np.integer) and not isinstance(sequence_length, bool):
         return int(sequence_length)
-    raise TypeError(f"sequence_length is {sequence_length!r} but a number of tokens is expected; pass an int")
+    raise TypeError(f"sequence_length must be an int (got {sequence_length!r})")
 
 
 def _check_totals(totals: NDArray[np.int64], width: int) -> None:
     if width < 1:
-        raise ValueError(f"sequence_length is {width} but a row has at least one token; pass sequence_length")
+        raise ValueError(f"sequence_length must be at least 1 (got {width})")
     row = int(totals.argmax())
     if totals[row] > width:
         raise ValueError(
@@ -184,21 +202,21 @@ Longs = NDArray[np.int64]
 
 
 def fill_positions(out: NDArray[np.integer], whole: Ints) -> None:
-    """Place of each token in its own document: `[rows, sequence_length]`."""
+    """Write the position of each token in its own document to `out` `[rows, sequence_length]`."""
     starts = np.cumsum(whole, axis=1, dtype=out.dtype) - whole
     per_token = np.repeat(starts.ravel(), whole.ravel()).reshape(out.shape)
     np.subtract(np.arange(out.shape[1], dtype=out.dtype), per_token, out=out)
 
 
 def fill_document_ids(out: NDArray[np.integer], whole: Ints) -> None:
-    """Which document of its row each token belongs to; padding has the next number."""
+    """Write the number of each token's document in its row; padding has the next number."""
     ids = np.cumsum(whole > 0, axis=1, dtype=out.dtype) - 1
     out[:] = np.repeat(ids.ravel(), whole.ravel()).reshape(out.shape)
 
 
 def fill_labels(out: Longs, tokens: NDArray[np.integer], whole: Ints, style: LabelStyle) -> None:
-    """Labels, -100 where the loss must not look. `out` is contiguous."""
-    if style == "next":
+    """Write labels, -100 where the loss ignores a token. `out` must be contiguous."""
+    if style == "shifted":
         out[:, :-1] = tokens[:, 1:]
     else:
         out[:] = tokens
@@ -209,15 +227,15 @@ def fill_labels(out: Longs, tokens: NDArray[np.integer], whole: Ints, style: Lab
 
 
 def _unlabelled(whole: Ints, style: LabelStyle) -> Longs:
-    """The tokens, counted through the batch, that a document boundary leaves without a label."""
+    """Return the indices in the flat batch of tokens that a document boundary leaves without a label."""
     lengths = whole.ravel()
     ends = np.cumsum(lengths, dtype=np.int64)
-    edges: Longs = ends - 1 if style == "next" else ends - lengths
+    edges: Longs = ends - 1 if style == "shifted" else ends - lengths
     return edges[lengths > 0]
 
 
 def _padding(whole: Ints, width: int) -> Longs:
-    """The tokens, counted through the batch, that belong to no document."""
+    """Return the indices in the flat batch of tokens that belong to no document."""
     tails = whole[:, -1].astype(np.int64)
     before = np.cumsum(tails) - tails
     starts = np.arange(1, len(whole) + 1) * width - tails

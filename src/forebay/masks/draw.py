@@ -1,7 +1,7 @@
-"""Pictures of masks, as PNG or in a notebook. The only module of this room that needs pillow.
+"""Draw masks as PNG or in a notebook. Needs pillow.
 
-    packed_row     who sees whom in a packed row: one colour per document, dark where whole blocks are seen
-    letterbox      which pixels of an image are padding, and which tokens are ignored
+    packed_row     which tokens of a packed row see which: one colour per document, dark where whole blocks are seen
+    letterbox      the padding of an image, and its ignored tokens
 
 Both return a `Picture`: `picture.save("mask.png")`, or leave it as the last line of a notebook cell.
 """
@@ -35,7 +35,7 @@ FULL_BLOCK_SHADE = 0.72
 
 @dataclass(frozen=True)
 class Picture:
-    """A finished drawing; a notebook shows it as it is."""
+    """A finished drawing, which a notebook displays."""
 
     image: Image.Image
 
@@ -61,11 +61,11 @@ def packed_row(
     block_size: int | None = None,
     pixels: int = 480,
 ) -> Picture:
-    """The mask of one packed row, queries down and keys across: causal documents, unless `spans` say other.
+    """Draw the mask of one packed row, queries down and keys across: causal documents, or `spans` if passed.
 
     A row of a cache, as in `packed_row(cache[5])`, is drawn as it is, as are the lengths of one row.
-    A row longer than the picture is sampled, so that no size of row needs S² memory. With `block_size` the
-    blocks of FlexAttention are ruled, and those it computes without a mask are dark.
+    A row longer than the picture is sampled, so that no row needs S² memory. With `block_size`, lines separate
+    FlexAttention's blocks, and blocks that it computes without a mask are dark.
     """
     if isinstance(seq_lens, Mapping):
         sequence_length, seq_lens = np.shape(seq_lens["tokens"])[-1], np.atleast_2d(seq_lens["seq_lens"])
@@ -93,7 +93,7 @@ def letterbox(
     image: Pixels | None = None,
     scale: int = 1,
 ) -> Picture:
-    """One letterboxed image: its padding in grey, its patches ruled, ignored tokens crossed out."""
+    """Draw one letterboxed image: padding grey, lines between patches, ignored tokens crossed out."""
     box = np.asarray(rectangle)[None]
     content = DOCUMENTS[0] if image is None else image
     canvas = np.where(pixel_mask(box, size)[0][:, :, None], PADDING, content)
@@ -104,7 +104,7 @@ def letterbox(
 
 
 def _document_colours(seq_lens: ArrayLike, sequence_length: int | None, row: int) -> NDArray[np.int64]:
-    """(sequence_length, 3): neighbours differ, padding is grey."""
+    """Return colours `(sequence_length, 3)`: neighbouring documents differ, padding is grey."""
     numbers = document_ids(seq_lens, sequence_length)[row] % len(DOCUMENTS)
     padded = padding_mask(seq_lens, sequence_length)[row]
     return np.where(padded[:, None], PADDING, np.array(DOCUMENTS)[numbers])
@@ -121,7 +121,7 @@ def _in_full_block(spans: Spans, row: int, token: NDArray[np.int64], block_size:
 
 
 def _rule(image: Image.Image, length: int, step: int) -> None:
-    """Thin lines at every `step` of `length`, both ways."""
+    """Draw thin lines at every `step` of `length`, in both directions."""
     pen = ImageDraw.Draw(image)
     per_unit = image.width / length
     for place in range(step, max(length, int(image.height / per_unit)), step):

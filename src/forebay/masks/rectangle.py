@@ -1,7 +1,7 @@
-"""What a letterbox rectangle says: pixel mask, token mask, boxes under flip and resize, latent weights.
+"""Pixel masks, token masks, flipped and resized boxes and latent weights from letterbox rectangles.
 
-A letterboxed image stores one rectangle, four integers `(left, top, width, height)` of its content; all masks
-are derived from it, for a whole batch `[images, 4]` at once. In every mask True = PAD:
+A letterboxed image stores one rectangle, the four integers `(left, top, width, height)` of its content. All masks are
+derived from it, for a batch `[images, 4]` at once. In every mask True = PAD:
 
     rectangle (1, 2, 4, 2) in 6 × 6        pixel_mask        token_ignore_mask, patch 2
                                            1 1 1 1 1 1       1 1 1
@@ -11,7 +11,7 @@ are derived from it, for a whole batch `[images, 4]` at once. In every mask True
              └─────┘                       1 1 1 1 1 1
              width 4                       1 1 1 1 1 1
 
-Both sides of a rectangle are independent, so everything is an outer product of two short vectors.
+The two axes of a rectangle are independent, so every mask is an outer product of two short vectors.
 """
 
 import numpy as np
@@ -25,7 +25,7 @@ IGNORE_THRESHOLD = 0.9
 
 
 def pixel_mask(rectangles: ArrayLike, size: Size) -> Bools:
-    """True = PAD, `[images, height, width]`: every pixel outside the rectangle.
+    """Return masks `[images, height, width]`, True = PAD: every pixel outside the rectangle.
 
     rectangle (1, 0, 2, 1) in 2 × 4       1 . . 1
                                           1 1 1 1
@@ -39,7 +39,7 @@ def pixel_mask(rectangles: ArrayLike, size: Size) -> Bools:
 
 
 def token_ignore_mask(rectangles: ArrayLike, size: Size, patch: int, threshold: float = IGNORE_THRESHOLD) -> Bools:
-    """True = ignored, `[images, height/patch, width/patch]`: the padded share reaches `threshold`.
+    """Return masks `[images, height/patch, width/patch]`, True = ignored: the padded share reaches `threshold`.
 
     pixels   1 1 1 . . .      patch 2      1 . .      half of the second patch is padding: kept
              1 1 1 . . .
@@ -53,7 +53,7 @@ def token_ignore_mask(rectangles: ArrayLike, size: Size, patch: int, threshold: 
 
 
 def token_padding(rectangles: ArrayLike, size: Size, patch: int) -> NDArray[np.float64]:
-    """The share of padding in each token, `[images, height/patch, width/patch]`.
+    """Return the share of padding in each token, `[images, height/patch, width/patch]`.
 
     pixels   1 1 1 . . .      patch 2      1 .5 .
              1 1 1 . . .
@@ -65,7 +65,7 @@ def token_padding(rectangles: ArrayLike, size: Size, patch: int) -> NDArray[np.f
 
 
 def latent_weights(rectangles: ArrayLike, size: Size, grid: Size) -> NDArray[np.float32]:
-    """The share of content in each cell of a `grid`, `[images, *grid]`: the loss weights of VAE latents.
+    """Return the share of content in each cell of a `grid`, `[images, *grid]`: loss weights for VAE latents.
 
     rectangle (0, 1, 4, 2) in 4 × 4, grid 2 × 2       .5 .5
                                                       .5 .5
@@ -75,7 +75,7 @@ def latent_weights(rectangles: ArrayLike, size: Size, grid: Size) -> NDArray[np.
 
 
 def flip_rectangles(rectangles: ArrayLike, size: Size) -> Rectangles:
-    """The content boxes after a left–right flip.
+    """Return the content boxes after a left–right flip.
 
     . a b c . .     becomes     . . c b a .
     """
@@ -85,7 +85,7 @@ def flip_rectangles(rectangles: ArrayLike, size: Size) -> Rectangles:
 
 
 def resize_rectangles(rectangles: ArrayLike, size: Size, new_size: Size) -> Rectangles:
-    """The content boxes after the whole image is resized: the new pixels whose centre falls on content.
+    """Return the content boxes after the whole image is resized: the new pixels whose centre falls on content.
 
     0 1 1 1 1 0     to half     0 1 0        the mask of the result is the mask, resized nearest-exact
     """
@@ -102,7 +102,7 @@ def _nearest_edge(edge: NDArray[np.int64], length: int, new_length: int) -> NDAr
 
 
 def _cell_content(rectangles: Rectangles, size: Size, grid: Size) -> NDArray[np.float64]:
-    """Content pixels in each cell of the grid: overlap of heights × overlap of widths."""
+    """Count the content pixels in each cell of the grid: overlap of heights × overlap of widths."""
     left, top, width, height = rectangles.T[:, :, None]
     rows = _overlap(top, top + height, size[0], grid[0])
     columns = _overlap(left, left + width, size[1], grid[1])
@@ -119,11 +119,11 @@ def _checked(rectangles: ArrayLike, size: Size) -> Rectangles:
     boxes = np.asarray(rectangles)
     if boxes.ndim != 2 or boxes.shape[1] != 4:
         raise ValueError(
-            f"rectangles has shape {boxes.shape} but [images, 4] (left, top, width, height) is expected; "
+            f"rectangles must have the shape [images, 4] (left, top, width, height) (got {boxes.shape}); "
             "wrap a single rectangle in one more list"
         )
     if not np.issubdtype(boxes.dtype, np.integer):
-        raise TypeError(f"rectangles are {boxes.dtype} but pixels are whole; round them where they are made")
+        raise TypeError(f"rectangles must be integers (got {boxes.dtype}); round them first")
     boxes = boxes.astype(np.int64)  # before the sum: uint8 would wrap around
     outside = (boxes < 0).any(axis=1) | (boxes[:, :2] + boxes[:, 2:] > (size[1], size[0])).any(axis=1)
     if outside.any():
@@ -145,15 +145,13 @@ def _check_patch(size: Size, patch: int) -> None:
 
 def _check_threshold(threshold: float) -> None:
     if not 0 < threshold <= 1:
-        raise ValueError(
-            f"threshold is {threshold} but a share of padding above 0 and up to 1 is expected, such as 0.9"
-        )
+        raise ValueError(f"threshold must be a share of padding above 0 and up to 1, such as 0.9 (got {threshold})")
 
 
 def _check_something_kept(ignored: Bools) -> None:
     nothing_left = ignored.all(axis=(1, 2))
     if nothing_left.any():
         raise ValueError(
-            f"all tokens of image {int(nothing_left.argmax())} are ignored; its content is smaller than a "
-            "patch: drop the image, or raise the threshold"
+            f"all tokens of image {int(nothing_left.argmax())} are ignored, as its content is smaller than a patch; "
+            "drop the image, or raise the threshold"
         )

@@ -1,4 +1,4 @@
-"""Which keys a query sees, as one span of keys per query; and the block lists of FlexAttention made of spans.
+"""The keys that each query sees, as one span per query, and FlexAttention's block lists made from spans.
 
     seq_lens [[3, 2]], S 6            first stop
                         a a a b b .
@@ -9,11 +9,11 @@
                      b  . . . 1 1 .     3    5
                      .  . . . . . 1     5    6
 
-Two facts hold for all spans made here, and `blocks` builds on both: a span contains its own query, and
-neither `first` nor `stop` ever goes down from one query to the next.
+Two facts hold for all spans made here, and the block lists rely on both: a span contains its own query, and neither
+`first` nor `stop` ever decreases from one query to the next.
 
-Rows of `block_size[0]` queries meet columns of `block_size[1]` keys. Because spans are monotone, four
-integers say all about a row of blocks:
+Rows of `block_size[0]` queries meet columns of `block_size[1]` keys. Because spans are monotone, four integers describe
+a row of blocks:
 
     key blocks     0 1 2 3 4 5 6 7 8
     query block    . . p p F F F p .        . nothing seen   p partly seen   F seen by all its queries
@@ -21,8 +21,8 @@ integers say all about a row of blocks:
                        start     full_stop
                            full_start
 
-They are monotone as well, so that the transposed lists (which query blocks see a key block) are ranges too,
-found by counting. Work is O(rows · blocks), plus the lists themselves.
+They are monotone too, so the transposed lists (which query blocks see a key block) are also ranges, found by counting.
+The work is O(rows · blocks), plus the lists themselves.
 """
 
 from dataclasses import dataclass
@@ -50,7 +50,7 @@ class Spans:
 
 
 def document_spans(seq_lens: ArrayLike, sequence_length: int | None = None, kind: DocumentKind = "causal") -> Spans:
-    """A token sees its own document: up to itself (`causal`), or all of it (`bidirectional`).
+    """Return the spans of tokens that see their own document: up to themselves (`causal`), or all (`bidirectional`).
 
     causal    1 . . . .       bidirectional    1 1 1 . .
               1 1 . . .                        1 1 1 . .
@@ -59,7 +59,7 @@ def document_spans(seq_lens: ArrayLike, sequence_length: int | None = None, kind
               . . . 1 1                        . . . 1 1
     """
     if kind not in get_args(DocumentKind):
-        raise ValueError(f"kind is {kind!r} but 'causal' or 'bidirectional' is expected")
+        raise ValueError(f"kind must be 'causal' or 'bidirectional' (got {kind!r})")
     first = doc_start(seq_lens, sequence_length)
     if kind == "causal":
         return Spans(first, _causal_stop(first))
@@ -67,7 +67,7 @@ def document_spans(seq_lens: ArrayLike, sequence_length: int | None = None, kind
 
 
 def prefix_spans(seq_lens: ArrayLike, prefix_lens: ArrayLike, sequence_length: int | None = None) -> Spans:
-    """Prefix-LM: the first `prefix_lens` tokens of a document are seen by all of it, the rest is causal.
+    """Return the spans of prefix-LM: all of a document sees its first `prefix_lens` tokens, the rest is causal.
 
     seq_lens [[4, 1]], prefix_lens [[2, 0]]       1 1 . . .
                                                   1 1 . . .
@@ -84,7 +84,7 @@ def prefix_spans(seq_lens: ArrayLike, prefix_lens: ArrayLike, sequence_length: i
 
 
 def causal_spans(sequence_length: int) -> Spans:
-    """One row without documents: a token sees all tokens up to itself."""
+    """Return the spans of one row without documents: a token sees all tokens up to itself."""
     first = np.broadcast_to(np.int32(0), (1, sequence_length))
     return Spans(first, _causal_stop(first))
 
@@ -98,14 +98,14 @@ def windowed(spans: Spans, window: int) -> Spans:
                           . . 1 1
     """
     if window < 1:
-        raise ValueError(f"window is {window} but a token sees at least itself; pass 1 or more")
+        raise ValueError(f"window must be at least 1 (got {window})")
     query = np.arange(spans.sequence_length, dtype=np.int32)
     reach = min(window, spans.sequence_length)
     return Spans(np.maximum(spans.first, query - (reach - 1)), np.minimum(spans.stop, query + reach))
 
 
 def dense_mask(spans: Spans) -> Bools:
-    """The mask by its definition, `[rows, S, S]`, True = sees. S² memory: for small rows and for tests."""
+    """Return the mask `[rows, S, S]`, True = sees. It takes S² memory: for small rows and tests."""
     key = np.arange(spans.sequence_length)
     return (key >= spans.first[:, :, None]) & (key < spans.stop[:, :, None])
 
@@ -118,16 +118,16 @@ def _checked_prefixes(prefix_lens: ArrayLike, lengths: Ints) -> Ints:
     prefix = np.asarray(prefix_lens)
     if prefix.shape != lengths.shape:
         raise ValueError(
-            f"prefix_lens has shape {prefix.shape} but seq_lens has {lengths.shape}; give one per document"
+            f"prefix_lens has shape {prefix.shape} but seq_lens has {lengths.shape}; pass one per document"
         )
     if prefix.size and not np.issubdtype(prefix.dtype, np.integer):
-        raise TypeError(f"prefix_lens is {prefix.dtype} but lengths are integers; cast them first")
+        raise TypeError(f"prefix_lens must be integers (got {prefix.dtype}); cast them first")
     bad = (prefix < 0) | (prefix > lengths)
     if bad.any():
         row, document = np.argwhere(bad)[0]
         raise ValueError(
             f"document {document} of row {row} has {lengths[row, document]:,} tokens but a prefix of "
-            f"{prefix[row, document]:,}; a prefix is 0 to its document's length"
+            f"{prefix[row, document]:,}; a prefix must be from 0 to the length of its document"
         )
     return prefix.astype(np.int32)
 
@@ -137,7 +137,7 @@ BlockSize = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class BlockRanges:
-    """Four integers per row of blocks, `[rows, row_blocks]` each; see the drawing above."""
+    """Four integers per row of blocks, `[rows, row_blocks]` each; drawn in the module docstring."""
 
     start: Ints
     full_start: Ints
@@ -146,7 +146,7 @@ class BlockRanges:
     columns: int
 
     def transposed(self) -> "BlockRanges":
-        """The same blocks, listed by column."""
+        """Return the same blocks, listed by column."""
         return BlockRanges(
             start=_rows_at_or_below(self.stop, self.columns),
             full_start=_rows_at_or_below(self.full_stop, self.columns),
@@ -158,7 +158,7 @@ class BlockRanges:
 
 @dataclass(frozen=True, slots=True)
 class BlockList:
-    """Which columns each row of blocks uses: the first `count` of `indices`; what follows means nothing."""
+    """The columns that each row of blocks uses: the first `count` of `indices`; the rest is meaningless."""
 
     count: Ints  # (rows, row_blocks)
     indices: Ints  # (rows, row_blocks, columns)
@@ -166,7 +166,7 @@ class BlockList:
 
 @dataclass(frozen=True, slots=True)
 class BlockLists:
-    """The four lists of a `BlockMask`, under its own names."""
+    """The four lists of a `BlockMask`, under its names."""
 
     kv: BlockList
     full_kv: BlockList
@@ -175,19 +175,19 @@ class BlockLists:
 
 
 def block_pair(block_size: object) -> BlockSize:
-    """`block_size` as (queries, keys), from one integer or two of any kind: 128 becomes (128, 128)."""
+    """Return `block_size`, one integer or two, as (queries, keys): 128 becomes (128, 128)."""
     sides = tuple(block_size) if isinstance(block_size, tuple | list | np.ndarray) else (block_size, block_size)
     try:
         queries, keys = (index(side) for side in sides)
     except (TypeError, ValueError):
         raise TypeError(
-            f"block_size is {block_size!r} but one integer or two (queries, keys) are expected; 128 is usual"
+            f"block_size must be one integer or two (queries, keys), such as 128 (got {block_size!r})"
         ) from None
     return _checked_block_size((queries, keys))
 
 
 def span_block_lists(spans: Spans, block_size: BlockSize) -> BlockLists:
-    """The four lists for queries that see one span of keys each."""
+    """Return the four lists for queries that see one span of keys each."""
     by_query = block_ranges(spans, block_size)
     by_key = by_query.transposed()
     return BlockLists(
@@ -197,7 +197,7 @@ def span_block_lists(spans: Spans, block_size: BlockSize) -> BlockLists:
 
 
 def key_block_lists(keep: Bools, block_size: BlockSize) -> BlockLists:
-    """The four lists for queries that all see the same keys, `keep[rows, S]`: padding masks of images.
+    """Return the four lists for queries that all see the same keys, `keep[rows, S]`: padding masks of images.
 
     keep 1 1 . . 1 1     blocks of 2     F . F
                                          F . F
@@ -210,7 +210,7 @@ def key_block_lists(keep: Bools, block_size: BlockSize) -> BlockLists:
 
 
 def block_ranges(spans: Spans, block_size: BlockSize) -> BlockRanges:
-    """The ranges of each row of query blocks, read off its first and its last query."""
+    """Return the ranges of each row of query blocks, from its first and its last query."""
     queries, keys = _checked_block_size(block_size)
     length = spans.sequence_length
     first_query = np.arange(0, length, queries)
@@ -227,7 +227,7 @@ def block_ranges(spans: Spans, block_size: BlockSize) -> BlockRanges:
 
 
 def partial_blocks(ranges: BlockRanges) -> BlockList:
-    """start … full_start, then full_stop … stop."""
+    """Return the blocks start … full_start, then full_stop … stop."""
     column = np.arange(ranges.columns, dtype=np.int32)
     before = ranges.full_start - ranges.start
     jump = ranges.full_stop - ranges.full_start
@@ -237,19 +237,19 @@ def partial_blocks(ranges: BlockRanges) -> BlockList:
 
 
 def full_blocks(ranges: BlockRanges) -> BlockList:
-    """full_start … full_stop."""
+    """Return the blocks full_start … full_stop."""
     column = np.arange(ranges.columns, dtype=np.int32)
     indices = ranges.full_start[:, :, None] + column
     return BlockList(ranges.full_stop - ranges.full_start, _within(indices, ranges.columns))
 
 
 def _within(indices: Ints, columns: int) -> Ints:
-    # Entries after `count` are never used, but a kernel may fetch one ahead: keep them inside.
+    # Entries after `count` are never used, but a kernel may prefetch one: keep them in range.
     return np.minimum(indices, np.int32(columns - 1), out=indices)
 
 
 def _rows_at_or_below(edges: Ints, columns: int) -> Ints:
-    """For each column, how many rows have `edge <= column`, by counting and summing up."""
+    """Count, for each column, the rows with `edge <= column`."""
     rows = np.arange(len(edges))[:, None] * (columns + 1)
     counts = np.bincount((edges + rows).ravel(), minlength=len(edges) * (columns + 1))
     return np.cumsum(counts.reshape(len(edges), -1)[:, :columns], axis=1, dtype=np.int32)
@@ -276,5 +276,5 @@ def _ceil_divide(values: Ints, divisor: int) -> Ints:
 
 def _checked_block_size(block_size: BlockSize) -> BlockSize:
     if min(block_size) < 1:
-        raise ValueError(f"block_size is {block_size} but a block holds at least one token; 128 is usual")
+        raise ValueError(f"block_size must be at least 1, usually 128 (got {block_size})")
     return block_size

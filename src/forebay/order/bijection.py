@@ -1,16 +1,15 @@
 """A shuffle that is computed, not stored: a keyed bijection over `range(size)`.
 
-An index is a cell of a table of `highs × lows` cells, as square as can be and no smaller than `size`. Rounds turn each
-column by an amount hashed from its number, then each row likewise; a cell that is no index goes round again.
+An index is a cell of a table of `highs × lows` cells, as square as possible and not smaller than `size`. Rounds rotate
+each column by an amount hashed from its number, then each row likewise; a result that is not an index goes round again.
 
     index ─▶ (high, low) ─▶ high += f₀(low) ─▶ low += f₁(high) ─▶ … ─▶ high · lows + low ── < size ─▶ result
                  ▲                                                          └─ otherwise ─┐
                  └────────────────────────────────────────────────────────────────────────┘
 
-Every turn can be undone, so the map is one to one. No index costs memory: the row at a position among 100 M rows is
-known at once. Tables of few cells turn in few ways, and not all orders are alike frequent. So up to `SORTED` indices
-are shuffled by sorting: index i gets a hashed word of 64 bits, and the order of these words, which all differ, is the
-shuffle. All orders are alike frequent then, as in a Fisher–Yates shuffle, which would go index by index.
+Every rotation is invertible, so the map is one to one. It takes no memory per index: the row at a position among 100 M
+rows is computed directly. Small tables have few rotations, so their orders would not be equally likely. Up to `SORTED`
+indices are therefore shuffled by sorting distinct 64-bit hashes of the indices, which makes all orders equally likely.
 """
 
 import hashlib
@@ -22,9 +21,9 @@ from numpy.typing import NDArray
 
 Numbers = NDArray[np.int64]
 Words = NDArray[np.uint64]
-SORTED: Final = 4096  # indices, up to which a shuffle is sorted
+SORTED: Final = 4096  # up to this size a shuffle is a sort
 _ROUNDS: Final = 6
-_KEPT_SHUFFLES: Final = 512  # sorted ones: at most 4 MiB
+_KEPT_SHUFFLES: Final = 512  # sorted shuffles in memory: at most 4 MiB
 _HALF: Final = np.uint64(32)
 _GOLDEN: Final = np.uint64(0x9E3779B97F4A7C15)
 _FIRST: Final = np.uint64(0xBF58476D1CE4E5B9)
@@ -32,7 +31,7 @@ _SECOND: Final = np.uint64(0x94D049BB133111EB)
 
 
 def key_of(*parts: int | str) -> int:
-    """A 64-bit key for a purpose: equal parts give equal keys, in every process and release.
+    """Return a 64-bit key for a purpose: equal parts give equal keys, in every process and release.
 
     >>> hex(key_of("order", 0, 1))
     '0x21d084c657346c27'
@@ -42,7 +41,7 @@ def key_of(*parts: int | str) -> int:
 
 
 def permute(indices: Numbers, size: int | Numbers, key: int | Words) -> Numbers:
-    """Where a shuffle puts each index. `size` and `key` are one for all, or one for each index.
+    """Return where a shuffle puts each index. `size` and `key` are one for all, or one for each index.
 
     >>> sorted(permute(np.arange(5), 5, key=1).tolist())
     [0, 1, 2, 3, 4]
@@ -75,7 +74,7 @@ def _sorted(indices: Numbers, sizes: Numbers, keys: Words) -> Numbers:
 
 @lru_cache(maxsize=_KEPT_SHUFFLES)
 def _shuffle(size: int, key: int) -> NDArray[np.uint16]:
-    """All indices in the order of their words."""
+    """Return all indices in the order of their hashes."""
     words = mix(mix(np.arange(size, dtype=np.uint64)) ^ mix(np.array([key], np.uint64)))
     return np.argsort(words, kind="stable").astype(np.uint16)
 
@@ -93,7 +92,7 @@ def _permuted(indices: Numbers, sizes: Words, keys: Words) -> Numbers:
 
 
 def mix(words: Words) -> Words:
-    """Words whose every bit depends on every bit of the given ones."""
+    """Hash 64-bit words: every bit of the result depends on every bit of the input."""
     mixed = words + _GOLDEN
     mixed ^= mixed >> np.uint64(30)
     mixed *= _FIRST
@@ -104,7 +103,7 @@ def mix(words: Words) -> Words:
 
 
 class _Table:
-    """Cells and how they are turned; every array is one value for all indices, or one for each."""
+    """The table and its rotations; every array has one value for all indices, or one for each."""
 
     def __init__(self, sizes: Words, round_keys: list[Words]) -> None:
         self.sizes = sizes
@@ -113,7 +112,7 @@ class _Table:
         self._lows = np.maximum((sizes + self._highs - np.uint64(1)) // self._highs, np.uint64(1))
 
     def at(self, chosen: NDArray[np.intp]) -> "_Table":
-        """The same for some of the indices."""
+        """Return the table of some of the indices."""
         if len(self.sizes) == 1 and len(self._round_keys[0]) == 1:
             return self
         return _Table(_at(self.sizes, chosen), [_at(keys, chosen) for keys in self._round_keys])
@@ -131,16 +130,16 @@ class _Table:
 
 
 def _add_modulo(half: Words, hashed: Words, count: Words) -> None:
-    """Turn by a hashed share of the count: its upper 32 bits, scaled, so that nothing is divided."""
+    """Rotate `half` by a hashed share of `count`: the upper 32 bits, scaled, so that no division is needed."""
     hashed >>= _HALF
     hashed *= count
     hashed >>= _HALF
     half += hashed
-    np.minimum(half, half - count, out=half)  # below the count, the difference wraps to a larger number
+    np.minimum(half, half - count, out=half)  # below the count, the unsigned difference wraps to a larger number
 
 
 def _hash(half: Words, round_key: Words) -> Words:
-    """A word whose upper bits depend on all of the half and of the key."""
+    """Return words whose upper bits depend on all bits of `half` and of the key."""
     word = half ^ round_key
     word *= _FIRST
     word ^= word >> _HALF

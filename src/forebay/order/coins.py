@@ -1,12 +1,12 @@
-"""Random choices as a function: a row in an epoch has one coin per purpose, whoever asks, in any order, on any machine.
+"""Coins: random choices as a function of row, epoch and purpose, the same in any order and on any machine.
 
 The generator is Philox 4×32-10: ten rounds turn a counter of 128 bits and a key of 64 into 128 random bits.
 
     key       hash of seed and purpose
     counter   row ─ 64 bits │ epoch ─ 32 │ draw ─ 32        each block gives two draws of 64 bits
 
-A row goes by its permanent name (`row_keys`), so filling a gap or growing the cache moves no coin. A sample goes by its
-id (`sample_keys`), so its coin is the same in every cache, and where there is none.
+Rows are identified by chunk and row (`row_keys`), so filling a gap or growing the cache changes no coin. Samples are
+identified by their id (`sample_keys`), so their coins are the same in every cache, and without one.
 """
 
 import hashlib
@@ -29,7 +29,7 @@ _ROUNDS = 10
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Coins:
-    """The coins of some rows, what a transform draws its random choices from.
+    """The coins of some rows, from which a transform draws its random choices.
 
     >>> coins = Coins(seed=0, epoch=3, rows=row_keys([0, 0], [4, 5]))
     >>> coins.flip("mirror").tolist()
@@ -41,24 +41,24 @@ class Coins:
     rows: Words  # (rows,), from `row_keys` or `sample_keys`
 
     def uniform(self, purpose: str, shape: tuple[int, ...] = ()) -> NDArray[np.float64]:
-        """Numbers from 0 to below 1, `(rows, *shape)`."""
+        """Return numbers from 0 to below 1, `(rows, *shape)`."""
         return (self.words(purpose, shape) >> np.uint64(11)) * np.float64(2.0**-53)
 
     def flip(self, purpose: str, probability: float = 0.5) -> NDArray[np.bool_]:
-        """One coin per row, True with this probability."""
+        """Return one bool per row, True with this probability."""
         if not 0 <= probability <= 1:
-            raise ValueError(f"probability is {probability}; it is a share from 0 to 1")
+            raise ValueError(f"probability must be from 0 to 1 (got {probability})")
         return self.uniform(purpose) < probability
 
     def integers(self, purpose: str, low: int, high: int, shape: tuple[int, ...] = ()) -> NDArray[np.int64]:
-        """Whole numbers from `low` to below `high`, `(rows, *shape)`."""
+        """Return integers from `low` to below `high`, `(rows, *shape)`."""
         if not 0 < high - low <= 2**32:
-            raise ValueError(f"from {low} to below {high} are {high - low} numbers; 1 to 2**32 can be drawn from")
+            raise ValueError(f"high - low must be from 1 to 2**32 (got low={low}, high={high})")
         scaled = (self.words(purpose, shape) >> _HALF) * np.uint64(high - low)
         return (scaled >> _HALF).astype(np.int64) + low
 
     def words(self, purpose: str, shape: tuple[int, ...] = ()) -> Words:
-        """64 random bits each, `(rows, *shape)`."""
+        """Return 64 random bits each, `(rows, *shape)`."""
         count = prod(shape)
         draws = np.arange(-(-count // 2), dtype=np.uint64)
         counter = (self.rows[:, None] & _LOW, self.rows[:, None] >> _HALF, _epochs(self.epoch), draws)
@@ -68,12 +68,12 @@ class Coins:
 
 
 def row_keys(chunks: ArrayLike, rows: ArrayLike) -> Words:
-    """Row ids (chunk, row in chunk) as one number each."""
+    """Return row ids (chunk, row in chunk) as one number each."""
     return np.asarray(chunks).astype(np.uint64) << _HALF | np.asarray(rows).astype(np.uint64)
 
 
 def sample_keys(ids: Iterable[bytes]) -> Words:
-    """Sample ids as one number each.
+    """Return the hashes of sample ids.
 
     >>> Coins(seed=0, epoch=3, rows=sample_keys([b"1.jpg", b"2.jpg"])).flip("flip").tolist()
     [False, True]
@@ -85,7 +85,7 @@ def sample_keys(ids: Iterable[bytes]) -> Words:
 def philox(
     counter: tuple[Words | np.uint64, Words | np.uint64, Words | np.uint64, Words | np.uint64], key: tuple[int, int]
 ) -> tuple[Words, Words, Words, Words]:
-    """Four random words of 32 bits for every counter; the parts of counters are 32 bits wide and broadcast."""
+    """Return four random 32-bit words for every counter; the parts of counters are 32 bits wide and broadcast."""
     a, b, c, d = np.broadcast_arrays(*counter)
     for turn in range(_ROUNDS):
         first, second = a * _MULTIPLIERS[0], c * _MULTIPLIERS[1]
@@ -102,5 +102,5 @@ def _key(seed: int, purpose: str) -> tuple[int, int]:
 def _epochs(epoch: int | NDArray[np.int64]) -> Words:
     epochs = np.asarray(epoch, np.int64).reshape(-1, 1)
     if epochs.size and not 0 <= epochs.min() <= epochs.max() < 2**32:
-        raise ValueError(f"epoch is {epoch}; epochs count from 0 to below 2**32")
+        raise ValueError(f"epoch must be from 0 to below 2**32 (got {epoch})")
     return epochs.astype(np.uint64)

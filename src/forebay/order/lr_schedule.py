@@ -1,54 +1,53 @@
-"""How many steps a training run has, and the learning rate's multiplier at each, while the data grows under it.
+"""The number of steps of a training run, and the learning-rate multiplier at each, while the data grows.
 
     1 ┤    ╱‾‾╲                      a total is known from a step on: the pairs (0, T₀), (s, T₁), …
       │   ╱     ╲__                  progress goes from 0, after the warm-up, to 1 at the total; when the total
-      │  ╱         ╲____             moves, progress goes on from where it is, so the multiplier never jumps
+      │  ╱         ╲____             changes, progress continues from its value, so the multiplier never jumps
 floor ┤ ╱               ╲__╱╲__      near the floor the multiplier first rises again, over `rewarm` steps
       └─┴──┴─────┴──────┴──┴────▶
       0 warm-up  s      T₁ grown
 
-How far it rises depends on where the growth finds it: up to a progress of 0.8 not at all, from 0.9 on all the way to
-what a run with the new total from its beginning would have, and between the two in proportion. So a growth one step
-later makes a little difference, never a large one.
+How far it rises depends on the progress at the growth: up to 0.8 not at all, from 0.9 on to the multiplier of a run
+that had the new total from its start, and between the two in proportion. So growth one step later changes little.
 """
 
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
 from math import acos, cos, floor, pi
-from typing import Literal
+from typing import Literal, get_args
 
 Decay = Literal["cosine", "linear"]
-Totals = tuple[tuple[int, int], ...]  # (from this step on, so many steps in all)
+Totals = tuple[tuple[int, int], ...]  # (from this step on, total number of steps)
 RISES_FROM, RISES_FULLY_FROM = 0.8, 0.9  # progress at a growth
 
 
 def training_steps(sequences: int, epochs: float, train_fraction: float, effective_batch: int) -> int:
-    """
+    """Return the number of whole steps.
+
     >>> training_steps(352_217, epochs=5, train_fraction=0.8, effective_batch=72)
     19567
     """
-    if sequences < 0 or epochs <= 0 or not 0 < train_fraction <= 1 or effective_batch < 1:
-        raise ValueError(
-            f"{sequences} sequences, {epochs} epochs, a train_fraction of {train_fraction} and an effective_batch of "
-            f"{effective_batch} make no schedule; give 0 or more, more than 0, up to 1, and 1 or more"
-        )
+    _require(sequences >= 0, f"the number of rows must be at least 0 (got {sequences})")
+    _require(epochs > 0, f"epochs must be more than 0 (got {epochs})")
+    _require(0 < train_fraction <= 1, f"train_fraction must be above 0 and up to 1 (got {train_fraction})")
+    _require(effective_batch >= 1, f"effective_batch must be at least 1 (got {effective_batch})")
     return floor(sequences * _as_written(epochs) * _as_written(train_fraction) / effective_batch)
 
 
 def warmup_steps(full_steps: int, share: float) -> int:
-    """
+    """Return the number of whole warm-up steps.
+
     >>> warmup_steps(138_888, 0.025)
     3472
     """
-    if not 0 <= share < 1:
-        raise ValueError(f"the warm-up is a share of {share}; it is 0 or more and below 1")
+    _require(0 <= share < 1, f"warmup_share must be at least 0 and below 1 (got {share})")
     return floor(full_steps * _as_written(share))
 
 
 @dataclass(frozen=True, slots=True)
 class Multiplier:
-    """The multiplier at every step: a pure function of the warm-up, the shape and the pairs (step, total)."""
+    """Returns the multiplier at every step: a pure function of the warm-up, the shape and the pairs (step, total)."""
 
     warmup: int
     totals: Totals
@@ -57,15 +56,13 @@ class Multiplier:
     rewarm: int = 100
 
     def __post_init__(self) -> None:
-        if self.warmup < 0 or not 0 <= self.floor <= 1 or self.rewarm < 1 or self.decay not in ("cosine", "linear"):
-            raise ValueError(
-                f"a warm-up of {self.warmup}, floor {self.floor}, decay {self.decay!r} and rewarm {self.rewarm} make "
-                "no schedule; give 0 or more, a share, 'cosine' or 'linear', and 1 or more"
-            )
-        if not self.totals or self.totals[0][0] != 0:
-            raise ValueError(f"totals are {self.totals}; the first one counts from step 0")
-        if any(later < earlier for pair in pairwise(self.totals) for earlier, later in zip(*pair, strict=True)):
-            raise ValueError(f"totals are {self.totals}; neither the steps nor the totals become less")
+        _require(self.warmup >= 0, f"warmup must be at least 0 (got {self.warmup})")
+        _require(0 <= self.floor <= 1, f"floor must be from 0 to 1 (got {self.floor})")
+        _require(self.rewarm >= 1, f"rewarm must be at least 1 (got {self.rewarm})")
+        _require(self.decay in get_args(Decay), f"decay must be 'cosine' or 'linear' (got {self.decay!r})")
+        _require(bool(self.totals) and self.totals[0][0] == 0, f"totals must begin at step 0 (got {self.totals})")
+        rises = all(later >= earlier for pair in pairwise(self.totals) for earlier, later in zip(*pair, strict=True))
+        _require(rises, f"neither steps nor totals may decrease (got {self.totals})")
 
     def __call__(self, step: int) -> float:
         if step < self.warmup:
@@ -97,7 +94,7 @@ class Multiplier:
         return self.floor + (1 - self.floor) * share
 
     def _progress_of(self, value: float) -> float:
-        """The progress that has this value."""
+        """Return the progress at which the multiplier has this value."""
         if self.floor == 1:
             return 0.0
         share = max(0.0, min(1.0, (value - self.floor) / (1 - self.floor)))
@@ -106,7 +103,7 @@ class Multiplier:
 
 @dataclass(frozen=True, slots=True)
 class _Leg:
-    """From `start` on, progress in equal steps to 1 at the total; meanwhile a rise towards a fresh run's multiplier."""
+    """From `start` on, linear progress to 1 at the total, and meanwhile a rise towards a fresh run's multiplier."""
 
     start: int
     progress: float
@@ -124,5 +121,10 @@ class _Leg:
 
 
 def _as_written(number: float) -> Fraction:
-    """A number as it is written: 0.8 is four fifths."""
+    """Return the decimal number as written: 0.8 is four fifths."""
     return Fraction(str(number))
+
+
+def _require(holds: bool, problem: str) -> None:
+    if not holds:
+        raise ValueError(problem)

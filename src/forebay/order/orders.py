@@ -1,14 +1,10 @@
-"""The order of an epoch as a function of the position, and how near it comes to a global shuffle.
+"""The order of an epoch as a function of the position, and how close it is to a global shuffle.
 
 sequential   0 1 2 3 4 5 6 7      position and row are the same
 global       5 0 7 2 6 1 3 4      one shuffle over all rows, computed row by row
 window                            see `forebay.order.window`
 
-Nothing here knows a rank, a thread, a batch size or where training was resumed.
-
-chunks   distinct chunks in a batch, as a share of those that a global shuffle has on average
-units    the same for units: runs of rows that are stored, and decoded, together
-travel   distance between the rows at successive positions, as a share of the same
+An order does not depend on ranks, threads, batch size or where training was resumed.
 """
 
 from collections.abc import Mapping
@@ -28,13 +24,13 @@ class Order(Protocol):
     def size(self) -> int: ...
 
     def rows_at(self, epoch: int, positions: Numbers) -> Numbers:
-        """The rows at some positions of an epoch, each from 0 to `size`."""
+        """Return the rows at some positions of an epoch, each from 0 to below `size`."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class SequentialOrder:
-    """Rows as they are stored, every epoch alike."""
+    """Rows as they are stored, the same in every epoch."""
 
     size: int
 
@@ -44,11 +40,11 @@ class SequentialOrder:
 
 @dataclass(frozen=True, slots=True)
 class GlobalOrder:
-    """All rows shuffled together, anew every epoch."""
+    """All rows shuffled together, differently in every epoch."""
 
     size: int
     seed: int
-    part: int = 0  # of an epoch that grew: each part has a shuffle of its own
+    part: int = 0  # segment of an epoch that grew: each has its own shuffle
 
     def rows_at(self, epoch: int, positions: Numbers) -> Numbers:
         return permute(positions, self.size, key_of("order", self.seed, epoch, self.part))
@@ -59,19 +55,21 @@ Kind = Literal["global", "window", "sequential"]
 
 @dataclass(frozen=True, slots=True)
 class Ordering:
-    """An order without its rows. A window shuffle has a window, and no other has one."""
+    """An order before its rows are known. Only a window shuffle has a `window`."""
 
     kind: Kind
     seed: int
     window: Window | None = None
-    automatic: bool = False  # chosen by how the rows are stored: a cache that has grown may get another kind
+    automatic: bool = False  # chosen by how the rows are stored: a grown cache may get another kind
 
     def __post_init__(self) -> None:
         if (self.kind == "window") != (self.window is not None):
-            raise ValueError(f"shuffle is {self.kind!r} with window {self.window}; a window belongs to 'window' alone")
+            raise ValueError(
+                f"shuffle 'window' needs a window, and no other shuffle has one (got {self.kind!r}, {self.window})"
+            )
 
     def of(self, counts: Numbers, part: int = 0) -> Order:
-        """The order of so many rows of each chunk; the parts of an epoch have orders of their own."""
+        """Return the order of chunks with `counts` rows each; each segment (`part`) of an epoch has its own order."""
         if self.window is not None:
             return WindowOrder(counts, self.seed, self.window, part)
         size = int(counts.sum())
@@ -92,11 +90,11 @@ _BATCHES = 64
 
 @dataclass(frozen=True, slots=True)
 class ShuffleQuality:
-    """Measured on batches spread over an epoch."""
+    """How close an order is to a global shuffle, measured on batches spread over an epoch; 1 is equal."""
 
-    chunks: float
-    units: float
-    travel: float
+    chunks: float  # distinct chunks in a batch, relative to the mean of a global shuffle
+    units: float  # the same for units: rows that are stored, and decoded, together
+    travel: float  # distance between the rows at successive positions, likewise
 
     def __str__(self) -> str:
         return (
@@ -106,7 +104,7 @@ class ShuffleQuality:
 
 
 def shuffle_quality(order: Order, counts: Numbers, unit: int, batch_size: int, epoch: int = 0) -> ShuffleQuality:
-    """The figures of an order of chunks of so many rows each."""
+    """Measure an order over chunks of `counts` rows each."""
     size = min(batch_size, order.size)
     starts = np.linspace(0, order.size - size, _BATCHES).astype(np.int64)
     batches = [order.rows_at(epoch, np.arange(start, start + size)) for start in starts.tolist()]
@@ -130,7 +128,7 @@ def shuffle_quality(order: Order, counts: Numbers, unit: int, batch_size: int, e
 
 
 def _expected_distinct(counts: Numbers, size: int) -> float:
-    """How many groups of so many rows each a random batch touches."""
+    """Return the expected number of groups, of `counts` rows each, that a random batch touches."""
     return float((1 - (1 - counts / counts.sum()) ** size).sum())
 
 

@@ -1,19 +1,16 @@
-"""Which rows of a generation are in: splits by a stable hash, and the way from a place to a row number.
+"""Selections of rows, and splits by a stable hash.
 
     row number    0 1 2 3 4 5 6 7
     selected      . x x . . x . x
     place           0 1     2   3        rows([2]) is 5, before([5]) is 2
 
-Whole chunks are kept as ranges; single rows as one bit each, which may lie in a mapped file.
+Whole chunks are stored as ranges, single rows as one bit each, which may be in a mapped file.
 
     xxh3-64 of the name, with the seed   0 ────────────────── fraction · 2⁶⁴ ────── 2⁶⁴
                                            train                       validation
 
-A name is a sample id, or the number of a chunk (8 bytes, little endian). Names that come later move none that were
-there. A larger fraction keeps all of the training side and adds to it.
-
-Within a chunk, the rows that share a document are a group, and groups come in the order of their hashes: the first
-ones, up to the fraction of the chunk's rows, are the training side. That reaches the fraction with a single chunk.
+A name is a sample id, or the number of a chunk (8 bytes, little endian). Names that are added later do not change the
+sides of others. A larger fraction keeps all of the training side and adds to it.
 """
 
 import hashlib
@@ -32,7 +29,7 @@ Rows = NDArray[np.int64]
 Bits = NDArray[np.uint8]
 BLOCK_ROWS = 1024  # rows that share one running count
 _BLOCK_BYTES = BLOCK_ROWS // 8
-_STEP = 1024  # places looked up at once, so that blocks copied for it stay in the processor's cache
+_STEP = 1024  # places looked up at once, so that the copied blocks stay in the processor's cache
 _BITS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")  # (byte, bit)
 _ONES = _BITS.sum(axis=1, dtype=np.uint8)
 _NTH_ONE = np.argsort(_BITS == 0, axis=1, kind="stable").astype(np.uint8)  # (byte, n): where its n-th 1 is
@@ -40,18 +37,18 @@ _NTH_ONE = np.argsort(_BITS == 0, axis=1, kind="stable").astype(np.uint8)  # (by
 
 @runtime_checkable
 class Selection(Protocol):
-    """Some of the rows of a cache, in order of row numbers."""
+    """Some of the rows of a cache, in order of row number."""
 
     total: int  # rows of the cache, selected or not
 
     def __len__(self) -> int: ...
 
     def rows(self, places: Rows) -> Rows:
-        """The row numbers at some places among the selected rows."""
+        """Return the row numbers at some places among the selected rows."""
         ...
 
     def before(self, rows: Rows) -> Rows:
-        """How many selected rows come before each row number; `total` is one too."""
+        """Return the number of selected rows before each row number; row numbers go up to and including `total`."""
         ...
 
     @property
@@ -94,7 +91,7 @@ class BitSelection:
 
     def __init__(self, bits: Bits, total: int) -> None:
         if len(bits) != packed_bytes(total):
-            raise ValueError(f"{len(bits):,} bytes of bits for {total:,} rows; {packed_bytes(total):,} are expected")
+            raise ValueError(f"bits must have {packed_bytes(total):,} bytes for {total:,} rows (got {len(bits):,})")
         self.total = total
         self.bits = bits
         self._place = np.zeros(len(bits) // _BLOCK_BYTES + 1, np.int64)
@@ -143,16 +140,8 @@ class BitSelection:
 
 
 def packed_bytes(total: int) -> int:
-    """Bytes that the bits of so many rows take."""
+    """Return the number of bytes for the bits of `total` rows."""
     return -(-total // BLOCK_ROWS) * _BLOCK_BYTES
-
-
-def pack_bits(chosen: NDArray[np.bool_]) -> Bits:
-    """Rows chosen or not, as bits; for whole blocks, or the last rows there are."""
-    bits = np.zeros(packed_bytes(len(chosen)), np.uint8)
-    packed = np.packbits(chosen, bitorder="little")
-    bits[: len(packed)] = packed
-    return bits
 
 
 def _digest(total: int, content: NDArray[np.int64] | Bits) -> str:
@@ -162,15 +151,15 @@ def _digest(total: int, content: NDArray[np.int64] | Bits) -> str:
 
 
 def on_training_side(names: Iterable[bytes | memoryview], fraction: float, seed: int) -> NDArray[np.bool_]:
-    """Which names are on the training side.
+    """Return a bool for each name: whether it is on the training side.
 
     >>> on_training_side([b"0.png", b"1.png", b"2.png", b"3.png"], fraction=0.5, seed=0).tolist()
     [False, True, True, False]
     """
     if not 0 < fraction <= 1:
-        raise ValueError(f"fraction is {fraction}; the training side is a share above 0 and up to 1")
+        raise ValueError(f"fraction must be above 0 and up to 1 (got {fraction})")
     if not 0 <= seed < 2**64:
-        raise ValueError(f"seed is {seed}; a seed is from 0 to below 2**64")
+        raise ValueError(f"seed must be from 0 to below 2**64 (got {seed})")
     last = int(Fraction(fraction) * 2**64) - 1
     hashes = np.fromiter((xxhash.xxh3_64_intdigest(name, seed) for name in names), np.uint64)
     sides: NDArray[np.bool_] = hashes <= np.uint64(last)
@@ -178,12 +167,12 @@ def on_training_side(names: Iterable[bytes | memoryview], fraction: float, seed:
 
 
 def chunk_names(chunks: NDArray[np.int64]) -> Iterator[bytes]:
-    """The names of chunks, by their numbers."""
+    """Yield the names of chunks from their numbers."""
     return (int(chunk).to_bytes(8, "little") for chunk in chunks)
 
 
 def sample_names(ids: Array | Ragged) -> Iterator[memoryview]:
-    """The names of samples: the bytes that their rows have in the column of sample ids."""
+    """Yield the names of samples: the bytes of the column of sample ids."""
     values = ids.values if isinstance(ids, Ragged) else ids
     offsets = ids.offsets if isinstance(ids, Ragged) else np.arange(len(ids) + 1)
     item_bytes = values.nbytes // max(1, len(values))
@@ -193,11 +182,11 @@ def sample_names(ids: Array | Ragged) -> Iterator[memoryview]:
 
 
 def document_groups(documents: Ragged) -> NDArray[np.int64]:
-    """The group of every row of a chunk: rows that share a document are in one, called by its lowest document.
+    """Return the group of every row of a chunk: rows that share a document are in one group, its lowest document.
 
-    `documents` has pairs (document, first token). Pieces of a long document lie in several rows, and each row may end
-    with pieces of others, so groups are the connected components of documents that share a row. Rows without documents
-    are alone.
+    `documents` has pairs (document, first token). Pieces of a long document are in several rows, and each row may end
+    with pieces of others, so groups are the connected components of documents that share a row. A row without documents
+    is a group by itself.
 
     >>> pairs = [np.array([[0, 0], [2, 0]]), np.array([[1, 0]]), np.array([[2, 9], [3, 0]])]
     >>> document_groups(Ragged.of(pairs, np.dtype("u4"), (2,))).tolist()
@@ -213,10 +202,10 @@ def document_groups(documents: Ragged) -> NDArray[np.int64]:
 
 
 def _lowest_connected(count: int, left: NDArray[np.int64], right: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The lowest of the numbers below `count` that each is connected with, by pairs of `left` and `right`.
+    """Return, for each number below `count`, the lowest number connected to it by pairs of `left` and `right`.
 
-    Every round hangs the root of a tree below the lowest root it is paired with, then flattens all trees; two rounds at
-    least halve the roots that are left, however long a chain of pairs is.
+    Every round attaches the root of a tree to the lowest root it is paired with, then flattens all trees; two rounds at
+    least halve the remaining roots, however long a chain of pairs is.
     """
     roots = np.arange(count)
     while not np.array_equal(one := roots[left], other := roots[right]):
@@ -227,10 +216,11 @@ def _lowest_connected(count: int, left: NDArray[np.int64], right: NDArray[np.int
 
 
 def groups_on_training_side(groups: NDArray[np.int64], chunk: int, fraction: float, seed: int) -> NDArray[np.bool_]:
-    """Which rows of a chunk are on the training side, by the groups they are in.
+    """Return which rows of a chunk are on the training side: whole groups, in the order of their hashes.
 
-    The group that the fraction falls into is on either side as often as the fraction says, by a hash of the chunk; so
-    is a chunk that is one group. Chunk 0 has rows on both sides wherever it has two groups.
+    The first groups, up to the fraction of the chunk's rows, are trained on, so that even one chunk reaches the
+    fraction. The group at the border, or the only one, goes to a side by a hash of the chunk, as often as the fraction
+    says. Chunk 0 has rows on both sides if it has two groups.
     """
     names, member = np.unique(groups, return_inverse=True)
     sizes = np.bincount(member, minlength=len(names))

@@ -1,16 +1,15 @@
-"""Mixtures: which source stands at a position, and at which of its own positions, such that every share holds.
+"""Shares of a mixture: the source at each position, and its own position there, so that every share is met.
 
-Sources are joined two by two, the two lightest first, until one tree holds all. In a node with weights a and b, the
-first p positions have round(a · p / (a + b)) of the left branch: whole numbers, known for any p without looking at
-those before.
+Sources are joined two by two, the two lightest first, into one tree. In a node with weights a and b, the first p
+positions have round(a · p / (a + b)) of the left branch: known for any p without computing those before it.
 
     weights 5 3 2            position   0 1 2 3 4 5 6 7 8 9
           ╱ ╲                in 3 + 2   0   1   2   3   4      positions of the node below
          5   ╲               source     1   2   1   2   1      which of its sources
             3 2              source       0   0   0   0   0
 
-A node is off by at most half a row, of which a source below inherits its part; no two steps down a tree built so keep
-more than half of what they are given, hence at any prefix every source is off by less than two rows.
+A node is off by at most half a row, of which a source below inherits its share. In such a tree, two steps down pass on
+at most half of an error, so in any prefix every source is off by less than two rows.
 """
 
 import heapq
@@ -24,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Places = NDArray[np.int64]
-LARGEST = 2**31  # all weights together; products of two such numbers are whole numbers of 64 bits
+LARGEST = 2**31  # sum of all weights; products of two such numbers fit in 64 bits
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -38,7 +37,8 @@ class Shares:
 
     @classmethod
     def of(cls, weights: Sequence[float | Fraction]) -> "Shares":
-        """
+        """Make the tree of some weights.
+
         >>> Shares.of([0.5, 0.3, 0.2]).locate(np.arange(10))[0].tolist()
         [1, 0, 2, 0, 1, 0, 2, 0, 1, 0]
         """
@@ -52,7 +52,7 @@ class Shares:
             both.append(light[0] + heavy[0])
             branches.append((heavy[2], light[2]))
             heapq.heappush(heap, (both[-1], len(both) - 1, len(both) - 1))
-        if not both:  # one source has it all
+        if not both:  # one source has all positions
             left, both, branches = [1], [1], [(heap[0][2], heap[0][2])]
         return cls(whole, np.array(left), np.array(both), np.array(branches))
 
@@ -92,16 +92,16 @@ class Shares:
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """From this position on, these weights."""
+    """Weights that apply from a position on."""
 
     start: int
     weights: tuple[float, ...]
 
 
 class ChangingShares:
-    """Shares whose weights change at some positions; a source goes on where it was when they do.
+    """Shares whose weights change at some positions; each source continues where it was.
 
-    Every phase keeps its own shares to less than two rows.
+    Every phase meets its own shares to within two rows.
     """
 
     def __init__(self, phases: Sequence[Phase]) -> None:
@@ -131,16 +131,16 @@ class ChangingShares:
 
 
 def whole_weights(weights: Sequence[float | Fraction]) -> tuple[int, ...]:
-    """Weights as whole numbers in the same proportion; to one part in 2³¹ where they are too fine for that.
+    """Return weights as whole numbers in the same proportion, rounded to one part in 2³¹ if they are finer.
 
     >>> whole_weights([0.7, 0.2, 0.1])
     (7, 2, 1)
     """
     if not all(map(isfinite, weights)):
-        raise ValueError(f"weights are {list(weights)}; give finite numbers")
+        raise ValueError(f"weights must be finite (got {list(weights)})")
     exact = [_exact(weight) for weight in weights]
     if not exact or min(exact) < 0 or not sum(exact):
-        raise ValueError(f"weights are {list(weights)}; they are 0 or more, and one at least is more")
+        raise ValueError(f"weights must be at least 0, and one of them more than 0 (got {list(weights)})")
     scale = lcm(*(weight.denominator for weight in exact))
     whole = [int(weight * scale) for weight in exact]
     divisor = gcd(*whole)
@@ -153,13 +153,13 @@ def whole_weights(weights: Sequence[float | Fraction]) -> tuple[int, ...]:
 
 
 def _exact(weight: float | Fraction) -> Fraction:
-    """A number as it is written: 0.1 is a tenth."""
+    """Return the decimal number as written: 0.1 is a tenth."""
     return weight if isinstance(weight, Fraction) else Fraction(str(weight))
 
 
 def _check_phases(phases: Sequence[Phase]) -> None:
     starts = [phase.start for phase in phases]
     if not starts or starts[0] != 0 or any(later <= start for start, later in pairwise(starts)):
-        raise ValueError(f"phases start at {starts}; the first starts at 0 and each later than the one before")
+        raise ValueError(f"phases must start at 0 and each later than the one before (got {starts})")
     if len({len(phase.weights) for phase in phases}) > 1:
-        raise ValueError("phases have weights for different numbers of sources; a source that is left out has weight 0")
+        raise ValueError("phases must have weights for the same number of sources; use weight 0 to leave one out")

@@ -1,17 +1,17 @@
-"""Window shuffle: near a global one, while every stored block is decoded once, by one rank.
+"""Window shuffle: close to a global one, while every stored block is decoded once, by one rank.
 
 Chunks are shuffled and laid end to end; equal stretches of them are the lanes. Lanes take turns, one row each, and
-rank r of w takes the positions with p % w == r: so where w divides the lanes, no two ranks read one lane. Neighbouring
-lanes may lie in one chunk, so turns jump (0, 32, 16, 48, …): successive positions lie far apart.
+rank r of w takes the positions with p % w == r, so if w divides the number of lanes, no two ranks read the same lane.
+Neighbouring lanes may share a chunk, so turns jump (0, 32, 16, 48, …): successive positions are far apart.
 
     chunks, shuffled   7 7 7 7 2 2 2 2 2 9 9 9 4 4 4 4 4 4 0 0 0 0 5 5 …
     lanes              ├──── lane 0 ────┼──── lane 1 ────┼──── lane 2 …     cut between units, not through them
     groups             ├─ g0 ─┤─ g1 ─┤  of `chunks` chunks each: the units of a group are shuffled
     windows            ├ w0 ┤── w1 ──┤  of `rows` rows each: the rows of a window are shuffled
 
-A unit is `unit` rows of a chunk, so many that no block lies in two. Windows begin at another phase in each lane, so
-that not all lanes need new blocks at once. What is left where lanes differ in length (less than a unit each) follows
-at the end, shuffled.
+A unit is `unit` rows of a chunk, a multiple of a block, so that no block is in two units. Windows begin at a different
+phase in each lane, so that not all lanes need new blocks at once. Lanes differ in length by less than a unit each; the
+excess rows follow at the end, shuffled.
 """
 
 import operator
@@ -28,22 +28,22 @@ LANES = 64
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """How a window shuffle is cut; part of the identity of an order."""
+    """The dimensions of a window shuffle; part of the identity of an order."""
 
-    rows: int  # of one lane that are mixed, and kept decoded, at a time
+    rows: int  # of one lane that are mixed, and stay decoded, at a time
     unit: int = 1
     chunks: int = 16
     lanes: int = LANES
 
     def __post_init__(self) -> None:
-        for name in ("rows", "unit", "chunks", "lanes"):  # numbers of numpy are not JSON
+        for name in ("rows", "unit", "chunks", "lanes"):  # numpy integers are not JSON
             object.__setattr__(self, name, operator.index(getattr(self, name)))
         if min(self.unit, self.chunks, self.lanes) < 1 or self.rows < self.unit:
-            raise ValueError(f"{self} cannot be cut: give at least 1 of each, and rows of at least one unit")
+            raise ValueError(f"unit, chunks and lanes must be at least 1, and rows at least unit (got {self})")
 
 
 class WindowOrder:
-    """The rows of chunks of so many rows each, numbered chunk by chunk, in window shuffle."""
+    """The window shuffle of chunks of `counts` rows each, whose rows are numbered chunk by chunk."""
 
     def __init__(self, counts: Numbers, seed: int, window: Window, part: int = 0) -> None:
         self.window = window
@@ -61,7 +61,7 @@ class WindowOrder:
 
 
 class _Pieces(NamedTuple):
-    """Stretches of one chunk in one lane, in order of lanes; cumulated arrays have one entry more."""
+    """Parts of one chunk in one lane, in order of lanes; cumulative arrays have one more entry."""
 
     bases: Numbers  # number of the first row
     units: Numbers  # whole units before each
@@ -70,7 +70,7 @@ class _Pieces(NamedTuple):
 
 
 class _Deal:
-    """The lanes, groups and windows of one epoch: memory per chunk and lane, none per row."""
+    """The lanes, groups and windows of one epoch; takes memory per chunk and lane, none per row."""
 
     def __init__(self, counts: Numbers, bases: Numbers, window: Window, key: int) -> None:
         self._window, self._key, self._turns = window, key, _turns(window.lanes)
@@ -84,7 +84,7 @@ class _Deal:
         self._cut(counts, bases, ends)
 
     def _cut(self, counts: Numbers, bases: Numbers, ends: Numbers) -> None:
-        """Cut chunks where lanes begin; gather pieces into groups."""
+        """Cut chunks where lanes begin, and collect the pieces into groups."""
         starts = np.unique(np.concatenate([ends - counts, self._lanes[:-1]]))
         sizes = np.diff(np.append(starts, self._lanes[-1]))
         chunk = np.searchsorted(ends, starts, side="right")
@@ -114,7 +114,7 @@ class _Deal:
         return self._rows(self._mixed(lane, self._lanes[lane] + index))
 
     def _mixed(self, lane: Numbers, places: Numbers) -> Numbers:
-        """Where the shuffle of its window puts each place."""
+        """Return where the shuffle of its window puts each place."""
         size, lanes = self._window.rows, self._window.lanes
         phase = self._lanes[lane] + (lane + 1) * size // lanes
         number = (places - phase) // size + 1
@@ -124,7 +124,7 @@ class _Deal:
         return low + permute(places - low, high - low, keys)
 
     def _border(self, lane: Numbers, places: Numbers) -> Numbers:
-        """The last place, not after the given one, where no unit is cut; kept within the lane."""
+        """Return the last place up to `places` where no unit is cut, within the lane."""
         group, offset = self._in_group(np.clip(places, self._lanes[lane], self._lanes[lane + 1] - 1))
         unit, whole = self._window.unit, self._group_units[group] * self._window.unit
         rest = self._pieces.rests
@@ -134,7 +134,7 @@ class _Deal:
         return np.where(places >= self._lanes[lane + 1], self._lanes[lane + 1], border)
 
     def _rows(self, places: Numbers) -> Numbers:
-        """The rows that stand at places, once the units of each group are shuffled."""
+        """Return the rows at some places, after shuffling the units of each group."""
         group, offset = self._in_group(places)
         unit, pieces, first = self._window.unit, self._pieces, self._first[group]
         whole = self._group_units[group]
@@ -154,7 +154,7 @@ class _Deal:
 
 
 def _turns(lanes: int) -> Numbers:
-    """All lanes in the order of their numbers' bits reversed, so that any few of them in a row are spread out.
+    """Return all lanes in bit-reversed order, so that any few consecutive ones are spread out.
 
     >>> _turns(8).tolist(), _turns(5).tolist()
     ([0, 4, 2, 6, 1, 5, 3, 7], [0, 4, 2, 1, 3])
@@ -169,7 +169,7 @@ def _turns(lanes: int) -> Numbers:
 
 
 def _lane_edges(ends: Numbers, counts: Numbers, window: Window) -> Numbers:
-    """Where lanes begin, and the end: even shares, moved to the nearest edge of a unit."""
+    """Return where lanes begin, and the end: equal shares, moved to the nearest edge of a unit."""
     total = int(ends[-1]) if len(ends) else 0
     edges = np.arange(window.lanes + 1) * total // window.lanes
     inner = edges[1:-1]

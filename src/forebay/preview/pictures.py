@@ -143,7 +143,7 @@ def draw_taught(cache: Cache, rows: list[int], layers: tuple[str, ...], path: st
         for layer in taught
         for column, values in layer.columns(at).items()
     ]
-    picture.taught_picture(parts).save(path)
+    picture.teacher_picture(parts).save(path)
     return TaughtSheet(
         root=cache.root,
         generation=cache.generation.number,

@@ -1,4 +1,4 @@
-"""Teachers: what larger models say of samples, cached once, read at any timestep.
+"""Teachers: outputs of larger models, computed once per sample and read at any timestep.
 
 recipes = fb.teachers.encodings(vae="sd/vae", t5="flan-t5-base", clip="clip")     # three layers
 recipes["lune"] = fb.teachers.TeacherRecipe(teacher=fb.teachers.Lune(unet="sd/unet"))

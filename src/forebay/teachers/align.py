@@ -1,7 +1,7 @@
-"""Alignment: whether the layers of teachers are what their recipes say, and what training was written for.
+"""Check teacher layers against their recipes.
 
-Ranges and shapes are read off the rows; buckets off the constants; prompts are held against the base rows; and a few
-rows are computed again where the teacher's files are here.
+Ranges and shapes are read from the rows, buckets from the constants. Prompt hashes are compared with the base rows, and
+a few rows are recomputed where the teacher's files are available.
 """
 
 from collections.abc import Iterator, Mapping
@@ -36,20 +36,20 @@ from forebay.teachers.timesteps import BUCKETS
 SUM_TOLERANCE = 2e-3  # of a map that is stored in float16
 TOLERANCES = {"float16": 2e-3, "bfloat16": 2e-2, "float32": 1e-4, "float64": 1e-4}
 SOL_COLUMNS = ("_stats", "_spatial")
-PER_CHUNK = 512  # rows that ranges are read off
-IMPORTED = "imported"  # the kind of layers that hold what teachers of an old cache said
-CHUNKS_AGAIN = 4  # that rows which are computed again come from
+PER_CHUNK = 512  # rows of each chunk from which ranges are read
+IMPORTED = "imported"  # the kind of layers imported from a `.pt` cache
+CHUNKS_AGAIN = 4  # chunks from which rows are recomputed
 
 
 class LayerAlignment(Record, frozen=True, kw_only=True):
-    """What was found of one layer."""
+    """The findings on one layer."""
 
     layer: str
     teacher: str
     columns: dict[str, tuple[int, ...]]  # the shape of a row
     buckets: tuple[float, ...]
-    usual_buckets: bool  # those of the usual grid, 0.05 to 0.95
-    ranges: dict[str, tuple[float, float]]  # the least and the largest value seen
+    usual_buckets: bool  # those of the default grid, 0.05 to 0.95
+    ranges: dict[str, tuple[float, float]]  # the smallest and the largest value seen
     checked_rows: int
     recomputed_rows: int
     problems: tuple[str, ...]
@@ -57,7 +57,7 @@ class LayerAlignment(Record, frozen=True, kw_only=True):
 
 
 class Alignment(Record, frozen=True, kw_only=True):
-    """What was found of all layers of teachers in a cache."""
+    """The findings on all teacher layers of a cache."""
 
     root: str
     layers: tuple[LayerAlignment, ...]
@@ -68,9 +68,9 @@ class Alignment(Record, frozen=True, kw_only=True):
 
 
 def check_alignment(cache: Cache, *, recompute: int = 8, check_source: bool = False) -> Alignment:
-    """Check every layer of a teacher; `recompute` rows of each are asked of it again.
+    """Check every teacher layer; `recompute` rows of each are computed again and compared.
 
-    A model that is not on this disk is fetched from the hub only with `check_source`: the cache chose its name.
+    A model that is not on this disk is downloaded only with `check_source`, because the cache chose its name.
     """
     kept = [cache.recipe(layer) for layer in cache.generation.recipes]
     found = [
@@ -82,7 +82,7 @@ def check_alignment(cache: Cache, *, recompute: int = 8, check_source: bool = Fa
 def _aligned(cache: Cache, kept: RecipeDocument, recompute: int, check_source: bool) -> LayerAlignment:
     whole = open_cache(cache.store, generation=cache.generation.number, layers=[kept.layer])
     constants = whole.constants(kept.layer)
-    buckets = tuple(float(moment) for moment in constants.pop(T_BUCKETS, np.empty(0)))
+    buckets = tuple(float(t) for t in constants.pop(T_BUCKETS, np.empty(0)))
     look = _Look(kept.fields)
     for columns in whole.chunks([*_names(kept), *_base_names(kept), presence_name(kept.layer)]):
         look.take(kept, columns)
@@ -104,7 +104,7 @@ def _aligned(cache: Cache, kept: RecipeDocument, recompute: int, check_source: b
 
 
 class _Look:
-    """What is seen of a layer, chunk by chunk."""
+    """Collects ranges and problems of a layer, chunk by chunk."""
 
     def __init__(self, fields: Mapping[str, Any]) -> None:
         self.fields = fields
@@ -128,7 +128,7 @@ class _Look:
         if not values.size:
             return
         if not np.isfinite(values).all():
-            self._tell(f"'{name}' holds NaN or infinity")
+            self._add(f"'{name}' holds NaN or infinity")
             return
         low, high = float(values.min()), float(values.max())
         before = self.ranges.get(name, (low, high))
@@ -137,19 +137,19 @@ class _Look:
             self._sol(name, values, low, high)
 
     def _is_sol(self, name: str) -> bool:
-        """Whether the column is one of Sol's, or of a teacher of one's own that calls it so."""
+        """Whether the column is one of Sol's, or named like them by another teacher."""
         return name in {f"{prefix}{ending}" for prefix in ("sol", self.teacher.get("name")) for ending in SOL_COLUMNS}
 
     def _sol(self, name: str, values: NDArray[np.float32], low: float, high: float) -> None:
         if low < 0 or high > 1:
-            self._tell(f"'{name}' reaches from {low:g} to {high:g}; from 0 to 1 is expected")
+            self._add(f"'{name}' must be from 0 to 1 (found {low:g} to {high:g})")
         if name.endswith("_spatial"):
             off = float(np.abs(values.sum(axis=(-2, -1)) - 1).max())
             if off > SUM_TOLERANCE:
-                self._tell(f"maps of '{name}' sum to 1 ± {off:g}; they are to sum to 1")
+                self._add(f"maps of '{name}' must sum to 1 (found 1 ± {off:g})")
 
     def _prompts(self, columns: Columns, present: NDArray[np.bool_]) -> None:
-        """The stored hashes are those of the prompts that the base rows hold now."""
+        """Compare the stored hashes with the prompts in the base rows."""
         stored = next((values for name, values in columns.items() if name.endswith(PROMPT)), None)
         if stored is None or isinstance(stored, Ragged):
             return
@@ -158,10 +158,10 @@ class _Look:
         for row in np.flatnonzero(present).tolist():
             text = prompts.of(texts[row])
             if text is None or prompt_hash(text) != int(stored[row]):
-                self._tell("a row was made of another prompt than the base layer holds now")
+                self._add("a row was made of another prompt than the base layer holds now")
                 return
 
-    def _tell(self, problem: str) -> None:
+    def _add(self, problem: str) -> None:
         if problem not in self.problems:
             self.problems.append(problem)
 
@@ -173,33 +173,33 @@ class _Again(msgspec.Struct, frozen=True):
 
 
 def reopened(kept: RecipeDocument, root: str, verb: str, check_source: bool) -> TeacherRecipe:
-    """The recipe of a layer of a teacher, if its files are here and are what they were."""
+    """Return the recipe of a teacher layer; raise if its files would be downloaded or have changed."""
     recipe = msgspec.convert(kept.fields, TeacherRecipe)
     on_hub = () if check_source else recipe.on_hub()
     if on_hub:
         raise RecipeNotContacted(root, kept.layer, on_hub[0], verb)
     if fingerprint(recipe, inputs_in(kept.dependencies)) != kept.fingerprint:
         changed = ", ".join(differing_fields(kept, recipe))
-        raise RecipeInvalid(f"the teacher of layer '{kept.layer}' is not what it was (differs in: {changed})")
+        raise RecipeInvalid(f"the teacher of layer '{kept.layer}' has changed (differs in: {changed})")
     return recipe
 
 
 def _recomputed(cache: Cache, kept: RecipeDocument, most: int, check_source: bool) -> _Again:
-    """A few rows asked again, where the teacher is here."""
+    """Recompute and compare a few rows, if the teacher is available."""
     if not most or not kept.columns:
         return _Again()
     if kept.kind == IMPORTED:
-        return _Again(notes=("no row was computed again: an imported layer does not know its teacher",))
+        return _Again(notes=("no row was recomputed: an imported layer does not record its teacher",))
     try:
         recipe = msgspec.structs.replace(reopened(kept, cache.root, "verify --align", check_source), device="auto")
-        return _asked_again(cache, kept, recipe, most)
+        return _compared(cache, kept, recipe, most)
     except (RecipeNotContacted, TeacherUnusable, UnknownKind, HubNotFound, HubUnreachable, LibraryMissing) as absent:
-        return _Again(notes=(f"no row was computed again: {absent}",))
+        return _Again(notes=(f"no row was recomputed: {absent}",))
     except (RecipeInvalid, TeacherRaised, TeacherOutputInvalid, HookSilent) as other:
         return _Again(problems=(str(other),))
 
 
-def _asked_again(cache: Cache, kept: RecipeDocument, recipe: TeacherRecipe, most: int) -> _Again:
+def _compared(cache: Cache, kept: RecipeDocument, recipe: TeacherRecipe, most: int) -> _Again:
     problems: dict[str, None] = {}
     count = 0
     try:
@@ -209,7 +209,7 @@ def _asked_again(cache: Cache, kept: RecipeDocument, recipe: TeacherRecipe, most
             before = np.asarray(cache.read(rows, [presence_name(kept.layer)])[presence_name(kept.layer)])
             lost = [failure for failure in again.failures if failure.reason == NOT_FINITE]
             if lost and np.count_nonzero(np.asarray(again.present)) < np.count_nonzero(before):
-                problems[f"computed again, sample '{lost[0].sample}' gives {lost[0].detail}"] = None
+                problems[f"recomputed, sample '{lost[0].sample}' has {lost[0].detail}"] = None
                 continue
             found = (_difference(column.name, again.columns, stored, column.dtype) for column in kept.columns)
             problems |= dict.fromkeys(problem for problem in found if problem)
@@ -219,7 +219,7 @@ def _asked_again(cache: Cache, kept: RecipeDocument, recipe: TeacherRecipe, most
 
 
 def _some_rows(cache: Cache, most: int) -> Iterator[range]:
-    """The first rows of a few chunks all over the cache: what others of these rows point to is among them."""
+    """Yield the first rows of a few chunks spread over the cache; first rows hold the shared values of later ones."""
     chunks = len(cache.chunk_numbers)
     chosen = sorted({round(at) for at in np.linspace(0, chunks - 1, min(chunks, most, CHUNKS_AGAIN))})
     for turn, position in enumerate(chosen):
@@ -233,21 +233,21 @@ def _difference(name: str, made: Columns, stored: Columns, dtype: str) -> str | 
     one = ours.values if isinstance(ours, Ragged) else np.asarray(ours)
     other = theirs.values if isinstance(theirs, Ragged) else np.asarray(theirs)
     if dtype not in TOLERANCES or one.shape != other.shape:
-        return None if np.array_equal(one, other) else f"'{name}' comes out otherwise when it is computed again"
+        return None if np.array_equal(one, other) else f"recomputed values of '{name}' differ"
     apart = np.abs(one.astype(np.float32) - other.astype(np.float32))
     allowed = TOLERANCES[dtype] * (1 + np.abs(other.astype(np.float32)))
     if (apart <= allowed).all():
         return None
-    return f"'{name}' comes out otherwise when it is computed again, by up to {float(apart.max(initial=0)):g}"
+    return f"recomputed values of '{name}' differ by up to {float(apart.max(initial=0)):g}"
 
 
 def _bucket_problems(kept: RecipeDocument, buckets: tuple[float, ...]) -> Iterator[str]:
-    said = tuple(kept.fields.get("buckets", ()))
-    if said != buckets:
-        yield f"its constants hold the buckets {buckets}, and its recipe says {said}"
+    declared = tuple(kept.fields.get("buckets", ()))
+    if declared != buckets:
+        yield f"its constants have the buckets {buckets}, but its recipe has {declared}"
     for column in kept.columns:
         if buckets and column.shape[:1] != (len(buckets),):
-            yield f"'{column.name}' has {column.shape[:1]} timesteps, and there are {len(buckets)} buckets"
+            yield f"'{column.name}' has {column.shape[:1]} timesteps, but there are {len(buckets)} buckets"
 
 
 def _names(kept: RecipeDocument) -> list[str]:

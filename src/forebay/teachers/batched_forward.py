@@ -1,11 +1,11 @@
-"""Run the one teacher that this process has loaded, on as many samples at a time as memory holds.
+"""Run the one loaded teacher of this process, on as many samples at a time as fit in memory.
 
 samples   a b c d e        batch_size 2, three buckets
 
 one bucket at a time       [a b]₀ [a b]₁ [a b]₂  [c d]₀ …  [e e]₂
-timesteps together         [a₀ a₁ a₂ b₀ b₁ b₂]  …  [e₀ e₁ e₂ e₀ e₁ e₂]
+all timesteps at once      [a₀ a₁ a₂ b₀ b₁ b₂]  …  [e₀ e₁ e₂ e₀ e₁ e₂]
 
-The last batch is filled with its last sample: kernels are not bit-equal across batch sizes.
+The last batch is filled up with its last sample, since kernels are not bit-equal across batch sizes.
 """
 
 import gc
@@ -25,7 +25,7 @@ from forebay.teachers.teacher_samples import Samples
 
 
 class Memo:
-    """Arrays by the input they were made of."""
+    """An LRU cache, bounded by bytes, of the arrays that a teacher made of each prompt."""
 
     def __init__(self, limit_bytes: int) -> None:
         self.hits = 0
@@ -61,7 +61,7 @@ def _size(arrays: Mapping[str, Array]) -> int:
 
 @dataclass(slots=True, eq=False)
 class LoadedTeacher:
-    """A loaded teacher, and what happened since."""
+    """A loaded teacher, its memo, and counts of what it did."""
 
     name: str
     device: str
@@ -70,61 +70,67 @@ class LoadedTeacher:
     forwards: int = 0
     prompts: int = 0
     computed: int = 0
-    seats_agree: bool | None = None  # unknown until it was tried
-    asked_as: Hashable = None
+    row_position_invariant: bool | None = None  # None until it was tried
+    signature: Hashable = None
 
     def __call__(self, batch: Batch) -> Mapping[str, Array]:
         self.forwards += 1
         return self.loaded(batch)
 
-    def begin(self, asked_as: Hashable) -> None:
-        """What was remembered of prompts that were asked, or are stored, in another way is of no use."""
-        if self.asked_as != asked_as:
+    def begin(self, signature: Hashable) -> None:
+        """Clear the memo if prompts are run or stored differently from before."""
+        if self.signature != signature:
             self.memo.clear()
-            self.asked_as, self.seats_agree = asked_as, None
+            self.signature, self.row_position_invariant = signature, None
 
     def notes(self) -> tuple[str, ...]:
         where = "" if self.device == "auto" else f" onto {self.device}"
         lines = [f"'{self.name}' was loaded{where} and ran {self.forwards:,} forward batch(es)"]
         if self.prompts:
-            apart = "" if self.seats_agree is not False else "; its kernels tell seats of a batch apart, none is reused"
+            apart = (
+                ""
+                if self.row_position_invariant is not False
+                else "; results depend on the position in a batch, so none is reused"
+            )
             lines.append(
-                f"{self.prompts:,} prompt(s) were asked for and {self.computed:,} computed, {self.memo.hits:,} were "
-                f"remembered from earlier chunks{apart}"
+                f"of {self.prompts:,} prompt(s), {self.computed:,} were computed and {self.memo.hits:,} reused from "
+                f"earlier chunks{apart}"
             )
         return tuple(lines)
 
 
 @dataclass(slots=True)
 class _Slot:
+    """The one loaded teacher of this process."""
+
     key: Hashable = None
-    seated: LoadedTeacher | None = None
+    teacher: LoadedTeacher | None = None
 
 
 _slot = _Slot()
 
 
 def load_once(teacher: Teacher, device: str, dtype: str, memo_bytes: int) -> LoadedTeacher:
-    """The teacher, loaded now unless it is the one that is."""
+    """Return the loaded teacher; load it, and release another, unless it is already loaded."""
     key = (teacher, device, dtype, tuple(sorted(teacher.files().items())))
-    if _slot.seated is None or _slot.key != key:
+    if _slot.teacher is None or _slot.key != key:
         unload()
-        _slot.seated = LoadedTeacher(teacher.tag(), device, teacher.load(device, dtype), Memo(memo_bytes))
+        _slot.teacher = LoadedTeacher(teacher.tag(), device, teacher.load(device, dtype), Memo(memo_bytes))
         _slot.key = key
-    return _slot.seated
+    return _slot.teacher
 
 
 def unload() -> tuple[str, ...]:
-    """Let the loaded teacher go, and say what it did; nothing where there is none."""
-    seated, _slot.seated, _slot.key = _slot.seated, None, None
-    if seated is None:
+    """Release the loaded teacher, if any, and return notes on what it did."""
+    teacher, _slot.teacher, _slot.key = _slot.teacher, None, None
+    if teacher is None:
         return ()
-    notes = seated.notes()
-    close = getattr(seated.loaded, "close", None)
+    notes = teacher.notes()
+    close = getattr(teacher.loaded, "close", None)
     if close is not None:
         close()
-    del seated, close
-    gc.collect()  # modules hold themselves in cycles
+    del teacher, close
+    gc.collect()  # modules are in reference cycles
     return notes
 
 
@@ -133,21 +139,21 @@ NO_BUCKETS = np.zeros(1, np.int64)
 
 @dataclass(frozen=True, slots=True)
 class BatchedForward:
-    """How a teacher is asked: what of a recipe shapes a batch and what becomes of its results."""
+    """Runs a teacher on samples in batches: the part of a recipe that shapes batches and results."""
 
     outputs: Mapping[str, tuple[Output, Dtype]]
     inputs: tuple[str, ...]
     buckets: tuple[float, ...]  # none where the teacher is not timed
     batch_size: int
-    together: bool  # all timesteps in one batch
+    all_timesteps: bool  # all timesteps in one batch
     seed: int
 
     def run(
-        self, seated: LoadedTeacher, samples: Samples, rows: Sequence[int]
+        self, teacher: LoadedTeacher, samples: Samples, rows: Sequence[int]
     ) -> tuple[dict[str, Array], dict[int, str]]:
-        """The results for some rows, in order: `(rows, [buckets,] *shape)` per output.
+        """Return the results for some rows, in order, `(rows, [buckets,] *shape)` per output.
 
-        And where among them a number is NaN or infinite as it would be stored: position -> in which output and when.
+        Also return the positions among `rows` with a number that is NaN or infinite as stored -> its output and t.
         """
         steps = (len(self.buckets),) if self.buckets else ()
         found: dict[str, Array] = {
@@ -157,32 +163,32 @@ class BatchedForward:
         bad: dict[int, str] = {}
         for at in range(0, len(rows), self.batch_size):
             some = slice(at, at + self.batch_size)
-            batch = self._ask_batch(seated, samples, rows[some])
+            batch = self._run_batch(teacher, samples, rows[some])
             bad |= {at + place: detail for place, detail in self._not_finite(batch).items()}
             for name, values in batch.items():
                 found[name][some] = values if self.buckets else values[:, 0]
         return found, bad
 
-    def _ask_batch(self, seated: LoadedTeacher, samples: Samples, rows: Sequence[int]) -> dict[str, Array]:
+    def _run_batch(self, teacher: LoadedTeacher, samples: Samples, rows: Sequence[int]) -> dict[str, Array]:
         filled = [*rows, *[rows[-1]] * (self.batch_size - len(rows))]
         every = np.arange(len(self.buckets)) if self.buckets else NO_BUCKETS
-        turns = [every] if self.together else [every[turn : turn + 1] for turn in range(len(every))]
-        made = [self._forward(seated, samples, filled, turn) for turn in turns]
+        turns = [every] if self.all_timesteps else [every[turn : turn + 1] for turn in range(len(every))]
+        made = [self._forward(teacher, samples, filled, turn) for turn in turns]
         return {name: np.concatenate([one[name] for one in made], axis=1)[: len(rows)] for name in self.outputs}
 
     def _forward(
-        self, seated: LoadedTeacher, samples: Samples, rows: Sequence[int], buckets: NDArray[np.int64]
+        self, teacher: LoadedTeacher, samples: Samples, rows: Sequence[int], buckets: NDArray[np.int64]
     ) -> dict[str, Array]:
-        """One forward, every sample at each of these buckets: `(rows, buckets, *shape)` per output."""
+        """Run one forward, every sample at each of these buckets: `(rows, buckets, *shape)` per output."""
         batch = self.batch(samples, np.repeat(rows, len(buckets)), np.tile(buckets, len(rows)))
-        answer = _answer(seated, batch)
+        made = _outputs(teacher, batch)
         found = {}
         for name, (output, dtype) in self.outputs.items():
-            values, expected = np.asarray(answer[name]) if name in answer else None, (len(batch), *output.shape)
+            values, expected = np.asarray(made[name]) if name in made else None, (len(batch), *output.shape)
             if values is None or values.shape != expected:
                 shape = None if values is None else values.shape
-                raise TeacherOutputInvalid(seated.name, name, batch.ids[0], batch.first_moment, shape, expected)
-            with np.errstate(over="ignore"):  # `_not_finite` finds what the type cannot hold
+                raise TeacherOutputInvalid(teacher.name, name, batch.ids[0], batch.first_t, shape, expected)
+            with np.errstate(over="ignore"):  # `_not_finite` finds overflows
                 found[name] = values.astype(DTYPES[dtype][1]).reshape(len(rows), len(buckets), *output.shape)
         return found
 
@@ -199,7 +205,7 @@ class BatchedForward:
         )
 
     def _not_finite(self, found: Mapping[str, Array]) -> dict[int, str]:
-        """Which samples of a batch have a number that is not finite: the first output and bucket of each."""
+        """Return the samples of a batch with a number that is not finite -> its first output and bucket."""
         bad: dict[int, str] = {}
         for name, values in found.items():
             if values.dtype.kind in "biu":
@@ -211,14 +217,14 @@ class BatchedForward:
         return bad
 
 
-def _answer(seated: LoadedTeacher, batch: Batch) -> Mapping[str, Array]:
-    """What a teacher says; an error of a library gets the sample and the moment it came at."""
+def _outputs(teacher: LoadedTeacher, batch: Batch) -> Mapping[str, Array]:
+    """Run a teacher; an error of a library is raised with the sample and its t."""
     try:
-        return seated(batch)
+        return teacher(batch)
     except ForebayError:
         raise
     except Exception as error:
-        raise TeacherRaised(seated.name, batch.ids[0], batch.first_moment, error) from error
+        raise TeacherRaised(teacher.name, batch.ids[0], batch.first_t, error) from error
 
 
 _STATUS = Path("/proc/self/status")
@@ -226,13 +232,13 @@ _CLEAR = Path("/proc/self/clear_refs")
 _FORGET_PEAK = "5"
 
 
-def fit_batch(asked: int, limit_bytes: int | None, attempt: Callable[[int], object]) -> int:
-    """The largest of `asked`, `asked / 2`, … that `attempt` runs without running out of memory.
+def fit_batch(requested: int, limit_bytes: int | None, attempt: Callable[[int], object]) -> int:
+    """Return the largest of `requested`, `requested / 2`, … that `attempt` runs without running out of memory.
 
-    With a limit, the most that this process holds meanwhile, where that can be told, is kept below it. On a device with
-    memory of its own, running out of that is what halves a batch.
+    `limit_bytes` also bounds the peak host memory of this process, where the system reports it. Device memory halves a
+    batch only when it runs out.
     """
-    size = asked
+    size = requested
     while True:
         try:
             peak = _peak_of(attempt, size)
@@ -247,22 +253,22 @@ def fit_batch(asked: int, limit_bytes: int | None, attempt: Callable[[int], obje
 
 
 def _peak_of(attempt: Callable[[int], object], size: int) -> int:
-    """The most memory held during a try."""
-    with suppress(OSError):  # where the peak cannot be forgotten, it is that of the whole process
+    """Return the peak memory during an attempt."""
+    with suppress(OSError):  # where the peak cannot be reset, it is that of the whole process
         _CLEAR.write_text(_FORGET_PEAK)
     attempt(size)
     return peak_bytes()
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Devices say it in types of their own, which all name it."""
+    """Return whether an error, of any library, says that memory ran out."""
     own = error.__cause__ or error
     named = f"{type(own).__name__}: {own}".lower()
     return isinstance(own, MemoryError) or "out of memory" in named or "can't allocate memory" in named
 
 
 def peak_bytes() -> int:
-    """The most memory this process has held since it was last forgotten; 0 where the system does not tell."""
+    """Return the peak memory of this process since the last reset; 0 where the system does not report it."""
     if not _STATUS.exists():
         return 0
     return int(_STATUS.read_text().partition("VmHWM:")[2].split()[0]) * 1024

@@ -1,4 +1,4 @@
-"""The teachers that come with forebay, as data: encoders, UNets, hooks. `forebay.torch.teachers` runs them."""
+"""The built-in teachers as data: encoders, UNets, hooks. `forebay.torch.teachers` runs them."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
@@ -9,15 +9,15 @@ from numpy.typing import ArrayLike, NDArray
 from forebay.columns import Array
 from forebay.teachers.model_files import config_of, hashes, setting, tokenizer_of
 from forebay.teachers.protocol import Loaded, Output, Teacher, library_versions, load_by
-from forebay.teachers.teacher_samples import HOLDER
+from forebay.teachers.teacher_samples import SHARED_ROW_SUFFIX
 
 
 class Latents(Teacher, frozen=True, kw_only=True, tag="latents"):
-    """The latents of letterboxed images: a VAE's mean, or a sample of it that the seed and the sample's id decide.
+    """The latents of letterboxed images: a VAE's mean, or a sample drawn by the seed and the sample's id.
 
     `size`, `pad_color` and `storage` are those of the images. Latents are scaled as the VAE's pipelines do, by the
-    configuration's scaling_factor, shift_factor, latents_mean and latents_std. How much of each cell is content follows
-    from the stored rectangle: `fb.teachers.weights_of_latents`.
+    configuration's scaling_factor, shift_factor, latents_mean and latents_std. `fb.teachers.weights_of_latents` returns
+    the share of content in each cell.
     """
 
     located: ClassVar[tuple[str, ...]] = ("vae",)
@@ -40,7 +40,7 @@ class Latents(Teacher, frozen=True, kw_only=True, tag="latents"):
         return (Output(self.name, (int(setting(self.vae, "latent_channels")), side, side)),)
 
     def files(self) -> Mapping[str, str]:
-        # Up to revision 1 these were left out: latents of such a VAE are another layer now.
+        # Revision 1 ignored these, so latents of such a VAE need a new layer.
         normalized = {"latents_normalized": "per channel"} if config_of(self.vae).get("latents_mean") else {}
         return {**hashes("vae", self.vae), **normalized}
 
@@ -52,14 +52,14 @@ class Latents(Teacher, frozen=True, kw_only=True, tag="latents"):
 
 
 class T5(Teacher, frozen=True, kw_only=True, tag="t5"):
-    """The last hidden states of a T5 encoder, and the mask of the tokens that are no padding."""
+    """The last hidden states of a T5 encoder, and a mask, True for tokens that are not padding."""
 
     prompted: ClassVar[bool] = True
-    of: ClassVar[Literal["sample", "prompt", "nothing"]] = "prompt"
+    depends_on: ClassVar[Literal["sample", "prompt", "nothing"]] = "prompt"
     located: ClassVar[tuple[str, ...]] = ("model", "tokenizer")
 
     model: str
-    tokenizer: str | None = None  # where it is, if neither with the model nor in the `tokenizer` of its pipeline
+    tokenizer: str | None = None  # its folder, if it is neither with the model nor in the `tokenizer` of its pipeline
     max_length: int = 128
     name: str = "t5"
 
@@ -81,10 +81,10 @@ class T5(Teacher, frozen=True, kw_only=True, tag="t5"):
 
 
 class Clip(Teacher, frozen=True, kw_only=True, tag="clip"):
-    """The pooled output and the last hidden states of a CLIP text encoder; `keeps` may leave one out."""
+    """The pooled output and the last hidden states of a CLIP text encoder, or one of them (`keeps`)."""
 
     prompted: ClassVar[bool] = True
-    of: ClassVar[Literal["sample", "prompt", "nothing"]] = "prompt"
+    depends_on: ClassVar[Literal["sample", "prompt", "nothing"]] = "prompt"
     located: ClassVar[tuple[str, ...]] = ("model", "tokenizer")
 
     model: str
@@ -114,7 +114,7 @@ class Clip(Teacher, frozen=True, kw_only=True, tag="clip"):
         return load_by("run_encoders", "LoadedClip", self, device, dtype)
 
     def _setting(self, name: str, default: Any) -> Any:
-        """Of the text side, where the configuration is that of text and images."""
+        """Return a setting of the text model, also from a configuration of text and image models."""
         inner = config_of(self.model).get("text_config") or {}
         return inner[name] if name in inner else setting(self.model, name, default)
 
@@ -125,12 +125,12 @@ TimeDirection = Literal["t0_noise", "t0_data"]
 
 
 class UnetTeacher(Teacher, frozen=True, kw_only=True):
-    """What Lune and Sol share: a UNet, the text it is told, and the latents it is given.
+    """The base of Lune and Sol: a UNet, its text input and its latents.
 
-    `weights` are a fine-tuned state dict over the UNet's own configuration. With `noise="pure"` the latents are noise
-    alone, keyed by (seed, sample, bucket); with `"noised"`, the image's latents mixed with it on a straight line.
-    `time_direction` says which end of t is noise, in the mix and in the timestep that the UNet gets, whose 1000 is
-    noise: (1 − t) · 1000 with `"t0_noise"`, t · 1000 with `"t0_data"`.
+    `weights` is a fine-tuned state dict for the UNet's configuration. With `noise="pure"` the latents are noise only,
+    keyed by (seed, sample, bucket); with `"noised"`, a linear mix of it and the image's latents. `time_direction` is
+    the end of t that is noise, in the mix and in the UNet's timestep, whose 1000 is noise: (1 − t) · 1000 with
+    `"t0_noise"`, t · 1000 with `"t0_data"`.
     """
 
     timed: ClassVar[bool] = True
@@ -146,7 +146,7 @@ class UnetTeacher(Teacher, frozen=True, kw_only=True):
 
     def inputs(self) -> tuple[str, ...]:
         latents = (self.latents,) if self.noise == "noised" else ()
-        return (self.text, f"{self.text}{HOLDER}", *latents)
+        return (self.text, f"{self.text}{SHARED_ROW_SUFFIX}", *latents)
 
     def files(self) -> Mapping[str, str]:
         return hashes("unet", self.unet, self.weights)
@@ -161,7 +161,7 @@ class UnetTeacher(Teacher, frozen=True, kw_only=True):
 
 
 class Lune(UnetTeacher, frozen=True, kw_only=True, tag="lune"):
-    """The spatial mean of the output of a UNet's middle block."""
+    """The spatial mean of the output of a UNet's middle block (or another `submodule`)."""
 
     submodule: str = "mid_block"
     name: str = "lune"
@@ -177,12 +177,12 @@ class Lune(UnetTeacher, frozen=True, kw_only=True, tag="lune"):
 
 
 class Sol(UnetTeacher, frozen=True, kw_only=True, tag="sol"):
-    """Statistics of a UNet's self-attention, and where it goes: an average over layers, heads and queries.
+    """Statistics of a UNet's self-attention, and a map of the positions it attends to, averaged over layers.
 
     For attention p over N positions of a square grid: entropy −Σ p ln p / ln N; locality 1 − E[distance] / diagonal;
-    sparsity (N − 1/Σp²) / (N − 1); clustering Σ min(p, p′) of queries side by side. The map is the attention received,
-    resampled to `side` × `side`, with sum 1. Layers of more than `most_positions` are passed over: their maps alone
-    would take gigabytes.
+    sparsity (N − 1/Σp²) / (N − 1); clustering Σ min(p, p′) of neighbouring queries. The map is the attention received,
+    resampled to `side` × `side`, with sum 1. Layers of more than `most_positions` are skipped: their attention would
+    take gigabytes.
     """
 
     side: int = 8
@@ -201,10 +201,10 @@ class Sol(UnetTeacher, frozen=True, kw_only=True, tag="sol"):
 
 
 class GeometricSol(Teacher, frozen=True, kw_only=True, tag="geometric-sol"):
-    """Early attention is focused and central, late attention spread: constants of the layer, stored once."""
+    """A formula instead of a model: early attention focused and central, late attention spread. Stored once."""
 
     timed: ClassVar[bool] = True
-    of: ClassVar[Literal["sample", "prompt", "nothing"]] = "nothing"
+    depends_on: ClassVar[Literal["sample", "prompt", "nothing"]] = "nothing"
 
     side: int = 8
     name: str = "sol"
@@ -222,15 +222,15 @@ class GeometricSol(Teacher, frozen=True, kw_only=True, tag="geometric-sol"):
         }
 
 
-def geometric_stats(moments: ArrayLike) -> NDArray[np.float32]:
-    """Locality, entropy, clustering, sparsity, `(moments, 4)`."""
-    t = np.asarray(moments, np.float64)
+def geometric_stats(buckets: ArrayLike) -> NDArray[np.float32]:
+    """Return locality, entropy, clustering and sparsity, `(buckets, 4)`."""
+    t = np.asarray(buckets, np.float64)
     return np.stack([1 - t, t, 0.5 - 0.3 * np.abs(t - 0.5), 1 - t], axis=-1).astype(np.float32)
 
 
-def geometric_spatial(moments: ArrayLike, side: int = 8) -> NDArray[np.float32]:
-    """A map that falls off from the centre, never below 0, with sum 1: `(moments, side, side)`."""
-    t = np.asarray(moments, np.float64)
+def geometric_spatial(buckets: ArrayLike, side: int = 8) -> NDArray[np.float32]:
+    """Return maps that fall off from the centre, never below 0, with sum 1: `(buckets, side, side)`."""
+    t = np.asarray(buckets, np.float64)
     line = np.linspace(-1.0, 1.0, side)
     distance = np.hypot(line[:, None], line[None, :])
     # Without the clamp the corners are negative for t below 0.3.
@@ -243,13 +243,12 @@ Pooling = Literal["none", "mean", "max", "spatial_mean", "first", "last"]
 
 
 class Hook(Teacher, frozen=True, kw_only=True, tag="hook"):
-    """What one named part of a model gives, pooled.
+    """The pooled output of one named submodule of a model.
 
-    `architecture` is a class of `transformers` or `diffusers`, such as "AutoModel"; `arguments` says which column each
-    argument of its forward is taken from. Pooling is over all axes between the first and the channels, which are the
-    last axis, or the second for "spatial_mean"; "first" and "last" take one position of the second axis.
-    A module of your own, or another pooling, is a teacher of your own: a `Teacher` whose `load` gives
-    `forebay.torch.teachers.HookedModule(module, submodule, pool)`.
+    `architecture` is a class of `transformers` or `diffusers`, such as "AutoModel"; `arguments` maps each argument of
+    its forward to a column. Pooling is over all axes between the first and the channels, which are the last axis, or
+    the second for "spatial_mean"; "first" and "last" take one position of the second axis. For your own module or
+    pooling, write a `Teacher` whose `load` returns `forebay.torch.teachers.HookedModule(module, submodule, pool)`.
     """
 
     located: ClassVar[tuple[str, ...]] = ("model", "weights")
@@ -260,7 +259,7 @@ class Hook(Teacher, frozen=True, kw_only=True, tag="hook"):
     shape: tuple[int, ...]
     arguments: dict[str, str]
     pooling: Pooling = "mean"
-    shared: tuple[str, ...] = ()  # those of the columns that are stored once for equal prompts
+    shared: tuple[str, ...] = ()  # the columns among them that are stored once for equal prompts
     weights: str | None = None
     name: str = "hook"
 
@@ -268,7 +267,7 @@ class Hook(Teacher, frozen=True, kw_only=True, tag="hook"):
         return self.name
 
     def inputs(self) -> tuple[str, ...]:
-        return (*dict.fromkeys(self.arguments.values()), *(f"{column}{HOLDER}" for column in self.shared))
+        return (*dict.fromkeys(self.arguments.values()), *(f"{column}{SHARED_ROW_SUFFIX}" for column in self.shared))
 
     def outputs(self) -> tuple[Output, ...]:
         return (Output(self.name, self.shape),)

@@ -1,4 +1,4 @@
-"""The features of a timed teacher at any time: the two buckets around it are read and interpolated.
+"""Read the features of a timed teacher at any t, interpolated between the two buckets around it.
 
 features = fb.teachers.features(cache, "lune")
 features.at([5, 3, 9], t=[0.42, 0.15, 0.99])["lune"]      # (3, 1280) float32
@@ -23,14 +23,14 @@ from forebay.teachers.timesteps import Grid, Neighbours
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Between:
-    """The values at the buckets around some moments: `(1 - alpha) · values[:, 0] + alpha · values[:, 1]`.
+    """The stored values at the buckets around each t: `(1 - alpha) · values[:, 0] + alpha · values[:, 1]`.
 
-    A grid of one bucket has one: `values` are `(rows, 1, …)` and `alpha` is 0. Values are as stored.
+    With a grid of one bucket, `values` are `(rows, 1, …)` and `alpha` is 0.
     """
 
     values: Mapping[str, Array]  # by column, (rows, 2, …)
     alpha: NDArray[np.float32]  # (rows,)
-    present: NDArray[np.bool_]  # (rows,); values of absent rows mean nothing
+    present: NDArray[np.bool_]  # (rows,); values of absent rows are meaningless
 
 
 class Features:
@@ -65,13 +65,13 @@ class Features:
         return (*self._stored, *self._constant)
 
     def shape(self, column: str) -> tuple[int, ...]:
-        """The shape of a column at one moment."""
+        """Return the shape of a column at one t."""
         if column in self._constant:
             return tuple(self._constant[column].shape[1:])
         return self.cache.column(column).shape[1:]
 
     def between(self, indices: ArrayLike, t: ArrayLike, direction: TimeDirection | None = None) -> Between:
-        """The buckets around the times of some rows; one time stands for all. `direction` is explained at `at`."""
+        """Return the values at the buckets around t, one per row or one for all. For `direction` see `at`."""
         rows = np.asarray(indices)
         low, alpha = self._neighbours(rows, t, direction)
         values = self.cache.read_slices(rows, self._stored, low, self._width) if self._stored else {}
@@ -84,28 +84,28 @@ class Features:
         return Between({name: np.asarray(found) for name, found in values.items()}, alpha, np.asarray(present))
 
     def at(self, indices: ArrayLike, t: ArrayLike, direction: TimeDirection | None = None) -> dict[str, Array]:
-        """Every column at the times, float32, and the presence bits of the rows under `<layer>.present`.
+        """Return every column at t, float32, and the presence bits of the rows as `<layer>.present`.
 
-        `direction` says which end of `t` is noise: `"t0_noise"`, as in `forebay.torch.distill`, or `"t0_data"`. It may
-        be left out where the layer was made with `"t0_noise"`, or does not say. Absent rows are NaN, so that code that
-        forgets the presence bits fails early.
+        `direction` is the end of `t` that is noise: `"t0_noise"`, as in `forebay.torch.distill`, or `"t0_data"`. It may
+        be left out if the layer was made with `"t0_noise"`, or does not record it. Absent rows are NaN, so that code
+        that ignores the presence bits fails early.
         """
         found = self.between(indices, t, direction)
-        weighed = {name: _weighed(values, found.alpha) for name, values in found.values.items()}
-        for values in weighed.values():
+        columns = {name: _interpolated(values, found.alpha) for name, values in found.values.items()}
+        for values in columns.values():
             values[~found.present] = np.nan
-        return {**weighed, self._bits: found.present}
+        return {**columns, self._bits: found.present}
 
     def _neighbours(self, rows: Array, t: ArrayLike, direction: TimeDirection | None) -> Neighbours:
         if not self._runs_backwards(direction):
-            return self._placed(self._grid, rows, t)
-        low, alpha = self._placed(self._mirrored, rows, t)
+            return self._located(self._grid, rows, t)
+        low, alpha = self._located(self._mirrored, rows, t)
         return Neighbours(len(self.buckets) - self._width - low, 1 - alpha if self._width > 1 else alpha)
 
     def _runs_backwards(self, direction: TimeDirection | None) -> bool:
-        """Whether the caller's time and the layer's run against each other."""
+        """Return whether the caller's t and the layer's run in opposite directions."""
         if direction not in (None, "t0_noise", "t0_data"):
-            raise ValueError(f"direction is {direction!r}; choose 't0_noise' or 't0_data'")
+            raise ValueError(f"direction must be 't0_noise' or 't0_data' (got {direction!r})")
         if direction is not None and self.time_direction is None:
             raise ValueError(
                 f"direction is {direction!r}, but layer '{self.layer}' does not record which end of its time is noise; "
@@ -118,30 +118,30 @@ class Features:
             )
         return direction is not None and direction != self.time_direction
 
-    def _placed(self, grid: Grid, rows: Array, t: ArrayLike) -> Neighbours:
-        moments = np.asarray(t)
+    def _located(self, grid: Grid, rows: Array, t: ArrayLike) -> Neighbours:
+        times = np.asarray(t)
         if rows.ndim != 1:
-            raise TypeError(f"rows are a list of whole numbers, not {rows.dtype} of shape {rows.shape}")
-        if moments.shape == rows.shape:
-            return grid.neighbours(moments)
-        if moments.shape != ():
-            raise ValueError(f"{len(rows)} rows need {len(rows)} moments, or one for all, not shape {moments.shape}")
-        return grid.neighbours(np.broadcast_to(moments, rows.shape))
+            raise TypeError(f"rows must be a list of whole numbers (got {rows.dtype} of shape {rows.shape})")
+        if times.shape == rows.shape:
+            return grid.neighbours(times)
+        if times.shape != ():
+            raise ValueError(f"t must be one number or one per row: {len(rows)} (got shape {times.shape})")
+        return grid.neighbours(np.broadcast_to(times, rows.shape))
 
 
 def features(cache: Cache, layer: str) -> Features:
-    """The features that a layer of a cache holds."""
+    """Return a reader of the features in a layer of a cache."""
     return Features(cache, layer)
 
 
 def _time_direction(cache: Cache, layer: str) -> TimeDirection | None:
-    """Which end of a layer's time is noise, as its recipe says; None where it does not."""
+    """Return the end of a layer's t that is noise, from its recipe; None if it does not record it."""
     teacher = cache.recipe(layer).fields.get("teacher")
-    said = teacher.get("time_direction") if isinstance(teacher, dict) else None
-    return said if said in ("t0_noise", "t0_data") else None
+    recorded = teacher.get("time_direction") if isinstance(teacher, dict) else None
+    return recorded if recorded in ("t0_noise", "t0_data") else None
 
 
-def _weighed(values: Array, alpha: NDArray[np.float32]) -> Array:
+def _interpolated(values: Array, alpha: NDArray[np.float32]) -> Array:
     wide = values.astype(np.float32)
     if wide.shape[1] == 1:
         return wide[:, 0]
@@ -151,11 +151,11 @@ def _weighed(values: Array, alpha: NDArray[np.float32]) -> Array:
 
 
 def weights_of_latents(cache: Cache, rows: ArrayLike, layer: str = "latents") -> NDArray[np.float32]:
-    """The share of content in every cell of the latents of some rows, `(rows, height, width)`."""
+    """Return the share of content in every cell of the latents of some rows, `(rows, height, width)`."""
     kept = cache.recipe(layer)
     teacher = kept.fields.get("teacher")
     if not isinstance(teacher, dict) or teacher.get("kind") != "latents":
-        raise RecipeInvalid(f"layer '{layer}' of '{cache.root}' holds no latents of images; name the layer that does")
+        raise RecipeInvalid(f"layer '{layer}' of '{cache.root}' does not hold image latents; name the layer that does")
     size = int(teacher["size"])
     _, height, width = cache.column(kept.columns[0].name).shape
     boxes = np.asarray(cache.read(rows, ["box"])["box"])

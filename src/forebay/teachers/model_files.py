@@ -1,6 +1,6 @@
-"""The files of a model: where they are, what they hash to, what its configuration says. Nothing is unpickled.
+"""Find and hash the files of a model, and read its configuration. Pickle files are never loaded.
 
-A model is a folder as `save_pretrained` leaves it, or a name on the hub, `org/name` or `org/name/subfolder`. Single
+A model is a folder that `save_pretrained` wrote, or a name on the hub, `org/name` or `org/name/subfolder`. Single
 weights are a `.safetensors` file, or `org/name/path/to/file.safetensors`.
 """
 
@@ -28,14 +28,14 @@ _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(/[\w./-]+)?")
 
 
 def model_folder(model: str) -> str:
-    """The folder of a model, brought from the hub if it is named there."""
+    """Return the folder of a model, downloaded from the hub if it is a name there."""
     if os.path.isdir(model):
         return os.path.abspath(model)
-    return _from_hub(model, "there is no such folder; give one that `save_pretrained` wrote, or a hub's org/name")
+    return _from_hub(model, "there is no such folder; pass one that `save_pretrained` wrote, or a hub's org/name")
 
 
 def weights_file(weights: str) -> str:
-    """The path of a single file of weights."""
+    """Return the path of a single file of weights, downloaded from the hub if it is a name there."""
     if not weights.endswith(SUFFIX):
         raise TeacherUnusable(weights, f"single weights are a {SUFFIX} file; anything else could run code when loaded")
     if os.path.isfile(weights):
@@ -44,52 +44,52 @@ def weights_file(weights: str) -> str:
 
 
 def is_on_hub(place: str) -> bool:
-    """Whether a model or single weights of that name would be fetched: they can be a hub's, and are not here."""
+    """Return whether a model or single weights would be downloaded: a hub name that is not on this disk."""
     is_here = os.path.isfile(place) if place.endswith(SUFFIX) else os.path.isdir(place)
     return not is_here and _is_hub_name(place)
 
 
-def tokenizer_of(model: str, told: str | None) -> str:
-    """Where a text encoder's tokenizer is: as told, with its weights, or where pipelines keep it.
+def tokenizer_of(model: str, tokenizer: str | None) -> str:
+    """Return the place of a text encoder's tokenizer: as passed, with its weights, or where pipelines keep it.
 
-    There, `text_encoder_2` has its tokenizer in `tokenizer_2`.
+    In a pipeline, `text_encoder_2` has its tokenizer in `tokenizer_2`.
     """
-    if told or _there(model_folder(model), _TOKENIZER):
-        return told or model
+    if tokenizer or _there(model_folder(model), _TOKENIZER):
+        return tokenizer or model
     above, name = os.path.split(model.rstrip("/"))
     near = os.path.join(above, name.replace("text_encoder", "tokenizer"))
     if name.startswith("text_encoder") and (os.path.isdir(near) or not os.path.isdir(model)):
         return near
-    raise TeacherUnusable(model, "it has no tokenizer; save one into its folder, or say where it is: tokenizer='…'")
+    raise TeacherUnusable(model, "it has no tokenizer; save one into its folder, or pass tokenizer='…'")
 
 
 def config_of(model: str) -> Mapping[str, Any]:
-    """What the configuration of a model says."""
+    """Return the configuration of a model."""
     path = os.path.join(model_folder(model), CONFIG)
     try:
         with open(path, encoding="utf-8") as file:
             found = json.load(file)
     except FileNotFoundError as error:
-        raise TeacherUnusable(model, f"it has no {CONFIG}; give the folder that holds the model itself") from error
+        raise TeacherUnusable(model, f"it has no {CONFIG}; pass the folder that holds the model itself") from error
     except ValueError as error:
-        raise TeacherUnusable(model, f"its {CONFIG} is no JSON: {error}") from error
+        raise TeacherUnusable(model, f"its {CONFIG} is not JSON: {error}") from error
     if not isinstance(found, dict):
-        raise TeacherUnusable(model, f"its {CONFIG} holds no object")
+        raise TeacherUnusable(model, f"its {CONFIG} is not a JSON object")
     return found
 
 
 def setting(model: str, name: str, default: Any = None) -> Any:
-    """One value of a model's configuration."""
+    """Return one value of a model's configuration."""
     found = config_of(model).get(name, default)
     if found is None:
-        raise TeacherUnusable(model, f"its {CONFIG} does not say '{name}'; it is another kind of model")
+        raise TeacherUnusable(model, f"its {CONFIG} has no '{name}'; it is another kind of model")
     return found
 
 
 def hashes(name: str, model: str, weights: str | None = None, tokenizer: str | None = None) -> dict[str, str]:
-    """What a model's outputs depend on: `name/file` -> SHA-256."""
+    """Return the hashes of the files that a model's outputs depend on: `name/file` -> SHA-256."""
     folder = model_folder(model)
-    config_of(model)  # a folder that is no model is told before its weights are hashed
+    config_of(model)  # raises for a folder that is not a model, before its weights are hashed
     files = [os.path.join(folder, CONFIG)] if weights else [*_weights_in(model, folder), *_there(folder, _BESIDE)]
     files += [weights_file(weights)] if weights else []
     found = {f"{name}/{os.path.basename(path)}": file_hash(path) for path in dict.fromkeys(files)}
@@ -98,7 +98,7 @@ def hashes(name: str, model: str, weights: str | None = None, tokenizer: str | N
 
 
 def file_hash(path: str) -> str:
-    """The SHA-256 of a file, hashed again when it changed."""
+    """Return the SHA-256 of a file; it is hashed again only after it changed."""
     status = os.stat(path)
     return _hashed(path, status.st_size, status.st_mtime_ns, status.st_ino)
 
@@ -110,7 +110,7 @@ def _hashed(path: str, size: int, mtime_ns: int, inode: int) -> str:
 
 
 def _weights_in(model: str, folder: str) -> list[str]:
-    """The files that loading the folder may read: a whole one, the shards of an index; the libraries choose."""
+    """Return the files that a library may read to load the folder: a whole one, or an index and its shards."""
     found = _there(folder, tuple(f"{stem}{SUFFIX}" for stem in _STEMS))
     for index in _there(folder, tuple(f"{stem}{INDEX}" for stem in _STEMS)):
         found += [index, *_shards(model, folder, index)]
@@ -118,7 +118,8 @@ def _weights_in(model: str, folder: str) -> list[str]:
         return found
     there = ", ".join(sorted(os.listdir(folder))[:6]) or "nothing"
     raise TeacherUnusable(
-        model, f"it has no weights as {SUFFIX} (there is: {there}); save it with safe_serialization, pickles stay shut"
+        model,
+        f"it has no {SUFFIX} weights (found: {there}); save it with safe_serialization: pickle files are never loaded",
     )
 
 
@@ -145,7 +146,7 @@ def _is_hub_name(name: str) -> bool:
 
 @lru_cache(maxsize=32)
 def _from_hub(name: str, problem: str) -> str:
-    """Asked once in a process: a build does not change its model half way."""
+    """Return the local copy of a hub name. Cached, so that a build does not change its model half way."""
     if not _is_hub_name(name):
         raise TeacherUnusable(name, problem)
     organisation, repository, *path = name.split("/", 2)

@@ -1,7 +1,7 @@
-"""What teachers said of a sample, over timesteps, as one picture. The only module of this room that needs pillow.
+"""Draw the teacher outputs of a sample over timesteps as one picture. Needs pillow.
 
-Sol spatial   one small heat map per bucket, dark at 0 and bright at the most of all buckets
-Sol stats     one line per number, from 0 at the bottom to 1 at the top, its name by its colour
+Sol spatial   one small heat map per bucket, dark at 0 and bright at the maximum of all buckets
+Sol stats     one line per number, from 0 at the bottom to 1 at the top, named by its colour
 Lune          one strip per bucket, one column per dimension, blue below 0 and red above
 """
 
@@ -17,7 +17,7 @@ from forebay.errors import LibraryMissing
 try:
     from PIL import Image, ImageDraw, ImageFont
 except ModuleNotFoundError as missing:
-    raise LibraryMissing("pillow", "drawing what teachers said", "teachers") from missing
+    raise LibraryMissing("pillow", "drawing teacher outputs", "teachers") from missing
 
 from forebay.masks.draw import Picture
 
@@ -36,7 +36,7 @@ DARK, MIDDLE, BRIGHT = (20, 20, 60), (190, 60, 90), (252, 240, 170)
 
 
 class Part(NamedTuple):
-    """A column of one sample over timesteps, or None where the teacher said nothing."""
+    """A column of one sample over timesteps; its values are None if the sample has no teacher output."""
 
     title: str
     values: Array | None  # (buckets, …)
@@ -44,8 +44,8 @@ class Part(NamedTuple):
     names: tuple[str, ...] = ()  # of lines, where each has one
 
 
-def taught_picture(parts: Sequence[Part]) -> Picture:
-    """Columns of samples, one below the other."""
+def teacher_picture(parts: Sequence[Part]) -> Picture:
+    """Draw columns of samples, one below the other."""
     drawings = [_titled(part) for part in parts]
     sheet = Image.new("RGB", (WIDTH, sum(drawing.height for drawing in drawings)), PAPER)
     top = 0
@@ -98,7 +98,7 @@ def _strips(values: NDArray[np.float32], buckets: Array) -> Image.Image:
 
 
 def _lines(values: NDArray[np.float32], buckets: Array) -> Image.Image:
-    """From 0 to 1, or as far as the values go."""
+    """Draw lines on a scale from 0 to 1, or as far as the values go."""
     low, high = min(0.0, float(values.min())), max(1.0, float(values.max()))
     sheet = Image.new("RGB", (WIDTH, LINES_HEIGHT + TITLE), PAPER)
     pen = ImageDraw.Draw(sheet)
@@ -116,12 +116,12 @@ def _lines(values: NDArray[np.float32], buckets: Array) -> Image.Image:
 
 
 def heat_colours(heat: NDArray[np.float32], most: float) -> Pixels:
-    """Dark at 0, bright at `most`."""
+    """Return colours, dark at 0 and bright at `most`."""
     return _between(_share(heat, 0.0, most), (DARK, MIDDLE, BRIGHT))
 
 
 def signed_colours(values: NDArray[np.float32]) -> Pixels:
-    """White at 0; blue and red as far as the largest value goes either way."""
+    """Return colours: white at 0, blue below and red above, scaled by the largest absolute value."""
     most = float(np.abs(values).max()) or 1.0
     return _between(values / (2 * most) + 0.5, (COLD, ZERO, WARM))
 

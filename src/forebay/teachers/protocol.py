@@ -1,4 +1,4 @@
-"""What a teacher is: frozen data that names its outputs; and which class and which modules stand behind its name.
+"""The base class of teachers, and how a teacher is found by its name.
 
     class Brightness(Teacher, frozen=True, tag="brightness"):
         reads: ClassVar[tuple[str, ...]] = ("pixels",)
@@ -9,13 +9,11 @@
         def load(self, device: str, dtype: str) -> Loaded:
             return lambda batch: {"brightness": np.array([pixels.mean() for pixels in batch.rows("pixels")])}
 
-Its fields are its identity. Nothing to register: `TeacherRecipe(teacher=Brightness())` adds a layer `brightness`. To go
-on with such a layer from the command line, its class is named by an entry point in the group `forebay.teachers`.
+Its fields are its identity. `TeacherRecipe(teacher=Brightness())` adds a layer `brightness`, without registration. To
+continue such a layer from the command line, name its class by an entry point in the group `forebay.teachers`.
 
-A class that was given from Python is known in this process from then on, so that its recipe reads back; none is ever
-imported because a file names it.
-
-to describe, estimate or read.
+A class that was passed in Python is known to this process from then on, so that its recipe can be read back. No class
+is imported because a file names it.
 """
 
 from collections.abc import Callable, Mapping
@@ -37,7 +35,7 @@ from forebay.teachers.teacher_samples import normal
 class Output:
     """A column that a teacher makes: the shape of one sample's values, at one bucket if the teacher is timed.
 
-    Values are stored in the type that the recipe chooses, unless `dtype` names one.
+    Values are stored in the recipe's `stored` type, unless `dtype` names another.
     """
 
     name: str
@@ -47,38 +45,38 @@ class Output:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:
-    """Some samples, each at one bucket if the teacher is timed. A sample may stand in it more than once."""
+    """Some samples, each at one bucket if the teacher is timed. A sample may occur more than once."""
 
     ids: tuple[str, ...]
     columns: Columns  # those that the teacher reads
     prompts: tuple[str, ...]  # empty unless the teacher is `prompted`
     t: NDArray[np.float32] | None  # (samples,), of a timed teacher
     buckets: NDArray[np.int64]  # (samples,), the number of the bucket; 0 without timesteps
-    keys: NDArray[np.uint64]  # (samples,), what noise is keyed by
+    keys: NDArray[np.uint64]  # (samples,), the keys of their noise
     seed: int
 
     def __len__(self) -> int:
         return len(self.ids)
 
     @property
-    def first_moment(self) -> float | None:
-        """What errors name beside the first sample."""
+    def first_t(self) -> float | None:
+        """The t of the first sample, for errors."""
         return None if self.t is None else float(self.t[0])
 
     def array(self, column: str) -> Array:
-        """A column whose rows have one shape, `(samples, …)`."""
+        """Return a column whose rows have one shape, `(samples, …)`."""
         values = self.columns[column]
         if isinstance(values, Ragged):
-            raise TypeError(f"'{column}' is ragged; take its `rows`")
+            raise TypeError(f"'{column}' is ragged; use batch.rows('{column}')")
         return values
 
     def rows(self, column: str) -> list[Array]:
-        """A column, row by row."""
+        """Return a column row by row."""
         values = self.columns[column]
         return [values[row] for row in range(len(self))]
 
     def noise(self, shape: tuple[int, ...], purpose: str = "noise") -> NDArray[np.float32]:
-        """Standard normal numbers for every sample and bucket, whatever else is in the batch."""
+        """Return standard normal numbers per sample and bucket, independent of the rest of the batch."""
         return normal(self.seed, self.keys, self.buckets, shape, purpose)
 
 
@@ -86,17 +84,19 @@ Loaded = Callable[[Batch], Mapping[str, Array]]
 
 
 class Teacher(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind"):
-    """The base of teachers. A subclass has a `tag`, which names it in recipes and, by default, its layer.
+    """The base class of teachers. A subclass has a `tag`, which names it in recipes and, by default, its layer.
 
-    `timed` teachers are asked at every bucket, others once. What depends `of` the prompt alone is stored once for each
-    distinct prompt of a chunk; what depends of nothing is constant, and stored once. `located` fields say where weights
-    are, not what: `files` stands for them.
+    `timed` teachers run at every bucket, others once. Outputs that depend on the prompt only (`depends_on = "prompt"`)
+    are stored once for each distinct prompt of a chunk; those that depend on nothing are constants, stored once.
+    `located` fields are the places of weights, which do not identify them: `files` does.
     """
 
     timed: ClassVar[bool] = False
-    prompted: ClassVar[bool] = False  # whether batches bring prompts
-    of: ClassVar[Literal["sample", "prompt", "nothing"]] = "sample"
-    revision: ClassVar[int] = 1  # raise it when code changes what is stored: layers of another one are not reused
+    prompted: ClassVar[bool] = False  # whether batches have prompts
+    depends_on: ClassVar[Literal["sample", "prompt", "nothing"]] = "sample"
+    revision: ClassVar[int] = (
+        1  # increase it when code changes what is stored: layers of other revisions are not reused
+    )
     located: ClassVar[tuple[str, ...]] = ()
     reads: ClassVar[tuple[str, ...]] = ()
 
@@ -105,91 +105,89 @@ class Teacher(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return str(cls.__struct_config__.tag)
 
     def layer_name(self) -> str:
-        """The name of the layer, unless the caller chooses one."""
+        """Return the default name of the layer."""
         return self.tag()
 
     def inputs(self) -> tuple[str, ...]:
-        """The columns that batches bring: `reads`, unless the fields decide."""
+        """Return the columns that batches have: `reads`, unless they depend on the fields."""
         return self.reads
 
     def outputs(self) -> tuple[Output, ...]:
-        """What is made of every sample. It must not need the weights: estimates ask for it."""
+        """Return the columns made of every sample. Must not need the weights: estimates call it."""
         raise NotImplementedError
 
     def constants(self, buckets: tuple[float, ...]) -> Mapping[str, Array]:
-        """What is the same for all samples."""
+        """Return the arrays that are the same for all samples."""
         return {}
 
     def files(self) -> Mapping[str, str]:
-        """The hash of every file the outputs depend on, by name."""
+        """Return the hash of every file that the outputs depend on, by name."""
         return {}
 
     def versions(self) -> Mapping[str, str]:
-        """The libraries that shape the bytes."""
+        """Return the versions of the libraries that the outputs depend on."""
         return {}
 
     def load(self, device: str, dtype: str) -> Loaded:
-        """Ready to map batches, with the model on a device and its numbers of a type."""
+        """Load the model onto a device, to compute in a dtype, and return a function of batches."""
         raise NotImplementedError
 
 
 TEACHERS = {
-    "clip": ("forebay.teachers.built_in", "Clip"),
-    "geometric-sol": ("forebay.teachers.built_in", "GeometricSol"),
-    "hook": ("forebay.teachers.built_in", "Hook"),
-    "latents": ("forebay.teachers.built_in", "Latents"),
-    "lune": ("forebay.teachers.built_in", "Lune"),
-    "sol": ("forebay.teachers.built_in", "Sol"),
-    "t5": ("forebay.teachers.built_in", "T5"),
-}
-_given: dict[str, type[Teacher]] = {}
+    "clip": "Clip",
+    "geometric-sol": "GeometricSol",
+    "hook": "Hook",
+    "latents": "Latents",
+    "lune": "Lune",
+    "sol": "Sol",
+    "t5": "T5",
+}  # tag -> class of `forebay.teachers.built_in`
+_passed: dict[str, type[Teacher]] = {}
 
 
-def known_teacher(given: object) -> Teacher:
-    """A teacher, or one from the fields that a recipe keeps of it."""
-    if isinstance(given, Teacher):
-        _given[given.tag()] = type(given)
-        return _checked(type(given), msgspec.to_builtins(given))
-    if not isinstance(given, Mapping) or not isinstance(given.get("kind"), str):
-        raise RecipeInvalid(f"a teacher is expected, for instance fb.teachers.T5(model='…'), not {given!r:.60}")
-    return _checked(teacher_class(given["kind"]), given)
+def known_teacher(teacher: object) -> Teacher:
+    """Return a teacher, or the one that the fields in a recipe describe."""
+    if isinstance(teacher, Teacher):
+        _passed[teacher.tag()] = type(teacher)
+        return _checked(type(teacher), msgspec.to_builtins(teacher))
+    if not isinstance(teacher, Mapping) or not isinstance(teacher.get("kind"), str):
+        raise RecipeInvalid(f"teacher must be a teacher, such as fb.teachers.T5(model='…') (got {teacher!r:.60})")
+    return _checked(teacher_class(teacher["kind"]), teacher)
 
 
 def teacher_class(kind: str) -> type[Teacher]:
+    """Return the class of a built-in teacher, of an entry point, or of a teacher that was passed in Python."""
+    found: type[Teacher]
     if kind in TEACHERS:
-        module, name = TEACHERS[kind]
-        return _teacher(getattr(import_module(module), name))
+        found = getattr(import_module("forebay.teachers.built_in"), TEACHERS[kind])
+        return found
     for entry in entry_points(group="forebay.teachers", name=kind):
-        return _teacher(entry.load())
-    if kind in _given:
-        return _given[kind]
+        found = entry.load()
+        return found
+    if kind in _passed:
+        return _passed[kind]
     raise UnknownKind("teacher", kind, sorted(TEACHERS))
 
 
 def _checked(cls: type[Teacher], fields: Mapping[str, Any]) -> Teacher:
-    """A teacher with fields of the types it declares: a word that is none of those it knows must not pass for one."""
+    """Return a teacher whose fields have the declared types; msgspec structs do not check them themselves."""
     try:
         return msgspec.convert(fields, cls)
     except msgspec.ValidationError as error:
         raise RecipeInvalid(f"the teacher '{cls.tag()}' has a field of the wrong type: {error}") from error
 
 
-def _teacher(found: Any) -> type[Teacher]:
-    known: type[Teacher] = found
-    return known
-
-
 ROOM = "forebay.torch.teachers"
 
 
 def load_by(module: str, name: str, teacher: Teacher, device: str, dtype: str) -> Loaded:
-    """A teacher loaded by a class of the room that runs them."""
+    """Load a teacher with a class of `forebay.torch.teachers`."""
     loaded: Loaded = getattr(runner(module), name)(teacher, device, dtype)
     return loaded
 
 
 def runner(module: str) -> Any:
-    """A module of the room that runs teachers."""
+    """Import a module of `forebay.torch.teachers`."""
     try:
         return import_module(f"{ROOM}.{module}")
     except ModuleNotFoundError as missing:
@@ -197,7 +195,7 @@ def runner(module: str) -> Any:
 
 
 def library_versions(*names: str) -> dict[str, str]:
-    """Those of some libraries that are installed."""
+    """Return the versions of those libraries that are installed."""
     found = {}
     for name in names:
         try:

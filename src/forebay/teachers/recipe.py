@@ -1,4 +1,4 @@
-"""How the rows of a cache get what a teacher says of them."""
+"""The recipe that runs a teacher on the rows of a cache, and the size of its layers."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -31,19 +31,18 @@ UNUSED: dict[str, Any] = {
 
 
 class TeacherRecipe(RecipeHooks, msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Ask one teacher about every row. It adds one layer; `fb.build_layers` adds several, one model at a time.
+    """Run one teacher on every row. It adds one layer; `fb.build_layers` adds several, one model at a time.
 
-    `dtype` is what the model computes in, `stored` what its outputs rest in. Samples are asked `batch_size` at a time,
-    with `batch_timesteps` all buckets of them in one forward. Prompts are the text in `prompt_column`, or what stands
-    there under `prompt_key`. `device`, `memory_limit`, `memo_bytes` and `halved_from` say how it is run, and are no
-    part of the identity.
+    The model computes in `dtype`; its outputs are stored as `stored`. A forward has `batch_size` samples, with
+    `batch_timesteps` at all buckets. A prompt is the text in `prompt_column`, or the value of `prompt_key` in the JSON
+    there. `device`, `memory_limit`, `memo_bytes` and `requested_batch_size` are not part of the identity.
     """
 
     kind: ClassVar[str] = "teacher"
     revision: ClassVar[int] = 1
     workers: ClassVar[int] = 0  # every process would load the model
 
-    teacher: Any  # a Teacher; as fields where it is read back
+    teacher: Any  # a Teacher, or its fields in a recipe that is read back
     buckets: tuple[float, ...] = BUCKETS
     batch_size: int = 8
     batch_timesteps: bool = False
@@ -53,7 +52,8 @@ class TeacherRecipe(RecipeHooks, msgspec.Struct, frozen=True, kw_only=True, forb
     ids: str = "id"
     prompt_column: str = "data"
     prompt_key: str | None = None
-    halved_from: int = 0  # the batch size that was asked for, where memory did not hold it
+    # The batch size that was asked for, where it was halved to fit in memory. On disk it has its first name.
+    requested_batch_size: int = msgspec.field(default=0, name="halved_from")
     device: str = "auto"
     memory_limit: int | None = None
     memo_bytes: int = MEMO_BYTES
@@ -71,17 +71,19 @@ class TeacherRecipe(RecipeHooks, msgspec.Struct, frozen=True, kw_only=True, forb
                 f"dtype is '{self.dtype}' and stored is '{self.stored}'; models compute in {', '.join(FLOATS[:3])}, "
                 f"and outputs are stored as one of these or float64"
             )
-        for name in self._unused():  # what it does not use is no part of it
+        for name in self._unused():  # unused fields are not part of the identity
             self._set(name, UNUSED[name])
 
     def _set(self, name: str, value: Any) -> None:
         msgspec.structs.force_setattr(self, name, value)
 
     def _unused(self) -> list[str]:
-        """The fields that mean nothing for this teacher."""
+        """Return the fields that have no effect for this teacher."""
         unused = [] if self.model.timed else ["buckets", "batch_timesteps"]
         unused += [] if self.model.prompted else ["prompt_column", "prompt_key"]
-        unused += ["batch_size", "batch_timesteps", "dtype", "stored", "seed"] if self.model.of == "nothing" else []
+        unused += (
+            ["batch_size", "batch_timesteps", "dtype", "stored", "seed"] if self.model.depends_on == "nothing" else []
+        )
         return unused
 
     @property
@@ -110,7 +112,7 @@ class TeacherRecipe(RecipeHooks, msgspec.Struct, frozen=True, kw_only=True, forb
 
     def columns(self) -> tuple[Column, ...]:
         outputs = self._outputs()
-        if self.model.of == "prompt":
+        if self.model.depends_on == "prompt":
             return shared_columns(outputs, self.model.layer_name())
         steps = (len(self.buckets),) if self.model.timed else ()
         return tuple(
@@ -126,51 +128,52 @@ class TeacherRecipe(RecipeHooks, msgspec.Struct, frozen=True, kw_only=True, forb
         return {**self.model.files(), **({"teacher_revision": str(revision)} if revision != 1 else {})}
 
     def on_hub(self) -> tuple[str, ...]:
-        """The models and weights of the teacher that would be fetched."""
+        """Return the models and weights of the teacher that would be downloaded."""
         places = [getattr(self.model, name) for name in self.model.located]
         return tuple(place for place in places if isinstance(place, str) and is_on_hub(place))
 
     def versions(self) -> Mapping[str, str]:
-        """The libraries and, where torch is one of them, the device: bits are promised for one device."""
+        """Return the versions of libraries and, with torch, the device: bits are reproducible on one device only."""
         found = self.model.versions()
         return {**found, "device": runner("loading").device_facts(self.device)} if "torch" in found else found
 
     def settled(self, kept: Mapping[str, Any] | None, survey: Any) -> tuple["TeacherRecipe", tuple[str, ...]]:
-        """With a batch that memory holds: found before the first chunk, and kept ever after."""
+        """Return the recipe with a batch size that fits in memory: found before the first chunk, then kept."""
         if kept is not None:
-            asked = kept.get("halved_from") == self.batch_size
-            fields = {name: kept[name] for name in ("batch_size", "halved_from")} if asked else {}
-            return msgspec.structs.replace(self, **fields), ()
-        if self.model.of == "nothing":
+            if kept.get("halved_from") != self.batch_size:
+                return self, ()
+            sizes = {"batch_size": kept["batch_size"], "requested_batch_size": kept["halved_from"]}
+            return msgspec.structs.replace(self, **sizes), ()
+        if self.model.depends_on == "nothing":
             return self, ()
         rows = survey.rows(self.reads, self.batch_size)
         samples = self._samples(rows) if rows else None
         if samples is None or not samples.present.any():
-            return self, () if samples is None else _silence(samples)
-        self._seat()  # what loading takes is the same for any batch
-        bad: list[int] = []  # by trial, how many of its results are not finite
+            return self, () if samples is None else _no_prompts(samples)
+        self._load()  # the memory for loading is the same for any batch
+        bad: list[int] = []  # per attempt, the number of results that are not finite
         size = fit_batch(self.batch_size, self.memory_limit, lambda size: bad.append(self._try_batch(samples, size)))
         if bad[-1]:
             self._check_finite(samples, size)
         if size == self.batch_size:
             return self, ()
-        note = f"batch_size is {size}, not {self.batch_size}: memory does not hold more; the recipe keeps that"
-        return msgspec.structs.replace(self, batch_size=size, halved_from=self.batch_size), (note,)
+        note = f"batch_size is {size}, not {self.batch_size}, to fit in memory; the recipe keeps it"
+        return msgspec.structs.replace(self, batch_size=size, requested_batch_size=self.batch_size), (note,)
 
     def make(self, rows: Columns) -> Rows:
         samples = self._samples(rows)
         asked = np.flatnonzero(samples.present).tolist()
-        distinct = {samples.prompts[row] for row in asked} if self.model.of == "prompt" else set()
+        distinct = {samples.prompts[row] for row in asked} if self.model.depends_on == "prompt" else set()
         self._check_size(len(distinct) or len(samples))
-        seated = self._seat() if asked and self.model.of != "nothing" else None
-        if self.model.of == "prompt":
+        teacher = self._load() if asked and self.model.depends_on != "nothing" else None
+        if self.model.depends_on == "prompt":
             name = self.model.layer_name()
-            columns, samples = shared_rows(self._asking(), seated, samples, name)
+            columns, samples = shared_rows(self._forward_with(), teacher, samples, name)
             counts: dict[str, int | float | list[int]] = {"prompts": len(asked), "distinct_prompts": len(distinct)}
             return Rows(columns, samples.failures, counts, samples.present)
-        if seated is None:
+        if teacher is None:
             return Rows(self._spread({}, [], len(samples)), samples.failures, {}, samples.present)
-        made, bad = self._asking().run(seated, samples, asked)
+        made, bad = self._forward_with().run(teacher, samples, asked)
         samples = samples.without({asked[at]: detail for at, detail in bad.items()})
         good = [at for at in range(len(asked)) if at not in bad]
         kept = {name: values[good] for name, values in made.items()} if bad else made
@@ -180,16 +183,16 @@ class TeacherRecipe(RecipeHooks, msgspec.Struct, frozen=True, kw_only=True, forb
         return unload()
 
     def _check_size(self, rows: int) -> None:
-        """A chunk is made in memory: one of very many rows says so before anything is asked."""
+        """Raise for a chunk that is too large to be made in memory, before the teacher runs."""
         needed = rows * sum(column.item_bytes for column in self.columns())
         if needed > MOST_CHUNK_BYTES:
             raise RecipeInvalid(
                 f"a chunk of {rows:,} rows takes {needed:,} bytes of '{self.default_layer}', more than the "
-                f"{MOST_CHUNK_BYTES:,} that are made at once; build the base layer in smaller chunks (its chunk_bytes)"
+                f"limit of {MOST_CHUNK_BYTES:,}; build the base layer in smaller chunks (its chunk_bytes)"
             )
 
     def _spread(self, made: Mapping[str, Array], rows: list[int], count: int) -> dict[str, Array | Ragged]:
-        """Results at their rows; absent ones are zero, and their presence bits say so."""
+        """Return results at their rows; absent rows are zero, and marked by their presence bits."""
         if made and len(rows) == count:
             return dict(made)
         columns: dict[str, Array | Ragged] = {}
@@ -201,25 +204,25 @@ class TeacherRecipe(RecipeHooks, msgspec.Struct, frozen=True, kw_only=True, forb
         return columns
 
     def _try_batch(self, samples: Samples, size: int) -> int:
-        """One forward of `size` samples, at the first bucket or at all of them; how many results are not finite."""
+        """Run one forward of `size` samples, at one bucket or all, and return the number of results not finite."""
         row = int(np.flatnonzero(samples.present)[0])
-        asking = self._asking(size)
+        forward = self._forward_with(size)
         if not self.batch_timesteps:
-            asking = replace(asking, buckets=self.buckets[:1])
-        return len(asking.run(self._seat(), samples, [row] * size)[1])
+            forward = replace(forward, buckets=self.buckets[:1])
+        return len(forward.run(self._load(), samples, [row] * size)[1])
 
     def _check_finite(self, samples: Samples, size: int) -> None:
-        """Refuse a model that gives no finite number for any of the first samples, before the layer is begun."""
+        """Raise for a model whose results are not finite for any of the first samples, before the layer is begun."""
         rows = np.flatnonzero(samples.present).tolist()
-        _, bad = self._asking(size).run(self._seat(), samples, rows)
+        _, bad = self._forward_with(size).run(self._load(), samples, rows)
         if len(bad) == len(rows) > 1:
             raise TeacherUnusable(
                 self.default_layer,
-                f"it gives {bad[0]}, for every one of the first {len(rows)} samples; check its weights, or compute and "
-                f"store in a wider type (dtype is {self.dtype}, stored is {self.stored})",
+                f"it returns {bad[0]}, for every one of the first {len(rows)} samples; check its weights, or compute "
+                f"and store in a wider type (dtype is {self.dtype}, stored is {self.stored})",
             )
 
-    def _seat(self) -> LoadedTeacher:
+    def _load(self) -> LoadedTeacher:
         return load_once(self.model, self.device, self.dtype, self.memo_bytes)
 
     def _samples(self, rows: Columns) -> Samples:
@@ -229,19 +232,19 @@ class TeacherRecipe(RecipeHooks, msgspec.Struct, frozen=True, kw_only=True, forb
     def _outputs(self) -> dict[str, tuple[Output, Dtype]]:
         return {output.name: (output, output.dtype or self.stored) for output in self.model.outputs()}
 
-    def _asking(self, batch_size: int | None = None) -> BatchedForward:
+    def _forward_with(self, batch_size: int | None = None) -> BatchedForward:
         return BatchedForward(
             outputs=self._outputs(),
             inputs=self.model.inputs(),
             buckets=self.buckets,
             batch_size=batch_size or self.batch_size,
-            together=self.batch_timesteps,
+            all_timesteps=self.batch_timesteps,
             seed=self.seed,
         )
 
 
-def _silence(samples: Samples) -> tuple[str, ...]:
-    """What to say when the first rows have no prompt: most likely it is looked for in the wrong place."""
+def _no_prompts(samples: Samples) -> tuple[str, ...]:
+    """Return notes on first rows without a prompt, which most likely is in another column or key."""
     details = sorted({failure.detail for failure in samples.failures})
     return tuple(f"the first {len(samples)} rows: {one}; are prompt_column and prompt_key right?" for one in details)
 
@@ -258,7 +261,7 @@ def encodings(
     max_length: int = 128,
     **fields: Any,
 ) -> dict[str, TeacherRecipe]:
-    """Latents, T5 states and CLIP states: a layer for each model that is named. `fields` are those of the recipe."""
+    """Return a recipe for each model that is named: latents, T5 states, CLIP states. `fields` are recipe fields."""
     teachers: list[Teacher] = []
     red, green, blue = pad_color
     if vae is not None:
@@ -271,7 +274,7 @@ def encodings(
 
 
 class ColumnSize(Record, frozen=True, kw_only=True):
-    """What one column takes; of what is stored once for equal prompts, at most."""
+    """The size of one column; for columns stored once per distinct prompt, an upper bound."""
 
     layer: str
     column: str
@@ -282,7 +285,7 @@ class ColumnSize(Record, frozen=True, kw_only=True):
 
 
 class TeacherEstimate(Record, frozen=True, kw_only=True):
-    """What the layers of some teachers take for so many rows."""
+    """The size of the layers of some teachers."""
 
     rows: int
     columns: tuple[ColumnSize, ...]
@@ -295,7 +298,7 @@ class TeacherEstimate(Record, frozen=True, kw_only=True):
 def estimate_teachers(
     recipes: Mapping[str, TeacherRecipe], rows: int, *, free_bytes: int | None = None
 ) -> TeacherEstimate:
-    """The table of a cache of teachers: every column with its bytes, and their sum."""
+    """Return the size of every column of the layers for a number of rows, and their sum."""
     found = tuple(size for layer, recipe in recipes.items() for size in _sizes(layer, recipe, rows))
     total = sum(size.bytes for size in found)
     return TeacherEstimate(

@@ -1,4 +1,4 @@
-"""What depends on the prompt alone: computed and stored once per distinct prompt, read as if every row had its own.
+"""Outputs that depend on the prompt only: computed and stored once per distinct prompt of a chunk.
 
 row         0     1     2     3
 prompt      cat   dog   cat   cat
@@ -17,31 +17,31 @@ from forebay.errors import ColumnNotFound
 from forebay.read.cache import Cache
 from forebay.teachers.batched_forward import BatchedForward, LoadedTeacher
 from forebay.teachers.protocol import Output
-from forebay.teachers.teacher_samples import HOLDER, Samples, prompt_hash
+from forebay.teachers.teacher_samples import SHARED_ROW_SUFFIX, Samples, prompt_hash
 
-PROMPT = "_prompt"  # after a teacher's name: the hash of each row's prompt
+PROMPT = "_prompt"  # suffix of the column with the hash of each row's prompt
 
 
 def shared_columns(outputs: Mapping[str, tuple[Output, Dtype]], name: str) -> tuple[Column, ...]:
-    """The columns that outputs of prompts are stored in."""
+    """Return the columns that store outputs of prompts."""
     found: list[Column] = [Column(name=f"{name}{PROMPT}", dtype="uint64")]
     for output, dtype in outputs.values():
         found.append(Column(name=output.name, dtype=dtype, shape=output.shape, ragged=True, rows_per_block=1))
-        found.append(Column(name=f"{output.name}{HOLDER}", dtype="uint32"))
+        found.append(Column(name=f"{output.name}{SHARED_ROW_SUFFIX}", dtype="uint32"))
     return tuple(found)
 
 
 def shared_rows(
-    asking: BatchedForward, seated: LoadedTeacher | None, samples: Samples, name: str
+    forward: BatchedForward, teacher: LoadedTeacher | None, samples: Samples, name: str
 ) -> tuple[dict[str, Array | Ragged], Samples]:
-    """The columns of a chunk, and its samples less those whose numbers are not finite.
+    """Return the columns of a chunk, and its samples without those whose numbers are not finite.
 
-    `seated` is None where no row is to be asked about.
+    `teacher` is None if no row has a prompt to encode.
     """
     first: dict[str, int] = {}
     for row in np.flatnonzero(samples.present).tolist():
         first.setdefault(samples.prompts[row], row)
-    answers, bad = _answers(asking, seated, samples, first) if seated is not None and first else ({}, {})
+    outputs, bad = _outputs(forward, teacher, samples, first) if teacher is not None and first else ({}, {})
     if bad:
         rows = np.flatnonzero(samples.present).tolist()
         samples = samples.without({row: bad[prompt] for row in rows if (prompt := samples.prompts[row]) in bad})
@@ -49,48 +49,48 @@ def shared_rows(
     holders = [first.get(prompt, row) if samples.present[row] else row for row, prompt in enumerate(samples.prompts)]
     hashes = [prompt_hash(prompt) for prompt in samples.prompts]
     columns: dict[str, Array | Ragged] = {f"{name}{PROMPT}": np.array(hashes, np.uint64)}
-    for column, (output, dtype) in asking.outputs.items():
-        held = [answers[prompt][column] for prompt in first]
+    for column, (output, dtype) in forward.outputs.items():
+        held = [outputs[prompt][column] for prompt in first]
         values = np.stack(held) if held else np.empty((0, *output.shape), DTYPES[dtype][1])
         columns[column] = Ragged(values, _offsets(list(first.values()), len(samples)))
-        columns[f"{column}{HOLDER}"] = np.array(holders, np.uint32)
+        columns[f"{column}{SHARED_ROW_SUFFIX}"] = np.array(holders, np.uint32)
     return columns, samples
 
 
-def _answers(
-    asking: BatchedForward, seated: LoadedTeacher, samples: Samples, first: Mapping[str, int]
+def _outputs(
+    forward: BatchedForward, teacher: LoadedTeacher, samples: Samples, first: Mapping[str, int]
 ) -> tuple[dict[str, Mapping[str, Array]], dict[str, str]]:
-    """What was made of every prompt, now or for an earlier chunk; and of which prompts it is not finite, and where."""
-    seated.begin((asking.batch_size, tuple(dtype for _, dtype in asking.outputs.values())))
-    remembers = _seats_agree(asking, seated, samples, next(iter(first.values())))
-    seated.prompts += len(samples.present.nonzero()[0])
-    known = {prompt: found for prompt in first if remembers and (found := seated.memo.get(prompt)) is not None}
+    """Return the outputs of every prompt, computed now or for an earlier chunk, and the prompts that are not finite."""
+    teacher.begin((forward.batch_size, tuple(dtype for _, dtype in forward.outputs.values())))
+    remembers = _row_position_invariant(forward, teacher, samples, next(iter(first.values())))
+    teacher.prompts += len(samples.present.nonzero()[0])
+    known = {prompt: found for prompt in first if remembers and (found := teacher.memo.get(prompt)) is not None}
     wanted = {prompt: row for prompt, row in first.items() if prompt not in known}
     bad: dict[str, str] = {}
     if wanted:
-        made, not_finite = asking.run(seated, samples, list(wanted.values()))
+        made, not_finite = forward.run(teacher, samples, list(wanted.values()))
         for at, prompt in enumerate(wanted):
             if at in not_finite:
                 bad[prompt] = not_finite[at]
                 continue
             known[prompt] = {name: values[at] for name, values in made.items()}
-            seated.memo.put(prompt, {name: values[at].copy() for name, values in made.items()})
-    seated.computed += len(wanted)
+            teacher.memo.put(prompt, {name: values[at].copy() for name, values in made.items()})
+    teacher.computed += len(wanted)
     return known, bad
 
 
-def _seats_agree(asking: BatchedForward, seated: LoadedTeacher, samples: Samples, row: int) -> bool:
-    """Whether a prompt gives the same bits in every seat of a batch, tried once after a teacher is loaded.
+def _row_position_invariant(forward: BatchedForward, teacher: LoadedTeacher, samples: Samples, row: int) -> bool:
+    """Return whether a prompt gives the same bits at every row of a batch; tried once after a teacher is loaded.
 
-    Only then may what another chunk computed stand for what this one would: bytes must not depend on the memo. Bits are
-    compared as they were computed: a narrower type to store them in would hide seats for one prompt, not for another.
+    Only then may outputs of an earlier chunk be reused, since stored bytes must not depend on the memo. Bits are
+    compared as computed: a narrower stored type would hide a difference for one prompt, and not for another.
     """
-    if seated.seats_agree is None:
-        wide = {name: (output, output.dtype or "float32") for name, (output, _) in asking.outputs.items()}
-        made, _ = replace(asking, outputs=wide).run(seated, samples, [row] * asking.batch_size)
+    if teacher.row_position_invariant is None:
+        wide = {name: (output, output.dtype or "float32") for name, (output, _) in forward.outputs.items()}
+        made, _ = replace(forward, outputs=wide).run(teacher, samples, [row] * forward.batch_size)
         bits = [values.reshape(len(values), -1).view(np.uint8) for values in made.values()]
-        seated.seats_agree = all(bool((seats == seats[:1]).all()) for seats in bits)
-    return seated.seats_agree
+        teacher.row_position_invariant = all(bool((rows == rows[:1]).all()) for rows in bits)
+    return teacher.row_position_invariant
 
 
 def _offsets(holders: Sequence[int], rows: int) -> Array:
@@ -100,7 +100,7 @@ def _offsets(holders: Sequence[int], rows: int) -> Array:
 
 
 class SharedColumn:
-    """A column of prompts' encodings, row by row.
+    """Reads a column of prompt encodings as if every row stored its own.
 
     >>> states = SharedColumn(cache, "t5_states")          # doctest: +SKIP
     >>> states.read([5, 3, 9]).shape                       # doctest: +SKIP
@@ -108,15 +108,19 @@ class SharedColumn:
     """
 
     def __init__(self, cache: Cache, column: str) -> None:
-        if f"{column}{HOLDER}" not in cache.columns:
-            shared = [name.removesuffix(HOLDER) for name in cache.columns if name.endswith(HOLDER)]
-            raise ColumnNotFound(cache.root, f"{column}{HOLDER}", shared)
+        if f"{column}{SHARED_ROW_SUFFIX}" not in cache.columns:
+            shared = [
+                name.removesuffix(SHARED_ROW_SUFFIX) for name in cache.columns if name.endswith(SHARED_ROW_SUFFIX)
+            ]
+            raise ColumnNotFound(cache.root, f"{column}{SHARED_ROW_SUFFIX}", shared)
         self.cache, self.column = cache, column
 
     def read(self, rows: ArrayLike) -> Array:
-        """`(rows, *shape)`; floats of rows that are absent are NaN: no zero stands for what is missing."""
+        """Return `(rows, *shape)`; floats of absent rows are NaN, never 0."""
         numbers = np.asarray(rows, np.int64)
-        held = np.asarray(self.cache.read(numbers, [f"{self.column}{HOLDER}"])[f"{self.column}{HOLDER}"])
+        held = np.asarray(
+            self.cache.read(numbers, [f"{self.column}{SHARED_ROW_SUFFIX}"])[f"{self.column}{SHARED_ROW_SUFFIX}"]
+        )
         starts = self.cache.chunk_starts
         first = starts[np.searchsorted(starts, numbers, side="right") - 1]
         found = self.cache.read(first + held.astype(np.int64), [self.column])[self.column]
@@ -128,5 +132,5 @@ class SharedColumn:
 
 
 def shared(cache: Cache, column: str) -> SharedColumn:
-    """A column that is stored once for equal prompts."""
+    """Return a reader of a column that is stored once for equal prompts."""
     return SharedColumn(cache, column)

@@ -1,4 +1,4 @@
-"""The samples of a chunk as a teacher meets them, and their noise."""
+"""The samples of a chunk as a teacher gets them: ids, columns, prompts, and their noise."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -19,15 +19,15 @@ _LOW, _HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
 _UNIT = 2.0**-32
 
 
-def sample_keys(ids: Sequence[bytes]) -> NDArray[np.uint64]:
-    """One number per sample, by its id."""
+def noise_keys(ids: Sequence[bytes]) -> NDArray[np.uint64]:
+    """Return the noise key of each sample: the xxh3 hash of its id."""
     return np.array([xxhash.xxh3_64_intdigest(one) for one in ids], np.uint64)
 
 
 def normal(
     seed: int, keys: NDArray[np.uint64], buckets: NDArray[np.int64], shape: tuple[int, ...], purpose: str = "noise"
 ) -> NDArray[np.float32]:
-    """Standard normal numbers, `(samples, *shape)`, for every (sample, bucket); Philox, then Box–Muller."""
+    """Return standard normal numbers `(samples, *shape)` for every (sample, bucket), by Philox and Box–Muller."""
     count = prod(shape)
     key = key_of("teacher", seed, purpose)
     draws = np.arange(-(-count // 4), dtype=np.uint64)
@@ -44,8 +44,8 @@ def _pair(a: NDArray[np.uint64], b: NDArray[np.uint64]) -> tuple[NDArray[np.floa
     return (radius * np.cos(angle)).astype(np.float32), (radius * np.sin(angle)).astype(np.float32)
 
 
-HOLDER = "_row"  # after the name of a column that is stored once for equal inputs: the row that holds it
-NOT_FINITE = "not-finite"  # the reason of a row whose numbers are NaN or infinite
+SHARED_ROW_SUFFIX = "_row"  # of the column with the row that holds a value stored once for equal prompts
+NOT_FINITE = "not-finite"  # the failure reason of a row whose numbers are NaN or infinite
 _PRESENT = ".present"
 
 
@@ -61,7 +61,7 @@ class Prompts:
         return f"'{self.column}'" if self.key is None else f"'{self.key}' of '{self.column}'"
 
     def of(self, row: Array) -> str | None:
-        """The prompt in a row's bytes, None where there is none."""
+        """Return the prompt in a row's bytes; None if there is none."""
         try:
             text = row.tobytes().decode()
             found = {self.key: text} if self.key is None else json.loads(text)
@@ -73,7 +73,7 @@ class Prompts:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Samples:
-    """The rows of a chunk."""
+    """The rows of a chunk, as read for a teacher."""
 
     ids: tuple[str, ...]
     keys: NDArray[np.uint64]
@@ -86,7 +86,7 @@ class Samples:
         return len(self.ids)
 
     def without(self, bad: Mapping[int, str]) -> "Samples":
-        """The same rows, of which some are absent because a teacher's numbers for them are not finite."""
+        """Return the samples with some rows absent, because the teacher's numbers for them are not finite."""
         if not bad:
             return self
         present = self.present.copy()
@@ -95,23 +95,23 @@ class Samples:
         return replace(self, present=present, failures=(*self.failures, *failed))
 
     def take(self, column: str, rows: Sequence[int]) -> Array | Ragged:
-        """A column at some rows; one that is stored once for equal inputs, as if every row had its own."""
+        """Return a column at some rows; values stored once for equal prompts are repeated for every row."""
         values = self.columns[column]
         if not isinstance(values, Ragged):
             return values[np.asarray(rows, np.int64)]
-        if f"{column}{HOLDER}" not in self.columns:
+        if f"{column}{SHARED_ROW_SUFFIX}" not in self.columns:
             return Ragged.of([values[row] for row in rows], values.values.dtype, values.values.shape[1:])
-        holders = np.asarray(self.columns[f"{column}{HOLDER}"])[np.asarray(rows, np.int64)]
+        holders = np.asarray(self.columns[f"{column}{SHARED_ROW_SUFFIX}"])[np.asarray(rows, np.int64)]
         held = values.values[values.offsets[holders].astype(np.int64)]
         shared: Array = held.reshape(len(rows), *values.values.shape[1:])
         return shared
 
 
 def read_samples(rows: Columns, ids: str, prompts: Prompts | None) -> Samples:
-    """What a chunk's rows say; a sample without a prompt, where one is needed, is a failure."""
+    """Read the samples of a chunk's rows; a sample without a prompt, if one is needed, is a failure."""
     names = rows[ids]
     if not isinstance(names, Ragged) or names.values.dtype != np.uint8:
-        raise RecipeInvalid(f"'{ids}' does not hold ids of samples; name the column that does, as in ids='id'")
+        raise RecipeInvalid(f"column '{ids}' does not hold sample ids; name the column that does, as in ids='id'")
     raw = [names[row].tobytes() for row in range(len(names))]
     texts = tuple(one.decode("utf-8", "surrogateescape") for one in raw)
     bits = [np.asarray(values, np.bool_) for name, values in rows.items() if name.endswith(_PRESENT)]
@@ -120,10 +120,10 @@ def read_samples(rows: Columns, ids: str, prompts: Prompts | None) -> Samples:
     spoken = np.array([prompt is not None for prompt in found], np.bool_) if prompts else present
     detail = f"no text in {prompts.where}" if prompts else ""
     failures = tuple(Failure(texts[row], "no-prompt", detail) for row in np.flatnonzero(present & ~spoken).tolist())
-    return Samples(texts, sample_keys(raw), rows, tuple(prompt or "" for prompt in found), present & spoken, failures)
+    return Samples(texts, noise_keys(raw), rows, tuple(prompt or "" for prompt in found), present & spoken, failures)
 
 
 def prompt_hash(prompt: str) -> int:
-    """What is kept of a prompt beside what was made of it."""
+    """Return the hash of a prompt, which is stored beside its encoding."""
     value: int = xxhash.xxh3_64_intdigest(prompt.encode("utf-8", "surrogatepass"))
     return value

@@ -1,14 +1,14 @@
-"""Feeding PyTorch: the only room that imports torch.
+"""PyTorch loaders, datasets, attention masks and image batches for forebay caches.
 
-Names are imported when they are first used: worker processes that read a cache do not wait for torch's compiler, which
-the masks of FlexAttention bring along.
+Names are imported when they are first used: worker processes that only read a cache do not wait for torch's compiler,
+which FlexAttention imports.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 try:
-    import torch as _torch  # noqa: F401  # first, so that the sentence below is the one that is read
+    import torch as _torch  # noqa: F401  # first, so that a missing torch gives the message below
 except ModuleNotFoundError as missing:
     raise ModuleNotFoundError("forebay.torch needs PyTorch: pip install 'forebay[torch]'", name="torch") from missing
 if TYPE_CHECKING:

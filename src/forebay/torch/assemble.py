@@ -1,31 +1,28 @@
-"""How located rows become batches: columns read, collated, transformed.
+"""Assemble batches from located rows: read columns, collate, transform.
 
     loader = Loader(cache, global_batch_size=64, collate=ImageBatch(cache, flip=0.5))
 
-A collate names the columns it reads. Fixed ones come as arrays; ragged ones row by row, each a view of the cache that
-is checked as it is taken, so that what becomes of it is written straight to where it belongs.
+A coin is a random choice that depends only on row, epoch and purpose. It is the same in a `Loader` and in a
+`CacheDataset`, with any number of ranks, threads or workers, and after any resume:
 
     def mirror(batch: Batch, coins: Coins) -> Batch:
         flipped = torch.from_numpy(coins.flip("mirror"))
         return batch | {"pixels": torch.where(flipped[:, None, None], batch["pixels"].flip(-1), batch["pixels"])}
-
-A coin belongs to a row, an epoch and a purpose. So the choice is the same in a `Loader`, in a `CacheDataset`, with any
-number of ranks, threads or workers, and after any resume.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Protocol
 
 import numpy as np
 import torch
 
-from forebay import torch as names
 from forebay.columns import Array
 from forebay.feeding.arguments import checked_names
 from forebay.feeding.prefetch import BatchMaker, batch_bytes, gather_batches, suitable_threads, view_rows
 from forebay.feeding.stream import PACKED_COLUMNS, Located, Read, Stream, Weights
-from forebay.masks.documents import LabelStyle
+from forebay.masks.documents import LabelStyle, checked_label_style
 from forebay.order.bijection import Numbers, key_of
 from forebay.order.coins import Coins, Words, row_keys, sample_keys
 from forebay.order.selected_rows import Selection
@@ -44,27 +41,29 @@ Rows = Mapping[str, Array | Iterable[Array]]
 
 
 class Collate(Protocol):
-    """A batch made of rows, with the coins of their samples, in memory that `buffers` lend. Called by many threads.
+    """Makes a batch of rows, with the coins of their samples, in memory from `buffers`. Called by many threads.
+
+    Fixed columns come as arrays; ragged ones row by row, each a view of the cache that is checked as it is read.
 
     Optional: `check_cache(cache)`, which raises where batches of that cache's rows would be wrong, and
-    `check_rows(cache, selection)`, which raises where no batch can hold some of the rows selected (None: all).
+    `check_rows(cache, selection)`, which raises where no batch can hold some of the selected rows (None: all rows).
     """
 
     @property
     def columns(self) -> Sequence[str]:
-        """What it reads."""
+        """The columns it reads."""
         ...
 
     @property
     def row_bytes(self) -> int:
-        """What a row of its batches takes: how far ahead they are made depends on it."""
+        """Bytes of a row of its batches, which decide how many are made ahead."""
         ...
 
     def collate(self, rows: Rows, coins: Coins, buffers: Buffers) -> Batch: ...
 
 
 def check_rows(collate: Collate, cache: Cache, selection: Selection | None) -> None:
-    """Let a collate refuse rows that it can make nothing of, before it meets them in the middle of an epoch."""
+    """Let a collate refuse rows that it cannot use, before they come up in the middle of an epoch."""
     check = getattr(collate, "check_rows", None)
     if check is not None:
         check(cache, selection)
@@ -82,19 +81,19 @@ Naming = Callable[[Cache, Numbers], Words]
 
 
 class Transform(Protocol):
-    """A batch made of a batch, with the coins of its rows."""
+    """Makes a batch of a batch, with the coins of its rows."""
 
     def __call__(self, batch: Batch, coins: Coins, /) -> Batch: ...
 
 
 def by_row(cache: Cache, rows: Numbers) -> Words:
-    """The permanent names of rows."""
+    """Return a permanent number per row."""
     chunks = np.searchsorted(cache.chunk_starts, rows, side="right") - 1
     return row_keys(cache.chunk_numbers[chunks], rows - cache.chunk_starts[chunks])
 
 
 def by_sample(cache: Cache, rows: Numbers) -> Words:
-    """The samples that rows were made of, where the recipe names a column of their ids; else the rows themselves."""
+    """Return a number per row from its sample id, or from the row if the recipe names no column of sample ids."""
     column = cache.recipe(cache.generation.base).sample_ids
     return sample_keys(each.tobytes() for each in cache.views(rows, column)) if column else by_row(cache, rows)
 
@@ -107,9 +106,9 @@ def row_coins(
     sources: Numbers | None = None,
     naming: Naming = by_row,
 ) -> Coins:
-    """The coins of some rows, each of the cache that `sources` says, of the first without; in one epoch or one each.
+    """Return the coins of some rows, each of the cache that `sources` names (the first if None).
 
-    Coins of further caches of a mixture are others than those of the first, whatever their rows are called.
+    `epoch` is one for all rows or one each. Rows with the same name in two caches of a mixture have different coins.
     """
     if sources is None:
         return Coins(seed, epoch, naming(caches[0], rows))
@@ -121,7 +120,7 @@ def row_coins(
 
 
 def checked_batch(batch: Batch) -> Batch:
-    """What a transform returned."""
+    """Return what a transform returned; raise if it is not a dict."""
     if not isinstance(batch, dict):
         raise TypeError(f"the transform returned a {type(batch).__name__}; return the batch, a dict of tensors")
     return batch
@@ -129,7 +128,7 @@ def checked_batch(batch: Batch) -> Batch:
 
 @dataclass(frozen=True, slots=True)
 class ColumnBatches:
-    """Batches of columns."""
+    """Makes batches of columns as they are read."""
 
     columns: tuple[str, ...] | None
     derive: Callable[[Read, Weights | None], Batch]
@@ -150,7 +149,7 @@ class ColumnBatches:
 
 @dataclass(frozen=True, slots=True)
 class CollatedBatches:
-    """Batches that a collate makes, and further columns as they are stored."""
+    """Makes batches with a collate, and adds `columns` as they are stored."""
 
     collate: Collate
     columns: tuple[str, ...]
@@ -188,18 +187,18 @@ def _tags(located: Located) -> Batch:
     return tags if located.weights is None else tags | {"row_weight": torch.from_numpy(located.weights.copy())}
 
 
-_COLLATING_THREADS = 2  # a collate works on every value; reading alone keeps one thread busy
+_COLLATING_THREADS = 2  # a collate touches every value; reading alone keeps one thread busy
 
 
 @dataclass(frozen=True, slots=True)
 class BatchKind:
-    """What is read, how many threads suit it, what a row of a batch takes, and how batches are made."""
+    """The columns to read, the default number of threads, the bytes of a row, and how to make batches."""
 
     columns: tuple[str, ...]
     threads: int
     row_bytes: int
     collate: Collate | None
-    making: Callable[[Buffers, Transform | None], BatchMaker]
+    maker: Callable[[Buffers, Transform | None], BatchMaker]
 
 
 def batch_kind(
@@ -209,11 +208,11 @@ def batch_kind(
     labels: LabelStyle | None,
     derive: Sequence[Derived],
 ) -> BatchKind:
-    """The kind that was asked for; where nothing was, that of the caches."""
+    """Return the kind of batch that the arguments ask for, by default the one that suits the caches."""
     columns = None if columns is None else checked_names("columns", columns)
     if columns == ():
         raise ValueError("columns is empty; name columns of the cache, or leave it out")
-    derive = checked_names("derive", derive)
+    derive, labels = checked_names("derive", derive), checked_label_style("labels", labels)
     if collate is None and columns is None:
         collate = _usual_collate(caches)
     if collate is not None:
@@ -227,11 +226,14 @@ def batch_kind(
 
 def _usual_collate(caches: Sequence[Cache]) -> Collate | None:
     kinds = {cache.recipe(cache.generation.base).kind for cache in caches}
-    return names.ImageBatch(caches[0]) if kinds == {"images"} else None
+    if kinds != {"images"}:
+        return None
+    collate: Collate = import_module("forebay.torch.images.image_batch").ImageBatch(caches[0])  # imports this module
+    return collate
 
 
 def _pad(cache: Cache) -> int:
-    """The token that the recipe pads with; 0 where it names none."""
+    """Return the token that the recipe pads with; 0 if it names none."""
     pad = cache.recipe(cache.generation.base).fields.get("pad", 0)
     return pad if isinstance(pad, int) else 0
 
@@ -239,29 +241,29 @@ def _pad(cache: Cache) -> int:
 def _collated(collate: Collate, further: tuple[str, ...], caches: Sequence[Cache]) -> BatchKind:
     check_caches(collate, caches)
 
-    def making(buffers: Buffers, transform: Transform | None) -> BatchMaker:
+    def maker(buffers: Buffers, transform: Transform | None) -> BatchMaker:
         return CollatedBatches(collate, further, transform, buffers)
 
     row_bytes = collate.row_bytes + (batch_bytes(caches[0], further, 1) if further else 0)
-    return BatchKind((*collate.columns, *further), _COLLATING_THREADS, row_bytes, collate, making)
+    return BatchKind((*collate.columns, *further), _COLLATING_THREADS, row_bytes, collate, maker)
 
 
 def _training(training: PackedTargets, caches: Sequence[Cache]) -> BatchKind:
-    def making(buffers: Buffers, transform: Transform | None) -> BatchMaker:
+    def maker(buffers: Buffers, transform: Transform | None) -> BatchMaker:
         def derive(read: Read, weights: Weights | None) -> Batch:
             return training_batch(read, training, buffers, weights)
 
         return ColumnBatches(PACKED_COLUMNS, derive, transform)
 
     row_bytes = batch_bytes(caches[0], PACKED_COLUMNS, 1, derived=2 + len(training.derive))
-    return BatchKind(PACKED_COLUMNS, suitable_threads(caches, PACKED_COLUMNS), row_bytes, None, making)
+    return BatchKind(PACKED_COLUMNS, suitable_threads(caches, PACKED_COLUMNS), row_bytes, None, maker)
 
 
 def _plain(columns: tuple[str, ...], caches: Sequence[Cache]) -> BatchKind:
-    def making(buffers: Buffers, transform: Transform | None) -> BatchMaker:
+    def maker(buffers: Buffers, transform: Transform | None) -> BatchMaker:
         def derive(read: Read, weights: Weights | None) -> Batch:
             return plain_batch(read, buffers)
 
         return ColumnBatches(columns, derive, transform)
 
-    return BatchKind(columns, suitable_threads(caches, columns), batch_bytes(caches[0], columns, 1), None, making)
+    return BatchKind(columns, suitable_threads(caches, columns), batch_bytes(caches[0], columns, 1), None, maker)

@@ -1,8 +1,8 @@
-"""A cache as a map-style dataset, for those who bring a loader of their own: torch, transformers, Lightning, Grain.
+"""A cache as a map-style dataset, for other loaders: torch's DataLoader, transformers, Lightning, Grain.
 
-    dataset[i] ── place i among the selected rows ──▶ row number ──▶ one gather for a whole batch ──▶ one dict per row
+    dataset[i] ── index i among the selected rows ──▶ row number ──▶ one gather for a whole batch ──▶ one dict per row
 
-Pickled, it is an address: the cache opens again in the worker, with the same rows selected.
+A pickled dataset holds no rows: a worker opens the cache again, with the same rows selected.
 """
 
 import operator
@@ -18,7 +18,7 @@ from forebay.errors import ColumnNotFound
 from forebay.feeding.arguments import checked_cache, checked_names, checked_rule
 from forebay.feeding.prefetch import view_rows
 from forebay.feeding.stream import PACKED_COLUMNS, Located, SelectionRule
-from forebay.masks.documents import LabelStyle
+from forebay.masks.documents import LabelStyle, checked_label_style
 from forebay.order.bijection import Numbers
 from forebay.order.coins import Coins
 from forebay.read.cache import Cache
@@ -41,16 +41,16 @@ class CacheDataset(Dataset[Row]):
     """The rows of a cache, or those a rule selects, each a dict of tensors.
 
     A row of a token cache has `tokens`, `labels`, `positions` and `seq_lens`, as in a `Loader`; the lengths are padded
-    with zeros to the longest of the rows asked for together. `names` chooses tensors, and calls them what a model does:
+    with zeros to the longest of the rows that are read together. `names` selects tensors and renames them for a model:
 
         names = {"input_ids": "tokens", "labels": "labels", "position_ids": "positions"}
-        CacheDataset(cache, labels="aligned", names=names)
+        CacheDataset(cache, labels="unshifted", names=names)
 
-    So named, `transformers` sees by the positions where documents begin, and keeps them apart (without `use_cache`).
+    With these names, `transformers` finds document boundaries in the positions and keeps documents apart (without
+    `use_cache`).
 
-    `collate` makes the tensors, as in a `Loader`; without one, images too come as they are stored, for a `collate_fn`.
-
-    `transform` is given batches, as in a `Loader`, and coins of the epoch that `set_epoch` named last.
+    `collate` makes the tensors, as in a `Loader`; without one, images come as they are stored, for a `collate_fn`.
+    `transform` is called with batches, as in a `Loader`, and with the coins of the epoch last set by `set_epoch`.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class CacheDataset(Dataset[Row]):
         *,
         selection: SelectionRule | None = None,
         columns: Sequence[str] | None = None,
-        labels: LabelStyle | None = "next",
+        labels: LabelStyle | None = "shifted",
         derive: Sequence[Literal["positions", "document_ids"]] = ("positions",),
         names: Mapping[str, str] | None = None,
         collate: Collate | None = None,
@@ -69,10 +69,13 @@ class CacheDataset(Dataset[Row]):
         self.cache = checked_cache(cache)
         self.seed = seed
         rule = checked_rule(selection)
-        self._selection = None if rule is None else rule.of(cache)
+        self._selection = None if rule is None else rule.select(cache)
+        labels = checked_label_style("labels", labels)
         columns = None if columns is None else checked_names("columns", columns)
         if collate is not None and columns is not None:
-            raise ValueError(f"columns is {list(columns)} beside a collate, which reads columns of its own; give one")
+            raise ValueError(
+                f"pass columns or collate, not both: the collate names its own columns (got {list(columns)})"
+            )
         if collate is not None:
             check_caches(collate, [cache])
             check_rows(collate, cache, self._selection)
@@ -84,7 +87,7 @@ class CacheDataset(Dataset[Row]):
         self._names = None if names is None else _checked_names(names)
         self._collate = collate
         self._transform = transform
-        # In shared memory, so that workers that live on see the next epoch too. torch declares no types here.
+        # In shared memory, so that persistent workers see the next epoch too. torch declares no types here.
         self._epoch: Tensor = torch.zeros((), dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
 
     def __len__(self) -> int:
@@ -97,7 +100,7 @@ class CacheDataset(Dataset[Row]):
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Row]:
-        """Many rows in one gather; torch's `DataLoader` asks for a batch so."""
+        """Return many rows, read in one gather; torch's `DataLoader` calls this for each batch."""
         rows = self._rows(indices)
         batch = self._batch(rows)
         if self._transform is not None:
@@ -136,7 +139,7 @@ class CacheDataset(Dataset[Row]):
         return row_coins([self.cache], self.seed, self.epoch, rows, naming=naming)
 
     def _names_in(self, batch: Batch) -> Mapping[str, str]:
-        """What a row's tensors are called → what they are called in the batch."""
+        """Return the name of each of a row's tensors -> its name in the batch."""
         known = [name for name in batch if not name.endswith(".offsets")]
         if self._names is None:
             return dict(zip(known, known, strict=True))
@@ -148,20 +151,18 @@ class CacheDataset(Dataset[Row]):
 
 def _checked_names(names: Mapping[str, str]) -> dict[str, str]:
     if not isinstance(names, Mapping):
-        raise TypeError(f"names are {names!r}; give a dict of what a model calls a tensor: {{'input_ids': 'tokens'}}")
+        raise TypeError(f"names is {names!r}; pass a dict from the model's names to ours: {{'input_ids': 'tokens'}}")
     return dict(names)
 
 
 def _row_training(labels: LabelStyle | None, derive: Sequence[Literal["positions", "document_ids"]]) -> PackedTargets:
     if "cu_seqlens" in derive:
-        raise ValueError(
-            "cu_seqlens is of a whole batch and no part of a row; derive it from seq_lens, or use a Loader"
-        )
+        raise ValueError("cu_seqlens belongs to a whole batch, not to a row; derive it from seq_lens, or use a Loader")
     return PackedTargets(labels, tuple(derive))
 
 
 def _split(batch: Batch, name: str) -> Sequence[Tensor]:
-    """The tensor of every row."""
+    """Return the tensor of every row."""
     offsets = batch.get(f"{name}.offsets")
     if offsets is None:
         return batch[name].unbind(0)

@@ -1,14 +1,14 @@
-"""Feeding training: batches of a cache, in an order that is a function of the position.
+"""The loader: batches of a cache or a mixture, in an order that is a function of the position.
 
     loader = Loader(cache, global_batch_size=48, seed=0)
-    for batch in loader:                       # one epoch, from where the loader stands
+    for batch in loader:                       # one epoch, from the loader's position on
         loss = model(batch["tokens"], batch["labels"], batch["positions"], batch["seq_lens"])
-        checkpoint(loader.state_dict())        # what was yielded is behind it, what was made ahead is not
+        checkpoint(loader.state_dict())        # counts the batches that were yielded, not those made ahead
 
-When the last batch of an epoch is handed out, the loader stands at the start of the next one: it does not matter
-whether the consumer asks once more (`for batch in loader`) or counts batches (`islice(loader, len(loader))`).
+Yielding the last batch of an epoch moves the loader to the start of the next one, so `for batch in loader` and
+`islice(loader, len(loader))` leave it in the same place.
 
-No worker processes: a few threads locate, gather, check and derive batches ahead of the training step.
+There are no worker processes: a few threads locate, gather, check and derive batches ahead of the training step.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -47,26 +47,26 @@ STATE_VERSION = 2  # version 1 had other shuffles of few rows and of compressed 
 
 
 class Loader:
-    """The batches of a cache, or of any stream of rows.
+    """Yields the batches of a cache, or of any stream of rows, as dicts of tensors.
 
     A cache with `tokens` and `seq_lens` gives batches for a language model (see `forebay.torch.batches`); another
-    one, or `columns`, gives columns as they are. `collate` makes batches of another kind, with `columns` beside them; a
+    cache, or `columns`, gives columns as they are stored. `collate` makes other batches, with `columns` beside them; a
     cache of images has one by default (`forebay.torch.ImageBatch`).
 
-    Rank and world size are those of torch.distributed or of torchrun; every rank takes its share of each global batch.
-    Before the first batch the ranks compare generations, seed and batch size; the constructor waits for nobody. A
-    loader that only one rank has is made with `rank=0, world_size=1`.
+    Rank and world size come from torch.distributed or torchrun; every rank takes its share of each global batch. Ranks
+    compare generations, seed and batch size before the first batch, not in the constructor. Make a loader that only one
+    rank has with `rank=0, world_size=1`.
 
     shuffle       "auto", "global", "window" (sized by `window`) or None
     selection     a `Split` or `Where`
-    drop_last     leave out the rows that fill no batch; without, the last batch is filled up on all ranks (row_weight)
-    restart       begin anew at every `iter`, with the same batches, and keep no state: for validation
-    labels        "next", "aligned" or None
-    derive        some of "positions", "document_ids", "cu_seqlens"
-    transform     changes batches
-    growth        what becomes of rows that are published meanwhile: "pinned" leaves them, "epoch" takes them up in the
-                  next epoch, "within" also at the end of the running one; `on_growth` is called with every `Growth`
-    threads       0 makes batches when they are asked for; `prefetch` is how many are made ahead
+    drop_last     leave out the rows that fill no batch; if False, the last batch is filled up on all ranks (row_weight)
+    restart       start from the first batch at every `iter`, with the same batches, and keep no state: for validation
+    labels        "shifted" (the next token), "unshifted" (the token itself) or None
+    derive        any of "positions", "document_ids", "cu_seqlens"
+    transform     a function that changes batches
+    growth        what to do with newly published rows: "pinned" ignores them, "epoch" adds them in the next epoch,
+                  "within" also at the end of the running one; `on_growth` is called with every `Growth`
+    threads       0 makes each batch when it is asked for; `prefetch` is the number of batches made ahead
     rank_timeout  seconds that ranks wait for each other before the first batch
     """
 
@@ -82,7 +82,7 @@ class Loader:
         drop_last: bool = True,
         restart: bool = False,
         columns: Sequence[str] | None = None,
-        labels: LabelStyle | None = "next",
+        labels: LabelStyle | None = "shifted",
         derive: Sequence[Derived] = ("positions",),
         collate: Collate | None = None,
         transform: Transform | None = None,
@@ -125,17 +125,17 @@ class Loader:
             for cache, selected in zip(self.stream.caches, self.stream.selections, strict=True):
                 check_rows(kind.collate, cache, selected)
         self._columns = kind.columns
-        self._pace = PrefetchPlan.of(
+        self._plan = PrefetchPlan.of(
             kind.threads if threads is None else checked_whole("threads", threads),
             None if prefetch is None else checked_whole("prefetch", prefetch),
             read_bytes=batch_bytes(caches[0], kind.columns, self._local_size),
             batch_bytes=kind.row_bytes * self._local_size,
             decoded=any(decoded_columns(cache, kind.columns) for cache in caches),
         )
-        self._making = kind.making(Buffers(keep=self._pace.batches + 2), transform)
+        self._maker = kind.maker(Buffers(keep=self._plan.batches + 2), transform)
 
     def __len__(self) -> int:
-        """Batches of a whole epoch, as far as is known now."""
+        """Return the number of batches of a whole epoch; growth within the epoch adds to it."""
         size = self.stream.size(self.epoch)
         return size // self.global_batch_size if self.drop_last else -(-size // self.global_batch_size)
 
@@ -147,9 +147,9 @@ class Loader:
         )
 
     def __iter__(self) -> Iterator[Batch]:
-        """The rest of this epoch, or with `restart` the first epoch from its start.
+        """Yield the rest of this epoch; with `restart`, the first epoch from its start.
 
-        There is one place where a loader stands: a later iteration ends an earlier one.
+        A loader has one position, so a later iteration ends an earlier one.
         """
         self._turn += 1
         if self._restart:
@@ -157,7 +157,7 @@ class Loader:
         return self._batches(self._turn)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the loader stands, in a few hundred bytes that JSON can hold; with `restart`, always at its start."""
+        """Return the position as a few hundred bytes of JSON; with `restart`, always that of the start."""
         return {
             "version": STATE_VERSION,
             "epoch": 0 if self._restart else self.epoch,
@@ -166,37 +166,37 @@ class Loader:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Stand where a loader stood: with any batch size, number of ranks, threads, and on a cache that has grown.
+        """Continue from a state: with any batch size, number of ranks and threads, and on a cache that has grown.
 
-        With `restart`, a loader stays at its start.
+        With `restart`, the state is checked and otherwise ignored.
         """
         if checked_state(state, STATE_VERSION)["version"] != STATE_VERSION:
             raise StateMismatch(self._root, {"the version of the state": (state["version"], STATE_VERSION)})
         epoch, position = (checked_count(name, state[name]) for name in ("epoch", "position"))
         if self._restart:
             return
-        resumed = self.stream.resumed(state["stream"], epoch, position)
-        if position > resumed.size(epoch):
-            raise StateMismatch(self._root, {"position": (position, f"at most {resumed.size(epoch)}")})
-        if isinstance(resumed, CacheStream):
-            refuse_decoding_again(resumed.cache, self._columns, resumed.ordering, self.ranks)
+        restored = self.stream.restored(state["stream"], epoch, position)
+        if position > restored.size(epoch):
+            raise StateMismatch(self._root, {"position": (position, f"at most {restored.size(epoch)}")})
+        if isinstance(restored, CacheStream):
+            refuse_decoding_again(restored.cache, self._columns, restored.ordering, self.ranks)
         self.epoch, self.position, self._agreed = epoch, position, False
-        self.stream = resumed if self.position else self._growing.between(resumed, self._report)
+        self.stream = restored if self.position else self._growing.between(restored, self._report)
         self._turn += 1
-        if self.position and isinstance(resumed, CacheStream) and (growth := resumed.growth()) is not None:
+        if self.position and isinstance(restored, CacheStream) and (growth := restored.growth()) is not None:
             self._report(growth)
         if self.position:  # another batch size may leave no batch of this epoch
             self._advance(self.position)
 
     def shuffle_quality(self) -> ShuffleQuality:
-        """How near the order comes to a global shuffle, measured on batches of the running epoch."""
+        """Measure how close the order is to a global shuffle, on batches of the running epoch."""
         return self._one_cache().quality(self.epoch, self.global_batch_size)
 
     def move_to(self, generation: int) -> None:
-        """Take up the rows of a newer generation: from the next epoch on, or in this one with growth="within".
+        """Read a newer generation; its added rows come in the next epoch, or in this one with growth="within".
 
-        Between two epochs, and before the first batch, the epoch that begins has all rows of that generation. Within an
-        epoch, a generation that has other rows in chunks of this epoch is refused.
+        Before the first batch of an epoch, that epoch has all rows of the generation. Later, StateMismatch is raised
+        where the generation has other rows in chunks of this epoch.
         """
         stream = self._one_cache()
         if not stream.cache.generation.number <= generation <= stream.newest():
@@ -204,10 +204,10 @@ class Loader:
                 f"generation is {generation}; '{stream.cache.root}' is read at generation "
                 f"{stream.cache.generation.number}, and the newest is {stream.newest()}"
             )
-        if not self.position:  # nothing of this epoch was handed out
-            self.stream = self._growing.moved(stream, generation, self._report)
+        if not self.position:  # no batch of this epoch was yielded yet
+            self.stream = self._growing.begin_at(stream, generation, self._report)
             return
-        newer = stream.reading(generation)
+        newer = stream.read_through(generation)
         newer.check_replaced()
         self.stream = newer
 
@@ -233,74 +233,74 @@ class Loader:
         self._seek_batch()
         epoch = self.epoch
         while turn == self._turn and self.epoch == epoch:
-            yield from self._fed(turn, self._stretch_end())
+            yield from self._prefetched(turn, self._stretch_end())
 
     def _seek_batch(self) -> None:
-        """Stand before a batch: where this epoch has no further one, at the start of the next."""
+        """Move to the next batch: at the start of the next epoch if this one has no further batch."""
         if self.position:
             self._advance(self.position)
         else:
-            self._take_up_added(0)
-        if not self._has_batch(self.position):  # an epoch without a batch would be over at once, again and again
+            self._append_added(0)
+        if not self._has_batch(self.position):  # else empty epochs would follow each other for ever
             raise ValueError(
                 f"the {self.stream.size(self.epoch):,} rows of an epoch fill no batch of {self.global_batch_size:,}; "
                 "choose a smaller global_batch_size, or drop_last=False"
             )
 
     def _advance(self, position: int) -> None:
-        """Stand at a position of this epoch; at the start of the next one, where no batch follows."""
-        self._take_up_added(position)
+        """Move to a position of this epoch, or to the start of the next one if no batch follows it."""
+        self._append_added(position)
         if self._has_batch(position):
             self.position = position
             return
         following = self._growing.between(self.stream, self._report)
         self.epoch, self.position, self.stream = self.epoch + 1, 0, following
 
-    def _take_up_added(self, position: int) -> None:
-        """Let rows that were published meanwhile follow, where the rest of this epoch fills no batch."""
+    def _append_added(self, position: int) -> None:
+        """Append newly published rows, with growth="within", while the rest of this epoch fills no batch."""
         while self.stream.size(self.epoch) - position < self.global_batch_size:
-            followed = self._growing.within(self.stream, self._report)
-            if followed is None:
+            extended = self._growing.within(self.stream, self._report)
+            if extended is None:
                 return
-            self.stream = followed
+            self.stream = extended
 
     def _has_batch(self, position: int) -> bool:
         left = self.stream.size(self.epoch) - position
         return left >= self.global_batch_size or (left > 0 and not self.drop_last)
 
     def _stretch_end(self) -> int:
-        """The end of the whole batches from here on; of the last, smaller one, where there are none."""
+        """Return the end of the remaining whole batches, or of the last, smaller one if none is whole."""
         size = self.stream.size(self.epoch)
         whole = (size - self.position) // self.global_batch_size * self.global_batch_size
         return self.position + whole if whole else size
 
-    def _fed(self, turn: int, stop: int) -> Iterator[Batch]:
-        """The batches up to a position. A process that was forked meanwhile continues with its own threads."""
+    def _prefetched(self, turn: int, stop: int) -> Iterator[Batch]:
+        """Yield the batches up to a position; in a forked process, with its own threads."""
         at = self.position
-        first = at + self.global_batch_size  # made alone: it does not wait until a whole run is found
+        first = at + self.global_batch_size  # made alone, so that it does not wait for a whole group
         while at < stop:
-            feed = self._feed(at, stop if at >= first else min(first, stop))
+            prefetcher = self._prefetcher(at, stop if at >= first else min(first, stop))
             try:
-                for piece in feed.items():
-                    while piece:
+                for handoff in prefetcher.items():
+                    while handoff:
                         self._check_turn(turn)
                         self._advance(min(stop, at + self.global_batch_size))
                         at = min(stop, at + self.global_batch_size)
-                        yield piece.pop()
-                    if not feed.is_mine:
+                        yield handoff.pop()
+                    if not prefetcher.belongs_to_this_process:
                         break
             finally:
-                feed.stop()
+                prefetcher.stop()
 
-    def _feed(self, start: int, stop: int) -> Prefetcher[list[Batch]]:
-        pace, size = self._pace, self.global_batch_size
-        runs = BatchGroups(
-            self.stream, self.epoch, start, stop, size, pace, self.ranks, self._making, filled=not self.drop_last
+    def _prefetcher(self, start: int, stop: int) -> Prefetcher[list[Batch]]:
+        plan, size = self._plan, self.global_batch_size
+        groups = BatchGroups(
+            self.stream, self.epoch, start, stop, size, plan, self.ranks, self._maker, filled=not self.drop_last
         )
-        return Prefetcher(runs.make, len(runs), threads=pace.threads, ahead=pace.ahead)
+        return Prefetcher(groups.make, len(groups), threads=plan.threads, queued=plan.queued)
 
     def _report(self, growth: Growth) -> None:
-        """Once for each growth: when it is seen."""
+        """Call `on_growth` once for each growth."""
         if growth == self.grown:
             return
         self.grown = growth
@@ -309,15 +309,20 @@ class Loader:
 
     def _one_cache(self) -> CacheStream:
         if not isinstance(self.stream, CacheStream):
-            raise TypeError(f"this is of one cache; the loader reads a {type(self.stream).__name__}")
+            raise TypeError(
+                f"shuffle_quality() and move_to() need a Loader over one cache; this one reads a "
+                f"{type(self.stream).__name__}"
+            )
         return self.stream
 
     def _check_turn(self, turn: int) -> None:
         if turn != self._turn:
-            raise RuntimeError("the loader was iterated anew or given a state; go on with the newest iterator")
+            raise RuntimeError(
+                "this iterator was superseded by a later iter(loader) or load_state_dict(); use the newest one"
+            )
 
     def _compare_ranks(self) -> None:
-        """Before the first batch, and the first after a state: refuse ranks that would read different rows."""
+        """Raise where ranks would read different rows; called before the first batch, also after a loaded state."""
         if self._agreed:
             return
         options = {"global_batch_size": self.global_batch_size, "drop_last": self.drop_last}
@@ -335,7 +340,7 @@ class Loader:
 
 
 def _refuse_strangers(ranks: Ranks, caches: Sequence[Cache]) -> None:
-    """Ranks that cannot compare what they opened, and may have opened different generations."""
+    """Raise where ranks may have opened different generations and cannot compare them."""
     if ranks.world_size == 1 or ranks.known_by != "environment":
         return
     for cache in caches:
@@ -348,20 +353,20 @@ def _refuse_strangers(ranks: Ranks, caches: Sequence[Cache]) -> None:
             )
 
 
-def _refuse_beside(stream: Stream, **given: bool) -> None:
-    """A stream has its order and its rows: what was asked for beside it would be silently left out."""
-    left_out = [name for name, is_given in given.items() if is_given]
-    if left_out:
+def _refuse_beside(stream: Stream, **passed: bool) -> None:
+    """Raise for arguments that a stream decides itself, and that would have no effect."""
+    names = [name for name, is_passed in passed.items() if is_passed]
+    if names:
         raise ValueError(
-            f"{', '.join(left_out)} cannot be given beside a {type(stream).__name__}, which has its own order and "
-            "generations; give it where that is made, if it can be"
+            f"{', '.join(names)} cannot be passed with a {type(stream).__name__}, which has its own order and "
+            f"generations; pass it to the {type(stream).__name__} if it takes it"
         )
 
 
 def change_weights(loader: Loader, weights: Sequence[float]) -> None:
-    """Other weights from the loader's next batch on; its state keeps them. Iterate anew to go on."""
+    """Set new weights from the loader's next batch on; its state keeps them. Call iter(loader) again to continue."""
     if not isinstance(loader.stream, Mixture):
-        raise TypeError(f"weights belong to a mixture; the loader reads a {type(loader.stream).__name__}")
+        raise TypeError(f"change_weights() needs a Loader over a Mixture; it reads a {type(loader.stream).__name__}")
     state = loader.state_dict()
     loader.stream = loader.stream.with_weights(weights, loader.epoch, loader.position)
     loader.load_state_dict({**state, "stream": loader.stream.state()})

@@ -1,11 +1,11 @@
-"""Which part of every global batch this process takes, and how the ranks of a loader compare what they read.
+"""Find this process's rank, and let the ranks of a loader compare what they read.
 
-Ranks tell each other through the key-value store of the process group, never by a collective: a loader that only some
-ranks have pairs with nobody's all_reduce. Everything that waits has a timeout, and names the ranks that did not come.
+Ranks use the key-value store of the process group, never a collective: a loader that only some ranks have cannot be
+paired with another's all_reduce. Every wait has a timeout, and its error names the ranks that are missing.
 
     rank r   ── <loader>/<question>/r ──▶ store ──▶ rank 0 compares ── <loader>/<question>/verdict ──▶ every rank
 
-Loaders are known by the order in which they are first iterated, so every rank iterates the same loaders in one order.
+Loaders are numbered in the order of their first iteration, so every rank must iterate its loaders in the same order.
 """
 
 import itertools
@@ -20,16 +20,16 @@ from torch import distributed
 from forebay.errors import RanksDisagree, RanksMissing
 from forebay.feeding.shuffle import Ranks
 
-RANK_TIMEOUT = 600.0  # seconds; the first batch of another rank may wait for a model to load
-_GRACE = 30.0  # seconds that ranks wait longer than rank 0, which knows who is missing
-_SHORTEST, _LONGEST = 0.005, 0.25  # seconds between two looks into the store
+RANK_TIMEOUT = 600.0  # seconds; another rank may still be loading a model before its first batch
+_GRACE = 30.0  # seconds that ranks wait longer than rank 0, which knows the missing ranks
+_SHORTEST, _LONGEST = 0.005, 0.25  # seconds between two polls of the store
 _loaders = itertools.count()
 
 
 def current_ranks(rank: int | None = None, world_size: int | None = None) -> Ranks:
-    """As passed; else as torch.distributed says; else RANK and WORLD_SIZE, as torchrun sets them; else alone."""
+    """Return the ranks: as passed, else from torch.distributed, else from torchrun's environment, else 0 of 1."""
     if (rank is None) != (world_size is None):
-        raise ValueError(f"rank is {rank} and world_size is {world_size}; give both or neither")
+        raise ValueError(f"pass both rank and world_size, or neither (got rank={rank}, world_size={world_size})")
     if rank is not None and world_size is not None:
         return Ranks(rank, world_size)
     if distributed.is_available() and distributed.is_initialized():
@@ -38,7 +38,7 @@ def current_ranks(rank: int | None = None, world_size: int | None = None) -> Ran
 
 
 class Store(Protocol):
-    """What is used of a store of torch.distributed."""
+    """The methods used of a torch.distributed store."""
 
     def set(self, key: str, value: str, /) -> None: ...
 
@@ -48,7 +48,7 @@ class Store(Protocol):
 
 
 class Agreement:
-    """What the ranks of one loader tell each other. Ranks that were passed as arguments tell each other nothing."""
+    """Compares facts between the ranks of one loader. Ranks that were passed as arguments are not compared."""
 
     def __init__(self, ranks: Ranks, timeout: float) -> None:
         self._ranks, self._timeout = ranks, timeout
@@ -56,7 +56,7 @@ class Agreement:
         self._questions = itertools.count()
 
     def check(self, facts: Mapping[str, Any]) -> None:
-        """Raise on every rank where ranks have other facts, or one of them did not come."""
+        """Raise on every rank if a rank has other facts or is missing."""
         store = self._store()
         if store is None:
             return
@@ -71,7 +71,7 @@ class Agreement:
             raise RanksDisagree({name: (first, rank, other) for name, first, rank, other in verdict["differs"]})
 
     def first(self, number: int) -> int:
-        """The number that rank 0 has; every rank must ask."""
+        """Return the number of rank 0; every rank must call this."""
         store = self._store()
         if store is None:
             return number
@@ -81,7 +81,7 @@ class Agreement:
         return int(json.loads(self._awaited(store, f"{key}/verdict")))
 
     def _store(self) -> Store | None:
-        """The store of the default process group, where these are its ranks."""
+        """Return the store of the default process group, if these are its ranks."""
         ranks = self._ranks
         if ranks.world_size == 1 or ranks.known_by == "arguments" or not distributed.is_initialized():
             return None
@@ -97,21 +97,21 @@ class Agreement:
         return f"{self._name}/{next(self._questions)}"
 
     def _compared(self, store: Store, key: str) -> dict[str, Any]:
-        """Which ranks did not come; else in which facts one differs from rank 0."""
+        """Return the missing ranks, or else the facts in which a rank differs from rank 0."""
         keys = [f"{key}/{rank}" for rank in range(self._ranks.world_size)]
-        if not _come(store, keys, self._timeout):
+        if not _wait_for(store, keys, self._timeout):
             return {"missing": [rank for rank, own in enumerate(keys) if not store.check([own])], "differs": []}
         facts = [json.loads(store.get(own)) for own in keys]
         return {"missing": [], "differs": _differences(facts)}
 
     def _awaited(self, store: Store, key: str) -> bytes:
-        if not _come(store, [key], self._timeout + _GRACE):
+        if not _wait_for(store, [key], self._timeout + _GRACE):
             raise RanksMissing([0], self._ranks.world_size, self._timeout + _GRACE)
         return store.get(key)
 
 
-def _come(store: Store, keys: Sequence[str], seconds: float) -> bool:
-    """Whether the keys are there in time. Looks instead of waiting: a waiting store answers nobody else, nor Ctrl-C."""
+def _wait_for(store: Store, keys: Sequence[str], seconds: float) -> bool:
+    """Return whether the keys are set in time. It polls: a blocking wait would block other callers and Ctrl-C."""
     end, pause = time.monotonic() + seconds, _SHORTEST
     while not store.check(list(keys)):
         if time.monotonic() >= end:
@@ -122,7 +122,7 @@ def _come(store: Store, keys: Sequence[str], seconds: float) -> bool:
 
 
 def _differences(facts: Sequence[Mapping[str, Any]]) -> list[tuple[str, Any, int, Any]]:
-    """(name, what rank 0 has, the first rank that has something else, what it has)."""
+    """Return (name, value of rank 0, first rank that differs, its value) for each fact that differs."""
     found = []
     for name in dict.fromkeys(name for own in facts for name in own):
         for rank, own in enumerate(facts):
@@ -133,7 +133,7 @@ def _differences(facts: Sequence[Mapping[str, Any]]) -> list[tuple[str, Any, int
 
 
 def _flat(facts: Mapping[str, Any], before: str = "") -> dict[str, Any]:
-    """Nested facts under one name each: `mixture[0].generations`. Copies that were built twice have other ids only."""
+    """Flatten nested facts to names such as `mixture[0].generations`, without cache ids, which differ in copies."""
     found: dict[str, Any] = {}
     for name, value in facts.items():
         if isinstance(value, Mapping):

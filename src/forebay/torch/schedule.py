@@ -1,4 +1,4 @@
-"""The learning rate's schedule while the cache grows: a multiplier for `torch.optim.lr_scheduler.LambdaLR`."""
+"""A learning-rate schedule for a growing cache: a multiplier for `torch.optim.lr_scheduler.LambdaLR`."""
 
 import warnings
 from collections.abc import Mapping
@@ -15,8 +15,8 @@ Counted = int | Cache | CacheDataset | Loader
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
-    """What makes steps of sequences, and a multiplier of steps."""
+class ScheduleOptions:
+    """What turns rows into steps, and steps into a multiplier."""
 
     epochs: float
     effective_batch: int
@@ -32,22 +32,22 @@ class Terms:
 class Schedule:
     """`steps = floor(rows · epochs · train_fraction / effective_batch)`, warm-up, then decay to a floor.
 
-    The warm-up is a share of the steps that the full data will have, and stays as it is while the cache grows. Its
-    first step has a multiplier of 0, as in other libraries. After a growth, `update` counts the steps anew; the
-    multiplier goes on from where it is, and near its floor it first rises again over `rewarm` steps, or over half of
-    the steps that are left where those are fewer.
+    The warm-up is a share of the steps that the full data will have, and does not change as the cache grows. Its first
+    step has the multiplier 0, as in other libraries. After growth, `update` counts the steps again; the multiplier
+    continues from its value, and near its floor it first rises again over `rewarm` steps, or over half of the remaining
+    steps if those are fewer.
 
         schedule = Schedule(cache, epochs=5, effective_batch=72, train_fraction=0.8, full_rows=2_500_000)
         scheduler = LambdaLR(optimizer, schedule)            # saves and restores the schedule's state with its own
         schedule.update(grown_cache)
 
-    A restored state has the steps that were known then, until `update` counts them with the epochs and the batch that
-    are asked for now. A `Loader` and a `CacheDataset` have their selected rows only: count them with a
-    `train_fraction` of 1. Those of a loader are the rows of the epoch it is in.
+    A restored state has the steps that were known then, until `update` counts them with the current epochs and batch
+    size. A `Loader` and a `CacheDataset` count only their selected rows, so pass `train_fraction=1` with them; a loader
+    counts the rows of its current epoch.
     """
 
-    # `LambdaLR` keeps and restores `__dict__`: the state alone lies there, not what was asked for.
-    __slots__ = ("__dict__", "_terms")
+    # `LambdaLR` saves and restores `__dict__`, so only the state is there, not the options.
+    __slots__ = ("__dict__", "_options")
 
     warmup: int
     totals: list[list[int]]
@@ -66,11 +66,11 @@ class Schedule:
         decay: Decay = "cosine",
         rewarm: int = 100,
     ) -> None:
-        self._terms = Terms(epochs, effective_batch, train_fraction, floor, decay, rewarm)
-        self.warmup = warmup_steps(self._terms.steps(rows if full_rows is None else full_rows), warmup_share)
-        self.totals = [[0, self._terms.steps(rows)]]
+        self._options = ScheduleOptions(epochs, effective_batch, train_fraction, floor, decay, rewarm)
+        self.warmup = warmup_steps(self._options.steps(rows if full_rows is None else full_rows), warmup_share)
+        self.totals = [[0, self._options.steps(rows)]]
         self.step = 0
-        self.multiplier(0)  # refuses terms that make no schedule
+        self.multiplier(0)  # checks the options
         self._warn_of_a_long_warmup()
 
     def __repr__(self) -> str:
@@ -78,27 +78,27 @@ class Schedule:
 
     @property
     def total(self) -> int:
-        """Steps in all, as known now."""
+        """The number of steps, as known now."""
         return self.totals[-1][1]
 
     def __call__(self, step: int) -> float:
-        """The multiplier at a step, which training has now reached."""
+        """Return the multiplier at the step that training has now reached."""
         self.step = step
         return self.multiplier(step)
 
     def multiplier(self, step: int) -> float:
-        """The multiplier at any step, as known now."""
-        terms = self._terms
+        """Return the multiplier at any step, as known now."""
+        options = self._options
         totals = tuple((start, total) for start, total in self.totals)
-        return Multiplier(self.warmup, totals, terms.floor, terms.decay, terms.rewarm)(step)
+        return Multiplier(self.warmup, totals, options.floor, options.decay, options.rewarm)(step)
 
     def update(self, rows: Counted) -> int:
-        """Count the steps anew, from the step that training has reached; the steps in all, which never become less."""
-        total = self._terms.steps(rows)
+        """Count the steps again, from the step that training has reached, and return them; they never become fewer."""
+        total = self._options.steps(rows)
         if total < self.total:
             raise ValueError(
-                f"{_count(rows):,} rows make {total:,} steps, but {self.total:,} were known; a cache does not shrink: "
-                "give all its rows, or make a new Schedule for fewer epochs or a larger batch"
+                f"{_count(rows):,} rows make {total:,} steps, fewer than the {self.total:,} before; a cache does not "
+                "shrink: pass all its rows, or make a new Schedule for fewer epochs or a larger batch"
             )
         if total != self.total:
             self.totals = [*(pair for pair in self.totals if pair[0] < self.step), [self.step, total]]
@@ -115,7 +115,7 @@ class Schedule:
     def _warn_of_a_long_warmup(self) -> None:
         if self.warmup > self.total:
             warnings.warn(
-                f"the warm-up of {self.warmup:,} steps is longer than the {self.total:,} steps that the rows give now; "
+                f"the warm-up of {self.warmup:,} steps is longer than the {self.total:,} steps of the current rows; "
                 "the learning rate will not reach its peak before the cache has grown",
                 stacklevel=3,
             )
@@ -127,7 +127,7 @@ def _count(rows: Counted) -> int:
     if isinstance(rows, Cache | CacheDataset):
         return len(rows)
     try:
-        return index(rows)  # numbers of numpy too
+        return index(rows)  # numpy integers too
     except TypeError as error:
         what = type(rows).__name__
-        raise TypeError(f"rows are a number, a cache, a CacheDataset or a Loader, not a {what}") from error
+        raise TypeError(f"rows must be a number, a cache, a CacheDataset or a Loader (got a {what})") from error

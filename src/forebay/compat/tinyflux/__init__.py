@@ -1,10 +1,10 @@
-"""The names of the document on teacher caches, as thin aliases: its examples run on caches of ours.
+"""The class names of the TinyFlux teacher-cache document, as thin aliases: its examples run on forebay caches.
 
 document                              here
-DatasetCache, .build .save .load      a cache folder, whatever the name ends with
+DatasetCache, .build .save .load      a cache folder, with any name
 EncodingCache                         its layers latents, t5, clip
 LuneFeatureCache, SolFeatureCache     its layers lune, sol, through `forebay.torch.features`
-MultiSourceCache                      caches by data set, and absent rows where one has no such teacher
+MultiSourceCache                      caches by data set; rows are absent where one lacks the teacher
 ModelZoo                              teachers, and `fb.build_layers`
 compute_lune_loss, compute_sol_loss   `forebay.torch.distill`
 """

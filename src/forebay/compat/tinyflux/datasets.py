@@ -1,4 +1,4 @@
-"""A data set with its encodings and teachers: one cache, of which the parts are layers."""
+"""A data set with its encodings and teachers: one cache, whose layers are the document's parts."""
 
 import os
 from collections.abc import Sequence
@@ -18,9 +18,9 @@ Path = str | os.PathLike[str]
 
 
 class EncodingCache:
-    """The layers `latents`, `t5` and `clip` of a cache, or those of them that it has."""
+    """The layers `latents`, `t5` and `clip` of a cache, as far as it has them."""
 
-    # The document's names -> columns; the mask of T5's tokens is ours.
+    # The document's names -> columns; the mask of T5's tokens is an addition.
     names: ClassVar[dict[str, str]] = {
         "latents": "latents", "t5_embeds": "t5_states", "t5_mask": "t5_mask", "clip_pooled": "clip_pooled",
     }  # fmt: skip
@@ -30,10 +30,10 @@ class EncodingCache:
 
     @classmethod
     def build(cls, zoo: ModelZoo, images: Sequence[Image], prompts: Sequence[str]) -> "EncodingCache":
-        """Encode letterboxed images (paths, or images of pillow) and prompts, with the models that the zoo has."""
+        """Encode letterboxed images (paths or Pillow images) and prompts, with the models that the zoo has."""
         size = 512 if zoo.vae is None else zoo.vae.size
-        root = zoo.workplace.root_of_images(images, prompts, size)
-        zoo.ask(root, *zoo.encodings)
+        root = zoo.prompt_caches.root_of_images(images, prompts, size)
+        zoo.build_layers(root, *zoo.encodings)
         return cls(open_cache(root))
 
     @classmethod
@@ -60,7 +60,7 @@ class EncodingCache:
         return self._column("clip_pooled")
 
     def get(self, indices: Tensor | ArrayLike) -> dict[str, Tensor]:
-        """The encodings of some rows, by the document's names; those that the cache has."""
+        """Return the encodings of some rows that the cache has, by the document's names."""
         return {
             name: StoredColumn(self.cache, column).read(indices)
             for name, column in self.names.items()
@@ -77,7 +77,7 @@ Part = EncodingCache | LuneFeatureCache | SolFeatureCache
 
 
 class DatasetCache:
-    """What is known of the samples of a data set; `lune` and `sol` are None where there is no such teacher."""
+    """The encodings and teacher features of a data set; `lune` and `sol` are None without that teacher."""
 
     def __init__(
         self,
@@ -93,10 +93,10 @@ class DatasetCache:
         roots = {part.cache.root for part in parts}
         if len(roots) > 1:
             raise ValueError(
-                f"these are parts of different caches: {', '.join(sorted(roots))}; build all of the same prompts, with "
-                "the same ModelZoo and settings"
+                f"these are parts of different caches: {', '.join(sorted(roots))}; build all parts from the same "
+                "prompts, with the same ModelZoo and settings"
             )
-        # The part that was built last has seen the generation with all of them.
+        # The part that was built last pins the generation with all of them.
         newest = max((part.cache for part in parts), key=lambda cache: cache.generation.number)
         self.cache: Cache = newest
         self.encodings = None if encodings is None else EncodingCache(newest)
@@ -114,25 +114,25 @@ class DatasetCache:
         name: str = "",
         batch_timesteps: bool = False,
     ) -> "DatasetCache":
-        """Everything the zoo has a model for, in sequence, one model at a time."""
+        """Build everything that the zoo has a model for, one model at a time."""
         size = 512 if zoo.vae is None else zoo.vae.size
-        root = zoo.workplace.root_of_images(images, prompts, size)
-        zoo.ask(root, *zoo.encodings)
-        zoo.ask(root, *(() if zoo.lune is None else ("lune",)), "sol", batch_timesteps=batch_timesteps)
+        root = zoo.prompt_caches.root_of_images(images, prompts, size)
+        zoo.build_layers(root, *zoo.encodings)
+        zoo.build_layers(root, *(() if zoo.lune is None else ("lune",)), "sol", batch_timesteps=batch_timesteps)
         return cls.of(open_cache(root), name)
 
     @classmethod
     def load(cls, path: Path) -> "DatasetCache":
-        """A cache that `save`, `build` or the command line left."""
+        """Open a cache that `save`, `build` or the command line made."""
         if os.path.isfile(path) or any(os.path.exists(os.path.join(path, f"{part}.pt")) for part in PARTS):
             raise OldCacheInvalid(
-                os.fspath(path), "it is of the old format; make a cache of it with `forebay import OLD --into CACHE`"
+                os.fspath(path), "it has the old format; import it with `forebay import OLD --into CACHE`"
             )
         return cls.of(open_cache(path))
 
     @classmethod
     def of(cls, cache: Cache, name: str = "") -> "DatasetCache":
-        """A cache with the parts that it has."""
+        """Return the data set of a cache, with the parts that it has."""
         layers = cache.generation.recipes
         encodings = EncodingCache(cache) if any(layer in layers for layer in ENCODINGS) else None
         lune = LuneFeatureCache(cache) if "lune" in layers else None
@@ -147,5 +147,5 @@ class DatasetCache:
         return len(self.cache)
 
     def get(self, indices: Tensor | ArrayLike) -> dict[str, Tensor]:
-        """The encodings of some rows."""
+        """Return the encodings of some rows."""
         return {} if self.encodings is None else self.encodings.get(indices)

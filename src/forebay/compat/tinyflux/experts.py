@@ -1,4 +1,4 @@
-"""Lune and Sol as the document names them, and columns that look like the tensors it held in memory."""
+"""Lune and Sol under the document's names, and columns that index like the tensors it kept in memory."""
 
 import os
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from forebay.compat.tinyflux.prompt_caches import ModelZoo
 from forebay.errors import RecipeMismatch
 from forebay.read.cache import Cache, open_cache
 from forebay.teachers.shared_prompts import SharedColumn
-from forebay.teachers.teacher_samples import HOLDER
+from forebay.teachers.teacher_samples import SHARED_ROW_SUFFIX
 from forebay.torch.batches import to_array, to_tensor
 from forebay.torch.distill.timed_features import TeacherRows, TorchFeatures
 
@@ -25,9 +25,9 @@ Index = Tensor | ArrayLike | slice
 
 
 class StoredColumn:
-    """Rows are read when they are asked for: `column[rows]`, or `column[rows, buckets]` of a timed one.
+    """Reads rows on indexing: `column[rows]`, or `column[rows, buckets]` of a timed column.
 
-    Rows are a tensor or list of numbers, one number, or a slice. Absent rows are NaN.
+    `rows` is a tensor or list of numbers, one number, or a slice. Absent rows are NaN.
     """
 
     def __init__(self, cache: Cache, name: str) -> None:
@@ -57,18 +57,18 @@ class StoredColumn:
         return self._marked(to_tensor(np.asarray(read.pop(self._name))[:, 0]), read)
 
     def read(self, rows: Tensor | ArrayLike) -> Tensor:
-        """Some rows, each with its own values, also where equal ones are stored once."""
+        """Return some rows, each with its own values, even if equal ones are stored once."""
         numbers = to_array(rows)
-        holder = f"{self._name}{HOLDER}"
+        holder = f"{self._name}{SHARED_ROW_SUFFIX}"
         is_shared = holder in self._cache.columns
         read = self._cache.read(numbers, [holder if is_shared else self._name])
         found = SharedColumn(self._cache, self._name).read(numbers) if is_shared else read[self._name]
         if isinstance(found, Ragged):
-            raise TypeError(f"'{self._name}' is ragged; its rows are no tensor")
+            raise TypeError(f"'{self._name}' is ragged; its rows are not one tensor")
         return self._marked(to_tensor(found), {name: read[name] for name in read.keys() - {holder, self._name}})
 
     def _marked(self, values: Tensor, bits: Columns) -> Tensor:
-        """Floats, with NaN where the presence bits of the layer say that a row is absent."""
+        """Return floats with NaN in rows that are absent by the presence bits of the layer."""
         if values.is_floating_point():
             for present in bits.values():
                 values[~torch.from_numpy(np.asarray(present))] = torch.nan
@@ -81,12 +81,12 @@ Path = str | os.PathLike[str]
 def at_flow_times(
     timed: TorchFeatures, indices: Tensor | ArrayLike, timesteps: Tensor | ArrayLike
 ) -> dict[str, TeacherRows]:
-    """Features at the times of the document, where t = 0 is noise, whichever way the layer's own time runs."""
+    """Return features at the document's t, where 0 is noise, whichever way the layer's own time runs."""
     return timed.at(indices, timesteps, None if timed.time_direction is None else "t0_noise")
 
 
 class TimedCache:
-    """A teacher's layer of a cache. `t_buckets` and the rest of the grid are named as in the document."""
+    """A teacher layer of a cache. The attributes of its grid have the document's names."""
 
     layer: ClassVar[str]
 
@@ -96,15 +96,15 @@ class TimedCache:
 
     @classmethod
     def build(cls, zoo: ModelZoo, prompts: Sequence[str], *, batch_timesteps: bool = False) -> Self:
-        """Ask the teacher about every prompt. All timesteps in one batch take more memory, and less time."""
+        """Run the teacher on every prompt. `batch_timesteps` takes more memory and less time."""
         for number in count():
-            root = zoo.workplace.root(prompts, number)
+            root = zoo.prompt_caches.root(prompts, number)
             try:
-                zoo.ask(root, cls.layer, batch_timesteps=batch_timesteps)
+                zoo.build_layers(root, cls.layer, batch_timesteps=batch_timesteps)
             except RecipeMismatch:
-                continue  # asked with other settings before: these prompts get a further cache
+                continue  # built with other settings before: these prompts get another cache
             return cls(open_cache(root))
-        raise AssertionError("there are always further caches")
+        raise AssertionError("unreachable: count() is infinite")
 
     @classmethod
     def load(cls, path: Path, device: torch.device | str = "cpu") -> Self:
@@ -131,7 +131,7 @@ class TimedCache:
 
     @property
     def t_step(self) -> float:
-        """Of an even grid; `get` reads uneven ones as well."""
+        """The step of an even grid; `get` also reads uneven ones."""
         return (self.t_max - self.t_min) / max(1, self.n_buckets - 1)
 
     @property
@@ -155,7 +155,7 @@ class LuneFeatureCache(TimedCache):
         return self._column("lune")
 
     def get(self, indices: Tensor | ArrayLike, timesteps: Tensor | ArrayLike) -> TeacherRows:
-        """(rows, 1280) float32 at the timesteps."""
+        """Return (rows, 1280) float32 at the timesteps."""
         return at_flow_times(self.timed, indices, timesteps)["lune"]
 
     get_features = get
@@ -175,7 +175,7 @@ class SolFeatureCache(TimedCache):
         return self._column("sol_spatial")
 
     def get(self, indices: Tensor | ArrayLike, timesteps: Tensor | ArrayLike) -> tuple[TeacherRows, TeacherRows]:
-        """(rows, 4) and (rows, 8, 8) float32 at the timesteps."""
+        """Return (rows, 4) and (rows, 8, 8) float32 at the timesteps."""
         found = at_flow_times(self.timed, indices, timesteps)
         return found["sol_stats"], found["sol_spatial"]
 

@@ -1,7 +1,7 @@
-"""Samples that are passed as lists become caches, built with the models of the document.
+"""Build caches from lists of prompts and images, with the models of a `ModelZoo`.
 
-<folder>/3f2a…/            the cache: a row per prompt, with its image where there is one
-<folder>/3f2a….samples/    what was given, as files that can be read again: images with their prompts, or prompts alone
+<folder>/3f2a…/            the cache: a row per prompt, with its image if there is one
+<folder>/3f2a….samples/    the samples as files that can be read again: images with their prompts, or prompts only
 """
 
 import hashlib
@@ -33,7 +33,7 @@ _PROMPTS = "prompts.jsonl"
 
 
 class Savable(Protocol):
-    """An image of pillow."""
+    """A Pillow image."""
 
     def save(self, file: BinaryIO, format: str) -> None: ...
 
@@ -46,7 +46,7 @@ class PromptCaches:
     folder: str
 
     def root(self, prompts: Sequence[str], number: int = 0) -> str:
-        """A cache of some prompts; without images, unless it was begun with them. Numbers above 0 are further ones."""
+        """Return the cache of some prompts, made now if it is new; `number` above 0 is another cache of them."""
         root = self._place(_checked(prompts)) + (f"-{number + 1}" if number else "")
         if newest_generation(open_store(root)) is None:
             os.makedirs(_samples(root), exist_ok=True)
@@ -56,16 +56,16 @@ class PromptCaches:
         return root
 
     def root_of_images(self, images: Sequence[Image], prompts: Sequence[str], size: int) -> str:
-        """The cache of some images with their prompts."""
+        """Return the cache of some images with their prompts."""
         if len(images) != len(prompts):
-            raise ValueError(f"{len(images)} images and {len(prompts)} prompts; every image has its own")
+            raise ValueError(f"pass one prompt per image (got {len(images)} images and {len(prompts)} prompts)")
         root = self._place(_checked(prompts))
         self._keep(root, images, prompts)
         api.build(root, image_files(_samples(root)), ImageRecipe(size=size, tags=()), workers=0, max_failures=0)
         return root
 
     def _keep(self, root: str, images: Sequence[Image], prompts: Sequence[str]) -> None:
-        """Write images with their prompts beside a cache to be; beside one that was begun, they must be there."""
+        """Write images with their prompts beside a new cache; raise if they differ from those of an existing one."""
         os.makedirs(_samples(root), exist_ok=True)
         there = set(os.listdir(_samples(root)))
         is_begun = bool(there) and holds(open_store(root), layout.CACHE)
@@ -77,26 +77,26 @@ class PromptCaches:
                 if is_begun and (name not in there or _read(path) != value):
                     raise ValueError(
                         f"image {number} is not the one that '{root}' was begun with; encode images before other "
-                        "parts, and give each data set a ModelZoo with a folder of its own"
+                        "parts, and use a ModelZoo with a separate folder for each data set"
                     )
                 _write(path, value)
             there -= named.keys()
-        for name in there:  # of a list that was given before, and never became a cache
+        for name in there:  # left by an earlier list that never became a cache
             os.remove(os.path.join(_samples(root), name))
 
     def prompts_of(self, root: str) -> dict[str, Any]:
-        """Where the prompts of a cache are, as a recipe's fields say it."""
+        """Return the recipe fields for the place of a cache's prompts."""
         base = read_cache_document(open_store(root)).base
         return {"prompt_column": "metadata" if base == ImageRecipe.kind else "data", "prompt_key": KEY}
 
     def _place(self, prompts: Sequence[str]) -> str:
-        mark = hashlib.sha256(json.dumps(list(prompts)).encode()).hexdigest()[:16]
-        return os.path.join(self.folder, mark)
+        digest = hashlib.sha256(json.dumps(list(prompts)).encode()).hexdigest()[:16]
+        return os.path.join(self.folder, digest)
 
 
 def _checked(prompts: Sequence[str]) -> Sequence[str]:
     if isinstance(prompts, str) or not prompts:
-        raise ValueError(f"prompts are {prompts!r}; one or more texts in a list are expected")
+        raise ValueError(f"prompts must be a list of one or more strings (got {prompts!r})")
     return prompts
 
 
@@ -105,7 +105,7 @@ def _samples(root: str) -> str:
 
 
 def _write(path: str, content: bytes) -> None:
-    """Only what differs: a file that is written again has changed."""
+    """Write a file unless it has this content; rewriting it would change its modification time."""
     if not os.path.exists(path) or _read(path) != content:
         with open(path, "wb") as file:
             file.write(content)
@@ -115,7 +115,7 @@ def _content(image: Image) -> tuple[bytes, str]:
     if isinstance(image, str | os.PathLike):
         suffix = os.path.splitext(image)[1]
         if suffix.lower() not in ENDINGS:
-            raise ValueError(f"'{os.fspath(image)}' is not named as an image; names end in {', '.join(ENDINGS)}")
+            raise ValueError(f"'{os.fspath(image)}' must end in one of {', '.join(ENDINGS)}")
         return _read(image), suffix
     buffer = io.BytesIO()
     image.save(buffer, format="PNG")
@@ -132,13 +132,13 @@ ENCODINGS = ("latents", "t5", "clip")
 
 @dataclass(frozen=True, kw_only=True)
 class ModelZoo:
-    """Teachers by the document's names, and a folder that caches are built in.
+    """Teachers under the document's names, and a folder for the caches built with them.
 
         zoo = ModelZoo(folder="caches", vae=Latents(vae="sd/vae"), t5=T5(model="t5"), clip=Clip(model="clip"),
                        lune=Lune(unet="sd/unet", weights="sd15-flow-lune-unet.safetensors"))
 
-    `load_…` checks that the files of a model are there and hashes them. The model itself is brought to the device when
-    its layer is made, so that the most memory ever held is one model, in whatever order these are called.
+    `load_…` checks that the files of a model exist, and hashes them. The model itself is loaded when its layer is made,
+    so that only one model is in memory at a time, whatever the order of calls.
     """
 
     folder: str | os.PathLike[str]
@@ -152,12 +152,12 @@ class ModelZoo:
     batch_size: int = 8
 
     @property
-    def workplace(self) -> PromptCaches:
+    def prompt_caches(self) -> PromptCaches:
         return PromptCaches(os.fspath(self.folder))
 
     @property
     def encodings(self) -> tuple[str, ...]:
-        """The layers of encodings that there is a model for."""
+        """The encoding layers that the zoo has a model for."""
         models = dict(zip(ENCODINGS, (self.vae, self.t5, self.clip), strict=True))
         return tuple(layer for layer, model in models.items() if model is not None)
 
@@ -177,12 +177,12 @@ class ModelZoo:
         return self.teacher("sol").files()
 
     def unload(self, name: str) -> None:
-        """Let go of what is loaded. It is one model at most, and a layer that is made has let its own go."""
+        """Release the loaded model, if any; building a layer already releases its own."""
         self.teacher("latents" if name == "vae" else name)
         unload_teacher()
 
     def offload(self) -> None:
-        """Let go of whatever is loaded."""
+        """Release the loaded model, if any."""
         unload_teacher()
 
     def teacher(self, layer: str) -> Teacher:
@@ -190,15 +190,15 @@ class ModelZoo:
             "latents": self.vae, "t5": self.t5, "clip": self.clip, "lune": self.lune, "sol": self.sol,
         }  # fmt: skip
         if layer not in known:
-            raise ValueError(f"the model is {layer!r}; known are: vae, t5, clip, lune, sol")
+            raise ValueError(f"the model must be one of vae, t5, clip, lune, sol (got {layer!r})")
         found = known[layer]
         if found is None:
             argument = "vae" if layer == "latents" else layer
             raise ValueError(f"this zoo has no '{argument}'; make it with ModelZoo({argument}=…)")
         return found
 
-    def ask(self, root: str, *layers: str, batch_timesteps: bool = False) -> list[BuildReport]:
-        """Make layers of a cache of the workplace, one model after the other; what is there is passed over."""
+    def build_layers(self, root: str, *layers: str, batch_timesteps: bool = False) -> list[BuildReport]:
+        """Make layers of a cache, one model after the other; chunks that already exist are skipped."""
         recipes = {}
         for layer in dict.fromkeys(needed for wanted in layers for needed in (*self._before(wanted), wanted)):
             teacher = self.teacher(layer)
@@ -208,10 +208,10 @@ class ModelZoo:
                 batch_timesteps=batch_timesteps and teacher.timed,
                 dtype=self.dtype,
                 device=self.device,
-                **self.workplace.prompts_of(root),
+                **self.prompt_caches.prompts_of(root),
             )
         return api.build_layers(root, recipes)
 
     def _before(self, layer: str) -> tuple[str, ...]:
-        """A UNet is told the prompt by CLIP's states."""
+        """Return the layers that a layer needs first: a UNet reads CLIP's states."""
         return ("clip",) if isinstance(self.teacher(layer), Lune | Sol) else ()

@@ -1,18 +1,16 @@
-"""Attention over packed rows, three ways with one result; what is compiled, and what is not.
+"""Attention over packed rows by three backends with equal results.
 
     flex        FlexAttention: skips empty blocks; CUDA, or CPU without gradients
     dense       SDPA with a boolean mask: S² memory, any device, gradients
     documents   one SDPA call per document: memory of the longest document, any device, gradients
 
-All take queries, keys and values `[rows, heads, S, head_dim]` and a block mask, whose `mask_mod` says who
-sees whom.
-
-FlexAttention is compiled once per signature, with static shapes, each time as a function of its own:
+All take queries, keys and values `[rows, heads, S, head_dim]` and a block mask, whose `mask_mod` defines what each
+query sees. FlexAttention is compiled once per signature, with static shapes, each time as a separate function:
 
     (mask kind, shapes, dtype, device, block size, gradients)     →     one kernel
 
-torch counts recompilations per function and refuses the ninth; and with shapes left dynamic its C++ template
-does not compile at all. New documents are no new signature: they are contents, not shapes.
+torch counts recompilations per function and refuses the ninth, and with dynamic shapes its C++ template does not
+compile at all. New documents are not a new signature: they change contents, not shapes.
 """
 
 import shutil
@@ -45,22 +43,22 @@ _kernels_lock = threading.Lock()
 
 
 def no_compile(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-    """Run as plain Python even when the caller is compiled: its graph ends here, a new one starts after."""
+    """Make a function run as plain Python even if its caller is compiled: the graph breaks here."""
     disabled = torch.compiler.disable(function)  # type: ignore[no-untyped-call]  # torch ships it untyped
     return cast(Callable[Arguments, Result], disabled)
 
 
 @no_compile
 def compiled_flex_attention(query: Tensor, key: Tensor, value: Tensor, mask: BlockMask) -> Tensor:
-    """FlexAttention by the kernel of this signature; the least recently used of `MAX_KERNELS` leaves first."""
+    """Run FlexAttention with the kernel of this signature; the `MAX_KERNELS` most recently used are kept."""
     return _kernel(flex_signature(query, key, value, mask))(query, key, value, mask)
 
 
 def flex_signature(query: Tensor, key: Tensor, value: Tensor, mask: BlockMask) -> Hashable:
-    """All that a kernel is made for. Two layers of one model share theirs, and so do all batches of one shape."""
+    """Return what a kernel is compiled for. Layers of a model share kernels, and so do batches of one shape."""
     heads = tuple((tensor.shape, tensor.dtype, tensor.requires_grad) for tensor in (query, key, value))
-    who_sees_whom = getattr(mask.mask_mod, "__code__", mask.mask_mod)
-    return who_sees_whom, mask.shape, mask.BLOCK_SIZE, heads, query.device, torch.is_grad_enabled()
+    mask_kind = getattr(mask.mask_mod, "__code__", mask.mask_mod)
+    return mask_kind, mask.shape, mask.BLOCK_SIZE, heads, query.device, torch.is_grad_enabled()
 
 
 def _kernel(signature: Hashable) -> FlexAttention:
@@ -73,8 +71,8 @@ def _kernel(signature: Hashable) -> FlexAttention:
 
 
 def _new_kernel() -> FlexAttention:
-    # A copy of the code, because torch keeps what it compiled with the code object. `fullgraph`, because
-    # otherwise torch may run FlexAttention uncompiled without a word, S × S scores and all.
+    # A copy of the code, because torch stores compiled kernels with the code object. `fullgraph`, because torch may
+    # otherwise silently run FlexAttention uncompiled, with S × S scores.
     copied = FunctionType(_attend.__code__.replace(), _attend.__globals__, _attend.__name__)
     compiled = torch.compile(copied, fullgraph=True, dynamic=False)
     return cast(FlexAttention, compiled)
@@ -90,13 +88,13 @@ DENSE_LIMIT_BYTES = 64 << 20
 FLEX_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 CUDA_SMALLEST_HEAD_DIM = 16
 CUDA_BLOCK = 128
-_broken_flex: list[str] = []  # why `auto` no longer takes FlexAttention in this process
+_broken_flex: list[str] = []  # why `auto` no longer uses FlexAttention in this process
 
 
 def backend_for(query: Tensor, mask: BlockMask, *beside: Tensor) -> Backend:
-    """FlexAttention where it can run; else a dense mask while that is small, else document by document.
+    """Return "flex" where it can run, else "dense" while the mask is small, else "documents".
 
-    `beside` are key and value, which may be trained where the query is not.
+    `beside` are key and value, which may need gradients even if the query does not.
     """
     if flex_can_run(query, mask, *beside) and not _broken_flex:
         return "flex"
@@ -109,9 +107,9 @@ def sdpa_for(query: Tensor) -> Backend:
 
 
 def flex_can_run(query: Tensor, mask: BlockMask, *beside: Tensor) -> bool:
-    """Whether torch has a kernel for these heads and blocks here.
+    """Return whether torch has a kernel for these heads and blocks on this device.
 
-    cpu      no gradient asked for of query, key or value (torch has no backward there), AVX2, and a C++ compiler
+    cpu      no gradient of query, key or value (torch has no backward there), AVX2, and a C++ compiler
     cuda     Triton, heads of 16 or more, blocks of a multiple of 128 tokens
     both     float32, bfloat16 or float16
     """
@@ -129,7 +127,7 @@ def fits_cuda(head_dim: int, block_size: tuple[int, int]) -> bool:
 
 @cache
 def has_cpp_compiler() -> bool:
-    """Whether the C++ compiler that torch would call is there; looked for once."""
+    """Return whether the C++ compiler that torch would call is installed; checked once."""
     configured = torch._inductor.config.cpp.cxx
     names = [configured] if isinstance(configured, str) else configured
     return any(name is not None and shutil.which(name) is not None for name in names)
@@ -144,8 +142,7 @@ def attend_auto(
     seq_lens: Tensor | ArrayLike,
     sees: DocumentKind | None = None,
 ) -> Tensor:
-    """By the best backend there is. Should FlexAttention fail to compile after all, a warning says so once,
-    and this process goes on with SDPA."""
+    """Attend with the best available backend. If FlexAttention fails to compile, warn and use SDPA from then on."""
     _check_mask(query, mask)
     attended = _flex_if_possible(query, key, value, mask)
     if attended is not None:
@@ -156,7 +153,7 @@ def attend_auto(
 def attend_causal(
     query: Tensor, key: Tensor, value: Tensor, mask: BlockMask, backend: Literal["auto", "flex", "dense"]
 ) -> Tensor:
-    """Rows without documents: SDPA knows this mask by name, and makes no S² one."""
+    """Attend over rows without documents; SDPA has this mask built in, and makes no S² one."""
     if backend == "flex":
         return attend_flex(query, key, value, mask)
     attended = _flex_if_possible(query, key, value, mask) if backend == "auto" else None
@@ -175,15 +172,15 @@ def _flex_if_possible(query: Tensor, key: Tensor, value: Tensor, mask: BlockMask
 
 
 def _compile_errors() -> tuple[type[Exception], ...]:
-    # Looked up when something was raised: importing torch's compiler takes a second.
+    # Looked up only after an error: importing torch's compiler takes a second.
     return torch._dynamo.exc.TorchDynamoException, torch._dynamo.exc.FailOnRecompileLimitHit
 
 
 def give_up_flex(error: Exception) -> None:
     _broken_flex.append(f"{type(error).__name__}: {error}")
     warnings.warn(
-        f"FlexAttention did not compile ({type(error).__name__}: {str(error)[:200]}); attention goes on with SDPA, "
-        "equal and slower on long rows. Pass backend='flex' to see the whole error",
+        f"FlexAttention did not compile ({type(error).__name__}: {str(error)[:200]}); using SDPA instead, with equal "
+        "results but slower on long rows. Pass backend='flex' to see the whole error",
         RuntimeWarning,
         stacklevel=2,
     )
@@ -198,7 +195,7 @@ def attend_packed(
     backend: Backend,
     sees: DocumentKind | None = None,
 ) -> Tensor:
-    """By one backend; `sees` as in `attend_documents`."""
+    """Attend with one backend; `sees` as in `attend_documents`."""
     _check_mask(query, mask)
     match backend:
         case "flex":
@@ -228,8 +225,10 @@ def attend_documents(
     seq_lens: Tensor | ArrayLike,
     sees: DocumentKind | None = None,
 ) -> Tensor:
-    """Each document by itself. With `sees` a document is plainly causal, or sees all of itself, and no mask is
-    made; without, each has its own corner of the mask."""
+    """Attend to each document by itself.
+
+    With `sees`, a document is causal or sees all of itself, and no mask is made; without, each uses its part of `mask`.
+    """
     lengths = seq_lens.cpu().numpy() if isinstance(seq_lens, Tensor) else seq_lens
     whole = whole_lengths(lengths, query.shape[2]).tolist()
     if len(whole) != len(query):
@@ -253,7 +252,7 @@ def _attend_slice(
 
 
 def _slices(lengths: list[int]) -> list[slice]:
-    """Where each document lies in its row: [3, 2, 0] gives 0:3 and 3:5."""
+    """Return the slice of each document in its row: [3, 2, 0] gives 0:3 and 3:5."""
     return [slice(stop - length, stop) for stop, length in zip(accumulate(lengths), lengths, strict=True) if length]
 
 

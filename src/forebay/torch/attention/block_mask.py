@@ -1,14 +1,12 @@
-"""FlexAttention block masks straight from document lengths and rectangles.
+"""FlexAttention block masks, made directly from document lengths and rectangles.
 
-`create_block_mask` evaluates S × S pairs of tokens to learn which blocks are empty; here the lengths say so.
-The result is equal on all four index pairs, takes O(batch · blocks) work besides the index tensors
-themselves, and no S² memory at any point.
+`create_block_mask` evaluates S × S pairs of tokens to find the empty blocks; here they follow from the lengths. The
+result is equal on all four index pairs, takes O(batch · blocks) work besides the index tensors, and no S² memory.
 
-Lengths travel well, masks do not (a BlockMask does not pickle): send `seq_lens` through workers and build
-the mask next to the model.
+A BlockMask does not pickle: send `seq_lens` through workers, and build the mask next to the model.
 
-Each closes over tensors of a fixed shape and over nothing else, so that new documents, another window or
-another prefix are new tensor contents: `torch.compile` keeps its kernel.
+Each `mask_mod` closes over tensors of a fixed shape only, so that new documents, another window or another prefix are
+new tensor contents, and `torch.compile` keeps its kernel.
 """
 
 from collections.abc import Callable
@@ -40,7 +38,7 @@ MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 def causal_mask_mod(b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
-    """A row without documents."""
+    """Keys up to the query: rows without documents."""
     return kv <= q
 
 
@@ -72,12 +70,12 @@ def key_mask_mod(keep: Tensor) -> MaskMod:
 
 
 def captured_tensors(mask_mod: MaskMod) -> tuple[Tensor, ...]:
-    """The tensors a `mask_mod` closes over, those of functions it closes over included."""
+    """Return the tensors that a `mask_mod` closes over, directly or through functions it closes over."""
     return tuple(_tensors_in([cell.cell_contents for cell in _cells(mask_mod)]))
 
 
 def moved_mask_mod(mask_mod: MaskMod, device: torch.device | str) -> MaskMod:
-    """The same function over the same tensors on another device: what `BlockMask.to` leaves behind."""
+    """Return a `mask_mod` with its tensors moved to another device, which `BlockMask.to` does not do."""
     if not _cells(mask_mod):
         return mask_mod
     assert isinstance(mask_mod, FunctionType)
@@ -88,14 +86,14 @@ def moved_mask_mod(mask_mod: MaskMod, device: torch.device | str) -> MaskMod:
 
 
 def dense_mask(mask_mod: MaskMod, rows: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
-    """The mask `[rows, 1, queries, keys]` by its definition, True = sees."""
+    """Return the mask `[rows, 1, queries, keys]`, True = sees."""
     head = rows.new_zeros(())
     mask = mask_mod(rows[:, None, None, None], head, queries[:, None], keys)
     return mask.expand(len(rows), 1, len(queries), len(keys))
 
 
 def _cells(mask_mod: MaskMod) -> tuple[CellType, ...]:
-    # A partial or a callable object has no closure; we make neither.
+    # A partial or a callable object has no closure; this module makes neither.
     return (getattr(mask_mod, "__closure__", None)) or ()
 
 
@@ -124,7 +122,7 @@ Device = torch.device | str | None
 
 
 class PortableBlockMask(BlockMask):
-    """A `BlockMask` that moves whole: `to` takes along the tensors that `mask_mod` closes over."""
+    """A `BlockMask` whose `to` also moves the tensors that `mask_mod` closes over."""
 
     def to(self, device: torch.device | str) -> Self:
         moved = vars(super().to(device))
@@ -140,7 +138,7 @@ def document_block_mask(
     block_size: int | tuple[int, int] = DEFAULT_BLOCK_SIZE,
     device: Device = None,
 ) -> PortableBlockMask:
-    """The mask of packed rows: no token sees another document, and padding is a document of its own.
+    """Return the mask of packed rows: no token sees another document, and padding is a separate document.
 
     seq_lens [[3, 2]], sequence_length 6      a a a b b .
                                            a  1 . . . . .
@@ -150,8 +148,8 @@ def document_block_mask(
                                            b  . . . 1 1 .
                                            .  . . . . . 1
 
-    `window` keeps the keys fewer than that many tokens away. Without `sequence_length` the fullest row
-    decides; without `device` the mask lies where `seq_lens` does.
+    `window` keeps the keys fewer than that many tokens away. `sequence_length` defaults to the length of the fullest
+    row, `device` to that of `seq_lens`.
     """
     lengths, device = _on_host(seq_lens, device)
     spans = document_spans(lengths, sequence_length, kind)
@@ -171,7 +169,7 @@ def prefix_block_mask(
     block_size: int | tuple[int, int] = DEFAULT_BLOCK_SIZE,
     device: Device = None,
 ) -> PortableBlockMask:
-    """Prefix-LM over packed rows: all tokens of a document see its first `prefix_lens`, the rest is causal.
+    """Return the prefix-LM mask of packed rows: a document sees its first `prefix_lens` tokens, the rest is causal.
 
     seq_lens [[4, 1]], prefix_lens [[2, 0]]      1 1 . . .
                                                  1 1 . . .
@@ -193,7 +191,7 @@ def causal_block_mask(
     block_size: int | tuple[int, int] = DEFAULT_BLOCK_SIZE,
     device: Device = None,
 ) -> PortableBlockMask:
-    """The causal mask of rows without documents; one mask serves every batch size."""
+    """Return the causal mask of rows without documents; one mask serves every batch size."""
     return _span_block_mask(causal_spans(sequence_length), causal_mask_mod, block_size, device)
 
 
@@ -207,7 +205,7 @@ def image_block_mask(
     block_size: int | tuple[int, int] = DEFAULT_BLOCK_SIZE,
     device: Device = None,
 ) -> PortableBlockMask:
-    """The key mask of letterboxed images: no token sees a patch of padding; CLS and its like are always seen.
+    """Return the key mask of letterboxed images: no token sees a patch of padding; `leading_tokens` are always seen.
 
     CLS and a 2 × 2 grid whose lower patches are padding      c 0 1 . .
                                                               1 1 1 . .
@@ -236,12 +234,12 @@ def _block_mask(
 
 
 def _with_heads(blocks: BlockList, device: Device) -> tuple[Tensor, Tensor]:
-    """One head that stands for all."""
+    """Return count and indices with an axis of one head, which is used for all heads."""
     return _tensor(blocks.count, device)[:, None], _tensor(blocks.indices, device)[:, None]
 
 
 def _on_host(values: Tensor | ArrayLike, device: Device) -> tuple[NDArray[np.generic], torch.device]:
-    """Lengths as numpy, and where the mask goes: `device`, or where the lengths came from."""
+    """Return values as numpy, and the device of the mask: `device`, or that of the values."""
     if isinstance(values, Tensor):
         return values.cpu().numpy(), torch.device(device) if device is not None else values.device
     return np.asarray(values), torch.device(device) if device is not None else torch.device("cpu")

@@ -1,13 +1,13 @@
-"""Prove on your own model that documents do not see each other and that padding is not seen at all.
+"""Check on your own model that documents do not see each other, and that padding is not seen at all.
 
-Each check changes a part of the input that must not matter and looks at the output that must not move:
+Each check changes a part of the input that must not matter, and compares the output that must not change:
 
     input        a a a b b . .      change b →      a a a B B . .
     output       x x x y y z z                      x x x Y Y z z       only the output of b may differ
 
-An empty answer is the proof; each `Leak` says what reached what. Each part is replaced several times by random
-values of another mean and spread, because a model may look at either. What proves nothing is refused: a model
-that is random (dropout), that does not react to its input or gives NaN; a batch with nothing to keep apart.
+An empty list means no leaks; each `Leak` names the documents involved. Each part is replaced several times by random
+values of another mean and spread, because a model may depend on either. Inputs that cannot prove anything are refused:
+a model that is random (dropout), does not react to its input or returns NaN; a batch with nothing to keep apart.
 """
 
 from collections.abc import Callable, Iterator
@@ -59,13 +59,13 @@ class PaddingLeak:
 def document_leaks(
     model: Model, inputs: Tensor, seq_lens: Tensor | ArrayLike, *, tolerance: float = 1e-6
 ) -> list[Leak]:
-    """What reached other documents when one was changed; padding is a document too.
+    """Return the documents whose output changed when another document was changed; padding is a document too.
 
         assert not document_leaks(lambda tokens: model(tokens, seq_lens), tokens, seq_lens)
 
     `inputs` are token ids `[rows, S]` or embeddings `[rows, S, …]`, and the output starts with `[rows, S]`.
-    One document of one row is changed at a time, so that a leak between rows is seen as well: three passes per
-    document of the batch, and two more. A small batch proves as much as a large one.
+    One document of one row is changed at a time, so leaks between rows are found as well: three passes per document of
+    the batch, and two more. A small batch proves as much as a large one.
     """
     lengths = seq_lens.cpu().numpy() if isinstance(seq_lens, Tensor) else seq_lens
     ids = torch.from_numpy(document_ids(lengths, inputs.shape[1])).to(inputs.device)
@@ -95,13 +95,13 @@ def padding_leaks(
     threshold: float = IGNORE_THRESHOLD,
     tolerance: float = 1e-6,
 ) -> list[PaddingLeak]:
-    """The images whose output moved when the padding of ignored patches was changed, image by image.
+    """Return the images whose output changed when the padding of ignored patches was changed, image by image.
 
         assert not padding_leaks(lambda images: model(images, ignore), images, rectangles, patch=16)
 
-    `images` are `[images, channels, height, width]`. A patch with content enough to be kept is seen whole,
-    its padded pixels with it: those are not changed. Return from `model` what must not move: CLS, pooled or
-    kept tokens; an ignored token's own output is free to.
+    `images` are `[images, channels, height, width]`. A patch with enough content to be kept is seen as a whole, so its
+    padded pixels are not changed. Return from `model` what must not change: CLS, pooled or kept tokens; the output of
+    an ignored token may.
     """
     boxes = rectangles.cpu().numpy() if isinstance(rectangles, Tensor) else rectangles
     size = (images.shape[2], images.shape[3])
@@ -121,7 +121,7 @@ def padding_leaks(
 
 
 def _documents(ids: Tensor) -> list[tuple[int, int]]:
-    """(row, document) of all the batch, padding tails included."""
+    """Return all (row, document) of the batch, padding tails included."""
     return [(row, document) for row, numbers in enumerate(ids) for document in range(int(numbers.max()) + 1)]
 
 
@@ -135,30 +135,30 @@ def _leaks_of(row: int, document: int, moved: Tensor, ids: Tensor, tolerance: fl
 def _steady_output(model: Model, inputs: Tensor) -> Tensor:
     before, again = model(inputs), model(inputs)
     if not isinstance(before, Tensor):
-        raise TypeError(f"the model gives a {type(before).__name__} but a tensor is expected; pick the one to check")
+        raise TypeError(f"the model must return a tensor (got a {type(before).__name__}); return the one to check")
     if bool(before.isnan().any()):
-        raise ValueError("the output of the model has NaN, and NaN equals nothing; find out why before this check")
+        raise ValueError("the output of the model has NaN, which cannot be compared; fix that before this check")
     if not torch.equal(before, again):
         raise ValueError(
-            "the model gives two outputs for one input, so a change proves nothing; call model.eval() first"
+            "the model returns different outputs for one input, so a change proves nothing; call model.eval() first"
         )
     return before
 
 
 def _moved(model: Model, inputs: Tensor, before: Tensor, changed: Tensor, keep_dims: int) -> Tensor:
-    """The largest change per token (`keep_dims` 2) or per image (1) over all replacements of `changed`."""
+    """Return the largest change per token (`keep_dims` 2) or per image (1) over all replacements of `changed`."""
     outputs = (model(torch.where(changed, other, inputs)) for other in _replacements(inputs))
     return torch.stack([_difference(before, output, keep_dims) for output in outputs]).amax(0)
 
 
 def _difference(before: Tensor, after: Tensor, keep_dims: int) -> Tensor:
-    # A change that makes NaN is the largest there is; an infinite output that stays so did not move.
+    # A change to NaN counts as infinite; an infinite output that stays infinite did not change.
     difference = (after.double() - before.double()).abs().nan_to_num(nan=torch.inf, posinf=torch.inf)
     return torch.where(after == before, 0.0, difference).reshape(*before.shape[:keep_dims], -1).amax(-1)
 
 
 def _replacements(inputs: Tensor) -> Iterator[Tensor]:
-    """Random inputs, the same in every call: other means and spreads for floats, any id or byte for integers."""
+    """Yield random inputs, the same in every call: other means and spreads for floats, any id or byte for integers."""
     generator = torch.Generator().manual_seed(0)
     for number in range(REPLACEMENTS):
         yield _random_like(inputs, number, generator).to(inputs.device, inputs.dtype)
@@ -177,7 +177,7 @@ def _random_like(inputs: Tensor, number: int, generator: torch.Generator) -> Ten
 
 
 def _only(choice: Tensor, row: int) -> Tensor:
-    """`choice` in one row, and nothing elsewhere."""
+    """Return `choice` in one row, and False elsewhere."""
     alone = torch.zeros_like(choice)
     alone[row] = choice[row]
     return alone
@@ -192,16 +192,15 @@ def _check_rows(inputs: Tensor, ids: Tensor) -> None:
         raise ValueError(f"inputs has {len(inputs)} rows but seq_lens has {len(ids)}; pass the lengths of this batch")
     if len(_documents(ids)) < 2:
         raise ValueError(
-            "the batch is one single document, so that there is nothing to keep apart; "
-            "pass rows with two documents or more, or two rows"
+            "the batch has only one document, so there is nothing to keep apart; pass two documents or rows, or more"
         )
 
 
 def _check_output(output: Tensor, ids: Tensor) -> None:
     if output.shape[:2] != ids.shape:
         raise ValueError(
-            f"the output has shape {tuple(output.shape)} but [{ids.shape[0]}, {ids.shape[1]}, …] is expected, "
-            "one entry per token; return from the model what belongs to each token"
+            f"the model must return one entry per token, [{ids.shape[0]}, {ids.shape[1]}, …] "
+            f"(got {tuple(output.shape)})"
         )
 
 
@@ -210,7 +209,7 @@ def _check_something_unseen(images: Tensor, unseen: Tensor) -> None:
         raise ValueError(f"there are {len(images)} images but {len(unseen)} rectangles; pass those of this batch")
     if not bool(unseen.any()):
         raise ValueError(
-            "no patch of these images is ignored, so that there is no padding to change and nothing to prove; "
+            "no patch of these images is ignored, so there is no padding to change and nothing to prove; "
             "pass images whose letterbox leaves whole patches of padding"
         )
 
@@ -218,6 +217,6 @@ def _check_something_unseen(images: Tensor, unseen: Tensor) -> None:
 def _check_reaction(moved: Tensor, tolerance: float, what: str) -> None:
     if not bool((moved > tolerance).any()):
         raise ValueError(
-            f"the output does not react to {what}, so that an unmoved output proves nothing; "
+            f"the output does not react to {what}, so an unchanged output proves nothing; "
             "check that the model uses its input (a new head may be all zeros)"
         )

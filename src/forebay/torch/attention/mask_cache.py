@@ -6,9 +6,8 @@ and n = ⌈S/128⌉ the index tensors of one batch row take 16 · (n + n²) byte
     tokens         1,024     8,192      32,768      131,072
     bytes          1,152    66,560   1,052,672   16,793,600
 
-What `mask_mod` closes over (4 bytes per token for causal documents) is counted beside that, and the bound is
-on both together. The least recently used mask leaves first; a mask larger than the whole bound is handed out
-but not kept.
+The tensors that `mask_mod` closes over (4 bytes per token for causal documents) count too. The least recently used mask
+is evicted first; a mask larger than the whole bound is returned but not kept.
 """
 
 import hashlib
@@ -44,39 +43,39 @@ class BlockMaskKey:
 def block_mask_key(
     build: Callable[..., BlockMask], args: Sequence[object], kwargs: Mapping[str, object]
 ) -> BlockMaskKey:
-    """The key of `build(*args, **kwargs)`, the same however the arguments are spelled."""
+    """Return the key of `build(*args, **kwargs)`, the same for positional and keyword arguments."""
     bound = inspect.signature(build).bind(*args, **kwargs)
     bound.apply_defaults()
-    given = dict(bound.arguments)
-    device = _device(given.pop("device", None), given)
-    pair = block_pair(given.pop("block_size")) if "block_size" in given else None
-    arrays = {name: value for name, value in given.items() if _is_array(value)}
-    parameters = tuple((name, _by_value(name, value)) for name, value in given.items() if name not in arrays)
+    passed = dict(bound.arguments)
+    device = _device(passed.pop("device", None), passed)
+    pair = block_pair(passed.pop("block_size")) if "block_size" in passed else None
+    arrays = {name: value for name, value in passed.items() if _is_array(value)}
+    parameters = tuple((name, _by_value(name, value)) for name, value in passed.items() if name not in arrays)
     return BlockMaskKey(build, _digest(arrays), parameters, pair, device)
 
 
 def _is_array(value: object) -> bool:
-    """What has a content that may change under its identity: tensors, arrays, lists, tuples, nested or not."""
+    """Return whether a value is keyed by its content: tensors, arrays, lists, tuples, nested or not."""
     return isinstance(value, list | tuple) or (hasattr(value, "__array__") and not isinstance(value, np.generic))
 
 
 def _by_value(name: str, value: object) -> Hashable:
-    """A number, a word, None or the like; an object known by its identity only would give stale masks."""
+    """Return a number, string, None or the like; an object that hashes by identity would give stale masks."""
     if isinstance(value, np.generic):
         return cast(Hashable, value.item())
     singular = value is None or callable(value)
     if isinstance(value, Hashable) and (singular or type(value).__hash__ is not object.__hash__):
         return value
     raise TypeError(
-        f"{name} is a {type(value).__name__}, which a mask cannot be kept by; pass a tensor, an array, a list or "
+        f"{name} is a {type(value).__name__}, which cannot be part of a cache key; pass a tensor, an array, a list or "
         "a plain value, or build this mask without the cache"
     )
 
 
-def _device(device: object, given: Mapping[str, object]) -> torch.device:
-    """Where the mask will lie: `device`, or where its lengths do."""
+def _device(device: object, passed: Mapping[str, object]) -> torch.device:
+    """Return the device of the mask: `device`, or that of its lengths."""
     if device is None:
-        device = next((value.device for value in given.values() if isinstance(value, Tensor)), "cpu")
+        device = next((value.device for value in passed.values() if isinstance(value, Tensor)), "cpu")
     assert isinstance(device, torch.device | str)
     place = torch.device(device)
     if place.type == "cuda" and place.index is None:
@@ -96,7 +95,7 @@ def _digest(arrays: Mapping[str, object]) -> str:
 
 
 def _host_array(value: object) -> NDArray[np.generic]:
-    """Integers of any width are the same content."""
+    """Return a value as a numpy array; integers of any width become int64, so that their digests agree."""
     if isinstance(value, list | tuple):
         value = [_host_array(item) if _is_array(item) else item for item in value]
     array = value.detach().cpu().numpy() if isinstance(value, Tensor) else np.asarray(value)
@@ -110,13 +109,13 @@ Arguments = ParamSpec("Arguments")
 
 @dataclass(frozen=True, slots=True)
 class BlockMaskStatistics:
-    """What a cache has done and what it holds; `bytes + captured_bytes` never passes the bound."""
+    """Counters and size of a cache; `bytes + captured_bytes` never exceeds the bound."""
 
     hits: int
     misses: int
     evictions: int
     entries: int
-    bytes: int  # index tensors, as in the table above
+    bytes: int  # index tensors
     captured_bytes: int  # what the mask_mods close over
 
 
@@ -144,7 +143,7 @@ class BlockMaskCache:
 
     def __init__(self, max_entries: int = DEFAULT_MAX_ENTRIES, max_bytes: int = DEFAULT_MAX_BYTES) -> None:
         if max_entries < 1 or max_bytes < 1:
-            raise ValueError(f"a cache of {max_entries} entries and {max_bytes} bytes holds nothing; pass 1 or more")
+            raise ValueError(f"max_entries and max_bytes must be at least 1 (got {max_entries} and {max_bytes})")
         self.max_entries = max_entries
         self.max_bytes = max_bytes
         self._lock = threading.Lock()
@@ -155,14 +154,14 @@ class BlockMaskCache:
     def get(
         self, build: Callable[Arguments, BlockMask], *args: Arguments.args, **kwargs: Arguments.kwargs
     ) -> BlockMask:
-        """The mask that `build(*args, **kwargs)` makes, built at most once while it is kept."""
+        """Return the mask that `build(*args, **kwargs)` makes, built at most once while it is kept."""
         key = block_mask_key(build, args, kwargs)
         found = self._find(key)
-        # Built outside the lock: other threads go on, and whoever is second takes the first one's mask.
+        # Built outside the lock, so that other threads continue; if two build the same mask, the first one is kept.
         return found if found is not None else self._keep(key, build(*args, **kwargs))
 
     def clear(self) -> None:
-        """Forget all masks; the counters go on."""
+        """Remove all masks; the counters continue."""
         with self._lock:
             self._entries.clear()
 
@@ -213,7 +212,7 @@ class BlockMaskCache:
 
 
 def index_bytes(mask: BlockMask) -> int:
-    """Bytes of the index tensors of a mask: 16 · (n + n²) per batch row for n square blocks."""
+    """Return the bytes of the index tensors of a mask: 16 · (n + n²) per batch row for n square blocks."""
     return _size_bytes(tuple(value for value in vars(mask).values() if isinstance(value, Tensor)))
 
 

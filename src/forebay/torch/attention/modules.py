@@ -1,10 +1,10 @@
-"""Attention modules that know about documents and padding.
+"""Attention modules that mask documents and padding.
 
     PackedSelfAttention    packed rows: no token sees another document
-    SeedAttention          a causal residual block that is the identity at birth
+    SeedAttention          a causal residual block that is initialised to the identity
     MaskedViTBlock         letterboxed images: no token sees a patch of padding; CLS is always seen
 
-All masks come from one `BlockMaskCache`, which layers share when it is passed to them.
+Layers share block masks if they are made with the same `BlockMaskCache`.
 """
 
 from collections.abc import Callable
@@ -27,9 +27,9 @@ class PackedSelfAttention(nn.Module):
         attention = PackedSelfAttention(dim=512, n_head=8)
         y = attention(x, batch["seq_lens"])                  # x, y: (rows, sequence_length, dim)
 
-    `backend="auto"` takes FlexAttention where it can run, and SDPA elsewhere; all give equal results. A kernel
-    is compiled for each new shape of `x`, some seconds on a CPU: for rows of many lengths pass "dense" or
-    "documents". Keep `seq_lens` on the CPU: the mask is made from it there, and goes to the device of `x`.
+    `backend="auto"` uses FlexAttention where it can run, and SDPA elsewhere, with equal results. A kernel is compiled
+    for each new shape of `x`, some seconds on a CPU: for rows of many lengths pass "dense" or "documents". Keep
+    `seq_lens` on the CPU: the mask is made from it there, and sent to the device of `x`.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class PackedSelfAttention(nn.Module):
         return projected
 
     def _sees(self) -> DocumentKind | None:
-        """What a document sees of itself, where that needs no mask: with a window it does."""
+        """Return what a document sees of itself if that needs no mask; a window does."""
         return self.kind if self.window is None else None
 
     def _mask(self, seq_lens: Tensor, sequence_length: int, device: torch.device) -> BlockMask:
@@ -79,17 +79,17 @@ class PackedSelfAttention(nn.Module):
         )
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        # The model moves: masks of the place it leaves are not needed again.
+        # The model moves to another device or dtype: masks on the old device are not needed again.
         self.cache.clear()
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # torch ships it untyped
         return self
 
 
 class SeedAttention(nn.Module):
-    """A causal residual attention block to graft onto a trained model: with its zero-initialised output
-    projection it is the identity at birth, and learns from there.
+    """A causal residual attention block to add to a trained model.
 
-    Sequences have no documents; one mask per length serves every batch size and dtype.
+    Its output projection is initialised to zero, so that the block starts as the identity. Sequences have no documents;
+    one mask per length serves every batch size and dtype.
     """
 
     def __init__(
@@ -153,11 +153,11 @@ class MaskedViTBlock(nn.Module):
 
 
 def kept_with_cls(ignore: Tensor, images: int, tokens: int) -> Tensor:
-    """Which keys are seen, `[images, 1 + patches]`: CLS always, and each patch that is not ignored."""
+    """Return the keys that are seen, `[images, 1 + patches]`: CLS, and each patch that is not ignored."""
     if ignore.dtype != torch.bool or ignore.shape != (images, tokens - 1):
         raise ValueError(
-            f"ignore is {ignore.dtype} {tuple(ignore.shape)} but boolean [{images}, {tokens - 1}] is expected "
-            f"for {images} images of {tokens} tokens with CLS; flatten the token_ignore_mask of these images"
+            f"ignore must be bool [{images}, {tokens - 1}] for {images} images of {tokens} tokens with CLS "
+            f"(got {ignore.dtype} {tuple(ignore.shape)}); flatten the token_ignore_mask of these images"
         )
     cls = ignore.new_ones(len(ignore), 1)
     return torch.cat((cls, ~ignore), dim=1)
@@ -165,7 +165,7 @@ def kept_with_cls(ignore: Tensor, images: int, tokens: int) -> Tensor:
 
 def _check_backend(backend: str, known: tuple[str, ...]) -> None:
     if backend not in known:
-        raise ValueError(f"backend is {backend!r} but one of {', '.join(known)} is expected")
+        raise ValueError(f"backend must be one of {', '.join(known)} (got {backend!r})")
 
 
 def _split_heads(qkv: Tensor, n_head: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -181,5 +181,5 @@ def _join_heads(attended: Tensor) -> Tensor:
 
 def _checked_heads(dim: int, n_head: int) -> int:
     if n_head < 1 or dim % n_head:
-        raise ValueError(f"dim {dim} does not divide into {n_head} heads; choose an n_head that divides dim")
+        raise ValueError(f"n_head must be at least 1 and divide dim {dim} (got {n_head})")
     return n_head

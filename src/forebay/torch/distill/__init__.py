@@ -1,4 +1,4 @@
-"""Training a student beside cached teachers: losses, weights, dropout, flow matching, and what stays in the student.
+"""Train a student with cached teachers: losses, weights, dropout, flow matching, and the student's own modules.
 
 x_t, v ← flow          teacher rows ← Features.at(rows, t) ──dropout──▶ TeacherRows (values, present)
 loss = flow_loss(v_pred, v) + warm-up · feature_loss(predicted, rows.values, present=rows.present)

@@ -1,11 +1,11 @@
-"""Losses of a student: against teachers and against velocity, weighted over space and time.
+"""Losses of a student against teacher targets and velocities, weighted over space and time.
 
-    cosine   1 − cos(p, t)               by direction, the default
+    cosine   1 − cos(p, t)               the default
     mse      (p − t)²
     huber    ½·min(|d|, δ)² + δ·(|d| − min(|d|, δ))      δ = 0.1
 
-Every loss is a mean over the rows that are present, each row counting alike; with none present it is 0, and so is its
-gradient. All arithmetic is float32, whatever autocast or the cache's type.
+Every loss is a mean over the present rows, with equal weight; with none present, it and its gradient are 0. All
+arithmetic is float32, whatever autocast or the cache's type.
 
 Sol 8×8 ──bilinear──▶ 64×64 ──÷ mean──▶ weights        latent_weights 64×64 (share of real pixels) ──× ──÷ mean──▶
 """
@@ -27,17 +27,17 @@ HUBER_DELTA = 0.1
 def feature_loss(
     predicted: Tensor, target: Tensor, mode: LossMode = "cosine", *, present: Tensor | None = None
 ) -> Tensor:
-    """The mean loss over the present rows. Of values with more than one axis, cosines are taken along the last.
+    """Return the mean loss over the present rows; with more than one axis, cosines are along the last.
 
     >>> feature_loss(torch.tensor([[1.0, 0.0], [2.0, 2.0]]), torch.tensor([[0.0, 1.0], [1.0, 1.0]])).item()
     0.5
     """
     if mode not in _ROW_LOSSES:
-        raise ValueError(f"the loss mode is {mode!r}; known are: {', '.join(_ROW_LOSSES)}")
+        raise ValueError(f"mode must be one of {', '.join(_ROW_LOSSES)} (got {mode!r})")
     _check_shapes(predicted, target, present)
     if present is None:
         return _ROW_LOSSES[mode](predicted.float(), target.float()).mean()
-    # What stands in an absent row, NaN as a rule, must not reach the arithmetic: its gradient would be NaN, times 0.
+    # Values of absent rows, usually NaN, must not enter the arithmetic: their gradient would be NaN · 0 = NaN.
     known = torch.where(present.view(-1, *[1] * (target.dim() - 1)), target.float(), 0.0)
     losses = _ROW_LOSSES[mode](predicted.float(), known)
     return torch.where(present, losses, 0.0).sum() / present.sum().clamp(min=1)
@@ -46,7 +46,7 @@ def feature_loss(
 def sol_loss(
     stats_predicted: Tensor, spatial_predicted: Tensor, stats: Tensor, spatial: Tensor, *, present: Tensor | None = None
 ) -> Tensor:
-    """MSE of the statistics plus MSE of the maps."""
+    """Return the MSE of the statistics plus the MSE of the maps."""
     of_stats = feature_loss(stats_predicted, stats, "mse", present=present)
     return of_stats + feature_loss(spatial_predicted, spatial, "mse", present=present)
 
@@ -54,22 +54,22 @@ def sol_loss(
 def flow_loss(
     predicted: Tensor, target: Tensor, *, weights: Tensor | None = None, row_weights: Tensor | None = None
 ) -> Tensor:
-    """Mean square error of velocities, (rows, channels, height, width) as a rule.
+    """Return the mean square error of velocities, such as (rows, channels, height, width).
 
-    `weights` (rows, height, width) weigh places, as `loss_weights` makes them; `row_weights` (rows,) weigh rows, as
-    `min_snr_weight` does.
+    `weights` (rows, height, width), from `loss_weights`, weight positions; `row_weights` (rows,), from
+    `min_snr_weight`, weight rows.
     """
     _check_shapes(predicted, target, None)
     errors = (predicted.float() - target.float()).square().mean(dim=1)  # (rows, height, width)
     if weights is not None:
         if weights.shape != errors.shape:
-            raise ValueError(f"weights are {tuple(weights.shape)}; {tuple(errors.shape)} is expected")
+            raise ValueError(f"weights must have the shape {tuple(errors.shape)} (got {tuple(weights.shape)})")
         errors = errors * weights
     losses = _row_means(errors)
     if row_weights is None:
         return losses.mean()
     if row_weights.shape != losses.shape:
-        raise ValueError(f"row_weights are {tuple(row_weights.shape)}; {tuple(losses.shape)} is expected")
+        raise ValueError(f"row_weights must have the shape {tuple(losses.shape)} (got {tuple(row_weights.shape)})")
     return (losses * row_weights).mean()
 
 
@@ -93,15 +93,17 @@ def _row_means(losses: Tensor) -> Tensor:
 
 
 def _check_shapes(predicted: Tensor, target: Tensor, present: Tensor | None) -> None:
-    """Broadcasting would make a number of what does not belong together."""
+    """Raise where shapes differ, which broadcasting would hide."""
     if predicted.shape != target.shape:
-        raise ValueError(f"predicted is {tuple(predicted.shape)}, the target {tuple(target.shape)}; they must be equal")
+        raise ValueError(
+            f"predicted and target must have the same shape (got {tuple(predicted.shape)} and {tuple(target.shape)})"
+        )
     if present is not None and (present.dtype != torch.bool or present.shape != target.shape[:1]):
-        raise ValueError(f"present is {present.dtype} {tuple(present.shape)}; bool ({len(target)},) is expected")
+        raise ValueError(f"present must be bool ({len(target)},) (got {present.dtype} {tuple(present.shape)})")
 
 
 def spatial_weights(maps: Tensor, size: tuple[int, int] = (64, 64)) -> Tensor:
-    """Maps (rows, 8, 8), resized and divided by their means: weights (rows, *size) that leave the loss its scale."""
+    """Return maps (rows, 8, 8) as weights (rows, *size) with mean 1, which keep the scale of the loss."""
     resized = interpolate(maps.float().unsqueeze(1), size=size, mode="bilinear", align_corners=False).squeeze(1)
     return _mean_one(resized)
 
@@ -111,9 +113,9 @@ def loss_weights(
     content: Tensor | None = None,
     size: tuple[int, int] = (64, 64),
 ) -> Tensor | None:
-    """One weight for each place: where Sol looks, and no padding. `content` (rows, *size) is the share of real pixels.
+    """Return one weight per position: Sol's map times `content` (rows, *size), the share of real pixels.
 
-    A row without a map weighs all its places alike.
+    Positions of a row without a map have equal weights.
     """
     weights = content.float() if content is not None else None
     if spatial is not None:
@@ -128,7 +130,7 @@ def _mean_one(weights: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Warmup:
-    """`weight · min(1, step / steps)`.
+    """Returns `weight · min(1, step / steps)` at a step.
 
     >>> lune = Warmup(0.1, steps=1000)
     >>> lune(0), lune(500), lune(5000)
@@ -140,7 +142,7 @@ class Warmup:
 
     def __post_init__(self) -> None:
         if self.steps < 0:
-            raise ValueError(f"a warm-up of {self.steps} steps; 0 means none")
+            raise ValueError(f"steps must be at least 0; 0 means no warm-up (got {self.steps})")
 
     def __call__(self, step: int) -> float:
         return self.weight * min(1.0, step / self.steps) if self.steps else self.weight

@@ -1,10 +1,10 @@
-"""What stays in the student: modules that say for themselves what the teachers would have said.
+"""Modules of the student that predict the teacher outputs.
 
     time ──┬── predictor ──▶ predicted ──────────┬──▶ loss against the teacher, where it is present
-    text ──┘                                     ├──▶ where(present, teacher, predicted): the student goes on with it
+    text ──┘                                     ├──▶ where(present, teacher, predicted): the student's input
              teacher (in training, not dropped) ─┘
 
-At inference there is no teacher, and every row goes on with what was predicted.
+At inference there is no teacher, and the student uses the prediction for every row.
 """
 
 import math
@@ -21,20 +21,20 @@ SOL_SIDE = 8
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LuneSignal:
-    predicted: Tensor  # (rows, feature_dim), what the loss looks at
-    signal: Tensor  # (rows, signal_dim), what the student goes on with
+    predicted: Tensor  # (rows, feature_dim), for the loss
+    signal: Tensor  # (rows, signal_dim), for the student
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SolSignal:
     stats_predicted: Tensor  # (rows, 4), each from 0 to 1
     spatial_predicted: Tensor  # (rows, 8, 8), each map sums to 1
-    stats: Tensor  # what the student goes on with: the teacher's where present
+    stats: Tensor  # for the student: the teacher's where present
     spatial: Tensor
 
 
 class LunePredictor(nn.Module):
-    """The teacher's features from time and text, and a signal for the student made of them."""
+    """Predicts the teacher's features from time and text, and projects them to a signal for the student."""
 
     def __init__(
         self, time_dim: int, text_dim: int, *, feature_dim: int = 1280, hidden_dim: int = 512, signal_dim: int = 256
@@ -44,14 +44,14 @@ class LunePredictor(nn.Module):
         self.project = nn.Sequential(nn.LayerNorm(feature_dim), nn.Linear(feature_dim, signal_dim))
 
     def forward(self, time: Tensor, text: Tensor, teacher: TeacherRows | None = None) -> LuneSignal:
-        """Of time (rows, time_dim) and pooled text (rows, text_dim)."""
+        """Predict from time (rows, time_dim) and pooled text (rows, text_dim)."""
         predicted = self.predict(torch.cat([time, text], dim=-1))
         used = predicted if teacher is None else teacher.filled(predicted)
         return LuneSignal(predicted, self.project(used))
 
 
 class SolPrior(nn.Module):
-    """The teacher's statistics and map from time and text, on the teacher's scale: a map is a share of attention."""
+    """Predicts the teacher's statistics and map from time and text; a map sums to 1."""
 
     def __init__(
         self, time_dim: int, text_dim: int, *, hidden_dim: int = 256, stats: int = SOL_STATS, side: int = SOL_SIDE
@@ -64,10 +64,10 @@ class SolPrior(nn.Module):
     def forward(
         self, time: Tensor, text: Tensor, stats: TeacherRows | None = None, spatial: TeacherRows | None = None
     ) -> SolSignal:
-        given = torch.cat([time, text], dim=-1)
-        # In float32 whatever autocast: rounded shares would no longer sum to 1.
-        own_stats = self.predict_stats(given).float().sigmoid()
-        own_spatial = self.predict_spatial(given).float().softmax(dim=-1).view(-1, self.side, self.side)
+        inputs = torch.cat([time, text], dim=-1)
+        # In float32 even under autocast: rounded shares would no longer sum to 1.
+        own_stats = self.predict_stats(inputs).float().sigmoid()
+        own_spatial = self.predict_spatial(inputs).float().softmax(dim=-1).view(-1, self.side, self.side)
         return SolSignal(
             own_stats,
             own_spatial,
@@ -77,15 +77,15 @@ class SolPrior(nn.Module):
 
 
 def embed_times(times: Tensor, dim: int) -> Tensor:
-    """Times (rows,) from 0 to 1 as sines and cosines of many periods, (rows, dim)."""
+    """Return times (rows,) from 0 to 1 as sines and cosines of many periods, (rows, dim)."""
     if dim % 2:
-        raise ValueError(f"the dimension is {dim}; sines and cosines come in pairs")
+        raise ValueError(f"dim must be even (got {dim}): sines and cosines come in pairs")
     periods = torch.exp(-math.log(10_000) * torch.arange(dim // 2, device=times.device) / (dim // 2))
     angles = 1000 * times.float()[:, None] * periods
     return torch.cat([angles.sin(), angles.cos()], dim=-1)
 
 
-def _perceptron(given: int, hidden: int, out: int) -> nn.Sequential:
+def _perceptron(inputs: int, hidden: int, out: int) -> nn.Sequential:
     return nn.Sequential(
-        nn.Linear(given, hidden), nn.SiLU(), nn.Linear(hidden, hidden), nn.SiLU(), nn.Linear(hidden, out)
+        nn.Linear(inputs, hidden), nn.SiLU(), nn.Linear(hidden, hidden), nn.SiLU(), nn.Linear(hidden, out)
     )

@@ -1,14 +1,10 @@
-"""Teacher features at any time as tensors, for which rows they exist, and teacher dropout.
+"""Teacher features at any t as tensors, and teacher dropout.
 
     features = forebay.torch.features(cache, "lune", device="cuda")
     features.at([5, 3, 9], t)["lune"].values          # (rows, 1280) float32
 
-Rows are row numbers of the cache. A batch of a `Mixture`, of one cache too, has them as `local_index`.
-
-Only the two buckets around each time are read, and sent to the device as they are stored; they are interpolated there.
-
-Whether a sample has its teacher is a function of (seed, step, sample, teacher): the same on any rank, in any order,
-after any resume. Samples go by permanent numbers, for instance `sample_keys` of a `MultiSourceCache`.
+Rows are row numbers of the cache; batches of a `Mixture`, even of one cache, have them as `local_index`. Only the two
+buckets around each t are read; they are sent to the device as stored, and interpolated there.
 """
 
 from dataclasses import dataclass
@@ -27,9 +23,9 @@ from forebay.torch.batches import to_array, to_tensor
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TeacherRows:
-    """Values (rows, …), and `present` (rows,): True where there is a teacher's word.
+    """Teacher outputs: values (rows, …), and `present` (rows,), True where a row has them.
 
-    Absent rows hold NaN, never zeros: whoever forgets the mask sees it at once.
+    Absent rows hold NaN, never zeros, so that code that ignores `present` fails early.
     """
 
     values: Tensor
@@ -38,20 +34,20 @@ class TeacherRows:
     def __post_init__(self) -> None:
         if self.present.dtype != torch.bool or self.present.shape != self.values.shape[:1]:
             raise ValueError(
-                f"present is {self.present.dtype} {tuple(self.present.shape)}; "
-                f"one bool for each of {len(self.values)} rows is expected"
+                f"present must be bool ({len(self.values)},), one per row "
+                f"(got {self.present.dtype} {tuple(self.present.shape)})"
             )
 
     def __len__(self) -> int:
         return len(self.values)
 
     def where(self, kept: Tensor) -> "TeacherRows":
-        """The same, absent also where `kept` (rows,) is False: teacher dropout."""
+        """Return the rows, absent also where `kept` (rows,) is False: teacher dropout."""
         present = self.present & kept.to(self.present.device)
         return TeacherRows(_absent(self.values, present), present)
 
     def filled(self, other: Tensor) -> Tensor:
-        """The teacher's values, and those of `other` in absent rows."""
+        """Return the teacher's values, with those of `other` in absent rows."""
         return torch.where(_wide(self.present, self.values), self.values.to(other.dtype), other)
 
     def to(self, device: torch.device | str) -> "TeacherRows":
@@ -88,46 +84,45 @@ class TorchFeatures:
         return self.numpy.columns
 
     def shape(self, column: str) -> tuple[int, ...]:
-        """The shape of a column at one moment."""
+        """Return the shape of a column at one t."""
         return self.numpy.shape(column)
 
     @property
     def time_direction(self) -> TimeDirection | None:
-        """Which end of the layer's time is noise, as its recipe says; None where it does not."""
+        """The end of the layer's t that is noise, from its recipe; None if it does not record it."""
         return self.numpy.time_direction
 
     def at(
         self, indices: Tensor | ArrayLike, t: Tensor | ArrayLike, direction: TimeDirection | None = None
     ) -> dict[str, TeacherRows]:
-        """Every column at the times of some rows, float32; absent rows are NaN. One time stands for all rows.
+        """Return every column at t, one per row or one for all, in float32; absent rows are NaN.
 
-        `direction` says which end of `t` is noise; see `forebay.teachers.Features.at`.
+        `direction` is the end of `t` that is noise; see `forebay.teachers.Features.at`.
         """
         found = self.numpy.between(to_array(indices), to_array(t), direction)
-        return weigh(found, self.device)
+        return interpolate(found, self.device)
 
 
 def features(cache: Cache, layer: str, device: torch.device | str = "cpu") -> TorchFeatures:
-    """The features that a layer of a cache holds."""
+    """Return a reader of the features in a layer of a cache."""
     return TorchFeatures(cache, layer, device)
 
 
-def weigh(found: Between, device: torch.device) -> dict[str, TeacherRows]:
-    """What lies between two buckets, in float32."""
+def interpolate(found: Between, device: torch.device) -> dict[str, TeacherRows]:
+    """Interpolate between two buckets on a device, in float32."""
     alpha, present = torch.from_numpy(found.alpha), torch.from_numpy(found.present)
     is_whole = bool(found.present.all())
     if device.type != "cpu":
         alpha, present = alpha.to(device), present.to(device)
     rows = {}
     for name, values in found.values.items():
-        weighed = _weighed(to_tensor(values).to(device).float(), alpha)
-        taught = TeacherRows(weighed, present)
-        rows[name] = taught if is_whole else taught.where(present)
+        targets = TeacherRows(_lerp(to_tensor(values).to(device).float(), alpha), present)
+        rows[name] = targets if is_whole else targets.where(present)
     return rows
 
 
-def _weighed(values: Tensor, alpha: Tensor) -> Tensor:
-    """`lerp` gives either end exactly where alpha is 0 or 1."""
+def _lerp(values: Tensor, alpha: Tensor) -> Tensor:
+    """Interpolate; `torch.lerp` returns either end exactly where alpha is 0 or 1."""
     low = values[:, 0]
     if values.shape[1] == 1:
         return low.clone()
@@ -139,7 +134,10 @@ Numbers = Tensor | ArrayLike
 
 @dataclass(frozen=True, slots=True)
 class TeacherDropout:
-    """Which samples keep their teacher.
+    """Decides which samples keep their teacher, as a function of (seed, step, sample, teacher).
+
+    The choice is the same on any rank, in any order and after any resume. Samples are permanent numbers, for instance
+    `sample_keys` of a `MultiSourceCache`.
 
     >>> TeacherDropout(rate=0.5).kept("lune", step=3, samples=[7, 8, 9, 10]).tolist()
     [True, True, False, False]
@@ -150,10 +148,10 @@ class TeacherDropout:
 
     def __post_init__(self) -> None:
         if not 0 <= self.rate <= 1:
-            raise ValueError(f"the dropout rate is {self.rate}; it is a share from 0 to 1")
+            raise ValueError(f"rate must be from 0 to 1 (got {self.rate})")
 
     def kept(self, teacher: str, step: int, samples: Numbers, dataset_ids: Numbers = 0) -> Tensor:
-        """bool (samples,), True where a sample learns from this teacher at this step."""
+        """Return bool (samples,), True where a sample learns from this teacher at this step."""
         keys = to_array(samples).astype(np.uint64)
         datasets = np.broadcast_to(to_array(dataset_ids), keys.shape)
         kept = np.empty(keys.shape, np.bool_)

@@ -1,12 +1,12 @@
-"""The canvases of a batch: content painted onto them, and their masks.
+"""Paint content onto the canvases of a batch, and make their masks.
 
     pad ··························        lines above and below the content are padding
-    pad ···│ content [3, h, w] │···       lines of content are worked on at full width, so many at once as a core's
-    pad ···│ flipped or not    │···       cache holds: they lie in memory one after the other, and are fast to scale
+    pad ···│ content [3, h, w] │···       lines of content are processed at full width, as many at once as fit in a
+    pad ···│ flipped or not    │···       core's cache: they are contiguous in memory, and fast to scale
     pad ··························
 
-A canvas is an array of what a tensor rests in: uint8, float32, or int16 for the two floats of 16 bits, which numpy
-either lacks or is slow at.
+A canvas has the storage type of its tensor: uint8, float32, or int16 for the two 16-bit floats, which numpy either
+lacks or is slow at.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -24,18 +24,18 @@ from forebay.images.recipe import ImageRecipe
 from forebay.masks.documents import Bools
 from forebay.masks.rectangle import IGNORE_THRESHOLD, Size, token_ignore_mask, token_padding
 from forebay.order.coins import Coins
-from forebay.torch.batches import Batch, Buffers, tensor
+from forebay.torch.batches import Batch, Buffers, to_tensor, wrap
 from forebay.torch.images.joint import Canvases, JointTransform, transformed
 
 Planes = NDArray[np.uint8]  # (3, height, width)
 Box = tuple[int, int, int, int]  # left, top, width, height
 Color = tuple[int, int, int]
 _CACHED_VALUES = 1 << 16  # float32 values that stay in a core's cache between two operations
-_SERIAL_VALUES = 1 << 15  # as many as torch copies without threads of its own, which would fight with the loader's
+_SERIAL_VALUES = 1 << 15  # as many as torch copies without its own threads, which would compete with the loader's
 
 
 class Painter(Protocol):
-    """Fills canvases `[3, height, width]` of one type; `pad` is what padding is on each of their planes."""
+    """Fills canvases `[3, height, width]` of one type; `pad` is the value of padding on each plane."""
 
     @property
     def storage(self) -> np.dtype[Any]: ...
@@ -44,12 +44,12 @@ class Painter(Protocol):
     def pad(self) -> Array: ...  # (3,)
 
     def paint(self, lines: Array, content: Planes, left: int) -> None:
-        """Fill lines of a canvas with content that begins at `left`, and with padding beside it."""
+        """Fill lines of a canvas with content that begins at `left`, and with padding on both sides."""
         ...
 
 
 class BytePainter:
-    """Pixels as they are stored."""
+    """Paints pixels as they are stored."""
 
     storage = np.dtype(np.uint8)
 
@@ -64,7 +64,7 @@ class BytePainter:
 
 
 class FloatPainter:
-    """Scaled values of 32 bits."""
+    """Paints scaled values in float32."""
 
     storage = np.dtype(np.float32)
 
@@ -78,7 +78,7 @@ class FloatPainter:
 
 
 class HalfPainter:
-    """Scaled values, rounded to 16 bits."""
+    """Paints scaled values, rounded to a 16-bit float."""
 
     storage = np.dtype(np.int16)
 
@@ -93,7 +93,7 @@ class HalfPainter:
 
 
 class InterleavingPainter:
-    """Of canvases whose channels lie next to each other: painted apart, a few lines at a time, then put between."""
+    """Paints canvases with channels last: a few lines of planes at a time, then interleaved."""
 
     def __init__(self, planar: Painter) -> None:
         self._planar = planar
@@ -114,7 +114,7 @@ def painter(dtype: torch.dtype, pad_color: Color, scaling: Scaling) -> Painter:
 
 
 def paint_canvas(canvas: Array, content: Planes, box: Box, painter: Painter) -> None:
-    """Content in its box, padding around it."""
+    """Paint content in its box, and padding around it."""
     left, top, _, height = box
     for plane, pad in zip(canvas, painter.pad, strict=True):
         plane[:top] = plane[top + height :] = pad
@@ -122,7 +122,7 @@ def paint_canvas(canvas: Array, content: Planes, box: Box, painter: Painter) -> 
 
 
 def mirrored(content: Planes) -> Planes:
-    """Content flipped left–right, eight bytes at a time: all bytes backwards, then planes and lines back in order."""
+    """Flip content left–right, eight bytes at a time: reverse all bytes, then the order of planes and lines."""
     flat = np.ascontiguousarray(content).reshape(-1)
     odd = len(flat) % 8
     backwards = np.empty_like(flat)
@@ -136,7 +136,7 @@ def mirrored(content: Planes) -> Planes:
 def _whole_lines(
     content: Planes, left: int, width: int, pad_color: Color, values: int
 ) -> Iterator[tuple[slice, Planes]]:
-    """A few lines of content at a time, with padding on both sides where it is narrower than the canvas."""
+    """Yield a few lines of content at a time, padded on both sides if it is narrower than the canvas."""
     strips = _strips(content.shape[1], width, values)
     if content.shape[2] == width:
         yield from ((rows, content[:, rows]) for rows in strips)
@@ -154,17 +154,17 @@ def _scaled_pad(pad_color: Color, scaling: Scaling) -> Array:
 
 
 def _strips(height: int, width: int, values: int) -> list[slice]:
-    """Lines of three planes, so many that they have about this number of values."""
+    """Cut lines of three planes into strips of about `values` values."""
     step = max(1, values // max(1, 3 * width))
     return [slice(start, min(start + step, height)) for start in range(0, height, step)]
 
 
-_BOXES = 256  # whose tokens are counted at a time
+_BOXES = 256  # boxes whose tokens are counted at a time
 Shares = NDArray[np.float64]
 
 
 def fill_pixel_masks(out: Bools, boxes: list[Box]) -> None:
-    """True = PAD, `[images, height, width]`."""
+    """Write masks `[images, height, width]`, True = PAD."""
     for mask, (left, top, width, height) in zip(out, boxes, strict=True):
         mask[:top] = mask[top + height :] = True
         lines = mask[top : top + height]
@@ -173,18 +173,18 @@ def fill_pixel_masks(out: Bools, boxes: list[Box]) -> None:
 
 
 class TokenMasks:
-    """Tokens are patches of `patch` × `patch` pixels, ignored where the padded share reaches `threshold`."""
+    """Masks of tokens: patches of `patch` × `patch` pixels, ignored where the padded share reaches `threshold`."""
 
     def __init__(self, size: int, patch: int, threshold: float = IGNORE_THRESHOLD) -> None:
         self.patch, self.threshold = patch, threshold
-        token_ignore_mask(np.empty((0, 4), np.int64), (size, size), patch, threshold)  # refuses what is no patch
+        token_ignore_mask(np.empty((0, 4), np.int64), (size, size), patch, threshold)  # checks both
 
     def of_boxes(self, boxes: NDArray[np.int32], size: Size, name: Callable[[int], str]) -> Bools:
-        """True = ignored, `[images, height/patch, width/patch]`; `name` says what an image is called in an error."""
+        """Return masks `[images, height/patch, width/patch]`, True = ignored; `name` names an image in an error."""
         return self._ignored(token_padding(boxes, size, self.patch), boxes, name)
 
     def all_ignored(self, boxes: NDArray[np.int32], size: Size) -> Bools:
-        """Of which images no token would be kept, `[images]`; equal boxes are looked at once."""
+        """Return for each image whether all its tokens are ignored, `[images]`; equal boxes are computed once."""
         some, member = np.unique(boxes, axis=0, return_inverse=True)
         ignored = [
             (token_padding(some[at : at + _BOXES], size, self.patch) >= self.threshold).all(axis=(1, 2))
@@ -194,7 +194,7 @@ class TokenMasks:
         return found
 
     def of_masks(self, masks: Bools, boxes: NDArray[np.int32], name: Callable[[int], str]) -> Bools:
-        """The same of masks that are no rectangles any more."""
+        """Return token masks as `of_boxes`, from pixel masks that need not be rectangles."""
         patch, (count, height, width) = self.patch, masks.shape
         if height % patch or width % patch:
             raise ValueError(
@@ -213,11 +213,11 @@ class TokenMasks:
 
 Channels = Literal["first", "last"]
 Boxes = NDArray[np.int32]
-Name = Callable[[int], str]  # of the sample that an image of the batch is
+Name = Callable[[int], str]  # image of the batch -> sample id
 
 
 class CanvasMaker:
-    """Content and boxes become `pixels`, `pixel_mask`, `token_mask` and `box`."""
+    """Makes `pixels`, `pixel_mask`, `token_mask` and `box` from content and boxes."""
 
     def __init__(
         self,
@@ -239,7 +239,7 @@ class CanvasMaker:
         return self._size[0] * self._size[1] * (3 * self._painter.storage.itemsize + 1)
 
     def make(self, contents: Iterable[Planes], boxes: Boxes, coins: Coins, buffers: Buffers, name: Name) -> Batch:
-        """`contents` and `boxes` are as the flip left them; one content is taken after the other."""
+        """Make the tensors; `contents`, consumed one by one, and `boxes` are already flipped."""
         if self._transforms:
             return self._transformed(contents, boxes, coins, buffers, name)
         pixels, canvases = self._canvases(len(boxes), self._size, buffers)
@@ -248,24 +248,24 @@ class CanvasMaker:
             paint_canvas(canvas, content, box, self._painter)
         mask = buffers.empty((len(boxes), *self._size), np.dtype(np.bool_))
         fill_pixel_masks(mask, places)
-        batch = {"pixels": pixels, "pixel_mask": tensor(mask)}
+        batch = {"pixels": pixels, "pixel_mask": wrap(mask)}
         if self._tokens is not None:
-            batch["token_mask"] = tensor(buffers.hold(self._tokens.of_boxes(boxes, self._size, name)))
-        return batch | {"box": tensor(buffers.hold(boxes))}
+            batch["token_mask"] = to_tensor(self._tokens.of_boxes(boxes, self._size, name), buffers)
+        return batch | {"box": to_tensor(boxes, buffers)}
 
     def _transformed(
         self, contents: Iterable[Planes], boxes: Boxes, coins: Coins, buffers: Buffers, name: Name
     ) -> Batch:
-        """By way of canvases of bytes, which the transforms are given."""
+        """Paint canvases of bytes, apply the transforms to them, and paint the result."""
         changed = transformed(self._pasted(contents, boxes), self._transforms, coins)
         pixels, canvases = self._canvases(len(boxes), changed.size, buffers)
         for canvas, image in zip(canvases, changed.pixels.numpy(), strict=True):
             self._painter.paint(canvas, image, 0)
         mask, box = changed.mask.contiguous().numpy(), changed.box.contiguous().numpy()
-        batch = {"pixels": pixels, "pixel_mask": tensor(buffers.hold(mask))}
+        batch = {"pixels": pixels, "pixel_mask": to_tensor(mask, buffers)}
         if self._tokens is not None:
-            batch["token_mask"] = tensor(buffers.hold(self._tokens.of_masks(mask, box, name)))
-        return batch | {"box": tensor(buffers.hold(box))}
+            batch["token_mask"] = to_tensor(self._tokens.of_masks(mask, box, name), buffers)
+        return batch | {"box": to_tensor(box, buffers)}
 
     def _pasted(self, contents: Iterable[Planes], boxes: Boxes) -> Canvases:
         bytes_painter, places = BytePainter(self._pad_color), _places(boxes)
@@ -278,12 +278,12 @@ class CanvasMaker:
         return Canvases(planes, padding, rectangles, self._pad_color)
 
     def _canvases(self, count: int, size: Size, buffers: Buffers) -> tuple[Tensor, Array]:
-        """The tensor `[images, 3, height, width]`, and the arrays it rests in, to be painted on."""
+        """Return the tensor `[images, 3, height, width]` and its memory as an array to paint on."""
         if self._channels == "first":
             memory = buffers.empty((count, 3, *size), self._painter.storage)
-            return tensor(memory).view(self._dtype), memory
+            return wrap(memory).view(self._dtype), memory
         memory = buffers.empty((count, *size, 3), self._painter.storage)
-        return tensor(memory).view(self._dtype).permute(0, 3, 1, 2), memory.transpose(0, 3, 1, 2)
+        return wrap(memory).view(self._dtype).permute(0, 3, 1, 2), memory.transpose(0, 3, 1, 2)
 
 
 def _places(boxes: Boxes) -> list[Box]:

@@ -3,7 +3,7 @@
     loader = Loader(cache, global_batch_size=64, collate=ImageBatch(cache, normalize="imagenet", dtype=torch.bfloat16))
     rows = DataLoader(CacheDataset(cache), batch_size=64, collate_fn=ImageBatch(cache), num_workers=2)
 
-    pixels         [images, 3, size, size], of the type asked for
+    pixels         [images, 3, size, size], of type `dtype`
     pixel_mask     bool  [images, size, size], True = PAD
     token_mask     bool  [images, size/patch, size/patch], True = ignored; with a `patch`
     box            int32 [images, 4], left, top, width, height of the content, after the flip
@@ -48,51 +48,51 @@ ORIENTATION = {"looking_left": "looking_right"}
 
 
 class TagReader:
-    """Indices of tags as they are stored become tags as the flipped images have them."""
+    """Turns stored tag indices into the tags of the images after their flip."""
 
     def __init__(self, vocabulary: Tags, orientation: Mapping[str, str] | None) -> None:
         self._vocabulary = vocabulary
         self._swapped = vocabulary.swapped(_known(ORIENTATION, vocabulary) if orientation is None else orientation)
 
     def indices(self, stored: Iterable[Array], flipped: NDArray[np.bool_]) -> Ragged:
-        """Of every image, rising."""
+        """Return the tag indices of every image, in ascending order."""
         rows = [self._swapped[row] if flip else row for row, flip in zip(stored, flipped.tolist(), strict=True)]
         return Ragged.of([np.sort(row) for row in rows], np.dtype(np.int64))
 
     def multi_hot(self, stored: Iterable[Array], flipped: NDArray[np.bool_]) -> NDArray[np.float32]:
-        """`[images, tags]`: 1 where an image has a tag, as a loss wants it."""
+        """Return float32 `[images, tags]`: 1 where an image has a tag."""
         return self._vocabulary.multi_hot(self.indices(stored, flipped)).astype(np.float32)
 
 
 def _known(pairs: Mapping[str, str], vocabulary: Tags) -> dict[str, str]:
-    """Those that the vocabulary has. A tag whose other it lacks would be wrong on every flipped image."""
+    """Return the pairs that the vocabulary has; raise if it has one tag of a pair but not the other."""
     for one, other in (*pairs.items(), *((other, one) for one, other in pairs.items())):
         if one in vocabulary and other not in vocabulary:
             raise ValueError(
-                f"the vocabulary has the tag '{one}' but not '{other}', which a flip makes of it; add it to the "
-                "recipe's tags, or give orientation={} to leave tags as they are"
+                f"the vocabulary has the tag '{one}' but not '{other}', which it becomes in a flip; add it to the "
+                "recipe's tags, or pass orientation={} to leave tags unchanged"
             )
     return {one: other for one, other in pairs.items() if one in vocabulary}
 
 
 _DTYPES = (torch.uint8, torch.float32, torch.float16, torch.bfloat16)
-_SHARED = ("size", "pad_color", "storage")  # what a recipe and the rows given must agree on, beside tags
-_KEPT_BATCHES = 2  # whose memory is used again, as a `collate_fn`
+_SHARED = ("size", "pad_color", "storage")  # fields that a cache's recipe must share, beside tags
+_KEPT_BATCHES = 2  # batches whose memory is reused, as a `collate_fn`
 
 
 class ImageBatch:
     """A collate for images: of a `Loader`, of a `CacheDataset`, or the `collate_fn` of torch's `DataLoader`.
 
     `flip` is the probability that an image is flipped left–right, with its masks, its box and the tags that
-    `orientation` pairs. The coin belongs to seed, epoch and sample id: a `Loader` and a `CacheDataset` bring theirs; as
-    a `collate_fn` it draws those of `seed` and of the epoch that `set_epoch` named last.
+    `orientation` pairs. It depends on seed, epoch and sample id: those of the `Loader` or `CacheDataset`, or, as a
+    `collate_fn`, `seed` and the epoch last set by `set_epoch`.
 
-    `normalize` is "imagenet" or (mean, std), of floats; without, floats go from 0 to 1. `channels="last"` gives the
-    same shape in the memory format `torch.channels_last`. `transforms` change image, mask and box together
+    `normalize` is "imagenet" or (mean, std), for float dtypes; without it, floats are from 0 to 1. `channels="last"`
+    returns the same shape in the memory format `torch.channels_last`. `transforms` change image, mask and box together
     (`forebay.torch.Canvases`), after the flip.
 
-    `vocabulary` names other tags than the recipe's, in the order of their indices: the tags of an image are then found
-    in its stored metadata, so that another vocabulary needs no other cache.
+    `vocabulary` names other tags than the recipe's, in the order of their indices. Tags are then read from the stored
+    metadata, so that another vocabulary does not need another cache.
     """
 
     def __init__(
@@ -120,10 +120,10 @@ class ImageBatch:
         self.vocabulary = self.recipe.vocabulary() if self._named is None else self._named
         self._tags = TagReader(self.vocabulary, orientation if flip else {})
         tokens = None if patch is None else TokenMasks(self.recipe.size, patch, threshold)
-        self._token_masks = None if transforms else tokens  # transforms may leave more or less of an image
+        self._token_masks = None if transforms else tokens  # transforms change the share of padding
         self._canvases = CanvasMaker(self.recipe, Scaling.of(normalize), dtype, channels, tokens, transforms)
         self._buffers = Buffers(_KEPT_BATCHES, pinned=False)
-        # In shared memory, so that workers that live on see the next epoch too. torch declares no types here.
+        # In shared memory, so that persistent workers see the next epoch too. torch declares no types here.
         self._epoch: Tensor = torch.zeros((), dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
 
     def __repr__(self) -> str:
@@ -133,7 +133,7 @@ class ImageBatch:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """What it reads of a cache."""
+        """The columns it reads."""
         tags = () if self._tag_style is None else ("tags",) if self._named is None else ("metadata",)
         return (self.recipe.stored_column, "box", "original_size", "id", *tags)
 
@@ -151,26 +151,25 @@ class ImageBatch:
         self._epoch.fill_(epoch)
 
     def check_cache(self, cache: Cache) -> None:
-        """Refuse a cache whose canvases or tags are others: its boxes and indices would mean something else here."""
+        """Raise for a cache with other canvases or tags, whose boxes and indices would have another meaning."""
         theirs = image_recipe(cache)
         names = _SHARED if self._tag_style is None else (*_SHARED, *self._shared_tags)
         differs = [name for name in names if getattr(theirs, name) != getattr(self.recipe, name)]
         if differs:
             raise ValueError(
-                f"the cache at '{cache.root}' was built with another {', '.join(differs)} than this ImageBatch is for; "
-                "make it of that cache, and mix only caches that share these"
+                f"the cache at '{cache.root}' has another {', '.join(differs)} than this ImageBatch; "
+                "make the ImageBatch from that cache, and mix only caches that agree in these"
             )
 
     @property
     def _shared_tags(self) -> tuple[str, ...]:
-        """What decides the tags of a row: its indices, or where in its metadata they are."""
+        """The recipe fields that the tags of a row depend on."""
         return ("tags",) if self._named is None else ("tag_key", "tag_separator")
 
     def check_rows(self, cache: Cache, selection: Selection | None) -> None:
-        """Refuse rows with so little content that no token of them is kept: a batch of theirs would raise.
+        """Raise for rows with so little content that all their tokens are ignored, before a batch of them would.
 
-        Of a cache with a key nothing is looked at before it is read, as opening a chunk hashes all of it: there, the
-        batch raises.
+        A cache with a key is not checked here, since opening a chunk of it hashes all of the chunk.
         """
         tokens, found, first = self._token_masks, 0, -1
         if tokens is None or cache.generation.tagged:
@@ -187,7 +186,7 @@ class ImageBatch:
             raise AllTokensIgnored(name, row["box"].tolist(), tokens.patch, tokens.threshold, found)
 
     def large_enough(self, within: SelectionRule | None = None) -> Where:
-        """The rows of which a token is kept, of all or of those within another rule: a `selection` for a loader."""
+        """Return a `selection` of the rows that keep at least one token, optionally within another rule."""
         return Where("a token is kept", lambda columns: ~self._all_ignored(columns), columns=["box"], within=within)
 
     def _all_ignored(self, columns: Columns) -> NDArray[np.bool_]:
@@ -197,7 +196,7 @@ class ImageBatch:
         return self._token_masks.all_ignored(boxes, (self.recipe.size, self.recipe.size))
 
     def __call__(self, rows: Sequence[Mapping[str, Array | Tensor]]) -> Batch:
-        """A batch of rows as they are stored: of a `CacheDataset`, or of `forebay.tiers.CachedImages`."""
+        """Make a batch of stored rows, from a `CacheDataset` or `forebay.tiers.CachedImages`."""
         _check_rows(rows, self.columns)
         read: dict[str, Any] = {name: [np.asarray(row[name]) for row in rows] for name in self.columns}
         for name, width in (("box", 4), ("original_size", 2)):
@@ -207,7 +206,7 @@ class ImageBatch:
         return self.collate(read, coins, self._buffers)
 
     def collate(self, rows: Rows, coins: Coins, buffers: Buffers) -> Batch:
-        """A batch of rows of a cache."""
+        """Make a batch of rows of a cache."""
         flipped = coins.flip("flip", self._flip)
         stored = np.asarray(rows["box"])
         contents = self._contents(rows[self.recipe.stored_column], stored, flipped)
@@ -216,26 +215,26 @@ class ImageBatch:
         return batch | plain_batch(read | self._tags_of(rows, flipped), buffers)
 
     def __getstate__(self) -> dict[str, Any]:
-        # Another process has memory of its own.
+        # Another process has its own memory.
         return {**self.__dict__, "_buffers": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _buffers=Buffers(_KEPT_BATCHES, pinned=False))
 
     def _check_meaning(self, read: Mapping[str, Any]) -> None:
-        """Rows do not say what made them, but the boxes and the tags of another recipe seldom look like these."""
+        """Raise for rows that another recipe made, as far as their boxes and tags show it."""
         fitted = fit_many(read["original_size"], self.recipe.size)
         others = np.flatnonzero((fitted[:, 2:] != read["box"][:, 2:]).any(axis=1))
         if len(others):
             raise ValueError(
                 f"'{_sample(read, int(others[0]))}' was not made for a canvas of {self.recipe.size}: its box is "
-                f"{read['box'][others[0]].tolist()}; make the ImageBatch of the recipe that made the rows"
+                f"{read['box'][others[0]].tolist()}; make the ImageBatch from the recipe that made the rows"
             )
         known = len(self.vocabulary)
         if any(len(tags) and int(tags.max()) >= known for tags in read.get("tags", ())):
             raise ValueError(
-                f"rows have tags beyond the {known} of this ImageBatch; make it of the cache, or of the `recipe` of "
-                "CachedImages, which has their vocabulary"
+                f"rows have tags beyond the {known} of this ImageBatch; make it from the cache, or from the `recipe` "
+                "of CachedImages, which has their vocabulary"
             )
 
     def _contents(self, stored: Iterable[Array], boxes: Boxes, flipped: NDArray[np.bool_]) -> Iterator[Planes]:
@@ -255,53 +254,53 @@ class ImageBatch:
         return {"tags": read(self._indices(rows), flipped)}
 
     def _indices(self, rows: Rows) -> Iterable[Array]:
-        """The tags of every image as places in the vocabulary."""
+        """Return the tags of every image as indices of the vocabulary."""
         if self._named is None:
             return rows["tags"]
         return [self._named.indices(self.recipe.tags_of(np.asarray(each))) for each in rows["metadata"]]
 
 
 def _sample(rows: Rows, image: int) -> str:
-    """What an image of a batch is called."""
+    """Return the sample id of an image of a batch."""
     return bytes(list(rows["id"])[image]).decode("utf-8", "backslashreplace")
 
 
 def _check_rows(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> None:
     for missing in (name for row in rows for name in columns if name not in row):
         raise ValueError(
-            f"rows have no column '{missing}'; {', '.join(columns)} are expected, as a cache of this recipe stores them"
+            f"rows have no column '{missing}'; they need {', '.join(columns)}, as a cache of this recipe stores them"
         )
 
 
 def _checked_vocabulary(vocabulary: Sequence[str]) -> tuple[str, ...]:
     if isinstance(vocabulary, str) or not all(isinstance(name, str) for name in vocabulary):
-        raise TypeError(f"vocabulary is {vocabulary!r:.60}; a sequence of tags is expected, as ('cat', 'dog')")
+        raise TypeError(f"vocabulary must be a sequence of tags, such as ('cat', 'dog') (got {vocabulary!r:.60})")
     return tuple(vocabulary)
 
 
 def _probability(flip: float) -> float:
     if not 0 <= flip <= 1:
-        raise ValueError(f"flip is {flip}; it is the probability of a flip, from 0 to 1")
+        raise ValueError(f"flip must be a probability from 0 to 1 (got {flip})")
     return flip
 
 
 def _check_pairs(orientation: Mapping[str, str] | None) -> None:
     if orientation is not None and not isinstance(orientation, Mapping):
         raise TypeError(
-            f"orientation is a {type(orientation).__name__}; tags and what a flip makes of them are expected, "
-            "as {'looking_left': 'looking_right'}"
+            f"orientation must be a dict of tags that a flip swaps, such as {{'looking_left': 'looking_right'}} "
+            f"(got a {type(orientation).__name__})"
         )
 
 
 def _check_choices(normalize: Normalize, dtype: torch.dtype, channels: Channels, tags: TagStyle | None) -> None:
     if dtype not in _DTYPES:
-        raise ValueError(f"dtype is {dtype}; {', '.join(map(str, _DTYPES))} are expected")
+        raise ValueError(f"dtype must be one of {', '.join(map(str, _DTYPES))} (got {dtype})")
     if dtype == torch.uint8 and normalize is not None:
         raise ValueError(
-            f"normalize is {normalize!r} but uint8 holds pixels as they are stored; choose a float dtype, or normalise "
-            "where the model is, with normalize_on_device"
+            f"normalize needs a float dtype (got {normalize!r} with uint8); choose one, or normalise on the model's "
+            "device with normalize_on_device"
         )
     if channels not in get_args(Channels):
-        raise ValueError(f"channels is {channels!r}; 'first' or 'last' is expected")
+        raise ValueError(f"channels must be 'first' or 'last' (got {channels!r})")
     if tags not in (None, *get_args(TagStyle)):
-        raise ValueError(f"tags is {tags!r}; 'multi_hot', 'indices' or None is expected")
+        raise ValueError(f"tags must be 'multi_hot', 'indices' or None (got {tags!r})")

@@ -1,12 +1,12 @@
-"""Letterboxed images as they are changed together: pixels, pixel mask and box move as one.
+"""Transforms that change pixels, pixel mask and box of letterboxed images together.
 
     def jitter(canvases: Canvases, coins: Coins) -> Canvases:
         return canvases.shifted(coins.integers("right", -16, 17), coins.integers("down", -16, 17))
 
     ImageBatch(cache, flip=0.5, transforms=[jitter])
 
-Transforms come after the flip and before normalisation, so they see uint8. A coin belongs to a sample, an epoch and a
-purpose, so the choice is the same with any number of threads or workers.
+Transforms run after the flip and before normalisation, so they get uint8. A coin depends on sample, epoch and purpose
+only, so the choice is the same with any number of threads or workers.
 """
 
 from collections.abc import Sequence
@@ -26,11 +26,11 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Canvases:
-    """Images on canvases of one size, with what is padding on each.
+    """Images on canvases of one size, with their padding.
 
     pixels   uint8 [images, 3, height, width]
     mask     bool  [images, height, width], True = PAD
-    box      int32 [images, 4], left, top, width, height; nothing outside of it is content
+    box      int32 [images, 4], left, top, width, height; all content is inside
     """
 
     pixels: Tensor
@@ -46,9 +46,9 @@ class Canvases:
             "box": (torch.int32, [count, 4]),
         }
         for name, (dtype, shape) in expected.items():
-            given = getattr(self, name)
-            if given.dtype != dtype or list(given.shape) != shape:
-                raise ValueError(f"{name} is {given.dtype} {list(given.shape)}; {dtype} {shape} is expected")
+            value = getattr(self, name)
+            if value.dtype != dtype or list(value.shape) != shape:
+                raise ValueError(f"{name} must be {dtype} {shape} (got {value.dtype} {list(value.shape)})")
 
     @property
     def size(self) -> Size:
@@ -56,7 +56,7 @@ class Canvases:
         return height, width
 
     def shifted(self, right: ArrayLike, down: ArrayLike) -> "Canvases":
-        """Every image moved by so many pixels, one number for all or one each; what leaves the canvas is lost.
+        """Return every image moved by whole pixels, one number for all or one each; what leaves the canvas is lost.
 
         a b . .      right 1, down 0      . a b .
         c d . .                           . c d .
@@ -64,7 +64,7 @@ class Canvases:
         return self.seen_through(-_each(right, len(self.box)), -_each(down, len(self.box)), self.size)
 
     def seen_through(self, left: ArrayLike, top: ArrayLike, size: Size) -> "Canvases":
-        """What a window of this size shows of every canvas; beyond its edges there is padding.
+        """Return a window of this size of every canvas; beyond the canvas there is padding.
 
         a b . .      left 1, top 0,       b .
         c d . .      size (2, 2)          d .
@@ -82,13 +82,13 @@ class Canvases:
 
 
 class JointTransform(Protocol):
-    """Canvases made of canvases, with the coins of their samples."""
+    """Makes canvases of canvases, with the coins of their samples."""
 
     def __call__(self, canvases: Canvases, coins: Coins, /) -> Canvases: ...
 
 
 def transformed(canvases: Canvases, transforms: Sequence[JointTransform], coins: Coins) -> Canvases:
-    """One transform after the other, each held to moving image, mask and box together."""
+    """Apply transforms in order; raise if one does not move image, mask and box together."""
     for transform in transforms:
         count = len(canvases.box)
         canvases = transform(canvases, coins)
@@ -121,14 +121,14 @@ def _check(canvases: Canvases, count: int, name: str) -> None:
 
 
 def _each(values: ArrayLike, count: int) -> Ints:
-    given = np.asarray(values)
-    if given.dtype.kind not in "iu" or given.shape not in ((), (count,)):
-        raise ValueError(f"{given.dtype} {list(given.shape)} was given; whole pixels, one or {count}, are expected")
-    return np.broadcast_to(given.astype(np.int64), (count,))
+    numbers = np.asarray(values)
+    if numbers.dtype.kind not in "iu" or numbers.shape not in ((), (count,)):
+        raise ValueError(f"pass whole pixels, one number or {count} (got {numbers.dtype} {list(numbers.shape)})")
+    return np.broadcast_to(numbers.astype(np.int64), (count,))
 
 
 def _overlap(start: int, length: int, available: int) -> tuple[slice, slice]:
-    """Where a window from `start` on has content, and which of what is available that is."""
+    """Return the part of a window from `start` on that has content, and the part of the content it shows."""
     low, high = max(0, start), min(available, start + length)
     if high <= low:
         return slice(0, 0), slice(0, 0)
@@ -136,7 +136,7 @@ def _overlap(start: int, length: int, available: int) -> tuple[slice, slice]:
 
 
 def _boxes_through(box: Tensor, left: Ints, top: Ints, size: Size) -> Tensor:
-    """Boxes as a window shows them; of what it does not show, empty ones."""
+    """Return boxes as seen in a window; empty ones for content outside it."""
     old = box.numpy().astype(np.int64)
     x0, y0 = np.clip(old[:, 0] - left, 0, size[1]), np.clip(old[:, 1] - top, 0, size[0])
     x1 = np.clip(old[:, 0] + old[:, 2] - left, 0, size[1])

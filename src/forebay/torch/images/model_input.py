@@ -1,20 +1,18 @@
-"""From a raw image to the input of a model, as modules that are exported with it.
+"""Letterbox and normalise images inside a model, so that both are exported with it.
 
     uint8 image, any height and width ──▶ box ──▶ resized ──▶ padded ──▶ normalised, with its masks
 
-The box is computed in int64 and equals that of `forebay.images.fit` for every size. The pixels equal Pillow's, see
-`forebay.torch.images.model_input`: two matrix products with a rounding after each, horizontal first, but vertical first
-where an image loses more than twice as much height as width, as Pillow does it since 13.0. (Earlier versions always
-began horizontally; from what they made of such images, pixels here may differ by 1.)
+The box is computed in int64 and equals that of `forebay.images.fit`. The pixels equal Pillow's to the last bit: two
+matrix products with rounding after each, horizontal first, but vertical first if an image loses more than twice as much
+height as width, as Pillow does since 13.0 (earlier versions always began horizontally, and may differ by 1).
 
     6 pixels resized to 3, bilinear         0    1    2    3    4    5
                                        0   .43  .43  .14              the triangle is as wide as two new pixels,
                                        1        .12  .38  .38  .12    cut off at the ends of the line,
                                        2                  .14  .43  .43      and each row sums to 1
 
-Pillow resizes images of 8 bits in two passes and rounds after each. Its weights are integers, in units of 2⁻²², and so
-are these: the products of integers are exact in float64, and the pixels are Pillow's to the last bit. All of it is made
-of operations that torch and ONNX have, for lines whose length is known when the graph runs.
+Pillow's weights are integers, in units of 2⁻²², and so are these: products of integers are exact in float64. All
+operations exist in torch and ONNX, for lengths that are known only when the graph runs.
 """
 
 import math
@@ -37,30 +35,29 @@ from forebay.torch.images.canvas import TokenMasks
 def normalize_on_device(
     pixels: Tensor, normalize: Normalize = "imagenet", dtype: torch.dtype = torch.float32
 ) -> Tensor:
-    """What `ImageBatch(normalize=…, dtype=…)` makes, from its uint8 pixels `[..., 3, height, width]` on any device.
+    """Return what `ImageBatch(normalize=…, dtype=…)` makes, from its uint8 pixels `[..., 3, height, width]`.
 
         batch = next(iter(Loader(cache, global_batch_size=64)))
         values = normalize_on_device(batch["pixels"].to("cuda", non_blocking=True), "imagenet", torch.bfloat16)
 
-    The same product and sum in float32, each rounded, then the type asked for: equal bit by bit. Where a compiler
-    rounds both at once, values differ by at most an ulp of the larger of product and shift (5e-7 with "imagenet").
+    It computes the same product and sum in float32, each rounded, then casts to `dtype`: equal bit by bit on any
+    device. If a compiler fuses the two, values differ by at most an ulp of the larger one (5e-7 with "imagenet").
     """
     if pixels.dtype != torch.uint8 or pixels.ndim < 3 or pixels.shape[-3] != 3:
         raise ValueError(
-            f"pixels are {pixels.dtype} of shape {list(pixels.shape)}; uint8 [..., 3, height, width] is expected, as "
-            "an ImageBatch gives them without `normalize`"
+            "pixels must be uint8 [..., 3, height, width], as an ImageBatch without `normalize` returns them "
+            f"(got {pixels.dtype} {list(pixels.shape)})"
         )
     scaling = Scaling.of(normalize)
-    planes = (
-        _channel_planes if type(pixels) is Tensor else _channel_planes.__wrapped__
-    )  # what an exporter traces is not to be kept
+    # Tensors that an exporter traces must not be cached.
+    planes = _channel_planes if type(pixels) is Tensor else _channel_planes.__wrapped__
     scale, shift = (planes(tuple(each.ravel().tolist()), pixels.device) for each in (scaling.scale, scaling.shift))
     return pixels.to(torch.float32).mul_(scale).add_(shift).to(dtype)
 
 
 @lru_cache(maxsize=64)
 def _channel_planes(values: tuple[float, ...], device: torch.device) -> Tensor:
-    """`[3, 1, 1]`, on a device for good: sending three numbers there for every batch would make it wait."""
+    """Return values as `[3, 1, 1]` on a device. Cached, since sending them for every batch would make it wait."""
     return torch.tensor(values, dtype=torch.float32, device=device)[:, None, None]
 
 
@@ -68,16 +65,16 @@ PRECISION_BITS = 22
 
 
 class Kernel(NamedTuple):
-    """How much a pixel counts at a distance, in new pixels, and the distance from which on it does not."""
+    """The weight of a pixel by its distance in new pixels, and the distance from which on it is 0."""
 
     weight: Callable[[Tensor], Tensor]
     support: float
 
 
 def resize_weights(length: int, fitted: Tensor, positions: Tensor, resample: str) -> Tensor:
-    """The weights `[positions, length]` of a line of `length` pixels in some pixels of it, resized to `fitted`.
+    """Return the weights `[positions, length]` of a line's pixels in the given pixels of it, resized to `fitted`.
 
-    They are whole numbers in float64, 2²² for all of a pixel. A line gets shorter, or stays as it is.
+    They are whole numbers in float64 that sum to about 2²². A line becomes shorter or keeps its length.
     """
     scale = torch.scalar_tensor(length, dtype=torch.float64, device=positions.device) / fitted
     pixels = torch.arange(length, device=positions.device)
@@ -86,21 +83,21 @@ def resize_weights(length: int, fitted: Tensor, positions: Tensor, resample: str
     kernel = KERNELS[resample]
     centers = (positions.double() + 0.5) * scale
     weights = kernel.weight((pixels - centers[:, None] + 0.5) * torch.reciprocal(scale))
-    # The first pixel that counts is one by Pillow's rounding (a cast cuts off, as in C). The kernel's own may see the
-    # one before it at the edge of a box; at the other end they agree.
+    # Pillow rounds the position of the first pixel (a cast truncates, as in C). The kernel alone may include the one
+    # before it at the edge of a box; at the other end they agree.
     first = (centers - kernel.support * scale + 0.5).long()[:, None]
     weights = torch.where(pixels >= first, weights, 0.0)
     return _in_fixed_point(weights / weights.sum(dim=1, keepdim=True))
 
 
 def resized_line(sums: Tensor) -> Tensor:
-    """The pixels that sums of weighted pixels stand for: rounded, and no less than 0 nor more than 255."""
+    """Return the pixels for sums of weighted pixels: rounded, and clamped to 0 … 255."""
     half = 1 << (PRECISION_BITS - 1)
     return torch.floor((sums + half) * 2.0**-PRECISION_BITS).clamp(0, 255)
 
 
 def _nearest(scale: Tensor, positions: Tensor) -> Tensor:
-    # Pillow adds the scale up, with the errors that come of it; so do we, or some pixels would be the next ones.
+    # Pillow accumulates the scale, with its rounding errors. So does this, else some pixels would be off by one.
     steps = torch.cat(((scale * 0.5)[None], scale.expand(len(positions) - 1)))
     return steps.cumsum(dim=0)[positions].long()
 
@@ -131,7 +128,7 @@ def _lanczos(distance: Tensor) -> Tensor:
 
 
 def _sinc(x: Tensor) -> Tensor:
-    # A tensor, because the exporter writes a plain number as float32, and π is not one.
+    # A tensor, because the exporter writes a plain number as float32, which rounds π.
     turned = torch.where(x == 0.0, 1.0, x) * torch.tensor(math.pi, dtype=torch.float64, device=x.device)
     return torch.where(x == 0.0, 1.0, torch.sin(turned) / turned)
 
@@ -145,7 +142,7 @@ KERNELS = {
 
 
 class LetterboxModule(nn.Module):
-    """Upright RGB images in, the tensors of an `ImageBatch` out.
+    """Turns upright RGB images into the tensors of an `ImageBatch`.
 
         class Tagger(nn.Module):
             def forward(self, image):                      # uint8 [height, width, 3], as np.asarray(picture) is
@@ -156,13 +153,13 @@ class LetterboxModule(nn.Module):
         torch.onnx.export(Tagger(), (example,), "tagger.onnx", dynamo=True, dynamic_shapes=dynamic)
 
     Images are uint8 `[height, width, 3]`, or `[images, 3, height, width]` of one size. The options are those of an
-    `ImageBatch`. Out come `pixels` `[images, 3, size, size]`, `pixel_mask` (True = PAD), `box`, `original_size` and,
-    with a `patch`, `token_mask` (True = ignored).
+    `ImageBatch`. The result has `pixels` `[images, 3, size, size]`, `pixel_mask` (True = PAD), `box`, `original_size`
+    and, with a `patch`, `token_mask` (True = ignored).
 
-    What a file brings along (EXIF, alpha, 16 bits) is treated before, as `forebay.images.prepare` does; what "jpeg" or
-    "fast" in a recipe do to pixels is not imitated. An image so small that all of its tokens would be ignored is
-    refused; but a graph cannot refuse: there, all of its `token_mask` is True. The products are dense and in float64:
-    6 · size operations per pixel of the image, 2.7 · 10⁹ per megapixel at 448.
+    Apply EXIF orientation, alpha and 16-bit conversion before, as `forebay.images.prepare` does. The effects of "jpeg"
+    storage and "fast" decoding on pixels are not reproduced. An image so small that all of its tokens are ignored is
+    refused; an exported graph cannot raise, so there its whole `token_mask` is True. The products are dense and in
+    float64: 6 · size operations per pixel of the image, 2.7 · 10⁹ per megapixel at 448.
     """
 
     def __init__(
@@ -181,7 +178,7 @@ class LetterboxModule(nn.Module):
         self.dtype, self.patch = dtype, patch
         self._tokens = None if patch is None else TokenMasks(kept.size, patch, threshold)
         self._least_padded = 0 if patch is None else _least_padded(patch, threshold)
-        # No buffers: `model.half()` would round them.
+        # Not registered as buffers: `model.half()` would round them.
         scaling = Scaling.of(normalize)
         self._scale, self._shift = scaling.scale.tolist(), scaling.shift.tolist()
 
@@ -208,7 +205,7 @@ class LetterboxModule(nn.Module):
 
     def _line(self, length: int, start: Tensor, fitted: Tensor) -> "_Line":
         places = torch.arange(self.size, device=start.device) - start
-        # Padding gets the weights of the nearest content, and the pad colour over it.
+        # Padding gets the weights of the nearest content, and is overwritten with the pad colour.
         nearest = torch.minimum(places.clamp(min=0), fitted - 1)
         return _Line((places >= 0) & (places < fitted), resize_weights(length, fitted, nearest, self.resample))
 
@@ -228,28 +225,28 @@ class LetterboxModule(nn.Module):
         return torch.tensor(self.pad_color, dtype=torch.float64, device=device)[:, None, None]
 
     def _refuse(self, width: int, height: int) -> None:
-        """What training refuses: an image without a pixel, or without a token."""
+        """Raise for an image that training refuses: without a pixel, or without a kept token."""
         box = fit(width, height, self.size).box
         if self._tokens is not None:
             self._tokens.of_boxes(np.array([box], np.int32), (self.size, self.size), lambda _: "<an image>")
 
 
 class _Line(NamedTuple):
-    """One side of the canvas: which of its pixels are content, and what they are made of."""
+    """One axis of the canvas: which of its pixels are content, and their weights."""
 
     inside: Tensor  # (size,)
     weights: Tensor  # (size, length)
 
 
 def letterbox_box(sides: Tensor, size: int) -> Tensor:
-    """The box `[..., 4]` (left, top, width, height) on its canvas of an image `[..., 2]` (width, height), all int64."""
+    """Return the box `[..., 4]` (left, top, width, height) of an image `[..., 2]` (width, height), all int64."""
     m = sides.amax(dim=-1, keepdim=True).clamp(min=size)
     fitted = ((2 * sides * size + m) // (2 * m)).clamp(min=1)
     return torch.cat(((size - fitted) // 2, fitted), dim=-1)
 
 
 def _resized(planes: Tensor, across: Tensor, down: Tensor, box: Tensor) -> Tensor:
-    """The planes times `across` `[width, size]` and `down` `[size, height]`, in Pillow's order."""
+    """Return the planes times `across` `[width, size]` and `down` `[size, height]`, in Pillow's order."""
     height, width = planes.shape[-2:]
     vertical_first = height - box[3] > 2 * (width - box[2])
     operands = (planes.double(), across.contiguous(), down)
@@ -276,20 +273,20 @@ def _planes(image: Tensor) -> Tensor:
     planes = image.permute(2, 0, 1)[None] if image.dim() == 3 else image
     if planes.dim() != 4 or planes.shape[1] != 3 or planes.dtype != torch.uint8:
         raise ValueError(
-            f"the image is {image.dtype} {tuple(image.shape)} but torch.uint8 [height, width, 3] or "
-            "[images, 3, height, width] is expected; pass RGB pixels as they are decoded"
+            "the image must be torch.uint8 [height, width, 3] or [images, 3, height, width] "
+            f"(got {image.dtype} {tuple(image.shape)}); pass RGB pixels as decoded"
         )
     return planes
 
 
 def _check_dtype(dtype: torch.dtype, normalize: Normalize) -> None:
     if dtype != torch.uint8 and not dtype.is_floating_point:
-        raise ValueError(f"dtype is {dtype}; torch.uint8 or a floating type is expected")
+        raise ValueError(f"dtype must be torch.uint8 or a float type (got {dtype})")
     if dtype == torch.uint8 and normalize is not None:
-        raise ValueError(f"normalize is {normalize!r} but uint8 holds pixels as they are; choose a floating dtype")
+        raise ValueError(f"normalize needs a float dtype (got {normalize!r} with uint8)")
 
 
 def _least_padded(patch: int, threshold: float) -> int:
-    """The fewest padded pixels of a patch that have it ignored: whole numbers compare alike everywhere."""
+    """Return the fewest padded pixels with which a patch is ignored; integers compare exactly on every device."""
     pixels = patch * patch
     return next(padded for padded in range(pixels + 1) if padded / pixels >= threshold)

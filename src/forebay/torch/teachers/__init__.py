@@ -1,4 +1,4 @@
-"""Running teachers: the only modules that import diffusers and transformers, each reached when it is needed."""
+"""Run teachers. Only these modules import diffusers and transformers, and each is imported when it is needed."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

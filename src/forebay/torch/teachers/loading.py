@@ -1,6 +1,6 @@
-"""From files to a model on a device, with every weight in its place or an error that names it.
+"""Load a model from files onto a device, and raise for any weight that is missing or does not fit.
 
-The libraries leave weights that a file lacks at random, and say so in a log; here that is an error.
+The libraries leave weights that a file lacks at random values and only log it; here that is an error.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,53 +15,52 @@ from torch import nn
 from forebay.errors import LibraryMissing, TeacherUnusable
 from forebay.teachers.model_files import model_folder, weights_file
 
-
-def device_named(name: str) -> torch.device:
-    """A device by name; "auto" is the first GPU, where there is one."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        problem = f"it is no device of this machine: {' '.join(str(error).split())[:200]}; 'cpu' always is"
-        raise TeacherUnusable(name, problem) from error
-    return device
-
-
-def device_facts(name: str) -> str:
-    """What results depend on beside the libraries: the same bits are promised for the same device."""
-    device = device_named(name)
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    return f"{device.type}, {torch.get_num_threads()} threads, {torch.backends.cpu.get_cpu_capability()}"
-
-
 try:
     import diffusers
     import transformers
 except ModuleNotFoundError as missing:
     raise LibraryMissing(str(missing.name), "running this teacher", "teachers") from missing
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-# Left to themselves, the libraries ask on the terminal whether to run the code that lies beside a model.
+# Without this, the libraries ask on the terminal whether to run code that comes with a model.
 NO_CODE: dict[str, Any] = {"trust_remote_code": False}
-# What whole checkpoints hold beside the encoder that is taken from them.
+# Weights of whole checkpoints beside the encoder that is taken from them.
 OTHER_HALVES = ("decoder.", "lm_head.", "vision_model.", "visual_projection.", "text_projection.", "logit_scale")
 LOADING_ERRORS = (OSError, RuntimeError, ValueError, KeyError, TypeError, AttributeError, SafetensorError)
 _SHOWN = 3
 
 
+def device_named(name: str) -> torch.device:
+    """Return a device by name; "auto" is the GPU, if there is one, else the CPU."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        problem = f"it is not a device of this machine: {' '.join(str(error).split())[:200]}; 'cpu' always is"
+        raise TeacherUnusable(name, problem) from error
+    return device
+
+
+def device_facts(name: str) -> str:
+    """Return the device facts that results depend on beside the libraries: bits are reproducible on one device only."""
+    device = device_named(name)
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{device.type}, {torch.get_num_threads()} threads, {torch.backends.cpu.get_cpu_capability()}"
+
+
 def load_model(cls: Any, model: str, weights: str | None, device: str, dtype: str) -> Any:
-    """A model of a class, from a folder or the hub, with its own weights or others over its configuration."""
+    """Load a model of a class, from a folder or the hub, with its own weights or others for its configuration."""
     own = weights is None
     loaded = _own_weights(cls, model, DTYPES[dtype]) if own else _other_weights(cls, model, str(weights), DTYPES[dtype])
-    # Of nn.Module, which only moves: the libraries' own `to` warns of layers that they keep in float32, such as T5's
-    # `wo`, because these overflow in float16. Cast all the same, T5 clamps, and its numbers are finite and wrong.
+    # `nn.Module.to` only moves: the libraries keep layers such as T5's `wo` in float32, because these overflow in
+    # float16. If they were cast too, T5 would clamp, and its outputs would be finite and wrong.
     return nn.Module.to(loaded.eval().requires_grad_(False), device_named(device))
 
 
 def class_named(architecture: str, model: str) -> type[nn.Module]:
-    """A class of transformers or diffusers."""
+    """Return a model class of transformers or diffusers."""
     for library in (transformers, diffusers):
         found = getattr(library, architecture, None)
         if isinstance(found, type) and (issubclass(found, nn.Module) or architecture.startswith("AutoModel")):
@@ -103,7 +102,7 @@ def _other_weights(cls: Any, model: str, weights: str, dtype: torch.dtype) -> An
 
 
 def _cast(module: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """Cast weights to a type as `from_pretrained` does: what the library keeps in float32 stays there."""
+    """Cast weights as `from_pretrained` does: layers that the library keeps in float32 stay there."""
     wide = set(getattr(module, "_keep_in_fp32_modules_strict", None) or ())
     if dtype == torch.float16:
         wide |= set(getattr(module, "_keep_in_fp32_modules", None) or ())
@@ -114,7 +113,7 @@ def _cast(module: nn.Module, dtype: torch.dtype) -> nn.Module:
 
 
 def _without_weights(cls: Any, folder: str) -> Any:
-    """A model of a configuration, with weights at random."""
+    """Return a model of a configuration, with random weights."""
     if issubclass(cls, diffusers.ModelMixin):
         return cls.from_config(cls.load_config(folder, local_files_only=True))
     config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, **NO_CODE)
@@ -123,7 +122,7 @@ def _without_weights(cls: Any, folder: str) -> Any:
 
 @contextmanager
 def _without_bars() -> Iterator[None]:
-    """The progress of a load is drawn over ours otherwise."""
+    """Hide the libraries' progress bars, which would be drawn over ours."""
     switches: Any = transformers.utils.logging
     shown = switches.is_progress_bar_enabled()
     switches.disable_progress_bar()
@@ -135,14 +134,14 @@ def _without_bars() -> Iterator[None]:
 
 
 def _check(name: str, missing: Iterable[str], unexpected: Iterable[str], mismatched: Iterable[Any]) -> None:
-    """Every weight that the model has is in the file, with its shape, and nothing else is."""
+    """Raise unless the file has exactly the weights of the model, with their shapes."""
     foreign = [key for key in unexpected if not key.startswith(OTHER_HALVES)]
     problems = {"lack": list(missing), "hold other shapes of": list(mismatched), "hold, and the model lacks,": foreign}
     for how, keys in problems.items():
         if keys:
             shown = ", ".join(str(key) for key in sorted(keys, key=str)[:_SHOWN])
             more = f" and {len(keys) - _SHOWN:,} more" if len(keys) > _SHOWN else ""
-            raise TeacherUnusable(name, f"its weights {how} {shown}{more}; give those of this configuration")
+            raise TeacherUnusable(name, f"its weights {how} {shown}{more}; pass those of this configuration")
 
 
 def _first_lines(error: Exception) -> str:

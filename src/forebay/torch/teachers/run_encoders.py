@@ -1,4 +1,4 @@
-"""Latents of letterboxed images, and states of prompts."""
+"""Run the encoders: VAE latents of letterboxed images, T5 and CLIP states of prompts."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -20,7 +20,7 @@ from forebay.torch.teachers.loading import LOADING_ERRORS, NO_CODE, load_model
 
 
 class Tokens:
-    """Prompts as ids of one length, cut and filled as the tokenizer does."""
+    """Tokenizes prompts to ids of one length, truncated and padded as the tokenizer does."""
 
     def __init__(self, model: str, length: int, device: torch.device) -> None:
         self._length, self._device = length, device
@@ -102,7 +102,7 @@ class LoadedVae:
         return torch.tensor(numbers, dtype=torch.float32, device=self._like.device).view(1, channels, 1, 1)
 
     def _canvases(self, batch: Batch) -> NDArray[np.uint8]:
-        """Content in its rectangle, the pad colour around it: `(samples, 3, size, size)`."""
+        """Return canvases `(samples, 3, size, size)`: content in its rectangle, the pad colour around it."""
         size, stored = self._teacher.size, self._teacher.inputs()[0]
         canvases = np.empty((len(batch), 3, size, size), np.uint8)
         canvases[:] = np.array(self._teacher.pad_color, np.uint8).reshape(3, 1, 1)
@@ -110,6 +110,6 @@ class LoadedVae:
             left, top, width, height = box.tolist()
             if (left, top) != ((size - width) // 2, (size - height) // 2):
                 problem = f"the box of image '{name}', {box.tolist()}, is not that of a canvas of {size}"
-                raise TeacherUnusable(self._teacher.vae, f"{problem}; give the size that the images were built with")
+                raise TeacherUnusable(self._teacher.vae, f"{problem}; pass the size that the images were built with")
             canvas[:, top : top + height, left : left + width] = self._images.unpacked({stored: content, "box": box})
         return canvases

@@ -1,4 +1,4 @@
-"""Take what one part of a model gives while it runs."""
+"""Run a model up to one submodule, and return the pooled output of that submodule."""
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -16,11 +16,11 @@ from forebay.torch.teachers.loading import class_named, load_model
 
 
 class _Taken(Exception):
-    """Ends a forward once the part that is listened to has spoken."""
+    """Ends a forward once the hooked submodule has run."""
 
 
 class Capture:
-    """Listens to a named part of a module."""
+    """Hooks a named submodule, to capture its output."""
 
     def __init__(self, module: nn.Module, submodule: str, model: str) -> None:
         self._model, self._submodule = model, submodule
@@ -29,17 +29,17 @@ class Capture:
             part = module.get_submodule(submodule)
         except AttributeError as error:
             names = ", ".join(name for name, _ in list(module.named_children())[:8])
-            raise TeacherUnusable(model, f"it has no part '{submodule}'; it has: {names}, and parts of them") from error
+            raise TeacherUnusable(model, f"it has no submodule '{submodule}'; it has {names}, and theirs") from error
         self._handle = part.register_forward_hook(self._take)
 
     def of(self, batch: Batch, run: Callable[[], object]) -> torch.Tensor:
-        """What the part gives while `run` runs the module on a batch."""
+        """Return the output of the submodule while `run` runs the module on a batch."""
         self._found = None
         with suppress(_Taken):
             run()
         found, self._found = self._found, None
         if found is None:
-            raise HookSilent(self._model, self._submodule, batch.ids[0], batch.first_moment)
+            raise HookSilent(self._model, self._submodule, batch.ids[0], batch.first_t)
         return found
 
     def close(self) -> None:
@@ -63,9 +63,9 @@ POOLINGS: dict[str, Pool] = {
 
 
 class HookedModule:
-    """What a part of a module gives, pooled, under one name.
+    """Returns the pooled output of a submodule, under one name.
 
-    `arguments` says how the module is called for a batch; without it, columns go by the names of its arguments.
+    `arguments` makes the module's keyword arguments from a batch: a function, or a dict of argument -> column.
     """
 
     def __init__(
@@ -87,22 +87,22 @@ class HookedModule:
 
     @torch.inference_mode()
     def __call__(self, batch: Batch) -> Mapping[str, Array]:
-        given = self._given(batch)
-        out = self._capture.of(batch, lambda: self._module(**given))
+        arguments = self._arguments_for(batch)
+        out = self._capture.of(batch, lambda: self._module(**arguments))
         return {self._name: to_numpy(self._pool(out.float()))}
 
     def close(self) -> None:
-        """Listen no more: the module may live on."""
+        """Remove the hook; the module may be used further."""
         self._capture.close()
 
-    def _given(self, batch: Batch) -> Mapping[str, Any]:
+    def _arguments_for(self, batch: Batch) -> Mapping[str, Any]:
         if callable(self._arguments):
             return self._arguments(batch)
         return {name: to_device(batch.array(column), self._like) for name, column in self._arguments.items()}
 
 
 class LoadedHook(HookedModule):
-    """A hook on a model of transformers or diffusers."""
+    """A hooked model of transformers or diffusers."""
 
     def __init__(self, teacher: Hook, device: str, dtype: str) -> None:
         cls = class_named(teacher.architecture, teacher.model)

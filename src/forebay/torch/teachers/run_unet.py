@@ -1,6 +1,6 @@
-"""A UNet at the times of samples: its middle (Lune), and its attention as numbers and a map (Sol).
+"""Run a UNet: the output of its middle block (Lune), and its self-attention as statistics and a map (Sol).
 
-Attention is p[query, key] ≥ 0 with sum 1 over keys; positions lie on a grid of side s, N = s².
+Attention is p[query, key] ≥ 0 with sum 1 over keys; positions are on a grid of side s, N = s².
 """
 
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ TIMESTEPS = 1000.0
 
 
 class Unet:
-    """The model of a teacher that listens inside a UNet."""
+    """The UNet of a Lune or Sol teacher."""
 
     def __init__(self, teacher: UnetTeacher, device: str, dtype: str) -> None:
         self.teacher = teacher
@@ -35,7 +35,7 @@ class Unet:
         self._like = next(self.module.parameters())
 
     def run(self, batch: Batch) -> None:
-        """One forward: every sample's latents at its time, with its text."""
+        """Run one forward: every sample's latents at its t, with its text."""
         self.module(
             to_device(self._latents(batch), self._like),
             torch.from_numpy(self._noise_share(batch) * np.float32(TIMESTEPS)).to(self._like.device),
@@ -58,7 +58,7 @@ class Unet:
         return mixed
 
     def _noise_share(self, batch: Batch) -> NDArray[np.float32]:
-        """How much of each sample is noise, 0 to 1. A UNet's timestep 0 is data and 1000 is noise."""
+        """Return the share of noise in each sample, 0 to 1. A UNet's timestep 0 is data and 1000 is noise."""
         assert batch.t is not None
         return 1 - batch.t if self.teacher.time_direction == "t0_noise" else batch.t
 
@@ -76,7 +76,7 @@ class LoadedLune:
 
 
 def attention_statistics(attention: Tensor) -> Tensor:
-    """Locality, entropy, clustering, sparsity, each from 0 to 1: `(samples, heads, N, N)` → `(samples, 4)`."""
+    """Return locality, entropy, clustering and sparsity, from 0 to 1: `(samples, heads, N, N)` → `(samples, 4)`."""
     count = attention.shape[-1]
     side = grid_side(count)
     entropy = -(attention * attention.clamp_min(1e-30).log()).sum(-1) / log(count)
@@ -87,7 +87,7 @@ def attention_statistics(attention: Tensor) -> Tensor:
 
 
 def attention_received(attention: Tensor, side: int) -> Tensor:
-    """How much each place is looked at, resampled to a grid, with sum 1: `(samples, side, side)`."""
+    """Return the attention that each position receives, resampled to a grid with sum 1: `(samples, side, side)`."""
     received = attention.mean(dim=(1, 2))
     own = grid_side(received.shape[-1])
     map_ = received.reshape(-1, 1, own, own)
@@ -98,12 +98,12 @@ def attention_received(attention: Tensor, side: int) -> Tensor:
 def grid_side(positions: int) -> int:
     side = isqrt(positions)
     if side * side != positions or side < 2:
-        raise ValueError(f"{positions} positions are no square grid of at least 2 × 2")
+        raise ValueError(f"{positions} positions are not a square grid of at least 2 × 2")
     return side
 
 
 def _clustering(attention: Tensor, side: int) -> Tensor:
-    """How much queries that lie side by side share what they look at."""
+    """Return how much the attention of neighbouring queries overlaps."""
     grid = attention.reshape(*attention.shape[:2], side, side, -1)
     across = torch.minimum(grid[:, :, :, 1:], grid[:, :, :, :-1]).sum(-1)
     down = torch.minimum(grid[:, :, 1:], grid[:, :, :-1]).sum(-1)
@@ -111,13 +111,13 @@ def _clustering(attention: Tensor, side: int) -> Tensor:
 
 
 def _mean(values: Tensor) -> Tensor:
-    """Over heads and queries."""
+    """Return the mean over heads and queries."""
     return values.mean(dim=(1, 2))
 
 
 @lru_cache(maxsize=8)
 def _distances(side: int) -> Tensor:
-    """How far positions lie apart, `(N, N)`."""
+    """Return the distances between positions, `(N, N)`."""
     places = torch.cartesian_prod(torch.arange(side), torch.arange(side)).double()
     return torch.cdist(places, places)
 
@@ -139,7 +139,7 @@ class LoadedSol:
         self._seen.clear()
         self._unet.run(batch)
         if not self._seen:
-            raise HookSilent(self._teacher.unet, f"*.{SELF_ATTENTION}", batch.ids[0], batch.first_moment)
+            raise HookSilent(self._teacher.unet, f"*.{SELF_ATTENTION}", batch.ids[0], batch.first_t)
         stats, maps = (torch.stack(found).mean(dim=0) for found in zip(*self._seen, strict=True))
         self._seen.clear()
         name = self._teacher.name
@@ -150,7 +150,7 @@ class LoadedSol:
 
 
 class Watching:
-    """Self-attention computed so that its weights can be seen; the output is what it would have been."""
+    """Computes self-attention with explicit weights, and reports them; the output is the same."""
 
     def __init__(self, note: Any, most_positions: int) -> None:
         self._note = note

@@ -33,7 +33,7 @@ def as_rgb(image: Image.Image, alpha: Alpha, pad_color: Color) -> Image.Image:
         return image
     shallow = _upper_bits(image) if _is_deep(image) else image
     if shallow.mode in _WITHOUT_RANGE:
-        raise ImageUnreadable("unsupported", f"pixels of mode {shallow.mode} have no standard conversion to 8 bits")
+        raise ImageUnreadable("unsupported", f"pixels of mode {shallow.mode} have no agreed way to 8-bit colour")
     return _opaque(shallow, alpha, pad_color) if _has_alpha(shallow) else shallow.convert("RGB")
 
 
@@ -108,7 +108,7 @@ def _opaque(image: Image.Image, alpha: Alpha, pad_color: Color) -> Image.Image:
         strip = image.crop((0, top, image.width, min(top + rows, image.height)))
         clear = (strip.convert("LA") if strip.mode == "La" else strip).convert("RGBA")
         if alpha == "fail" and clear.getchannel("A").getextrema()[0] != 255:
-            raise ImageUnreadable("transparent", "some of its pixels are transparent, and the recipe has alpha='fail'")
+            raise ImageUnreadable("transparent", "some of its pixels are transparent, and the recipe says alpha='fail'")
         if alpha == "composite":
             clear = Image.alpha_composite(Image.new("RGBA", clear.size, (*pad_color, 255)), clear)
         opaque.paste(clear.convert("RGB"), (0, top))

@@ -193,9 +193,9 @@ def _opened(content: bytes, max_pixels: int) -> ImageFile.ImageFile:
             try:
                 return factory(io.BytesIO(content), "")
             except (SyntaxError, IndexError, TypeError, KeyError, struct.error) as error:
-                raise ImageUnreadable("corrupt", f"its header is not a valid {name} header: {error}") from error
+                raise ImageUnreadable("corrupt", f"its header is that of no sound {name}: {error}") from error
     raise ImageUnreadable(
-        "not-an-image", f"it begins with {content[:_SHOWN_BYTES]!r}, unlike any {', '.join(FORMATS)} file"
+        "not-an-image", f"it begins with {content[:_SHOWN_BYTES]!r}, as no {', '.join(FORMATS)} file does"
     )
 
 
@@ -247,15 +247,15 @@ def _check_format_size(name: str, size: tuple[int, int], max_pixels: int) -> Non
     if width * height > LARGE and copies * width * height > max_pixels:
         raise ImageUnreadable(
             "too-large",
-            f"{width} × {height} pixels of {name} count {copies} times, as its decoder keeps several copies: "
-            f"{copies * width * height:,} is more than max_pixels {max_pixels:,}",
+            f"{width} × {height} pixels of {name} count {copies} times, as its decoder keeps several pictures: that is "
+            f"{copies * width * height:,}, more than max_pixels {max_pixels:,}",
         )
 
 
 def check_size(size: tuple[int, int], max_pixels: int) -> None:
     width, height = size
     if width < 1 or height < 1:
-        raise ImageUnreadable("corrupt", f"its header has a size of {width} × {height} pixels")
+        raise ImageUnreadable("corrupt", f"it says that it is {width} × {height} pixels")
     if width * height > max_pixels:
         raise ImageUnreadable(
             "too-large", f"{width} × {height} pixels are {width * height:,}, more than max_pixels {max_pixels:,}"

@@ -123,7 +123,7 @@ def is_full(error: OSError) -> bool:
 
 
 PIECE_BYTES = 4 << 20
-IN_MEMORY_BYTES = 64 << 20  # of an index file; a generation of 100,000 chunks has some 20 MB
+IN_MEMORY_BYTES = 4 << 20  # of an index file; planning millions of samples must not hold their numbers
 _PAUSES = (0.1, 0.5)  # seconds between attempts to read
 
 

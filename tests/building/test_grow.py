@@ -105,7 +105,7 @@ def test_a_changed_old_file_is_an_error_that_names_it_and_the_choices(tmp_path: 
     os.utime(tmp_path / "raw/a.txt", ns=(1, 1))
     before = tree(root)
     with pytest.raises(
-        SourceChanged, match=r"'a\.txt' has other content.*forebay refresh.*, or restore the old content"
+        SourceChanged, match=r"'a\.txt' has other content.*forebay refresh.*, or put the old content back"
     ):
         grown(root, tmp_path / "raw")
     assert tree(root) == before

@@ -352,9 +352,7 @@ def test_what_is_not_a_file_in_place_of_cache_json_is_to_be_moved_before_repairi
     (os.mkfifo if what == "a named pipe" else os.mkdir)(root / "cache.json")
     if what == "a named pipe":
         (root / "generations/000000.safetensors").unlink()
-    with pytest.raises(
-        Damaged, match=f"{what}, and not a regular file; move it out of the way, and run the repair again"
-    ):
+    with pytest.raises(Damaged, match=f"{what}, not a regular file; move it away, and run the repair again"):
         fb.repair(root, workers=0)
     if what == "a folder":
         (root / "cache.json").rmdir()

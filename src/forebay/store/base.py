@@ -180,7 +180,9 @@ def load_index(store: Store, key: str, in_memory: int = IN_MEMORY_BYTES) -> memo
         try:
             return _read_through(store, key, in_memory)
         except OSError as error:
-            if error.errno != errno.EIO:
+            if error.errno not in (errno.EIO, errno.ESTALE, errno.EBUSY) or (
+                pause is None and error.errno != errno.EIO
+            ):
                 raise
             if pause is None:
                 raise IndexCorrupt(store.address, key, f"it cannot be read: {error.strerror}") from error

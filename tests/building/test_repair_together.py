@@ -1,5 +1,6 @@
 """Several damages at once: a repair gets through all of them, or says exactly what is lost and what to do instead."""
 
+import json
 import os
 import shutil
 from collections.abc import Callable
@@ -356,5 +357,18 @@ def test_what_is_not_a_file_in_place_of_cache_json_is_to_be_moved_before_repairi
         fb.repair(root, workers=0)
     if what == "a folder":
         (root / "cache.json").rmdir()
+    assert fb.repair(root, copy=root.parent / "copy", workers=0).failed == {}
+    assert rows(root) == before
+
+
+def test_a_flipped_id_without_a_generation_says_how_the_copy_can_help(root: Path) -> None:
+    before = rows(root)
+    document = (root / "cache.json").read_text()
+    (root / "generations/000000.safetensors").unlink()
+    cache_id = json.loads(document)["cache_id"]
+    (root / "cache.json").write_text(document.replace(cache_id, ("0" if cache_id[0] != "0" else "1") + cache_id[1:]))
+    with pytest.raises(ForebayError, match=r"is of another cache .*move it away and run the same command again"):
+        fb.repair(root, copy=root.parent / "copy", workers=0)
+    (root / "cache.json").unlink()
     assert fb.repair(root, copy=root.parent / "copy", workers=0).failed == {}
     assert rows(root) == before

@@ -57,6 +57,7 @@ from forebay.recipe import AnyRecipe, Recipe
 from forebay.source import Source
 from forebay.store.base import Buffer, Missing, Store, holds, is_full, load_index
 
+_IF_DAMAGED = f", or, if '{layout.CACHE}' there is what was damaged, move it away and run the same command again"
 _ADVICE = re.compile(r"; run `forebay (?:verify`, then `forebay )?repair[^`]*`")
 
 
@@ -172,7 +173,7 @@ def _copied_generation(means: RepairInputs, copy: Store, here: Generation | None
         if own != there.document.cache_id:
             raise ForebayError(
                 f"the copy at '{copy.address}' is of another cache (id {there.document.cache_id}, here {own}); name a "
-                f"copy of '{means.store.address}'"
+                f"copy of '{means.store.address}'{'' if here else _IF_DAMAGED}"
             )
     return there
 

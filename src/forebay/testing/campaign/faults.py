@@ -310,9 +310,9 @@ def _says_newer(done: Sequence[Done], ending: Ending) -> bool:
 
 
 def _says_other(done: Sequence[Done], ending: Ending) -> bool:
-    """Where `cache.json` is another cache's and no generation is left, nothing says that the copy is of this cache."""
-    exchanged = any(each.name == "other-cache" and each.key == "cache.json" for each in done)
-    return exchanged and "is of another cache (id" in ending.output
+    """Where `cache.json` has another id and no generation is left, nothing says that the copy is of this cache."""
+    other = any(each.name in ("other-cache", "flip") and each.key == "cache.json" for each in done)
+    return other and "is of another cache (id" in ending.output
 
 
 def flip(trial: Trial) -> None:

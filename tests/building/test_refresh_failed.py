@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-from tests.cache.test_refresh import assert_clean, edit, expected, numbers
+from tests.building.test_refresh import assert_clean, edit, expected, numbers
 from tests.layer_recipes import LineRecipe, number_cache, write_lines
 
 import forebay as fb
@@ -179,7 +179,7 @@ KILLED = """
 import os, signal, shutil, sys
 from pathlib import Path
 from forebay.store.local import LocalStore
-from tests.cache.test_refresh_failed import refresh
+from tests.building.test_refresh_failed import refresh
 
 left = 0
 

@@ -174,7 +174,7 @@ def test_building_on_a_changed_source_is_an_error_that_names_the_file_and_makes_
     (tmp_path / "raw/a.txt").write_bytes(b"999999\n" * 10)
     with pytest.raises(
         SourceChanged,
-        match=r"'a\.txt' has other content than was planned; run `forebay refresh .* restore the old content",
+        match=r"'a\.txt' has other content than was planned; run `forebay refresh .* put the old content back",
     ) as caught:
         fb.build(root, fb.sources.lines(tmp_path / "raw"), LineRecipe(), workers=0)
     assert caught.value.files.keys() == {"a.txt"}

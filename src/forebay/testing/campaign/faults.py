@@ -403,7 +403,7 @@ def download(trial: Trial) -> None:
         trial.root = here
         again = trial.judge("build", run_call(build, seconds=BUILD_SECONDS))
     for _ in range(5):  # a bit flipped in a footer that is read by range has no hash to fail: the sentence names it
-        if again.code != 0 and "cannot be read as a source" in again.last_line:
+        if again.code != 0 and "not a sound Parquet file" in again.last_line:
             again = trial.judge("build", run_call(build, seconds=BUILD_SECONDS))
     if again.code != 0:
         trial.find("lost", f"the same build ends with {again.code}: {again.last_line}")

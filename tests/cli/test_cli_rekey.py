@@ -151,7 +151,7 @@ def test_a_build_with_a_short_key_says_so(tmp_path: Path, monkeypatch: pytest.Mo
     keyed(monkeypatch, "short")
     root, source = build_lines(tmp_path)
     report = fb.build(root, fb.sources.lines(source), fb.RawRecipe(chunk_bytes=400), workers=0)
-    assert any(f"{VARIABLE} has 5 bytes" in note for note in report.notes)
+    assert any(f"{VARIABLE} has only 5 bytes" in note for note in report.notes)
     keyed(monkeypatch, None)
 
 

@@ -166,5 +166,5 @@ def test_adding_a_key_changes_the_digest_and_says_so(tmp_path: Path, monkeypatch
     assert after != before
     monkeypatch.setenv("OLD", FIRST)
     keyed(monkeypatch, SECOND)
-    assert "change a pin" not in rekey(root, "--old-key-env", "OLD").out
+    assert "pinned" not in rekey(root, "--old-key-env", "OLD").out
     assert fb.summarize(root).digest == after, "a key that is replaced by another changes only the tag"

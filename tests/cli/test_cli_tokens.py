@@ -165,7 +165,7 @@ def test_names_that_say_nothing_are_wrong_usage(tmp_path: Path):
     [
         (["--subset", "x"], "is for data sets on the hub; name one as hub:org/name"),
         (["--separator", "x"], "--separator is for plain text; the format here is jsonl"),
-        (["--format", "text", "--text", "x"], "--text names a field"),
+        (["--format", "text", "--text", "x"], "--text is a field of JSON lines"),
         (["--pad", "none"], "'pad' cannot be none"),
         (["--eos", "<|nothing|>"], ""),
     ],

@@ -193,7 +193,7 @@ def test_a_cache_of_a_manifest_grows_by_its_further_lines(photos: Path, tmp_path
         file.write("".join(json.dumps({"path": name}) + "\n" for name in NAMES[4:]))
     run("grow", root, manifest, "--workers", 0)
     assert ids_in(root) == NAMES
-    assert "name that file" in run("grow", root, manifest, photos, code=2).err
+    assert "pass that file" in run("grow", root, manifest, photos, code=2).err
 
 
 def test_what_was_changed_is_named(tmp_path: Path):
@@ -299,11 +299,12 @@ def test_images_stored_as_jpeg_are_drawn_too(photos: Path, tmp_path: Path):
 
 def test_what_cannot_be_drawn_is_wrong_usage(built: Path, tmp_path: Path):
     lines, _ = build_lines(tmp_path)
-    assert f"'{lines}' holds raw" in run("peek", lines, "--png", tmp_path / "sheet.png", code=2).err
-    assert "does not divide" in run("peek", built, "--png", tmp_path / "sheet.png", "--patch", 15, code=2).err
+    assert f"'{lines}' has raw: leave them out" in run("peek", lines, "--png", tmp_path / "sheet.png", code=2).err
+    uneven = run("peek", built, "--png", tmp_path / "sheet.png", "--patch", 15, code=2).err
+    assert "must divide the canvas size 64 (got 15)" in uneven
     assert "--patch needs --png FILE" in run("peek", built, "--patch", 16, code=2).err
     both = run("peek", built, "--png", tmp_path / "sheet.png", "--column", "box", code=2).err
-    assert "--png draws whole images, and --column shows one column" in both
+    assert "--png draws whole images and --column shows one column" in both
     many = run("peek", built, "--png", tmp_path / "sheet.png", *["--row", 0] * 601, code=2).err
     assert "a sheet has room for 600 images (got 601)" in many
     assert "there is no row 9" in run("peek", built, "--row", 9, code=2).err

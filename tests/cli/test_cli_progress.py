@@ -94,7 +94,7 @@ def test_a_terminal_gets_a_bar_and_the_result(tmp_path: Path):
     shown = on_terminal(*words)
     assert "━" in shown
     assert "12/12 chunks  100 %" in shown
-    assert "12 made" in shown
+    assert "12 built" in shown
     assert "━" not in on_terminal("verify", tmp_path / "cache", "--json")
 
 

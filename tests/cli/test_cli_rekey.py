@@ -151,7 +151,7 @@ def test_a_build_with_a_short_key_says_so(tmp_path: Path, monkeypatch: pytest.Mo
     keyed(monkeypatch, "short")
     root, source = build_lines(tmp_path)
     report = fb.build(root, fb.sources.lines(source), fb.RawRecipe(chunk_bytes=400), workers=0)
-    assert any(f"{VARIABLE} has 5 bytes" in note for note in report.notes)
+    assert any(f"{VARIABLE} has only 5 bytes" in note for note in report.notes)
     keyed(monkeypatch, None)
 
 
@@ -166,5 +166,5 @@ def test_adding_a_key_changes_the_digest_and_says_so(tmp_path: Path, monkeypatch
     assert after != before
     monkeypatch.setenv("OLD", FIRST)
     keyed(monkeypatch, SECOND)
-    assert "change a pin" not in rekey(root, "--old-key-env", "OLD").out
+    assert "pinned" not in rekey(root, "--old-key-env", "OLD").out
     assert fb.summarize(root).digest == after, "a key that is replaced by another changes only the tag"

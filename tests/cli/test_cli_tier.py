@@ -160,7 +160,7 @@ def test_a_tier_with_a_key_is_not_warmed_without_it(photos, tmp_path, monkeypatc
     for size in (32, 16):
         ran = run(*words, size, code=1)
         assert "FOREBAY_HMAC_KEY is not set; set FOREBAY_HMAC_KEY to the key of the tier" in ran.err
-        assert "made" not in ran.out
+        assert "built" not in ran.out
     with lmdb.open(str(tier), map_size=1 << 26) as environment, environment.begin(write=True) as transaction:
         assert transaction.delete(KEY_CHECK)  # as a tier of an earlier version has none
     assert "FOREBAY_HMAC_KEY is not set" in run(*words, 32, code=1).err

@@ -121,7 +121,7 @@ def test_mixed_formats_are_wrong_usage_until_one_is_chosen(tmp_path: Path):
 def test_every_file_that_a_glob_names_is_meant_where_the_format_is_given(tmp_path: Path, glob: str):
     write_texts(tmp_path / "odd", STORIES[:3], ".py")
     words = ["build", "tokens", tmp_path / "odd" / glob, "--into", tmp_path / "cache", *SMALL]
-    assert "say it with --format" in run(*words, code=2).err
+    assert "pass --format jsonl|parquet|text, or --suffix" in run(*words, code=2).err
     run(*words, "--format", "text")
     assert documents_in(tmp_path / "cache") == 3
 
@@ -156,7 +156,7 @@ def test_a_table_that_is_read_as_plain_text_is_noted(tmp_path: Path):
 def test_names_that_say_nothing_are_wrong_usage(tmp_path: Path):
     write_texts(tmp_path / "data", STORIES[:2], ".rst")
     said = run("estimate", "tokens", tmp_path / "data", code=2).err
-    assert "say it with --format" in said
+    assert "pass --format jsonl|parquet|text, or --suffix" in said
     assert "2 files were not read: .rst 2" in said
 
 
@@ -165,7 +165,7 @@ def test_names_that_say_nothing_are_wrong_usage(tmp_path: Path):
     [
         (["--subset", "x"], "is for data sets on the hub; name one as hub:org/name"),
         (["--separator", "x"], "--separator is for plain text; the format here is jsonl"),
-        (["--format", "text", "--text", "x"], "--text names a field"),
+        (["--format", "text", "--text", "x"], "--text is a field of JSON lines"),
         (["--pad", "none"], "'pad' cannot be none"),
         (["--eos", "<|nothing|>"], ""),
     ],

@@ -299,7 +299,7 @@ sys.stdout.buffer.write(packed)
 """
     run = subprocess.run([sys.executable, "-c", code], env=script_environment(), capture_output=True)
     assert run.returncode == 0, run.stderr.decode()
-    with pytest.raises(SelectionLost, match="make it here"):
+    with pytest.raises(SelectionLost, match="make it again here"):
         pickle.loads(run.stdout)
 
 

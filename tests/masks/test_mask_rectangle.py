@@ -89,7 +89,7 @@ def test_latent_weights_are_the_share_of_content(case, rows, columns):
 @pytest.mark.parametrize(
     ("boxes", "sentence"),
     [
-        ([0, 0, 4, 4], r"shape \(4,\) but \[images, 4\]"),
+        ([0, 0, 4, 4], r"must have the shape \[images, 4\] .*\(got \(4,\)\)"),
         ([[0, 0, 4, 4], [6, 0, 4, 4]], r"rectangle 1 is \(6, 0, 4, 4\) but the image is 8 × 8"),
         ([[-1, 0, 4, 4]], r"rectangle 0 is \(-1, 0, 4, 4\)"),
     ],

@@ -176,7 +176,7 @@ def test_bytes_do_not_depend_on_what_is_remembered(chunks: list[Columns], teache
 def test_a_teacher_that_tells_seats_apart_has_nothing_remembered(tmp_path: Path) -> None:
     report = fb.build(prompt_cache(tmp_path), None, TeacherRecipe(teacher=Letters(seats=0.25), batch_size=3))
     assert report.notes[-1].endswith("results depend on the position in a batch, so none is reused")
-    assert "0 were remembered" in report.notes[-1]
+    assert "0 reused from earlier chunks" in report.notes[-1]
 
 
 def test_the_memo_holds_no_more_than_its_bytes_and_forgets_the_oldest() -> None:
@@ -221,7 +221,7 @@ def test_a_key_that_no_row_has_is_told_with_the_build(tmp_path: Path) -> None:
             r"returned 'wrong' of shape \(8, 3\) for sample 'prompts.txt.*'; it declares the shape \(8, 2\)",
         ),
         (Wrong(how="raise"), r"'wrong' raised ZeroDivisionError on sample 'prompts.txt.*': "),
-        (Wrong(how="name"), "gave no 'wrong'"),
+        (Wrong(how="name"), "returned no 'wrong' for sample 'prompts.txt.*'; it declares the shape"),
     ],
 )
 def test_what_a_teacher_does_wrong_is_an_error_that_names_the_sample(

@@ -102,7 +102,7 @@ def test_what_the_fast_encoder_does_not_support_goes_to_the_reference():
 
 @pytest.mark.parametrize("vocabulary", [differing(), unsupported()])
 def test_asked_for_outright_a_fast_encoder_that_differs_is_an_error(vocabulary):
-    with pytest.raises(EncodersDiffer, match="choose encoder='tokenizers'"):
+    with pytest.raises(EncodersDiffer, match="pass encoder='auto' or encoder='tokenizers'"):
         choose_encoder("fastokens", vocabulary, (), planned=False)
     with pytest.raises(EncodersDiffer, match="install the fastokens version"):
         choose_encoder("fastokens", vocabulary, (), planned=True)

@@ -37,7 +37,7 @@ def numbers(tmp_path_factory: pytest.TempPathFactory) -> fb.Cache:
 
 def selected(cache: fb.Cache) -> list[int]:
     """The rows of the half; in both caches a row tells its own number."""
-    chosen = HALF.of(cache)
+    chosen = HALF.select(cache)
     return chosen.rows(np.arange(len(chosen))).tolist()
 
 
@@ -192,5 +192,5 @@ print(sorted(int(row[0]) for batch in batches for row in np.asarray(batch["token
 
 
 def test_names_are_a_dict(tokens: fb.Cache) -> None:
-    with pytest.raises(TypeError, match="give a dict of what a model calls a tensor"):
+    with pytest.raises(TypeError, match=r"names is .*; pass a dict from the model's names to ours"):
         CacheDataset(tokens, names=["tokens"])

@@ -98,7 +98,7 @@ def test_a_state_of_a_generation_that_is_gone_is_refused_by_number(cache: fb.Cac
     state = loader.state_dict()
     grow_cache(tmp_path, 30, 10)
     fb.clean(tmp_path / "cache", keep_generations=1)
-    with pytest.raises(GenerationGone, match=r"generation 0 of .* no longer there"):
+    with pytest.raises(GenerationGone, match=r"generation 0 of .* which no longer exists"):
         Loader(fb.open_cache(tmp_path / "cache"), global_batch_size=4).load_state_dict(state)
 
 
@@ -119,7 +119,9 @@ def test_a_state_of_another_version_is_refused(cache: fb.Cache) -> None:
 @pytest.mark.parametrize("number", [-4, 3.7, True, "3", None])
 def test_a_state_that_counts_otherwise_than_from_0_is_refused(cache: fb.Cache, place: str, number: object) -> None:
     loader = Loader(cache, global_batch_size=4)
-    with pytest.raises(ValueError, match=f"'{place}' of the state is {number!r}; a whole number that counts from 0"):
+    with pytest.raises(
+        ValueError, match=f"'{place}' of the state is {number!r}; it must be a whole number of at least 0"
+    ):
         loader.load_state_dict({**loader.state_dict(), place: number})
 
 

@@ -416,7 +416,7 @@ def _cut_short(folder: Path) -> None:
 
 HARMS: dict[str, tuple[Callable[[Path], object], str]] = {
     "pickle": (_without_file, r"no .safetensors weights \(found: config.json, diffusion_pytorch_model.bin\)"),
-    "lacking": (_with(lambda state: state.pop("conv_in.bias")), r"its weights lack conv_in.bias; give"),
+    "lacking": (_with(lambda state: state.pop("conv_in.bias")), r"its weights lack conv_in.bias; pass"),
     "foreign": (_with(lambda state: state.update(extra=torch.ones(2))), "hold, and the model lacks, extra"),
     "shape": (_with(lambda state: state.update({"conv_in.bias": torch.ones(3)})), r"conv_in.bias"),
     "short": (_cut_short, "loading it fails: "),

@@ -199,7 +199,8 @@ def peek(
         raise click.UsageError("--layer needs --png FILE; use --column to show values.")
     if (sheet and kind != IMAGES and not taught) or (patch and kind != IMAGES):
         raise click.UsageError(
-            f"--png draws images and timed teacher layers, and --patch is for images; '{cache}' has {kind}."
+            f"--png draws images and timed teacher layers, and --patch is for images; '{cache}' has {kind}: "
+            "leave them out."
         )
     if sheet and columns:
         raise click.UsageError("--png draws whole images and --column shows one column; use one of them.")

@@ -1,6 +1,6 @@
 """Draw masks as PNG or in a notebook. Needs pillow.
 
-    packed_row     which tokens of a packed row see which: one colour per document, dark where whole blocks are seen
+    packed_row     which tokens of a packed row see which: one color per document, dark where whole blocks are seen
     letterbox      the padding of an image, and its ignored tokens
 
 Both return a `Picture`: `picture.save("mask.png")`, or leave it as the last line of a notebook cell.
@@ -93,7 +93,7 @@ def letterbox(
     image: Pixels | None = None,
     scale: int = 1,
 ) -> Picture:
-    """Draw one letterboxed image: padding grey, lines between patches, ignored tokens crossed out."""
+    """Draw one letterboxed image: padding gray, lines between patches, ignored tokens crossed out."""
     box = np.asarray(rectangle)[None]
     content = DOCUMENTS[0] if image is None else image
     canvas = np.where(pixel_mask(box, size)[0][:, :, None], PADDING, content)
@@ -104,7 +104,7 @@ def letterbox(
 
 
 def _document_colours(seq_lens: ArrayLike, sequence_length: int | None, row: int) -> NDArray[np.int64]:
-    """Return colours `(sequence_length, 3)`: neighbouring documents differ, padding is grey."""
+    """Return colors `(sequence_length, 3)`: neighbouring documents differ, padding is gray."""
     numbers = document_ids(seq_lens, sequence_length)[row] % len(DOCUMENTS)
     padded = padding_mask(seq_lens, sequence_length)[row]
     return np.where(padded[:, None], PADDING, np.array(DOCUMENTS)[numbers])

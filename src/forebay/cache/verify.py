@@ -346,7 +346,7 @@ def _locate(view: View, key: str, layer: str, record: ChunkRecord) -> list[Probl
     bad = [
         Problem(
             key=key,
-            problem="its bytes disagree with their sum",
+            problem="its bytes do not match their checksum",
             layer=layer,
             chunk=chunk,
             column=name,

@@ -75,5 +75,5 @@ def test_a_file_of_another_size_is_refused_and_a_silent_server_given_up(hub, tmp
     with pytest.raises(DownloadCorrupt, match="HTTP 416 does not return byte 0"):
         remote.read(10)
     hub.spoil("a.parquet", *[Stall(after=0)] * 4)
-    with pytest.raises(HubUnreachable, match=r"ReadTimeout.*4 tries"):
+    with pytest.raises(HubUnreachable, match=r"ReadTimeout.*4 attempts"):
         remote.read(10)

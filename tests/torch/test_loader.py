@@ -223,7 +223,7 @@ def test_ranks_are_those_of_the_environment(caches: dict[str, fb.Cache], monkeyp
         ({"shuffle": "some"}, r"shuffle must be .* \(got 'some'\)"),
         ({"shuffle": "global", "window": Window(rows=4)}, "window needs shuffle='window'"),
         ({"labels": "last"}, "labels must be 'shifted', 'unshifted' or None"),
-        ({"derive": ["ids"]}, r"derive names \['ids'\]"),
+        ({"derive": ["ids"]}, r"got \['ids'\]"),
         ({"growth": "always"}, "growth must be one of"),
         ({"threads": -1}, r"threads must be at least 0 \(got -1\)"),
         ({"prefetch": 0}, r"prefetch must be at least 1 \(got 0\)"),

@@ -55,7 +55,7 @@ def test_offline_mode_of_the_hubs_own_library_is_kept(tmp_path, hub, monkeypatch
 
 
 def test_a_model_never_seen_needs_the_hub_and_the_error_names_the_ways_out(tmp_path):
-    with pytest.raises(HubUnreachable, match=r"the model 'org/model'.*3 tries.*HF_ENDPOINT.*local files"):
+    with pytest.raises(HubUnreachable, match=r"the model 'org/model'.*3 attempts.*HF_ENDPOINT.*local files"):
         tokenizer_json("org/model", folder=str(tmp_path), endpoint="http://127.0.0.1:9", patience=QUICK)
 
 

@@ -58,8 +58,8 @@ def test_one_number_of_any_type_is_one_row(numbered: fb.Cache):
         ([0, 23], IndexError, "row 23 of 23"),
         ([0, -24], IndexError, "row -24 of 23"),
         ("tokens", TypeError, r"cache\[17\]\['tokens'\]"),
-        ([0.5], TypeError, "whole numbers"),
-        (np.ones(23, bool), TypeError, "whole numbers"),
+        ([0.5], TypeError, "list of integers"),
+        (np.ones(23, bool), TypeError, "list of integers"),
     ],
 )
 def test_what_names_no_row_is_refused_with_a_reason(

@@ -421,7 +421,7 @@ def test_no_cache_no_generation_no_layer_no_column_each_say_what_there_is(tmp_pa
         cache.constants("sol")
     for path in (root / "generations").iterdir():
         path.unlink()
-    with pytest.raises(NothingPublished, match=f"the cache at '{root}' has no generation yet"):
+    with pytest.raises(NothingPublished, match=f"the cache at '{root}' has no generation"):
         fb.open_cache(root)
 
 

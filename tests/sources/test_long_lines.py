@@ -11,10 +11,11 @@ import forebay as fb
 from forebay.testing.source_contract import parts_of
 
 LENGTH = 30_000_000
+# The last number is how often a long line may be in memory: 2 or 3 times, and what the allocator keeps.
 KINDS = {
     "lines": ("lines({path})", lambda text: text.replace("\n", " ").encode() + b"\n", 2.3),
     "text": ("text({path}, separator='|')", lambda text: text.encode() + b"|", 2.3),
-    "jsonl": ("jsonl({path})", lambda text: json.dumps({"text": text}).encode() + b"\n", 3.0),
+    "jsonl": ("jsonl({path})", lambda text: json.dumps({"text": text}).encode() + b"\n", 3.2),
 }
 
 

@@ -45,8 +45,8 @@ BRITISH = {r"\bcolour\w*\b": "color", r"\bgrey\b": "gray"}
 WORDS = {re.compile(pattern, re.IGNORECASE): plain for pattern, plain in (CALQUES | BRITISH).items()}
 ALLOWED = {
     "api": 2,
-    "building": 10,
-    "cache": 14,
+    "building": 9,
+    "cache": 12,
     "images": 8,
     "kinds": 2,
     "recipe": 1,

@@ -236,7 +236,7 @@ def test_presence_bits_have_a_name_of_their_own(tmp_path: Path) -> None:
 def test_a_layer_name_that_is_no_name_is_refused(tmp_path: Path) -> None:
     root = number_cache(tmp_path)
     for name in ("../up", "a/b", "-x", "ä"):
-        with pytest.raises(RecipeInvalid, match="is no name for a layer"):
+        with pytest.raises(RecipeInvalid, match="is not a valid layer name"):
             fb.build(root, None, LengthLayer(), layer=name, workers=0)
 
 

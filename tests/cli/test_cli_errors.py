@@ -86,7 +86,7 @@ def other_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ran:
     return run("build", "raw", source, "--into", root, "--codec", "lz4", code=1)
 
 
-@shows(errors.RecipeInvalid, "is no name for a layer")
+@shows(errors.RecipeInvalid, "is not a valid layer name")
 def bad_layer_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ran:
     source = write_lines(tmp_path / "data")
     return run("build", "raw", source, "--into", tmp_path / "cache", "--layer", "a/b", code=1)

@@ -20,18 +20,20 @@ def root(tmp_path: Path) -> Path:
 
 def test_a_build_does_not_go_on_with_another_field(root):
     other = fb.sources.jsonl(root.parent / "a.jsonl", text="other")
-    with pytest.raises(ForebayError, match="text='text' and cannot go on with text='other'; give the same again"):
+    with pytest.raises(
+        ForebayError, match="text='text' and cannot continue with text='other'; pass the same value again"
+    ):
         fb.build(root, other, TextRecipe(), workers=0)
 
 
 def test_neither_growth_nor_repair_reads_another_field(root):
     (root.parent / "b.jsonl").write_text('{"other": "more"}\n')
     other = fb.sources.jsonl(root.parent / "*.jsonl", text="other")
-    with pytest.raises(ForebayError, match="cannot go on with text='other'"):
+    with pytest.raises(ForebayError, match="cannot continue with text='other'"):
         fb.grow(root, other, recipe=TextRecipe(), workers=0)
     (root / "layers/test-text/000000.safetensors").unlink()
     mended = fb.repair(root, source=other, recipe=TextRecipe(), workers=0)
-    assert "cannot go on with text='other'" in str(mended.failed)
+    assert "cannot continue with text='other'" in str(mended.failed)
     assert not mended.replaced
 
 
@@ -39,5 +41,5 @@ def test_documents_are_not_separated_otherwise_halfway(tmp_path):
     (tmp_path / "a.txt").write_text("one\n---\ntwo\n" * 300)
     root, recipe = tmp_path / "cache", TextRecipe()
     fb.build(root, fb.sources.text(tmp_path / "a.txt", separator="\n"), recipe, workers=0, end_chunk=0)
-    with pytest.raises(ForebayError, match=r"separator='\\n' and cannot go on with separator='\\n---\\n'"):
+    with pytest.raises(ForebayError, match=r"separator='\\n' and cannot continue with separator='\\n---\\n'"):
         fb.build(root, fb.sources.text(tmp_path / "a.txt", separator="\n---\n"), recipe, workers=0)

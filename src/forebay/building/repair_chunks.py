@@ -120,7 +120,7 @@ def _remake(
         own = replace(terms, versions=builder_versions(versions_of(place.job.recipe)))
         tally = remake_chunks(place, [record.chunk for record in records], generation, engine, own)
     except BuildStopped:
-        raise  # the user stops the repair: that is no failure of a chunk
+        raise  # the user stopped the repair; no chunk failed
     except ForebayError as error:
         for record in records:
             mending.fail(_key(layer, record), error)

@@ -52,7 +52,7 @@ class Schedule:
         self._fill(chunks)
 
     def keep(self, slots: Collection[int]) -> None:
-        """Forget slots that are gone, so that another can go on with their lanes."""
+        """Forget slots that are gone, so that another slot can take over their lanes."""
         self._open = {slot: lane for slot, lane in self._open.items() if slot in slots}
 
     def _fill(self, chunks: Iterable[int]) -> None:

@@ -251,7 +251,7 @@ def _run(source: Source, files: Sequence[SourceFile], index: int, piece: int) ->
 
 SAMPLED_SHARE = 0.0375  # the rest of 5 % goes into finding where samples begin and end
 MOST_SAMPLED = {"bytes": 32 * 1024 * 1024, "samples": 8192}
-LONGER_JUDGED = 4  # an estimate may look at so many times what planning does, where a sample takes long
+LONGER_JUDGED = 4  # how many times planning's sample an estimate may read, where a sample takes long
 WITH_DUPLICATES = "duplicates are counted as if they stayed: only a build, which reads all, finds out how many they are"
 
 

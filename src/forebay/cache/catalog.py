@@ -80,7 +80,7 @@ def begin_cache(store: Store, base: str) -> CacheDocument:
 
 def check_layer_name(layer: str) -> None:
     if not layout.is_layer_name(layer):
-        raise RecipeInvalid(f"'{layer}' is no name for a layer; use letters, digits, - and _")
+        raise RecipeInvalid(f"'{layer}' is not a valid layer name; use letters, digits, - and _")
 
 
 def read_cache_document(store: Store) -> CacheDocument:

@@ -55,7 +55,7 @@ def check_kind(store: Store, source: Source, plan: Plan) -> None:
         if planned.get(name) != given.get(name):
             raise ForebayError(
                 f"the cache at '{store.address}' was built from a source with {name}={planned.get(name)!r} and cannot "
-                f"go on with {name}={given.get(name)!r}; give the same again, or build a new cache"
+                f"continue with {name}={given.get(name)!r}; pass the same value again, or build a new cache"
             )
 
 

@@ -6,12 +6,12 @@ PIP := $(BIN)/pip --disable-pip-version-check
 CODE := src tests benchmarks examples tools
 VERSION = $(shell sed -n 's/^__version__ = "\([^"]*\)".*/\1/p' src/forebay/__init__.py)
 # What `make wheel-check` installs the wheel with; the ones with torch take minutes each.
-EXTRAS ?= core,tokens,fast,images,pictures,remote,torch,teachers,onnx
+EXTRAS ?= core,tokens,fast,images,pictures,remote,chat,viewer,torch,teachers,onnx,ray
 # The tests that `make lowest` runs with the oldest versions that pyproject.toml allows.
 LOWEST_TESTS ?= tests/store tests/format tests/golden tests/test_columns.py tests/test_recipe.py tests/building/test_build.py \
 	tests/read/test_reader.py tests/cache/test_verify.py tests/building/test_repair.py
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check test-long campaign format bench docs record wheel wheel-check lowest release figures walk clean
+.PHONY: help setup demo test chromium check test-long campaign format bench docs record wheel wheel-check lowest release figures walk clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -21,14 +21,16 @@ $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit("forebay needs Python 3.11 or newer; set PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.core: pyproject.toml constraints.txt | $(BIN)/python
+$(VENV)/.core: pyproject.toml constraints.txt src/forebay/_native.c | $(BIN)/python
 	@echo "==> installing forebay and its dependencies into $(VENV)"
 	$(PIP) install --quiet --constraint constraints.txt --editable '.[tokens]'
 	@touch $@
 
-$(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
+$(VENV)/.dev: pyproject.toml constraints.txt src/forebay/_native.c | $(BIN)/python
 	@echo "==> installing forebay, torch and the development tools into $(VENV) (a few minutes the first time)"
-	$(PIP) install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(PIP) install --quiet --no-compile --constraint constraints.txt --editable '.[dev]'  # what is imported is compiled then
+	@# Azurite is the Azure service of the tests, which skip what needs it where it is missing.
+	@if command -v npm >/dev/null; then mkdir -p $(VENV)/azurite && npm install --silent --no-audit --no-fund --prefix $(VENV)/azurite azurite || true; fi
 	@touch $@ $(VENV)/.core
 
 # The site and the release have an environment of their own: `make test` needs neither, and installs neither.
@@ -43,20 +45,28 @@ setup: $(VENV)/.dev  ## a .venv with everything that test, bench and demo need
 demo: $(VENV)/.core  ## the whole thing on data every machine has
 	$(BIN)/forebay demo
 
-test: setup check  ## set-up, then check
+test: setup chromium check  ## set-up, then check
+
+# The pages of `forebay view` are tested in a browser. Where it cannot be installed, their tests are skipped and say so.
+chromium:
+	@command -v chromium > /dev/null || command -v google-chrome > /dev/null || \
+		{ [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null && echo "==> installing chromium" && \
+		apt-get update -qq && apt-get install -qq -y chromium > /dev/null; } || \
+		echo "==> chromium cannot be installed here (apt-get install chromium): tests of the viewer's pages are skipped"
 
 check: $(VENV)/.dev  ## ruff format, ruff, mypy --strict, pytest
 	$(BIN)/ruff format --check $(CODE)
 	$(BIN)/ruff check $(CODE)
 	$(BIN)/mypy
-	$(BIN)/pytest -n 2
+	$(BIN)/pytest -n 2 --dist worksteal
 
-test-long: $(VENV)/.dev  ## the campaigns that take minutes
-	$(BIN)/pytest -n 2 -m long
+test-long: $(VENV)/.dev  ## the campaigns that take minutes, and property tests with twelve times as many examples
+	$(BIN)/pytest -n 2 --dist worksteal -m long
+	$(BIN)/pytest -n 2 --dist worksteal -m 'hypothesis and not long' --hypothesis-profile=long
 
 SEED ?= 1
 campaign: $(VENV)/.dev  ## two minutes of faults; SEED=7 chooses others
-	$(BIN)/python -m forebay.testing.campaign --seed $(SEED) --minutes 2 --all
+	$(BIN)/python -m tests.campaign --seed $(SEED) --minutes 2 --all
 
 format: $(VENV)/.dev  ## ruff format, and what ruff can fix
 	$(BIN)/ruff format $(CODE)

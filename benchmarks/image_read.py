@@ -15,6 +15,7 @@ from benchmarks.loader_peers import Peer, PeerFailed, Reading, installed, peer_r
 from benchmarks.measure import Comparison, compare
 from benchmarks.prepared import into_memory
 from forebay.torch import ImageBatch, Loader
+from forebay.torch.images.canvas import MaskPlace
 
 THREADS = 2
 ROUND_BATCHES = 20
@@ -32,7 +33,11 @@ PEERS = (
 def measure_reading(images: Images, environments: Path, seconds: float) -> None:
     into_memory(images.cache())
     cache = fb.open_cache(images.cache())
-    ours = {"uint8": batches(cache, torch.uint8), "float32": batches(cache, torch.float32)}
+    ours = {
+        "uint8": batches(cache, torch.uint8),
+        "uint8, pixels alone": batches(cache, torch.uint8, masks="device"),
+        "float32": batches(cache, torch.float32),
+    }
     print(f"first, checking epoch, uint8: {_rate(ours['uint8'], len(cache) // BATCH):,.0f} images/s")
     print(bare_copy(ours["float32"]), flush=True)
     found = {PILLOW.name: _read(PILLOW, images.files(), environments, seconds)}
@@ -44,10 +49,10 @@ def measure_reading(images: Images, environments: Path, seconds: float) -> None:
     _tell({name: statistics.median(those) for name, those in rates.items()}, found)
 
 
-def batches(cache: fb.Cache, dtype: torch.dtype) -> Batches:
-    """Shuffled, epoch after epoch: pixels with their masks and boxes."""
+def batches(cache: fb.Cache, dtype: torch.dtype, masks: MaskPlace = "host") -> Batches:
+    """Shuffled, epoch after epoch: pixels with their boxes, and with masks unless the device makes them."""
     normalize = "imagenet" if dtype.is_floating_point else None
-    collate = ImageBatch(cache, dtype=dtype, normalize=normalize, tags=None)
+    collate = ImageBatch(cache, dtype=dtype, normalize=normalize, tags=None, masks=masks)
     loader = Loader(cache, global_batch_size=BATCH, collate=collate, threads=THREADS)
     while True:
         yield from loader
@@ -90,12 +95,13 @@ def _read(peer: Peer, written: Path | None, environments: Path, seconds: float) 
 
 
 def _tell(rates: Mapping[str, float], found: Mapping[str, list[Reading]]) -> None:
-    goals = {"uint8": 15.0, "float32": 6.0}
+    goals = {"uint8": 15.0, "uint8, pixels alone": 15.0, "float32": 6.0}
     for name, goal in goals.items():
-        those = [reading for reading in found[PILLOW.name] if reading.configuration.startswith(name)]
+        those = [reading for reading in found[PILLOW.name] if reading.configuration.startswith(name.split(",")[0])]
         _hold(f"{name} / {PILLOW.name}", rates[name], those, goal)
     for peer in PEERS:
         _hold(f"uint8 / {peer.name}", rates["uint8"], found[peer.name], 2.0)
+        _hold(f"uint8, pixels alone / {peer.name}", rates["uint8, pixels alone"], found[peer.name], 1.0)
 
 
 def _hold(name: str, rate: float, readings: list[Reading], goal: float) -> None:

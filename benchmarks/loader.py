@@ -197,13 +197,19 @@ def first_batch(root: Path) -> None:
 
 def against_peers(cache: fb.Cache, packed: fb.Cache, data: Data, options: argparse.Namespace) -> None:
     """Every peer in turn, ours before each of them; then ours over the best of each peer."""
-    whole = _forever(Loader(cache, global_batch_size=BATCH))
-    window = _forever(Loader(packed, global_batch_size=BATCH, shuffle="window", labels=None, derive=()))
-    rates: dict[str, list[float]] = {"whole": [], "window": []}
+    ours = {
+        "tokens, labels, positions": _forever(Loader(cache, global_batch_size=BATCH)),
+        "int64 tokens": _forever(Loader(cache, global_batch_size=BATCH, labels=None, derive=())),
+        "zstd, window shuffle, int64 tokens": _forever(
+            Loader(packed, global_batch_size=BATCH, shuffle="window", labels=None, derive=())
+        ),
+    }
+    goals = {"tokens, labels, positions": 4.0}  # of the others: 1
+    rates: dict[str, list[float]] = {name: [] for name in ours}
     readings: list[Reading] = []
     for peer in PEERS:
-        rates["whole"].append(_rows_per_second(whole))
-        rates["window"].append(_rows_per_second(window))
+        for name, batches in ours.items():
+            rates[name].append(_rows_per_second(batches))
         try:
             found = list(peer_readings(peer, data.peer(peer), options.environments, options.seconds))
         except PeerFailed as failure:
@@ -212,8 +218,8 @@ def against_peers(cache: fb.Cache, packed: fb.Cache, data: Data, options: argpar
         print(f"{peer.name} ({installed(peer, options.environments)})")
         print(*found, sep="\n", flush=True)
         readings += found
-    _hold_against("tokens, labels, positions", statistics.median(rates["whole"]), readings, goal=4.0)
-    _hold_against("zstd, window shuffle, int64 tokens", statistics.median(rates["window"]), readings, goal=1.0)
+    for name in ours:
+        _hold_against(name, statistics.median(rates[name]), readings, goal=goals.get(name, 1.0))
 
 
 def _hold_against(what: str, rate: float, readings: list[Reading], goal: float) -> None:

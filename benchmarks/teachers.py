@@ -25,6 +25,7 @@ from benchmarks.feature_layer import FeatureLayer, document_features, number_cac
 from benchmarks.loader_peers import Peer, PeerFailed, environment, installed, script
 from benchmarks.measure import Comparison, compare
 from forebay.teachers import BUCKETS, Loaded, Lune, Output, Teacher, TeacherRecipe
+from forebay.teachers.interpolation import interpolation_errors
 from forebay.torch import features
 
 BATCH = 64
@@ -43,12 +44,17 @@ def main() -> None:
     shutil.rmtree(data, ignore_errors=True)
     data.mkdir(parents=True)
     try:
+        if options.models:
+            extraction(data)
+            held_out(data)
+            return
         cache = _built(data, options.rows)
         moments = _moments(options.rows)
         for comparison in in_memory(cache, moments):
             print(comparison, flush=True)
         against_peers(cache, moments, data, options)
         extraction(data)
+        held_out(data)
     finally:
         shutil.rmtree(data)
 
@@ -57,6 +63,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     below = Path(os.environ.get("FOREBAY_BENCH_DIR", tempfile.gettempdir())) / "forebay-bench"
     parser.add_argument("--rows", type=int, default=4_000, help="of float16 [10, 1280], 25.6 kB each")
+    parser.add_argument("--models", action="store_true", help="only what runs a model")
     parser.add_argument("--seconds", type=float, default=5, help="for each layout of a peer")
     parser.add_argument("--folder", type=Path, default=below, help="outside the repository")
     parser.add_argument("--environments", type=Path, default=below / "environments", help="of the peers; kept")
@@ -178,6 +185,18 @@ def extraction(data: Path, rows: int = 64, batch: int = 4) -> None:
 
     name = f"building a Lune layer of {rows} rows at {len(BUCKETS)} buckets / the bare forwards"
     print(compare(name, built, bare, amount=rows, unit="rows", goal=1 / 1.1, before=before, rounds=3), flush=True)
+
+
+def held_out(data: Path, rows: int = 32) -> None:
+    """The error of reading halfway between buckets, with noise drawn for each bucket and one noise for a sample."""
+    cache = fb.open_cache(data / "prompts")
+    kinds: tuple[Literal["bucket", "sample"], ...] = ("bucket", "sample")
+    for per in kinds:
+        teacher = Lune(unet=str(data / "unet"), text="text_states", noise_per=per)
+        recipe = TeacherRecipe(teacher=teacher, batch_size=4, device="cpu")
+        for error in interpolation_errors("lune", recipe, cache.read(range(rows), recipe.reads)):
+            print(f"noise per {per}: {error}", flush=True)
+        recipe.release()
 
 
 class _Stopped(Exception):

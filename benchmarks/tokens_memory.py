@@ -30,7 +30,7 @@ def worker_peak(root: Path, files: list[Path], workers: int, environment: dict[s
 def _workers(builder: int) -> list[int]:
     """Its children, but for those that are still copies of the builder itself."""
     with contextlib.suppress(psutil.NoSuchProcess):
-        return [child.pid for child in psutil.Process(builder).children() if "engine.worker" in str(child.cmdline())]
+        return [child.pid for child in psutil.Process(builder).children() if "engine.local" in str(child.cmdline())]
     return []
 
 

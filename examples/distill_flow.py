@@ -1,11 +1,13 @@
-"""Distil a small flow-matching student from teachers that were asked once; it then does without them.
+"""Distil a small Flux-like student from a teacher that was asked once; it then does without it.
 
     python examples/distill_flow.py runs/flow --steps 200
     python examples/distill_flow.py runs/flow --steps 200 --without-teachers
 
-The first run draws two data sets of images with captions, saves small models with random weights as `save_pretrained`
-leaves real ones, and builds the caches: one model in memory at a time, Ctrl-C at any moment. Only one of the data sets
-has Lune; rows of the other are absent, not zero. The same command goes on from its last checkpoint.
+The first run draws two data sets of images with captions, saves a Flux pipeline of small models with random weights as
+`save_pretrained` leaves real ones, and builds the caches: one model in memory at a time, Ctrl-C at any moment. Only one
+of the data sets has Lune; rows of the other are absent, not zero. All that a step needs comes in the batches of one
+`Loader`, read in its threads: latents, text, and the teachers' features at each row's t. The same command continues
+from its last checkpoint.
 """
 
 import argparse
@@ -14,25 +16,26 @@ import os
 from pathlib import Path
 
 import torch
-from diffusers import AutoencoderKL, UNet2DConditionModel
+from diffusers import AutoencoderKL, FlowMatchEulerDiscreteScheduler, FluxPipeline, FluxTransformer2DModel
 from PIL import Image, ImageDraw
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from torch import Tensor, nn
-from torch.nn.functional import silu
-from transformers import CLIPTextConfig, CLIPTextModel, PreTrainedTokenizerFast
+from torch.nn.functional import scaled_dot_product_attention, silu
+from transformers import CLIPTextConfig, CLIPTextModel, PreTrainedTokenizerFast, T5Config, T5EncoderModel
 
 import forebay as fb
-from forebay.compat.tinyflux import EncodingCache, MultiSourceCache, TrainerConfig, compute_lune_loss, compute_sol_loss
-from forebay.teachers import GeometricSol, Lune, TeacherRecipe
-from forebay.torch import Ingredient, Loader, Mixture, distill
-from forebay.torch.distill import LunePredictor, SolPrior, TeacherRows, embed_times
+from forebay.compat.tinyflux import TrainerConfig, compute_lune_loss, compute_sol_loss
+from forebay.masks import latent_weights
+from forebay.teachers import GeometricSol, TeacherRecipe
+from forebay.torch import FeaturesAt, Ingredient, Loader, Mixture, distill
+from forebay.torch.distill import LogitNormalTimes, LunePredictor, SolPrior, TeacherRows, embed_times
 
-SIZE, LATENT = 32, 16  # pixels, and cells of latents
-TEXT = 32  # width of text states
+SIZE, LATENT, CHANNELS = 32, 16, 4  # pixels, cells of latents on a side, and their channels
+STATES, POOLED, WORDS = 24, 32, 12  # widths of text states and of pooled text, and tokens of a prompt
 COLOURS = {"red": (200, 40, 40), "green": (40, 160, 60), "blue": (50, 70, 200), "white": (240, 240, 240)}
 SHAPES = ("circle", "square", "cross")
 SPECIAL = ("<pad>", "</s>", "<s>", "<unk>")
-COLUMNS = ["latents", "latents.present", "clip.present"]
+TEXT_COLUMNS = ("t5_states", "clip_pooled")
 
 
 def draw_images(folder: Path, count: int, offset: int) -> None:
@@ -56,86 +59,123 @@ def draw_images(folder: Path, count: int, offset: int) -> None:
 
 
 def save_models(folder: Path) -> None:
-    """A VAE, a text encoder and a UNet, as small as they can be, in the folders and files of real ones."""
+    """A Flux pipeline as small as it can be, in the folders and files of a real one."""
     torch.manual_seed(0)
-    AutoencoderKL(
-        block_out_channels=(8, 8), down_block_types=("DownEncoderBlock2D",) * 2,
-        up_block_types=("UpDecoderBlock2D",) * 2, latent_channels=4, norm_num_groups=4, sample_size=SIZE,
-    ).save_pretrained(folder / "vae")  # fmt: skip
-    UNet2DConditionModel(
-        sample_size=LATENT, in_channels=4, out_channels=4, block_out_channels=(16, 32), layers_per_block=1,
-        down_block_types=("CrossAttnDownBlock2D", "DownBlock2D"), up_block_types=("UpBlock2D", "CrossAttnUpBlock2D"),
-        cross_attention_dim=TEXT, attention_head_dim=4, norm_num_groups=4,
-    ).save_pretrained(folder / "unet")  # fmt: skip
     words = {word: number for number, word in enumerate((*SPECIAL, "a", "on", *COLOURS, *SHAPES))}
-    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="<s> $A </s>", special_tokens=[("<s>", 2), ("</s>", 1)]
-    )
-    marks = dict(zip(("pad_token", "eos_token", "bos_token", "unk_token"), SPECIAL, strict=True))
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **marks).save_pretrained(folder / "clip")
-    CLIPTextModel(
-        CLIPTextConfig(
-            vocab_size=len(words), hidden_size=TEXT, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-            max_position_embeddings=12, bos_token_id=2, eos_token_id=1, pad_token_id=0,
-        )
-    ).save_pretrained(folder / "clip")  # fmt: skip
+    named = dict(zip(("pad_token", "eos_token", "bos_token", "unk_token"), SPECIAL, strict=True))
+    tokenizers = []
+    for single, special in (("<s> $A </s>", [("<s>", 2), ("</s>", 1)]), ("$A </s>", [("</s>", 1)])):
+        tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+        tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+        tokenizer.post_processor = processors.TemplateProcessing(single=single, special_tokens=special)
+        tokenizers.append(PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=WORDS, **named))
+    clip = CLIPTextConfig(
+        vocab_size=len(words), hidden_size=POOLED, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        max_position_embeddings=WORDS, bos_token_id=2, eos_token_id=1, pad_token_id=0,
+    )  # fmt: skip
+    t5 = T5Config(vocab_size=len(words), d_model=STATES, d_kv=8, d_ff=48, num_layers=2, num_heads=2)
+    FluxPipeline(
+        scheduler=FlowMatchEulerDiscreteScheduler(),
+        vae=AutoencoderKL(
+            block_out_channels=(8, 8), down_block_types=("DownEncoderBlock2D",) * 2, latent_channels=CHANNELS,
+            up_block_types=("UpDecoderBlock2D",) * 2, norm_num_groups=4, sample_size=SIZE, scaling_factor=0.9,
+            shift_factor=0.1,
+        ),
+        text_encoder=CLIPTextModel(clip),
+        tokenizer=tokenizers[0],
+        text_encoder_2=T5EncoderModel(t5),
+        tokenizer_2=tokenizers[1],
+        transformer=FluxTransformer2DModel(
+            in_channels=4 * CHANNELS, num_layers=1, num_single_layers=2, attention_head_dim=16, num_attention_heads=2,
+            joint_attention_dim=STATES, pooled_projection_dim=POOLED, axes_dims_rope=(4, 6, 6),
+        ),
+    ).save_pretrained(folder)  # fmt: skip
 
 
 def build_caches(folder: Path, count: int) -> None:
-    """What is there already is not made again, nor is its model loaded."""
-    if not (folder / "models").exists():
-        save_models(folder / "models")
-    told = {"prompt_column": "metadata", "prompt_key": "caption", "batch_size": 4}
-    encodings = fb.teachers.encodings(
-        vae=str(folder / "models" / "vae"), clip=str(folder / "models" / "clip"), size=SIZE, **told
+    """Existing layers are not made again, nor are their models loaded."""
+    if not (folder / "flux").exists():
+        save_models(folder / "flux")
+    prompts = {"prompt_column": "metadata", "prompt_key": "caption", "batch_size": 4}
+    layers = fb.teachers.pipeline(
+        str(folder / "flux"), size=SIZE, noise="noised", max_length=WORDS, batch_timesteps=True, **prompts
     )
-    lune = TeacherRecipe(teacher=Lune(unet=str(folder / "models" / "unet")), batch_timesteps=True, **told)
-    sol = TeacherRecipe(teacher=GeometricSol(), **told)
-    for name, layers in (
-        ("shapes", {**encodings, "lune": lune, "sol": sol}),
-        ("strangers", {**encodings, "sol": sol}),  # nobody asked Lune about these
-    ):
+    layers["sol"] = TeacherRecipe(teacher=GeometricSol(), **prompts)
+    for name, absent in (("shapes", ""), ("strangers", "lune")):  # the second data set was never shown to Lune
         images, root = folder / "images" / name, folder / "caches" / name
         if not images.exists():
             draw_images(images, count, offset=len(name))
         fb.build(root, fb.sources.images(images), fb.ImageRecipe(size=SIZE, tags=()), workers=0)
-        for report in fb.build_layers(root, layers):
+        chosen = {layer: recipe for layer, recipe in layers.items() if layer != absent}
+        for report in fb.build_layers(root, chosen):
             print(f"{name}: layer {report.layer}, {report.made} made, {report.present} there before", flush=True)
 
 
-class Student(nn.Module):
-    """A small velocity network; beside it, what it keeps of its teachers."""
+class Block(nn.Module):
+    """Attention among text and image together, then a small network; time and pooled text modulate both."""
 
-    def __init__(self, lune_dim: int, channels: int = 32, time_dim: int = 32) -> None:
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm = nn.LayerNorm(width, elementwise_affine=False)
+        self.modulation = nn.Linear(width, 6 * width)
+        self.to_attention, self.from_attention = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.network = nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
+
+    def forward(self, tokens: Tensor, condition: Tensor) -> Tensor:
+        shift, scale, gate, shift_2, scale_2, gate_2 = self.modulation(silu(condition))[:, None].chunk(6, dim=-1)
+        given = self.to_attention(self.norm(tokens) * (1 + scale) + shift)
+        query, key, value = given.unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        mixed = scaled_dot_product_attention(query, key, value).transpose(1, 2).flatten(2)
+        tokens = tokens + gate * self.from_attention(mixed)
+        return tokens + gate_2 * self.network(self.norm(tokens) * (1 + scale_2) + shift_2)
+
+
+class Student(nn.Module):
+    """A small velocity network in the manner of Flux; beside it, what it keeps of its teachers."""
+
+    def __init__(self, lune_dim: int, width: int = 64, heads: int = 4, depth: int = 2, time_dim: int = 32) -> None:
         super().__init__()
         self.time_dim = time_dim
-        self.lune_predictor = LunePredictor(time_dim, TEXT, feature_dim=lune_dim, hidden_dim=128, signal_dim=channels)
-        self.sol_prior = SolPrior(time_dim, TEXT, hidden_dim=64)
-        self.condition = nn.Linear(time_dim + TEXT, channels)
-        self.first, self.last = nn.Conv2d(4, channels, 3, padding=1), nn.Conv2d(channels, 4, 3, padding=1)
-        self.blocks = nn.ModuleList(nn.Conv2d(channels, channels, 3, padding=1) for _ in range(3))
+        self.lune_predictor = LunePredictor(time_dim, POOLED, feature_dim=lune_dim, hidden_dim=128, signal_dim=width)
+        self.sol_prior = SolPrior(time_dim, POOLED, hidden_dim=64)
+        self.condition = nn.Linear(time_dim + POOLED, width)
+        self.image, self.text = nn.Linear(4 * CHANNELS, width), nn.Linear(STATES, width)
+        self.places = nn.Parameter(0.02 * torch.randn((LATENT // 2) ** 2, width))
+        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(depth))
+        self.scale, self.last = nn.Linear(width, 4 * CHANNELS), nn.Linear(width, 4 * CHANNELS)
         self.attends = nn.Parameter(torch.zeros(()))  # how much Sol's map matters
 
     def forward(
         self,
         x: Tensor,
         times: Tensor,
-        text: Tensor,
+        states: Tensor,
+        pooled: Tensor,
         lune: TeacherRows | None = None,
         sol: tuple[TeacherRows | None, TeacherRows | None] = (None, None),
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The velocity, and what the student says in its teachers' stead; without teachers it goes on with that."""
+        """Return the velocity, and the student's predictions of its teachers, which replace those that are absent."""
         time = embed_times(times, self.time_dim)
-        own_lune, own_sol = self.lune_predictor(time, text, lune), self.sol_prior(time, text, *sol)
-        signal = self.condition(torch.cat([time, text], dim=-1)) + own_lune.signal
-        places = distill.spatial_weights(own_sol.spatial, (LATENT, LATENT)).unsqueeze(1)
-        hidden = self.first(x) * (1 + self.attends * (places - 1)) + signal[:, :, None, None]
+        own_lune, own_sol = self.lune_predictor(time, pooled, lune), self.sol_prior(time, pooled, *sol)
+        condition = self.condition(torch.cat([time, pooled], dim=-1)) + own_lune.signal
+        cells, text = packed(x), self.text(states)
+        places = distill.spatial_weights(own_sol.spatial, (LATENT // 2, LATENT // 2)).flatten(1).unsqueeze(-1)
+        tokens = torch.cat([text, (self.image(cells) + self.places) * (1 + self.attends * (places - 1))], dim=1)
         for block in self.blocks:
-            hidden = hidden + block(silu(hidden))
-        said = {"lune": own_lune.predicted, "stats": own_sol.stats_predicted, "spatial": own_sol.spatial_predicted}
-        return self.last(silu(hidden)), said
+            tokens = block(tokens, condition)
+        velocity = self.last(tokens[:, text.shape[1] :]) + cells * self.scale(silu(condition))[:, None]
+        predicted = {"lune": own_lune.predicted, "stats": own_sol.stats_predicted, "spatial": own_sol.spatial_predicted}
+        return unpacked(velocity), predicted
+
+
+def packed(latents: Tensor) -> Tensor:
+    """Return tokens of 2 × 2 cells, `(rows, tokens, 4 · channels)`."""
+    return nn.functional.pixel_unshuffle(latents, 2).flatten(2).transpose(1, 2)
+
+
+def unpacked(tokens: Tensor) -> Tensor:
+    return nn.functional.pixel_shuffle(tokens.transpose(1, 2).unflatten(2, (LATENT // 2, LATENT // 2)), 2)
 
 
 class Training:
@@ -149,47 +189,53 @@ class Training:
             lune_warmup_steps=20, sol_warmup_steps=20, use_spatial_weighting=True, seed=options.seed
         )
         self.teaches = not options.without_teachers
-        caches = [fb.open_cache(folder / "caches" / name, layers=["latents"]) for name in ("shapes", "strangers")]
-        self.caches, self.encodings = caches, [EncodingCache(cache) for cache in caches]
-        self.teachers = MultiSourceCache()
-        for number, cache in enumerate(caches):
-            self.teachers.add(cache, dataset_id=number)
-        mixture = Mixture.of([Ingredient(cache, weight=0.5) for cache in caches], seed=options.seed)
-        self.loader = Loader(mixture, global_batch_size=options.batch, columns=COLUMNS, threads=1)
-        self.student = Student(lune_dim=caches[0].column("lune").shape[-1])
+        self.caches = [fb.open_cache(folder / "caches" / name, layers=["latents"]) for name in ("shapes", "strangers")]
+        times = LogitNormalTimes(self.config.shift)  # one time per row and epoch, the same for both teachers
+        self.loader = Loader(
+            Mixture.of([Ingredient(cache, weight=0.5) for cache in self.caches], seed=options.seed),
+            global_batch_size=options.batch,
+            columns=["latents", "box", *TEXT_COLUMNS],  # those of layers come with their presence bits
+            features={"lune": FeaturesAt(times, direction="t0_noise"), "sol": times} if self.teaches else {},
+            identify=["row_id"],
+            threads=2,
+        )
+        self.student = Student(lune_dim=self.caches[0].column("lune").shape[-1])
         self.optimizer = torch.optim.AdamW(self.student.parameters(), lr=options.learning_rate)
         self.done = 0
 
     def step(self, batch: dict[str, Tensor]) -> dict[str, float]:
-        """One batch. Times and noise are a function of the seed and the step, so that a resumed run draws the same.
+        """Run one batch. Noise is a function of seed and step, times of row and epoch: a resumed run draws the same.
 
-        Rows without latents or without a caption hold no numbers to learn from: they are left out.
+        Rows without latents or without a caption have nothing to learn from: they are left out.
         """
-        known = batch["latents.present"] & batch["clip.present"]
+        known = batch["latents.present"] & batch["t5.present"] & batch["clip.present"]
         if not known.any():
             self.done += 1
             return {}
         batch = {name: values[known] for name, values in batch.items()}
-        local, dataset = batch["local_index"], batch["dataset_id"]
-        generator = torch.Generator().manual_seed(self.config.seed * 1_000_003 + self.done)
-        times = distill.sample_times(len(local), shift=self.config.shift, generator=generator)
         data = batch["latents"].float()
+        generator = torch.Generator().manual_seed(self.config.seed * 1_000_003 + self.done)
+        if self.teaches:
+            times, (lune, stats, spatial) = batch["lune.t"], self.taught(batch)
+        else:
+            times = distill.sample_times(len(data), shift=self.config.shift, generator=generator)
+            lune = stats = spatial = None
         noise = torch.randn(data.shape, generator=generator)
-        lune, (stats, spatial) = self.taught(local, dataset, times) if self.teaches else (None, (None, None))
         x = distill.interpolate(data, noise, times)
-        predicted, said = self.student(x, times, self.text(local, dataset), lune, (stats, spatial))
+        text = [batch[name].float() for name in TEXT_COLUMNS]
+        predicted, own = self.student(x, times, *text, lune, (stats, spatial))
         parts = {
             "flow": distill.flow_loss(
                 predicted,
                 distill.velocity(data, noise),
-                weights=self.config.loss_weights(spatial, self.content(local, dataset), (LATENT, LATENT)),
+                weights=self.config.loss_weights(spatial, content(batch), (LATENT, LATENT)),
                 row_weights=distill.min_snr_weight(times, self.config.min_snr_gamma),
             )
         }
         loss = parts["flow"]
         if lune is not None and stats is not None and spatial is not None:
-            parts["lune"] = compute_lune_loss(said["lune"], lune, self.config.lune_loss_mode)
-            parts["sol"] = compute_sol_loss(said["stats"], said["spatial"], stats, spatial)
+            parts["lune"] = compute_lune_loss(own["lune"], lune, self.config.lune_loss_mode)
+            parts["sol"] = compute_sol_loss(own["stats"], own["spatial"], stats, spatial)
             loss = loss + self.config.lune(self.done) * parts["lune"] + self.config.sol(self.done) * parts["sol"]
         self.optimizer.zero_grad()
         loss.backward()
@@ -197,48 +243,30 @@ class Training:
         self.done += 1
         return {"loss": loss.item(), **{name: part.item() for name, part in parts.items()}}
 
-    def taught(
-        self, local: Tensor, dataset: Tensor, times: Tensor
-    ) -> tuple[TeacherRows, tuple[TeacherRows, TeacherRows]]:
-        """What the teachers say at these times, but for the samples that go without this step."""
-        lune, (stats, spatial) = (
-            self.teachers.get_lune(local, dataset, times),
-            self.teachers.get_sol(local, dataset, times),
+    def taught(self, batch: dict[str, Tensor]) -> tuple[TeacherRows, TeacherRows, TeacherRows]:
+        """Return the teachers' rows of a batch, but for the samples that are without them in this step."""
+        lune, stats, spatial = (
+            TeacherRows(batch[name], batch[f"{layer}.present"])
+            for name, layer in (("lune", "lune"), ("sol_stats", "sol"), ("sol_spatial", "sol"))
         )
-        assert lune is not None
-        assert stats is not None
-        assert spatial is not None
-        samples, ids = self.teachers.sample_keys(local, dataset), dataset.numpy()
-        keep_lune = self.config.dropout("lune").kept("lune", self.done, samples, ids)
-        keep_sol = self.config.dropout("sol").kept("sol", self.done, samples, ids)
-        return lune.where(keep_lune), (stats.where(keep_sol), spatial.where(keep_sol))
-
-    def text(self, local: Tensor, dataset: Tensor) -> Tensor:
-        found = torch.empty(len(local), TEXT)
-        for number, encodings in enumerate(self.encodings):
-            here = dataset == number
-            found[here] = encodings.clip_pooled[local[here]].float()
-        return found
-
-    def content(self, local: Tensor, dataset: Tensor) -> Tensor:
-        """The share of each cell that is image, not letterbox."""
-        found = torch.empty(len(local), LATENT, LATENT)
-        for number, cache in enumerate(self.caches):
-            here = dataset == number
-            found[here] = torch.from_numpy(fb.teachers.weights_of_latents(cache, local[here].numpy()))
-        return found
+        samples, dataset = batch["row_id"][:, 0] << 32 | batch["row_id"][:, 1], batch["dataset_id"]
+        keep_lune, keep_sol = (
+            self.config.dropout(name).kept(name, self.done, samples, dataset) for name in ("lune", "sol")
+        )
+        return lune.where(keep_lune), stats.where(keep_sol), spatial.where(keep_sol)
 
     @torch.no_grad()
     def sample(self, count: int, steps: int = 20) -> Tensor:
-        """Latents out of noise, for the captions of the first rows. No teacher is asked."""
-        x = torch.randn(count, 4, LATENT, LATENT, generator=torch.Generator().manual_seed(1))
-        text = self.encodings[0].clip_pooled[torch.arange(count)].float()
+        """Return latents made of noise, for the captions of the first rows. No teacher is asked."""
+        x = torch.randn(count, CHANNELS, LATENT, LATENT, generator=torch.Generator().manual_seed(1))
+        shared = [fb.teachers.shared(self.caches[0], name).read(range(count)) for name in TEXT_COLUMNS]
+        text = [torch.from_numpy(values).float() for values in shared]
         for step in range(steps):
-            x = x + self.student(x, torch.full((count,), step / steps), text)[0] / steps
+            x = x + self.student(x, torch.full((count,), step / steps), *text)[0] / steps
         return x
 
     def save(self) -> None:
-        """Whole or not at all: a kill while writing leaves the checkpoint before."""
+        """Save whole or not at all: a kill while writing leaves the checkpoint before."""
         aside = self.path.with_suffix(".part")
         parts = {"student": self.student, "optimizer": self.optimizer, "loader": self.loader}
         torch.save({"done": self.done, **{name: part.state_dict() for name, part in parts.items()}}, aside)
@@ -251,6 +279,11 @@ class Training:
             for name, part in {"student": self.student, "optimizer": self.optimizer, "loader": self.loader}.items():
                 part.load_state_dict(saved[name])
             print(f"resumed at step {self.done}", flush=True)
+
+
+def content(batch: dict[str, Tensor]) -> Tensor:
+    """Return the share of each cell that is image, not letterbox."""
+    return torch.from_numpy(latent_weights(batch["box"].numpy(), (SIZE, SIZE), (LATENT, LATENT)))
 
 
 def train(folder: Path, options: argparse.Namespace) -> None:

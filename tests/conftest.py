@@ -1,8 +1,8 @@
 """What a test has to tell, beside whether it passed, is printed at the end of the run.
 
 Property tests draw the same examples in every run, so that a run says something about the change it is made for;
-`pytest --hypothesis-profile=default` draws new ones. torch gets one thread, also in processes that tests start: two
-processes of tests with a thread per core each wait for one another.
+`pytest --hypothesis-profile=default` draws new ones, and `--hypothesis-profile=long` twelve times as many. torch gets
+one thread, also in processes that tests start: two processes of tests with a thread per core each wait for one another.
 
 What a test finds does not depend on the machine: virtual processors may show AMX and fault on its instructions, so
 that computing in bfloat16 ends with SIGILL. oneDNN is asked to leave AMX alone, before torch is imported and also in
@@ -19,15 +19,18 @@ from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
+from tests.examples import PROFILES
 
 if TYPE_CHECKING:
     from tests.tiny_models import TinyModels
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # otherwise every process of tests starts a pool
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN and threading.current_thread() is threading.main_thread():
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a handler is not inherited: children begin without it
-settings.register_profile("steady", derandomize=True, deadline=None)
+for profile, share in PROFILES.items():
+    settings.register_profile(profile, derandomize=True, deadline=None, max_examples=share)
 settings.load_profile("steady")
 
 

@@ -4,14 +4,17 @@ Importable, so that worker processes find them.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
+from unittest.mock import patch
 
 import numpy as np
 import xxhash
 
 import forebay as fb
+from forebay.building import dedup
 from forebay.columns import Column, Ragged
 from forebay.recipe import Rows
 from forebay.source import Failure, Part, Sample, Source, SourceFile
@@ -130,3 +133,10 @@ class CountingSource(Source):
 
     def digest(self, file: SourceFile, start: int, stop: int) -> int:
         return 0
+
+
+@contextmanager
+def sorting_in(size: int | None) -> Iterator[None]:
+    """Sort identities in `size` bytes of memory; None: as usual."""
+    with patch.object(dedup, "SORT_BYTES", dedup.SORT_BYTES if size is None else size):
+        yield

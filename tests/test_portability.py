@@ -24,6 +24,7 @@ def test_a_run_that_ignores_ctrl_c_starts_processes_that_do_not(tmp_path: Path):
     (tmp_path / "test_probe.py").write_text(PROBE)
     (tmp_path / "conftest.py").write_text((Path(__file__).parent / "conftest.py").read_text())
     environment = {name: value for name, value in os.environ.items() if name != "ONEDNN_MAX_CPU_ISA"}
+    environment["PYTHONPATH"] = str(Path(__file__).parents[1])
     pytest = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path / "test_probe.py")]
     done = subprocess.run(
         ["bash", "-c", 'trap "" INT; exec "$@"', "bash", *pytest],
@@ -88,10 +89,9 @@ def test_a_cache_is_built_read_and_repaired_without_what_only_linux_has(tmp_path
 
 
 def test_what_only_linux_has_is_used_behind_a_guard():
-    """The fault campaign aside: it traces system calls, which it can on Linux only."""
     room = Path(forebay.__file__).parent
     unguarded = []
-    for path in sorted(set(room.rglob("*.py")) - set((room / "testing" / "campaign").iterdir())):
+    for path in sorted(room.rglob("*.py")):
         text = path.read_text()
         used = {node.attr for node in ast.walk(ast.parse(text)) if _is_of_os(node)} & set(LINUX_ONLY)
         unguarded += [f"{path}: os.{name}" for name in used if f'hasattr(os, "{name}")' not in text]

@@ -24,11 +24,11 @@ def test_a_wrong_choice_is_refused_with_the_choices_and_the_nearest(recipe: type
         (fb.TokenRecipe, {"chunk_size": True}, "chunk_size is True; it must be a whole number"),
         (fb.TokenRecipe, {"tokenizer": object}, "tokenizer is <class 'object'>; it must be text"),
         (fb.TokenRecipe, {"deduplicate": "yes"}, "deduplicate is 'yes'; it must be True or False"),
-        (fb.TokenRecipe, {"eos": 1.5}, "eos is 1.5; Expected `int | str | null`, got `float`"),
+        (fb.TokenRecipe, {"eos": 1.5}, "eos is 1.5; it must be text or a whole number or None"),
         (fb.TokenRecipe, {"long_documents": "splitt"}, "did you mean 'split'?"),
         (fb.ImageRecipe, {"resample": "bilinaer"}, "did you mean 'bilinear'?"),
         (fb.ImageRecipe, {"storage": "png"}, "storage is 'png'; it must be one of 'raw', 'jpeg'"),
-        (fb.ImageRecipe, {"tags": "cat"}, "tags is 'cat'; Expected `array | null`, got `str`"),
+        (fb.ImageRecipe, {"tags": "cat"}, "tags is 'cat'; it must be a list, each text"),
         (fb.RawRecipe, {"chunk_bytes": "16 MB"}, "chunk_bytes is '16 MB'; it must be a whole number"),
     ],
 )

@@ -1,7 +1,9 @@
 """The files around the code agree with it: workflows, the site, the version, the extras."""
 
 import re
+import runpy
 import tomllib
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -70,7 +72,14 @@ def test_an_error_names_an_extra_that_exists() -> None:
 
 def test_every_extra_is_tried_by_the_check_of_the_wheel() -> None:
     tools = {"dev", "docs", "release", "minilm"}  # for development: nothing of the wheel needs them
-    tried = re.search(r"^EXTRAS = \((.*?)\)$", (ROOT / "tools" / "check_wheel.py").read_text(), re.MULTILINE)
+    tried = re.search(r"^EXTRAS = \((.*?)\)", (ROOT / "tools" / "check_wheel.py").read_text(), re.MULTILINE | re.DOTALL)
     assert tried is not None
     names = set(re.findall(r'"(\w+)"', tried[1]))
     assert names - {"core"} == set(PROJECT["project"]["optional-dependencies"]) - tools
+    assert set(runpy.run_path(str(ROOT / "tools" / "smoke.py"))["SMOKES"]) == names - {"core"}
+
+
+def test_modules_of_tests_have_different_names() -> None:
+    """pytest imports them by their file name alone."""
+    names = Counter(path.name for path in (ROOT / "tests").rglob("test_*.py"))
+    assert [name for name, times in names.items() if times > 1] == []

@@ -14,7 +14,9 @@ import time
 from pathlib import Path
 
 SMOKE = Path(__file__).with_name("smoke.py")
-EXTRAS = ("core", "tokens", "fast", "images", "pictures", "remote", "torch", "teachers", "onnx")
+EXTRAS = (
+    "core", "tokens", "fast", "images", "pictures", "remote", "chat", "viewer", "torch", "teachers", "onnx", "ray",
+)  # fmt: skip
 
 
 def main() -> int:

@@ -103,8 +103,22 @@ def images(folder: Path) -> None:
 
 
 def remote(folder: Path) -> None:
-    """The hub's libraries; nothing is contacted."""
+    """The libraries of the hub and of buckets; nothing is contacted."""
     import_module("forebay.hub")
+    import_module("obstore")
+
+
+def chat(folder: Path) -> None:
+    """A chat template, rendered in the sandbox."""
+    environment = import_module("jinja2.sandbox").ImmutableSandboxedEnvironment()
+    template = environment.from_string("{% for each in messages %}<{{ each.role }}>{{ each.content }}{% endfor %}")
+    assert template.render(messages=[{"role": "user", "content": "hello"}]) == "<user>hello"
+    tokens(folder)
+
+
+def viewer(folder: Path) -> None:
+    """The libraries of the server; no port is opened."""
+    import_module("uvicorn").Config(import_module("forebay.viewer.web_app").WebApp)
 
 
 def torch(folder: Path) -> None:
@@ -129,7 +143,17 @@ def onnx(folder: Path) -> None:
         import_module(name)
 
 
-SMOKES = {call.__name__: call for call in (tokens, fast, pictures, images, remote, torch, teachers, onnx)}
+def ray(folder: Path) -> None:
+    """A build by the actors of a cluster of this machine."""
+    library = import_module("ray")
+    library.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="error")
+    fb.build(folder / "by-actors", fb.sources.lines(folder / "data.jsonl"), fb.RawRecipe(), workers=2, engine="ray")
+    library.shutdown()
+    assert len(fb.open_cache(folder / "by-actors")) == 500
+
+
+EACH = (tokens, fast, pictures, images, remote, chat, viewer, torch, teachers, onnx, ray)
+SMOKES = {call.__name__: call for call in EACH}
 
 
 def forebay(*arguments: str) -> str:

@@ -25,7 +25,9 @@ if TYPE_CHECKING:
         build_layers,
         clean,
         copy,
+        drop,
         estimate,
+        estimate_remote,
         gaps,
         grow,
         refresh,
@@ -34,8 +36,10 @@ if TYPE_CHECKING:
         status,
         summarize,
         verify,
+        warm_cache,
     )
     from forebay.cache.records import Progress
+    from forebay.chat import ChatRecipe, PreferenceRecipe
     from forebay.columns import Column, Ragged
     from forebay.images import ImageRecipe
     from forebay.preview.peek import contact_sheet, peek
@@ -47,6 +51,7 @@ if TYPE_CHECKING:
     from forebay.teachers.recipe import TeacherRecipe
     from forebay.tiers import CachedImages
     from forebay.tokens import TokenRecipe
+    from forebay.viewer.notebook import view
 
 # Where each public name lives. A name is imported when it is first used.
 _HOMES = {
@@ -56,7 +61,9 @@ _HOMES = {
             "build_layers",
             "clean",
             "copy",
+            "drop",
             "estimate",
+            "estimate_remote",
             "gaps",
             "grow",
             "masks",
@@ -66,6 +73,7 @@ _HOMES = {
             "status",
             "summarize",
             "verify",
+            "warm_cache",
         ),
         "forebay.api",
     ),
@@ -76,20 +84,23 @@ _HOMES = {
     **dict.fromkeys(("Failure", "Part", "Sample", "Source", "SourceFile"), "forebay.source"),
     **dict.fromkeys(("LocalStore", "MemoryStore", "Store"), "forebay.store"),
     "CachedImages": "forebay.tiers",
+    **dict.fromkeys(("ChatRecipe", "PreferenceRecipe"), "forebay.chat"),
     "ImageRecipe": "forebay.images",
     "Progress": "forebay.cache.records",
     "RawRecipe": "forebay.raw",
     "TeacherRecipe": "forebay.teachers",
     "TokenRecipe": "forebay.tokens",
+    "view": "forebay.viewer.notebook",
 }
 _MODULES = ("errors", "images", "masks", "sources", "teachers", "testing", "tiers")
 
 __all__ = [
-    "Cache", "CachedImages", "ChunkTarget", "Column", "Failure", "ImageRecipe", "LayerRecipe", "LocalStore",
-    "MemoryStore", "Origin", "Part", "Progress", "Ragged", "RawRecipe", "Recipe", "RecipeHooks", "RowId", "Rows",
-    "Sample", "Source", "SourceFile", "Store", "TeacherRecipe", "TokenRecipe", "build", "build_layers", "clean",
-    "contact_sheet", "copy", "errors", "estimate", "fingerprint", "gaps", "grow", "images", "masks", "open_cache",
-    "peek", "refresh", "rekey", "repair", "sources", "status", "summarize", "teachers", "testing", "tiers", "verify",
+    "Cache", "CachedImages", "ChatRecipe", "ChunkTarget", "Column", "Failure", "ImageRecipe", "LayerRecipe",
+    "LocalStore", "MemoryStore", "Origin", "Part", "PreferenceRecipe", "Progress", "Ragged", "RawRecipe", "Recipe",
+    "RecipeHooks", "RowId", "Rows", "Sample", "Source", "SourceFile", "Store", "TeacherRecipe", "TokenRecipe", "build",
+    "build_layers", "clean", "contact_sheet", "copy", "drop", "errors", "estimate", "estimate_remote", "fingerprint",
+    "gaps", "grow", "images", "masks", "open_cache", "peek", "refresh", "rekey", "repair", "sources", "status",
+    "summarize", "teachers", "testing", "tiers", "verify", "view", "warm_cache",
 ]  # fmt: skip
 
 

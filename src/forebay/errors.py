@@ -6,12 +6,14 @@ ForebayError
 ├── LayerNotFound        the cache has no such layer
 ├── ColumnNotFound       no layer of the cache has such a column
 ├── LayerIncomplete      a layer lacks chunks that the requested rows need
+├── LayerNeeded          a layer cannot be dropped: it is the base, or others were made from it
 ├── InputIncomplete      a layer cannot be built: a layer that it reads lacks chunks
 ├── RecipeMismatch       the cache was built by another recipe
 ├── RecipeInvalid        a recipe broke the contract between recipes and the core
 ├── UnknownKind          no recipe or source of that kind is installed
 ├── LibraryMissing       an optional library is needed and not installed
 ├── TokenizerUnusable    a tokenizer cannot be found, loaded or used as requested
+├── TemplateUnusable     a chat template cannot be found, compiled, rendered or trusted with a loss mask
 ├── EncodersDiffer       the fast encoder returns other ids than the reference tokenizer
 ├── DocumentTooLong      a document does not fit a row, and the recipe treats that as an error
 ├── TeacherUnusable      a teacher's weights are missing, or are not those of its model
@@ -28,6 +30,8 @@ ForebayError
 │   ├── ChunkMissing     a generation lists a chunk whose file is missing
 │   └── IndexCorrupt     a generation, plan, recipe or cache.json disagrees with its digest
 ├── StoreRefused         a store cannot be opened, or rejects a key
+├── StoreUnavailable     a store does not answer, or not in time; a retry may succeed
+├── StoreFull            a store has no room for a value
 ├── BlockTooLarge        a compressed block decodes to more bytes than the caller allows
 ├── PinMismatch          the cache is not the one that the caller pinned, or is older
 ├── KeyRefused           a generation is not tagged with the key in use, or needs one
@@ -44,6 +48,8 @@ ForebayError
 ├── HubUnreachable       the Hugging Face hub does not answer, or not in time
 ├── HubNotFound          the hub has no such repository, revision or file, or not for this user
 ├── DownloadCorrupt      a download does not match the size or hash that the hub lists
+├── CacheNotShared       a worker on another machine does not see the cache
+├── EngineUnusable       a cluster is not there, or its nodes cannot work on the build
 ├── RangeInvalid         the requested chunks are not in the plan
 ├── BuildFailed          some chunks could not be built
 │   ├── TooManyFailures  more samples failed than the caller allows
@@ -57,6 +63,7 @@ ForebayError
 ├── RanksMissing         some ranks of a loader did not request a batch in time
 ├── AllTokensIgnored     an image has so little content that no token of it is kept
 ├── WindowTooLarge       a shuffle window does not fit the memory for decoded blocks
+├── TierNeeded           a loader mixes more of a remote cache than fits in memory
 ├── SelectionEmpty       no row of the cache is in a split or passes a filter
 ├── SelectionLost        the file with the bits of a selection is missing
 ├── TierUnusable         a folder cannot be used as a tier
@@ -70,9 +77,11 @@ KeyboardInterrupt
 └── BuildStopped         the build was asked to stop
 """
 
+import errno
 import re
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from difflib import get_close_matches
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 
@@ -94,6 +103,43 @@ def _restored(kind: type[ForebayError], args: tuple[object, ...], attributes: Ma
     return error
 
 
+def closest(name: str, known: Collection[str]) -> str | None:
+    """The known name that was probably meant.
+
+    >>> closest("token", ["tokens", "raw"]), closest("data", ["tokens", "raw"])
+    ('tokens', None)
+    """
+    return next(iter(get_close_matches(name, known, n=1, cutoff=0.5)), None)
+
+
+def nearest(name: str, known: Collection[str]) -> str:
+    """A hint at the name that was probably meant, or at all names.
+
+    >>> nearest("worker", ["workers", "mode"])
+    "did you mean 'workers'?"
+    """
+    found = closest(name, known)
+    return f"did you mean '{found}'?" if found else f"known: {', '.join(known)}"
+
+
+def choice_error(option: str, value: object, choices: Sequence[str | None]) -> ValueError:
+    """The error for a value that is not one of the choices, with the one that was probably meant.
+
+    >>> str(choice_error("shuffle", "gobal", ("auto", "global", None)))
+    "shuffle must be 'auto', 'global' or None (got 'gobal'); did you mean 'global'?"
+    """
+    *first, last = map(repr, choices)
+    listed = f"{', '.join(first)} or {last}" if first else last
+    near = closest(str(value), [choice for choice in choices if choice is not None])
+    return ValueError(f"{option} must be {listed} (got {value!r})" + (f"; did you mean '{near}'?" if near else ""))
+
+
+def _there(name: str, known: Sequence[str]) -> str:
+    """All names, and the one that was probably meant."""
+    near = closest(name, known)
+    return f"it has: {', '.join(known) or 'none'}" + (f"; did you mean '{near}'?" if near else "")
+
+
 class CacheNotFound(ForebayError):
     def __init__(self, root: str) -> None:
         self.root = root
@@ -111,13 +157,23 @@ class NothingPublished(ForebayError):
 class LayerNotFound(ForebayError):
     def __init__(self, root: str, layer: str, known: Sequence[str]) -> None:
         self.root, self.layer, self.known = root, layer, tuple(known)
-        super().__init__(f"the cache at '{root}' has no layer '{layer}'; it has: {', '.join(known) or 'none'}")
+        super().__init__(f"the cache at '{root}' has no layer '{layer}'; {_there(layer, known)}")
+
+
+class LayerNeeded(ForebayError):
+    def __init__(self, root: str, layer: str, readers: Sequence[str]) -> None:
+        self.root, self.layer, self.readers = root, layer, tuple(readers)
+        why = "it is the base layer, which decides the rows; delete the cache instead"
+        if readers:
+            names = " and ".join(f"'{reader}'" for reader in readers)
+            why = f"layer {names} was made from it; drop or replace {'them' if len(readers) > 1 else 'it'} as well"
+        super().__init__(f"layer '{layer}' of the cache at '{root}' cannot be dropped: {why}")
 
 
 class ColumnNotFound(ForebayError):
     def __init__(self, root: str, column: str, known: Sequence[str]) -> None:
         self.root, self.column, self.known = root, column, tuple(known)
-        super().__init__(f"the cache at '{root}' has no column '{column}'; it has: {', '.join(known) or 'none'}")
+        super().__init__(f"the cache at '{root}' has no column '{column}'; {_there(column, known)}")
 
 
 class LayerIncomplete(ForebayError):
@@ -140,12 +196,15 @@ class InputIncomplete(ForebayError):
 
 
 class RecipeMismatch(ForebayError):
-    def __init__(self, root: str, layer: str, changed: Mapping[str, str]) -> None:
+    def __init__(self, root: str, layer: str, changed: Mapping[str, str], is_base: bool = False) -> None:
         self.root, self.layer, self.changed = root, layer, dict(changed)
         differs = ", ".join(f"{name}: {how}" for name, how in changed.items())
+        ways = "build into a new root, or delete this one"
+        if not is_base:
+            ways = f"replace the layer (`--replace {layer}`, `replace=True`), or build into a new root"
         super().__init__(
             f"layer '{layer}' of the cache at '{root}' was built by another recipe (differs in: {differs}); resume "
-            f"with its own recipe (`forebay build {root}`), build into a new root, or delete this one"
+            f"with its own recipe (`forebay build {root}`), {ways}"
         )
 
 
@@ -174,6 +233,12 @@ class TokenizerUnusable(ForebayError):
         super().__init__(f"the tokenizer '{name}' cannot be used: {problem}")
 
 
+class TemplateUnusable(ForebayError):
+    def __init__(self, name: str, problem: str) -> None:
+        self.name, self.problem = name, problem
+        super().__init__(f"the chat template '{name}' cannot be used: {problem}; pass another with --template FILE")
+
+
 class EncodersDiffer(ForebayError):
     def __init__(self, tokenizer: str, problem: str, planned: bool) -> None:
         self.tokenizer, self.problem, self.planned = tokenizer, problem, planned
@@ -186,11 +251,11 @@ class EncodersDiffer(ForebayError):
 
 
 class DocumentTooLong(ForebayError):
-    def __init__(self, document: str, tokens: int, capacity: int) -> None:
+    def __init__(self, document: str, tokens: int, capacity: int, advice: str = "set long_documents='split'") -> None:
         self.document, self.tokens, self.capacity = document, tokens, capacity
         super().__init__(
-            f"document '{document}' has {tokens:,} tokens but a row holds {capacity:,}; raise `sequence_length` or set "
-            f"long_documents='split'"
+            f"document '{document}' has {tokens:,} tokens but a row holds {capacity:,}; raise `sequence_length` or "
+            f"{advice}"
         )
 
 
@@ -337,6 +402,26 @@ class StoreRefused(ForebayError):
         super().__init__(f"'{address}' cannot be used as a store: {problem}; {advice}")
 
 
+class StoreUnavailable(ForebayError, OSError):
+    """Also an `OSError`, because a retry may succeed."""
+
+    errno: int | None = errno.EAGAIN
+
+    def __init__(self, address: str, what: str, cause: str, advice: str = "check the network and try again") -> None:
+        self.address, self.what, self.cause, self.advice = address, what, cause, advice
+        super().__init__(f"'{address}' did not {what}: {cause}; {advice}")
+
+
+class StoreFull(ForebayError, OSError):
+    """Also an `OSError`, as a full disk is."""
+
+    errno: int | None = errno.ENOSPC
+
+    def __init__(self, address: str, key: str, problem: str) -> None:
+        self.address, self.key, self.problem = address, key, problem
+        super().__init__(f"'{address}' has no room for '{key}': {problem}; free some space and try again")
+
+
 def is_url(name: str) -> bool:
     """Whether a name has a scheme, also where a `Path` has taken one of its slashes.
 
@@ -344,6 +429,17 @@ def is_url(name: str) -> bool:
     (True, True, False, False)
     """
     return _SCHEME.match(name) is not None
+
+
+def meant_url(name: object) -> str:
+    """The URL that a text with one slash was meant to be, else "". A `Path` is not a text: it takes the other slash.
+
+    >>> meant_url("s3:/bucket/cache"), meant_url("s3://bucket/cache")
+    ('s3://bucket/cache', '')
+    """
+    if not isinstance(name, str) or not is_url(name) or "://" in name:
+        return ""
+    return name.replace(":/", "://", 1)
 
 
 class PinMismatch(ForebayError):
@@ -487,42 +583,60 @@ class TooManyFailures(BuildFailed):
         self.failures, self.samples, self.allowed = failures, samples, allowed
         ForebayError.__init__(
             self,
-            f"{failures:,} of {samples:,} samples failed, more than the {allowed} allowed; "
-            f"see `forebay status {root}` for the reasons, or raise --max-failures",
+            f"{failures:,} of {samples:,} samples failed, more than the {allowed} allowed here or when the cache was "
+            f"built; see `forebay status {root}` for the reasons, or raise --max-failures",
         )
 
 
 class NothingMade(BuildFailed):
-    """Every sample failed: of the trial before the build, or of the whole source."""
+    """Every sample failed: of the trial before the build, of what a cache was to grow by, or of the whole source."""
 
     def __init__(
-        self, root: str, failures: int, reason: str, count: int, example: str, advice: str, *, sampled: bool = False
+        self,
+        root: str,
+        failures: int,
+        reason: str,
+        count: int,
+        example: str,
+        advice: str,
+        *,
+        sampled: bool = False,
+        read_like: str = "",
     ) -> None:
         self.root, self.failed = root, {}
         self.failures, self.reason, self.count, self.example = failures, reason, count, example
-        what = "trial sample(s)" if sampled else "sample(s)"
+        what = "sample(s)" if not sampled else f"trial sample(s){' of the new data' if read_like else ''}"
         skip = ", or pass --max-failures 100% to build anyway" if sampled else ""
+        after = f"nothing was published at '{root}', so the corrected command can use it"
+        if read_like:
+            advice = f"the cache reads its source as {read_like}: pass files like that, or build a separate cache"
+            skip = ", or pass --max-failures 100% to add these anyway"
+            after = f"nothing was added to '{root}'"
         ForebayError.__init__(
-            self,
-            f"all {failures:,} {what} failed ({count:,} × {reason}, e.g. {example}); {advice}{skip}; nothing was "
-            f"published at '{root}', so the corrected command can use it",
+            self, f"all {failures:,} {what} failed ({count:,} × {reason}, e.g. {example}); {advice}{skip}; {after}"
         )
 
 
 class ChunkFailed(BuildFailed):
-    """Every sample of a chunk failed, and the caller did not allow that."""
+    """Every sample of a chunk failed, and the caller did not allow that; `after` says what became of the cache."""
 
     def __init__(
-        self, root: str, chunk: int, failures: int, reason: str, count: int, example: str, advice: str
+        self, root: str, chunk: int, failures: int, reason: str, count: int, example: str, advice: str, after: str = ""
     ) -> None:
         self.root, self.chunk, self.failures = root, chunk, failures
         self.reason, self.count, self.example, self.advice = reason, count, example, advice
         self.failed = {chunk: f"all {failures:,} samples failed"}
+        after = after or f"the chunks built before are kept at '{root}'"
         ForebayError.__init__(
             self,
             f"all {failures:,} samples of chunk {chunk} failed ({count:,} × {reason}, e.g. {example}); {advice}, or "
-            f"pass --max-failures 100% to skip it; the chunks built before are kept at '{root}'",
+            f"pass --max-failures 100% to skip it; {after}",
         )
+
+    def followed_by(self, after: str) -> "ChunkFailed":
+        """The same error, with what became of the cache."""
+        facts = (self.failures, self.reason, self.count, self.example, self.advice)
+        return ChunkFailed(self.root, self.chunk, *facts, after)
 
 
 class RangeInvalid(ForebayError):
@@ -539,12 +653,31 @@ class SourceEmpty(BuildFailed):
         ForebayError.__init__(self, f"nothing to build: {problem}; nothing was published at '{root}', {advice}")
 
 
+class CacheNotShared(ForebayError):
+    """A worker does not see the cache that its builder works on."""
+
+    def __init__(self, root: str, host: str) -> None:
+        self.root, self.host = root, host
+        super().__init__(
+            f"'{root}' on '{host}' is not the cache that the build was started for; build into a bucket, or into a "
+            f"folder that every machine mounts at the same path"
+        )
+
+
+class EngineUnusable(ForebayError):
+    """An engine cannot run chunks here."""
+
+    def __init__(self, engine: str, problem: str, advice: str) -> None:
+        self.engine, self.problem, self.advice = engine, problem, advice
+        super().__init__(f"the engine '{engine}' cannot be used: {problem}; {advice}")
+
+
 class WorkersFailed(BuildFailed):
     def __init__(self, root: str, reason: str) -> None:
         self.root, self.failed, self.reason = root, {}, reason
         ForebayError.__init__(
             self,
-            f"worker processes for '{root}' exit during start-up ({reason}); see their output above, or build without "
+            f"workers for '{root}' exit during start-up ({reason}); see their output above, or build without "
             f"workers (workers=0, --workers 0) to see the cause here",
         )
 
@@ -642,6 +775,15 @@ class WindowTooLarge(ForebayError):
         super().__init__(
             f"a shuffle window of {rows:,} rows in {lanes} lanes of '{root}' needs {needed:,} bytes of decoded blocks, "
             f"but the cache may keep {limit:,}; open it with memory={needed}, or choose a smaller window"
+        )
+
+
+class TierNeeded(ForebayError):
+    def __init__(self, root: str, chunks: int, needed: int, limit: int) -> None:
+        self.root, self.chunks, self.needed, self.limit = root, chunks, needed, limit
+        super().__init__(
+            f"a loader over '{root}' mixes up to {chunks} chunks at a time, {needed:,} bytes, and without a tier it "
+            f"may hold {limit:,} in memory; pass tier='/nvme/forebay', a folder on a local disk, to open_cache"
         )
 
 

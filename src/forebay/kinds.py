@@ -6,7 +6,6 @@ forebay's own.
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
 from functools import cache
 from importlib.metadata import EntryPoint, distribution, entry_points
 from pathlib import Path
@@ -14,8 +13,8 @@ from typing import Any
 
 import msgspec
 
-from forebay.errors import RecipeInvalid, RecipeNotContacted, SourceInvalid, UnknownKind
-from forebay.recipe import AnyRecipe, RecipeDocument, differing_fields, fingerprint, hooks_of, inputs_in
+from forebay.errors import RecipeInvalid, RecipeNotContacted, SourceInvalid, UnknownKind, is_url
+from forebay.recipe import AnyRecipe, RecipeDocument, differing_fields, hooks_of, is_same_recipe
 from forebay.source import Source
 
 # What a description that somebody else wrote may raise in the class that it is turned into.
@@ -61,7 +60,7 @@ def reopen_recipe(
     on_hub = () if check_source else remote_inputs(recipe)
     if on_hub:
         raise RecipeNotContacted(root, kept.layer, on_hub[0], verb)
-    if fingerprint(recipe, inputs_in(kept.dependencies)) != kept.fingerprint:
+    if not is_same_recipe(kept, recipe):
         changed = ", ".join(differing_fields(kept, recipe))
         raise RecipeInvalid(f"the recipe of layer '{kept.layer}' is not what it was (differs in: {changed})")
     return recipe
@@ -76,21 +75,12 @@ def reopen_source(description: Mapping[str, Any]) -> Source:
     """The source that a plan describes, once all that it says of itself has the right type."""
     kind = source_class(str(description.get("kind")))
     try:
-        source: Source = kind.from_description(description)
-        _check_fields(source)
+        return kind.from_description(description)
     except WRONG as error:
         raise SourceInvalid(
             f"the plan describes its source of kind '{description.get('kind')}' in a way that it cannot be opened by: "
             f"{_said(error)}; pass the source itself"
         ) from error
-    return source
-
-
-def _check_fields(source: Source) -> None:
-    """Refuse a source of ours with a field of another type than it declares: it would fail only where it is used."""
-    if is_dataclass(source) and type(source).__module__.startswith("forebay."):
-        values = {field.name: getattr(source, field.name) for field in fields(source)}
-        msgspec.convert(values, type(source), from_attributes=True)
 
 
 def _said(error: Exception) -> str:
@@ -110,7 +100,8 @@ def remote_source(description: Mapping[str, Any]) -> str:
     if kind == "hub":
         endpoint = description.get("endpoint")
         return f"hub:{description.get('name')}" + (f" at {endpoint}" if endpoint else "")
-    return kind if source_class(kind).remote else ""
+    root = str(description.get("root", ""))
+    return root if is_url(root) else kind if source_class(kind).remote else ""
 
 
 @cache
@@ -121,6 +112,11 @@ def own_kinds(group: str) -> dict[str, EntryPoint]:
         if project.get("name") == "forebay":
             return {kind: EntryPoint(kind, place, group) for kind, place in project["entry-points"][group].items()}
     return {entry.name: entry for entry in distribution("forebay").entry_points.select(group=group)}
+
+
+def known_kinds() -> list[str]:
+    """The kinds of recipes that are installed: forebay's own, then those of other packages."""
+    return [*dict.fromkeys([*own_kinds(RECIPES), *sorted(entry_points(group=RECIPES).names)])]
 
 
 def _find(what: str, kind: str, group: str) -> type[Any]:

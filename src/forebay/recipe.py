@@ -8,17 +8,16 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, is_dataclass
-from difflib import get_close_matches
-from functools import lru_cache
 from inspect import getattr_static
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal, Protocol, get_args, get_origin, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import msgspec
 import numpy as np
 
 from forebay.columns import Array, Column, Columns, join
-from forebay.errors import RecipeInvalid
+from forebay.errors import RecipeInvalid, nearest
+from forebay.fields import declared
 from forebay.source import Failure, Sample
 
 SHOWN_CHARS = 24  # of a value in an error's text
@@ -77,6 +76,8 @@ class RecipeHooks:
     workers: ClassVar[int | None] = None  # processes that make it unless the caller says; 0: the calling one
     judged_by: ClassVar[int | None] = None  # samples that are enough for an estimate, where making one takes long
     sample_ids: ClassVar[str] = ""  # the column that identifies rows
+    # The options by which `forebay build KIND` opens a source; empty: the recipe is not built from the command line.
+    source_settings: ClassVar[str] = "forebay.sources.settings:RawSettings"
     located: ClassVar[tuple[str, ...]] = ()  # fields that say where, not what: outside the fingerprint; `a.b` is b in a
 
     @property
@@ -118,6 +119,10 @@ class RecipeHooks:
         """
         return self, ()
 
+    def placed(self, worker: int) -> Any:
+        """Return the recipe for a worker process of this machine, by its number: it may choose a device."""
+        return self
+
     def reopened(self, dependencies: Mapping[str, str], constants: str) -> Any:
         """Return the recipe of an existing cache; `constants` is the file of its constants, which may serve it."""
         return self
@@ -150,6 +155,16 @@ class RecipeHooks:
     def metadata(fields: Mapping[str, Any], statistics: Mapping[str, Any], holds: Mapping[str, int]) -> dict[str, Any]:
         """The same facts under the names of another format."""
         return {}
+
+
+class RecipeMeta(msgspec.StructMeta):
+    """The type of the built-in recipes: refuses a field that there is not, with the nearest one."""
+
+    def __call__(cls, *values: Any, **fields: Any) -> Any:
+        known = declared(cls)
+        for name in (name for name in fields if name not in known):
+            raise RecipeInvalid(f"{cls.__name__} has no field '{name}'; {nearest(name, known)}")
+        return super().__call__(*values, **fields)
 
 
 class _Adapter(RecipeHooks):
@@ -284,27 +299,13 @@ def fields_of(recipe: AnyRecipe) -> dict[str, Any]:
 
 def check_fields(recipe: msgspec.Struct) -> None:
     """Refuse a field of another type than its recipe declares; called when the recipe is made."""
-    for known in _declared_fields(type(recipe)):
-        value = getattr(recipe, known.name)
+    for name, known in declared(type(recipe)).items():
+        value = getattr(recipe, name)
         try:
             if value is not msgspec.UNSET:
-                msgspec.convert(value, known.type)
-        except msgspec.ValidationError as error:
-            raise RecipeInvalid(_expected(known, value, error)) from error
-
-
-_declared_fields = lru_cache(maxsize=64)(msgspec.structs.fields)
-_IN_WORDS = {int: "a whole number", str: "text", bool: "True or False"}
-
-
-def _expected(field: msgspec.structs.FieldInfo, value: object, error: msgspec.ValidationError) -> str:
-    found = f"{field.name} is {repr(value)[:80]}; "
-    if get_origin(field.type) is not Literal:
-        return found + (f"it must be {_IN_WORDS[field.type]}" if field.type in _IN_WORDS else f"{error}")
-    choices = get_args(field.type)
-    near = get_close_matches(str(value), choices, n=1)
-    known = f"it must be one of {', '.join(map(repr, choices))}"
-    return found + known + (f"; did you mean {near[0]!r}?" if near else "")
+                known.check(value)
+        except ValueError as error:
+            raise RecipeInvalid(f"{name} is {repr(value)[:80]}; {error}") from error
 
 
 def check_recipe(recipe: AnyRecipe) -> None:
@@ -352,31 +353,51 @@ def input_layers(kept: RecipeDocument) -> dict[str, str]:
     return {name.removeprefix(_INPUT): mark for name, mark in inputs_in(kept.dependencies).items()}
 
 
-def fingerprint(recipe: AnyRecipe, inputs: Mapping[str, str] = NO_INPUTS) -> str:
+def fingerprint(recipe: AnyRecipe, inputs: Mapping[str, str] = NO_INPUTS, kept: Mapping[str, str] = NO_INPUTS) -> str:
     """SHA-256 over kind, revision, fields, and the hashes of the files and the layers a recipe depends on.
 
-    `inputs` are the layers it reads in the cache it belongs to, from `input_names`.
+    `inputs` are the layers it reads in the cache it belongs to, from `input_names`. A file that has another name than
+    in the `kept` dependencies of a layer, and the same hash, counts under its kept name.
     """
     identity = {
         "kind": recipe.kind,
         "revision": recipe.revision,
         "fields": _without_places(fields_of(recipe), recipe),
-        "dependencies": {**dependencies_of(recipe), **inputs},
+        "dependencies": {**_named_as_kept(dependencies_of(recipe), kept), **inputs},
     }
     return hashlib.sha256(canonical_json(identity)).hexdigest()
 
 
+def is_same_recipe(kept: RecipeDocument, recipe: AnyRecipe, inputs: Mapping[str, str] | None = None) -> bool:
+    """Whether a recipe makes what a layer holds; `inputs` are those the layer was made from, unless passed."""
+    now = inputs_in(kept.dependencies) if inputs is None else inputs
+    return fingerprint(recipe, now, kept.dependencies) == kept.fingerprint
+
+
+def _named_as_kept(found: Mapping[str, str], kept: Mapping[str, str]) -> dict[str, str]:
+    gone = {(_folder(name), mark): name for name, mark in kept.items() if name not in found}
+    return {name if name in kept else gone.get((_folder(name), mark), name): mark for name, mark in found.items()}
+
+
+def _folder(name: str) -> str:
+    return name.rpartition("/")[0]
+
+
 def document(
-    recipe: AnyRecipe, layer: str, format_version: int, inputs: Mapping[str, str] = NO_INPUTS
+    recipe: AnyRecipe,
+    layer: str,
+    format_version: int,
+    inputs: Mapping[str, str] = NO_INPUTS,
+    kept: Mapping[str, str] = NO_INPUTS,
 ) -> RecipeDocument:
     return RecipeDocument(
         format_version=format_version,
         layer=layer,
         kind=recipe.kind,
         revision=recipe.revision,
-        fingerprint=fingerprint(recipe, inputs),
+        fingerprint=fingerprint(recipe, inputs, kept),
         fields=fields_of(recipe),
-        dependencies={**dependencies_of(recipe), **inputs},
+        dependencies={**_named_as_kept(dependencies_of(recipe), kept), **inputs},
         reads=reads_of(recipe),
         sample_ids=hooks_of(recipe).sample_ids,
         columns=tuple(recipe.columns()),
@@ -396,7 +417,7 @@ def differing_fields(
     pairs: tuple[tuple[Mapping[str, Any], Mapping[str, Any]], ...] = (
         ({name: getattr(kept, name) for name in names}, {name: getattr(recipe, name) for name in names}),
         (next(fields), next(fields)),
-        (kept.dependencies, {**dependencies_of(recipe), **now}),
+        (kept.dependencies, {**_named_as_kept(dependencies_of(recipe), kept.dependencies), **now}),
     )
     flat = [(_flat(old), _flat(new)) for old, new in pairs]
     return {

@@ -23,6 +23,18 @@ def parse_size(text: str) -> int:
     return size
 
 
+def parse_bandwidth(text: str) -> float:
+    """The bytes per second of a bandwidth in bits or bytes.
+
+    >>> parse_bandwidth("1Gbit"), parse_bandwidth("100 MB/s")
+    (125000000.0, 100000000.0)
+    """
+    rate = text.strip().lower().removesuffix("/s").removesuffix("ps").strip()
+    if rate.endswith("bit"):
+        return parse_size(rate.removesuffix("it")) / 8
+    return float(parse_size(rate))
+
+
 def as_bytes(size: int | str) -> int:
     """The number of bytes of a size that is an integer or a text like "16GB".
 

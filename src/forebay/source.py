@@ -5,9 +5,9 @@ file b.jsonl  ├─part─┼────────part───────�
 """
 
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self, runtime_checkable
 
 import msgspec
 
@@ -91,6 +91,48 @@ class Sample(msgspec.Struct, frozen=True):
     data: Any
 
 
+class SampleBatch:
+    """Samples in order, without an object for each."""
+
+    __slots__ = ()
+
+    @property
+    @abstractmethod
+    def count(self) -> int: ...
+
+    @abstractmethod
+    def samples(self) -> Iterator[Sample]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class TextBatch(SampleBatch):
+    """Samples that are texts: their ids and the texts."""
+
+    ids: list[str]
+    texts: list[str]
+
+    @property
+    def count(self) -> int:
+        return len(self.texts)
+
+    def samples(self) -> Iterator[Sample]:
+        return map(Sample, self.ids, self.texts)
+
+
+class BatchedSamples(Iterable[Sample]):
+    """Samples that can also be taken in batches where their source reads them so; either way, once through."""
+
+    @abstractmethod
+    def batches(self) -> Iterator[Sample | SampleBatch]: ...
+
+
+@dataclass(slots=True)
+class PartDigest:
+    """What `Source.digest` returns for a part, taken while it was read; None unless all of it was."""
+
+    value: int | None = None
+
+
 class Annotated(msgspec.Struct, frozen=True):
     """A sample's bytes with what is said about them: an image and the tags of its sidecar."""
 
@@ -100,6 +142,7 @@ class Annotated(msgspec.Struct, frozen=True):
 
 MOST_LEVELS = 64
 SHOWN_SUFFIXES = 6
+CHANGED_MEANWHILE = "changed while it was read"
 TOO_DEEP = f"lists and objects lie in each other more than {MOST_LEVELS} deep"
 
 
@@ -123,6 +166,13 @@ class Failure(msgspec.Struct, frozen=True):
     detail: str = ""
 
 
+class Listing(NamedTuple):
+    """The files of a source as one walk found them."""
+
+    files: list[SourceFile]
+    left_out: Mapping[str, int]  # how many files of its folders are not read, by suffix
+
+
 @runtime_checkable
 class Source(Protocol):
     """Where samples come from: the base of every source. A new one passes `forebay.testing.SourceContract`.
@@ -132,6 +182,8 @@ class Source(Protocol):
     bad content is yielded as a `Failure`.
     """
 
+    kind: ClassVar[str] = ""  # under which `forebay.kinds` finds its class again
+    unstated: ClassVar[tuple[str, ...]] = ()  # fields that its description leaves out while they have their default
     read_by: ClassVar[tuple[str, ...]] = ()  # keys of its description that decide which samples a file has
     remote: ClassVar[bool] = False  # True: asking it contacts another machine, which takes more than a cache's word
 
@@ -139,10 +191,6 @@ class Source(Protocol):
     @abstractmethod
     def unit(self) -> Unit:
         """What the ranges of its parts count."""
-
-    @abstractmethod
-    def describe(self) -> Mapping[str, Any]:
-        """JSON values with a `kind` under which `forebay.kinds` finds this source again."""
 
     @abstractmethod
     def files(self) -> list[SourceFile]:
@@ -164,10 +212,6 @@ class Source(Protocol):
         """
 
     @abstractmethod
-    def scanned(self, file: SourceFile) -> SourceFile:
-        """The file as `cuts` left it: a stream now has its digest, another file is returned as it is."""
-
-    @abstractmethod
     def read(self, part: Part) -> Iterable[Sample | Failure]:
         """The samples of one part, in order."""
 
@@ -176,22 +220,61 @@ class Source(Protocol):
         """A 64-bit hash of the raw content of a range; for a stream, of its first `stop` stored bytes."""
 
     @property
+    def reads_planned_files(self) -> bool:
+        """Whether `read` compares each file that it reads with its part, and raises `SourceChanged` if it differs.
+
+        Otherwise a build looks at every file of a chunk before and after it is read.
+        """
+        return False
+
+    @property
     def files_grow(self) -> bool:
         """False where a file that got longer is another sample, not an old one with more behind it."""
         return True
 
+    def describe(self) -> Mapping[str, Any]:
+        """JSON values with its `kind`, from which it is opened again: the fields of a dataclass, unless overridden."""
+        described: dict[str, Any] = {"kind": self.kind}
+        own: Any = self
+        for field in fields(own):
+            value = getattr(self, field.name)
+            if field.name not in self.unstated or value != field.default:
+                described[field.name] = list(value) if isinstance(value, tuple) else value
+        return described
+
     @classmethod
-    def from_description(cls, description: Mapping[str, Any]) -> "Source":
-        """The source that `describe` described."""
-        raise TypeError(f"{cls.__name__} does not define from_description")
+    def from_description(cls, description: Mapping[str, Any]) -> Self:
+        """The source that `describe` described. `KeyError` where a field is missing: a cache may be a stranger's."""
+        own: Any = cls
+        stated = {field.name: description[field.name] for field in fields(own) if field.name not in cls.unstated}
+        return msgspec.convert({**description, **stated}, cls)
+
+    def without_gone(self) -> Self:
+        """The source without names of which nothing is left; itself where all are there, or none is."""
+        return self
+
+    def looking(self) -> Callable[[str], SourceFile]:
+        """`look` for somebody who looks at all files: a source may list them once for it."""
+        return self.look
+
+    def scanned(self, file: SourceFile) -> SourceFile:
+        """The file as `cuts` left it: a stream now has its digest, another file is returned as it is."""
+        return file
+
+    def read_hashed(self, part: Part, digest: PartDigest) -> Iterable[Sample | Failure | SampleBatch]:
+        """What `read` returns, in batches where the source has them, hashed on the way where that is possible."""
+        return self.read(part)
 
     def glance(self, part: Part) -> Iterable[Sample | Failure]:
         """What `read` returns, for estimates only, where that can be had for less."""
         return self.read(part)
 
-    def annotations(self) -> Iterator[Mapping[str, Any]]:
-        """The metadata of every sample in order; a source that knows it without reading the samples overrides this."""
-        for file in self.files():
+    def annotations(self, files: Sequence[SourceFile]) -> Iterator[Mapping[str, Any]]:
+        """The metadata of every sample of its files in order, as they were listed.
+
+        A source that knows it without reading the samples overrides this.
+        """
+        for file in files:
             start = 0
             for stop in self.cuts(file, 0, WHOLE_FILE, WHOLE_FILE):
                 samples = self.read(Part(self.scanned(file), start, stop))
@@ -199,7 +282,7 @@ class Source(Protocol):
                 yield from (data.metadata for data in found if isinstance(data, Annotated))
                 start = stop
 
-    def rebased(self, root: str) -> "Source":
+    def rebased(self, root: str) -> Self:
         """The same source with files named relative to `root`, so that a plan recognises them."""
         return self
 
@@ -219,21 +302,13 @@ class Source(Protocol):
         """
         return ""
 
-    def left_out(self, apart: str = "") -> Mapping[str, int]:
-        """How many files of its folders are not read, by suffix; those below the folder `apart` do not count."""
-        return {}
+    def listing(self, apart: str = "") -> Listing:
+        """`files()`, and how many files of its folders are not read; those below the folder `apart` do not count."""
+        return Listing(self.files(), {})
 
     def notes(self) -> tuple[str, ...]:
         """What a user should know about how it reads what was named; nothing is opened for it."""
         return ()
-
-
-def source_notes(source: Source | None, apart: str = "") -> tuple[str, ...]:
-    """What to say about a source: how it reads what was named, and the files that it does not read."""
-    if source is None:
-        return ()
-    left_out = not_read(source.left_out(apart))
-    return (*source.notes(), *([left_out] if left_out else []))
 
 
 def not_read(counts: Mapping[str, int]) -> str:

@@ -5,13 +5,19 @@ import os
 import re
 import shutil
 from pathlib import Path
+from typing import ClassVar
 
+import psutil
 import pytest
+from tests import layer_recipes
 from tests.builders import chunk_count, chunk_digests, ending, every_file, patient, start_builder, wait_until
+from tests.distinct import DistinctRecipe
 from tests.forged import put_together, take_apart
+from tests.layer_recipes import LineRecipe, flip, number_cache, tree
 from tests.recipes import NOTES, LengthLayer, ObedientRecipe, makes, order_line, orders, rewrite, write_orders
 
 import forebay as fb
+from forebay.building.chunk_maker import ChunkSamples
 from forebay.errors import (
     BuildFailed,
     BuildStopped,
@@ -229,7 +235,7 @@ def test_a_file_that_was_only_touched_is_still_the_same(tmp_path, file):
     build(tmp_path / "cache", file, end_chunk=3)
     os.utime(file, (1, 1))
     report = build(tmp_path / "cache", file)
-    assert (report.made, report.notes) == (4, ())
+    assert report.made == 4
     build(tmp_path / "other", file)
     assert chunk_digests(tmp_path / "cache") == chunk_digests(tmp_path / "other")
 
@@ -326,19 +332,46 @@ def test_a_file_that_is_rewritten_before_any_of_it_was_read_is_not_cut_inside_of
     for path in (root / "generations").glob("*"):
         path.unlink()
     rewrite(file)
-    with pytest.raises(SourceChanged, match="forebay refresh"):
+    with pytest.raises(SourceChanged, match=r"nothing is left at .*: build it again as it is now"):
         build(root, file)
-    fb.refresh(root, source=fb.sources.lines(file), recipes={"obedient": ObedientRecipe()}, workers=0)
     build(root, file)
     rows = fb.open_cache(root).read(range(len(fb.open_cache(root))), ["data"])["data"]
     assert [row.tobytes() for row in rows] == file.read_bytes().splitlines()
 
 
-def test_a_memory_limit_is_looked_at_before_a_build_of_one_chunk(tmp_path, notes):
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_memory_limit_is_looked_at_before_a_build_of_one_chunk(tmp_path, notes, workers):
     write_orders(tmp_path / "source.txt", orders(1))
     with pytest.raises(MemoryTooSmall, match="raise --memory-limit"):
-        build(tmp_path / "cache", tmp_path / "source.txt", workers=1, memory_limit=1_000_000)
+        build(tmp_path / "cache", tmp_path / "source.txt", workers=workers, memory_limit=1_000_000)
     assert makes(notes) == []
+
+
+class GreedyRecipe(ObedientRecipe, frozen=True, kw_only=True):
+    """Rows that take 128 MiB of memory to make, and longer than they are needed."""
+
+    held: ClassVar[list[bytearray]] = []
+
+    def make(self, samples):
+        if isinstance(samples, ChunkSamples):
+            self.held.append(bytearray(b"x") * (128 << 20))
+        return super().make(samples)
+
+
+@pytest.mark.parametrize("chunks", [1, 3])
+def test_a_memory_limit_holds_in_this_process_and_is_never_passed_without_a_word(tmp_path, chunks):
+    source = fb.sources.lines(write_orders(tmp_path / "source.txt", orders(chunks)))
+    limit = psutil.Process().memory_info().rss + (64 << 20)
+    request = {"workers": 0, "memory_limit": limit}
+    try:
+        if chunks == 1:
+            report = fb.build(tmp_path / "cache", source, GreedyRecipe(), **request)
+            assert any(f"the memory limit of {limit:,} bytes was passed" in note for note in report.notes)
+        else:
+            with pytest.raises(MemoryTooSmall):
+                fb.build(tmp_path / "cache", source, GreedyRecipe(), **request)
+    finally:
+        GreedyRecipe.held.clear()
 
 
 def test_a_range_beyond_the_plan_is_refused_before_anything_is_made(tmp_path, notes):
@@ -346,6 +379,38 @@ def test_a_range_beyond_the_plan_is_refused_before_anything_is_made(tmp_path, no
     with pytest.raises(RangeInvalid, match=r"start_chunk 3 is beyond the plan.* has 3 chunks"):
         build(tmp_path / "cache", tmp_path / "source.txt", start_chunk=3)
     assert makes(notes) == []
+    assert not (tmp_path / "cache").exists()
+
+
+@pytest.mark.parametrize("recipe", [ObedientRecipe(), DistinctRecipe()])
+def test_a_range_beyond_the_plan_leaves_a_new_root_free_for_another_source_and_recipe(tmp_path, recipe):
+    source = fb.sources.lines(write_orders(tmp_path / "source.txt", orders(3)))
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / "README").write_text("mine")
+    with pytest.raises(RangeInvalid):
+        fb.build(tmp_path / "cache", source, recipe, workers=0, start_chunk=99)
+    assert list(tree(tmp_path / "cache")) == ["README"]
+    (tmp_path / "other.txt").write_text("other\n" * 9)
+    fb.build(tmp_path / "cache", fb.sources.lines(tmp_path / "other.txt"), fb.RawRecipe(), workers=0)
+    assert len(fb.open_cache(tmp_path / "cache")) == 9
+
+
+def test_a_range_beyond_the_plan_repairs_nothing_and_begins_no_layer(tmp_path):
+    root = number_cache(tmp_path)
+    flip(next(root.glob("layers/*/000000.safetensors")), 100)
+    before = tree(root)
+    with pytest.raises(RangeInvalid):
+        fb.build(root, None, layer_recipes.LengthLayer(), workers=0, start_chunk=99)
+    with pytest.raises(RangeInvalid):
+        fb.build(root, fb.sources.lines(tmp_path / "raw"), LineRecipe(), workers=0, mode="inverse", start_chunk=99)
+    assert tree(root) == before
+
+
+@pytest.mark.parametrize("range_", [{"start_chunk": 2, "end_chunk": 1}, {"start_chunk": -1}, {"end_chunk": -1}])
+def test_a_range_that_no_plan_can_have_is_refused_before_the_source_is_read(tmp_path, range_):
+    with pytest.raises(ValueError, match=r"start_chunk|end_chunk"):
+        build(tmp_path / "cache", tmp_path / "absent.txt", **range_)
+    assert not (tmp_path / "cache").exists()
 
 
 def test_a_disk_that_is_too_small_is_said_before_the_work_starts(tmp_path):

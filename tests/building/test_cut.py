@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import forebay as fb
-from forebay.building.planning import cut_source
-from forebay.building.trial import CAP_BYTES, Trial, chunk_weight, try_recipe
+from forebay.building.planning import CAP_BYTES, Trial, chunk_weight, cut_source, sample_places, try_recipe
 from forebay.recipe import ChunkTarget
 from forebay.source import Part, SourceFile
 
@@ -35,6 +34,9 @@ class Cuttable:
 
     def scanned(self, file: SourceFile) -> SourceFile:
         return file
+
+    def weight(self, file: SourceFile) -> int:
+        return file.size
 
 
 def quiet(done: int, total: int, weight: int) -> None:
@@ -126,8 +128,16 @@ def test_chunks_come_out_about_as_large_as_asked(tmp_path: Path):
 
 
 def test_a_trial_takes_a_small_share_of_a_large_source_and_repeats_itself(tmp_path: Path):
-    (tmp_path / "source.txt").write_bytes(b"".join(b"%d\n" % number for number in range(2_000_000)))
+    (tmp_path / "source.txt").write_bytes(b"".join(b"%d\n" % number for number in range(1_000_000)))
     source = fb.sources.lines(tmp_path / "source.txt")
     first, second = (try_recipe(source, source.files(), fb.RawRecipe()) for _ in range(2))
     assert first.weight < 5 * 1024 * 1024 < source.files()[0].size
     assert (first.rows, first.raw_bytes, first.weight) == (second.rows, second.raw_bytes, second.weight)
+
+
+def test_a_trial_of_files_that_cannot_be_cut_takes_a_few_of_them():
+    files = files_of([900_000] * 20)
+    places = sample_places(Cuttable(None), files, 512_000)
+    assert [part.file.path for parts in places for part in parts] == ["005", "015"]
+    assert len(sample_places(Cuttable(None), files_of([100_000] * 20), 512_000)) == 20
+    assert len(sample_places(Cuttable(None), files_of([900] * 20), 512)) == 20  # so little that all of it is tried

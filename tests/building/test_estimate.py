@@ -7,11 +7,11 @@ import pytest
 from tests.layer_recipes import LineRecipe, tree, write_lines
 
 import forebay as fb
-from forebay.building.trial import SAMPLED_SHARE
+from forebay.building.estimate import SAMPLED_SHARE
 from forebay.errors import SourceNotFound
 
 
-@pytest.mark.parametrize("files", [1, 7])
+@pytest.mark.parametrize("files", [pytest.param(1, marks=pytest.mark.long), 7])
 def test_an_estimate_of_even_data_is_close_and_reads_little(tmp_path: Path, files: int) -> None:
     for number in range(files):
         write_lines(tmp_path / f"raw/{number}.txt", 0, 140_000 // files)
@@ -70,3 +70,18 @@ def test_an_estimate_writes_nothing_and_needs_no_place(tmp_path: Path) -> None:
 def test_no_files_are_no_source(tmp_path: Path) -> None:
     with pytest.raises(SourceNotFound, match="no file matches"):
         fb.estimate(fb.sources.lines(tmp_path / "*.txt"), LineRecipe())
+
+
+def test_an_estimate_of_an_unfinished_cache_is_of_what_is_missing(tmp_path: Path) -> None:
+    write_lines(tmp_path / "raw/a.txt", 0, 20_000)
+    source, recipe, root = fb.sources.lines(tmp_path / "raw"), LineRecipe(chunk_rows=1_000), tmp_path / "cache"
+    planned = fb.build(root, source, recipe, workers=0, end_chunk=4).chunks
+    whole, left = fb.estimate(source, recipe), fb.estimate(source, recipe, into=root)
+    total = left.chunks + planned
+    assert left.rows == pytest.approx(whole.rows * left.chunks / total, rel=0.1)
+    assert left.notes == (f"{left.chunks} of {total} planned chunk(s) are missing: the figures are of them",)
+    assert fb.estimate(source, recipe, into=root, end_chunk=5).chunks == 1
+    assert fb.estimate(source, LineRecipe(chunk_rows=500), into=root).chunks == pytest.approx(40, abs=2)
+    fb.build(root, source, recipe, workers=0)
+    done = fb.estimate(source, recipe, into=root)
+    assert (done.chunks, done.rows, done.stored_bytes) == (0, 0, 0)

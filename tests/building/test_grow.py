@@ -208,7 +208,7 @@ def test_growing_needs_a_cache_its_own_recipe_and_a_source_of_the_same_kind(tmp_
         fb.grow(root, source, recipe=LineRecipe(scale=2.0), workers=0)
     write_lines(tmp_path / "raw/c.txt", 20, 4)
     before = tree(root)
-    with pytest.raises(ForebayError, match=r"kind 'lines' and cannot grow by one of kind 'files'"):
+    with pytest.raises(ForebayError, match=r"kind 'lines', and this one is of kind 'files'"):
         fb.grow(root, fb.sources.files(tmp_path / "raw"), recipe=LineRecipe(), workers=0)
     assert tree(root) == before
 
@@ -263,7 +263,7 @@ def test_a_build_from_part_of_its_files_says_how_many_are_not_there(tmp_path: Pa
 
 def test_growing_releases_what_its_recipe_loaded_and_counts_failures_of_all_chunks(tmp_path: Path) -> None:
     root = number_cache(tmp_path)
-    (tmp_path / "raw/c.txt").write_bytes(b"x\n" * 3)
+    (tmp_path / "raw/c.txt").write_bytes(b"x\n" * 3 + b"20\n")
     with pytest.raises(TooManyFailures):
         fb.grow(root, fb.sources.lines(tmp_path / "raw"), recipe=LineRecipe(), workers=0, max_failures=2)
     with pytest.raises(TooManyFailures):  # nothing is left to make, and there are as many as before

@@ -50,7 +50,7 @@ def test_a_chunk_whose_columns_are_not_the_recipes_is_refused(tmp_path):
 
 def test_another_kind_of_source_is_refused(tmp_path):
     root, _ = text_cache(tmp_path)
-    with pytest.raises(ForebayError, match="kind 'lines' and cannot grow by one of kind 'files'"):
+    with pytest.raises(ForebayError, match="kind 'lines', and this one is of kind 'files'"):
         fb.build(root, fb.sources.files(tmp_path / "raw"), RECIPE, workers=0)
 
 

@@ -117,13 +117,13 @@ class LateStore(LocalStore):
         if key.startswith("layers/length/") and self.others:
             self.others.pop()()
 
-    def create(self, key: str, data: Sequence[Buffer]) -> bool:
+    def create(self, key: str, data: Sequence[Buffer], **options) -> bool:
         self._wait(key)
-        return super().create(key, data)
+        return super().create(key, data, **options)
 
-    def replace(self, key: str, data: Sequence[Buffer]) -> None:
+    def replace(self, key: str, data: Sequence[Buffer], **options) -> None:
         self._wait(key)
-        super().replace(key, data)
+        return super().replace(key, data, **options)
 
 
 def test_a_builder_whose_recipe_came_too_late_leaves_no_constants(tmp_path: Path) -> None:

@@ -8,12 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from tests.layer_recipes import LengthLayer, LineRecipe, layered_cache, number_cache, write_lines
+from tests.layer_recipes import LengthLayer, LineRecipe, flip, layered_cache, number_cache, write_lines
 
 import forebay as fb
-from forebay.building.refresh_plan import amend_plan
+from forebay.building.refresh_cache import amend_plan
+from forebay.cache.catalog import Snapshot
 from forebay.cache.plan import load_plan
 from forebay.errors import ForebayError, LayerIncomplete, SourceChanged
+from forebay.format import layout
+from forebay.sources.jsonl import LineSource
 
 BASE = LineRecipe()
 
@@ -163,6 +166,28 @@ def test_files_that_only_look_different_are_known_again_and_not_hashed_any_more(
     assert_clean(root, raw)
 
 
+def test_after_a_refresh_a_touched_source_is_compared_by_its_times_alone(tmp_path: Path, monkeypatch) -> None:
+    root, raw = number_cache(tmp_path), tmp_path / "raw"
+    hashed: list[str] = []
+    digest = LineSource.digest
+    monkeypatch.setattr(
+        LineSource, "digest", lambda self, file, *ends: hashed.append(file.path) or digest(self, file, *ends)
+    )
+    for path in raw.iterdir():
+        os.utime(path, ns=(1, 1))
+    refresh(root, raw)
+    (root / layout.SEEN).unlink()
+    hashed.clear()
+    assert fb.build(root, fb.sources.lines(raw), BASE, workers=0).notes == ()
+    assert fb.grow(root, fb.sources.lines(raw), recipe=BASE, workers=0).notes == ()
+    assert fb.status(root, source=fb.sources.lines(raw)).stale == {}
+    assert hashed == []
+    flip(raw / "a.txt", 3, 1)
+    os.utime(raw / "a.txt", ns=(1, 1))  # the recorded size and mtime, and other content
+    with pytest.raises(SourceChanged, match=r"'a\.txt' has other content"):
+        fb.build(root, fb.sources.lines(raw), BASE, workers=0)
+
+
 def test_files_that_are_gone_are_kept_unless_they_are_dropped(tmp_path: Path) -> None:
     root, raw = number_cache(tmp_path), tmp_path / "raw"
     (raw / "b.txt").unlink()
@@ -234,7 +259,7 @@ def test_a_refresh_that_was_interrupted_is_finished_by_a_build(tmp_path: Path) -
     edit(raw / "a.txt", b"000004\n", b"000777\n")
 
     source = fb.sources.lines(raw)
-    amend_plan(fb.LocalStore(root), source)  # as far as a refresh that was killed early came
+    amend_plan(Snapshot.take(fb.LocalStore(root)), source)  # as far as a refresh that was killed early came
     status = fb.status(root, source=source)
     assert not status.complete
     assert numbers(root) != expected(raw)

@@ -9,9 +9,10 @@ from tests.cache.test_key import forge
 from tests.layer_recipes import LengthLayer, LineRecipe, layered_cache, number_cache
 
 import forebay as fb
-from forebay.building.refresh_plan import amend_plan
+from forebay.building.refresh_cache import amend_plan
+from forebay.cache.catalog import Snapshot
 from forebay.errors import KeyRefused
-from forebay.format.sealed import VARIABLE
+from forebay.format.tensors import VARIABLE
 
 AMENDMENT = "plan/000001.safetensors"
 
@@ -50,7 +51,7 @@ def forge_amendment(root: Path) -> None:
     path = root.parent / "raw/a.txt"
     before, times = path.read_bytes(), path.stat()
     edit(root)
-    amend_plan(fb.LocalStore(root), source(root))
+    amend_plan(Snapshot.take(fb.LocalStore(root)), source(root))
     path.write_bytes(before)
     os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
 
@@ -100,7 +101,7 @@ def test_an_amendment_that_no_tag_covers_is_neither_worked_by_nor_signed(tmp_pat
 def test_a_refresh_that_died_before_it_published_is_resumed_by_a_refresh(tmp_path: Path) -> None:
     root = number_cache(tmp_path)
     edit(root)
-    amend_plan(fb.LocalStore(root), source(root))
+    amend_plan(Snapshot.take(fb.LocalStore(root)), source(root))
     with pytest.raises(KeyRefused, match="run `forebay refresh"):
         fb.build(root, source(root), LineRecipe(), workers=0)
     assert len(refresh(root).chunks) == 1

@@ -26,7 +26,7 @@ import forebay as fb
 from forebay.errors import BuildStopped, FormatTooNew, IndexCorrupt, NothingPublished
 from forebay.format.chunk_decode import ChunkFile
 from forebay.format.layout import FORMAT_VERSION
-from forebay.format.sealed import seal
+from forebay.format.tensors import seal
 from forebay.kinds import RECIPES, own_kinds
 
 

@@ -30,7 +30,8 @@ DAMAGES: dict[str, Callable[[Path], None]] = {
     "plan": lambda root: flip(root / "plan/000000.safetensors", 4200),
     "recipe": lambda root: spoil(root / "layers/raw/recipe.json"),
 }
-TOGETHER = [names for count in (1, 2, 3, 6) for names in combinations(DAMAGES, count)]
+TOGETHER = [names for count in (1, 2, 6) for names in combinations(DAMAGES, count)]
+TOGETHER += [pytest.param(names, marks=pytest.mark.long) for names in combinations(DAMAGES, 3)]
 HOPELESS = {"plan", "recipe"}  # without a copy, once no generation says what they were
 
 

@@ -33,21 +33,21 @@ class HiccupStore(fb.LocalStore):
         if self.part in key and count <= self.times:
             raise OSError(self.code, os.strerror(self.code), key)
 
-    def create(self, key, data):
+    def create(self, key, data, **options):
         self.hiccup("create", key)
-        return super().create(key, data)
+        return super().create(key, data, **options)
 
-    def delete(self, key):
+    def delete(self, key, **options):
         self.hiccup("delete", key)
-        super().delete(key)
+        super().delete(key, **options)
 
     def read(self, key, start=0, stop=None):
         self.hiccup("read", key)
         return super().read(key, start, stop)
 
-    def replace(self, key, data):
+    def replace(self, key, data, **options):
         self.hiccup("replace", key)
-        super().replace(key, data)
+        return super().replace(key, data, **options)
 
 
 @pytest.mark.parametrize("code", [errno.ESTALE, errno.EIO, errno.EBUSY])

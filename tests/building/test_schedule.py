@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.building.scheduler import Schedule
+from forebay.building.builder import Schedule
 
 
 def always_mine(chunk: int) -> str:

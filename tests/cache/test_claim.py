@@ -15,6 +15,7 @@ import msgspec
 import pytest
 
 from forebay.cache.claims import Claim, Claims, Heartbeat, read_claims
+from forebay.errors import StoreRefused
 from forebay.format import layout
 from forebay.store import LocalStore, MemoryStore, Store
 from forebay.store.base import Buffer
@@ -78,14 +79,14 @@ class Interrupted(MemoryStore):
 
     armed = False
 
-    def create(self, key: str, data: Sequence[Buffer]) -> bool:
-        created = super().create(key, data)
+    def create(self, key: str, data: Sequence[Buffer], **options) -> bool:
+        created = super().create(key, data, **options)
         self._strike()
         return created
 
-    def delete(self, key: str) -> None:
+    def delete(self, key: str, **options) -> None:
         self._strike()
-        super().delete(key)
+        super().delete(key, **options)
 
     def _strike(self) -> None:
         if self.armed:
@@ -98,11 +99,11 @@ class Failing(LocalStore):
 
     moment = ""
 
-    def create(self, key: str, data: Sequence[Buffer]) -> bool:
+    def create(self, key: str, data: Sequence[Buffer], **options) -> bool:
         moment, self.moment = self.moment, ""
         if moment == "before":
             raise OSError(errno.EBUSY, "busy")
-        created = super().create(key, data)
+        created = super().create(key, data, **options)
         if moment == "after":
             raise OSError(errno.EBUSY, "busy")
         return created
@@ -268,7 +269,7 @@ def test_a_claim_with_a_huge_attempt_is_none_of_ours_and_costs_no_time():
     mine = claims_on(store)
     assert mine.take(35)
     mine.release(35)
-    assert len(list(store.keys("claims/"))) == 2
+    assert len(list(store.entries("claims/"))) == 2
 
 
 def test_releasing_removes_the_attempts_there_are_and_no_others():
@@ -278,3 +279,32 @@ def test_releasing_removes_the_attempts_there_are_and_no_others():
     assert late.take(35)
     late.release(35)
     assert read_claims(store, LAYER) == {}
+
+
+class Refusing(MemoryStore):
+    """A bucket whose credentials have run out, while `refuses` is set."""
+
+    refuses, refused = False, 0
+
+    def replace(self, key: str, data: Sequence[Buffer], *, if_etag: str | None = None, durable: bool = True) -> bool:
+        if self.refuses:
+            self.refused += 1
+            raise StoreRefused(self.address, "the credentials do not allow to write to it", "renew them")
+        return super().replace(key, data, if_etag=if_etag, durable=durable)
+
+
+def test_a_heartbeat_outlives_credentials_that_ran_out() -> None:
+    store = Refusing()
+    holder = claims_on(store, lease_seconds=0.12)
+    assert holder.take(35)
+    deadline = time.monotonic() + 60
+    with Heartbeat(holder):
+        store.refuses = True
+        while not store.refused:
+            assert time.monotonic() < deadline, "it never beat"
+            time.sleep(0.02)
+        store.refuses = False
+        (before,) = holder.read_all().values()
+        while next(iter(holder.read_all().values())).beat <= before.beat:
+            assert time.monotonic() < deadline, "no beat came after the refusal"
+            time.sleep(0.02)

@@ -3,8 +3,10 @@
 import gzip
 import os
 import shutil
+import time
 from pathlib import Path
 
+import msgspec
 import pytest
 from tests.layer_recipes import LineRecipe, flip, number_cache, tree, write_lines
 
@@ -13,7 +15,8 @@ from forebay.cache.plan import load_plan
 from forebay.cache.segment import decode_segment
 from forebay.cache.source_check import check_content, check_freshness
 from forebay.errors import SourceChanged
-from forebay.source import SourceFile
+from forebay.source import SourceFile, settling_seconds
+from forebay.sources.jsonl import LineSource
 
 
 def touch(path: Path) -> None:
@@ -35,6 +38,24 @@ def test_files_that_look_as_they_did_are_not_read(tmp_path: Path) -> None:
         os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
     found = fresh(root, tmp_path / "raw", SourceFile.same_look)
     assert (found.stale, found.grown, found.now) == ({}, (), {})
+
+
+class CoarseSource(LineSource):
+    """Lines on a file system whose times are whole seconds."""
+
+    def look(self, path):
+        return msgspec.structs.replace(LineSource.look(self, path), ctime_ns=time.time_ns() // 10**9 * 10**9)
+
+    def digest(self, file, start, stop):
+        assert settling_seconds(file.ctime_ns, time.time_ns()) == 0
+        return LineSource.digest(self, file, start, stop)
+
+
+def test_a_file_is_hashed_only_when_a_later_change_would_show_in_its_time(tmp_path: Path) -> None:
+    root = number_cache(tmp_path)
+    source = CoarseSource(str(tmp_path / "raw"), ("a.txt", "b.txt"))
+    store, table = fb.LocalStore(root), fb.open_cache(root).generation.table("numbers")
+    assert len(check_freshness(store, source, load_plan(store), "numbers", table).now) == 2
 
 
 def test_other_content_of_the_same_size_and_time_is_noticed_by_a_build(tmp_path: Path) -> None:

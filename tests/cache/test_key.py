@@ -21,7 +21,7 @@ from forebay.format import layout
 from forebay.format.chunk import encode_chunk
 from forebay.format.chunk_decode import ChunkFile
 from forebay.format.generation import decode_generation
-from forebay.format.sealed import VARIABLE
+from forebay.format.tensors import VARIABLE
 from forebay.recipe import fingerprint
 
 KEY = "a secret"
@@ -179,6 +179,15 @@ def test_with_every_generation_flipped_a_repair_signs_nothing(root: Path) -> Non
     with pytest.raises(KeyRefused, match=r"a key signs nothing that no tag covers; .*--from COPY"):
         repair(root)
     assert tree(root) == before
+
+
+def test_repair_of_a_cache_without_any_tag_does_not_advise_to_run_repair(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
+    root = number_cache(tmp_path)
+    monkeypatch.setenv(VARIABLE, "k" * 40)
+    with pytest.raises(KeyRefused, match=r"`forebay rekey .*` signs a cache that never had a key") as caught:
+        fb.repair(root, workers=0)
+    assert "returns to the newest" not in str(caught.value)
 
 
 def test_what_the_refusal_advises_brings_the_cache_back(root: Path) -> None:

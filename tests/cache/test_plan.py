@@ -207,6 +207,18 @@ def test_a_segment_reads_back_as_it_was(tmp_path):
     assert plan.weight == 2**39
 
 
+@pytest.mark.parametrize("inode", [0, 2**63 + 5])
+def test_all_files_of_a_segment_are_what_each_is(inode):
+    files = [
+        SourceFile(f"f/\udce9{at}", at, -at, f"e{at % 3}" * (at % 2), at % 5 == 0, at or None, at * bool(inode), inode)
+        for at in range(5000)
+    ]
+    chunks = [[Part(file, 0, 1), Part(file, 1, 2)] for file in files[:4500]]
+    made = Segment.of(chunks, number=0, first_chunk=0, source={"kind": "x"}, weight=2, empty=files)
+    assert list(made.files()) == [made.file(at) for at in range(5000)] == files
+    assert made.tensors["part_file"].tolist() == [at for at in range(4500) for _ in range(2)]
+
+
 def test_the_streams_of_an_amended_plan_are_found_with_one_look_at_what_it_amends():
     looks: list[str] = []
 

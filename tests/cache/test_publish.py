@@ -12,9 +12,10 @@ from tests.recipes import ObedientRecipe, orders, write_orders
 
 import forebay as fb
 from forebay.building.begin import prepare_base
-from forebay.building.builder import BuildOptions
+from forebay.building.build_options import BuildOptions
 from forebay.building.layer_build import base_workplace, build_chunks
-from forebay.cache.catalog import UNPUBLISHED, generation_numbers, load_generation, newest_generation
+from forebay.building.planning import SourceListing
+from forebay.cache.catalog import UNPUBLISHED, Snapshot, generation_numbers, load_generation, newest_generation
 from forebay.cache.plan import load_plan
 from forebay.cache.publish import publish
 from forebay.engine import InlineEngine
@@ -29,7 +30,7 @@ def prepared(root: Path, chunks: int) -> LocalStore:
     """A cache with a plan and no chunks."""
     source = fb.sources.lines(write_orders(root.parent / "source.txt", orders(chunks)))
     store = LocalStore(root)
-    prepare_base(store, source, ObedientRecipe(), LAYER, lambda *progress: None)
+    prepare_base(Snapshot.take(store), SourceListing(source, store), ObedientRecipe(), LAYER, lambda *progress: None)
     return store
 
 
@@ -47,7 +48,7 @@ def build_one_then_publish_with_all(root: str, chunk: int, barrier) -> None:
     store = LocalStore(root)
     plan = load_plan(store)
     source = fb.sources.lines(Path(root).parent / "source.txt")
-    job = base_workplace(store, source, ObedientRecipe(), LAYER, plan, None).job
+    job = base_workplace(Snapshot(store, None), SourceListing(source, store), ObedientRecipe(), LAYER, plan).job
     encoded = job.encode(chunk)
     barrier.wait()
     assert store.create(layout.chunk(LAYER, chunk), encoded.buffers)
@@ -80,7 +81,8 @@ def test_many_who_publish_at_once_end_in_one_sequence_whose_newest_lists_everyth
 def test_generations_appear_while_a_build_runs_and_can_be_opened(tmp_path):
     store = prepared(tmp_path / "cache", 6)
     source = fb.sources.lines(tmp_path / "source.txt")
-    place = base_workplace(store, source, ObedientRecipe(), LAYER, load_plan(store), None)
+    listing = SourceListing(source, store)
+    place = base_workplace(Snapshot.take(store), listing, ObedientRecipe(), LAYER, load_plan(store))
     rows: list[int] = []
 
     def look(progress: fb.Progress) -> None:

@@ -96,8 +96,10 @@ def test_a_generation_that_is_there_but_never_listed_is_not_waited_for_without_e
     """What a network file system may do: the name is taken, and the listing does not have it."""
     root = number_cache(tmp_path)
     store = LocalStore(root)
-    listed = store.keys
-    monkeypatch.setattr(store, "keys", lambda prefix: (one for one in listed(prefix) if "generations" not in one.key))
+    listed = store.entries
+    monkeypatch.setattr(
+        store, "entries", lambda prefix: (one for one in listed(prefix) if "generations" not in one.key)
+    )
     monkeypatch.setattr("forebay.store.base._LISTING_PAUSES", (0.0, 0.0))
     assert publishing.publish(store, {}, {}).number == 1
     with pytest.raises(StoreRefused, match=r"'generations/000000\.safetensors' exists but is not in the listing"):
@@ -144,7 +146,7 @@ def test_a_claim_of_any_content_is_a_claim_of_somebody_unknown(tmp_path, text):
     assert (key, claim.state) == ("claims/numbers/000000.1.json", "working")
     assert len(fb.status(root).claims) == 1
     fb.clean(root, lease_seconds=0)
-    assert [entry.key for entry in store.keys("claims/")] == ["claims/numbers/notes.txt"]
+    assert [entry.key for entry in store.entries("claims/")] == ["claims/numbers/notes.txt"]
 
 
 def test_a_bug_in_a_decoder_does_not_delete_a_chunk(tmp_path, monkeypatch):

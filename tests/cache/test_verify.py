@@ -15,7 +15,7 @@ from forebay.errors import CacheNotFound, ChunkCorrupt, IndexCorrupt, KeyRefused
 from forebay.format.chunk import encode_chunk
 from forebay.format.chunk_decode import ChunkFile
 from forebay.format.layout import FORMAT_VERSION
-from forebay.format.sealed import VARIABLE, seal
+from forebay.format.tensors import VARIABLE, seal
 from forebay.recipe import fingerprint
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from tests.cli.running import run
 from tests.format.made import encode
+from tests.layer_recipes import LineRecipe, number_cache
 
 import forebay as fb
 from forebay.building.chunk_maker import write_revision
@@ -28,6 +29,18 @@ class BadSectors(LocalStore):
         if key.startswith("layers/") and "recipe" not in key:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         return super().read(key, start, stop)
+
+
+class Counting(LocalStore):
+    """A folder that counts the bytes read from it."""
+
+    count = 0
+
+    def read(self, key: str, start: int = 0, stop: int | None = None) -> bytes:
+        read = super().read(key, start, stop)
+        Counting.count += len(read)
+        assert Counting.count < 64 << 20, "far more is read than the cache has"
+        return read
 
 
 class Shrinking(LocalStore):
@@ -125,17 +138,17 @@ class FailingDisk(LocalStore):
         super().__init__(path)
         self._key = key
 
-    def map(self, key: str) -> memoryview:
+    def view(self, key: str, **options) -> memoryview:
         assert key != self._key, "a bad sector of a map is a signal"
-        return super().map(key)
+        return super().view(key, **options)
 
     def read(self, key: str, start: int = 0, stop: int | None = None) -> bytes:
         if key == self._key:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         return super().read(key, start, stop)
 
-    def replace(self, key: str, data: Sequence[Buffer]) -> None:
-        super().replace(key, data)
+    def replace(self, key: str, data: Sequence[Buffer], **options) -> None:
+        super().replace(key, data, **options)
         self._key = "" if key == self._key else self._key
 
 
@@ -176,3 +189,15 @@ def test_a_full_check_takes_the_same_limit_of_a_block_as_reading_does(tmp_path: 
     assert fb.verify(root, max_block_bytes=100).sound, "only a full check decodes"
     with pytest.raises(ValueError, match=r"max_block_bytes must be at least 1 \(got 0\)"):
         fb.verify(root, max_block_bytes=0)
+
+
+@pytest.mark.parametrize("layer", ["layers/numbers", "plan"])
+def test_a_sparse_file_of_a_tebibyte_is_refused_by_its_size(tmp_path: Path, layer: str) -> None:
+    root = number_cache(tmp_path)
+    os.truncate(root / layer / "000000.safetensors", 1 << 40)
+    Counting.count = 0
+    store = Counting(root)
+    report = fb.verify(store)
+    assert [bad.key for bad in report.bad] == [f"{layer}/000000.safetensors"]
+    fb.repair(store, source=fb.sources.lines(tmp_path / "raw"), recipe=LineRecipe(), workers=0)
+    assert fb.verify(store).sound

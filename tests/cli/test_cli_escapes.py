@@ -19,7 +19,8 @@ from tests.tiers.pictures import write_pictures
 
 import forebay as fb
 from forebay.cache.records import ClaimStatus, FailedSample, Progress, Status
-from forebay.cli.show import console_for, say, say_error, show
+from forebay.cli.show import console_for, say, say_error, show_result
+from forebay.cli.verb import Verb
 from forebay.preview.progress import Lines
 from forebay.preview.words import harmless, printable
 from forebay.tiers.tier_value import encode_value
@@ -63,12 +64,12 @@ def test_ids_claims_reasons_and_roots_of_a_status_are_escaped(tmp_path: Path, ca
         found, root=EVIL, layers=layers, claims=(claim,), failed_samples=(failed,), stale={EVIL: EVIL},
         grown=(EVIL,), source_note=EVIL,
     )  # fmt: skip
-    show(evil, as_json=False)
+    show_result(evil)
     assert is_harmless(capsys.readouterr().out)
-    show(evil, as_json=True)
+    Verb("status", callback=lambda: evil).main(["--json"], standalone_mode=False)
     told = capsys.readouterr().out
     assert is_harmless(told)
-    assert msgspec.json.decode(told, type=Status) == evil
+    assert msgspec.convert(msgspec.json.decode(told)["result"], Status) == evil
 
 
 def test_a_path_with_escapes_is_printed_escaped_in_results_errors_and_usage(tmp_path: Path):

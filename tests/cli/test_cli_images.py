@@ -153,9 +153,9 @@ def test_a_settings_file_has_the_same_words(photos: Path, tmp_path: Path):
         (["a.parquet", "--root", "x"], "--root is for manifests"),
         (["photos", "--pad-color", "grey"], "is not a color; use 114,114,114 or #727272"),
         (["photos", "--pad-color", "256,0,0"], "is not a color; use 114,114,114 or #727272"),
-        (["photos", "--tags", ","], "pass none for an empty vocabulary"),
-        (["photos", "--tags", "@nowhere.txt"], "cannot read the tags in 'nowhere.txt'"),
-        (["photos", "--quality", "101"], "101 is not in the range"),
+        (["photos", "--tags", ","], "pass none for an empty list"),
+        (["photos", "--tags", "@nowhere.txt"], "cannot read 'nowhere.txt'"),
+        (["photos", "--quality", "101"], "it must be a whole number from 1 to 100"),
     ],
 )
 def test_wrong_usage_is_told(words: list[str], hint: str):
@@ -163,8 +163,8 @@ def test_wrong_usage_is_told(words: list[str], hint: str):
 
 
 def test_an_impossible_recipe_is_a_line(photos: Path, tmp_path: Path):
-    said = run("build", "images", photos, "--into", tmp_path / "cache", "--size", 10**6, code=1).err
-    assert re.search(r"size is 1000000; it must be from 1 to [\d,]+\n", said)
+    said = run("build", "images", photos, "--into", tmp_path / "cache", "--size", 10**6, code=2).err
+    assert re.search(r"'1000000' is not valid; it must be a whole number from 1 to [\d,]+\n", said)
 
 
 def test_an_estimate_is_near_what_a_build_takes(photos: Path, built: Path):

@@ -1,11 +1,16 @@
-"""Progress: a bar on a terminal, plain lines elsewhere, at most one every two seconds."""
+"""Progress: a bar that fits the terminal, plain lines elsewhere, fewer and fewer; the first sign of life."""
 
+import fcntl
 import io
+import itertools
 import os
 import pty
 import re
+import struct
 import subprocess
 import sys
+import termios
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -13,8 +18,7 @@ from rich.console import Console
 from tests.cli.running import COMMAND, write_lines
 
 from forebay.cache.records import Progress
-from forebay.preview import progress as progress_module
-from forebay.preview.progress import Lines, Meter, Pace
+from forebay.preview.progress import Bar, Lines, Meter, Pace
 
 HALF = Progress(
     phase="building",
@@ -30,9 +34,11 @@ HALF = Progress(
 )
 
 
-def lines_of(*moments: Progress) -> list[str]:
+def lines_of(*moments: Progress, seconds: Iterable[float] = itertools.repeat(0.0)) -> list[str]:
+    """The lines that a log gets, by a clock that is `seconds` at the start and at each moment."""
     text = io.StringIO()
-    shown = Lines(Console(file=text, width=1000))
+    clock = iter(seconds)
+    shown = Lines(Console(file=text, width=1000), clock=lambda: next(clock))
     for moment in moments:
         shown(moment)
     return text.getvalue().splitlines()
@@ -42,28 +48,43 @@ def moment(**changes: object) -> Progress:
     return Progress(**{name: changes.get(name, getattr(HALF, name)) for name in Progress.__struct_fields__})
 
 
-def test_a_line_says_all_there_is_to_know(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(progress_module, "LINE_SECONDS", 0)
-    (line,) = lines_of(HALF)
+def test_a_line_says_all_there_is_to_know():
+    (line,) = lines_of(HALF, seconds=[0, 2])
     assert re.fullmatch(
         r"building 17/34 chunks  50 %, 200 rows/s, read 3\.5 MB/s, written 625\.0 kB/s, CPU \d+ %, "
-        r"memory [\d.]+ MB, busy 2/2, ETA 4\.0 s",
+        r"memory [\d.]+ [MG]B, busy 2/2, ETA 4\.0 s",
         line,
     )
 
 
-def test_planning_claims_no_speed(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(progress_module, "LINE_SECONDS", 0)
+def test_a_line_of_a_token_build_has_tokens_per_second_and_how_full_rows_are():
+    (line,) = lines_of(moment(tokens=102_000, utilization=0.9974), seconds=[0, 2])
+    assert f"200 rows/s, {102_000 / HALF.seconds:,.0f} tokens/s, 99.7% used, read" in line
+
+
+def test_planning_claims_no_speed():
     begun, on = (
         Progress(phase="planning", done=done, total=9, unit="files", read_bytes=size)
         for done, size in ((0, 0), (4, 7_000_000))
     )
-    first, second = lines_of(begun, on)
-    assert re.fullmatch(r"planning 0/9 files  0 %,( CPU \d+ %,)? memory [\d.]+ MB", first)
-    assert re.fullmatch(r"planning 4/9 files  44 %, 7\.0 MB planned,( CPU \d+ %,)? memory [\d.]+ MB", second)
+    first, second = lines_of(begun, on, seconds=[0, 2, 20])
+    assert re.fullmatch(r"planning 0/9 files  0 %,( CPU \d+ %,)? memory [\d.]+ [MG]B", first)
+    assert re.fullmatch(r"planning 4/9 files  44 %, 7\.0 MB planned,( CPU \d+ %,)? memory [\d.]+ [MG]B", second)
 
 
-def test_there_is_at_most_one_line_in_two_seconds_but_every_note():
+def test_a_log_gets_a_line_after_two_seconds_and_then_fewer_and_fewer():
+    hours = 2 * 3600
+    lines = lines_of(*(moment(done=second, total=hours) for second in range(hours)), seconds=[0, *range(hours)])
+    at = [int(re.search(r" ([\d,]+)/", line)[1].replace(",", "")) for line in lines]  # type: ignore[index]
+    pauses = [after - before for before, after in itertools.pairwise(at)]
+    assert at[0] == 2
+    assert set(pauses[:5]) == {10}
+    assert [pause for pause, start in zip(pauses, at, strict=False) if 60 <= start < 600] == [30] * 18
+    assert set(pauses[30:]) == {60}
+    assert len(lines) < 150
+
+
+def test_a_short_job_gets_no_line_but_every_note():
     notes = [moment(note=f"chunk {number} failed: \x1b[31m") for number in range(3)]
     assert lines_of(HALF, *notes, HALF) == [rf"note: chunk {number} failed: \x1b[31m" for number in range(3)]
 
@@ -105,11 +126,65 @@ def test_help_fits_a_terminal_and_keeps_its_summaries_whole():
         assert not any(line.endswith("...") for line in lines[1:])
 
 
-def on_terminal(*words: object) -> str:
-    """What a terminal of 80 columns gets to see."""
+LONG = moment(
+    phase="waiting",
+    done=123_456,
+    total=1_234_567,
+    rows=10**9,
+    failures=1234,
+    read_bytes=10**12,
+    waiting_for=("a-machine-with-a-long-name.example.org", "another-machine.example.org"),
+    seconds=3000.0,
+)
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 200])
+@pytest.mark.parametrize("progress", [HALF, LONG, Progress(phase="planning", done=0, total=0, unit="files")])
+def test_the_bar_is_two_lines_that_fit_the_terminal(width: int, progress: Progress):
+    text = io.StringIO()
+    console = Console(file=text, width=width, force_terminal=True, color_system=None)
+    Bar(console, console.print)(progress)
+    lines = text.getvalue().splitlines()
+    assert len(lines) == 2, text.getvalue()
+    assert max(len(line.rstrip()) for line in lines) <= width
+    assert f"{progress.done:,}/{progress.total:,} {progress.unit}" in lines[0]
+
+
+def test_a_terminal_of_60_columns_gets_no_line_that_wraps(tmp_path: Path):
+    source = write_lines(tmp_path / "data")
+    words = ["build", "raw", source, "--into", tmp_path / "cache", "--chunk-bytes", "400", "--workers", "1"]
+    shown = on_terminal(*words, columns=60)
+    drawn = [line for line in re.split(r"[\r\n]+", ESCAPES.sub("", shown)) if "chunks  " in line or "rows/s" in line]
+    assert drawn
+    assert max(len(line.rstrip()) for line in drawn) <= 60
+
+
+def test_the_first_sign_of_life_comes_before_any_library_is_imported(tmp_path: Path):
+    (tmp_path / "click.py").write_text("raise ImportError('click is not imported yet')")
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    shown = on_terminal("build", "raw", "data", "--into", "cache", code=1, PYTHONPATH=path)
+    assert re.search(r"forebay build: starting ….*cannot start: click is not imported yet", shown, re.DOTALL)
+    for quiet in ("--json", "-q", "--help"):
+        assert "starting" not in on_terminal("build", "raw", quiet, code=1, PYTHONPATH=path)
+
+
+def test_the_first_sign_is_erased_by_what_comes_next(tmp_path: Path):
+    source = write_lines(tmp_path / "data")
+    erased = "starting …\x1b[?25l\r\x1b[2K"
+    assert erased in on_terminal("build", "raw", source, "--into", tmp_path / "cache", "--workers", "0")
+    assert "starting …\r\x1b[2K" in on_terminal("build", "raw", "--into", tmp_path / "cache", code=2)
+
+
+ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+
+
+def on_terminal(*words: object, columns: int = 80, code: int = 0, **environment: str) -> str:
+    """What a terminal gets to see."""
     ours, theirs = pty.openpty()
-    environment = {**os.environ, "COLUMNS": "80", "TERM": "xterm"}
-    with subprocess.Popen([*COMMAND, *map(str, words)], stdout=theirs, stderr=theirs, env=environment) as process:
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    env = {**os.environ, "TERM": "xterm", **environment}
+    env.pop("COLUMNS", None)
+    with subprocess.Popen([*COMMAND, *map(str, words)], stdin=theirs, stdout=theirs, stderr=theirs, env=env) as process:
         os.close(theirs)
         seen = b""
         try:
@@ -117,6 +192,6 @@ def on_terminal(*words: object) -> str:
                 seen += piece
         except OSError:  # the other end is closed
             pass
-        assert process.wait() == 0, seen
+        assert process.wait() == code, seen
     os.close(ours)
     return seen.decode()

@@ -6,7 +6,7 @@ import pytest
 from tests.cli.running import Ran, build_lines, chunk_path, flip, run
 
 import forebay as fb
-from forebay.format.sealed import VARIABLE
+from forebay.format.tensors import VARIABLE
 
 FIRST, SECOND = "the first key of this test", "the second key of this test"
 

@@ -69,7 +69,7 @@ def test_a_signal_while_planning_says_how_to_start_again(tmp_path: Path):
 
 
 def test_the_demo_does_what_it_says(tmp_path: Path):
-    size = ["--names", "[f-h]*", "--chunk-size", 30]
+    size = ["--names", "[f-h]*", "--chunk-size", 20]
     ran = run_process("demo", "--json", *size, env={**os.environ, "TMPDIR": str(tmp_path)})
     report = ran.json
     assert [step["command"].split()[1] for step in report["steps"]] == [

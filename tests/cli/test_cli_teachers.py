@@ -4,8 +4,10 @@ import shutil
 from pathlib import Path
 
 import pytest
+from tests import tiny_pipelines
 from tests.cli.running import run
 from tests.tiny_models import TinyModels
+from tests.tiny_pipelines import saved
 from tests.torch.taught import images_cache
 
 import forebay as fb
@@ -51,6 +53,35 @@ def test_another_recipe_names_what_differs(taught: Path, tiny_models: TinyModels
     told = run("build", "teachers", taught, "--t5", tiny_models.t5, "--max-length", 6, "--batch-size", 3, code=1)
     assert "layer 't5'" in told.err
     assert "batch_size: 2 → 3" in told.err
+
+
+def test_a_layer_is_replaced_or_added_under_another_name(taught: Path, tiny_models: TinyModels, tmp_path: Path) -> None:
+    root = tmp_path / "cache"
+    shutil.copytree(taught, root)
+    pinned = fb.open_cache(root, layers=["lune"])
+    lune = ["build", "teachers", root, "--lune", tiny_models.unet, "--bucket", 0.5]
+    assert "--replace lune" in run(*lune, code=1).err
+    assert "--replace sol" in run(*lune, "--replace", "sol", code=2).err
+    report = run(*lune, "--replace", "lune", "--json").json[0]
+    assert report["made"] == report["chunks"]
+    assert fb.open_cache(root, layers=["lune"]).column("lune").shape == (1, 16)
+    assert pinned.read([0], ["lune"])["lune"].shape == (1, 2, 16)
+    run(*lune, "--bucket", 0.7, "--name", "lune=lune_v2")
+    assert fb.open_cache(root, layers=["lune", "lune_v2"]).column("lune_v2").shape == (2, 16)
+    assert "must be TEACHER=LAYER" in run(*lune, "--name", "moon=x", code=2).err
+    assert "'clip'" in run("drop", root, "clip", code=1).err
+
+
+def test_weights_under_another_name_are_the_same_teacher(taught: Path, tiny_models: TinyModels, tmp_path: Path) -> None:
+    root, weights = tmp_path / "cache", tmp_path / "fine-tuned.safetensors"
+    shutil.copytree(taught, root)
+    shutil.copy(Path(tiny_models.unet) / "diffusion_pytorch_model.safetensors", weights)
+    lune = ["build", "teachers", root, "--lune", tiny_models.unet, "--name", "lune=tuned", "--json"]
+    assert run(*lune, "--lune-weights", weights).json[0]["made"] > 0
+    assert run(*lune, "--lune-weights", weights.rename(tmp_path / "renamed.safetensors")).json[0]["made"] == 0
+    assert run("build", "teachers", root, "--json", code=1).err  # the recorded place is gone
+    (tmp_path / "renamed.safetensors").rename(weights)
+    assert run("build", "teachers", root, "--json").json
 
 
 def test_an_estimate_loads_nothing_and_counts_bytes(taught: Path, tiny_models: TinyModels) -> None:
@@ -113,13 +144,42 @@ def test_images_bring_their_size_and_captions(tmp_path: Path, tiny_models: TinyM
     assert read["latents"].shape == (5, 4, 8, 8)
 
 
+def test_one_option_names_all_models_of_a_pipeline(tmp_path: Path) -> None:
+    model = saved(tmp_path / "flux", tiny_pipelines.flux)
+    images = images_cache(tmp_path)
+    how = ["--pipeline", model, "--max-length", 6, "--bucket", 0.2, "--bucket", 0.8]
+    estimated = run("estimate", "teachers", images, *how, "--json").json
+    shapes = {column["column"]: column["shape"] for column in estimated["columns"]}
+    assert shapes["latents"] == [4, 8, 8]
+    assert shapes["t5_states"] == [6, 48]
+    assert shapes["lune"] == [2, 16]
+    one = run("build", "teachers", images, *how, "--only", "clip", "--json").json
+    assert [report["layer"] for report in one] == ["clip"]
+    reports = run("build", "teachers", images, *how, "--noise", "noised", "--json").json
+    assert [report["layer"] for report in reports] == ["latents", "clip", "t5", "lune"]
+    assert fb.open_cache(images, layers=["latents", "lune"]).read([0], ["lune.present"])["lune.present"].all()
+    _, aligned = run("verify", images, "--align", "--json").json
+    assert {layer["layer"]: layer["recomputed_rows"] > 0 for layer in aligned["layers"]} == dict.fromkeys(
+        ("latents", "clip", "t5", "lune"), True
+    )
+    assert not any(layer["problems"] for layer in aligned["layers"])
+    assert "use two commands" in run("build", "teachers", images, *how, "--vae", "x", code=2).err
+    assert (
+        "the pipeline has latents, clip, t5, lune"
+        in run("build", "teachers", images, *how, "--only", "sol", code=2).err
+    )
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
+        (["--only", "t5"], "--only needs --pipeline"),
         (["--vae", "x"], "--vae needs images, but"),
         (["--seed", "3"], "Name at least one teacher (--vae, --t5, --clip, --lune, --sol)"),
         ([], "has no teacher layer"),
-        (["--bucket", "x"], "is not a valid float"),
+        (["--bucket", "x"], "'x' is not valid; it must be a number"),
+        (["--sol", "geometric", "--start-chunk", "9"], "--start-chunk 9 is beyond the plan"),
+        (["--sol", "geometric", "--start-chunk", "2", "--end-chunk", "1"], "--start-chunk 2 comes after --end-chunk 1"),
     ],
 )
 def test_wrong_usage_says_what_to_do(tmp_path: Path, words: list[str], said: str) -> None:

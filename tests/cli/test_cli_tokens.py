@@ -166,7 +166,7 @@ def test_names_that_say_nothing_are_wrong_usage(tmp_path: Path):
         (["--subset", "x"], "is for data sets on the hub; name one as hub:org/name"),
         (["--separator", "x"], "--separator is for plain text; the format here is jsonl"),
         (["--format", "text", "--text", "x"], "--text is a field of JSON lines"),
-        (["--pad", "none"], "'pad' cannot be none"),
+        (["--pad", "none"], "'none' is not valid; it must be text or a whole number"),
         (["--eos", "<|nothing|>"], ""),
     ],
 )
@@ -223,7 +223,7 @@ def test_a_settings_file_has_the_same_words(tmp_path: Path):
     assert recipe_of(tmp_path / "cache") | {"sequence_length": 64, "eos": None, "tokenizer": "gpt2"} == recipe_of(
         tmp_path / "cache"
     )
-    assert run("estimate", tmp_path / "edu.toml", "--json").json["rows"] > 0
+    assert run("estimate", tmp_path / "edu.toml", "--json").json["chunks"] == 0  # none is missing
 
 
 def test_status_names_failures_with_file_and_line(tmp_path: Path):

@@ -55,7 +55,7 @@ def test_a_range_leaves_gaps_and_gaps_names_the_command_that_fills_them(tmp_path
     root, _ = build_lines(tmp_path, "--start-chunk", 2, "--end-chunk", 4)
     planned = run("gaps", root, "--json").json[0]["planned"]
     shown = run("gaps", root).out
-    assert f"missing  0–1, 5–{planned - 1}" in shown
+    assert f"missing  {planned - 3} chunks: 0–1, 5–{planned - 1}" in shown
     command = re.search(r"next: forebay (.*)", shown)
     assert command is not None
     run(*command[1].split(), "--workers", 0)
@@ -77,6 +77,7 @@ def test_a_range_beyond_the_plan_is_wrong_usage(tmp_path: Path):
     run("build", root, "--start-chunk", planned - 1, "--workers", 0)
     words = ["--into", tmp_path / "new", "--chunk-bytes", 400, "--workers", 0, "--start-chunk", 99]
     assert f"has {planned} chunks" in run("build", "raw", source, *words, code=2).err
+    assert not (tmp_path / "new").exists()
 
 
 def test_an_inverse_build_says_what_it_mended(tmp_path: Path):
@@ -200,7 +201,7 @@ def test_a_source_that_is_gone_is_no_trouble_once_all_of_it_is_built_and_fills_n
 def test_repair_takes_from_a_copy_and_fails_without_source_or_copy(tmp_path: Path):
     root, source = build_lines(tmp_path)
     copied = run("copy", root, tmp_path / "backup").out
-    assert f"next: forebay repair {root} --from {tmp_path / 'backup'}" in copied
+    assert f"next: forebay verify {tmp_path / 'backup'}" in copied
     source.unlink()
     flip(chunk_path(root, 3), 4200)
     assert "failed" in run("repair", root, "--workers", 0, code=1).out

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from forebay.compat.pt_cache import read_old_cache
+from forebay.compat.pt_import import read_old_cache
 from forebay.errors import OldCacheInvalid
 
 ROWS = 3

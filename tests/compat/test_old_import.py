@@ -68,6 +68,22 @@ def test_every_tensor_of_an_old_cache_is_there_bit_for_bit(tmp_path: Path, dtype
             assert torch.equal(data.lune.get(rows, moment).values, stored)
 
 
+def test_the_name_of_a_data_set_survives_import_save_and_copy(tmp_path: Path) -> None:
+    torch.save(old_cache(), tmp_path / "cache.pt")
+    import_pt_cache(tmp_path / "cache.pt", tmp_path / "imported")
+    data = DatasetCache.load(tmp_path / "imported")
+    assert data.name == "portraits"
+    data.save(tmp_path / "saved")
+    fb.copy(tmp_path / "saved", tmp_path / "copied")
+    assert DatasetCache.load(tmp_path / "copied").name == "portraits"
+    DatasetCache(data.encodings, name="renamed").save(tmp_path / "other")
+    assert DatasetCache.load(tmp_path / "other").name == "renamed"
+    assert fb.verify(tmp_path / "other").foreign == ()
+    for content in (b"[]", b"{", b'{"name": 3}'):
+        (tmp_path / "other/dataset.json").write_bytes(content)
+        assert DatasetCache.load(tmp_path / "other").name == "other"
+
+
 def test_a_folder_of_parts_is_imported_too_and_what_it_lacks_is_lacking(tmp_path: Path) -> None:
     old, folder = old_cache(), tmp_path / "old"
     folder.mkdir()
@@ -150,6 +166,13 @@ def test_a_pickle_that_would_run_code_is_refused_and_does_not_run(tmp_path: Path
     assert "trust" not in str(told.value)
     assert not (tmp_path / "owned").exists()
     assert not (tmp_path / "cache").exists()
+
+
+def test_what_torch_cannot_read_is_one_line_without_its_advice_and_warnings(tmp_path: Path) -> None:
+    torch.save({"name": bytearray(b"x")}, tmp_path / "cache.pt", pickle_protocol=5)
+    with pytest.raises(OldCacheInvalid, match=r"\(Unsupported operand \d+\); see") as refused:
+        import_pt_cache(tmp_path / "cache.pt", tmp_path / "cache")
+    assert "weights_only" not in str(refused.value)
 
 
 @pytest.mark.parametrize(

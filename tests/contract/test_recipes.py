@@ -87,7 +87,7 @@ class TestRowsOfAnOldCache(RecipeContract):
 
 def test_the_hooks_of_layer_recipes_are_spelt_as_declared():
     teacher = fb.TeacherRecipe(teacher=fb.teachers.GeometricSol())
-    check_hooks(teacher, helpers=["model"])
+    check_hooks(teacher, helpers=["model", "fitting_rows", "most_bytes", "known_constants", "run_at"])
     check_hooks(ImportedRecipe(path="x", part="y", tensors={}, declared=()))
 
 

@@ -10,6 +10,7 @@ import pytest
 import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.examples import scaled
 from tests.sources import functions
 from tests.sources.written import parquet_of
 
@@ -27,6 +28,7 @@ def lines_of(content: bytes) -> list[bytes]:
 
 
 class TestLines(SourceContract):
+    hashes = True
     test_bad_content_is_a_failure_with_an_id_and_a_reason_whatever_the_cuts = None
 
     def open_source(self, folder: Path) -> Source:
@@ -61,6 +63,7 @@ class TestZstdLines(TestLines):
 
 
 class TestFiles(SourceContract):
+    hashes = True
     test_bad_content_is_a_failure_with_an_id_and_a_reason_whatever_the_cuts = None
 
     def open_source(self, folder: Path) -> Source:
@@ -79,6 +82,7 @@ class TestFiles(SourceContract):
 
 
 class TestJsonl(SourceContract):
+    hashes = True
     """Every line of the content is the text of an object, byte for character."""
 
     suffix = ".jsonl"
@@ -113,6 +117,7 @@ class TestZstdJsonl(TestJsonl):
 
 
 class TestText(SourceContract):
+    hashes = True
     """Documents are lines of the content, byte for character, with a separator in place of the newline."""
 
     suffix = ".txt"
@@ -138,6 +143,7 @@ class TestGzipText(TestText):
 
 
 class TestWholeText(SourceContract):
+    hashes = True
     suffix = ".md"
 
     def open_source(self, folder: Path) -> Source:
@@ -239,7 +245,7 @@ KINDS = [
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 @given(contents=CONTENTS, first=st.integers(1, 30), every=st.integers(1, 30))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=scaled(60), deadline=None)
 def test_whatever_the_content_and_the_cuts_every_sample_comes_once_and_in_order(kind, contents, first, every):
     contract = kind()
     with TemporaryDirectory() as folder:

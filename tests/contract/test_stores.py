@@ -6,6 +6,7 @@ from tempfile import TemporaryDirectory
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.examples import scaled
 
 from forebay.store import Entry, LocalStore, MemoryStore, Store
 from forebay.testing import SharedStoreContract, StoreContract
@@ -32,7 +33,7 @@ STEPS = st.lists(
 
 
 @given(steps=STEPS)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=scaled(25), deadline=None)
 def test_every_store_is_a_dictionary_of_what_was_created_replaced_and_deleted(steps):
     with TemporaryDirectory() as folder:
         for store in (LocalStore(folder), MemoryStore()):
@@ -47,5 +48,5 @@ def test_every_store_is_a_dictionary_of_what_was_created_replaced_and_deleted(st
                 else:
                     store.delete(key)
                     model.pop(key, None)
-            assert list(store.keys("")) == [Entry(key, len(model[key])) for key in sorted(model)]
+            assert list(store.entries("")) == [Entry(key, len(model[key])) for key in sorted(model)]
             assert {key: store.read(key) for key in model} == model

@@ -5,6 +5,9 @@ import signal
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -22,7 +25,10 @@ from tests.builders import (
 from tests.recipes import NOTES, HesitantStore, LengthLayer, ObedientRecipe, makes, orders, write_orders
 
 import forebay as fb
+from forebay.engine.base import WORKER, Died, TaskDocument
+from forebay.engine.local import LocalEngine
 from forebay.errors import BuildFailed, RecipeInvalid
+from forebay.testing.engine_contract import run_chunks, wait_for_slots
 
 
 @pytest.fixture
@@ -265,3 +271,37 @@ def test_a_layer_is_made_by_workers_as_it_is_in_process(tmp_path, notes):
     assert chunk_digests(tmp_path / "one") == chunk_digests(tmp_path / "two")
     rows = fb.open_cache(tmp_path / "two").read(range(12), columns=["lengths.present"])
     assert rows["lengths.present"].tolist() == [True, False] * 6
+
+
+@dataclass(frozen=True)
+class Numbered:
+    """A task whose record is the number of the worker; chunk 9 kills it."""
+
+    worker: int = 0
+
+    def document(self) -> TaskDocument:
+        return TaskDocument(opener="tests.engine.test_workers:open_numbered", body={WORKER: self.worker})
+
+    def begin(self, chunk: int) -> Callable[[], int]:
+        if chunk == 9:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return lambda: self.worker
+
+
+def open_numbered(body: Mapping[str, int]) -> Numbered:
+    return Numbered(body[WORKER])
+
+
+def test_workers_are_numbered_and_the_number_of_a_dead_one_is_used_again():
+    engine = LocalEngine()
+    with closing(engine):
+        engine.start(Numbered(), 2)
+        numbers = []
+        for round_ in range(2):
+            for place, slot in enumerate(wait_for_slots(engine, 2)):
+                engine.submit(slot, 2 * round_ + place)
+            heard = run_chunks(engine, [2 * round_, 2 * round_ + 1], given=2)
+            numbers.append(sorted(event.record for event in heard.values()))
+            engine.submit(wait_for_slots(engine, 2)[0], 9)
+            assert isinstance(run_chunks(engine, [9], given=1)[9], Died)
+    assert numbers == [[0, 1], [0, 1]]

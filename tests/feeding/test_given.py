@@ -41,6 +41,7 @@ REFUSED: dict[str, tuple[Callable[[fb.Cache], object], str]] = {
     "one column": (lambda cache: loader(cache, columns="tokens"), r"columns is 'tokens'; pass a list of names"),
     "one column to read": (lambda cache: cache.read([0], "tokens"), r"pass \['tokens'\]"),
     "one column of a filter": (lambda cache: Where("any", np.any, "tokens"), r"pass a list of names: \['tokens'\]"),
+    "one layer": (lambda cache: fb.open_cache(cache.root, layers="tokens"), r"pass a list of names: \['tokens'\]"),
     "one derived": (lambda cache: loader(cache, derive="positions"), r"derive is 'positions'; pass a list of names"),
     "part of a row": (lambda cache: loader(cache, global_batch_size=2.5), "is 2.5; pass a whole number of rows"),
     "part of a seed": (lambda cache: loader(cache, seed=1.5), "seed is 1.5; pass a whole number"),
@@ -78,9 +79,12 @@ def test_what_is_of_another_type_is_refused(tokens: fb.Cache, mistake: str) -> N
         ({"columns": []}, "columns is empty; name columns"),
         (
             {"columns": ["tokens"], "labels": "unshifted"},
-            "labels passed, but `labels` and `derive` apply to packed-token batches only",
+            "labels passed, but this applies to packed-token batches only",
         ),
         ({"columns": ["tokens"], "derive": ["document_ids"]}, "derive passed, but"),
+        ({"columns": ["tokens"], "derive": ["positions"]}, "derive passed, but"),
+        ({"columns": ["tokens"], "labels": "shifted"}, "labels passed, but"),
+        ({"derive": "device", "labels": "shifted"}, "pass labels='shifted' to derive_on_device"),
     ],
 )
 def test_what_would_have_no_effect_is_refused(tokens: fb.Cache, options: dict[str, Any], problem: str) -> None:
@@ -94,6 +98,8 @@ def test_labels_belong_to_token_caches(tmp_path: Path, tokens: fb.Cache) -> None
         loader(numbers, labels="unshifted", derive=["cu_seqlens"])
     with pytest.raises(ValueError, match="labels passed"):
         CacheDataset(tokens, columns=["tokens"], labels="unshifted")
+    with pytest.raises(ValueError, match="derive passed"):
+        CacheDataset(tokens, columns=["tokens"], derive=["positions"])
     assert len(loader(numbers, labels=None, derive=[])) > 0
 
 
@@ -108,7 +114,7 @@ def test_a_mixture_has_its_own_order_seed_and_generations(tokens: fb.Cache) -> N
     ("change", "problem"),
     [
         ({"position": 21}, "position: 21 then, at most 20 now"),
-        ({"version": 9}, "the version of the state: 9 then, 2 now"),
+        ({"version": 9}, "the version of the state: 9 then, 3 now"),
     ],
 )
 def test_a_state_that_this_loader_cannot_have_is_refused(

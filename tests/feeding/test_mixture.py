@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.examples import scaled
 from tests.forged import list_again
 from tests.image_caches import image_cache, write_pictures
 from tests.teachers.own_teachers import Ramp
@@ -23,7 +24,7 @@ from forebay.teachers import TeacherRecipe
 from forebay.torch import Ingredient, Loader, Mixture, Split, Window, change_weights, open_mixture
 
 SIZES = (40, 7, 23)
-examples = settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+examples = settings(deadline=None, max_examples=scaled(30), suppress_health_check=[HealthCheck.function_scoped_fixture])
 weights = st.lists(st.integers(0, 9), min_size=3, max_size=3).filter(any)
 
 

@@ -267,7 +267,7 @@ def test_an_empty_side_is_an_error_that_says_what_to_do(tokens: fb.Cache) -> Non
 def test_what_is_no_split_is_refused(tokens: fb.Cache) -> None:
     with pytest.raises(ValueError, match="side must be 'train' or 'validation'"):
         Split("test")
-    with pytest.raises(ValueError, match="by must be one of auto, chunk, document, sample"):
+    with pytest.raises(ValueError, match="by must be 'auto', 'chunk', 'document' or 'sample'"):
         Split("train", by="row")
     with pytest.raises(ValueError, match="fraction must be above 0 and up to 1"):
         Split("train", fraction=80)

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from made import CODECS, adopt, column_declared, encode, joined, raw, rows_of, small_chunk, table
 from safetensors import safe_open
+from tests.examples import scaled
 
 from forebay.columns import DTYPES, Column, Ragged
 from forebay.errors import RecipeInvalid
@@ -24,7 +25,7 @@ from forebay.store import LocalStore
 
 
 @given(table())
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=scaled(120), deadline=None)
 def test_every_column_comes_back_to_the_last_bit(made):
     columns, declared = made
     file = adopt(joined(encode(columns, declared)))
@@ -46,7 +47,7 @@ def test_every_type_comes_back_through_every_codec_and_level(dtype, ragged):
 
 
 @given(column_declared(), st.integers(0, 12), st.integers(0, 2**32))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=scaled(80), deadline=None)
 def test_blocks_one_after_the_other_are_the_column(column, rows, seed):
     made = rows_of(column, rows, seed)
     file = adopt(joined(encode({"x": made}, [column])))
@@ -72,7 +73,7 @@ def test_arrays_with_gaps_between_their_items_are_kept_by_value():
 
 
 @given(table())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=scaled(40), deadline=None)
 def test_the_safetensors_package_reads_every_tensor_as_we_do(made):
     columns, declared = made
     chunk = joined(encode(columns, declared))
@@ -96,7 +97,7 @@ def test_the_safetensors_package_opens_a_chunk_by_its_path(tmp_path):
 
 
 @given(table())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=scaled(40), deadline=None)
 def test_data_starts_at_a_multiple_of_4096_and_every_tensor_is_aligned_without_gaps(made):
     file = adopt(joined(encode(*made)))
     tensors = list(file.tensors.values())
@@ -123,7 +124,7 @@ def test_uncompressed_columns_are_views_of_the_mapped_file(tmp_path):
     columns = {column.name: rows_of(column, 50, seed=3) for column in declared}
     store = LocalStore(tmp_path)
     store.create("chunk", encode(columns, declared).buffers)
-    view = store.map("chunk")
+    view = store.view("chunk")
     whole = np.frombuffer(view, np.uint8)
     file = ChunkFile(view, "chunk")
     for shared in (file.decode("x"), file.flat("x"), file.decode("r").values, file.decode_block("x", 1)):
@@ -133,7 +134,7 @@ def test_uncompressed_columns_are_views_of_the_mapped_file(tmp_path):
 
 
 @given(table(), st.sampled_from(CODECS), st.integers(0, 7))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=scaled(40), deadline=None)
 def test_the_content_digest_does_not_depend_on_codec_or_blocks(made, codec, rows_per_block):
     columns, declared = made
     other = [

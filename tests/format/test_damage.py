@@ -13,13 +13,13 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from made import FINGERPRINT, adopt, encode, joined, small_chunk
+from tests.examples import scaled
 
 from forebay.columns import Column, Ragged
 from forebay.errors import Damaged, FormatTooNew, NotForebay
 from forebay.format.chunk import ChunkMeta
 from forebay.format.chunk_decode import ChunkFile, adopt_chunk
-from forebay.format.sealed import seal
-from forebay.format.tensors import encode_header, parse_header
+from forebay.format.tensors import encode_header, parse_header, seal
 
 CODECS = ["none", "lz4", "zstd"]
 
@@ -69,7 +69,7 @@ def test_bytes_of_any_kind_are_refused(content):
 
 
 @given(st.integers(0, 4), st.integers(0, 6000), st.binary(min_size=1, max_size=40))
-@settings(max_examples=200)
+@settings(max_examples=scaled(200))
 def test_a_chunk_that_was_written_over_anywhere_is_refused(codec, position, content):
     chunk = bytearray(joined(small_chunk(CODECS[codec % 3])))
     position %= len(chunk)

@@ -13,9 +13,9 @@ from made import joined, small_chunk
 from forebay.columns import Array, Column
 from forebay.errors import FormatTooNew, IndexCorrupt, KeyRefused, RecipeInvalid
 from forebay.format.chunk import ChunkRecord
-from forebay.format.generation import ChunkTable, Generation, can_join, decode_generation
+from forebay.format.generation import ChunkTable, Generation, decode_generation
 from forebay.format.layout import CacheDocument
-from forebay.format.sealed import seal, unseal
+from forebay.format.tensors import seal, unseal
 from forebay.recipe import RecipeDocument
 
 CACHE = msgspec.json.encode(CacheDocument(cache_id="c" * 32, base="tokens")).decode()
@@ -225,11 +225,3 @@ def test_a_document_of_a_newer_forebay_says_so():
 
     with pytest.raises(FormatTooNew):
         decode_generation(memoryview(forged(change)), "root", "g", None)
-
-
-def test_a_chunk_that_would_stop_every_listing_cannot_join():
-    shapes = ChunkTable.of([record(0, statistics={"tokens": 1, "histogram": [1, 2]})]).shapes()
-    assert can_join(record(1, statistics={"tokens": 2, "other": 5}), shapes)
-    assert can_join(record(1, statistics={"histogram": [3, 4]}), shapes)
-    for statistics in ({"histogram": [1]}, {"histogram": 1}, {"tokens": [1]}, {"tokens": 2**63}, {"new": [0] * 70_000}):
-        assert not can_join(record(1, statistics=statistics), shapes)

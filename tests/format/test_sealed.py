@@ -13,9 +13,10 @@ from made import joined, small_chunk
 
 from forebay.columns import DTYPES
 from forebay.errors import Damaged, ForebayError, FormatTooNew, IndexCorrupt, KeyRefused, RecipeInvalid
-from forebay.format.sealed import MAX_INDEX_BYTES, VARIABLE, hmac_key, seal, unseal
+from forebay.format.tensors import VARIABLE, hmac_key, seal, unseal
 from forebay.source import MOST_LEVELS, TOO_DEEP
 from forebay.store import LocalStore
+from forebay.store.base import MAX_INDEX_BYTES
 
 KEY, OTHER_KEY = b"a key", b"another key"
 TENSORS = {
@@ -241,4 +242,4 @@ def test_an_index_file_has_a_largest_size(tmp_path):
     with open(tmp_path / "plan", "wb") as file:
         file.truncate(MAX_INDEX_BYTES + 1)
     with pytest.raises(IndexCorrupt, match="an index file has at most"):
-        unseal(LocalStore(tmp_path).map("plan"), "root", "plan", "plan")
+        unseal(LocalStore(tmp_path).view("plan"), "root", "plan", "plan")

@@ -21,7 +21,7 @@ from forebay.format import layout
 from forebay.format.chunk import encode_chunk
 from forebay.format.codec import compressor
 from forebay.format.generation import ChunkTable, Generation
-from forebay.format.sealed import seal
+from forebay.format.tensors import seal
 from forebay.source import Failure, Part, SourceFile
 from forebay.store import MemoryStore
 
@@ -202,9 +202,10 @@ def test_the_levels_in_the_text_are_the_ones_in_the_code():
 def test_the_names_in_the_text_are_the_ones_in_the_code():
     named = [name for name, _, _ in tables("name")]
     assert named == [
-        layout.CACHE, layout.plan_segment(0), layout.identities(0, "<hash>"), layout.recipe("<layer>"),
-        layout.constants("<layer>"), layout.chunk("<layer>", 35), layout.chunk("<layer>", 35, 1), layout.generation(3),
-        layout.claim("<layer>", 35, 1),
+        layout.CACHE, layout.plan_segment(0), layout.dropped("<layer>", 2), layout.identities(0, "<hash>"),
+        layout.recipe("<layer>"), layout.constants("<layer>"), layout.dropped_constants("<layer>", "<hash>"),
+        layout.chunk("<layer>", 35), layout.chunk("<layer>", 35, 1), layout.generation(3),
+        layout.claim("<layer>", 35, 1), layout.SEEN, layout.DATASET,
     ]  # fmt: skip
 
 

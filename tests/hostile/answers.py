@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub import constants
+from tests.campaign.faults import Trial, as_record
+from tests.campaign.trial import remove, run_verb
 from tests.hub.data_sets import README, documents, shard
 from tests.hub.server import HubServer
-
-from forebay.testing.campaign.faults import Trial, as_record
-from forebay.testing.campaign.trial import remove, run_verb
 
 Answer = tuple[int, dict[str, str], bytes]
 SHARD = "data/a/0.parquet"

@@ -13,13 +13,17 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from tests.campaign.faults import Trial, as_record, meet
+from tests.campaign.hostile import CHANGING, LOOKING, chunks, craft
+from tests.campaign.trial import remove, run_call, run_verb, warm_up
+from tests.campaign.worlds import World, doorbell, make_worlds, read_rows
 from tests.hostile.answers import meet_answers
+from tests.hostile.folder_bucket import folder_bucket
 from tests.hostile.inputs import meet_input
 
-from forebay.testing.campaign.faults import Trial, as_record, meet
-from forebay.testing.campaign.hostile import CHANGING, LOOKING, craft
-from forebay.testing.campaign.trial import remove, run_call, warm_up
-from forebay.testing.campaign.worlds import World, doorbell, make_worlds, read_rows
+import forebay as fb
+from forebay.chat import repack
+from forebay.errors import ForebayError
 
 
 def every_verb(name: str, world: World, seed: str, folder: Path) -> list[dict[str, Any]]:
@@ -40,10 +44,78 @@ def every_verb(name: str, world: World, seed: str, folder: Path) -> list[dict[st
     return findings
 
 
+BY_URL: tuple[tuple[str, ...], ...] = (
+    ("status", "{url}"),
+    ("info", "{url}"),
+    ("peek", "{url}"),
+    ("verify", "{url}"),
+    ("verify", "--full", "{url}"),
+    ("copy", "{url}", "{copy}"),
+    ("warm", "{url}", "--tier", "{tier}"),
+    ("repair", "{mine}", "--from", "{url}", "--workers", "0"),
+)
+
+
+def by_url(name: str, world: World, seed: str, folder: Path) -> list[dict[str, Any]]:
+    """A crafted cache in a bucket that only serves; the user named its endpoint, and no other is asked."""
+    folder.mkdir(parents=True)
+    trial = Trial(folder, random.Random(seed), [world])
+    world.copied(trial.root)
+    trial.cause = craft(name, trial.draw, trial.root, trial.canary.folder)
+    url = f"s3://b/{trial.root.name}"
+    with folder_bucket(trial.root.parent) as bucket:
+
+        def at_bucket() -> None:
+            os.environ |= bucket.environment
+
+        def read() -> Any:
+            at_bucket()
+            return read_rows(url)
+
+        trial.judge("reading", run_call(read))
+        for verb in BY_URL:
+            mine = trial.folder / "mine"
+            if "{mine}" in verb:
+                chunks(world.copied(mine))[0].unlink()
+            places = {"url": url, "copy": trial.folder / "copied", "tier": trial.folder / "tier", "mine": mine}
+            trial.judge(" ".join(verb), run_verb(*(part.format(**places) for part in verb), first=at_bucket))
+            trial.expect_untouched()
+        trial.read(world, mine)
+        if bucket.writes:
+            trial.find("outside", f"{bucket.writes} writes to a bucket that verbs only read")
+    findings = [as_record(each, name, seed) for each in trial.findings]
+    remove(folder)
+    return findings
+
+
+def repacked(name: str, world: World, seed: str, folder: Path) -> list[dict[str, Any]]:
+    """A crafted chat cache is packed again into rows of another length."""
+    folder.mkdir(parents=True)
+    trial = Trial(folder, random.Random(seed), [world])
+    world.copied(trial.root)
+    trial.cause = craft(name, trial.draw, trial.root, trial.canary.folder)
+
+    def pack() -> str:
+        try:
+            source, recipe = repack(trial.root, sequence_length=256)
+            fb.build(trial.folder / "packed", source, recipe, workers=0)
+            return f"{len(fb.open_cache(trial.folder / 'packed'))} rows"
+        except ForebayError as error:
+            return type(error).__name__
+
+    trial.judge("repack", run_call(pack))
+    trial.expect_untouched()
+    findings = [as_record(each, name, seed) for each in trial.findings]
+    remove(folder)
+    return findings
+
+
 def main() -> None:
     folder = Path(tempfile.mkdtemp())
-    # The user's own hub is the port that nobody may call: a crafted cache must not make forebay ask it either.
+    # The user's own hub and buckets are at the port that nobody may call, also not because of a crafted cache.
     os.environ |= {"HF_ENDPOINT": doorbell().address, "HF_TOKEN": "hf_secret_of_the_user", "HF_HOME": f"{folder}/home"}
+    os.environ |= {"AWS_ENDPOINT_URL": doorbell().address, "AWS_ALLOW_HTTP": "true", "AWS_REGION": "us-east-1"}
+    os.environ |= {"AWS_ACCESS_KEY_ID": "id_of_the_user", "AWS_SECRET_ACCESS_KEY": "secret_of_the_user"}
     importlib.import_module("forebay.sources.hub_datasets")  # now: its library reads the environment at import
     warm_up()
     try:
@@ -55,8 +127,9 @@ def main() -> None:
                 found = meet_input(asked["input"], folder / "input")
             elif "answer" in asked:
                 found = meet_answers(asked["answer"], folder / "answer")
+            act = {"url": by_url, "repack": repacked}.get(asked.get("how"), every_verb)
             for seed in asked.get("seeds", []):
-                found += every_verb(asked["craft"], worlds[asked["world"]], seed, folder / "trials")
+                found += act(asked["craft"], worlds[asked["world"]], seed, folder / f"by-{asked['how']}")
             print(json.dumps(found), flush=True)
     finally:
         remove(folder)

@@ -16,9 +16,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import zstandard
-
-from forebay.testing.campaign.faults import Trial, as_record
-from forebay.testing.campaign.trial import remove, run_verb
+from tests.campaign.faults import Trial, as_record
+from tests.campaign.trial import remove, run_verb
 
 SECONDS = 10.0
 Commands = list[tuple[str, ...]]

@@ -1,18 +1,17 @@
-"""A small fault campaign, which must lead to no finding; `python -m forebay.testing.campaign` runs a longer one."""
+"""A small fault campaign, which must lead to no finding; `python -m tests.campaign` runs a longer one."""
 
 import subprocess
 import sys
 
 import pytest
 from tests.builders import script_environment
-
-from forebay.testing.campaign.syscalls import SUPPORTED
+from tests.campaign.syscalls import SUPPORTED
 
 pytestmark = pytest.mark.skipif(not SUPPORTED, reason="kills at system calls need ptrace on Linux for x86-64")
 
 
 def test_a_few_faults_of_every_class_lead_to_no_finding() -> None:
-    run_campaign("--seed", "1", "--each", "3", "--minutes", "5", "--processes", "1")
+    run_campaign("--seed", "1", "--each", "1", "--minutes", "5", "--processes", "1")
 
 
 @pytest.mark.long

@@ -1,11 +1,10 @@
 """Hostile sources and hubs: a clear error or the right rows, in 10 s and 1 GiB, with nothing outside touched."""
 
 import pytest
+from tests.campaign.syscalls import SUPPORTED
 from tests.hostile.answers import ANSWERS
 from tests.hostile.conftest import Corpus
 from tests.hostile.inputs import INPUTS
-
-from forebay.testing.campaign.syscalls import SUPPORTED
 
 pytestmark = pytest.mark.skipif(not SUPPORTED, reason="the campaign forks and watches children as Linux does")
 

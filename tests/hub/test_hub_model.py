@@ -9,6 +9,7 @@ from tests.hub.server import Drop, HubServer, Status
 
 from forebay.errors import HubNotFound, TeacherUnusable
 from forebay.hub import RetryPolicy, model_files
+from forebay.teachers import pipeline
 from forebay.teachers.model_files import hashes, tokenizer_of
 
 QUICK = RetryPolicy(retries=2, timeout=5, first_wait=0.01)
@@ -71,3 +72,16 @@ def test_shards_and_the_tokenizer_of_a_pipeline_are_brought_too(
     }  # fmt: skip
     with pytest.raises(TeacherUnusable, match=r"nothing of that name is on this disk, and cannot get .* from the Hub"):
         hashes("t5", "org/sd/text_encoder_7")
+
+
+def test_of_a_pipeline_only_its_index_is_fetched_before_its_parts_are_needed(
+    hub: HubServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index = b'{"_class_name": "FluxPipeline"}'
+    hub.add("org/flux", {"model_index.json": index, "flux.safetensors": b"all in one file"}, "models")
+    monkeypatch.setattr("forebay.hub.model_files", partial(model_files, endpoint=hub.address, patience=QUICK))
+    recipes = pipeline("org/flux", size=16)
+    assert recipes["latents"].model.vae == "org/flux/vae"
+    assert recipes["t5"].model.model == "org/flux/text_encoder_2"
+    assert len(hub.asked("model_index.json")) == 1
+    assert not hub.asked("flux.safetensors")

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from forebay.images import content
-from forebay.images.content import as_rgb
+from forebay.images import decode
+from forebay.images.decode import as_rgb
 
 PAD = (114, 20, 200)
 
@@ -27,7 +27,7 @@ def picture(mode: str) -> Image.Image:
 @pytest.mark.parametrize("alpha", ["composite", "drop"])
 def test_a_picture_in_strips_has_the_pixels_of_the_whole(monkeypatch, mode, alpha):
     whole = as_rgb(picture(mode), alpha, PAD)
-    monkeypatch.setattr(content, "_STRIP_PIXELS", 1000)
+    monkeypatch.setattr(decode, "_STRIP_PIXELS", 1000)
     assert as_rgb(picture(mode), alpha, PAD).tobytes() == whole.tobytes()
     if alpha == "composite":
         clear = picture(mode).convert("RGBA")

@@ -13,6 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageFile
 from tests import bad_images
+from tests.examples import scaled
 
 import forebay as fb
 from forebay.errors import ImageUnreadable
@@ -124,7 +125,7 @@ def test_a_file_cut_anywhere_or_with_bytes_gone_wrong_is_a_picture_or_a_reason(k
     @given(st.integers(0, len(content)), st.binary(max_size=12), st.integers(0, 20))
     @example(0, b"", 0)
     @example(len(content) // 2, b"", 0)
-    @settings(max_examples=60)
+    @settings(max_examples=scaled(60))
     def damaged(at: int, noise: bytes, rest: int) -> None:
         spoiled = content[:at] + noise + (content[at + len(noise) :] if rest else b"")
         check_outcome(spoiled)
@@ -172,6 +173,13 @@ def test_no_warning_of_pillow_gets_out_and_none_makes_a_picture_unreadable():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert decode(content, Policy()).size == (40, 24)
+
+
+def test_messages_of_libtiff_do_not_reach_the_terminal(capfd):
+    content = bytearray(saved(Image.effect_noise((64, 64), 80), "TIFF", compression="tiff_lzw"))
+    content[300:1500:97] = bytes(255 - value for value in content[300:1500:97])
+    assert reason(bytes(content)) == "corrupt"
+    assert capfd.readouterr().err == ""
 
 
 def test_other_peoples_warnings_and_filters_are_left_alone():
@@ -259,7 +267,7 @@ def test_a_large_picture_has_the_pixels_of_a_small_one(mode, turn, monkeypatch):
         with monkeypatch.context() as patched:
             small = recipe.letterboxed(stream.getvalue())
             patched.setattr("forebay.images.decode.LARGE", 0)
-            patched.setattr("forebay.images.content._STRIP_PIXELS", 43 * 7)
+            patched.setattr("forebay.images.decode._STRIP_PIXELS", 43 * 7)
             large = recipe.letterboxed(stream.getvalue())
         assert large[1] == small[1]
         np.testing.assert_array_equal(large[0], small[0])

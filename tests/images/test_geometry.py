@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tests.examples import scaled
 
 from forebay.images import Letterbox, fit, fit_many
 from forebay.masks.rectangle import flip_rectangles, pixel_mask
@@ -27,7 +28,7 @@ def by_definition(width: int, height: int, size: int) -> tuple[int, int, int, in
 @example(1, 20_000, 448)
 @example(2**31 - 1, 1, 1)
 @example(3, 2, 1)
-@settings(max_examples=500)
+@settings(max_examples=scaled(500))
 def test_the_box_is_the_definition_in_exact_arithmetic(width, height, size):
     assert fit(width, height, size).box == by_definition(width, height, size)
 

@@ -240,8 +240,8 @@ def test_a_sample_that_makes_no_row_has_a_reason(sample, reason):
 @pytest.mark.parametrize(
     ("wrong", "problem"),
     [
-        ({"size": 0}, "size is 0; it must be from 1 to 16,384"),
-        ({"size": "448"}, "size is '448'; it must be from 1 to 16,384"),
+        ({"size": 0}, "size is 0; it must be a whole number from 1 to 16,384"),
+        ({"size": "448"}, "size is '448'; it must be a whole number from 1 to 16,384"),
         ({"size": 448.5}, "size is 448.5"),
         ({"pad_color": 114}, "pad_color is 114; it must be three whole numbers"),
         ({"pad_color": (1.5, 2, 3)}, "pad_color"),

@@ -5,9 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from tests.examples import scaled
 
 from forebay.images import ImageRecipe, fit, letterbox, paste
-from forebay.images.content import as_planes
+from forebay.images.decode import as_planes
 from forebay.masks.rectangle import pixel_mask
 
 RESAMPLES = ("bilinear", "bicubic", "lanczos", "box", "nearest")
@@ -18,7 +19,7 @@ def noise(width: int, height: int, seed: int = 0) -> Image.Image:
 
 
 @given(st.integers(1, 90), st.integers(1, 90), st.integers(1, 48), st.sampled_from(RESAMPLES), st.integers(0, 99))
-@settings(max_examples=150)
+@settings(max_examples=scaled(150))
 def test_content_is_pillows_resize_in_every_pixel(width, height, size, resample, seed):
     image = noise(width, height, seed)
     small, fitted = letterbox(image, size, resample)

@@ -45,7 +45,7 @@ def hammer(root: str, threads: str, seconds: str, max_maps: str) -> None:
     def run(number: int) -> None:
         choose = random.Random(number)
         try:
-            while time.monotonic() < end and not troubles:
+            while (time.monotonic() < end or not reads[number]) and not troubles:
                 expect(cache, [choose.randrange(count) for _ in range(choose.choice([1, 2, 5, 40]))])
                 assert cache.statistics().bytes <= 3000
                 reads[number] += 1

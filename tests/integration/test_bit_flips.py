@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.layer_recipes import LengthLayer, LineRecipe
+from tests.positions import STRIDES, struck
 
 import forebay as fb
 from forebay.cache.records import VerifyReport
@@ -65,7 +66,7 @@ def pristine() -> dict[str, bytes]:
     assert len(fb.open_cache(store).generation.table("numbers")) == 3
     codecs = {fb.open_cache(store).column(name).codec for name in fb.open_cache(store).columns}
     assert codecs == {"none", "zstd", "lz4"}
-    return {entry.key: store.read(entry.key) for entry in store.keys("")}
+    return {entry.key: store.read(entry.key) for entry in store.entries("")}
 
 
 @cache
@@ -134,15 +135,18 @@ def _exact(values: Any) -> tuple[Any, ...]:
     return values.tobytes(), values.dtype, values.shape
 
 
-PIECES = 4
+def struck_in_chunks(stride: int) -> list[int]:
+    """Positions at which some chunk is struck."""
+    values = pristine()
+    return sorted({position for key in chunk_keys().values() for position in struck(values[key], stride)})
 
 
-@pytest.mark.parametrize("piece", range(PIECES))
-def test_every_flipped_byte_of_a_chunk_is_refused_or_changes_nothing(piece: int) -> None:
+@pytest.mark.parametrize("stride", STRIDES)
+def test_every_flipped_byte_of_a_chunk_is_refused_or_changes_nothing(stride: int) -> None:
     store, values = filled(pristine()), pristine()
     keys = chunk_keys()
     refused = same = 0
-    for position in range(piece, max(len(values[key]) for key in keys.values()), PIECES):
+    for position in struck_in_chunks(stride):
         hit = {where: key for where, key in keys.items() if position < len(values[key])}
         for key in hit.values():
             put(store, key, flipped(values[key], position))
@@ -153,11 +157,11 @@ def test_every_flipped_byte_of_a_chunk_is_refused_or_changes_nothing(piece: int)
     assert refused > 20 * same  # only the list of failures is not needed for reading
 
 
-@pytest.mark.parametrize("piece", range(PIECES))
-def test_verify_finds_every_flipped_byte_of_a_chunk_and_the_range_it_is_in(piece: int) -> None:
+@pytest.mark.parametrize("stride", STRIDES)
+def test_verify_finds_every_flipped_byte_of_a_chunk_and_the_range_it_is_in(stride: int) -> None:
     store, values = filled(pristine()), pristine()
     keys = chunk_keys()
-    for position in range(piece, max(len(values[key]) for key in keys.values()), PIECES):
+    for position in struck_in_chunks(stride):
         hit = [key for key in keys.values() if position < len(values[key])]
         for key in hit:
             put(store, key, flipped(values[key], position))
@@ -171,14 +175,15 @@ def test_verify_finds_every_flipped_byte_of_a_chunk_and_the_range_it_is_in(piece
     assert fb.verify(store, source=ListSource()).sound
 
 
-def test_chunks_cut_at_every_length_are_refused_and_found() -> None:
+@pytest.mark.parametrize("stride", STRIDES)
+def test_chunks_cut_at_every_length_are_refused_and_found(stride: int) -> None:
     store, values = filled(pristine()), pristine()
     keys = {("numbers", 1): layout.chunk("numbers", 1), ("length", 2): layout.chunk("length", 2)}
-    for length in range(min(len(values[key]) for key in keys.values())):
+    for length in struck(min((values[key] for key in keys.values()), key=len), stride):
         for key in keys.values():
             put(store, key, values[key][:length])
         assert set(outcomes(store, keys).values()) == {"refused"}, length
-        if length % 50 == 0 or length > 4096:
+        if length % 50 == 0 or length > 4096 or length < 2:
             assert sorted(found_in(fb.verify(store, source=ListSource()))) == sorted(keys.values())
 
 
@@ -195,11 +200,11 @@ def newest_key() -> str:
     return max(key for key in pristine() if key.startswith(layout.GENERATIONS))
 
 
-@pytest.mark.parametrize("piece", range(2))
-def test_every_flipped_byte_of_the_newest_generation_is_refused_and_found(piece: int) -> None:
+@pytest.mark.parametrize("stride", STRIDES)
+def test_every_flipped_byte_of_the_newest_generation_is_refused_and_found(stride: int) -> None:
     key, values = newest_key(), pristine()
     store = filled(values)
-    for position in range(piece, len(values[key]), 2):
+    for position in struck(values[key], stride):
         put(store, key, flipped(values[key], position))
         for _ in range(2):
             with pytest.raises(Damaged):
@@ -226,19 +231,20 @@ def beside_chunks() -> list[str]:
     return [key for key in pristine() if key != newest and key not in chunk_keys().values()]
 
 
+@pytest.mark.parametrize("stride", STRIDES)
 @pytest.mark.parametrize("key", [
     "cache.json", "plan/000000.safetensors", "layers/numbers/recipe.json", "layers/length/recipe.json",
     "layers/numbers/constants.safetensors", "layers/length/constants.safetensors",
     "generations/000000.safetensors", "generations/000001.safetensors",
 ])  # fmt: skip
-def test_every_flipped_byte_beside_the_chunks_changes_no_row_and_is_found(key: str) -> None:
+def test_every_flipped_byte_beside_the_chunks_changes_no_row_and_is_found(key: str, stride: int) -> None:
     assert key in beside_chunks()
     values = pristine()
     store = filled(values)
     layer = key.split("/")[1] if key.startswith(layout.LAYERS) else "numbers"
     constants = fb.open_cache(store).constants(layer)
     constant = key.endswith("constants.safetensors")
-    for position in range(len(values[key])):
+    for position in struck(values[key], stride):
         put(store, key, flipped(values[key], position))
         opened = fb.open_cache(store)
         if position % 16 == 0:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from tests.builders import chunk_count, chunk_digests
-from tests.distinct import CountingSource, CountRecipe
+from tests.distinct import CountingSource, CountRecipe, sorting_in
 from tests.layer_recipes import tree
 
 import forebay as fb
@@ -164,15 +164,16 @@ def test_a_disk_without_room_to_sort_samples_is_a_full_disk_and_nothing_is_left_
     if not os.path.ismount(disk.root.parent):
         pytest.skip("no file system can be mounted here")
     recipe = CountRecipe(period=1 << 40, chunk_bytes=800_000)
-    fb.build(disk.root, CountingSource(10_000), recipe, workers=0, memory_limit=16 * MIB)
-    before = tree(disk.root.parent)
-    with pytest.raises(DiskFull):
-        fb.build(disk.root.parent / "another", CountingSource(350_000), recipe, workers=0, memory_limit=16 * MIB)
-    with pytest.raises(DiskFull):
-        fb.grow(disk.root, CountingSource(350_000), recipe=recipe, workers=0, memory_limit=16 * MIB)
-    assert tree(disk.root.parent) == before
-    disk.enlarge()
-    assert fb.grow(disk.root, CountingSource(350_000), recipe=recipe, workers=0, memory_limit=16 * MIB).rows == 350_000
+    with sorting_in(4 * MIB):
+        fb.build(disk.root, CountingSource(10_000), recipe, workers=0)
+        before = tree(disk.root.parent)
+        with pytest.raises(DiskFull):
+            fb.build(disk.root.parent / "another", CountingSource(350_000), recipe, workers=0)
+        with pytest.raises(DiskFull):
+            fb.grow(disk.root, CountingSource(350_000), recipe=recipe, workers=0)
+        assert tree(disk.root.parent) == before
+        disk.enlarge()
+        assert fb.grow(disk.root, CountingSource(350_000), recipe=recipe, workers=0).rows == 350_000
 
 
 def fill(path: Path) -> None:

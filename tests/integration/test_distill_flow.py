@@ -69,7 +69,7 @@ def test_losses_fall_and_a_resumed_run_is_the_uninterrupted_one(
     assert "resumed at step 20" in halves[1]
     assert STEP.findall(halves[0]) + STEP.findall(halves[1]) == STEP.findall(whole)
     assert halves[1].splitlines()[-1] == whole.splitlines()[-1]  # and samples the same
-    assert whole.count("0 made, 1 there before") == 7  # no layer is made twice
+    assert whole.count("0 made, 1 there before") == 9  # no layer is made twice
 
 
 def test_without_teachers_the_velocity_is_learnt_alone(
@@ -81,16 +81,19 @@ def test_without_teachers_the_velocity_is_learnt_alone(
     assert sum(found[-8:]) < 0.6 * sum(found[:8])
 
 
+OPTIONS = argparse.Namespace(seed=0, without_teachers=False, batch=8, learning_rate=1e-3)
+
+
 def test_rows_nobody_asked_the_teacher_about_are_absent_and_dropout_takes_others(
     example: ModuleType, prepared: Path
 ) -> None:
-    run = example.Training(prepared, argparse.Namespace(seed=0, without_teachers=False, batch=8, learning_rate=1e-3))
+    run = example.Training(prepared, OPTIONS)
     absent = dropped = 0
     for batch in run.loader:
-        lune, (stats, spatial) = run.taught(batch["local_index"], batch["dataset_id"], torch.rand(8))
+        lune, stats, spatial = run.taught(batch)
         strangers = batch["dataset_id"] == 1
         assert not lune.present[strangers].any()
-        assert lune.values[~lune.present].isnan().all()
+        assert lune.values[strangers].isnan().all()
         assert torch.equal(stats.present, spatial.present)
         absent += int(strangers.sum())
         dropped += int((~lune.present[~strangers]).sum())
@@ -99,16 +102,40 @@ def test_rows_nobody_asked_the_teacher_about_are_absent_and_dropout_takes_others
     assert 0 < dropped < 12
 
 
+def test_a_batch_has_all_that_a_step_needs(
+    example: ModuleType, prepared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loader's threads read latents, text and features; the step reads nothing, and they are what the cache has."""
+    run = example.Training(prepared, OPTIONS)
+    batch = next(iter(run.loader))
+    assert torch.equal(batch["lune.t"], batch["sol.t"])
+    shapes = run.caches[0]
+    here = batch["dataset_id"] == 0
+    rows = batch["local_index"][here]
+    assert torch.equal(batch["latents"][here], torch.from_numpy(shapes.read(rows.numpy(), ["latents"])["latents"]))
+    for name in example.TEXT_COLUMNS:
+        assert torch.equal(batch[name][here], torch.from_numpy(fb.teachers.shared(shapes, name).read(rows.numpy())))
+    lune = fb.teachers.features(shapes, "lune").at(rows.numpy(), batch["lune.t"][here].numpy())["lune"]
+    assert torch.allclose(batch["lune"][here], torch.from_numpy(lune))
+    assert not batch["lune.present"][~here].any()
+
+    def refuse(*arguments: object, **options: object) -> None:
+        raise AssertionError("a step must read no cache")
+
+    monkeypatch.setattr(type(shapes), "read", refuse)
+    assert run.step(batch)["loss"] > 0
+
+
 def test_rows_without_latents_or_caption_do_not_reach_the_loss(example: ModuleType, prepared: Path) -> None:
-    options = argparse.Namespace(seed=0, without_teachers=False, batch=8, learning_rate=1e-3)
-    run = example.Training(prepared, options)
+    run = example.Training(prepared, OPTIONS)
     batch = next(iter(run.loader))
     half = torch.arange(8) < 4
     absent = {**batch, "latents": batch["latents"].clone(), "latents.present": half}
     absent["latents"][~half] = torch.nan
     assert all(torch.tensor(loss).isfinite() for loss in run.step(absent).values())
     assert all(weights.isfinite().all() for weights in run.student.parameters())
-    assert run.step({**batch, "clip.present": torch.zeros(8, dtype=torch.bool)}) == {}
+    for layer in ("clip", "t5"):
+        assert run.step({**batch, f"{layer}.present": torch.zeros(8, dtype=torch.bool)}) == {}
 
 
 def test_spatial_weighting_is_off_unless_it_is_asked_for() -> None:
@@ -120,8 +147,8 @@ def test_spatial_weighting_is_off_unless_it_is_asked_for() -> None:
 
 
 def test_inference_asks_no_teacher(example: ModuleType, prepared: Path) -> None:
-    run = example.Training(prepared, argparse.Namespace(seed=0, without_teachers=False, batch=8, learning_rate=1e-3))
-    run.teachers = None
+    run = example.Training(prepared, OPTIONS)
+    run.loader = None
     latents = run.sample(3, steps=4)
     assert latents.shape == (3, 4, 16, 16)
     assert latents.isfinite().all()

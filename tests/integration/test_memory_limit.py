@@ -68,8 +68,9 @@ def write_source(path: Path, size: int) -> int:
     return 20_000 * repeats
 
 
-def test_a_build_of_a_gigabyte_stays_below_its_memory_limit_and_uses_what_it_may(tmp_path, capsys):
-    rows = write_source(tmp_path / "source.txt", 1_000 * MB)
+@pytest.mark.parametrize("size", [300 * MB, pytest.param(1_000 * MB, marks=pytest.mark.long)])
+def test_a_large_build_stays_below_its_memory_limit_and_uses_what_it_may(tmp_path, capsys, size):
+    rows = write_source(tmp_path / "source.txt", size)
     builder = start_build(tmp_path, ballast=0, chunk_bytes=32 << 20)  # four such workers would hold 700 MB
     most = watch(builder)
     out, err = builder.communicate()

@@ -54,10 +54,10 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.parametrize("max_maps", [1, 2, 9])
+@pytest.mark.parametrize("max_maps", [1, pytest.param(2, marks=pytest.mark.long), 9])
 def test_many_threads_read_right_rows_while_maps_are_closed_under_them(root: Path, max_maps: int) -> None:
-    reads = int(run("hammer", root, 8, 3, max_maps).split()[0])
-    assert reads > 10
+    reads = int(run("hammer", root, 8, 1, max_maps).split()[0])
+    assert reads >= 8, "every thread has read"
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])

@@ -43,7 +43,7 @@ def reference(corpus, tmp_path_factory):
     return chunk_digests(root)
 
 
-@pytest.mark.parametrize(("workers", "mode"), [(1, "forward"), (2, "inverse"), (4, "forward")])
+@pytest.mark.parametrize(("workers", "mode"), [(1, "inverse"), (3, "forward")])
 def test_chunks_are_the_same_for_any_number_of_workers_in_either_direction(corpus, reference, tmp_path, workers, mode):
     fb.build(tmp_path / "cache", fb.sources.jsonl(corpus[0]), RECIPE, workers=workers, mode=mode)
     assert chunk_digests(tmp_path / "cache") == reference

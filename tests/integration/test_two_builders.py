@@ -17,14 +17,14 @@ def notes(tmp_path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("modes", [("forward", "forward"), ("forward", "inverse"), ("forward", "forward", "inverse")])
+@pytest.mark.parametrize("modes", [("forward", "inverse"), ("forward", "forward", "inverse")])
 def test_builders_started_together_make_every_chunk_once_between_them(tmp_path, notes, modes):
-    source, root = write_orders(tmp_path / "source.txt", orders(50)), tmp_path / "cache"
+    source, root = write_orders(tmp_path / "source.txt", orders(30)), tmp_path / "cache"
     builders = [start_builder(root, source, notes, {"seconds": 0.05}, workers=1, mode=mode) for mode in modes]
     reports = [ending(builder)["report"] for builder in builders]
-    assert sum(report["made"] for report in reports) == 50
-    assert all(report["made"] + report["present"] == 50 for report in reports)
-    assert Counter(chunk for _, chunk in makes(notes)) == Counter(range(50))
+    assert sum(report["made"] for report in reports) == 30
+    assert all(report["made"] + report["present"] == 30 for report in reports)
+    assert Counter(chunk for _, chunk in makes(notes)) == Counter(range(30))
     fb.build(tmp_path / "alone", fb.sources.lines(source), ObedientRecipe(seconds=0.05), workers=0, end_chunk=5)
     assert chunk_digests(root).items() >= chunk_digests(tmp_path / "alone").items()
     status = fb.status(root)

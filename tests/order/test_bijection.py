@@ -48,7 +48,10 @@ def test_the_shuffle_is_the_same_in_every_release() -> None:
     assert mix(np.array([0, 1], np.uint64)).tolist() == GOLDEN_MIX
 
 
-@pytest.mark.parametrize(("size", "each"), [(2, 400), (3, 400), (4, 100), (5, 20), (6, 10), (7, 2), (8, 1)])
+@pytest.mark.parametrize(
+    ("size", "each"),
+    [(2, 400), (3, 400), (4, 100), (5, 20), (6, 10), (7, 2), pytest.param(8, 1, marks=pytest.mark.long)],
+)
 def test_all_orders_of_a_few_are_about_as_frequent(size: int, each: int) -> None:
     places = np.unique(shuffles(size, each * factorial(size)) @ size ** np.arange(size), return_counts=True)[1]
     counts = np.pad(places, (0, factorial(size) - len(places)))

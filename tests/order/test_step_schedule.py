@@ -5,6 +5,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.examples import scaled
 
 from forebay.order.lr_schedule import Multiplier, training_steps, warmup_steps
 
@@ -63,7 +64,7 @@ def test_a_growth_during_the_warm_up_only_moves_the_end() -> None:
 growths = st.lists(st.tuples(st.integers(1, 400), st.integers(1, 800)), max_size=5)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=scaled(40))
 @given(st.integers(0, 60), st.integers(70, 300), growths, st.sampled_from(["cosine", "linear"]), st.integers(20, 80))
 def test_no_growth_makes_the_multiplier_jump(
     warmup: int, first: int, grown: list[tuple[int, int]], decay: str, rewarm: int

@@ -8,17 +8,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.builders import chunk_digests
-from tests.distinct import DistinctRecipe, distinct_lines, rows_of
+from tests.distinct import DistinctRecipe, distinct_lines, rows_of, sorting_in
+from tests.examples import scaled
 
 import forebay as fb
-from forebay.building.dedup import LIMIT_SHARE
-from forebay.building.external_sort import RECORD_BYTES
+from forebay.building.dedup import RECORD_BYTES
 
 ALPHABET = [b"", b"a", b"b", b"ab", b"abc", b"abd", b"ba", b"\0", b"\0a", b"bad", b"a bad one", b"x" * 30]
 FILES = st.lists(st.lists(st.sampled_from(ALPHABET) | st.binary(max_size=3).map(lambda b: b.replace(b"\n", b" "))),
                  min_size=1, max_size=5)  # fmt: skip
 RECIPES = st.builds(DistinctRecipe, alike=st.integers(0, 2), chunk_bytes=st.integers(100, 900))
-LIMITS = st.none() | st.integers(1, 40).map(lambda records: records * RECORD_BYTES * LIMIT_SHARE)
+LIMITS = st.none() | st.integers(1, 40).map(lambda records: records * RECORD_BYTES)
 MODES = st.sampled_from(["forward", "inverse"])
 
 
@@ -42,7 +42,7 @@ def kept(files: list[list[bytes]], recipe: DistinctRecipe) -> list[bytes]:
 
 def values(store: fb.MemoryStore) -> dict[str, bytes]:
     """Plan, identities and chunks."""
-    found = {entry.key: store.read(entry.key) for entry in store.keys("")}
+    found = {entry.key: store.read(entry.key) for entry in store.entries("")}
     return {key: value for key, value in found.items() if key.startswith(("plan/", "identities/", "layers/"))}
 
 
@@ -60,7 +60,7 @@ def counts(root: object) -> tuple[int, int]:
     mode=MODES,
     packed=st.booleans(),
 )
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=scaled(60), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_the_first_of_equal_lines_is_kept_in_whatever_file_and_chunk_and_little_memory(
     files, recipe, limits, mode, packed
 ):
@@ -68,8 +68,10 @@ def test_the_first_of_equal_lines_is_kept_in_whatever_file_and_chunk_and_little_
         for number, lines in enumerate(files):
             write(Path(name, "source"), number, lines, packed)
         source, stores = fb.sources.lines(Path(name, "source")), [fb.MemoryStore(), fb.MemoryStore()]
-        fb.build(stores[0], source, recipe, workers=0, memory_limit=limits[0])
-        fb.build(stores[1], source, recipe, workers=0, memory_limit=limits[1], mode=mode)
+        with sorting_in(limits[0]):
+            fb.build(stores[0], source, recipe, workers=0)
+        with sorting_in(limits[1]):
+            fb.build(stores[1], source, recipe, workers=0, mode=mode)
     assert rows_of(stores[0]) == kept(files, recipe)
     total = sum(map(len, files))
     assert counts(stores[0]) == (total, total - len(distinct_lines(files, recipe.alike)))
@@ -82,7 +84,7 @@ def test_the_first_of_equal_lines_is_kept_in_whatever_file_and_chunk_and_little_
     limit=LIMITS,
     packed=st.booleans(),
 )
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=scaled(40), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_what_a_cache_grows_by_is_held_against_all_it_has(steps, recipe, limit, packed):
     store, written = fb.MemoryStore(), []
     with TemporaryDirectory() as name:
@@ -91,10 +93,11 @@ def test_what_a_cache_grows_by_is_held_against_all_it_has(steps, recipe, limit, 
             for lines in files:
                 write(Path(name, "source"), len(written), lines, packed)
                 written.append(lines)
-            if not values(store):
-                fb.build(store, source, recipe, workers=0, memory_limit=limit)
-            else:
-                fb.grow(store, source, recipe=recipe, workers=0, memory_limit=limit)
+            with sorting_in(limit):
+                if not values(store):
+                    fb.build(store, source, recipe, workers=0)
+                else:
+                    fb.grow(store, source, recipe=recipe, workers=0)
             assert rows_of(store) == kept(written, recipe)
         total = sum(map(len, written))
         assert counts(store) == (total, total - len(distinct_lines(written, recipe.alike)))

@@ -20,8 +20,7 @@ import forebay as fb
 from forebay.columns import Array, Column, Columns, Ragged
 from forebay.errors import ForebayError
 from forebay.format import layout
-from forebay.format.sealed import seal, unseal
-from forebay.format.tensors import parse_header
+from forebay.format.tensors import parse_header, seal, unseal
 from forebay.recipe import Rows
 from forebay.store import LocalStore, MemoryStore
 
@@ -69,7 +68,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
     fb.build(root, None, Doubled(), workers=0)
     fb.clean(root, keep_generations=1)
     store = LocalStore(root)
-    return {entry.key: store.read(entry.key) for entry in store.keys("")}
+    return {entry.key: store.read(entry.key) for entry in store.entries("")}
 
 
 @pytest.fixture(scope="module")

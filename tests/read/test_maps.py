@@ -1,13 +1,21 @@
 """Mapped chunks: bounded in number, kept while a gather may point into them."""
 
 import gc
+import os
+import signal
+import threading
+import time
+import warnings
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from forebay.read.chunk_maps import MAX_MAPS, PROCESS_BUDGET, MapBudget, Maps
+from forebay.read.chunk_maps import MAX_MAPS, PROCESS_BUDGET, ChunkFinder, MapBudget, Maps
 
 
 class File:
@@ -34,6 +42,52 @@ def test_a_map_is_opened_once_while_it_is_in_use() -> None:
         maps.get(3)
         maps.get(position)
     assert opened.count(3) == 1
+
+
+def test_threads_that_want_the_same_map_open_it_once() -> None:
+    opened: list[int] = []
+    everyone = threading.Barrier(4)
+
+    def slowly(position: int) -> File:
+        opened.append(position)
+        time.sleep(0.05)
+        return File()
+
+    maps = Maps(100, slowly)  # type: ignore[arg-type]
+
+    def get() -> object:
+        everyone.wait()
+        return maps.get(7)
+
+    with ThreadPoolExecutor(4) as pool:
+        found = {id(each.result()) for each in [pool.submit(get) for _ in range(4)]}
+    assert opened == [7]
+    assert len(found) == 1
+
+
+def test_a_forked_child_opens_what_a_thread_of_its_parent_was_opening() -> None:
+    begun, over = threading.Event(), threading.Event()
+    parent = os.getpid()
+
+    def stuck(_: int) -> File:
+        if os.getpid() == parent:
+            begun.set()
+            over.wait()
+        return File()
+
+    maps = Maps(100, stuck)  # type: ignore[arg-type]
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(maps.get, 7)
+        begun.wait()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # newer Pythons warn of a fork with threads
+            child = os.fork()
+        if not child:
+            signal.alarm(60)  # ends the child by a signal if it waits for ever
+            maps.get(7)
+            os._exit(0)
+        over.set()
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_the_least_recently_touched_is_closed() -> None:
@@ -158,3 +212,16 @@ def test_threads_of_many_layers_share_one_budget_without_waiting_for_each_other_
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(read, range(8), timeout=60))
     assert sum(map(len, layers)) <= 40
+
+
+@given(
+    counts=st.lists(st.integers(0, 40), min_size=1, max_size=60).filter(sum),
+    few=st.booleans(),
+    random=st.randoms(use_true_random=False),
+)
+def test_the_chunk_of_a_row_is_found_for_few_rows_and_for_many(counts: list[int], few: bool, random: Any) -> None:
+    starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+    asked = 10 if few else 200  # one search, or a table
+    rows = np.array([random.randrange(sum(counts)) for _ in range(asked)], np.int64)
+    expected = [next(chunk for chunk, stop in enumerate(starts[1:]) if row < stop) for row in rows]
+    assert ChunkFinder(starts).find(rows).tolist() == expected

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.examples import scaled
 from tests.format.made import CODECS, column_declared, raw, rows_of
 from tests.layer_recipes import LineRecipe, flip, layered_cache, number_cache, stored_cache, write_lines
 from tests.token_caches import token_cache
@@ -203,7 +204,7 @@ def caches(draw: st.DrawFn) -> tuple[list[Column], list[int], list[int], int, in
     return declared, rows, numbers, draw(st.integers(1, 3)), draw(st.sampled_from([0, 20, 1 << 20]))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=scaled(150), deadline=None)
 @given(caches())
 def test_reading_is_fancy_indexing_of_all_rows(case: tuple[list[Column], list[int], list[int], int, int]) -> None:
     declared, rows, numbers, max_maps, memory = case
@@ -429,3 +430,19 @@ def test_no_cache_no_generation_no_layer_no_column_each_say_what_there_is(tmp_pa
 def test_a_reader_needs_at_least_one_map(everything: Any, max_maps: int) -> None:
     with pytest.raises(ValueError, match="max_maps"):
         fb.open_cache(everything[0].store, max_maps=max_maps)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("memory", -1),
+        ("threads", -1),
+        ("threads", 1.5),
+        ("max_maps", "x"),
+        ("generation", "newest"),
+        ("generation", -1),
+    ],
+)
+def test_numbers_that_make_no_sense_are_refused_by_name(tmp_path: Path, option: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=rf"{option} must be at least \d \(got {value!r}\)"):
+        fb.open_cache(tmp_path, **{option: value})

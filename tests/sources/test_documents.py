@@ -12,6 +12,7 @@ from tempfile import TemporaryDirectory
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.examples import scaled
 from tests.sources.recipes import TextRecipe
 from tests.sources.written import read_all, texts
 
@@ -24,7 +25,7 @@ SPOOLS = pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.zst"])
 
 @SPOOLS
 @given(documents=st.lists(st.text(st.characters(codec="utf-8"), max_size=30), max_size=10), every=st.integers(1, 60))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=scaled(40), deadline=None)
 def test_documents_come_back_as_they_were_given(name, documents, every):
     with TemporaryDirectory() as folder:
         source = fb.sources.documents(iter(documents), Path(folder) / "new" / name)

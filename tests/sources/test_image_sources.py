@@ -58,6 +58,7 @@ def ids_in(cache: fb.Cache) -> list[str]:
 
 
 class TestImages(SourceContract):
+    hashes = True
     suffix = ".jpg"
     test_bad_content_is_a_failure_with_an_id_and_a_reason_whatever_the_cuts = None
 
@@ -129,7 +130,7 @@ def test_a_sidecar_says_what_its_image_is_and_json_comes_before_text(tmp_path):
         "e.jpg": {},
         "sub/a.jpg": {},
     }
-    assert list(source.annotations()) == list(given(source).values())
+    assert list(source.annotations(source.files())) == list(given(source).values())
 
 
 @pytest.mark.parametrize(
@@ -325,7 +326,7 @@ def test_a_manifest_gives_its_images_in_its_order_with_all_that_it_says(tmp_path
     for name in ("list.jsonl", "list.jsonl.gz", "list.jsonl.zst"):
         source = sources.image_manifest(write(tmp_path, name, lines.encode()))
         assert list(given(source).items()) == [("cats/a.png", {"tags": ["cat"], "n": 1}), ("b.png", {})]
-        assert list(source.annotations()) == list(given(source).values())
+        assert list(source.annotations(source.files())) == list(given(source).values())
         assert [source.look(file.path) for file in source.files()] == source.files()
         assert pickle.loads(pickle.dumps(source)) == source
         assert fb.sources.ImageManifestSource.from_description(json.loads(json.dumps(source.describe()))) == source
@@ -463,7 +464,7 @@ def test_parquet_gives_a_sample_for_every_row_with_the_other_columns(tmp_path):
         "a.parquet#1": {"tags": [], "rating": None, "facts": {"n": 2}},
         "a.parquet#2": {"tags": None, "rating": None, "facts": None},
     }
-    assert list(source.annotations()) == list(given(source).values())
+    assert list(source.annotations(source.files())) == list(given(source).values())
     assert [one.data.content for one in read_all(source)] == [png(row) for row in range(3)]
 
 
@@ -565,7 +566,11 @@ def test_with_labels_of_folders_the_tag_is_the_folder_and_nothing_else_changes(t
     (tmp_path / "cat" / "1.json").write_text('{"tags": ["indoors"], "by": "me"}')
     plain, labelled = fb.sources.images(tmp_path), fb.sources.images(tmp_path, labels="folder")
     assert plain.files() == labelled.files()
-    assert list(labelled.annotations()) == [{"tags": []}, {"tags": ["cat"], "by": "me"}, {"tags": ["old"]}]
+    assert list(labelled.annotations(labelled.files())) == [
+        {"tags": []},
+        {"tags": ["cat"], "by": "me"},
+        {"tags": ["old"]},
+    ]
     assert "labels" not in plain.describe()
     for source in (plain, labelled):
         assert type(source).from_description(source.describe()) == source

@@ -3,17 +3,20 @@
 import gzip
 import json
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tests.examples import scaled
 from tests.sources.written import STORED, read_all, texts, write
 
 import forebay as fb
 from forebay.errors import SourceInvalid, SourceNotFound, SourceUnreadable
-from forebay.source import Failure, Sample
+from forebay.source import Failure, Part, PartDigest, Sample, SourceFile, TextBatch
+from forebay.sources import JsonlSource
 
 ENDINGS = pytest.mark.parametrize("ending", STORED, ids=lambda ending: ending or "plain")
 TEXTS = st.text(st.characters(codec="utf-8"), max_size=40) | st.text('\n\r\\"{}\u2028é🂡', max_size=12)
@@ -28,7 +31,7 @@ TEXTS = st.text(st.characters(codec="utf-8"), max_size=40) | st.text('\n\r\\"{}\
     first=st.integers(1, 200),
     every=st.integers(1, 200),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=scaled(60), deadline=None)
 def test_documents_come_back_as_they_were_written(ending, documents, escaped, newline, finished, first, every):
     written = newline.join(
         json.dumps({"id": 3, "text": text, "more": {"text": "no"}}, ensure_ascii=escaped) for text in documents
@@ -169,7 +172,7 @@ def test_an_id_is_where_the_line_begins(tmp_path, ending):
 @given(field=st.text(st.characters(codec="utf-8", exclude_characters='"\\', min_codepoint=32), max_size=8))
 @example(field="text")
 @example(field="doc.text")
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=scaled(30), deadline=None)
 def test_the_text_may_be_any_field(field):
     with TemporaryDirectory() as folder:
         line = json.dumps({"_" + field: "no", field: "yes", field + "_": 5}, ensure_ascii=False).encode()
@@ -220,3 +223,29 @@ def test_a_member_that_holds_nothing_does_not_end_a_file(tmp_path):
     (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(b'{"text": "a"}\n') + gzip.compress(b"") + gzip.compress(b"{}"))
     first, second = read_all(fb.sources.jsonl(tmp_path), 1, 1)
     assert (first.data, second.reason) == ("a", "no-text")
+
+
+@dataclass(frozen=True, slots=True)
+class NeverReadTwice(JsonlSource):
+    def digest(self, file: SourceFile, start: int, stop: int) -> int:
+        raise AssertionError(f"{file.path} is read again for its digest")
+
+
+def test_a_build_takes_the_digest_of_its_source_while_it_reads_it(tmp_path):
+    (tmp_path / "a.jsonl").write_bytes(b'{"text": "one"}\n{"text": ""}\n{"text": 1}\n' * 200)
+    source = NeverReadTwice(str(tmp_path), ("a.jsonl",))
+    recipe = fb.TokenRecipe(tokenizer="gpt2", sequence_length=8, chunk_size=10)
+    made = fb.build(tmp_path / "cache", source, recipe, workers=0, max_failures=1.0)
+    assert made.failures == 400
+    plain = fb.sources.jsonl(tmp_path / "a.jsonl")
+    assert not fb.build(tmp_path / "cache", plain, recipe, workers=0, max_failures=1.0).made
+    assert fb.verify(tmp_path / "cache", source=plain, full=True).sound
+
+
+def test_a_batch_has_the_texts_of_a_block_and_none_if_a_line_is_not_valid(tmp_path):
+    (tmp_path / "a.jsonl").write_bytes(b'{"text": "one"}\n{"text": "two"}\n')
+    (tmp_path / "b.jsonl").write_bytes(b'{"text": "one"}\n{"text": ""}\n')
+    source = fb.sources.jsonl(tmp_path)
+    whole, single = (list(source.read_hashed(Part(file, 0, file.size), PartDigest())) for file in source.files())
+    assert whole == [TextBatch(["a.jsonl@0", "a.jsonl@16"], ["one", "two"])]
+    assert single == [Sample("b.jsonl@0", "one"), Failure("b.jsonl@16", "empty", "line 2: the document has no text")]

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.examples import scaled
 from tests.sources.measured import measure_reading
 from tests.sources.written import parquet_of, read_all, texts
 
@@ -43,7 +44,7 @@ def column(documents: list[str | None], kind: str) -> pa.Array:
     first=st.integers(1, 15),
     every=st.integers(1, 15),
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=scaled(25), deadline=None)
 def test_rows_come_back_as_they_were_written(kind, documents, rows_per_group, first, every):
     with TemporaryDirectory() as folder:
         path = Path(folder) / "a.parquet"

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tests.examples import scaled
 from tests.sources.written import parquet_of, read_all, write
 
 import forebay as fb
@@ -33,7 +34,7 @@ KINDS = {
     sizes=st.lists(st.integers(1, 7), min_size=1, max_size=8),
 )
 @example(content=b"a" * 9 + b"--" + b"b", separator=b"--", limit=9, sizes=[1])
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=scaled(400), deadline=None)
 def test_pieces_within_the_limit_come_whole_and_others_are_measured(content, separator, limit, sizes):
     position = 0
 

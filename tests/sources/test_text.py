@@ -6,6 +6,7 @@ from tempfile import TemporaryDirectory
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tests.examples import scaled
 from tests.sources.written import STORED, read_all, texts, write
 
 import forebay as fb
@@ -35,7 +36,7 @@ def documents_of(content: str, separator: str) -> list[str]:
 )
 @example(separator="\n\n\n", pieces=["a", "\n\n\n\n", "b"], first=4, every=1)
 @example(separator="aba", pieces=["ababababababa"], first=5, every=3)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=scaled(100), deadline=None)
 def test_documents_are_what_splitting_the_file_gives_wherever_it_is_cut(ending, separator, pieces, first, every):
     content = "".join(pieces).removeprefix("\ufeff")
     with TemporaryDirectory() as folder:

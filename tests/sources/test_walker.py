@@ -9,10 +9,11 @@ from tempfile import TemporaryDirectory
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.examples import scaled
 
 from forebay import sources
 from forebay.errors import SourceUnreadable
-from forebay.sources.paths import count_left_out, found_files
+from forebay.sources.paths import PassedOver, found_files
 
 NAMES = st.sampled_from(["a", "b.x", "ä ö", "[1]", "-", "line\nbreak", "B.X"])
 PATHS = st.lists(NAMES, min_size=1, max_size=3).map(lambda names: os.path.join(*names))
@@ -38,7 +39,7 @@ def make_tree(root: Path, folders: list[str], files: list[str], links: list[tupl
             place.symlink_to(os.path.relpath(root / target, place.parent))
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=scaled(120), deadline=None)
 @given(
     folders=st.lists(PATHS, max_size=6),
     files=st.lists(PATHS, min_size=1, max_size=6),
@@ -128,17 +129,17 @@ def test_what_is_left_out_is_counted_by_suffix(tmp_path):
     (tmp_path / "again.csv").symlink_to("c.csv")
     expected = {".br": 1, ".csv": 2, ".csv.gz": 1, "no suffix": 1}
     for pattern in (tmp_path, tmp_path / "*", tmp_path / "**"):
-        assert sources.jsonl(pattern).left_out(str(tmp_path / "cache")) == expected
-    assert sources.jsonl(tmp_path / "*.jsonl").left_out() == {}
-    assert sources.jsonl(tmp_path / "*", tmp_path / "c.csv").left_out(str(tmp_path / "cache"))[".csv"] == 1
-    assert sources.lines(tmp_path).left_out() == {}
+        assert sources.jsonl(pattern).listing(str(tmp_path / "cache")).left_out == expected
+    assert sources.jsonl(tmp_path / "*.jsonl").listing().left_out == {}
+    assert sources.jsonl(tmp_path / "*", tmp_path / "c.csv").listing(str(tmp_path / "cache")).left_out[".csv"] == 1
+    assert sources.lines(tmp_path).listing().left_out == {}
 
 
 def test_sidecars_of_images_are_not_left_out(tmp_path):
     for name in ("a.jpg", "a.json", "b.PNG", "b.txt", "c.webp", "c.webp.json", "alone.txt", "d.heic", "list.jsonl"):
         (tmp_path / name).write_bytes(b"")
     for pattern in (tmp_path, tmp_path / "*"):
-        assert sources.images(pattern).left_out() == {".txt": 1, ".heic": 1, ".jsonl": 1}
+        assert sources.images(pattern).listing().left_out == {".txt": 1, ".heic": 1, ".jsonl": 1}
 
 
 @pytest.mark.parametrize("name", ["loop.txt", "nothing.txt"])
@@ -175,6 +176,7 @@ def test_the_walk_counts_and_finds_the_same_tree(tmp_path):
     for name in ("a.txt", "sub/b.txt", "sub/c.csv"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(b"")
-    found = list(found_files([str(tmp_path)], (".txt",)))
+    others = PassedOver()
+    found = list(found_files([str(tmp_path)], (".txt",), others))
     assert {os.path.basename(file.path) for file in found} == {"a.txt", "b.txt"}
-    assert count_left_out([str(tmp_path)], (".txt",), "") == {".csv": 1}
+    assert others.counts() == {".csv": 1}

@@ -6,6 +6,7 @@ import pytest
 import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.examples import scaled
 from tests.sources.written import read_all
 
 import forebay as fb
@@ -31,7 +32,7 @@ FRAMES = st.just(SKIPPABLE) | st.builds(
 
 
 @given(frames=st.lists(FRAMES, max_size=4), data=st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=scaled(60), deadline=None)
 def test_a_file_is_whole_where_a_frame_ends_and_nowhere_else(frames, data):
     content = b"".join(frames)
     ends = {len(b"".join(frames[:count])) for count in range(len(frames) + 1)}

@@ -78,7 +78,7 @@ def writer(tmp_path):
 def test_the_file_of_a_live_writer_is_neither_a_key_nor_a_leftover(tmp_path, writer):
     store = LocalStore(tmp_path)
     assert [path.stat().st_size for path in files_below(tmp_path)] == [3_000_000]
-    assert list(store.keys("")) == []
+    assert list(store.entries("")) == []
     assert list(store.leftovers()) == []
 
 
@@ -90,7 +90,7 @@ def test_the_file_of_a_killed_writer_is_a_leftover_and_never_a_key(tmp_path, wri
     writer.wait()
     (leftover,) = store.leftovers()
     assert leftover == as_zombie == Entry(leftover.key, 3_000_000)
-    assert list(store.keys("")) == list(store.keys("layers/x/")) == []
+    assert list(store.entries("")) == list(store.entries("layers/x/")) == []
     store.delete(leftover.key)
     assert files_below(tmp_path) == []
 
@@ -98,7 +98,7 @@ def test_the_file_of_a_killed_writer_is_a_leftover_and_never_a_key(tmp_path, wri
 def test_a_writer_that_goes_on_publishes_the_whole_value(tmp_path, writer):
     writer.communicate("")
     assert writer.returncode == 0
-    assert list(LocalStore(tmp_path).keys("")) == [Entry("layers/x/000000.safetensors", 3_000_014)]
+    assert list(LocalStore(tmp_path).entries("")) == [Entry("layers/x/000000.safetensors", 3_000_014)]
     assert len(files_below(tmp_path)) == 1
 
 
@@ -129,7 +129,7 @@ def test_a_temporary_file_of_another_host_is_a_leftover_after_a_day(tmp_path):
     yesterday = time.time() - 25 * 3600
     os.utime(temporary, (yesterday, yesterday))
     assert list(store.leftovers()) == [Entry(f"layers/{name}", 3)]
-    assert list(store.keys("")) == []
+    assert list(store.entries("")) == []
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_a_name_that_only_looks_temporary_is_never_a_leftover(tmp_path, name):
     (tmp_path / name).write_bytes(b"mine")
     os.utime(tmp_path / name, (0, 0))
     assert list(LocalStore(tmp_path).leftovers()) == []
-    assert [entry.key for entry in LocalStore(tmp_path).keys("")] == [name]
+    assert [entry.key for entry in LocalStore(tmp_path).entries("")] == [name]
 
 
 def test_a_value_is_a_plain_file_under_its_key(tmp_path):
@@ -173,7 +173,7 @@ def test_reading_a_folder_leaves_no_descriptor_open(tmp_path):
         with pytest.raises(KeyError):
             store.read("folder")
         with pytest.raises(KeyError):
-            store.map("folder")
+            store.view("folder")
     assert len(os.listdir("/proc/self/fd")) == before
 
 
@@ -215,11 +215,11 @@ def test_a_linked_folder_is_neither_read_nor_written_through(tmp_path, outside, 
     (root / name).parent.mkdir(parents=True, exist_ok=True)
     (root / name).symlink_to(outside)
     store = LocalStore(root)
-    assert list(store.keys("")) == list(store.leftovers()) == []
+    assert list(store.entries("")) == list(store.leftovers()) == []
     for act in (
         lambda: store.read(f"{name}/thesis.txt"),
-        lambda: store.map(f"{name}/thesis.txt"),
-        lambda: list(store.keys(f"{name}/")),
+        lambda: store.view(f"{name}/thesis.txt"),
+        lambda: list(store.entries(f"{name}/")),
         lambda: store.create(f"{name}/new", [b"x"]),
         lambda: store.replace(f"{name}/thesis.txt", [b"x"]),
         lambda: store.delete(f"{name}/thesis.txt"),
@@ -233,9 +233,9 @@ def test_a_linked_layer_is_read_and_never_written_through(tmp_path, outside):
     (root / "layers").mkdir(parents=True)
     (root / "layers/raw").symlink_to(outside)
     store = LocalStore(root)
-    assert store.read("layers/raw/thesis.txt") == store.map("layers/raw/thesis.txt") == b"precious"
-    listed = [entry.key for entry in store.keys("layers/")]
-    assert listed == [entry.key for entry in store.keys("layers/raw/")]
+    assert store.read("layers/raw/thesis.txt") == store.view("layers/raw/thesis.txt") == b"precious"
+    listed = [entry.key for entry in store.entries("layers/")]
+    assert listed == [entry.key for entry in store.entries("layers/raw/")]
     assert listed == ["layers/raw/000000.1.json", "layers/raw/deep/more.txt", "layers/raw/thesis.txt"]
     assert list(store.leftovers()) == []
     for act in (
@@ -252,7 +252,7 @@ def test_the_root_itself_may_be_a_link(tmp_path):
     (tmp_path / "root").symlink_to(tmp_path / "real")
     store = LocalStore(tmp_path / "root")
     assert store.create("layers/raw/x", [b"value"])
-    assert list(store.keys("")) == [Entry("layers/raw/x", 5)]
+    assert list(store.entries("")) == [Entry("layers/raw/x", 5)]
     store.delete("layers/raw/x")
     assert files_below(tmp_path / "real") == []
 
@@ -263,8 +263,8 @@ def test_a_link_in_place_of_a_value_is_an_error_and_is_not_followed(tmp_path, ou
     root.mkdir()
     (root / "key").symlink_to(tmp_path / target)
     store = LocalStore(root)
-    assert list(store.keys("")) == []
-    for act in (lambda: store.read("key"), lambda: store.map("key"), lambda: store.create("key", [b"x"])):
+    assert list(store.entries("")) == []
+    for act in (lambda: store.read("key"), lambda: store.view("key"), lambda: store.create("key", [b"x"])):
         with pytest.raises(NotForebay, match=r"key' is not a file forebay wrote: it is a symbolic link"):
             act()
     store.delete("key")
@@ -304,9 +304,9 @@ def test_a_special_file_in_place_of_a_value_is_an_error_at_once(tmp_path, monkey
     except PermissionError:
         pytest.skip("only root makes devices")
     store = LocalStore(tmp_path)
-    assert list(store.keys("")) == []
+    assert list(store.entries("")) == []
     for act in (
-        lambda: store.read("key"), lambda: store.read("key", 0, 1), lambda: store.map("key"),
+        lambda: store.read("key"), lambda: store.read("key", 0, 1), lambda: store.view("key"),
         lambda: holds(store, "key"), lambda: store.create("key", [b"x"]),
     ):  # fmt: skip
         with pytest.raises(NotForebay, match=", not a regular file"):
@@ -331,7 +331,7 @@ def test_links_in_a_circle_and_deep_folders_end(tmp_path):
         deep = below
     os.close(deep)
     store = LocalStore(tmp_path)
-    assert Entry("layers/raw/x", 1) in store.keys("")
+    assert Entry("layers/raw/x", 1) in store.entries("")
     assert list(store.leftovers()) == []
     subprocess.run(["rm", "-rf", tmp_path / "d"], check=True)
 

@@ -36,7 +36,7 @@ def test_listing_goes_on_while_another_thread_adds_or_deletes(change):
             changing = pool.submit(change_all)
             while not changing.done():
                 listing.set()
-                keys = [entry.key for entry in store.keys("")]
+                keys = [entry.key for entry in store.entries("")]
                 assert keys == sorted(keys)
             changing.result()
     finally:

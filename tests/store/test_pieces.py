@@ -55,4 +55,4 @@ def test_a_bad_sector_is_an_error_of_the_store(tmp_path: Path) -> None:
     store = BadSector(tmp_path)
     store.create("x", [bytes(10_000)])
     with pytest.raises(OSError, match="Input/output error"):
-        Pieces(store, "x")
+        sha256_of(Pieces(store, "x"))

@@ -73,7 +73,7 @@ def test_a_folder_that_is_swapped_for_a_link_leads_nowhere(tmp_path: Path, outsi
 def check_ours(store: LocalStore, name: str) -> None:
     """A layer's folder may be a link to be read; no other folder may."""
     assert store.read("layers/raw/value") in ((b"ours",) if name == "layers" else (b"ours", b"precious"))
-    assert all(entry.size == 4 for entry in store.keys("layers/raw/") if name == "layers")
+    assert all(entry.size == 4 for entry in store.entries("layers/raw/") if name == "layers")
 
 
 def test_working_leaves_no_descriptor_open(tmp_path: Path) -> None:
@@ -84,13 +84,13 @@ def test_working_leaves_no_descriptor_open(tmp_path: Path) -> None:
         store.replace("layers/raw/value", [b"x"])
         store.delete("layers/raw/value")
         store.delete("layers/none/value")
-        assert list(store.keys("")) == list(store.keys("layers/")) == list(store.leftovers()) == []
+        assert list(store.entries("")) == list(store.entries("layers/")) == list(store.leftovers()) == []
         (tmp_path / "root/generations").symlink_to(tmp_path)
         for act in (lambda: store.read("generations/x"), lambda: store.replace("generations/x", [b"x"])):
             with pytest.raises(ForebayError):
                 act()
         (tmp_path / "root/generations").unlink()
-        next(store.keys(""), None)
+        next(store.entries(""), None)
     assert len(os.listdir("/proc/self/fd")) == before
 
 

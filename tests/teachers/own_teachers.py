@@ -1,5 +1,6 @@
 """Teachers of a test's own: small, without any model, and telling what they were asked."""
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -190,3 +191,17 @@ def prompt_cache(folder: Path, sentences: tuple[str, ...] = SENTENCES, chunk_byt
 def chunks_of(root: Path, layer: str) -> dict[str, bytes]:
     """The bytes of a layer's chunks."""
     return {path.name: path.read_bytes() for path in sorted((root / "layers" / layer).glob("0*.safetensors"))}
+
+
+class Whereabouts(Teacher, frozen=True, kw_only=True, tag="whereabouts"):
+    """Says of every sample which device and which process it was asked in."""
+
+    def outputs(self) -> tuple[Output, ...]:
+        return (Output("device", (), "int32"), Output("pid", (), "int64"))
+
+    def load(self, device: str, dtype: str) -> Loaded:
+        number = int(device.partition(":")[2])
+        return lambda batch: {
+            "device": np.full(len(batch), number),
+            "pid": np.full(len(batch), os.getpid()),
+        }

@@ -3,9 +3,10 @@
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
+from tests.cli.running import run
 from tests.teachers.own_teachers import SENTENCES, Letters, Ramp, prompt_cache
 
 import forebay as fb
@@ -107,3 +108,142 @@ def test_a_layer_of_other_prompts_is_told(tmp_path: Path) -> None:
     (layer,) = check_alignment(fb.open_cache(other), recompute=0).layers
     assert layer.problems == ("a row was made of another prompt than the base layer holds now",)
     assert not check_alignment(fb.open_cache(other)).aligned
+
+
+def expected_cache(folder: Path) -> fb.Cache:
+    root = prompt_cache(folder)
+    fb.build_layers(root, {"ramp": TeacherRecipe(teacher=Ramp()), "sol": TeacherRecipe(teacher=GeometricSol(side=7))})
+    return fb.open_cache(root)
+
+
+MET = [
+    "ramp.dim=6", "ramp.t=linspace(0.05,0.95,10)", "ramp.range=-1e6..1e6", "ramp.present=100%", "ramp.dtype=float16",
+    "sol.spatial=7x7", "sol.stats=4", "sol_stats.range=0..1", "t=same",
+    "ramp.t=.05,.15,.25,.35,.45,.55,.65,.75,.85,.95",
+]  # fmt: skip
+UNMET = {
+    "ramp.dim=1280": "it is 6",
+    "sol.spatial=8x8": "its shape is 7x7",
+    "ramp.t=linspace(0,1,10)": "its buckets are 0.05",
+    "ramp.range=-1e-6..1e-6": "its values are from",
+    "ramp.dtype=float32": "it is stored as float16",
+    "ramp.direction=t0_data": "it is not recorded",
+    "lune.dim=1280": "there is no teacher layer or column 'lune'",
+    "sol.maps=8x8": "has no column 'sol_maps'",
+}
+
+
+def test_expectations_that_are_met_are_aligned_and_others_name_what_is_off(tmp_path: Path) -> None:
+    cache = expected_cache(tmp_path)
+    assert check_alignment(cache, recompute=0, expect=MET).aligned
+    for text, problem in UNMET.items():
+        found = check_alignment(cache, recompute=0, expect=[text])
+        assert not found.aligned
+        assert found.unmet[0].startswith(f"{text}: ")
+        assert problem in found.unmet[0]
+
+
+def test_the_profile_of_the_document_fails_on_another_cache(tmp_path: Path) -> None:
+    """The four asserts of the document, and its ranges."""
+    cache = expected_cache(tmp_path)
+    unmet = check_alignment(cache, recompute=0, expect=["tinyflux"]).unmet
+    assert [line.partition(":")[0] for line in unmet] == [
+        "lune.dim=1280", "lune.t=linspace(0.05,0.95,10)", "lune.range=-10..10", "sol.spatial=8x8",
+    ]  # fmt: skip
+
+
+def test_buckets_that_differ_between_layers_and_absent_rows_are_off(tmp_path: Path) -> None:
+    root = prompt_cache(tmp_path)
+    fb.build_layers(
+        root,
+        {
+            "ramp": TeacherRecipe(teacher=Ramp()),
+            "sol": TeacherRecipe(teacher=GeometricSol(), buckets=(0.1, 0.2)),
+            "letters": TeacherRecipe(teacher=Letters(), prompt_key="nowhere", batch_size=2),
+        },
+        max_failures=1.0,
+    )
+    cache = fb.open_cache(root)
+    unmet = check_alignment(cache, recompute=0, expect=["t=same", "letters.present=50%"]).unmet
+    assert unmet[0] == "t=same: buckets differ between ramp, sol"
+    assert unmet[1].startswith("letters.present=50%: 0.00% of the rows")
+
+
+def test_expectations_come_from_files_and_from_the_command_line(tmp_path: Path) -> None:
+    root = expected_cache(tmp_path).root
+    (tmp_path / "mine.txt").write_text("# what the student takes\nramp.dim=6   # wide\n\nsol.spatial=7x7\n")
+    assert run("verify", root, "--expect", tmp_path / "mine.txt").out
+    told = run("verify", root, "--align", "--expect", tmp_path / "mine.txt", "--expect", "ramp.dim=7", code=1)
+    assert "ramp.dim=7: it is 6" in told.out + told.err
+    for wrong in ("lune", "dim=7", "ramp.dim=wide", "ramp.spatial=8by8", "ramp.range=5", "=5"):
+        assert "--expect" in run("verify", root, "--expect", wrong, code=2).err
+
+
+class Curve(Teacher, frozen=True, kw_only=True, tag="curve"):
+    """The square of t, or noise: what lies between two buckets is known."""
+
+    timed: ClassVar[bool] = True
+
+    noise_per: Literal["bucket", "sample"] = "sample"
+    noise: float = 0.0
+    name: str = "curve"
+
+    def layer_name(self) -> str:
+        return self.name
+
+    def outputs(self) -> tuple[Output, ...]:
+        return (Output(self.name, (64,)),)
+
+    def load(self, device: str, dtype: str) -> Loaded:
+        def squares(batch: Batch) -> Mapping[str, Array]:
+            assert batch.t is not None
+            noise = batch.noise((64,), per=self.noise_per)
+            return {self.name: (1 - self.noise) * np.square(batch.t)[:, None] + self.noise * noise}
+
+        return squares
+
+
+def curves(folder: Path) -> Path:
+    root = prompt_cache(folder)
+    how = {"buckets": (0.0, 0.5, 1.0), "stored": "float32", "batch_size": 4}
+    layers = {
+        "curve": TeacherRecipe(teacher=Curve(), **how),
+        "shared": TeacherRecipe(teacher=Curve(noise=1.0, name="shared"), **how),
+        "drawn": TeacherRecipe(teacher=Curve(noise=1.0, noise_per="bucket", name="drawn"), **how),
+        "letters": TeacherRecipe(teacher=Letters(), batch_size=2),
+        "sol": TeacherRecipe(teacher=GeometricSol()),
+    }
+    fb.build_layers(root, layers)
+    return root
+
+
+def test_the_error_of_interpolation_is_measured_where_nothing_is_stored(tmp_path: Path) -> None:
+    """Between 0, ¼ and 1 a square is off by 1/16 halfway; with noise of its own, a middle is off by √1.5."""
+    root = curves(tmp_path)
+    found = check_alignment(fb.open_cache(root), recompute=0, held_out=6)
+    errors = {layer.layer: layer.interpolation for layer in found.layers}
+    assert found.aligned
+    assert (errors["letters"], errors["sol"]) == ((), ())
+    (curve,), (shared,), (drawn,) = (errors[name] for name in ("curve", "shared", "drawn"))
+    computed = np.array([0.25, 0.75]) ** 2
+    assert curve.rows == 6
+    assert np.isclose(curve.error, np.sqrt(2 * (1 / 16) ** 2 / np.square(computed).sum()))
+    assert np.isclose(curve.worst, (1 / 16) / computed[0])
+    assert curve.worst_t == 0.25
+    assert shared.error == 0, "one noise for all buckets"
+    assert 1.1 < drawn.error < 1.35
+    assert check_alignment(fb.open_cache(root), recompute=0).layers[0].interpolation == ()
+
+
+def test_the_command_line_reports_the_error_of_interpolation(tmp_path: Path) -> None:
+    root = curves(tmp_path)
+    out = " ".join(run("verify", root, "--held-out", 6).out.split())
+    assert "interpolation error of 'curve' halfway between buckets: 15.6%, at most 100.0% at t = 0.25 (6 rows)" in out
+
+
+def test_a_layer_without_any_row_is_not_aligned(tmp_path: Path) -> None:
+    root = prompt_cache(tmp_path)
+    fb.build(root, None, TeacherRecipe(teacher=Letters(), prompt_key="caption"))
+    (layer,) = check_alignment(fb.open_cache(root)).layers
+    assert layer.problems == ("none of its 10 rows is present",)
+    run("verify", root, "--align", code=1)

@@ -1,5 +1,9 @@
 """Noise is a function of (seed, sample, bucket), and of nothing else."""
 
+import re
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 
 from forebay.teachers.teacher_samples import noise_keys, normal
@@ -34,6 +38,19 @@ def test_it_is_standard_normal() -> None:
     assert abs((np.abs(drawn) < 1).mean() - 0.6827) < 0.005
     assert abs((np.abs(drawn) < 2).mean() - 0.9545) < 0.005
     assert abs(np.corrcoef(drawn[:, 0::4].ravel(), drawn[:, 1::4].ravel())[0, 1]) < 0.02
+
+
+def test_the_lines_of_the_guide_draw_the_same_noise() -> None:
+    guide = (Path(__file__).parents[2] / "docs" / "guide-teachers.md").read_text()
+    names: dict[str, Any] = {}
+    exec(re.search(r"### How noise is drawn.*?```python\n(.*?)```", guide, re.DOTALL)[1], names)  # type: ignore[index]
+    for seed, sample, bucket, shape, purpose in (
+        (0, b"a.jpg", 0, (4, 8, 8), "noise"),
+        (7, b"prompts.txt@812", 9, (3, 5), "latents"),
+        (2**40, b"", 3, (1,), "noise"),
+    ):
+        ours = normal(seed, noise_keys([sample]), np.array([bucket]), shape, purpose)[0]
+        assert np.array_equal(names["noise"](seed, sample, bucket, ours.size, purpose).reshape(shape), ours)
 
 
 def test_it_is_pinned() -> None:

@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.examples import scaled
 
 from forebay.errors import RecipeInvalid
 from forebay.teachers import BUCKETS, GeometricSol, TeacherRecipe, neighbours
@@ -46,9 +47,9 @@ def test_042_lies_between_buckets_3_and_4_with_weight_07() -> None:
         assert abs(float(alpha[0]) - 0.7) < 1e-5
 
 
-def test_moments_outside_are_the_ends() -> None:
-    low, alpha = neighbours(BUCKETS, [-1.0, 0.0, 0.049, 0.951, 1.0, 1.7])
-    assert (low + alpha).tolist() == [0, 0, 0, 9, 9, 9]
+def test_moments_outside_of_the_buckets_are_the_ends() -> None:
+    low, alpha = neighbours(BUCKETS, [0.0, 0.049, 0.951, 1.0])
+    assert (low + alpha).tolist() == [0, 0, 9, 9]
 
 
 def test_one_bucket_is_all_there_is() -> None:
@@ -92,8 +93,8 @@ grids = st.lists(st.integers(0, 10_000), min_size=2, max_size=20, unique=True).m
 )
 
 
-@settings(max_examples=40)
-@given(grids, st.lists(st.floats(-0.5, 1.5), min_size=1, max_size=50))
+@settings(max_examples=scaled(40))
+@given(grids, st.lists(st.floats(0, 1), min_size=1, max_size=50))
 def test_between_the_nodes_of_any_grid_it_is_linear(grid: list[float], moments: list[float]) -> None:
     values = np.random.default_rng(len(grid)).normal(size=len(grid)).astype(np.float32)
     assert np.allclose(at(values, grid, np.array(moments)), np.interp(moments, grid, values), atol=1e-5)
@@ -115,6 +116,24 @@ def test_what_is_no_grid_is_refused(grid: tuple[float, ...]) -> None:
 def test_steps_of_a_scheduler_are_no_moments() -> None:
     assert neighbours(BUCKETS, [0, 1]).low.tolist() == [0, 8]
     for grid in (BUCKETS, (0.5,)):
-        for steps in (np.array([0, 999]), np.array([1.0, 420.0]), np.array([0.5, np.inf]), np.array([-np.inf, 0.5])):
+        for steps in (
+            [0, 2],
+            [-1, 1],
+            [0, 999],
+            [1.0, 420.0],
+            [0.5, 1.001],
+            [0.5, 2.0],
+            [-0.01],
+            [0.5, np.inf],
+            [-np.inf],
+        ):
             with pytest.raises(ValueError, match=r"t must be from 0 to 1 .*; divide the steps of a scheduler"):
-                neighbours(grid, steps)
+                neighbours(grid, np.array(steps))
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_a_t_that_rounding_put_outside_counts_as_the_end(dtype: type) -> None:
+    beyond = np.nextafter(np.array([0, 1], dtype), np.array([-1, 2], dtype))
+    assert np.array_equal(neighbours(BUCKETS, beyond).low, [0, 8])
+    with pytest.raises(ValueError, match="t must be from 0 to 1"):
+        neighbours(BUCKETS, np.array([0.5, 1.02], dtype))

@@ -23,7 +23,7 @@ from tests.tiers.pictures import RECIPE, assert_same_rows, fresh_rows, write_pic
 import forebay as fb
 from forebay.errors import ImageUnreadable, SourceChanged, SourceInvalid, TierUnusable
 from forebay.tiers import CachedImages, TierWarning, verify_tier, warm
-from forebay.tiers.tier_files import KEY_BYTES, KEY_CHECK
+from forebay.tiers.tier_files import KEY_BYTES, KEY_CHECK, unusable
 from forebay.tiers.tier_value import encode_value, peek_value
 
 
@@ -591,3 +591,10 @@ def test_parquet_that_was_copied_with_its_time_finds_its_rows_once_their_content
             assert_same_rows(images.read(range(3)), fresh_rows(source, images.recipe))
             found = images.statistics()
             assert (found.l2_hits, found.misses, found.compared) == (3, 0, compared)
+
+
+@pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES])
+def test_a_folder_that_cannot_be_written_need_not_be_emptied(tmp_path, number):
+    said = str(unusable(str(tmp_path), OSError(number, os.strerror(number))))
+    assert f"{os.strerror(number)}; its locks are files, also for readers: make it writable" in said
+    assert "empty" not in said

@@ -119,6 +119,20 @@ def test_a_document_whose_text_would_become_a_control_token_is_recorded_not_forg
     assert rows.statistics["characters"] == len("one two" + "two other" + "one")
 
 
+def test_a_document_of_blanks_that_becomes_no_token_is_empty_and_not_a_bare_end(tmp_path):
+    tokenizer = words(tmp_path, "one", "</s>", added_tokens=[added("[UNK]", 0), added("</s>", 2)])
+    rows = made(["one", " \n\t", "</s>", "  one", "\u3000"], tokenizer=tokenizer, encoder="tokenizers")
+    assert {number: ids.tolist() for number, ids in whole_documents(rows).items()} == {0: [1, 2], 3: [1, 2]}
+    assert [(failure.sample, failure.reason) for failure in rows.failures] == [
+        ("d1", "empty"),
+        ("d2", "control-token"),
+        ("d4", "empty"),
+    ]
+    assert "no token" in rows.failures[0].detail
+    assert rows.statistics["characters"] == len("one  one")
+    assert not made([" "], tokenizer="gpt2").failures, "a tokenizer that has a token for it keeps it"
+
+
 @pytest.mark.parametrize("encoder", ["fastokens", "tokenizers"])
 def test_an_added_token_that_is_not_marked_as_special_ends_no_document_by_its_text(tmp_path, encoder):
     ends = [added("<eos>", 256), added("<|im_end|>", 257, special=False)]
@@ -223,7 +237,7 @@ def test_a_recipe_without_room_for_text_is_refused(fields):
 
 
 def test_a_row_longer_than_any_chunk_should_be_is_refused():
-    with pytest.raises(RecipeInvalid, match=r"sequence_length must be at most 16,777,216 \(got 2,147,483,648\)"):
+    with pytest.raises(RecipeInvalid, match="it must be a whole number from 1 to 16,777,216"):
         fb.TokenRecipe(tokenizer="gpt2", sequence_length=1 << 31)
 
 
@@ -366,3 +380,35 @@ def test_an_eos_that_is_not_in_the_vocabulary_is_refused_before_anything_is_writ
     with pytest.raises(TokenizerUnusable, match="no token '</s>' for 'eos'"):
         build(tmp_path, eos="</s>")
     assert not (tmp_path / "cache" / "cache.json").exists()
+
+
+def test_a_report_speaks_of_the_data(tmp_path):
+    lines = ['{"text": "one two three"}', '{"text": ""}', '{"text": 1}', "no JSON", '{"text": "one two three"}'] * 40
+    (tmp_path / "a.jsonl").write_text("\n".join(lines) + "\n")
+    moments = []
+    report = fb.build(
+        tmp_path / "cache",
+        fb.sources.jsonl(tmp_path / "a.jsonl"),
+        fb.TokenRecipe(tokenizer="gpt2", sequence_length=16, deduplicate=True),
+        workers=0,
+        max_failures=1.0,
+        on_progress=moments.append,
+    )
+    assert report.reasons == {"empty": 40, "not-text": 40, "bad-json": 40}
+    assert sum(report.reasons.values()) == report.failures
+    assert (report.statistics["tokens"], report.statistics["duplicates"]) == (4, 79)
+    assert report.made_statistics == report.statistics
+    assert report.figures["utilization"] == 4 / 16
+    assert report.figures["characters_per_token"] == len("one two three") / 4
+    assert report.tokens_per_second == 4 / report.seconds
+    assert list(report.phases) == ["listing", "planning", "making", "publishing"]
+    assert sum(report.phases[phase] for phase in ("making", "publishing")) <= report.seconds
+    assert (moments[-1].tokens, moments[-1].utilization) == (4, 4 / 16)
+    again = fb.build(
+        tmp_path / "cache",
+        fb.sources.jsonl(tmp_path / "a.jsonl"),
+        fb.TokenRecipe(tokenizer="gpt2", sequence_length=16, deduplicate=True),
+        workers=0,
+        max_failures=1.0,
+    )
+    assert (again.statistics, again.made_statistics, again.tokens_per_second) == (report.statistics, {}, None)

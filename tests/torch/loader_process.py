@@ -9,6 +9,7 @@ import os
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterable
 from datetime import timedelta
 from itertools import islice
@@ -18,6 +19,9 @@ import pytest
 import torch
 from tests.token_caches import grow_cache, numbers_of
 from torch import distributed
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
 
 import forebay as fb
 from forebay.errors import RanksDisagree, RanksMissing
@@ -100,6 +104,7 @@ def wait_for_interrupt(root: str) -> None:
         print("interrupted", state["position"], flush=True)
     taken = numbers_of(running)
     assert len(taken) == (running.stream.size(0) - state["position"]) // 2, "it goes on from where it stood"
+    del running
     assert not feeding_threads()
     print("ended", flush=True)
 
@@ -116,6 +121,7 @@ def fork_in_the_middle(root: str) -> None:
             assert not feeding_threads()
             rest = numbers_of(batches)
             assert taken + rest == expected, "the child"
+            del batches, running
             assert not feeding_threads()
             sys.exit(7)  # through every exit handler
         _, status = os.waitpid(pid, 0)
@@ -138,7 +144,10 @@ def fork_and_leave(root: str) -> None:
 
 
 def leave_nothing(root: str) -> None:
-    """Epochs run to the end, broken off, dropped, failed: no thread and no file stays."""
+    """Epochs run to the end, broken off, dropped, failed: no thread and no file stays.
+
+    After a whole epoch the threads have begun the next one; they end with the loader.
+    """
     feeding = loader(root, threads=3)
     list(feeding)
     files = open_files()
@@ -150,7 +159,11 @@ def leave_nothing(root: str) -> None:
         if turn % 3:
             next(batches)
         del batches
-        assert not feeding_threads(), turn
+        assert len(feeding_threads()) == (0 if turn % 2 or turn % 3 else 3), turn
+    list(feeding)
+    assert len(feeding_threads()) == 3
+    del feeding
+    assert not feeding_threads()
     assert open_files() == files
     print("nothing left")
 
@@ -197,7 +210,7 @@ def grow_after_the_first(root: str, meeting: str, rank: str) -> None:
 def open_apart(root: str, meeting: str, rank: str, world: str) -> None:
     """Ranks of which the last opened another generation."""
     join(meeting, rank, int(world))
-    generation = 2 if int(rank) == int(world) - 1 else 0
+    generation = 1 if int(rank) == int(world) - 1 else 0
     feeding = Loader(fb.open_cache(root, generation=generation), global_batch_size=6, drop_last=False)
     with pytest.raises(RanksDisagree) as raised:
         next(iter(feeding))
@@ -259,12 +272,75 @@ def come_late(root: str, meeting: str, rank: str) -> None:
     print(json.dumps(rows))
 
 
+def die_early(root: str, meeting: str, rank: str) -> None:
+    """The last of three ranks is gone before its first batch."""
+    join(meeting, rank, 3)
+    feeding = Loader(fb.open_cache(root), global_batch_size=3, rank_timeout=0.5)
+    distributed.barrier()
+    if rank == "2":
+        os._exit(0)
+    with pytest.raises(RanksMissing) as raised:
+        next(iter(feeding))
+    print(json.dumps(str(raised.value)), flush=True)
+    os._exit(0)  # without a goodbye to the rank that is gone
+
+
+def split_in_two_ways(root: str, meeting: str, rank: str) -> None:
+    """Four ranks, two of them data-parallel and two tensor-parallel; then the data-parallel process group."""
+    join(meeting, rank, 4)
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    cache = fb.open_cache(root)
+    options = {"global_batch_size": 4, "derive": ["num_label_tokens"]}
+    by_mesh, by_group = (
+        Loader(cache, **options, **part)  # type: ignore[arg-type]
+        for part in ({"device_mesh": mesh["dp"]}, {"process_group": mesh["dp"].get_group()})
+    )
+    rows, counts = [], []
+    for batch, same in zip(by_mesh, by_group, strict=True):
+        assert torch.equal(batch["tokens"], same["tokens"])
+        rows.append(batch["tokens"][:, 0].tolist())
+        counts.append(int(by_mesh.sum_over_ranks(batch["num_label_tokens"])))
+    apart = None
+    with pytest.raises(RanksDisagree) as raised:
+        next(iter(Loader(cache, global_batch_size=4, seed=mesh.get_local_rank("dp"), device_mesh=mesh["dp"])))
+    apart = str(raised.value)
+    distributed.barrier()
+    distributed.destroy_process_group()
+    print(json.dumps([mesh.get_coordinate(), rows, counts, apart]))
+
+
+def train_in_ranks(root: str, meeting: str, rank: str, wrapper: str) -> None:
+    """A tiny model, wrapped for two ranks, on labels that are weighted by their number in all ranks."""
+    join(meeting, rank)
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Embedding(1 << 16, 4), torch.nn.Linear(4, 256), torch.nn.Tanh())
+    if wrapper == "ddp":
+        trained: torch.nn.Module = DistributedDataParallel(model)
+    else:
+        trained = fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+    optimizer = torch.optim.SGD(trained.parameters(), lr=0.5)
+    loader = Loader(fb.open_cache(root), global_batch_size=4, drop_last=False, derive=["num_label_tokens"])
+    losses = []
+    for batch in loader.forever(max_steps=8):
+        total = loader.sum_over_ranks(batch["num_label_tokens"])
+        logits = trained(batch["tokens"]).flatten(0, 1)
+        loss = torch.nn.functional.cross_entropy(logits, batch["labels"].flatten() % 256, reduction="none")
+        loss = (loss * (batch["labels"].flatten() != -100)).sum() / total
+        optimizer.zero_grad()
+        (2 * loss).backward()  # gradients are averaged over two ranks
+        optimizer.step()
+        losses.append(float(loader.sum_over_ranks(loss.detach())))
+    distributed.barrier()
+    distributed.destroy_process_group()
+    print(json.dumps(losses))
+
+
 def join_later(root: str, meeting: str, rank: str) -> None:
     """Ranks of the environment, compared once there is a process group."""
     os.environ |= {"RANK": rank, "WORLD_SIZE": "2"}
     with pytest.raises(ValueError, match="call init_process_group\\(\\) first, or open one by number"):
         Loader(fb.open_cache(root), global_batch_size=2)
-    feeding = Loader(fb.open_cache(root, generation=2 * int(rank)), global_batch_size=2)
+    feeding = Loader(fb.open_cache(root, generation=int(rank)), global_batch_size=2)
     join(meeting, rank)
     with pytest.raises(RanksDisagree, match="generations is"):
         next(iter(feeding))
@@ -286,6 +362,9 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "one-rank-only": one_rank_only,
     "come-late": come_late,
     "join-later": join_later,
+    "die-early": die_early,
+    "split-in-two-ways": split_in_two_ways,
+    "train-in-ranks": train_in_ranks,
     "leave-in-the-middle": leave_in_the_middle,
     "transform-raises": transform_raises,
     "transform-sleeps": transform_sleeps_for_ever,
@@ -295,5 +374,26 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "leave-nothing": leave_nothing,
 }
 
+
+def in_ranks(ranks: str, command: str, root: str, meeting: str, *more: str) -> None:
+    """Run a command in one process per rank, forked here: importing torch takes seconds. Print what each printed."""
+    printed, answers = [], []
+    for rank in range(int(ranks)):
+        reading, writing = os.pipe()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # from 3.12 on: numpy has threads, which are idle here
+            child = os.fork()
+        if not child:
+            os.dup2(writing, sys.stdout.fileno())
+            return COMMANDS[command](root, meeting, str(rank), *more)
+        os.close(writing)
+        printed.append(reading)
+    for descriptor in printed:
+        with open(descriptor) as file:
+            answers.append(file.read())
+    assert [os.wait()[1] for _ in printed] == [0] * len(printed)
+    print(json.dumps(answers))
+
+
 if __name__ == "__main__":
-    COMMANDS[sys.argv[1]](*sys.argv[2:])
+    (COMMANDS | {"in-ranks": in_ranks})[sys.argv[1]](*sys.argv[2:])

@@ -9,16 +9,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from packed_batches import PackedBatch, batch, packed_batches, random_batch
+from tests.examples import scaled
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
 from forebay import masks
-from forebay.torch import causal_block_mask, document_block_mask, image_block_mask, prefix_block_mask
+from forebay.torch import causal_block_mask, document_block_mask, image_block_mask, move_mask, prefix_block_mask
 from forebay.torch.attention.block_mask import captured_tensors, dense_mask
 
 PAIRS = ("kv", "full_kv", "q", "full_q")
 block_sizes = st.sampled_from([16, 64, 128, (128, 64), (32, 128), 7])
-fewer = settings(max_examples=30, deadline=None)
+fewer = settings(max_examples=scaled(30), deadline=None)
 
 
 def assert_equal_blocks(mask: BlockMask, expected: BlockMask) -> None:
@@ -155,8 +156,8 @@ def test_without_a_sequence_length_the_fullest_row_decides():
 def test_a_mask_moves_whole(mask: BlockMask):
     """What `mask_mod` closes over goes along; the mask left behind stays as it was."""
     before = [tensor.device.type for tensor in captured_tensors(mask.mask_mod)]
-    moved = mask.to("meta")
-    assert isinstance(moved, type(mask))
+    moved = move_mask(mask, "meta")
+    assert type(moved) is BlockMask
     assert moved.kv_indices.device.type == "meta"
     assert all(tensor.device.type == "meta" for tensor in captured_tensors(moved.mask_mod))
     assert len(captured_tensors(moved.mask_mod)) == len(before)
@@ -168,7 +169,7 @@ def test_a_mask_moves_whole(mask: BlockMask):
 
 def test_a_mask_moved_to_where_it_is_works_the_same():
     mask = document_block_mask([[100, 60]], 200, block_size=64)
-    again = mask.to("cpu")
+    again = move_mask(mask, "cpu")
     assert_equal_blocks(again, mask)
     index = torch.arange(200)
     assert torch.equal(
@@ -187,7 +188,7 @@ def test_a_mask_can_be_built_for_another_device():
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_a_mask_moved_to_the_gpu_is_the_mask_built_there():
     case = random_batch(2, 1000, seed=0)
-    moved, built = document_block_mask(*case).to("cuda"), document_block_mask(*case, device="cuda")
+    moved, built = move_mask(document_block_mask(*case), "cuda"), document_block_mask(*case, device="cuda")
     assert captured_tensors(moved.mask_mod)[0].is_cuda
     assert_equal_blocks(moved.to("cpu"), built.to("cpu"))
 
@@ -208,7 +209,9 @@ print(resident("VmHWM") - before)
 """
 
 
-@pytest.mark.parametrize(("kind", "window"), [("causal", None), ("bidirectional", 5000)])
+@pytest.mark.parametrize(
+    ("kind", "window"), [pytest.param("causal", None, marks=pytest.mark.long), ("bidirectional", 5000)]
+)
 def test_a_row_of_131072_tokens_takes_less_than_200_megabytes(kind, window):
     """Resident memory at its peak against before; the dense mask would take 17 GB."""
     probe = MEMORY_PROBE.format(kind=kind, window=window)

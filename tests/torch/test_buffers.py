@@ -14,6 +14,7 @@ from forebay.torch import Loader
 from forebay.torch.batches import Buffers, wrap
 
 SHAPE, LONG = (64, 64), np.dtype(np.int64)
+BYTES = 64 * 64 * 8
 
 
 def lend(buffers: Buffers) -> torch.Tensor:
@@ -33,7 +34,7 @@ def lend(buffers: Buffers) -> torch.Tensor:
     ],
 )
 def test_memory_is_used_again_only_when_nobody_holds_it(hold: object) -> None:
-    buffers = Buffers(keep=4)
+    buffers = Buffers(4 * BYTES)
     tensor = lend(buffers)
     address, held = tensor.data_ptr(), hold(tensor)  # type: ignore[operator]
     del tensor
@@ -44,17 +45,28 @@ def test_memory_is_used_again_only_when_nobody_holds_it(hold: object) -> None:
 
 
 def test_no_more_memory_is_kept_than_asked_for() -> None:
-    buffers = Buffers(keep=2)
+    buffers = Buffers(2 * BYTES)
     tensors = [lend(buffers) for _ in range(5)]
     addresses = {tensor.data_ptr() for tensor in tensors}
     assert len(addresses) == 5
     del tensors
-    free = [memory for kept in buffers._free.values() for memory in kept]
-    assert len(free) == 2
+    assert buffers.free_bytes == 2 * BYTES
+
+
+def test_memory_of_all_shapes_together_is_bounded() -> None:
+    buffers = Buffers(3 * BYTES)
+    for side in range(64, 128):
+        wrap(buffers.empty((side, side), LONG))
+        assert buffers.free_bytes <= 3 * BYTES
+    newest = wrap(buffers.empty((100, 64), LONG))
+    address = newest.data_ptr()
+    del newest
+    for _ in range(3):
+        assert wrap(buffers.empty((100, 64), LONG)).data_ptr() == address, "the size in use stays"
 
 
 def test_tensors_outlive_their_buffers() -> None:
-    buffers = Buffers(keep=2)
+    buffers = Buffers(2 * BYTES)
     tensor = lend(buffers)
     tensor.fill_(7)
     del buffers
@@ -90,7 +102,7 @@ def test_with_a_gpu_batches_lie_in_pinned_memory(tmp_path: Path) -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_pinned_memory_waits_for_copies_of_slices_that_are_under_way() -> None:
-    buffers, wide = Buffers(keep=4, pinned=True), (1 << 12, 1 << 10)
+    buffers, wide = Buffers(4 * BYTES, pinned=True), (1 << 12, 1 << 10)
     busy = torch.randn(8192, 8192, device="cuda")
     for number in range(4):
         held = buffers.empty(wide, LONG)

@@ -5,6 +5,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.examples import scaled
 
 from forebay.torch.distill import (
     TeacherRows,
@@ -36,7 +37,7 @@ def by_definition(mode: str, predicted: np.ndarray, target: np.ndarray) -> float
 
 
 @pytest.mark.parametrize("mode", MODES)
-@settings(max_examples=40)
+@settings(max_examples=scaled(40))
 @given(seed=st.integers(0, 2**31), scale=st.sampled_from([0.01, 0.3, 5.0]), bits=st.integers(0, 15))
 def test_a_loss_is_the_mean_of_its_formula_over_the_rows_that_are_present(
     mode: str, seed: int, scale: float, bits: int

@@ -70,7 +70,7 @@ def test_flex_attention_without_compile_equals_sdpa(name):
     torch.testing.assert_close(attended, expected, atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("kind", ["causal", "bidirectional"])
+@pytest.mark.parametrize("kind", ["causal", pytest.param("bidirectional", marks=pytest.mark.long)])
 def test_compiled_flex_attention_equals_sdpa_and_compiles_once_for_all_documents(kind):
     query, key, value = heads()
     for seed in range(4):
@@ -98,7 +98,7 @@ def test_batches_of_any_size_can_be_evaluated():
     """The last batch of an epoch is smaller: torch's C++ template does not compile for a size left open."""
     torch.manual_seed(0)
     module = PackedSelfAttention(32, 2).eval()
-    for rows in (4, 3, 1):
+    for rows in (ROWS, 1):
         x, case = torch.randn(rows, LENGTH, 32), random_batch(rows, LENGTH, rows, mean_length=80)
         module.backend = "flex"
         attended = module(x, case.seq_lens)
@@ -161,13 +161,16 @@ def test_a_compiled_model_keeps_its_static_kernels():
     torch.manual_seed(0)
     module = PackedSelfAttention(32, 2).eval()
     compiled = torch.compile(module, backend="eager")
-    for rows in (4, 3, 1):
+    for rows in (ROWS, 1):
         x, case = torch.randn(rows, LENGTH, 32), random_batch(rows, LENGTH, rows, mean_length=80)
         torch.testing.assert_close(compiled(x, case.seq_lens), module(x, case.seq_lens), atol=1e-5, rtol=0)
-    assert len(backends._kernels) == 3
+    assert len(backends._kernels) == 2
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float16, 5e-3), (torch.bfloat16, 4e-2)])
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"),
+    [(torch.float32, 1e-5), pytest.param(torch.float16, 5e-3, marks=pytest.mark.long), (torch.bfloat16, 4e-2)],
+)
 def test_a_seed_gives_equal_output_in_every_dtype(dtype, tolerance):
     torch.manual_seed(0)
     seed = SeedAttention(32, 2, backend="dense")
@@ -180,13 +183,13 @@ def test_a_seed_gives_equal_output_in_every_dtype(dtype, tolerance):
     torch.testing.assert_close(seed(x.to(dtype)).float(), expected, atol=tolerance, rtol=0)
 
 
-def test_one_mask_serves_float32_and_autocast():
+@pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.long)])
+def test_one_mask_serves_float32_and_autocast(dtype):
     torch.manual_seed(0)
     seed = SeedAttention(32, 2, backend="flex")
     torch.nn.init.normal_(seed.proj.weight, std=0.2)
     x = torch.randn(2, 150, 32)
     expected = seed(x)
-    for dtype in (torch.bfloat16, torch.float16):
-        with torch.autocast("cpu", dtype):
-            torch.testing.assert_close(seed(x).float(), expected, atol=4e-2, rtol=0)
-    assert (seed.cache.statistics.misses, seed.cache.statistics.hits) == (1, 2)
+    with torch.autocast("cpu", dtype):
+        torch.testing.assert_close(seed(x).float(), expected, atol=4e-2, rtol=0)
+    assert (seed.cache.statistics.misses, seed.cache.statistics.hits) == (1, 1)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.examples import scaled
 from tests.image_caches import (
     PAD,
     SIZES,
@@ -28,7 +29,7 @@ from torch.utils.data import DataLoader
 
 import forebay as fb
 from forebay.errors import AllTokensIgnored, ChunkCorrupt
-from forebay.format.sealed import VARIABLE
+from forebay.format.tensors import VARIABLE
 from forebay.images.geometry import Scaling
 from forebay.order.coins import Coins, sample_keys
 from forebay.torch import CacheDataset, ImageBatch, Ingredient, Loader, Mixture, normalize_on_device
@@ -226,7 +227,7 @@ def stored_rows(draw: st.DrawFn) -> tuple[fb.ImageRecipe, list[dict[str, np.ndar
     return kept, rows
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=scaled(60))
 @given(
     case=stored_rows(),
     channels=st.sampled_from(["first", "last"]),

@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.examples import scaled
 from tests.image_caches import PAD, SIZE, drawn, recipe, sample
 
 from forebay.errors import AllTokensIgnored
@@ -47,7 +48,7 @@ def seen(plane: np.ndarray, left: int, top: int, size: tuple[int, int], pad: int
     )
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=scaled(25))
 @given(
     corners=st.lists(st.tuples(st.integers(-70, 70), st.integers(-70, 70)), min_size=6, max_size=6),
     size=st.tuples(st.integers(1, 60), st.integers(1, 60)),

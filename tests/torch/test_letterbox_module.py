@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.examples import scaled
 from torch import nn
 
 import forebay as fb
@@ -107,7 +108,7 @@ def assert_graph_equals_training(graph: Graph, image: np.ndarray, recipe: fb.Ima
 
 
 @given(width=st.integers(1, 1 << 20), height=st.integers(1, 1 << 20), size=st.integers(1, 1 << 14))
-@settings(max_examples=300)
+@settings(max_examples=scaled(300))
 def test_the_box_is_the_one_of_training_for_every_size(width: int, height: int, size: int) -> None:
     assert tuple(letterbox_box(torch.tensor([width, height]), size).tolist()) == fit(width, height, size).box
 
@@ -121,7 +122,7 @@ def test_the_box_in_a_graph_is_the_one_of_training_for_every_size(tmp_path: Path
 
 
 @given(width=sides, height=sides, contrast=st.sampled_from(["grey", "full"]), resample=resamples)
-@settings(max_examples=100)
+@settings(max_examples=scaled(100))
 def test_every_filter_gives_the_pixels_of_pillow(width: int, height: int, contrast: str, resample: str) -> None:
     image, recipe = noise(width, height, contrast), fb.ImageRecipe(size=SIZE, resample=resample)
     pixels = LetterboxModule(recipe)(torch.from_numpy(image))["pixels"]
@@ -137,7 +138,7 @@ def test_every_filter_gives_the_pixels_of_pillow_at_telling_sizes(resample: str)
 
 
 @given(width=sides, height=sides, contrast=st.sampled_from(["grey", "full"]))
-@settings(max_examples=100)
+@settings(max_examples=scaled(100))
 def test_onnxruntime_gives_pixels_masks_and_box_of_training(
     graph: Graph, width: int, height: int, contrast: str
 ) -> None:

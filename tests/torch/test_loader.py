@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from tests.examples import scaled
 from tests.layer_recipes import stored_cache as store_rows
 from tests.token_caches import (
     document_lengths,
@@ -65,7 +66,7 @@ def trainings(draw: st.DrawFn) -> dict[str, Any]:
     }
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=scaled(60))
 @given(training=trainings())
 def test_interrupted_training_with_other_ranks_and_batch_sizes_sees_the_rows_of_an_uninterrupted_one(
     caches: dict[str, fb.Cache], training: dict[str, Any]
@@ -91,7 +92,7 @@ def test_interrupted_training_with_other_ranks_and_batch_sizes_sees_the_rows_of_
     assert rows == epochs(cache, options, len(rows))
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=scaled(40))
 @given(
     name=st.sampled_from(["plain", "packed", "tiny"]),
     shuffle=st.sampled_from(SHUFFLES),
@@ -134,9 +135,9 @@ def test_a_batch_holds_what_the_masks_derive_from_the_stored_lengths(
             "positions": masks.positions(padded, LENGTH).astype(np.int64),
             "document_ids": masks.document_ids(padded, LENGTH),
             "cu_seqlens": masks.cu_seqlens(padded, LENGTH),
-            "max_seqlen": np.array(masks.whole_lengths(padded, LENGTH).max(), np.int32),
         }
-        assert batch.keys() == expected.keys() | {"row_weight"}
+        assert batch.keys() == expected.keys() | {"row_weight", "max_seqlen"}
+        assert batch["max_seqlen"] == int(masks.whole_lengths(padded, LENGTH).max())
         for key, values in expected.items():
             assert batch[key].dtype == torch.from_numpy(values).dtype, key
             assert np.array_equal(batch[key].numpy(), values), key
@@ -223,8 +224,15 @@ def test_ranks_are_those_of_the_environment(caches: dict[str, fb.Cache], monkeyp
         ({"shuffle": "some"}, r"shuffle must be .* \(got 'some'\)"),
         ({"shuffle": "global", "window": Window(rows=4)}, "window needs shuffle='window'"),
         ({"labels": "last"}, "labels must be 'shifted', 'unshifted' or None"),
-        ({"derive": ["ids"]}, r"got \['ids'\]"),
-        ({"growth": "always"}, "growth must be one of"),
+        ({"shuffle": "gobal"}, r"\(got 'gobal'\); did you mean 'global'\?"),
+        ({"labels": "shift"}, r"did you mean 'shifted'\?"),
+        ({"derive": ["ids"]}, r"each name of derive must be .* \(got 'ids'\)"),
+        ({"derive": ["position"]}, r"did you mean 'positions'\?"),
+        ({"derive": "devise"}, r"derive must be .* or 'device' \(got 'devise'\); did you mean 'device'\?"),
+        ({"growth": "always"}, r"growth must be 'pinned', 'epoch' or 'within' \(got 'always'\)$"),
+        ({"growth": "epcoh"}, r"did you mean 'epoch'\?"),
+        ({"micro_batches": 0}, r"micro_batches must be at least 1 .* \(got 0\)"),
+        ({"fetch_ahead": -1}, r"fetch_ahead must be at least 0 \(got -1\)"),
         ({"threads": -1}, r"threads must be at least 0 \(got -1\)"),
         ({"prefetch": 0}, r"prefetch must be at least 1 \(got 0\)"),
         ({"rank": 1}, "pass both rank and world_size, or neither"),

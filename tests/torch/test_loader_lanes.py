@@ -10,7 +10,7 @@ from tests.token_caches import numbers_of, token_cache
 import forebay as fb
 from forebay.errors import WindowTooLarge
 from forebay.order.window import Window
-from forebay.torch import Loader
+from forebay.torch import Ingredient, Loader, Mixture
 
 BLOCK, CHUNK = 4, 40
 
@@ -74,6 +74,20 @@ def test_a_window_is_decoded_once_in_half_the_memory_of_the_rows(even: Path) -> 
 def test_a_window_that_memory_cannot_hold_is_refused(even: Path) -> None:
     with pytest.raises(WindowTooLarge, match="open it with memory="):
         Loader(fb.open_cache(even, memory=1000), global_batch_size=8, shuffle="window", window=window(rows=64))
+
+
+def test_a_window_of_a_mixture_that_memory_cannot_hold_is_refused_at_the_start_and_on_resume(even: Path) -> None:
+    def mixed(memory: int, **order: Any) -> Loader:
+        parts = [Ingredient(fb.open_cache(even, memory=limit), weight=1) for limit in (100_000, memory)]
+        return Loader(Mixture.of(parts, shuffle="window", **order), global_batch_size=8, threads=0)
+
+    whole = mixed(100_000, window=window(rows=64))
+    next(iter(whole))
+    with pytest.raises(WindowTooLarge, match="open it with memory="):
+        mixed(1000, window=window(rows=64))
+    small = mixed(3000, window=window(rows=4, lanes=1))
+    with pytest.raises(WindowTooLarge, match="a shuffle window of 64 rows"):
+        small.load_state_dict(whole.state_dict())
 
 
 def test_a_window_larger_than_the_cache_needs_no_more_than_its_rows(even: Path) -> None:

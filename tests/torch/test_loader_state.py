@@ -15,7 +15,7 @@ from forebay.columns import Array
 from forebay.errors import GenerationGone, StateMismatch, WindowTooLarge
 from forebay.feeding.selection import Split
 from forebay.order.window import Window
-from forebay.torch import Loader, Located
+from forebay.torch import Ingredient, Loader, Located, Mixture
 
 
 @pytest.fixture
@@ -105,14 +105,45 @@ def test_a_state_of_a_generation_that_is_gone_is_refused_by_number(cache: fb.Cac
 def test_a_state_of_a_newer_generation_than_the_cache_pins_is_refused(cache: fb.Cache, tmp_path: Path) -> None:
     grow_cache(tmp_path, 30, 10)
     newer = Loader(fb.open_cache(tmp_path / "cache"), global_batch_size=4).state_dict()
-    with pytest.raises(StateMismatch, match="generation: 2 then, 0 now"):
+    with pytest.raises(StateMismatch, match="generation: 1 then, 0 now"):
         Loader(cache, global_batch_size=4).load_state_dict(newer)
 
 
 def test_a_state_of_another_version_is_refused(cache: fb.Cache) -> None:
     loader = Loader(cache, global_batch_size=4)
-    with pytest.raises(StateMismatch, match="version of the state: 1 then, 2 now"):
+    with pytest.raises(StateMismatch, match="version of the state: 1 then, 3 now"):
         loader.load_state_dict({**loader.state_dict(), "version": 1})
+
+
+def test_a_state_of_the_former_window_shuffle_is_refused_with_the_way_to_the_next_epoch(cache: fb.Cache) -> None:
+    loader = Loader(cache, global_batch_size=4, shuffle="window")
+    next(iter(loader))
+    old = {**loader.state_dict(), "version": 2, "epoch": 6}
+    with pytest.raises(StateMismatch, match=r"version of the state: 2 then, 3 now; .*'epoch': 7}") as raised:
+        loader.load_state_dict(old)
+    assert "finish its epoch with that release" in str(raised.value)
+    loader = Loader(cache, global_batch_size=4, shuffle="window")
+    loader.load_state_dict({**loader.state_dict(), "epoch": 7})
+    assert (loader.epoch, loader.position) == (7, 0)
+
+
+@pytest.mark.parametrize("shuffle", ["auto", "global", None])
+def test_a_former_state_without_a_window_continues_where_it_was(cache: fb.Cache, shuffle: str | None) -> None:
+    loader = Loader(cache, global_batch_size=4, shuffle=shuffle)
+    rows = list(numbers_of(loader))
+    loader = Loader(cache, global_batch_size=4, shuffle=shuffle)
+    next(iter(loader))
+    state = {**loader.state_dict(), "version": 2}
+    again = Loader(cache, global_batch_size=4, shuffle=shuffle)
+    again.load_state_dict(state)
+    assert list(numbers_of(again)) == rows[1:]
+
+
+def test_a_former_state_of_a_mixture_with_a_window_is_refused(cache: fb.Cache) -> None:
+    mixture = Mixture.of([Ingredient(cache, weight=1), Ingredient(cache, weight=2)], shuffle="window")
+    loader = Loader(mixture, global_batch_size=4)
+    with pytest.raises(StateMismatch, match="version of the state: 2 then, 3 now"):
+        loader.load_state_dict({**loader.state_dict(), "version": 2})
 
 
 @pytest.mark.parametrize("place", ["epoch", "position"])

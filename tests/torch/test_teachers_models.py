@@ -47,7 +47,7 @@ from forebay.teachers import (
 from forebay.teachers.teacher_samples import noise_keys, normal
 from forebay.torch.teachers import HookedModule
 from forebay.torch.teachers.loading import load_model
-from forebay.torch.teachers.run_unet import attention_received, attention_statistics
+from forebay.torch.teachers.run_denoiser import attention_received, attention_statistics
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -104,7 +104,7 @@ def test_sol_is_within_its_ranges_and_leaves_the_forward_as_it_is(taught: Path, 
     assert read["sol_spatial"].min() >= 0
     assert np.allclose(read["sol_spatial"].sum(axis=(2, 3)), 1, atol=1e-5)
     runner = Sol(unet=tiny_models.unet).load("cpu", "float32")
-    watched, plain = runner._unet.module, UNet2DConditionModel.from_pretrained(tiny_models.unet).eval()
+    watched, plain = runner._denoiser.module, UNet2DConditionModel.from_pretrained(tiny_models.unet).eval()
     given = (torch.randn(2, 4, 8, 8), torch.tensor([100.0, 900.0]), torch.randn(2, 8, 16))
     with torch.inference_mode():
         assert torch.allclose(watched(*given).sample, plain(*given).sample, atol=1e-5)
@@ -399,6 +399,10 @@ def _without_file(folder: Path) -> None:
     (folder / "diffusion_pytorch_model.bin").write_bytes(b"a pickle")
 
 
+def _renamed(folder: Path) -> None:
+    (folder / "diffusion_pytorch_model.safetensors").rename(folder / "diffusion_pytorch_model.fp16.safetensors")
+
+
 def _with(change: Callable[[dict[str, torch.Tensor]], object]) -> Callable[[Path], None]:
     def apply(folder: Path) -> None:
         path = folder / "diffusion_pytorch_model.safetensors"
@@ -416,6 +420,10 @@ def _cut_short(folder: Path) -> None:
 
 HARMS: dict[str, tuple[Callable[[Path], object], str]] = {
     "pickle": (_without_file, r"no .safetensors weights \(found: config.json, diffusion_pytorch_model.bin\)"),
+    "variant": (
+        _renamed,
+        r"another name, '\w+.fp16.safetensors': expected 'model.safetensors', .*; link or rename",
+    ),
     "lacking": (_with(lambda state: state.pop("conv_in.bias")), r"its weights lack conv_in.bias; pass"),
     "foreign": (_with(lambda state: state.update(extra=torch.ones(2))), "hold, and the model lacks, extra"),
     "shape": (_with(lambda state: state.update({"conv_in.bias": torch.ones(3)})), r"conv_in.bias"),
@@ -449,7 +457,7 @@ UNUSABLE: dict[str, tuple[Callable[[TinyModels], Teacher], str]] = {
         lambda models: Sol(unet=models.unet, most_positions=1),
         r"hook on '\*.attn1' .* did not fire for sample 'prompts.txt.*' at t = 0.1",
     ),
-    "other kind": (lambda models: Lune(unet=models.vae), "its weights lack|loading it fails|has no"),
+    "other kind": (lambda models: Lune(unet=models.vae), "its class is AutoencoderKL; supported denoisers are"),
     "not safe": (
         lambda models: Lune(unet=models.unet, weights=f"{models.unet}/config.json"),
         "single weights are a .safetensors file",

@@ -6,12 +6,22 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from forebay.building.build_options import ENOUGH_SAMPLES, allows_all
 from forebay.building.dedup import Draft, deduplicate
-from forebay.building.failures import ENOUGH_SAMPLES, allows_all
-from forebay.building.planning import OnCut, cut_source, files_apart, wait_until_settled
-from forebay.building.trial import Trial, chunk_weight, sample_heads, try_readable
+from forebay.building.planning import (
+    OnCut,
+    SourceListing,
+    Trial,
+    chunk_weight,
+    cut_source,
+    sample_heads,
+    try_readable,
+    wait_until_settled,
+)
 from forebay.cache.catalog import (
+    Snapshot,
     begin_cache,
+    check_index,
     check_layer_name,
     column_homes,
     layers_of,
@@ -19,10 +29,9 @@ from forebay.cache.catalog import (
     read_cache_document,
     read_recipe_document,
 )
-from forebay.cache.plan import Plan, load_plan
+from forebay.cache.plan import Plan
 from forebay.cache.segment import Segment, Unreadable
 from forebay.cache.source_check import check_kind
-from forebay.cache.verify import check_index
 from forebay.columns import Array, Column, Ragged
 from forebay.errors import (
     DiskFull,
@@ -30,6 +39,7 @@ from forebay.errors import (
     IndexCorrupt,
     KeyRefused,
     NothingMade,
+    RangeInvalid,
     RecipeInvalid,
     RecipeMismatch,
     SourceEmpty,
@@ -40,7 +50,7 @@ from forebay.errors import (
 from forebay.format import layout
 from forebay.format.generation import Generation
 from forebay.format.layout import FORMAT_VERSION, decode_recipe_document
-from forebay.format.sealed import hmac_key, seal
+from forebay.format.tensors import hmac_key, seal
 from forebay.read.cache import open_cache
 from forebay.recipe import (
     AnyRecipe,
@@ -49,19 +59,19 @@ from forebay.recipe import (
     constants_of,
     differing_fields,
     document,
-    fingerprint,
     hooks_of,
     input_names,
+    is_same_recipe,
     reads_of,
     same_document,
 )
 from forebay.source import Sample, Source, SourceFile
-from forebay.store.base import Buffer, Missing, Store, is_full
+from forebay.store.base import Buffer, Store, holds, is_full
 
 
 def prepare_base(
-    store: Store,
-    source: Source,
+    snapshot: Snapshot,
+    listing: SourceListing,
     recipe: Recipe,
     layer: str,
     on_cut: OnCut,
@@ -69,23 +79,27 @@ def prepare_base(
     max_failures: int | float | None = None,
     skip_unreadable: bool = False,
     on_note: Callable[[str], None] = lambda note: None,
-) -> Plan:
-    """The plan of a cache whose base layer this recipe makes.
+    start_chunk: int | None = None,
+) -> Snapshot:
+    """The index of a cache whose base layer this recipe makes, planned now if it is new.
 
-    A new source of which every sample that planning tries fails is refused, unless all of them may fail.
+    A new source of which every sample that planning tries fails is refused, unless all of them may fail. So is a plan
+    that ends before `start_chunk`.
     """
     unreadable = Unreadable(skip_unreadable)
     try:
-        return _begun(store, source, recipe, layer, on_cut, memory_limit, max_failures, unreadable, on_note)
+        return _begun(
+            snapshot, listing, recipe, layer, on_cut, memory_limit, max_failures, unreadable, on_note, start_chunk
+        )
     except OSError as error:
         if not is_full(error):
             raise
-        raise DiskFull(store.address, sum(map(source.weight, source.files())), store.free_bytes() or 0) from error
+        raise DiskFull(snapshot.store.address, listing.weight(), snapshot.store.free_bytes() or 0) from error
 
 
 def _begun(
-    store: Store,
-    source: Source,
+    snapshot: Snapshot,
+    listing: SourceListing,
     recipe: Recipe,
     layer: str,
     on_cut: OnCut,
@@ -93,21 +107,20 @@ def _begun(
     max_failures: int | float | None,
     unreadable: Unreadable,
     on_note: Callable[[str], None],
-) -> Plan:
-    newest = newest_generation(store)
-    if newest is not None:
-        check_index(store, newest)
-    plan = load_plan(store)
+    start_chunk: int | None,
+) -> Snapshot:
+    check_index(snapshot)
+    store, newest, plan, source = snapshot.store, snapshot.newest, snapshot.plan, listing.source
     check_recipe(recipe)
     check_kind(store, source, plan)
-    # Planned before anything is written: a source or a recipe that does not work leaves nothing behind.
+    # Planned before anything is written: a source, a recipe or a range that does not work leaves nothing behind.
     draft = None
     unsigned = is_unsigned(newest, plan)
     if unsigned and newest is not None:
         raise unsigned_plan(store, plan, len(newest.plan))
     if not plan.segments or unsigned:
-        files = files_apart(store, source)
-        if not files and source.files():
+        files = listing.apart
+        if not files and listing.files:
             raise SourceInvalid(
                 f"all of the source lies in '{store.address}', where the cache would be; choose another"
             )
@@ -115,10 +128,11 @@ def _begun(
         wait_until_settled(files)
         trial = try_readable(source, files, recipe, unreadable) if files else None
         if trial is not None and not allows_all(max_failures):
-            _check_trial(store, source, unreadable.without(files), trial)
+            check_trial(store, trial, sum(map(source.weight, unreadable.without(files))))
         if trial is not None:
             _compare_with_disk(store, source, unreadable.without(files), trial, on_note)
         draft = _first_draft(store, source, files, recipe, on_cut, trial, memory_limit, unreadable)
+    check_start(store.address, start_chunk, len(plan) if draft is None else len(draft.segment))
     cache = begin_cache(store, layer)
     if cache.base != layer:
         raise RecipeInvalid(
@@ -126,20 +140,27 @@ def _begun(
             f"the base columns it reads"
         )
     prepare_layer(store, recipe, layer)
-    if draft is not None:
-        draft.append(store)
-    planned = load_plan(store)
-    if draft is not None and hmac_key() is not None and planned.digests != (draft.segment.digest(),):
-        raise unsigned_plan(store, planned, 0)
-    return planned
+    if draft is None:
+        return snapshot
+    draft.append(store)
+    # Read again: planning takes as long as the source is large, and another builder may have been first.
+    begun = Snapshot.take(store)
+    if hmac_key() is not None and begun.plan.digests != (draft.segment.digest(),):
+        raise unsigned_plan(store, begun.plan, 0)
+    return begun
+
+
+def check_start(root: str, start_chunk: int | None, planned: int) -> None:
+    """Refuse a range of chunks that begins beyond the plan."""
+    if start_chunk and start_chunk >= planned:
+        raise RangeInvalid(root, start_chunk, planned)
 
 
 def begun_plan(store: Store) -> Plan:
     """The plan of a cache to continue with; where there is none, an error says what is lost and what to run."""
-    newest = newest_generation(store)
-    if newest is not None:
-        check_index(store, newest)
-    plan = load_plan(store)
+    snapshot = Snapshot.take(store)
+    check_index(snapshot)
+    plan = snapshot.plan
     if not plan.segments:
         raise ForebayError(
             f"the cache at '{store.address}' has no plan and nothing published: its build ended before it was planned, "
@@ -203,13 +224,19 @@ def _compare_with_disk(
         )
 
 
-def _check_trial(store: Store, source: Source, files: Sequence[SourceFile], trial: Trial) -> None:
-    """Refuse a source of which nothing can be made, before all of it is read."""
+def check_trial(store: Store, trial: Trial, weight: int, read_like: str = "") -> None:
+    """Refuse a source of `weight` of which nothing can be made, before all of it is read.
+
+    `read_like` says how the cache reads its source, where more of that is to be added.
+    """
     if not trial.all_failed:
         return
-    if trial.samples >= ENOUGH_SAMPLES or trial.weight >= sum(map(source.weight, files)):
+    if trial.samples >= ENOUGH_SAMPLES or trial.weight >= weight:
         reasons = trial.reasons
-        raise NothingMade(store.address, len(reasons), *reasons.most_frequent(), reasons.advice(), sampled=True)
+        advice = reasons.advice() if not read_like else ""
+        raise NothingMade(
+            store.address, len(reasons), *reasons.most_frequent(), advice, sampled=True, read_like=read_like
+        )
 
 
 def first_segment(
@@ -236,18 +263,19 @@ def prepare_layer(store: Store, recipe: AnyRecipe, layer: str) -> None:
     check_layer_name(layer)
     check_recipe(recipe)
     kept = read_recipe_document(store, layer)
-    inputs = inputs_of(store, recipe)
+    layers = layers_of(store) if kept is None or reads_of(recipe) else []
+    inputs = _inputs(store, recipe, layer, layers)
     if kept is None:
-        _check_names(store, recipe, layer)
+        _check_names(store, recipe, layer, layers)
         _keep_recipe(store, recipe, layer, inputs)
         kept = read_recipe_document(store, layer)
     assert kept is not None
-    if kept.fingerprint != fingerprint(recipe, inputs):
-        raise RecipeMismatch(store.address, layer, differing_fields(kept, recipe, inputs))
-    if not same_document(kept, document(recipe, layer, FORMAT_VERSION, inputs), recipe):
+    if not is_same_recipe(kept, recipe, inputs):
+        raise RecipeMismatch(store.address, layer, differing_fields(kept, recipe, inputs), not reads_of(recipe))
+    if not same_document(kept, document(recipe, layer, FORMAT_VERSION, inputs, kept.dependencies), recipe):
         problem = "it declares other columns than its recipe, with the same fingerprint; raise the recipe's revision"
         raise IndexCorrupt(store.address, layout.recipe(layer), f"{problem} where `columns` or `reads` changed")
-    if not _has_constants(store, layer):  # who kept the recipe may have died before it kept these
+    if not holds(store, layout.constants(layer)):  # who kept the recipe may have died before it kept these
         _keep_constants(store, recipe, layer)
 
 
@@ -274,19 +302,11 @@ def _keep_constants(store: Store, recipe: AnyRecipe, layer: str) -> None:
     constants = sealed_constants(recipe, layer)
     if constants:
         store.replace(layout.constants(layer), constants)
-    elif _has_constants(store, layer):
+    elif holds(store, layout.constants(layer)):
         store.delete(layout.constants(layer))
 
 
-def _has_constants(store: Store, layer: str) -> bool:
-    try:
-        store.read(layout.constants(layer), 0, 1)
-    except Missing:
-        return False
-    return True
-
-
-def inputs_of(store: Store, recipe: AnyRecipe) -> dict[str, str]:
+def _inputs(store: Store, recipe: AnyRecipe, layer: str, layers: Sequence[str]) -> dict[str, str]:
     """The further layers that a recipe reads here, as dependencies: none where it reads base columns only.
 
     A layer stands on a cache that is there, and reads columns that some layer of it has.
@@ -294,14 +314,15 @@ def inputs_of(store: Store, recipe: AnyRecipe) -> dict[str, str]:
     if not reads_of(recipe):
         return {}
     base = read_cache_document(store).base
-    homes = column_homes({layer: _columns(store, layer) for layer in layers_of(store)}, base)
+    homes = column_homes({layer: _columns(store, layer) for layer in layers}, base)
     found: dict[str, str] = {}
+    if missing := [name for name in reads_of(recipe) if name not in homes]:
+        columns = f"column{'s' if len(missing) > 1 else ''} " + ", ".join(f"'{name}'" for name in missing)
+        raise RecipeInvalid(
+            f"layer '{layer}' reads the {columns}, which no layer of '{store.address}' has; there are: "
+            f"{', '.join(homes)}; build the layer that makes {'them' if len(missing) > 1 else 'it'} first"
+        )
     for name in reads_of(recipe):
-        if name not in homes:
-            raise RecipeInvalid(
-                f"the recipe '{recipe.kind}' reads the column '{name}', which no layer of '{store.address}' has; there "
-                f"are: {', '.join(homes)}; build the layer that makes it first"
-            )
         if homes[name].layer != base:
             kept = read_recipe_document(store, homes[name].layer)
             assert kept is not None
@@ -309,9 +330,9 @@ def inputs_of(store: Store, recipe: AnyRecipe) -> dict[str, str]:
     return input_names(found)
 
 
-def _check_names(store: Store, recipe: AnyRecipe, layer: str) -> None:
+def _check_names(store: Store, recipe: AnyRecipe, layer: str, layers: Sequence[str]) -> None:
     """A column is asked for by its name alone, so no two layers may share one."""
-    taken = {column.name: name for name in layers_of(store) for column in _columns(store, name)}
+    taken = {column.name: name for name in layers for column in _columns(store, name)}
     for column in recipe.columns():
         if column.name in taken and taken[column.name] != layer:
             raise RecipeInvalid(f"layer '{taken[column.name]}' has a column '{column.name}' already; choose another")
@@ -331,7 +352,7 @@ AnyR = TypeVar("AnyR", bound=AnyRecipe)
 class Survey:
     """What a recipe may ask about the source before it decides: a few samples, or what is said of every one."""
 
-    source: Source | None
+    listing: SourceListing | None
     store: Store | None = None
 
     def rows(self, names: Sequence[str], count: int) -> dict[str, Array | Ragged]:
@@ -351,15 +372,15 @@ class Survey:
         return cache.read(range(min(count, first)), names)
 
     def __call__(self) -> Iterable[Sample]:
-        return () if self.source is None else sample_heads(self.source, self.source.files())
+        return () if self.listing is None else sample_heads(self.listing.source, self.listing.files)
 
     def annotations(self) -> Iterable[Mapping[str, Any]]:
         """The metadata of all samples, in order; where the source cannot tell it apart, every sample is read."""
-        return () if self.source is None else self.source.annotations()
+        return () if self.listing is None else self.listing.source.annotations(self.listing.files)
 
 
 def resolve_recipe(
-    store: Store | None, source: Source | None, recipe: AnyR, layer: str
+    store: Store | None, listing: SourceListing | None, recipe: AnyR, layer: str
 ) -> tuple[AnyR, tuple[str, ...]]:
     """The recipe with every choice made, and what there is to say about the choices.
 
@@ -369,4 +390,4 @@ def resolve_recipe(
     if store is not None:
         check_layer_name(layer)
         kept = read_recipe_document(store, layer)
-    return hooks_of(recipe).settled(kept.fields if kept else None, Survey(source, store))
+    return hooks_of(recipe).settled(kept.fields if kept else None, Survey(listing, store))

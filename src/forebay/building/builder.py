@@ -1,26 +1,173 @@
-"""Retrying what a disk or a network file system refuses for a moment, in the builder's own thread."""
+"""Make chunks with an engine: claim, schedule, retry, publish.
+
+lane None       3 7 8          chunks that can be made anywhere, any time
+lane a.gz       0 1 2          one worker reads a.gz from its beginning
+lane b.gz       4 5 6          nobody else takes from its lane: that would decompress it again from the start
+"""
 
 import errno
 import time
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+import zlib
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeVar
+from typing import Literal, TypeVar
 
+import msgspec
+import psutil
+
+from forebay.building.build_options import BuildOptions, BuildProgress, check_failures
 from forebay.building.chunk_maker import BuildJob, Job, has_file
-from forebay.building.failures import check_failures
-from forebay.building.scheduler import Answer, MemoryGovernor, Schedule
+from forebay.building.task import BuildTask
 from forebay.cache.catalog import UNPUBLISHED, generation_numbers, load_generation, sound_record
-from forebay.cache.claims import LEASE_SECONDS, Claims, Heartbeat
+from forebay.cache.claims import Claims, Heartbeat
 from forebay.cache.publish import publish
 from forebay.cache.records import Progress
-from forebay.engine.base import Crew, Died, Engine, Event, Lost, Made, Refused
-from forebay.errors import BuildFailed, BuildStopped, ChunkFailed, DiskFull, ForebayError, SourceChanged, WorkersFailed
+from forebay.engine.base import Died, Done, Engine, Event, Failed
+from forebay.engine.worker import peak_bytes
+from forebay.errors import (
+    BuildFailed,
+    BuildStopped,
+    ChunkFailed,
+    DiskFull,
+    ForebayError,
+    MemoryTooSmall,
+    SourceChanged,
+    WorkersFailed,
+)
 from forebay.format import layout
 from forebay.format.chunk import ChunkRecord
 from forebay.store.base import Store, is_full
+from forebay.store.owner import this_process
+
+Answer = Literal["mine", "done", "busy"]
+
+
+class Schedule:
+    """The chunks still to do, handed to slots.
+
+    `ask` claims a chunk: "mine" hands it out, "done" drops it, "busy" sets it aside until `look_again`.
+    """
+
+    def __init__(self, chunks: Iterable[int], streams: Mapping[int, str], ask: Callable[[int], Answer]) -> None:
+        self._streams = streams
+        self._ask = ask
+        self._lanes: dict[str | None, deque[int]] = {}
+        self._open: dict[int, str | None] = {}  # slot -> the lane it is in
+        self.elsewhere: list[int] = []  # what other builders hold
+        self._fill(chunks)
+
+    @property
+    def pending(self) -> int:
+        return sum(map(len, self._lanes.values()))
+
+    def next_for(self, slot: int) -> int | None:
+        """A claimed chunk for a slot, None where nothing can be had now."""
+        while (chunk := self._pick(slot)) is not None:
+            answer = self._ask(chunk)
+            if answer == "mine":
+                return chunk
+            if answer == "busy":
+                self.elsewhere.append(chunk)
+        return None
+
+    def look_again(self) -> None:
+        """Reconsider what other builders held when last asked."""
+        chunks, self.elsewhere = self.elsewhere, []
+        self._fill(chunks)
+
+    def keep(self, slots: Collection[int]) -> None:
+        """Forget slots that are gone, so that another slot can take over their lanes."""
+        self._open = {slot: lane for slot, lane in self._open.items() if slot in slots}
+
+    def _fill(self, chunks: Iterable[int]) -> None:
+        for chunk in chunks:
+            self._lanes.setdefault(self._streams.get(chunk), deque()).append(chunk)
+        for lane in self._lanes.keys() - {None}:
+            self._lanes[lane] = deque(sorted(self._lanes[lane]))
+
+    def _pick(self, slot: int) -> int | None:
+        mine = self._open.get(slot)
+        if mine is not None and self._lanes.get(mine):
+            return self._lanes[mine].popleft()
+        taken = {lane for other, lane in self._open.items() if other != slot} - {None}
+        free = [lane for lane, chunks in self._lanes.items() if chunks and lane not in taken]
+        if not free:
+            return None
+        self._open[slot] = free[0]
+        return self._lanes[free[0]].popleft()
+
+
+_MARGIN = 1.15
+_TYPICAL = 0.8
+_ENOUGH = 2
+
+
+class MemoryGovernor:
+    """Begins with one worker, then allows as many as the measured peak of one leaves room for.
+
+    Only a chunk that weighs about as much as the heaviest says what a worker needs, and the second one, for a worker
+    writes one chunk while it makes the next; one worker works until then.
+    """
+
+    def __init__(self, limit: int | None, workers: int, heaviest: int) -> None:
+        self._limit = limit
+        self._workers = workers
+        self._heaviest = heaviest
+        self._peak = 0
+        self._weighed = 0
+        self._allowed: int | None = None
+        self._warned = False
+        self._before = peak_bytes()  # of this process, whatever it did
+
+    def check_before(self, engine: Engine, heaviest_bytes: int) -> None:
+        """Refuse a limit that cannot hold this process and a worker with the heaviest slice, before it is passed."""
+        if self._limit is None:
+            return
+        if not engine.usage().pids:
+            raise ValueError("memory_limit bounds processes on this machine; leave it out with workers elsewhere")
+        needed = psutil.Process().memory_info().rss + heaviest_bytes
+        if needed > self._limit:
+            raise MemoryTooSmall(self._limit, needed)
+
+    def warning(self, engine: Engine) -> str:
+        """What to say, once, of a limit that was passed with no chunk left that could be refused."""
+        if self._limit is None or not self._peak or self._warned:
+            return ""
+        needed = self._needed(engine)
+        if needed <= self._limit:
+            return ""
+        self._warned = True
+        return f"the memory limit of {self._limit:,} bytes was passed: about {needed:,} were needed"
+
+    def _needed(self, engine: Engine, margin: float = 1.0) -> int:
+        """What this process and one worker take; a worker that is this process has a peak from before the build."""
+        own: int = psutil.Process().memory_info().rss
+        if not engine.usage().in_process:
+            return own + int(self._peak * margin)
+        return self._peak if self._peak > self._before else own
+
+    def take(self, event: Event, weight: int) -> None:
+        if isinstance(event, Done) and weight >= _TYPICAL * self._heaviest:
+            self._peak = max(self._peak, event.peak_bytes)
+            self._weighed += 1
+
+    def steer(self, engine: Engine, left: int) -> None:
+        """Resize the engine when a higher peak, or the first one, was seen."""
+        if self._limit is None or not self._peak or not left:
+            return
+        if self._needed(engine, _MARGIN) > self._limit:
+            raise MemoryTooSmall(self._limit, self._needed(engine, _MARGIN))
+        if self._weighed < _ENOUGH or engine.usage().in_process:
+            return
+        own = psutil.Process().memory_info().rss
+        allowed = int((self._limit - own) // (self._peak * _MARGIN))
+        wanted = max(1, min(allowed, self._workers, left))
+        if wanted != self._allowed:
+            engine.resize(wanted)
+            self._allowed = wanted
+
 
 PAUSES = (0.05, 0.2, 0.8, 2.0)  # seconds, one after the other
 TRANSIENT = frozenset({errno.ESTALE, errno.EIO, errno.EBUSY, errno.EINTR, errno.EAGAIN, errno.ETIMEDOUT})
@@ -44,53 +191,16 @@ BIRTHS = 10  # workers in a row that end before they begin, once chunks were mad
 HOPELESS = 20  # failed chunks, with none made, that end a build
 JUDGED_CHUNKS = 0.1  # the share of chunks that must be made before a share of failures is judged by them
 TICK_SECONDS = 0.5
-PUBLISH_SECONDS = 60.0
 SLOW_SECONDS = 120.0  # on one chunk, until a notice says so
-OnProgress = Callable[[Progress], None]
 Weigh = Callable[[int], int]  # what a chunk takes from the source
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BuildOptions:
-    """How to run a build; nothing of it changes a byte."""
-
-    workers: int
-    host: str
-    versions: Mapping[str, str]
-    memory_limit: int | None = None
-    max_failures: int | float | None = None  # a count, or a share below 1
-    lease_seconds: float = LEASE_SECONDS
-    publish_seconds: float = PUBLISH_SECONDS
-    planned: tuple[str, ...] = ()  # the digests of the plan that the caller wrote or compared with the source
-    on_progress: OnProgress = lambda progress: None
-
-
-@dataclass(slots=True)
-class BuildProgress:
-    """What happened so far."""
-
-    total: int
-    present: int = 0
-    records: dict[int, ChunkRecord] = field(default_factory=dict)
-    failed: dict[int, str] = field(default_factory=dict)
-    deaths: list[str] = field(default_factory=list)
-    rows: int = 0
-    samples: int = 0
-    failures: int = 0
-    read: int = 0
-    written_bytes: int = 0
-    note: str = ""
-
-    @property
-    def done(self) -> int:
-        return self.present + len(self.records)
-
-    def add(self, record: ChunkRecord) -> None:
-        self.records[record.chunk] = record
-        self.rows += record.rows
-        self.samples += record.samples
-        self.failures += record.failures
-        self.written_bytes += record.size
+def _from_own_place(store: Store, chunks: Sequence[int]) -> Sequence[int]:
+    """In a bucket, builders start at different places: a claim that another was first to make is a billed request."""
+    if store.local_path("") is not None or not chunks:
+        return chunks
+    place = zlib.crc32(str(this_process()).encode()) % len(chunks)
+    return [*chunks[place:], *chunks[:place]]
 
 
 class Build:
@@ -113,7 +223,7 @@ class Build:
         self._weigh = weigh
         self._chunks = chunks
         self._claims = Claims(self._store, self._layer, terms.host, terms.lease_seconds)
-        self._schedule = Schedule(chunks, streams, self._ask)
+        self._schedule = Schedule(_from_own_place(self._store, chunks), streams, self._ask)
         self._tries: Counter[int] = Counter()
         self._again: dict[int, float] = {}  # chunk -> when to try it again
         self._running: dict[int, int] = {}  # chunk -> slot
@@ -129,14 +239,14 @@ class Build:
         if not self._schedule.pending:
             return
         first = 1 if self._terms.memory_limit else min(self._terms.workers, self._schedule.pending)
-        crew = engine.start(self._job, first)
+        engine.start(BuildTask(self._job), first)
         heaviest = max(map(self._weigh, self._chunks)) if self._terms.memory_limit else 0
         governor = MemoryGovernor(self._terms.memory_limit, self._terms.workers, heaviest)
         try:
-            governor.check_before(crew, heaviest)
+            governor.check_before(engine, heaviest)
             with Heartbeat(self._claims):
-                while self._step(crew, governor):
-                    self._show(crew)
+                while self._step(engine, governor):
+                    self._show(engine)
                 self._publish_unlisted()
         except KeyboardInterrupt as error:
             raise BuildStopped(self._store.address, self._tally.done, self._tally.total) from error
@@ -145,7 +255,7 @@ class Build:
                 raise self._disk_full() from error
             raise
         finally:
-            crew.stop()
+            engine.stop()
             # What cannot be tidied up now must not hide why the build ended: `clean` removes it, and claims expire.
             with suppress(OSError, ForebayError):
                 self._publish_unlisted()
@@ -158,25 +268,27 @@ class Build:
         for leftover in self._store.leftovers():
             self._store.delete(leftover.key)
 
-    def _step(self, crew: Crew, governor: MemoryGovernor) -> bool:
+    def _step(self, engine: Engine, governor: MemoryGovernor) -> bool:
         """Hand out work, take what came back; False when there is nothing left to do or to wait for."""
-        idle = crew.idle()
+        idle = engine.idle()
         self._schedule.keep({*idle, *self._running.values()})
         for slot in idle:
             chunk = self._next(slot)
             if chunk is not None:
                 self._running[chunk] = slot
                 self._slow[chunk] = (time.monotonic(), SLOW_SECONDS)
-                crew.give(slot, chunk)
+                engine.submit(slot, chunk)
         starting = not idle and self._schedule.pending  # workers that died are being replaced
         if not (self._running or self._again or self._schedule.elsewhere or starting):
             return False
-        for event in crew.wait(TICK_SECONDS if self._running else TICK_SECONDS / 2):
+        for event in engine.poll(TICK_SECONDS if self._running else TICK_SECONDS / 2):
             self._take(event)
             governor.take(event, 0 if event.chunk is None else self._weigh(event.chunk))
         left = self._schedule.pending + len(self._running)
-        governor.steer(crew, left)
-        self._tally.note = self._tally.note or self._slow_chunk() or ("" if left else governor.warning(crew))
+        governor.steer(engine, left)
+        warning = "" if left else governor.warning(engine)
+        self._tally.warnings += [warning] if warning else []
+        self._tally.note = self._tally.note or warning or self._slow_chunk()
         self._waiting_for = ()
         if not self._running and not self._schedule.pending:
             # Builders that wait for each other's claims must not wait for the time to publish too.
@@ -243,43 +355,51 @@ class Build:
             self._running.pop(event.chunk, None)
             self._slow.pop(event.chunk, None)
         match event:
-            case Made():
-                self._made(event)
-            case Died(chunk=None):
-                self._died_at_birth(event)
-            case Died(chunk=int(chunk)):
-                self._tally.deaths.append(f"worker {event.pid} {event.reason} while making chunk {chunk}")
-                self._tally.note = self._tally.deaths[-1]
-                self._try_again(chunk, f"a worker was lost: {event.reason}")
-            case Refused():
-                self._refused(event)
-            case Lost():
-                self._lost(event.chunk)
+            case Done():
+                self._made(event.chunk, msgspec.convert(event.record, ChunkRecord | None))
+            case Died():
+                self._died(event)
+            case Failed():
+                self._failed(event)
 
-    def _made(self, made: Made) -> None:
+    def _made(self, chunk: int, record: ChunkRecord | None) -> None:
         self._born_dead = 0
-        if made.record is None:
+        if record is None:
             self._tally.present += 1
         else:
-            self._tally.add(made.record)
-        self._tally.read += self._weigh(made.chunk)
-        if made.record is None or self._job.is_listed_by_name(made.record):
-            with_retries(partial(self._claims.release, made.chunk))
+            self._tally.add(record)
+        self._tally.read += self._weigh(chunk)
+        if record is None or self._job.is_listed_by_name(record):
+            with_retries(partial(self._claims.release, chunk))
         else:  # nobody else may make or remove it before it is listed
-            self._unlisted.append(made.chunk)
+            self._unlisted.append(chunk)
         self._check_failures()
 
-    def _refused(self, refused: Refused) -> None:
-        if refused.kind == "io":
-            self._try_again(refused.chunk, refused.reason)
+    def _died(self, died: Died) -> None:
+        for chunk in died.lost:
+            self._running.pop(chunk, None)
+            self._slow.pop(chunk, None)
+            self._lost(chunk)
+        if not died.began:
+            self._died_at_birth(died)
             return
-        if refused.kind == "disk-full":
+        doing = "" if died.chunk is None else f" while making chunk {died.chunk}"
+        self._tally.deaths.append(f"{died.worker} {died.reason}{doing}")
+        self._tally.note = self._tally.deaths[-1]
+        if died.chunk is not None:
+            self._try_again(died.chunk, f"a worker was lost: {died.reason}")
+
+    def _failed(self, failed: Failed) -> None:
+        if failed.kind == "io":
+            self._try_again(failed.chunk, failed.reason)
+            return
+        if failed.kind == "disk-full":
             raise self._disk_full()
-        if refused.kind == "source-changed" and isinstance(self._job, BuildJob):
-            raise SourceChanged(self._store.address, refused.files)
-        if refused.reasons is not None:
-            raise ChunkFailed(self._store.address, refused.chunk, *refused.reasons)
-        self._give_up(refused.chunk, refused.reason)
+        if failed.kind == "source-changed" and isinstance(self._job, BuildJob):
+            raise SourceChanged(self._store.address, failed.files)
+        if failed.reasons is not None:
+            raise ChunkFailed(self._store.address, failed.chunk, *failed.reasons)
+        self._give_up(failed.chunk, failed.reason)
 
     def _lost(self, chunk: int) -> None:
         """Its worker died after computing it: it is there if it was written, and no try of its own if it was not."""
@@ -290,7 +410,7 @@ class Build:
         if record is None:
             self._again[chunk] = time.monotonic()
         else:
-            self._made(Made(chunk, record, 0.0, 0))
+            self._made(chunk, record)
 
     def _try_again(self, chunk: int, reason: str) -> None:
         self._tries[chunk] += 1
@@ -322,7 +442,9 @@ class Build:
     def _disk_full(self) -> DiskFull:
         """What is still to be written, judged by what was, or by the source; and what is free."""
         sizes = [
-            entry.size for entry in self._store.keys(layout.layer_folder(self._layer)) if layout.parse_chunk(entry.key)
+            entry.size
+            for entry in self._store.entries(layout.layer_folder(self._layer))
+            if layout.parse_chunk(entry.key)
         ]
         left = [chunk for chunk in self._chunks if chunk not in self._tally.records]
         needed = len(left) * sum(sizes) // len(sizes) if sizes else sum(map(self._weigh, left))
@@ -339,14 +461,15 @@ class Build:
     def _publish(self) -> None:
         """List what was made; only then are the claims released that kept others from it."""
         made = {self._layer: self._tally.records.values()}
-        listing = partial(publish, self._store, made, self._terms.versions, planned=self._terms.planned, adopts={})
-        with_retries(listing)
+        terms = self._terms
+        with_retries(partial(publish, self._store, made, terms.versions, None, terms.planned, {}, terms.kept_limit))
         while self._unlisted:
             with_retries(partial(self._claims.release, self._unlisted[-1]))
             self._unlisted.pop()
         self._published = time.monotonic()
 
-    def _show(self, crew: Crew) -> None:
+    def _show(self, engine: Engine) -> None:
+        usage = engine.usage()
         self._terms.on_progress(
             Progress(
                 phase="waiting" if self._waiting_for else "building",
@@ -356,10 +479,12 @@ class Build:
                 read_bytes=self._tally.read,
                 written_bytes=self._tally.written_bytes,
                 failures=self._tally.failures,
+                tokens=self._tally.sums["tokens"],
+                utilization=self._tally.figures(self._job.chunks.recipe).get("utilization"),
                 seconds=time.monotonic() - self._started,
-                workers=len(crew.pids()),
+                workers=usage.workers,
                 busy=len(set(self._running.values())),  # a slot may be writing one chunk while it computes another
-                pids=tuple(crew.pids()),
+                pids=usage.pids,
                 note=self._tally.note,
                 waiting_for=self._waiting_for,
             )

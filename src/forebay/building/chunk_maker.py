@@ -3,14 +3,14 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
 import msgspec
 import numpy as np
 
+from forebay.building.build_options import ENOUGH_SAMPLES, Reasons
 from forebay.building.dedup import DuplicateFilter
-from forebay.building.failures import ENOUGH_SAMPLES, Reasons
 from forebay.building.planning import wait_until_settled
 from forebay.cache.catalog import (
     PRESENT,
@@ -49,43 +49,42 @@ from forebay.format.chunk import ChunkRecord, EncodedChunk, encode_chunk
 from forebay.format.generation import Generation
 from forebay.recipe import (
     AnnotatedRecipe,
-    AnyRecipe,
     LayerRecipe,
     Recipe,
     RecipeDocument,
     Rows,
     differing_fields,
-    fingerprint,
     hooks_of,
     identity_of,
-    inputs_in,
+    is_same_recipe,
 )
-from forebay.source import Failure, Part, Sample, Source, SourceFile
+from forebay.source import (
+    CHANGED_MEANWHILE,
+    BatchedSamples,
+    Failure,
+    Part,
+    PartDigest,
+    Sample,
+    SampleBatch,
+    Source,
+    SourceFile,
+)
 from forebay.store.base import Missing, Pieces, Store, holds
 
 MOST_REVISIONS = 1000  # that are in the way of one chunk, before it is given up
-CHANGED_MEANWHILE = "changed while it was read"
 
 
-@dataclass(frozen=True, slots=True)
-class KeptRecipe:
-    """The recipe that a layer's chunks are made by, as the cache keeps it."""
+def _kept_recipe(store: Store, layer: str) -> RecipeDocument:
+    document = read_recipe_document(store, layer)
+    if document is None:
+        raise LayerNotFound(store.address, layer, [])
+    return document
 
-    root: str
-    layer: str
-    document: RecipeDocument
 
-    @classmethod
-    def of(cls, store: Store, layer: str) -> "KeptRecipe":
-        document = read_recipe_document(store, layer)
-        if document is None:
-            raise LayerNotFound(store.address, layer, [])
-        return cls(store.address, layer, document)
-
-    def check(self, recipe: AnyRecipe) -> None:
-        """Before and after a chunk is made: a file that the recipe depends on may change meanwhile."""
-        if fingerprint(recipe, inputs_in(self.document.dependencies)) != self.document.fingerprint:
-            raise RecipeMismatch(self.root, self.layer, differing_fields(self.document, recipe))
+def _check_recipe(job: "ChunkJob", kept: RecipeDocument) -> None:
+    """Before and after a chunk is made: a file that the recipe depends on may change meanwhile."""
+    if not is_same_recipe(kept, job.recipe):
+        raise RecipeMismatch(job.store.address, job.layer, differing_fields(kept, job.recipe), isinstance(job, BaseJob))
 
 
 @dataclass(frozen=True)
@@ -125,10 +124,14 @@ class BaseJob:
             for part in parts
             if part.file.path in unreadable
         ]
-        self._kept.check(self.recipe)
-        before = self._checked_files(parts)
+        _check_recipe(self, self._kept)
+        before, reading = {}, readable
+        if self.source.reads_planned_files:
+            reading = [replace(part, file=self._expected(part.file)) for part in readable]
+        else:
+            before = self._checked_files(parts)
         sieve = self._sieve(chunk)
-        intake = ChunkSamples(self.source, readable, sieve)
+        intake = ChunkSamples(self.source, reading, sieve)
         rows = self._made(chunk, intake)
         intake.check_exhausted()
         if sieve is not None and not sieve.saw_what_was_planned():
@@ -136,15 +139,16 @@ class BaseJob:
             raise SourceChanged(self.store.address, changed)
         if rows.present is not None:
             raise RecipeInvalid(f"the recipe '{self.recipe.kind}' makes base rows; leave out those it cannot make")
-        sums = [part_sum(self.source, part) for part in parts]
+        read = dict(zip(readable, intake.digests, strict=True))
+        sums = [part_sum(self.source, part, read.get(part)) for part in parts]
         self._check_unchanged(before)
-        self._kept.check(self.recipe)
+        _check_recipe(self, self._kept)
         return encode_chunk(
             rows.columns,
             self.recipe.columns(),
             layer=self.layer,
             chunk=chunk,
-            fingerprint=self._kept.document.fingerprint,
+            fingerprint=self._kept.fingerprint,
             samples=intake.count + len(skipped),
             failures=(*skipped, *intake.failures, *rows.failures),
             statistics=rows.statistics if sieve is None else {**rows.statistics, "duplicates": sieve.left_out},
@@ -175,8 +179,8 @@ class BaseJob:
         return plan.first(len(self.planned)) if self.planned else plan
 
     @cached_property
-    def _kept(self) -> "KeptRecipe":
-        return KeptRecipe.of(self.store, self.layer)
+    def _kept(self) -> RecipeDocument:
+        return _kept_recipe(self.store, self.layer)
 
     def _sieve(self, chunk: int) -> DuplicateFilter | None:
         planned = self._plan.left_out(chunk)
@@ -202,10 +206,10 @@ class BaseJob:
             planned = self._plan.files[planned.path]
         return self.now.get(planned.path, planned)
 
-    def has_changed(self, planned: SourceFile) -> bool:
+    def has_changed(self, planned: SourceFile, look: Callable[[str], SourceFile]) -> bool:
         """Whether a file of a part looks different from when it was read; one that is gone cannot be compared."""
         try:
-            return not self.source.look(planned.path).same_identity(self._expected(planned))
+            return not look(planned.path).same_identity(self._expected(planned))
         except FileNotFoundError:
             return False
         except (OSError, SourceUnreadable):  # a folder in its place, or no permission
@@ -232,15 +236,15 @@ class LayerJob:
         """The bytes of one chunk; a pure function of the recipe and of the chunks that it reads."""
         record = self._record(self._pinned.base, chunk)
         columns = {name: self._read(name, chunk, record) for name in self._wanted}
-        self._kept.check(self.recipe)
+        _check_recipe(self, self._kept)
         rows = self.recipe.make(columns)
-        self._kept.check(self.recipe)
+        _check_recipe(self, self._kept)
         return encode_chunk(
             _with_presence(rows, columns, record.rows, self.layer),
             (*self.recipe.columns(), PRESENT),
             layer=self.layer,
             chunk=chunk,
-            fingerprint=self._kept.document.fingerprint,
+            fingerprint=self._kept.fingerprint,
             samples=record.rows,
             failures=rows.failures,
             statistics=rows.statistics,
@@ -300,8 +304,8 @@ class LayerJob:
         return load_generation(self.store, self.generation)
 
     @cached_property
-    def _kept(self) -> "KeptRecipe":
-        return KeptRecipe.of(self.store, self.layer)
+    def _kept(self) -> RecipeDocument:
+        return _kept_recipe(self.store, self.layer)
 
 
 ChunkJob = BaseJob | LayerJob
@@ -347,7 +351,14 @@ class RepairJob:
     revisions: Mapping[int, int] = field(default_factory=dict)  # chunk -> the lowest one that the plan asks for
 
     def begin(self, chunk: int) -> Callable[[], ChunkRecord | None]:
-        return partial(self._write, chunk, self.chunks.encode(chunk))
+        encoded, rows = self.chunks.encode(chunk), self.listed[chunk].rows
+        if rows and encoded.meta.failures and not encoded.meta.rows:
+            root, (reason, count, example) = self.chunks.store.address, _reasons(encoded).most_frequent()
+            raise ForebayError(
+                f"all samples of chunk {chunk} fail now ({count:,} × {reason}, e.g. {example}), and {rows:,} rows "
+                f"of it were published; install the library versions that `forebay info {root}` names"
+            )
+        return partial(self._write, chunk, encoded)
 
     def is_listed_by_name(self, record: ChunkRecord) -> bool:
         """A revision counts once a generation lists it."""
@@ -410,34 +421,56 @@ def has_file(store: Store, key: str) -> bool:
 Job = BuildJob | RepairJob
 
 
-class ChunkSamples(Iterable[Sample]):
+class ChunkSamples(BatchedSamples):
     """The samples of a slice, once through; what has bad content is set aside as a failure.
 
-    A sample that the sieve leaves out counts, and is not given.
+    A sample that the sieve leaves out counts, and is not given. `digests` are those that the source took while it read.
     """
 
     def __init__(self, source: Source, parts: list[Part], sieve: DuplicateFilter | None = None) -> None:
         self.count = 0
         self.failures: list[Failure] = []
+        self.digests = [PartDigest() for _ in parts]
         self._sieve = sieve
-        self._samples = self._read(source, parts)
+        self._batches = self._read(source, parts)
+        self._samples = self._one_by_one()
 
     def __iter__(self) -> Iterator[Sample]:
         return self._samples
+
+    def batches(self) -> Iterator[Sample | SampleBatch]:
+        return self._batches
 
     def check_exhausted(self) -> None:
         if next(self._samples, None) is not None:
             raise RecipeInvalid("the recipe left samples unread; it must take all it is given")
 
-    def _read(self, source: Source, parts: list[Part]) -> Iterator[Sample]:
-        for part in parts:
-            for sample in source.read(part):
-                self.count += 1
-                kept = self._sieve is None or self._sieve.keeps(sample)
-                if isinstance(sample, Failure):
-                    self.failures.append(sample)
-                elif kept:
-                    yield sample
+    def _one_by_one(self) -> Iterator[Sample]:
+        for found in self._batches:
+            if isinstance(found, SampleBatch):
+                yield from found.samples()
+            else:
+                yield found
+
+    def _read(self, source: Source, parts: list[Part]) -> Iterator[Sample | SampleBatch]:
+        for part, digest in zip(parts, self.digests, strict=True):
+            for found in source.read_hashed(part, digest):
+                if isinstance(found, SampleBatch) and self._sieve is None:
+                    self.count += found.count
+                    yield found
+                elif isinstance(found, SampleBatch):
+                    yield from self._kept(found.samples())
+                else:
+                    yield from self._kept([found])
+
+    def _kept(self, samples: Iterable[Sample | Failure]) -> Iterator[Sample]:
+        for sample in samples:
+            self.count += 1
+            kept = self._sieve is None or self._sieve.keeps(sample)
+            if isinstance(sample, Failure):
+                self.failures.append(sample)
+            elif kept:
+                yield sample
 
 
 def _check_chunk(store: Store, encoded: EncodedChunk) -> None:
@@ -445,8 +478,12 @@ def _check_chunk(store: Store, encoded: EncodedChunk) -> None:
     meta = encoded.meta
     if meta.rows or meta.failures < max(ENOUGH_SAMPLES, meta.samples):
         return
-    reasons = Reasons(msgspec.json.decode(line, type=Failure) for line in bytes(encoded.buffers[-1]).splitlines())
+    reasons = _reasons(encoded)
     raise ChunkFailed(store.address, meta.chunk, meta.failures, *reasons.most_frequent(), reasons.advice())
+
+
+def _reasons(encoded: EncodedChunk) -> Reasons:
+    return Reasons(msgspec.json.decode(line, type=Failure) for line in bytes(encoded.buffers[-1]).splitlines())
 
 
 def write_chunk(store: Store, layer: str, encoded: EncodedChunk, revision: int = 0) -> ChunkRecord | None:

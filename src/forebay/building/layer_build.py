@@ -1,30 +1,45 @@
 """From what a caller asks for to runs of a build: which chunks, by which job, in which order."""
 
+import os
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import islice
 
-from forebay.building.builder import Build, BuildOptions, BuildProgress, Weigh, with_retries
-from forebay.building.chunk_maker import CHANGED_MEANWHILE, BaseJob, BuildJob, ChunkJob, LayerJob, RepairJob
-from forebay.building.failures import check_something_made, unbind
-from forebay.building.planning import files_apart
-from forebay.cache.catalog import UNPUBLISHED, lost_chunks, newest_generation, outdated_chunks, present_chunks
+from forebay.building.build_options import BuildOptions, BuildProgress, Reasons, allows_all
+from forebay.building.builder import Build, Weigh, with_retries
+from forebay.building.chunk_maker import BaseJob, BuildJob, ChunkJob, LayerJob, RepairJob
+from forebay.building.planning import SourceListing
+from forebay.cache.catalog import (
+    UNPUBLISHED,
+    Snapshot,
+    check_index,
+    chunk_files,
+    layers_of,
+    newest_generation,
+    open_chunk,
+    outdated_chunks,
+    read_cache_document,
+    sound_record,
+)
+from forebay.cache.claims import is_abandoned, read_claims
 from forebay.cache.plan import Plan
-from forebay.cache.publish import listed_plan, listed_revision, publish
+from forebay.cache.publish import listed_plan, listed_revision, publish, publish_found
 from forebay.cache.records import BuildReport
-from forebay.cache.segment import unreadable_note
+from forebay.cache.segment import Segment, unreadable_note
 from forebay.cache.source_check import Freshness, check_freshness, check_kind, reported, source_changed
-from forebay.cache.verify import check_index
 from forebay.columns import Array
 from forebay.engine.base import Engine
 from forebay.errors import (
     BuildFailed,
+    CacheNotFound,
     ChunkFailed,
     DiskFull,
     ForebayError,
     InputIncomplete,
+    NothingMade,
     SourceChanged,
     SourceEmpty,
     SourceMoving,
@@ -33,11 +48,96 @@ from forebay.errors import (
 from forebay.format import layout
 from forebay.format.chunk import ChunkRecord
 from forebay.format.generation import ChunkTable, Generation
-from forebay.format.sealed import hmac_key
-from forebay.recipe import LayerRecipe, Recipe
-from forebay.source import Source, SourceFile
+from forebay.format.layout import MAX_REVISION
+from forebay.format.tensors import hmac_key
+from forebay.recipe import LayerRecipe, Recipe, fields_of, hooks_of
+from forebay.source import CHANGED_MEANWHILE, SourceFile
 from forebay.store.base import Store, is_full
 
+
+def check_something_made(store: Store, layer: str, table: ChunkTable) -> None:
+    """Raise where a base layer has no row: there is nothing to train on."""
+    samples, failures = (int(table.numbers[name].sum()) for name in ("samples", "failures"))
+    if int(table.rows.sum()):
+        return
+    if not samples:
+        raise SourceEmpty(store.address, "the source has no samples")
+    if not failures:
+        raise SourceEmpty(store.address, f"the recipe made no row of {samples:,} sample(s)")
+    reasons = Reasons(one for record in table.records() for one in open_chunk(store, layer, record).failures())
+    raise NothingMade(store.address, failures, *reasons.most_frequent(), reasons.advice())
+
+
+def unbind(store: Store, layer: str) -> bool:
+    """Remove what a build of a base layer that made no row has left, so that another command can use the root.
+
+    Nothing is removed where a generation, a row, another layer or another builder's claim is there. Chunks go first
+    and `cache.json` last: whatever is left when this is interrupted belongs together.
+    """
+    try:
+        base = read_cache_document(store).base
+    except CacheNotFound:
+        return False
+    if base != layer or layers_of(store) not in ([layer], []) or newest_generation(store) is not None:
+        return False
+    if any(claim.state == "working" and not is_abandoned(claim) for claim in read_claims(store, layer).values()):
+        return False
+    files = chunk_files(store, layer)
+    records = [sound_record(store, layer, chunk, revision) for chunk, revision in files.items()]
+    if any(record is None or record.rows for record in records):
+        return False
+    prefixes = (layout.layer_folder(layer), layout.claims_folder(layer), layout.PLAN, layout.IDENTITIES)
+    keys = [entry.key for prefix in prefixes for entry in store.entries(prefix) if layout.is_known(entry.key, {layer})]
+    for key in sorted(keys, key=lambda key: layout.parse_chunk(key) is None or key.startswith(layout.PLAN)):
+        store.delete(key)
+    store.delete(layout.CACHE)
+    root = store.local_path("")
+    if root is not None:
+        _remove_empty_folders(root, layer)
+    return True
+
+
+def take_back(store: Store) -> int:
+    """Remove segments at the end of the plan of which no row was made and that nobody works on, with their files.
+
+    What a generation lists stays, as does a segment with rows: the next command finishes it. Returns how many
+    segments are left.
+    """
+    while True:
+        snapshot = Snapshot.take(store)
+        newest, plan = snapshot.newest, snapshot.plan
+        number = len(plan.segments) - 1
+        if newest is None or number < len(newest.plan):
+            return len(plan.segments)
+        segment, layers = plan.segments[number], snapshot.layers()
+        claims = (claim for layer in layers for claim in read_claims(store, layer).values())
+        made = [(layer, *one) for layer in layers for one in _made_for(snapshot, segment, layer)]
+        if any(claim.state == "working" and not is_abandoned(claim) for claim in claims):
+            return len(plan.segments)
+        if any((record := sound_record(store, *one)) is None or record.rows for one in made):
+            return len(plan.segments)
+        for one in made:
+            store.delete(layout.chunk(*one))
+        store.delete(layout.plan_segment(number))
+
+
+def _made_for(snapshot: Snapshot, segment: Segment, layer: str) -> list[tuple[int, int]]:
+    """(chunk, revision) of files that are there because a segment asks for them."""
+    asked = segment.asked(layer) if segment.amends else dict.fromkeys(segment.chunk_numbers.tolist(), 0)
+    return [(chunk, now) for chunk, now in snapshot.chunk_files(layer).items() if now >= asked.get(chunk, MAX_REVISION)]
+
+
+def _remove_empty_folders(root: str, layer: str) -> None:
+    """Remove the folders that a build made, each only if nothing is in it; the root may be the user's."""
+    inner, outer = (layout.layer_folder(layer), layout.claims_folder(layer)), (layout.LAYERS, layout.CLAIMS)
+    for folder in (*inner, *outer, layout.PLAN, layout.IDENTITIES):
+        path = os.path.join(root, folder).rstrip("/")
+        if not os.path.islink(os.path.dirname(path)) or os.path.dirname(path) == root:
+            with suppress(OSError):
+                os.rmdir(path)
+
+
+MOST_EXPLAINED = 1000  # chunks whose failures a report counts by reason: each is opened for it
 LOOKS = 3  # how often a source that changes while it is read is looked at again
 
 
@@ -45,6 +145,7 @@ LOOKS = 3  # how often a source that changes while it is read is looked at again
 class LayerBuild:
     """All that making chunks of one layer needs."""
 
+    snapshot: Snapshot  # the index that it was found by
     job: ChunkJob
     plan: Plan  # that is worked by
     chunks: Sequence[int]  # every chunk that the layer should have
@@ -55,11 +156,16 @@ class LayerBuild:
     missing: frozenset[str] = frozenset()  # source files that are not there
     lacking: Mapping[str, frozenset[int]] = field(default_factory=dict)  # layer that is read -> chunks it has not
     again: "Callable[[Mapping[int, ChunkRecord]], LayerBuild] | None" = None  # as the source is then, after these
+    changed_paths: frozenset[str] = frozenset()  # planned files that `changed` is about
 
     @property
     def planned(self) -> tuple[str, ...]:
         """The digests of the plan that is worked by."""
         return self.plan.digests
+
+    def is_changed(self, chunk: int) -> bool:
+        """Whether a file of a chunk is not what was planned."""
+        return any(part.file.path in self.changed_paths for part in self.plan.parts(chunk) if self.changed_paths)
 
     def revisions(self) -> Array:
         """Of every planned chunk, the lowest revision that is made from what is planned now."""
@@ -70,43 +176,43 @@ class LayerBuild:
 
 
 def base_workplace(
-    store: Store,
-    source: Source,
+    snapshot: Snapshot,
+    listing: SourceListing,
     recipe: Recipe,
     layer: str,
     plan: Plan,
-    newest: Generation | None,
     skip_unreadable: bool = False,
     made: Mapping[int, ChunkRecord] | None = None,
 ) -> LayerBuild:
     """The base layer's work, with what has become of its source since it was planned, and since chunks were `made`."""
+    store, source, newest = snapshot.store, listing.source, snapshot.newest
     check_kind(store, source, plan)
-    table = newest.table(layer) if newest else ChunkTable.of([])
-    fresh = check_freshness(store, source, plan, layer, table, made=made)
+    fresh = check_freshness(store, source, plan, layer, snapshot.table(layer), made=made)
     job = BaseJob(
         store, layer, recipe, source, fresh.now, plan.digests, skip_unreadable, newest.number if newest else None
     )
-    notes = _notes(files_apart(store, source), plan, fresh)
 
     def again(made: Mapping[int, ChunkRecord]) -> LayerBuild:
-        return base_workplace(store, source, recipe, layer, plan, newest_generation(store), skip_unreadable, made)
+        return base_workplace(Snapshot.take(store), listing, recipe, layer, plan, skip_unreadable, made)
 
     return LayerBuild(
+        snapshot,
         job,
         plan,
         range(len(plan)),
         plan.streams(),
         plan.weight_of,
         reported(source, plan, fresh.changed),
-        notes,
+        _notes(listing.apart, plan, fresh),
         frozenset(fresh.missing),
         again=again,
+        changed_paths=frozenset(fresh.changed),
     )
 
 
-def with_same_source(place: LayerBuild, plan: Plan, source: Source) -> LayerBuild:
+def with_same_source(place: LayerBuild, plan: Plan, listing: SourceListing) -> LayerBuild:
     """A build continues with a source that was planned: all files of a segment, but for those that are gone."""
-    given = {file.path for file in source.files()}
+    given = {file.path for file in listing.files}
     for segment in plan.segments:
         if segment.amends:
             continue
@@ -131,10 +237,11 @@ def _absent(paths: set[str], planned: int) -> tuple[str, ...]:
     )
 
 
-def layer_workplace(store: Store, recipe: LayerRecipe, layer: str, pinned: Generation) -> LayerBuild:
+def layer_workplace(snapshot: Snapshot, recipe: LayerRecipe, layer: str) -> LayerBuild:
     """A further layer's work: whatever the base layer has published of what is planned now."""
-    job = LayerJob(store, layer, recipe, pinned.number)
-    plan = listed_plan(store, pinned)
+    pinned = snapshot.published
+    job = LayerJob(snapshot.store, layer, recipe, pinned.number)
+    plan = listed_plan(snapshot)
 
     def current(name: str) -> frozenset[int]:
         """The chunks of a layer that are listed, without those that a refresh has still to make."""
@@ -143,7 +250,7 @@ def layer_workplace(store: Store, recipe: LayerRecipe, layer: str, pinned: Gener
 
     chunks = sorted(current(pinned.base))
     lacking = {name: frozenset(chunks) - current(name) for name in job.inputs}
-    return LayerBuild(job, plan, chunks, {}, lambda chunk: 0, lacking=lacking)
+    return LayerBuild(snapshot, job, plan, chunks, {}, lambda chunk: 0, lacking=lacking)
 
 
 def build_chunks(place: LayerBuild, wanted: Iterable[int], engine: Engine, terms: BuildOptions) -> BuildReport:
@@ -154,21 +261,23 @@ def build_chunks(place: LayerBuild, wanted: Iterable[int], engine: Engine, terms
         store = place.job.store
         if not is_full(error):
             raise
-        next_generation = max((entry.size for entry in store.keys(layout.GENERATIONS)), default=0)
+        next_generation = max((entry.size for entry in store.entries(layout.GENERATIONS)), default=0)
         raise DiskFull(store.address, next_generation, store.free_bytes() or 0) from error
 
 
 def _build_missing(place: LayerBuild, wanted: Iterable[int], engine: Engine, terms: BuildOptions) -> BuildReport:
     store, layer = place.job.store, place.job.layer
     if place.changed:
-        raise source_changed(store.address, place.plan, place.changed)
+        raise _changed_source(place, place.changed)
     started = time.monotonic()
-    terms = replace(terms, planned=place.planned)
-    newest, unsound = with_retries(partial(list_what_is_there, place.job, terms))
-    table, revisions = newest.table(layer), place.revisions()
+    is_kept = isinstance(place.job, BaseJob) and not allows_all(terms.max_failures)
+    terms = replace(terms, planned=place.planned, kept_limit=terms.max_failures if is_kept else None)
+    with terms.clock.during("listing"):
+        found, unsound = with_retries(partial(list_what_is_there, place, terms))
+    table, revisions = found.table(layer), place.revisions()
     outdated = set(outdated_chunks(table, revisions).tolist())
-    listed, there = set(table.chunks.tolist()) - outdated, present_chunks(store, layer, table, revisions)
-    gone = lost_chunks(store, layer, table) - outdated
+    listed, there = set(table.chunks.tolist()) - outdated, found.present_chunks(layer, table, revisions)
+    gone = found.lost_chunks(layer, table) - outdated
     order = list(wanted)
     # With a key, a file that no generation lists is made again and compared, never signed as it was found.
     distrusted = unsound if hmac_key() is None else frozenset(order)
@@ -178,7 +287,7 @@ def _build_missing(place: LayerBuild, wanted: Iterable[int], engine: Engine, ter
     lost = [chunk for chunk in order if chunk in gone]
     notes = [*place.notes, *_unsound_notes(layer, unsound.intersection(order))]
     if lost:
-        again = remake_chunks(place, lost, newest, engine, terms)
+        again = remake_chunks(place, lost, found.published, engine, terms)
         notes.append(f"{len(again.records)} published chunk(s) had lost their files and were made again")
         tally.failed |= again.failed
         tally.present -= len(lost) - len(again.records)
@@ -186,18 +295,27 @@ def _build_missing(place: LayerBuild, wanted: Iterable[int], engine: Engine, ter
     try:
         later = {chunk: int(revisions[chunk]) for chunk in missing if revisions[chunk]}
         job = BuildJob(place.job, distrusted, terms.max_failures is not None, later)
-        _make_missing(place, job, missing, tally, engine, terms)
+        with terms.clock.during("making"):
+            _make_missing(place, job, missing, tally, engine, terms)
     except BaseException as error:
         # That what was made cannot be listed now must not hide why the build ended; a rerun lists it.
+        unbound = False
         with suppress(OSError, ForebayError):
-            publish(store, {layer: tally.records.values()}, terms.versions, None, terms.planned, adopts)
+            made = {layer: tally.records.values()}
+            publish(store, made, terms.versions, None, terms.planned, adopts, terms.kept_limit)
             if isinstance(error, ChunkFailed | TooManyFailures):
-                unbind(store, layer)
+                unbound = unbind(store, layer)
+        if isinstance(error, SourceChanged):
+            raise _changed_source(place, error.files) from error
+        if isinstance(error, ChunkFailed):
+            raise error.followed_by(_after_failed_chunk(place, unbound)) from error
         if isinstance(error, SourceEmpty) and tally.failures:
             check_something_made(store, layer, ChunkTable.of(list(tally.records.values())))  # says why
         raise
     made = {layer: tally.records.values()}
-    generation = with_retries(partial(publish, store, made, terms.versions, None, terms.planned, adopts))
+    with terms.clock.during("publishing"):
+        listing = partial(publish, store, made, terms.versions, None, terms.planned, adopts, terms.kept_limit)
+        generation = with_retries(listing)
     table = generation.table(layer)
     for chunk in [one.chunk for one in tally.records.values() if listed_revision(table, one) < one.revision]:
         del tally.records[chunk]
@@ -207,7 +325,8 @@ def _build_missing(place: LayerBuild, wanted: Iterable[int], engine: Engine, ter
         tally.failed[chunk] = "its file appeared during the build and is not of this source; run the same command again"
     beside = sum(record.revision > later.get(record.chunk, 0) for record in tally.records.values())
     notes += [f"{beside:,} chunk(s) are a later revision: what has their name was left as it is"] if beside else []
-    report = _report(store, layer, tally, generation, time.monotonic() - started, notes)
+    notes += tally.warnings
+    report = _report(place, tally, generation, time.monotonic() - started, notes, terms.clock.seconds)
     if tally.failed:
         raise BuildFailed(store.address, tally.failed)
     if len(table) == len(place.chunks) and isinstance(place.job, BaseJob):
@@ -217,6 +336,28 @@ def _build_missing(place: LayerBuild, wanted: Iterable[int], engine: Engine, ter
             unbind(store, layer)
             raise
     return report
+
+
+def _changed_source(place: LayerBuild, changed: Mapping[str, str]) -> SourceChanged:
+    """The error about changed files; where nothing was made of the source yet, the root is free again."""
+    store, unbound = place.job.store, False
+    with suppress(OSError, ForebayError):  # that the source has changed is what counts
+        unbound = isinstance(place.job, BaseJob) and unbind(store, place.job.layer)
+    if unbound:
+        advice = f"nothing was made of it yet, and nothing is left at '{store.address}': build it again as it is now"
+        return SourceChanged(store.address, changed, advice)
+    return source_changed(store.address, place.plan, changed)
+
+
+def _after_failed_chunk(place: LayerBuild, unbound: bool) -> str:
+    """What became of a cache of which a chunk failed, and how to leave its file out."""
+    root = place.job.store.address
+    if unbound:
+        return f"nothing was published at '{root}', so the corrected command can use it"
+    kept = f"the chunks built before are kept at '{root}'"
+    if place.plan.deduplicates or "root" not in place.plan.source:
+        return kept
+    return f"{kept}; to leave the file out, move it away and run `forebay refresh {root} --drop-missing`"
 
 
 def _make_missing(
@@ -250,7 +391,8 @@ def _check_what_was_read(place: LayerBuild, made: Mapping[int, ChunkRecord]) -> 
     if place.again is None or not isinstance(place.job, BaseJob):
         return
     read = {part.file.path: part.file for chunk in made for part in place.plan.parts(chunk)}
-    if any(map(place.job.has_changed, read.values())):
+    look = place.job.source.looking()
+    if any(place.job.has_changed(file, look) for file in read.values()):
         changed = place.again(made).changed
         if changed:
             raise source_changed(place.job.store.address, place.plan, changed)
@@ -275,6 +417,9 @@ def remake_chunks(
     for chunk in listed.keys() - set(place.chunks):
         del listed[chunk]
         tally.failed[chunk] = "it is published, but neither the plan nor the base layer has it now"
+    for chunk in [chunk for chunk in listed if place.is_changed(chunk)]:
+        del listed[chunk]
+        tally.failed[chunk] = str(source_changed(store.address, place.plan, place.changed))
     asked = place.revisions()
     job = RepairJob(place.job, listed, {chunk: int(asked[chunk]) for chunk in listed if chunk < len(asked)})
     with suppress(BuildFailed):  # what could not be made is in the tally
@@ -294,16 +439,14 @@ def published_records(generation: Generation, layer: str, chunks: Iterable[int])
     return {chunk: table.record(at) for chunk, at in positions.items() if at is not None}
 
 
-def list_what_is_there(job: ChunkJob, terms: BuildOptions) -> tuple[Generation, frozenset[int]]:
-    """A generation with all of a layer that may be adopted, and the chunks of it whose files may not."""
-    store, layer = job.store, job.layer
-    newest = newest_generation(store)
-    if newest is not None:
-        check_index(store, newest)
-    skipped: set[str] = set()
-    generation = publish(store, {}, terms.versions, skipped, terms.planned, {layer: job.may_adopt})
+def list_what_is_there(place: LayerBuild, terms: BuildOptions) -> tuple[Snapshot, frozenset[int]]:
+    """The index with all of a layer that may be adopted listed, and the chunks of it whose files may not."""
+    check_index(place.snapshot)
+    layer, skipped = place.job.layer, set[str]()
+    adopts = {layer: place.job.may_adopt}
+    found = publish_found(place.snapshot, terms.versions, skipped, terms.planned, adopts)
     parsed = (layout.parse_chunk(key) for key in skipped if key.startswith(layout.layer_folder(layer)))
-    return generation, frozenset(one[0] for one in parsed if one)
+    return found, frozenset(one[0] for one in parsed if one)
 
 
 def _unsound_notes(layer: str, unsound: Collection[int]) -> list[str]:
@@ -322,9 +465,19 @@ def in_order(chunks: Sequence[int], mode: str, start: int | None, end: int | Non
 
 
 def _report(
-    store: Store, layer: str, tally: BuildProgress, generation: Generation, seconds: float, notes: list[str]
+    place: LayerBuild,
+    tally: BuildProgress,
+    generation: Generation,
+    seconds: float,
+    notes: list[str],
+    phases: Mapping[str, float],
 ) -> BuildReport:
+    store, layer, recipe = place.job.store, place.job.layer, place.job.recipe
     table = generation.table(layer)
+    statistics = {name: value for name, value in table.totals().items() if not isinstance(value, list)}
+    holds = {"chunks": len(table), "rows": int(table.rows.sum()), "bytes": int(table.numbers["size"].sum())}
+    failed = islice((record for record in tally.records.values() if record.failures), MOST_EXPLAINED)
+    reasons = Reasons(one for record in failed for one in open_chunk(store, layer, record).failures())
     return BuildReport(
         root=store.address,
         layer=layer,
@@ -340,6 +493,11 @@ def _report(
         generation=None if generation.number == UNPUBLISHED else generation.number,
         deaths=tuple(tally.deaths),
         notes=tuple(notes),
+        made_statistics=dict(tally.sums),
+        statistics=statistics,
+        figures=hooks_of(recipe).figures(fields_of(recipe), statistics, holds) if len(table) else {},
+        reasons=reasons.counts(),
+        phases=dict(phases),
     )
 
 

@@ -1,16 +1,273 @@
-"""Cut a source into chunks."""
+"""Cut a source into chunks, sized by a trial of the recipe on a sample of it."""
 
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from itertools import islice
+from math import ceil
 
-from forebay.building.trial import OVERWEIGHT
+import numpy as np
+
+from forebay.building.build_options import Reasons
 from forebay.cache.segment import Unreadable
-from forebay.errors import SourceUnreadable
-from forebay.source import Part, Source, SourceFile, settling_seconds
+from forebay.columns import Column
+from forebay.errors import ForebayError, FunctionFailed, RecipeInvalid, SourceUnreadable
+from forebay.format.chunk import EncodedChunk, encode_chunk
+from forebay.recipe import ChunkTarget, Recipe, Rows, hooks_of, join_rows
+from forebay.source import Failure, Listing, Part, Sample, Source, SourceFile, Unit, not_read, settling_seconds
 from forebay.store.base import Store
-from forebay.store.local import LocalStore
+
+CAP_BYTES = 128 * 1024 * 1024
+OVERWEIGHT = 1.25  # how far a chunk may go past its weight, unless one part alone does
+DEFAULT_CHUNK_BYTES = 32 * 1024 * 1024
+DEFAULT_CHUNK_SAMPLES = 1000
+SAMPLE_PLACES = 24
+MOST_BUDGETS = 4
+MOST_FILES_PER_PLACE = 1000
+WITHOUT_LOOKUPS = 1.1  # how much more of a stream is read for the same: nothing is looked up in it
+SAMPLE_WEIGHT = {"bytes": 4 * 1024 * 1024, "samples": 512}
+LITTLE_WEIGHT = {"bytes": 64 * 1024, "samples": 24}  # tried at every place whatever its share of the source
+HEADS = 16
+HEAD_WEIGHT = {"bytes": 16 * 1024, "samples": 4}
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What a recipe made of a small part of the source."""
+
+    weight: int
+    seconds: float
+    samples: int
+    failures: int
+    rows: float  # that so much would fill in a large chunk
+    raw_bytes: int
+    head_bytes: int  # every chunk has a header
+    stored_bytes: int  # index and data, which grow with the rows
+    made: Rows | None = None
+    tried: int = 0  # samples, each counted once: in a small source the places overlap
+    reasons: Reasons = field(default_factory=Reasons)  # why samples failed, each counted once
+
+    @property
+    def all_failed(self) -> bool:
+        return 0 < self.samples <= self.failures
+
+    def scaled(self, amount: float, total: int) -> float:
+        """What was counted in the sample, for a source that weighs `total`."""
+        return amount / max(1, self.weight) * total
+
+
+def chunk_weight(target: ChunkTarget, trial: Trial, unit: Unit = "bytes") -> int:
+    """What a slice must weigh to come out as large as the recipe wants, and at most 128 MiB."""
+    if not trial.rows or not trial.raw_bytes:
+        return DEFAULT_CHUNK_BYTES if unit == "bytes" else DEFAULT_CHUNK_SAMPLES
+    wanted = (target.bytes or DEFAULT_CHUNK_BYTES) / trial.raw_bytes
+    if target.rows is not None:
+        wanted = target.rows / trial.rows
+    return max(1, int(trial.weight * min(wanted, CAP_BYTES / OVERWEIGHT / trial.raw_bytes)))
+
+
+def try_readable(
+    source: Source, files: Sequence[SourceFile], recipe: Recipe, unreadable: Unreadable, budget: int | None = None
+) -> Trial:
+    """`try_recipe` with the files that can be read."""
+    while True:
+        try:
+            return try_recipe(source, unreadable.without(files), recipe, budget)
+        except SourceUnreadable as error:
+            unreadable.take(error, files)
+
+
+def try_recipe(source: Source, files: Sequence[SourceFile], recipe: Recipe, budget: int | None = None) -> Trial:
+    """Make rows of a few small parts spread over the source. Those that the recipe fails on are left out.
+
+    The build then says which chunk fails, and makes the others; what is wrong with the recipe itself, or with the
+    source, is raised.
+    """
+    total = sum(map(source.weight, files))
+    places = sample_places(source, files, budget or _planning_budget(source, total, recipe))
+    return _try_places(source, places, recipe)
+
+
+def try_parts(source: Source, parts: Sequence[Part], recipe: Recipe) -> Trial:
+    """`try_recipe` with the beginnings of a few planned parts: what a cache grows by may begin inside a file."""
+    piece = ceil(_planning_budget(source, sum(part.weight for part in parts), recipe) / SAMPLE_PLACES)
+    streams = {part.file.path: part for part in reversed(parts) if part.file.stream}  # the first part of each
+    parts = [part for part in parts if not part.file.stream or part is streams[part.file.path]]
+    chosen = np.linspace(0, len(parts) - 1, min(SAMPLE_PLACES, len(parts))).astype(int)
+    begun = (_piece_of(source, parts[at], piece) for at in chosen.tolist())
+    return _try_places(source, [[part] for part in begun if part is not None], recipe)
+
+
+def _piece_of(source: Source, part: Part, piece: int) -> Part | None:
+    """The beginning of a part that weighs about `piece`, None where no sample begins in it."""
+    stop = part.stop if part.weight <= piece else next(source.cuts(part.file, part.start, piece, piece), None)
+    return None if stop is None else Part(part.file, part.start, min(stop, part.stop))
+
+
+def _try_places(source: Source, places: Sequence[Sequence[Part]], recipe: Recipe) -> Trial:
+    started = time.perf_counter()
+    glances = [TrialSamples(source, parts) for parts in places]
+    made = _made(recipe, glances)
+    if not made:
+        return Trial(1, 0.0, 0, 0, 0.0, 0, 0, 0)
+    rows = join_rows([rows for _, rows in made], recipe.columns())
+    used = [glance for glance, _ in made]
+    samples = sum(glance.count for glance in used)
+    failures = [*(failure for glance in used for failure in glance.failures), *rows.failures]
+    encoded = _encoded(rows, recipe.columns(), samples)
+    seconds = time.perf_counter() - started
+    expected = hooks_of(recipe).rows_from(rows.statistics)
+    return Trial(
+        weight=max(1, sum(glance.weight for glance in used)),
+        seconds=seconds,
+        samples=samples,
+        failures=len(failures),
+        rows=encoded.meta.rows if expected is None else expected,
+        raw_bytes=sum(column.nbytes for column in rows.columns.values()),
+        head_bytes=len(encoded.buffers[0]),
+        stored_bytes=_body_bytes(encoded),
+        made=rows,
+        tried=len(set[str]().union(*(glance.ids for glance in used))),
+        reasons=Reasons({failure.sample: failure for failure in failures}.values()),
+    )
+
+
+def _planning_budget(source: Source, total: int, recipe: Recipe) -> int:
+    """A few MiB of bytes; of samples, which may be costly to get, a fourth at most."""
+    if source.unit == "bytes":
+        return SAMPLE_WEIGHT["bytes"]
+    most = min(SAMPLE_WEIGHT["samples"], hooks_of(recipe).judged_by or SAMPLE_WEIGHT["samples"])
+    return min(most, max(SAMPLE_PLACES, total // 4))
+
+
+def _made(recipe: Recipe, glances: Sequence["TrialSamples"]) -> list[tuple["TrialSamples", Rows]]:
+    """What the recipe makes of each place: what belongs together in the source stays together."""
+    made: list[tuple[TrialSamples, Rows]] = []
+    failed: Exception | None = None
+    for glance in glances:
+        try:
+            made.append((glance, recipe.make(glance)))
+        except FunctionFailed as error:
+            failed = error
+        except (OSError, ForebayError):
+            raise
+        except Exception as error:  # a recipe may raise anything
+            failed = error
+    if isinstance(failed, FunctionFailed) and not made:
+        raise failed
+    if failed is not None and not made:
+        raise RecipeInvalid(f"the recipe '{recipe.kind}' fails on all it was tried on: {failed!r}") from failed
+    return made
+
+
+class TrialSamples:
+    """The samples of some parts, read for judging only; a source may have a cheaper way for that."""
+
+    def __init__(self, source: Source, parts: Sequence[Part]) -> None:
+        self.count = 0
+        self.ids: set[str] = set()
+        self.failures: list[Failure] = []
+        self.weight = sum(part.weight for part in parts)
+        self._read = source.glance
+        self._parts = parts
+
+    def __iter__(self) -> Iterator[Sample]:
+        for part in self._parts:
+            for sample in self._read(part):
+                self.count += 1
+                if isinstance(sample, Sample):
+                    self.ids.add(sample.id)
+                    yield sample
+                else:
+                    self.ids.add(sample.sample)
+                    self.failures.append(sample)
+
+
+def _encoded(made: Rows, columns: Sequence[Column], samples: int) -> EncodedChunk:
+    return encode_chunk(made.columns, tuple(columns), layer="trial", chunk=0, fingerprint="", samples=samples)
+
+
+def _body_bytes(encoded: EncodedChunk) -> int:
+    return encoded.size - len(encoded.buffers[0])
+
+
+def sample_heads(source: Source, files: Sequence[SourceFile]) -> Iterator[Sample]:
+    """The first few samples of a few files spread over the source; planning names files that cannot be read."""
+    chosen = {round(at) for at in np.linspace(0, len(files) - 1, min(HEADS, len(files)))}
+    for index in sorted(chosen):
+        weight = HEAD_WEIGHT[source.unit]
+        with suppress(SourceUnreadable):
+            stop = next(source.cuts(files[index], 0, weight, weight), None)
+            if stop is not None:
+                yield from TrialSamples(source, [Part(files[index], 0, stop)])
+
+
+def sample_places(source: Source, files: Sequence[SourceFile], budget: int) -> list[list[Part]]:
+    """A few small parts at each of 24 places, evenly by weight.
+
+    A stream is only read from its beginning: the places in it make one part there, as long as all of them.
+    """
+    weights = np.array([source.weight(file) for file in files], np.int64)
+    ends = np.cumsum(weights)
+    piece = ceil(budget / SAMPLE_PLACES)
+    found: dict[int, list[int]] = {}  # file -> the offsets of the places in it
+    for place in range(SAMPLE_PLACES):
+        at = int(ends[-1]) * (2 * place + 1) // (2 * SAMPLE_PLACES)
+        index = min(int(np.searchsorted(ends, at, side="right")), len(files) - 1)
+        found.setdefault(index, []).append(at - int(ends[index] - weights[index]))
+    places: list[list[Part]] = []
+    for index, offsets in found.items():
+        for parts in _in_file(source, files, index, offsets, piece, int(weights[index])):
+            if parts and parts not in places:
+                places.append(parts)
+    return _within(places, max(budget, LITTLE_WEIGHT[source.unit]))
+
+
+def _within(places: list[list[Part]], budget: int) -> list[list[Part]]:
+    """The places, or two of them and more up to a few budgets where a source cannot be cut into small parts."""
+    weight = sum(part.weight for parts in places for part in parts)
+    most = max(2, int(len(places) * MOST_BUDGETS * budget / max(1, weight)))
+    if len(places) <= most:
+        return places
+    return [places[(2 * at + 1) * len(places) // (2 * most)] for at in range(most)]
+
+
+def _in_file(
+    source: Source, files: Sequence[SourceFile], index: int, offsets: list[int], piece: int, weight: int
+) -> Iterator[list[Part]]:
+    """The parts of the places that fall into one file."""
+    if weight <= piece:
+        yield _run(source, files, index, piece)
+    elif files[index].stream:
+        yield _piece(source, files[index], 0, int(piece * len(offsets) * WITHOUT_LOOKUPS))
+    else:
+        yield from (_piece(source, files[index], offset, piece) for offset in offsets)
+
+
+def _piece(source: Source, file: SourceFile, at: int, piece: int) -> list[Part]:
+    """One part of about `piece` that begins near `at`, or at the beginning where the file cannot be cut there."""
+    if at and not file.stream:
+        edges = list(islice(source.cuts(file, 0, at, piece), 2))
+        if len(edges) == 2:
+            return [Part(file, edges[0], edges[1])]
+    stop = next(source.cuts(file, 0, piece, piece), None)
+    return [] if stop is None else [Part(file, 0, stop)]
+
+
+def _run(source: Source, files: Sequence[SourceFile], index: int, piece: int) -> list[Part]:
+    """Whole files, one after the other, that weigh about `piece`: taken as they come, small and large alike."""
+    parts: list[Part] = []
+    weight = 0
+    for file in files[index : index + MOST_FILES_PER_PLACE]:
+        parts += _piece(source, file, 0, piece)
+        weight += parts[-1].weight if parts else 0
+        if weight >= piece:
+            break
+    return parts
+
 
 LOOKS = 3  # how often a file that changes while it is cut is looked at again
 OnCut = Callable[[int, int, int], None]  # files cut so far, files in all, weight passed so far
@@ -82,10 +339,38 @@ def wait_until_settled(files: Iterable[SourceFile]) -> None:
     time.sleep(max((settling_seconds(file.ctime_ns or file.mtime_ns, now) for file in files), default=0.0))
 
 
-def files_apart(store: Store, source: Source) -> list[SourceFile]:
-    """The files of a source, but for those of a cache that lies among them: it must not become part of itself."""
-    root = source.describe().get("root")
-    if not isinstance(store, LocalStore) or root is None:
-        return source.files()
-    own = os.path.abspath(store.address) + os.sep
-    return [file for file in source.files() if not os.path.normpath(os.path.join(root, file.path)).startswith(own)]
+class SourceListing:
+    """A source and its files, found by one walk, when first asked for.
+
+    It says which files there are. Whether one has changed since is asked of the source, which looks at it again.
+    """
+
+    def __init__(self, source: Source, store: Store | None = None) -> None:
+        self.source, self._store = source, store
+
+    @cached_property
+    def _found(self) -> Listing:
+        return self.source.listing(self._store.address if self._store else "")
+
+    @property
+    def files(self) -> list[SourceFile]:
+        return self._found.files
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What to say about the source: how it reads what was named, and the files that it does not read."""
+        left_out = not_read(self._found.left_out)
+        return (*self.source.notes(), *([left_out] if left_out else []))
+
+    @cached_property
+    def apart(self) -> list[SourceFile]:
+        """The files, but for those of the cache where it lies among them: it must not become part of itself."""
+        root, folder = self.source.describe().get("root"), self._store.local_path("") if self._store else None
+        if folder is None or root is None:
+            return self.files
+        own = os.path.abspath(folder) + os.sep
+        return [file for file in self.files if not os.path.normpath(os.path.join(root, file.path)).startswith(own)]
+
+    def weight(self) -> int:
+        """What all files hold, in the unit of the source."""
+        return sum(map(self.source.weight, self.files))

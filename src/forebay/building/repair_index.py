@@ -19,11 +19,12 @@ import msgspec
 from forebay.building.begin import first_segment, sealed_constants
 from forebay.building.dedup import deduplicate
 from forebay.building.layer_build import LayerBuild
-from forebay.building.planning import files_apart
+from forebay.building.planning import SourceListing
 from forebay.cache.catalog import (
+    Snapshot,
     chunk_files,
     generation_numbers,
-    present_chunks,
+    index_problems,
     read_cache_document,
     read_recipe_document,
     sound_record,
@@ -33,11 +34,7 @@ from forebay.cache.plan import Plan, load_identities, load_plan
 from forebay.cache.publish import Adopts, listed_plan, publish_over_damaged
 from forebay.cache.segment import Segment, decode_segment
 from forebay.cache.source_check import is_made_from
-from forebay.cache.verify import (
-    identity_problems,
-    index_problems,
-    newest_sound,
-)
+from forebay.cache.verify import identity_problems, newest_sound
 from forebay.errors import (
     CacheNotFound,
     Damaged,
@@ -49,10 +46,9 @@ from forebay.errors import (
     NothingPublished,
 )
 from forebay.format import layout
-from forebay.format.chunk import ChunkRecord
 from forebay.format.generation import Generation
 from forebay.format.layout import CacheDocument
-from forebay.format.sealed import hmac_key
+from forebay.format.tensors import hmac_key
 from forebay.recipe import AnyRecipe, Recipe
 from forebay.source import Source
 from forebay.store.base import Buffer, Missing, Store, holds, is_full, load_index
@@ -100,15 +96,17 @@ def _repair_index(means: RepairInputs, mending: RepairLog) -> Generation:
     basis, bad = _basis(means)
     if basis is None:
         return _list_anew(means, bad, mending)
-    problems = index_problems(store, basis)
+    plan = Snapshot(store, None).sound_plan
+    problems = index_problems(store, basis, plan)
     for problem in problems:
         _put_back(means, mending, problem.key, partial(_published_bytes, means, basis, problem.key))
-    for problem in identity_problems(store, basis):  # named by segments that may be back only now
+    for problem in identity_problems(store, basis, None if problems else plan):  # segments may be back only now
         _put_back(means, mending, problem.key, partial(_identity_bytes, means, basis, problem.key))
     _drop_loose_segments(store, basis, any(problem.key.startswith(layout.PLAN) for problem in problems), mending)
     if not bad and basis.number in generation_numbers(store):
         return basis
-    generation = publish_over_damaged(store, basis, _adopts(means, basis.base, basis.recipes))
+    plan = Snapshot(store, None).sound_plan
+    generation = publish_over_damaged(store, basis, adoptable(means, plan, basis.base, basis.recipes))
     why = f"it could not be read; generation {generation.number} stands in its place"
     if hmac_key() is not None:
         why += f", with what generation {basis.number} lists; `forebay build {store.address}` makes the other chunks"
@@ -125,7 +123,7 @@ def _check_copy(store: Store, copy: Store | None) -> None:
         return
     if is_within(copy, store) and is_within(store, copy):
         raise ForebayError(f"'{copy.address}' is the cache itself; name a copy of it (--from COPY)")
-    if not (any(entry.key == layout.CACHE for entry in copy.keys(layout.CACHE)) or generation_numbers(copy)):
+    if not (any(entry.key == layout.CACHE for entry in copy.entries(layout.CACHE)) or generation_numbers(copy)):
         raise ForebayError(
             f"'{copy.address}' is not a cache: it has neither '{layout.CACHE}' nor a generation; name a copy made with "
             f"`forebay copy {store.address} COPY`"
@@ -181,7 +179,7 @@ def _copied_generation(means: RepairInputs, copy: Store, here: Generation | None
 def _check_begun(store: Store) -> None:
     """Where nothing is published, there is nothing to repair by: say so before a build says "repair"."""
     damaged = [key for key, problem in _begun_problems(store).items() if problem is not None]
-    is_cache = holds(store, layout.CACHE) or any(any(store.keys(folder)) for folder in (layout.PLAN, layout.LAYERS))
+    is_cache = holds(store, layout.CACHE) or any(any(store.entries(folder)) for folder in (layout.PLAN, layout.LAYERS))
     if damaged and is_cache:  # another folder must never be said to be deleted
         raise Damaged(
             f"nothing of the cache at '{store.address}' is published, and {_quoted(damaged)} cannot be read; delete "
@@ -210,7 +208,7 @@ def _raised(call: Callable[[], object]) -> ForebayError | None:
 
 
 def _layer_folders(store: Store) -> list[str]:
-    names = {entry.key.split("/")[1] for entry in store.keys(layout.LAYERS) if entry.key.count("/") == 2}
+    names = {entry.key.split("/")[1] for entry in store.entries(layout.LAYERS) if entry.key.count("/") == 2}
     return sorted(filter(layout.is_layer_name, names))
 
 
@@ -240,7 +238,7 @@ def _drop_loose_segments(store: Store, basis: Generation, was_exchanged: bool, m
     Their chunks would else be taken for those of the segments that are planned in their place.
     """
     last = len(basis.plan)
-    if not any(layout.parse_segment(entry.key) == last for entry in store.keys(layout.PLAN)):
+    if not any(layout.parse_segment(entry.key) == last for entry in store.entries(layout.PLAN)):
         return
     if not was_exchanged and _raised(partial(load_plan, store)) is None:
         return
@@ -252,7 +250,7 @@ def _drop_loose_segments(store: Store, basis: Generation, was_exchanged: bool, m
         for chunk, revision in chunk_files(store, layer).items():
             if chunk >= planned and chunk not in listed:
                 store.delete(layout.chunk(layer, chunk, revision))
-    for entry in list(store.keys(layout.PLAN)):
+    for entry in list(store.entries(layout.PLAN)):
         number = layout.parse_segment(entry.key)
         if number is not None and number >= last and entry.key == layout.plan_segment(number):
             store.delete(entry.key)
@@ -280,8 +278,8 @@ def _list_anew(means: RepairInputs, bad: list[str], mending: RepairLog) -> Gener
         )
         raise KeyRefused(store.address, bad[-1] if bad else layout.GENERATIONS, problem)
     _restore_begun(means, mending)
-    base = read_cache_document(store).base
-    adopts = _adopts(means, base, _layer_folders(store))
+    plan, base = Snapshot(store, None).sound_plan, read_cache_document(store).base
+    adopts = adoptable(means, plan, base, _layer_folders(store))
     _check_plan(store, base, adopts)
     generation = publish_over_damaged(store, None, adopts)
     why = f"it could not be read; generation {generation.number} lists every chunk that was found sound"
@@ -307,22 +305,22 @@ def _check_plan(store: Store, base: str, adopts: Adopts) -> None:
 
 def _unbuilt(store: Store, generation: Generation) -> str:
     """Which planned chunks have no file: whether they had one, only the damaged generation knew."""
-    plan, found = listed_plan(store, generation), []
+    snapshot, found = Snapshot(store, generation), []
+    plan = listed_plan(snapshot)
     for layer, table in generation.layers.items():
-        count = len(plan) - len(present_chunks(store, layer, table, plan.revisions(layer)))
+        count = len(plan) - len(snapshot.present_chunks(layer, table, plan.revisions(layer)))
         found += [f"{count:,} planned chunk(s) of layer '{layer}' have no file"] if count > 0 else []
     return f"; {', '.join(found)}, `forebay build {store.address}` makes them" if found else ""
 
 
-def _adopts(means: RepairInputs, base: str, layers: Iterable[str]) -> Adopts:
+def adoptable(means: RepairInputs, plan: Plan | None, base: str, layers: Iterable[str]) -> Adopts:
     """Which chunks that no sound generation lists may be listed: those of the source, where that can be opened."""
-    store, plan = means.store, load_plan_or_none(means.store)
-    if plan is None:
+    if plan is None or not plan.segments:
         return {}
     source = means.source or means.reopened(plan.source)
     if source is None:
         return {layer: lambda record: True for layer in layers}
-    own = partial(is_made_from, store, source, plan, base)
+    own = partial(is_made_from, means.store, source, plan, base)
     return {layer: own if layer == base else lambda record: True for layer in layers}
 
 
@@ -332,7 +330,8 @@ def _restore_begun(means: RepairInputs, mending: RepairLog) -> None:
     problems = [key for key, problem in _begun_problems(store).items() if problem is not None]
     lost = [key for key in problems if not _restored_from_copy(means, key, mending)]
     lost += [key for key in _missing_recipes(store) if not _restored_from_copy(means, key, mending)]
-    if not load_plan_or_none(store):
+    plan = Snapshot(store, None).sound_plan
+    if plan is None or not plan.segments:
         lost.append(layout.plan_segment(0))
     base = _base_layer(store)
     if lost == [layout.CACHE] and base:  # last: after a repair that fails, a copy must still be known by the old id
@@ -354,21 +353,12 @@ def _missing_recipes(store: Store) -> list[str]:
     return [layout.recipe(layer) for layer in gone]
 
 
-def load_plan_or_none(store: Store) -> Plan | None:
-    """The plan, None where it cannot be read or has no segment."""
-    try:
-        plan = load_plan(store)
-    except Damaged:
-        return None
-    return plan if plan.segments else None
-
-
 def _restored_from_copy(means: RepairInputs, key: str, mending: RepairLog) -> bool:
     """Take a text, or every segment of the plan, from the copy, if it has it whole."""
     copy = means.copy
     if copy is None or _begun_problems(copy).get(key) is not None:
         return False
-    keys = [entry.key for entry in copy.keys(layout.PLAN)] if key.startswith(layout.PLAN) else [key]
+    keys = [entry.key for entry in copy.entries(layout.PLAN)] if key.startswith(layout.PLAN) else [key]
     try:
         values = {name: copy.read(name) for name in keys}
     except Missing:
@@ -455,7 +445,7 @@ def _copied_identities(copy: Store, segment: Segment, key: str) -> memoryview:
         load_identities(copy, segment)
     except Damaged as error:
         raise Damaged(f"'{key}' cannot be put back: the copy at '{copy.address}' has no sound one") from error
-    return copy.map(key)
+    return copy.view(key)
 
 
 def _planned_again(means: RepairInputs, generation: Generation, key: str) -> list[Buffer]:
@@ -468,7 +458,7 @@ def _planned_again(means: RepairInputs, generation: Generation, key: str) -> lis
     recipe = means.recipe_of(generation.base)
     assert isinstance(recipe, Recipe)
     try:
-        first = first_segment(source, files_apart(means.store, source), recipe, lambda *_: None)
+        first = first_segment(source, SourceListing(source, means.store).apart, recipe, lambda *_: None)
         planned = deduplicate(means.store, source, recipe, first, Plan((), ()), lambda *_: None).segment
     except ForebayError as error:
         raise Damaged(f"{advice} (the source cannot be planned again: {error})") from error
@@ -484,7 +474,3 @@ def _checked(value: list[Buffer], digest: str, store: Store, key: str) -> list[B
     if hashlib.sha256(b"".join(value)).hexdigest() != digest:
         raise Damaged(f"'{key}' of '{store.address}' cannot be put back: the recipe now gives other constants")
     return value
-
-
-def _key(layer: str, record: ChunkRecord) -> str:
-    return layout.chunk(layer, record.chunk, record.revision)

@@ -2,13 +2,17 @@
 
 import hashlib
 import secrets
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
+from functools import cached_property
 from typing import NamedTuple
 
 import msgspec
 import xxhash
 
+from forebay.cache.plan import Plan, load_plan
+from forebay.cache.records import Problem
+from forebay.cache.segment import decode_segment
 from forebay.columns import Array, Column, Ragged
 from forebay.errors import (
     BlockTooLarge,
@@ -29,9 +33,9 @@ from forebay.format.chunk_decode import ChunkFile, adopt_chunk
 from forebay.format.codec import MAX_BLOCK_BYTES, BlockOverLimit, CodecError
 from forebay.format.generation import ChunkTable, Generation, decode_generation
 from forebay.format.layout import CacheDocument, decode_cache_document, decode_recipe_document
-from forebay.format.sealed import hmac_key
+from forebay.format.tensors import hmac_key
 from forebay.recipe import RecipeDocument
-from forebay.store.base import Missing, Pieces, Store, View, load_index, read_document
+from forebay.store.base import BadCopy, Expected, Missing, Pieces, Store, View, holds, load_index, read_document
 
 PRESENT = Column(name="present", dtype="bool")
 
@@ -106,12 +110,14 @@ def layers_of(store: Store, listed: Collection[str] = ()) -> list[str]:
 
     A folder with anything else in it is not a layer: it must not stop work on those that are.
     """
-    names = (layout.parse_recipe(entry.key) for entry in store.keys(layout.LAYERS))
-    return [name for name in names if name is not None and (name in listed or _has_recipe(store, name))]
+    names = sorted(store.folders(layout.LAYERS), key=lambda name: f"{name}/")  # as their keys are listed
+    return [name for name in names if layout.parse_recipe(layout.recipe(name)) and _has_recipe(store, name, listed)]
 
 
-def _has_recipe(store: Store, layer: str) -> bool:
+def _has_recipe(store: Store, layer: str, listed: Collection[str]) -> bool:
     try:
+        if layer in listed:
+            return holds(store, layout.recipe(layer))
         return read_recipe_document(store, layer) is not None
     except FormatTooNew:
         return True  # for a newer forebay; whoever reads it says so
@@ -120,7 +126,7 @@ def _has_recipe(store: Store, layer: str) -> bool:
 
 
 def generation_numbers(store: Store) -> list[int]:
-    numbers = (layout.parse_generation(entry.key) for entry in store.keys(layout.GENERATIONS))
+    numbers = (layout.parse_generation(entry.key) for entry in store.entries(layout.GENERATIONS))
     return sorted(number for number in numbers if number is not None)
 
 
@@ -153,34 +159,114 @@ def newest_generation(store: Store) -> Generation | None:
     return load_generation(store) if generation_numbers(store) else None
 
 
-def chunk_files(store: Store, layer: str) -> dict[int, int]:
-    """chunk -> the highest revision of it that has a file."""
-    found: dict[int, int] = {}
-    for entry in store.keys(layout.layer_folder(layer)):
-        parsed = layout.parse_chunk(entry.key)
-        if parsed and layout.chunk(layer, *parsed) == entry.key:
-            found[parsed[0]] = max(parsed[1], found.get(parsed[0], 0))
-    return found
+class Snapshot:
+    """The index of a cache at one moment: its newest generation, and after that its plan and its chunk files.
 
-
-def lost_chunks(store: Store, layer: str, table: ChunkTable) -> set[int]:
-    """Listed chunks whose file, in the revision that is listed, is gone."""
-    found = {layout.parse_chunk(entry.key) for entry in store.keys(layout.layer_folder(layer))}
-    listed = zip(table.chunks.tolist(), table.numbers["revision"].tolist(), strict=True)
-    return {chunk for chunk, revision in listed if (chunk, revision) not in found}
-
-
-def present_chunks(store: Store, layer: str, table: ChunkTable, revisions: Array) -> set[int]:
-    """The chunks of a layer that have a file, listed or not, made from what is planned now.
-
-    `revisions` is what the plan asks for: a file of a lower revision is of a source that has changed since.
+    Each is read once, when first asked for, and never before the generation: whatever a generation lists was there
+    before it. `below` is what is listed, all keys where it is empty.
     """
-    there = {
-        chunk
-        for chunk, revision in chunk_files(store, layer).items()
-        if chunk < len(revisions) and revision >= revisions[chunk]
-    }
-    return there - lost_chunks(store, layer, table)
+
+    def __init__(
+        self, store: Store, newest: Generation | None, plan: Plan | None = None, below: str = layout.LAYERS
+    ) -> None:
+        self.store, self.newest = store, newest
+        self._plan, self._below = plan, below
+
+    @classmethod
+    def take(cls, store: Store, below: str = layout.LAYERS) -> "Snapshot":
+        """The index as it is now."""
+        return cls(store, newest_generation(store), below=below)
+
+    @property
+    def published(self) -> Generation:
+        """The newest generation; an error where nothing is published."""
+        return self.newest if self.newest is not None else load_generation(self.store)
+
+    @property
+    def plan(self) -> Plan:
+        """The plan, every segment checked against its digest."""
+        if self._plan is None:
+            self._plan = load_plan(self.store)
+        return self._plan
+
+    @property
+    def sound_plan(self) -> Plan | None:
+        """The plan, None where it is damaged."""
+        try:
+            return self.plan
+        except Damaged:
+            return None
+
+    @cached_property
+    def keys(self) -> tuple[str, ...]:
+        """The listed entries whose key begins with `below`."""
+        return tuple(entry.key for entry in self.store.entries(self._below))
+
+    def is_newest(self) -> bool:
+        """Whether nobody has published since."""
+        return max(generation_numbers(self.store), default=None) == (self.newest.number if self.newest else None)
+
+    def with_plan(self, plan: Plan) -> "Snapshot":
+        """The same generation under a plan that was read or written since; chunk files are listed again."""
+        return Snapshot(self.store, self.newest, plan, self._below)
+
+    def followed_by(self, generation: Generation) -> "Snapshot":
+        """The index once a generation is published that adds nothing but files which are listed here."""
+        after = Snapshot(self.store, generation, self._plan, self._below)
+        after.keys = self.keys
+        return after
+
+    def table(self, layer: str) -> ChunkTable:
+        """What the newest generation lists of a layer."""
+        return self.newest.table(layer) if self.newest else ChunkTable.of([])
+
+    def layers(self, listed: Collection[str] = ()) -> list[str]:
+        """Every layer that has a recipe which can be read, and those in `listed` that have one at all.
+
+        A folder with anything else in it is not a layer: it must not stop work on those that are.
+        """
+        names = map(layout.parse_recipe, self.keys)
+        return [name for name in names if name is not None and (name in listed or _has_recipe(self.store, name, ()))]
+
+    def chunk_files(self, layer: str) -> dict[int, int]:
+        """chunk -> the highest revision of it that has a file."""
+        found: dict[int, int] = {}
+        for chunk, revision in self._files.get(layer, ()):
+            found[chunk] = max(revision, found.get(chunk, 0))
+        return found
+
+    def lost_chunks(self, layer: str, table: ChunkTable) -> set[int]:
+        """Listed chunks whose file, in the revision that is listed, is gone."""
+        found = self._files.get(layer, set())
+        listed = zip(table.chunks.tolist(), table.numbers["revision"].tolist(), strict=True)
+        return {chunk for chunk, revision in listed if (chunk, revision) not in found}
+
+    def present_chunks(self, layer: str, table: ChunkTable, revisions: Array) -> set[int]:
+        """The chunks of a layer that have a file, listed or not, made from what is planned now.
+
+        `revisions` is what the plan asks for: a file of a lower revision is of a source that has changed since.
+        """
+        there = {
+            chunk
+            for chunk, revision in self.chunk_files(layer).items()
+            if chunk < len(revisions) and revision >= revisions[chunk]
+        }
+        return there - self.lost_chunks(layer, table)
+
+    @cached_property
+    def _files(self) -> dict[str, set[tuple[int, int]]]:
+        """layer -> (chunk, revision) of every file that has the name of a chunk."""
+        found: dict[str, set[tuple[int, int]]] = {}
+        for key in self.keys:
+            parsed, layer = layout.parse_chunk(key), key.rpartition("/")[0].removeprefix(layout.LAYERS)
+            if parsed is not None and layout.chunk(layer, *parsed) == key:
+                found.setdefault(layer, set()).add(parsed)
+        return found
+
+
+def chunk_files(store: Store, layer: str) -> dict[int, int]:
+    """chunk -> the highest revision of it that has a file now."""
+    return Snapshot(store, None, below=layout.layer_folder(layer)).chunk_files(layer)
 
 
 def outdated_chunks(table: ChunkTable, revisions: Array) -> Array:
@@ -218,6 +304,11 @@ def published_record(generation: Generation, layer: str, chunk: int) -> ChunkRec
     return None if at is None else table.record(at)
 
 
+def expected(record: ChunkRecord) -> Expected:
+    """What the file of a chunk must be, as the generation says."""
+    return Expected(record.size, record.sha256, (record.head_size, record.head))
+
+
 def open_chunk(
     store: Store, layer: str, record: ChunkRecord, *, columns: Sequence[Column] | None = None, keyed: bool = False
 ) -> ChunkFile:
@@ -226,32 +317,47 @@ def open_chunk(
     Its header and index are compared with each other and with the record, whoever wrote them: a digest says only that
     they are what was published. `columns` are those that the layer's recipe declares.
     """
-    key = layout.chunk(layer, record.chunk, record.revision)
+    key = record.key(layer)
     try:
-        view = store.map(key)
+        view = store.view(key, expect=expected(record))
     except Missing as error:
         raise ChunkMissing(store.address, layer, record.chunk) from error
+    except BadCopy as error:
+        raise ChunkCorrupt(store.address, layer, record.chunk, error.problem) from error
     except NotForebay as error:  # a pipe, a device or a link in its place
         raise ChunkCorrupt(store.address, layer, record.chunk, error.problem) from error
+    return checked_chunk(view, store.address, layer, record, columns=columns, keyed=keyed)
+
+
+def checked_chunk(
+    view: memoryview,
+    address: str,
+    layer: str,
+    record: ChunkRecord,
+    *,
+    columns: Sequence[Column] | None = None,
+    keyed: bool = False,
+) -> ChunkFile:
+    """The chunk in a view, as `open_chunk` returns it; without a key, only its head is looked at."""
     problem = head_problem(view, record)
     if problem is None and keyed and hashlib.sha256(view).digest() != record.sha256:
         problem = "its SHA-256 is not the one the tagged generation lists"
     if problem is not None:
-        raise ChunkCorrupt(store.address, layer, record.chunk, problem)
+        raise ChunkCorrupt(address, layer, record.chunk, problem)
     try:
-        file = ChunkFile(view, key)
+        file = ChunkFile(view, record.key(layer))
     except ForebayError as error:
         problem = error.problem if isinstance(error, NotForebay) else str(error)
-        raise ChunkCorrupt(store.address, layer, record.chunk, problem) from error
+        raise ChunkCorrupt(address, layer, record.chunk, problem) from error
     if file.head_size != record.head_size:
         problem = f"its index ends at {file.head_size:,}, not at {record.head_size:,} as was published"
-        raise ChunkCorrupt(store.address, layer, record.chunk, problem)
+        raise ChunkCorrupt(address, layer, record.chunk, problem)
     if (file.layer, file.chunk, file.rows) != (layer, record.chunk, record.rows):
         found = f"chunk {file.chunk} of layer '{file.layer}' with {file.rows:,} rows"
-        raise ChunkCorrupt(store.address, layer, record.chunk, f"its file is {found}; {record.rows:,} were published")
+        raise ChunkCorrupt(address, layer, record.chunk, f"its file is {found}; {record.rows:,} were published")
     if columns is not None and tuple(file.columns.values()) != tuple(columns):
         problem = "its columns are not those that the layer's recipe declares"
-        raise ChunkCorrupt(store.address, layer, record.chunk, problem)
+        raise ChunkCorrupt(address, layer, record.chunk, problem)
     return file
 
 
@@ -287,3 +393,61 @@ def corrupt_block(root: str, layer: str, file: ChunkFile, column: str, block: in
     return ChunkCorrupt(
         root, layer, file.chunk, check.problem(block), column=column, block=block, span=check.span(block)
     )
+
+
+def index_problems(store: Store, generation: Generation, plan: Plan | None = None) -> list[Problem]:
+    """What is wrong with cache.json, the recipes, the constants and the plan.
+
+    Segments of a `plan` that was read just now are not read again, here and below, where their digests are right.
+    """
+    texts = {layout.CACHE: generation.cache}
+    texts |= {layout.recipe(layer): text for layer, text in generation.recipes.items()}
+    found = [_text_problem(store, key, text) for key, text in texts.items()]
+    found += [_digest_problem(store, layout.constants(layer), digest) for layer, digest in generation.constants.items()]
+    found += [
+        segment_problem(store, number, digest)
+        for number, digest in enumerate(generation.plan)
+        if plan is None or plan.digests[number : number + 1] != (digest,)
+    ]
+    return [problem for problem in found if problem is not None]
+
+
+def check_index(snapshot: Snapshot) -> None:
+    """Refuse to build on, or to copy, what is not what the generation was published with."""
+    if snapshot.newest is None:
+        return
+    for problem in index_problems(snapshot.store, snapshot.newest, snapshot.sound_plan):
+        raise IndexCorrupt(snapshot.store.address, problem.key, problem.problem)
+
+
+def _text_problem(store: Store, key: str, text: str) -> Problem | None:
+    otherwise = "it is not what the generation was published with"
+    return _compared(key, lambda: read_document(store, key) == text.encode(), otherwise)
+
+
+def _digest_problem(store: Store, key: str, digest: str) -> Problem | None:
+    return _compared(key, lambda: Pieces(store, key).sha256.hex() == digest, "its SHA-256 is not the published one")
+
+
+def segment_problem(store: Store, number: int, digest: str) -> Problem | None:
+    key = layout.plan_segment(number)
+
+    def is_same() -> bool:
+        return decode_segment(load_index(store, key), store.address, key)[1] == digest
+
+    return _compared(key, is_same, "it is not the segment that was published")
+
+
+def _compared(key: str, is_same: Callable[[], bool], otherwise: str) -> Problem | None:
+    """What is wrong with a file of the index, None if it is the same."""
+    try:
+        return None if is_same() else Problem(key=key, problem=otherwise)
+    except Missing:
+        return Problem(key=key, problem="it is gone")
+    except Damaged as error:
+        return Problem(key=key, problem=problem_of(error))
+
+
+def problem_of(error: ForebayError) -> str:
+    """What is wrong, without the place and the advice, which the report has beside it."""
+    return error.problem if isinstance(error, IndexCorrupt | NotForebay) else str(error)

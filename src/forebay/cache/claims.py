@@ -3,7 +3,7 @@
     nobody ──create 000035.1──▶ A works, beats ──publishes chunk, deletes 000035.1──▶ done
                                  A stops beating ──B creates 000035.2──▶ B works …
 
-A claim is advice: two builders that both hold one make the same bytes, and the second is told that the chunk is there.
+A claim is advice: two builders that both hold one make the same bytes, and the second learns that the chunk exists.
 It expires when its heartbeat has not moved for a lease on the observer's own clock, at once when the owner is known to
 be dead. Whoever creates the next attempt has it; creation happens once, so exactly one takes over.
 """
@@ -16,7 +16,8 @@ from typing import Literal
 
 import msgspec
 
-from forebay.errors import ForebayError, NotForebay
+from forebay.cache.builder_usage import ProcessTree, Usage
+from forebay.errors import ForebayError, NotForebay, StoreRefused
 from forebay.format import layout
 from forebay.store.base import Missing, Store, read_document
 from forebay.store.owner import Owner, this_process
@@ -36,6 +37,9 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     beat: int = 0
     state: Literal["working", "failed"] = "working"
     reason: str = ""
+    workers: int = 0  # this and the next two: what the builder used at its last beat
+    cpu_percent: float = 0.0
+    memory_bytes: int = 0
 
 
 class Claims:
@@ -51,12 +55,15 @@ class Claims:
         self._seen: dict[str, tuple[int, float]] = {}  # key -> beat, when this clock first saw it
         self._holders: dict[int, str] = {}  # chunk -> the host that had it when it was last asked for
         self._beat = 0
+        self._processes, self._usage = ProcessTree(self._owner.pid), Usage()
         self._lock = threading.Lock()
         # A failure recorded before this builder began is tried again; one recorded since then is respected.
         self._old_failures = {key for key, claim in self.read_all().items() if claim.state == "failed"}
 
     def take(self, chunk: int) -> bool:
         """Claim a chunk, unless a live builder has it or it failed since this builder began."""
+        if chunk not in self._held and self._create(chunk, 1):  # most chunks have no claim: no listing is needed
+            return True
         attempts = self._attempts(chunk)
         attempt = 1
         if attempts:
@@ -78,10 +85,10 @@ class Claims:
         with self._lock:
             self._held[chunk] = attempt  # first, so that an interruption while it is created leaves nothing behind
             try:
-                created = self._store.create(layout.claim(self._layer, chunk, attempt), [self._encode()])
+                created = self._store.create(layout.claim(self._layer, chunk, attempt), [self._encode()], durable=False)
             except NotForebay:
                 created = False
-            except OSError:  # the disk may have failed after it made the file, which is then ours
+            except (OSError, StoreRefused):  # the disk may have failed after it made the file, which is then ours
                 created = self._is_there(chunk, attempt)
                 if not created:
                     del self._held[chunk]  # a heartbeat would create it, and this builder wait for itself
@@ -124,7 +131,8 @@ class Claims:
         """Give up a chunk, made or not; nothing of its claims is left."""
         with self._lock:
             own = self._held[chunk]
-            for attempt in [*(earlier for earlier in self._attempts(chunk) if earlier < own), own]:
+            before = self._attempts(chunk) if own > 1 else ()
+            for attempt in [*(earlier for earlier in before if earlier < own), own]:
                 self._store.delete(layout.claim(self._layer, chunk, attempt))
             del self._held[chunk]
 
@@ -132,25 +140,22 @@ class Claims:
         """Record that a chunk cannot be made."""
         with self._lock:
             key = layout.claim(self._layer, chunk, self._held[chunk])
-            self._store.replace(key, [self._encode("failed", reason)])
+            self._store.replace(key, [self._encode("failed", reason)], durable=False)
             del self._held[chunk]
 
     def beat(self) -> None:
         """Show that this builder lives: move the counter of everything it holds."""
+        usage = self._processes.measure()
         with self._lock:
             self._beat += 1
+            self._usage = usage
             for chunk, attempt in self._held.items():
-                with suppress(OSError):  # the others must beat all the same
-                    self._store.replace(layout.claim(self._layer, chunk, attempt), [self._encode()])
+                with suppress(OSError, ForebayError):  # the others must beat all the same
+                    self._store.replace(layout.claim(self._layer, chunk, attempt), [self._encode()], durable=False)
 
     def read_all(self) -> dict[str, Claim]:
         """Every claim on the layer, by key; looking also starts the clock of those not seen before."""
         return read_claims(self._store, self._layer)
-
-    def watch(self) -> None:
-        """Look at every claim, so that the lease of a silent one runs."""
-        for key, claim in self.read_all().items():
-            self._is_free(key, claim)
 
     def _attempts(self, chunk: int) -> dict[int, Claim]:
         prefix = f"{layout.claims_folder(self._layer)}{chunk:06d}."
@@ -173,7 +178,15 @@ class Claims:
 
     def _encode(self, state: Literal["working", "failed"] = "working", reason: str = "") -> bytes:
         claim = Claim(
-            owner=str(self._owner), host=self._host, pid=self._owner.pid, beat=self._beat, state=state, reason=reason
+            owner=str(self._owner),
+            host=self._host,
+            pid=self._owner.pid,
+            beat=self._beat,
+            state=state,
+            reason=reason,
+            workers=self._usage.workers,
+            cpu_percent=self._usage.cpu_percent,
+            memory_bytes=self._usage.memory_bytes,
         )
         return msgspec.json.encode(claim)
 
@@ -188,7 +201,7 @@ class Heartbeat(threading.Thread):
 
     def run(self) -> None:
         while not self._stopped.wait(self._claims.lease_seconds / 6):
-            with suppress(OSError):  # a full disk stops the build where it writes chunks, not here
+            with suppress(OSError, ForebayError):  # a full disk stops the build where it writes chunks, not here
                 self._claims.beat()
 
     def __enter__(self) -> "Heartbeat":
@@ -201,13 +214,13 @@ class Heartbeat(threading.Thread):
 
 
 def read_claims(store: Store, layer: str, prefix: str | None = None) -> dict[str, Claim]:
-    """Every claim on a layer, by key; one that vanishes while it is read is no claim, nor is a file of another name.
+    """Every claim on a layer, by key; those that vanish while they are read, and files of other names, do not count.
 
     One that cannot be read has an unknown owner. It never beats, so it expires; left out, it would be in the way of
     the next attempt for ever.
     """
     claims: dict[str, Claim] = {}
-    for entry in store.keys(prefix or layout.claims_folder(layer)):
+    for entry in store.entries(prefix or layout.claims_folder(layer)):
         if not is_claim(layer, entry.key):
             continue
         try:

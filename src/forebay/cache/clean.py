@@ -1,7 +1,7 @@
 """Cleaning: remove what nobody needs. Nothing that a generation lists is ever removed."""
 
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 from forebay.cache.catalog import (
     chunk_files,
@@ -16,14 +16,14 @@ from forebay.cache.plan import load_plan
 from forebay.cache.records import CleanReport
 from forebay.errors import KeyRefused
 from forebay.format import layout
-from forebay.store.base import Entry, Store
+from forebay.store.base import Entry, Store, holds
 from forebay.store.owner import Owner, this_host
 
 
 def clean_cache(store: Store, keep_generations: int | None, lease_seconds: float) -> CleanReport:
     """Remove temporary files of dead writers, claims of dead builders, chunks that were replaced.
 
-    With `keep_generations`, also all generations but the newest so many; a run that pinned an older one cannot open it
+    With `keep_generations`, also all but the newest n generations; a run that pinned an older one cannot open it
     again.
     """
     read_cache_document(store)
@@ -38,6 +38,7 @@ def clean_cache(store: Store, keep_generations: int | None, lease_seconds: float
     claims = _expired_claims(store, lease_seconds)
     for key in claims:
         store.delete(key)
+    older, kept_bytes = _only_in_older(store)
     return CleanReport(
         root=store.address,
         temporary=tuple(entry.key for entry in temporary),
@@ -45,7 +46,26 @@ def clean_cache(store: Store, keep_generations: int | None, lease_seconds: float
         superseded=tuple(entry.key for entry in superseded),
         generations=tuple(layout.parse_generation(entry.key) or 0 for entry in dropped),
         freed_bytes=freed,
+        kept_generations=older,
+        kept_bytes=kept_bytes,
     )
+
+
+def _only_in_older(store: Store) -> tuple[int, int]:
+    """How many generations come before the newest, and how many bytes of chunks only they list."""
+    numbers = generation_numbers(store)
+    if len(numbers) < 2:
+        return 0, 0
+    try:
+        newest, older = _listed_sizes(store, numbers[-1:]), _listed_sizes(store, numbers[:-1])
+    except KeyRefused:
+        return len(numbers) - 1, 0  # what an older one lists is unknown here
+    return len(numbers) - 1, sum(size for key, size in older.items() if key not in newest)
+
+
+def _listed_sizes(store: Store, numbers: Iterable[int]) -> dict[str, int]:
+    tables = (load_generation(store, number).layers.items() for number in numbers)
+    return {record.key(layer): record.size for some in tables for layer, table in some for record in table.records()}
 
 
 def _remove(store: Store, entry: Entry) -> int:
@@ -61,16 +81,18 @@ def _old_generations(store: Store, keep: int | None) -> list[Entry]:
     for number in numbers[-max(1, keep) :]:
         load_generation(store, number)
     old = {layout.generation(number) for number in numbers[: -max(1, keep)]}
-    return [entry for entry in store.keys(layout.GENERATIONS) if entry.key in old]
+    return [entry for entry in store.entries(layout.GENERATIONS) if entry.key in old]
 
 
 def _superseded(store: Store, dropped: Collection[int | None]) -> list[Entry]:
-    """Chunk files that no generation lists, of chunks that some generation lists in another revision.
+    """Chunk files that no generation lists, of chunks that some generation lists in another revision or were dropped.
 
     Files are listed first, claims second and generations last: a builder lists a chunk before it releases its claim, so
     that what is made and published meanwhile is either not among the files, or claimed, or listed.
     """
-    files = {layer: list(store.keys(layout.layer_folder(layer))) for layer in layers_of(store)}
+    plan = load_plan(store)
+    names = dict.fromkeys([*layers_of(store), *plan.dropped])
+    files = {layer: list(store.entries(layout.layer_folder(layer))) for layer in names}
     busy = {layer: {claimed(key)[0] for key in read_claims(store, layer)} for layer in files}
     newest_generation(store)  # the key must accept this one
     kept = [number for number in generation_numbers(store) if number not in dropped]
@@ -89,13 +111,23 @@ def _superseded(store: Store, dropped: Collection[int | None]) -> list[Entry]:
         }
         # What somebody works on may be about to be published in a new revision.
         chunks = {chunk for chunk, _ in listed} - busy[layer]
+        constants = {one.constants[layer] for one in generations if layer in one.constants}
+        found += _unused_constants(store, layer, entries, constants) if layer in plan.dropped else []
         for entry in entries:
             parsed = layout.parse_chunk(entry.key)
             if not parsed or layout.chunk(layer, *parsed) != entry.key:
                 continue  # a name that only resembles one of ours
-            if parsed not in listed and parsed[0] in chunks:
+            if parsed not in listed and (parsed[0] in chunks or parsed[1] <= plan.dropped.get(layer, -1)):
                 found.append(entry)
     return found
+
+
+def _unused_constants(store: Store, layer: str, entries: list[Entry], used: Collection[str]) -> list[Entry]:
+    """Constants of a dropped layer that no generation names; those in use have their first name."""
+    names = {layout.dropped_constants(layer, digest) for digest in used}
+    if used or holds(store, layout.recipe(layer)):
+        names.add(layout.constants(layer))
+    return [entry for entry in entries if layout.is_constants(entry.key, layer) and entry.key not in names]
 
 
 def _unnamed_identities(store: Store) -> list[Entry]:
@@ -103,7 +135,7 @@ def _unnamed_identities(store: Store) -> list[Entry]:
 
     Those of a segment that is not there yet may be about to be named.
     """
-    found = list(store.keys(layout.IDENTITIES))
+    found = list(store.entries(layout.IDENTITIES))
     segments = load_plan(store).segments if found else ()
     named = {layout.identities(segment.number, segment.identities) for segment in segments}
     numbers = {segment.number for segment in segments}

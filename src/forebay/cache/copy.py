@@ -3,24 +3,20 @@
 import hashlib
 import os
 import time
-from collections.abc import Callable
 
-from forebay.cache.catalog import load_generation
-from forebay.cache.plan import load_plan
-from forebay.cache.records import CopyReport, Progress
-from forebay.cache.verify import check_index, identity_problems
-from forebay.errors import ChunkCorrupt, ChunkMissing, DiskFull, ForebayError, IndexCorrupt
+from forebay.cache.catalog import Snapshot, check_index, load_generation
+from forebay.cache.plan import Plan
+from forebay.cache.records import CopyReport, OnProgress, Progress
+from forebay.cache.verify import identity_problems
+from forebay.errors import ChunkCorrupt, ChunkMissing, DiskFull, ForebayError, IndexCorrupt, is_url
 from forebay.format import layout
 from forebay.format.chunk import ChunkRecord
 from forebay.format.generation import Generation
-from forebay.store.base import Missing, Pieces, Store, is_full
-from forebay.store.local import LocalStore
-
-OnProgress = Callable[[Progress], None]
+from forebay.store.base import Missing, Pieces, Store, holds, is_full, read_document
 
 
 def copy_cache(store: Store, destination: Store, on_progress: OnProgress) -> CopyReport:
-    """Copy chunk by chunk, each checked on the way; the generation goes last, so that half a copy is no cache yet."""
+    """Copy chunk by chunk, each checked on the way; the generation goes last, so that half a copy cannot be opened."""
     try:
         return _copied(store, destination, on_progress)
     except OSError as error:
@@ -34,9 +30,15 @@ def _copied(store: Store, destination: Store, on_progress: OnProgress) -> CopyRe
     started = time.monotonic()
     generation = load_generation(store)
     _check_destination(store, destination, generation)
-    check_index(store, generation)
-    for key in [*_index_keys(generation), *_identity_keys(store, generation)]:  # the id first: it refuses another cache
+    snapshot = Snapshot(store, generation)
+    check_index(snapshot)
+    for key in [
+        *_index_keys(generation),
+        *_identity_keys(snapshot.plan, store, generation),
+    ]:  # the id first: it refuses another cache
         _create_same(destination, key, store.read(key))
+    if holds(store, layout.DATASET):
+        destination.replace(layout.DATASET, [read_document(store, layout.DATASET)], durable=False)
     listed = [(layer, record) for layer, table in generation.layers.items() for record in table.records()]
     copied, copied_bytes = 0, 0
     for done, (layer, record) in enumerate(listed):
@@ -65,16 +67,16 @@ def _index_keys(generation: Generation) -> list[str]:
     return [*keys, *map(layout.plan_segment, range(len(generation.plan)))]
 
 
-def _identity_keys(store: Store, generation: Generation) -> list[str]:
-    for problem in identity_problems(store, generation):
+def _identity_keys(plan: Plan, store: Store, generation: Generation) -> list[str]:
+    for problem in identity_problems(store, generation, plan):
         raise IndexCorrupt(store.address, problem.key, problem.problem)
-    segments = load_plan(store).segments[: len(generation.plan)]
+    segments = plan.segments[: len(generation.plan)]
     return [layout.identities(segment.number, segment.identities) for segment in segments if segment.identities]
 
 
 def _copy_chunk(store: Store, destination: Store, layer: str, record: ChunkRecord) -> int:
     """The bytes that had to be copied; 0 where the destination has the chunk."""
-    key = layout.chunk(layer, record.chunk, record.revision)
+    key = record.key(layer)
     try:
         if Pieces(destination, key).sha256 == record.sha256:
             return 0
@@ -113,9 +115,9 @@ def _check_destination(store: Store, destination: Store, generation: Generation)
     """Refuse a copy of a cache onto or into itself, and into a folder with files that are not of a cache."""
     if is_within(destination, store):
         place = "is the cache itself" if is_within(store, destination) else f"lies in the cache at '{store.address}'"
-        raise ForebayError(f"'{destination.address}' {place}; copy to a folder outside it")
+        raise ForebayError(f"'{destination.address}' {place}; copy to a place outside it")
     layers = set(generation.recipes)
-    for entry in destination.keys(""):
+    for entry in destination.entries(""):
         if not layout.is_known(entry.key, layers):
             raise ForebayError(
                 f"'{destination.address}' holds '{entry.key}', which is not of a copy of '{store.address}'; copy to a "
@@ -125,9 +127,12 @@ def _check_destination(store: Store, destination: Store, generation: Generation)
 
 def is_within(inner: Store, outer: Store) -> bool:
     """Whether a store lies in the folder of another, or is the same."""
+    if is_url(inner.address) and is_url(outer.address):
+        return f"{inner.address}/".startswith(f"{outer.address}/")
     inside, around = _real_path(inner), _real_path(outer)
     return inside is not None and around is not None and f"{inside}{os.sep}".startswith(f"{around}{os.sep}")
 
 
 def _real_path(store: Store) -> str | None:
-    return os.path.realpath(store.address) if isinstance(store, LocalStore) else None
+    folder = store.local_path("")
+    return None if folder is None else os.path.realpath(folder)

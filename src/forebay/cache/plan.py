@@ -21,7 +21,7 @@ from forebay.columns import Array
 from forebay.errors import Damaged, IndexCorrupt
 from forebay.format import layout
 from forebay.format.layout import FORMAT_VERSION
-from forebay.format.sealed import seal, unseal
+from forebay.format.tensors import seal, unseal
 from forebay.source import Part, SourceFile
 from forebay.store.base import Buffer, Missing, Store, load_index
 
@@ -29,13 +29,16 @@ from forebay.store.base import Buffer, Missing, Store, load_index
 class Plan:
     """All segments of a cache's plan."""
 
-    def __init__(self, segments: Sequence[Segment], digests: Sequence[str]) -> None:
+    def __init__(
+        self, segments: Sequence[Segment], digests: Sequence[str], dropped: Mapping[str, int] | None = None
+    ) -> None:
         self.segments = tuple(segments)
         self.digests = tuple(digests)
+        self.dropped = dict(dropped or {})  # layer -> its highest revision when it was last dropped
 
     def first(self, segments: int) -> "Plan":
-        """The plan as it was when it had so many segments."""
-        return Plan(self.segments[:segments], self.digests[:segments])
+        """The first segments of the plan, as it was when it had no more."""
+        return Plan(self.segments[:segments], self.digests[:segments], self.dropped)
 
     def __len__(self) -> int:
         """The number of chunks planned."""
@@ -44,6 +47,14 @@ class Plan:
     @property
     def source(self) -> Mapping[str, Any]:
         return self._segment(-1).source
+
+    @property
+    def described(self) -> dict[str, Any]:
+        """The source as it was last described, with the patterns of everything that the cache grew by."""
+        descriptions = [segment.source for segment in self.segments if not segment.amends]
+        patterns = dict.fromkeys(pattern for one in descriptions for pattern in one.get("patterns", ()))
+        last = dict(self.segments[-1].source) if self.segments else {}
+        return {**last, **({"patterns": list(patterns)} if patterns else {})}
 
     @property
     def weight(self) -> int:
@@ -64,7 +75,7 @@ class Plan:
 
     def revisions(self, layer: str) -> Array:
         """The lowest revision of every chunk of a layer that is made from what is planned now."""
-        found = np.zeros(len(self), np.int64)
+        found = np.full(len(self), self.dropped.get(layer, -1) + 1, np.int64)
         for segment in self.segments:
             numbers = segment.revisions(layer) if segment.amends else None
             if numbers is not None:
@@ -73,7 +84,7 @@ class Plan:
 
     @property
     def unreadable(self) -> dict[str, str]:
-        """The files that were passed over as they could not be read -> why."""
+        """The files that were skipped because they could not be read -> why."""
         found: dict[str, str] = {}
         for segment in self.segments:
             for path in map(segment.path, range(segment.file_count)):
@@ -131,7 +142,7 @@ class Plan:
         """Every planned file as it was last seen."""
         found: dict[str, SourceFile] = {}
         for segment in self.segments:
-            found |= {file.path: file for file in map(segment.file, range(segment.file_count))}
+            found |= {file.path: file for file in segment.files()}
             for path in segment.dropped:
                 found.pop(path, None)
         return found
@@ -187,7 +198,10 @@ def load_plan(store: Store) -> Plan:
     """The plan as it is now: every segment, each checked against its digest."""
     segments: list[Segment] = []
     digests: list[str] = []
-    for entry in store.keys(layout.PLAN):
+    dropped: dict[str, int] = {}
+    for entry in store.entries(layout.PLAN):
+        if (one := layout.parse_dropped(entry.key)) is not None:
+            dropped[one[0]] = max(one[1], dropped.get(one[0], -1))
         if layout.parse_segment(entry.key) != len(segments):
             continue
         segment, digest = decode_segment(load_index(store, entry.key), store.address, entry.key)
@@ -196,7 +210,7 @@ def load_plan(store: Store) -> Plan:
             raise IndexCorrupt(store.address, entry.key, f"it does not continue the plan at chunk {planned}")
         segments.append(segment)
         digests.append(digest)
-    return Plan(segments, digests)
+    return Plan(segments, digests, dropped)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -2,8 +2,9 @@
 
 import platform
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 
 import msgspec
 import numpy as np
@@ -12,16 +13,14 @@ from forebay.cache.catalog import (
     _NOT_LISTABLE,
     STRANGE_NAMES,
     UNPUBLISHED,
-    chunk_files,
+    Snapshot,
     generation_numbers,
-    layers_of,
     load_generation,
-    newest_generation,
     outdated_chunks,
     read_recipe_document,
     sound_record,
 )
-from forebay.cache.plan import Plan, load_plan
+from forebay.cache.plan import Plan
 from forebay.columns import Array
 from forebay.errors import (
     Damaged,
@@ -34,9 +33,10 @@ from forebay.format.chunk import ChunkRecord
 from forebay.format.codec import library_versions
 from forebay.format.generation import ChunkTable, Generation
 from forebay.format.layout import MAX_REVISION, CacheDocument
-from forebay.format.sealed import hmac_key
+from forebay.format.tensors import hmac_key
 from forebay.store.base import Buffer, Missing, Pieces, Store, holds
 
+_FEW_FILES = 8
 LOOKS = 6  # at a name that is taken and not listed, before the next one is used
 Adopts = Mapping[str, Callable[[ChunkRecord], bool]]  # layer -> which of its unlisted chunks may be listed
 
@@ -48,6 +48,7 @@ def publish(
     skipped: set[str] | None = None,
     planned: tuple[str, ...] = (),
     adopts: Adopts | None = None,
+    max_failures: int | float | None = None,
 ) -> Generation:
     """The newest generation, after one more if there are chunks that it does not list.
 
@@ -56,22 +57,51 @@ def publish(
     allowed, is not listed, and its key goes into `skipped`. With a key nothing is adopted: a generation lists what the
     one before it lists, what is in `made`, and the segments of the plan in `planned`, which this process wrote or
     compared with the source. Where there is no row to list at all, nothing is published, and the answer has the number
-    UNPUBLISHED. Rows that are published are never followed by none: that raises `SourceEmpty`.
+    UNPUBLISHED. Rows that are published are never followed by none: that raises `SourceEmpty`. `max_failures` is the
+    limit for later commands; None keeps the one of the generation before.
     """
     own = {layer: list(records) for layer, records in made.items()}
+    return _published(store, lambda: _next(Snapshot.take(store), own, versions, skipped, planned, adopts, max_failures))
+
+
+def publish_found(
+    snapshot: Snapshot, versions: Mapping[str, str], skipped: set[str], planned: tuple[str, ...], adopts: Adopts
+) -> Snapshot:
+    """`publish` without chunks of this process, by an index that was read; the index after it.
+
+    Where another builder has published since, what it published is read: a generation is only ever added to.
+    """
+    taken: list[Snapshot] = [snapshot]
 
     def drafted() -> tuple[int | None, Generation]:
-        newest = newest_generation(store)
-        draft = _draft(store, newest, own, versions, set() if skipped is None else skipped, planned, adopts)
-        if newest is not None and newest.same_content(draft):
-            return None, newest
-        if newest is None and not any(int(table.rows.sum()) for table in draft.layers.values()):
-            return None, draft.numbered(UNPUBLISHED)
-        if newest is not None:
-            _check_rows_left(store, newest, draft)
-        return (newest.number + 1 if newest else 0), draft
+        if not taken[-1].is_newest():
+            taken.append(Snapshot.take(snapshot.store))
+        return _next(taken[-1], {}, versions, skipped, planned, adopts)
 
-    return _published(store, drafted)
+    generation = _published(snapshot.store, drafted)
+    return taken[-1].followed_by(generation)
+
+
+def _next(
+    snapshot: Snapshot,
+    made: Mapping[str, Iterable[ChunkRecord]],
+    versions: Mapping[str, str],
+    skipped: set[str] | None,
+    planned: tuple[str, ...],
+    adopts: Adopts | None,
+    max_failures: int | float | None = None,
+) -> tuple[int | None, Generation]:
+    """The generation that follows, with the number to create it under: None where there is nothing to publish."""
+    newest = snapshot.newest
+    draft = _draft(snapshot, made, versions, set() if skipped is None else skipped, planned, adopts)
+    draft = draft if max_failures is None else replace(draft, max_failures=max_failures)
+    if newest is not None and newest.same_content(draft):
+        return None, newest
+    if newest is None and not any(int(table.rows.sum()) for table in draft.layers.values()):
+        return None, draft.numbered(UNPUBLISHED)
+    if newest is not None:
+        _check_rows_left(snapshot.store, newest, draft)
+    return (newest.number + 1 if newest else 0), draft
 
 
 def _check_rows_left(store: Store, newest: Generation, draft: Generation) -> None:
@@ -89,9 +119,27 @@ def publish_over_damaged(store: Store, sound: Generation | None, adopts: Adopts 
 
     def drafted() -> tuple[int, Generation]:
         numbers = [*generation_numbers(store), -1 if sound is None else sound.number]
-        return max(numbers) + 1, _draft(store, sound, {}, {}, set(), (), adopts)
+        return max(numbers) + 1, _draft(Snapshot(store, sound), {}, {}, set(), (), adopts)
 
     return _published(store, drafted)
+
+
+def publish_without(store: Store, layers: Collection[str]) -> Generation | None:
+    """The newest generation, after one more without some layers if it lists them; None if nothing is published."""
+
+    def drafted() -> tuple[int | None, Generation]:
+        listed = load_generation(store)
+        if not listed.recipes.keys() & set(layers):
+            return None, listed
+        kept = replace(
+            listed,
+            recipes={name: text for name, text in listed.recipes.items() if name not in layers},
+            constants={name: digest for name, digest in listed.constants.items() if name not in layers},
+            layers={name: table for name, table in listed.layers.items() if name not in layers},
+        )
+        return listed.number + 1, kept
+
+    return _published(store, drafted) if generation_numbers(store) else None
 
 
 def _published(store: Store, drafted: Callable[[], tuple[int | None, Generation]]) -> Generation:
@@ -131,8 +179,7 @@ def builder_versions(recipe_versions: Mapping[str, str]) -> dict[str, str]:
 
 
 def _draft(
-    store: Store,
-    newest: Generation | None,
+    snapshot: Snapshot,
     made: Mapping[str, Iterable[ChunkRecord]],
     versions: Mapping[str, str],
     skipped: set[str],
@@ -143,11 +190,12 @@ def _draft(
 
     So a recipe that rotted, or that somebody exchanged, stays out of every later generation.
     """
+    store, newest = snapshot.store, snapshot.newest
     before = newest.layers if newest else {}
-    texts = newest.recipes if newest else {}
-    # A layer once published is never dropped; a key signs no layer that this process does not build.
-    names = sorted({*before, *(_begun_layers(store) if hmac_key() is None else made)})
-    plan = listed_plan(store, newest, planned)
+    texts, carried = (newest.recipes, dict(newest.constants)) if newest else ({}, {})
+    # A published layer stays until `forebay drop`; a key signs no layer that this process does not build.
+    names = sorted({*before, *(_begun_layers(snapshot) if hmac_key() is None else made)})
+    plan = listed_plan(snapshot, planned)
     tables = {name: before.get(name) or ChunkTable.of([]) for name in names}
     own = {name: list(made.get(name, ())) for name in names}
     cache = newest.cache if newest else store.read(layout.CACHE).decode()
@@ -156,7 +204,7 @@ def _draft(
     for name in sorted(names, key=lambda name: name != base):  # what lies above needs the table of the base layer
         allowed = adoption_rule(name, adopts, None if name == base else layers.get(base))
         asked = plan.revisions(name)
-        layers[name] = _with_unlisted(store, name, tables[name], own[name], skipped, asked, allowed)
+        layers[name] = _with_unlisted(snapshot, name, tables[name], own[name], skipped, asked, allowed)
     layers = _without_outdated(layers, plan)
     history = newest.versions if newest else ()
     is_new = any(_lists_other(layers[name], tables[name], own[name]) for name in names)
@@ -164,11 +212,12 @@ def _draft(
         number=0,
         cache=cache,
         recipes={name: texts.get(name) or store.read(layout.recipe(name)).decode() for name in names},
-        constants={**_constants(store, [name for name in names if name not in texts]), **_carried(newest)},
+        constants=_constants(store, [name for name in names if name not in texts]) | carried,
         plan=_plan_in_use(plan, layers.get(base), len(newest.plan) if newest else 0).digests,
         versions=(*history, dict(versions)) if is_new and versions and dict(versions) not in history else history,
         layers={name: layers[name] for name in names},
         source=plan.source if plan.segments else newest.source if newest else {},
+        max_failures=newest.max_failures if newest else None,
     )
 
 
@@ -188,31 +237,27 @@ def adoption_rule(layer: str, adopts: Adopts | None, base: ChunkTable | None) ->
     return allowed
 
 
-def _begun_layers(store: Store) -> list[str]:
+def _begun_layers(snapshot: Snapshot) -> list[str]:
     """Layers whose recipe can be read; one that cannot be has no place in a generation."""
     found = []
-    for layer in layers_of(store):
+    for layer in snapshot.layers():
         with suppress(Damaged):
-            found += [layer] if read_recipe_document(store, layer) else []
+            found += [layer] if read_recipe_document(snapshot.store, layer) else []
     return found
 
 
-def _carried(newest: Generation | None) -> Mapping[str, str]:
-    return newest.constants if newest else {}
-
-
-def listed_plan(store: Store, newest: Generation | None, planned: tuple[str, ...] = ()) -> Plan:
+def listed_plan(snapshot: Snapshot, planned: tuple[str, ...] = ()) -> Plan:
     """The plan that the next generation lists, which is the one to work by.
 
     The newest generation's segments come first. Others follow only where the plan of now continues those, and with a
     key only those in `planned`, which this process wrote or compared with the source. Of a plan that is damaged or
     another one only the digests are known: then it has no chunks, and nothing is adopted by it.
     """
-    listed = newest.plan if newest else ()
+    listed = snapshot.newest.plan if snapshot.newest else ()
     try:
-        plan = load_plan(store)
+        plan = snapshot.plan
     except Damaged:
-        if newest is None:
+        if snapshot.newest is None:
             raise
         return Plan((), listed)
     if plan.digests[: len(listed)] != listed:
@@ -224,17 +269,18 @@ def listed_plan(store: Store, newest: Generation | None, planned: tuple[str, ...
 
 
 def _plan_in_use(plan: Plan, base: ChunkTable | None, listed: int) -> Plan:
-    """The plan without amendments at its end of which nothing is listed yet: they can be taken back."""
-    while base is not None and len(plan.segments) > listed and plan.segments[-1].amends and len(plan.segments[-1]):
-        asked = plan.segments[-1].asked(plan.segments[-1].amends)
-        if any(revision >= asked.get(chunk, MAX_REVISION) for chunk, revision in _revisions_in(base)):
+    """The plan without segments at its end of which nothing is listed yet: they can be taken back.
+
+    The first one stays, as do segments without chunks, which only name files.
+    """
+    while base is not None and len(plan.segments) > max(1, listed) and len(plan.segments[-1]):
+        segment = plan.segments[-1]
+        asked = segment.asked(segment.amends) if segment.amends else dict.fromkeys(segment.chunk_numbers.tolist(), 0)
+        revisions = zip(base.chunks.tolist(), base.numbers["revision"].tolist(), strict=True)
+        if any(revision >= asked.get(chunk, MAX_REVISION) for chunk, revision in revisions):
             break
         plan = plan.first(len(plan.segments) - 1)
     return plan
-
-
-def _revisions_in(table: ChunkTable) -> Iterable[tuple[int, int]]:
-    return zip(table.chunks.tolist(), table.numbers["revision"].tolist(), strict=True)
 
 
 def _without_outdated(layers: Mapping[str, ChunkTable], plan: Plan) -> dict[str, ChunkTable]:
@@ -263,7 +309,7 @@ def listed_revision(table: ChunkTable, record: ChunkRecord) -> int:
 
 
 def _with_unlisted(
-    store: Store,
+    snapshot: Snapshot,
     layer: str,
     table: ChunkTable,
     made: Iterable[ChunkRecord],
@@ -277,22 +323,29 @@ def _with_unlisted(
         for record in made
         if listed_revision(table, record) < record.revision
         and (record.chunk >= len(asked) or record.revision >= asked[record.chunk])
-        and holds(store, layout.chunk(layer, record.chunk, record.revision))
     ]
-    table = _with(table, own)
+    there = _which_exist(snapshot.store, layer, own)
+    table = _with(table, [record for record in own if record.key(layer) in there])
     if allowed is None:
         return table
     listed = set(table.chunks.tolist()) - set(outdated_chunks(table, asked).tolist())
     adopted = [
         record
-        for chunk, revision in chunk_files(store, layer).items()
+        for chunk, revision in snapshot.chunk_files(layer).items()
         if chunk not in listed and chunk < len(asked) and revision >= asked[chunk]
-        for record in _adopted(store, layer, chunk, revision, skipped, allowed)
+        for record in _adopted(snapshot.store, layer, chunk, revision, skipped, allowed)
     ]
     try:
         return _with(table, adopted)
     except _NOT_LISTABLE:
         return _with_each(table, layer, adopted, skipped)
+
+
+def _which_exist(store: Store, layer: str, records: list[ChunkRecord]) -> set[str]:
+    """The files of some records; a few are looked up one by one, many are found in one listing."""
+    if len(records) > _FEW_FILES:
+        return {entry.key for entry in store.entries(layout.layer_folder(layer))}
+    return {key for key in (record.key(layer) for record in records) if holds(store, key)}
 
 
 def _with(table: ChunkTable, records: list[ChunkRecord]) -> ChunkTable:
@@ -305,7 +358,7 @@ def _with_each(table: ChunkTable, layer: str, records: list[ChunkRecord], skippe
         try:
             table = table.with_records([record])
         except _NOT_LISTABLE:
-            skipped.add(layout.chunk(layer, record.chunk, record.revision))
+            skipped.add(record.key(layer))
     return table
 
 

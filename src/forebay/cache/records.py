@@ -1,6 +1,6 @@
 """What the verbs answer with: frozen records that the command line and the viewer show as they are."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from html import escape
 from typing import Literal
 
@@ -66,12 +66,17 @@ class Progress(Record, frozen=True, kw_only=True):
     read_bytes: int = 0
     written_bytes: int = 0
     failures: int = 0  # samples that could not be made
+    tokens: int = 0  # in the chunks made so far, where rows have tokens
+    utilization: float | None = None  # the share of their places that hold tokens
     seconds: float = 0.0
     workers: int = 0
     busy: int = 0
     pids: tuple[int, ...] = ()
     note: str = ""
     waiting_for: tuple[str, ...] = ()  # the machines that hold what is left
+
+
+OnProgress = Callable[[Progress], None]
 
 
 class BuildReport(Record, frozen=True, kw_only=True):
@@ -91,6 +96,17 @@ class BuildReport(Record, frozen=True, kw_only=True):
     generation: int | None
     deaths: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    made_statistics: dict[str, int | float] = {}  # sums over the chunks that this build made
+    statistics: dict[str, int | float] = {}  # sums over all chunks of the layer
+    figures: dict[str, object] = {}  # what the recipe derives from them: shares, ratios
+    reasons: dict[str, int] = {}  # why samples failed, of the first 1,000 chunks with failures that this build made
+    phases: dict[str, float] = {}  # seconds of listing, planning, making (with writing) and publishing
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Tokens that this build made in a second of its work; None where rows have no tokens."""
+        tokens = self.made_statistics.get("tokens")
+        return tokens / max(self.seconds, 1e-9) if tokens else None
 
 
 class ImportReport(Record, frozen=True, kw_only=True):
@@ -225,6 +241,7 @@ class Status(Record, frozen=True, kw_only=True):
     stale: dict[str, str]
     grown: tuple[str, ...]
     source_checked: bool
+    new: tuple[str, ...] = ()  # source files that a pattern of the cache names and no chunk is planned from
     source_note: str = ""  # why the source was not checked
     unreadable: dict[str, str] = {}  # source files that were passed over -> why
     refreshable: bool = True  # False where `refresh` refuses, as the plan leaves out duplicates
@@ -271,7 +288,7 @@ class Summary(Record, frozen=True, kw_only=True):
 
 
 class Estimate(Record, frozen=True, kw_only=True):
-    """What a build will take, judged by a sample."""
+    """What a build will take, estimated from a sample."""
 
     files: int
     source_weight: int
@@ -294,6 +311,73 @@ class Estimate(Record, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
 
 
+class RemoteEstimate(Record, frozen=True, kw_only=True):
+    """What training from a remote cache will fetch: for the node that needs most."""
+
+    root: str
+    generation: int
+    chunks: int
+    bytes: int
+    nodes: int
+    ranks_per_node: int
+    lanes: int
+    node_chunks: int
+    node_bytes: int  # needed in every epoch: a tier of this size makes later epochs free of downloads
+    mixed_bytes: int  # of chunks that are open at a time, and take disk space where the tier does not keep them
+    tier_bytes: int | None
+    first_epoch_bytes: int
+    first_epoch_requests: int
+    later_epoch_bytes: int
+    later_epoch_requests: int
+    hit_rate: float  # in later epochs
+    bandwidth: float  # bytes per second
+    latency: float  # seconds
+    batch_size: int
+    first_batch_chunks: int
+    first_batch_bytes: int
+    first_batch_seconds: float
+    first_epoch_seconds: float  # of downloads
+    later_epoch_seconds: float
+
+
+class TierFill(Record, frozen=True, kw_only=True):
+    """What warming a tier for a cache did."""
+
+    root: str
+    tier: str
+    chunks: int
+    bytes: int
+    fetched_chunks: int
+    fetched_bytes: int
+    refused_chunks: int  # the tier or its disk is full
+    seconds: float
+
+
+class TierShare(Record, frozen=True, kw_only=True):
+    """What a tier keeps of one cache."""
+
+    cache_id: str
+    addresses: tuple[str, ...]
+    chunks: int
+    bytes: int
+
+
+class TierContents(Record, frozen=True, kw_only=True):
+    """The caches that a tier keeps chunks of."""
+
+    path: str
+    bytes: int
+    caches: tuple[TierShare, ...]
+
+
+class TierClean(Record, frozen=True, kw_only=True):
+    """What cleaning a tier removed."""
+
+    path: str
+    caches: tuple[str, ...]
+    freed_bytes: int
+
+
 class CleanReport(Record, frozen=True, kw_only=True):
     """What a cleaning removed."""
 
@@ -303,6 +387,18 @@ class CleanReport(Record, frozen=True, kw_only=True):
     superseded: tuple[str, ...]
     generations: tuple[int, ...]
     freed_bytes: int
+    kept_generations: int = 0  # before the newest
+    kept_bytes: int = 0  # of chunks that only these list
+
+
+class DropReport(Record, frozen=True, kw_only=True):
+    """What dropping layers did; `clean` with `keep_generations` frees their files."""
+
+    root: str
+    layers: tuple[str, ...]
+    chunks: int
+    bytes: int
+    generation: int | None
 
 
 class RekeyReport(Record, frozen=True, kw_only=True):

@@ -6,20 +6,18 @@ cannot be signed and is removed. Chunks never depend on the key, and stay as the
 
 import errno
 import time
-from collections.abc import Callable
 from contextlib import suppress
 
-from forebay.cache.catalog import generation_numbers, layers_of, read_generation
+from forebay.cache.catalog import Snapshot, generation_numbers, layers_of, read_generation
 from forebay.cache.claims import is_abandoned, read_claims
-from forebay.cache.records import Progress, RekeyReport
+from forebay.cache.records import OnProgress, RekeyReport
 from forebay.cache.verify import verify_generation
 from forebay.errors import Damaged, ForebayError, KeyRefused, NothingPublished
 from forebay.format import layout
 from forebay.format.generation import Generation
-from forebay.format.sealed import MIN_BYTES, VARIABLE
+from forebay.format.tensors import MIN_BYTES, VARIABLE
 from forebay.store.base import Missing, Pieces, Store
 
-OnProgress = Callable[[Progress], None]
 Listed = tuple[str, int, int]  # layer, chunk, revision
 
 
@@ -39,7 +37,7 @@ def rekey_cache(store: Store, old: bytes | None, new: bytes | None, on_progress:
     if not numbers:
         raise NothingPublished(store.address)
     newest, is_signed = _generation(store, numbers[-1], old, new)
-    report = verify_generation(store, newest, [], None, True, on_progress)
+    report = verify_generation(Snapshot(store, newest, below=""), [], None, True, on_progress)
     if report.bad or report.missing:
         damaged = [
             *(bad.key for bad in report.bad),

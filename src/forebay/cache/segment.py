@@ -1,9 +1,10 @@
 """A segment of a plan: files, cut into the parts that chunks are made of; and the files it leaves out."""
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 from typing import Annotated, Any
 
 import msgspec
@@ -15,7 +16,7 @@ from forebay.errors import IndexCorrupt, SourceUnreadable
 from forebay.format import layout
 from forebay.format.chunk import sound_offsets
 from forebay.format.layout import FORMAT_VERSION, MAX_NUMBER, MAX_REVISION, one_line
-from forebay.format.sealed import seal, unseal
+from forebay.format.tensors import seal, unseal
 from forebay.recipe import canonical_json
 from forebay.source import Part, Source, SourceFile
 from forebay.store.base import Buffer
@@ -70,6 +71,7 @@ _KNOWN_BY_SOME = {"ctime_ns": np.int64, "inode": np.uint64}  # kept where a file
 _REVISION = "revision_"  # begins the name of a tensor; what follows is the layer
 _NUMBERS = {"size": np.uint64, "mtime_ns": np.int64, "digest": np.uint64, "has_digest": np.uint8, "stream": np.uint8}
 _TEXTS = ("path", "etag")
+_AT_ONCE = 4096  # files, as lists of Python numbers
 _MOST = 1 << 62  # of bytes or samples, also in sum
 
 
@@ -107,17 +109,25 @@ class Segment:
         empty: Iterable[SourceFile] = (),
     ) -> "Segment":
         """A segment of consecutive chunks; `empty` are files without samples, so that they are known too."""
-        files = {part.file.path: part.file for parts in chunks for part in parts}
-        files |= {file.path: file for file in empty if file.path not in files}
-        index = {path: position for position, path in enumerate(files)}
-        parts = [part for group in chunks for part in group]
+        # Column by column, without a list of numbers for each: a source may have millions of files.
+        edges = np.cumsum([0, *map(len, chunks)], dtype=np.uint64)
+        index: dict[str, int] = {}
+        files: list[SourceFile] = []
+        part_file = np.empty(int(edges[-1]), np.uint64)
+        for at, part in enumerate(_all_parts(chunks)):
+            position = index.setdefault(part.file.path, len(files))
+            if position == len(files):
+                files.append(part.file)
+            part_file[at] = position
+        files += (file for file in empty if index.setdefault(file.path, -1) == -1)
+        del index
         tensors: dict[str, Array] = {
-            "chunk_parts": np.cumsum([0, *map(len, chunks)], dtype=np.uint64),
-            "part_file": np.array([index[part.file.path] for part in parts], np.uint64),
-            "part_start": np.array([part.start for part in parts], np.uint64),
-            "part_stop": np.array([part.stop for part in parts], np.uint64),
+            "chunk_parts": edges,
+            "part_file": part_file,
+            "part_start": np.fromiter((part.start for part in _all_parts(chunks)), np.uint64, len(part_file)),
+            "part_stop": np.fromiter((part.stop for part in _all_parts(chunks)), np.uint64, len(part_file)),
         }
-        return cls(number, first_chunk, dict(source), weight, tensors | _file_tensors(list(files.values())))
+        return cls(number, first_chunk, dict(source), weight, tensors | _file_tensors(files))
 
     def __len__(self) -> int:
         """How many chunks it says something about."""
@@ -143,7 +153,7 @@ class Segment:
         return replace(self, tensors={**self.tensors, **tensors}, amends=base, dropped=tuple(sorted(dropped)))
 
     def passing_over(self, unreadable: Unreadable) -> "Segment":
-        """The same segment, with the files that could not be read where they may be passed over."""
+        """The same segment, with the files that could not be read where they may be skipped."""
         return replace(self, unreadable=dict(unreadable.found)) if unreadable.skip else self
 
     def revisions(self, layer: str) -> Array | None:
@@ -180,6 +190,21 @@ class Segment:
             },
         )
 
+    def files(self) -> Iterator[SourceFile]:
+        """Every file, in order: `file` for all of them, in a fifth of the time."""
+        known = [name for name in _KNOWN_BY_SOME if f"file_{name}" in self.tensors]
+        texts = [self.tensors[f"file_{name}"].tobytes() for name in _TEXTS]
+        for low in range(0, self.file_count, _AT_ONCE):
+            high = min(low + _AT_ONCE, self.file_count)
+            numbers = (self.tensors[f"file_{name}"][low:high].tolist() for name in (*_NUMBERS, *known))
+            names = (
+                _split(text, self.tensors[f"file_{name}_offsets"][low : high + 1])
+                for name, text in zip(_TEXTS, texts, strict=True)
+            )
+            for path, etag, size, mtime_ns, digest, has_digest, stream, *rest in zip(*names, *numbers, strict=True):
+                kept = digest if has_digest else None
+                yield SourceFile(path, size, mtime_ns, etag, bool(stream), kept, **dict(zip(known, rest, strict=True)))
+
     def without_change_times(self) -> "Segment":
         """The same segment, as it was written before files were also known by ctime and inode."""
         names = {f"file_{name}" for name in _KNOWN_BY_SOME}
@@ -199,7 +224,7 @@ class Segment:
         ]
 
     def left_out(self, chunk: int) -> LeftOut | None:
-        """What is left out of a chunk, counted from the start of this segment; None where nothing was ever judged."""
+        """What is left out of a chunk, by its number in this segment; None where duplicates were not looked for."""
         if not self.identities:
             return None
         first, last = self.tensors["chunk_duplicates"][chunk : chunk + 2].tolist()
@@ -284,7 +309,7 @@ def decode_segment(view: memoryview, root: str, key: str) -> tuple[Segment, str]
 
 
 class _Metadata(msgspec.Struct, frozen=True):
-    """What the header of a segment says; fields that a later forebay adds are passed over."""
+    """What the header of a segment says; fields that a later forebay adds are ignored."""
 
     type: str
     number: Annotated[int, msgspec.Meta(ge=0, lt=MAX_NUMBER)]
@@ -317,7 +342,7 @@ def _check_tensors(segment: Segment) -> None:
     shapes |= {f"file_{name}_offsets": (np.uint64, files + 1) for name in _TEXTS}
     shapes |= {f"file_{name}": (np.uint8, _length(segment, f"file_{name}")) for name in _TEXTS}
     shapes |= {
-        f"file_{name}": (dtype, files) for name, dtype in _KNOWN_BY_SOME.items() if _has(segment, f"file_{name}")
+        f"file_{name}": (dtype, files) for name, dtype in _KNOWN_BY_SOME.items() if f"file_{name}" in segment.tensors
     }
     shapes["chunk_parts"] = (np.uint64, chunks)
     if segment.amends:
@@ -365,12 +390,12 @@ def _check_amendment(segment: Segment) -> None:
         raise ValueError("it names identities, which an amendment does not have")
 
 
+def _split(joined: bytes, offsets: Array) -> list[str]:
+    return [joined[low:high].decode("utf-8", "surrogateescape") for low, high in pairwise(offsets.tolist())]
+
+
 def _amended_layers(segment: Segment) -> list[str]:
     return [name.removeprefix(_REVISION) for name in segment.tensors if name.startswith(_REVISION)]
-
-
-def _has(segment: Segment, name: str) -> bool:
-    return name in segment.tensors
 
 
 def _length(segment: Segment, name: str) -> int:
@@ -378,22 +403,29 @@ def _length(segment: Segment, name: str) -> int:
     return 0 if found is None else found.size
 
 
+def _all_parts(chunks: Sequence[Sequence[Part]]) -> Iterator[Part]:
+    return (part for group in chunks for part in group)
+
+
 def _file_tensors(files: list[SourceFile]) -> dict[str, Array]:
-    columns: dict[str, list[int]] = {
-        "size": [file.size for file in files],
-        "mtime_ns": [file.mtime_ns for file in files],
-        "digest": [file.digest or 0 for file in files],
-        "has_digest": [file.digest is not None for file in files],
-        "stream": [file.stream for file in files],
+    columns: dict[str, Iterator[int]] = {
+        "size": (file.size for file in files),
+        "mtime_ns": (file.mtime_ns for file in files),
+        "digest": (file.digest or 0 for file in files),
+        "has_digest": (file.digest is not None for file in files),
+        "stream": (file.stream for file in files),
     }
     tensors: dict[str, Array] = {
-        f"file_{name}": np.array(columns[name], dtype=dtype) for name, dtype in _NUMBERS.items()
+        f"file_{name}": np.fromiter(columns[name], dtype, len(files)) for name, dtype in _NUMBERS.items()
     }
     for name, dtype in _KNOWN_BY_SOME.items():
         if any(getattr(file, name) for file in files):
-            tensors[f"file_{name}"] = np.array([getattr(file, name) for file in files], dtype=dtype)
+            tensors[f"file_{name}"] = np.fromiter((getattr(file, name) for file in files), dtype, len(files))
     for name in _TEXTS:
-        text = Ragged.of_bytes([getattr(file, name).encode("utf-8", "surrogateescape") for file in files])
-        tensors[f"file_{name}"] = text.values
-        tensors[f"file_{name}_offsets"] = text.offsets.astype(np.uint64)
+        joined, offsets = bytearray(), np.zeros(len(files) + 1, np.uint64)
+        for at, file in enumerate(files, 1):
+            joined += getattr(file, name).encode("utf-8", "surrogateescape")
+            offsets[at] = len(joined)
+        tensors[f"file_{name}"] = np.frombuffer(joined, np.uint8)
+        tensors[f"file_{name}_offsets"] = offsets
     return tensors

@@ -1,7 +1,7 @@
 """Compare a source with what its plan and chunks were made from.
 
 same size, same times           fresh
-other mtime, ctime or inode     its planned ranges are hashed again: same content is fresh, other content is changed
+other mtime, ctime or inode     its planned ranges are hashed, once: same content is fresh, other content is changed
 larger, planned ranges the same grown: what was planned holds, the rest can be appended
 smaller, or other content       changed
 
@@ -12,6 +12,7 @@ Until revision 1 is listed, the rows are those of plan 0. The newer plan knows t
 would call them fresh.
 """
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -27,20 +28,20 @@ from forebay.cache.catalog import (
 )
 from forebay.cache.plan import Plan
 from forebay.cache.records import GONE
+from forebay.cache.seen import SeenContent
 from forebay.columns import Array
 from forebay.errors import Damaged, ForebayError, HubNotFound, HubUnreachable, SourceChanged, SourceUnreadable
-from forebay.format import layout
 from forebay.format.chunk import ChunkRecord
 from forebay.format.chunk_decode import ChunkFile
 from forebay.format.generation import ChunkTable, Generation
-from forebay.source import WHOLE_FILE, Part, Source, SourceFile
+from forebay.source import WHOLE_FILE, Part, PartDigest, Source, SourceFile, settling_seconds
 from forebay.store.base import Store
 
 
 def check_kind(store: Store, source: Source, plan: Plan) -> None:
     """Parts count in the unit of their source, and `repair` reads all of them with one source.
 
-    So does a build that goes on: what it has still to make is read as what is there was.
+    So does a build that resumes: it reads the rest as it has read the chunks that exist.
     """
     if not plan.segments:
         return
@@ -48,8 +49,8 @@ def check_kind(store: Store, source: Source, plan: Plan) -> None:
     old, new = planned.get("kind"), given.get("kind")
     if old != new:
         raise ForebayError(
-            f"the cache at '{store.address}' was built from a source of kind '{old}' and cannot grow by one of kind "
-            f"'{new}'; use '{old}' again, or build a new cache"
+            f"the cache at '{store.address}' was built from a source of kind '{old}', and this one is of kind '{new}'; "
+            f"pass a source of kind '{old}', or build into a new root"
         )
     for name in source.read_by:
         if planned.get(name) != given.get(name):
@@ -91,15 +92,16 @@ def check_freshness(
     A file that was copied has another ctime and inode: what only reports passes `SourceFile.same_look`, so that it does
     not read all of a source that was moved. `made` are chunks that this build wrote: they count as if listed.
     """
-    past = SourceDigests(store, plan, layer, table, made or {})
+    seen = SeenContent(store, source)
+    past = SourceDigests(store, plan, layer, table, made or {}, seen)
     ends = cache(plan.ends)  # asked for only where a file is another
     changed: dict[str, str] = {}
     missing: list[str] = []
     now: dict[str, SourceFile] = {}
-    passed_over = plan.unreadable
+    passed_over, look = plan.unreadable, source.looking()
     for path, known in plan.files.items():
         try:
-            found = source.look(path)
+            found = look(path)
         except FileNotFoundError:
             if path not in passed_over:
                 missing.append(path)
@@ -112,6 +114,8 @@ def check_freshness(
             continue
         if is_same(known, found):
             continue
+        # A change after this gives the file another time than `found` has.
+        time.sleep(settling_seconds(found.ctime_ns or found.mtime_ns, time.time_ns()))
         if path not in ends():  # it had no samples, so none of them can be another
             now[path] = found
         elif found.size < known.size or (found.size != known.size and not source.files_grow):
@@ -120,6 +124,7 @@ def check_freshness(
             changed[path] = "has other content than was planned"
         else:
             now[path] = found
+    seen.keep()
     for path in [path for path, found in now.items() if path in ends() and found.size > plan.files[path].size]:
         # Of a stream this takes decompressing it, and growing or refreshing it finds out.
         if not now[path].stream and not can_grow(source, now[path], ends()[path]):
@@ -190,17 +195,20 @@ def is_made_from(store: Store, source: Source, plan: Plan, layer: str, record: C
     A chunk of another source can be sound, of the same recipe and of the same number. True where the source cannot be
     read: then nobody can tell.
     """
-    key = layout.chunk(layer, record.chunk, record.revision)
+    key = record.key(layer)
     try:
-        sums = ChunkFile(store.map(key), key).source_sums()
+        sums = ChunkFile(store.view(key), key).source_sums()
         return [part_sum(source, part) for part in plan.parts(record.chunk)] == list(sums)
     except (OSError, SourceUnreadable):
         return True
 
 
-def part_sum(source: Source, part: Part) -> int:
-    """The digest of a part of the source: of the whole file where the plan knows that."""
-    return source.digest(part.file, part.start, part.stop) if part.file.digest is None else part.file.digest
+def part_sum(source: Source, part: Part, read: PartDigest | None = None) -> int:
+    """The digest of a part of the source: of the whole file where the plan knows that, else as it was `read`."""
+    if part.file.digest is not None:
+        return part.file.digest
+    known = None if read is None else read.value
+    return source.digest(part.file, part.start, part.stop) if known is None else known
 
 
 def can_be_read(source: Source, file: SourceFile, start: int, stop: int) -> bool:
@@ -223,15 +231,16 @@ class SourceDigests:
         layer: str,
         table: ChunkTable,
         made: Mapping[int, ChunkRecord] = MappingProxyType({}),
+        seen: SeenContent | None = None,
     ) -> None:
         self._store, self._plan, self._layer, self._table, self._made = store, plan, layer, table, made
-        self._revisions = plan.revisions(layer)
+        self._seen, self._revisions = seen, plan.revisions(layer)
         self._sums: dict[int, list[int]] = {}  # chunk -> digests of its parts
 
     def is_same(self, source: Source, known: SourceFile, found: SourceFile) -> bool:
         """Whether all that was read of a file is still so, and samples begin and end where the other parts do."""
         if known.digest is not None:
-            return source.digest(found, 0, known.size) == known.digest
+            return self._has(source, found, 0, known.size, known.digest)
         looks_same = known.same_look(found)
         return all(self._holds(source, found, place, looks_same) for place in self._plan.places_of(known.path))
 
@@ -249,7 +258,12 @@ class SourceDigests:
         sums = self._sums[chunk]
         if not sums:
             return None
-        return part < len(sums) and source.digest(found, start, stop) == sums[part]
+        return part < len(sums) and self._has(source, found, start, stop, sums[part])
+
+    def _has(self, source: Source, found: SourceFile, start: int, stop: int, digest: int) -> bool:
+        if self._seen is not None:
+            return self._seen.has(found, start, stop, digest)
+        return source.digest(found, start, stop) == digest
 
     def _is_listed(self, chunk: int) -> bool:
         """Whether a chunk is listed, or was made by this build, that is made from what is planned now."""

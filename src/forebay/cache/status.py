@@ -6,14 +6,11 @@ from functools import cache
 from itertools import islice
 
 from forebay.cache.catalog import (
+    Snapshot,
     generation_numbers,
     layer_columns,
-    layers_of,
     load_generation,
-    lost_chunks,
-    newest_generation,
     open_chunk,
-    present_chunks,
     read_cache_document,
     read_recipe_document,
 )
@@ -35,15 +32,19 @@ SHOWN_FAILURES = 20
 
 def find_gaps(store: Store, layer: str | None) -> list[Gaps]:
     """Which planned chunks have no file, per layer."""
-    document = read_cache_document(store)
-    plan, newest = _plan_and_newest(store)
-    names = layers_of(store, {document.base, *(newest.recipes if newest else ())})
+    read_cache_document(store)
+    return _gaps(_checked(Snapshot.take(store)), layer)
+
+
+def _gaps(snapshot: Snapshot, layer: str | None) -> list[Gaps]:
+    store, plan, newest = snapshot.store, snapshot.plan, snapshot.newest
+    names = snapshot.layers({read_cache_document(store).base, *(newest.recipes if newest else ())})
     if layer is not None and layer not in names:
         raise LayerNotFound(store.address, layer, names)
     planned, found = len(plan), []
     for name in [layer] if layer is not None else names:
-        table = newest.table(name) if newest else ChunkTable.of([])
-        there = present_chunks(store, name, table, plan.revisions(name))
+        table = snapshot.table(name)
+        there = snapshot.present_chunks(name, table, plan.revisions(name))
         missing = tuple(chunk for chunk in range(planned) if chunk not in there)
         kept = read_recipe_document(store, name)
         found.append(
@@ -60,20 +61,19 @@ def find_gaps(store: Store, layer: str | None) -> list[Gaps]:
     return found
 
 
-def cache_status(store: Store, source: Source | None, shown_failures: int | None = SHOWN_FAILURES) -> Status:
-    read_cache_document(store)
-    plan, newest = _plan_and_newest(store)
-    layers = tuple(_layer_status(store, gaps, newest) for gaps in find_gaps(store, None))
+def cache_status(snapshot: Snapshot, source: Source | None, shown_failures: int | None = SHOWN_FAILURES) -> Status:
+    """How far a cache is, by an index that lists all keys."""
+    store, plan, newest = snapshot.store, _checked(snapshot).plan, snapshot.newest
+    layers = tuple(_layer_status(snapshot, gaps) for gaps in _gaps(snapshot, None))
     fresh, stale = _freshness(store, source, plan, newest)
     failed = tuple(islice(_failed_samples(store, newest), shown_failures)) if newest else ()
+    claims = (one for name in snapshot.layers() for one in read_claims(store, name).items())
     return Status(
         root=store.address,
         generation=newest.number if newest else None,
         complete=bool(layers) and all(not layer.missing and layer.listed == layer.planned for layer in layers),
         layers=layers,
-        claims=tuple(
-            _claim_status(key, claim) for name in layers_of(store) for key, claim in read_claims(store, name).items()
-        ),
+        claims=tuple(_claim_status(key, claim) for key, claim in claims),
         failed_samples=failed,
         failed_samples_left_out=sum(layer.failures for layer in layers) - len(failed),
         source_root=str(plan.source.get("root", "")) if plan.segments else "",
@@ -82,20 +82,20 @@ def cache_status(store: Store, source: Source | None, shown_failures: int | None
         source_checked=fresh is not None,
         unreadable=plan.unreadable,
         refreshable=not plan.deduplicates,
-        foreign=tuple(foreign_files(store, newest)),
+        foreign=foreign_files(snapshot),
     )
 
 
-def _plan_and_newest(store: Store) -> tuple[Plan, Generation | None]:
-    """The plan and the newest generation, which names every segment: one that is gone must not pass for no plan."""
-    newest, plan = newest_generation(store), load_plan(store)
-    if newest is not None and len(plan.segments) < len(newest.plan):
-        raise IndexCorrupt(store.address, layout.plan_segment(len(plan.segments)), "it is gone")
-    return plan, newest
+def _checked(snapshot: Snapshot) -> Snapshot:
+    """The snapshot, if its plan has every segment that the newest generation names."""
+    if snapshot.newest is not None and len(snapshot.plan.segments) < len(snapshot.newest.plan):
+        key = layout.plan_segment(len(snapshot.plan.segments))
+        raise IndexCorrupt(snapshot.store.address, key, "it is gone")
+    return snapshot
 
 
-def _layer_status(store: Store, gaps: Gaps, newest: Generation | None) -> LayerStatus:
-    table = newest.table(gaps.layer) if newest else ChunkTable.of([])
+def _layer_status(snapshot: Snapshot, gaps: Gaps) -> LayerStatus:
+    store, table = snapshot.store, snapshot.table(gaps.layer)
     return LayerStatus(
         layer=gaps.layer,
         planned=gaps.planned,
@@ -103,7 +103,7 @@ def _layer_status(store: Store, gaps: Gaps, newest: Generation | None) -> LayerS
         listed=len(table),
         missing=gaps.missing,
         suspect=tuple(record.chunk for record in table.records() if _is_suspect(store, gaps.layer, record)),
-        lost=tuple(sorted(lost_chunks(store, gaps.layer, table))),
+        lost=tuple(sorted(snapshot.lost_chunks(gaps.layer, table))),
         rows=int(table.rows.sum()),
         samples=int(table.numbers["samples"].sum()),
         failures=int(table.numbers["failures"].sum()),
@@ -113,7 +113,7 @@ def _layer_status(store: Store, gaps: Gaps, newest: Generation | None) -> LayerS
 
 
 def _is_suspect(store: Store, layer: str, record: ChunkRecord) -> bool:
-    """Whether the size or the head of a listed chunk is not what was published; a gap is no suspect."""
+    """Whether the size or the head of a listed chunk is not what was published; a gap is not suspect."""
     try:
         open_chunk(store, layer, record)
     except ChunkMissing:
@@ -174,8 +174,8 @@ def _freshness(
         return None, {}
 
 
-def summarize_cache(store: Store) -> Summary:
-    generation, plan = load_generation(store), load_plan(store)
+def summarize_cache(store: Store, number: int | None = None) -> Summary:
+    generation, plan = load_generation(store, number), load_plan(store)
     layers = tuple(_layer_summary(generation, layer) for layer in generation.recipes)
     return Summary(
         root=store.address,
@@ -187,7 +187,7 @@ def summarize_cache(store: Store) -> Summary:
         planned_chunks=len(plan),
         rows=int(generation.table(generation.base).rows.sum()),
         bytes=sum(layer.bytes for layer in layers),
-        source=dict(plan.source) if plan.segments else {},
+        source=plan.described,
         source_files=len(plan.files),
         layers=layers,
         versions=tuple(dict(version) for version in generation.versions),

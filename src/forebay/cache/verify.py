@@ -1,4 +1,4 @@
-"""Verifying: hold every byte that is published against its digest.
+"""Verify a cache: compare every published byte with its digest.
 
 SHA-256 says whether a file is bad; the sums in it then say which blocks. `full` also decodes everything, and hashes the
 source again.
@@ -8,22 +8,26 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from itertools import islice
 
 import numpy as np
 
 from forebay.cache.catalog import (
+    Snapshot,
     generation_numbers,
     head_problem,
-    layers_of,
+    index_problems,
     load_generation,
     outdated_chunks,
+    problem_of,
     read_cache_document,
+    segment_problem,
 )
-from forebay.cache.plan import Plan, load_identities, load_plan
-from forebay.cache.records import Problem, Progress, VerifyReport
-from forebay.cache.segment import decode_segment
+from forebay.cache.plan import Plan, load_identities
+from forebay.cache.records import OnProgress, Problem, Progress, VerifyReport
+from forebay.cache.segment import Segment, decode_segment
 from forebay.cache.source_check import check_content, check_freshness, stale_files
 from forebay.errors import (
     Damaged,
@@ -33,7 +37,6 @@ from forebay.errors import (
     HubUnreachable,
     IndexCorrupt,
     KeyRefused,
-    NotForebay,
     NothingPublished,
 )
 from forebay.format import layout
@@ -42,40 +45,27 @@ from forebay.format.chunk_decode import ChunkFile
 from forebay.format.chunk_decode import check_content as check_chunk_content
 from forebay.format.codec import MAX_BLOCK_BYTES
 from forebay.format.generation import Generation
-from forebay.format.sealed import hmac_key, is_whole
+from forebay.format.tensors import VARIABLE, hmac_key, is_whole
 from forebay.recipe import input_layers
 from forebay.source import Source, SourceFile
-from forebay.store.base import Missing, Pieces, Store, View, load_index, read_document
+from forebay.store.base import Missing, Pieces, Store, View, load_index
 
 TELLING = 16  # chunks that tell whether a generation is of the cache it lies in
-OnProgress = Callable[[Progress], None]
 Listed = tuple[str, ChunkRecord]  # layer, record
 
 
-def verify_cache(
-    store: Store,
-    source: Source | None,
-    full: bool,
-    on_progress: OnProgress,
-    max_block_bytes: int = MAX_BLOCK_BYTES,
-) -> VerifyReport:
-    """Check all that the newest sound generation lists."""
-    generation, bad = newest_sound(store)
-    return verify_generation(store, generation, bad, source, full, on_progress, max_block_bytes)
-
-
 def verify_generation(
-    store: Store,
-    generation: Generation,
+    snapshot: Snapshot,
     bad: list[Problem],
     source: Source | None,
     full: bool,
     on_progress: OnProgress,
     max_block_bytes: int = MAX_BLOCK_BYTES,
 ) -> VerifyReport:
-    """Check all that a generation lists, beside what is known to be bad."""
+    """Check all that a generation lists, beside what is known to be bad; the snapshot lists all keys."""
     started = time.monotonic()
-    bad = [*bad, *index_problems(store, generation), *identity_problems(store, generation)]
+    store, generation, plan = snapshot.store, snapshot.published, snapshot.sound_plan
+    bad = [*bad, *index_problems(store, generation, plan), *identity_problems(store, generation, plan)]
     bad += outdated_layers(generation)
     listed = [(layer, record) for layer in generation.layers for record in generation.layers[layer].records()]
     found, checked_bytes = _check_all(
@@ -84,7 +74,7 @@ def verify_generation(
     gone = [(layer, record.chunk) for (layer, record), problems in zip(listed, found, strict=True) if problems is None]
     bad += [problem for problems in found if problems for problem in problems]
     bad += orphan_problems(generation)
-    stale = stale_sources(store, generation, source, full) if source and not _plan_is_bad(bad) else None
+    stale = stale_sources(snapshot, source, full) if source and not _plan_is_bad(bad) else None
     return VerifyReport(
         root=store.address,
         generation=generation.number,
@@ -95,11 +85,11 @@ def verify_generation(
         seconds=time.monotonic() - started,
         bad=tuple(bad),
         missing={layer: tuple(c for name, c in gone if name == layer) for layer in dict(gone)},
-        gaps={} if _plan_is_bad(bad) else _gap_counts(store, generation),
-        foreign=tuple(foreign_files(store, generation)),
+        gaps={} if _plan_is_bad(bad) else _gap_counts(snapshot.plan, generation),
+        foreign=foreign_files(snapshot),
         stale=stale or {},
         source_checked=stale is not None,
-        refreshable=not stale or not load_plan(store).deduplicates,
+        refreshable=not stale or not snapshot.plan.deduplicates,
     )
 
 
@@ -124,14 +114,19 @@ def newest_sound(store: Store, *, past_refused: bool = False) -> tuple[Generatio
         except Damaged as error:
             if isinstance(error, FormatTooNew) and is_whole(load_index(store, key)):
                 raise  # it is sound, and of a newer forebay, which alone may judge it
-            problem = _problem_of(error)
+            problem = problem_of(error)
         if problem:
             bad.append(Problem(key=key, problem=problem))
         else:
             sound = sound or generation
     if sound is None:
         if refused is not None:
-            raise refused
+            root = store.address
+            problem = (
+                f"no generation has a tag of the key in {VARIABLE}; `forebay repair {root} --from COPY` takes a tagged "
+                f"copy, and `forebay rekey {root}` signs a cache that never had a key, if you trust the folder"
+            )
+            raise KeyRefused(root, refused.key, problem)
         if bad:
             raise IndexCorrupt(store.address, bad[0].key, f"no generation can be read; the newest: {bad[0].problem}")
         read_cache_document(store)
@@ -152,7 +147,7 @@ def _is_not_of(store: Store, generation: Generation, newer: Generation | None) -
         own = read_cache_document(store).cache_id
     except ForebayError:
         own = "nothing that can be read"
-    if own == id_here or any(_segment_problem(store, n, digest) is None for n, digest in enumerate(generation.plan)):
+    if own == id_here or any(segment_problem(store, n, digest) is None for n, digest in enumerate(generation.plan)):
         return ""
     listed = islice(((layer, one) for layer, table in generation.layers.items() for one in table.records()), TELLING)
     right = [_head_is_right(store, layer, record) for layer, record in listed]
@@ -161,42 +156,37 @@ def _is_not_of(store: Store, generation: Generation, newer: Generation | None) -
     return f"it is of another cache (id {id_here}; '{layout.CACHE}' says {own})"
 
 
-def _problem_of(error: ForebayError) -> str:
-    """What is wrong, without the place and the advice, which the report has beside it."""
-    return error.problem if isinstance(error, IndexCorrupt | NotForebay) else str(error)
-
-
 def _head_is_right(store: Store, layer: str, record: ChunkRecord) -> bool:
     try:
-        return head_problem(Pieces(store, layout.chunk(layer, record.chunk, record.revision)), record) is None
+        return head_problem(Pieces(store, record.key(layer)), record) is None
     except (Missing, Damaged, OSError):
         return False
 
 
-def index_problems(store: Store, generation: Generation) -> list[Problem]:
-    """What is wrong with cache.json, the recipes, the constants and the plan."""
-    texts = {layout.CACHE: generation.cache}
-    texts |= {layout.recipe(layer): text for layer, text in generation.recipes.items()}
-    found = [_text_problem(store, key, text) for key, text in texts.items()]
-    found += [_digest_problem(store, layout.constants(layer), digest) for layer, digest in generation.constants.items()]
-    found += [_segment_problem(store, number, digest) for number, digest in enumerate(generation.plan)]
-    return [problem for problem in found if problem is not None]
-
-
-def identity_problems(store: Store, generation: Generation) -> list[Problem]:
+def identity_problems(store: Store, generation: Generation, plan: Plan | None = None) -> list[Problem]:
     """What is wrong with the identities that the sound segments of the plan name. Only growing needs them."""
     found = []
-    for number, digest in enumerate(generation.plan):
-        key = layout.plan_segment(number)
-        if _segment_problem(store, number, digest) is not None:
-            continue
-        segment, _ = decode_segment(load_index(store, key), store.address, key)
+    for segment in _sound_segments(store, generation, plan):
         try:
             if segment.identities:
                 load_identities(store, segment)
         except Damaged as error:
-            found.append(Problem(key=layout.identities(number, segment.identities), problem=_problem_of(error)))
+            key = layout.identities(segment.number, segment.identities)
+            found.append(Problem(key=key, problem=problem_of(error)))
     return found
+
+
+def _sound_segments(store: Store, generation: Generation, plan: Plan | None) -> Iterator[Segment]:
+    """The segments that a generation lists, but for those that are not what was published."""
+    for number, digest in enumerate(generation.plan):
+        key = layout.plan_segment(number)
+        if plan is not None and plan.digests[number : number + 1] == (digest,):
+            yield plan.segments[number]
+            continue
+        with suppress(Missing, Damaged):
+            segment, found = decode_segment(load_index(store, key), store.address, key)
+            if found == digest:
+                yield segment
 
 
 def outdated_layers(generation: Generation) -> list[Problem]:
@@ -210,19 +200,15 @@ def outdated_layers(generation: Generation) -> list[Problem]:
     return found
 
 
-def check_index(store: Store, generation: Generation) -> None:
-    """Refuse to build on, or to copy, what is not what the generation was published with."""
-    for problem in index_problems(store, generation):
-        raise IndexCorrupt(store.address, problem.key, problem.problem)
-
-
-def published_plan(store: Store, generation: Generation) -> Plan:
-    """The segments that a generation lists, once they are what was published."""
-    for number, digest in enumerate(generation.plan):
-        problem = _segment_problem(store, number, digest)
-        if problem is not None:
-            raise IndexCorrupt(store.address, problem.key, problem.problem)
-    return load_plan(store).first(len(generation.plan))
+def published_plan(snapshot: Snapshot) -> Plan:
+    """The segments that the newest generation lists, once they are what was published."""
+    listed, plan = snapshot.published.plan, snapshot.sound_plan
+    for number, digest in enumerate(listed):
+        if plan is None or plan.digests[number : number + 1] != (digest,):
+            problem = segment_problem(snapshot.store, number, digest)
+            if problem is not None:
+                raise IndexCorrupt(snapshot.store.address, problem.key, problem.problem)
+    return snapshot.plan.first(len(listed))
 
 
 def orphans(generation: Generation) -> list[tuple[str, ChunkRecord]]:
@@ -242,7 +228,7 @@ def orphans(generation: Generation) -> list[tuple[str, ChunkRecord]]:
 def orphan_problems(generation: Generation) -> list[Problem]:
     return [
         Problem(
-            key=layout.chunk(layer, record.chunk, record.revision),
+            key=record.key(layer),
             problem="it was made for other rows of the base layer",
             layer=layer,
             chunk=record.chunk,
@@ -251,9 +237,10 @@ def orphan_problems(generation: Generation) -> list[Problem]:
     ]
 
 
-def stale_sources(store: Store, generation: Generation, source: Source, full: bool) -> dict[str, str] | None:
+def stale_sources(snapshot: Snapshot, source: Source, full: bool) -> dict[str, str] | None:
     """How source files differ from what was planned; None where the source cannot be asked."""
-    plan, base = load_plan(store) if hmac_key() is None else published_plan(store, generation), generation.base
+    store, generation = snapshot.store, snapshot.published
+    plan, base = snapshot.plan if hmac_key() is None else published_plan(snapshot), generation.base
     table = generation.table(base)
 
     def stale(plan: Plan) -> Mapping[str, str]:
@@ -267,35 +254,43 @@ def stale_sources(store: Store, generation: Generation, source: Source, full: bo
         return None
 
 
-def foreign_files(store: Store, generation: Generation | None) -> Iterator[str]:
-    """Keys that no part of forebay would have written: other names, and chunks that are neither planned nor listed."""
-    recipes = generation.recipes if generation else {}
-    layers = {*layers_of(store, recipes), *recipes}
-    keys = [entry.key for entry in store.keys("")]
-    planned = _planned_count(store)  # after the keys: whoever makes chunks has planned them before
-    for key in keys:
-        if not layout.is_known(key, layers):
+def foreign_files(snapshot: Snapshot) -> tuple[str, ...]:
+    """Keys that no part of forebay would have written: other names, and chunks that are neither planned nor listed.
+
+    The snapshot lists all keys.
+    """
+    recipes = snapshot.newest.recipes if snapshot.newest else {}
+    plan = snapshot.sound_plan
+    layers = {*snapshot.layers(recipes), *recipes, *(plan.dropped if plan else ())}
+    strange = [key for key in snapshot.keys if not layout.is_known(key, layers)]
+    planned = _planned_count(snapshot.sound_plan)
+    unplanned = list(_beyond(snapshot, layers, planned)) if planned is not None else []
+    if unplanned:  # read again, after the keys: whoever makes chunks has planned them before
+        planned = _planned_count(Snapshot(snapshot.store, None).sound_plan)
+        unplanned = list(_beyond(snapshot, layers, planned)) if planned is not None else []
+    return tuple(sorted([*strange, *unplanned]))
+
+
+def _beyond(snapshot: Snapshot, layers: set[str], planned: int) -> Iterator[str]:
+    """Chunk files that the newest generation does not list, with a number that is not planned."""
+    for key in snapshot.keys:
+        parsed = layout.parse_chunk(key) if layout.is_known(key, layers) else None
+        if parsed is None or parsed[0] < planned:
+            continue
+        if snapshot.table(key.split("/")[1]).position(parsed[0]) is None:
             yield key
-        elif key.startswith(layout.LAYERS) and planned is not None and (parsed := layout.parse_chunk(key)):
-            layer = key.split("/")[1]
-            if parsed[0] >= planned and (generation is None or generation.table(layer).position(parsed[0]) is None):
-                yield key
 
 
-def _planned_count(store: Store) -> int | None:
+def _planned_count(plan: Plan | None) -> int | None:
     """How many chunks are planned, None where the plan cannot be read."""
-    try:
-        plan = load_plan(store)
-    except Damaged:
-        return None
-    return len(plan) if plan.segments else None
+    return len(plan) if plan is not None and plan.segments else None
 
 
 def check_chunk(
     store: Store, layer: str, record: ChunkRecord, full: bool, limit: int = MAX_BLOCK_BYTES
 ) -> list[Problem] | None:
     """What is wrong with one chunk; None where its file is gone."""
-    key = layout.chunk(layer, record.chunk, record.revision)
+    key = record.key(layer)
     try:
         pieces = Pieces(store, key)
         if len(pieces) == record.size and pieces.sha256 == record.sha256:
@@ -304,7 +299,7 @@ def check_chunk(
     except Missing:
         return None
     except Damaged as error:
-        return [Problem(key=key, problem=_problem_of(error), layer=layer, chunk=record.chunk)]
+        return [Problem(key=key, problem=problem_of(error), layer=layer, chunk=record.chunk)]
     except OSError as error:  # a bad sector, or a file that shrinks
         return [Problem(key=key, problem=f"it cannot be read: {error}", layer=layer, chunk=record.chunk)]
 
@@ -342,7 +337,7 @@ def _locate(view: View, key: str, layer: str, record: ChunkRecord) -> list[Probl
     try:
         file = ChunkFile(view, key)
     except ForebayError as error:
-        return [Problem(key=key, problem=_problem_of(error), layer=layer, chunk=chunk)]
+        return [Problem(key=key, problem=problem_of(error), layer=layer, chunk=chunk)]
     bad = [
         Problem(
             key=key,
@@ -368,47 +363,15 @@ def _content_problem(view: View, key: str, layer: str, record: ChunkRecord, limi
     try:
         check_chunk_content(ChunkFile(view, key), limit)
     except ForebayError as error:
-        return [Problem(key=key, problem=_problem_of(error), layer=layer, chunk=record.chunk)]
+        return [Problem(key=key, problem=problem_of(error), layer=layer, chunk=record.chunk)]
     return []
-
-
-def _text_problem(store: Store, key: str, text: str) -> Problem | None:
-    try:
-        same = read_document(store, key) == text.encode()
-    except Missing:
-        return Problem(key=key, problem="it is gone")
-    except Damaged as error:
-        return Problem(key=key, problem=_problem_of(error))
-    return None if same else Problem(key=key, problem="it is not what the generation was published with")
-
-
-def _digest_problem(store: Store, key: str, digest: str) -> Problem | None:
-    try:
-        same = Pieces(store, key).sha256.hex() == digest
-    except Missing:
-        return Problem(key=key, problem="it is gone")
-    except Damaged as error:
-        return Problem(key=key, problem=_problem_of(error))
-    return None if same else Problem(key=key, problem="its SHA-256 is not the published one")
-
-
-def _segment_problem(store: Store, number: int, digest: str) -> Problem | None:
-    key = layout.plan_segment(number)
-    try:
-        _, found = decode_segment(load_index(store, key), store.address, key)
-    except Missing:
-        return Problem(key=key, problem="it is gone")
-    except Damaged as error:
-        return Problem(key=key, problem=_problem_of(error))
-    return None if found == digest else Problem(key=key, problem="it is not the segment that was published")
 
 
 def _plan_is_bad(bad: list[Problem]) -> bool:
     return any(problem.key.startswith(layout.PLAN) for problem in bad)
 
 
-def _gap_counts(store: Store, generation: Generation) -> dict[str, int]:
-    plan = load_plan(store)
+def _gap_counts(plan: Plan, generation: Generation) -> dict[str, int]:
     counts = {
         layer: len(plan) - len(table) + len(outdated_chunks(table, plan.revisions(layer)))
         for layer, table in generation.layers.items()

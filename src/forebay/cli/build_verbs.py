@@ -7,80 +7,70 @@ from dataclasses import replace
 from typing import Any
 
 import click
-import msgspec
 from click.shell_completion import CompletionItem
 
 from forebay import api
 from forebay.building.begin import resolve_recipe
+from forebay.building.build_options import worker_count
+from forebay.building.estimate import estimate_build, of_missing
 from forebay.building.layer_build import in_order
+from forebay.building.planning import SourceListing
 from forebay.cache.catalog import read_recipe_document
 from forebay.cache.plan import load_plan
 from forebay.cache.records import Estimate
 from forebay.cli.legacy import naming_verbs
 from forebay.cli.options import (
+    SOURCE_HELP,
     Decorator,
-    complete_file,
-    complete_folder,
+    checked_range,
     decorated,
-    failures_option,
-    json_option,
-    memory_option,
-    refuse_standard_input,
-    skip_option,
-    source_option,
-    workers_option,
+    passed_flags,
+    refuse_memory,
+    source_argument,
+    struct_options,
 )
 from forebay.cli.progress import shown_progress
-from forebay.cli.settings import KINDS, Kind, Settings, from_cache, from_file, from_words, kept_recipe
-from forebay.cli.settings_file import checked_kind, closest, read_settings_file
-from forebay.cli.show import say_error, show
-from forebay.cli.teacher_verbs import build_teachers
-from forebay.cli.teacher_verbs import estimate_command as estimate_teachers_command
-from forebay.errors import RangeInvalid, RecipeMismatch
+from forebay.cli.settings import (
+    BuildSettings,
+    Kind,
+    Settings,
+    engine_of,
+    from_cache,
+    from_file,
+    from_words,
+    is_offered,
+    kept_recipe,
+    kind_names,
+    kind_of,
+)
+from forebay.cli.settings_file import checked_kind, read_settings_file
+from forebay.cli.verb import Finding, Option, Verbs, verb
+from forebay.errors import RangeInvalid, RecipeMismatch, closest, is_url
+from forebay.fields import declared
 from forebay.format import layout
 from forebay.preview.row_records import DryRun
 from forebay.preview.words import command_line, human_bytes
 from forebay.recipe import differing_fields, fingerprint
 from forebay.store import open_store
+from forebay.store.base import holds
 
 
 def dry_run_of(settings: Settings) -> DryRun:
     root, layer = str(settings.build.into), settings.build.layer or settings.recipe.kind
-    recipe, _ = resolve_recipe(open_store(root), settings.source, settings.recipe, layer)
+    store = open_store(root)
+    listing = SourceListing(settings.source, store)
+    recipe, said = resolve_recipe(store, listing, settings.recipe, layer)
     planned, missing = _gaps(root, layer, replace(settings, recipe=recipe))
-    estimate = api.estimate(
-        settings.source,
-        settings.recipe,
-        into=root,
-        workers=settings.build.workers,
-        skip_unreadable=settings.build.skip_unreadable,
-    )
+    workers = worker_count(settings.build.workers)
+    estimate = estimate_build(listing, recipe, store, workers, settings.build.skip_unreadable, said)
+    first, last = settings.build.start_chunk, settings.build.end_chunk
     return DryRun(
         root=root,
         layer=layer,
         kind=settings.recipe.kind,
         planned=planned,
         missing=missing,
-        estimate=estimate if missing is None else _of_missing(root, missing, estimate),
-    )
-
-
-def _of_missing(root: str, missing: tuple[int, ...], whole: Estimate) -> Estimate:
-    """The estimate of the missing chunks, from the estimate of the whole source."""
-    weights = load_plan(open_store(root)).weights
-    weight = int(weights[list(missing)].sum())
-    share = weight / max(1, int(weights.sum()))
-    stored = round(share * whole.stored_bytes)
-    return msgspec.structs.replace(
-        whole,
-        source_weight=weight,
-        chunks=len(missing),
-        stored_bytes=stored,
-        **{name: round(share * getattr(whole, name)) for name in ("rows", "raw_bytes", "failures")},
-        by_codec={codec: round(share * size) for codec, size in whole.by_codec.items()},
-        seconds=share * whole.seconds,
-        statistics={name: round(share * value) for name, value in whole.statistics.items()},
-        fits=whole.free_bytes is None or stored <= whole.free_bytes,
+        estimate=of_missing(store, recipe, layer, estimate, first, last),
     )
 
 
@@ -89,7 +79,7 @@ def _gaps(root: str, layer: str, settings: Settings) -> tuple[int | None, tuple[
     store = open_store(root)
     kept = read_recipe_document(store, layer)
     if kept is not None and kept.fingerprint != fingerprint(settings.recipe):
-        raise RecipeMismatch(root, layer, differing_fields(kept, settings.recipe))
+        raise RecipeMismatch(root, layer, differing_fields(kept, settings.recipe), is_base=True)
     if kept is None or not load_plan(store).segments:
         return None, None
     found = api.gaps(root, layer=layer)[0]
@@ -97,15 +87,24 @@ def _gaps(root: str, layer: str, settings: Settings) -> tuple[int | None, tuple[
     return found.planned, tuple(sorted(set(asked) & set(found.missing)))
 
 
-# How the group tells the subcommand of a kind where the settings are.
-FROM_OPTIONS: tuple[Decorator, ...] = (
+FROM_OPTIONS: tuple[Decorator, ...] = (  # how the group names the settings to the command of a kind
     click.option("--from-file", hidden=True),
     click.option("--from-cache", hidden=True),
 )
+TEACHERS = "teachers"
 
 
-class KindGroup(click.Group):
-    """One subcommand per kind; a settings file or a cache selects the kind that it names."""
+class KindGroup(Verbs):
+    """One subcommand per kind, made when it is used; a settings file or a cache selects the kind that it names."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [*kind_names(), *self.homes]
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name not in self.commands and name not in self.homes and is_offered(name):
+            kind = kind_of(name)
+            self.add_command(kind_command(str(ctx.info_name), kind) if kind else click.Command(name))
+        return super().get_command(ctx, name)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Complete kinds, and files for settings files and caches."""
@@ -115,26 +114,26 @@ class KindGroup(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         word = args[0]
-        if word in self.commands or word.startswith("-"):
-            return super().resolve_command(ctx, args)
+        if "--remote" in args and "remote" in self.homes:
+            return "remote", self.get_command(ctx, "remote"), [arg for arg in args if arg != "--remote"]
+        if word in self.homes or is_offered(word) or word.startswith("-"):
+            return click.Group.resolve_command(self, ctx, args)
         if ctx.resilient_parsing:
             return None, None, args  # completion opens no settings file and no cache
         if is_settings_file(word):
-            kind = checked_kind(read_settings_file(word), KINDS)
-            return kind, self.commands[kind], ["--from-file", *args]
+            kind = checked_kind(read_settings_file(word), kind_names())
+            return kind, self.get_command(ctx, kind), ["--from-file", *args]
         if is_cache(word):
             kind = kept_recipe(word, _layer_among(args)).kind
-            return kind, self.commands[kind], ["--from-cache", *args]
+            return kind, self.get_command(ctx, kind), ["--from-cache", *args]
+        known = self.list_commands(ctx)
+        meant = closest(word, known)
+        words = [known[0], *args] if meant is None else [meant, *args[1:]]
         raise click.UsageError(
-            f"'{word}' is not a kind of data ({', '.join(KINDS)}), a settings file or a cache. {self._hint(ctx, args)}",
+            f"'{word}' is not a kind of data ({', '.join(known)}), a settings file or a cache. Did you mean: "
+            f"{command_line(str(ctx.info_name), *words)}",
             ctx,
         )
-
-    def _hint(self, ctx: click.Context, args: list[str]) -> str:
-        """The command that was probably meant: the kind was misspelt, or is missing before the source."""
-        meant = closest(args[0], list(self.commands))
-        words = [next(iter(self.commands)), *args] if meant is None else [meant, *args[1:]]
-        return f"Did you mean: {command_line(str(ctx.info_name), *words)}"
 
 
 def is_settings_file(word: str) -> bool:
@@ -142,17 +141,17 @@ def is_settings_file(word: str) -> bool:
 
 
 def is_cache(word: str) -> bool:
-    return os.path.exists(os.path.join(word, layout.CACHE))
+    return holds(open_store(word), layout.CACHE) if is_url(word) else os.path.exists(os.path.join(word, layout.CACHE))
 
 
-def gathered(kind: str, file: str | None, cache: str | None, flags: Mapping[str, Any]) -> Settings:
+def gathered(kind: Kind, file: str | None, cache: str | None, flags: dict[str, Any]) -> Settings:
     """The settings from a file, a cache or the command line; flags win."""
-    given = {name: value for name, value in flags.items() if value is not None and value != ()}
+    given = passed_flags(flags)
     if file is not None:
-        return from_file(file, given)
+        return from_file(kind, file, given)
     if cache is not None:
-        return from_cache(cache, given)
-    return from_words(KINDS[kind], given)
+        return from_cache(kind, cache, given)
+    return from_words(kind, given)
 
 
 def _layer_among(args: list[str]) -> str | None:
@@ -165,27 +164,43 @@ def _layer_among(args: list[str]) -> str | None:
     return None
 
 
+def kind_options(kind: Kind) -> tuple[Decorator, ...]:
+    """The options of a kind's source and recipe. A field that both have is one option."""
+    own = [name for name in declared(kind.source) if name not in {"paths", *declared(kind.recipe)}]
+    return (*struct_options(kind.source, "Source", *own), *struct_options(kind.recipe, "Recipe"))
+
+
+def kind_command(verb_name: str, kind: Kind) -> click.Command:
+    """The command of one kind, of `build` or `estimate`."""
+    options: tuple[Decorator, ...] = (*FROM_OPTIONS, *kind_options(kind))
+    if verb_name == "build":
+        options += (naming_verbs, *struct_options(BuildSettings, "Build"), *RUN_OPTIONS)
+    else:
+        options += (click.option("--layer", hidden=True), *struct_options(BuildSettings, "Build", *ESTIMATED))
+    options += (click.option("--check-source", is_flag=True, cls=Option, group="Build", help=SOURCE_HELP),)
+    run = _build if verb_name == "build" else _estimate
+
+    def command(**flags: Any) -> Any:
+        return run(kind, **flags)
+
+    made: click.Command = verb(kind.name, help=kind.help(verb_name))(
+        decorated(command, source_argument(required=False), *options)
+    )
+    return made
+
+
+ESTIMATED = ("into", "workers", "skip_unreadable")
 RUN_OPTIONS = (
     click.option(
-        "--into", metavar="CACHE", shell_complete=complete_folder, help="Folder of the cache, new or existing."
+        "--resume",
+        is_flag=True,
+        cls=Option,
+        group="Build",
+        help="Resume a stopped build (always on; kept for compatibility).",
     ),
-    click.option("--layer", help="Name of the layer.  [default: the kind]"),
-    workers_option,
-    click.option("--start-chunk", type=click.IntRange(min=0), metavar="A", help="First chunk to build."),
-    click.option("--end-chunk", type=click.IntRange(min=0), metavar="B", help="Last chunk to build, inclusive."),
     click.option(
-        "--mode",
-        type=click.Choice(["forward", "inverse"]),
-        help="inverse: check existing chunks first, then fill gaps from the end.",
+        "-n", "--dry-run", is_flag=True, cls=Option, group="Build", help="Show what would be built; write nothing."
     ),
-    click.option("--resume", is_flag=True, help="Resume a stopped build (always on; kept for compatibility)."),
-    click.option("--engine", type=click.Choice(["local"]), help="Engine that builds the chunks."),
-    memory_option,
-    failures_option,
-    skip_option,
-    source_option,
-    click.option("--dry-run", is_flag=True, help="Show what would be built; write nothing."),
-    json_option,
 )
 
 
@@ -204,35 +219,22 @@ def build() -> None:
     """
 
 
-def build_command(kind: Kind) -> click.Command:
-    """The subcommand of one kind."""
-
-    def command(
-        dry_run: bool, resume: bool, as_json: bool, from_file: str | None, from_cache: str | None, **flags: Any
-    ) -> None:
-        settings = gathered(kind.name, from_file, from_cache, flags)
-        _check(settings, from_file)
+def _build(kind: Kind, dry_run: bool, resume: bool, from_file: str | None, from_cache: str | None, **flags: Any) -> Any:
+    settings = gathered(kind, from_file, from_cache, flags)
+    _check(settings, from_file)
+    with checked_range(settings.build.start_chunk, settings.build.end_chunk):
         _check_start(settings)
-        record = dry_run_of(settings) if dry_run else _built(settings, as_json)
-        show(record, as_json)
-
-    options = (*FROM_OPTIONS, naming_verbs, *kind.options, *RUN_OPTIONS)
-    text = f"{kind.summary}\n\n{kind.details}\n\nExample: forebay build {kind.example} --into caches/{kind.name}"
-    argument = click.argument(
-        "paths", nargs=-1, metavar="SOURCE...", callback=refuse_standard_input, shell_complete=complete_file
-    )
-    return click.command(kind.name, help=text)(decorated(command, argument, *options))
+        return dry_run_of(settings) if dry_run else _built(settings)
 
 
 def _check(settings: Settings, file: str | None) -> None:
     wanted = settings.build
     if wanted.into is None:
-        key = f", or set 'into' in [build] of '{file}'" if file else ""
+        key = f", or set 'into' in [build] of '{file}'" if file else ": the folder of the cache, e.g. --into caches/new"
         raise click.UsageError(f"Missing option '--into'{key}.")
+    refuse_memory(wanted.into)
     if os.path.isfile(wanted.into):
         raise NotADirectoryError(errno.ENOTDIR, "it is a file; --into needs a folder", wanted.into)
-    if wanted.start_chunk is not None and wanted.end_chunk is not None and wanted.start_chunk > wanted.end_chunk:
-        raise click.UsageError(f"--start-chunk {wanted.start_chunk} comes after --end-chunk {wanted.end_chunk}.")
 
 
 def _check_start(settings: Settings) -> None:
@@ -242,33 +244,24 @@ def _check_start(settings: Settings) -> None:
         return
     planned = api.gaps(root, layer=settings.build.layer or settings.recipe.kind)[0].planned
     if planned and start >= planned:
-        raise click.UsageError(
-            f"--start-chunk {start} is beyond the plan: '{root}' has {planned:,} chunks, numbered from 0."
+        raise RangeInvalid(root, start, planned)
+
+
+def _built(settings: Settings) -> Any:
+    with shown_progress() as on_progress:
+        return api.build(
+            str(settings.build.into),
+            settings.source,
+            settings.recipe,
+            on_progress=on_progress,
+            **_build_options(settings),
         )
 
 
-def _built(settings: Settings, as_json: bool) -> Any:
-    with shown_progress(as_json) as on_progress:
-        try:
-            return api.build(
-                str(settings.build.into),
-                settings.source,
-                settings.recipe,
-                on_progress=on_progress,
-                **_build_options(settings),
-            )
-        except RangeInvalid as error:
-            raise click.UsageError(f"--{str(error).replace('_', '-', 1)}") from error
-
-
 def _build_options(settings: Settings) -> Mapping[str, Any]:
-    names = ("layer", "workers", "mode", "start_chunk", "end_chunk", "memory_limit", "max_failures", "skip_unreadable")
-    return {name: getattr(settings.build, name) for name in names}
-
-
-for known in KINDS.values():
-    build.add_command(build_command(known))
-build.add_command(build_teachers)
+    names = ["layer", "workers", "mode", "start_chunk", "end_chunk", "memory_limit", "max_failures"]
+    names += ["skip_unreadable"]
+    return {**{name: getattr(settings.build, name) for name in names}, "engine": engine_of(settings.build)}
 
 
 @click.group(cls=KindGroup, subcommand_metavar="KIND|SETTINGS.toml|CACHE [ARGS]...")
@@ -280,49 +273,28 @@ def estimate() -> None:
     the vocabulary. Duplicates are included; only a full build can count them. Exits 1 if the disk at --into is too
     small, or if every sample failed.
 
+    With --remote, shows what training from a cache in a bucket will fetch: `forebay estimate remote --help`.
+
+    \b
     Example: forebay estimate tokens 'data/*.jsonl' --into caches/edu
+             forebay estimate caches/edu --remote --nodes 4 --tier-bytes 500GB --bandwidth 1Gbit
     """
 
 
-def estimate_command(kind: Kind) -> click.Command:
-    """The subcommand of one kind."""
-
-    def command(as_json: bool, from_file: str | None, from_cache: str | None, **flags: Any) -> None:
-        settings = gathered(kind.name, from_file, from_cache, flags)
-        found = api.estimate(
-            settings.source,
-            settings.recipe,
-            into=settings.build.into,
-            workers=settings.build.workers,
-            skip_unreadable=settings.build.skip_unreadable,
-        )
-        show(found, as_json)
-        problems = [_no_room(settings.build.into, found)] if not found.fits else []
-        problems += [_all_failed(found)] if found.all_failed else []
-        for problem in problems:
-            say_error(problem)
-        click.get_current_context().exit(int(bool(problems)))
-
-    options: tuple[Decorator, ...] = (
-        *FROM_OPTIONS,
-        click.option("--layer", hidden=True),
-        *kind.options,
-        click.option(
-            "--into",
-            metavar="CACHE",
-            shell_complete=complete_folder,
-            help="Folder of the cache: compare with its free disk space.",
-        ),
-        workers_option,
-        skip_option,
-        source_option,
-        json_option,
+def _estimate(kind: Kind, from_file: str | None, from_cache: str | None, **flags: Any) -> Any:
+    settings = gathered(kind, from_file, from_cache, flags)
+    found = api.estimate(
+        settings.source,
+        settings.recipe,
+        into=settings.build.into,
+        workers=settings.build.workers,
+        skip_unreadable=settings.build.skip_unreadable,
     )
-    text = f"{kind.summary}\n\n{kind.details}\n\nExample: forebay estimate {kind.example} --into caches/{kind.name}"
-    argument = click.argument(
-        "paths", nargs=-1, metavar="SOURCE...", callback=refuse_standard_input, shell_complete=complete_file
-    )
-    return click.command(kind.name, help=text)(decorated(command, argument, *options))
+    problems = [_no_room(settings.build.into, found)] if not found.fits else []
+    problems += [_all_failed(found)] if found.all_failed else []
+    if not problems:
+        return found
+    return Finding(found, "EverySampleFailed" if found.fits else "DiskFull", "; ".join(problems), is_said=True)
 
 
 def _all_failed(found: Estimate) -> str:
@@ -336,6 +308,8 @@ def _no_room(into: str | None, found: Estimate) -> str:
     )
 
 
-for known in KINDS.values():
-    estimate.add_command(estimate_command(known))
-estimate.add_command(estimate_teachers_command)
+build.homes = {TEACHERS: "forebay.cli.teacher_verbs:build_teachers"}
+estimate.homes = {
+    TEACHERS: "forebay.cli.teacher_verbs:estimate_teachers_command",
+    "remote": "forebay.cli.remote_verbs:estimate_remote",
+}

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping, Sequence
+from glob import has_magic
 from typing import Any
 
 import click
@@ -9,28 +10,24 @@ import click
 from forebay import api, sources
 from forebay.building.begin import begun_plan
 from forebay.cache.catalog import read_cache_document
+from forebay.cache.plan import Plan
 from forebay.cli.options import (
-    DOWNLOAD_OPTIONS,
-    HUB,
-    REVISION_OPTION,
-    Command,
     cache_argument,
-    complete_file,
     decorated,
-    failures_option,
-    is_on_hub,
-    json_option,
-    memory_option,
-    refuse_standard_input,
-    skip_option,
+    passed_flags,
+    source_argument,
     source_option,
-    workers_option,
+    struct_options,
 )
 from forebay.cli.progress import shown_progress
-from forebay.cli.show import show
+from forebay.cli.settings import BuildSettings
+from forebay.cli.verb import Finding, verb
+from forebay.errors import SourceInvalid, is_url
 from forebay.kinds import reopen_source
 from forebay.source import Source
-from forebay.sources.paths import named_below, refuse_url
+from forebay.sources.bucket_files import relative_url
+from forebay.sources.paths import named_below, without_stream_suffix
+from forebay.sources.settings import HUB, TEXT_SUFFIXES, TextSettings, is_on_hub
 from forebay.store import open_store
 
 # The fields that identify a data set on the hub, apart from its revision.
@@ -39,7 +36,8 @@ HUB_IDENTITY = ("subset", "split", "text", "endpoint")
 
 def source_like_before(cache: str, paths: Sequence[str], download: Mapping[str, Any]) -> Source:
     """A source like that of the cache, for other paths; `download` has the options for the hub."""
-    described = _described(cache)
+    plan = _plan(cache)
+    described = plan.source
     if described["kind"] == "hub":
         return _on_hub(cache, described, paths, download)
     if described["kind"] == "image_manifest":
@@ -51,22 +49,45 @@ def source_like_before(cache: str, paths: Sequence[str], download: Mapping[str, 
         )
     if any(map(is_on_hub, paths)) or download:
         raise click.UsageError(f"'{cache}' was built from files and grows by files; use a separate cache for the hub.")
+    _check_suffixes(cache, plan, paths)
     root, patterns = named_below(paths, None)
     return reopen_source({**described, "root": root, "patterns": list(patterns)})
 
 
-def _described(cache: str) -> Mapping[str, Any]:
+def _plan(cache: str) -> Plan:
     store = open_store(cache)
     read_cache_document(store)
-    return begun_plan(store).source
+    return begun_plan(store)
+
+
+def _check_suffixes(cache: str, plan: Plan, paths: Sequence[str]) -> None:
+    """Refuse a file that a build would read in another format; in folders and globs, the source chooses by suffix."""
+    kind = plan.source["kind"]
+    own = [suffix for suffix, known in TEXT_SUFFIXES.items() if known == kind]
+    if not own or all(map(has_magic, paths)):
+        return
+    planned = {_suffix(path) for path in plan.files}
+    for path in paths:
+        if not os.path.isdir(path) and not has_magic(path) and _suffix(path) not in {"", *own, *planned}:
+            raise SourceInvalid(
+                f"'{path}' ends in {_suffix(path)}, and '{cache}' was built from {kind} files ({', '.join(own)}); pass "
+                f"files of that format, or build a separate cache from this one"
+            )
+
+
+def _suffix(path: str) -> str:
+    return os.path.splitext(without_stream_suffix(path))[1].lower()
 
 
 def _with_manifest(cache: str, described: Mapping[str, Any], paths: Sequence[str]) -> Source:
     """The manifest with more lines, at its present path; the images must not move."""
     if len(paths) != 1 or is_on_hub(paths[0]):
         raise click.UsageError(f"'{cache}' was built from one manifest and grows by lines added to it: pass that file.")
-    refuse_url(paths[0])
-    return reopen_source({**described, "manifest": os.path.relpath(os.path.abspath(paths[0]), described["root"])})
+    place, root = paths[0], str(described["root"])
+    if is_url(place) != is_url(root):
+        raise click.UsageError(f"'{cache}' was built from a manifest below '{root}': pass that file.")
+    manifest = relative_url(place, root) if is_url(place) else os.path.relpath(os.path.abspath(place), root)
+    return reopen_source({**described, "manifest": manifest})
 
 
 def _on_hub(cache: str, described: Mapping[str, Any], paths: Sequence[str], download: Mapping[str, Any]) -> Source:
@@ -86,31 +107,10 @@ def _on_hub(cache: str, described: Mapping[str, Any], paths: Sequence[str], down
     return sources.hub(described["name"], **{name: described[name] for name in HUB_IDENTITY}, **download)
 
 
-def _with_download_options(command: Command) -> Command:
-    return decorated(command, REVISION_OPTION, *DOWNLOAD_OPTIONS)
+DOWNLOAD = ("revision", "spool", "download_retries", "download_timeout")
 
 
-@click.command()
-@cache_argument
-@click.argument(
-    "paths", nargs=-1, required=True, metavar="SOURCE...", callback=refuse_standard_input, shell_complete=complete_file
-)
-@_with_download_options
-@workers_option
-@memory_option
-@failures_option
-@skip_option
-@json_option
-def grow(
-    cache: str,
-    paths: tuple[str, ...],
-    workers: int | None,
-    memory_limit: int | None,
-    max_failures: int | float | None,
-    skip_unreadable: bool | None,
-    as_json: bool,
-    **download: Any,
-) -> None:
+def _grow(cache: str, paths: tuple[str, ...], **flags: Any) -> Any:
     """Add new files, and data appended to known files, to a cache.
 
     Reads SOURCE like the first build, with the recipe of the cache. Fails if the content of a known file has changed. A
@@ -120,39 +120,13 @@ def grow(
     Example: forebay grow caches/edu 'data/2025-*.jsonl'
              forebay grow caches/fineweb hub:HuggingFaceFW/fineweb-edu
     """
-    given = {name: value for name, value in download.items() if value is not None}
-    with shown_progress(as_json) as on_progress:
-        report = api.grow(
-            cache,
-            source_like_before(cache, paths, given),
-            workers=workers,
-            memory_limit=memory_limit,
-            max_failures=max_failures,
-            skip_unreadable=bool(skip_unreadable),
-            on_progress=on_progress,
-        )
-    show(report, as_json)
+    passed = passed_flags(flags)
+    download = {name: passed.pop(name) for name in DOWNLOAD if name in passed}
+    with shown_progress() as on_progress:
+        return api.grow(cache, source_like_before(cache, paths, download), on_progress=on_progress, **passed)
 
 
-@click.command()
-@cache_argument
-@click.option("--drop-missing", is_flag=True, help="Drop the samples of deleted source files.")
-@source_option
-@workers_option
-@memory_option
-@failures_option
-@json_option
-@click.pass_context
-def refresh(
-    ctx: click.Context,
-    cache: str,
-    drop_missing: bool,
-    check_source: bool,
-    workers: int | None,
-    memory_limit: int | None,
-    max_failures: int | float | None,
-    as_json: bool,
-) -> None:
+def _refresh(cache: str, drop_missing: bool, check_source: bool, **flags: Any) -> Any:
     """Rebuild the rows of edited source files.
 
     Compares the source with the plan, and rebuilds the chunks of changed files as new revisions in a new generation.
@@ -162,15 +136,35 @@ def refresh(
 
     Example: forebay refresh caches/photos
     """
-    with shown_progress(as_json) as on_progress:
+    with shown_progress() as on_progress:
         report = api.refresh(
             cache,
             check_source=check_source,
             drop_missing=drop_missing,
-            workers=workers,
-            memory_limit=memory_limit,
-            max_failures=max_failures,
             on_progress=on_progress,
+            **passed_flags(flags),
         )
-    show(report, as_json)
-    ctx.exit(int(bool(report.missing)))
+    if not report.missing:
+        return report
+    return Finding(report, "LayersMissing", f"some layers of '{cache}' could not be rebuilt; see 'missing'")
+
+
+_WORK = ("workers", "memory_limit", "max_failures")
+grow = verb("grow")(
+    decorated(
+        _grow,
+        cache_argument,
+        source_argument(required=True),
+        *struct_options(TextSettings, "Source", *DOWNLOAD),
+        *struct_options(BuildSettings, "Build", *_WORK, "skip_unreadable"),
+    )
+)
+refresh = verb("refresh")(
+    decorated(
+        _refresh,
+        cache_argument,
+        click.option("--drop-missing", is_flag=True, help="Drop the samples of deleted source files."),
+        source_option,
+        *struct_options(BuildSettings, "Build", *_WORK),
+    )
+)

@@ -8,28 +8,30 @@ from forebay import api
 from forebay.cache.records import Status
 from forebay.cache.status import SHOWN_FAILURES
 from forebay.cli.grow_verbs import source_like_before
-from forebay.cli.options import SizeType, cache_argument, complete_file, json_option, source_option
+from forebay.cli.options import SizeType, cache_argument, complete_file, source_option
 from forebay.cli.progress import shown_progress
-from forebay.cli.show import show
+from forebay.cli.remote_verbs import through_tier
+from forebay.cli.verb import Finding, verb
 from forebay.format.codec import MAX_BLOCK_BYTES
-from forebay.preview.packed_rows import KIND as TOKENS
+from forebay.preview.packed_rows import KINDS as PACKED
 from forebay.preview.peek import PEEKED_ROWS, SHEET_ROWS
 from forebay.preview.peek import peek as peek_rows
 from forebay.preview.pictures import KIND as IMAGES
 from forebay.preview.pictures import draw_sheet, draw_taught, timed_layers
+from forebay.preview.words import command_line
 from forebay.read.cache import open_cache
 from forebay.teachers import Alignment, check_alignment
+from forebay.teachers.expectations import read_expectations
 
 
-@click.command()
+@verb()
 @cache_argument
-@json_option
-def info(cache: str, as_json: bool) -> None:
-    """Show what a cache is: source, recipes, columns, counts, fingerprints.
+def info(cache: str) -> Any:
+    """What is this cache? Its source, recipes, columns, counts and fingerprints.
 
     Example: forebay info caches/edu
     """
-    show(api.summarize(cache), as_json)
+    return api.summarize(cache)
 
 
 ALL = "all"
@@ -48,7 +50,7 @@ class ShownType(click.ParamType):  # type: ignore[type-arg]  # generic in new ve
         return int(value)
 
 
-@click.command()
+@verb()
 @cache_argument
 @click.option(
     "--failures",
@@ -59,22 +61,21 @@ class ShownType(click.ParamType):  # type: ignore[type-arg]  # generic in new ve
     help="Number of failed samples to list.",
 )
 @source_option
-@json_option
-@click.pass_context
-def status(ctx: click.Context, cache: str, failures: int | str, check_source: bool, as_json: bool) -> None:
-    """Show build progress, failures and stale sources.
+def status(cache: str, failures: int | str, check_source: bool) -> Any:
+    """How far is the build, and does it need attention? Chunks, failures, stale sources.
 
-    Counts chunks that are present, missing, suspect, lost or claimed; failed samples by reason; changed source files.
-    Exits 1 if a chunk is suspect or lost, a claim failed, a source file changed, or one was deleted before it was all
-    built.
+    Reads no data. Counts chunks that are present, missing, suspect, lost or claimed; failed samples by reason; changed
+    source files, and with --check-source new ones. Exits 1 if a chunk is suspect or lost, a claim failed, a source file
+    changed, or one was deleted before it was all built.
 
     \b
     Example: forebay status caches/edu
              forebay status caches/edu --failures all
     """
     found = api.status(cache, check_source=check_source, failures=None if isinstance(failures, str) else failures)
-    show(found, as_json)
-    ctx.exit(int(_has_problems(found)))
+    if not _has_problems(found):
+        return found
+    return Finding(found, "NeedsAttention", f"'{cache}' has lost or suspect chunks, failed claims or a stale source")
 
 
 def _has_problems(found: Status) -> bool:
@@ -82,23 +83,35 @@ def _has_problems(found: Status) -> bool:
     return damaged or found.needs_source or any(claim.state == "failed" for claim in found.claims)
 
 
-@click.command()
+@verb()
 @cache_argument
 @click.option("--layer", help="Only show this layer.")
-@json_option
-def gaps(cache: str, layer: str | None, as_json: bool) -> None:
-    """List missing chunks, and print the command that builds them.
+def gaps(cache: str, layer: str | None) -> Any:
+    """Which chunks are missing, and which command builds them?
 
     Example: forebay gaps caches/edu
     """
-    show(api.gaps(cache, layer=layer), as_json)
+    return api.gaps(cache, layer=layer)
 
 
-@click.command()
+@verb()
 @cache_argument
 @click.option("--full", is_flag=True, help="Also decode every row and hash the source.")
 @click.option(
     "--align", is_flag=True, help="Also check teacher layers: shapes, buckets, ranges, and a few recomputed rows."
+)
+@click.option(
+    "--expect",
+    multiple=True,
+    metavar="FACT|PROFILE|FILE",
+    help="With --align, fail unless this holds: lune.dim=1280, sol.spatial=8x8, tinyflux (repeatable).",
+)
+@click.option(
+    "--held-out",
+    type=click.IntRange(min=0),
+    default=0,
+    metavar="ROWS",
+    help="With --align, run timed teachers on this many rows halfway between buckets: the error of interpolation.",
 )
 @click.option("--cache-id", metavar="ID", help="Fail unless the cache has this id.")
 @click.option(
@@ -113,35 +126,43 @@ def gaps(cache: str, layer: str | None, as_json: bool) -> None:
 )
 @click.option("--digest", metavar="SHA256", help="Fail unless the newest generation has this digest.")
 @source_option
-@json_option
-@click.pass_context
 def verify(
-    ctx: click.Context, /, cache: str, full: bool, align: bool, check_source: bool, as_json: bool, **pins: Any
-) -> None:
-    """Check every published byte and list what is damaged.
+    cache: str, full: bool, align: bool, expect: tuple[str, ...], held_out: int, check_source: bool, **pins: Any
+) -> Any:
+    """Is every published byte intact? Reads and checks all of them.
 
     Lists bad chunks with layer, column, block and byte range, missing chunks, foreign files and stale sources. Exits 1
     if something is damaged or stale. --align compares teacher layers with their recipes and, if the teacher's files are
     available, recomputes a few rows of each. Prints the id of the cache and the digest of its generation; --cache-id,
     --min-generation and --digest detect a cache that was swapped or rolled back.
 
+    \b
     Example: forebay verify caches/edu --full
+             forebay verify caches/art --align --expect lune.dim=1280 --expect sol.spatial=8x8
     """
-    with shown_progress(as_json) as on_progress:
+    align = align or bool(expect) or bool(held_out)
+    try:
+        read_expectations(expect)
+    except ValueError as error:
+        raise click.UsageError(f"--expect: {error}.") from error
+    with shown_progress() as on_progress:
         report = api.verify(cache, check_source=check_source, full=full, **pins, on_progress=on_progress)
-    if not align:
-        show(report, as_json)
-        ctx.exit(int(not report.sound))
+    checked = align and report.sound
     found = (
-        check_alignment(open_cache(cache), check_source=check_source)
-        if report.sound
+        check_alignment(open_cache(cache), held_out=held_out, check_source=check_source, expect=expect)
+        if checked
         else Alignment(root=cache, layers=())
     )
-    show([report, found], as_json)
-    ctx.exit(int(not (report.sound and found.aligned)))
+    records = [report, found] if align else report
+    if not report.sound:
+        return Finding(records, "Damaged", f"'{cache}' is damaged or stale", command_line("repair", cache))
+    if not found.aligned:
+        how = "are not as expected" if found.unmet else "differ from their recipes"
+        return Finding(records, "NotAligned", f"teacher layers of '{cache}' {how}")
+    return records
 
 
-@click.command()
+@verb()
 @cache_argument
 @click.option(
     "--rows",
@@ -149,7 +170,7 @@ def verify(
     type=click.IntRange(min=1),
     help="Number of rows, starting at row 0.  [default: 3; 24 with --png]",
 )
-@click.option("--row", "chosen", type=click.IntRange(min=0), multiple=True, help="Row to show (repeatable).")
+@click.option("-r", "--row", "chosen", type=click.IntRange(min=0), multiple=True, help="Row to show (repeatable).")
 @click.option("--column", "columns", multiple=True, help="Column to show, of any layer (repeatable).")
 @click.option("--layer", "layers", multiple=True, help="Teacher layer to draw with --png (repeatable).")
 @click.option(
@@ -168,7 +189,6 @@ def verify(
     shell_complete=complete_file,
     help="Source to read the names of documents from.",
 )
-@json_option
 def peek(
     cache: str,
     count: int | None,
@@ -178,8 +198,7 @@ def peek(
     sheet: str | None,
     patch: int | None,
     paths: tuple[str, ...],
-    as_json: bool,
-) -> None:
+) -> Any:
     """Show rows: text, images, or the first values of arrays.
 
     Packed tokens are shown as documents and padding; --column shows the ids, --json every token and the whole text.
@@ -192,7 +211,7 @@ def peek(
              forebay peek caches/photos --png sheet.png
              forebay peek caches/art --row 3 --layer lune --layer sol --png taught.png
     """
-    opened = open_cache(cache)
+    opened = open_cache(through_tier(cache))
     kind = opened.recipe(opened.generation.base).kind
     taught = layers or (timed_layers(opened) if kind != IMAGES else ())
     if layers and not sheet:
@@ -206,20 +225,18 @@ def peek(
         raise click.UsageError("--png draws whole images and --column shows one column; use one of them.")
     if patch and (not sheet or layers):
         raise click.UsageError("--patch needs --png FILE, and draws images only.")
-    if paths and kind != TOKENS:
+    if paths and kind not in PACKED:
         raise click.UsageError(f"--source is for packed tokens; '{cache}' has {kind}.")
     rows = _rows(cache, len(opened), count or (SHEET_ROWS if sheet and not taught else PEEKED_ROWS), chosen)
     if sheet and taught:
-        show(draw_taught(opened, rows, taught, sheet), as_json)
-    elif sheet:
+        return draw_taught(opened, rows, taught, sheet)
+    if sheet:
         try:
-            drawn = draw_sheet(opened, rows, sheet, patch)
+            return draw_sheet(opened, rows, sheet, patch)
         except ValueError as error:
             raise click.UsageError(str(error)) from error
-        show(drawn, as_json)
-    else:
-        source = source_like_before(cache, paths, {}) if paths else None
-        show(peek_rows(opened, rows, columns=columns or None, source=source), as_json)
+    source = source_like_before(cache, paths, {}) if paths else None
+    return peek_rows(opened, rows, columns=columns or None, source=source)
 
 
 def _rows(root: str, there: int, count: int, chosen: tuple[int, ...]) -> list[int]:

@@ -1,4 +1,4 @@
-"""The group of all verbs. Only here errors become a line on stderr and an exit code.
+"""The group of all verbs. Only here errors become a line, a JSON document and an exit code.
 
 0  fine
 1  failure, or damage found
@@ -8,40 +8,69 @@
 
 import errno
 import io
+import logging
 import os
 import shlex
 import shutil
 import signal
 import sys
-import traceback
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
 
 import click
 
 import forebay
-from forebay import api
-from forebay.cli.build_verbs import build, estimate
-from forebay.cli.demo import demo
-from forebay.cli.grow_verbs import grow, refresh
-from forebay.cli.inspect_verbs import gaps, info, peek, status, verify
+from forebay.cli.failures import FAILURE, Failure, failure_of, usage_document
 from forebay.cli.legacy import naming_places
-from forebay.cli.maintain_verbs import clean, copy, import_pt_cache, rekey, repair
-from forebay.cli.show import say, say_error
-from forebay.cli.tier_verbs import tier, warm
-from forebay.errors import BuildStopped, ForebayError
-from forebay.preview.words import harmless
+from forebay.cli.show import say, say_error, show_error
+from forebay.cli.verb import HELP_WIDTH, Verbs
+from forebay.errors import ForebayError
+from forebay.preview.first_sign import clear_first_sign
+from forebay.preview.words import harmless, printable
 
-FAILURE = 1
-STOPPED = 130
-HELP_WIDTH = 96
 _TYPED = "forebay.typed"
+HOMES = {
+    "estimate": "build_verbs:estimate",
+    "build": "build_verbs:build",
+    "import": "maintain_verbs:import_pt_cache",
+    "status": "inspect_verbs:status",
+    "gaps": "inspect_verbs:gaps",
+    "info": "inspect_verbs:info",
+    "peek": "inspect_verbs:peek",
+    "view": "view_verbs:view",
+    "verify": "inspect_verbs:verify",
+    "repair": "maintain_verbs:repair",
+    "refresh": "grow_verbs:refresh",
+    "grow": "grow_verbs:grow",
+    "copy": "maintain_verbs:copy",
+    "clean": "maintain_verbs:clean",
+    "drop": "maintain_verbs:drop",
+    "rekey": "maintain_verbs:rekey",
+    "warm": "tier_verbs:warm",
+    "tier": "tier_verbs:tier",
+    "doctor": "doctor:doctor",
+    "demo": "demo:demo",
+}  # in the order of use
 
 
-class Forebay(click.Group):
+class Forebay(Verbs):
     """The group of all verbs, which turns errors into messages and exit codes."""
+
+    homes = {name: f"forebay.cli.{place}" for name, place in HOMES.items()}  # noqa: RUF012
+
+    def main(self, args: Sequence[str] | None = None, **others: Any) -> NoReturn:  # type: ignore[override]
+        words = list(sys.argv[1:] if args is None else args)
+        others.pop("standalone_mode", None)
+        is_json = "--json" in words
+        try:
+            code = super().main(words, standalone_mode=False, **others)
+        except click.ClickException as error:
+            code = _shown(error, is_json)
+        except click.Abort:  # while the words were parsed
+            code = _shown(failure_of(KeyboardInterrupt(), shlex.join(["forebay", *words])), is_json)
+        sys.exit(code or 0)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         ctx.meta[_TYPED] = shlex.join(["forebay", *args])
@@ -53,34 +82,31 @@ class Forebay(click.Group):
             with _escaped_usage():
                 return super().invoke(ctx)
         except (click.ClickException, click.exceptions.Exit, click.Abort):
-            raise  # wrong usage: click prints it
-        except KeyboardInterrupt as stop:
-            _say_stopped(stop, ctx.meta[_TYPED])
-            ctx.exit(STOPPED)
-        except ForebayError as error:
-            say_error(str(error))
-        except OSError as error:
-            if error.errno == errno.EPIPE:
+            raise
+        except (Exception, KeyboardInterrupt) as error:
+            if isinstance(error, OSError) and error.errno == errno.EPIPE:
                 raise  # the reader closed the pipe: click handles it
-            say_error(_message_of(error))
-        except Exception as error:
-            known = _known_cause(error)
-            if known is None:
-                say(traceback.format_exc().rstrip())
-            say_error(known or "this is a bug in forebay; please report it with the lines above")
-        ctx.exit(FAILURE)
+            raise failure_of(error, ctx.meta[_TYPED]) from error
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(self.commands)  # in the order of use
+
+def _shown(error: click.ClickException, is_json: bool) -> int:
+    clear_first_sign()
+    error.show()
+    if is_json:
+        with suppress(ForebayError):  # standard output cannot be written: that was said
+            show_error(error.document() if isinstance(error, Failure) else usage_document(error))
+    return error.exit_code
 
 
 @click.group(
     cls=Forebay,
     context_settings={"help_option_names": ["-h", "--help"], "terminal_width": HELP_WIDTH},
-    epilog="Exit codes: 0 fine, 1 failure or damage found, 2 wrong usage, 130 stopped by Ctrl-C or SIGTERM.\n\n"
+    epilog="Every verb takes --json and -q. `forebay help VERB` shows its options; `forebay doctor` checks the "
+    "installation.\n\n"
+    "Exit codes: 0 fine, 1 failure or damage found, 2 wrong usage, 130 stopped by Ctrl-C or SIGTERM.\n\n"
     'TAB completion: eval "$(_FOREBAY_COMPLETE=bash_source forebay)", or zsh_source, or fish_source.',
 )
-@click.version_option(forebay.__version__, prog_name="forebay")
+@click.version_option(forebay.__version__, "-V", "--version", prog_name="forebay")
 @naming_places
 def cli() -> None:
     """Preprocess training data once into a verified cache.
@@ -89,21 +115,23 @@ def cli() -> None:
     """
 
 
-for verb in (
-    estimate, build, import_pt_cache, status, gaps, verify, repair, refresh, grow, info, peek, copy, clean, rekey, warm,
-    tier, demo,
-):  # fmt: skip
-    cli.add_command(verb)
+@cli.command("help", cls=click.Command, short_help="Show the help of a command.")
+@click.argument("words", nargs=-1, metavar="[COMMAND]...")
+@click.pass_context
+def help_command(ctx: click.Context, words: tuple[str, ...]) -> None:
+    """Show the help of a command.
 
-
-def _keep_summaries(command: click.Command) -> None:
-    """Set full one-line summaries, because click would shorten them."""
-    command.short_help = command.get_short_help_str(limit=2 * HELP_WIDTH)
-    for each in command.commands.values() if isinstance(command, click.Group) else ():
-        _keep_summaries(each)
-
-
-_keep_summaries(cli)
+    Example: forebay help build tokens
+    """
+    inner = ctx.find_root()
+    for word in words:
+        group = inner.command
+        if not isinstance(group, click.Group):
+            raise click.UsageError(f"'{inner.command_path}' has no commands.", inner)
+        name, command, _ = group.resolve_command(inner, [word])
+        assert command is not None
+        inner = click.Context(command, info_name=name, parent=inner)
+    click.echo(inner.get_help())
 
 
 def main() -> NoReturn:
@@ -113,15 +141,15 @@ def main() -> NoReturn:
         signal.signal(number, _stop)
     open_closed_streams()
     escape_warnings()
+    show_waiting()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # an old terminal must not make a command fail
     try:
-        cli(prog_name="forebay", terminal_width=_help_width())
+        cli.main(prog_name="forebay", terminal_width=_help_width())
     except OSError as error:  # while printing help
         say_error(f"cannot write help to standard output: {error.strerror or error}; redirect it")
         sys.exit(FAILURE)
-    raise AssertionError("click ends the process")
 
 
 def open_closed_streams() -> None:
@@ -147,6 +175,18 @@ def escape_warnings() -> None:
     warnings.formatwarning = lambda *words, **others: harmless(plain(*words, **others))
 
 
+class _Waiting(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        say(f"forebay: {printable(record.getMessage())}")
+
+
+def show_waiting() -> None:
+    """Print what the library says of services that do not answer."""
+    log = logging.getLogger("forebay")
+    log.addHandler(_Waiting())
+    log.propagate = False
+
+
 @contextmanager
 def _escaped_usage() -> Iterator[None]:
     """Escape control characters in the errors that click prints."""
@@ -157,23 +197,6 @@ def _escaped_usage() -> Iterator[None]:
         raise
 
 
-def _known_cause(error: Exception) -> str | None:
-    """The message for an error that is not a bug of forebay: memory, a library, data that is nested too deeply."""
-    message = " ".join(str(error).split())[:300]
-    if isinstance(error, MemoryError):
-        return (
-            f"not enough memory{f' ({message})' if message else ''}; use fewer --workers, smaller chunks, or a machine "
-            "with more memory"
-        )
-    if any(kind.__name__ == "OutOfMemoryError" for kind in type(error).__mro__):  # torch's, which is not imported here
-        return f"the device does not have enough memory: {message}; use a smaller --batch-size or another --device"
-    if isinstance(error, RecursionError):
-        return f"the data is nested too deeply ({message}); check the file or the cache that was named"
-    if isinstance(error, ImportError) and not (error.name or "").startswith("forebay"):
-        return f"a library is missing, damaged or too old: {message}; run: pip install -U 'forebay[…]'"
-    return None
-
-
 def _help_width() -> int:
     """The width of help: that of the terminal if it is narrower than `HELP_WIDTH`."""
     return min(HELP_WIDTH, shutil.get_terminal_size().columns) if sys.stdout.isatty() else HELP_WIDTH
@@ -181,22 +204,6 @@ def _help_width() -> int:
 
 def _stop(number: int, frame: object) -> NoReturn:
     raise KeyboardInterrupt
-
-
-def _say_stopped(stop: KeyboardInterrupt, typed: str) -> None:
-    if isinstance(stop, BuildStopped):
-        counts = ", ".join(f"{gaps.layer} {gaps.present:,} of {gaps.planned:,}" for gaps in api.gaps(stop.root))
-        say_error(f"stopped: all finished chunks of '{stop.root}' are published ({counts}); resume with:")
-    else:
-        say_error("stopped before the end; nothing is lost, run again with:")
-    say(f"  {typed}")
-
-
-def _message_of(error: OSError) -> str:
-    where = f"'{error.filename}': " if error.filename else ""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return f"{where}the disk is full; published chunks stay valid: free some space and run the same command again"
-    return f"{where}{error.strerror or error}; check the path, its permissions and the disk"
 
 
 if __name__ == "__main__":

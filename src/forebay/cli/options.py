@@ -1,31 +1,105 @@
-"""Options and arguments that several verbs share, and their types."""
+"""Options that are generated from the fields of recipes, sources and settings, and those that several verbs share."""
 
-import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import click
+from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
+from forebay.cli.verb import Option
+from forebay.errors import RangeInvalid, is_url
+from forebay.fields import Field, declared
 from forebay.sizes import parse_size
 
+Command = Callable[..., Any]
+Decorator = Callable[[Command], Command]
+STANDARD_INPUT = ("-", "/dev/stdin")
+_PAIRS = ("pairs", "values")
+_METAVARS = {int: "N", float: "X", str: "TEXT"}
 
-def parse_allowed(text: str) -> int | float:
-    """Allowed failures: a count, or a share of the samples.
 
-    >>> parse_allowed("20"), parse_allowed("1%")
-    (20, 0.01)
-    """
-    try:
-        if text.endswith("%"):
-            share = float(text[:-1]) / 100
-            if 0 <= share <= 1:
-                return share
-        elif int(text) >= 0:
-            return int(text)
-    except ValueError:
-        pass
-    raise ValueError(f"{text!r} is not a number of failures; use a count like 20 or a share like 1%")
+class FieldType(click.ParamType):  # type: ignore[type-arg]  # generic in new versions of click only
+    """The value of a field on the command line."""
+
+    def __init__(self, field: Field) -> None:
+        self.field, self.name = field, _metavar(field)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            return self.field.parse(value) if isinstance(value, str) else value
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+def field_option(field: Field, group: str, *flags: str, **others: Any) -> Decorator:
+    """The option that sets a field: its type, choices, default and help are those of the field."""
+    flag = f"--{field.name.replace('_', '-')}"
+    names = flags or tuple(field.said("flags") or (f"{flag}/--no{flag[1:]}" if bool in field.types else flag,))
+    others = {"help": _help(field), "group": group, "cls": Option, **others}
+    if bool in field.types:
+        return click.option(*names, field.name, is_flag=True, default=None, **others)
+    return click.option(
+        *names,
+        others.pop("param", field.name),
+        type=FieldType(field),
+        metavar=_metavar(field),
+        multiple=field.is_repeated,
+        callback=partial(_joined, field),
+        shell_complete=partial(complete_field, field),
+        **others,
+    )
+
+
+def struct_options(struct: type[Any], group: str, *names: str) -> tuple[Decorator, ...]:
+    """The options of some fields of a struct; of all that can be written as text, if no name is passed."""
+    known = declared(struct)
+    return tuple(field_option(known[name], group) for name in names or known if known[name].is_writable)
+
+
+def passed_flags(flags: dict[str, Any]) -> dict[str, Any]:
+    """The options that the user passed, without defaults."""
+    ctx = click.get_current_context()
+    return {
+        name: value for name, value in flags.items() if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE
+    }
+
+
+def _joined(field: Field, ctx: click.Context, param: click.Parameter, value: Any) -> Any:
+    return value[0] if field.is_repeated and str in field.types and len(value) == 1 else value
+
+
+def _metavar(field: Field) -> str:
+    if field.said("metavar"):
+        return str(field.said("metavar"))
+    if field.choices:
+        return f"[{'|'.join(field.choices)}]"
+    forms = {"size": "SIZE", "share": "N|P%", "file": "FILE", "folder": "FOLDER"} | dict.fromkeys(_PAIRS, "A=B,…")
+    form = forms.get(field.said("format") or "")
+    types = (field.items,) if field.items else field.types
+    return form or next((word for kind, word in reversed(_METAVARS.items()) if kind in types), "VALUE")
+
+
+def _help(field: Field) -> str:
+    default = field.shown_default()
+    return field.help + (f"  [default: {default}]" if default else "")
+
+
+def complete_field(field: Field, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    if field.said("format") in ("file", "folder"):
+        return [CompletionItem(incomplete, type="file" if field.said("format") == "file" else "dir")]
+    return [CompletionItem(choice) for choice in field.choices if choice.startswith(incomplete)]
+
+
+def complete_file(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Complete file names, by the shell."""
+    return [CompletionItem(incomplete, type="file")]
+
+
+def complete_folder(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    return [CompletionItem(incomplete, type="dir")]
 
 
 class SizeType(click.ParamType):  # type: ignore[type-arg]  # generic in new versions of click only
@@ -40,182 +114,35 @@ class SizeType(click.ParamType):  # type: ignore[type-arg]  # generic in new ver
             self.fail(str(error), param, ctx)
 
 
-class AllowedType(click.ParamType):  # type: ignore[type-arg]  # generic in new versions of click only
-    """A count or a share on the command line."""
-
-    name = "N|P%"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | float:
-        try:
-            return value if isinstance(value, (int, float)) else parse_allowed(value)
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
+def existing_copy(ctx: click.Context, param: click.Parameter, copy: str | None) -> str | None:
+    """A folder that exists, or a URL."""
+    if copy is not None and not is_url(copy):
+        click.Path(exists=True, file_okay=False)(copy, param, ctx)
+    return copy
 
 
-Command = Callable[..., Any]
-Decorator = Callable[[Command], Command]
+def refuse_memory(place: str) -> None:
+    """Reject a cache in the memory of this process: it would be lost when the command ends."""
+    if place.lower().startswith("memory:/"):
+        raise click.UsageError(f"'{place}' is the memory of this command and ends with it; name a folder or a bucket.")
 
 
-def complete_file(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Complete file names, by the shell."""
-    return [CompletionItem(incomplete, type="file")]
+def local_only(ctx: click.Context, param: click.Parameter, place: str | None) -> str | None:
+    """A file or a folder of this machine."""
+    if place is not None and is_url(place):
+        raise click.BadParameter(f"'{place}' is a URL; name a place on this machine.", ctx, param)
+    return place
 
 
-def complete_folder(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    return [CompletionItem(incomplete, type="dir")]
-
-
-cache_argument: Decorator = click.argument("cache", shell_complete=complete_folder)
-json_option: Decorator = click.option(
-    "--json", "as_json", is_flag=True, help="Print the result as JSON, without progress."
-)
-source_option: Decorator = click.option(
-    "--check-source", is_flag=True, help="Contact a remote source or model that the cache names."
-)
-workers_option: Decorator = click.option(
-    "--workers", type=click.IntRange(min=0), help="Worker processes; 0 uses this process.  [default: one per core]"
-)
-memory_option: Decorator = click.option(
-    "--memory-limit", type=SizeType(), help="Memory limit for the builder and its workers together, e.g. 16GB."
-)
-failures_option: Decorator = click.option(
-    "--max-failures",
-    type=AllowedType(),
-    help="Failed samples to allow: a count (20) or a share (1%); 100% allows all.  [default: stop at a chunk of which "
-    "all samples fail]",
-)
-skip_option: Decorator = click.option(
-    "--skip-unreadable", is_flag=True, default=None, help="Skip damaged source files, and list them."
-)
-
-
-def decorated(command: Command, *decorators: Decorator) -> Command:
-    """Add decorators to a command in the order in which help lists them."""
-    for decorator in reversed(decorators):
-        command = decorator(command)
-    return command
-
-
-REVISION_OPTION: Decorator = click.option("--revision", help="Commit, tag or branch on the hub.  [default: the newest]")
-DOWNLOAD_OPTIONS: tuple[Decorator, ...] = (
-    click.option(
-        "--spool",
-        metavar="DIR",
-        shell_complete=complete_folder,
-        help="Directory for downloaded shards while they are read (DIR/forebay-shards).",
-    ),
-    click.option(
-        "--download-retries",
-        type=click.IntRange(min=0),
-        help="Retries per download of data.  [default: 5]",
-    ),
-    click.option(
-        "--download-timeout",
-        type=click.FloatRange(min=0, min_open=True),
-        help="Seconds without a byte before a download is retried.  [default: 300]",
-    ),
-)
-NO_TAGS = "none"
-_HEX = re.compile(r"#([0-9a-fA-F]{2})([0-9a-fA-F]{2})([0-9a-fA-F]{2})")
-_NUMBERS = re.compile(r"(\d{1,3}),\s*(\d{1,3}),\s*(\d{1,3})")
-Color = tuple[int, int, int]
-
-
-def parse_color(text: str) -> Color:
-    """
-    >>> parse_color("114,114,114"), parse_color("#ff8000")
-    ((114, 114, 114), (255, 128, 0))
-    """
-    if found := _HEX.fullmatch(text):
-        return int(found[1], 16), int(found[2], 16), int(found[3], 16)
-    if (found := _NUMBERS.fullmatch(text)) and all(int(value) < 256 for value in found.groups()):
-        return int(found[1]), int(found[2]), int(found[3])
-    raise ValueError(f"{text!r} is not a color; use 114,114,114 or #727272")
-
-
-def parse_tags(text: str) -> tuple[str, ...]:
-    """Tags between commas, or one on each line of a file.
-
-    >>> parse_tags("cat, looking left")
-    ('cat', 'looking left')
-    """
-    if text.startswith("@"):
-        with open(text[1:], encoding="utf-8-sig") as file:
-            written = file.read().splitlines()
-    else:
-        written = text.split(",")
-    return tuple(tag for part in written if (tag := part.strip()))
-
-
-class ColorType(click.ParamType):  # type: ignore[type-arg]  # generic in new versions of click only
-    """A color on the command line."""
-
-    name = "r,g,b"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Color:
-        try:
-            return value if isinstance(value, tuple) else parse_color(value)
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
-
-
-class TagsType(click.ParamType):  # type: ignore[type-arg]  # generic in new versions of click only
-    """A vocabulary on the command line; `none` is kept as text, because an empty value means "not passed"."""
-
-    name = "tags"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...] | str:
-        if isinstance(value, tuple) or value == NO_TAGS:
-            found: tuple[str, ...] | str = value
-            return found
-        try:
-            tags = parse_tags(value)
-        except (OSError, UnicodeDecodeError) as error:
-            self.fail(f"cannot read the tags in '{value[1:]}': {error}", param, ctx)
-        return tags or self.fail(f"'{value}' has no tags; pass {NO_TAGS} for an empty vocabulary", param, ctx)
-
-
-class SeparatorType(click.ParamType):  # type: ignore[type-arg]  # generic in new versions of click only
-    """A separator of tags; a newline is typed as a backslash and an n."""
-
-    name = "text"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        found = str(value).replace("\\n", "\n").replace("\\t", "\t")
-        return found or self.fail("a separator needs at least one character, e.g. ',' or ' '", param, ctx)
-
-
-NO_TOKEN = "none"
-
-
-def named_token(written: str | int) -> str | int | None:
-    """A token as a recipe field.
-
-    >>> named_token("none"), named_token("</s>"), named_token(50256)
-    (None, '</s>', 50256)
-    """
-    return None if written == NO_TOKEN else written
-
-
-class TokenNameType(click.ParamType):  # type: ignore[type-arg]  # generic in new versions of click only
-    """A token on the command line; digits are an id."""
-
-    name = "token"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str | int:
-        return int(value) if isinstance(value, str) and value.isdecimal() else value
-
-
-STANDARD_INPUT = ("-", "/dev/stdin")
-HUB = "hub:"
-
-
-def is_on_hub(path: str) -> bool:
-    """
-    >>> is_on_hub("hub:HuggingFaceFW/fineweb-edu"), is_on_hub("data/hub.jsonl")
-    (True, False)
-    """
-    return path.startswith(HUB)
+@contextmanager
+def checked_range(start_chunk: int | None, end_chunk: int | None) -> Iterator[None]:
+    """Report a range that is empty, or that begins beyond the plan, as wrong usage."""
+    if start_chunk is not None and end_chunk is not None and start_chunk > end_chunk:
+        raise click.UsageError(f"--start-chunk {start_chunk} comes after --end-chunk {end_chunk}.")
+    try:
+        yield
+    except RangeInvalid as error:
+        raise click.UsageError(f"--{str(error).replace('_', '-', 1)}.") from error
 
 
 def refuse_standard_input(ctx: click.Context, param: click.Parameter, paths: tuple[str, ...]) -> tuple[str, ...]:
@@ -229,3 +156,26 @@ def refuse_standard_input(ctx: click.Context, param: click.Parameter, paths: tup
                 param=param,
             )
     return paths
+
+
+def source_argument(required: bool) -> Decorator:
+    return click.argument(
+        "paths",
+        nargs=-1,
+        required=required,
+        metavar="SOURCE...",
+        callback=refuse_standard_input,
+        shell_complete=complete_file,
+    )
+
+
+cache_argument: Decorator = click.argument("cache", shell_complete=complete_folder)
+SOURCE_HELP = "Contact a remote source or model that the cache names."
+source_option: Decorator = click.option("--check-source", is_flag=True, help=SOURCE_HELP)
+
+
+def decorated(command: Command, *decorators: Decorator) -> Command:
+    """Add decorators to a command in the order in which help lists them."""
+    for decorator in reversed(decorators):
+        command = decorator(command)
+    return command

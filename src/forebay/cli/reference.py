@@ -11,9 +11,17 @@ _HEAD = f"""# The command line
 
 This page is the `--help` of every command; a test compares them. Update it with `{REFRESH}`.
 
-`forebay VERB [CACHE]`. Results go to standard output, progress and errors to standard error. Every verb takes
-`--json`; errors are still a line of text on standard error. Options marked `[recipe; 448]` define the cache (default
-448): changing one requires a new cache.
+`forebay VERB [CACHE]`, or `python -m forebay VERB [CACHE]`. Results go to standard output, progress and errors to
+standard error. `forebay help VERB` prints the help below.
+
+Four verbs answer questions about a cache:
+
+| verb | question | reads |
+|---|---|---|
+| `info` | What is this cache? | the index |
+| `status` | How far is the build, and does it need attention? | the index, the names and sizes of files |
+| `gaps` | Which chunks are missing, and which command builds them? | the index |
+| `verify` | Is every published byte intact? | every byte |
 
 | exit code | means |
 |---|---|
@@ -21,6 +29,27 @@ This page is the `--help` of every command; a test compares them. Update it with
 | 1 | failure, or damage found; one line on standard error has the reason and the next step |
 | 2 | wrong usage |
 | 130 | stopped by Ctrl-C or SIGTERM; published chunks are safe, and the command to resume is printed |
+
+## JSON
+
+`--json` prints exactly one document on standard output, whatever happens, and no progress:
+
+```text
+{{"ok": true, "result": …}}                                          exit 0
+{{"ok": false, "error": {{"type": …, "message": …, …}}}}               it failed
+{{"ok": false, "result": …, "error": {{"type": …, "message": …}}}}     it ran, and found a problem (verify, …)
+```
+
+`ok` is true exactly if the exit code is 0. `result` is the record that the function of the same name returns in Python;
+`verify --align` and `build teachers` return a list. An error has its `type` (`CacheNotFound`, `UsageError`,
+`BuildStopped`, …), the `message` that is also on standard error, and, where known, the next `command` to type and
+`details` such as `root`, `layer` or `path`. `demo` prints its steps on standard error.
+
+## Progress
+
+A terminal shows a bar and a line of figures, cut to its width. Elsewhere a line is printed after 2 seconds, then every
+10 seconds in the first minute, every 30 seconds in the first ten minutes, and every minute after that. `-q` prints
+errors only: no progress, no notes, and no result as text; the exit code answers.
 
 ## A settings file
 
@@ -72,7 +101,8 @@ def _helps(command: click.Command, ctx: click.Context) -> Iterator[tuple[str, st
     yield ctx.command_path, command.get_help(ctx)
     if isinstance(command, click.Group):
         for name in command.list_commands(ctx):
-            inner = command.commands[name]
+            inner = command.get_command(ctx, name)
+            assert inner is not None
             yield from _helps(inner, click.Context(inner, info_name=name, parent=ctx))
 
 

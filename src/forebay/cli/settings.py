@@ -1,51 +1,147 @@
-"""The settings of a build, from a settings file, a cache or flags (flags win), and the table of kinds."""
+"""The kinds of data, and the settings of a build: from a settings file, a cache or flags (flags win)."""
 
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
+from inspect import cleandoc
+from pkgutil import resolve_name
 from typing import Annotated, Any, Literal, cast
 
 import click
 import msgspec
+from msgspec import Meta
 
-from forebay.api import check_kept_texts
 from forebay.building.begin import begun_plan
+from forebay.building.build_options import ray_engine
+from forebay.building.reopen import check_kept_texts, constants_file
 from forebay.cache.catalog import layers_of, read_cache_document, read_recipe_document
-from forebay.cli.kind_images import IMAGES
-from forebay.cli.kind_options import RAW, Kind
-from forebay.cli.kind_tokens import TOKENS
-from forebay.cli.options import is_on_hub
-from forebay.cli.settings_file import checked_kind, checked_section, read_settings_file
+from forebay.cli.settings_file import checked_section, read_settings_file
 from forebay.cli.show import say
-from forebay.errors import LayerNotFound, SourceNotContacted, UnknownKind
-from forebay.format import layout
-from forebay.kinds import remote_source, reopen_recipe, reopen_source
+from forebay.engine.base import Engine
+from forebay.errors import LayerNotFound, SourceInvalid, SourceNotContacted, UnknownKind, is_url
+from forebay.fields import Size, declared
+from forebay.kinds import known_kinds, recipe_class, remote_source, reopen_recipe, reopen_source
 from forebay.preview.words import command_line
 from forebay.recipe import Recipe, RecipeDocument, fields_of, hooks_of
 from forebay.source import Source
+from forebay.sources.settings import SourceSettings, is_on_hub
 from forebay.store import open_store
-from forebay.teachers import TeacherRecipe
 from forebay.tokens.vocabulary import is_path
 
-__all__ = ["KINDS", "Kind"]
-KINDS: dict[str, Kind] = {kind.name: kind for kind in (TOKENS, IMAGES, RAW)}
-Count = Annotated[int, msgspec.Meta(ge=0)]
-Positive = Annotated[int, msgspec.Meta(gt=0)]
+TEACHER = "teacher"
+Count = Annotated[int, Meta(ge=0)]
+FAMILIAR = ("tokens", "images", "raw")
+ON_OTHER_LAYERS = frozenset({"imported", "imported-rows", TEACHER})  # not from a source; their modules need torch
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of data as a subcommand of `build` and `estimate`: the structs of its source and of its recipe.
+
+    Every option has the name of the field that it sets, so that flags and settings files use the same names.
+    """
+
+    name: str
+    recipe: type[Any]
+    source: type[SourceSettings]
+
+    def help(self, verb: str) -> str:
+        """The first line of the recipe's docstring, what SOURCE may be, and an example."""
+        summary = cleandoc(self.recipe.__doc__ or self.name).partition("\n")[0]
+        details = cleandoc(self.source.__doc__ or "").partition("\n")[2].strip()
+        example = f"Example: forebay {verb} {self.name} {self.source.example} --into caches/{self.name}"
+        return f"{summary}\n\n{details}\n\n{example}"
+
+
+@cache
+def kind_of(name: str) -> Kind | None:
+    """The kind of a recipe that is built from a source; None for layers on top of others."""
+    if name in ON_OTHER_LAYERS:
+        return None
+    recipe = recipe_class(name)
+    place = hooks_of(recipe).source_settings if "chunk_target" in dir(recipe) else ""
+    return Kind(name, recipe, resolve_name(place)) if place else None
+
+
+def kind_names() -> list[str]:
+    """The kinds that `forebay build` takes: the most used, then others by name."""
+    names = sorted(known_kinds(), key=lambda name: ((*FAMILIAR, name).index(name), name))
+    return [name for name in names if is_offered(name)]
+
+
+def is_offered(name: str) -> bool:
+    """Whether `forebay build` takes a kind. Only its own module is imported: those of other kinds may need torch."""
+    try:
+        return name in known_kinds() and kind_of(name) is not None
+    except Exception:  # of another package, or a library is missing
+        return True  # help and use report it
 
 
 class BuildSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`[build]`: how to run a build. Only the name of the layer affects the bytes of a cache."""
 
-    into: str | None = None
-    layer: str | None = None
-    workers: Count | None = None
-    mode: Literal["forward", "inverse"] = "forward"
-    start_chunk: Count | None = None
-    end_chunk: Count | None = None
-    engine: Literal["local"] = "local"
-    memory_limit: Positive | None = None
-    max_failures: Count | Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
-    skip_unreadable: bool = False
+    into: Annotated[
+        str | None,
+        Meta(
+            description="Folder of the cache, new or existing.",
+            extra={"format": "folder", "metavar": "CACHE", "flags": ["-o", "--into"]},
+        ),
+    ] = None
+    layer: Annotated[str | None, Meta(description="Name of the layer.", extra={"default": "the kind"})] = None
+    workers: Annotated[
+        Count | None,
+        Meta(
+            description="Worker processes; 0 uses this process.",
+            extra={"default": "one per core", "flags": ["-w", "--workers"]},
+        ),
+    ] = None
+    start_chunk: Annotated[Count | None, Meta(description="First chunk to build.", extra={"metavar": "A"})] = None
+    end_chunk: Annotated[Count | None, Meta(description="Last chunk to build, inclusive.", extra={"metavar": "B"})] = (
+        None
+    )
+    mode: Annotated[
+        Literal["forward", "inverse"],
+        Meta(description="inverse: check existing chunks first, then fill gaps from the end."),
+    ] = "forward"
+    engine: Annotated[
+        Literal["inline", "local", "ray"],
+        Meta(description="Engine that builds the chunks; inline: in this process, ray: on a Ray cluster."),
+    ] = "local"
+    address: Annotated[str | None, Meta(description="Ray cluster: HOST:PORT, or auto for the one of this machine.")] = (
+        None
+    )
+    num_cpus: Annotated[
+        Annotated[float, Meta(ge=0)] | None, Meta(description="CPUs per chunk on Ray.", extra={"default": "1"})
+    ] = None
+    num_gpus: Annotated[
+        Annotated[float, Meta(ge=0)] | None, Meta(description="GPUs per chunk on Ray.", extra={"default": "0"})
+    ] = None
+    memory_limit: Annotated[
+        Size | None, Meta(description="Memory limit for the builder and its workers together, e.g. 16GB.")
+    ] = None
+    max_failures: Annotated[
+        Count | Annotated[float, Meta(ge=0, le=1)] | None,
+        Meta(
+            description="Failed samples to allow: a count (20) or a share (1%); 100% allows all.",
+            extra={"format": "share", "default": "stop at a chunk of which all samples fail"},
+        ),
+    ] = None
+    skip_unreadable: Annotated[
+        bool, Meta(description="Skip damaged source files, and list them.", extra={"flags": ["--skip-unreadable"]})
+    ] = False
+
+
+def engine_of(build: BuildSettings) -> str | Engine:
+    """The engine that options name, with those of its options that belong to it."""
+    named = {name: getattr(build, name) for name in ("address", "num_cpus", "num_gpus")}
+    options = {name: value for name, value in named.items() if value is not None}
+    if build.engine == "ray":
+        return ray_engine(**options)
+    if options:
+        flag = next(iter(options)).replace("_", "-")
+        raise click.UsageError(f"--{flag} belongs to a Ray cluster; add --engine ray.")
+    return build.engine
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +159,11 @@ def from_words(kind: Kind, flags: Mapping[str, Any]) -> Settings:
     return _settings(kind, source, _placed(kind, "", recipe), build)
 
 
-def from_file(path: str, flags: Mapping[str, Any]) -> Settings:
+def from_file(kind: Kind, path: str, flags: Mapping[str, Any]) -> Settings:
     """`forebay build settings.toml`; paths in the file are relative to its folder."""
     file = read_settings_file(path)
     for note in file.notes:
         say(f"note: {note}")
-    kind = KINDS[checked_kind(file, KINDS)]
     folder = os.path.dirname(path)
     structs: dict[str, type[Any]] = {"source": kind.source, "recipe": kind.recipe, "build": BuildSettings}
     source, recipe, build = _sorted(kind, flags)
@@ -76,18 +171,17 @@ def from_file(path: str, flags: Mapping[str, Any]) -> Settings:
         kind,
         {**_paths_from(folder, checked_section(file, "source", structs)), **source},
         {
-            **_placed(kind, folder, checked_section(file, "recipe", structs, kind.recipe_fields({}))),
+            **_placed(kind, folder, checked_section(file, "recipe", structs)),
             **_placed(kind, "", recipe),
         },
         {**_paths_from(folder, checked_section(file, "build", structs)), **build},
     )
 
 
-def from_cache(root: str, flags: Mapping[str, Any]) -> Settings:
+def from_cache(kind: Kind, root: str, flags: Mapping[str, Any]) -> Settings:
     """`forebay build CACHE`: the source and the recipe of the cache."""
     check_kept_texts(open_store(root))
     kept = kept_recipe(root, flags.get("layer"))
-    kind = KINDS[kept.kind]
     source, recipe, build = _sorted(kind, flags)
     if source or "into" in build:
         raise click.UsageError(f"'{root}' is a cache and has its own source; use `forebay grow` to add data.")
@@ -96,10 +190,10 @@ def from_cache(root: str, flags: Mapping[str, Any]) -> Settings:
     verb = click.get_current_context().command_path.split()[1]
     if remote and not is_allowed:
         raise SourceNotContacted(root, remote, verb)
-    constants = os.path.join(root, layout.constants(kept.layer))
+    constants = constants_file(open_store(root), kept.layer)
     reopened = cast(Recipe, reopen_recipe(kept, constants, root=root, verb=verb, check_source=is_allowed))
     return Settings(
-        reopen_source(plan.source),
+        reopen_source(plan.described).without_gone(),
         _changed(kind, reopened, _placed(kind, "", recipe)),
         msgspec.convert({**build, "into": root, "layer": kept.layer}, BuildSettings),
     )
@@ -109,7 +203,7 @@ def _changed(kind: Kind, reopened: Recipe, given: dict[str, Any]) -> Recipe:
     """The recipe of a cache with the fields that the user passed."""
     if not given:
         return reopened
-    changed: Recipe = msgspec.convert(kind.recipe_fields({**fields_of(reopened), **given}), kind.recipe)
+    changed: Recipe = msgspec.convert({**fields_of(reopened), **given}, kind.recipe)
     return changed
 
 
@@ -120,38 +214,42 @@ def kept_recipe(root: str, layer: str | None) -> RecipeDocument:
     kept = read_recipe_document(store, name)
     if kept is None:
         raise LayerNotFound(root, name, layers_of(store))
-    if kept.kind == TeacherRecipe.kind:
+    if kept.kind == TEACHER:
         raise click.UsageError(
             f"layer '{name}' is a teacher layer; resume with: {command_line('build', 'teachers', root)}"
         )
-    if kept.kind not in KINDS:
-        raise UnknownKind("recipe", kept.kind, list(KINDS))
+    if kind_of(kept.kind) is None:
+        raise UnknownKind("recipe", kept.kind, kind_names())
     return kept
 
 
 def _settings(kind: Kind, source: dict[str, Any], recipe: dict[str, Any], build: dict[str, Any]) -> Settings:
-    return Settings(
-        msgspec.convert(source, kind.source).open(),
-        msgspec.convert(kind.recipe_fields(recipe), kind.recipe),
-        msgspec.convert(build, BuildSettings),
-    )
+    for name, field in declared(kind.recipe).items():
+        if field.is_required and name not in recipe:
+            raise click.UsageError(f"Missing option '--{name.replace('_', '-')}', which a recipe of {kind.name} needs.")
+    try:
+        opened = msgspec.convert(source, kind.source).open()
+    except SourceInvalid as error:
+        raise click.UsageError(f"{error}.") from error
+    return Settings(opened, msgspec.convert(recipe, kind.recipe), msgspec.convert(build, BuildSettings))
 
 
 def _sorted(kind: Kind, flags: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
     """Split flags by their section."""
     structs = (kind.source, kind.recipe, BuildSettings)
-    names = [{field.name for field in msgspec.structs.fields(struct)} for struct in structs]
-    source, recipe, build = ({name: flags[name] for name in known if name in flags} for known in names)
+    source, recipe, build = ({name: flags[name] for name in declared(struct) if name in flags} for struct in structs)
     return source, recipe, build
 
 
 def _paths_from(folder: str, section: dict[str, Any]) -> dict[str, Any]:
-    """A section with its paths relative to a folder, except hub: names."""
+    """A section with its paths relative to a folder, except URLs and hub: names."""
+
+    def below(path: str) -> str:
+        return path if is_on_hub(path) or is_url(path) else os.path.join(folder, path)
+
     if "paths" in section:
-        paths = (path if is_on_hub(path) else os.path.join(folder, path) for path in section["paths"])
-        section = {**section, "paths": tuple(paths)}
-    found = {name: os.path.join(folder, section[name]) for name in ("into", "spool", "root") if section.get(name)}
-    return {**section, **found}
+        section = {**section, "paths": tuple(map(below, section["paths"]))}
+    return {**section, **{name: below(section[name]) for name in ("into", "spool", "root") if section.get(name)}}
 
 
 def _placed(kind: Kind, folder: str, recipe: dict[str, Any]) -> dict[str, Any]:
@@ -159,6 +257,8 @@ def _placed(kind: Kind, folder: str, recipe: dict[str, Any]) -> dict[str, Any]:
     found = {
         name: os.path.abspath(os.path.join(folder, recipe[name]))
         for name in hooks_of(kind.recipe).located
-        if name in recipe and is_path(recipe[name]) and os.path.exists(os.path.join(folder, recipe[name]))
+        if isinstance(recipe.get(name), str)
+        and is_path(recipe[name])
+        and os.path.exists(os.path.join(folder, recipe[name]))
     }
     return {**recipe, **found}

@@ -5,21 +5,15 @@ paths = ["data/*.jsonl"]         kind = "tokens"              into = "caches/edu
 text = "text"                    sequence_length = 512        workers = 2
 """
 
-import difflib
 import re
 import tomllib
-import typing
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from types import UnionType
-from typing import Any, Literal, NoReturn
-
-import msgspec
+from typing import Any, NoReturn
 
 from forebay.cli.legacy import Refused, modernized
-from forebay.cli.options import parse_allowed
-from forebay.errors import SettingsInvalid
-from forebay.sizes import parse_size
+from forebay.errors import SettingsInvalid, nearest
+from forebay.fields import Field, declared
 
 SECTIONS = ("source", "recipe", "build")
 _REQUIRED = ("source", "recipe")
@@ -84,7 +78,7 @@ def checked_section(
     file: SettingsFile, section: str, structs: Mapping[str, type[Any]], defaults: Collection[str] = ()
 ) -> dict[str, Any]:
     """The values of a section, checked for unknown keys, wrong types and missing keys."""
-    fields = {field.name: field for field in msgspec.structs.fields(structs[section])}
+    fields = declared(structs[section])
     given = {
         key: value for key, value in file.sections.get(section, {}).items() if (section, key) != ("recipe", "kind")
     }
@@ -94,35 +88,22 @@ def checked_section(
                 f"unknown key '{key}' in [{section}]; {_home(key, structs) or nearest(key, fields)}", section, key
             )
     for name, known in fields.items():
-        if known.required and name not in given and name not in defaults:
+        if known.is_required and name not in given:
             file.fail(f"[{section}] has no '{name}'", section)
-    return {key: _typed(file, section, key, value, fields[key].type) for key, value in given.items()}
+    return {key: _read(file, section, fields[key], value) for key, value in given.items()}
+
+
+def _read(file: SettingsFile, section: str, known: Field, value: Any) -> Any:
+    try:
+        return known.read(value)
+    except ValueError as error:
+        file.fail(f"'{known.name}' in [{section}]: {error}", section, known.name)
 
 
 def _home(key: str, structs: Mapping[str, type[Any]]) -> str:
     """A hint at the section that a misplaced key belongs to; empty if there is none."""
-    homes = [
-        name for name, struct in structs.items() if key in {field.name for field in msgspec.structs.fields(struct)}
-    ]
+    homes = [name for name, struct in structs.items() if key in declared(struct)]
     return f"it belongs in [{homes[0]}]" if homes else ""
-
-
-def nearest(name: str, known: Collection[str]) -> str:
-    """A hint at the nearest valid name.
-
-    >>> nearest("worker", ["workers", "mode"])
-    "did you mean 'workers'?"
-    """
-    found = closest(name, known)
-    return f"did you mean '{found}'?" if found else f"known: {', '.join(known)}"
-
-
-def closest(name: str, known: Collection[str]) -> str | None:
-    """
-    >>> closest("token", ["tokens", "raw"]), closest("data", ["tokens", "raw"])
-    ('tokens', None)
-    """
-    return next(iter(difflib.get_close_matches(name, known, n=1, cutoff=0.5)), None)
 
 
 def line_of(text: str, names: tuple[str, ...]) -> int | None:
@@ -165,33 +146,3 @@ def _read_text(path: str) -> str:
         raise SettingsInvalid(path, None, f"this is not UTF-8 text: {error}") from error
     except OSError as error:
         raise SettingsInvalid(path, None, f"cannot read the file: {error.strerror}; check the path") from error
-
-
-def _typed(file: SettingsFile, section: str, key: str, value: Any, kind: Any) -> Any:
-    where = (section, key)
-    choices = _choices(kind)
-    if isinstance(value, str) and choices and value not in choices:
-        hint = f"{nearest(value, choices)} (one of: {', '.join(choices)})"
-        file.fail(f"'{key}' in [{section}] cannot be '{value}'; {hint}", *where)
-    try:
-        return msgspec.convert(_measured(key, value), kind)
-    except (msgspec.ValidationError, ValueError) as error:
-        file.fail(f"'{key}' in [{section}] has the wrong type or value: {error}", *where)
-
-
-def _measured(key: str, value: Any) -> Any:
-    """Parse sizes and shares that are written as on the command line."""
-    if isinstance(value, str) and (key.endswith("_bytes") or key == "memory_limit"):
-        return parse_size(value)
-    if isinstance(value, str) and key == "max_failures":
-        return parse_allowed(value)
-    return value
-
-
-def _choices(kind: Any) -> tuple[str, ...]:
-    """The choices of a `Literal` field, empty for other types."""
-    if typing.get_origin(kind) is Literal:
-        return typing.get_args(kind)
-    if isinstance(kind, UnionType) or typing.get_origin(kind) is typing.Union:
-        return tuple(choice for part in typing.get_args(kind) for choice in _choices(part))
-    return ()

@@ -1,4 +1,6 @@
-"""The only module that prints: records on standard output, everything else on standard error.
+"""The only module that prints: results on standard output, everything else on standard error.
+
+With `--json`, standard output has one document: {"ok": true, "result": …}, or {"ok": false, "error": {…}}.
 
 Output is escaped here, because names and texts from caches and sources may contain control characters that a terminal
 would execute. In JSON they become \\uXXXX, which reads back as the same text.
@@ -8,24 +10,54 @@ import errno
 import json
 import re
 import sys
+from collections.abc import Callable, Mapping
+from importlib import import_module
 from typing import Any
 
 import click
 import msgspec
 from rich.text import Text
 
-from forebay.cli.render import draw
+from forebay.cli.verb import Finding, is_json, is_quiet
 from forebay.errors import ForebayError
-from forebay.preview.progress import console_for
+from forebay.preview.console import console_for
+from forebay.preview.first_sign import clear_first_sign
 from forebay.preview.words import printable
 
 _NUMBERS = re.compile(r"\[\n\s+([-+.\deE]+(?:,\n\s+[-+.\deE]+)*)\n\s*\]")
 
 
-def show(record: Any, as_json: bool) -> None:
-    """Print a record, or a list of records, as text or JSON."""
+def show_result(found: Any) -> None:
+    """Print what a verb returned: a record, a list of records, or a `Finding`."""
+    clear_first_sign()
+    record = found.record if isinstance(found, Finding) else found
+    if is_json():
+        document = {"ok": not isinstance(found, Finding), "result": record}
+        if isinstance(found, Finding):
+            document["error"] = error_document(found.type, found.message, found.command)
+        _written(lambda: _print_json(document))
+    elif not is_quiet() and record is not None:
+        _written(lambda: _print_text(record))
+    if isinstance(found, Finding) and found.is_said:
+        say_error(found.message)
+
+
+def show_error(error: Mapping[str, Any]) -> None:
+    """Print an error as JSON."""
+    _written(lambda: _print_json({"ok": False, "error": error}))
+
+
+def error_document(
+    kind: str, message: str, command: str = "", details: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """An error in JSON: its type, its message, the next command if there is one, and what else is known."""
+    found = {"type": kind, "message": message, "command": command, "details": dict(details or {})}
+    return {name: value for name, value in found.items() if value}
+
+
+def _written(write: Callable[[], None]) -> None:
     try:
-        _print(record, as_json)
+        write()
     except OSError as error:
         if error.errno == errno.EPIPE:
             raise  # the reader closed the pipe
@@ -35,14 +67,15 @@ def show(record: Any, as_json: bool) -> None:
         ) from error
 
 
-def _print(record: Any, as_json: bool) -> None:
-    if as_json:
-        click.echo(_escaped(_numbers_on_one_line(_as_json(record))))
-    else:
-        console = console_for(sys.stdout)
-        with console.capture() as picture:
-            console.print(draw(record))
-        click.echo("\n".join(line.rstrip() for line in picture.get().splitlines()), color=True)
+def _print_json(document: Any) -> None:
+    click.echo(_escaped(_numbers_on_one_line(_as_json(document))))
+
+
+def _print_text(record: Any) -> None:
+    console = console_for(sys.stdout)
+    with console.capture() as picture:
+        console.print(import_module("forebay.cli.render").draw(record))
+    click.echo("\n".join(line.rstrip() for line in picture.get().splitlines()), color=True)
 
 
 def _as_json(record: Any) -> str:
@@ -80,9 +113,11 @@ def _numbers_on_one_line(text: str) -> str:
 
 def say(line: str) -> None:
     """Print a line on standard error."""
+    clear_first_sign()
     console_for(sys.stderr).print(Text(line), soft_wrap=True)
 
 
 def say_error(line: str) -> None:
     """Print an error on one line of standard error."""
+    clear_first_sign()
     console_for(sys.stderr).print(Text.assemble(("forebay: ", "bold red"), printable(line)), soft_wrap=True)

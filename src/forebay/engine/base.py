@@ -1,31 +1,68 @@
-"""The contract between a build and the engine that runs its chunks."""
+"""The contract between a build and the engine that runs its chunks.
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+    engine.start(task, slots)          workers open the task's document
+    engine.submit(slot, chunk)         to a slot that `idle` lists
+    engine.poll(timeout)               Done, Failed or Died, for every chunk that was submitted
+    engine.resize(slots)               more or fewer workers
+    engine.usage()                     what is at work
+    engine.stop()                      workers are gone; the engine can be started again
 
-from forebay.recipe import AnyRecipe
+A task reaches a worker as a JSON document, never as a pickle of live objects: a worker may be on another machine. Only
+an engine that runs in the calling process uses the task itself, so it also takes what has no document.
+"""
 
+from collections.abc import Callable
+from pkgutil import resolve_name
+from typing import Any, Literal, Protocol, runtime_checkable
+
+import msgspec
+
+WORKER = "worker"  # the key of a body that an engine sets to the number of a worker, from 0 on each machine
 ProblemKind = Literal["io", "disk-full", "source-changed", "all-failed", "error"]
 
 
-class Task(Protocol):
-    """Numbered chunks of work. A task is pickled once per worker."""
+class TaskDocument(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A task as JSON. `opener`, a function by its import path, turns `body` into a `ChunkMaker` in a worker."""
 
-    @property
-    def chunks(self) -> Any:
-        """An object with the `recipe` and the `source` (or None) that a worker must be able to import."""
+    opener: str
+    body: dict[str, Any]
+
+    def open(self) -> Any:
+        return resolve_name(self.opener)(self.body)
+
+    def encode(self) -> bytes:
+        return msgspec.json.encode(self)
+
+    def numbered(self, worker: int) -> "TaskDocument":
+        """The document for one of the workers of a machine, if its body asks for their number."""
+        if WORKER not in self.body:
+            return self
+        return TaskDocument(opener=self.opener, body={**self.body, WORKER: worker})
+
+    @classmethod
+    def decode(cls, text: bytes) -> "TaskDocument":
+        return msgspec.json.decode(text, type=cls)
+
+
+class ChunkMaker(Protocol):
+    """Makes numbered chunks: what a worker holds."""
 
     def begin(self, chunk: int) -> Callable[[], Any]:
-        """Compute a chunk and return the callable that writes it; its result becomes `Made.record`.
+        """Compute a chunk and return the callable that writes it; its result becomes `Done.record`.
 
         A worker may call it in another thread while it computes the next chunk.
         """
 
 
-@dataclass(frozen=True, slots=True)
-class Made:
-    """A chunk is done; `record` is what its task returned (in a build: None if another builder was first)."""
+class Task(ChunkMaker, Protocol):
+    """Numbered chunks of work, and how a worker elsewhere opens them."""
+
+    def document(self) -> TaskDocument:
+        """The task as JSON; raise a `ForebayError` that says what to do if it cannot be one."""
+
+
+class Done(msgspec.Struct, frozen=True, tag=True):
+    """A chunk is done; `record` is what its task returned, as builtins and bytes."""
 
     chunk: int
     record: Any
@@ -33,67 +70,72 @@ class Made:
     peak_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Refused:
+class Failed(msgspec.Struct, frozen=True, tag=True):
     """A chunk could not be made; the worker is alive."""
 
     chunk: int
     kind: ProblemKind
     reason: str
-    files: Mapping[str, str] = field(default_factory=dict)
+    files: dict[str, str] = {}
     reasons: tuple[int, str, int, str, str] | None = (
         None  # if all samples of the chunk failed: the arguments of `ChunkFailed`
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Died:
-    """A worker died while computing or writing `chunk`."""
+class Died(msgspec.Struct, frozen=True, tag=True):
+    """A worker is gone. `chunk` is the one that may have caused it; those in `lost` did not, and are not there."""
 
     chunk: int | None
-    pid: int
+    worker: str  # "worker 123", or what else names it to a person
     reason: str
+    lost: tuple[int, ...] = ()
+    began: bool = True  # False: it ended before it could begin any chunk
 
 
-@dataclass(frozen=True, slots=True)
-class Lost:
-    """The worker died on another chunk before this one was written; it does not count as an attempt."""
-
-    chunk: int
+Event = Done | Failed | Died
 
 
-Event = Made | Refused | Died | Lost
+class EngineUsage(msgspec.Struct, frozen=True, kw_only=True):
+    """What an engine has at work."""
+
+    workers: int
+    pids: tuple[int, ...] = ()  # those on this machine, for measuring memory and CPU
+    in_process: bool = False  # chunks are made in the calling process
 
 
-class Crew(Protocol):
-    """The workers of one task. A slot has one worker, which computes one chunk and may be writing another."""
+@runtime_checkable
+class Engine(Protocol):
+    """Runs chunks: in this process, in local processes, on a cluster. It runs one task at a time.
+
+    A slot has one worker, which computes one chunk and may be writing another.
+    """
+
+    def capacity(self) -> int:
+        """How many slots to use unless the caller says."""
+
+    def preload(self, document: TaskDocument, slots: int) -> None:
+        """Start workers early, and have each open this document; errors are ignored until the task is started."""
+
+    def start(self, task: Task, slots: int) -> None:
+        """Begin a task; raise a `ForebayError` if workers cannot open it or cannot reach what it names."""
 
     def idle(self) -> list[int]:
-        """The slots that are free to compute a chunk."""
+        """The slots that are free to compute a chunk; empty while workers start."""
 
-    def give(self, slot: int, chunk: int) -> None:
+    def submit(self, slot: int, chunk: int) -> None:
         """Assign a chunk to a free slot."""
 
-    def wait(self, timeout: float) -> list[Event]:
-        """The events since the last call, after at most `timeout` seconds."""
+    def poll(self, timeout: float) -> list[Event]:
+        """The events since the last call, after at most about `timeout` seconds."""
 
-    def resize(self, workers: int) -> None:
+    def resize(self, slots: int) -> None:
         """Change the number of slots; a busy slot finishes its chunk first."""
 
-    def pids(self) -> list[int]:
-        """The worker processes, for measuring memory and CPU."""
+    def usage(self) -> EngineUsage:
+        """The workers that are there now."""
 
     def stop(self) -> None:
-        """Kill all workers; unfinished chunks are lost."""
-
-
-class Engine(Protocol):
-    """Starts crews: local processes, this process, a cluster."""
-
-    def preload(self, recipe: AnyRecipe, workers: int) -> None:
-        """Start workers early, and have each call the recipe's `preload()`."""
-
-    def start(self, job: Task, workers: int) -> Crew: ...
+        """End the task and its workers; unfinished chunks are lost. Stopping twice is a no-op."""
 
     def close(self) -> None:
-        """Stop workers that were started and not used."""
+        """Stop, and end workers that were started early and not used."""

@@ -2,21 +2,107 @@
 
 Each worker is a fresh interpreter at the end of a pipe. It does not import the caller's script, so a script needs no
 `if __name__ == "__main__"`, and it exits as soon as the builder does, even if the builder was killed.
+
+A second thread writes a chunk while the next one is computed. At most one chunk is being written: computing blocks
+while the previous write is in progress.
 """
 
 import contextlib
+import gc
 import os
-import pickle
+import select
 import signal
 import subprocess
 import sys
+import threading
 import time
-from multiprocessing.connection import Pipe, wait
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from multiprocessing.connection import Connection, Pipe, wait
 
-from forebay.engine.base import Crew, Died, Event, Lost, Task
-from forebay.engine.worker import COMPUTED, READY, attempt_chunk
-from forebay.errors import RecipeInvalid
-from forebay.recipe import AnyRecipe
+import msgspec
+
+from forebay.engine.base import ChunkMaker, Died, Done, EngineUsage, Event, Failed, Task, TaskDocument
+from forebay.engine.worker import Finish, attempt_beginning, attempt_chunk
+
+
+class Ready(msgspec.Struct, frozen=True, tag=True):
+    """Sent once, when the task is open; a worker that dies before is not a chunk's fault."""
+
+
+class Computed(msgspec.Struct, frozen=True, tag=True):
+    """Sent before a chunk is written: the worker is free for another."""
+
+
+class Unopened(msgspec.Struct, frozen=True, tag=True):
+    """The task could not be opened; the worker ends."""
+
+    reason: str
+
+
+_MESSAGES = msgspec.msgpack.Decoder(Ready | Computed | Unopened | Done | Failed)
+_NOTHING = b"null"  # there is no document to preload
+
+
+def main(descriptor: int) -> None:
+    """Receive what to preload (perhaps while the task is still being planned), the task, then chunk numbers."""
+    pipe = Connection(descriptor)
+    threading.Thread(target=_end_with_builder, args=(descriptor,), daemon=True).start()
+    try:
+        _preload(pipe.recv_bytes())
+        try:
+            maker: ChunkMaker = TaskDocument.decode(pipe.recv_bytes()).open()
+        except (EOFError, BrokenPipeError, ConnectionResetError):
+            raise
+        except Exception as error:  # opening imports the classes that the document names
+            _send(pipe, Unopened(f"{type(error).__name__}: {error}"))
+            return
+        _send(pipe, Ready())
+        # Collect garbage between chunks only, and not among objects loaded by now: otherwise it takes a tenth of
+        # the time of a chunk of many small samples.
+        gc.freeze()
+        gc.disable()
+        with ThreadPoolExecutor(1, "writer") as writer:
+            _make_chunks(pipe, maker, writer)
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        return
+
+
+def _make_chunks(pipe: Connection, maker: ChunkMaker, writer: ThreadPoolExecutor) -> None:
+    written: Future[None] | None = None
+    while True:
+        finish = attempt_beginning(maker, int(pipe.recv_bytes()))
+        if written is not None:
+            written.result()
+        _send(pipe, Computed())
+        written = writer.submit(_finish, pipe, finish)
+        del finish  # so that its buffers can be freed
+        gc.collect()
+
+
+def _finish(pipe: Connection, finish: Finish) -> None:
+    """Write a chunk and send its event. Nothing else is sent meanwhile: Computed of the next chunk comes after."""
+    _send(pipe, finish())
+
+
+def _send(pipe: Connection, message: Ready | Computed | Unopened | Event) -> None:
+    pipe.send_bytes(msgspec.msgpack.encode(message))
+
+
+def _preload(text: bytes) -> None:
+    """Open a document early. Errors are ignored here; the first chunk will raise them again."""
+    with suppress(Exception):
+        if text != _NOTHING:
+            TaskDocument.decode(text).open()
+
+
+def _end_with_builder(descriptor: int) -> None:
+    """Exit as soon as the other end of the pipe closes: the builder is gone."""
+    watcher = select.poll()
+    watcher.register(descriptor, select.POLLHUP | select.POLLERR)
+    watcher.poll()
+    os._exit(0)
+
 
 _ENVIRONMENT = {
     # There is one worker per core: a library that starts a thread per core would slow down the others.
@@ -27,72 +113,66 @@ _ENVIRONMENT = {
 }
 _FIRST_PAUSE = 0.05  # seconds before a dead worker is replaced, doubled with every death in a row
 _MOST_PAUSE = 5.0
-_BOOT = "import sys; sys.path[:] = {path!r}; from forebay.engine.worker import main; main({fd})"
+_BOOT = "import sys; sys.path[:] = {path!r}; from forebay.engine.local import main; main({fd})"
 
 
 class LocalEngine:
-    """Starts worker processes; `preload` starts some while the build is still being planned."""
+    """Worker processes, each replaced when it dies; `preload` starts some while the build is still being planned."""
 
     def __init__(self) -> None:
         self._ready: list[Worker] = []
-
-    def preload(self, recipe: AnyRecipe, workers: int) -> None:
-        self._ready += [Worker(_pickled_recipe(recipe)) for _ in range(workers)]
-
-    def start(self, job: Task, workers: int) -> Crew:
-        ready, self._ready = self._ready[:workers], self._ready[workers:]
-        return LocalCrew(job, workers, ready)
-
-    def close(self) -> None:
-        while self._ready:
-            self._ready.pop().end()
-
-
-class LocalCrew:
-    """Worker processes, each replaced when it dies."""
-
-    def __init__(self, job: Task, workers: int, ready: "list[Worker]") -> None:
-        self._job = _pickled(job)
-        self._ready = ready
         self._workers: dict[int, Worker] = {}
-        self._size = workers
-        self._next_slot = 0
+        self._task = TaskDocument(opener="", body={})
+        self._size = self._next_slot = 0
         self._deaths = 0  # in a row
         self._not_before = 0.0  # when the next worker may be started
+
+    def capacity(self) -> int:
+        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+    def preload(self, document: TaskDocument, slots: int) -> None:
+        self._ready += [Worker(document.encode()) for _ in range(slots)]
+
+    def start(self, task: Task, slots: int) -> None:
+        self._task = task.document()
+        self._size, self._deaths, self._not_before = slots, 0, 0.0
         self._fill()
 
     def idle(self) -> list[int]:
         return [slot for slot, worker in self._workers.items() if worker.chunk is None]
 
-    def give(self, slot: int, chunk: int) -> None:
-        self._workers[slot].give(chunk)
+    def submit(self, slot: int, chunk: int) -> None:
+        self._workers[slot].submit(chunk)
 
-    def wait(self, timeout: float) -> list[Event]:
+    def poll(self, timeout: float) -> list[Event]:
         by_pipe = {worker.pipe: slot for slot, worker in self._workers.items()}
         events: list[Event] = []
         if not by_pipe:
             time.sleep(timeout)
         for pipe in wait(list(by_pipe), timeout) if by_pipe else ():
             slot = by_pipe[pipe]  # type: ignore[index]  # only connections were waited for
-            received = self._workers[slot].take()
-            events += received
-            if any(isinstance(event, Died) for event in received):
+            event = self._workers[slot].receive()
+            if event is None:
+                continue
+            events.append(event)
+            if isinstance(event, Died):
                 self._workers.pop(slot).close()
                 self._deaths += 1
                 self._not_before = time.monotonic() + min(_MOST_PAUSE, _FIRST_PAUSE * 2**self._deaths)
-            elif received:
+            else:
                 self._deaths = 0
         self._retire()
         self._fill()
         return events
 
-    def resize(self, workers: int) -> None:
-        self._size = workers
+    def resize(self, slots: int) -> None:
+        self._size = slots
         self._retire()
         self._fill()
 
-    def pids(self) -> list[int]:
-        return [worker.process.pid for worker in self._workers.values()]
+    def usage(self) -> EngineUsage:
+        pids = tuple(worker.process.pid for worker in self._workers.values())
+        return EngineUsage(workers=len(pids), pids=pids)
 
     def stop(self) -> None:
         for worker in self._workers.values():
@@ -100,6 +180,11 @@ class LocalCrew:
         for worker in self._workers.values():
             worker.close()
         self._workers.clear()
+
+    def close(self) -> None:
+        self.stop()
+        while self._ready:
+            self._ready.pop().end()
 
     def _retire(self) -> None:
         done = [slot for slot in self.idle() if self._workers[slot].writing is None]
@@ -110,8 +195,9 @@ class LocalCrew:
         if time.monotonic() < self._not_before:
             return
         while len(self._workers) < self._size:
-            worker = self._ready.pop() if self._ready else Worker(pickle.dumps(None))
-            worker.begin(self._job)
+            worker = self._ready.pop() if self._ready else Worker(_NOTHING)
+            worker.number = min(set(range(self._size)) - {one.number for one in self._workers.values()})
+            worker.send(self._task.numbered(worker.number).encode())
             self._workers[self._next_slot] = worker
             self._next_slot += 1
 
@@ -119,10 +205,12 @@ class LocalCrew:
 class Worker:
     """One process and the pipe to it."""
 
-    def __init__(self, needs: bytes) -> None:
+    def __init__(self, preloads: bytes) -> None:
         self.chunk: int | None = None  # being computed
         self.writing: int | None = None
+        self.number = 0  # among the workers of the engine; that of a dead one is used again
         self._is_ready = False
+        self._problem = ""  # why it could not open the task
         self.pipe, far = Pipe()
         with far:
             boot = _BOOT.format(path=sys.path, fd=far.fileno())
@@ -133,38 +221,38 @@ class Worker:
                 env={**_ENVIRONMENT, **os.environ},
                 process_group=0,  # the builder handles Ctrl-C
             )
-        self._send(needs)
+        self.send(preloads)
 
-    def begin(self, job: bytes) -> None:
-        self._send(job)
-
-    def give(self, chunk: int) -> None:
+    def submit(self, chunk: int) -> None:
         self.chunk = chunk
-        self._send(pickle.dumps(chunk))
+        self.send(b"%d" % chunk)
 
-    def take(self) -> list[Event]:
-        """The next message of the worker as events; `Died` if its pipe is closed."""
+    def receive(self) -> Event | None:
+        """What the next message of the worker says of a chunk; `Died` if its pipe is closed."""
         try:
-            message = self.pipe.recv_bytes()
+            message = _MESSAGES.decode(self.pipe.recv_bytes())
         except (EOFError, OSError):
             return self._death()
-        if message == READY:
-            self._is_ready = True
-            return []
-        if message == COMPUTED:
-            self.writing, self.chunk = self.chunk, None
-            return []
-        self.writing = None
-        return [pickle.loads(message)]
+        match message:
+            case Ready():
+                self._is_ready = True
+            case Computed():
+                self.writing, self.chunk = self.chunk, None
+            case Unopened(reason):
+                self._problem = reason
+            case Done() | Failed():
+                self.writing = None
+                return message
+        return None
 
-    def _death(self) -> list[Event]:
-        """Blame the chunk being computed, if any; the one being written is `Lost`."""
+    def _death(self) -> Died:
+        """Blame the chunk being computed, if any; the one being written is lost."""
+        cause, name = _cause_of_death(self.process.wait()), f"worker {self.process.pid}"
         if not self._is_ready:
-            died = Died(None, self.process.pid, _cause_of_death(self.process.wait()))
-            return [died] if self.chunk is None else [died, Lost(self.chunk)]
+            lost = () if self.chunk is None else (self.chunk,)
+            return Died(None, name, self._problem or cause, lost, began=False)
         at = self.writing if self.chunk is None else self.chunk
-        died = Died(at, self.process.pid, _cause_of_death(self.process.wait()))
-        return [died] if self.writing in (None, at) else [died, Lost(self.writing)]
+        return Died(at, name, cause, () if self.writing in (None, at) else (self.writing,))
 
     def close(self) -> None:
         """Close the pipe, which ends an idle worker."""
@@ -176,30 +264,9 @@ class Worker:
         self.process.kill()
         self.close()
 
-    def _send(self, message: bytes) -> None:
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # `wait` will report its death
+    def send(self, message: bytes) -> None:
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # `poll` will report its death
             self.pipe.send_bytes(message)
-
-
-def _pickled_recipe(recipe: AnyRecipe) -> bytes:
-    """The recipe for `preload`, or None if it does not pickle: `_pickled` raises the error later."""
-    try:
-        return pickle.dumps(recipe)
-    except (TypeError, AttributeError, pickle.PicklingError):
-        return pickle.dumps(None)
-
-
-def _pickled(job: Task) -> bytes:
-    for part in (job.chunks.recipe, job.chunks.source):
-        if type(part).__module__ == "__main__":
-            raise RecipeInvalid(
-                f"{type(part).__name__} is defined in the script itself, where worker processes cannot find it; "
-                "move it to a module, or build with workers=0"
-            )
-    try:
-        return pickle.dumps(job)
-    except (TypeError, AttributeError, pickle.PicklingError) as error:
-        raise RecipeInvalid(f"the build cannot be sent to worker processes ({error}); build with workers=0") from error
 
 
 def _cause_of_death(code: int) -> str:
@@ -212,41 +279,42 @@ def _cause_of_death(code: int) -> str:
 
 
 class InlineEngine:
-    def preload(self, recipe: AnyRecipe, workers: int) -> None:
-        """No-op: the current process needs no start-up."""
+    """One slot, whose chunk is made in `poll`. It uses the task itself, so the task needs no document."""
 
-    def close(self) -> None:
-        """No-op: nothing was started."""
-
-    def start(self, job: Task, workers: int) -> Crew:
-        return InlineCrew(job)
-
-
-class InlineCrew:
-    """One slot, whose chunk is made in `wait`."""
-
-    def __init__(self, job: Task) -> None:
-        self._job = job
+    def __init__(self) -> None:
+        self._task: Task | None = None
         self._chunk: int | None = None
 
-    def idle(self) -> list[int]:
-        return [0] if self._chunk is None else []
+    def capacity(self) -> int:
+        return 1
 
-    def give(self, slot: int, chunk: int) -> None:
+    def preload(self, document: TaskDocument, slots: int) -> None:
+        """No-op: the current process needs no start-up."""
+
+    def start(self, task: Task, slots: int) -> None:
+        self._task = task
+
+    def idle(self) -> list[int]:
+        return [0] if self._task is not None and self._chunk is None else []
+
+    def submit(self, slot: int, chunk: int) -> None:
         self._chunk = chunk
 
-    def wait(self, timeout: float) -> list[Event]:
-        if self._chunk is None:
+    def poll(self, timeout: float) -> list[Event]:
+        if self._task is None or self._chunk is None:
             time.sleep(timeout)
             return []
         chunk, self._chunk = self._chunk, None
-        return [attempt_chunk(self._job, chunk)]
+        return [attempt_chunk(self._task, chunk)]
 
-    def resize(self, workers: int) -> None:
+    def resize(self, slots: int) -> None:
         """No-op: there is always one slot."""
 
-    def pids(self) -> list[int]:
-        return [os.getpid()]
+    def usage(self) -> EngineUsage:
+        return EngineUsage(workers=1, pids=(os.getpid(),), in_process=True)
 
     def stop(self) -> None:
-        self._chunk = None
+        self._task = self._chunk = None
+
+    def close(self) -> None:
+        self.stop()

@@ -36,8 +36,8 @@ def checked_names(option: str, names: Sequence[Name]) -> tuple[Name, ...]:
     return tuple(names)
 
 
-def checked_batch_size(size: int, world_size: int) -> int:
-    """Return a global batch size that the ranks can share evenly."""
+def checked_batch_size(size: int, world_size: int, micro_batches: int = 1) -> int:
+    """Return a global batch size that micro-batches and ranks can share evenly."""
     size = checked_whole("global_batch_size", size, "a whole number of rows")
     if size < 1:
         raise ValueError(f"global_batch_size must be at least 1 (got {size})")
@@ -45,6 +45,11 @@ def checked_batch_size(size: int, world_size: int) -> int:
         raise ValueError(
             f"global_batch_size must be a multiple of the world size {world_size} (got {size}), so that all ranks take "
             "equal shares"
+        )
+    if checked_whole("micro_batches", micro_batches) < 1 or size % (world_size * micro_batches):
+        raise ValueError(
+            f"micro_batches must be at least 1 and divide the rows of a rank, {size // world_size} of "
+            f"global_batch_size={size} (got {micro_batches})"
         )
     return size
 
@@ -63,14 +68,14 @@ def checked_count(field: str, number: object) -> int:
     return number
 
 
-def checked_state(state: Mapping[str, Any], version: int) -> Mapping[str, Any]:
-    """Return a state that has all fields of this version, or that is of another version, which the caller refuses."""
+def checked_state(state: Mapping[str, Any], *versions: int) -> Mapping[str, Any]:
+    """Return a state that has all fields of these versions, or that is of another version, which the caller refuses."""
     if not isinstance(state, Mapping):
         raise TypeError(
             f"the state is a {type(state).__name__}; pass the dict that state_dict() returned, from JSON: "
             "json.loads(text)"
         )
-    fields = STATE_FIELDS if state.get("version") == version else STATE_FIELDS[:1]
+    fields = STATE_FIELDS if state.get("version") in versions else STATE_FIELDS[:1]
     missing = [field for field in fields if field not in state]
     if missing:
         raise ValueError(f"not the state of a Loader: it lacks {', '.join(missing)}; pass what state_dict() returned")

@@ -8,6 +8,7 @@ within   also append added rows, shuffled among themselves, to the end of the ru
 from collections.abc import Callable
 from typing import Protocol, get_args
 
+from forebay.errors import choice_error
 from forebay.feeding.shuffle import Ranks
 from forebay.feeding.stream import CacheStream, Growth, Policy, Stream
 
@@ -25,7 +26,7 @@ class Growing:
 
     def __init__(self, policy: Policy, ranks: Ranks, agreement: Agreement) -> None:
         if policy not in get_args(Policy):
-            raise ValueError(f"growth must be one of {', '.join(get_args(Policy))} (got {policy!r})")
+            raise choice_error("growth", policy, get_args(Policy))
         if policy != "pinned" and not ranks.can_agree:
             raise ValueError(
                 f"growth={policy!r} needs ranks that agree on a generation: leave rank and world_size to "

@@ -90,6 +90,6 @@ def _ingredient(folder: str, entry: CacheEntry) -> Ingredient:
     set_fields = [name for name in _SPLIT_FIELDS if getattr(entry, name) != getattr(_DEFAULTS, name)]
     if set_fields and entry.split is None:
         raise ValueError(f"{', '.join(set_fields)} of '{entry.root}' without a split; add split = \"train\"")
-    root = entry.root if is_url(entry.root) else os.path.join(folder, entry.root)  # `open_cache` refuses a URL
+    root = entry.root if is_url(entry.root) else os.path.join(folder, entry.root)
     rule = None if entry.split is None else Split(entry.split, entry.fraction, entry.split_seed, entry.split_by)
     return Ingredient(open_cache(root, layers=entry.layers), entry.weight, entry.repeat, rule)

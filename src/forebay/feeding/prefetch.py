@@ -14,6 +14,7 @@ rank r of w        takes the positions p with p % w == r
 
 import atexit
 import os
+import sys
 import threading
 import time
 import weakref
@@ -27,15 +28,18 @@ import numpy as np
 
 from forebay.columns import Array, Ragged
 from forebay.feeding.shuffle import Ranks, decoded_columns
-from forebay.feeding.stream import Located, Read, Stream
+from forebay.feeding.statistics import Handoff, timed
+from forebay.feeding.stream import Located, Read, ReadThrough, RowSource, Stream
 from forebay.order.bijection import Numbers
 from forebay.read.cache import Cache
-from forebay.read.locate import cut_batches
+from forebay.read.chunk_maps import cut_batches
+from forebay.read.sparse import sparse_cache
 
 _AHEAD_BYTES = 16 * 1024 * 1024
 _GROUP_BYTES = 8 * 1024 * 1024
 _HANDOFF_BYTES = 1024 * 1024
 _MOST, _LEAST = 64, 4
+_REMOTE_GROUP = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +53,20 @@ class PrefetchPlan:
 
     @classmethod
     def of(
-        cls, threads: int, prefetch: int | None, *, read_bytes: int, batch_bytes: int, decoded: bool
+        cls,
+        threads: int,
+        prefetch: int | None,
+        *,
+        read_bytes: int,
+        batch_bytes: int,
+        decoded: bool,
+        remote: bool = False,
     ) -> "PrefetchPlan":
         """Plan at most `prefetch` batches ahead; by default as many as fit in 16 MiB, at least 4 and at most 64.
 
         Without blocks to decode, threads share the copying and deriving, so a group is as long as one thread's share of
-        the queue. With blocks to decode, groups are long: one thread decodes the next while another copies.
+        the queue. With blocks to decode, groups are long: one thread decodes the next while another copies. Groups of
+        remote rows are short, since a group waits for all its chunks.
         """
         if threads < 0:
             raise ValueError(f"threads must be at least 0 (got {threads})")
@@ -63,6 +75,8 @@ class PrefetchPlan:
         wanted = prefetch or _between(_LEAST, _AHEAD_BYTES // max(1, batch_bytes), _MOST)
         each = max(1, wanted // (threads + 1))
         group = each if threads > 1 and not decoded else _between(1, _GROUP_BYTES // max(1, read_bytes), _MOST)
+        if remote:
+            group = min(group, _REMOTE_GROUP)
         handoff = _between(1, _HANDOFF_BYTES // max(1, batch_bytes), min(each, group)) if threads else 1
         return cls(threads, group, handoff, max(1, each // handoff))
 
@@ -91,9 +105,25 @@ Batch = dict[str, Any]  # of tensors, or of whatever its BatchMaker makes
 
 
 class BatchMaker(Protocol):
-    def batches(self, stream: Stream, epoch: int, located: Located, size: int) -> Iterator[Batch]:
+    def batches(self, stream: RowSource, epoch: int, located: Located, size: int) -> Iterator[Batch]:
         """Yield batches of `size` rows; an empty selection yields one empty batch."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class FirstBatch:
+    """Makes the batch that training waits for: of chunks that are far away, it reads only what the batch needs."""
+
+    maker: BatchMaker
+    columns: Sequence[str]
+
+    def batches(self, stream: RowSource, epoch: int, located: Located, size: int) -> Iterator[Batch]:
+        sources = np.zeros_like(located.rows) if located.sources is None else located.sources
+        caches = [
+            sparse_cache(cache, located.rows[sources == source], self.columns) or cache
+            for source, cache in enumerate(stream.caches)
+        ]
+        return self.maker.batches(ReadThrough(caches, stream.seed), epoch, located, size)
 
 
 _LOCATED_ROWS = 4096
@@ -134,7 +164,11 @@ class BatchGroups:
     def __len__(self) -> int:
         return -(-(self._stop - self._start) // self._group_positions)
 
-    def make(self, number: int) -> Iterator[list[Batch]]:
+    def make(self, number: int) -> Iterator[Handoff]:
+        """Yield the batches of one group, a handoff at a time, up to the first error."""
+        return timed(self._make(number))
+
+    def _make(self, number: int) -> Iterator[list[Batch]]:
         """Yield the batches of one group, a handoff at a time, last batch first, up to the first error."""
         stretch, within = divmod(number, self._groups_at_once)
         rows = slice(within * self._group_rows, (within + 1) * self._group_rows)
@@ -172,6 +206,104 @@ def _located(
     return stream.locate(epoch, np.concatenate([positions, filling]))._replace(weights=weights)
 
 
+Ranges = list[tuple[int, int]]  # of positions of an epoch; all but the last have whole batches only
+
+
+class BatchesAhead:
+    """Batches from a position of an epoch on, made ahead in threads.
+
+    They end with the `ranges` of that epoch, or continue with those that `following` returns for each later epoch: the
+    first batches of an epoch are then made while the last ones of the epoch before it are used.
+
+        epoch 0   position ├─ 1 batch ─┼─ group ─┼─ … ─┼─ incomplete batch ─┤
+        epoch 1          0 ├─ group ─┼─ …
+
+    The first batch is made alone, so that it does not wait for a whole group; the second follows at once.
+    """
+
+    def __init__(
+        self,
+        stream: Stream,
+        epoch: int,
+        ranges: Ranges,
+        following: Callable[[int], Ranges] | None,
+        batch_size: int,
+        plan: PrefetchPlan,
+        ranks: Ranks,
+        maker: BatchMaker,
+        columns: Sequence[str],
+        *,
+        filled: bool,
+    ) -> None:
+        self._stream, self._is_endless = stream, following is not None
+        self._next = (epoch, ranges[0][0])
+        (start, stop), *rest = ranges
+        first = min(stop, start + batch_size)
+        begun = [(start, first), *([(first, stop)] if first < stop else []), *rest]
+        groups = partial(BatchGroups, stream, batch_size=batch_size, plan=plan, ranks=ranks, maker=maker, filled=filled)
+        sequence = _GroupSequence(groups, epoch, begun, following, plan.threads, first=FirstBatch(maker, columns))
+        self._prefetcher = Prefetcher(sequence.make, sequence.count, threads=plan.threads, queued=plan.queued)
+        self.handoffs = self._prefetcher.items()
+
+    @property
+    def belongs_to_this_process(self) -> bool:
+        return self._prefetcher.belongs_to_this_process
+
+    def reached(self, epoch: int, position: int) -> None:
+        """Note where its next batch begins."""
+        self._next = (epoch, position)
+
+    def continues_at(self, stream: Stream, epoch: int, position: int) -> bool:
+        """Whether its next batch is the one at this position of a stream."""
+        is_next = stream is self._stream and (epoch, position) == self._next
+        return is_next and self._is_endless and self.belongs_to_this_process
+
+    def stop(self) -> None:
+        self._prefetcher.stop()
+
+
+class _GroupSequence:
+    """Numbers the groups of an epoch and of those after it. Threads may share it."""
+
+    def __init__(
+        self,
+        groups: Callable[..., BatchGroups],
+        epoch: int,
+        begun: Ranges,
+        following: Callable[[int], Ranges] | None,
+        threads: int,
+        first: BatchMaker,
+    ) -> None:
+        self._lock = threading.Lock()
+        self._groups, self._epoch, self._following, self._threads = groups, epoch, following, threads
+        self._parts: list[tuple[int, BatchGroups]] = []  # with the number of their first group
+        self._end = 0
+        self._append(begun[:1], maker=first)
+        self._append(begun[1:])
+        self.count = self._end if following is None else None
+
+    def make(self, number: int) -> Iterator[Handoff]:
+        """Yield the batches of one group."""
+        with self._lock:
+            while number >= self._end:
+                assert self._following is not None
+                self._epoch += 1
+                ranges = self._following(self._epoch)
+                if not ranges:
+                    raise ValueError(f"epoch {self._epoch} of this stream has no batch")
+                self._append(ranges)
+            first, groups = next(part for part in reversed(self._parts) if part[0] <= number)
+            # Groups before these are made: each thread makes one at a time.
+            self._parts = [part for part in self._parts if part[0] + len(part[1]) > number - self._threads]
+        return groups.make(number - first)
+
+    def _append(self, ranges: Ranges, **options: BatchMaker) -> None:
+        for start, stop in ranges:
+            groups = self._groups(epoch=self._epoch, start=start, stop=stop, **options)
+            self._parts.append((self._end, groups))
+            self._end += len(groups)
+
+
 Made = TypeVar("Made")
 _STOP_SECONDS = 2.0  # to wait for running tasks on stop(); a slower one is abandoned
 _running: "weakref.WeakSet[Prefetcher[Any]]" = weakref.WeakSet()
@@ -198,18 +330,20 @@ class _Slot(Generic[Made]):
 class Prefetcher(Generic[Made]):
     """`items()` yields the items of the iterators `make(0)`, `make(1)`, … in that order, and raises what they raise.
 
+    `count` is the number of iterators, None for endlessly many.
+
     Threads are daemons and hold only the Prefetcher: an abandoned iteration or an exiting interpreter does not wait for
     them. A forked process has no threads; its copy reports so by `belongs_to_this_process`.
     """
 
-    def __init__(self, make: Callable[[int], Iterator[Made]], count: int, *, threads: int, queued: int) -> None:
+    def __init__(self, make: Callable[[int], Iterator[Made]], count: int | None, *, threads: int, queued: int) -> None:
         self._make = make
-        self._count = count
+        self._count = sys.maxsize if count is None else count
         self._process = _process
         self._stopped = False
         self._tasks: SimpleQueue[int | None] = SimpleQueue()
         self._slots: list[_Slot[Made]] = [_Slot(queued) for _ in range(threads + 1)]
-        for task in range(min(count, len(self._slots))):
+        for task in range(min(self._count, len(self._slots))):
             self._tasks.put(task)
         self._threads = [
             threading.Thread(target=self._work, name=f"forebay-feed-{number}", daemon=True) for number in range(threads)
@@ -330,18 +464,44 @@ def _from_many(
     caches: Sequence[Cache], rows: Numbers, sources: Numbers, size: int, columns: Sequence[str] | None
 ) -> Iterator[Read]:
     present = np.unique(sources).tolist() or [0]
-    read = [caches[source].read(rows[sources == source], columns) for source in present]
-    at = np.argsort(np.argsort(sources, kind="stable"), kind="stable")  # where each row is in what was read
+    places = [np.flatnonzero(sources == source) for source in present]
+    read = [caches[source].read(rows[at], columns) for source, at in zip(present, places, strict=True)]
     names = [name for name in read[0] if all(name in one for one in read)]
     dtypes = {name: np.result_type(*(cache.column(name).array_dtype for cache in caches)) for name in names}
-    merged = {name: _merged([one[name] for one in read], at, dtypes[name]) for name in names}
+    merged = {name: _merged([one[name] for one in read], places, len(rows), dtypes[name]) for name in names}
     batches = [cut_batches(values, size) for values in merged.values()]
     yield from (dict(zip(merged, batch, strict=True)) for batch in zip(*batches, strict=True))
 
 
-def _merged(pieces: list[Array | Ragged], at: Numbers, dtype: np.dtype[Any]) -> Array | Ragged:
-    """Concatenate the pieces of all caches and put their rows in the order of the batch."""
-    if isinstance(pieces[0], Ragged):
-        rows = [piece[row] for piece in pieces if isinstance(piece, Ragged) for row in range(len(piece))]
-        return Ragged.of([rows[index] for index in at.tolist()], dtype, pieces[0].values.shape[1:])
-    return np.concatenate([piece for piece in pieces if not isinstance(piece, Ragged)], dtype=dtype)[at]
+def _merged(pieces: list[Array | Ragged], places: list[Numbers], count: int, dtype: np.dtype[Any]) -> Array | Ragged:
+    """Put the rows of every piece in their places among `count` rows."""
+    ragged = [piece for piece in pieces if isinstance(piece, Ragged)]
+    if ragged:
+        return _merged_ragged(ragged, places, count, dtype)
+    fixed = [piece for piece in pieces if not isinstance(piece, Ragged)]
+    merged = np.empty((count, *fixed[0].shape[1:]), dtype)
+    for piece, at in zip(fixed, places, strict=True):
+        merged[at] = piece
+    return merged
+
+
+def _merged_ragged(pieces: list[Ragged], places: list[Numbers], count: int, dtype: np.dtype[Any]) -> Ragged:
+    """Put ragged rows in their places.
+
+    >>> pieces = [Ragged.of_bytes([b"ab", b"c"]), Ragged.of_bytes([b"d"])]
+    >>> merged = _merged_ragged(pieces, [np.array([0, 2]), np.array([1])], 3, np.dtype("u1"))
+    >>> merged.values.tobytes(), merged.offsets.tolist()
+    (b'abdc', [0, 2, 3, 4])
+    """
+    offsets = np.zeros(count + 1, np.int64)
+    for piece, at in zip(pieces, places, strict=True):
+        offsets[at + 1] = piece.lengths
+    np.cumsum(offsets, out=offsets)
+    values = np.empty((int(offsets[-1]), *pieces[0].values.shape[1:]), dtype)
+    for piece, at in zip(pieces, places, strict=True):
+        lengths = piece.lengths.astype(np.int64)
+        # A value moves by as much as its row does.
+        moves = np.repeat(offsets[at] - piece.offsets[:-1].astype(np.int64), lengths)
+        first, last = int(piece.offsets[0]), int(piece.offsets[-1])
+        values[np.arange(first, last) + moves] = piece.values[first:last]
+    return Ragged(values, offsets)

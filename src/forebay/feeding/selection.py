@@ -1,4 +1,4 @@
-"""Rules that select rows of a cache: `Split` into training and validation, and `Where` with a predicate.
+"""Rules that select rows of a cache: `Split` into training and validation, `Where` with a predicate, `Present`.
 
 `rule.select(cache)` returns the selected rows of the generation that the cache pins: whole chunks as ranges, single
 rows as one bit each in a mapped file.
@@ -14,17 +14,19 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
+from forebay.cache.catalog import presence_name
 from forebay.columns import Columns, Ragged
-from forebay.errors import Damaged, SelectionEmpty, SelectionLost
+from forebay.errors import Damaged, SelectionEmpty, SelectionLost, choice_error
 from forebay.feeding.arguments import checked_names, checked_whole
 from forebay.feeding.stream import SelectionRule
 from forebay.format.layout import FORMAT_VERSION
-from forebay.format.sealed import seal, unseal
+from forebay.format.tensors import seal, unseal
 from forebay.order.selected_rows import (
     Bits,
     BitSelection,
@@ -72,9 +74,9 @@ class Split:
 
     def __post_init__(self) -> None:
         if self.side not in ("train", "validation"):
-            raise ValueError(f"side must be 'train' or 'validation' (got {self.side!r})")
+            raise choice_error("side", self.side, ("train", "validation"))
         if self.by not in get_args(By):
-            raise ValueError(f"by must be one of {', '.join(get_args(By))} (got {self.by!r})")
+            raise choice_error("by", self.by, get_args(By))
         on_training_side([], self.fraction, self.seed)  # checks fraction and seed
         object.__setattr__(self, "fraction", float(self.fraction))  # numpy numbers have another repr
         object.__setattr__(self, "seed", checked_whole("seed", self.seed))
@@ -205,6 +207,50 @@ class Where:
             raise
 
 
+class Present:
+    """The rows that have all of some layers: of all rows, or of those that the rule `within` selects.
+
+        Loader(cache, global_batch_size=64, columns=["latents", "clip_pooled"], selection=Present("latents", "clip"))
+
+    A row that a teacher could not process is absent from its layer, and so are the rows of chunks that the layer does
+    not have yet.
+    """
+
+    def __init__(self, *layers: str, within: SelectionRule | None = None) -> None:
+        if not layers:
+            raise ValueError('Present needs the names of layers: Present("latents", "clip")')
+        self.layers, self.within = layers, within
+
+    def __repr__(self) -> str:
+        names = ", ".join(map(repr, self.layers))
+        return f"Present({names})" if self.within is None else f"Present({names}, within={self.within!r})"
+
+    @property
+    def digest(self) -> str:
+        return f"present in {', '.join(self.layers)}" + (f", within {self.within.digest}" if self.within else "")
+
+    def select(self, cache: Cache) -> Selection:
+        """Return the rows that have all layers."""
+        outer = self.within.select(cache) if self.within else None
+        fingerprints = [cache.recipe(layer).fingerprint for layer in self.layers]
+        key = _key(cache, f"{self.digest} of {fingerprints}")
+        selection = keep_bits(None, key, len(cache), lambda: _joined(self._chosen(cache, outer), len(cache)))
+        return _checked(selection, cache, self.digest, "layers that share rows, or build what they lack")
+
+    def _chosen(self, cache: Cache, outer: Selection | None) -> Iterator[Chosen]:
+        layers = [layer for layer in self.layers if layer != cache.generation.base]
+        has = {layer: np.isin(cache.chunk_numbers, cache.generation.table(layer).chunks) for layer in layers}
+        starts = cache.chunk_starts.tolist()
+        for at, (start, stop) in enumerate(pairwise(starts)):
+            chosen = np.full(stop - start, all(has[layer][at] for layer in layers))
+            if outer is not None:
+                chosen &= np.diff(outer.before(np.arange(start, stop + 1))) > 0
+            if chosen.any():
+                for bits in cache.read(np.arange(start, stop), list(map(presence_name, layers))).values():
+                    chosen &= np.asarray(bits)
+            yield chosen
+
+
 def _joined(chosen: Iterator[Chosen], rows: int) -> Bits:
     """Pack the bools of all chunks into bits; a chunk may begin and end within a byte."""
     bits, start = np.zeros(packed_bytes(rows), np.uint8), 0
@@ -232,7 +278,7 @@ class MappedSelection(BitSelection):
 
     def __init__(self, folder: str, key: str) -> None:
         try:
-            view = LocalStore(folder).map(key)
+            view = LocalStore(folder).view(key)
         except Missing as error:
             raise SelectionLost(os.path.join(folder, key)) from error
         metadata, arrays = unseal(view, folder, key, "selection")

@@ -1,15 +1,15 @@
 """Choose the shuffle that suits a cache, and the part of every global batch that a rank takes.
 
 global   rows are copied from the mapped file, or all of them fit decoded in memory
-window   blocks must be decoded, and more of them than stay decoded at a time
+window   blocks must be decoded, and more of them than stay decoded at a time; or chunks must be fetched
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import lcm
-from typing import Literal
+from typing import Literal, get_args
 
-from forebay.errors import WindowTooLarge
+from forebay.errors import WindowTooLarge, choice_error, is_url
 from forebay.order.orders import Ordering
 from forebay.order.window import LANES, Window
 from forebay.read.cache import Cache
@@ -22,6 +22,7 @@ class Ranks:
     rank: int
     world_size: int
     known_by: Literal["arguments", "environment", "group"] = "arguments"
+    members: tuple[int, ...] = ()  # their ranks in the whole world, where they are only a part of it
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.world_size:
@@ -35,19 +36,20 @@ class Ranks:
 
 
 Shuffle = Literal["auto", "global", "window"]
+REMOTE_CHUNKS = 2  # chunks of a lane that are mixed: all that a batch needs must be fetched first
 WINDOW_BYTES = 96 * 1024 * 1024  # decoded rows that all lanes together mix at a time, unless a window is passed
 
 
 def choose_ordering(
     cache: Cache, columns: Sequence[str], shuffle: Shuffle | None, seed: int, window: Window | None
 ) -> Ordering:
-    """Return the ordering that `shuffle` names; "auto" decides by how the columns of the cache are stored.
+    """Return the ordering that `shuffle` names; "auto" decides by where and how the cache is stored.
 
     All default columns of the cache count beside `columns`, so that runs that read different columns of a cache see
     its rows in the same order.
     """
-    if shuffle not in (None, "auto", "global", "window"):
-        raise ValueError(f"shuffle must be 'auto', 'global', 'window' or None (got {shuffle!r})")
+    if shuffle not in (None, *get_args(Shuffle)):
+        raise choice_error("shuffle", shuffle, (*get_args(Shuffle), None))
     if window is not None and not isinstance(window, Window):
         raise TypeError(f"window is {window!r}; pass forebay.torch.Window(rows=…)")
     if window is not None and shuffle in (None, "global"):
@@ -57,6 +59,8 @@ def choose_ordering(
     decoded = decoded_columns(cache, list(dict.fromkeys([*cache.default_columns, *columns])))
     if shuffle == "window" or window is not None:
         return Ordering("window", seed, window or suitable_window(cache, decoded or cache.default_columns))
+    if shuffle == "auto" and is_url(cache.root):
+        return Ordering("window", seed, suitable_window(cache, decoded or cache.default_columns), automatic=True)
     if shuffle == "global" or not decoded or len(cache) * cache.row_bytes(decoded) <= WINDOW_BYTES:
         return Ordering("global", seed, automatic=shuffle == "auto")
     return Ordering("window", seed, suitable_window(cache, decoded), automatic=True)
@@ -66,6 +70,8 @@ def suitable_window(cache: Cache, columns: Sequence[str], lanes: int = LANES) ->
     """Return a window whose units cut no block of these columns, with as many rows as fit in `WINDOW_BYTES`."""
     unit = lcm(*(cache.column(name).block_rows for name in decoded_columns(cache, columns)))
     rows = WINDOW_BYTES // (lanes * max(1, cache.row_bytes(columns)))
+    if is_url(cache.root):
+        return Window(rows=max(unit, rows), unit=unit, chunks=REMOTE_CHUNKS, lanes=lanes)
     return Window(rows=max(unit, rows), unit=unit, lanes=lanes)
 
 

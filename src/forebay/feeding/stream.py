@@ -86,6 +86,23 @@ class Stream(Protocol):
         ...
 
 
+class RowSource(Protocol):
+    """What a batch is made from, once its rows are located."""
+
+    @property
+    def caches(self) -> Sequence[Cache]: ...
+
+    @property
+    def seed(self) -> int: ...
+
+
+class ReadThrough(NamedTuple):
+    """The caches of a stream, or others that have the same rows."""
+
+    caches: Sequence[Cache]
+    seed: int
+
+
 @runtime_checkable
 class SelectionRule(Protocol):
     """Selects rows of any generation of a cache, such as a split. A selected row stays selected as the cache grows."""
@@ -197,6 +214,7 @@ class Growth:
 
 Read = Mapping[str, Array | Ragged]
 PACKED_COLUMNS = ("tokens", "seq_lens")  # the columns that a training batch is made of
+CHAT_COLUMNS = (*PACKED_COLUMNS, "spans", "last_turn")  # those of a batch of conversations
 
 
 def check_stream(state: Mapping[str, Any], fields: type[msgspec.Struct]) -> None:
@@ -205,6 +223,12 @@ def check_stream(state: Mapping[str, Any], fields: type[msgspec.Struct]) -> None
         msgspec.convert(dict(state), fields)
     except msgspec.ValidationError as error:
         raise ValueError(f"'stream' of the state is not what state_dict() returned: {error}") from error
+
+
+def has_window(state: Mapping[str, Any]) -> bool:
+    """Whether the state of a stream, or of a cache in a mixture, has a window shuffle."""
+    inner = [span for part in state.get("mixture", ()) for span in part.get("spans", ())]
+    return any(one.get("window") is not None for one in (state, *inner))
 
 
 Choose = Callable[[Cache], Ordering]

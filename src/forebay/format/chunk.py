@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from forebay.columns import DTYPES, Array, Column, Columns, Ragged
 from forebay.errors import RecipeInvalid
+from forebay.format import layout
 from forebay.format.codec import MAX_BLOCK_BYTES, compressor
 from forebay.format.layout import FORMAT_VERSION
 from forebay.format.tensors import as_bytes, encode_header
@@ -115,6 +116,10 @@ class ChunkRecord(msgspec.Struct, frozen=True, kw_only=True):
     ids: bytes
     base: bytes
     statistics: dict[str, int | float | list[int]]
+
+    def key(self, layer: str) -> str:
+        """Where the file of this chunk is."""
+        return layout.chunk(layer, self.chunk, self.revision)
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,10 +294,6 @@ def _check_statistics(statistics: Statistics) -> None:
                 f"the statistic '{name}' has an integer beyond 64 bits, a float that is not finite, or more than "
                 f"{MAX_STATISTIC:,} numbers; store it as a finite float or as a column"
             )
-
-
-def sound_statistics(statistics: Statistics) -> bool:
-    return all(can_be_listed(value) for value in statistics.values())
 
 
 def can_be_listed(value: int | float | list[int]) -> bool:

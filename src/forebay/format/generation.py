@@ -14,7 +14,7 @@ import numpy as np
 from forebay.columns import Array
 from forebay.errors import IndexCorrupt, RecipeInvalid
 from forebay.format import layout
-from forebay.format.chunk import ChunkRecord, can_be_listed
+from forebay.format.chunk import ChunkRecord
 from forebay.format.layout import (
     FORMAT_VERSION,
     MAX_NUMBER,
@@ -26,7 +26,7 @@ from forebay.format.layout import (
     decode_recipe_document,
     one_line,
 )
-from forebay.format.sealed import seal, unseal
+from forebay.format.tensors import seal, unseal
 from forebay.recipe import RecipeDocument
 from forebay.store.base import Buffer
 
@@ -36,6 +36,8 @@ _MOST = 1 << 62  # rows or bytes, also summed over chunks
 _LIMITS = {"chunk": MAX_NUMBER, "revision": MAX_REVISION}
 _STATISTICS = (np.dtype("<i8"), np.dtype("<f8"))
 _Number = Annotated[int, msgspec.Meta(ge=0, lt=MAX_NUMBER)]
+_Count = Annotated[int, msgspec.Meta(ge=0)]
+_Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 _Sha256 = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{64}\Z")]
 
 
@@ -50,6 +52,7 @@ class _Metadata(msgspec.Struct, frozen=True):
     versions: tuple[dict[str, str], ...]
     layers: Annotated[tuple[LayerName, ...], msgspec.Meta(max_length=1000)]
     source: dict[str, Any] = {}
+    max_failures: _Count | _Share | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -114,10 +117,6 @@ class ChunkTable:
             {name: merged(*_alike(name, self, fresh)) for name in names},
         )
 
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shape that each statistic has in every chunk."""
-        return {name: values.shape[1:] for name, values in self.statistics.items()} if len(self) else {}
-
     def without(self, chunks: Array) -> "ChunkTable":
         """The table without some chunks."""
         kept = ~np.isin(self.chunks, chunks)
@@ -145,6 +144,7 @@ class Generation:
     tagged: bool = False
     source: Mapping[str, Any] = field(default_factory=dict)  # the source description, in case the plan is lost
     digest: str = ""  # SHA-256 at the end of the file it was read from
+    max_failures: int | float | None = None  # of the base layer's samples: a count, or a share
 
     @property
     def document(self) -> CacheDocument:
@@ -165,12 +165,13 @@ class Generation:
 
     def same_content(self, other: "Generation") -> bool:
         """Whether two generations publish the same content; numbers may differ."""
-        mine, theirs = (replace(one, number=0, source={}).metadata() for one in (self, other))
+        mine, theirs = (replace(one, number=0, source={}, max_failures=None).metadata() for one in (self, other))
         if mine != theirs or self.layers.keys() != other.layers.keys():
             return False
         return all(_same(self._tensors(layer), other._tensors(layer)) for layer in self.layers)
 
     def metadata(self) -> dict[str, Any]:
+        limit = {} if self.max_failures is None else {"max_failures": self.max_failures}
         return {
             "format_version": FORMAT_VERSION,
             "type": "generation",
@@ -181,7 +182,9 @@ class Generation:
             "plan": list(self.plan),
             "versions": [dict(version) for version in self.versions],
             "layers": sorted(self.layers),
-        } | ({"source": dict(self.source)} if self.source else {})
+            **({"source": dict(self.source)} if self.source else {}),
+            **limit,
+        }
 
     def encode(self, key: bytes | None) -> list[Buffer]:
         tensors: dict[str, Array] = {}
@@ -211,6 +214,7 @@ def decode_generation(view: memoryview, root: str, where: str, key: bytes | None
             layers={layer: _table(layer, tensors) for layer in facts.layers},
             tagged=key is not None,
             source=facts.source,
+            max_failures=facts.max_failures,
             digest=bytes(view[-64:-32] if key is not None else view[-32:]).hex(),  # the tag comes last
         )
         _check_texts(generation)
@@ -267,17 +271,6 @@ def _is_sound(name: str, values: Array, count: int) -> bool:
     if name.startswith("statistics."):
         return values.dtype in _STATISTICS and values.ndim in (1, 2) and len(values) == count
     return values.ndim > 0 and len(values) == count
-
-
-def shapes_of(record: ChunkRecord) -> dict[str, tuple[int, ...]]:
-    """The shape of each statistic of a chunk."""
-    return {name: (len(value),) if isinstance(value, list) else () for name, value in record.statistics.items()}
-
-
-def can_join(record: ChunkRecord, shapes: Mapping[str, tuple[int, ...]]) -> bool:
-    """Whether the statistics of a chunk fit a table with these shapes."""
-    alike = all(shapes.get(name, shape) == shape for name, shape in shapes_of(record).items())
-    return alike and all(map(can_be_listed, record.statistics.values()))
 
 
 def _statistic(name: str, values: list[int | float | list[int] | None]) -> Array:

@@ -2,13 +2,17 @@
 
 cache.json                            format version, cache id, base layer
 plan/000000.safetensors               append-only segments: chunk -> files and ranges
+plan/dropped/<layer>.0.json           the recipe of a layer that was dropped: its revisions up to 0 do not count
 identities/000000.<hash>.safetensors  hashes of the samples that a segment kept, if its recipe deduplicates
 layers/<layer>/recipe.json            the recipe, readable, with its fingerprint
 layers/<layer>/constants.safetensors  columns that are the same for all rows
+layers/<layer>/constants.<hash>.safetensors   the same, of a layer that was dropped or replaced
 layers/<layer>/000035.safetensors     a chunk: immutable rows
 layers/<layer>/000035.r1.safetensors  revision 1 of the same chunk
 generations/000003.safetensors        what is published, create-only
 claims/<layer>/000035.1.json          the builder that computes a chunk
+seen.bin                              which content source files were found to have at a new time, advisory
+dataset.json                          the name of the data set, advisory
 
 A generation has a copy of both documents. A malformed document raises `IndexCorrupt`.
 """
@@ -25,8 +29,11 @@ from forebay.source import MOST_LEVELS, is_shallow
 
 FORMAT_VERSION = 1
 CACHE = "cache.json"
+SEEN = "seen.bin"
+DATASET = "dataset.json"
 GENERATIONS = "generations/"
 PLAN = "plan/"
+DROPPED = "plan/dropped/"
 IDENTITIES = "identities/"
 LAYERS = "layers/"
 CLAIMS = "claims/"
@@ -38,6 +45,8 @@ _NAME = r"[A-Za-z0-9_][A-Za-z0-9_-]{0,127}"
 _GENERATION = re.compile(rf"generations/{_NUMBER}\.safetensors")
 _SEGMENT = re.compile(rf"plan/{_NUMBER}\.safetensors")
 _CHUNK = re.compile(rf"layers/{_NAME}/{_NUMBER}(?:\.r([1-9][0-9]{{0,8}}))?\.safetensors")
+_DROPPED = re.compile(rf"{DROPPED}({_NAME})\.(0|[1-9][0-9]{{0,8}})\.json")
+_CONSTANTS = re.compile(rf"layers/{_NAME}/constants\.[0-9a-f]{{16}}\.safetensors")
 _CLAIM = re.compile(rf"claims/{_NAME}/{_NUMBER}\.([1-9][0-9]{{0,8}})\.json")
 _IDENTITIES = re.compile(rf"identities/{_NUMBER}\.[0-9a-f]{{16}}\.safetensors")
 _RECIPE = re.compile(rf"layers/({_NAME})/recipe\.json")
@@ -69,6 +78,15 @@ def recipe(layer: str) -> str:
 
 def constants(layer: str) -> str:
     return f"{LAYERS}{layer}/constants.safetensors"
+
+
+def dropped_constants(layer: str, digest: str) -> str:
+    """Where constants stay for the generations before a layer was dropped, by their SHA-256."""
+    return f"{LAYERS}{layer}/constants.{digest[:16]}.safetensors"
+
+
+def dropped(layer: str, revision: int) -> str:
+    return f"{DROPPED}{layer}.{revision}.json"
 
 
 def layer_folder(layer: str) -> str:
@@ -121,18 +139,31 @@ def parse_claim(key: str) -> tuple[int, int] | None:
     return (int(found[1]), int(found[2])) if found else None
 
 
+def parse_dropped(key: str) -> tuple[str, int] | None:
+    """(layer, revision) of the key of a layer that was dropped, None for any other key."""
+    found = _DROPPED.fullmatch(key)
+    return (found[1], int(found[2])) if found else None
+
+
+def is_constants(key: str, layer: str) -> bool:
+    """Whether a key is of a layer's constants, in use or of a generation before the layer was dropped."""
+    return key == constants(layer) or (key.startswith(layer_folder(layer)) and _CONSTANTS.fullmatch(key) is not None)
+
+
 def is_known(key: str, layers: set[str]) -> bool:
     """Whether this module can make a key, given the existing layers."""
     top, _, rest = key.partition("/")
     layer, _, name = rest.partition("/")
+    if parse_dropped(key) is not None:
+        return True
     if not name:
         numbers = (parse_generation(key), parse_segment(key), parse_identities(key))
-        return key == CACHE or any(number is not None for number in numbers)
+        return key in (CACHE, SEEN, DATASET) or any(number is not None for number in numbers)
     if layer not in layers:
         return False
     if f"{top}/" == CLAIMS:
         return parse_claim(key) is not None
-    return key in (recipe(layer), constants(layer)) or parse_chunk(key) is not None
+    return key == recipe(layer) or is_constants(key, layer) or parse_chunk(key) is not None
 
 
 def _number(pattern: re.Pattern[str], key: str) -> int | None:

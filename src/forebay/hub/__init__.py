@@ -18,11 +18,10 @@ except ModuleNotFoundError as missing:
     raise LibraryMissing(library, "reading from the Hugging Face hub", "remote") from missing
 
 from forebay.hub.dataset_shards import parquet_shards
-from forebay.hub.download import RangeFile
+from forebay.hub.download import RangeFile, SpooledFile, acquire, clear, sweep
 from forebay.hub.http import RetryPolicy
 from forebay.hub.models import model_files, tokenizer_json
 from forebay.hub.repository import HubFile, Listing, RemoteFile, Repository
-from forebay.hub.spool import SpooledFile, acquire, clear, sweep
 
 __all__ = [
     "HubFile",

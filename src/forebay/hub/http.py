@@ -22,6 +22,7 @@ from huggingface_hub.errors import OfflineModeIsEnabled
 from huggingface_hub.utils import get_session, parse_ratelimit_headers
 
 from forebay.errors import ForebayError, HubNotFound, HubUnreachable
+from forebay.first_answer import FIRST_ATTEMPTS, awaited, has_answered, note_answer, report_retry
 
 T = TypeVar("T")
 _LONGEST_ASKED = 600.0  # the hub's rate limit window is five minutes; longer waits are capped
@@ -47,8 +48,10 @@ class RetryPolicy:
 class TransientError(Exception):
     """An error that a retry may fix. `asked` is the pause in seconds that the hub requested."""
 
-    def __init__(self, problem: str, asked: float | None = None, final: ForebayError | None = None) -> None:
-        self.problem, self.asked, self.final = problem, asked, final
+    def __init__(
+        self, problem: str, asked: float | None = None, final: ForebayError | None = None, is_reached: bool = True
+    ) -> None:
+        self.problem, self.asked, self.final, self.is_reached = problem, asked, final, is_reached
         super().__init__(problem)
 
 
@@ -59,13 +62,18 @@ def with_retries(
     failures, most = 0, arrived()
     while True:
         try:
-            return attempt()
+            with awaited(endpoint):
+                return attempt()
         except TransientError as error:
             failures = 1 if arrived() >= most + _ADVANCE else failures + 1
             most = max(most, arrived())
-            if failures > patience.retries:
+            is_new = not error.is_reached and not has_answered(endpoint)
+            retries = min(patience.retries, FIRST_ATTEMPTS - 1) if is_new else patience.retries
+            if failures > retries:
                 tries = f"{error.problem} ({failures} attempts)"
                 raise error.final or HubUnreachable(endpoint, what, tries) from error
+            if is_new:
+                report_retry(endpoint, error.problem, failures + 1, retries + 1)
             time.sleep(patience.wait(failures, error.asked))
 
 
@@ -123,7 +131,8 @@ def get(
     except (OfflineModeIsEnabled, httpx2.UnsupportedProtocol, httpx2.InvalidURL) as error:
         raise HubUnreachable(endpoint.address, what, str(error)) from error
     except httpx2.RequestError as error:
-        raise TransientError(f"{type(error).__name__}: {error}") from error
+        is_reached = not isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout)
+        raise TransientError(f"{type(error).__name__}: {error}", is_reached=is_reached) from error
 
 
 def fetch(
@@ -154,6 +163,7 @@ def _followed(
     request = session.build_request("GET", first.url, headers=dict(headers), timeout=timeout)
     for _ in range(_MOST_REDIRECTS + 1):
         response = session.send(request, stream=True, follow_redirects=False)
+        note_answer(hub)
         answers.callback(response.close)
         if response.next_request is None:
             return response

@@ -9,9 +9,9 @@ import secrets
 from dataclasses import replace
 
 from forebay.errors import HubNotFound, HubUnreachable
+from forebay.hub.download import acquire
 from forebay.hub.http import RetryPolicy
 from forebay.hub.repository import HubFile, RemoteFile, Repository
-from forebay.hub.spool import acquire
 
 _TOKENIZER = "tokenizer.json"
 _TOKENIZERS = "tokenizers"  # their folder in the disk cache

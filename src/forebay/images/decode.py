@@ -1,11 +1,14 @@
-"""Decode an image file to RGB as displayed, or raise `ImageUnreadable` with a reason.
+"""Decode an image file to RGB as displayed, and convert it to its stored content.
 
     file ── header ── pixels counted ── decoded ── turned by EXIF ── alpha onto the pad colour ── RGB, 8 bit
 
 Only the first frame of an animation is decoded. Of 16 bits the upper 8 are kept, for grey as Pillow does for colour.
 CMYK is converted without colour profiles; in a JPEG it is taken as inverted, as Adobe writes it.
+
+Padding is never stored; `paste` adds it where a whole canvas is needed.
 """
 
+import ctypes
 import io
 import os
 import re
@@ -15,20 +18,182 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
 
 from forebay.errors import ImageUnreadable, LibraryMissing
-from forebay.images.geometry import fit
+from forebay.images.geometry import Letterbox, fit
+
+Alpha = Literal["composite", "drop", "fail"]
+Color = tuple[int, int, int]
+SWAPPING = frozenset(
+    Image.Transpose[name] for name in ("TRANSPOSE", "ROTATE_270", "TRANSVERSE", "ROTATE_90")
+)  # width and height
+_STRIP_PIXELS = 1 << 20
+_SEEN_THROUGH = ("RGBA", "LA", "PA", "RGBa", "La")
+_WITHOUT_RANGE = ("I", "F", "LAB", "HSV")
+
+
+def as_rgb(image: Image.Image, alpha: Alpha, pad_color: Color) -> Image.Image:
+    """Return an image of any mode as RGB; transparency is composited over the pad colour, dropped, or refused.
+
+    Transparent pixels are still content: only the box defines the padding.
+    """
+    if image.mode == "RGB" and "transparency" not in image.info:
+        return image
+    shallow = _upper_bits(image) if _is_deep(image) else image
+    if shallow.mode in _WITHOUT_RANGE:
+        raise ImageUnreadable("unsupported", f"pixels of mode {shallow.mode} have no agreed way to 8-bit colour")
+    return _opaque(shallow, alpha, pad_color) if _has_alpha(shallow) else shallow.convert("RGB")
+
+
+@dataclass(frozen=True, slots=True)
+class Bands:
+    """A large image, converted, turned and resized one band at a time: as a whole it would take two or three copies."""
+
+    image: Image.Image
+    alpha: Alpha
+    pad_color: Color
+    turn: Image.Transpose | None
+
+    @property
+    def size(self) -> tuple[int, int]:
+        return self.image.size[::-1] if self.turn in SWAPPING else self.image.size
+
+    def resized(self, size: tuple[int, int], method: Image.Resampling) -> Image.Image:
+        """Return the image after `as_rgb`, the turn and `resize`."""
+        if self.image.mode == "RGBA":
+            self._cover()
+        return Image.merge("RGB", [self._turned(place).resize(size, method) for place in range(3)])
+
+    def _cover(self) -> None:
+        """Make every pixel opaque, in place."""
+        for top, strip in self._strips():
+            self.image.paste(as_rgb(strip, self.alpha, self.pad_color).convert("RGBA"), (0, top))
+
+    def _turned(self, place: int) -> Image.Image:
+        return self._band(place) if self.turn is None else self._band(place).transpose(self.turn)
+
+    def _band(self, place: int) -> Image.Image:
+        if self.image.mode in ("RGB", "RGBA") and "transparency" not in self.image.info:
+            return self.image.getchannel(place)
+        band = Image.new("L", self.image.size)
+        for top, strip in self._strips():
+            band.paste(as_rgb(strip, self.alpha, self.pad_color).getchannel(place), (0, top))
+        return band
+
+    def _strips(self) -> Iterator[tuple[int, Image.Image]]:
+        width, height = self.image.size
+        rows = max(1, _STRIP_PIXELS // width)
+        for top in range(0, height, rows):
+            strip = self.image.crop((0, top, width, min(height, top + rows)))
+            strip.format = self.image.format  # `_is_deep` needs it
+            yield top, strip
+
+
+def _is_deep(image: Image.Image) -> bool:
+    """Return whether grey has 16 bits; older versions of Pillow open such a PNG with 32."""
+    return image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PNG")
+
+
+def _upper_bits(image: Image.Image) -> Image.Image:
+    values = np.asarray(image)
+    grey = Image.fromarray((values >> 8).astype(np.uint8))
+    clear = image.info.get("transparency")
+    if isinstance(clear, int):
+        grey.putalpha(Image.fromarray(np.where(values == clear, 0, 255).astype(np.uint8)))
+    return grey
+
+
+def _has_alpha(image: Image.Image) -> bool:
+    by_palette = image.mode == "P" and image.palette is not None and image.palette.mode.endswith("A")
+    return image.mode in _SEEN_THROUGH or "transparency" in image.info or by_palette
+
+
+def _opaque(image: Image.Image, alpha: Alpha, pad_color: Color) -> Image.Image:
+    """Remove transparency strip by strip; on the whole image, each step would take another copy."""
+    opaque = Image.new("RGB", image.size)
+    rows = max(1, _STRIP_PIXELS // image.width)
+    for top in range(0, image.height, rows):
+        strip = image.crop((0, top, image.width, min(top + rows, image.height)))
+        clear = (strip.convert("LA") if strip.mode == "La" else strip).convert("RGBA")
+        if alpha == "fail" and clear.getchannel("A").getextrema()[0] != 255:
+            raise ImageUnreadable("transparent", "some of its pixels are transparent, and the recipe says alpha='fail'")
+        if alpha == "composite":
+            clear = Image.alpha_composite(Image.new("RGBA", clear.size, (*pad_color, 255)), clear)
+        opaque.paste(clear.convert("RGB"), (0, top))
+    return opaque
+
+
+Resample = Literal["bilinear", "bicubic", "lanczos", "box", "nearest"]
+Planes = NDArray[np.uint8]  # (3, height, width)
+
+
+def letterbox(
+    image: Image.Image | Bands, size: int, resample: Resample = "bilinear", full: tuple[int, int] | None = None
+) -> tuple[Image.Image, Letterbox]:
+    """Return an RGB image at the size of its box, equal to Pillow's `resize`, and its letterbox.
+
+    `full` is the size of the original, if the image was decoded smaller (a draft). The bands of a large image give the
+    same pixels.
+    """
+    fitted = fit(*(full or image.size), size)
+    wanted, method = fitted.box[2:], Image.Resampling[resample.upper()]
+    if isinstance(image, Bands):
+        return image.resized(wanted, method), fitted
+    return (image if image.size == wanted else image.resize(wanted, method)), fitted
+
+
+def as_planes(image: Image.Image) -> Planes:
+    """Return the pixels of an RGB image, `[3, height, width]`."""
+    return np.frombuffer(bytearray().join(bands_of(image)), np.uint8).reshape(3, image.height, image.width)
+
+
+def bands_of(image: Image.Image) -> list[bytes]:
+    """Return red, green and blue of an RGB image. Pillow packs single bands faster than numpy separates them."""
+    return [image.tobytes("raw", band) for band in "RGB"]
+
+
+def paste(content: NDArray[Any], fitted: Letterbox, pad_color: Color) -> Planes:
+    """Return the whole canvas `[3, size, size]`: content in its box, padding around it."""
+    left, top, width, height = fitted.box
+    canvas = np.empty((3, fitted.size, fitted.size), np.uint8)
+    canvas[:] = np.array(pad_color, np.uint8)[:, None, None]
+    canvas[:, top : top + height, left : left + width] = content
+    return canvas
+
+
+def model_planes(
+    content: Planes, size: int, how: Literal["letterbox", "crop"], resample: Resample, pad_color: Color
+) -> Planes:
+    """Return an image `[3, height, width]` as a model's square `[3, size, size]`.
+
+    "letterbox" is the canvas of an image recipe of that size; "crop" is the centre, with the shorter side resized to
+    `size`.
+    """
+    image = Image.fromarray(np.ascontiguousarray(content.transpose(1, 2, 0)))
+    if how == "letterbox":
+        small, fitted = letterbox(image, size, resample)
+        return paste(as_planes(small), fitted, pad_color)
+    shorter = min(image.size)
+    width, height = (max(size, side * size // shorter) for side in image.size)
+    resized = (
+        image if image.size == (width, height) else image.resize((width, height), Image.Resampling[resample.upper()])
+    )
+    left, top = (width - size) // 2, (height - size) // 2
+    return as_planes(resized.crop((left, top, left + size, top + size)))
+
 
 try:
     from PIL import Image, ImageFile
     from PIL.TiffImagePlugin import TiffImageFile
 except ModuleNotFoundError as missing:
     raise LibraryMissing("pillow", "decoding images", "images") from missing
-
-from forebay.images.content import SWAPPING, Alpha, Bands, Color, as_rgb
-
 _FILTER = ("ignore", None, Warning, re.compile(r"PIL\."), 0)
 _lock = threading.Lock()
 _inside = 0
@@ -203,7 +368,10 @@ def _decoded(opened: ImageFile.ImageFile, policy: Policy) -> Decoded:
     full = opened.size
     _check_format_size("TIFF strips" if _has_large_strips(opened) else opened.format or "", full, policy.max_pixels)
     drafted = policy.draft_size is not None and opened.draft(None, fit(*full, policy.draft_size).box[2:]) is not None
-    stated = _orientation(opened) if opened.format == "TIFF" else 1
+    stated = 1
+    if opened.format == "TIFF":
+        _quiet_libtiff()
+        stated = _orientation(opened)
     opened.load()
     left = _orientation(opened)
     # Pillow turns a TIFF by itself, and then removes its orientation.
@@ -217,6 +385,19 @@ def _decoded(opened: ImageFile.ImageFile, policy: Policy) -> Decoded:
     if not drafted:
         return Decoded(image, image.size)
     return Decoded(image, full[::-1] if turn in SWAPPING else full)
+
+
+@cache
+def _quiet_libtiff() -> None:
+    """Keep messages of libtiff off standard error: what stops it is an error of Pillow, a failure of the sample."""
+    with suppress(OSError, AttributeError):  # another system, or a libtiff inside another library
+        with open("/proc/self/maps") as maps:
+            loaded = {line.split(maxsplit=5)[5].strip() for line in maps if "libtiff" in line}
+        for path in loaded:
+            library = ctypes.CDLL(path)
+            for handler in (library.TIFFSetErrorHandler, library.TIFFSetWarningHandler):
+                handler.argtypes, handler.restype = [ctypes.c_void_p], ctypes.c_void_p
+                handler(None)
 
 
 def webp_size(content: bytes) -> tuple[int, int]:

@@ -21,8 +21,7 @@ from PIL import ExifTags, Image, ImageOps
 
 from forebay.columns import Array
 from forebay.errors import AllTokensIgnored, ImageUnreadable, RecipeInvalid
-from forebay.images.content import Planes, paste
-from forebay.images.decode import understood
+from forebay.images.decode import Planes, paste, understood
 from forebay.images.geometry import Letterbox, Normalize, Scaling
 from forebay.images.recipe import ImageRecipe, Row
 from forebay.masks.rectangle import IGNORE_THRESHOLD, pixel_mask, token_ignore_mask, token_padding

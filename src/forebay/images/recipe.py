@@ -1,6 +1,7 @@
 """The recipe of images: letterbox them, and store their content, box, tags and metadata."""
 
 import io
+import typing
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -10,17 +11,32 @@ from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 import msgspec
 import numpy as np
+from msgspec import Meta
 from PIL import Image, features
 from PIL import __version__ as pillow_version
 from PIL.JpegImagePlugin import JpegImageFile
 
-from forebay.columns import Array, Codec, Column, Level, Ragged
+from forebay.columns import Array, CodecField, Column, LevelField, Ragged
 from forebay.errors import ImageUnreadable, RecipeInvalid
-from forebay.images.content import Alpha, Color, Planes, Resample, as_planes, bands_of, letterbox
-from forebay.images.decode import MAX_PIXELS, Exif, Policy, check_size, decode, rgb
+from forebay.fields import Size
+from forebay.images.decode import (
+    MAX_PIXELS,
+    Alpha,
+    Color,
+    Exif,
+    Planes,
+    Policy,
+    Resample,
+    as_planes,
+    bands_of,
+    check_size,
+    decode,
+    letterbox,
+    rgb,
+)
 from forebay.images.geometry import Letterbox
 from forebay.images.tags import TagKey, Tags, shown_key, tags_in
-from forebay.recipe import ChunkTarget, RecipeHooks, Rows, canonical_json, check_fields
+from forebay.recipe import ChunkTarget, RecipeHooks, RecipeMeta, Rows, canonical_json, check_fields
 from forebay.source import TOO_DEEP, Annotated, Failure, Sample, is_shallow
 
 Row = dict[str, Array]
@@ -126,13 +142,6 @@ LOOKED_AT = 10_000  # images in which a tag of the vocabulary is searched
 _NO_INDEX = "and have no index; `ImageBatch(cache, vocabulary=…)` reads them from the metadata, a new cache counts them"
 MOST_METADATA = 1 << 20  # bytes, so that rows fit in chunks of the planned size
 _MOST_ROOM = 128 * 1024 * 1024  # no chunk is planned larger
-_BOUNDS: dict[str, tuple[int, int | None]] = {
-    "size": (1, LARGEST_SIZE),
-    "quality": (1, 100),
-    "min_tag_count": (1, None),
-    "max_pixels": (1, None),
-    "chunk_bytes": (1, None),
-}
 
 
 class Annotations(Protocol):
@@ -141,12 +150,15 @@ class Annotations(Protocol):
     def annotations(self) -> Iterable[Mapping[str, Any]]: ...
 
 
-class ImageRecipe(RecipeHooks, msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=True):
-    """Letterbox images to `size` × `size` and store their content.
+class ImageRecipe(
+    RecipeHooks, msgspec.Struct, metaclass=RecipeMeta, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=True
+):
+    """Letterbox images: content pixels, their box on the canvas, tags.
 
-    With `tags=None`, the vocabulary is counted when a cache is planned: all tags that the source has under `tag_key` at
-    least `min_tag_count` times. `()` stores no tags. `tag_key` names one key of the metadata or several;
-    `tag_separator`, by default a comma, separates the tags of a string.
+    The canvas has `size` × `size` pixels; padding is not stored. With `tags=None`, the vocabulary is counted when a
+    cache is planned: all tags that the source has under `tag_key` at least `min_tag_count` times. `()` stores no tags.
+    `tag_key` names one key of the metadata or several; `tag_separator`, by default a comma, separates the tags of a
+    string.
     """
 
     kind: ClassVar[str] = "images"
@@ -155,29 +167,47 @@ class ImageRecipe(RecipeHooks, msgspec.Struct, frozen=True, kw_only=True, forbid
     annotations: ClassVar[tuple[str, ...]] = ("id", "metadata")
     judged_by: ClassVar[int] = 48  # rows differ in size by the aspect of images only
 
-    size: int = 448
-    pad_color: Color = (114, 114, 114)
-    resample: Resample = "bilinear"
-    alpha: Alpha = "composite"
-    exif: Exif = "apply"
-    decode: Literal["exact", "fast"] = "exact"
-    storage: Literal["raw", "jpeg"] = "raw"
-    quality: int = 95
-    codec: Codec = "none"
-    level: Level = "default"
-    tags: tuple[str, ...] | None = None
-    tag_key: TagKey = "tags"
-    min_tag_count: int = 1
-    max_pixels: int = MAX_PIXELS
-    chunk_bytes: int = 64 * 1024 * 1024
-    tag_separator: str | msgspec.UnsetType = msgspec.UNSET  # unset, it is not part of the fingerprint
+    source_settings: ClassVar[str] = "forebay.sources.settings:ImageSettings"
+
+    size: typing.Annotated[int, Meta(ge=1, le=LARGEST_SIZE, description="Side of the canvas, in pixels.")] = 448
+    pad_color: typing.Annotated[
+        Color,
+        Meta(description="Padding color, e.g. 114,114,114 or #727272.", extra={"format": "color", "metavar": "R,G,B"}),
+    ] = (114, 114, 114)
+    resample: typing.Annotated[Resample, Meta(description="Filter for scaling down.")] = "bilinear"
+    alpha: typing.Annotated[
+        Alpha, Meta(description="Transparency: composite onto the pad color, drop it, or fail the image.")
+    ] = "composite"
+    exif: typing.Annotated[Exif, Meta(description="EXIF orientation.")] = "apply"
+    decode: typing.Annotated[
+        Literal["exact", "fast"], Meta(description="fast: decode large JPEGs at reduced resolution; pixels differ.")
+    ] = "exact"
+    storage: typing.Annotated[Literal["raw", "jpeg"], Meta(description="Storage format of pixels.")] = "raw"
+    quality: typing.Annotated[int, Meta(ge=1, le=100, description="JPEG quality, with --storage jpeg.")] = 95
+    codec: CodecField = "none"
+    level: LevelField = "default"
+    tags: typing.Annotated[
+        tuple[str, ...] | None,
+        Meta(
+            description="Tag vocabulary: cat,dog or @file or none.",
+            extra={"format": "names", "metavar": "TAGS", "default": "all tags of the source"},
+        ),
+    ] = None
+    tag_key: typing.Annotated[
+        TagKey, Meta(description="Metadata key that holds the tags (repeatable).", extra={"metavar": "KEY"})
+    ] = "tags"
+    min_tag_count: typing.Annotated[int, Meta(ge=1, description="Drop tags that are rarer than this.")] = 1
+    max_pixels: typing.Annotated[int, Meta(ge=1, description="Fail larger images.")] = MAX_PIXELS
+    chunk_bytes: typing.Annotated[Size, Meta(description="Decoded size of a chunk.")] = 64 * 1024 * 1024
+    tag_separator: typing.Annotated[  # unset, it is not part of the fingerprint
+        str | msgspec.UnsetType,
+        Meta(
+            description=r"Separator of tags in a string: ',' or ' ' or '\n'.",
+            extra={"format": "escaped", "default": ","},
+        ),
+    ] = msgspec.UNSET
 
     def __post_init__(self) -> None:
-        for name, (least, most) in _BOUNDS.items():
-            value = getattr(self, name)
-            if type(value) is not int or value < least or (most is not None and value > most):
-                expected = f"at least {least}" if most is None else f"from {least} to {most:,}"
-                raise RecipeInvalid(f"{name} is {value!r}; it must be {expected}")
         if not _is_color(self.pad_color):
             raise RecipeInvalid(f"pad_color is {self.pad_color!r}; it must be three whole numbers from 0 to 255")
         if not self.tag_key or self.tag_separator == "":

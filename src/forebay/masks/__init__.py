@@ -2,10 +2,14 @@
 
 documents    lengths → ids, positions, starts, labels, cu_seqlens
 spans        lengths → the span of keys each query sees (causal, bidirectional, window, prefix-LM) → block lists
+conversations  spans of chat caches → which tokens are trained, with which weight
+preferences  the same for the candidates of a prompt
 rectangle    rectangle → pixel mask, token mask, boxes, latent weights
+notebook     spans and packed rows as HTML
 draw         pictures of both (needs pillow; import `forebay.masks.draw`)
 """
 
+from forebay.masks.conversations import KINDS, ROLES, TrainOn, token_weights
 from forebay.masks.documents import (
     cu_seqlens,
     doc_start,
@@ -17,6 +21,7 @@ from forebay.masks.documents import (
     positions,
     whole_lengths,
 )
+from forebay.masks.preferences import candidate_weights
 from forebay.masks.rectangle import (
     flip_rectangles,
     latent_weights,
@@ -41,11 +46,15 @@ from forebay.masks.spans import (
 )
 
 __all__ = [
+    "KINDS",
+    "ROLES",
     "BlockList",
     "BlockLists",
     "BlockRanges",
     "Spans",
+    "TrainOn",
     "block_ranges",
+    "candidate_weights",
     "causal_spans",
     "cu_seqlens",
     "dense_mask",
@@ -66,6 +75,7 @@ __all__ = [
     "span_block_lists",
     "token_ignore_mask",
     "token_padding",
+    "token_weights",
     "whole_lengths",
     "windowed",
 ]

@@ -23,6 +23,9 @@ from typing import Final, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from forebay import compiled
+from forebay.errors import choice_error
+
 Ints = NDArray[np.int32]
 Bools = NDArray[np.bool_]
 LabelStyle = Literal["shifted", "unshifted", "next", "aligned"]  # the last two are deprecated
@@ -37,7 +40,7 @@ def checked_label_style(argument: str, style: LabelStyle | None) -> LabelStyle |
         warnings.warn(f"{argument}={style!r} is deprecated; use {argument}={new!r}", DeprecationWarning, stacklevel=4)
         return new
     if style not in (None, "shifted", "unshifted"):
-        raise ValueError(f"{argument} must be 'shifted', 'unshifted' or None (got {style!r})")
+        raise choice_error(argument, style, ("shifted", "unshifted", None))
     return style
 
 
@@ -199,6 +202,32 @@ def _check_totals(totals: NDArray[np.int64], width: int) -> None:
 
 
 Longs = NDArray[np.int64]
+_PACKED_TYPES = (np.dtype(np.uint16), np.dtype(np.uint32))  # that compiled code reads
+
+
+def fill_packed(
+    tokens: NDArray[np.integer],
+    whole: Ints,
+    style: LabelStyle,
+    *,
+    wide: Longs | None = None,
+    labels: Longs | None = None,
+    positions: Longs | None = None,
+) -> None:
+    """Write tokens as int64, their labels and their positions, each to its contiguous array if there is one."""
+    if compiled.native is not None and tokens.dtype in _PACKED_TYPES and tokens.shape[1]:
+        packed, lengths = np.ascontiguousarray(tokens), np.ascontiguousarray(whole, np.int32)
+        shifted, (_, width) = style == "shifted", tokens.shape
+        compiled.native.derive_packed(
+            packed, packed.itemsize, lengths, lengths.shape[1], width, wide, labels, positions, shifted
+        )
+        return
+    if wide is not None:
+        np.copyto(wide, tokens)
+    if labels is not None:
+        fill_labels(labels, tokens, whole, style)
+    if positions is not None:
+        fill_positions(positions, whole)
 
 
 def fill_positions(out: NDArray[np.integer], whole: Ints) -> None:

@@ -21,15 +21,13 @@ except ModuleNotFoundError as missing:
     ) from missing
 
 from forebay.masks.documents import document_ids, padding_mask
+from forebay.masks.notebook import DOCUMENTS, PADDING, UNSEEN
 from forebay.masks.rectangle import IGNORE_THRESHOLD, Size, pixel_mask, token_ignore_mask
 from forebay.masks.spans import Spans, document_spans
 
 Pixels = NDArray[np.uint8]  # (height, width, 3)
-UNSEEN = (250, 250, 248)
-PADDING = (190, 190, 186)
 GRID = (120, 120, 120)
 IGNORED = (200, 60, 50)
-DOCUMENTS = ((86, 140, 201), (233, 150, 71), (106, 176, 106), (190, 112, 168), (214, 190, 80), (94, 178, 184))
 FULL_BLOCK_SHADE = 0.72
 
 

@@ -33,6 +33,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from forebay.masks.documents import Bools, Ints, doc_start, doc_stop, spread, whole_lengths
+from forebay.masks.notebook import mask_html, sampled
 
 DocumentKind = Literal["causal", "bidirectional"]
 
@@ -47,6 +48,13 @@ class Spans:
     @property
     def sequence_length(self) -> int:
         return int(self.first.shape[1])
+
+    def _repr_html_(self) -> str:
+        """A table and a picture of the first row, in a notebook."""
+        token = sampled(self.sequence_length)
+        seen = (token >= self.first[0, token][:, None]) & (token < self.stop[0, token][:, None])
+        facts = {"rows": len(self.first), "sequence length": self.sequence_length}
+        return mask_html("Spans", facts, seen, np.zeros_like(seen))
 
 
 def document_spans(seq_lens: ArrayLike, sequence_length: int | None = None, kind: DocumentKind = "causal") -> Spans:

@@ -1,20 +1,25 @@
-"""Window shuffle: close to a global one, while every stored block is decoded once, by one rank.
+"""Window shuffle: close to a global one, while stored blocks are decoded once and every rank keeps its chunks.
 
-Chunks are shuffled and laid end to end; equal stretches of them are the lanes. Lanes take turns, one row each, and
-rank r of w takes the positions with p % w == r, so if w divides the number of lanes, no two ranks read the same lane.
-Neighbouring lanes may share a chunk, so turns jump (0, 32, 16, 48, …): successive positions are far apart.
+The seed lays chunks end to end; equal stretches of them are the lanes, the same in every epoch. An epoch shuffles the
+chunks inside each lane. Lanes take turns, one row each, and rank r of w takes the positions with p % w == r: if w
+divides the number of lanes, a rank reads the same lanes in every epoch, and no other rank reads them. So with P nodes,
+each needs its P-th part of the chunks, and those at the edges of its lanes.
 
-    chunks, shuffled   7 7 7 7 2 2 2 2 2 9 9 9 4 4 4 4 4 4 0 0 0 0 5 5 …
-    lanes              ├──── lane 0 ────┼──── lane 1 ────┼──── lane 2 …     cut between units, not through them
+    chunks, by seed    7 7 7 7 2 2 2 2 2 9 9 9 4 4 4 4 4 4 0 0 0 0 5 5 …
+    lanes              ├──── lane 0 ────┼──── lane 1 ────┼──── lane 2 …     of equal length, to within a row
+    lane 0, by epoch   9 9 2 2 2 2 2 7 7 7 7
     groups             ├─ g0 ─┤─ g1 ─┤  of `chunks` chunks each: the units of a group are shuffled
     windows            ├ w0 ┤── w1 ──┤  of `rows` rows each: the rows of a window are shuffled
 
-A unit is `unit` rows of a chunk, a multiple of a block, so that no block is in two units. Windows begin at a different
-phase in each lane, so that not all lanes need new blocks at once. Lanes differ in length by less than a unit each; the
-excess rows follow at the end, shuffled.
+A unit is `unit` rows of a chunk, a multiple of a block, so that no block is in two units. Only the block at the edge of
+two lanes is decoded in both. Windows begin at a different phase in each lane, so that not all lanes need new blocks at
+once. Neighbouring lanes may share a chunk, so turns jump (0, 32, 16, 48, …): successive positions are far apart.
+A chunk keeps its place between the others when a cache grows, so most chunks stay in their lane.
 """
 
+import math
 import operator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -48,20 +53,64 @@ class WindowOrder:
     def __init__(self, counts: Numbers, seed: int, window: Window, part: int = 0) -> None:
         self.window = window
         self.size = int(counts.sum())
-        self._counts = counts[counts > 0]
-        self._bases = (np.cumsum(counts) - counts)[counts > 0]
         self._seed, self._part = seed, part
+        self._lanes = _lane_edges(self.size, window.lanes)
+        self._cuts = _cut(counts, self._lanes, window.unit, key_of("lanes", seed, part))
         self._deal = lru_cache(maxsize=2)(self._dealt)
 
     def rows_at(self, epoch: int, positions: Numbers) -> Numbers:
         return self._deal(epoch).rows_at(positions)
 
+    def chunks_of(self, lanes: Sequence[int]) -> Numbers:
+        """Return the chunks that some lanes have rows of, in all epochs the same."""
+        return np.unique(self._cuts.chunks[np.isin(self._cuts.lanes, np.asarray(lanes, np.int64))])
+
     def _dealt(self, epoch: int) -> "_Deal":
-        return _Deal(self._counts, self._bases, self.window, key_of("window", self._seed, epoch, self._part))
+        return _Deal(self._cuts, self._lanes, self.window, key_of("window", self._seed, epoch, self._part))
+
+
+def lanes_of(rank: int, world_size: int, lanes: int = LANES) -> list[int]:
+    """Return the lanes that a rank reads: its own if the world size divides the lanes, else shared ones.
+
+    >>> lanes_of(0, 4, 8), lanes_of(1, 4, 8), lanes_of(0, 3, 4)
+    ([0, 1], [4, 5], [0, 1, 2, 3])
+    """
+    turns = np.arange(lanes)
+    shared = math.gcd(world_size, lanes)
+    return sorted(_turns(lanes)[turns % shared == rank % shared].tolist())
+
+
+class _Cuts(NamedTuple):
+    """Parts of chunks, each within one lane, in order of lanes."""
+
+    lanes: Numbers
+    chunks: Numbers
+    bases: Numbers  # number of the first row
+    sizes: Numbers
+
+
+def _cut(counts: Numbers, lanes: Numbers, unit: int, key: int) -> _Cuts:
+    """Lay chunks end to end in the order of their hashes, and cut them where lanes begin.
+
+    A unit that lanes share is cut off, so that every other part begins with a whole unit.
+    """
+    bases, chunks = np.cumsum(counts) - counts, np.flatnonzero(counts)
+    laid = chunks[np.argsort(_hashes(chunks, key), kind="stable")]
+    counts, bases = counts[laid], bases[laid]
+    ends = np.cumsum(counts)
+    firsts = ends - counts
+    edges = lanes[:-1][lanes[:-1] < lanes[-1]]
+    shared = np.searchsorted(ends, edges, side="right")
+    whole = np.minimum(firsts[shared] - (firsts[shared] - edges) // unit * unit, ends[shared])
+    starts = np.unique(np.concatenate([firsts, edges, whole[whole < lanes[-1]]]))
+    chunk = np.searchsorted(ends, starts, side="right")
+    sizes = np.diff(np.append(starts, lanes[-1]))
+    lane = np.searchsorted(lanes, starts, side="right") - 1
+    return _Cuts(lane, laid[chunk], bases[chunk] + starts - firsts[chunk], sizes)
 
 
 class _Pieces(NamedTuple):
-    """Parts of one chunk in one lane, in order of lanes; cumulative arrays have one more entry."""
+    """The parts of chunks in the order of an epoch; cumulative arrays have one more entry."""
 
     bases: Numbers  # number of the first row
     units: Numbers  # whole units before each
@@ -70,48 +119,29 @@ class _Pieces(NamedTuple):
 
 
 class _Deal:
-    """The lanes, groups and windows of one epoch; takes memory per chunk and lane, none per row."""
+    """The groups and windows of one epoch; takes memory per chunk and lane, none per row."""
 
-    def __init__(self, counts: Numbers, bases: Numbers, window: Window, key: int) -> None:
-        self._window, self._key, self._turns = window, key, _turns(window.lanes)
-        shuffled = permute(np.arange(len(counts)), len(counts), key)
-        counts, bases = counts[shuffled], bases[shuffled]
-        ends = np.cumsum(counts)
-        self._lanes = _lane_edges(ends, counts, window)
-        self._even = int(np.diff(self._lanes).min(initial=int(ends[-1]) if len(ends) else 0))
-        rest = np.diff(self._lanes) - self._even
-        self._rests = np.concatenate([[0], np.cumsum(rest)])
-        self._cut(counts, bases, ends)
-
-    def _cut(self, counts: Numbers, bases: Numbers, ends: Numbers) -> None:
-        """Cut chunks where lanes begin, and collect the pieces into groups."""
-        starts = np.unique(np.concatenate([ends - counts, self._lanes[:-1]]))
-        sizes = np.diff(np.append(starts, self._lanes[-1]))
-        chunk = np.searchsorted(ends, starts, side="right")
-        starts, sizes, chunk = starts[sizes > 0], sizes[sizes > 0], chunk[sizes > 0]
-        unit = self._window.unit
+    def __init__(self, cuts: _Cuts, lanes: Numbers, window: Window, key: int) -> None:
+        self._window, self._key, self._turns, self._lanes = window, key, _turns(window.lanes), lanes
+        order = np.lexsort((_hashes(cuts.chunks, key), cuts.lanes))  # stable: parts of a chunk stay together
+        lane, chunk, bases, sizes = (each[order] for each in cuts)
+        starts = np.cumsum(sizes) - sizes
         self._pieces = _Pieces(
-            bases=bases[chunk] + starts - (ends - counts)[chunk],
-            units=np.concatenate([[0], np.cumsum(sizes // unit)]),
-            rests=np.concatenate([[0], np.cumsum(sizes % unit)]),
-            full=sizes // unit,
+            bases=bases,
+            units=np.concatenate([[0], np.cumsum(sizes // window.unit)]),
+            rests=np.concatenate([[0], np.cumsum(sizes % window.unit)]),
+            full=sizes // window.unit,
         )
-        lane = np.searchsorted(self._lanes, starts, side="right") - 1
-        first_of_lane = np.searchsorted(starts, self._lanes[lane], side="left")
-        within = np.arange(len(starts)) - first_of_lane
-        self._first = np.flatnonzero(within % self._window.chunks == 0)  # first piece of each group
+        begins = np.append(True, (np.diff(lane) != 0) | (np.diff(chunk) != 0))[: len(lane)]
+        count = np.cumsum(begins)
+        within = count - count[np.searchsorted(lane, lane, side="left")]  # chunks before it in its lane
+        self._first = np.flatnonzero(begins & (within % window.chunks == 0))  # first piece of each group
         self._groups = starts[self._first]  # where each group begins
         self._group_units = np.diff(self._pieces.units[np.append(self._first, len(starts))])
 
     def rows_at(self, positions: Numbers) -> Numbers:
-        lanes = self._window.lanes
-        lane, index = self._turns[positions % lanes], positions // lanes
-        tail = np.flatnonzero(positions >= lanes * self._even)
-        if len(tail):
-            left = permute(positions[tail] - lanes * self._even, int(self._rests[-1]), key_of("tail", self._key))
-            lane[tail] = np.searchsorted(self._rests, left, side="right") - 1
-            index[tail] = self._even + left - self._rests[lane[tail]]
-        return self._rows(self._mixed(lane, self._lanes[lane] + index))
+        lane = self._turns[positions % self._window.lanes]
+        return self._rows(self._mixed(lane, self._lanes[lane] + positions // self._window.lanes))
 
     def _mixed(self, lane: Numbers, places: Numbers) -> Numbers:
         """Return where the shuffle of its window puts each place."""
@@ -153,6 +183,11 @@ class _Deal:
         return group, places - self._groups[group]
 
 
+def _hashes(numbers: Numbers, key: int) -> Words:
+    """Return distinct words for distinct numbers."""
+    return mix(mix(numbers.astype(np.uint64)) ^ mix(np.full(1, key, np.uint64)))
+
+
 def _turns(lanes: int) -> Numbers:
     """Return all lanes in bit-reversed order, so that any few consecutive ones are spread out.
 
@@ -168,13 +203,12 @@ def _turns(lanes: int) -> Numbers:
     return found
 
 
-def _lane_edges(ends: Numbers, counts: Numbers, window: Window) -> Numbers:
-    """Return where lanes begin, and the end: equal shares, moved to the nearest edge of a unit."""
-    total = int(ends[-1]) if len(ends) else 0
-    edges = np.arange(window.lanes + 1) * total // window.lanes
-    inner = edges[1:-1]
-    chunk = np.searchsorted(ends, inner, side="right")
-    start = (ends - counts)[chunk]
-    rounded = start + (inner - start + window.unit // 2) // window.unit * window.unit
-    edges[1:-1] = np.minimum(rounded, ends[chunk])
-    return edges
+def _lane_edges(rows: int, lanes: int) -> Numbers:
+    """Return where lanes begin, and the end. Lanes that have an earlier turn have one row more where rows are left.
+
+    >>> _lane_edges(11, 4).tolist()
+    [0, 3, 6, 9, 11]
+    """
+    sizes = np.full(lanes, rows // lanes)
+    sizes[_turns(lanes)[: rows % lanes]] += 1
+    return np.concatenate([[0], np.cumsum(sizes)])

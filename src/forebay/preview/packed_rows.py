@@ -12,12 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from forebay.building.grow_plan import named_alike
+from forebay.building.build_cache import named_alike
 from forebay.cache.plan import load_plan
 from forebay.cache.segment import LeftOut
 from forebay.columns import Array
 from forebay.errors import ForebayError, LibraryMissing, TokenizerUnusable
-from forebay.preview.row_records import PackedPeek, PackedPiece, PackedRow
+from forebay.masks.conversations import KINDS as SPAN_KINDS
+from forebay.masks.conversations import ROLES
+from forebay.preview.row_records import PackedPeek, PackedPiece, PackedRow, PackedSpan
 from forebay.read.cache import Cache
 from forebay.source import Failure, Part, Sample, Source
 from forebay.tokens import Vocabulary
@@ -71,22 +73,45 @@ def _is_other(source: Source, part: Part) -> bool:
     return now.size < part.file.size or (now.size == part.file.size and now.mtime_ns != part.file.mtime_ns)
 
 
-KIND = "tokens"
+KINDS = ("tokens", "chat")
 COLUMNS = ("tokens", "seq_lens", "documents")
+SPANS = "spans"
+PREFERENCES = "preferences"
+_OF_PAIRS = ("prompt", "candidates", "candidate_lens", "scores", "id", SPANS)
 
 
 def peek_packed(cache: Cache, rows: list[int], source: Source | None = None) -> PackedPeek:
     """Rows of a token cache as text, with the names of documents from `source`."""
     reader = RowReader(cache, source)
     numbers = np.array(rows, np.int64)
-    read = cache.read(numbers, COLUMNS)
-    shown = [
-        reader.row(row, name.chunk, name.row, {column: read[column][at] for column in COLUMNS})
-        for at, (row, name) in enumerate(zip(rows, cache.row_ids(numbers), strict=True))
-    ]
+    columns = (*COLUMNS, SPANS) if SPANS in cache.columns else COLUMNS
+    are_pairs = cache.recipe(cache.generation.base).kind == PREFERENCES
+    read = cache.read(numbers, _OF_PAIRS if are_pairs else columns)
+    shown = []
+    for at, (row, name) in enumerate(zip(rows, cache.row_ids(numbers), strict=True)):
+        own = {column: values[at] for column, values in read.items()}
+        laid, names = _laid_out(own) if are_pairs else (own, None)
+        shown.append(reader.row(row, name.chunk, name.row, laid, names))
     return PackedPeek(
         root=cache.root, generation=cache.generation.number, rows=len(cache), shown=tuple(shown), note=reader.note
     )
+
+
+def _laid_out(columns: dict[str, Any]) -> tuple[dict[str, Any], dict[int, str]]:
+    """A row of preferences as packed documents: the prompt, then each candidate; and what they are."""
+    lengths = np.array([len(columns["prompt"]), *columns["candidate_lens"].tolist()], np.int64)
+    scores = columns["scores"].tolist()
+    names = {0: f"prompt of {columns['id'].tobytes().decode(errors='replace')}"}
+    for number, score in enumerate(scores, 1):
+        which = "best" if number == 1 else "worst" if number == len(scores) else str(number)
+        names[number] = f"candidate, {which}" + ("" if np.isnan(score) else f", score {score:g}")
+    laid = {
+        "tokens": np.concatenate([columns["prompt"], columns["candidates"]]),
+        "seq_lens": lengths,
+        "documents": np.column_stack([np.arange(len(lengths)), np.zeros(len(lengths), np.int64)]),
+        SPANS: columns[SPANS],
+    }
+    return laid, names
 
 
 @dataclass(frozen=True)
@@ -105,12 +130,22 @@ class RowReader:
         except (LibraryMissing, TokenizerUnusable) as error:
             return str(error)
 
-    def row(self, row: int, chunk: int, row_in_chunk: int, columns: dict[str, Any]) -> PackedRow:
+    def row(
+        self, row: int, chunk: int, row_in_chunk: int, columns: dict[str, Any], names: dict[int, str] | None = None
+    ) -> PackedRow:
+        """A row with the names of its documents; by default, those of the source."""
         tokens, lengths, documents = (columns[name] for name in COLUMNS)
-        names = self._names.of(chunk, documents[:, 0].tolist())
+        names = self._names.of(chunk, documents[:, 0].tolist()) if names is None else names
         stops = np.cumsum(lengths, dtype=np.int64)
+        spans = columns.get(SPANS, np.zeros((0, 5), np.uint32)).astype(np.int64)
         pieces = [
-            self._piece(tokens[stop - length : stop], document, offset, names.get(document, ""))
+            self._piece(
+                tokens[stop - length : stop],
+                document,
+                offset,
+                names.get(document, ""),
+                self._spans(tokens, spans[(spans[:, 0] >= stop - length) & (spans[:, 1] <= stop)]),
+            )
             for length, stop, (document, offset) in zip(
                 lengths.tolist(), stops.tolist(), documents.tolist(), strict=True
             )
@@ -129,7 +164,22 @@ class RowReader:
             documents=documents.tolist(),
         )
 
-    def _piece(self, tokens: Array, document: int, offset: int, name: str) -> PackedPiece:
+    def _spans(self, tokens: Array, spans: Array) -> tuple[PackedSpan, ...]:
+        """The spans of one document, as text with control tokens."""
+        return tuple(
+            PackedSpan(
+                role=ROLES[role] if role < len(ROLES) else "?",
+                kind=SPAN_KINDS[kind] if kind < len(SPAN_KINDS) else "?",
+                message=message,
+                tokens=stop - start,
+                text=None if self.note else decode(self._vocabulary, tokens[start:stop], control=True),
+            )
+            for start, stop, role, kind, message in spans.tolist()
+        )
+
+    def _piece(
+        self, tokens: Array, document: int, offset: int, name: str, spans: tuple[PackedSpan, ...]
+    ) -> PackedPiece:
         """One piece; begin and end tokens are flags and not part of its text."""
         begins = offset == 0 and self._begin is not None and int(tokens[0]) == self._begin
         ends = self._end is not None and int(tokens[-1]) == self._end
@@ -143,6 +193,7 @@ class RowReader:
             goes_on=self._end is not None and not ends,
             source=name,
             text=None if self.note else self._text(inside),
+            spans=spans,
         )
 
     def _text(self, ids: Array) -> str:
@@ -158,17 +209,16 @@ class RowReader:
 
     @cached_property
     def _vocabulary(self) -> Vocabulary:
-        kept = self.cache.constants(self.cache.generation.base)["tokenizer"]
-        return Vocabulary(str(self._fields["tokenizer"]), kept.tobytes())
+        return Vocabulary(*self.cache.kept_tokenizer())
 
     @cached_property
     def _begin(self) -> int | None:
-        bos = self._fields["bos"]
+        bos = self._fields.get("bos")
         return None if bos is None else self._vocabulary.id_of(bos, "bos")
 
     @cached_property
     def _end(self) -> int | None:
-        eos = self._fields["eos"]
+        eos = self._fields.get("eos")
         if eos is None:
             return None
         return self._vocabulary.end_of_document() if eos == "auto" else self._vocabulary.id_of(eos, "eos")

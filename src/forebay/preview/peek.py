@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from forebay.columns import Array, Column
-from forebay.preview.packed_rows import KIND as TOKENS
-from forebay.preview.packed_rows import peek_packed
+from forebay.preview.packed_rows import KINDS as PACKED
+from forebay.preview.packed_rows import PREFERENCES, peek_packed
 from forebay.preview.pictures import KIND as IMAGES
 from forebay.preview.pictures import peek_images, sheet_of
 from forebay.preview.row_records import Cell, ImagePeek, PackedPeek, Peek, PeekedRow
@@ -35,7 +35,7 @@ def peek(
     """
     opened, numbers = _opened(cache, rows)
     kind = opened.recipe(opened.generation.base).kind
-    if columns is None and kind == TOKENS:
+    if columns is None and kind in (*PACKED, PREFERENCES):
         return peek_packed(opened, numbers, source)
     return peek_images(opened, numbers) if columns is None and kind == IMAGES else _peeked(opened, numbers, columns)
 

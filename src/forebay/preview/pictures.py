@@ -13,6 +13,7 @@ from forebay import images
 from forebay.cache.catalog import presence_name
 from forebay.columns import Array
 from forebay.kinds import reopen_recipe
+from forebay.preview.output_file import PNG, check_output
 from forebay.preview.row_records import ImagePeek, ImageSheet, PeekedImage, TaughtSheet
 from forebay.preview.words import printable
 from forebay.read.cache import Cache
@@ -39,6 +40,7 @@ def peek_images(cache: Cache, rows: list[int]) -> ImagePeek:
 
 def draw_sheet(cache: Cache, rows: list[int], path: str, patch: int | None) -> ImageSheet:
     """Draw rows of an image cache to a PNG, with the tokens that a model with this patch size ignores."""
+    check_output(path, PNG)
     picture, drawn = sheet_of(cache, rows, patch)
     picture.save(path)
     return ImageSheet(
@@ -136,6 +138,7 @@ def timed_layers(cache: Cache) -> tuple[str, ...]:
 def draw_taught(cache: Cache, rows: list[int], layers: tuple[str, ...], path: str) -> TaughtSheet:
     """Draw every column of the layers, row by row, to a PNG."""
     picture: Any = import_module("forebay.teachers.picture")  # needs pillow
+    check_output(path, PNG)
     taught = [_Taught(cache, layer, rows) for layer in layers]
     parts = [
         picture.Part(f"row {row:,} · {column}", values, layer.features.buckets, layer.names(column))

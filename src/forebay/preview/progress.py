@@ -13,34 +13,21 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
-from typing import Any
+from itertools import accumulate
 
 import psutil
-from rich.console import Console, ConsoleOptions, Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
-from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from forebay.cache.records import Progress
-from forebay.preview.words import harmless, human_bytes, human_time, printable
+from forebay.cache.records import OnProgress, Progress
+from forebay.preview.console import SafeConsole, console_for
+from forebay.preview.first_sign import clear_first_sign
+from forebay.preview.words import human_bytes, human_time, printable
 
-_PIPE_WIDTH = 1000  # lines in a file or a pipe are not wrapped
 _NOTEBOOK_WIDTH = 100
-
-
-class SafeConsole(Console):
-    """A console that escapes control characters in its input."""
-
-    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        for segment in super().render(renderable, options):
-            yield segment if segment.control else Segment(harmless(segment.text), segment.style)
-
-
-def console_for(stream: Any) -> Console:
-    wide = None if stream.isatty() else _PIPE_WIDTH
-    return SafeConsole(file=stream, width=wide, highlight=False, emoji=False, markup=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +72,11 @@ def _memory(process: psutil.Process) -> int:
         return int(process.memory_info().rss)
 
 
-OnProgress = Callable[[Progress], None]
-LINE_SECONDS = 2.0
+FIRST_LINE_SECONDS = 2.0  # a shorter job needs no line
+# Seconds between lines, and until when: every 10 s in the first minute, every 30 s in the first ten, then every minute.
+LINE_SECONDS = ((60.0, 10.0), (600.0, 30.0), (float("inf"), 60.0))
 BAR_SECONDS = 0.1
+LEAST_BAR = 6  # columns; a shorter bar is left out
 MEASURE_SECONDS = 1.0
 
 
@@ -157,6 +146,7 @@ class Bar:
         self._drawn = 0.0
 
     def __call__(self, progress: Progress) -> None:
+        clear_first_sign()
         if progress.note:
             self._console.print(_note(progress.note))
         self._pace.follow(progress)
@@ -166,30 +156,44 @@ class Bar:
         self._draw(self._picture(progress))
 
     def _picture(self, progress: Progress) -> Group:
+        """Two lines, each cut to the width of the console: the bar takes what is left beside the counts."""
+        width = self._console.width
+        words = [_phase(progress)[: max(8, width - 40)], _counts(progress), self._pace.time_left(progress)]
+        left = width - sum(len(word) + 1 for word in words) - 1
+        bar = ProgressBar(total=max(1, progress.total), completed=progress.done, width=min(40, left))
         line = Table.grid(padding=(0, 1), expand=False)
-        bar = ProgressBar(total=max(1, progress.total), completed=progress.done, width=self._bar_width())
-        line.add_row(_phase(progress), bar, _counts(progress), self._pace.time_left(progress))
-        return Group(line, Text("  " + " · ".join(self._pace.facts(progress)), style="dim"))
+        line.add_row(words[0], *([bar] if left >= LEAST_BAR else []), *words[1:])
+        facts = Text("  " + " · ".join(_fitting(self._pace.facts(progress), width - 2)), style="dim")
+        return Group(line, facts)
 
-    def _bar_width(self) -> int:
-        return max(10, min(40, self._console.width - 48))
+
+def _fitting(facts: list[str], width: int) -> list[str]:
+    """The first facts that fit on a line.
+
+    >>> _fitting(["410 rows/s", "read 7.0 MB/s", "busy 2/2"], 26)
+    ['410 rows/s', 'read 7.0 MB/s']
+    """
+    ends = accumulate(len(fact) + len(" · ") for fact in facts)
+    return [fact for fact, end in zip(facts, ends, strict=True) if end - len(" · ") <= width]
 
 
 class Lines:
-    """At most one line every two seconds."""
+    """A line after two seconds, then fewer and fewer: a log of a night is a few hundred lines."""
 
-    def __init__(self, console: Console) -> None:
-        self._console = console
+    def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
+        self._console, self._clock = console, clock
         self._pace = Pace()
-        self._shown = time.monotonic()  # a job of less than two seconds needs no line
+        self._begun = clock()
+        self._next = self._begun + FIRST_LINE_SECONDS
 
     def __call__(self, progress: Progress) -> None:
         if progress.note:
             self._console.print(_note(progress.note))
         self._pace.follow(progress)
-        if time.monotonic() - self._shown < LINE_SECONDS:
+        now = self._clock()
+        if now < self._next:
             return
-        self._shown = time.monotonic()
+        self._next = now + next(pause for until, pause in LINE_SECONDS if now - self._begun < until)
         parts = [f"{_phase(progress)} {_counts(progress)}", *self._pace.facts(progress), self._pace.time_left(progress)]
         self._console.print(Text(", ".join(part for part in parts if part)))
 
@@ -197,6 +201,8 @@ class Lines:
 def _speeds(progress: Progress) -> list[str]:
     seconds = max(progress.seconds, 1e-3)
     found = [f"{progress.rows / seconds:,.0f} rows/s"] if progress.rows else []
+    found += [f"{progress.tokens / seconds:,.0f} tokens/s"] if progress.tokens else []
+    found += [f"{progress.utilization:.1%} used"] if progress.tokens and progress.utilization is not None else []
     found += [f"read {human_bytes(progress.read_bytes / seconds)}/s"] if progress.read_bytes else []
     found += [f"written {human_bytes(progress.written_bytes / seconds)}/s"] if progress.written_bytes else []
     found += [f"{progress.failures:,} failed"] if progress.failures else []

@@ -1,6 +1,6 @@
-"""Records of previews, dry runs and the demo."""
+"""Records of previews, dry runs, the demo and the doctor."""
 
-from typing import Any
+from typing import Any, Literal
 
 from forebay.cache.records import Estimate, Record
 
@@ -30,6 +30,16 @@ class Peek(Record, frozen=True, kw_only=True):
     shown: tuple[PeekedRow, ...]
 
 
+class PackedSpan(Record, frozen=True, kw_only=True):
+    """Tokens of a conversation with one role and one kind; `text` has control tokens too."""
+
+    role: str
+    kind: str
+    message: int
+    tokens: int
+    text: str | None  # None if the tokenizer is not available
+
+
 class PackedPiece(Record, frozen=True, kw_only=True):
     """A document, or a part of one, in a row; `text` is without begin and end tokens."""
 
@@ -41,6 +51,7 @@ class PackedPiece(Record, frozen=True, kw_only=True):
     goes_on: bool  # the document continues, in another row or truncated
     source: str  # the document's id; empty if the source is not available
     text: str | None  # None if the tokenizer is not available
+    spans: tuple[PackedSpan, ...] = ()  # of a conversation
 
 
 class PackedRow(Record, frozen=True, kw_only=True):
@@ -136,3 +147,23 @@ class DemoReport(Record, frozen=True, kw_only=True):
     steps: tuple[DemoStep, ...]
     seconds: float
     kept: bool = True  # whether the cache still exists
+
+
+class Check(Record, frozen=True, kw_only=True):
+    """One thing that was looked at, and the command that repairs it if it is a problem."""
+
+    group: str
+    name: str
+    state: Literal["ok", "note", "problem"]
+    detail: str
+    command: str = ""
+
+
+class DoctorReport(Record, frozen=True, kw_only=True):
+    """All that was looked at."""
+
+    checks: tuple[Check, ...]
+
+    @property
+    def problems(self) -> list[Check]:
+        return [check for check in self.checks if check.state == "problem"]

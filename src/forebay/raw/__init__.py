@@ -1,31 +1,38 @@
 """Samples kept as they are."""
 
 from collections.abc import Iterable
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import msgspec
+from msgspec import Meta
 
-from forebay.columns import Codec, Column, Level, Ragged
+from forebay.columns import CodecField, Column, LevelField, Ragged
 from forebay.errors import RecipeInvalid
-from forebay.recipe import ChunkTarget, RecipeHooks, Rows, check_fields
+from forebay.fields import Size
+from forebay.recipe import ChunkTarget, RecipeHooks, RecipeMeta, Rows, check_fields
 from forebay.source import Failure, Sample
 
 
-class RawRecipe(RecipeHooks, msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Keep every sample's bytes in the column `data`, its id in `id`.
+class RawRecipe(
+    RecipeHooks, msgspec.Struct, metaclass=RecipeMeta, frozen=True, kw_only=True, forbid_unknown_fields=True
+):
+    """Store samples unchanged: one row per file or line.
 
-    A sample longer than `max_sample_bytes` is recorded as a failure, not stored.
+    The column `data` has the bytes of a sample, `id` its name. A sample longer than `max_sample_bytes` is recorded as a
+    failure, not stored. Teacher layers have the chunks of the base layer: `chunk_rows` fits them to what teachers make.
     """
 
     kind: ClassVar[str] = "raw"
     revision: ClassVar[int] = 1
     sample_ids: ClassVar[str] = "id"
+    located: ClassVar[tuple[str, ...]] = ("chunk_rows",)  # the plan keeps where chunks begin
 
-    codec: Codec = "zstd"
-    level: Level = "default"
-    rows_per_block: int = 64
-    chunk_bytes: int = 16 * 1024 * 1024
-    max_sample_bytes: int = 64 * 1024 * 1024
+    codec: CodecField = "zstd"
+    level: LevelField = "default"
+    rows_per_block: Annotated[int, Meta(ge=0, description="Rows per compressed block; 0: automatic.")] = 64
+    chunk_bytes: Annotated[Size, Meta(description="Decoded size of a chunk.")] = 16 * 1024 * 1024
+    chunk_rows: Annotated[int, Meta(ge=0, description="Rows of a chunk, for teacher layers; 0: by --chunk-bytes.")] = 0
+    max_sample_bytes: Annotated[Size, Meta(description="Fail longer samples.")] = 64 * 1024 * 1024
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -44,7 +51,7 @@ class RawRecipe(RecipeHooks, msgspec.Struct, frozen=True, kw_only=True, forbid_u
         )
 
     def chunk_target(self) -> ChunkTarget:
-        return ChunkTarget(bytes=self.chunk_bytes)
+        return ChunkTarget(rows=self.chunk_rows) if self.chunk_rows else ChunkTarget(bytes=self.chunk_bytes)
 
     def make(self, samples: Iterable[Sample]) -> Rows:
         kept: list[Sample] = []

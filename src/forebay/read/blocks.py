@@ -19,8 +19,7 @@ from forebay.columns import Array, Column
 from forebay.errors import BlockTooLarge, ChunkCorrupt, ForebayError
 from forebay.format.chunk_decode import ChunkFile
 from forebay.format.codec import BlockOverLimit, CodecError
-from forebay.read.chunk_maps import Maps
-from forebay.read.locate import RowLocations, runs
+from forebay.read.chunk_maps import Maps, RowLocations, runs
 
 Where = tuple[str, str]  # root, layer
 Blocks = NDArray[np.int64]  # numbers of blocks, counted over all chunks

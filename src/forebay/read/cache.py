@@ -9,20 +9,23 @@ Row numbers count the rows of the base layer in the pinned generation; other lay
 import hashlib
 import operator
 import os
+import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
 from importlib import import_module
-from itertools import chain, pairwise
-from typing import Any, SupportsIndex, overload
+from itertools import pairwise
+from typing import Any, SupportsIndex, TypeVar, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from forebay.cache.catalog import (
     column_homes,
+    expected,
     layer_columns,
     load_generation,
     open_chunk,
@@ -32,25 +35,41 @@ from forebay.cache.catalog import (
 )
 from forebay.cache.plan import load_plan
 from forebay.cache.records import html_table
-from forebay.columns import Array, Column, Ragged
-from forebay.errors import ChunkCorrupt, ColumnNotFound, IndexCorrupt, LayerIncomplete, LayerNotFound, PinMismatch
+from forebay.columns import Array, Column, Ragged, join
+from forebay.errors import (
+    ChunkCorrupt,
+    ChunkMissing,
+    ColumnNotFound,
+    ForebayError,
+    IndexCorrupt,
+    LayerIncomplete,
+    LayerNotFound,
+    PinMismatch,
+    TokenizerUnusable,
+    is_url,
+)
 from forebay.format import layout
-from forebay.format.chunk import MAX_COUNT, MAX_HEAD_BYTES, SUM_BYTES
+from forebay.format.chunk import MAX_COUNT, MAX_HEAD_BYTES, SUM_BYTES, ChunkRecord
 from forebay.format.chunk_decode import ChunkFile
 from forebay.format.codec import MAX_BLOCK_BYTES
 from forebay.format.generation import Generation
-from forebay.format.sealed import unseal
+from forebay.format.tensors import unseal
 from forebay.read.blocks import BlockCache, BlockStatistics
-from forebay.read.chunk_maps import MAX_MAPS, Maps
+from forebay.read.chunk_maps import MAX_MAPS, ChunkFinder, Maps, RowLocations
 from forebay.read.column_readers import ColumnReader, Decoded, PresenceReader, column_reader
-from forebay.read.locate import ChunkFinder, RowLocations
 from forebay.recipe import RecipeDocument
+from forebay.sizes import as_bytes
 from forebay.source import Part
-from forebay.store import Root, open_store
-from forebay.store.base import Missing, Store
+from forebay.store import LocalStore, Root, open_store
+from forebay.store.base import BadCopy, Missing, Store
+from forebay.store.tiered import TieredStore
+from forebay.store.transfers import Fetching
 
+Result = TypeVar("Result")
 DEFAULT_MEMORY = 256 * 1024 * 1024
 _PIECE_ROWS = 4096
+IN_MEMORY_BYTES = 1 << 30  # of chunks of a layer, where their store has no files
+_USUAL_RATIO = 3  # of compression, for an estimate
 _open_caches: "weakref.WeakSet[Cache]" = weakref.WeakSet()
 
 
@@ -106,7 +125,8 @@ class Cache:
         self.layers = layers
         self._options = options
         self._chunks = _common_chunks(generation, layers)
-        base = generation.table(generation.base)
+        self._base = generation.base  # parsed once: every read asks for it
+        base = generation.table(self._base)
         rows = base.rows[np.searchsorted(base.chunks, self._chunks)]
         if len(rows) and not 0 <= rows.min() <= rows.max() <= MAX_COUNT:
             raise IndexCorrupt(
@@ -117,7 +137,8 @@ class Cache:
         self._finder = ChunkFinder(self._starts)
         self._declared = {name: _declared(generation, name) for name in generation.recipes}
         recipes = {name: generation.recipe(name).columns for name in generation.recipes}
-        self._columns = column_homes(recipes, generation.base)
+        self._columns = column_homes(recipes, self._base)
+        self._requested: dict[tuple[str, ...] | None, list[str]] = {None: list(self.default_columns)}
         self._forget()
         _open_caches.add(self)
 
@@ -159,7 +180,10 @@ class Cache:
         return self._find(name)[1]
 
     def row_bytes(self, columns: Sequence[str]) -> int:
-        """Bytes of a row of these columns in memory; ragged columns use the mean of the first chunk that has rows."""
+        """Bytes of a row of these columns in memory; ragged columns use the mean of the first chunk that has rows.
+
+        For a remote cache, the size of that chunk's file stands for a ragged column: no chunk is fetched for it.
+        """
         return round(sum(self._value_bytes(name) for name in columns))
 
     def recipe(self, layer: str) -> RecipeDocument:
@@ -169,15 +193,15 @@ class Cache:
         """The columns of a layer that are the same for all rows."""
         if self._layer(layer) not in self.generation.constants:
             return {}
-        key = layout.constants(layer)
-        try:
-            view = self.store.map(key)
-        except Missing as error:
-            raise IndexCorrupt(self.root, key, "it is gone") from error
-        _, arrays = unseal(view, self.root, key, "constants")
-        if hashlib.sha256(view).hexdigest() != self.generation.constants[layer]:
-            raise IndexCorrupt(self.root, key, "it is not the one this generation was published with")
-        return arrays
+        digest = self.generation.constants[layer]
+        problem = "it is gone"
+        for key in (layout.constants(layer), layout.dropped_constants(layer, digest)):
+            with suppress(Missing):
+                view = self.store.view(key)
+                if hashlib.sha256(view).hexdigest() == digest:
+                    return unseal(view, self.root, key, "constants")[1]
+                problem = "it is not the one this generation was published with"
+        raise IndexCorrupt(self.root, layout.constants(layer), problem)
 
     def __len__(self) -> int:
         return self._count
@@ -222,13 +246,21 @@ class Cache:
         Control tokens and padding are left out. The tokenizer is the one that the cache keeps.
         """
         kept = self.recipe(self.generation.base)
-        if kept.kind != "tokens":
+        if kept.kind not in ("tokens", "chat"):
             raise TypeError(f"'{self.root}' holds {kept.kind}, not tokens; read the row itself: cache[{row}]")
         read = self.read([self._number(row)], ["tokens", "seq_lens"])
         tokens, stops = read["tokens"][0], np.cumsum(read["seq_lens"][0], dtype=np.int64).tolist()
         room = import_module("forebay.tokens")  # which takes long to import, and no other method needs
-        vocabulary = room.Vocabulary(str(kept.fields["tokenizer"]), self.constants(kept.layer)["tokenizer"].tobytes())
+        vocabulary = room.Vocabulary(*self.kept_tokenizer())
         return [room.decode(vocabulary, tokens[start:stop]) for start, stop in pairwise([0, *stops])]
+
+    def kept_tokenizer(self) -> tuple[str, bytes]:
+        """The name and the content of the tokenizer that a cache of tokens keeps."""
+        layer = self.generation.base
+        name, kept = self.recipe(layer).fields.get("tokenizer"), self.constants(layer).get("tokenizer")
+        if name is None or kept is None:
+            raise TokenizerUnusable(self.root, "the cache keeps no tokenizer; read its rows as numbers")
+        return str(name), kept.tobytes()
 
     def origin(self, row: SupportsIndex) -> Origin:
         """Where a row came from: its sample's id, where the cache keeps ids, and the parts of source files.
@@ -253,13 +285,16 @@ class Cache:
     def read(self, rows: ArrayLike, columns: Sequence[str] | None = None) -> dict[str, Array | Ragged]:
         """Some rows, in the order passed, repeats allowed: one array, or one `Ragged`, per column."""
         numbers = self._row_numbers(rows)
+        return self._repeated(lambda: self._read(numbers, columns))
+
+    def _read(self, numbers: NDArray[np.int64], columns: Sequence[str] | None) -> dict[str, Array | Ragged]:
         readers = [(name, self._reader(name)) for name in self._wanted(columns)]
         step = self._step
         if len(numbers) <= step:
             place = self._place(numbers)
             return {name: reader.read(place) for name, reader in readers}
         places = [self._place(numbers[at : at + step]) for at in range(0, len(numbers), step)]
-        return {name: _joined(self._map(reader.read, places)) for name, reader in readers}
+        return {name: join(self._map(reader.read, places)) for name, reader in readers}
 
     def read_batches(
         self, rows: ArrayLike, size: int, columns: Sequence[str] | None = None
@@ -275,11 +310,17 @@ class Cache:
         if not step or len(self._chunks) > self._map_limit:
             yield from (self.read(numbers[at : at + size], columns) for at in range(0, max(1, len(numbers)), size))
             return
-        for at in range(0, max(1, len(numbers)), step):  # no rows are one empty batch
-            place = self._place(numbers[at : at + step])
-            batches = [reader.read_batches(place, size) for reader in readers.values()]
-            for batch in zip(*batches, strict=True):
-                yield dict(zip(readers, batch, strict=True))
+        done = -1  # no rows are one empty batch
+        while done < len(numbers):
+            done = max(0, done)
+            place = self._place(numbers[done : done + step])
+            try:
+                batches = [reader.read_batches(place, size) for reader in readers.values()]
+                for batch in zip(*batches, strict=True):
+                    yield dict(zip(readers, batch, strict=True))
+                    done += size
+            except ChunkCorrupt as error:
+                self._drop_copy(error)
 
     def read_slices(
         self, rows: ArrayLike, columns: Sequence[str], starts: ArrayLike, length: int
@@ -291,11 +332,11 @@ class Cache:
         """
         numbers, firsts, step = self._row_numbers(rows), np.asarray(starts, np.int64), self._step
         self._check_slices(columns, numbers, firsts, length)
-        if len(numbers) <= step:
-            return self._slices(columns, numbers, firsts, length)
-        spans = [slice(at, at + step) for at in range(0, len(numbers), step)]
-        parts = [self._slices(columns, numbers[some], firsts[some], length) for some in spans]
-        return {name: _joined([part[name] for part in parts]) for name in parts[0]}
+        spans = [slice(at, at + step) for at in range(0, max(1, len(numbers)), step)]
+        parts = [self._repeated(partial(self._slices, columns, numbers[some], firsts[some], length)) for some in spans]
+        if len(parts) == 1:
+            return parts[0]
+        return {name: join([part[name] for part in parts]) for name in parts[0]}
 
     def views(self, rows: ArrayLike, column: str) -> Iterator[Array]:
         """Rows of a column one by one, read-only, each checked when it is yielded.
@@ -303,18 +344,94 @@ class Cache:
         Rows of a ragged column are not copied: they are views of mapped files or of decoded blocks.
         """
         numbers, reader, step = self._row_numbers(rows), self._reader(column), self._step
-        places = (self._place(numbers[at : at + step]) for at in range(0, len(numbers), step))
-        return chain.from_iterable(map(reader.views, places))
+        return self._views(numbers, reader, step)
+
+    def _views(self, numbers: NDArray[np.int64], reader: ColumnReader, step: int) -> Iterator[Array]:
+        done = 0
+        while done < len(numbers):
+            try:
+                for view in reader.views(self._place(numbers[done : done + step])):
+                    yield view
+                    done += 1
+            except ChunkCorrupt as error:
+                self._drop_copy(error)
 
     def chunks(self, columns: Sequence[str] | None = None) -> Iterator[dict[str, Array | Ragged]]:
         """All rows, chunk by chunk; uncompressed columns are views of the file, not copies."""
         wanted = self._wanted(columns)
         for position in range(len(self._chunks)):
-            yield {name: self._whole(name, position) for name in wanted}
+            yield {name: self._repeated(partial(self._whole, name, position)) for name in wanted}
 
     def at_generation(self, number: int) -> "Cache":
         """The same cache pinned to another generation."""
         return self if number == self.generation.number else _reopen(self.store, number, self.layers, self._options)
+
+    @cached_property
+    def is_remote(self) -> bool:
+        """Whether chunks are fetched when they are needed."""
+        return is_url(self.root) or isinstance(self.store, Fetching)
+
+    def chunk_positions(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Which chunk each row is in, as an index into `chunk_numbers`."""
+        return self._finder.find(rows)
+
+    def chunk_bytes(self, columns: Sequence[str]) -> NDArray[np.int64]:
+        """The size of each chunk of the rows, in the layers of these columns together."""
+        return sum(self.file_bytes(columns), np.zeros(len(self._chunks), np.int64))
+
+    def file_bytes(self, columns: Sequence[str]) -> list[NDArray[np.int64]]:
+        """The sizes of the files of each chunk, for every layer of these columns."""
+        tables = [self.generation.table(layer) for layer in self._layers_of(columns)]
+        return [table.numbers["size"][np.searchsorted(table.chunks, self._chunks)] for table in tables]
+
+    def columns_by_layer(self, columns: Sequence[str]) -> dict[str, list[Column]]:
+        """The columns that are read for these, presence bits included, by the layer whose files they are in."""
+        found: dict[str, list[Column]] = {}
+        for name in self._wanted(columns):
+            layer, column = self._find(name)
+            found.setdefault(layer, []).append(column)
+        return found
+
+    def declared(self, layer: str) -> tuple[Column, ...]:
+        """The columns of a layer's files."""
+        return self._declared[layer]
+
+    def record(self, layer: str, position: int) -> ChunkRecord:
+        """What the generation says of a layer's file of a chunk."""
+        return _record_at(self.root, self.generation, layer, int(self._chunks[position]))
+
+    def with_files(self, files: Mapping[tuple[str, int], ChunkFile]) -> "Cache":
+        """Another reader of the same rows, which has these files of (layer, position of the chunk) open."""
+        again = Cache(self.store, self.generation, self.layers, self._options)
+        for (layer, position), file in files.items():
+            again._layer_maps(layer).put(position, file)
+        return again
+
+    def open_chunk(self, position: int, columns: Sequence[str]) -> None:
+        """Open the files of a chunk that these columns are in, and so fetch those that are not local."""
+        for layer in self._layers_of(columns):
+            self._repeated(partial(self._layer_maps(layer).get, position))
+
+    def keep_chunk(self, position: int, columns: Sequence[str]) -> bool:
+        """Fetch the files of a chunk into the tier; return False if one is not admitted, or there is no tier."""
+        if not isinstance(self.store, TieredStore):
+            return False
+        return all([self._keep(self.store, layer, position) for layer in self._layers_of(columns)])
+
+    def _keep(self, store: TieredStore, layer: str, position: int) -> bool:
+        record = self.record(layer, position)
+        try:
+            return store.keep(layout.chunk(layer, record.chunk, record.revision), expected(record))
+        except Missing as error:
+            raise ChunkMissing(self.root, layer, record.chunk) from error
+        except BadCopy as error:
+            raise ChunkCorrupt(self.root, layer, record.chunk, error.problem) from error
+
+    def allow_passing(self, size: int, columns: Sequence[str]) -> None:
+        """Keep up to `size` bytes of chunks open that are in no file, if that is more than by default."""
+        for layer in self._layers_of(columns):
+            maps = self._layer_maps(layer)
+            maps.passing_bytes = max(maps.passing_bytes, size)
 
     def row_ids(self, rows: ArrayLike) -> list[RowId]:
         """The permanent names of some rows."""
@@ -333,8 +450,36 @@ class Cache:
     def _forget(self) -> None:
         """Start with nothing mapped, decoded or checked: in a new cache or a forked process."""
         self._blocks: BlockCache[Decoded] = BlockCache(self._options.memory)
+        self._dropped: set[tuple[str, int, int]] = set()
         self._maps: dict[str, Maps] = {}
         self._readers: dict[str, ColumnReader] = {}
+
+    def _repeated(self, call: Callable[[], Result]) -> Result:
+        """Return what `call` returns, called again if it found a bad copy of a remote chunk, which is fetched anew."""
+        while True:
+            try:
+                return call()
+            except ChunkCorrupt as error:
+                self._drop_copy(error)
+
+    def _drop_copy(self, error: ChunkCorrupt) -> None:
+        """Make the store drop its copy of a bad chunk; raise where there is none, or this thread dropped it before."""
+        name = (error.layer, error.chunk, threading.get_ident())  # another thread may have met the same copy
+        if not self.is_remote or isinstance(error.__cause__, BadCopy) or name in self._dropped:
+            raise error
+        record = published_record(self.generation, error.layer, error.chunk)
+        if record is None:
+            raise error
+        self._dropped.add(name)
+        self.store.reject(layout.chunk(error.layer, error.chunk, record.revision), error.problem)
+        self._layer_maps(error.layer).close(int(np.searchsorted(self._chunks, error.chunk)))
+
+    def _layers_of(self, columns: Sequence[str]) -> list[str]:
+        return list(dict.fromkeys(self._find(name)[0] for name in columns))
+
+    def _has_no_file(self, layer: str, position: int) -> bool:
+        record = published_record(self.generation, layer, int(self._chunks[position]))
+        return record is not None and self.store.local_path(layout.chunk(layer, record.chunk, record.revision)) is None
 
     @property
     def _step(self) -> int:
@@ -398,21 +543,26 @@ class Cache:
 
     def _wanted(self, columns: Sequence[str] | None) -> list[str]:
         """The columns to read: those requested, and the presence bits of their layers above the base."""
-        if columns is None:
-            return list(self.default_columns)
         if isinstance(columns, str):  # a string would be iterated letter by letter
             raise TypeError(f"columns must be a list of names (got {columns!r}); pass [{columns!r}]")
-        return list(dict.fromkeys([*columns, *self._bits_of(columns)]))
+        names = None if columns is None else tuple(columns)
+        found = self._requested.get(names)
+        if found is None:
+            assert names is not None
+            found = self._requested[names] = list(dict.fromkeys([*names, *self._bits_of(names)]))
+        return found
 
     def _bits_of(self, columns: Sequence[str]) -> list[str]:
-        layers = dict.fromkeys(self._find(name)[0] for name in columns)
-        return [presence_name(layer) for layer in layers if layer != self.generation.base]
+        return [presence_name(layer) for layer in self._layers_of(columns) if layer != self._base]
 
     def _value_bytes(self, name: str) -> float:
         layer, column = self._find(name)
         if not column.ragged or not self._count:
             return column.item_bytes
         position = int(np.flatnonzero(np.diff(self._starts))[0])
+        if self.is_remote:  # its offsets are far away
+            stored = self.file_bytes([name])[0][position] / int(np.diff(self._starts)[position])
+            return float(stored) * (1 if column.codec == "none" else _USUAL_RATIO)
         offsets = self._layer_maps(layer).get(position).offsets(column.name)
         return column.item_bytes * int(offsets[-1]) / (len(offsets) - 1)
 
@@ -453,11 +603,27 @@ class Cache:
             problem = f"its index is too small for the {int(rows[first]):,} rows that were published"
             raise ChunkCorrupt(self.root, layer, int(self._chunks[first]), problem)
 
+    def close_changed(self) -> None:
+        """Close the maps of files that were cut short or removed: touching such a map would end the process."""
+        for layer, maps in () if self.is_remote else list(self._maps.items()):
+            for position, file in maps.opened():
+                record = published_record(self.generation, layer, int(self._chunks[position]))
+                entry = None
+                with suppress(ForebayError):  # something else is in its place
+                    entry = None if record is None else self.store.head(record.key(layer))
+                if entry is None or entry.size != len(file.view):
+                    maps.close(position)
+
     def _layer_maps(self, layer: str) -> Maps:
         if layer not in self._maps:
             # Not a bound method: a reference cycle would delay freeing the maps until garbage collection.
             opened = partial(_open_chunk, self.store, self.generation, self._chunks, layer, self._declared[layer])
-            self._maps.setdefault(layer, Maps(len(self._chunks), opened, self._options.max_maps))
+            weak = weakref.ref(self)
+            passing = partial(_is_passing, weak, layer) if self.is_remote else None
+            maps = Maps(len(self._chunks), opened, self._options.max_maps, is_passing=passing)
+            if not isinstance(self.store, Fetching):  # without a tier, they are in memory
+                maps.passing_bytes = IN_MEMORY_BYTES
+            self._maps.setdefault(layer, maps)
         return self._maps[layer]
 
     def _whole(self, name: str, position: int) -> Array | Ragged:
@@ -471,30 +637,37 @@ def open_cache(
     *,
     generation: int | None = None,
     layers: Sequence[str] | None = None,
-    memory: int = DEFAULT_MEMORY,
+    memory: int | str = DEFAULT_MEMORY,
     threads: int = 0,
     max_maps: int = MAX_MAPS,
     max_block_bytes: int = MAX_BLOCK_BYTES,
     cache_id: str | None = None,
     min_generation: int | None = None,
     digest: str | None = None,
+    tier: str | os.PathLike[str] | None = None,
+    tier_bytes: int | str | None = None,
 ) -> Cache:
     """Open a cache at a generation, by default the newest.
 
     With `layers`, the cache has the rows that all of them have and reads their columns by default; without, it has the
-    rows of the base layer. `memory` limits the decoded blocks that are kept, in bytes. `max_block_bytes` limits the
-    decoded size of one compressed block, because a forged cache could expand 30,000 times; raise it for a trusted cache
-    with larger rows.
+    rows of the base layer. `memory` limits the decoded blocks that are kept (bytes, or "1GB"). `max_block_bytes` limits
+    the decoded size of one compressed block, because a forged cache could expand 30,000 times; raise it for a trusted
+    cache with larger rows.
+
+    `tier` is a folder on a local disk where the chunks of a remote cache are kept, at most `tier_bytes` of them
+    ("500GB"); all caches and processes of a machine can share it.
 
     `cache_id`, `min_generation` and `digest` reject another cache, a generation below that number, and any generation
     but the one with this SHA-256. `forebay info` and `forebay verify` show all three.
     """
-    if max_maps < 1:
-        raise ValueError(f"max_maps must be at least 1 (got {max_maps})")
-    if max_block_bytes < 1:
-        raise ValueError(f"max_block_bytes must be at least 1 (got {max_block_bytes})")
-    store = open_store(root)
+    memory = as_bytes(memory) if isinstance(memory, str) else memory
+    _check_whole(memory=memory, threads=threads, generation=generation or 0, min_generation=min_generation or 0)
+    _check_whole(1, max_maps=max_maps, max_block_bytes=max_block_bytes)
+    if isinstance(layers, str):
+        raise TypeError(f"layers is {layers!r}; pass a list of names: [{layers!r}]")
+    store = with_tier(open_store(root), tier, tier_bytes)
     pinned = load_generation(store, generation)
+    _identify(store, pinned)
     check_pins(store, pinned, cache_id, min_generation, digest)
     names = tuple(dict.fromkeys([pinned.base, *(layers or ())]))
     for name in names:
@@ -502,6 +675,22 @@ def open_cache(
             raise LayerNotFound(store.address, name, sorted(pinned.recipes))
     options = Options(memory, threads, max_maps, max_block_bytes)
     return Cache(store, pinned, names, options, pinned_explicitly=generation is not None)
+
+
+def _check_whole(least: int = 0, **options: object) -> None:
+    for name, value in options.items():
+        if not isinstance(value, int | np.integer) or value < least:
+            raise ValueError(f"{name} must be at least {least} (got {value!r}); pass a whole number")
+
+
+def with_tier(store: Store, tier: str | os.PathLike[str] | None, tier_bytes: int | str | None) -> Store:
+    """A store whose chunks are kept in the folder `tier`; the store itself if there is none."""
+    if tier is None:
+        if tier_bytes is not None:
+            raise ValueError(f"tier_bytes={tier_bytes!r} needs the folder of a tier: pass tier='/nvme/forebay'")
+        return store
+    limit = None if tier_bytes is None else as_bytes(tier_bytes)
+    return TieredStore(LocalStore(tier), store, limit_bytes=limit)
 
 
 def check_pins(
@@ -523,23 +712,39 @@ def check_pins(
 
 def _reopen(store: Store, generation: int, layers: tuple[str, ...], options: Options, digest: str = "") -> Cache:
     pinned = load_generation(store, generation)
+    _identify(store, pinned)
     check_pins(store, pinned, digest=digest or None)
     return Cache(store, pinned, layers, options, pinned_explicitly=True)
+
+
+def _identify(store: Store, generation: Generation) -> None:
+    """Spare a tier the request for `cache.json`."""
+    if isinstance(store, TieredStore):
+        store.identify(generation.document.cache_id)
+
+
+def _is_passing(weak: "weakref.ref[Cache]", layer: str, position: int) -> bool:
+    cache = weak()
+    return cache is not None and cache._has_no_file(layer, position)
 
 
 def _open_chunk(
     store: Store, generation: Generation, chunks: NDArray[np.int64], layer: str, declared: tuple[Column, ...], at: int
 ) -> ChunkFile:
     """Open the chunk of a layer at a position and check it against the generation and the recipe."""
-    chunk = int(chunks[at])
+    record = _record_at(store.address, generation, layer, int(chunks[at]))
+    return open_chunk(store, layer, record, columns=declared, keyed=generation.tagged)
+
+
+def _record_at(root: str, generation: Generation, layer: str, chunk: int) -> ChunkRecord:
     record = published_record(generation, layer, chunk)
     if record is None:
-        raise LayerIncomplete(store.address, layer, chunk)
+        raise LayerIncomplete(root, layer, chunk)
     if layer != generation.base:
         below = published_record(generation, generation.base, chunk)
         if below is None or (below.ids, below.rows) != (record.base, record.rows):
-            raise ChunkCorrupt(store.address, layer, chunk, "it was built for other rows of the base layer")
-    return open_chunk(store, layer, record, columns=declared, keyed=generation.tagged)
+            raise ChunkCorrupt(root, layer, chunk, "it was built for other rows of the base layer")
+    return record
 
 
 def _common_chunks(generation: Generation, layers: Sequence[str]) -> NDArray[np.int64]:
@@ -556,14 +761,6 @@ def _declared(generation: Generation, layer: str) -> tuple[Column, ...]:
 def _described(column: Column) -> str:
     shape = ("rows of any length", *column.shape) if column.ragged else column.shape
     return f"{column.dtype} {' × '.join(map(str, shape))}".rstrip()
-
-
-def _joined(pieces: list[Array | Ragged]) -> Array | Ragged:
-    if isinstance(pieces[0], Ragged):
-        lengths = np.concatenate([piece.lengths for piece in pieces if isinstance(piece, Ragged)])
-        values = np.concatenate([piece.values for piece in pieces if isinstance(piece, Ragged)])
-        return Ragged(values, np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]))
-    return np.concatenate([piece for piece in pieces if not isinstance(piece, Ragged)])
 
 
 def _after_fork() -> None:

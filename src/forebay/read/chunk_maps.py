@@ -1,24 +1,37 @@
-"""Mapped chunks of a layer, bounded in number, each checked when it is opened.
+"""Find the chunks of row numbers, and map their files: bounded in number, each checked when it is opened.
 
 A gather reads plain addresses, so a map must stay open until every gather that started while it was open has ended:
 `begin_reading` and `end_reading` count them, and a closed file is freed after the last one.
 
 Linux allows a process about 65,000 maps. All layers of all open caches share half of them: when a layer is added or is
 full, every layer gets a new share and closes the maps above it.
+
+Row numbers are divided into buckets of a power of two; a table has the chunk in which each bucket starts. Chunks have
+similar sizes, so a row is in that chunk or in one of the next few.
+
+    starts   0      900      1800     2700
+    bucket   │0    │512  │1024 │1536 │2048 │2560
+    table     0     0     1     1     2     2        row 1000: bucket 1 begins in chunk 0; 1000 ≥ 900, so chunk 1
 """
 
 import os
 import threading
+import time
 import weakref
-from collections.abc import Callable
-from contextlib import suppress
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from forebay.columns import Array
+from forebay.columns import Array, Ragged
 from forebay.format.chunk_decode import ChunkFile
 
+PASSING_BYTES = 4 << 30  # of chunks that are in no file: they passed through a full tier, or have none
 MAX_MAPS = 8192  # per layer; an eighth of the maps that Linux grants a process by default
 _MAX_PROCESS_MAPS = 32_768
 
@@ -34,6 +47,11 @@ class MapBudget:
         """Start with no layers, in a forked process: another thread of the parent may have held the lock."""
         self._lock = threading.Lock()
         self._layers: weakref.WeakSet[Maps] = weakref.WeakSet()
+
+    def forked(self) -> None:
+        for maps in list(self._layers):
+            maps.forget_threads()
+        self.forget()
 
     def add(self, maps: "Maps") -> None:
         with self._lock:
@@ -63,10 +81,44 @@ def _process_maps() -> int:
 PROCESS_BUDGET = MapBudget(_process_maps())
 
 
+Spans = Sequence[tuple[float, float]]  # of `time.perf_counter`
+
+
+class _Opening(threading.local):
+    """When this thread opened chunks, or waited for a store to fetch them, since `take_opening_spans`."""
+
+    def __init__(self) -> None:
+        self.spans: deque[tuple[float, float]] = deque(maxlen=_MAX_SPANS)
+
+
+_MAX_SPANS = 4096  # of threads that nobody asks
+_opening = _Opening()
+
+
+@contextmanager
+def opening() -> Iterator[None]:
+    """Note that this thread waits for a store inside."""
+    started = time.perf_counter()
+    try:
+        yield
+    finally:
+        _opening.spans.append((started, time.perf_counter()))
+
+
+def take_opening_spans() -> Spans:
+    """The spans in which this thread opened chunks since the last call."""
+    if not _opening.spans:
+        return ()
+    spans = tuple(_opening.spans)
+    _opening.spans.clear()
+    return spans
+
+
 class Maps:
     """Open chunk files by position; the least recently used are closed when there are more than `limit`.
 
-    `limit` is the requested number of maps, or the layer's share of the budget if that is less.
+    `limit` is the requested number of maps, or the layer's share of the budget if that is less. Chunks of which
+    `is_passing` is True take memory or disk space while they are open: at most `passing_bytes` of them stay open.
     """
 
     def __init__(
@@ -75,7 +127,11 @@ class Maps:
         open_chunk: Callable[[int], ChunkFile],
         limit: int = MAX_MAPS,
         budget: MapBudget | None = None,
+        is_passing: Callable[[int], bool] | None = None,
     ) -> None:
+        self.passing_bytes = PASSING_BYTES
+        self._is_passing = is_passing
+        self._passing: dict[int, int] = {}  # position -> bytes
         self.limit = limit
         self.wanted = min(limit, max(1, count))
         self._budget = PROCESS_BUDGET if budget is None else budget
@@ -85,6 +141,7 @@ class Maps:
         self._clock = 0
         self._lock = threading.Lock()
         self._readers: set[int] = set()  # tickets: the clock when each began
+        self._flights: dict[int, threading.Lock] = {}  # positions that threads are opening
         self._closed: list[tuple[int, ChunkFile]] = []  # clock when it was closed
         self._on_close: list[Callable[[int], None]] = []
         self._budget.add(self)
@@ -100,15 +157,33 @@ class Maps:
         if file is not None:
             self._touched[position] = self._clock
             return file
-        opened = self._open(position)
+        with opening():
+            with self._lock:
+                flight = self._flights.setdefault(position, threading.Lock())
+            with flight:  # another thread may have opened it meanwhile
+                try:
+                    return self._files.get(position) or self.put(position, self._open(position))
+                finally:
+                    self._flights.pop(position, None)
+
+    def put(self, position: int, opened: ChunkFile) -> ChunkFile:
+        """Keep an open file, and return the one that is kept: another thread may have been faster."""
         with self._lock:
             self._clock += 1
             self._touched[position] = self._clock
             kept = self._files.setdefault(position, opened)
             is_full = len(self._files) > self.limit
+            if self._is_passing is not None and self._is_passing(position):
+                self._passing[position] = len(kept.view)
+                self._close_passing(position)
         if is_full:
             self._budget.share()
         return kept
+
+    def forget_threads(self) -> None:
+        """Free the locks that threads of the parent of a forked process may have held."""
+        self._lock = threading.Lock()
+        self._flights = {}
 
     def while_open(self, position: int, file: ChunkFile, call: Callable[[], None]) -> None:
         """Call `call` unless another thread has closed the file; what it records is undone by `on_close`."""
@@ -117,7 +192,7 @@ class Maps:
                 call()
 
     def touch(self, positions: Array) -> None:
-        if len(self._touched) > self.limit:
+        if len(self._touched) > self.limit or self._passing:
             self._touched[positions] = self._clock
 
     def begin_reading(self) -> int:
@@ -142,13 +217,111 @@ class Maps:
                 return
             positions = np.fromiter(self._files, np.int64, len(self._files))
             oldest = positions[np.argsort(self._touched[positions], kind="stable")]
-            for position in oldest[: max(surplus, surplus - 1 + self.limit // 8)].tolist():
-                for call in self._on_close:
-                    call(position)
-                self._closed.append((self._clock, self._files.pop(position)))
-            if not self._readers:
-                self._closed.clear()
+            self._close(oldest[: max(surplus, surplus - 1 + self.limit // 8)].tolist())
+
+    def opened(self) -> list[tuple[int, ChunkFile]]:
+        with self._lock:
+            return list(self._files.items())
+
+    def close(self, position: int) -> None:
+        """Close one file, so that it is opened again at its next use."""
+        with self._lock:
+            if position in self._files:
+                self._close([position])
+
+    def _close_passing(self, but: int) -> None:
+        """Close the least recently used chunks that are in no file, while there are too many bytes of them."""
+        taken = sum(self._passing.values())
+        for position in sorted(self._passing, key=lambda each: int(self._touched[each])):
+            if taken <= self.passing_bytes:
+                return
+            if position != but:
+                taken -= self._passing[position]
+                self._close([position])
+
+    def _close(self, positions: Sequence[int]) -> None:
+        for position in positions:
+            for call in self._on_close:
+                call(position)
+            self._passing.pop(position, None)
+            self._closed.append((self._clock, self._files.pop(position)))
+        if not self._readers:
+            self._closed.clear()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=PROCESS_BUDGET.forget)
+    os.register_at_fork(after_in_child=PROCESS_BUDGET.forked)
+_STEPS = 3
+_FEW = 64
+
+
+class ChunkFinder:
+    """`find(rows)[i]` is the chunk whose rows, from `starts[chunk]` to `starts[chunk + 1]`, hold `rows[i]`."""
+
+    def __init__(self, starts: NDArray[np.int64]) -> None:
+        self._starts = starts
+        self._ends = starts[1:]
+        rows, chunks = int(starts[-1]), len(starts) - 1
+        self._shift = max(0, (rows // max(1, 4 * chunks)).bit_length())
+        edges = np.arange((rows >> self._shift) + 1, dtype=np.int64) << self._shift
+        self._table: NDArray[np.int64] = np.searchsorted(starts, edges, side="right") - 1
+
+    def find(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The chunk of every row; the row numbers must be valid."""
+        if len(rows) <= _FEW:  # one call of numpy costs more than the search
+            return self._starts.searchsorted(rows, side="right") - 1
+        chunks: NDArray[np.int64] = self._table[rows >> self._shift]
+        for _ in range(_STEPS):
+            later = rows >= self._ends[chunks]
+            if not later.any():
+                return chunks
+            chunks += later
+        return self._starts.searchsorted(rows, side="right") - 1
+
+
+class RowLocations(NamedTuple):
+    """The locations of rows: the position of the chunk in the cache, and the row in the chunk."""
+
+    positions: NDArray[np.int64]
+    rows: NDArray[np.int64]
+
+    def part(self, some: slice) -> "RowLocations":
+        return RowLocations(self.positions[some], self.rows[some])
+
+
+def cut_batches(rows: Array | Ragged, size: int) -> Iterator[Array | Ragged]:
+    """Rows in batches of `size`, as views."""
+    for some in slices(len(rows), size):
+        if isinstance(rows, Ragged):
+            offsets = rows.offsets[some.start : some.stop + 1]
+            yield Ragged(rows.values[int(offsets[0]) : int(offsets[-1])], offsets - offsets[0])
+        else:
+            yield rows[some]
+
+
+def reorder(rows: Array | Ragged, order: NDArray[np.int64]) -> Array | Ragged:
+    """The same rows in another order."""
+    if isinstance(rows, Ragged):
+        return Ragged.of([rows[row] for row in order.tolist()], rows.values.dtype, rows.values.shape[1:])
+    return rows[order]
+
+
+def slices(count: int, size: int) -> Iterator[slice]:
+    """Slices of `size` up to `count`; at least one, so that no rows give one empty batch."""
+    return (slice(start, min(start + size, count)) for start in range(0, max(1, count), size))
+
+
+def runs(values: NDArray[np.int64]) -> Iterator[tuple[int, slice]]:
+    """(value, where it stands) for every run of equal values in a sorted array."""
+    edges = [0, *(np.flatnonzero(values[1:] != values[:-1]) + 1).tolist(), len(values)]
+    for start, stop in pairwise(edges):
+        yield int(values[start]), slice(start, stop)
+
+
+def by_position(positions: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64]]]:
+    """(value, the indices that have it) for every distinct value."""
+    if not len(positions):
+        return
+    order = np.argsort(positions, kind="stable")
+    values, starts = np.unique(positions[order], return_index=True)
+    yield from zip(values.tolist(), np.split(order, starts[1:]), strict=True)

@@ -18,9 +18,8 @@ from numpy.typing import NDArray
 from forebay.columns import Array, Column, Ragged, join
 from forebay.format.codec import CodecError
 from forebay.read.blocks import BlockCache, Blocks, Checks, Where
-from forebay.read.chunk_maps import Maps
+from forebay.read.chunk_maps import Maps, RowLocations, cut_batches, reorder, slices
 from forebay.read.gather import SHORT_ROW, Addresses, Edges, Window, value_addresses
-from forebay.read.locate import RowLocations, cut_batches, reorder, slices
 
 
 class Decoded:
@@ -242,7 +241,25 @@ class PlainFixedReader:
         self._is_block = column.block_rows == 1
 
     def read(self, place: RowLocations) -> Array:
-        (rows,) = self.read_batches(place, max(1, len(place.rows)))
+        rows = self._read_mapped(place)
+        if rows is None:
+            (rows,) = self.read_batches(place, max(1, len(place.rows)))
+        return rows
+
+    def _read_mapped(self, place: RowLocations) -> Array | None:
+        """Rows of chunks that are already mapped, None if one is not."""
+        ticket = self._maps.begin_reading()
+        try:
+            if not self._is_block:
+                self._checks.ensure(place)
+            copied = self._addresses.rows(place)
+        finally:
+            self._maps.end_reading(ticket)
+        if copied is None:
+            return None
+        rows: Array = copied.view(self._dtype).reshape(len(place.rows), *self._shape)
+        if self._is_block:
+            self._checks.ensure_copies(place, rows)
         return rows
 
     def read_batches(self, place: RowLocations, size: int) -> Iterator[Array]:

@@ -20,11 +20,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from forebay import compiled
 from forebay.columns import Array
 from forebay.errors import ChunkCorrupt
 from forebay.format.chunk_decode import ChunkFile
-from forebay.read.chunk_maps import Maps
-from forebay.read.locate import RowLocations, by_position
+from forebay.read.chunk_maps import Maps, RowLocations, by_position
 
 SHORT_ROW = 64  # mean number of values up to which ragged rows are copied value by value
 _TOGETHER = 1024 * 1024  # bytes: smaller batches are copied together
@@ -62,6 +62,9 @@ class Window:
         self, addresses: NDArray[np.int64], size: int, dtype: np.dtype[Any], shape: tuple[int, ...]
     ) -> Iterator[Array]:
         """As `gather`, in batches of `size`; no addresses give one empty batch. Small batches are copied together."""
+        if compiled.native is not None:
+            yield from self._compiled(addresses, size, dtype, shape)
+            return
         first, items = self._view
         if items is None or not len(addresses) or not self._item_bytes:
             for at in range(0, max(1, len(addresses)), size):
@@ -73,6 +76,16 @@ class Window:
             copied = items[offsets[start : start + step]].view(dtype).reshape(-1, *shape)
             for at in range(0, len(copied), size):
                 yield copied[at : at + size]
+
+    def _compiled(
+        self, addresses: NDArray[np.int64], size: int, dtype: np.dtype[Any], shape: tuple[int, ...]
+    ) -> Iterator[Array]:
+        """As `gather_batches`, without the GIL."""
+        for at in range(0, max(1, len(addresses)), size):
+            some = np.ascontiguousarray(addresses[at : at + size])
+            copied = np.empty(len(some) * self._item_bytes, np.uint8)
+            compiled.native.gather(copied, some, self._item_bytes)
+            yield copied.view(dtype).reshape(len(some), *shape)
 
     def _singly(self, addresses: NDArray[np.int64], dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
         """Copy item by item: there is nothing to copy, or the window exceeds the limit of numpy."""
@@ -140,6 +153,20 @@ class Addresses:
             raise self._outside(int(positions[~inside][0]))
         addresses += offsets
         return addresses
+
+    def rows(self, place: RowLocations) -> Array | None:
+        """Copies of rows, one after the other, in one compiled call. Call between `begin_reading` and `end_reading`.
+
+        None if a chunk is not mapped yet or a row is out of bounds, or without compiled code: use `at` and `gather`.
+        """
+        if compiled.native is None or not self._item_bytes:
+            return None
+        out = np.empty(len(place.rows) * self._item_bytes, np.uint8)
+        rows, positions = np.ascontiguousarray(place.rows), np.ascontiguousarray(place.positions)
+        if not compiled.native.gather_rows(out, positions, rows, self._known, self._starts, self._item_bytes):
+            return None
+        self._maps.touch(positions)
+        return out
 
     def of_values(
         self, positions: NDArray[np.int64], starts: NDArray[np.int64], stops: NDArray[np.int64]

@@ -4,8 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from forebay.sources.image_files import ImageSource, images
-from forebay.sources.jsonl import JsonlSource, jsonl
-from forebay.sources.lines import LineSource, lines
+from forebay.sources.jsonl import JsonlSource, LineSource, jsonl, lines
 from forebay.sources.manifests import ImageManifestSource, image_manifest
 from forebay.sources.python import FunctionSource, documents, function
 from forebay.sources.text import FileSource, TextSource, files, text

@@ -16,16 +16,17 @@ import bz2
 import gzip
 import io
 import lzma
-import os
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import lru_cache
 from typing import IO, BinaryIO, Literal, cast
 
 import zstandard
 
 from forebay.errors import SourceUnreadable
 from forebay.source import SourceFile
+from forebay.sources.bucket_files import open_file, read_at
 
 Packing = Literal["gzip", "zstd", "bzip2", "xz"]
 FORMATS: dict[str, Packing] = {
@@ -179,12 +180,12 @@ class StoredBytes:
 
     def _take(self, count: int) -> bytes:
         if self._kept is None:
-            return os.pread(self._file.fileno(), count, self._position)
+            return read_at(self._file, count, self._position)
         known = bytes(memoryview(self._kept)[self._position : self._position + count])
         if len(known) == count:
             return known
         further = self._position + len(known)
-        data = os.pread(self._file.fileno(), count - len(known), further)
+        data = read_at(self._file, count - len(known), further)
         if further == len(self._kept) and further + len(data) <= _MOST_KEPT:
             self._kept += data
         return known + data
@@ -210,7 +211,7 @@ class Stream(AbstractContextManager["Stream"]):
         self.most = most_unpacked(file, max_sample_bytes)
         self.position = 0
         self.newlines = 0
-        self._file: BinaryIO = open(path, "rb", buffering=0)  # noqa: SIM115 — closed by `close`
+        self._file: BinaryIO = open_file(path)
         self._plain = _decompressed(cast(BinaryIO, StoredBytes(self._file, file.size, kept)), path)
 
     def __exit__(self, *_: object) -> None:
@@ -301,3 +302,88 @@ def _decompressed(file: BinaryIO, path: str) -> IO[bytes]:
             return reader
         case packed:
             return cast(IO[bytes], Members(file, packed))
+
+
+_ESTIMATED_SHARE = 100  # 1/100 of a file is read
+_LEAST_ESTIMATED = 16 * 1024
+_MOST_ESTIMATED = 256 * 1024  # contains the first block of any file
+_FITS = 1.6  # two equal members, one of which is stated, differ by a factor of 2
+_DEFLATE_RATIO = 1032  # the limit of deflate; more is not a size
+_BLOCK_SORTED = 1 << 20  # contains the first block of a bzip2 file
+_USUAL_RATIO = 4.0  # if the beginning is too short
+_PIECE = 1 << 20
+_MOST_MADE = 1 << 26  # limit for a beginning that expands very much
+_GZIP = 31  # to zlib: with gzip's header and trailer
+
+
+@lru_cache(maxsize=1 << 16)
+def estimated_size(path: str, file: SourceFile) -> int:
+    """The estimated decompressed size of a compressed file; it depends on the file only.
+
+    A gzip file states the size of its last member at its end, a Zstandard file may state that of its first frame at its
+    beginning. That is used unless it is far less than the compression ratio of the beginning suggests.
+    """
+    with open_file(path) as raw:
+        stored = StoredBytes(raw, file.size, head_cache(path, file))
+        head = stored.read(min(max(file.size // _ESTIMATED_SHARE, _LEAST_ESTIMATED), _MOST_ESTIMATED))
+        try:
+            ratio, stated = _estimate(format_of(path), raw, stored, head, file)
+        except (OSError, zlib.error, lzma.LZMAError, zstandard.ZstdError) as error:
+            if isinstance(error, OSError) and error.errno is not None:
+                raise  # an error of the disk, not of the content
+            raise SourceUnreadable(path, str(error)) from error
+    estimated = ratio * file.size
+    return stated if estimated / _FITS < stated <= file.size * _DEFLATE_RATIO else int(estimated)
+
+
+def _estimate(packing: Packing, raw: BinaryIO, stored: StoredBytes, head: bytes, file: SourceFile) -> tuple[float, int]:
+    match packing:
+        case "gzip":
+            return _estimate_gzip(raw, head, file)
+        case "zstd":
+            return _estimate_zstd(stored, head, file)
+        case _:
+            return _members_ratio(head + stored.read(max(0, _BLOCK_SORTED - len(head))), packing), 0
+
+
+def _estimate_gzip(raw: BinaryIO, head: bytes, file: SourceFile) -> tuple[float, int]:
+    """The compression ratio of the beginning, and the stated size."""
+    raw.seek(max(0, file.size - 4))
+    return _gzip_ratio(head), int.from_bytes(raw.read(4), "little")
+
+
+def _estimate_zstd(stored: StoredBytes, head: bytes, file: SourceFile) -> tuple[float, int]:
+    stated: int = zstandard.frame_content_size(head) if head else 0
+    whole = whole_blocks(head)
+    if not whole and stated < file.size:  # no size is stated, or only that of a part
+        head += stored.read(_MOST_ESTIMATED)
+        whole = whole_blocks(head)
+    return _zstd_ratio(head[:whole]), stated
+
+
+def _gzip_ratio(head: bytes) -> float:
+    """Decompressed bytes per stored byte."""
+    taken, made = len(head), 0
+    inflate = zlib.decompressobj(_GZIP)
+    while head and made < _MOST_MADE:
+        made += len(inflate.decompress(head, _PIECE))
+        head = inflate.unconsumed_tail
+        if inflate.eof and inflate.unused_data:
+            head, inflate = inflate.unused_data.lstrip(b"\0"), zlib.decompressobj(_GZIP)
+    return made / max(1, taken)
+
+
+def _zstd_ratio(blocks: bytes) -> float:
+    made, decompressor = 0, zstandard.ZstdDecompressor(max_window_size=MOST_WINDOW)
+    with decompressor.stream_reader(io.BytesIO(blocks), read_across_frames=True) as reader:
+        while made < _MOST_MADE and (piece := reader.read(_PIECE)):
+            made += len(piece)
+    return made / max(1, len(blocks))
+
+
+def _members_ratio(head: bytes, packing: Packing) -> float:
+    reader, made = Members(cast(BinaryIO, io.BytesIO(head)), packing), 0
+    with suppress(EOFError):  # the beginning ends anywhere
+        while made < _MOST_MADE and (piece := reader.read(_PIECE)):
+            made += len(piece)
+    return made / len(head) if made else _USUAL_RATIO

@@ -99,9 +99,6 @@ class HubSource(Source):
     def cuts(self, file: SourceFile, start: int, first: int, every: int) -> Iterator[int]:
         return row_cuts(_group_ends(self, self._remote(file.path)), start, first, every)
 
-    def scanned(self, file: SourceFile) -> SourceFile:
-        return file
-
     def read(self, part: Part) -> Iterable[Sample | Failure]:
         shard = _shard_at(self, self._remote(part.file.path))
         yield from read_rows(shard.parquet, self.text, part)

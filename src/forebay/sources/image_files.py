@@ -4,22 +4,46 @@ import errno
 import os
 import re
 import stat
+from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
 import msgspec
 import xxhash
 
-from forebay.errors import SourceChanged
-from forebay.source import TOO_DEEP, Annotated, Failure, Part, Sample, Source, SourceFile, Unit, is_shallow
-from forebay.sources.estimated_size import digest
-from forebay.sources.failures import BOM, MAX_IMAGE_BYTES, checked_limit, limit_in, stated_limit, too_large
-from forebay.sources.paths import FoundFile, NamesIn, count_left_out, found_files, full_path, named_below, renamed
+from forebay.errors import SourceChanged, is_url
+from forebay.source import (
+    CHANGED_MEANWHILE,
+    TOO_DEEP,
+    Annotated,
+    Failure,
+    Listing,
+    Part,
+    PartDigest,
+    Sample,
+    SourceFile,
+    Unit,
+    is_shallow,
+)
+from forebay.sources.bucket_files import entries_of, read_object
+from forebay.sources.local_files import BOM, MAX_IMAGE_BYTES, LocalFiles, checked_limit, digest, look, too_large
+from forebay.sources.paths import (
+    FoundFile,
+    NamesIn,
+    PassedOver,
+    found_files,
+    full_path,
+    list_objects,
+    named_below,
+    suffix_of,
+)
+from forebay.store.base import Entry
 
 MOST_BYTES = 1 << 24  # of a sidecar
 SIDECAR_SUFFIXES = (".json", ".txt")
 _BETWEEN_TAGS = re.compile(r"[,\r\n]")
+_NOT_IN_ETAGS = re.compile(r"[^0-9A-Za-z._-]")
 
 
 class SidecarUnreadable(Exception):
@@ -35,9 +59,12 @@ def sidecar_of(image: str, names: Container[str]) -> str | None:
     >>> sidecar_of("a.jpg", ["a.jpg", "a.json", "a.txt"])
     'a.json'
     """
+    return next((name for name in _candidates(image) if name in names), None)
+
+
+def _candidates(image: str) -> tuple[str, ...]:
     stem = os.path.splitext(image)[0]
-    candidates = (f"{image}.json", f"{stem}.json", f"{image}.txt", f"{stem}.txt")
-    return next((name for name in candidates if name in names), None)
+    return f"{image}.json", f"{stem}.json", f"{image}.txt", f"{stem}.txt"
 
 
 def parse_sidecar(name: str, content: bytes) -> dict[str, Any]:
@@ -76,24 +103,73 @@ _NOTHING_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)
 _MARK = "!"  # before a problem; the etag of a sidecar always has a colon
 
 
-def find_images(root: str, patterns: Sequence[str]) -> list[SourceFile]:
-    """Every image that a pattern names, once, sorted by name."""
-    found = found_files([full_path(root, pattern) for pattern in patterns], ENDINGS)
-    looks = (_look(root, os.path.relpath(file.path, root), file.beside) for file in found)
-    return sorted((look for look in looks if look is not None), key=lambda look: look.path)
-
-
-def left_out_beside_images(root: str, patterns: Sequence[str], apart: str) -> Mapping[str, int]:
-    """The number of files that are neither images nor sidecars, by suffix."""
-    return count_left_out([full_path(root, pattern) for pattern in patterns], ENDINGS, apart, _is_sidecar)
+def find_images(root: str, patterns: Sequence[str], apart: str = "") -> Listing:
+    """Every image that a pattern names, once, sorted by name, and how many files are neither images nor sidecars."""
+    if is_url(root):
+        return _find_objects(root, patterns)
+    others = PassedOver(apart, _is_sidecar)
+    found = found_files([full_path(root, pattern) for pattern in patterns], ENDINGS, others)
+    images = (_look(root, os.path.relpath(file.path, root), file.beside) for file in found)
+    files = sorted((image for image in images if image is not None), key=lambda image: image.path)
+    return Listing(files, others.counts())
 
 
 def look_at_image(root: str, name: str) -> SourceFile:
     """Stat one image; raises `FileNotFoundError` if it is gone."""
+    if is_url(root):
+        return _look_at_object(root, name)
     file = _look(root, name, NamesIn(os.path.dirname(full_path(root, name))))
     if file is None:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), full_path(root, name))
     return file
+
+
+def _find_objects(root: str, patterns: Sequence[str]) -> Listing:
+    """As `find_images`, by the listings alone, which also have the sidecars."""
+    beside: dict[str, tuple[Entry, bool]] = {}
+
+    def keep_sidecar(name: str, entry: Entry, is_named: bool) -> None:
+        if name.endswith(SIDECAR_SUFFIXES):
+            beside[name] = (entry, is_named or beside.get(name, (entry, False))[1])
+
+    listing = list_objects(root, patterns, ENDINGS, decompressed=False, others_named=keep_sidecar)
+    files, used = [], set[str]()
+    for file in listing.files:
+        if file.path in patterns:  # asked for by its own name: its folder was not listed
+            files.append(_look_at_object(root, file.path))
+            continue
+        found = next(((name, beside[name][0]) for name in _sidecar_names(file.path) if name in beside), None)
+        files.append(_as_image(file.path, Entry(file.path, file.size, file.etag), found))
+        used.update(name for name in _sidecar_names(file.path) if name in beside and beside[name][1])
+    return Listing(files, Counter(listing.left_out) - Counter(map(suffix_of, used)))
+
+
+def _look_at_object(root: str, name: str) -> SourceFile:
+    names = (name, *_sidecar_names(name))
+    image, *beside = entries_of([full_path(root, each) for each in names])
+    if image is None:
+        raise FileNotFoundError(errno.ENOENT, "there is no such object", full_path(root, name))
+    found = next(((at, entry) for at, entry in zip(names[1:], beside, strict=True) if entry is not None), None)
+    return _as_image(name, image, found)
+
+
+def _as_image(name: str, image: Entry, beside: tuple[str, Entry] | None) -> SourceFile:
+    """An image in a bucket; its etag, `a.json:120-d41d8c+9e107d`, has those of its sidecar and of the image itself."""
+    etag = clean_etag(image.etag)
+    if beside is not None:
+        path, entry = beside
+        etag = f"{os.path.basename(path)}:{entry.size}-{clean_etag(entry.etag)}+{etag}"
+    return SourceFile(path=name, size=image.size, etag=etag)
+
+
+def clean_etag(etag: str) -> str:
+    """An etag of a storage service as a part of another one."""
+    return _NOT_IN_ETAGS.sub("_", etag)
+
+
+def _sidecar_names(image: str) -> list[str]:
+    folder, name = os.path.split(image)
+    return [os.path.join(folder, each) for each in _candidates(name)]
 
 
 def problem_with(file: SourceFile) -> str | None:
@@ -118,11 +194,18 @@ def sidecar_in(file: SourceFile) -> Sidecar | None:
 def touched_ns(file: SourceFile) -> int:
     """The newer modification time of an image and its sidecar."""
     sidecar, state = sidecar_in(file), file.etag.rpartition(":")[2]
+    if not file.mtime_ns:  # in a bucket
+        return 0
     return file.mtime_ns if sidecar is None or sidecar.problem else max(file.mtime_ns, int(state.rpartition("-")[2]))
 
 
 def stamp(root: str, file: SourceFile) -> str:
-    """Ctime and inode of an image and its sidecar, which change even if an edit restores size and mtime."""
+    """Ctime and inode of an image and its sidecar, which change even if an edit restores size and mtime.
+
+    Empty for an image in a bucket, whose etag does that.
+    """
+    if is_url(root):
+        return ""
     sidecar = sidecar_in(file)
     states = [state_of(full_path(root, path)) for path in (file.path, *([] if sidecar is None else [sidecar.path]))]
     return ",".join(f"{one.st_ctime_ns}:{one.st_ino}" for one in states if isinstance(one, os.stat_result))
@@ -183,7 +266,7 @@ Labels = Literal["sidecar", "folder"]
 
 
 @dataclass(frozen=True, slots=True)
-class ImageSource(Source):
+class ImageSource(LocalFiles):
     """Every image below some paths, named relative to `root`, with the metadata of its sidecar.
 
     Each file is one sample of weight 1, because rows of images have similar sizes although their files do not. An image
@@ -196,30 +279,11 @@ class ImageSource(Source):
     files_grow: ClassVar[bool] = False
     read_by: ClassVar[tuple[str, ...]] = ("max_sample_bytes", "labels")
 
-    root: str
-    patterns: tuple[str, ...]
     max_sample_bytes: int = MAX_IMAGE_BYTES
     labels: Labels = "sidecar"
 
-    def describe(self) -> Mapping[str, Any]:
-        described: dict[str, Any] = {"kind": self.kind, "root": self.root, "patterns": list(self.patterns)}
-        described |= stated_limit(self.max_sample_bytes, MAX_IMAGE_BYTES)
-        return described if self.labels == "sidecar" else {**described, "labels": self.labels}
-
-    @classmethod
-    def from_description(cls, description: Mapping[str, Any]) -> "ImageSource":
-        limit = limit_in(description, MAX_IMAGE_BYTES)
-        return cls(description["root"], tuple(description["patterns"]), limit, description.get("labels", "sidecar"))
-
-    def rebased(self, root: str) -> "ImageSource":
-        """The same files, named relative to another root."""
-        return replace(self, root=root, patterns=renamed(self.root, self.patterns, root))
-
-    def files(self) -> list[SourceFile]:
-        return find_images(self.root, self.patterns)
-
-    def left_out(self, apart: str = "") -> Mapping[str, int]:
-        return left_out_beside_images(self.root, self.patterns, apart)
+    def listing(self, apart: str = "") -> Listing:
+        return find_images(self.root, self.patterns, apart)
 
     def look(self, path: str) -> SourceFile:
         return look_at_image(self.root, path)
@@ -233,6 +297,8 @@ class ImageSource(Source):
     def edited_beside(self, known: SourceFile, found: SourceFile) -> str:
         sidecar = sidecar_in(found) or sidecar_in(known)
         is_same_image = (known.size, known.mtime_ns) == (found.size, found.mtime_ns) and not problem_with(found)
+        if is_url(self.root):
+            is_same_image = is_same_image and known.etag.rpartition("+")[2] == found.etag.rpartition("+")[2]
         return sidecar.path if sidecar is not None and is_same_image and known.etag != found.etag else ""
 
     def weight(self, file: SourceFile) -> int:
@@ -241,40 +307,38 @@ class ImageSource(Source):
     def cuts(self, file: SourceFile, start: int, first: int, every: int) -> Iterator[int]:
         return iter(range(start + 1, 2))
 
-    def scanned(self, file: SourceFile) -> SourceFile:
-        return file
-
     def read(self, part: Part) -> Iterable[Sample | Failure]:
+        return self.read_hashed(part, PartDigest())
+
+    @property
+    def reads_planned_files(self) -> bool:
+        """Objects arrive with their etags. Looking at one would ask for it and for four possible sidecars."""
+        return is_url(self.root)
+
+    def read_hashed(self, part: Part, digest: PartDigest) -> Iterator[Sample | Failure]:
         file = part.file
-        self._check_sidecar(file)
+        if not is_url(self.root):
+            self._check_sidecar(file)
         content = read_image(self.root, file, self.max_sample_bytes)
         if isinstance(content, Failure):
             yield content
             return
+        beside = self._beside(file)
+        digest.value = _with_sidecar(xxhash.xxh3_64_intdigest(content), file, beside)
         try:
-            yield Sample(file.path, Annotated(content, self._metadata(file)))
+            yield Sample(file.path, Annotated(content, self._said(file, beside)))
         except SidecarUnreadable as error:
             yield Failure(file.path, "bad-sidecar", str(error))
 
-    def annotations(self) -> Iterator[Mapping[str, Any]]:
-        for file in self.files():
+    def annotations(self, files: Sequence[SourceFile]) -> Iterator[Mapping[str, Any]]:
+        for file in files:
             try:
-                yield self._metadata(file)
+                yield self._said(file, self._beside(file))
             except SidecarUnreadable:
                 continue  # its sample is recorded as a failure
 
     def digest(self, file: SourceFile, start: int, stop: int) -> int:
-        image = image_digest(self.root, file)
-        sidecar = sidecar_in(file)
-        if sidecar is None:
-            return image
-        try:
-            beside = self._stored(sidecar)
-        except SidecarUnreadable as error:
-            beside = str(error).encode("utf-8", "surrogateescape")
-        kind = os.path.splitext(sidecar.path)[1].encode()  # the same bytes mean different things in .json and .txt
-        value: int = xxhash.xxh3_64_intdigest(image.to_bytes(8, "little") + kind + beside)
-        return value
+        return _with_sidecar(image_digest(self.root, file), file, self._beside(file))
 
     def _check_sidecar(self, file: SourceFile) -> None:
         """Raise `SourceChanged` if the image has another sidecar than planned."""
@@ -283,25 +347,32 @@ class ImageSource(Source):
             how = f"has {_named(found)}, but {_named(planned)} was planned"
             raise SourceChanged(self.root, {file.path: how})
 
-    def _metadata(self, file: SourceFile) -> dict[str, Any]:
+    def _said(self, file: SourceFile, beside: "bytes | SidecarUnreadable") -> dict[str, Any]:
+        """The metadata of an image, by what its sidecar holds."""
+        if isinstance(beside, SidecarUnreadable):
+            raise beside
         sidecar = sidecar_in(file)
-        said = {} if sidecar is None else parse_sidecar(os.path.basename(sidecar.path), self._stored(sidecar))
+        said = {} if sidecar is None else parse_sidecar(os.path.basename(sidecar.path), beside)
         if self.labels == "folder":
             folder = os.path.basename(os.path.dirname(file.path))
             return {**said, "tags": [folder] if folder else []}
         return said
 
-    def _stored(self, sidecar: Sidecar) -> bytes:
+    def _beside(self, file: SourceFile) -> "bytes | SidecarUnreadable":
+        """The bytes of an image's sidecar, none where it has none, or why they cannot be read."""
+        sidecar = sidecar_in(file)
+        if sidecar is None:
+            return b""
         name = os.path.basename(sidecar.path)
         if sidecar.problem is not None:
-            raise SidecarUnreadable(f"'{name}' is no sidecar: {FILE_PROBLEMS[sidecar.problem]}")
+            return SidecarUnreadable(f"'{name}' is no sidecar: {FILE_PROBLEMS[sidecar.problem]}")
         try:
-            with open(full_path(self.root, sidecar.path), "rb") as file:
-                content = file.read(MOST_BYTES + 1)
-        except PermissionError as error:
-            raise SidecarUnreadable(f"'{name}' is no sidecar: {FILE_PROBLEMS['unreadable']}") from error
+            planned = file.etag.rpartition(":")[2].partition("+")[0].partition("-")[2]
+            content = _first_bytes(self.root, sidecar.path, MOST_BYTES + 1, planned)
+        except PermissionError:
+            return SidecarUnreadable(f"'{name}' is no sidecar: {FILE_PROBLEMS['unreadable']}")
         if len(content) > MOST_BYTES:
-            raise SidecarUnreadable(f"'{name}' is no sidecar: it has more than {MOST_BYTES:,} bytes")
+            return SidecarUnreadable(f"'{name}' is no sidecar: it has more than {MOST_BYTES:,} bytes")
         return content
 
 
@@ -311,7 +382,7 @@ def images(
     labels: Labels = "sidecar",
     max_sample_bytes: int = MAX_IMAGE_BYTES,
 ) -> ImageSource:
-    """The images of some folders (and all below them), globs or paths, with their sidecars.
+    """The images of some folders (and all below them), globs or paths, on this machine or in a bucket, with sidecars.
 
     `labels="folder"` is for a folder per class, `photos/cat/1.jpg`: the tag of an image is the name of its folder.
 
@@ -321,6 +392,17 @@ def images(
     if labels not in get_args(Labels):
         raise ValueError(f"labels must be 'sidecar' or 'folder' (got {labels!r})")
     return ImageSource(*named_below(paths, root), checked_limit(max_sample_bytes), labels)
+
+
+def _with_sidecar(image: int, file: SourceFile, beside: "bytes | SidecarUnreadable") -> int:
+    """The digest of an image and of what is said beside it."""
+    sidecar = sidecar_in(file)
+    if sidecar is None:
+        return image
+    kind = os.path.splitext(sidecar.path)[1].encode()  # the same bytes mean different things in .json and .txt
+    content = beside if isinstance(beside, bytes) else str(beside).encode("utf-8", "surrogateescape")
+    value: int = xxhash.xxh3_64_intdigest(image.to_bytes(8, "little") + kind + content)
+    return value
 
 
 def _named(sidecar: Sidecar | None) -> str:
@@ -335,13 +417,26 @@ def read_image(root: str, file: SourceFile, max_sample_bytes: int) -> bytes | Fa
     if file.size > max_sample_bytes:
         return too_large(file.path, file.size, max_sample_bytes)
     try:
-        with open(full_path(root, file.path), "rb") as stored:
-            content = stored.read(file.size + 1)
-            size = os.fstat(stored.fileno()).st_size
+        content = _first_bytes(root, file.path, file.size + 1, file.etag.rpartition("+")[2])
     except PermissionError as error:
         return Failure(file.path, "unreadable", f"{FILE_PROBLEMS['unreadable']} ({error.strerror})")
     if len(content) != file.size:
+        size = look(root, file.path).size
         raise SourceChanged(root, {file.path: f"has {size:,} bytes, {file.size:,} were planned"})
+    return content
+
+
+def _first_bytes(root: str, name: str, count: int, etag: str) -> bytes:
+    """The first bytes of a file; an object with another etag than was planned raises `SourceChanged`."""
+    if not is_url(root):
+        with open(full_path(root, name), "rb") as stored:
+            return stored.read(count)
+    try:
+        content, found = read_object(full_path(root, name), count)
+    except FileNotFoundError as error:
+        raise SourceChanged(root, {name: CHANGED_MEANWHILE}) from error
+    if clean_etag(found) != etag:
+        raise SourceChanged(root, {name: CHANGED_MEANWHILE})
     return content
 
 

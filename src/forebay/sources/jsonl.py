@@ -1,52 +1,61 @@
-"""JSON lines as documents: one object per line, with the text in one field.
+"""Lines as samples: JSON lines, one object per line with the text in one field, or lines as they are.
 
-A block of valid lines is decoded by one call. A block with an error is decoded line by line, so that each failure has
-its line number and reason.
+A block of valid JSON lines is decoded by one call. A block with an error is decoded line by line, so that each failure
+has its line number and reason.
 """
 
 import os
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from functools import lru_cache
+from operator import attrgetter
 from typing import Any, ClassVar
 
 import msgspec
 
 from forebay.errors import SourceInvalid
-from forebay.source import Failure, Part, Sample, Source, SourceFile, Unit
+from forebay.source import Failure, Part, PartDigest, Sample, SourceFile, TextBatch
 from forebay.sources.compression import preview_stream
-from forebay.sources.estimated_size import digest, estimated_size, scanned
-from forebay.sources.failures import BOM, MAX_SAMPLE_BYTES, checked_limit, empty, limit_in, not_utf8, stated_limit
-from forebay.sources.paths import find_files, left_out, look, named_below, renamed, with_stream_suffixes
+from forebay.sources.local_files import BOM, MAX_SAMPLE_BYTES, LocalFiles, checked_limit, empty, not_utf8
+from forebay.sources.paths import named_below, with_stream_suffixes
 from forebay.sources.pieces import Block, LongPiece, Reading, cut_between_pieces, handed_out, piece_bounds
 
 _JSON_TYPES = {b"{": "an object", b"[": "an array", b"t": "true", b"f": "false"}
 _SHOWN_FIELDS = 6
 _SHOWN_CHARS = 30
 _BLANK = 100  # characters to check before checking the whole line
+_text_of = attrgetter("text")
 _DECODE_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 def read_documents(reading: Reading, path: str, field: str) -> Iterator[Sample | Failure]:
     """The document of every line; an invalid line is a failure. Blank lines are skipped."""
+    for found in read_batches(reading, path, field):
+        if isinstance(found, TextBatch):
+            yield from handed_out(deque(found.samples()))
+        else:
+            yield found
+
+
+def read_batches(reading: Reading, path: str, field: str) -> Iterator[Sample | Failure | TextBatch]:
+    """The same, the documents of a block together where each of its lines has one."""
     for block in reading:
         if isinstance(block, LongPiece):
             yield reading.long_piece(block)
             continue
         begin = reading.position
         at = len(BOM) if begin == 0 and block.startswith(BOM) else 0
-        documents = _all_at_once(block, at, field)
-        if documents is None:
+        texts, starts = _all_at_once(block, at, field)
+        if not texts:
             found = deque(_one_by_one(reading, block, at, path, field))
             del block
             yield from handed_out(found)
             continue
         del block
-        for index, (start, document) in enumerate(documents):
-            sample = f"{path}@{begin + start}"
-            yield Sample(sample, document.text) if document.text else _empty(sample, reading.first_line() + index)
-        del documents, document
+        batch = [TextBatch([f"{path}@{begin + start}" for start in starts], texts)]
+        del texts
+        yield batch.pop()  # no reference to it stays here
 
 
 def check_field(field: str) -> None:
@@ -57,14 +66,14 @@ def check_field(field: str) -> None:
         raise SourceInvalid(f"no field can be found by the name {field!r}: {error}") from error
 
 
-def _all_at_once(block: Block, at: int, field: str) -> Iterator[tuple[int, Any]] | None:
-    """The start and the object of each line of a block; None if anything is wrong."""
+def _all_at_once(block: Block, at: int, field: str) -> tuple[list[str], list[int]]:
+    """The text and the start of each line of a block; no texts if anything is wrong, or one is empty."""
     try:
-        documents = _decoder(field).decode_lines(memoryview(block)[at:])
+        texts = list(map(_text_of, _decoder(field).decode_lines(memoryview(block)[at:])))
     except _DECODE_ERRORS:
-        return None
+        return [], []
     starts = _line_starts(block, at)
-    return zip(starts, documents, strict=True) if 0 < len(starts) == len(documents) else None
+    return (texts, starts) if len(starts) == len(texts) and all(texts) else ([], [])
 
 
 def _line_starts(block: Block, at: int) -> list[int]:
@@ -174,7 +183,7 @@ SUFFIXES = with_stream_suffixes([".jsonl", ".ndjson", ".json"])
 
 
 @dataclass(frozen=True, slots=True)
-class JsonlSource(Source):
+class JsonlSource(LocalFiles):
     """The field `text` of every line of some files.
 
     A sample's id is `file@offset`, the offset of its line in bytes (after decompression). Blank lines are skipped. A
@@ -183,54 +192,27 @@ class JsonlSource(Source):
     """
 
     kind: ClassVar[str] = "jsonl"
-    unit: ClassVar[Unit] = "bytes"
     read_by: ClassVar[tuple[str, ...]] = ("text", "max_sample_bytes")
 
-    root: str
-    patterns: tuple[str, ...]
     text: str = "text"
     max_sample_bytes: int = MAX_SAMPLE_BYTES
 
-    def describe(self) -> Mapping[str, Any]:
-        described = {"kind": self.kind, "root": self.root, "patterns": list(self.patterns), "text": self.text}
-        return described | stated_limit(self.max_sample_bytes)
-
-    @classmethod
-    def from_description(cls, description: Mapping[str, Any]) -> "JsonlSource":
-        patterns = tuple(description["patterns"])
-        return cls(description["root"], patterns, description["text"], limit_in(description))
-
-    def rebased(self, root: str) -> "JsonlSource":
-        """The same files, named relative to another root."""
-        return replace(self, root=root, patterns=renamed(self.root, self.patterns, root))
-
-    def files(self) -> list[SourceFile]:
-        return find_files(self.root, self.patterns, SUFFIXES)
-
-    def left_out(self, apart: str = "") -> Mapping[str, int]:
-        return left_out(self.root, self.patterns, SUFFIXES, apart)
-
-    def look(self, path: str) -> SourceFile:
-        return look(self.root, path)
-
-    def weight(self, file: SourceFile) -> int:
-        return estimated_size(self.root, file)
+    def _suffixes(self) -> tuple[str, ...]:
+        return SUFFIXES
 
     def cuts(self, file: SourceFile, start: int, first: int, every: int) -> Iterator[int]:
         return cut_between_pieces(self.root, b"\n", file, start, first, every, self.max_sample_bytes)
 
-    def scanned(self, file: SourceFile) -> SourceFile:
-        return scanned(self.root, file)
-
     def read(self, part: Part) -> Iterable[Sample | Failure]:
         return read_documents(Reading(self.root, part, b"\n", self.max_sample_bytes), part.file.path, self.text)
+
+    def read_hashed(self, part: Part, digest: PartDigest) -> Iterable[Sample | Failure | TextBatch]:
+        reading = Reading(self.root, part, b"\n", self.max_sample_bytes, digest=digest)
+        return read_batches(reading, part.file.path, self.text)
 
     def glance(self, part: Part) -> Iterable[Sample | Failure]:
         reading = Reading(self.root, part, b"\n", self.max_sample_bytes, preview_stream)
         return read_documents(reading, part.file.path, self.text)
-
-    def digest(self, file: SourceFile, start: int, stop: int) -> int:
-        return digest(self.root, file, start, stop)
 
 
 def jsonl(
@@ -248,3 +230,50 @@ def jsonl(
     """
     check_field(text)
     return JsonlSource(*named_below(paths, root), text, checked_limit(max_sample_bytes))
+
+
+@dataclass(frozen=True, slots=True)
+class LineSource(LocalFiles):
+    """The lines of every file below some paths. A sample's id is `file@offset`, the offset of its line in bytes.
+
+    A line of more than `max_sample_bytes` is a failure.
+    """
+
+    kind: ClassVar[str] = "lines"
+    read_by: ClassVar[tuple[str, ...]] = ("max_sample_bytes",)
+
+    max_sample_bytes: int = MAX_SAMPLE_BYTES
+
+    def cuts(self, file: SourceFile, start: int, first: int, every: int) -> Iterator[int]:
+        return cut_between_pieces(self.root, b"\n", file, start, first, every, self.max_sample_bytes)
+
+    def read(self, part: Part) -> Iterable[Sample | Failure]:
+        return _lines(Reading(self.root, part, b"\n", self.max_sample_bytes), part.file.path)
+
+    def read_hashed(self, part: Part, digest: PartDigest) -> Iterable[Sample | Failure | TextBatch]:
+        return _lines(Reading(self.root, part, b"\n", self.max_sample_bytes, digest=digest), part.file.path)
+
+    def glance(self, part: Part) -> Iterable[Sample | Failure]:
+        return _lines(Reading(self.root, part, b"\n", self.max_sample_bytes, preview_stream), part.file.path)
+
+
+def lines(
+    *paths: str | os.PathLike[str], root: str | None = None, max_sample_bytes: int = MAX_SAMPLE_BYTES
+) -> LineSource:
+    """Every line of some files, folders or globs."""
+    return LineSource(*named_below(paths, root), checked_limit(max_sample_bytes))
+
+
+def _lines(reading: Reading, path: str) -> Iterator[Sample | Failure]:
+    for block in reading:
+        if isinstance(block, LongPiece):
+            yield reading.long_piece(block)
+            continue
+        found = deque(_samples(block, path, reading.position))
+        del block
+        yield from handed_out(found)
+
+
+def _samples(block: Block, path: str, position: int) -> Iterator[Sample]:
+    for begin, end in piece_bounds(block, b"\n"):
+        yield Sample(f"{path}@{position + begin}", bytes(memoryview(block)[begin:end]))

@@ -10,7 +10,7 @@ import os
 import re
 import tempfile
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar, NamedTuple
@@ -20,18 +20,21 @@ import numpy as np
 import xxhash
 
 from forebay.columns import Array
-from forebay.errors import SourceChanged, SourceUnreadable
+from forebay.errors import SourceChanged, SourceNotFound, SourceUnreadable, is_url
 from forebay.source import TOO_DEEP, Annotated, Failure, Part, Sample, Source, SourceFile, Unit, is_shallow
+from forebay.sources.bucket_files import entries_of, join_url, objects_below, open_file, relative_url
 from forebay.sources.compression import Stream
-from forebay.sources.failures import BOM, MAX_IMAGE_BYTES, checked_limit, limit_in, stated_limit
-from forebay.sources.image_files import FILE_PROBLEMS, image_digest, read_image, stamp, state_of
-from forebay.sources.paths import full_path, is_stream, look, refuse_url
+from forebay.sources.image_files import FILE_PROBLEMS, clean_etag, image_digest, read_image, stamp, state_of
+from forebay.sources.local_files import BOM, MAX_IMAGE_BYTES, checked_limit, look
+from forebay.sources.paths import full_path, is_stream, refuse_one_slash
+from forebay.store.base import Entry
 
 LONGEST_LINE = 1 << 24
 MOST_UNPACKED = 16 << 30  # of a compressed manifest, on the disk for temporary files
 _PIECE = 1 << 20
 _SHOWN_CHARS = 60
 _NO_IMAGE = np.uint64(0)  # in place of a hash
+_LINE = re.compile(r"[^!+]*")  # the hash of a line in an etag: before a problem, or before the etag of an object
 
 
 class Line(NamedTuple):
@@ -154,11 +157,14 @@ class StoredText:
 
 
 def _stored(path: str, file: SourceFile) -> StoredText:
-    if not is_stream(path):
+    if not is_stream(path) and not is_url(path):
         return StoredText(path, os.open(path, os.O_RDONLY))
-    with tempfile.TemporaryFile() as plain, Stream(path, file, LONGEST_LINE) as stream:
-        while piece := stream.read(_PIECE):
-            if stream.position > MOST_UNPACKED:
+    with (
+        tempfile.TemporaryFile() as plain,
+        Stream(path, file, LONGEST_LINE) if is_stream(path) else open_file(path) as stored,
+    ):
+        while piece := stored.read(_PIECE):
+            if plain.tell() + len(piece) > MOST_UNPACKED:
                 raise SourceUnreadable(path, f"it unpacks to more than {MOST_UNPACKED:,} bytes; unpack it first")
             plain.write(piece)
         plain.flush()
@@ -182,11 +188,23 @@ def _image_in(text: bytes, key: str, root: str) -> tuple[str, str, str]:
         return "", "no-path", f"there is no '{key}' but {known:.{_SHOWN_CHARS}}; say which it is (--image, image=)"
     if not isinstance(name, str) or not name or "\0" in name:
         return "", "no-path", f"the field '{key}' is {name!r:.{_SHOWN_CHARS}}, not the path of an image"
-    path = os.path.relpath(name, root) if os.path.isabs(name) else os.path.normpath(name)
+    path = _below(name, root)
     if path.split(os.sep)[0] in ("..", "."):
         shown = f"'{name:.{_SHOWN_CHARS}}' is not below the root '{root}'"
         return "", "outside-root", f"{shown}; choose a root above all images (--root, root=)"
     return path, "", ""
+
+
+def _below(name: str, root: str) -> str:
+    """A path of a manifest relative to the root, which begins with `..` where it is elsewhere."""
+    if not is_url(root):
+        return os.path.relpath(name, root) if os.path.isabs(name) else os.path.normpath(name)
+    if not is_url(name):
+        return ".." if name.startswith("/") else os.path.normpath(name)
+    try:
+        return relative_url(name, root)
+    except SourceNotFound:  # in another bucket, or not in one
+        return ".."
 
 
 def _hash(image: str) -> int:
@@ -206,33 +224,33 @@ class ImageManifestSource(Source):
     unit: ClassVar[Unit] = "samples"
     files_grow: ClassVar[bool] = False
     read_by: ClassVar[tuple[str, ...]] = ("image", "max_sample_bytes")
+    unstated: ClassVar[tuple[str, ...]] = ("max_sample_bytes",)
 
     root: str
     manifest: str  # relative to the root
     image: str = "path"
     max_sample_bytes: int = MAX_IMAGE_BYTES
 
-    def describe(self) -> Mapping[str, Any]:
-        described = {"kind": self.kind, "root": self.root, "manifest": self.manifest, "image": self.image}
-        return described | stated_limit(self.max_sample_bytes, MAX_IMAGE_BYTES)
-
-    @classmethod
-    def from_description(cls, description: Mapping[str, Any]) -> "ImageManifestSource":
-        limit = limit_in(description, MAX_IMAGE_BYTES)
-        return cls(description["root"], description["manifest"], description["image"], limit)
-
     def files(self) -> list[SourceFile]:
-        return [self._planned(line) for line in self._lines().named()]
+        look = self._look_in_listing() if is_url(self.root) else self._look
+        return [self._planned(line, look) for line in self._lines().named()]
+
+    def looking(self) -> Callable[[str], SourceFile]:
+        if not is_url(self.root):
+            return self.look
+        listed = {file.path: file for file in self.files()}
+        return lambda path: listed[path] if path in listed else self.look(path)
 
     def look(self, path: str) -> SourceFile:
         line = self._line_of(path)
-        return self._failed(line) if self._is_place(path) else self._image(line)
+        return self._failed(line) if self._is_place(path) else self._look(line)
 
     def stamp(self, file: SourceFile) -> str:
         return stamp(self.root, file)
 
     def edited_beside(self, known: SourceFile, found: SourceFile) -> str:
-        is_same_image = (known.size, known.mtime_ns) == (found.size, found.mtime_ns) and not self._is_place(found.path)
+        before, now = ((file.size, file.mtime_ns, file.etag.partition("+")[2]) for file in (known, found))
+        is_same_image = before == now and not self._is_place(found.path)
         return self._place_of(found.path) if is_same_image and known.etag != found.etag else ""
 
     def weight(self, file: SourceFile) -> int:
@@ -241,12 +259,9 @@ class ImageManifestSource(Source):
     def cuts(self, file: SourceFile, start: int, first: int, every: int) -> Iterator[int]:
         return iter(range(start + 1, 2))
 
-    def scanned(self, file: SourceFile) -> SourceFile:
-        return file
-
     def read(self, part: Part) -> Iterable[Sample | Failure]:
         line = self._line_of(part.file.path)
-        if part.file.etag.partition("!")[0] != line.check:
+        if _LINE.match(part.file.etag)[0] != line.check:  # type: ignore[index]  # it matches nothing at least
             raise SourceChanged(self.root, {part.file.path: f"has another line in '{self.manifest}' than was planned"})
         if self._is_place(part.file.path):
             yield self._failure(part.file, line)
@@ -257,7 +272,7 @@ class ImageManifestSource(Source):
         else:
             yield Sample(part.file.path, Annotated(content, line.metadata(self.image)))
 
-    def annotations(self) -> Iterator[Mapping[str, Any]]:
+    def annotations(self, files: Sequence[SourceFile]) -> Iterator[Mapping[str, Any]]:
         return (line.metadata(self.image) for line in self._lines().named() if not line.reason)
 
     def digest(self, file: SourceFile, start: int, stop: int) -> int:
@@ -277,16 +292,39 @@ class ImageManifestSource(Source):
             raise FileNotFoundError(errno.ENOENT, f"no line of the manifest '{self.manifest}' names it", path)
         return line
 
-    def _planned(self, line: Line) -> SourceFile:
+    def _planned(self, line: Line, look: Callable[[Line], SourceFile]) -> SourceFile:
         """The image of a line, or the line itself if the image cannot be read."""
         if line.reason:
             return self._failed(line)
         try:
-            return self._image(line)
+            return look(line)
         except FileNotFoundError:
             return self._failed(line)
 
-    def _image(self, line: Line) -> SourceFile:
+    def _look_in_listing(self) -> Callable[[Line], SourceFile]:
+        """A look at an image of the bucket by one listing of the folder that all of them share."""
+        named = {line.image for line in self._lines().named() if not line.reason}
+        shared = os.path.commonpath([f"/{os.path.dirname(name)}" for name in named] or ["/"])[1:]
+        top, found = full_path(self.root, shared), dict[str, Entry]()
+        for url, entry in objects_below(top):
+            name = relative_url(url, self.root)
+            if name in named:
+                found[name] = entry
+
+        def look(line: Line) -> SourceFile:
+            return self._object(line, found.get(line.image))
+
+        return look
+
+    def _object(self, line: Line, entry: Entry | None) -> SourceFile:
+        """An image in a bucket; its etag is that of its line and its own."""
+        if entry is None:
+            raise FileNotFoundError(errno.ENOENT, "there is no such object", full_path(self.root, line.image))
+        return SourceFile(path=line.image, size=entry.size, etag=f"{line.check}+{clean_etag(entry.etag)}")
+
+    def _look(self, line: Line) -> SourceFile:
+        if is_url(self.root):
+            return self._object(line, entries_of([full_path(self.root, line.image)])[0])
         path = full_path(self.root, line.image)
         state = state_of(path)
         if not isinstance(state, os.stat_result):
@@ -308,7 +346,7 @@ class ImageManifestSource(Source):
         return SourceFile(path=f"{self.manifest}@{line.start}", size=0, etag=f"{line.check}!{reason}")
 
     def _problem(self, line: Line) -> str | None:
-        state = state_of(full_path(self.root, line.image))
+        state = None if is_url(self.root) else state_of(full_path(self.root, line.image))
         return "not-found" if state is None else None if isinstance(state, os.stat_result) else state
 
     def _failure(self, file: SourceFile, line: Line) -> Failure:
@@ -333,13 +371,25 @@ def image_manifest(
 ) -> ImageManifestSource:
     """The images that a `.jsonl`, compressed or not, names in the field `image`; the rest is metadata.
 
-    Paths are relative to `root`, by default the folder of the manifest, or absolute, and lie below it.
+    Paths are relative to `root`, by default the folder of the manifest, or absolute, and lie below it. In a bucket, an
+    absolute path is a URL.
 
     >>> image_manifest("/data/train.jsonl", image="file_name").root
     '/data'
     """
-    for name in (path, *(() if root is None else (root,))):
-        refuse_url(name)
-    manifest = os.path.abspath(path)
-    below = os.path.abspath(root) if root is not None else os.path.dirname(manifest)
-    return ImageManifestSource(below, os.path.relpath(manifest, below), image, checked_limit(max_sample_bytes))
+    refuse_one_slash(path, root)
+    below, manifest = _named_manifest(os.fspath(path), None if root is None else os.fspath(root))
+    return ImageManifestSource(below, manifest, image, checked_limit(max_sample_bytes))
+
+
+def _named_manifest(path: str, root: str | None) -> tuple[str, str]:
+    """(root, manifest relative to it): both on this machine, or both in one bucket."""
+    if not is_url(path) and (root is None or not is_url(root)):
+        path = os.path.abspath(path)
+        below = os.path.abspath(root) if root is not None else os.path.dirname(path)
+        return below, os.path.relpath(path, below)
+    for each in (path, root or path):
+        if not is_url(each):
+            raise SourceNotFound(each, "a manifest and its images are both on this machine, or both in one bucket")
+    below = join_url(root if root is not None else path, "" if root is not None else "..")
+    return below, relative_url(path, below)

@@ -22,10 +22,11 @@ import numpy as np
 import xxhash
 
 from forebay.columns import Array
-from forebay.errors import LibraryMissing, SourceUnreadable
+from forebay.errors import LibraryMissing, SourceUnreadable, is_url
 from forebay.source import Failure, Part, Sample, SourceFile, settling_seconds
+from forebay.sources.bucket_files import ObjectReader, entry_of, open_file
 from forebay.sources.compression import LEAST_SAMPLES, most_unpacked
-from forebay.sources.failures import MAX_SAMPLE_BYTES
+from forebay.sources.local_files import MAX_SAMPLE_BYTES
 
 try:
     import pyarrow as pa
@@ -62,6 +63,8 @@ def open_parquet(place: str | RawIOBase, path: str, column: str) -> ParquetFile:
 
 def open_any_parquet(place: str | RawIOBase, path: str) -> ParquetFile:
     """A Parquet file, whatever its columns are."""
+    if isinstance(place, str) and is_url(place):
+        place = ObjectReader(place)
     with understood(path):
         parquet = ParquetFile(place, buffer_size=_BUFFER, pre_buffer=False, page_checksum_verification=True)
     if isinstance(place, str):
@@ -296,15 +299,25 @@ State = tuple[int, ...]
 
 def row_digest(path: str, column: str | None, start: int, stop: int) -> int:
     """A hash of all that the rows from `start` to `stop` of a column, or of every one, are read from."""
-    status = os.stat(path)
-    state: State = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
-    if settling_seconds(status.st_ctime_ns, time.time_ns()):  # it may be touched again without a new time
-        state = (*state, time.monotonic_ns())  # remembered for nobody
+    state = _object_state(path) if is_url(path) else _file_state(path)
     running = xxhash.xxh3_64()
     for span in _spans(path, state, column, start, stop):
         running.update(_span_digest(path, state, span))
     value: int = running.intdigest()
     return value
+
+
+def _file_state(path: str) -> State:
+    status = os.stat(path)
+    state: State = (status.st_size, status.st_dev, status.st_ino, status.st_mtime_ns, status.st_ctime_ns)
+    if settling_seconds(status.st_ctime_ns, time.time_ns()):  # it may be touched again without a new time
+        state = (*state, time.monotonic_ns())  # remembered for nobody
+    return state
+
+
+def _object_state(url: str) -> State:
+    entry = entry_of(url)
+    return (entry.size, xxhash.xxh3_64_intdigest(entry.etag.encode()))
 
 
 def _spans(path: str, state: State, column: str | None, start: int, stop: int) -> list[Span]:
@@ -317,7 +330,7 @@ def _spans(path: str, state: State, column: str | None, start: int, stop: int) -
 def _layout(path: str, state: State, column: str | None) -> tuple[list[int], list[Span], Span]:
     """Where row groups end, in rows; where their text is stored; where the footer is."""
     with open_any_parquet(path, path) if column is None else open_parquet(path, path, column) as parquet:
-        size = os.path.getsize(path)
+        size = state[0]
         footer = (size - _TAIL_BYTES - parquet.metadata.serialized_size, size)
         with understood(path):
             return row_group_ends(parquet).tolist(), stored_spans(parquet, column), footer
@@ -327,7 +340,7 @@ def _layout(path: str, state: State, column: str | None) -> tuple[list[int], lis
 def _span_digest(path: str, state: State, span: Span) -> bytes:
     running = xxhash.xxh3_64()
     position, end = span
-    with open(path, "rb", buffering=0) as raw:
+    with open_file(path) as raw:
         raw.seek(position)
         while position < end and (content := raw.read(min(_PIECE, end - position))):
             running.update(content)

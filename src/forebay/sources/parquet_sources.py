@@ -2,15 +2,23 @@
 
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar
 
 from forebay.errors import SourceUnreadable
-from forebay.source import Annotated, Failure, Part, Sample, Source, SourceFile, Unit
-from forebay.sources.failures import MAX_IMAGE_BYTES, MAX_SAMPLE_BYTES, checked_limit, limit_in, stated_limit, too_large
+from forebay.source import Annotated, Failure, Part, Sample, SourceFile, Unit
 from forebay.sources.image_files import stamp
+from forebay.sources.local_files import (
+    MAX_IMAGE_BYTES,
+    MAX_SAMPLE_BYTES,
+    LocalFiles,
+    check_readable,
+    checked_limit,
+    too_large,
+)
 from forebay.sources.parquet_columns import holds_bytes, holds_json
 from forebay.sources.parquet_rows import (
     ParquetFile,
@@ -25,59 +33,25 @@ from forebay.sources.parquet_rows import (
     row_group_ends,
     understood,
 )
-from forebay.sources.paths import (
-    check_readable,
-    find_files,
-    full_path,
-    left_out,
-    look,
-    named_below,
-    plain_file,
-    renamed,
-)
+from forebay.sources.paths import full_path, named_below
 
 SUFFIXES = (".parquet",)
 
 
 @dataclass(frozen=True, slots=True)
-class ParquetSource(Source):
-    """The column `text` of every row of some files. A sample's id is `file#row`, counted from 0.
+class _RowFiles(LocalFiles):
+    """Parquet files that are cut between rows."""
 
-    A row that is null, not UTF-8 or longer than `max_sample_bytes` is a failure that names the row; a file without such
-    a column is an error.
-    """
-
-    kind: ClassVar[str] = "parquet"
     unit: ClassVar[Unit] = "samples"
-    read_by: ClassVar[tuple[str, ...]] = ("text", "max_sample_bytes")
     files_grow: ClassVar[bool] = False  # its footer stands at the end
+    _decompressed: ClassVar[bool] = False
 
-    root: str
-    patterns: tuple[str, ...]
-    text: str = "text"
-    max_sample_bytes: int = MAX_SAMPLE_BYTES
+    @abstractmethod
+    def _parquet(self, file: SourceFile) -> ParquetFile:
+        """The file, open; a few are kept, so that what follows the rows read last is read without a new start."""
 
-    def describe(self) -> Mapping[str, Any]:
-        described = {"kind": self.kind, "root": self.root, "patterns": list(self.patterns), "text": self.text}
-        return described | stated_limit(self.max_sample_bytes)
-
-    @classmethod
-    def from_description(cls, description: Mapping[str, Any]) -> "ParquetSource":
-        patterns = tuple(description["patterns"])
-        return cls(description["root"], patterns, description["text"], limit_in(description))
-
-    def rebased(self, root: str) -> "ParquetSource":
-        """The same files, named relative to another root."""
-        return replace(self, root=root, patterns=renamed(self.root, self.patterns, root))
-
-    def files(self) -> list[SourceFile]:
-        return [plain_file(file) for file in find_files(self.root, self.patterns, SUFFIXES)]
-
-    def left_out(self, apart: str = "") -> Mapping[str, int]:
-        return left_out(self.root, self.patterns, SUFFIXES, apart)
-
-    def look(self, path: str) -> SourceFile:
-        return plain_file(look(self.root, path))
+    def _suffixes(self) -> tuple[str, ...]:
+        return SUFFIXES
 
     def weight(self, file: SourceFile) -> int:
         return int(self._parquet(file).metadata.num_rows)
@@ -85,8 +59,20 @@ class ParquetSource(Source):
     def cuts(self, file: SourceFile, start: int, first: int, every: int) -> Iterator[int]:
         return row_cuts(row_group_ends(self._parquet(file)), start, first, every)
 
-    def scanned(self, file: SourceFile) -> SourceFile:
-        return file
+
+@dataclass(frozen=True, slots=True)
+class ParquetSource(_RowFiles):
+    """The column `text` of every row of some files. A sample's id is `file#row`, counted from 0.
+
+    A row that is null, not UTF-8 or longer than `max_sample_bytes` is a failure that names the row; a file without such
+    a column is an error.
+    """
+
+    kind: ClassVar[str] = "parquet"
+    read_by: ClassVar[tuple[str, ...]] = ("text", "max_sample_bytes")
+
+    text: str = "text"
+    max_sample_bytes: int = MAX_SAMPLE_BYTES
 
     def read(self, part: Part) -> Iterable[Sample | Failure]:
         return read_rows(self._parquet(part.file), self.text, part, self.max_sample_bytes)
@@ -115,14 +101,13 @@ def parquet(
 
 @lru_cache(maxsize=4)
 def _opened(path: str, file: SourceFile, column: str) -> ParquetFile:
-    """An open file, kept so that what follows the rows read last is read without a new start."""
     opened = open_parquet(path, path, column)
     check_footer(opened, path)
     return opened
 
 
 @dataclass(frozen=True, slots=True)
-class ParquetImageSource(Source):
+class ParquetImageSource(_RowFiles):
     """The images in the column `image` of some files: bytes, or a struct of `bytes` and `path` as Hugging Face has it.
 
     A sample's id is `file#row`, counted from 0. Columns of strings, numbers, lists and structs of these are its
@@ -131,48 +116,13 @@ class ParquetImageSource(Source):
     """
 
     kind: ClassVar[str] = "parquet_images"
-    unit: ClassVar[Unit] = "samples"
     read_by: ClassVar[tuple[str, ...]] = ("image", "max_sample_bytes")
-    files_grow: ClassVar[bool] = False  # its footer stands at the end
 
-    root: str
-    patterns: tuple[str, ...]
     image: str = "image"
     max_sample_bytes: int = MAX_IMAGE_BYTES
 
-    def describe(self) -> Mapping[str, Any]:
-        described = {"kind": self.kind, "root": self.root, "patterns": list(self.patterns), "image": self.image}
-        return described | stated_limit(self.max_sample_bytes, MAX_IMAGE_BYTES)
-
-    @classmethod
-    def from_description(cls, description: Mapping[str, Any]) -> "ParquetImageSource":
-        limit = limit_in(description, MAX_IMAGE_BYTES)
-        return cls(description["root"], tuple(description["patterns"]), description["image"], limit)
-
-    def rebased(self, root: str) -> "ParquetImageSource":
-        """The same files, named relative to another root."""
-        return replace(self, root=root, patterns=renamed(self.root, self.patterns, root))
-
-    def files(self) -> list[SourceFile]:
-        return [plain_file(file) for file in find_files(self.root, self.patterns, SUFFIXES)]
-
-    def left_out(self, apart: str = "") -> Mapping[str, int]:
-        return left_out(self.root, self.patterns, SUFFIXES, apart)
-
-    def look(self, path: str) -> SourceFile:
-        return plain_file(look(self.root, path))
-
     def stamp(self, file: SourceFile) -> str:
         return stamp(self.root, file)
-
-    def weight(self, file: SourceFile) -> int:
-        return int(self._parquet(file).metadata.num_rows)
-
-    def cuts(self, file: SourceFile, start: int, first: int, every: int) -> Iterator[int]:
-        return row_cuts(row_group_ends(self._parquet(file)), start, first, every)
-
-    def scanned(self, file: SourceFile) -> SourceFile:
-        return file
 
     def read(self, part: Part) -> Iterable[Sample | Failure]:
         parquet = self._parquet(part.file)
@@ -182,8 +132,8 @@ class ParquetImageSource(Source):
             for index, (value, facts) in enumerate(zip(batch.column(self.image), metadata, strict=True)):
                 yield _sample(part.file.path, first_row + index, value.as_py(), facts, self.max_sample_bytes)
 
-    def annotations(self) -> Iterator[Mapping[str, Any]]:
-        for file in self.files():
+    def annotations(self, files: Sequence[SourceFile]) -> Iterator[Mapping[str, Any]]:
+        for file in files:
             parquet = self._parquet(file)
             said = _said_columns(parquet, self.image)
             for batch in every_batch(parquet, tuple(said), self.max_sample_bytes) if said else ():
@@ -213,7 +163,6 @@ def parquet_images(
 
 @lru_cache(maxsize=4)
 def _opened_images(path: str, file: SourceFile, column: str) -> ParquetFile:
-    """An open file, kept so that what follows the rows read last is read without a new start."""
     parquet = open_any_parquet(path, path)
     with understood(path):
         problem = _column_problem(parquet, column)
@@ -233,14 +182,10 @@ def _column_problem(parquet: ParquetFile, column: str) -> str:
     twice = [name for name in names if names.count(name) > 1]
     if twice:
         return f"it has {names.count(twice[0])} columns '{twice[0]}'; metadata has each name once, rename one of them"
-    kind = _type_of(parquet, column)
+    kind = parquet.schema_arrow.field(column).type
     fields = [kind.field(index) for index in range(kind.num_fields)]
     in_struct = any(field.name == "bytes" and holds_bytes(field.type) for field in fields)
     return "" if holds_bytes(kind) or in_struct else f"its column '{column}' holds {kind}, not bytes of images"
-
-
-def _type_of(parquet: ParquetFile, column: str) -> Any:
-    return parquet.schema_arrow.field(column).type
 
 
 def _said_columns(parquet: ParquetFile, image: str) -> list[str]:

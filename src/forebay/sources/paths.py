@@ -14,21 +14,19 @@ that another machine mounts elsewhere, still has the same names and makes the sa
 - A folder that cannot be listed is an error.
 """
 
-import errno
 import glob
 import heapq
 import os
-import stat
 from collections import Counter
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
-import msgspec
-
-from forebay.errors import SourceNotFound, SourceUnreadable, is_url
-from forebay.source import SourceFile, not_read
+from forebay.errors import SourceNotFound, is_url, meant_url
+from forebay.source import Listing, SourceFile, not_read
+from forebay.sources.bucket_files import as_file, common_url, join_url, objects_below, relative_url, split_url
 from forebay.sources.compression import FORMATS
+from forebay.store.base import Entry
 
 STREAM_SUFFIXES = tuple(FORMATS)
 NO_SUFFIX = "no suffix"
@@ -55,18 +53,45 @@ class NamesIn:
         return os.path.lexists(f"{self._folder}{os.sep}{name}")
 
 
-def found_files(patterns: Sequence[str], suffixes: tuple[str, ...] = ()) -> Iterator[FoundFile]:
-    """Every file that the patterns, which are absolute, name: each real file once, in no order."""
-    wanted = _lower(suffixes)
+class PassedOver:
+    """The files that a walk finds and does not want; those below the folder `apart` do not count.
+
+    `is_used` says of a file that is not a sample whether it is read beside one.
+    """
+
+    def __init__(self, apart: str = "", is_used: Callable[[FoundFile], bool] | None = None) -> None:
+        self._inside = os.path.join(os.path.abspath(apart), "") if apart else "\0"
+        self._is_used = is_used
+        self.real: set[str] = set()
+
+    def take(self, file: FoundFile) -> None:
+        if not file.path.startswith(self._inside) and not (self._is_used and self._is_used(file)):
+            self.real.add(file.real)
+
+    def counts(self) -> Mapping[str, int]:
+        """How many there are, by suffix."""
+        return Counter(map(suffix_of, self.real))
+
+
+def found_files(
+    patterns: Sequence[str], suffixes: tuple[str, ...] = (), others: PassedOver | None = None
+) -> Iterator[FoundFile]:
+    """Every file that the patterns, which are absolute, name: each real file once, in no order.
+
+    `others` gets the files whose suffix is not wanted.
+    """
+    wanted = tuple(map(str.lower, suffixes))
     seen: set[str] = set()
     linked: list[FoundFile] = []
     for pattern in patterns:
         is_there = matches = False
-        others: Counter[str] = Counter()
+        unwanted: Counter[str] = Counter()
         for file in _matching(pattern):
             is_there = True
             if not _is_wanted(file, wanted):
-                others[suffix_of(file.path)] += 1
+                unwanted[suffix_of(file.path)] += 1
+                if others is not None:
+                    others.take(file)
                 continue
             matches = True
             if file.by_link:
@@ -75,30 +100,13 @@ def found_files(patterns: Sequence[str], suffixes: tuple[str, ...] = ()) -> Iter
                 seen.add(file.real)
                 yield file
         if not matches:
-            raise SourceNotFound(pattern, _why_none(is_there, os.path.isdir(pattern), suffixes, others))
+            raise SourceNotFound(pattern, _why_none(is_there, os.path.isdir(pattern), suffixes, unwanted))
     for file in sorted(linked, key=lambda file: file.path):
         if file.real not in seen:
             seen.add(file.real)
             yield file
-
-
-def count_left_out(
-    patterns: Sequence[str], suffixes: tuple[str, ...], apart: str, is_used: Callable[[FoundFile], bool] | None = None
-) -> Mapping[str, int]:
-    """How many files of the folders and globs are not read, by suffix; those below the folder `apart` do not count.
-
-    `is_used` returns whether a file that is not a sample is read with one.
-    """
-    wanted = _lower(suffixes)
-    samples: set[str] = set()
-    others: set[str] = set()
-    inside = os.path.join(os.path.abspath(apart), "") if apart else "\0"
-    for file in (file for pattern in patterns for file in _matching(pattern)):
-        if _is_wanted(file, wanted):
-            samples.add(file.real)
-        elif not file.path.startswith(inside) and not (is_used and is_used(file)):
-            others.add(file.real)
-    return Counter(map(suffix_of, others - samples))
+    if others is not None:
+        others.real -= seen  # a link may name them differently
 
 
 def suffix_of(path: str) -> str:
@@ -147,10 +155,6 @@ def names_suffix(pattern: str) -> bool:
 
 def _is_wanted(file: FoundFile, suffixes: tuple[str, ...]) -> bool:
     return not suffixes or file.is_meant or file.path.lower().endswith(suffixes)
-
-
-def _lower(suffixes: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(map(str.lower, suffixes))
 
 
 def _why_none(is_there: bool, is_folder: bool, suffixes: tuple[str, ...], others: Mapping[str, int]) -> str:
@@ -259,6 +263,19 @@ class _Glob(NamedTuple):
                 found |= self.closure(state + 1)
         return found
 
+    def matches(self, names: Sequence[str]) -> tuple[bool, bool]:
+        """Whether the name of a file below the fixed part is found, and whether the last part itself matches it."""
+        states = self.closure(0)
+        inside, is_match = self.is_end(states), False
+        for at, name in enumerate(names):
+            states = self.after(states, name)
+            is_match = self.is_end(states)
+            if not (states or (inside and not _is_hidden(name))):
+                return False, False
+            if at < len(names) - 1:
+                inside = inside or is_match
+        return inside or is_match, is_match
+
     def is_end(self, states: frozenset[int]) -> bool:
         return len(self.parts) in states
 
@@ -296,18 +313,20 @@ def named_below(paths: Sequence[str | os.PathLike[str]], root: str | None) -> tu
     >>> named_below(["/data/text/*.jsonl", "/data/more"], root="/data")
     ('/data', ('text/*.jsonl', 'more'))
     """
-    for path in (*paths, *([root] if root else [])):
-        refuse_url(path)
+    refuse_one_slash(*paths, root)
+    if any(is_url(os.fspath(path)) for path in (*paths, *([root] if root else []))):
+        urls = [os.fspath(path) for path in paths]
+        shared = join_url(root, "") if root else common_url(urls, glob.has_magic)
+        return shared, tuple(relative_url(url, shared) for url in urls)
     names = [os.path.abspath(path) for path in paths]
     shared = os.path.abspath(root) if root else common_root(names)
     return shared, tuple(os.path.relpath(name, shared) for name in names)
 
 
-def refuse_url(path: str | os.PathLike[str]) -> None:
-    """A URL is not the name of a local file, though a system would take it for one."""
-    if is_url(os.fspath(path)):
-        problem = "it is a URL, and sources are local files, or data sets on the Hugging Face hub (hub:org/name)"
-        raise SourceNotFound(os.fspath(path), problem)
+def refuse_one_slash(*names: str | os.PathLike[str] | None) -> None:
+    for name in names:
+        if meant := meant_url(name):
+            raise SourceNotFound(str(name), f"a URL has two slashes: did you mean '{meant}'? A folder is './{name}'")
 
 
 def renamed(root: str, patterns: Sequence[str], new_root: str) -> tuple[str, ...]:
@@ -316,74 +335,61 @@ def renamed(root: str, patterns: Sequence[str], new_root: str) -> tuple[str, ...
     >>> renamed("/data/text", ["*.jsonl"], "/data")
     ('text/*.jsonl',)
     """
-    return tuple(os.path.relpath(full_path(root, pattern), new_root) for pattern in patterns)
+    relative = relative_url if is_url(new_root) else os.path.relpath
+    return tuple(relative(full_path(root, pattern), new_root) for pattern in patterns)
 
 
-def find_files(root: str, patterns: Sequence[str], suffixes: tuple[str, ...] = ()) -> list[SourceFile]:
-    """Every file that a pattern names, once, sorted by name; see the rules above."""
-    found = found_files([full_path(root, pattern) for pattern in patterns], suffixes)
-    names = sorted(os.path.relpath(file.path, root) for file in found)
-    return [file for file in (_found(root, name) for name in names) if file is not None]
+def list_objects(
+    root: str,
+    patterns: Sequence[str],
+    suffixes: tuple[str, ...] = (),
+    decompressed: bool = True,
+    others_named: Callable[[str, Entry, bool], None] | None = None,
+) -> Listing:
+    """The objects of a bucket that patterns name: one listing for each pattern, none is asked about by itself.
 
-
-def left_out(root: str, patterns: Sequence[str], suffixes: tuple[str, ...], apart: str) -> Mapping[str, int]:
-    """How many files `find_files` passes over for their suffix; those below the folder `apart` do not count."""
-    return count_left_out([full_path(root, pattern) for pattern in patterns], suffixes, apart)
+    `others_named` gets the name and the entry of every other object of the listings, and whether a pattern names it.
+    """
+    wanted, found, others = tuple(map(str.lower, suffixes)), dict[str, SourceFile](), Counter[str]()
+    for pattern in patterns:
+        url = join_url(root, pattern)
+        bucket, key = split_url(url)
+        names = key.split("/")
+        fixed = next((at for at, name in enumerate(names) if glob.has_magic(name)), len(names))
+        parts, top = _Glob(tuple(names[fixed:])), join_url(bucket, "/".join(names[:fixed]))
+        is_there, unwanted, before = False, Counter[str](), len(found)
+        for place, entry in objects_below(top):
+            below = place.removeprefix(top).strip("/").split("/")
+            is_match, is_own = parts.matches(below if below != [""] else [])
+            if not is_match:
+                if others_named is not None:
+                    others_named(relative_url(place, root), entry, False)
+                continue
+            is_there = True
+            name = relative_url(place, root)
+            file = FoundFile(place, place, False, place == url or (is_own and names_suffix(pattern)), ())
+            if _is_wanted(file, wanted):
+                before -= name in found
+                found[name] = as_file(name, entry, decompressed and is_stream(name))
+            else:
+                unwanted[suffix_of(place)] += 1
+                if others_named is not None:
+                    others_named(name, entry, True)
+        if len(found) == before:
+            raise SourceNotFound(url, _why_none(is_there, fixed == len(names), suffixes, unwanted))
+        others += unwanted
+    return Listing([found[name] for name in sorted(found)], others)
 
 
 def full_path(root: str, name: str) -> str:
     """Where a file is; `..` is resolved by name, so that a root which is gone does not stand in the way.
 
+    Below a folder it is absolute: a stranger's plan with the root `.` and the file `s3://…` must not name a bucket.
+
     >>> full_path("/data/text", "../more/a.jsonl")
     '/data/more/a.jsonl'
     """
-    return os.path.normpath(os.path.join(root, name))
-
-
-def look(root: str, name: str) -> SourceFile:
-    """One file as it is now; `FileNotFoundError` where it is gone, also where a folder on the way became a file."""
-    try:
-        status = os.stat(full_path(root, name))
-    except NotADirectoryError as error:
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), full_path(root, name)) from error
-    if not stat.S_ISREG(status.st_mode):
-        raise SourceUnreadable(full_path(root, name), "it is not a regular file")
-    return SourceFile(
-        path=name,
-        size=status.st_size,
-        mtime_ns=status.st_mtime_ns,
-        stream=is_stream(name),
-        ctime_ns=status.st_ctime_ns,
-        inode=status.st_ino,
-    )
-
-
-def plain_file(file: SourceFile) -> SourceFile:
-    """A file of a kind that is not decompressed, whatever its name ends with."""
-    return msgspec.structs.replace(file, stream=False)
-
-
-def check_readable(root: str, file: SourceFile) -> None:
-    """Raise for a name that the listing found nothing behind which could be read."""
-    if file.problem:
-        raise SourceUnreadable(full_path(root, file.path), file.problem)
-
-
-def _found(root: str, name: str) -> SourceFile | None:
-    """A file of the listing, None where it vanished meanwhile. One that cannot be read says so when it is cut."""
-    try:
-        return look(root, name)
-    except SourceUnreadable as error:
-        problem = error.problem
-    except FileNotFoundError:
-        if not os.path.islink(full_path(root, name)):
-            return None
-        problem = "it is a link to nothing"
-    except OSError as error:
-        if error.errno != errno.ELOOP:
-            raise
-        problem = "it is a link that leads back to itself"
-    return SourceFile.unreadable(name, problem)
+    return join_url(root, name) if is_url(root) else os.path.abspath(os.path.join(root, name))
 
 
 def _fixed_folder(pattern: str) -> str:

@@ -18,11 +18,14 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import BinaryIO, TypeVar
 
+import xxhash
+
 from forebay.errors import SourceChanged
-from forebay.source import Failure, Part, SourceFile
+from forebay.source import Failure, Part, PartDigest, SourceFile
+from forebay.sources.bucket_files import open_file
 from forebay.sources.compression import OpenStream, Stream, preview_stream, stream_at
-from forebay.sources.failures import too_large
-from forebay.sources.paths import check_readable, full_path
+from forebay.sources.local_files import check_readable, too_large
+from forebay.sources.paths import full_path
 
 Block = bytes | bytearray
 _BLOCK = 128 * 1024  # decoding is fastest while a block and what is made of it stay in the processor's cache
@@ -199,9 +202,15 @@ class Reading(Iterator[Block | LongPiece]):
     """
 
     def __init__(
-        self, root: str, part: Part, separator: bytes, max_sample_bytes: int, stream_at: OpenStream = stream_at
+        self,
+        root: str,
+        part: Part,
+        separator: bytes,
+        max_sample_bytes: int,
+        stream_at: OpenStream = stream_at,
+        digest: PartDigest | None = None,
     ) -> None:
-        self._root, self._part, self._separator = root, part, separator
+        self._root, self._part, self._separator, self._digest = root, part, separator, digest
         self.max_sample_bytes = max_sample_bytes
         self._stream_at = stream_at
         self._path = full_path(root, part.file.path)
@@ -243,10 +252,27 @@ class Reading(Iterator[Block | LongPiece]):
             yield from whole_pieces(self._stream.read, self._part.weight, self._separator, self.max_sample_bytes)
 
     def _plain_blocks(self) -> Iterator[Block | LongPiece]:
-        with open(self._path, "rb", buffering=0) as plain:
+        with open_file(self._path) as plain:
             check_piece_start(plain, self._root, self._part.file.path, self._part.start, self._separator)
             plain.seek(self._part.start)
-            yield from whole_pieces(plain.read, self._part.weight, self._separator, self.max_sample_bytes)
+            if self._digest is None:
+                yield from whole_pieces(plain.read, self._part.weight, self._separator, self.max_sample_bytes)
+                return
+            hashed = _HashedRead(plain.read)
+            yield from whole_pieces(hashed, self._part.weight, self._separator, self.max_sample_bytes)
+            self._digest.value = hashed.running.intdigest()
+
+
+class _HashedRead:
+    """Reads from a file and hashes what it read."""
+
+    def __init__(self, read: Callable[[int], bytes]) -> None:
+        self.running, self._read = xxhash.xxh3_64(), read
+
+    def __call__(self, size: int) -> bytes:
+        content = self._read(size)
+        self.running.update(content)
+        return content
 
 
 def handed_out(found: deque[T]) -> Iterator[T]:
@@ -279,7 +305,7 @@ class _LineCounter:
             return self._newlines
         if position < self._position:
             self._position = self._newlines = 0
-        with open(self._path, "rb", buffering=0) as plain:
+        with open_file(self._path) as plain:
             plain.seek(self._position)
             while self._position < position and (content := plain.read(min(_COUNTED_BYTES, position - self._position))):
                 self._position += len(content)
@@ -309,7 +335,7 @@ def cut_between_pieces(
                 raise piece_moved(root, file.path, start, separator)
             yield from _stream_cuts(stream, separator, first, every)
         return
-    with open(path, "rb", buffering=0) as plain:
+    with open_file(path) as plain:
         check_piece_start(plain, root, file.path, start, separator)
         search = _Search(plain, separator, _searched(path, file, separator))
         yield from _plain_cuts(search, start, file.size, first, every)
@@ -364,7 +390,8 @@ def _stream_cuts(stream: Stream, separator: bytes, first: int, every: int) -> It
             yield cut
         begin, end = end, end + len(block)
         while cut + step <= end:
-            found = len(block) if isinstance(block, LongPiece) else _end_in(block, separator, cut + step - begin)
+            at = cut + step - begin - len(separator)  # an end behind it is a step away or more
+            found = len(block) if isinstance(block, LongPiece) else first_end(block, separator, at)
             if found < 0:
                 break
             cut, step = begin + found, every
@@ -372,8 +399,3 @@ def _stream_cuts(stream: Stream, separator: bytes, first: int, every: int) -> It
                 yield cut
     if end > start:
         yield end
-
-
-def _end_in(block: Block, separator: bytes, position: int) -> int:
-    """The first end of a separator at `position` or later, -1 where there is none."""
-    return first_end(block, separator, position - len(separator))

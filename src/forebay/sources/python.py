@@ -156,9 +156,6 @@ class FunctionSource(Source):
     slices: int
     version: str = ""
 
-    def describe(self) -> Mapping[str, Any]:
-        return {"kind": self.kind, "function": self.function, "slices": self.slices, "version": self.version}
-
     @classmethod
     def from_description(cls, description: Mapping[str, Any]) -> "FunctionSource":
         raise SourceNeeded(str(description["function"]), int(description["slices"]))
@@ -177,9 +174,6 @@ class FunctionSource(Source):
 
     def cuts(self, file: SourceFile, start: int, first: int, every: int) -> Iterator[int]:
         return iter([] if start else [1])
-
-    def scanned(self, file: SourceFile) -> SourceFile:
-        return file
 
     def read(self, part: Part) -> Iterable[Sample | Failure]:
         """The documents of a slice; its digest is remembered, as it is asked for next."""

@@ -2,37 +2,28 @@
 
 import os
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from io import BytesIO
-from typing import Any, ClassVar
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from io import BufferedReader, BytesIO, RawIOBase
+from typing import ClassVar, cast
+
+import xxhash
 
 from forebay.errors import SourceChanged, SourceInvalid
-from forebay.source import Failure, Part, Sample, Source, SourceFile, Unit
+from forebay.source import Failure, Part, PartDigest, Sample, SourceFile, TextBatch
+from forebay.sources.bucket_files import open_file
 from forebay.sources.compression import OpenStream, preview_stream, stream_at
-from forebay.sources.estimated_size import digest, estimated_size, scanned
-from forebay.sources.failures import (
+from forebay.sources.local_files import (
     BOM,
     MAX_SAMPLE_BYTES,
+    LocalFiles,
+    check_readable,
     checked_limit,
     empty,
-    limit_in,
     not_utf8,
-    stated_limit,
     too_large,
 )
-from forebay.sources.paths import (
-    check_readable,
-    find_files,
-    full_path,
-    left_out,
-    look,
-    named_below,
-    plain_file,
-    renamed,
-    with_stream_suffixes,
-    without_stream_suffix,
-)
+from forebay.sources.paths import full_path, named_below, with_stream_suffixes, without_stream_suffix
 from forebay.sources.pieces import Block, LongPiece, Reading, cut_between_pieces, handed_out, piece_bounds
 
 _PIECE = 1 << 20
@@ -52,7 +43,13 @@ def cut_whole(root: str, file: SourceFile, start: int, max_sample_bytes: int) ->
         yield stream.position
 
 
-def read_whole(root: str, part: Part, max_sample_bytes: int, stream_at: OpenStream = stream_at) -> bytes | Failure:
+def read_whole(
+    root: str,
+    part: Part,
+    max_sample_bytes: int,
+    stream_at: OpenStream = stream_at,
+    digest: PartDigest | None = None,
+) -> bytes | Failure:
     """All that a file holds, which must be as much as was planned; a failure where that is too much."""
     if part.stop > max_sample_bytes:
         return too_large(part.file.path, part.stop, max_sample_bytes)
@@ -61,11 +58,13 @@ def read_whole(root: str, part: Part, max_sample_bytes: int, stream_at: OpenStre
         size = f"{len(content):,}" if len(content) < part.stop else f"more than {part.stop:,}"
         how = f"has {size} bytes, {part.stop:,} were planned, and it is one sample"
         raise SourceChanged(root, {part.file.path: how})
+    if digest is not None and not part.file.stream:
+        digest.value = xxhash.xxh3_64_intdigest(content)
     return content
 
 
 def _stored(root: str, part: Part) -> bytes:
-    with open(full_path(root, part.file.path), "rb") as file:
+    with BufferedReader(cast(RawIOBase, open_file(full_path(root, part.file.path)))) as file:
         return file.read(part.stop + 1)
 
 
@@ -81,7 +80,7 @@ _TABLES = (".csv", ".tsv")
 
 
 @dataclass(frozen=True, slots=True)
-class TextSource(Source):
+class TextSource(LocalFiles):
     """The documents of UTF-8 text files; a byte order mark at the start of a file is left out.
 
     Without a separator a file is one document, named as the file is. With one, documents are what `str.split` gives,
@@ -90,43 +89,18 @@ class TextSource(Source):
     """
 
     kind: ClassVar[str] = "text"
-    unit: ClassVar[Unit] = "bytes"
     read_by: ClassVar[tuple[str, ...]] = ("separator", "max_sample_bytes")
 
-    root: str
-    patterns: tuple[str, ...]
     separator: str | None = None
     suffixes: tuple[str, ...] = ()
     max_sample_bytes: int = MAX_SAMPLE_BYTES
-
-    def describe(self) -> Mapping[str, Any]:
-        return {
-            "kind": self.kind,
-            "root": self.root,
-            "patterns": list(self.patterns),
-            "separator": self.separator,
-            "suffixes": list(self.suffixes),
-            **stated_limit(self.max_sample_bytes),
-        }
-
-    @classmethod
-    def from_description(cls, description: Mapping[str, Any]) -> "TextSource":
-        patterns, suffixes = tuple(description["patterns"]), tuple(description["suffixes"])
-        return cls(description["root"], patterns, description["separator"], suffixes, limit_in(description))
 
     @property
     def files_grow(self) -> bool:
         return self.separator is not None  # a file that is one document is another one with more behind it
 
-    def rebased(self, root: str) -> "TextSource":
-        """The same files, named relative to another root."""
-        return replace(self, root=root, patterns=renamed(self.root, self.patterns, root))
-
-    def files(self) -> list[SourceFile]:
-        return find_files(self.root, self.patterns, with_stream_suffixes(self.suffixes))
-
-    def left_out(self, apart: str = "") -> Mapping[str, int]:
-        return left_out(self.root, self.patterns, with_stream_suffixes(self.suffixes), apart)
+    def _suffixes(self) -> tuple[str, ...]:
+        return with_stream_suffixes(self.suffixes)
 
     def notes(self) -> tuple[str, ...]:
         names = (*self.patterns, *self.suffixes)
@@ -138,35 +112,26 @@ class TextSource(Source):
             f"as JSON lines or Parquet and name the column (text=…, --text …)",
         )
 
-    def look(self, path: str) -> SourceFile:
-        return look(self.root, path)
-
-    def weight(self, file: SourceFile) -> int:
-        return estimated_size(self.root, file)
-
     def cuts(self, file: SourceFile, start: int, first: int, every: int) -> Iterator[int]:
         if self.separator is None:
             return cut_whole(self.root, file, start, self.max_sample_bytes)
         return cut_between_pieces(self.root, self.separator.encode(), file, start, first, every, self.max_sample_bytes)
 
-    def scanned(self, file: SourceFile) -> SourceFile:
-        return scanned(self.root, file)
-
     def read(self, part: Part) -> Iterable[Sample | Failure]:
         return self._read(part, stream_at)
+
+    def read_hashed(self, part: Part, digest: PartDigest) -> Iterable[Sample | Failure | TextBatch]:
+        return self._read(part, stream_at, digest)
 
     def glance(self, part: Part) -> Iterable[Sample | Failure]:
         return self._read(part, preview_stream)
 
-    def _read(self, part: Part, stream_at: OpenStream) -> Iterator[Sample | Failure]:
+    def _read(self, part: Part, stream_at: OpenStream, digest: PartDigest | None = None) -> Iterator[Sample | Failure]:
         if self.separator is None:
-            return _only_document(self.root, part, self.max_sample_bytes, stream_at)
+            return _only_document(self.root, part, self.max_sample_bytes, stream_at, digest)
         separator = self.separator.encode()
-        reading = Reading(self.root, part, separator, self.max_sample_bytes, stream_at)
+        reading = Reading(self.root, part, separator, self.max_sample_bytes, stream_at, digest)
         return _documents(reading, part.file.path, separator)
-
-    def digest(self, file: SourceFile, start: int, stop: int) -> int:
-        return digest(self.root, file, start, stop)
 
 
 def text(
@@ -192,8 +157,10 @@ def text(
     return TextSource(*named_below(paths, root), separator, tuple(suffixes), limit)
 
 
-def _only_document(root: str, part: Part, limit: int, stream_at: OpenStream) -> Iterator[Sample | Failure]:
-    content = read_whole(root, part, limit, stream_at)
+def _only_document(
+    root: str, part: Part, limit: int, stream_at: OpenStream, digest: PartDigest | None
+) -> Iterator[Sample | Failure]:
+    content = read_whole(root, part, limit, stream_at, digest)
     yield content if isinstance(content, Failure) else _whole_document(content, part.file.path)
 
 
@@ -248,61 +215,29 @@ class _Lines:
 
 
 @dataclass(frozen=True, slots=True)
-class FileSource(Source):
+class FileSource(LocalFiles):
     """The bytes of every file below some paths, named relative to `root`; one of more than `max_sample_bytes` fails."""
 
     kind: ClassVar[str] = "files"
-    unit: ClassVar[Unit] = "bytes"
     read_by: ClassVar[tuple[str, ...]] = ("max_sample_bytes",)
+    _decompressed: ClassVar[bool] = False
     files_grow: ClassVar[bool] = False  # a file is one sample: with more bytes it is another one
 
-    root: str
-    patterns: tuple[str, ...]
     suffixes: tuple[str, ...] = ()
     max_sample_bytes: int = MAX_SAMPLE_BYTES
 
-    def describe(self) -> Mapping[str, Any]:
-        return {
-            "kind": self.kind,
-            "root": self.root,
-            "patterns": list(self.patterns),
-            "suffixes": list(self.suffixes),
-            **stated_limit(self.max_sample_bytes),
-        }
-
-    @classmethod
-    def from_description(cls, description: Mapping[str, Any]) -> "FileSource":
-        patterns, suffixes = tuple(description["patterns"]), tuple(description["suffixes"])
-        return cls(description["root"], patterns, suffixes, limit_in(description))
-
-    def rebased(self, root: str) -> "FileSource":
-        """The same files, named relative to another root."""
-        return replace(self, root=root, patterns=renamed(self.root, self.patterns, root))
-
-    def files(self) -> list[SourceFile]:
-        return [plain_file(file) for file in find_files(self.root, self.patterns, self.suffixes)]
-
-    def left_out(self, apart: str = "") -> Mapping[str, int]:
-        return left_out(self.root, self.patterns, self.suffixes, apart)
-
-    def look(self, path: str) -> SourceFile:
-        return plain_file(look(self.root, path))
-
-    def weight(self, file: SourceFile) -> int:
-        return file.size
+    def _suffixes(self) -> tuple[str, ...]:
+        return self.suffixes
 
     def cuts(self, file: SourceFile, start: int, first: int, every: int) -> Iterator[int]:
         return cut_whole(self.root, file, start, self.max_sample_bytes)
 
-    def scanned(self, file: SourceFile) -> SourceFile:
-        return file
-
     def read(self, part: Part) -> Iterable[Sample | Failure]:
-        content = read_whole(self.root, part, self.max_sample_bytes)
-        yield content if isinstance(content, Failure) else Sample(part.file.path, content)
+        return self.read_hashed(part, PartDigest())
 
-    def digest(self, file: SourceFile, start: int, stop: int) -> int:
-        return digest(self.root, file, start, stop)
+    def read_hashed(self, part: Part, digest: PartDigest) -> Iterator[Sample | Failure]:
+        content = read_whole(self.root, part, self.max_sample_bytes, digest=digest)
+        yield content if isinstance(content, Failure) else Sample(part.file.path, content)
 
 
 def files(

@@ -3,11 +3,12 @@
 import errno
 import hashlib
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Protocol, runtime_checkable
 
-from forebay.errors import IndexCorrupt, NotForebay, StoreRefused
+from forebay.errors import IndexCorrupt, NotForebay, StoreFull, StoreRefused
 
 Buffer = bytes | bytearray | memoryview
 MAX_KEY_PARTS = 4  # keys of a cache have at most three
@@ -20,55 +21,123 @@ class Missing(KeyError):
     """A store has no value under a key. A `KeyError` that is not one of these is a bug, and never means "missing"."""
 
 
+class BadCopy(ValueError):
+    """Every copy that a store has or can fetch of a value differs from what the caller expects."""
+
+    def __init__(self, key: str, problem: str) -> None:
+        self.key, self.problem = key, problem
+        super().__init__(key, problem)
+
+
 @dataclass(frozen=True, slots=True)
 class Entry:
+    """A published key. Its etag changes with the value and has no other meaning; entries compare by key and size."""
+
     key: str
     size: int
+    etag: str = field(default="", compare=False)
+    written: float | None = field(default=None, compare=False)  # seconds since 1970; None: unknown
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What a value must be: its size, its SHA-256, and (length, XXH3-128 digest) of its first bytes, where known."""
+
+    size: int
+    sha256: bytes | None = None
+    head: tuple[int, bytes] | None = None
 
 
 @runtime_checkable
 class Store(Protocol):
-    """A key-value store. A new backend implements these methods and passes `forebay.testing.StoreContract`.
+    """A key-value store. A new backend inherits this class and passes `forebay.testing.StoreContract`.
+
+    It implements at least `read`, `create`, `replace`, `entries` and `delete`.
 
     Keys are relative paths with `/` between their parts; every method raises `StoreRefused` for a key that `check_key`
     rejects, and `Missing` for a key that does not exist. Creation is atomic and durable: a reader sees the whole value
     or none, and creating an existing key returns False.
+
+    Every method raises `StoreRefused` if the store cannot be used at all (permissions, a missing bucket),
+    `StoreUnavailable` if a retry may succeed, and `StoreFull` if there is no room. All but the first are `OSError`s.
     """
 
     address: str
 
-    def map(self, key: str) -> memoryview:
-        """The whole value, read-only; a memory map if the store has files."""
-
     def read(self, key: str, start: int = 0, stop: int | None = None) -> bytes:
         """A range of the value, cut short at its end."""
 
-    def create(self, key: str, data: Sequence[Buffer]) -> bool:
-        """Publish the joined buffers under a new key; return False and write nothing if the key exists."""
+    def view(self, key: str, *, expect: Expected | None = None) -> memoryview:
+        """The whole value, read-only; a memory map if the store has files.
 
-    def replace(self, key: str, data: Sequence[Buffer]) -> None:
-        """Publish the joined buffers under a new or existing key, atomically."""
+        A store that fetches the value compares it with `expect`, fetches it once more if it differs, then raises
+        `BadCopy`. One that maps the original does not look at it: callers check what they read.
+        """
+        return memoryview(self.read(key))
 
-    def keys(self, prefix: str) -> Iterator[Entry]:
+    def reject(self, key: str, reason: str) -> None:
+        """The caller found the value bad. A store of copies drops its copy; for others this is a no-op."""
+        return None
+
+    def create(self, key: str, data: Sequence[Buffer], *, durable: bool = True) -> bool:
+        """Publish the joined buffers under a new key; return False and write nothing if the key exists.
+
+        A value that this call wrote counts as created even if the store's reply was lost. One that is not `durable` may
+        be lost in a power cut, but is never half-written.
+        """
+
+    def replace(self, key: str, data: Sequence[Buffer], *, if_etag: str | None = None, durable: bool = True) -> bool:
+        """Publish the joined buffers under a new or existing key, atomically.
+
+        With `if_etag`, return False and write nothing unless the key has the value of that etag.
+        """
+
+    def entries(self, prefix: str) -> Iterator[Entry]:
         """Every published key that starts with `prefix`, in order."""
 
-    def delete(self, key: str) -> None:
-        """Remove a key; deleting a missing key is a no-op."""
+    def folders(self, prefix: str) -> list[str]:
+        """The next part of every key that continues `prefix` with a part and a `/`, in order.
+
+        `prefix` is empty or ends in `/`. A store with folders may also return empty ones.
+        """
+        below = (entry.key.removeprefix(prefix).partition("/") for entry in self.entries(prefix))
+        return sorted({name for name, slash, _ in below if slash})
+
+    def head(self, key: str) -> Entry | None:
+        """Size and etag of a value, None if the key does not exist."""
+        check_key(self.address, key)
+        return next((entry for entry in self.entries(key) if entry.key == key), None)
+
+    def delete(self, key: str, *, if_etag: str | None = None) -> None:
+        """Remove a key, with `if_etag` only if its value has that etag; deleting a missing key is a no-op.
+
+        The comparison and the removal may be two steps.
+        """
 
     def leftovers(self) -> Iterator[Entry]:
         """Temporary files of writers that are dead."""
+        return iter(())
+
+    def document(self) -> Mapping[str, Any]:
+        """JSON by which a worker opens this store: the import path of its class, and the arguments of the class."""
+        kind = type(self)
+        return {"class": f"{kind.__module__}:{kind.__qualname__}", "arguments": [self.address]}
 
     def free_bytes(self) -> int | None:
         """Free space, None if the store does not know it."""
+        return None
+
+    def local_path(self, key: str) -> str | None:
+        """The path that a value has, or would have, as a file of this machine; None if the store has no files.
+
+        The empty key names the folder of the store.
+        """
+        return None
 
 
 def holds(store: Store, key: str) -> bool:
     """Whether a key is published."""
-    try:
-        store.read(key, 0, 1)
-    except Missing:
-        return False
-    return True
+    return store.head(key) is not None
 
 
 def read_document(store: Store, key: str) -> bytes:
@@ -86,7 +155,7 @@ def wait_until_listed(store: Store, key: str) -> None:
     because callers would retry forever.
     """
     for pause in _LISTING_PAUSES:
-        if any(entry.key == key for entry in store.keys(key)) or not holds(store, key):
+        if any(entry.key == key for entry in store.entries(key)) or not holds(store, key):
             return
         time.sleep(pause)
     problem = f"'{key}' exists but is not in the listing of its folder"
@@ -118,12 +187,13 @@ def _key_problem(key: str) -> str | None:
 
 
 def is_full(error: OSError) -> bool:
-    """Whether an error means that the disk is full."""
-    return error.errno in (errno.ENOSPC, errno.EDQUOT)
+    """Whether an error means that there is no room for a value."""
+    return isinstance(error, StoreFull) or error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 PIECE_BYTES = 4 << 20
 IN_MEMORY_BYTES = 4 << 20  # of an index file; planning millions of samples must not hold their numbers
+MAX_INDEX_BYTES = 8 << 30  # of an index file: a hundred million source files; a sparse file can have any size
 _PAUSES = (0.1, 0.5)  # seconds between attempts to read
 
 
@@ -138,18 +208,37 @@ class View(Protocol):
 class Pieces:
     """A stored value as a `View` whose slices are read on demand, with its SHA-256.
 
-    The constructor reads the value once to hash it. Small slices come from the last piece read. Raises what the store
-    raises (`Missing`, `OSError`). Not thread-safe.
+    Its size is known before any of it is read, and asking for the digest reads all of it. Small slices come from the
+    last piece read; a value that is not a file is fetched once, whole. Raises what the store raises (`Missing`,
+    `OSError`). Not thread-safe.
     """
 
     def __init__(self, store: Store, key: str) -> None:
         self._store, self._key = store, key
-        digest, size = hashlib.sha256(), 0
-        while piece := store.read(key, size, size + PIECE_BYTES):
-            digest.update(piece)
-            size += len(piece)
-        self._size, self.sha256 = size, digest.digest()
+        if (entry := store.head(key)) is None:
+            raise Missing(key)
+        self._size = entry.size
         self._start, self._piece = 0, b""
+
+    @cached_property
+    def _whole(self) -> memoryview | None:
+        if self._store.local_path(self._key) is not None:
+            return None
+        whole = self._store.view(self._key)
+        if len(whole) != self._size:
+            raise OSError(f"'{self._key}' was replaced while it was read")
+        return whole
+
+    @cached_property
+    def sha256(self) -> bytes:
+        if self._whole is not None:
+            return hashlib.sha256(self._whole).digest()
+        digest = hashlib.sha256()
+        for start in range(0, self._size, PIECE_BYTES):
+            digest.update(self._read(start, min(start + PIECE_BYTES, self._size)))
+        if self._store.read(self._key, self._size, self._size + 1):
+            raise OSError(f"'{self._key}' became longer while it was read")
+        return digest.digest()
 
     def __len__(self) -> int:
         return self._size
@@ -158,6 +247,8 @@ class Pieces:
         start, stop, _ = part.indices(self._size)
         if start >= stop:
             return memoryview(b"")
+        if self._whole is not None:
+            return self._whole[start:stop]
         if stop - start > PIECE_BYTES:
             return memoryview(self._read(start, stop))
         if not self._start <= start < stop <= self._start + len(self._piece):
@@ -174,8 +265,10 @@ class Pieces:
 def load_index(store: Store, key: str, in_memory: int = IN_MEMORY_BYTES) -> memoryview:
     """The whole of an index file, read in pieces so that a bad sector raises an error instead of a fault.
 
-    A file larger than `in_memory` is read to the end once, then mapped.
+    A file larger than `in_memory` is read to the end once, then mapped. A value that is not a file is fetched whole.
     """
+    if store.local_path(key) is None:
+        return store.view(key)
     for pause in (*_PAUSES, None):
         try:
             return _read_through(store, key, in_memory)
@@ -191,12 +284,15 @@ def load_index(store: Store, key: str, in_memory: int = IN_MEMORY_BYTES) -> memo
 
 
 def _read_through(store: Store, key: str, in_memory: int) -> memoryview:
+    entry = store.head(key)
+    if entry is not None and entry.size > MAX_INDEX_BYTES:
+        return store.view(key)  # whoever decodes it refuses it by its size
     pieces: list[bytes] = []
     size = 0
     while piece := store.read(key, size, size + PIECE_BYTES):
         size += len(piece)
         pieces = [*pieces, piece] if size <= in_memory else []
-    return memoryview(b"".join(pieces)) if size <= in_memory else store.map(key)
+    return memoryview(b"".join(pieces)) if size <= in_memory else store.view(key)
 
 
 def sha256_of(view: View) -> bytes:

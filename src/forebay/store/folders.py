@@ -39,9 +39,31 @@ def entries(descriptor: int, folder: str, links: re.Pattern[str]) -> Iterator[En
                         yield from entries(below, key, links)
             elif item.is_file(follow_symlinks=False):
                 with suppress(FileNotFoundError):
-                    yield Entry(key, item.stat(follow_symlinks=False).st_size)
+                    status = item.stat(follow_symlinks=False)
+                    yield Entry(key, status.st_size, etag_of(status), status.st_mtime)
     finally:
         os.close(descriptor)
+
+
+def subfolders(descriptor: int | None, folder: str, links: re.Pattern[str]) -> list[str]:
+    """The names of the folders in an open folder, links only if they match. Closes the descriptor."""
+    if descriptor is None:
+        return []
+    try:
+        with os.scandir(descriptor) as scan:
+            found = [item.name for item in scan if _is_folder(item) and not _is_forbidden(item, folder, links)]
+        return sorted(name for name in found if is_key(f"{folder}/{name}" if folder else name))
+    finally:
+        os.close(descriptor)
+
+
+def _is_forbidden(item: os.DirEntry[str], folder: str, links: re.Pattern[str]) -> bool:
+    return item.is_symlink() and not links.fullmatch(f"{folder}/{item.name}" if folder else item.name)
+
+
+def etag_of(found: os.stat_result) -> str:
+    """What changes when a file is replaced: every value is a new file."""
+    return f"{found.st_ino:x}-{found.st_size:x}-{found.st_mtime_ns:x}"
 
 
 def no_follow(folder: str, links: re.Pattern[str]) -> int:
@@ -59,14 +81,15 @@ def mode_of(folder: int, name: str) -> int:
     return os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode
 
 
-def write_aside(folder: int, data: Sequence[Buffer]) -> str:
-    """Write the data to a temporary file in an open folder, sync it and return its name."""
+def write_aside(folder: int, data: Sequence[Buffer], durable: bool = True) -> str:
+    """Write the data to a temporary file in an open folder, sync it if it must be durable, and return its name."""
     temporary = f"{TEMPORARY}{this_process()}-{secrets.token_hex(4)}"
     try:
         descriptor = os.open(temporary, _ASIDE, 0o666, dir_fd=folder)
         try:
             _write_all(descriptor, data)
-            os.fsync(descriptor)
+            if durable:
+                os.fsync(descriptor)
         finally:
             os.close(descriptor)
     except BaseException:

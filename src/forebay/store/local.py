@@ -6,6 +6,7 @@ thousands of chunks would exceed `ulimit -n`; on Linux and macOS the C function 
 
 import ctypes
 import errno
+import fcntl
 import mmap
 import os
 import re
@@ -13,23 +14,25 @@ import shutil
 import stat
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from forebay.errors import NotForebay, StoreRefused
-from forebay.store.base import Buffer, Entry, Missing, check_key
+from forebay.errors import NotForebay, StoreFull, StoreRefused
+from forebay.store.base import Buffer, Entry, Expected, Missing, Store, check_key, is_full
 from forebay.store.folders import (
     FOLDER,
     LISTED,
     NOT_THERE,
     entries,
+    etag_of,
     make_folder,
     mode_of,
     no_follow,
+    subfolders,
     sync_folder,
     write_aside,
 )
@@ -96,14 +99,17 @@ _KINDS = {
 }
 
 
-class LocalStore:
+class LocalStore(Store):
     """Keys are paths below a folder, which several machines may share."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.address = os.fspath(path)
         self._root = os.path.abspath(self.address)
 
-    def map(self, key: str) -> memoryview:
+    def document(self) -> Mapping[str, Any]:
+        return {**super().document(), "arguments": [self._root]}
+
+    def view(self, key: str, *, expect: Expected | None = None) -> memoryview:
         descriptor = self._open(key)
         try:
             return map_file(descriptor)
@@ -118,32 +124,37 @@ class LocalStore:
         finally:
             os.close(descriptor)
 
-    def create(self, key: str, data: Sequence[Buffer]) -> bool:
+    def create(self, key: str, data: Sequence[Buffer], *, durable: bool = True) -> bool:
         with self._writing(key) as (folder, name):
-            temporary = write_aside(folder, data)
+            temporary = write_aside(folder, data, durable)
             try:
                 created = self._link(folder, temporary, name)
             finally:
                 os.unlink(temporary, dir_fd=folder)
-            sync_folder(folder)
+            if durable:
+                sync_folder(folder)
             if not created:
                 self._check_file(key, mode_of(folder, name))
             return created
 
-    def replace(self, key: str, data: Sequence[Buffer]) -> None:
-        with self._writing(key) as (folder, name):
+    def replace(self, key: str, data: Sequence[Buffer], *, if_etag: str | None = None, durable: bool = True) -> bool:
+        with self._writing(key) as (folder, name), _locked(folder, if_etag is not None):
             with suppress(FileNotFoundError):
                 if stat.S_ISDIR(mode := mode_of(folder, name)):  # anything else is replaced
                     self._check_file(key, mode)
-            temporary = write_aside(folder, data)
+            if if_etag is not None and not _has_etag(folder, name, if_etag):
+                return False
+            temporary = write_aside(folder, data, durable)
             try:
                 os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
             except OSError:
                 os.unlink(temporary, dir_fd=folder)
                 raise
-            sync_folder(folder)
+            if durable:
+                sync_folder(folder)
+            return True
 
-    def keys(self, prefix: str) -> Iterator[Entry]:
+    def entries(self, prefix: str) -> Iterator[Entry]:
         folder, _, _ = prefix.rpartition("/")
         if folder:
             check_key(self.address, folder)
@@ -151,7 +162,24 @@ class LocalStore:
             if entry.key.startswith(prefix) and not _is_temporary(entry.key):
                 yield entry
 
-    def delete(self, key: str) -> None:
+    def folders(self, prefix: str) -> list[str]:
+        folder = prefix.rstrip("/")
+        if folder:
+            check_key(self.address, folder)
+        return subfolders(self._open_listed(folder, _MAY_BE_LINKS), folder, _MAY_BE_LINKS)
+
+    def head(self, key: str) -> Entry | None:
+        try:
+            descriptor = self._open(key)
+        except Missing:
+            return None
+        try:
+            found = os.fstat(descriptor)
+        finally:
+            os.close(descriptor)
+        return Entry(key, found.st_size, etag_of(found), found.st_mtime)
+
+    def delete(self, key: str, *, if_etag: str | None = None) -> None:
         """Remove a value; anything but a regular file is left alone."""
         check_key(self.address, key)
         path, _, name = key.rpartition("/")
@@ -162,7 +190,7 @@ class LocalStore:
             return
         try:
             with suppress(FileNotFoundError):
-                if stat.S_ISREG(mode_of(folder, name)):
+                if stat.S_ISREG(mode_of(folder, name)) and (if_etag is None or _has_etag(folder, name, if_etag)):
                     os.unlink(name, dir_fd=folder)
         except OSError as error:
             raise self._named(error, key) from error
@@ -179,6 +207,9 @@ class LocalStore:
         while not folder.exists():
             folder = folder.parent
         return shutil.disk_usage(folder).free
+
+    def local_path(self, key: str) -> str:
+        return os.path.join(self.address, key) if key else self.address
 
     def _open_folder(self, folder: str, links: re.Pattern[str]) -> int:
         """A descriptor of a folder below the root; only folders that match `links` may be symbolic links."""
@@ -290,6 +321,8 @@ class LocalStore:
 
     def _named(self, error: OSError, key: str) -> OSError:
         """The same error with the path of the value, not of a temporary file or a part of the path."""
+        if is_full(error):
+            return StoreFull(self.address, key, error.strerror or "the disk is full")
         if error.errno is None or os.path.isabs(str(error.filename or "")):
             return error
         return OSError(error.errno, error.strerror, os.path.join(self._root, key))
@@ -323,20 +356,24 @@ class LocalStore:
 
     def _walk(self, folder: str, links: re.Pattern[str]) -> Iterator[Entry]:
         """Every regular file below a folder that a key can name, in order."""
+        descriptor = self._open_listed(folder, links)
+        return iter(()) if descriptor is None else entries(descriptor, folder, links)
+
+    def _open_listed(self, folder: str, links: re.Pattern[str]) -> int | None:
+        """A descriptor to list a folder with, None if it does not exist."""
         try:
             below = self._open_folder(folder, links)
         except NOT_THERE:
             self._check_folders(f"{folder}/", links)
-            return
+            return None
         except OSError as error:
             if error.errno != errno.ELOOP:  # a layer that links to itself is empty
                 raise
-            return
+            return None
         try:
-            descriptor = os.open(".", LISTED, dir_fd=below)
+            return os.open(".", LISTED, dir_fd=below)
         finally:
             os.close(below)
-        yield from entries(descriptor, folder, links)
 
     def _is_leftover(self, key: str) -> bool:
         found = _TEMPORARY_NAME.fullmatch(key.rpartition("/")[2])
@@ -353,6 +390,27 @@ class LocalStore:
             finally:
                 os.close(folder)
             return time.time() - written > _FOREIGN_LEFTOVER_SECONDS
+        return False
+
+
+@contextmanager
+def _locked(folder: int, is_needed: bool) -> Iterator[None]:
+    """Keep other conditional replacements out of a folder, so that comparing and replacing are one step for them."""
+    if not is_needed:
+        yield
+        return
+    descriptor = os.open(".", LISTED, dir_fd=folder)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _has_etag(folder: int, name: str, etag: str) -> bool:
+    try:
+        return etag_of(os.stat(name, dir_fd=folder, follow_symlinks=False)) == etag
+    except FileNotFoundError:
         return False
 
 

@@ -18,18 +18,20 @@ if TYPE_CHECKING:
         T5,
         Clip,
         GeometricSol,
-        Hook,
         Latents,
+        LogProbs,
         Lune,
         Sol,
         geometric_spatial,
         geometric_stats,
     )
     from forebay.teachers.feature_reader import Between, Features, features, weights_of_latents
+    from forebay.teachers.hook import Hook, HookPoint, ImageInput, LatentInput, PromptInput, TokenInput
+    from forebay.teachers.pipelines import pipeline
     from forebay.teachers.protocol import Batch, Loaded, Output, Teacher
     from forebay.teachers.recipe import TeacherEstimate, TeacherRecipe, encodings, estimate_teachers
     from forebay.teachers.shared_prompts import SharedColumn, shared
-    from forebay.teachers.timesteps import BUCKETS, Neighbours, neighbours
+    from forebay.teachers.teacher_samples import BUCKETS, Neighbours, neighbours
 # Where each public name lives.
 _HOMES = {
     **dict.fromkeys(("Clip", "Latents", "T5"), "built_in"),
@@ -37,21 +39,24 @@ _HOMES = {
     **dict.fromkeys(("GeometricSol", "geometric_spatial", "geometric_stats"), "built_in"),
     **dict.fromkeys(("Alignment", "LayerAlignment", "check_alignment"), "align"),
     "encodings": "recipe",
-    "Hook": "built_in",
+    "pipeline": "pipelines",
+    "LogProbs": "built_in",
+    **dict.fromkeys(("Hook", "HookPoint", "ImageInput", "LatentInput", "PromptInput", "TokenInput"), "hook"),
     "weights_of_latents": "feature_reader",
     **dict.fromkeys(("Batch", "Loaded", "Output", "Teacher"), "protocol"),
     "TeacherRecipe": "recipe",
     **dict.fromkeys(("SharedColumn", "shared"), "shared_prompts"),
     **dict.fromkeys(("TeacherEstimate", "estimate_teachers"), "recipe"),
     "unload": "batched_forward",
-    **dict.fromkeys(("BUCKETS", "Neighbours", "neighbours"), "timesteps"),
+    **dict.fromkeys(("BUCKETS", "Neighbours", "neighbours"), "teacher_samples"),
     **dict.fromkeys(("SOL_STATS", "Lune", "Sol"), "built_in"),
 }
 __all__ = [
     "BUCKETS", "SOL_STATS", "T5", "Alignment", "Batch", "Between", "Clip", "Features", "GeometricSol", "Hook",
-    "Latents", "LayerAlignment", "Loaded", "Lune", "Neighbours", "Output", "SharedColumn", "Sol", "Teacher",
-    "TeacherEstimate", "TeacherRecipe", "check_alignment", "encodings", "estimate_teachers", "features",
-    "geometric_spatial", "geometric_stats", "neighbours", "shared", "unload", "weights_of_latents",
+    "HookPoint", "ImageInput", "LatentInput", "Latents", "LayerAlignment", "Loaded", "LogProbs", "Lune", "Neighbours",
+    "Output", "PromptInput", "SharedColumn", "Sol", "Teacher", "TeacherEstimate", "TeacherRecipe", "TokenInput",
+    "check_alignment", "encodings", "estimate_teachers", "features", "geometric_spatial", "geometric_stats",
+    "neighbours", "pipeline", "shared", "unload", "weights_of_latents",
 ]  # fmt: skip
 
 

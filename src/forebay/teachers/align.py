@@ -4,7 +4,7 @@ Ranges and shapes are read from the rows, buckets from the constants. Prompt has
 a few rows are recomputed where the teacher's files are available.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -27,11 +27,12 @@ from forebay.errors import (
     UnknownKind,
 )
 from forebay.read.cache import Cache, open_cache
-from forebay.recipe import RecipeDocument, differing_fields, fingerprint, inputs_in
+from forebay.recipe import RecipeDocument, differing_fields, is_same_recipe
+from forebay.teachers.expectations import LayerFacts, read_expectations, unmet
+from forebay.teachers.interpolation import InterpolationError, interpolation_errors
 from forebay.teachers.recipe import T_BUCKETS, TeacherRecipe
 from forebay.teachers.shared_prompts import PROMPT
-from forebay.teachers.teacher_samples import NOT_FINITE, Prompts, prompt_hash
-from forebay.teachers.timesteps import BUCKETS
+from forebay.teachers.teacher_samples import BUCKETS, NOT_FINITE, Prompts, prompt_hash
 
 SUM_TOLERANCE = 2e-3  # of a map that is stored in float16
 TOLERANCES = {"float16": 2e-3, "bfloat16": 2e-2, "float32": 1e-4, "float64": 1e-4}
@@ -52,6 +53,10 @@ class LayerAlignment(Record, frozen=True, kw_only=True):
     ranges: dict[str, tuple[float, float]]  # the smallest and the largest value seen
     checked_rows: int
     recomputed_rows: int
+    dtypes: dict[str, str]
+    direction: str  # the end of t that is noise, if the teacher has one
+    present: float  # the share of rows that are present
+    interpolation: tuple[InterpolationError, ...] = ()  # halfway between buckets, on held-out rows
     problems: tuple[str, ...]
     notes: tuple[str, ...] = ()
 
@@ -61,25 +66,41 @@ class Alignment(Record, frozen=True, kw_only=True):
 
     root: str
     layers: tuple[LayerAlignment, ...]
+    unmet: tuple[str, ...] = ()  # expectations that are not met, and what was found
 
     @property
     def aligned(self) -> bool:
-        return not any(layer.problems for layer in self.layers)
+        return not self.unmet and not any(layer.problems for layer in self.layers)
 
 
-def check_alignment(cache: Cache, *, recompute: int = 8, check_source: bool = False) -> Alignment:
+def check_alignment(
+    cache: Cache, *, recompute: int = 8, held_out: int = 0, check_source: bool = False, expect: Sequence[str] = ()
+) -> Alignment:
     """Check every teacher layer; `recompute` rows of each are computed again and compared.
+
+    On `held_out` rows, timed teachers are also run halfway between buckets, to measure the error of interpolation.
+    `expect` are expectations such as "lune.dim=1280", names of profiles such as "tinyflux", or files of them.
 
     A model that is not on this disk is downloaded only with `check_source`, because the cache chose its name.
     """
+    expected = read_expectations(expect)
     kept = [cache.recipe(layer) for layer in cache.generation.recipes]
     found = [
-        _aligned(cache, one, recompute, check_source) for one in kept if one.kind in (TeacherRecipe.kind, IMPORTED)
+        _aligned(cache, one, recompute, held_out, check_source)
+        for one in kept
+        if one.kind in (TeacherRecipe.kind, IMPORTED)
     ]
-    return Alignment(root=cache.root, layers=tuple(found))
+    return Alignment(root=cache.root, layers=tuple(found), unmet=tuple(unmet(expected, _facts(found))))
 
 
-def _aligned(cache: Cache, kept: RecipeDocument, recompute: int, check_source: bool) -> LayerAlignment:
+def _facts(layers: Sequence[LayerAlignment]) -> dict[str, LayerFacts]:
+    return {
+        one.layer: LayerFacts(one.columns, one.dtypes, one.ranges, one.buckets, one.direction, one.present)
+        for one in layers
+    }
+
+
+def _aligned(cache: Cache, kept: RecipeDocument, recompute: int, held_out: int, check_source: bool) -> LayerAlignment:
     whole = open_cache(cache.store, generation=cache.generation.number, layers=[kept.layer])
     constants = whole.constants(kept.layer)
     buckets = tuple(float(t) for t in constants.pop(T_BUCKETS, np.empty(0)))
@@ -88,17 +109,24 @@ def _aligned(cache: Cache, kept: RecipeDocument, recompute: int, check_source: b
         look.take(kept, columns)
     for name, values in constants.items():
         look.values(name, values.astype(np.float32))
-    again = _recomputed(whole, kept, recompute, check_source)
+    again = _recomputed(whole, kept, recompute, held_out if buckets else 0, check_source)
+    absent = [f"none of its {len(whole):,} rows is present"] if len(whole) and not look.rows else []
     return LayerAlignment(
         layer=kept.layer,
         teacher=str(look.teacher.get("kind")),
-        columns={column.name: column.shape for column in kept.columns},
+        columns={column.name: column.shape for column in kept.columns}
+        | {name: tuple(values.shape) for name, values in constants.items()},
+        dtypes={column.name: column.dtype for column in kept.columns}
+        | {name: str(values.dtype) for name, values in constants.items()},
+        direction=str(look.teacher.get("time_direction") or "") if buckets else "",
+        present=look.rows / max(1, len(whole)),
         buckets=buckets,
         usual_buckets=bool(buckets) and len(buckets) == len(BUCKETS) and bool(np.allclose(buckets, BUCKETS)),
         ranges=look.ranges,
         checked_rows=look.rows,
         recomputed_rows=again.rows,
-        problems=(*_bucket_problems(kept, buckets), *look.problems, *again.problems),
+        interpolation=again.interpolation,
+        problems=(*absent, *_bucket_problems(kept, buckets), *look.problems, *again.problems),
         notes=again.notes,
     )
 
@@ -170,6 +198,7 @@ class _Again(msgspec.Struct, frozen=True):
     rows: int = 0
     problems: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    interpolation: tuple[InterpolationError, ...] = ()
 
 
 def reopened(kept: RecipeDocument, root: str, verb: str, check_source: bool) -> TeacherRecipe:
@@ -178,28 +207,28 @@ def reopened(kept: RecipeDocument, root: str, verb: str, check_source: bool) -> 
     on_hub = () if check_source else recipe.on_hub()
     if on_hub:
         raise RecipeNotContacted(root, kept.layer, on_hub[0], verb)
-    if fingerprint(recipe, inputs_in(kept.dependencies)) != kept.fingerprint:
+    if not is_same_recipe(kept, recipe):
         changed = ", ".join(differing_fields(kept, recipe))
         raise RecipeInvalid(f"the teacher of layer '{kept.layer}' has changed (differs in: {changed})")
     return recipe
 
 
-def _recomputed(cache: Cache, kept: RecipeDocument, most: int, check_source: bool) -> _Again:
+def _recomputed(cache: Cache, kept: RecipeDocument, most: int, held_out: int, check_source: bool) -> _Again:
     """Recompute and compare a few rows, if the teacher is available."""
-    if not most or not kept.columns:
+    if not (most or held_out) or not kept.columns:
         return _Again()
     if kept.kind == IMPORTED:
         return _Again(notes=("no row was recomputed: an imported layer does not record its teacher",))
     try:
         recipe = msgspec.structs.replace(reopened(kept, cache.root, "verify --align", check_source), device="auto")
-        return _compared(cache, kept, recipe, most)
+        return _compared(cache, kept, recipe, most, held_out)
     except (RecipeNotContacted, TeacherUnusable, UnknownKind, HubNotFound, HubUnreachable, LibraryMissing) as absent:
         return _Again(notes=(f"no row was recomputed: {absent}",))
     except (RecipeInvalid, TeacherRaised, TeacherOutputInvalid, HookSilent) as other:
         return _Again(problems=(str(other),))
 
 
-def _compared(cache: Cache, kept: RecipeDocument, recipe: TeacherRecipe, most: int) -> _Again:
+def _compared(cache: Cache, kept: RecipeDocument, recipe: TeacherRecipe, most: int, held_out: int) -> _Again:
     problems: dict[str, None] = {}
     count = 0
     try:
@@ -213,9 +242,11 @@ def _compared(cache: Cache, kept: RecipeDocument, recipe: TeacherRecipe, most: i
                 continue
             found = (_difference(column.name, again.columns, stored, column.dtype) for column in kept.columns)
             problems |= dict.fromkeys(problem for problem in found if problem)
+        sampled = [row for rows in _some_rows(cache, held_out) for row in rows]
+        errors = interpolation_errors(kept.layer, recipe, cache.read(sampled, recipe.reads)) if sampled else ()
     finally:
         recipe.release()
-    return _Again(count, tuple(problems))
+    return _Again(count, tuple(problems), interpolation=errors)
 
 
 def _some_rows(cache: Cache, most: int) -> Iterator[range]:

@@ -9,18 +9,22 @@ The last batch is filled up with its last sample, since kernels are not bit-equa
 """
 
 import gc
+import sys
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from forebay.columns import DTYPES, Array, Dtype
+from forebay.columns import DTYPES, Array, Dtype, Ragged
 from forebay.errors import ForebayError, MemoryTooSmall, TeacherOutputInvalid, TeacherRaised
-from forebay.teachers.protocol import Batch, Loaded, Output, Teacher
+from forebay.teachers.protocol import ROOM, Batch, Closeable, Loaded, Output, Teacher, runner
 from forebay.teachers.teacher_samples import Samples
 
 
@@ -73,7 +77,7 @@ class LoadedTeacher:
     row_position_invariant: bool | None = None  # None until it was tried
     signature: Hashable = None
 
-    def __call__(self, batch: Batch) -> Mapping[str, Array]:
+    def __call__(self, batch: Batch) -> Mapping[str, Array | Ragged]:
         self.forwards += 1
         return self.loaded(batch)
 
@@ -115,9 +119,18 @@ def load_once(teacher: Teacher, device: str, dtype: str, memo_bytes: int) -> Loa
     key = (teacher, device, dtype, tuple(sorted(teacher.files().items())))
     if _slot.teacher is None or _slot.key != key:
         unload()
-        _slot.teacher = LoadedTeacher(teacher.tag(), device, teacher.load(device, dtype), Memo(memo_bytes))
+        loaded = teacher.load(resolved_device(device), dtype)
+        _slot.teacher = LoadedTeacher(teacher.layer_name(), device, loaded, Memo(memo_bytes))
         _slot.key = key
     return _slot.teacher
+
+
+def resolved_device(device: str) -> str:
+    """Return the device that "auto" stands for: a teacher gets the name of a device. Without torch it is the CPU."""
+    if device != "auto":
+        return device
+    found: str = import_module(ROOM).default_device() if find_spec("torch") else "cpu"
+    return found
 
 
 def unload() -> tuple[str, ...]:
@@ -126,11 +139,12 @@ def unload() -> tuple[str, ...]:
     if teacher is None:
         return ()
     notes = teacher.notes()
-    close = getattr(teacher.loaded, "close", None)
-    if close is not None:
-        close()
-    del teacher, close
+    if isinstance(teacher.loaded, Closeable):
+        teacher.loaded.close()
+    del teacher
     gc.collect()  # modules are in reference cycles
+    if f"{ROOM}.loading" in sys.modules:
+        runner("loading").release_device_memory()
     return notes
 
 
@@ -151,13 +165,15 @@ class BatchedForward:
     def run(
         self, teacher: LoadedTeacher, samples: Samples, rows: Sequence[int]
     ) -> tuple[dict[str, Array], dict[int, str]]:
-        """Return the results for some rows, in order, `(rows, [buckets,] *shape)` per output.
+        """Return the results for some rows, in order, `(rows, [buckets,] *shape)` per output; if ragged, arrays.
 
         Also return the positions among `rows` with a number that is NaN or infinite as stored -> its output and t.
         """
         steps = (len(self.buckets),) if self.buckets else ()
         found: dict[str, Array] = {
-            name: np.empty((len(rows), *steps, *output.shape), DTYPES[dtype][1])
+            name: np.empty(len(rows), object)
+            if output.ragged
+            else np.empty((len(rows), *steps, *output.shape), DTYPES[dtype][1])
             for name, (output, dtype) in self.outputs.items()
         }
         bad: dict[int, str] = {}
@@ -184,6 +200,9 @@ class BatchedForward:
         made = _outputs(teacher, batch)
         found = {}
         for name, (output, dtype) in self.outputs.items():
+            if output.ragged:
+                found[name] = _ragged_rows(teacher, batch, output, made.get(name), DTYPES[dtype][1])
+                continue
             values, expected = np.asarray(made[name]) if name in made else None, (len(batch), *output.shape)
             if values is None or values.shape != expected:
                 shape = None if values is None else values.shape
@@ -210,14 +229,33 @@ class BatchedForward:
         for name, values in found.items():
             if values.dtype.kind in "biu":
                 continue
-            good = np.isfinite(values.astype(np.float32)).reshape(*values.shape[:2], -1).all(axis=-1)
+            good = np.array([[_is_finite(value) for value in row] for row in values], np.bool_)
             for sample, bucket in np.argwhere(~good).tolist():
                 when = f" at t = {self.buckets[bucket]:g}" if self.buckets else ""
-                bad.setdefault(sample, f"NaN or infinity in '{name}'{when}, as {values.dtype}")
+                stored = self.outputs[name][1]
+                bad.setdefault(sample, f"NaN or infinity in '{name}'{when}, as {stored}")
         return bad
 
 
-def _outputs(teacher: LoadedTeacher, batch: Batch) -> Mapping[str, Array]:
+def _is_finite(values: Array) -> bool:
+    return bool(np.isfinite(np.asarray(values).astype(np.float32)).all())
+
+
+def _ragged_rows(
+    teacher: LoadedTeacher, batch: Batch, output: Output, made: Array | Ragged | None, dtype: np.dtype[Any]
+) -> Array:
+    """Return the values of every sample of an untimed teacher as an array of arrays, `(samples, 1)`."""
+    if not isinstance(made, Ragged) or (len(made), *made.values.shape[1:]) != (len(batch), *output.shape):
+        shape = made.values.shape if isinstance(made, Ragged) else None if made is None else made.shape
+        raise TeacherOutputInvalid(teacher.name, output.name, batch.ids[0], None, shape, (len(batch), *output.shape))
+    found = np.empty((len(batch), 1), object)
+    with np.errstate(over="ignore"):  # `_not_finite` finds overflows
+        for row in range(len(batch)):
+            found[row, 0] = made[row].astype(dtype)
+    return found
+
+
+def _outputs(teacher: LoadedTeacher, batch: Batch) -> Mapping[str, Array | Ragged]:
     """Run a teacher; an error of a library is raised with the sample and its t."""
     try:
         return teacher(batch)
@@ -232,16 +270,38 @@ _CLEAR = Path("/proc/self/clear_refs")
 _FORGET_PEAK = "5"
 
 
-def fit_batch(requested: int, limit_bytes: int | None, attempt: Callable[[int], object]) -> int:
+class PeakMemory(Protocol):
+    """Counts the peak of some memory since it was reset."""
+
+    def reset(self) -> None: ...
+
+    def peak_bytes(self) -> int: ...
+
+
+class HostMemory:
+    """The memory of this process on the host, where the system reports it."""
+
+    def reset(self) -> None:
+        with suppress(OSError):  # where the peak cannot be reset, it is that of the whole process
+            _CLEAR.write_text(_FORGET_PEAK)
+
+    def peak_bytes(self) -> int:
+        return peak_bytes()
+
+
+def fit_batch(
+    requested: int, limit_bytes: int | None, attempt: Callable[[int], object], memory: PeakMemory | None = None
+) -> int:
     """Return the largest of `requested`, `requested / 2`, … that `attempt` runs without running out of memory.
 
-    `limit_bytes` also bounds the peak host memory of this process, where the system reports it. Device memory halves a
-    batch only when it runs out.
+    `limit_bytes` also bounds the peak of `memory`, by default that of this process on the host.
     """
-    size = requested
+    size, memory = requested, memory or HostMemory()
     while True:
         try:
-            peak = _peak_of(attempt, size)
+            memory.reset()
+            attempt(size)
+            peak = memory.peak_bytes()
             if limit_bytes is None or peak <= limit_bytes:
                 return size
             if size == 1:
@@ -250,14 +310,6 @@ def fit_batch(requested: int, limit_bytes: int | None, attempt: Callable[[int], 
             if size == 1 or not is_out_of_memory(error):
                 raise
         size //= 2
-
-
-def _peak_of(attempt: Callable[[int], object], size: int) -> int:
-    """Return the peak memory during an attempt."""
-    with suppress(OSError):  # where the peak cannot be reset, it is that of the whole process
-        _CLEAR.write_text(_FORGET_PEAK)
-    attempt(size)
-    return peak_bytes()
 
 
 def is_out_of_memory(error: Exception) -> bool:

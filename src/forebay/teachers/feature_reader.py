@@ -13,12 +13,12 @@ from numpy.typing import ArrayLike, NDArray
 from forebay.cache.catalog import presence_name
 from forebay.cache.records import html_table
 from forebay.columns import Array
-from forebay.errors import LayerNotTimed, RecipeInvalid
+from forebay.errors import LayerNotTimed, RecipeInvalid, choice_error
 from forebay.masks import rectangle
 from forebay.read.cache import Cache
-from forebay.teachers.built_in import TimeDirection
+from forebay.teachers.protocol import TimeDirection
 from forebay.teachers.recipe import T_BUCKETS
-from forebay.teachers.timesteps import Grid, Neighbours
+from forebay.teachers.teacher_samples import Grid, Neighbours
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -105,7 +105,7 @@ class Features:
     def _runs_backwards(self, direction: TimeDirection | None) -> bool:
         """Return whether the caller's t and the layer's run in opposite directions."""
         if direction not in (None, "t0_noise", "t0_data"):
-            raise ValueError(f"direction must be 't0_noise' or 't0_data' (got {direction!r})")
+            raise choice_error("direction", direction, ("t0_noise", "t0_data"))
         if direction is not None and self.time_direction is None:
             raise ValueError(
                 f"direction is {direction!r}, but layer '{self.layer}' does not record which end of its time is noise; "

@@ -16,6 +16,7 @@ from typing import Any
 from forebay.errors import HubNotFound, HubUnreachable, TeacherUnusable
 
 CONFIG = "config.json"
+PIPELINE = "model_index.json"
 SUFFIX = ".safetensors"
 INDEX = f"{SUFFIX}.index.json"
 _STEMS = ("model", "diffusion_pytorch_model")
@@ -65,16 +66,27 @@ def tokenizer_of(model: str, tokenizer: str | None) -> str:
 
 def config_of(model: str) -> Mapping[str, Any]:
     """Return the configuration of a model."""
-    path = os.path.join(model_folder(model), CONFIG)
+    return _document(model, os.path.join(model_folder(model), CONFIG), "pass the folder that holds the model itself")
+
+
+def pipeline_index(model: str) -> Mapping[str, Any]:
+    """Return the index of a pipeline: its class, and the class of each of its parts."""
+    is_here = os.path.isdir(model) or not _is_hub_name(model)
+    path = os.path.join(model, PIPELINE) if is_here else _from_hub(f"{model}/{PIPELINE}", "")
+    return _document(model, path, "pass the folder of a whole pipeline")
+
+
+def _document(model: str, path: str, advice: str) -> Mapping[str, Any]:
+    name = os.path.basename(path)
     try:
         with open(path, encoding="utf-8") as file:
             found = json.load(file)
-    except FileNotFoundError as error:
-        raise TeacherUnusable(model, f"it has no {CONFIG}; pass the folder that holds the model itself") from error
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise TeacherUnusable(model, f"it has no {name}; {advice}") from error
     except ValueError as error:
-        raise TeacherUnusable(model, f"its {CONFIG} is not JSON: {error}") from error
+        raise TeacherUnusable(model, f"its {name} is not JSON: {error}") from error
     if not isinstance(found, dict):
-        raise TeacherUnusable(model, f"its {CONFIG} is not a JSON object")
+        raise TeacherUnusable(model, f"its {name} is not a JSON object")
     return found
 
 
@@ -93,18 +105,18 @@ def hashes(name: str, model: str, weights: str | None = None, tokenizer: str | N
     files = [os.path.join(folder, CONFIG)] if weights else [*_weights_in(model, folder), *_there(folder, _BESIDE)]
     files += [weights_file(weights)] if weights else []
     found = {f"{name}/{os.path.basename(path)}": file_hash(path) for path in dict.fromkeys(files)}
-    apart = _there(model_folder(tokenizer), _BESIDE) if tokenizer and tokenizer != model else []
+    apart = _there(model_folder(tokenizer), _BESIDE) if tokenizer and (weights or tokenizer != model) else []
     return found | {f"{name}/tokenizer/{os.path.basename(path)}": file_hash(path) for path in apart}
 
 
 def file_hash(path: str) -> str:
     """Return the SHA-256 of a file; it is hashed again only after it changed."""
     status = os.stat(path)
-    return _hashed(path, status.st_size, status.st_mtime_ns, status.st_ino)
+    return _hashed(path, status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
 
 
 @lru_cache(maxsize=256)
-def _hashed(path: str, size: int, mtime_ns: int, inode: int) -> str:
+def _hashed(path: str, size: int, mtime_ns: int, ctime_ns: int, inode: int) -> str:
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -116,7 +128,15 @@ def _weights_in(model: str, folder: str) -> list[str]:
         found += [index, *_shards(model, folder, index)]
     if found:
         return found
-    there = ", ".join(sorted(os.listdir(folder))[:6]) or "nothing"
+    names = sorted(os.listdir(folder))
+    variants = [name for name in names if name.endswith(SUFFIX)]
+    if variants:
+        raise TeacherUnusable(
+            model,
+            f"its weights have another name, '{variants[0]}': expected '{_STEMS[0]}{SUFFIX}', '{_STEMS[1]}{SUFFIX}' or "
+            f"an index of shards; link or rename the file to that, or save the model without variant=",
+        )
+    there = ", ".join(names[:6]) or "nothing"
     raise TeacherUnusable(
         model,
         f"it has no {SUFFIX} weights (found: {there}); save it with safe_serialization: pickle files are never loaded",

@@ -1,4 +1,4 @@
-"""The base class of teachers, and how a teacher is found by its name.
+"""The base class of teachers, and what runs one.
 
     class Brightness(Teacher, frozen=True, tag="brightness"):
         reads: ClassVar[tuple[str, ...]] = ("pixels",)
@@ -11,23 +11,20 @@
 
 Its fields are its identity. `TeacherRecipe(teacher=Brightness())` adds a layer `brightness`, without registration. To
 continue such a layer from the command line, name its class by an entry point in the group `forebay.teachers`.
-
-A class that was passed in Python is known to this process from then on, so that its recipe can be read back. No class
-is imported because a file names it.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, entry_points, version
-from typing import Any, ClassVar, Literal
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from forebay.columns import Array, Columns, Dtype, Ragged
-from forebay.errors import LibraryMissing, RecipeInvalid, UnknownKind
+from forebay.errors import LibraryMissing
 from forebay.teachers.teacher_samples import normal
 
 
@@ -35,12 +32,15 @@ from forebay.teachers.teacher_samples import normal
 class Output:
     """A column that a teacher makes: the shape of one sample's values, at one bucket if the teacher is timed.
 
-    Values are stored in the recipe's `stored` type, unless `dtype` names another.
+    Values are stored in the recipe's `stored` type, unless `dtype` names another. A sample has any number of values of
+    a `ragged` output, each of that shape and at most `most` where that is known: the teacher returns them as `Ragged`.
     """
 
     name: str
     shape: tuple[int, ...]
     dtype: Dtype | None = None
+    ragged: bool = False
+    most: int = 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,22 +65,39 @@ class Batch:
 
     def array(self, column: str) -> Array:
         """Return a column whose rows have one shape, `(samples, …)`."""
-        values = self.columns[column]
+        values = self._column(column)
         if isinstance(values, Ragged):
             raise TypeError(f"'{column}' is ragged; use batch.rows('{column}')")
         return values
 
     def rows(self, column: str) -> list[Array]:
         """Return a column row by row."""
-        values = self.columns[column]
+        values = self._column(column)
         return [values[row] for row in range(len(self))]
 
-    def noise(self, shape: tuple[int, ...], purpose: str = "noise") -> NDArray[np.float32]:
-        """Return standard normal numbers per sample and bucket, independent of the rest of the batch."""
-        return normal(self.seed, self.keys, self.buckets, shape, purpose)
+    def _column(self, column: str) -> Array | Ragged:
+        if column not in self.columns:
+            read = ", ".join(f"'{name}'" for name in self.columns) or "nothing"
+            raise LookupError(f"the teacher does not read '{column}' but {read}; add it to its `reads`")
+        return self.columns[column]
+
+    def noise(
+        self, shape: tuple[int, ...], purpose: str = "noise", per: Literal["bucket", "sample"] = "bucket"
+    ) -> NDArray[np.float32]:
+        """Return standard normal numbers per sample and bucket, or per sample, independent of the rest of the batch."""
+        buckets = self.buckets if per == "bucket" else np.zeros_like(self.buckets)
+        return normal(self.seed, self.keys, buckets, shape, purpose)
 
 
-Loaded = Callable[[Batch], Mapping[str, Array]]
+TimeDirection = Literal["t0_noise", "t0_data"]  # the end of t that is noise
+Loaded = Callable[[Batch], Mapping[str, Array | Ragged]]
+
+
+@runtime_checkable
+class Closeable(Protocol):
+    """A loaded teacher that holds more than memory: it is closed when it is released."""
+
+    def close(self) -> None: ...
 
 
 class Teacher(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind"):
@@ -93,11 +110,13 @@ class Teacher(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     timed: ClassVar[bool] = False
     prompted: ClassVar[bool] = False  # whether batches have prompts
+    needs_ids: ClassVar[bool] = True  # whether the cache must have sample ids: for noise, and to name failed samples
     depends_on: ClassVar[Literal["sample", "prompt", "nothing"]] = "sample"
     revision: ClassVar[int] = (
         1  # increase it when code changes what is stored: layers of other revisions are not reused
     )
     located: ClassVar[tuple[str, ...]] = ()
+    added: ClassVar[tuple[str, ...]] = ()  # fields that layers from before they existed have at their default
     reads: ClassVar[tuple[str, ...]] = ()
 
     @classmethod
@@ -116,6 +135,10 @@ class Teacher(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         """Return the columns made of every sample. Must not need the weights: estimates call it."""
         raise NotImplementedError
 
+    def unusable(self, rows: Columns) -> Mapping[int, str]:
+        """Return the rows of a chunk that it cannot process -> why. They become absent rows of its layer."""
+        return {}
+
     def constants(self, buckets: tuple[float, ...]) -> Mapping[str, Array]:
         """Return the arrays that are the same for all samples."""
         return {}
@@ -128,53 +151,13 @@ class Teacher(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         """Return the versions of the libraries that the outputs depend on."""
         return {}
 
+    def computes_in(self, dtype: str) -> str:
+        """Return the type that it computes in when asked for one: a wider one if the model needs it."""
+        return dtype
+
     def load(self, device: str, dtype: str) -> Loaded:
         """Load the model onto a device, to compute in a dtype, and return a function of batches."""
         raise NotImplementedError
-
-
-TEACHERS = {
-    "clip": "Clip",
-    "geometric-sol": "GeometricSol",
-    "hook": "Hook",
-    "latents": "Latents",
-    "lune": "Lune",
-    "sol": "Sol",
-    "t5": "T5",
-}  # tag -> class of `forebay.teachers.built_in`
-_passed: dict[str, type[Teacher]] = {}
-
-
-def known_teacher(teacher: object) -> Teacher:
-    """Return a teacher, or the one that the fields in a recipe describe."""
-    if isinstance(teacher, Teacher):
-        _passed[teacher.tag()] = type(teacher)
-        return _checked(type(teacher), msgspec.to_builtins(teacher))
-    if not isinstance(teacher, Mapping) or not isinstance(teacher.get("kind"), str):
-        raise RecipeInvalid(f"teacher must be a teacher, such as fb.teachers.T5(model='…') (got {teacher!r:.60})")
-    return _checked(teacher_class(teacher["kind"]), teacher)
-
-
-def teacher_class(kind: str) -> type[Teacher]:
-    """Return the class of a built-in teacher, of an entry point, or of a teacher that was passed in Python."""
-    found: type[Teacher]
-    if kind in TEACHERS:
-        found = getattr(import_module("forebay.teachers.built_in"), TEACHERS[kind])
-        return found
-    for entry in entry_points(group="forebay.teachers", name=kind):
-        found = entry.load()
-        return found
-    if kind in _passed:
-        return _passed[kind]
-    raise UnknownKind("teacher", kind, sorted(TEACHERS))
-
-
-def _checked(cls: type[Teacher], fields: Mapping[str, Any]) -> Teacher:
-    """Return a teacher whose fields have the declared types; msgspec structs do not check them themselves."""
-    try:
-        return msgspec.convert(fields, cls)
-    except msgspec.ValidationError as error:
-        raise RecipeInvalid(f"the teacher '{cls.tag()}' has a field of the wrong type: {error}") from error
 
 
 ROOM = "forebay.torch.teachers"

@@ -1,36 +1,41 @@
 """The recipe that runs a teacher on the rows of a cache, and the size of its layers."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import prod
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 import numpy as np
+from msgspec import Meta
 
 from forebay.cache.records import Record
 from forebay.columns import Array, Column, Columns, Dtype, Ragged
 from forebay.errors import RecipeInvalid, TeacherUnusable
-from forebay.recipe import RecipeHooks, Rows, check_fields
+from forebay.fields import Size
+from forebay.recipe import RecipeHooks, RecipeMeta, Rows, check_fields
 from forebay.teachers.batched_forward import BatchedForward, LoadedTeacher, fit_batch, load_once, unload
-from forebay.teachers.built_in import T5, Clip, Latents
+from forebay.teachers.built_in import T5, Clip, Latents, known_teacher
 from forebay.teachers.model_files import is_on_hub
-from forebay.teachers.protocol import Output, Teacher, known_teacher, runner
-from forebay.teachers.shared_prompts import shared_columns, shared_rows
-from forebay.teachers.teacher_samples import Prompts, Samples, read_samples
-from forebay.teachers.timesteps import BUCKETS, check_buckets
+from forebay.teachers.protocol import Output, Teacher, runner
+from forebay.teachers.shared_prompts import EMPTY, shared_columns, shared_rows
+from forebay.teachers.teacher_samples import BUCKETS, Prompts, Samples, check_buckets, read_samples
 
+UNUSABLE = "unusable"  # the failure reason of a row whose content a teacher cannot process
 T_BUCKETS = "t_buckets"  # the constant that holds the grid of a timed teacher
 MEMO_BYTES = 256 * 1024 * 1024
 MOST_CHUNK_BYTES = 4 * 1024**3
+FITTING_CHUNK_BYTES = 128_000_000
 FLOATS = ("float32", "float16", "bfloat16", "float64")  # models compute in the first three
 UNUSED: dict[str, Any] = {
     "buckets": (), "batch_size": 1, "batch_timesteps": False, "dtype": "float32", "stored": "float32", "seed": 0,
-    "prompt_column": "", "prompt_key": None,
+    "prompt_column": "", "prompt_key": None, "ids": "", "empty_prompt": False,
 }  # fmt: skip
 
 
-class TeacherRecipe(RecipeHooks, msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class TeacherRecipe(
+    RecipeHooks, msgspec.Struct, metaclass=RecipeMeta, frozen=True, kw_only=True, forbid_unknown_fields=True
+):
     """Run one teacher on every row. It adds one layer; `fb.build_layers` adds several, one model at a time.
 
     The model computes in `dtype`; its outputs are stored as `stored`. A forward has `batch_size` samples, with
@@ -40,22 +45,50 @@ class TeacherRecipe(RecipeHooks, msgspec.Struct, frozen=True, kw_only=True, forb
 
     kind: ClassVar[str] = "teacher"
     revision: ClassVar[int] = 1
-    workers: ClassVar[int] = 0  # every process would load the model
-
     teacher: Any  # a Teacher, or its fields in a recipe that is read back
-    buckets: tuple[float, ...] = BUCKETS
-    batch_size: int = 8
-    batch_timesteps: bool = False
-    dtype: Literal["float32", "float16", "bfloat16"] = "float32"
-    stored: Dtype = "float16"
-    seed: int = 0
+    buckets: Annotated[
+        tuple[float, ...],
+        Meta(description="Timestep in [0, 1] (repeatable).", extra={"flags": ["--bucket"], "default": ".05 .15 … .95"}),
+    ] = BUCKETS
+    batch_size: Annotated[int, Meta(ge=1, description="Samples per forward pass.")] = 8
+    batch_timesteps: Annotated[
+        bool,
+        Meta(
+            description="Run all buckets in one forward pass.",
+            extra={"flags": ["--batch-timesteps/--single-timesteps"], "default": "single"},
+        ),
+    ] = False
+    dtype: Annotated[Literal["float32", "float16", "bfloat16"], Meta(description="Compute dtype.")] = "float32"
+    stored: Annotated[Literal["float32", "float16", "bfloat16", "float64"], Meta(description="Storage dtype.")] = (
+        "float16"
+    )
+    seed: Annotated[int, Meta(description="Random seed for all noise.")] = 0
     ids: str = "id"
-    prompt_column: str = "data"
-    prompt_key: str | None = None
+    prompt_column: Annotated[
+        str, Meta(description="Column with the prompts.", extra={"metavar": "COLUMN", "default": "by the base layer"})
+    ] = "data"
+    prompt_key: Annotated[
+        str | None,
+        Meta(
+            description="Key of the prompt, if a row is JSON.",
+            extra={"metavar": "KEY", "default": "images: caption"},
+        ),
+    ] = None
+    empty_prompt: Annotated[
+        bool,
+        Meta(
+            description="Also encode the empty prompt, once for a layer, for classifier-free guidance.",
+            extra={"flags": ["--empty-prompt"]},
+        ),
+    ] = False
     # The batch size that was asked for, where it was halved to fit in memory. On disk it has its first name.
     requested_batch_size: int = msgspec.field(default=0, name="halved_from")
-    device: str = "auto"
-    memory_limit: int | None = None
+    device: Annotated[
+        str, Meta(description="Device for the models: cpu, cuda, cuda:1, mps; several: cuda:0,cuda:1.")
+    ] = "auto"
+    memory_limit: Annotated[
+        Size | None, Meta(description="Memory limit of a forward pass; batches are halved to fit.")
+    ] = None
     memo_bytes: int = MEMO_BYTES
 
     def __post_init__(self) -> None:
@@ -64,13 +97,6 @@ class TeacherRecipe(RecipeHooks, msgspec.Struct, frozen=True, kw_only=True, forb
         if teacher.timed:
             self._set("buckets", check_buckets(self.buckets))
         check_fields(self)
-        if self.batch_size < 1:
-            raise RecipeInvalid(f"batch_size is {self.batch_size}; it must be at least 1")
-        if self.dtype not in FLOATS[:3] or self.stored not in FLOATS:
-            raise RecipeInvalid(
-                f"dtype is '{self.dtype}' and stored is '{self.stored}'; models compute in {', '.join(FLOATS[:3])}, "
-                f"and outputs are stored as one of these or float64"
-            )
         for name in self._unused():  # unused fields are not part of the identity
             self._set(name, UNUSED[name])
 
@@ -81,6 +107,8 @@ class TeacherRecipe(RecipeHooks, msgspec.Struct, frozen=True, kw_only=True, forb
         """Return the fields that have no effect for this teacher."""
         unused = [] if self.model.timed else ["buckets", "batch_timesteps"]
         unused += [] if self.model.prompted else ["prompt_column", "prompt_key"]
+        unused += [] if self.model.needs_ids else ["ids", "seed"]
+        unused += [] if self.model.depends_on == "prompt" else ["empty_prompt"]
         unused += (
             ["batch_size", "batch_timesteps", "dtype", "stored", "seed"] if self.model.depends_on == "nothing" else []
         )
@@ -90,6 +118,11 @@ class TeacherRecipe(RecipeHooks, msgspec.Struct, frozen=True, kw_only=True, forb
     def model(self) -> Teacher:
         teacher: Teacher = self.teacher
         return teacher
+
+    @property
+    def workers(self) -> int:  # type: ignore[override]  # the devices decide
+        """One process for each device, if there are several; otherwise this one, as every process loads the model."""
+        return len(self._devices) if len(self._devices) > 1 else 0
 
     @property
     def default_layer(self) -> str:
@@ -102,13 +135,21 @@ class TeacherRecipe(RecipeHooks, msgspec.Struct, frozen=True, kw_only=True, forb
             "memory_limit",
             "memo_bytes",
             "halved_from",
+            *(() if self.empty_prompt else ("empty_prompt",)),  # layers from before it existed have none
             *(f"teacher.{name}" for name in self.model.located),
+            *(f"teacher.{name}" for name in self._at_default()),
         )
+
+    def _at_default(self) -> list[str]:
+        """Return the added fields of the teacher that have their default, which do not change the identity."""
+        fields = {one.name: one.default for one in msgspec.structs.fields(self.model)}
+        return [name for name in self.model.added if getattr(self.model, name) == fields[name]]
 
     @property
     def reads(self) -> tuple[str, ...]:
         prompts = (self.prompt_column,) if self.model.prompted else ()
-        return tuple(dict.fromkeys([self.ids, *self.model.inputs(), *prompts]))
+        ids = (self.ids,) if self.model.needs_ids else ()
+        return tuple(dict.fromkeys([*ids, *self.model.inputs(), *prompts]))
 
     def columns(self) -> tuple[Column, ...]:
         outputs = self._outputs()
@@ -116,12 +157,25 @@ class TeacherRecipe(RecipeHooks, msgspec.Struct, frozen=True, kw_only=True, forb
             return shared_columns(outputs, self.model.layer_name())
         steps = (len(self.buckets),) if self.model.timed else ()
         return tuple(
-            Column(name=name, dtype=dtype, shape=(*steps, *output.shape)) for name, (output, dtype) in outputs.items()
+            Column(name=name, dtype=dtype, shape=(*steps, *output.shape), ragged=output.ragged)
+            for name, (output, dtype) in outputs.items()
         )
 
     def constants(self) -> Mapping[str, Array]:
+        return {**self.known_constants(), **(self._of_the_empty_prompt() if self.empty_prompt else {})}
+
+    def known_constants(self) -> Mapping[str, Array]:
+        """Return the constants for which no model is run."""
         grid = {T_BUCKETS: np.array(self.buckets, np.float64)} if self.model.timed else {}
         return {**grid, **self.model.constants(self.buckets)}
+
+    def _of_the_empty_prompt(self) -> dict[str, Array]:
+        ids, keys = ("the empty prompt",), np.zeros(1, np.uint64)
+        samples = Samples(ids, keys, {}, prompts=("",), present=np.ones(1, np.bool_), failures=())
+        made, bad = self._forward_with().run(self._load(), samples, [0])
+        if bad:
+            raise TeacherUnusable(self.default_layer, f"of the empty prompt it returns {bad[0]}")
+        return {f"{name}{EMPTY}": np.ascontiguousarray(values[0]) for name, values in made.items()}
 
     def dependencies(self) -> Mapping[str, str]:
         revision = self.model.revision
@@ -138,7 +192,14 @@ class TeacherRecipe(RecipeHooks, msgspec.Struct, frozen=True, kw_only=True, forb
         return {**found, "device": runner("loading").device_facts(self.device)} if "torch" in found else found
 
     def settled(self, kept: Mapping[str, Any] | None, survey: Any) -> tuple["TeacherRecipe", tuple[str, ...]]:
-        """Return the recipe with a batch size that fits in memory: found before the first chunk, then kept."""
+        """Return the recipe with the type it computes in, and a batch size that fits in memory.
+
+        The latter is found before the first chunk, then kept.
+        """
+        wide = self.dtype if self.model.depends_on == "nothing" else self.model.computes_in(self.dtype)
+        if wide != self.dtype:
+            found, notes = msgspec.structs.replace(self, dtype=wide).settled(kept, survey)
+            return found, (*notes, f"'{self.default_layer}' computes in {wide}: the configuration of its model says so")
         if kept is not None:
             if kept.get("halved_from") != self.batch_size:
                 return self, ()
@@ -152,9 +213,14 @@ class TeacherRecipe(RecipeHooks, msgspec.Struct, frozen=True, kw_only=True, forb
             return self, () if samples is None else _no_prompts(samples)
         self._load()  # the memory for loading is the same for any batch
         bad: list[int] = []  # per attempt, the number of results that are not finite
-        size = fit_batch(self.batch_size, self.memory_limit, lambda size: bad.append(self._try_batch(samples, size)))
+        memory = runner("loading").device_memory(self._devices[0]) if "torch" in self.model.versions() else None
+        size = fit_batch(
+            self.batch_size, self.memory_limit, lambda size: bad.append(self._try_batch(samples, size)), memory
+        )
         if bad[-1]:
             self._check_finite(samples, size)
+        if len(self._devices) > 1:
+            unload()  # workers load it
         if size == self.batch_size:
             return self, ()
         note = f"batch_size is {size}, not {self.batch_size}, to fit in memory; the recipe keeps it"
@@ -170,6 +236,9 @@ class TeacherRecipe(RecipeHooks, msgspec.Struct, frozen=True, kw_only=True, forb
             name = self.model.layer_name()
             columns, samples = shared_rows(self._forward_with(), teacher, samples, name)
             counts: dict[str, int | float | list[int]] = {"prompts": len(asked), "distinct_prompts": len(distinct)}
+            for output, _ in self._outputs().values():
+                if isinstance(states := columns[output.name], Ragged) and output.ragged:
+                    counts |= {"tokens": len(states.values), "padded_tokens": output.most * len(distinct)}
             return Rows(columns, samples.failures, counts, samples.present)
         if teacher is None:
             return Rows(self._spread({}, [], len(samples)), samples.failures, {}, samples.present)
@@ -179,24 +248,62 @@ class TeacherRecipe(RecipeHooks, msgspec.Struct, frozen=True, kw_only=True, forb
         kept = {name: values[good] for name, values in made.items()} if bad else made
         return Rows(self._spread(kept, [asked[at] for at in good], len(samples)), samples.failures, {}, samples.present)
 
+    def run_at(self, times: tuple[float, ...], rows: Columns) -> dict[str, Array]:
+        """Return what the teacher makes of the present rows at any times, `(rows, times, …)` per output.
+
+        The noise of a time is that of the bucket with its number.
+        """
+        samples = self._samples(rows)
+        asked = np.flatnonzero(samples.present).tolist()
+        if not asked:
+            return {}
+        made, bad = replace(self._forward_with(), buckets=times).run(self._load(), samples, asked)
+        return {name: np.delete(values, list(bad), axis=0) for name, values in made.items()}
+
     def release(self) -> tuple[str, ...]:
         return unload()
 
     def _check_size(self, rows: int) -> None:
         """Raise for a chunk that is too large to be made in memory, before the teacher runs."""
-        needed = rows * sum(column.item_bytes for column in self.columns())
+        needed = rows * self._row_bytes()
         if needed > MOST_CHUNK_BYTES:
             raise RecipeInvalid(
-                f"a chunk of {rows:,} rows takes {needed:,} bytes of '{self.default_layer}', more than the "
-                f"limit of {MOST_CHUNK_BYTES:,}; build the base layer in smaller chunks (its chunk_bytes)"
+                f"a chunk of {rows:,} rows takes {needed:,} bytes of '{self.default_layer}', more than the limit of "
+                f"{MOST_CHUNK_BYTES:,}; build the base layer again in chunks of about {self.fitting_rows():,} rows "
+                f"(chunk_rows of a raw cache, chunk_bytes of any)"
             )
 
+    def fitting_rows(self) -> int:
+        """Return the rows of a chunk of which the teacher makes 128 MB."""
+        return max(1, FITTING_CHUNK_BYTES // max(1, self._row_bytes()))
+
+    def _row_bytes(self) -> int:
+        return sum(self.most_bytes(column) for column in self.columns())
+
+    def most_bytes(self, column: Column) -> int:
+        """Return the bytes of one row of a column, if it has as many values as it can."""
+        outputs = self._outputs()
+        return column.item_bytes * (outputs[column.name][0].most if column.name in outputs else 1)
+
+    @staticmethod
+    def figures(fields: Mapping[str, Any], statistics: Mapping[str, Any], holds: Mapping[str, int]) -> dict[str, Any]:
+        """Return the share of padded states that is stored, if only real tokens are."""
+        padded = statistics.get("padded_tokens", 0)
+        return {"tokens_stored": f"{statistics['tokens'] / padded:.1%} of padded"} if padded else {}
+
     def _spread(self, made: Mapping[str, Array], rows: list[int], count: int) -> dict[str, Array | Ragged]:
-        """Return results at their rows; absent rows are zero, and marked by their presence bits."""
-        if made and len(rows) == count:
-            return dict(made)
+        """Return results at their rows; absent rows are zero, or empty if ragged, as their presence bits say."""
         columns: dict[str, Array | Ragged] = {}
         for column in self.columns():
+            if column.ragged:
+                each = [np.zeros((0, *column.shape), column.array_dtype)] * count
+                for row, own in zip(rows, made.get(column.name, ()), strict=False):
+                    each[row] = own
+                columns[column.name] = Ragged.of(each, column.array_dtype, column.shape)
+                continue
+            if made and len(rows) == count:
+                columns[column.name] = made[column.name]
+                continue
             values = np.zeros((count, *column.shape), column.array_dtype)
             if made:
                 values[rows] = made[column.name]
@@ -223,11 +330,21 @@ class TeacherRecipe(RecipeHooks, msgspec.Struct, frozen=True, kw_only=True, forb
             )
 
     def _load(self) -> LoadedTeacher:
-        return load_once(self.model, self.device, self.dtype, self.memo_bytes)
+        return load_once(self.model, self._devices[0], self.dtype, self.memo_bytes)
+
+    @property
+    def _devices(self) -> tuple[str, ...]:
+        return tuple(self.device.split(","))
+
+    def placed(self, worker: int) -> "TeacherRecipe":
+        """Return the recipe for a worker, which uses one of the devices."""
+        return msgspec.structs.replace(self, device=self._devices[worker % len(self._devices)])
 
     def _samples(self, rows: Columns) -> Samples:
         prompts = Prompts(self.prompt_column, self.prompt_key) if self.model.prompted else None
-        return read_samples(rows, self.ids, prompts)
+        samples = read_samples(rows, self.ids, prompts)
+        bad = {row: why for row, why in self.model.unusable(rows).items() if samples.present[row]}
+        return samples.without(bad, UNUSABLE)
 
     def _outputs(self) -> dict[str, tuple[Output, Dtype]]:
         return {output.name: (output, output.dtype or self.stored) for output in self.model.outputs()}
@@ -245,7 +362,7 @@ class TeacherRecipe(RecipeHooks, msgspec.Struct, frozen=True, kw_only=True, forb
 
 def _no_prompts(samples: Samples) -> tuple[str, ...]:
     """Return notes on first rows without a prompt, which most likely is in another column or key."""
-    details = sorted({failure.detail for failure in samples.failures})
+    details = sorted({failure.detail for failure in samples.failures if failure.reason != UNUSABLE})
     return tuple(f"the first {len(samples)} rows: {one}; are prompt_column and prompt_key right?" for one in details)
 
 
@@ -259,6 +376,8 @@ def encodings(
     storage: Literal["raw", "jpeg"] = "raw",
     sample: Literal["mean", "seeded"] = "mean",
     max_length: int = 128,
+    ragged: bool = False,
+    projected: bool = False,
     **fields: Any,
 ) -> dict[str, TeacherRecipe]:
     """Return a recipe for each model that is named: latents, T5 states, CLIP states. `fields` are recipe fields."""
@@ -267,9 +386,9 @@ def encodings(
     if vae is not None:
         teachers.append(Latents(vae=vae, size=size, pad_color=(red, green, blue), storage=storage, sample=sample))
     if t5 is not None:
-        teachers.append(T5(model=t5, max_length=max_length))
+        teachers.append(T5(model=t5, max_length=max_length, ragged=ragged))
     if clip is not None:
-        teachers.append(Clip(model=clip))
+        teachers.append(Clip(model=clip, projected=projected))
     return {teacher.layer_name(): TeacherRecipe(teacher=teacher, **fields) for teacher in teachers}
 
 
@@ -293,22 +412,43 @@ class TeacherEstimate(Record, frozen=True, kw_only=True):
     bytes: int
     free_bytes: int | None = None
     fits: bool = True
+    largest_chunk_bytes: int = 0  # of one layer in the largest chunk of the cache, which is made in memory
+    notes: tuple[str, ...] = ()  # also the errors of interpolation, where the teacher was run
 
 
 def estimate_teachers(
-    recipes: Mapping[str, TeacherRecipe], rows: int, *, free_bytes: int | None = None
+    recipes: Mapping[str, TeacherRecipe], rows: int, *, free_bytes: int | None = None, chunk_rows: int = 0
 ) -> TeacherEstimate:
-    """Return the size of every column of the layers for a number of rows, and their sum."""
+    """Return the size of every column of the layers for a number of rows, and their sum.
+
+    `chunk_rows` are the rows of the largest chunk of the cache, which bounds the memory of a build.
+    """
     found = tuple(size for layer, recipe in recipes.items() for size in _sizes(layer, recipe, rows))
     total = sum(size.bytes for size in found)
+    layers = {size.layer: sum(one.row_bytes for one in found if one.layer == size.layer) for size in found}
+    largest = max(layers.values(), default=0) * chunk_rows
     return TeacherEstimate(
         rows=rows,
         columns=found,
         row_bytes=sum(size.row_bytes for size in found),
         bytes=total,
         free_bytes=free_bytes,
-        fits=free_bytes is None or total <= free_bytes,
+        fits=(free_bytes is None or total <= free_bytes) and largest <= MOST_CHUNK_BYTES,
+        largest_chunk_bytes=largest,
+        notes=tuple(_chunk_notes(recipes, layers, chunk_rows)),
     )
+
+
+def _chunk_notes(recipes: Mapping[str, TeacherRecipe], layers: Mapping[str, int], chunk_rows: int) -> Iterator[str]:
+    """Yield what to do about chunks that are too large to be made in little memory, or too dear to be lost."""
+    for layer, row_bytes in layers.items():
+        if row_bytes * chunk_rows > 4 * FITTING_CHUNK_BYTES:
+            too_large = row_bytes * chunk_rows > MOST_CHUNK_BYTES
+            yield (
+                f"a chunk of {chunk_rows:,} rows makes {row_bytes * chunk_rows:,} bytes of '{layer}' in memory"
+                f"{f', more than the limit of {MOST_CHUNK_BYTES:,}' if too_large else ''}; build the base layer in "
+                f"chunks of about {recipes[layer].fitting_rows():,} rows"
+            )
 
 
 def _sizes(layer: str, recipe: TeacherRecipe, rows: int) -> list[ColumnSize]:
@@ -318,8 +458,8 @@ def _sizes(layer: str, recipe: TeacherRecipe, rows: int) -> list[ColumnSize]:
             column=column.name,
             shape=column.shape,
             dtype=column.dtype,
-            row_bytes=column.item_bytes,
-            bytes=column.item_bytes * rows,
+            row_bytes=recipe.most_bytes(column),
+            bytes=recipe.most_bytes(column) * rows,
         )
         for column in recipe.columns()
     ]
@@ -332,6 +472,11 @@ def _sizes(layer: str, recipe: TeacherRecipe, rows: int) -> list[ColumnSize]:
             row_bytes=0,
             bytes=values.dtype.itemsize * prod(values.shape),
         )
-        for name, values in recipe.constants().items()
+        for name, values in recipe.known_constants().items()
     ]
-    return stored + constant
+    empty = [
+        msgspec.structs.replace(size, column=f"{size.column}{EMPTY}", row_bytes=0, bytes=size.row_bytes)
+        for size in stored
+        if recipe.empty_prompt and size.column in {output.name for output in recipe.model.outputs()}
+    ]
+    return stored + constant + empty

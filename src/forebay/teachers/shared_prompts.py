@@ -6,7 +6,7 @@ states      ■     ■     ·     ·        a ragged column: one value, or none
 states_row  0     1     0     0        the row of this chunk that holds it
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -20,6 +20,7 @@ from forebay.teachers.protocol import Output
 from forebay.teachers.teacher_samples import SHARED_ROW_SUFFIX, Samples, prompt_hash
 
 PROMPT = "_prompt"  # suffix of the column with the hash of each row's prompt
+EMPTY = "_empty"  # suffix of the constant with the encoding of the empty prompt
 
 
 def shared_columns(outputs: Mapping[str, tuple[Output, Dtype]], name: str) -> tuple[Column, ...]:
@@ -51,8 +52,10 @@ def shared_rows(
     columns: dict[str, Array | Ragged] = {f"{name}{PROMPT}": np.array(hashes, np.uint64)}
     for column, (output, dtype) in forward.outputs.items():
         held = [outputs[prompt][column] for prompt in first]
-        values = np.stack(held) if held else np.empty((0, *output.shape), DTYPES[dtype][1])
-        columns[column] = Ragged(values, _offsets(list(first.values()), len(samples)))
+        each = [np.empty((0, *output.shape), DTYPES[dtype][1])] * len(samples)
+        for row, values in zip(first.values(), held, strict=True):
+            each[row] = values if output.ragged else values[None]
+        columns[column] = Ragged.of(each, DTYPES[dtype][1], output.shape)
         columns[f"{column}{SHARED_ROW_SUFFIX}"] = np.array(holders, np.uint32)
     return columns, samples
 
@@ -88,15 +91,9 @@ def _row_position_invariant(forward: BatchedForward, teacher: LoadedTeacher, sam
     if teacher.row_position_invariant is None:
         wide = {name: (output, output.dtype or "float32") for name, (output, _) in forward.outputs.items()}
         made, _ = replace(forward, outputs=wide).run(teacher, samples, [row] * forward.batch_size)
-        bits = [values.reshape(len(values), -1).view(np.uint8) for values in made.values()]
+        bits = [np.stack(list(values)).reshape(len(values), -1).view(np.uint8) for values in made.values()]
         teacher.row_position_invariant = all(bool((rows == rows[:1]).all()) for rows in bits)
     return teacher.row_position_invariant
-
-
-def _offsets(holders: Sequence[int], rows: int) -> Array:
-    counts = np.zeros(rows, np.int64)
-    counts[list(holders)] = 1
-    return np.concatenate([[0], np.cumsum(counts)])
 
 
 class SharedColumn:
@@ -114,9 +111,22 @@ class SharedColumn:
             ]
             raise ColumnNotFound(cache.root, f"{column}{SHARED_ROW_SUFFIX}", shared)
         self.cache, self.column = cache, column
+        self._layer = next(name for name in cache.generation.recipes if column in _names(cache, name))
+        teacher = cache.recipe(self._layer).fields.get("teacher") or {}
+        is_ragged = teacher.get("ragged") and column == f"{teacher.get('name')}_states"
+        self._padded = int(teacher["max_length"]) if is_ragged else 0  # the length to which rows are filled up
+
+    @property
+    def empty(self) -> Array:
+        """The encoding of the empty prompt, `(*shape)`, of a layer that was built with `empty_prompt=True`."""
+        constants = self.cache.constants(self._layer)
+        if f"{self.column}{EMPTY}" not in constants:
+            raise ColumnNotFound(self.cache.root, f"{self.column}{EMPTY}", list(constants))
+        values = constants[f"{self.column}{EMPTY}"].copy()  # which can be written to, unlike the mapped one
+        return self._filled(Ragged.of([values], values.dtype, values.shape[1:]), 0)[0] if self._padded else values
 
     def read(self, rows: ArrayLike) -> Array:
-        """Return `(rows, *shape)`; floats of absent rows are NaN, never 0."""
+        """Return `(rows, *shape)`; floats of absent rows are NaN, never 0. States of real tokens only are padded."""
         numbers = np.asarray(rows, np.int64)
         held = np.asarray(
             self.cache.read(numbers, [f"{self.column}{SHARED_ROW_SUFFIX}"])[f"{self.column}{SHARED_ROW_SUFFIX}"]
@@ -126,9 +136,22 @@ class SharedColumn:
         found = self.cache.read(first + held.astype(np.int64), [self.column])[self.column]
         assert isinstance(found, Ragged)
         absent = np.nan if found.values.dtype.kind in "fV" else 0
+        if self._padded:
+            return self._filled(found, absent)
         values = np.full((len(numbers), *found.values.shape[1:]), absent, found.values.dtype)
         values[found.lengths > 0] = found.values
         return values
+
+    def _filled(self, found: Ragged, absent: float) -> Array:
+        lengths = found.lengths.astype(np.int64)
+        values = np.zeros((len(found), self._padded, *found.values.shape[1:]), found.values.dtype)
+        values[np.arange(self._padded) < lengths[:, None]] = found.values
+        values[lengths == 0] = absent
+        return values
+
+
+def _names(cache: Cache, layer: str) -> list[str]:
+    return [column.name for column in cache.recipe(layer).columns]
 
 
 def shared(cache: Cache, column: str) -> SharedColumn:

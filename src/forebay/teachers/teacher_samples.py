@@ -1,13 +1,22 @@
-"""The samples of a chunk as a teacher gets them: ids, columns, prompts, and their noise."""
+"""The samples of a chunk as a teacher gets them: ids, columns, prompts, their noise, and the values of t.
+
+buckets   .05   .15   .25   .35   .45  …  .95
+                             ├──────▲──┤             t = 0.42: low = 3, alpha = 0.7
+
+A t below the first bucket counts as the first, one above the last as the last. Buckets are exact in any float type: a t
+within one rounding step of a bucket in its type *is* that bucket.
+"""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from math import prod
+from typing import Any, NamedTuple
 
 import numpy as np
 import xxhash
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from forebay.columns import Array, Columns, Ragged
 from forebay.errors import RecipeInvalid
@@ -71,6 +80,17 @@ class Prompts:
         return prompt if isinstance(prompt, str) else None
 
 
+def class_in(row: Array, key: str) -> int | None:
+    """Return the class number in a row: its only number, or the value of a key of its JSON; None if there is none."""
+    try:
+        found = json.loads(row.tobytes()) if key else row.reshape(-1).tolist()
+    except ValueError:
+        return None
+    if key:
+        found = [found.get(key)] if isinstance(found, dict) else []
+    return found[0] if len(found) == 1 and type(found[0]) is int else None
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Samples:
     """The rows of a chunk, as read for a teacher."""
@@ -85,13 +105,13 @@ class Samples:
     def __len__(self) -> int:
         return len(self.ids)
 
-    def without(self, bad: Mapping[int, str]) -> "Samples":
-        """Return the samples with some rows absent, because the teacher's numbers for them are not finite."""
+    def without(self, bad: Mapping[int, str], reason: str = NOT_FINITE) -> "Samples":
+        """Return the samples with some rows absent: by default, because the teacher's numbers are not finite."""
         if not bad:
             return self
         present = self.present.copy()
         present[list(bad)] = False
-        failed = tuple(Failure(self.ids[row], NOT_FINITE, detail) for row, detail in sorted(bad.items()))
+        failed = tuple(Failure(self.ids[row], reason, detail) for row, detail in sorted(bad.items()))
         return replace(self, present=present, failures=(*self.failures, *failed))
 
     def take(self, column: str, rows: Sequence[int]) -> Array | Ragged:
@@ -102,17 +122,19 @@ class Samples:
         if f"{column}{SHARED_ROW_SUFFIX}" not in self.columns:
             return Ragged.of([values[row] for row in rows], values.values.dtype, values.values.shape[1:])
         holders = np.asarray(self.columns[f"{column}{SHARED_ROW_SUFFIX}"])[np.asarray(rows, np.int64)]
+        if (values.lengths > 1).any():  # states of real tokens only
+            return Ragged.of([values[row] for row in holders.tolist()], values.values.dtype, values.values.shape[1:])
         held = values.values[values.offsets[holders].astype(np.int64)]
         shared: Array = held.reshape(len(rows), *values.values.shape[1:])
         return shared
 
 
 def read_samples(rows: Columns, ids: str, prompts: Prompts | None) -> Samples:
-    """Read the samples of a chunk's rows; a sample without a prompt, if one is needed, is a failure."""
-    names = rows[ids]
-    if not isinstance(names, Ragged) or names.values.dtype != np.uint8:
-        raise RecipeInvalid(f"column '{ids}' does not hold sample ids; name the column that does, as in ids='id'")
-    raw = [names[row].tobytes() for row in range(len(names))]
+    """Read the samples of a chunk's rows; a sample without a prompt, if one is needed, is a failure.
+
+    `ids` is the column of sample ids, empty for a teacher that needs none.
+    """
+    raw = _ids(rows, ids) if ids else [f"row {row} of its chunk".encode() for row in range(_count(rows))]
     texts = tuple(one.decode("utf-8", "surrogateescape") for one in raw)
     bits = [np.asarray(values, np.bool_) for name, values in rows.items() if name.endswith(_PRESENT)]
     present = np.logical_and.reduce([np.ones(len(raw), np.bool_), *bits])
@@ -123,7 +145,127 @@ def read_samples(rows: Columns, ids: str, prompts: Prompts | None) -> Samples:
     return Samples(texts, noise_keys(raw), rows, tuple(prompt or "" for prompt in found), present & spoken, failures)
 
 
+def _ids(rows: Columns, column: str) -> list[bytes]:
+    names = rows[column]
+    if not isinstance(names, Ragged) or names.values.dtype != np.uint8:
+        raise RecipeInvalid(f"column '{column}' does not hold sample ids; name the column that does, as in ids='id'")
+    return [names[row].tobytes() for row in range(len(names))]
+
+
+def _count(rows: Columns) -> int:
+    return next((len(values) for values in rows.values()), 0)
+
+
 def prompt_hash(prompt: str) -> int:
     """Return the hash of a prompt, which is stored beside its encoding."""
     value: int = xxhash.xxh3_64_intdigest(prompt.encode("utf-8", "surrogatepass"))
     return value
+
+
+BUCKETS: tuple[float, ...] = tuple(round(0.05 + 0.1 * step, 2) for step in range(10))
+_ROUNDING = 1e-6  # a t that arithmetic put this far outside of 0 to 1, or one step of its type, counts as the end
+
+
+class Neighbours(NamedTuple):
+    """The two buckets around each t: t = `(1 - alpha) · bucket[low] + alpha · bucket[low + 1]`."""
+
+    low: NDArray[np.int64]
+    alpha: NDArray[np.float32]
+
+
+def check_buckets(buckets: Iterable[float]) -> tuple[float, ...]:
+    """Return buckets as plain floats; raise RecipeInvalid unless they rise within [0, 1]."""
+    try:
+        grid = tuple(float(t) for t in buckets)
+    except (TypeError, ValueError) as error:
+        raise RecipeInvalid(f"buckets must be a list of numbers (got {buckets!r:.60})") from error
+    rises = all(one < other for one, other in pairwise(grid))
+    if not grid or not rises or not all(0 <= t <= 1 for t in grid):
+        shown = ", ".join(f"{t:g}" for t in grid[:4])
+        raise RecipeInvalid(f"buckets must be one or more rising numbers from 0 to 1 (got {shown}…)")
+    return grid
+
+
+def neighbours(buckets: ArrayLike, t: ArrayLike) -> Neighbours:
+    """Return the buckets around each t, on an even or uneven grid.
+
+    >>> neighbours(BUCKETS, [0.42, 0.0, 1.0, 0.15]).low.tolist()
+    [3, 0, 8, 1]
+    """
+    return Grid(buckets).neighbours(t)
+
+
+class Grid:
+    """Buckets prepared for lookups of t in any float type."""
+
+    def __init__(self, buckets: ArrayLike) -> None:
+        self.buckets = np.asarray(buckets, np.float64)
+        self._written: dict[np.dtype[Any], _Written] = {}
+
+    def neighbours(self, t: ArrayLike) -> Neighbours:
+        """Return the buckets around each t. Kept short, as it runs for every small batch."""
+        times = np.asarray(t)
+        if times.ndim == 0:
+            one = self.neighbours(times[None])
+            return Neighbours(one.low.reshape(()), one.alpha.reshape(()))
+        written = self._written.get(times.dtype) or self._write(times.dtype)
+        if times.size and (times.min() < -written.rounding or times.max() > 1 + written.rounding):
+            raise ValueError(
+                f"t must be from 0 to 1 (got {times.min():g} to {times.max():g}); divide the steps of a scheduler by "
+                "their number"
+            )
+        if len(self.buckets) == 1:
+            return self._alone(times)
+        inside = np.maximum(np.minimum(times.astype(np.float64), written.last), written.first)
+        low = written.inner.searchsorted(inside, side="right")
+        alpha = (inside - written.nodes[low]) / written.gaps[low]
+        alpha[alpha <= written.near_low[low]] = 0.0
+        alpha[alpha >= written.near_high[low]] = 1.0
+        if not alpha.max(initial=0.0) <= 1:
+            raise _not_a_number(alpha)
+        return Neighbours(low, alpha.astype(np.float32))
+
+    def mirrored(self) -> "Grid":
+        """Return the buckets for time that runs the other way; its bucket i is bucket n - 1 - i of this grid."""
+        # Rounded, so that 1 - 0.95 is the 0.05 that a caller writes: a bucket stays exact at its node.
+        return Grid(np.round(1 - self.buckets[::-1], 12))
+
+    def _alone(self, times: NDArray[Any]) -> Neighbours:
+        """Return the only bucket, whatever t is."""
+        if np.isnan(times).any():
+            raise _not_a_number(times)
+        return Neighbours(np.zeros(times.shape, np.int64), np.zeros(times.shape, np.float32))
+
+    def _write(self, dtype: np.dtype[Any]) -> "_Written":
+        return self._written.setdefault(dtype, _Written.of(self.buckets, dtype))
+
+
+class _Written(NamedTuple):
+    """A grid rounded to a float type, unless two buckets would become equal in it."""
+
+    nodes: NDArray[np.float64]
+    inner: NDArray[np.float64]  # without the ends: a search in it gives the number of the lower node
+    gaps: NDArray[np.float64]
+    first: float
+    last: float
+    near_low: NDArray[np.float64]  # the share of a gap that is one step of the type at its lower node
+    near_high: NDArray[np.float64]
+    rounding: float  # how far outside of 0 to 1 rounding may put a t
+
+    @classmethod
+    def of(cls, buckets: NDArray[np.float64], dtype: np.dtype[Any]) -> "_Written":
+        floats = np.dtype(np.float64) if dtype.kind in "biu" else dtype
+        if not (np.diff(buckets.astype(floats).astype(np.float64)) > 0).all():
+            floats = np.dtype(np.float64)
+        nodes = buckets.astype(floats)
+        steps = np.spacing(nodes).astype(np.float64)
+        nodes = nodes.astype(np.float64)
+        gaps = np.diff(nodes)
+        # Where nodes are one step apart, no number lies between them: each is nearest to itself.
+        near_low, near_high = np.minimum(steps[:-1] / gaps, 0.25), np.maximum(1 - steps[1:] / gaps, 0.75)
+        rounding = 0.0 if dtype.kind in "biu" else max(_ROUNDING, float(np.spacing(dtype.type(1))))
+        return cls(nodes, nodes[1:-1].copy(), gaps, float(nodes[0]), float(nodes[-1]), near_low, near_high, rounding)
+
+
+def _not_a_number(times: NDArray[Any]) -> ValueError:
+    return ValueError(f"t[{int(np.isnan(times).argmax())}] is not a number; t must be from 0 to 1")

@@ -3,17 +3,16 @@
 import errno
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import Any
 
 import pytest
 
-from forebay.engine.base import Crew, Engine, Event, Made, Refused
-from forebay.errors import SourceChanged
-from forebay.raw import RawRecipe
+from forebay.engine.base import Done, Engine, Event, Failed, TaskDocument
+from forebay.errors import RecipeInvalid, SourceChanged
 
 PATIENCE = 120.0  # seconds until a chunk counts as forgotten
 RAISED: dict[int, Exception] = {
@@ -24,19 +23,14 @@ RAISED: dict[int, Exception] = {
 }
 
 
-class Parts(NamedTuple):
-    """What a task is made by; workers must be able to import it."""
-
-    recipe: RawRecipe = RawRecipe()
-    source: None = None
-
-
 @dataclass(frozen=True)
 class Squares:
     """A task: the record of a chunk is the square of its number and the process that computed it."""
 
-    chunks: Parts = field(default_factory=Parts)
     fails_in: str = "begin"
+
+    def document(self) -> TaskDocument:
+        return TaskDocument(opener="forebay.testing.engine_contract:open_squares", body=asdict(self))
 
     def begin(self, chunk: int) -> Callable[[], tuple[int, int]]:
         if self.fails_in == "begin":
@@ -48,24 +42,45 @@ class Squares:
         return chunk * chunk, pid
 
 
+def open_squares(body: Mapping[str, Any]) -> Squares:
+    return Squares(**body)
+
+
+@dataclass(frozen=True)
+class Homebound(Squares):
+    """A task without a document: only an engine in this process can run it."""
+
+    def document(self) -> TaskDocument:
+        raise RecipeInvalid("it has no document")
+
+
 def _fail(chunk: int) -> None:
     if chunk in RAISED:
         raise RAISED[chunk]
 
 
-def run_chunks(crew: Crew, chunks: Sequence[int], given: int = 0) -> dict[int, Event]:
-    """What became of each chunk, once all but the first `given` were given to whoever was free."""
-    waiting, told, deadline = list(chunks[given:]), dict[int, Event](), time.monotonic() + PATIENCE
-    while len(told) < len(chunks):
-        assert time.monotonic() < deadline, f"nothing was heard of chunks {sorted(set(chunks) - told.keys())}"
-        for slot in crew.idle():
+def run_chunks(engine: Engine, chunks: Sequence[int], given: int = 0) -> dict[int, Event]:
+    """What became of each chunk, once all but the first `given` were submitted to whoever was free."""
+    waiting, heard, deadline = list(chunks[given:]), dict[int, Event](), time.monotonic() + PATIENCE
+    while len(heard) < len(chunks):
+        assert time.monotonic() < deadline, f"nothing was heard of chunks {sorted(set(chunks) - heard.keys())}"
+        for slot in engine.idle():
             if waiting:
-                crew.give(slot, waiting.pop(0))
-        for event in crew.wait(0.2):
+                engine.submit(slot, waiting.pop(0))
+        for event in engine.poll(0.2):
             assert event.chunk is not None, event
-            assert event.chunk not in told, f"chunk {event.chunk} was reported twice"
-            told[event.chunk] = event
-    return told
+            assert event.chunk not in heard, f"chunk {event.chunk} was reported twice"
+            heard[event.chunk] = event
+    return heard
+
+
+def wait_for_slots(engine: Engine, slots: int) -> list[int]:
+    """The idle slots, once there are as many."""
+    deadline = time.monotonic() + PATIENCE
+    while len(engine.idle()) < slots:
+        assert time.monotonic() < deadline, f"{slots} slots are not idle: {engine.idle()}"
+        assert engine.poll(0.1) == []
+    return engine.idle()
 
 
 class EngineContract:
@@ -78,68 +93,85 @@ class EngineContract:
             yield engine
 
     def test_every_chunk_is_made_once_and_its_record_comes_back(self, engine: Engine) -> None:
-        with _started(engine, 2) as crew:
-            told = run_chunks(crew, range(7))
-            at_work = set(crew.pids())
-        assert all(isinstance(event, Made) for event in told.values())
-        records = {chunk: event.record for chunk, event in told.items() if isinstance(event, Made)}
+        with _started(engine, 2):
+            heard = run_chunks(engine, range(7))
+            usage = engine.usage()
+        records = {chunk: event.record for chunk, event in heard.items() if isinstance(event, Done)}
         assert {chunk: record[0] for chunk, record in records.items()} == {chunk: chunk**2 for chunk in range(7)}
-        assert {record[1] for record in records.values()} <= at_work
+        assert 1 <= usage.workers <= 2
+        assert usage.in_process == ({record[1] for record in records.values()} == {os.getpid()})
 
     @pytest.mark.parametrize("where", ["begin", "finish"])
     def test_what_a_chunk_raises_is_reported_by_its_kind_and_the_others_are_made(
         self, engine: Engine, where: str
     ) -> None:
-        with _started(engine, 1, where) as crew:
-            told = run_chunks(crew, [*RAISED, 5])
-        refused = {chunk: event.kind for chunk, event in told.items() if isinstance(event, Refused)}
-        assert refused == {101: "io", 102: "disk-full", 103: "source-changed", 104: "error"}
-        assert isinstance(told[5], Made)
-        changed = told[103]
-        assert isinstance(changed, Refused)
-        assert dict(changed.files) == {"a.txt": "changed"}
+        with _started(engine, 1, where):
+            heard = run_chunks(engine, [*RAISED, 5])
+        failed = {chunk: event.kind for chunk, event in heard.items() if isinstance(event, Failed)}
+        assert failed == {101: "io", 102: "disk-full", 103: "source-changed", 104: "error"}
+        assert isinstance(heard[5], Done)
+        changed = heard[103]
+        assert isinstance(changed, Failed)
+        assert changed.files == {"a.txt": "changed"}
 
-    def test_a_slot_that_was_given_a_chunk_is_not_idle_before_it_is_waited_for(self, engine: Engine) -> None:
-        with _started(engine, 1) as crew:
-            (slot,) = crew.idle()
-            crew.give(slot, 3)
-            assert slot not in crew.idle()
-            assert isinstance(run_chunks(crew, [3], given=1)[3], Made)
+    def test_a_slot_that_was_given_a_chunk_is_not_idle_before_it_is_polled(self, engine: Engine) -> None:
+        with _started(engine, 1):
+            (slot,) = wait_for_slots(engine, 1)
+            engine.submit(slot, 3)
+            assert slot not in engine.idle()
+            assert isinstance(run_chunks(engine, [3], given=1)[3], Done)
 
-    def test_with_nothing_to_do_waiting_ends_without_events(self, engine: Engine) -> None:
-        with _started(engine, 1) as crew:
-            assert crew.wait(0.01) == []
+    def test_with_nothing_to_do_polling_ends_without_events(self, engine: Engine) -> None:
+        with _started(engine, 1):
+            assert engine.poll(0.01) == []
 
     def test_it_makes_chunks_after_it_was_given_more_slots_and_fewer(self, engine: Engine) -> None:
-        with _started(engine, 1) as crew:
-            for workers in (2, 1):
-                crew.resize(workers)
-                assert all(isinstance(event, Made) for event in run_chunks(crew, range(4)).values())
-            assert 1 <= len(crew.pids()) <= 2
+        with _started(engine, 1):
+            for slots in (2, 1):
+                engine.resize(slots)
+                assert all(isinstance(event, Done) for event in run_chunks(engine, range(4)).values())
+            assert 1 <= engine.usage().workers <= 2
+
+    def test_a_task_without_a_document_is_run_in_this_process_or_refused(self, engine: Engine) -> None:
+        try:
+            engine.start(Homebound(), 1)
+        except RecipeInvalid:
+            return
+        assert engine.usage().in_process
+        assert isinstance(run_chunks(engine, [4])[4], Done)
 
     def test_stopping_ends_its_processes_and_what_was_under_way(self, engine: Engine) -> None:
-        crew = engine.start(Squares(), 2)
-        crew.give(crew.idle()[0], 1)
-        others = [pid for pid in crew.pids() if pid != os.getpid()]
-        crew.stop()
+        engine.start(Squares(), 2)
+        engine.submit(wait_for_slots(engine, 1)[0], 1)
+        others = [pid for pid in engine.usage().pids if pid != os.getpid()]
+        engine.stop()
+        engine.stop()
         assert not any(_is_running(pid) for pid in others)
+
+    def test_it_runs_one_task_after_the_other(self, engine: Engine) -> None:
+        for _ in range(2):
+            with _started(engine, 1):
+                assert isinstance(run_chunks(engine, [2])[2], Done)
 
     def test_what_was_preloaded_is_used_or_ended_when_it_is_closed(self) -> None:
         engine = self.make_engine()
-        engine.preload(RawRecipe(), 2)
-        with _started(engine, 1) as crew:
-            assert isinstance(run_chunks(crew, [4])[4], Made)
+        engine.preload(Squares().document(), 2)
+        with _started(engine, 1):
+            assert isinstance(run_chunks(engine, [4])[4], Done)
         engine.close()
         engine.close()
+
+    def test_it_says_how_many_slots_to_use(self, engine: Engine) -> None:
+        assert engine.capacity() >= 1
 
 
 @contextmanager
-def _started(engine: Engine, workers: int, fails_in: str = "begin") -> Iterator[Crew]:
-    crew = engine.start(Squares(fails_in=fails_in), workers)
+def _started(engine: Engine, slots: int, fails_in: str = "begin") -> Iterator[None]:
+    engine.start(Squares(fails_in=fails_in), slots)
     try:
-        yield crew
+        yield
     finally:
-        crew.stop()
+        engine.stop()
 
 
 def _is_running(pid: int) -> bool:

@@ -7,13 +7,14 @@ or structured kind, how content is stored. A kind that can meet bad content give
 import json
 import os
 import pickle
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from forebay.source import Failure, Part, Sample, Source, SourceFile
+from forebay.source import Failure, Part, PartDigest, Sample, SampleBatch, Source, SourceFile
 from forebay.testing.recipe_contract import undeclared_names
 
 LINES = b"".join(b"line %d %s\n" % (number, b"." * (number * 37 % 91)) for number in range(300))
@@ -35,6 +36,7 @@ STEPS = [(1, 1), (7, 13), (100, 100), (5000, 1), (1 << 40, 1 << 40)]
 class SourceContract:
     suffix = ".txt"
     helpers: tuple[str, ...] = ()  # public names of the source that are its own affair
+    hashes: bool = False  # whether it takes the digest of a plain file while it reads
     broken: bytes | None = None  # a file, as it is stored, that holds good samples and bad ones
 
     def open_source(self, folder: Path) -> Source:
@@ -124,7 +126,7 @@ class SourceContract:
 
     def test_what_it_leaves_out_is_counted_by_suffix_and_nothing_here_is(self, folder: Path) -> None:
         source = self.write(folder, {"a": LINES, "b": b""})
-        assert dict(source.left_out()) == {}
+        assert source.listing() == (source.files(), {})
 
     def test_it_travels_to_another_process(self, folder: Path) -> None:
         source = self.write(folder, {"a": LINES})
@@ -198,6 +200,16 @@ class SourceContract:
         for part in parts_of(source, 500, 700):
             assert list(source.glance(part)) == list(source.read(part))
 
+    def test_reading_in_batches_gives_the_same_samples_and_the_digest_if_any(self, folder: Path) -> None:
+        source = self.write(folder, {"a": LARGE, "b": b"", "c": LINES})
+        for part in [*parts_of(source, 50_000, 70_000), *parts_of(source, 500, 700)[:3]]:
+            digest = PartDigest()
+            assert list(one_by_one(source.read_hashed(part, digest))) == list(source.read(part))
+            if self.hashes and not part.file.stream:
+                assert digest.value == source.digest(part.file, part.start, part.stop)
+            else:
+                assert digest.value is None
+
     def test_a_file_that_is_gone_is_not_found(self, folder: Path) -> None:
         source = self.write(folder, {"a": LINES})
         (file,) = source.files()
@@ -208,6 +220,11 @@ class SourceContract:
             read_part(source, Part(file, 0, 10))
         with pytest.raises(FileNotFoundError):
             source.digest(file, 0, 10)
+
+
+def one_by_one(found: Iterable[Sample | Failure | SampleBatch]) -> Iterator[Sample | Failure]:
+    for one in found:
+        yield from one.samples() if isinstance(one, SampleBatch) else (one,)
 
 
 def cut_file(source: Source, file: SourceFile, start: int, first: int, every: int) -> list[Part]:

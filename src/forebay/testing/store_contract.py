@@ -4,6 +4,7 @@
 gives `reopen`, a picklable function that opens it there: the races are then run between real processes as well.
 """
 
+import hashlib
 import multiprocessing
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -13,9 +14,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import xxhash
 
 from forebay.errors import NotForebay, StoreRefused
-from forebay.store.base import MAX_DOCUMENT_BYTES, Buffer, Entry, Missing, Store, holds, read_document
+from forebay.store.base import (
+    BadCopy,
+    Buffer,
+    Entry,
+    Expected,
+    Missing,
+    Store,
+    holds,
+    read_document,
+)
 
 Reopen = Callable[[], Store]
 RACERS = 4
@@ -41,11 +52,11 @@ class StoreContract:
         assert store.read("a/b.bin") == b"forebay"
         assert holds(store, "a/b.bin")
 
-    def test_the_second_creator_is_told_so_and_nothing_changes(self, store: Store) -> None:
+    def test_the_second_creator_gets_false_and_nothing_changes(self, store: Store) -> None:
         assert store.create("a", [b"first"])
         assert not store.create("a", [b"second, and longer"])
         assert store.read("a") == b"first"
-        assert list(store.keys("")) == [Entry("a", 5)]
+        assert list(store.entries("")) == [Entry("a", 5)]
 
     def test_a_missing_key_is_missing(self, store: Store) -> None:
         store.create("folder/key", [b"x"])
@@ -55,7 +66,8 @@ class StoreContract:
             with pytest.raises(Missing):
                 store.read(missing, 0, 1)
             with pytest.raises(Missing):
-                store.map(missing)
+                store.view(missing)
+            assert store.head(missing) is None
             assert not holds(store, missing)
 
     @pytest.mark.parametrize(
@@ -68,19 +80,20 @@ class StoreContract:
         for act in (
             lambda: store.read(key),
             lambda: store.read(key, 0, 1),
-            lambda: store.map(key),
+            lambda: store.view(key),
             lambda: store.create(key, [b"x"]),
             lambda: store.replace(key, [b"x"]),
             lambda: store.delete(key),
-            lambda: holds(store, key),
+            lambda: store.head(key),
         ):
             with pytest.raises(StoreRefused):
                 act()
-        assert list(store.keys("")) == [Entry("a/b", 5)]
+        assert list(store.entries("")) == [Entry("a/b", 5)]
 
-    def test_a_document_has_a_largest_size(self, store: Store) -> None:
+    def test_a_document_has_a_largest_size(self, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("forebay.store.base.MAX_DOCUMENT_BYTES", 1 << 20)
         store.create("small", [b"{}"])
-        store.create("large", [bytes(MAX_DOCUMENT_BYTES), b"x"])
+        store.create("large", [bytes(1 << 20), b"x"])
         assert read_document(store, "small") == b"{}"
         with pytest.raises(NotForebay, match="'large'"):
             read_document(store, "large")
@@ -107,7 +120,7 @@ class StoreContract:
 
     def test_a_map_is_read_only_and_equals_what_is_read(self, store: Store) -> None:
         store.create("mapped", [bytes(range(256)) * 100])
-        view = store.map("mapped")
+        view = store.view("mapped")
         assert view.readonly
         assert view.contiguous
         assert (view.format, view.itemsize) == ("B", 1)
@@ -115,10 +128,107 @@ class StoreContract:
 
     def test_a_map_outlives_the_replacement_and_the_deletion_of_its_key(self, store: Store) -> None:
         store.create("kept", [b"old" * 5000])
-        view = store.map("kept")
+        view = store.view("kept")
         store.replace("kept", [b"new"])
         store.delete("kept")
         assert view == b"old" * 5000
+
+    def test_the_head_of_a_value_is_its_entry(self, store: Store) -> None:
+        store.create("a/b", [b"value"])
+        (listed,) = store.entries("")
+        head = store.head("a/b")
+        assert head == listed == Entry("a/b", 5)
+        assert head.etag
+        assert head.etag == listed.etag
+        assert (head.written is None) == (listed.written is None)
+
+    def test_an_etag_changes_with_the_value_and_not_otherwise(self, store: Store) -> None:
+        store.create("a", [b"one"])
+        before = etag_of(store, "a")
+        assert etag_of(store, "a") == before
+        store.replace("a", [b"two"])
+        assert etag_of(store, "a") != before
+
+    def test_a_value_is_replaced_only_if_it_is_the_expected_one(self, store: Store) -> None:
+        store.create("a", [b"one"])
+        first = etag_of(store, "a")
+        assert store.replace("a", [b"two"], if_etag=first)
+        assert not store.replace("a", [b"three"], if_etag=first)
+        assert not store.replace("missing", [b"three"], if_etag=first)
+        assert store.read("a") == b"two"
+        assert [entry.key for entry in store.entries("")] == ["a"]
+
+    def test_of_many_threads_that_replace_the_same_value_one_wins(self, store: Store) -> None:
+        store.create("a", [b"one"])
+        etag, barrier = etag_of(store, "a"), threading.Barrier(RACERS)
+
+        def change(racer: int) -> bool:
+            barrier.wait(60)
+            return store.replace("a", [racer_value(racer)], if_etag=etag)
+
+        with ThreadPoolExecutor(RACERS) as pool:
+            won = list(pool.map(change, range(RACERS)))
+        assert won.count(True) == 1
+        assert store.read("a") == racer_value(won.index(True))
+
+    def test_a_value_is_deleted_only_if_it_is_the_expected_one(self, store: Store) -> None:
+        store.create("a", [b"one"])
+        first = etag_of(store, "a")
+        store.replace("a", [b"two"])
+        store.delete("a", if_etag=first)
+        assert store.read("a") == b"two"
+        store.delete("a", if_etag=etag_of(store, "a"))
+        store.delete("a", if_etag=first)
+        assert store.head("a") is None
+
+    def test_a_value_that_need_not_survive_a_power_cut_is_a_value(self, store: Store) -> None:
+        assert store.create("claim", [b"one"], durable=False)
+        assert not store.create("claim", [b"other"], durable=False)
+        assert store.replace("claim", [b"two"], durable=False)
+        assert store.read("claim") == b"two"
+
+    def test_a_view_of_what_is_expected_is_the_value(self, store: Store) -> None:
+        value = bytes(range(256)) * 40
+        store.create("a/b", [value])
+        expect = Expected(len(value), hashlib.sha256(value).digest(), (100, xxhash.xxh3_128_digest(value[:100])))
+        assert store.view("a/b", expect=expect) == value
+        assert store.view("a/b", expect=Expected(len(value))) == value
+
+    def test_a_view_of_what_is_not_expected_is_the_original_or_is_refused(self, store: Store) -> None:
+        value = bytes(range(256)) * 40
+        store.create("a/b", [value])
+        wrong_head = (100, xxhash.xxh3_128_digest(b"other"))
+        for expect in (
+            Expected(len(value) + 1), Expected(len(value), hashlib.sha256(b"other").digest()),
+            Expected(len(value), None, wrong_head),
+        ):  # fmt: skip
+            try:
+                assert store.view("a/b", expect=expect) == value
+            except BadCopy as error:
+                assert (error.key, bool(error.problem)) == ("a/b", True)  # noqa: PT017
+
+    def test_a_rejected_value_stays_where_it_is(self, store: Store) -> None:
+        store.create("a/b", [b"value"])
+        store.reject("a/b", "its block 3 is bad")
+        store.reject("missing", "it is bad")
+        assert store.read("a/b") == bytes(store.view("a/b")) == b"value"
+
+    def test_folders_are_the_next_parts_of_keys(self, store: Store) -> None:
+        for name in ("b", "a/2", "a/1/x", "a/1/y", "a-b/0", "ab/0", "a/c/d/e"):
+            store.create(name, [b"x"])
+        assert store.folders("") == ["a", "a-b", "ab"]
+        assert store.folders("a/") == ["1", "c"]
+        assert store.folders("a/c/") == ["d"]
+        assert store.folders("a/1/") == store.folders("none/") == []
+
+    def test_a_local_path_has_the_value(self, store: Store) -> None:
+        store.create("a/b", [b"value"])
+        path, root = store.local_path("a/b"), store.local_path("")
+        assert (path is None) == (root is None)
+        if path is not None:
+            assert root is not None
+            assert Path(path).read_bytes() == b"value"
+            assert Path(root, "a/b").samefile(path)
 
     def test_replace_makes_and_changes_a_value(self, store: Store) -> None:
         store.replace("claim", [b"one"])
@@ -126,7 +236,7 @@ class StoreContract:
         store.replace("claim", [b"a longer one"])
         store.replace("claim", [b"2"])
         assert store.read("claim") == b"2"
-        assert list(store.keys("")) == [Entry("claim", 1)]
+        assert list(store.entries("")) == [Entry("claim", 1)]
 
     def test_keys_come_by_prefix_and_in_order(self, store: Store) -> None:
         names = ["b", "a/2", "a/10", "a/1/x", "a-b/0", "a.json", "ab/0", "a/1.json", "z/y/x/w"]
@@ -134,10 +244,10 @@ class StoreContract:
             store.create(name, [bytes(size)])
         for prefix in ("", "a", "a/", "a/1", "a/1/", "a-", "a.", "ab", "z/y/", "z/y/x/w", "z/y/x/w/", "none", "b/"):
             found = [name for name in sorted(names) if name.startswith(prefix)]
-            assert list(store.keys(prefix)) == [Entry(name, names.index(name)) for name in found], prefix
+            assert list(store.entries(prefix)) == [Entry(name, names.index(name)) for name in found], prefix
 
     def test_an_empty_store_has_no_keys(self, store: Store) -> None:
-        assert list(store.keys("")) == list(store.keys("layers/")) == list(store.leftovers()) == []
+        assert list(store.entries("")) == list(store.entries("layers/")) == list(store.leftovers()) == []
 
     def test_a_deleted_key_is_gone_and_deleting_again_is_no_error(self, store: Store) -> None:
         store.create("a/gone", [b"x"])
@@ -145,15 +255,15 @@ class StoreContract:
         store.delete("a/gone")
         store.delete("a/gone")
         store.delete("never/was/there")
-        assert [entry.key for entry in store.keys("")] == ["a/stays"]
+        assert [entry.key for entry in store.entries("")] == ["a/stays"]
         assert store.create("a/gone", [b"again"])
         assert store.read("a/gone") == b"again"
 
     @pytest.mark.parametrize("empty", [[], [b""], [b"", memoryview(b""), bytearray()]])
     def test_an_empty_value_is_a_value(self, store: Store, empty: list[Buffer]) -> None:
         assert store.create("empty", empty)
-        assert store.read("empty") == store.read("empty", 0, 10) == bytes(store.map("empty")) == b""
-        assert list(store.keys("")) == [Entry("empty", 0)]
+        assert store.read("empty") == store.read("empty", 0, 10) == bytes(store.view("empty")) == b""
+        assert list(store.entries("")) == [Entry("empty", 0)]
         assert not store.create("empty", [b"x"])
 
     def test_buffers_of_every_kind_are_joined(self, store: Store) -> None:
@@ -169,7 +279,7 @@ class StoreContract:
     def test_a_large_value_is_whole(self, store: Store) -> None:
         piece = bytes(range(256)) * 4096 * 4
         store.create("large", [piece] * 6)
-        assert store.map("large") == piece * 6
+        assert store.view("large") == piece * 6
         assert store.read("large", len(piece) - 1, len(piece) + 1) == piece[-1:] + piece[:1]
 
     def test_a_value_whose_writing_fails_is_never_seen(self, store: Store) -> None:
@@ -177,7 +287,7 @@ class StoreContract:
             store.create("half", FailingBuffers())
         with pytest.raises(Interrupted):
             store.replace("half", FailingBuffers())
-        assert list(store.keys("")) == []
+        assert list(store.entries("")) == []
         assert list(store.leftovers()) == []
         assert store.create("half", [b"whole"])
 
@@ -202,7 +312,7 @@ class StoreContract:
             writers = [pool.submit(replace_often, store, writer) for writer in range(2)]
             while not all(writer.done() for writer in writers):
                 check_whole(store.read("seen"))
-                check_whole(bytes(store.map("seen")))
+                check_whole(bytes(store.view("seen")))
             for writer in writers:
                 writer.result()
 
@@ -245,6 +355,12 @@ class FailingBuffers(Sequence[Buffer]):
         yield self[1]
 
 
+def etag_of(store: Store, key: str) -> str:
+    head = store.head(key)
+    assert head is not None
+    return head.etag
+
+
 def racer_value(racer: int) -> bytes:
     """A value that says who wrote it, and that shows when it is not whole."""
     return bytes([racer]) * (RACE_BYTES + racer)
@@ -274,7 +390,7 @@ def check_race(store: Store, won: Sequence[list[int]]) -> None:
     for racer, turns in enumerate(won):
         for turn in turns:
             assert store.read(f"race/{turn}") == racer_value(racer)
-    assert [entry.key for entry in store.keys("")] == sorted(f"race/{turn}" for turn in range(ROUNDS))
+    assert [entry.key for entry in store.entries("")] == sorted(f"race/{turn}" for turn in range(ROUNDS))
     assert list(store.leftovers()) == []
 
 

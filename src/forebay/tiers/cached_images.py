@@ -10,21 +10,27 @@ import operator
 import os
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, get_args
 
+import msgspec
+
 from forebay.building.begin import resolve_recipe
+from forebay.building.planning import SourceListing
+from forebay.building.task import open_recipe, open_source, recipe_document, source_document
 from forebay.errors import TierDamaged, TierUnusable, is_url
-from forebay.format.sealed import hmac_key
+from forebay.format.tensors import hmac_key
 from forebay.recipe import RowRecipe, check_recipe
 from forebay.sizes import as_bytes
-from forebay.source import Source
+from forebay.source import Source, SourceFile
 from forebay.tiers.lmdb_tier import MAX_BYTES, QUEUE_BYTES, LmdbTier, open_tier
 from forebay.tiers.lookup import MemoryTier, OpenedTiers, Unreadable
 from forebay.tiers.tier_records import TierStatistics
 from forebay.tiers.tier_samples import CheckSource, Samples
 from forebay.tiers.tier_value import Row
 from forebay.tiers.tier_writer import WhenFull
+
+_PLAIN = ("l2", "_l1_bytes", "_max_bytes", "_queue_bytes", "_when_full", "_unreadable")  # attributes that are JSON
 
 
 class CachedImages:
@@ -64,7 +70,7 @@ class CachedImages:
         _check_given(source, recipe, l2)
         check_recipe(recipe)
         self.source = source
-        self.recipe, _ = resolve_recipe(None, source, recipe, recipe.kind)
+        self.recipe, _ = resolve_recipe(None, SourceListing(source), recipe, recipe.kind)
         self.l2 = None if l2 is None else os.path.abspath(l2)
         self._l1_bytes, self._max_bytes, self._queue_bytes = as_bytes(l1), as_bytes(max_bytes), as_bytes(queue_bytes)
         self._when_full, self._unreadable = when_full, unreadable
@@ -113,6 +119,27 @@ class CachedImages:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+    def document(self) -> dict[str, Any]:
+        """JSON from which a worker process opens the same samples and tiers."""
+        return {
+            "source": source_document(self.source),
+            "recipe": recipe_document(self.recipe),
+            "files": msgspec.to_builtins(self._samples.files),
+            "check": self._samples.check,
+            "state": {name: vars(self)[name] for name in _PLAIN},
+        }
+
+    @classmethod
+    def opened(cls, document: Mapping[str, Any]) -> "CachedImages":
+        source = open_source(document["source"])
+        files = msgspec.convert(document["files"], list[SourceFile])
+        images = cls.__new__(cls)
+        samples = Samples(source, document["check"], files)
+        images.__setstate__(
+            {**document["state"], "source": source, "recipe": open_recipe(document["recipe"]), "_samples": samples}
+        )
+        return images
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name not in ("_opened", "_lock")}

@@ -10,7 +10,7 @@ from typing import Generic, Literal, TypeVar
 import msgspec
 
 from forebay.errors import ImageUnreadable, RecipeInvalid, SourceChanged
-from forebay.format.sealed import VARIABLE
+from forebay.format.tensors import VARIABLE
 from forebay.recipe import RowRecipe
 from forebay.source import Sample
 from forebay.tiers.lmdb_tier import LmdbTier

@@ -5,6 +5,7 @@ PATH/lock.mdb   LMDB's own locks and its table of readers
 PATH/users      locked (shared) by every process that has the tier open, and alone by one that removes its files
 """
 
+import errno
 import fcntl
 import os
 import stat
@@ -23,6 +24,7 @@ try:
 except ModuleNotFoundError as missing:
     raise LibraryMissing("lmdb", "a tier on disk", "images") from missing
 EMPTY_IT = "choose another folder, or empty this one"
+WRITABLE = "its locks are files, also for readers: make it writable, or choose another folder"
 MARK_KEY = b"forebay"
 KEY_CHECK = b"forebay.key"  # what the FOREBAY_HMAC_KEY of the tier makes of a constant
 _BEGIN = b'{"__metadata__":{"forebay"'  # of a value of ours
@@ -178,6 +180,8 @@ def unusable(path: str, error: Exception) -> TierUnusable:
     if isinstance(error, lmdb.InvalidError | lmdb.CorruptedError | lmdb.PageNotFoundError | lmdb.PanicError):
         return TierDamaged(path, str(error))
     problem = error.strerror if isinstance(error, OSError) else None
+    if isinstance(error, OSError) and error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+        return TierUnusable(path, problem or str(error), WRITABLE)
     return TierUnusable(path, problem or str(error), EMPTY_IT)
 
 

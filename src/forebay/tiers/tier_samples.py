@@ -10,7 +10,7 @@ ctime, an edited sidecar), the sample is read again, and its pixels are kept if 
 
 import hashlib
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -48,10 +48,10 @@ class Samples:
     The list travels with whoever is sent to another process, so that all agree on which sample has which number.
     """
 
-    def __init__(self, source: Source, check: CheckSource = "read") -> None:
+    def __init__(self, source: Source, check: CheckSource = "read", files: Sequence[SourceFile] | None = None) -> None:
         self.source = source
-        self._check = check
-        self._files = source.files()
+        self.check = check
+        self.files = source.files() if files is None else files
         self.root = str(source.describe().get("root", ""))
         self._is_whole = source.unit == "bytes"
         if self._is_whole and source.files_grow:
@@ -62,7 +62,7 @@ class Samples:
         described = {name: value for name, value in source.describe().items() if name not in _PLACES}
         self._read_as = {name: described.pop(name) for name in _CHOICES if name in described}
         self._described = described
-        weights = [1 if self._is_whole else source.weight(file) for file in self._files]
+        weights = [1 if self._is_whole else source.weight(file) for file in self.files]
         self._ends = None if set(weights) <= {1} else np.cumsum(weights, dtype=np.int64)
         self._count = sum(weights)
 
@@ -71,12 +71,12 @@ class Samples:
 
     def file(self, index: int) -> tuple[SourceFile, SourceFile]:
         """The file of a sample as it was listed and as it is now; `ImageUnreadable` where it cannot be looked at."""
-        listed = self._files[self._number(index)]
-        return listed, listed if self._check == "open" else self._now(listed)
+        listed = self.files[self._number(index)]
+        return listed, listed if self.check == "open" else self._now(listed)
 
     def stamp(self, file: SourceFile) -> str:
         """What the file system has beside size and mtime (ctime, inode); empty where it is not to be asked."""
-        return "" if self._check == "open" else self.source.stamp(file)
+        return "" if self.check == "open" else self.source.stamp(file)
 
     def seen(self, file: SourceFile) -> Seen:
         """A sample as it is now; its bytes are not read."""
@@ -91,7 +91,7 @@ class Samples:
         if isinstance(found, Failure):
             raise ImageUnreadable(found.reason, f"'{found.sample}': {found.detail}")
         if not self._now(file).same_identity(file):  # what it is now must not be kept under the name of what it was
-            why = "changes while it is read" if self._check == "read" else "changed since the source was listed"
+            why = "changes while it is read" if self.check == "read" else "changed since the source was listed"
             raise SourceChanged(self.root, {file.path: why})
         return found
 

@@ -23,8 +23,7 @@ import xxhash
 
 from forebay.columns import DTYPES, Array, Column
 from forebay.format.layout import FORMAT_VERSION
-from forebay.format.sealed import same_tag, tag
-from forebay.format.tensors import as_bytes, encode_header, tag_of
+from forebay.format.tensors import as_bytes, encode_header, same_tag, tag, tag_of
 from forebay.recipe import canonical_json
 
 Row = dict[str, Array]

@@ -6,12 +6,12 @@ Every step takes a short transaction of its own, so that writers are not held up
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from forebay.cache.records import Progress
+from forebay.cache.records import OnProgress, Progress
 from forebay.errors import TierDamaged, TierNotFound, TierUnusable
-from forebay.format.sealed import hmac_key
+from forebay.format.tensors import hmac_key
 from forebay.tiers.environment import Environment, Kept
 from forebay.tiers.lmdb_tier import open_tier
 from forebay.tiers.tier_files import alone, count_values, file_bytes, is_tier, remove_files
@@ -19,7 +19,6 @@ from forebay.tiers.tier_records import BadKept, RecipeShare, TierClearReport, Ti
 from forebay.tiers.tier_samples import key_of
 from forebay.tiers.tier_value import BadValue, decode_value, peek_value
 
-OnProgress = Callable[[Progress], None]
 _HEAD_BYTES = 64 << 10  # no header of ours is longer
 _AT_ONCE = 64
 

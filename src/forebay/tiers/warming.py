@@ -4,17 +4,17 @@ import os
 import time
 import warnings
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
-from forebay.cache.records import Progress
+from forebay.cache.records import OnProgress, Progress
 from forebay.engine import InlineEngine, LocalEngine
-from forebay.engine.base import Crew, Died, Engine, Event, Lost, Made, Refused
+from forebay.engine.base import Died, Done, Engine, Event, Failed, TaskDocument
 from forebay.errors import ImageUnreadable, WarmingFailed
-from forebay.format.sealed import hmac_key
+from forebay.format.tensors import hmac_key
 from forebay.recipe import RowRecipe
 from forebay.sizes import as_bytes
 from forebay.source import Source
@@ -22,7 +22,6 @@ from forebay.tiers.cached_images import CachedImages
 from forebay.tiers.lmdb_tier import MAX_BYTES, open_tier
 from forebay.tiers.tier_records import TierWarning, WarmReport
 
-OnProgress = Callable[[Progress], None]
 BATCH = 32
 _ATTEMPTS = 3
 _WAIT_SECONDS = 0.2
@@ -47,9 +46,8 @@ class WarmTask:
 
     images: CachedImages
 
-    @property
-    def chunks(self) -> CachedImages:
-        return self.images
+    def document(self) -> TaskDocument:
+        return TaskDocument(opener="forebay.tiers.warming:open_warming", body=self.images.document())
 
     def begin(self, chunk: int) -> Callable[[], Warmed]:
         """All of the work: tiers write in a separate thread."""
@@ -100,11 +98,16 @@ def warm(
     with CachedImages(source, recipe, l1=0, l2=l2, max_bytes=max_bytes) as images:
         _check_tier(str(images.l2), as_bytes(max_bytes))
         engine: Engine = InlineEngine() if workers == 0 else LocalEngine()
-        crew = engine.start(WarmTask(images), max(1, _cores() if workers is None else workers))
         try:
-            return _Warming(images, crew, on_progress or _silent).run()
+            engine.start(WarmTask(images), max(1, engine.capacity() if workers is None else workers))
+            return _Warming(images, engine, on_progress or _silent).run()
         finally:
-            crew.stop()
+            engine.close()
+
+
+def open_warming(body: Mapping[str, Any]) -> WarmTask:
+    """The task of a document, in a worker."""
+    return WarmTask(CachedImages.opened(body))
 
 
 @dataclass
@@ -112,7 +115,7 @@ class _Warming:
     """The batches that are left, and the sums of those that are done."""
 
     images: CachedImages
-    crew: Crew
+    engine: Engine
     on_progress: OnProgress
     started: float = field(default_factory=time.monotonic)
     done: int = 0
@@ -130,29 +133,32 @@ class _Warming:
 
     def run(self) -> WarmReport:
         while self._left or self._given:
-            for slot in self.crew.idle():
+            for slot in self.engine.idle():
                 if self._left and not self.dropped:
-                    self.crew.give(slot, self._left.popleft())
+                    self.engine.submit(slot, self._left.popleft())
                     self._given += 1
-            if not self._given:
+            if self.dropped and not self._given:  # no slot may be idle because a dead worker is being replaced
                 break
-            for event in self.crew.wait(_WAIT_SECONDS):
+            for event in self.engine.poll(_WAIT_SECONDS):
                 self._take(event)
             self.on_progress(self._moment())
         return self._report()
 
     def _take(self, event: Event) -> None:
-        if isinstance(event, Made):
+        if isinstance(event, Done):
             self._given -= 1
-            self._add(event.record)
-        elif isinstance(event, Refused):
+            self._add(msgspec.convert(event.record, Warmed))
+        elif isinstance(event, Failed):
             self._given -= 1
             self._again(event.chunk, event.reason)
-        elif isinstance(event, Lost):
-            self._given -= 1
-            self._left.append(event.chunk)
         elif isinstance(event, Died):
-            self.deaths.append(f"process {event.pid}: {event.reason}")
+            self.deaths.append(f"{event.worker}: {event.reason}")
+            self._given -= len(event.lost)
+            for batch in event.lost:
+                if event.began:
+                    self._left.append(batch)
+                else:
+                    self._again(batch, event.reason)
             if event.chunk is not None:
                 self._given -= 1
                 self._again(event.chunk, event.reason)
@@ -176,7 +182,7 @@ class _Warming:
         self._left.append(batch)
 
     def _moment(self) -> Progress:
-        pids = tuple(self.crew.pids())
+        usage = self.engine.usage()
         return Progress(
             phase="warming",
             done=self.done,
@@ -185,9 +191,9 @@ class _Warming:
             rows=self.done,
             written_bytes=self.counts["written_bytes"],
             seconds=time.monotonic() - self.started,
-            workers=len(pids),
+            workers=usage.workers,
             busy=self._given,
-            pids=pids,
+            pids=usage.pids,
         )
 
     def _report(self) -> WarmReport:
@@ -218,10 +224,6 @@ def _check_tier(path: str, max_bytes: int) -> None:
 
 def _batch(number: int, samples: int) -> range:
     return range(number * BATCH, min((number + 1) * BATCH, samples))
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _silent(progress: Progress) -> None:

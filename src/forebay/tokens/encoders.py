@@ -5,7 +5,7 @@ Neither turns the *text* of a special token into its id: a document may quote `<
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import lru_cache
 from importlib import import_module
@@ -39,12 +39,12 @@ class FastEncoder:
         native: Any = import_module("fastokens")
         self._name = vocabulary.name
         text = vocabulary.text
-        with _library_errors(self._name, "fastokens does not support it"):
+        with library_errors(self._name, "fastokens does not support it"):
             self._tokenizer = native.Tokenizer.from_json_str(text)
             self._tokenizer.no_truncation()
 
     def encode(self, texts: Sequence[str]) -> tuple[Array, Array]:
-        with _library_errors(self._name, "fastokens fails on a text"):
+        with library_errors(self._name, "fastokens fails on a text"):
             ids, offsets = self._tokenizer.encode_batch_flat(list(texts), split_special_tokens=True)
         return np.frombuffer(ids, "<u4"), np.frombuffer(offsets, "<u8").astype(np.int64)
 
@@ -57,7 +57,7 @@ class ReferenceEncoder:
         self._tokenizer = reference_tokenizer(vocabulary)
 
     def encode(self, texts: Sequence[str]) -> tuple[Array, Array]:
-        with _library_errors(self._name, "tokenizers fails on a text"):
+        with library_errors(self._name, "tokenizers fails on a text"):
             encoded = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         ids = [np.array(one.ids, np.uint32) for one in encoded]
         offsets = np.zeros(len(ids) + 1, np.int64)
@@ -93,7 +93,7 @@ def reference_tokenizer(vocabulary: Vocabulary) -> Any:
         raise LibraryMissing("tokenizers", "reading and checking a tokenizer", "tokens")
     library: Any = import_module("tokenizers")
     text = vocabulary.text
-    with _library_errors(vocabulary.name, "it cannot be loaded"):
+    with library_errors(vocabulary.name, "it cannot be loaded"):
         tokenizer = library.Tokenizer.from_str(text)
     tokenizer.encode_special_tokens = True
     tokenizer.no_truncation()
@@ -102,7 +102,7 @@ def reference_tokenizer(vocabulary: Vocabulary) -> Any:
 
 
 @contextmanager
-def _library_errors(name: str, what: str) -> Iterator[None]:
+def library_errors(name: str, what: str) -> Iterator[None]:
     """Raise `TokenizerUnusable` for any error of a library. Rust panics are not an `Exception`."""
     try:
         yield
@@ -112,12 +112,12 @@ def _library_errors(name: str, what: str) -> Iterator[None]:
         raise TokenizerUnusable(name, f"{what}: {error}") from error
 
 
-def decode(vocabulary: Vocabulary, ids: Array) -> str:
-    """Decode ids to text, without control tokens."""
+def decode(vocabulary: Vocabulary, ids: Array, *, control: bool = False) -> str:
+    """Decode ids to text, without control tokens unless `control`."""
     tokenizer, batch = reference_tokenizer(vocabulary), [ids.tolist()]
     # `decode` holds the GIL, which would block the timeout; `decode_batch` releases it.
     texts = in_time(
-        vocabulary.name, "decode", len(ids), lambda: tokenizer.decode_batch(batch, skip_special_tokens=True)
+        vocabulary.name, "decode", len(ids), lambda: tokenizer.decode_batch(batch, skip_special_tokens=not control)
     )
     return str(texts[0])
 
@@ -220,9 +220,11 @@ def _fastokens_problem(vocabulary: Vocabulary, texts: Sequence[str]) -> str | No
     """Why `fastokens` cannot be used for this vocabulary and these texts, None if it can."""
     if not is_installed("fastokens"):
         return "fastokens is not installed (pip install 'forebay[fast]')"
-    reference = open_encoder("tokenizers", vocabulary)
+    with ThreadPoolExecutor(1) as pool:  # `fastokens` loads without the GIL
+        loading = pool.submit(open_encoder, "fastokens", vocabulary)
+        reference = open_encoder("tokenizers", vocabulary)
     try:
-        fast = open_encoder("fastokens", vocabulary)
+        fast = loading.result()
         differing = first_difference(fast, reference, [*hard_strings(vocabulary), *texts])
     except TokenizerUnusable as error:
         return error.problem

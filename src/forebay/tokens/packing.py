@@ -1,4 +1,4 @@
-"""Pack documents into rows: pure functions over lengths, then the layout of rows.
+"""Encode the documents of a chunk and pack them into rows.
 
 documents   ├── 7 ──┤├─ 3 ─┤├ 2 ┤           capacity 5
 pieces      ├ 5 ┤├2┤├─ 3 ─┤├ 2 ┤           a document longer than a row is split
@@ -10,15 +10,164 @@ row     tokens     ┌ document 0 ─────┬ document 4 ┬ padding ┐
 """
 
 from collections import defaultdict
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import numpy as np
 
 from forebay.columns import Array, Ragged
-from forebay.errors import DocumentTooLong
-from forebay.source import Failure
-from forebay.tokens.encoded_documents import Documents
+from forebay.errors import DocumentTooLong, TokenizerUnusable
+from forebay.source import BatchedSamples, Failure, Sample, SampleBatch, TextBatch
+from forebay.tokens.encoders import Encoder
+
+BATCH_CHARS = 1 << 20
+BATCH_DOCUMENTS = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """The begin and end tokens of a document, and the range of ids."""
+
+    begin: tuple[int, ...]
+    end: tuple[int, ...]
+    size: int  # ids are below it
+    dtype: np.dtype[Any]
+    control: frozenset[int] = frozenset()  # ids that text must not produce
+
+    def around(self, ids: Array, offsets: Array) -> tuple[Array, Array]:
+        """The ids of documents with begin and end tokens, and the length of each."""
+        lengths = np.diff(offsets) + len(self.begin) + len(self.end)
+        framed = np.empty(int(lengths.sum()), self.dtype)
+        stops = np.cumsum(lengths)
+        inside = np.ones(len(framed), np.bool_)
+        for edge, number in [(stops - lengths, self.begin), (stops - 1, self.end)]:
+            if number:
+                framed[edge] = number[0]
+                inside[edge] = False
+        framed[inside] = ids
+        return framed, lengths
+
+
+@dataclass(slots=True)
+class Documents:
+    """The encoded documents of a chunk."""
+
+    ids: Array
+    lengths: Array  # (documents,) int64
+    numbers: Array  # (documents,) int64, the number of the sample in the chunk
+    names: list[str]  # (documents,) the ids of the samples
+    failed: list[tuple[int, Failure]] = field(default_factory=list)  # sample number, failure
+    characters: int = 0
+
+    @property
+    def failures(self) -> tuple[Failure, ...]:
+        """In the order of the samples."""
+        return tuple(failure for _, failure in sorted(self.failed, key=lambda each: each[0]))
+
+
+def encode_documents(samples: Iterable[Sample], encoder: Encoder, frame: Frame) -> Documents:
+    """Encode all samples. What is not text, is empty, becomes no token, or forges a control token is a failure."""
+    ids: list[Array] = [np.zeros(0, frame.dtype)]
+    lengths: list[Array] = [np.zeros(0, np.int64)]
+    numbers: list[int] = []
+    found = Documents(ids[0], lengths[0], lengths[0], [])
+    for batch in _batches(samples, found, numbers):
+        encoded = _encoded(batch, encoder, frame)
+        refused = _refused(*encoded, frame)
+        if refused:
+            encoded = _encoded(_without_refused(refused, batch, found, numbers), encoder, frame)
+        framed, each = frame.around(*encoded)
+        ids.append(framed)
+        lengths.append(each)
+    found.ids, found.lengths = np.concatenate(ids), np.concatenate(lengths)
+    found.numbers = np.array(numbers, np.int64)
+    return found
+
+
+def _batches(samples: Iterable[Sample], found: Documents, numbers: list[int]) -> Iterator[list[str]]:
+    """The texts of the samples in batches for the encoder; failures and the names of the others go to `found`."""
+    batch: list[str] = []
+    number = characters = 0
+    for given in _texts_together(samples):
+        if isinstance(given, TextBatch):
+            batch += given.texts
+            found.names += given.ids
+            numbers.extend(range(number, number := number + len(given.texts)))
+            characters += sum(map(len, given.texts))
+        else:
+            text = _text(given)
+            if isinstance(text, Failure):
+                found.failed.append((number, text))
+            else:
+                batch.append(text)
+                found.names.append(given.id)
+                numbers.append(number)
+                characters += len(text)
+            del text
+            number += 1
+        del given
+        if characters >= BATCH_CHARS or len(batch) >= BATCH_DOCUMENTS:
+            found.characters += characters
+            yield batch
+            batch, characters = [], 0
+    if batch:
+        found.characters += characters
+        yield batch
+
+
+def _texts_together(samples: Iterable[Sample]) -> Iterator[Sample | TextBatch]:
+    for found in samples.batches() if isinstance(samples, BatchedSamples) else samples:
+        if isinstance(found, SampleBatch) and not isinstance(found, TextBatch):
+            yield from found.samples()
+        else:
+            yield found
+
+
+def _text(sample: Sample) -> str | Failure:
+    data = sample.data
+    if isinstance(data, bytes):
+        try:
+            data = data.decode()
+        except UnicodeDecodeError as error:
+            return Failure(sample.id, "not-utf8", f"byte {error.start:,} of the document: {error.reason}")
+    if not isinstance(data, str):
+        return Failure(sample.id, "not-text", f"it is of type {type(data).__name__}")
+    if not data:
+        return Failure(sample.id, "empty", "the document has no text")
+    return data
+
+
+def _encoded(batch: list[str], encoder: Encoder, frame: Frame) -> tuple[Array, Array]:
+    ids, offsets = encoder.encode(batch)
+    if len(ids) and int(ids.max()) >= frame.size:
+        raise TokenizerUnusable("", f"it returned the id {int(ids.max()):,}, but its vocabulary has {frame.size:,} ids")
+    return ids, offsets
+
+
+_NO_TOKEN = ("empty", "the tokenizer makes no token of its text")  # of blanks, where it strips them
+_FORGED = ("control-token", "the tokenizer makes a control token of its text")
+
+
+def _refused(ids: Array, offsets: Array, frame: Frame) -> dict[int, tuple[str, str]]:
+    """The texts without a token, and those with a control token: some models encode its text like any other word."""
+    found = dict.fromkeys(np.flatnonzero(offsets[1:] == offsets[:-1]).tolist(), _NO_TOKEN)
+    if frame.control and len(ids) and int(ids.max()) >= min(frame.control):
+        places = np.flatnonzero(np.isin(ids, list(frame.control)))
+        found |= dict.fromkeys(np.unique(np.searchsorted(offsets, places, side="right") - 1).tolist(), _FORGED)
+    return found
+
+
+def _without_refused(
+    refused: Mapping[int, tuple[str, str]], batch: list[str], found: Documents, numbers: list[int]
+) -> list[str]:
+    """The batch, which is the end of `found`, without the texts that are refused, which become failures."""
+    first = len(numbers) - len(batch)
+    for at in sorted(refused, reverse=True):
+        name, number = found.names.pop(first + at), numbers.pop(first + at)
+        found.failed.append((number, Failure(name, *refused[at])))
+        found.characters -= len(batch[at])
+    return [text for at, text in enumerate(batch) if at not in refused]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -2,19 +2,19 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import msgspec
 import numpy as np
 import xxhash
+from msgspec import Meta
 
-from forebay.columns import DTYPES, Array, Codec, Column, Dtype, Level
+from forebay.columns import DTYPES, Array, CodecField, Column, Dtype, LevelField
 from forebay.errors import RecipeInvalid
-from forebay.recipe import ChunkTarget, RecipeHooks, Rows, check_fields
+from forebay.recipe import ChunkTarget, RecipeHooks, RecipeMeta, Rows, check_fields
 from forebay.source import Sample
-from forebay.tokens.encoded_documents import Documents, Frame, encode_documents
 from forebay.tokens.encoders import ENCODERS, EncoderName, choose_encoder, encoder_version, is_installed, open_encoder
-from forebay.tokens.packing import LongDocuments, Packed, cut_long, pack_rows
+from forebay.tokens.packing import Documents, Frame, LongDocuments, Packed, cut_long, encode_documents, pack_rows
 from forebay.tokens.vocabulary import (
     CONSTANT,
     GPT2,
@@ -101,8 +101,10 @@ class Ids(NamedTuple):
     pad: int
 
 
-class TokenRecipe(RecipeHooks, msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Pack tokenized documents, best fit, padded to `sequence_length`.
+class TokenRecipe(
+    RecipeHooks, msgspec.Struct, metaclass=RecipeMeta, frozen=True, kw_only=True, forbid_unknown_fields=True
+):
+    """Pack text into rows of tokens: fixed length, best fit, with document boundaries.
 
     `tokenizer` is `"gpt2"`, a path to a `tokenizer.json` or a hub name. `eos` ends every document, `bos` begins it;
     each is a token's text, its id, or None. `encoder="auto"` is resolved when a cache is planned, and stored.
@@ -111,27 +113,43 @@ class TokenRecipe(RecipeHooks, msgspec.Struct, frozen=True, kw_only=True, forbid
     kind: ClassVar[str] = "tokens"
     revision: ClassVar[int] = 1
     located: ClassVar[tuple[str, ...]] = ("tokenizer",)  # a location: the fingerprint has the hash of the file instead
+    source_settings: ClassVar[str] = "forebay.sources.settings:TextSettings"
 
-    tokenizer: str = GPT2
-    sequence_length: int = 512
-    long_documents: LongDocuments = "split"
-    chunk_size: int = 8000
-    eos: str | int | None = "auto"
-    bos: str | int | None = None
-    pad: str | int = "auto"
-    deduplicate: bool = False
-    codec: Codec = "zstd"
-    level: Level = "fast"
-    rows_per_block: int = 0
-    encoder: Literal["auto", "fastokens", "tokenizers"] = "auto"
+    tokenizer: Annotated[
+        str,
+        Meta(
+            description="gpt2, a path to a tokenizer.json, or org/name on the hub.",
+            extra={"format": "file", "metavar": "TOKENIZER"},
+        ),
+    ] = GPT2
+    sequence_length: Annotated[int, Meta(ge=1, le=MOST_TOKENS, description="Tokens per row.")] = 512
+    long_documents: Annotated[LongDocuments, Meta(description="How to treat documents longer than a row.")] = "split"
+    chunk_size: Annotated[int, Meta(ge=1, description="Rows per chunk.")] = 8000
+    eos: Annotated[
+        str | int | None,
+        Meta(description="Token that ends a document, or none.", extra={"default": "by vocabulary"}),
+    ] = "auto"
+    bos: Annotated[
+        str | int | None, Meta(description="Token that begins a document, or none.", extra={"default": "none"})
+    ] = None
+    pad: Annotated[str | int, Meta(description="Padding token.", extra={"default": "by vocabulary, else 0"})] = "auto"
+    deduplicate: Annotated[
+        bool,
+        Meta(
+            description="Drop duplicate documents, or keep them.",
+            extra={"flags": ["--deduplicate/--keep-duplicates"], "default": "keep"},
+        ),
+    ] = False
+    codec: CodecField = "zstd"
+    level: LevelField = "fast"
+    rows_per_block: Annotated[int, Meta(ge=0, description="Rows per compressed block; 0: by row length.")] = 0
+    encoder: Annotated[
+        Literal["auto", "fastokens", "tokenizers"],
+        Meta(description="Tokenizer backend; auto uses fastokens if it matches the reference."),
+    ] = "auto"
 
     def __post_init__(self) -> None:
         check_fields(self)
-        for name in ("sequence_length", "chunk_size"):
-            if getattr(self, name) < 1:
-                raise RecipeInvalid(f"{name} must be at least 1 (got {getattr(self, name)})")
-        if self.sequence_length > MOST_TOKENS:
-            raise RecipeInvalid(f"sequence_length must be at most {MOST_TOKENS:,} (got {self.sequence_length:,})")
         if self.sequence_length <= (self.eos is not None) + (self.bos is not None):
             raise RecipeInvalid(f"sequence_length {self.sequence_length} leaves no room for text besides eos and bos")
 

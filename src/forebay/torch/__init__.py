@@ -14,28 +14,36 @@ except ModuleNotFoundError as missing:
 if TYPE_CHECKING:
     from forebay.feeding.mixture import Ingredient, Mixture
     from forebay.feeding.mixture_file import open_mixture
-    from forebay.feeding.selection import Split, Where
+    from forebay.feeding.selection import Present, Split, Where
+    from forebay.feeding.statistics import LoaderStatistics
     from forebay.feeding.stream import Growth, Located, Stream
     from forebay.order.coins import Coins
     from forebay.order.orders import ShuffleQuality
     from forebay.order.window import Window
     from forebay.torch.assemble import Collate, Transform
     from forebay.torch.attention.block_mask import (
-        PortableBlockMask,
         causal_block_mask,
         document_block_mask,
         image_block_mask,
+        move_mask,
         prefix_block_mask,
     )
     from forebay.torch.attention.leaks import Leak, PaddingLeak, document_leaks, padding_leaks
     from forebay.torch.attention.mask_cache import BlockMaskCache, BlockMaskStatistics
     from forebay.torch.attention.modules import MaskedViTBlock, PackedSelfAttention, SeedAttention
+    from forebay.torch.attention.transformers_inputs import transformers_inputs
+    from forebay.torch.beside import FeaturesAt
     from forebay.torch.dataset import CacheDataset
     from forebay.torch.distill.timed_features import TorchFeatures, features
+    from forebay.torch.images.crops import AspectBucket, BucketLoader, RandomResizedCrop, aspect_buckets
     from forebay.torch.images.image_batch import ImageBatch
     from forebay.torch.images.joint import Canvases, JointTransform
-    from forebay.torch.images.model_input import LetterboxModule, normalize_on_device
+    from forebay.torch.images.model_input import LetterboxModule, masks_on_device, normalize_on_device
     from forebay.torch.loader import Loader, change_weights
+    from forebay.torch.log_probs import PackedBatch
+    from forebay.torch.notebook import BatchTable, LoadedBatch, MaskPicture, show_batch, show_mask
+    from forebay.torch.on_device import derive_on_device
+    from forebay.torch.preference_batch import PreferenceBatch
     from forebay.torch.schedule import Schedule
 # Where each public name lives.
 _HOMES = {
@@ -44,7 +52,7 @@ _HOMES = {
     "Window": "forebay.order.window",
     **dict.fromkeys(("MaskedViTBlock", "PackedSelfAttention", "SeedAttention"), "forebay.torch.attention.modules"),
     **dict.fromkeys(
-        ("PortableBlockMask", "causal_block_mask", "document_block_mask", "image_block_mask", "prefix_block_mask"),
+        ("causal_block_mask", "document_block_mask", "image_block_mask", "move_mask", "prefix_block_mask"),
         "forebay.torch.attention.block_mask",
     ),
     **dict.fromkeys(("BlockMaskCache", "BlockMaskStatistics"), "forebay.torch.attention.mask_cache"),
@@ -52,26 +60,38 @@ _HOMES = {
     "CacheDataset": "forebay.torch.dataset",
     **dict.fromkeys(("Leak", "PaddingLeak", "document_leaks", "padding_leaks"), "forebay.torch.attention.leaks"),
     "Growth": "forebay.feeding.stream",
+    **dict.fromkeys(
+        ("AspectBucket", "BucketLoader", "RandomResizedCrop", "aspect_buckets"), "forebay.torch.images.crops"
+    ),
     "ImageBatch": "forebay.torch.images.image_batch",
     **dict.fromkeys(("Canvases", "JointTransform"), "forebay.torch.images.joint"),
     "LetterboxModule": "forebay.torch.images.model_input",
     **dict.fromkeys(("Loader", "change_weights"), "forebay.torch.loader"),
+    "PackedBatch": "forebay.torch.log_probs",
+    "PreferenceBatch": "forebay.torch.preference_batch",
+    "LoaderStatistics": "forebay.feeding.statistics",
     **dict.fromkeys(("Ingredient", "Mixture"), "forebay.feeding.mixture"),
     "open_mixture": "forebay.feeding.mixture_file",
-    "normalize_on_device": "forebay.torch.images.model_input",
-    **dict.fromkeys(("Split", "Where"), "forebay.feeding.selection"),
+    "derive_on_device": "forebay.torch.on_device",
+    **dict.fromkeys(("masks_on_device", "normalize_on_device"), "forebay.torch.images.model_input"),
+    **dict.fromkeys(("Present", "Split", "Where"), "forebay.feeding.selection"),
+    "FeaturesAt": "forebay.torch.beside",
     "Schedule": "forebay.torch.schedule",
+    **dict.fromkeys(("BatchTable", "LoadedBatch", "MaskPicture", "show_batch", "show_mask"), "forebay.torch.notebook"),
     **dict.fromkeys(("Located", "Stream"), "forebay.feeding.stream"),
     **dict.fromkeys(("TorchFeatures", "features"), "forebay.torch.distill.timed_features"),
     "Transform": "forebay.torch.assemble",
+    "transformers_inputs": "forebay.torch.attention.transformers_inputs",
 }
 __all__ = [
-    "BlockMaskCache", "BlockMaskStatistics", "CacheDataset", "Canvases", "Coins", "Collate", "Growth", "ImageBatch",
-    "Ingredient", "JointTransform", "Leak", "LetterboxModule", "Loader", "Located", "MaskedViTBlock",
-    "Mixture", "PackedSelfAttention", "PaddingLeak", "PortableBlockMask", "Schedule", "SeedAttention", "ShuffleQuality",
-    "Split", "Stream", "TorchFeatures", "Transform", "Where", "Window", "causal_block_mask", "change_weights",
-    "document_block_mask", "document_leaks", "features", "image_block_mask", "normalize_on_device",
-    "open_mixture", "padding_leaks", "prefix_block_mask",
+    "AspectBucket", "BatchTable", "BlockMaskCache", "BlockMaskStatistics", "BucketLoader", "CacheDataset", "Canvases",
+    "Coins", "Collate", "FeaturesAt", "Growth", "ImageBatch", "Ingredient", "JointTransform", "Leak", "LetterboxModule",
+    "LoadedBatch", "Loader", "LoaderStatistics", "Located", "MaskPicture", "MaskedViTBlock", "Mixture", "PackedBatch",
+    "PackedSelfAttention", "PaddingLeak", "PreferenceBatch", "Present", "RandomResizedCrop", "Schedule",
+    "SeedAttention", "ShuffleQuality", "Split", "Stream", "TorchFeatures", "Transform", "Where", "Window",
+    "aspect_buckets", "causal_block_mask", "change_weights", "derive_on_device", "document_block_mask",
+    "document_leaks", "features", "image_block_mask", "masks_on_device", "move_mask", "normalize_on_device",
+    "open_mixture", "padding_leaks", "prefix_block_mask", "show_batch", "show_mask", "transformers_inputs",
 ]  # fmt: skip
 
 

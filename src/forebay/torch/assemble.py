@@ -12,16 +12,19 @@ A coin is a random choice that depends only on row, epoch and purpose. It is the
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
-from typing import Protocol
+from typing import Literal, Protocol, get_args, runtime_checkable
 
 import numpy as np
 import torch
 
 from forebay.columns import Array
+from forebay.errors import choice_error, closest
 from forebay.feeding.arguments import checked_names
 from forebay.feeding.prefetch import BatchMaker, batch_bytes, gather_batches, suitable_threads, view_rows
-from forebay.feeding.stream import PACKED_COLUMNS, Located, Read, Stream, Weights
+from forebay.feeding.stream import CHAT_COLUMNS, PACKED_COLUMNS, Located, Read, RowSource, Weights
+from forebay.masks.conversations import Kind, TrainOn
 from forebay.masks.documents import LabelStyle, checked_label_style
 from forebay.order.bijection import Numbers, key_of
 from forebay.order.coins import Coins, Words, row_keys, sample_keys
@@ -36,6 +39,8 @@ from forebay.torch.batches import (
     refuse_without_training,
     training_batch,
 )
+from forebay.torch.beside import Beside, FeaturesAt, Name, Times, beside, default_columns
+from forebay.torch.notebook import LoadedBatch
 
 Rows = Mapping[str, Array | Iterable[Array]]
 
@@ -45,8 +50,7 @@ class Collate(Protocol):
 
     Fixed columns come as arrays; ragged ones row by row, each a view of the cache that is checked as it is read.
 
-    Optional: `check_cache(cache)`, which raises where batches of that cache's rows would be wrong, and
-    `check_rows(cache, selection)`, which raises where no batch can hold some of the selected rows (None: all rows).
+    One that is also a `ChecksCache` or a `ChecksRows` is asked before the first batch.
     """
 
     @property
@@ -62,19 +66,31 @@ class Collate(Protocol):
     def collate(self, rows: Rows, coins: Coins, buffers: Buffers) -> Batch: ...
 
 
+@runtime_checkable
+class ChecksCache(Protocol):
+    """A collate that raises where batches of a cache's rows would be wrong."""
+
+    def check_cache(self, cache: Cache) -> None: ...
+
+
+@runtime_checkable
+class ChecksRows(Protocol):
+    """A collate that raises where no batch can hold some of the selected rows (None: all rows)."""
+
+    def check_rows(self, cache: Cache, selection: Selection | None) -> None: ...
+
+
 def check_rows(collate: Collate, cache: Cache, selection: Selection | None) -> None:
     """Let a collate refuse rows that it cannot use, before they come up in the middle of an epoch."""
-    check = getattr(collate, "check_rows", None)
-    if check is not None:
-        check(cache, selection)
+    if isinstance(collate, ChecksRows):
+        collate.check_rows(cache, selection)
 
 
 def check_caches(collate: Collate, caches: Sequence[Cache]) -> None:
     """Let a collate refuse caches that it was not made for."""
-    check = getattr(collate, "check_cache", None)
-    if check is not None:
+    if isinstance(collate, ChecksCache):
         for cache in caches:
-            check(cache)
+            collate.check_cache(cache)
 
 
 Naming = Callable[[Cache, Numbers], Words]
@@ -130,21 +146,21 @@ def checked_batch(batch: Batch) -> Batch:
 class ColumnBatches:
     """Makes batches of columns as they are read."""
 
-    columns: tuple[str, ...] | None
+    columns: tuple[str, ...]
     derive: Callable[[Read, Weights | None], Batch]
+    beside: Beside
     transform: Transform | None
+    buffers: Buffers
 
-    def batches(self, stream: Stream, epoch: int, located: Located, size: int) -> Iterator[Batch]:
-        for at, read in enumerate(gather_batches(stream.caches, located, size, self.columns)):
+    def batches(self, stream: RowSource, epoch: int, located: Located, size: int) -> Iterator[Batch]:
+        count = -(-max(1, len(located.rows)) // size)
+        reads = gather_batches(stream.caches, located, size, self.columns) if self.columns else iter([{}] * count)
+        for at, read in enumerate(reads):
             part = located.part(slice(at * size, (at + 1) * size))
+            coins = DrawnOnce(partial(_coins, stream, epoch, part, by_row))
             batch = self.derive(read, part.weights)
-            yield self._completed(batch, stream, epoch, part)
-
-    def _completed(self, batch: Batch, stream: Stream, epoch: int, located: Located) -> Batch:
-        batch |= _tags(located)
-        if self.transform is None:
-            return batch
-        return checked_batch(self.transform(batch, _coins(stream, epoch, located, by_row)))
+            _add(batch, self.beside.batch(stream.caches, part, coins, self.buffers))
+            yield _completed(batch, part, self.transform, coins)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,33 +169,58 @@ class CollatedBatches:
 
     collate: Collate
     columns: tuple[str, ...]
+    beside: Beside
     transform: Transform | None
     buffers: Buffers
 
-    def batches(self, stream: Stream, epoch: int, located: Located, size: int) -> Iterator[Batch]:
+    def batches(self, stream: RowSource, epoch: int, located: Located, size: int) -> Iterator[Batch]:
         for at in range(0, max(1, len(located.rows)), size):
             yield self._batch(stream, epoch, located.part(slice(at, at + size)))
 
-    def _batch(self, stream: Stream, epoch: int, located: Located) -> Batch:
-        coins = _coins(stream, epoch, located, by_sample)
+    def _batch(self, stream: RowSource, epoch: int, located: Located) -> Batch:
+        coins = DrawnOnce(partial(_coins, stream, epoch, located, by_sample))
         rows = view_rows(stream.caches, located, self.collate.columns)
-        batch = self.collate.collate(rows, coins, self.buffers) | _tags(located)
+        batch = self.collate.collate(rows, coins(), self.buffers)
         if self.columns:
             (read,) = gather_batches(stream.caches, located, max(1, len(located.rows)), self.columns)
-            further = plain_batch(read, self.buffers)
-            _refuse_twice(batch, further)
-            batch |= further
-        return batch if self.transform is None else checked_batch(self.transform(batch, coins))
+            _add(batch, plain_batch(read, self.buffers))
+        _add(batch, self.beside.batch(stream.caches, located, coins, self.buffers))
+        return _completed(batch, located, self.transform, coins)
 
 
-def _coins(stream: Stream, epoch: int, located: Located, naming: Naming) -> Coins:
+class DrawnOnce:
+    """The coins of a batch, drawn when they are first asked for; most batches need none."""
+
+    __slots__ = ("_coins", "_draw")
+
+    def __init__(self, draw: Callable[[], Coins]) -> None:
+        self._draw = draw
+        self._coins: Coins | None = None
+
+    def __call__(self) -> Coins:
+        if self._coins is None:
+            self._coins = self._draw()
+        return self._coins
+
+
+def _completed(batch: Batch, located: Located, transform: Transform | None, coins: Callable[[], Coins]) -> Batch:
+    batch |= _tags(located)
+    if transform is not None:
+        batch = checked_batch(transform(batch, coins()))
+    return LoadedBatch(batch) if type(batch) is dict else batch
+
+
+def _coins(stream: RowSource, epoch: int, located: Located, naming: Naming) -> Coins:
     epochs = epoch if located.epochs is None else located.epochs
     return row_coins(stream.caches, stream.seed, epochs, located.rows, located.sources, naming)
 
 
-def _refuse_twice(batch: Batch, further: Batch) -> None:
+def _add(batch: Batch, further: Batch) -> None:
+    """Add tensors to a batch; presence bits may be there already."""
     for name in further.keys() & batch.keys():
-        raise ValueError(f"'{name}' is already in the batch that the collate makes; leave that column out of `columns`")
+        if not name.endswith(".present"):
+            raise ValueError(f"'{name}' is already in the batch; leave it out of `columns` and `identify`")
+    batch |= further
 
 
 def _tags(located: Located) -> Batch:
@@ -205,65 +246,149 @@ def batch_kind(
     caches: Sequence[Cache],
     columns: Sequence[str] | None,
     collate: Collate | None,
-    labels: LabelStyle | None,
-    derive: Sequence[Derived],
+    labels: LabelStyle | Literal["auto"] | None,
+    derive: Sequence[Derived] | Literal["device"] | None,
+    train_on: "TrainOn | Sequence[Kind] | Mapping[Kind, float] | None" = None,
+    *,
+    loss_mask: str | None = None,
+    max_documents: int | None = None,
+    identify: Sequence[Name] = (),
+    features: Mapping[str, Times | FeaturesAt] | None = None,
 ) -> BatchKind:
     """Return the kind of batch that the arguments ask for, by default the one that suits the caches."""
     columns = None if columns is None else checked_names("columns", columns)
     if columns == ():
         raise ValueError("columns is empty; name columns of the cache, or leave it out")
-    derive, labels = checked_names("derive", derive), checked_label_style("labels", labels)
-    if collate is None and columns is None:
-        collate = _usual_collate(caches)
+    labels = labels if labels == "auto" else checked_label_style("labels", labels)
+    on_device, derive = derive == "device", checked_derive(derive)
+    is_packed = all(set(PACKED_COLUMNS) <= set(cache.columns) for cache in caches)
+    as_stored = columns is not None and (not is_packed or bool(set(PACKED_COLUMNS) & set(columns)))
+    if collate is None and not as_stored:
+        collate = _usual_collate(caches) if columns is None else None
+    only_packed = (labels, derive, train_on, loss_mask, max_documents)
+    if collate is None and is_packed and not as_stored:
+        if loss_mask is not None and train_on is not None:
+            raise ValueError("pass train_on or loss_mask, not both: each says which labels the loss counts")
+        policy = spans_policy(caches, train_on) if loss_mask is None else None
+        if on_device:
+            _refuse_on_device(labels, policy, loss_mask)
+            stored = PackedTargets(None, (), pad_token(caches[0]), max_documents=max_documents, as_stored=True)
+            return _training(stored, caches, *beside(caches, columns or (), identify, features))
+        usual = PackedTargets()
+        targets = PackedTargets(
+            usual.labels if labels == "auto" else labels,
+            usual.derive if derive is None else derive,
+            pad_token(caches[0]),
+            policy,
+            loss_mask,
+            max_documents,
+        )
+        return _training(targets, caches, *beside(caches, columns or (), identify, features))
+    if on_device:
+        raise ValueError("derive='device' applies to packed-token batches only; drop `columns` and `collate`")
+    refuse_without_training(*only_packed)
     if collate is not None:
-        refuse_without_training(labels, derive)
-        return _collated(collate, columns or (), caches)
-    if columns is None and all(set(PACKED_COLUMNS) <= set(cache.columns) for cache in caches):
-        return _training(PackedTargets(labels, derive, _pad(caches[0])), caches)
-    refuse_without_training(labels, derive)
-    return _plain(columns or caches[0].default_columns, caches)
+        return _collated(collate, caches, *beside(caches, columns or (), identify, features))
+    return _plain(caches, *beside(caches, columns or default_columns(caches[0]), identify, features))
+
+
+def checked_derive(derive: Sequence[Derived] | Literal["device"] | None) -> tuple[Derived, ...] | None:
+    """Return the names of derived tensors; None where none are named, or "device" is."""
+    if derive is None or derive == "device":
+        return None
+    if isinstance(derive, str) and closest(derive, ("device",)):
+        raise choice_error("derive", derive, (*get_args(Derived), "device"))
+    return checked_names("derive", derive)
+
+
+def _refuse_on_device(
+    labels: LabelStyle | Literal["auto"] | None, policy: TrainOn | None, loss_mask: str | None
+) -> None:
+    if policy is not None or loss_mask is not None:
+        raise ValueError(
+            "derive='device' makes labels of whole documents; rows with spans or a loss_mask need those of the loader: "
+            "leave derive out"
+        )
+    if labels not in (None, "auto"):
+        raise ValueError(f"pass labels={labels!r} to derive_on_device; with derive='device' the loader makes no labels")
 
 
 def _usual_collate(caches: Sequence[Cache]) -> Collate | None:
     kinds = {cache.recipe(cache.generation.base).kind for cache in caches}
-    if kinds != {"images"}:
+    homes = {
+        "images": ("forebay.torch.images.image_batch", "ImageBatch"),
+        "preferences": ("forebay.torch.preference_batch", "PreferenceBatch"),
+    }
+    if len(kinds) != 1 or (kind := kinds.pop()) not in homes:
         return None
-    collate: Collate = import_module("forebay.torch.images.image_batch").ImageBatch(caches[0])  # imports this module
+    module, name = homes[kind]  # they import this module
+    collate: Collate = getattr(import_module(module), name)(caches[0])
     return collate
 
 
-def _pad(cache: Cache) -> int:
+def pad_token(cache: Cache) -> int:
     """Return the token that the recipe pads with; 0 if it names none."""
     pad = cache.recipe(cache.generation.base).fields.get("pad", 0)
     return pad if isinstance(pad, int) else 0
 
 
-def _collated(collate: Collate, further: tuple[str, ...], caches: Sequence[Cache]) -> BatchKind:
+def _collated(collate: Collate, caches: Sequence[Cache], further: tuple[str, ...], more: Beside) -> BatchKind:
     check_caches(collate, caches)
 
     def maker(buffers: Buffers, transform: Transform | None) -> BatchMaker:
-        return CollatedBatches(collate, further, transform, buffers)
+        return CollatedBatches(collate, further, more, transform, buffers)
 
-    row_bytes = collate.row_bytes + (batch_bytes(caches[0], further, 1) if further else 0)
-    return BatchKind((*collate.columns, *further), _COLLATING_THREADS, row_bytes, collate, maker)
+    row_bytes = collate.row_bytes + (batch_bytes(caches[0], further, 1) if further else 0) + more.row_bytes
+    columns = (*collate.columns, *further, *more.columns(caches))
+    return BatchKind(columns, _COLLATING_THREADS, row_bytes, collate, maker)
 
 
-def _training(training: PackedTargets, caches: Sequence[Cache]) -> BatchKind:
+def _training(training: PackedTargets, caches: Sequence[Cache], further: tuple[str, ...], more: Beside) -> BatchKind:
+    columns = tuple(dict.fromkeys((*training.columns, *further)))
+
     def maker(buffers: Buffers, transform: Transform | None) -> BatchMaker:
         def derive(read: Read, weights: Weights | None) -> Batch:
             return training_batch(read, training, buffers, weights)
 
-        return ColumnBatches(PACKED_COLUMNS, derive, transform)
+        return ColumnBatches(columns, derive, more, transform, buffers)
 
-    row_bytes = batch_bytes(caches[0], PACKED_COLUMNS, 1, derived=2 + len(training.derive))
-    return BatchKind(PACKED_COLUMNS, suitable_threads(caches, PACKED_COLUMNS), row_bytes, None, maker)
+    row_bytes = batch_bytes(
+        caches[0], (*PACKED_COLUMNS, *further), 1, derived=0 if training.as_stored else 2 + len(training.derive)
+    )
+    return _of_columns((*columns, *more.columns(caches)), caches, row_bytes + more.row_bytes, maker)
 
 
-def _plain(columns: tuple[str, ...], caches: Sequence[Cache]) -> BatchKind:
+def _of_columns(
+    columns: tuple[str, ...],
+    caches: Sequence[Cache],
+    row_bytes: int,
+    maker: Callable[[Buffers, Transform | None], BatchMaker],
+) -> BatchKind:
+    return BatchKind(columns, suitable_threads(caches, columns), row_bytes, None, maker)
+
+
+def spans_policy(
+    caches: Sequence[Cache], train_on: "TrainOn | Sequence[Kind] | Mapping[Kind, float] | None"
+) -> TrainOn | None:
+    """Return which tokens of conversations are trained: by default all that a model generates."""
+    with_spans = [set(CHAT_COLUMNS) <= set(cache.columns) for cache in caches]
+    if all(with_spans):
+        return TrainOn() if train_on is None else TrainOn.of(train_on)
+    if train_on is not None or any(with_spans):
+        without = caches[with_spans.index(False)]
+        raise ValueError(
+            f"'{without.root}' has no spans, so nothing says which of its tokens are responses; "
+            "build it with `forebay build chat`, or load chat caches and others apart"
+        )
+    return None
+
+
+def _plain(caches: Sequence[Cache], columns: tuple[str, ...], more: Beside) -> BatchKind:
     def maker(buffers: Buffers, transform: Transform | None) -> BatchMaker:
         def derive(read: Read, weights: Weights | None) -> Batch:
             return plain_batch(read, buffers)
 
-        return ColumnBatches(columns, derive, transform)
+        return ColumnBatches(columns, derive, more, transform, buffers)
 
-    return BatchKind(columns, suitable_threads(caches, columns), batch_bytes(caches[0], columns, 1), None, maker)
+    row_bytes = batch_bytes(caches[0], columns, 1) + more.row_bytes
+    return _of_columns((*columns, *more.columns(caches)), caches, row_bytes, maker)

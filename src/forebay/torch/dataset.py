@@ -7,7 +7,7 @@ A pickled dataset holds no rows: a worker opens the cache again, with the same r
 
 import operator
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Literal, cast
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from forebay.errors import ColumnNotFound
 from forebay.feeding.arguments import checked_cache, checked_names, checked_rule
 from forebay.feeding.prefetch import view_rows
 from forebay.feeding.stream import PACKED_COLUMNS, Located, SelectionRule
+from forebay.masks.conversations import Kind, TrainOn
 from forebay.masks.documents import LabelStyle, checked_label_style
 from forebay.order.bijection import Numbers
 from forebay.order.coins import Coins
@@ -31,8 +32,10 @@ from forebay.torch.assemble import (
     check_rows,
     checked_batch,
     row_coins,
+    spans_policy,
 )
 from forebay.torch.batches import Batch, Buffers, PackedTargets, plain_batch, refuse_without_training, training_batch
+from forebay.torch.beside import Name, beside, default_columns
 
 Row = dict[str, Tensor]
 
@@ -49,6 +52,10 @@ class CacheDataset(Dataset[Row]):
     With these names, `transformers` finds document boundaries in the positions and keeps documents apart (without
     `use_cache`).
 
+    `columns` adds columns as they are stored, and `identify` the names of rows, as in a `Loader`.
+
+    `train_on` names the kinds of tokens of a chat cache that the loss counts, as in a `Loader`.
+
     `collate` makes the tensors, as in a `Loader`; without one, images come as they are stored, for a `collate_fn`.
     `transform` is called with batches, as in a `Loader`, and with the coins of the epoch last set by `set_epoch`.
     """
@@ -59,8 +66,10 @@ class CacheDataset(Dataset[Row]):
         *,
         selection: SelectionRule | None = None,
         columns: Sequence[str] | None = None,
-        labels: LabelStyle | None = "shifted",
-        derive: Sequence[Literal["positions", "document_ids"]] = ("positions",),
+        identify: Sequence[Name] = (),
+        labels: LabelStyle | Literal["auto"] | None = "auto",
+        derive: Sequence[Literal["positions", "document_ids"]] | None = None,
+        train_on: TrainOn | Sequence[Kind] | Mapping[Kind, float] | None = None,
         names: Mapping[str, str] | None = None,
         collate: Collate | None = None,
         transform: Transform | None = None,
@@ -70,7 +79,8 @@ class CacheDataset(Dataset[Row]):
         self.seed = seed
         rule = checked_rule(selection)
         self._selection = None if rule is None else rule.select(cache)
-        labels = checked_label_style("labels", labels)
+        labels = labels if labels == "auto" else checked_label_style("labels", labels)
+        derive = None if derive is None else checked_names("derive", derive)
         columns = None if columns is None else checked_names("columns", columns)
         if collate is not None and columns is not None:
             raise ValueError(
@@ -79,11 +89,15 @@ class CacheDataset(Dataset[Row]):
         if collate is not None:
             check_caches(collate, [cache])
             check_rows(collate, cache, self._selection)
-        trains = collate is None and columns is None and set(PACKED_COLUMNS) <= set(cache.columns)
-        self._columns = PACKED_COLUMNS if trains else columns
-        self._training = _row_training(labels, checked_names("derive", derive)) if trains else None
+        is_packed = set(PACKED_COLUMNS) <= set(cache.columns)
+        trains = collate is None and is_packed and not set(PACKED_COLUMNS) & set(columns or ())
+        policy = spans_policy([cache], train_on) if trains else None
+        self._training = _row_training(labels, derive, policy) if trains else None
+        stored = () if trains or collate is not None else default_columns(cache)
+        named, self._beside = beside([cache], columns or stored, identify, None)
+        self._columns = (*(self._training.columns if self._training else ()), *named)
         if not trains:
-            refuse_without_training(labels, derive)
+            refuse_without_training(labels, derive, train_on)
         self._names = None if names is None else _checked_names(names)
         self._collate = collate
         self._transform = transform
@@ -130,9 +144,11 @@ class CacheDataset(Dataset[Row]):
         buffers = Buffers(0, pinned=False)
         if self._collate is not None:
             views = view_rows([self.cache], Located(rows), self._collate.columns)
-            return self._collate.collate(views, self._coins(rows), buffers)
-        read = self.cache.read(rows, self._columns)
-        return training_batch(read, self._training, buffers) if self._training else plain_batch(read, buffers)
+            batch = self._collate.collate(views, self._coins(rows), buffers)
+        else:
+            read = self.cache.read(rows, self._columns) if self._columns else {}
+            batch = training_batch(read, self._training, buffers) if self._training else plain_batch(read, buffers)
+        return batch | self._beside.batch([self.cache], Located(rows), lambda: self._coins(rows), buffers)
 
     def _coins(self, rows: Numbers) -> Coins:
         naming = by_row if self._collate is None else by_sample
@@ -155,15 +171,21 @@ def _checked_names(names: Mapping[str, str]) -> dict[str, str]:
     return dict(names)
 
 
-def _row_training(labels: LabelStyle | None, derive: Sequence[Literal["positions", "document_ids"]]) -> PackedTargets:
-    if "cu_seqlens" in derive:
+def _row_training(
+    labels: LabelStyle | Literal["auto"] | None,
+    derive: Sequence[Literal["positions", "document_ids"]] | None,
+    train_on: TrainOn | None,
+) -> PackedTargets:
+    usual = PackedTargets()
+    if "cu_seqlens" in (derive or ()):
         raise ValueError("cu_seqlens belongs to a whole batch, not to a row; derive it from seq_lens, or use a Loader")
-    return PackedTargets(labels, tuple(derive))
+    derived = usual.derive if derive is None else tuple(derive)
+    return PackedTargets(usual.labels if labels == "auto" else labels, derived, train_on=train_on)
 
 
 def _split(batch: Batch, name: str) -> Sequence[Tensor]:
     """Return the tensor of every row."""
     offsets = batch.get(f"{name}.offsets")
     if offsets is None:
-        return batch[name].unbind(0)
+        return cast(Tensor, batch[name]).unbind(0)
     return torch.split(batch[name], offsets.diff().tolist())

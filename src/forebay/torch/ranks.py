@@ -6,16 +6,20 @@ paired with another's all_reduce. Every wait has a timeout, and its error names 
     rank r   ── <loader>/<question>/r ──▶ store ──▶ rank 0 compares ── <loader>/<question>/verdict ──▶ every rank
 
 Loaders are numbered in the order of their first iteration, so every rank must iterate its loaders in the same order.
+Those of a process group or a device mesh are numbered apart: the data-parallel ranks of a model that is also split by
+tensors or stages compare themselves with each other only.
 """
 
 import itertools
 import json
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
-from torch import distributed
+from torch import Tensor, distributed
+from torch.distributed.device_mesh import DeviceMesh
 
 from forebay.errors import RanksDisagree, RanksMissing
 from forebay.feeding.shuffle import Ranks
@@ -23,18 +27,57 @@ from forebay.feeding.shuffle import Ranks
 RANK_TIMEOUT = 600.0  # seconds; another rank may still be loading a model before its first batch
 _GRACE = 30.0  # seconds that ranks wait longer than rank 0, which knows the missing ranks
 _SHORTEST, _LONGEST = 0.005, 0.25  # seconds between two polls of the store
-_loaders = itertools.count()
+_loaders: defaultdict[tuple[int, ...], Iterator[int]] = defaultdict(itertools.count)  # by the ranks that share them
 
 
-def current_ranks(rank: int | None = None, world_size: int | None = None) -> Ranks:
+def current_ranks(
+    rank: int | None = None,
+    world_size: int | None = None,
+    process_group: distributed.ProcessGroup | None = None,
+    device_mesh: DeviceMesh | None = None,
+) -> Ranks:
     """Return the ranks: as passed, else from torch.distributed, else from torchrun's environment, else 0 of 1."""
     if (rank is None) != (world_size is None):
         raise ValueError(f"pass both rank and world_size, or neither (got rank={rank}, world_size={world_size})")
+    if sum(each is not None for each in (rank, process_group, device_mesh)) > 1:
+        raise ValueError(
+            "pass rank and world_size, or process_group, or device_mesh, not several: each names the ranks"
+        )
     if rank is not None and world_size is not None:
         return Ranks(rank, world_size)
+    if process_group is not None:
+        return _among(distributed.get_process_group_ranks(process_group), "process_group")
+    if device_mesh is not None:
+        return _among(device_mesh.mesh.flatten().tolist(), "device_mesh")
     if distributed.is_available() and distributed.is_initialized():
         return Ranks(distributed.get_rank(), distributed.get_world_size(), "group")
     return Ranks(int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1)), "environment")
+
+
+def local_rank() -> int:
+    """Return the number of this process on its machine, as torchrun sets it."""
+    return int(os.environ.get("LOCAL_RANK", 0))
+
+
+def _among(members: Sequence[int], argument: str) -> Ranks:
+    own = distributed.get_rank()
+    if own not in members:
+        raise ValueError(f"rank {own} is not in the {argument}, which has the ranks {list(members)}")
+    return Ranks(members.index(own), len(members), "group", tuple(members))
+
+
+def sum_over(
+    value: Tensor, ranks: Ranks, process_group: distributed.ProcessGroup | None, device_mesh: DeviceMesh | None
+) -> Tensor:
+    """Return the sum of a tensor over ranks: a collective, which all of them must call."""
+    if ranks.world_size == 1:
+        return value
+    if ranks.known_by == "arguments" or not distributed.is_initialized():
+        raise ValueError("ranks that were passed as numbers have no process group to sum over; pass process_group=")
+    total = value.clone()
+    for group in [process_group] if device_mesh is None else device_mesh.get_all_groups():
+        distributed.all_reduce(total, group=group)
+    return total
 
 
 class Store(Protocol):
@@ -81,19 +124,23 @@ class Agreement:
         return int(json.loads(self._awaited(store, f"{key}/verdict")))
 
     def _store(self) -> Store | None:
-        """Return the store of the default process group, if these are its ranks."""
+        """Return the store of the default process group, if these ranks are in it."""
         ranks = self._ranks
         if ranks.world_size == 1 or ranks.known_by == "arguments" or not distributed.is_initialized():
             return None
         group = distributed.group.WORLD
-        if group is None or (group.rank(), group.size()) != (ranks.rank, ranks.world_size):
+        if group is None:
+            return None
+        if not ranks.members and (group.rank(), group.size()) != (ranks.rank, ranks.world_size):
             return None
         store: Store = group.get_group_store()
         return store
 
     def _next_key(self) -> str:
         if self._name is None:
-            self._name = f"forebay/loader-{next(_loaders)}"
+            members = self._ranks.members
+            shared = f"ranks-{'-'.join(map(str, members))}/" if members else ""
+            self._name = f"forebay/{shared}loader-{next(_loaders[members])}"
         return f"{self._name}/{next(self._questions)}"
 
     def _compared(self, store: Store, key: str) -> dict[str, Any]:

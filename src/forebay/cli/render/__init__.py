@@ -9,21 +9,29 @@ from forebay.cache.records import (
     BuildReport,
     CleanReport,
     CopyReport,
+    DropReport,
     Estimate,
     Gaps,
     ImportReport,
     RefreshReport,
     RekeyReport,
+    RemoteEstimate,
     RepairReport,
     Status,
     Summary,
+    TierClean,
+    TierContents,
+    TierFill,
     VerifyReport,
 )
+from forebay.cli.render.remote import draw_remote_estimate, draw_tier_clean, draw_tier_contents, draw_tier_fill
 from forebay.cli.render.reports import (
     draw_build,
     draw_clean,
     draw_copy,
     draw_demo,
+    draw_doctor,
+    draw_drop,
     draw_dry_run,
     draw_estimate,
     draw_import,
@@ -33,7 +41,14 @@ from forebay.cli.render.reports import (
     draw_taught_sheet,
     draw_verify,
 )
-from forebay.cli.render.rows import draw_image_sheet, draw_images, draw_packed_rows, draw_peek
+from forebay.cli.render.rows import (
+    draw_bundle,
+    draw_image_sheet,
+    draw_images,
+    draw_packed_rows,
+    draw_peek,
+    draw_viewing,
+)
 from forebay.cli.render.state import (
     draw_alignment,
     draw_gaps,
@@ -45,16 +60,29 @@ from forebay.cli.render.state import (
     draw_warm,
 )
 from forebay.cli.render.summary import draw_summary
-from forebay.preview.row_records import DemoReport, DryRun, ImagePeek, ImageSheet, PackedPeek, Peek, TaughtSheet
+from forebay.preview.row_records import (
+    DemoReport,
+    DoctorReport,
+    DryRun,
+    ImagePeek,
+    ImageSheet,
+    PackedPeek,
+    Peek,
+    TaughtSheet,
+)
 from forebay.teachers import Alignment, TeacherEstimate
 from forebay.tiers.tier_records import TierClearReport, TierSummary, TierVerifyReport, WarmReport
+from forebay.viewer.view_records import BundleReport, Viewing
 
 DRAWINGS: dict[type[Any], Callable[[Any], RenderableType]] = {
     Alignment: draw_alignment,
     BuildReport: draw_build,
+    BundleReport: draw_bundle,
     CleanReport: draw_clean,
     CopyReport: draw_copy,
     DemoReport: draw_demo,
+    DoctorReport: draw_doctor,
+    DropReport: draw_drop,
     DryRun: draw_dry_run,
     Estimate: draw_estimate,
     Gaps: draw_gaps,
@@ -65,15 +93,20 @@ DRAWINGS: dict[type[Any], Callable[[Any], RenderableType]] = {
     Peek: draw_peek,
     RefreshReport: draw_refresh,
     RekeyReport: draw_rekey,
+    RemoteEstimate: draw_remote_estimate,
     RepairReport: draw_repair,
     Status: draw_status,
     Summary: draw_summary,
     TaughtSheet: draw_taught_sheet,
     TeacherEstimate: draw_teacher_estimate,
+    TierClean: draw_tier_clean,
     TierClearReport: draw_tier_clear,
+    TierContents: draw_tier_contents,
+    TierFill: draw_tier_fill,
     TierSummary: draw_tier,
     TierVerifyReport: draw_tier_verify,
     VerifyReport: draw_verify,
+    Viewing: draw_viewing,
     WarmReport: draw_warm,
 }
 

@@ -51,12 +51,13 @@ def stale_files(stale: Mapping[str, str]) -> list[RenderableType]:
     changed = [(path, how) for path, how in stale.items() if how != GONE]
     gone = [(path, how) for path, how in stale.items() if how == GONE]
     return [
-        *_beginning("stale sources", changed, "bold red"),
-        *_beginning("deleted source files; published rows stay valid", gone, "yellow"),
+        *beginning("stale sources", changed, "bold red"),
+        *beginning("deleted source files; published rows stay valid", gone, "yellow"),
     ]
 
 
-def _beginning(heading: str, rows: Sequence[tuple[str, ...]], style: str) -> list[RenderableType]:
+def beginning(heading: str, rows: Sequence[tuple[str, ...]], style: str) -> list[RenderableType]:
+    """A listing of the first rows, and how many there are besides."""
     parts = listing(heading, rows[:SHOWN_FILES], style)
     return [*parts, Text(f"  … and {len(rows) - SHOWN_FILES:,} more; --json has all")] if rows[SHOWN_FILES:] else parts
 

@@ -6,9 +6,11 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from forebay.cache.records import (
+    GONE,
     BuildReport,
     CleanReport,
     CopyReport,
+    DropReport,
     Estimate,
     ImportReport,
     Problem,
@@ -18,7 +20,7 @@ from forebay.cache.records import (
     VerifyReport,
 )
 from forebay.cli.render.parts import BUILD_ANEW, facts, listing, next_command, stale_files, title
-from forebay.preview.row_records import DemoReport, DryRun, TaughtSheet
+from forebay.preview.row_records import DemoReport, DoctorReport, DryRun, TaughtSheet
 from forebay.preview.words import command_line, counted, human_bytes, human_time, in_ranges, printable
 
 
@@ -30,8 +32,12 @@ def draw_build(report: BuildReport) -> RenderableType:
             [
                 ("chunks", made),
                 ("rows", f"{report.rows:,}"),
-                ("failed", f"{report.failures:,} of {counted(report.samples, 'sample')}" if report.failures else ""),
-                ("written", f"{human_bytes(report.written_bytes)} in {human_time(report.seconds)}"),
+                ("tokens", _made_tokens(report)),
+                ("text", _text_figures(report)),
+                ("duplicates", f"{report.statistics['duplicates']:,} left out" if _has(report, "duplicates") else ""),
+                ("failed", _failed(report)),
+                ("written", f"{human_bytes(report.written_bytes)} in {human_time(report.seconds)}{_packed(report)}"),
+                ("time", ", ".join(f"{phase} {human_time(spent)}" for phase, spent in report.phases.items())),
             ]
         )
     )
@@ -40,11 +46,42 @@ def draw_build(report: BuildReport) -> RenderableType:
     return Group(*parts, next_command(command_line("status" if report.failures else "verify", report.root)))
 
 
+def _has(report: BuildReport, name: str) -> bool:
+    return bool(report.statistics.get(name))
+
+
+def _made_tokens(report: BuildReport) -> str:
+    """How many tokens there are, how full the rows, and how fast this build made its own."""
+    if not _has(report, "tokens"):
+        return ""
+    used = report.figures.get("utilization")
+    parts = [f"{report.statistics['tokens']:,}", f"{used:.2%} of the places" if isinstance(used, float) else ""]
+    speed = report.tokens_per_second
+    return ", ".join(filter(None, [*parts, f"{speed:,.0f} per second" if speed else ""]))
+
+
+def _text_figures(report: BuildReport) -> str:
+    each = report.figures.get("characters_per_token")
+    return f"{each:.2f} characters per token" if isinstance(each, float) and each else ""
+
+
+def _failed(report: BuildReport) -> str:
+    if not report.failures:
+        return ""
+    reasons = ", ".join(f"{reason} {count:,}" for reason, count in report.reasons.items())
+    return f"{report.failures:,} of {counted(report.samples, 'sample')}{f': {reasons}' if reasons else ''}"
+
+
+def _packed(report: BuildReport) -> str:
+    ratio = report.figures.get("compression_ratio")
+    return f", compression ratio {ratio:.2f}" if isinstance(ratio, float) and ratio else ""
+
+
 def draw_copy(report: CopyReport) -> RenderableType:
     copied = f"{counted(report.copied, 'chunk')} copied, {report.present:,} already present"
     size = f"{human_bytes(report.copied_bytes)} in {human_time(report.seconds)}"
     head = title(report.destination, f"generation {report.generation}", copied, size)
-    return Group(head, next_command(command_line("repair", report.root, "--from", report.destination)))
+    return Group(head, next_command(command_line("verify", report.destination)))
 
 
 def draw_rekey(report: RekeyReport) -> RenderableType:
@@ -67,7 +104,22 @@ def draw_clean(report: CleanReport) -> RenderableType:
     parts += listing("claims of dead builders", ((key,) for key in report.claims))
     parts += listing("replaced chunks", ((key,) for key in report.superseded))
     parts += listing("old generations", ((str(number),) for number in report.generations))
-    return Group(*parts) if len(parts) > 1 else title(report.root, "nothing to clean")
+    parts = parts if len(parts) > 1 else [title(report.root, "nothing to clean")]
+    if report.kept_bytes:
+        kept = f"{counted(report.kept_generations, 'older generation')}, {human_bytes(report.kept_bytes)} only in them"
+        parts += [facts([("kept", kept)])]
+        parts += [next_command(command_line("clean", report.root, "--keep-generations", "1"))]
+    return Group(*parts)
+
+
+def draw_drop(report: DropReport) -> RenderableType:
+    chunks = counted(report.chunks, "chunk")
+    left = f"{chunks}, {human_bytes(report.bytes)}: older generations keep them"
+    return Group(
+        title(report.root, f"generation {report.generation}", f"without {', '.join(report.layers)}"),
+        facts([("dropped", left)]),
+        next_command(command_line("clean", report.root, "--keep-generations", "1")),
+    )
 
 
 def draw_demo(report: DemoReport) -> RenderableType:
@@ -102,15 +154,27 @@ def draw_repair(report: RepairReport) -> RenderableType:
     parts += listing("restored, byte for byte", ((key,) for key in report.restored), "green")
     parts += listing("replaced by other bytes", report.replaced.items(), "yellow")
     parts += listing("failed", report.failed.items(), "bold red")
-    return Group(*parts, next_command(command_line("verify", report.root)))
+    return Group(*parts, _after_repair(report))
+
+
+def _after_repair(report: RepairReport) -> Text:
+    """`verify`, but for a source that was edited, of which it would only say the same."""
+    if any("cannot be refreshed" in why for why in report.failed.values()):
+        return BUILD_ANEW
+    edited = any("`forebay refresh" in why for why in report.failed.values())
+    return next_command(command_line("refresh" if edited else "verify", report.root))
 
 
 def draw_refresh(report: RefreshReport) -> RenderableType:
     notes = listing("notes", ((note,) for note in report.notes), "yellow")
     if not (report.changed or report.dropped or report.chunks or report.layers or report.missing):
-        same = f"{counted(report.touched, 'file')} with new times and the same content" if report.touched else ""
-        return Group(title(report.root, "nothing to refresh", *filter(None, [same])), *notes)
-    parts: list[RenderableType] = [title(report.root, f"generation {report.generation}")]
+        same = (
+            f"{counted(report.touched, 'file')} with new times and the same content, recorded" if report.touched else ""
+        )
+        left = [next_command(command_line("build", report.root))] if report.generation is None else []
+        return Group(title(report.root, "nothing to refresh", *filter(None, [same])), *notes, *left)
+    published = "nothing published yet" if report.generation is None else f"generation {report.generation}"
+    parts: list[RenderableType] = [title(report.root, published)]
     parts += listing("changed files", report.changed.items(), "yellow")
     parts += listing("dropped files", ((path,) for path in report.dropped), "yellow")
     made = f"{counted(len(report.chunks), 'chunk')}: {in_ranges(report.chunks)}" if report.chunks else "nothing"
@@ -122,7 +186,8 @@ def draw_refresh(report: RefreshReport) -> RenderableType:
         facts((f"layer {layer}", f"{counted(len(chunks), 'chunk')} rebuilt") for layer, chunks in report.layers.items())
     ]
     parts += listing("layers that now lack chunks", report.missing.items(), "bold red")
-    return Group(*parts, *notes, next_command(command_line("gaps" if report.missing else "verify", report.root)))
+    verb = "build" if report.generation is None else "gaps" if report.missing else "verify"
+    return Group(*parts, *notes, next_command(command_line(verb, report.root)))
 
 
 def _bad_row(bad: Problem) -> tuple[str, str, str]:
@@ -146,7 +211,9 @@ def _missing_rows(report: VerifyReport) -> Iterator[tuple[str, str]]:
 
 
 def _next_step(report: VerifyReport) -> Text:
-    if report.bad or report.missing:
+    # What was edited comes first: a damaged chunk of it cannot be repaired, and a refresh makes it again.
+    edited = report.refreshable and any(how != GONE for how in report.stale.values())
+    if (report.bad or report.missing) and not (edited and all(bad.chunk >= 0 for bad in report.bad)):
         return next_command(command_line("repair", report.root))
     if not report.sound:
         return next_command(command_line("refresh", report.root)) if report.refreshable else BUILD_ANEW
@@ -240,3 +307,20 @@ def draw_import(report: ImportReport) -> RenderableType:
 def _layer(made: int, present: int, absent: int) -> str:
     text = f"{counted(made, 'chunk')} built, {present:,} already present"
     return f"{text}; {counted(absent, 'row')} absent" if absent else text
+
+
+_MARKS = {"ok": ("✓", "green"), "note": ("·", "dim"), "problem": ("✗", "bold red")}
+
+
+def draw_doctor(report: DoctorReport) -> RenderableType:
+    parts: list[RenderableType] = []
+    for group in dict.fromkeys(check.group for check in report.checks):
+        parts.append(Text(group, style="bold"))
+        for check in (check for check in report.checks if check.group == group):
+            parts.append(
+                Text.assemble("  ", _MARKS[check.state], f" {printable(check.name)}  {printable(check.detail)}")
+            )
+            parts += [Text.assemble("      ", (printable(check.command), "cyan"))] if check.command else []
+    bad = len(report.problems)
+    parts.append(Text(counted(bad, "problem") if bad else "no problem found", style="bold red" if bad else "green"))
+    return Group(*parts)

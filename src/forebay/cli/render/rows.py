@@ -31,11 +31,13 @@ from forebay.preview.row_records import (
     PackedPeek,
     PackedPiece,
     PackedRow,
+    PackedSpan,
     Peek,
     PeekedImage,
     PeekedRow,
 )
-from forebay.preview.words import counted, printable
+from forebay.preview.words import counted, human_bytes, printable
+from forebay.viewer.view_records import BundleReport, Viewing
 
 TEXT_LINES = 8
 TEXT_CHARS = 600
@@ -81,6 +83,11 @@ def _text(text: str) -> Text:
 
 COLORS = ("cyan", "yellow", "magenta", "green")
 HEAD_CHARS, TAIL_CHARS = 360, 120
+SPAN_CHARS = 2400  # of a conversation
+SPAN_COLORS = {
+    "prompt": "cyan", "response": "green", "thinking": "magenta", "tool_call": "yellow", "tool_result": "blue",
+    "header": "dim", "stop": "bold red",
+}  # fmt: skip
 SHOWN_IDS = 24
 BAR_CELLS = 20
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
@@ -89,6 +96,8 @@ _EIGHTHS = " ▏▎▍▌▋▊▉█"
 def draw_packed_rows(peek: PackedPeek) -> RenderableType:
     head = title(peek.root, f"generation {peek.generation}", counted(peek.rows, "row"))
     note = [Text(f"ids, not text: {printable(peek.note)}", style="yellow")] if peek.note else []
+    if any(piece.spans for row in peek.shown for piece in row.pieces):
+        note.append(Text.assemble("spans: ", *((f"{kind} ", color) for kind, color in SPAN_COLORS.items())))
     return Group(head, *note, *(line for row in peek.shown for line in _packed_row(row)))
 
 
@@ -126,9 +135,22 @@ def _content(piece: PackedPiece, tokens: list[int], color: str) -> Text:
     """The text of a piece, with glyphs for begin and end tokens, and dots if the document continues."""
     if piece.text is None:
         return Text(_ids(tokens), style=color)
+    if piece.spans:
+        return _conversation(piece.spans)
     before = "▸" if piece.bos else "…" if piece.offset else ""
     after = "∎" if piece.eos else "…" if piece.goes_on else ""
     return Text.assemble((before, "dim"), (_shortened(_visible(piece.text)), color), (after, "dim"))
+
+
+def _conversation(spans: tuple[PackedSpan, ...]) -> Text:
+    """A conversation with a color for every kind of span; headers are dim."""
+    room = max(24, SPAN_CHARS // max(1, len(spans)))
+    shown = Text()
+    for span in spans:
+        text = "\n".join(printable(line.expandtabs(4)) for line in (span.text or "").split("\n"))
+        cut = text if len(text) <= room else f"{text[: room - room // 4]}⟨{len(text) - room:,}⟩{text[-room // 4 :]}"
+        shown.append(cut, style=SPAN_COLORS.get(span.kind, ""))
+    return shown
 
 
 def _ids(ids: list[int]) -> str:
@@ -202,3 +224,13 @@ def _metadata(metadata: dict[str, Any]) -> str:
         return ""
     text = printable(msgspec.json.encode(metadata).decode())
     return text if len(text) <= SHOWN_METADATA else f"{text[:SHOWN_METADATA]}…"
+
+
+def draw_viewing(viewing: Viewing) -> RenderableType:
+    shown = Text.assemble("viewing ", (", ".join(map(printable, viewing.caches)), "bold"))
+    return Group(shown, Text.assemble("open ", (viewing.url, "cyan"), " in a browser; Ctrl-C stops"))
+
+
+def draw_bundle(report: BundleReport) -> RenderableType:
+    rows = counted(sum(map(len, report.rows)), "row")
+    return title(report.path, f"{rows} of {counted(len(report.caches), 'cache')}", human_bytes(report.bytes))

@@ -12,7 +12,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from forebay.cache.records import GONE, ClaimStatus, Gaps, LayerStatus, Status
-from forebay.cli.render.parts import BUILD_ANEW, facts, listing, next_command, stale_files, title
+from forebay.cli.render.parts import BUILD_ANEW, beginning, facts, listing, next_command, stale_files, title
 from forebay.preview.words import command_line, counted, human_bytes, human_time, in_ranges, printable
 from forebay.teachers import Alignment, LayerAlignment, TeacherEstimate
 from forebay.tiers.tier_records import RecipeShare, TierClearReport, TierSummary, TierVerifyReport, WarmReport
@@ -31,6 +31,7 @@ def draw_status(status: Status) -> RenderableType:
     parts += stale_files(status.stale)
     parts += listing("unreadable source files, skipped", status.unreadable.items(), "yellow")
     parts += listing("sources that grew", ((path,) for path in status.grown))
+    parts += beginning("new source files, not in the cache", [(path,) for path in status.new], "")
     parts += listing("foreign files, left alone", ((key,) for key in status.foreign), "yellow")
     if status.source_note:
         parts.append(Text(f"note: {printable(status.source_note)}", style="yellow"))
@@ -43,7 +44,7 @@ def draw_gaps(gaps: Gaps) -> RenderableType:
         return title(gaps.root, f"layer {gaps.layer}", counts, "no gaps")
     return Group(
         title(gaps.root, f"layer {gaps.layer}", counts),
-        facts([("missing", in_ranges(gaps.missing)), ("unlisted", in_ranges(gaps.unlisted))]),
+        facts([("missing", _chunks(gaps.missing)), ("unlisted", _chunks(gaps.unlisted))]),
         next_command(fill_command(gaps)),
     )
 
@@ -81,13 +82,18 @@ def _layer_line(layer: LayerStatus) -> Text:
     return Text.assemble((layer.layer, "bold"), "  ", picture, f"  {counts}")
 
 
+def _chunks(numbers: Collection[int]) -> str:
+    """How many chunks, and which: of a number alone nobody knows whether it counts or names."""
+    return f"{counted(len(numbers), 'chunk')}: {in_ranges(numbers)}" if numbers else ""
+
+
 def _layer_facts(layer: LayerStatus) -> Iterator[tuple[str, str | Text]]:
-    yield "missing", in_ranges(layer.missing)
+    yield "missing", _chunks(layer.missing)
     if layer.lost:
-        yield "lost", Text(f"{in_ranges(layer.lost)} (published, but the file is missing)", style="bold red")
-    yield "suspect", Text(in_ranges(layer.suspect), style="bold red")
+        yield "lost", Text(f"{_chunks(layer.lost)} (published, but the file is missing)", style="bold red")
+    yield "suspect", Text(_chunks(layer.suspect), style="bold red")
     if layer.unlisted:
-        yield "unlisted", f"{in_ranges(layer.unlisted)} (not published yet: `build` checks and publishes them)"
+        yield "unlisted", f"{_chunks(layer.unlisted)} (not published yet: `build` checks and publishes them)"
     if layer.failures:
         reasons = ", ".join(f"{reason} {count:,}" for reason, count in layer.reasons.items())
         yield "failed", f"{layer.failures:,} of {counted(layer.samples, 'sample')}: {reasons}"
@@ -123,9 +129,9 @@ def _next_step(status: Status) -> Iterator[Text]:
         yield Text.assemble("next: restore the old files, or drop their samples: ", (without, "cyan"))
     elif not status.complete:
         yield next_command(command_line("gaps", status.root))
-    elif status.grown and status.source_root:
-        files = (os.path.normpath(os.path.join(status.source_root, path)) for path in status.grown)
-        yield next_command(command_line("grow", status.root, *islice(files, NAMED_FILES)))
+    elif (status.grown or status.new) and status.source_root:
+        added = (os.path.normpath(os.path.join(status.source_root, path)) for path in (*status.grown, *status.new))
+        yield next_command(command_line("grow", status.root, *islice(added, NAMED_FILES)))
 
 
 SHORT = 12
@@ -205,13 +211,15 @@ def draw_teacher_estimate(estimate: TeacherEstimate) -> RenderableType:
     total = f"{human_bytes(estimate.row_bytes)} per row, {human_bytes(estimate.bytes)} in total"
     free = "" if estimate.free_bytes is None else human_bytes(estimate.free_bytes)
     head = title(counted(estimate.rows, "row"), total)
-    return Group(head, *listing("column, row, bytes per row, total", rows), facts([("free", free)]))
+    notes = listing("notes", ((note,) for note in estimate.notes))
+    return Group(head, *listing("column, row, bytes per row, total", rows), facts([("free", free)]), *notes)
 
 
 def draw_alignment(found: Alignment) -> RenderableType:
     verdict = ("aligned", "bold green") if found.aligned else ("not aligned", "bold red")
     head = Text.assemble(title(found.root, counted(len(found.layers), "layer") + " of teachers"), " · ", verdict)
-    return Group(head, *map(_layer, found.layers), next_command(command_line("peek", found.root)))
+    off = listing("not as expected", ((one,) for one in found.unmet), "red")
+    return Group(head, *map(_layer, found.layers), *off, next_command(command_line("peek", found.root)))
 
 
 def _layer(found: LayerAlignment) -> RenderableType:
@@ -228,6 +236,7 @@ def _layer(found: LayerAlignment) -> RenderableType:
             ]
         )
     ]
+    parts += listing("between buckets", ((str(one),) for one in found.interpolation))
     parts += listing("problems", ((problem,) for problem in found.problems), "bold red")
     parts += listing("notes", ((note,) for note in found.notes), "yellow")
     return Group(*parts)

@@ -53,6 +53,31 @@ def _token_figures(counts: Mapping[str, Any], figures: Mapping[str, Any]) -> Ite
     yield "rows by use", _use(counts["rows_by_use"])
 
 
+def draw_chat_figures(layer: LayerSummary) -> RenderableType:
+    return facts(_chat_figures(layer.statistics, layer.figures) if layer.chunks else ())
+
+
+def _chat_figures(counts: Mapping[str, Any], figures: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    turns = f"{figures['turns_per_conversation']:.1f} assistant turns each"
+    yield "conversations", f"{counts['conversations']:,}, {turns}"
+    yield "long ones", f"{counts['documents_cut']:,} truncated, {counts['documents_dropped']:,} dropped"
+    yield "generated", f"{100 * figures['generated_share']:.1f} % of the tokens"
+    yield "by kind", _shares(figures["tokens_by_kind"], counts["tokens"])
+    yield "by role", _shares(figures["tokens_by_role"], counts["tokens"])
+    yield "across borders", f"{counts['tokens_straddling']:,} tokens" if counts["tokens_straddling"] else ""
+    yield from (each for each in _token_figures(counts, figures) if each[0] != "documents")
+
+
+def _shares(counts: Mapping[str, int], total: int) -> str:
+    """
+    >>> _shares({"prompt": 300, "response": 100, "stop": 0}, 400)
+    'prompt 300 (75.0 %), response 100 (25.0 %)'
+    """
+    return ", ".join(
+        f"{name} {count:,} ({count / max(1, total):.1%})".replace("%", " %") for name, count in counts.items() if count
+    )
+
+
 def _documents(counts: Mapping[str, Any]) -> str:
     """
     >>> _documents({"documents": 1200, "documents_split": 30, "documents_cut": 0, "documents_dropped": 7})
@@ -122,6 +147,7 @@ def _stored(figures: Mapping[str, Any]) -> str:
 SHORT = 12
 # Kinds with a drawing of their figures.
 FIGURES: dict[str, Callable[[LayerSummary], RenderableType]] = {
+    "chat": draw_chat_figures,
     "images": draw_image_figures,
     "tokens": draw_token_figures,
 }

@@ -8,6 +8,7 @@ import hashlib
 import io
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO, Literal, Protocol
@@ -30,12 +31,17 @@ from forebay.teachers.recipe import TeacherRecipe
 
 KEY = "caption"
 _PROMPTS = "prompts.jsonl"
+_PNG_MODES = ("1", "L", "LA", "I", "I;16", "P", "RGB", "RGBA")
 
 
 class Savable(Protocol):
     """A Pillow image."""
 
-    def save(self, file: BinaryIO, format: str) -> None: ...
+    mode: str
+
+    def getexif(self) -> Any: ...
+
+    def save(self, file: BinaryIO, format: str, *, exif: Any) -> None: ...
 
 
 Image = str | os.PathLike[str] | Savable
@@ -44,6 +50,7 @@ Image = str | os.PathLike[str] | Savable
 @dataclass(frozen=True, slots=True)
 class PromptCaches:
     folder: str
+    chunk_rows: int = 512
 
     def root(self, prompts: Sequence[str], number: int = 0) -> str:
         """Return the cache of some prompts, made now if it is new; `number` above 0 is another cache of them."""
@@ -52,7 +59,7 @@ class PromptCaches:
             os.makedirs(_samples(root), exist_ok=True)
             manifest = os.path.join(_samples(root), _PROMPTS)
             _write(manifest, "".join(json.dumps({KEY: prompt}) + "\n" for prompt in prompts).encode())
-            api.build(root, lines(manifest), RawRecipe(), workers=0)
+            api.build(root, lines(manifest), RawRecipe(chunk_rows=self.chunk_rows), workers=0)
         return root
 
     def root_of_images(self, images: Sequence[Image], prompts: Sequence[str], size: int) -> str:
@@ -71,17 +78,19 @@ class PromptCaches:
         is_begun = bool(there) and holds(open_store(root), layout.CACHE)
         for number, (image, prompt) in enumerate(zip(images, prompts, strict=True)):
             content, suffix = _content(image)
-            named = {f"{number:08d}{suffix}": content, f"{number:08d}.json": json.dumps({KEY: prompt}).encode()}
+            facts = {KEY: prompt, **({"name": _name(image)} if _name(image) else {})}
+            named = {f"{number:08d}{suffix}": content, f"{number:08d}.json": json.dumps(facts).encode()}
             for name, value in named.items():
                 path = os.path.join(_samples(root), name)
-                if is_begun and (name not in there or _read(path) != value):
+                if is_begun and (name not in there or not _is_same(name, _read(path), value)):
                     raise ValueError(
                         f"image {number} is not the one that '{root}' was begun with; encode images before other "
                         "parts, and use a ModelZoo with a separate folder for each data set"
                     )
-                _write(path, value)
+                if not is_begun:
+                    _write(path, value)
             there -= named.keys()
-        for name in there:  # left by an earlier list that never became a cache
+        for name in filter(_OURS.fullmatch, there):  # left by an earlier list that never became a cache
             os.remove(os.path.join(_samples(root), name))
 
     def prompts_of(self, root: str) -> dict[str, Any]:
@@ -105,10 +114,13 @@ def _samples(root: str) -> str:
 
 
 def _write(path: str, content: bytes) -> None:
-    """Write a file unless it has this content; rewriting it would change its modification time."""
-    if not os.path.exists(path) or _read(path) != content:
-        with open(path, "wb") as file:
-            file.write(content)
+    """Write a file, never through a link, unless it has this content: rewriting would change its modification time."""
+    if not os.path.islink(path) and os.path.exists(path) and _read(path) == content:
+        return
+    aside = f"{path}.{os.getpid()}.aside"
+    with open(aside, "xb") as file:
+        file.write(content)
+    os.replace(aside, path)
 
 
 def _content(image: Image) -> tuple[bytes, str]:
@@ -117,9 +129,29 @@ def _content(image: Image) -> tuple[bytes, str]:
         if suffix.lower() not in ENDINGS:
             raise ValueError(f"'{os.fspath(image)}' must end in one of {', '.join(ENDINGS)}")
         return _read(image), suffix
+    kind = "PNG" if image.mode in _PNG_MODES else "TIFF"  # either keeps pixels, mode and orientation
     buffer = io.BytesIO()
-    image.save(buffer, format="PNG")
-    return buffer.getvalue(), ".png"
+    try:
+        image.save(buffer, format=kind, exif=image.getexif())
+    except OSError as error:
+        raise ValueError(f"an image of mode '{image.mode}' cannot be kept; convert it to RGB first") from error
+    return buffer.getvalue(), f".{kind.lower()}"
+
+
+def _name(image: Image) -> str:
+    """Return the file name of an image; empty for a Pillow image that is not from a file."""
+    path = image if isinstance(image, str | os.PathLike) else getattr(image, "filename", "")
+    return os.path.basename(path)
+
+
+def _is_same(name: str, stored: bytes, value: bytes) -> bool:
+    """Return whether a file has some content; of prompts only the caption counts, earlier ones have no name."""
+    if stored == value or not name.endswith(".json"):
+        return stored == value
+    try:
+        return bool(json.loads(stored).get(KEY) == json.loads(value)[KEY])
+    except (ValueError, AttributeError):
+        return False
 
 
 def _read(path: str | os.PathLike[str]) -> bytes:
@@ -127,6 +159,7 @@ def _read(path: str | os.PathLike[str]) -> bytes:
         return file.read()
 
 
+_OURS = re.compile(r"\d{8}\.[A-Za-z]+")  # the names of images and their prompts
 ENCODINGS = ("latents", "t5", "clip")
 
 
@@ -150,10 +183,11 @@ class ModelZoo:
     device: str = "auto"
     dtype: Literal["float32", "float16", "bfloat16"] = "float32"
     batch_size: int = 8
+    chunk_rows: int = 512  # prompts of a chunk, of caches without images: what a build holds in memory, or loses
 
     @property
     def prompt_caches(self) -> PromptCaches:
-        return PromptCaches(os.fspath(self.folder))
+        return PromptCaches(os.fspath(self.folder), self.chunk_rows)
 
     @property
     def encodings(self) -> tuple[str, ...]:

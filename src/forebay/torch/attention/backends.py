@@ -48,6 +48,12 @@ def no_compile(function: Callable[Arguments, Result]) -> Callable[Arguments, Res
     return cast(Callable[Arguments, Result], disabled)
 
 
+def _constant(function: Callable[[], bool]) -> Callable[[], bool]:
+    """Make a compiled caller ask once, and keep the answer in its graph."""
+    constant = torch.compiler.assume_constant_result(function)  # type: ignore[no-untyped-call]  # torch ships it untyped
+    return cast(Callable[[], bool], constant)
+
+
 @no_compile
 def compiled_flex_attention(query: Tensor, key: Tensor, value: Tensor, mask: BlockMask) -> Tensor:
     """Run FlexAttention with the kernel of this signature; the `MAX_KERNELS` most recently used are kept."""
@@ -117,8 +123,18 @@ def flex_can_run(query: Tensor, mask: BlockMask, *beside: Tensor) -> bool:
         return False
     if query.device.type == "cpu":
         asks_gradient = torch.is_grad_enabled() and any(each.requires_grad for each in (query, *beside))
-        return not asks_gradient and torch.backends.cpu.get_cpu_capability().startswith("AVX") and has_cpp_compiler()
-    return query.device.type == "cuda" and has_triton() and fits_cuda(query.shape[-1], mask.BLOCK_SIZE)
+        return not asks_gradient and _cpu_has_flex()
+    return query.device.type == "cuda" and _cuda_has_flex() and fits_cuda(query.shape[-1], mask.BLOCK_SIZE)
+
+
+@_constant
+def _cpu_has_flex() -> bool:
+    return torch.backends.cpu.get_cpu_capability().startswith("AVX") and has_cpp_compiler()
+
+
+@_constant
+def _cuda_has_flex() -> bool:
+    return has_triton()
 
 
 def fits_cuda(head_dim: int, block_size: tuple[int, int]) -> bool:
@@ -148,6 +164,23 @@ def attend_auto(
     if attended is not None:
         return attended
     return attend_packed(query, key, value, mask, seq_lens, sdpa_for(query), sees)
+
+
+def attend_masked(
+    query: Tensor, key: Tensor, value: Tensor, mask: BlockMask, backend: Literal["auto", "flex", "dense"]
+) -> Tensor:
+    """Attend with a mask that the caller built. Inside `torch.compile` this is a part of the caller's graph."""
+    _check_mask(query, mask)
+    if not torch.compiler.is_compiling():
+        attended = _flex_if_possible(query, key, value, mask) if backend == "auto" else None
+        return attended if attended is not None else attend_packed(query, key, value, mask, (), _masked(backend))
+    if backend == "flex" or (backend == "auto" and flex_can_run(query, mask, key, value)):
+        return _attend(query, key, value, mask)
+    return attend_dense(query, key, value, mask)
+
+
+def _masked(backend: Literal["auto", "flex", "dense"]) -> Backend:
+    return "dense" if backend == "auto" else backend
 
 
 def attend_causal(

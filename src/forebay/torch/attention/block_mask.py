@@ -3,7 +3,8 @@
 `create_block_mask` evaluates S × S pairs of tokens to find the empty blocks; here they follow from the lengths. The
 result is equal on all four index pairs, takes O(batch · blocks) work besides the index tensors, and no S² memory.
 
-A BlockMask does not pickle: send `seq_lens` through workers, and build the mask next to the model.
+All return torch's own `BlockMask`, which `torch.compile`, `torch.export` and pytrees know. It does not pickle: send
+`seq_lens` through workers, and build the mask next to the model.
 
 Each `mask_mod` closes over tensors of a fixed shape only, so that new documents, another window or another prefix are
 new tensor contents, and `torch.compile` keeps its kernel.
@@ -11,7 +12,6 @@ new tensor contents, and `torch.compile` keeps its kernel.
 
 from collections.abc import Callable
 from types import CellType, FunctionType
-from typing import Self
 
 import numpy as np
 import torch
@@ -33,6 +33,9 @@ from forebay.masks.spans import (
     span_block_lists,
     windowed,
 )
+from forebay.torch.notebook import show_masks_in_notebooks
+
+show_masks_in_notebooks()
 
 MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
@@ -75,7 +78,7 @@ def captured_tensors(mask_mod: MaskMod) -> tuple[Tensor, ...]:
 
 
 def moved_mask_mod(mask_mod: MaskMod, device: torch.device | str) -> MaskMod:
-    """Return a `mask_mod` with its tensors moved to another device, which `BlockMask.to` does not do."""
+    """Return a `mask_mod` with its tensors moved to another device."""
     if not _cells(mask_mod):
         return mask_mod
     assert isinstance(mask_mod, FunctionType)
@@ -121,12 +124,11 @@ DEFAULT_BLOCK_SIZE = 128
 Device = torch.device | str | None
 
 
-class PortableBlockMask(BlockMask):
-    """A `BlockMask` whose `to` also moves the tensors that `mask_mod` closes over."""
-
-    def to(self, device: torch.device | str) -> Self:
-        moved = vars(super().to(device))
-        return type(self)(**{**moved, "mask_mod": moved_mask_mod(self.mask_mod, device)})
+def move_mask(mask: BlockMask, device: torch.device | str) -> BlockMask:
+    """Return the mask on another device, with the tensors that `mask_mod` closes over, which `BlockMask.to` leaves."""
+    moved = mask.to(device)
+    moved.mask_mod = moved_mask_mod(mask.mask_mod, device)
+    return moved
 
 
 def document_block_mask(
@@ -137,7 +139,7 @@ def document_block_mask(
     window: int | None = None,
     block_size: int | tuple[int, int] = DEFAULT_BLOCK_SIZE,
     device: Device = None,
-) -> PortableBlockMask:
+) -> BlockMask:
     """Return the mask of packed rows: no token sees another document, and padding is a separate document.
 
     seq_lens [[3, 2]], sequence_length 6      a a a b b .
@@ -168,7 +170,7 @@ def prefix_block_mask(
     window: int | None = None,
     block_size: int | tuple[int, int] = DEFAULT_BLOCK_SIZE,
     device: Device = None,
-) -> PortableBlockMask:
+) -> BlockMask:
     """Return the prefix-LM mask of packed rows: a document sees its first `prefix_lens` tokens, the rest is causal.
 
     seq_lens [[4, 1]], prefix_lens [[2, 0]]      1 1 . . .
@@ -190,7 +192,7 @@ def causal_block_mask(
     *,
     block_size: int | tuple[int, int] = DEFAULT_BLOCK_SIZE,
     device: Device = None,
-) -> PortableBlockMask:
+) -> BlockMask:
     """Return the causal mask of rows without documents; one mask serves every batch size."""
     return _span_block_mask(causal_spans(sequence_length), causal_mask_mod, block_size, device)
 
@@ -204,7 +206,7 @@ def image_block_mask(
     leading_tokens: int = 1,
     block_size: int | tuple[int, int] = DEFAULT_BLOCK_SIZE,
     device: Device = None,
-) -> PortableBlockMask:
+) -> BlockMask:
     """Return the key mask of letterboxed images: no token sees a patch of padding; `leading_tokens` are always seen.
 
     CLS and a 2 × 2 grid whose lower patches are padding      c 0 1 . .
@@ -218,19 +220,17 @@ def image_block_mask(
     return _block_mask(key_block_lists(keep, pair), key_mask_mod(_tensor(keep, device)), keep.shape[1], pair, device)
 
 
-def _span_block_mask(
-    spans: Spans, mask_mod: MaskMod, block_size: int | tuple[int, int], device: Device
-) -> PortableBlockMask:
+def _span_block_mask(spans: Spans, mask_mod: MaskMod, block_size: int | tuple[int, int], device: Device) -> BlockMask:
     pair = block_pair(block_size)
     return _block_mask(span_block_lists(spans, pair), mask_mod, spans.sequence_length, pair, device)
 
 
 def _block_mask(
     lists: BlockLists, mask_mod: MaskMod, length: int, block_size: tuple[int, int], device: Device
-) -> PortableBlockMask:
+) -> BlockMask:
     kv, full_kv = _with_heads(lists.kv, device), _with_heads(lists.full_kv, device)
     q, full_q = _with_heads(lists.q, device), _with_heads(lists.full_q, device)
-    return PortableBlockMask((length, length), *kv, *full_kv, *q, *full_q, BLOCK_SIZE=block_size, mask_mod=mask_mod)
+    return BlockMask((length, length), *kv, *full_kv, *q, *full_q, BLOCK_SIZE=block_size, mask_mod=mask_mod)
 
 
 def _with_heads(blocks: BlockList, device: Device) -> tuple[Tensor, Tensor]:

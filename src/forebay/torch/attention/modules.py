@@ -4,7 +4,9 @@
     SeedAttention          a causal residual block that is initialised to the identity
     MaskedViTBlock         letterboxed images: no token sees a patch of padding; CLS is always seen
 
-Layers share block masks if they are made with the same `BlockMaskCache`.
+Each takes the mask of the batch as `mask=`, built once and passed to all layers: then a model compiles as one graph
+(`fullgraph=True`). Without it a layer builds the mask itself, between two graphs; layers share masks if they are made
+with the same `BlockMaskCache`.
 """
 
 from collections.abc import Callable
@@ -16,7 +18,14 @@ from torch.nn.attention.flex_attention import BlockMask
 from torch.nn.functional import scaled_dot_product_attention
 
 from forebay.masks.spans import DocumentKind
-from forebay.torch.attention.backends import Backend, attend_auto, attend_causal, attend_packed
+from forebay.torch.attention.backends import (
+    Backend,
+    attend_auto,
+    attend_causal,
+    attend_documents,
+    attend_masked,
+    attend_packed,
+)
 from forebay.torch.attention.block_mask import DEFAULT_BLOCK_SIZE, causal_block_mask, document_block_mask
 from forebay.torch.attention.mask_cache import BlockMaskCache
 
@@ -26,6 +35,7 @@ class PackedSelfAttention(nn.Module):
 
         attention = PackedSelfAttention(dim=512, n_head=8)
         y = attention(x, batch["seq_lens"])                  # x, y: (rows, sequence_length, dim)
+        y = attention(x, mask=mask)                          # mask = document_block_mask(batch["seq_lens"], …)
 
     `backend="auto"` uses FlexAttention where it can run, and SDPA elsewhere, with equal results. A kernel is compiled
     for each new shape of `x`, some seconds on a CPU: for rows of many lengths pass "dense" or "documents". Keep
@@ -51,15 +61,19 @@ class PackedSelfAttention(nn.Module):
         self.proj = nn.Linear(dim, dim)
         self.cache = cache if cache is not None else BlockMaskCache()
 
-    def forward(self, x: Tensor, seq_lens: Tensor) -> Tensor:
-        if len(seq_lens) != len(x):
-            raise ValueError(f"x has {len(x)} rows but seq_lens has {len(seq_lens)}; pass the lengths of this batch")
+    def forward(self, x: Tensor, seq_lens: Tensor | None = None, *, mask: BlockMask | None = None) -> Tensor:
         query, key, value = _split_heads(self.qkv(x), self.n_head)
-        mask = self._mask(seq_lens, x.shape[1], x.device)
-        if self.backend == "auto":
-            attended = attend_auto(query, key, value, mask, seq_lens, self._sees())
+        if mask is None:
+            lengths = _lengths_of(x, seq_lens)
+            made = self._mask(lengths, x.shape[1], x.device)
+            if self.backend == "auto":
+                attended = attend_auto(query, key, value, made, lengths, self._sees())
+            else:
+                attended = attend_packed(query, key, value, made, lengths, self.backend, self._sees())
+        elif self.backend == "documents":
+            attended = attend_documents(query, key, value, mask, _lengths_of(x, seq_lens))
         else:
-            attended = attend_packed(query, key, value, mask, seq_lens, self.backend, self._sees())
+            attended = attend_masked(query, key, value, mask, self.backend)
         projected: Tensor = self.proj(_join_heads(attended))
         return projected
 
@@ -110,10 +124,13 @@ class SeedAttention(nn.Module):
         nn.init.zeros_(self.proj.bias)
         self.cache = cache if cache is not None else BlockMaskCache(max_entries=8)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, *, mask: BlockMask | None = None) -> Tensor:
         query, key, value = _split_heads(self.qkv(x), self.n_head)
-        mask = self.cache.get(causal_block_mask, x.shape[1], device=x.device)
-        attended = attend_causal(query, key, value, mask, self.backend)
+        if mask is not None:
+            attended = attend_masked(query, key, value, mask, self.backend)
+        else:
+            mask = self.cache.get(causal_block_mask, x.shape[1], device=x.device)
+            attended = attend_causal(query, key, value, mask, self.backend)
         residual: Tensor = self.proj(_join_heads(attended))
         return x + residual
 
@@ -128,6 +145,7 @@ class MaskedViTBlock(nn.Module):
 
         ignore = torch.from_numpy(token_ignore_mask(rectangles, (224, 224), 16)).flatten(1)
         y = block(x, ignore)             # x, y: (images, 1 + tokens, dim), x[:, 0] is CLS
+        y = block(x, mask=mask)          # mask = image_block_mask(rectangles, (224, 224), 16)
 
     tokens     c 0 1 2 3
     ignore       . . 1 1      True = padding, as everywhere
@@ -143,10 +161,15 @@ class MaskedViTBlock(nn.Module):
         hidden = int(dim * mlp_ratio)
         self.mlp = nn.Sequential(nn.Linear(dim, hidden), nn.GELU(), nn.Linear(hidden, dim))
 
-    def forward(self, x: Tensor, ignore: Tensor) -> Tensor:
+    def forward(self, x: Tensor, ignore: Tensor | None = None, *, mask: BlockMask | None = None) -> Tensor:
         heads = _split_heads(self.qkv(self.norm1(x)), self.n_head)
-        seen = kept_with_cls(ignore, images=x.shape[0], tokens=x.shape[1])
-        attended = scaled_dot_product_attention(*heads, attn_mask=seen[:, None, None, :])
+        if mask is not None:
+            attended = attend_masked(*heads, mask, "auto")
+        elif ignore is not None:
+            seen = kept_with_cls(ignore, images=x.shape[0], tokens=x.shape[1])
+            attended = scaled_dot_product_attention(*heads, attn_mask=seen[:, None, None, :])
+        else:
+            raise TypeError("pass the ignored tokens of these images, or their mask")
         x = x + self.proj(_join_heads(attended))
         residual: Tensor = self.mlp(self.norm2(x))
         return x + residual
@@ -161,6 +184,14 @@ def kept_with_cls(ignore: Tensor, images: int, tokens: int) -> Tensor:
         )
     cls = ignore.new_ones(len(ignore), 1)
     return torch.cat((cls, ~ignore), dim=1)
+
+
+def _lengths_of(x: Tensor, seq_lens: Tensor | None) -> Tensor:
+    if seq_lens is None:
+        raise TypeError("pass seq_lens, or, with a backend other than 'documents', the mask of this batch")
+    if len(seq_lens) != len(x):
+        raise ValueError(f"x has {len(x)} rows but seq_lens has {len(seq_lens)}; pass the lengths of this batch")
+    return seq_lens
 
 
 def _check_backend(backend: str, known: tuple[str, ...]) -> None:

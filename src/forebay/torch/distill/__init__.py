@@ -4,21 +4,35 @@ x_t, v ← flow          teacher rows ← Features.at(rows, t) ──dropout─�
 loss = flow_loss(v_pred, v) + warm-up · feature_loss(predicted, rows.values, present=rows.present)
 """
 
-from forebay.torch.distill.flow import interpolate, min_snr_weight, sample_times, shift_times, velocity
+from forebay.torch.distill.flow import (
+    LogitNormalTimes,
+    interpolate,
+    min_snr_weight,
+    sample_times,
+    shift_times,
+    velocity,
+)
+from forebay.torch.distill.language import forward_kl_top_k
 from forebay.torch.distill.losses import (
     LossMode,
+    LunePredictor,
+    LuneSignal,
+    SolPrior,
+    SolSignal,
     Warmup,
+    embed_times,
     feature_loss,
     flow_loss,
     loss_weights,
     sol_loss,
     spatial_weights,
 )
-from forebay.torch.distill.student import LunePredictor, LuneSignal, SolPrior, SolSignal, embed_times
+from forebay.torch.distill.multi_source import MultiSourceCache
 from forebay.torch.distill.timed_features import TeacherDropout, TeacherRows
 
 __all__ = [
-    "LossMode", "LunePredictor", "LuneSignal", "SolPrior", "SolSignal", "TeacherDropout", "TeacherRows", "Warmup",
-    "embed_times", "feature_loss", "flow_loss", "interpolate", "loss_weights", "min_snr_weight", "sample_times",
-    "shift_times", "sol_loss", "spatial_weights", "velocity",
+    "LogitNormalTimes", "LossMode", "LunePredictor", "LuneSignal", "MultiSourceCache", "SolPrior", "SolSignal",
+    "TeacherDropout",
+    "TeacherRows", "Warmup", "embed_times", "feature_loss", "flow_loss", "forward_kl_top_k", "interpolate",
+    "loss_weights", "min_snr_weight", "sample_times", "shift_times", "sol_loss", "spatial_weights", "velocity",
 ]  # fmt: skip

@@ -7,10 +7,15 @@ above 1 moves times towards data; SD3 and Flux count time from data to noise, so
 `min_snr_weight` is the form for noise prediction, applied to a velocity loss.
 """
 
+from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
+
+from forebay.order.coins import Coins
 
 TimeDistribution = Literal["logit_normal", "uniform"]
 SHIFT = 3.0
@@ -38,6 +43,21 @@ def sample_times(
     else:
         raise ValueError(f"distribution must be 'logit_normal' or 'uniform' (got {distribution!r})")
     return shift_times(times, shift).clamp(_EDGE, 1 - _EDGE).to(device)
+
+
+@dataclass(frozen=True, slots=True)
+class LogitNormalTimes:
+    """Draws the times of rows from their coins, as `sample_times` does from a generator.
+
+    A row has the same time in any batch, on any rank and after any resume; another one in every epoch.
+    """
+
+    shift: float = SHIFT
+    purpose: str = "t"
+
+    def __call__(self, coins: Coins) -> NDArray[np.float32]:
+        normal = torch.special.ndtri(torch.from_numpy(coins.uniform(self.purpose)).clamp(1e-9, 1 - 1e-9))
+        return shift_times(torch.sigmoid(normal).float(), self.shift).clamp(_EDGE, 1 - _EDGE).numpy()
 
 
 def shift_times(times: Tensor, shift: float = SHIFT) -> Tensor:

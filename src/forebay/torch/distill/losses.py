@@ -1,4 +1,4 @@
-"""Losses of a student against teacher targets and velocities, weighted over space and time.
+"""Losses of a student against teacher targets and velocities, and the modules that predict them.
 
     cosine   1 − cos(p, t)               the default
     mse      (p − t)²
@@ -8,14 +8,21 @@ Every loss is a mean over the present rows, with equal weight; with none present
 arithmetic is float32, whatever autocast or the cache's type.
 
 Sol 8×8 ──bilinear──▶ 64×64 ──÷ mean──▶ weights        latent_weights 64×64 (share of real pixels) ──× ──÷ mean──▶
+
+    time ──┬── predictor ──▶ predicted ──────────┬──▶ loss against the teacher, where it is present
+    text ──┘                                     ├──▶ where(present, teacher, predicted): the student's input
+             teacher (in training, not dropped) ─┘
+
+At inference there is no teacher, and the student uses the prediction for every row.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity, huber_loss, interpolate, mse_loss
 
 from forebay.torch.distill.timed_features import TeacherRows
@@ -146,3 +153,79 @@ class Warmup:
 
     def __call__(self, step: int) -> float:
         return self.weight * min(1.0, step / self.steps) if self.steps else self.weight
+
+
+SOL_STATS = 4
+SOL_SIDE = 8
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LuneSignal:
+    predicted: Tensor  # (rows, feature_dim), for the loss
+    signal: Tensor  # (rows, signal_dim), for the student
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SolSignal:
+    stats_predicted: Tensor  # (rows, 4), each from 0 to 1
+    spatial_predicted: Tensor  # (rows, 8, 8), each map sums to 1
+    stats: Tensor  # for the student: the teacher's where present
+    spatial: Tensor
+
+
+class LunePredictor(nn.Module):
+    """Predicts the teacher's features from time and text, and projects them to a signal for the student."""
+
+    def __init__(
+        self, time_dim: int, text_dim: int, *, feature_dim: int = 1280, hidden_dim: int = 512, signal_dim: int = 256
+    ) -> None:
+        super().__init__()
+        self.predict = _perceptron(time_dim + text_dim, hidden_dim, feature_dim)
+        self.project = nn.Sequential(nn.LayerNorm(feature_dim), nn.Linear(feature_dim, signal_dim))
+
+    def forward(self, time: Tensor, text: Tensor, teacher: TeacherRows | None = None) -> LuneSignal:
+        """Predict from time (rows, time_dim) and pooled text (rows, text_dim)."""
+        predicted = self.predict(torch.cat([time, text], dim=-1))
+        used = predicted if teacher is None else teacher.filled(predicted)
+        return LuneSignal(predicted, self.project(used))
+
+
+class SolPrior(nn.Module):
+    """Predicts the teacher's statistics and map from time and text; a map sums to 1."""
+
+    def __init__(
+        self, time_dim: int, text_dim: int, *, hidden_dim: int = 256, stats: int = SOL_STATS, side: int = SOL_SIDE
+    ) -> None:
+        super().__init__()
+        self.side = side
+        self.predict_stats = _perceptron(time_dim + text_dim, hidden_dim, stats)
+        self.predict_spatial = _perceptron(time_dim + text_dim, hidden_dim, side * side)
+
+    def forward(
+        self, time: Tensor, text: Tensor, stats: TeacherRows | None = None, spatial: TeacherRows | None = None
+    ) -> SolSignal:
+        inputs = torch.cat([time, text], dim=-1)
+        # In float32 even under autocast: rounded shares would no longer sum to 1.
+        own_stats = self.predict_stats(inputs).float().sigmoid()
+        own_spatial = self.predict_spatial(inputs).float().softmax(dim=-1).view(-1, self.side, self.side)
+        return SolSignal(
+            own_stats,
+            own_spatial,
+            own_stats if stats is None else stats.filled(own_stats),
+            own_spatial if spatial is None else spatial.filled(own_spatial),
+        )
+
+
+def embed_times(times: Tensor, dim: int) -> Tensor:
+    """Return times (rows,) from 0 to 1 as sines and cosines of many periods, (rows, dim)."""
+    if dim % 2:
+        raise ValueError(f"dim must be even (got {dim}): sines and cosines come in pairs")
+    periods = torch.exp(-math.log(10_000) * torch.arange(dim // 2, device=times.device) / (dim // 2))
+    angles = 1000 * times.float()[:, None] * periods
+    return torch.cat([angles.sin(), angles.cos()], dim=-1)
+
+
+def _perceptron(inputs: int, hidden: int, out: int) -> nn.Sequential:
+    return nn.Sequential(
+        nn.Linear(inputs, hidden), nn.SiLU(), nn.Linear(hidden, hidden), nn.SiLU(), nn.Linear(hidden, out)
+    )

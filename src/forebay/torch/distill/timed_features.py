@@ -16,8 +16,8 @@ from torch import Tensor
 
 from forebay.order.coins import Coins
 from forebay.read.cache import Cache
-from forebay.teachers.built_in import TimeDirection
 from forebay.teachers.feature_reader import Between, Features
+from forebay.teachers.protocol import TimeDirection
 from forebay.torch.batches import to_array, to_tensor
 
 
@@ -101,6 +101,13 @@ class TorchFeatures:
         """
         found = self.numpy.between(to_array(indices), to_array(t), direction)
         return interpolate(found, self.device)
+
+
+def at_flow_times(
+    timed: TorchFeatures, indices: Tensor | ArrayLike, timesteps: Tensor | ArrayLike
+) -> dict[str, TeacherRows]:
+    """Return features at a t whose 0 is noise, whichever way the layer's own time runs."""
+    return timed.at(indices, timesteps, None if timed.time_direction is None else "t0_noise")
 
 
 def features(cache: Cache, layer: str, device: torch.device | str = "cpu") -> TorchFeatures:

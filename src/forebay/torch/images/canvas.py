@@ -9,18 +9,20 @@ A canvas has the storage type of its tensor: uint8, float32, or int16 for the tw
 lacks or is slow at.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from forebay import compiled
 from forebay.columns import Array
 from forebay.errors import AllTokensIgnored
+from forebay.images import ImageRecipe
 from forebay.images.geometry import Scaling
-from forebay.images.recipe import ImageRecipe
 from forebay.masks.documents import Bools
 from forebay.masks.rectangle import IGNORE_THRESHOLD, Size, token_ignore_mask, token_padding
 from forebay.order.coins import Coins
@@ -34,21 +36,25 @@ _CACHED_VALUES = 1 << 16  # float32 values that stay in a core's cache between t
 _SERIAL_VALUES = 1 << 15  # as many as torch copies without its own threads, which would compete with the loader's
 
 
-class Painter(Protocol):
+class Painter(ABC):
     """Fills canvases `[3, height, width]` of one type; `pad` is the value of padding on each plane."""
 
-    @property
-    def storage(self) -> np.dtype[Any]: ...
+    storage: np.dtype[Any]
+    pad: Array  # (3,)
 
-    @property
-    def pad(self) -> Array: ...  # (3,)
-
+    @abstractmethod
     def paint(self, lines: Array, content: Planes, left: int) -> None:
         """Fill lines of a canvas with content that begins at `left`, and with padding on both sides."""
-        ...
+
+    def paint_canvas(self, canvas: Array, content: Planes, box: Box) -> None:
+        """Paint content in its box, and padding around it."""
+        left, top, _, height = box
+        for plane, pad in zip(canvas, self.pad, strict=True):
+            plane[:top] = plane[top + height :] = pad
+        self.paint(canvas[:, top : top + height], content, left)
 
 
-class BytePainter:
+class BytePainter(Painter):
     """Paints pixels as they are stored."""
 
     storage = np.dtype(np.uint8)
@@ -62,8 +68,14 @@ class BytePainter:
             plane[:, :left] = plane[:, right:] = pad
         np.copyto(lines[:, :, left:right], content)
 
+    def paint_canvas(self, canvas: Array, content: Planes, box: Box) -> None:
+        if compiled.native is None or not canvas.flags.c_contiguous:
+            return super().paint_canvas(canvas, content, box)
+        planes = np.ascontiguousarray(content)
+        return compiled.native.paint(canvas, canvas.shape[1:], planes, box, self.pad.tolist())
 
-class FloatPainter:
+
+class FloatPainter(Painter):
     """Paints scaled values in float32."""
 
     storage = np.dtype(np.float32)
@@ -76,8 +88,15 @@ class FloatPainter:
         for rows, pixels in _whole_lines(content, left, lines.shape[2], self._pad_color, _CACHED_VALUES):
             self._scaling.apply(pixels, out=lines[:, rows])
 
+    def paint_canvas(self, canvas: Array, content: Planes, box: Box) -> None:
+        if compiled.native is None or not canvas.flags.c_contiguous:
+            return super().paint_canvas(canvas, content, box)
+        planes, scaling = np.ascontiguousarray(content), self._scaling
+        scale, shift = scaling.scale.ravel().tolist(), scaling.shift.ravel().tolist()
+        return compiled.native.paint_scaled(canvas, canvas.shape[1:], planes, box, self.pad.tolist(), scale, shift)
 
-class HalfPainter:
+
+class HalfPainter(Painter):
     """Paints scaled values, rounded to a 16-bit float."""
 
     storage = np.dtype(np.int16)
@@ -92,7 +111,7 @@ class HalfPainter:
             torch.from_numpy(lines[:, rows]).view(self._dtype).copy_(values)
 
 
-class InterleavingPainter:
+class InterleavingPainter(Painter):
     """Paints canvases with channels last: a few lines of planes at a time, then interleaved."""
 
     def __init__(self, planar: Painter) -> None:
@@ -113,16 +132,13 @@ def painter(dtype: torch.dtype, pad_color: Color, scaling: Scaling) -> Painter:
     return FloatPainter(pad_color, scaling) if dtype == torch.float32 else HalfPainter(pad_color, scaling, dtype)
 
 
-def paint_canvas(canvas: Array, content: Planes, box: Box, painter: Painter) -> None:
-    """Paint content in its box, and padding around it."""
-    left, top, _, height = box
-    for plane, pad in zip(canvas, painter.pad, strict=True):
-        plane[:top] = plane[top + height :] = pad
-    painter.paint(canvas[:, top : top + height], content, left)
-
-
 def mirrored(content: Planes) -> Planes:
-    """Flip content left–right, eight bytes at a time: reverse all bytes, then the order of planes and lines."""
+    """Flip content left–right. In numpy, eight bytes at a time: all bytes reversed, then the order of the lines."""
+    if compiled.native is not None and content.shape[2]:
+        lines = np.ascontiguousarray(content)
+        flipped = np.empty_like(lines)
+        compiled.native.mirror(flipped, lines, content.shape[2])
+        return flipped
     flat = np.ascontiguousarray(content).reshape(-1)
     odd = len(flat) % 8
     backwards = np.empty_like(flat)
@@ -212,6 +228,7 @@ class TokenMasks:
 
 
 Channels = Literal["first", "last"]
+MaskPlace = Literal["host", "device"]
 Boxes = NDArray[np.int32]
 Name = Callable[[int], str]  # image of the batch -> sample id
 
@@ -227,16 +244,17 @@ class CanvasMaker:
         channels: Channels,
         tokens: TokenMasks | None,
         transforms: Sequence[JointTransform],
+        masks: MaskPlace = "host",
     ) -> None:
         self._size, self._pad_color = (recipe.size, recipe.size), recipe.pad_color
         planar = painter(dtype, recipe.pad_color, scaling)
         self._painter = planar if channels == "first" else InterleavingPainter(planar)
         self._dtype, self._channels = dtype, channels
-        self._tokens, self._transforms = tokens, tuple(transforms)
+        self._tokens, self._transforms, self._masks = tokens, tuple(transforms), masks
 
     @property
     def row_bytes(self) -> int:
-        return self._size[0] * self._size[1] * (3 * self._painter.storage.itemsize + 1)
+        return self._size[0] * self._size[1] * (3 * self._painter.storage.itemsize + (self._masks == "host"))
 
     def make(self, contents: Iterable[Planes], boxes: Boxes, coins: Coins, buffers: Buffers, name: Name) -> Batch:
         """Make the tensors; `contents`, consumed one by one, and `boxes` are already flipped."""
@@ -245,7 +263,9 @@ class CanvasMaker:
         pixels, canvases = self._canvases(len(boxes), self._size, buffers)
         places = _places(boxes)
         for canvas, content, box in zip(canvases, contents, places, strict=True):
-            paint_canvas(canvas, content, box, self._painter)
+            self._painter.paint_canvas(canvas, content, box)
+        if self._masks == "device":
+            return {"pixels": pixels, "box": to_tensor(boxes, buffers)}
         mask = buffers.empty((len(boxes), *self._size), np.dtype(np.bool_))
         fill_pixel_masks(mask, places)
         batch = {"pixels": pixels, "pixel_mask": wrap(mask)}
@@ -271,7 +291,7 @@ class CanvasMaker:
         bytes_painter, places = BytePainter(self._pad_color), _places(boxes)
         pixels = np.empty((len(boxes), 3, *self._size), np.uint8)
         for canvas, content, box in zip(pixels, contents, places, strict=True):
-            paint_canvas(canvas, content, box, bytes_painter)
+            bytes_painter.paint_canvas(canvas, content, box)
         mask = np.empty((len(boxes), *self._size), np.bool_)
         fill_pixel_masks(mask, places)
         planes, padding, rectangles = map(torch.from_numpy, (pixels, mask, boxes))

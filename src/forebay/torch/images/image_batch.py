@@ -10,6 +10,7 @@
     original_size  int32 [images, 2], width and height of the image as displayed
     flipped        bool  [images]
     tags           float32 [images, vocabulary]; or "indices": int64, flat, with tags.offsets
+    label          int64 [images], with `classes`: the class of an image, −100 for one without
 
 SDPA wants True = keep, the opposite of both masks; a CLS token is never ignored:
 
@@ -27,20 +28,20 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from forebay.columns import Array, Columns, Ragged
-from forebay.errors import AllTokensIgnored
+from forebay.errors import AllTokensIgnored, choice_error
 from forebay.feeding.selection import Where
 from forebay.feeding.stream import SelectionRule
+from forebay.images import ImageRecipe, image_recipe
 from forebay.images.geometry import Normalize, Scaling, fit_many
-from forebay.images.inference import image_recipe
-from forebay.images.recipe import ImageRecipe
 from forebay.images.tags import Tags
+from forebay.masks.documents import IGNORED_LABEL
 from forebay.masks.rectangle import IGNORE_THRESHOLD, flip_rectangles
 from forebay.order.coins import Coins, sample_keys
 from forebay.order.selected_rows import Selection
 from forebay.read.cache import Cache
 from forebay.torch.assemble import Rows
 from forebay.torch.batches import Batch, Buffers, plain_batch
-from forebay.torch.images.canvas import Boxes, CanvasMaker, Channels, Planes, TokenMasks, mirrored
+from forebay.torch.images.canvas import Boxes, CanvasMaker, Channels, MaskPlace, Planes, TokenMasks, mirrored
 from forebay.torch.images.joint import JointTransform
 
 TagStyle = Literal["multi_hot", "indices"]
@@ -77,7 +78,7 @@ def _known(pairs: Mapping[str, str], vocabulary: Tags) -> dict[str, str]:
 
 _DTYPES = (torch.uint8, torch.float32, torch.float16, torch.bfloat16)
 _SHARED = ("size", "pad_color", "storage")  # fields that a cache's recipe must share, beside tags
-_KEPT_BATCHES = 2  # batches whose memory is reused, as a `collate_fn`
+_KEPT_BYTES = 256 * 1024 * 1024  # memory of earlier batches that is reused, as a `collate_fn`
 
 
 class ImageBatch:
@@ -93,6 +94,10 @@ class ImageBatch:
 
     `vocabulary` names other tags than the recipe's, in the order of their indices. Tags are then read from the stored
     metadata, so that another vocabulary does not need another cache.
+
+    `classes` are tags of which an image has at most one, or "tags" for the whole vocabulary: `label` is the index of
+    its class among them, for a cross entropy, beside the tags. `masks="device"` makes neither mask, which take a
+    quarter of the bytes of a uint8 batch: `masks_on_device` derives both from the box, where the model is.
     """
 
     def __init__(
@@ -109,9 +114,12 @@ class ImageBatch:
         patch: int | None = None,
         threshold: float = IGNORE_THRESHOLD,
         transforms: Sequence[JointTransform] = (),
+        classes: Sequence[str] | None = None,
+        masks: MaskPlace = "host",
         seed: int = 0,
     ) -> None:
         _check_choices(normalize, dtype, channels, tags)
+        _check_masks(masks, transforms)
         _check_pairs(orientation)
         self.recipe = image_recipe(source)
         self.seed = seed
@@ -119,10 +127,11 @@ class ImageBatch:
         self._named = None if vocabulary is None else Tags(_checked_vocabulary(vocabulary))
         self.vocabulary = self.recipe.vocabulary() if self._named is None else self._named
         self._tags = TagReader(self.vocabulary, orientation if flip else {})
+        self.classes = None if classes is None else _checked_classes(classes, self.vocabulary)
         tokens = None if patch is None else TokenMasks(self.recipe.size, patch, threshold)
         self._token_masks = None if transforms else tokens  # transforms change the share of padding
-        self._canvases = CanvasMaker(self.recipe, Scaling.of(normalize), dtype, channels, tokens, transforms)
-        self._buffers = Buffers(_KEPT_BATCHES, pinned=False)
+        self._canvases = CanvasMaker(self.recipe, Scaling.of(normalize), dtype, channels, tokens, transforms, masks)
+        self._buffers = Buffers(_KEPT_BYTES, pinned=False)
         # In shared memory, so that persistent workers see the next epoch too. torch declares no types here.
         self._epoch: Tensor = torch.zeros((), dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
 
@@ -134,7 +143,8 @@ class ImageBatch:
     @property
     def columns(self) -> tuple[str, ...]:
         """The columns it reads."""
-        tags = () if self._tag_style is None else ("tags",) if self._named is None else ("metadata",)
+        unread = self._tag_style is None and self.classes is None
+        tags = () if unread else ("tags",) if self._named is None else ("metadata",)
         return (self.recipe.stored_column, "box", "original_size", "id", *tags)
 
     @property
@@ -153,7 +163,8 @@ class ImageBatch:
     def check_cache(self, cache: Cache) -> None:
         """Raise for a cache with other canvases or tags, whose boxes and indices would have another meaning."""
         theirs = image_recipe(cache)
-        names = _SHARED if self._tag_style is None else (*_SHARED, *self._shared_tags)
+        unread = self._tag_style is None and self.classes is None
+        names = _SHARED if unread else (*_SHARED, *self._shared_tags)
         differs = [name for name in names if getattr(theirs, name) != getattr(self.recipe, name)]
         if differs:
             raise ValueError(
@@ -219,7 +230,7 @@ class ImageBatch:
         return {**self.__dict__, "_buffers": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _buffers=Buffers(_KEPT_BATCHES, pinned=False))
+        self.__dict__.update(state, _buffers=Buffers(_KEPT_BYTES, pinned=False))
 
     def _check_meaning(self, read: Mapping[str, Any]) -> None:
         """Raise for rows that another recipe made, as far as their boxes and tags show it."""
@@ -248,10 +259,30 @@ class ImageBatch:
         return boxes
 
     def _tags_of(self, rows: Rows, flipped: NDArray[np.bool_]) -> dict[str, Array | Ragged]:
-        if self._tag_style is None:
-            return {}
-        read = self._tags.multi_hot if self._tag_style == "multi_hot" else self._tags.indices
-        return {"tags": read(self._indices(rows), flipped)}
+        read: dict[str, Array | Ragged] = {}
+        if self._tag_style is not None:
+            tags = self._tags.multi_hot if self._tag_style == "multi_hot" else self._tags.indices
+            read["tags"] = tags(self._indices(rows), flipped)
+        if self.classes is not None:
+            read["label"] = self._labels(rows, flipped, self.classes)
+        return read
+
+    def _labels(self, rows: Rows, flipped: NDArray[np.bool_], classes: tuple[str, ...]) -> NDArray[np.int64]:
+        number = np.full(len(self.vocabulary), IGNORED_LABEL, np.int64)
+        number[[int(self.vocabulary.indices([name])[0]) for name in classes]] = np.arange(len(classes))
+        tags = self._tags.indices(self._indices(rows), flipped)
+        image = np.repeat(np.arange(len(tags)), tags.lengths)
+        found = number[tags.values] != IGNORED_LABEL
+        image, numbers = image[found], number[tags.values][found]
+        for several in np.flatnonzero(np.bincount(image, minlength=len(tags)) > 1).tolist():
+            names = [classes[each] for each in numbers[image == several].tolist()]
+            raise ValueError(
+                f"'{_sample(rows, several)}' has {len(names)} classes, {', '.join(names)}, but an image can have only "
+                "one; name other classes, or train on its tags"
+            )
+        labels = np.full(len(tags), IGNORED_LABEL, np.int64)
+        labels[image] = numbers
+        return labels
 
     def _indices(self, rows: Rows) -> Iterable[Array]:
         """Return the tags of every image as indices of the vocabulary."""
@@ -278,6 +309,22 @@ def _checked_vocabulary(vocabulary: Sequence[str]) -> tuple[str, ...]:
     return tuple(vocabulary)
 
 
+def _checked_classes(classes: Sequence[str], vocabulary: Tags) -> tuple[str, ...]:
+    names = tuple(vocabulary.named(range(len(vocabulary)))) if classes == "tags" else _checked_vocabulary(classes)
+    unknown = [name for name in names if name not in vocabulary]
+    if unknown or len(set(names)) != len(names) or not names:
+        what = f"unknown: {', '.join(unknown)}" if unknown else "none, or one twice"
+        raise ValueError(f"classes must be different tags of the vocabulary ({what}); pass some of its tags, or 'tags'")
+    return names
+
+
+def _check_masks(masks: MaskPlace, transforms: Sequence[JointTransform]) -> None:
+    if masks not in get_args(MaskPlace):
+        raise ValueError(f"masks must be 'host' or 'device' (got {masks!r})")
+    if masks == "device" and transforms:
+        raise ValueError("masks='device' derives masks from boxes, which transforms may cut; pass masks='host'")
+
+
 def _probability(flip: float) -> float:
     if not 0 <= flip <= 1:
         raise ValueError(f"flip must be a probability from 0 to 1 (got {flip})")
@@ -301,6 +348,6 @@ def _check_choices(normalize: Normalize, dtype: torch.dtype, channels: Channels,
             "device with normalize_on_device"
         )
     if channels not in get_args(Channels):
-        raise ValueError(f"channels must be 'first' or 'last' (got {channels!r})")
+        raise choice_error("channels", channels, get_args(Channels))
     if tags not in (None, *get_args(TagStyle)):
-        raise ValueError(f"tags must be 'multi_hot', 'indices' or None (got {tags!r})")
+        raise choice_error("tags", tags, (*get_args(TagStyle), None))

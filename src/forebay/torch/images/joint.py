@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
+from torch.nn.functional import interpolate
 
 from forebay.order.coins import Coins
 
@@ -80,6 +81,23 @@ class Canvases:
             mask[image, here[0], there[0]] = self.mask[image, here[1], there[1]]
         return Canvases(pixels, mask, _boxes_through(self.box, lefts, tops, size), self.pad_color)
 
+    def resized_from(self, rectangles: ArrayLike, size: Size) -> "Canvases":
+        """Return a rectangle (left, top, width, height) of every canvas, resized to `size`; an empty one is padding.
+
+        Pixels are resized bilinearly, each from all pixels it covers; a pixel of the mask is that of the nearest one.
+        """
+        places = _on_canvas(rectangles, len(self.box), self.size)
+        pixels = torch.empty((len(places), 3, *size), dtype=torch.uint8)
+        pixels[:] = torch.tensor(self.pad_color, dtype=torch.uint8)[:, None, None]
+        mask = torch.ones((len(places), *size), dtype=torch.bool)
+        for image, (x, y, width, height) in enumerate(places.tolist()):
+            if width and height:
+                part = self.pixels[image : image + 1, :, y : y + height, x : x + width]
+                padded = self.mask[image, y : y + height, x : x + width]
+                pixels[image] = interpolate(part, size, mode="bilinear", antialias=True, align_corners=False)[0]
+                mask[image] = interpolate(padded[None, None].to(torch.uint8), size, mode="nearest-exact")[0, 0] > 0
+        return Canvases(pixels, mask, _bounds(mask), self.pad_color)
+
 
 class JointTransform(Protocol):
     """Makes canvases of canvases, with the coins of their samples."""
@@ -125,6 +143,28 @@ def _each(values: ArrayLike, count: int) -> Ints:
     if numbers.dtype.kind not in "iu" or numbers.shape not in ((), (count,)):
         raise ValueError(f"pass whole pixels, one number or {count} (got {numbers.dtype} {list(numbers.shape)})")
     return np.broadcast_to(numbers.astype(np.int64), (count,))
+
+
+def _on_canvas(rectangles: ArrayLike, count: int, size: Size) -> Ints:
+    places = np.asarray(rectangles)
+    if places.dtype.kind not in "iu" or places.shape != (count, 4):
+        raise ValueError(f"pass whole pixels, [{count}, 4] (got {places.dtype} {list(places.shape)})")
+    left, top, width, height = places = places.astype(np.int64).T
+    if (places < 0).any() or (left + width > size[1]).any() or (top + height > size[0]).any():
+        raise ValueError(f"a rectangle is not on its canvas of {size[0]} × {size[1]} pixels; cut it where that ends")
+    return places.T
+
+
+def _bounds(mask: Tensor) -> Tensor:
+    """Return the boxes `[images, 4]` of what is not padding, empty ones where all is."""
+    (left, width), (top, height) = (_extent((~mask).any(dim=axis).to(torch.int32)) for axis in (1, 2))
+    return torch.stack((left, top, width, height), dim=1).to(torch.int32)
+
+
+def _extent(lines: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the first of the lines `[images, lines]` that is 1, and how many there are up to the last."""
+    first, behind = lines.argmax(dim=1), lines.flip(1).argmax(dim=1)
+    return first, torch.where(lines.any(dim=1), lines.shape[1] - behind - first, 0)
 
 
 def _overlap(start: int, length: int, available: int) -> tuple[slice, slice]:

@@ -24,10 +24,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from forebay.images import ImageRecipe, KeepsRecipes, image_recipe
 from forebay.images.geometry import Normalize, Scaling, fit
-from forebay.images.inference import KeepsRecipes, image_recipe
-from forebay.images.recipe import ImageRecipe
-from forebay.masks.rectangle import IGNORE_THRESHOLD
+from forebay.masks.rectangle import IGNORE_THRESHOLD, Size
 from forebay.torch.batches import Batch
 from forebay.torch.images.canvas import TokenMasks
 
@@ -53,6 +52,39 @@ def normalize_on_device(
     planes = _channel_planes if type(pixels) is Tensor else _channel_planes.__wrapped__
     scale, shift = (planes(tuple(each.ravel().tolist()), pixels.device) for each in (scaling.scale, scaling.shift))
     return pixels.to(torch.float32).mul_(scale).add_(shift).to(dtype)
+
+
+def masks_on_device(
+    batch: Batch, patch: int | None = None, threshold: float = IGNORE_THRESHOLD, size: Size | None = None
+) -> Batch:
+    """Return a batch of `ImageBatch(masks="device")` with `pixel_mask` and, with a `patch`, `token_mask`.
+
+        sent = {name: values.to("cuda", non_blocking=True) for name, values in batch.items()}
+        batch = masks_on_device(sent, patch=16)          # or torch.compile(masks_on_device)
+
+    They are made from `box` on its device, equal to those that the loader makes. `size` is (height, width) of the
+    canvases, that of `pixels` unless you pass it.
+    """
+    height, width = batch["pixels"].shape[-2:] if size is None else size
+    box = batch["box"].to(torch.int64)
+    rows = _covered(height, 1, box[:, 1], box[:, 3])
+    columns = _covered(width, 1, box[:, 0], box[:, 2])
+    derived = batch | {"pixel_mask": (rows[:, :, None] * columns[:, None, :]) == 0}
+    if patch is not None:
+        if height % patch or width % patch:
+            raise ValueError(f"patch must divide the canvas of {height} × {width} pixels (got {patch})")
+        rows = _covered(height, patch, box[:, 1], box[:, 3])
+        columns = _covered(width, patch, box[:, 0], box[:, 2])
+        padded = (patch * patch - rows[:, :, None] * columns[:, None, :]).to(torch.float64) / (patch * patch)
+        derived["token_mask"] = padded >= threshold
+    return derived
+
+
+def _covered(length: int, cell: int, start: Tensor, count: Tensor) -> Tensor:
+    """Return how many pixels of each cell of a line the content from `start` on covers, `[images, length / cell]`."""
+    edges = torch.arange(0, length, cell, device=start.device)
+    stop = (start + count)[:, None]
+    return (torch.minimum(edges + cell, stop) - torch.maximum(edges, start[:, None])).clamp(min=0)
 
 
 @lru_cache(maxsize=64)

@@ -3,10 +3,24 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+import torch
+
+from forebay.torch.ranks import local_rank
+
 if TYPE_CHECKING:
-    from forebay.torch.teachers.run_hook import Capture, HookedModule
-_HOMES = {"Capture": "run_hook", "HookedModule": "run_hook"}
-__all__ = ["Capture", "HookedModule"]
+    from forebay.torch.teachers.run_hook import Capture, Captures, HookedModule
+_HOMES = dict.fromkeys(("Capture", "Captures", "HookedModule"), "run_hook")
+__all__ = ["Capture", "Captures", "HookedModule", "default_device"]
+
+
+def default_device() -> str:
+    """Return the device that "auto" stands for: the GPU, if there is one, else the CPU.
+
+    Of several GPUs it is the one with the number of this process on its machine, as torchrun sets it, or the first.
+    """
+    if not torch.cuda.is_available():
+        return "cpu"
+    return f"cuda:{local_rank() % torch.cuda.device_count()}"
 
 
 def __getattr__(name: str) -> Any:

@@ -14,6 +14,7 @@ from torch import nn
 
 from forebay.errors import LibraryMissing, TeacherUnusable
 from forebay.teachers.model_files import model_folder, weights_file
+from forebay.torch.teachers import default_device
 
 try:
     import diffusers
@@ -32,7 +33,7 @@ _SHOWN = 3
 def device_named(name: str) -> torch.device:
     """Return a device by name; "auto" is the GPU, if there is one, else the CPU."""
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        return torch.device(default_device())
     try:
         device = torch.device(name)
         torch.empty(0, device=device)
@@ -42,12 +43,51 @@ def device_named(name: str) -> torch.device:
     return device
 
 
-def device_facts(name: str) -> str:
+def device_facts(names: str) -> str:
     """Return the device facts that results depend on beside the libraries: bits are reproducible on one device only."""
-    device = device_named(name)
+    return " and ".join(dict.fromkeys(_facts(device_named(name)) for name in names.split(",")))
+
+
+def _facts(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"{device.type}, {torch.get_num_threads()} threads, {torch.backends.cpu.get_cpu_capability()}"
+
+
+class DeviceMemory:
+    """The memory that this process has taken on an accelerator, by the counters of its allocator."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._counters: Any = torch.get_device_module(device)
+
+    def reset(self) -> None:
+        """Give back what is free, and count the peak anew."""
+        self._counters.empty_cache()
+        self._counters.reset_peak_memory_stats(self._device)
+
+    def peak_bytes(self) -> int:
+        return int(self._counters.max_memory_reserved(self._device))
+
+
+def device_memory(name: str) -> DeviceMemory | None:
+    """Return the counters of a device; None for one whose memory is that of the process, or that has none."""
+    device = device_named(name)
+    has_counters = hasattr(torch.get_device_module(device), "max_memory_reserved")
+    return DeviceMemory(device) if has_counters else None
+
+
+def release_device_memory() -> None:
+    """Give back the memory of models that are gone: an allocator keeps it, also from other processes."""
+    if torch.accelerator.is_available():
+        cached: Any = torch.get_device_module()
+        cached.empty_cache()
+
+
+def input_like(module: nn.Module) -> torch.Tensor:
+    """Return an empty tensor with the device and the type of a module's inputs, which layers kept wide do not have."""
+    first = next(iter(module.parameters()), torch.empty(0))
+    return torch.empty(0, device=first.device, dtype=getattr(module, "dtype", first.dtype))
 
 
 def load_model(cls: Any, model: str, weights: str | None, device: str, dtype: str) -> Any:
@@ -96,15 +136,20 @@ def _other_weights(cls: Any, model: str, weights: str, dtype: torch.dtype) -> An
         raise TeacherUnusable(weights, f"it cannot be read: {_first_lines(error)}") from error
     own = loaded.state_dict()
     differ = [key for key in own.keys() & state.keys() if own[key].shape != state[key].shape]
-    _check(weights, own.keys() - state.keys(), state.keys() - own.keys(), differ)
-    loaded.load_state_dict(state)
+    tied = {own[key].data_ptr() for key in own.keys() & state.keys()}  # a file has weights of two names once
+    missing = [key for key in own.keys() - state.keys() if own[key].data_ptr() not in tied]
+    _check(weights, missing, state.keys() - own.keys(), differ)
+    loaded.load_state_dict(state, strict=False)
     return _cast(loaded, dtype)
 
 
 def _cast(module: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """Cast weights as `from_pretrained` does: layers that the library keeps in float32 stay there."""
+    """Cast weights as `from_pretrained` does: layers that the library keeps in float32 stay there.
+
+    transformers keeps some of them in float16 only, because they overflow; diffusers keeps all in any type.
+    """
     wide = set(getattr(module, "_keep_in_fp32_modules_strict", None) or ())
-    if dtype == torch.float16:
+    if dtype == torch.float16 or isinstance(module, diffusers.ModelMixin):
         wide |= set(getattr(module, "_keep_in_fp32_modules", None) or ())
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
         if tensor.is_floating_point() and not wide.intersection(name.split(".")):

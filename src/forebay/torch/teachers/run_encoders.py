@@ -5,18 +5,18 @@ from typing import Any
 
 import numpy as np
 import torch
-from diffusers import AutoencoderKL
 from numpy.typing import NDArray
-from transformers import AutoTokenizer, CLIPTextModel, T5EncoderModel
+from transformers import AutoTokenizer, CLIPTextModel, CLIPTextModelWithProjection, T5EncoderModel
 
-from forebay.columns import Array
+from forebay.columns import Array, Ragged
 from forebay.errors import TeacherUnusable
 from forebay.images import ImageRecipe
 from forebay.teachers.built_in import T5, Clip, Latents
-from forebay.teachers.model_files import model_folder, tokenizer_of
+from forebay.teachers.families import VAES, vae_class
+from forebay.teachers.model_files import config_of, model_folder, tokenizer_of
 from forebay.teachers.protocol import Batch
 from forebay.torch.batches import to_device, to_numpy
-from forebay.torch.teachers.loading import LOADING_ERRORS, NO_CODE, load_model
+from forebay.torch.teachers.loading import LOADING_ERRORS, NO_CODE, class_named, input_like, load_model
 
 
 class Tokens:
@@ -45,56 +45,72 @@ class LoadedT5:
         self._tokens = Tokens(tokenizer_of(teacher.model, teacher.tokenizer), teacher.max_length, self._model.device)
 
     @torch.inference_mode()
-    def __call__(self, batch: Batch) -> Mapping[str, Array]:
+    def __call__(self, batch: Batch) -> Mapping[str, Array | Ragged]:
         tokens = self._tokens(batch.prompts)
-        states = self._model(**tokens).last_hidden_state
-        name = self._teacher.name
-        return {f"{name}_states": to_numpy(states), f"{name}_mask": tokens["attention_mask"].bool().cpu().numpy()}
+        given = tokens if self._teacher.masked else {"input_ids": tokens["input_ids"]}
+        states = to_numpy(self._model(**given).last_hidden_state)
+        name, mask = self._teacher.name, tokens["attention_mask"].bool().cpu().numpy()
+        kept: Array | Ragged = states
+        if self._teacher.ragged:
+            kept = Ragged.of([row[real] for row, real in zip(states, mask, strict=True)], states.dtype)
+        return {f"{name}_states": kept, f"{name}_mask": mask}
 
 
 class LoadedClip:
     def __init__(self, teacher: Clip, device: str, dtype: str) -> None:
         self._teacher = teacher
-        self._model = load_model(CLIPTextModel, teacher.model, None, device, dtype)
+        known = config_of(teacher.model).get("architectures") or ()
+        if "CLIPTextModelWithProjection" in known and "pooled" in teacher.keeps and not teacher.projected:
+            problem = "its pooled output has a projection; pass projected=True (--clip-projected) to apply it"
+            raise TeacherUnusable(teacher.model, f"{problem}, or keeps=('states',)")
+        family = CLIPTextModelWithProjection if teacher.projected else CLIPTextModel
+        self._model = load_model(family, teacher.model, None, device, dtype)
         self._tokens = Tokens(tokenizer_of(teacher.model, teacher.tokenizer), teacher.length, self._model.device)
 
     @torch.inference_mode()
     def __call__(self, batch: Batch) -> Mapping[str, Array]:
-        found = self._model(input_ids=self._tokens(batch.prompts)["input_ids"])
-        name = self._teacher.name
-        return {f"{name}_pooled": to_numpy(found.pooler_output), f"{name}_states": to_numpy(found.last_hidden_state)}
+        name, layer = self._teacher.name, self._teacher.states_layer
+        found = self._model(input_ids=self._tokens(batch.prompts)["input_ids"], output_hidden_states=layer != -1)
+        pooled = found.text_embeds if self._teacher.projected else found.pooler_output
+        states = found.last_hidden_state if layer == -1 else found.hidden_states[layer]
+        return {f"{name}_pooled": to_numpy(pooled), f"{name}_states": to_numpy(states)}
 
 
 class LoadedVae:
     def __init__(self, teacher: Latents, device: str, dtype: str) -> None:
         self._teacher = teacher
         self._images = ImageRecipe(size=teacher.size, storage=teacher.storage)
-        self._vae: Any = load_model(AutoencoderKL, teacher.vae, None, device, dtype)
-        self._like = next(self._vae.parameters())
+        kind = vae_class(teacher.vae)
+        self._of_videos = VAES[kind].of_videos
+        self._vae: Any = load_model(class_named(kind, teacher.vae), teacher.vae, None, device, dtype)
+        self._like = input_like(self._vae)
         config = self._vae.config
-        # As the pipelines do: (latents - shift) * scale, or per channel (latents - mean) / std * scale.
-        self._scale, self._shift = config.scaling_factor, config.get("shift_factor") or 0.0
+        self._scale, self._shift = config.get("scaling_factor"), config.get("shift_factor") or 0.0
         self._mean, self._std = (self._per_channel(config.get(name)) for name in ("latents_mean", "latents_std"))
 
     @torch.inference_mode()
     def __call__(self, batch: Batch) -> Mapping[str, Array]:
         pixels = self._canvases(batch).astype(np.float32) / 127.5 - 1.0
-        found = self._vae.encode(to_device(pixels, self._like)).latent_dist
-        latents = found.mean
+        images = to_device(pixels, self._like)
+        found = self._vae.encode(images.unsqueeze(2) if self._of_videos else images).latent_dist
+        latents, std = (part.squeeze(2) if self._of_videos else part for part in (found.mean, found.std))
         if self._teacher.sample == "seeded":
             noise = batch.noise(tuple(latents.shape[1:]), "latents")
-            latents = latents + found.std * to_device(noise, latents)
+            latents = latents + std * to_device(noise, latents)
         return {self._teacher.name: to_numpy(self._scaled(latents.float()))}
 
     def _scaled(self, latents: torch.Tensor) -> torch.Tensor:
-        if self._mean is None or self._std is None:
+        """Return latents as the VAE's pipelines scale them, in the same order of operations."""
+        if self._mean is None or self._std is None:  # SD1.5; with a shift SD3 and Flux
             return torch.mul(latents - self._shift, self._scale)
+        if self._scale is None:  # Wan, Qwen-Image
+            return torch.mul(latents - self._mean, 1.0 / self._std)
         return torch.mul(latents - self._mean, self._scale).div(self._std)
 
     def _per_channel(self, numbers: Sequence[float] | None) -> torch.Tensor | None:
         if numbers is None:
             return None
-        channels = self._vae.config.latent_channels
+        channels = self._teacher.outputs()[0].shape[0]
         if len(numbers) != channels:
             raise TeacherUnusable(
                 self._teacher.vae, f"its latents_mean or latents_std has {len(numbers)} numbers, not {channels}"

@@ -1,0 +1,32 @@
+from collections.abc import Sequence
+from typing import Any
+
+def gather(out: Any, addresses: Any, item_bytes: int, /) -> None: ...
+def gather_rows(out: Any, chunks: Any, rows: Any, bases: Any, limits: Any, item_bytes: int, /) -> bool: ...
+def derive_packed(
+    tokens: Any,
+    token_bytes: int,
+    whole: Any,
+    documents: int,
+    width: int,
+    wide: Any | None,
+    labels: Any | None,
+    positions: Any | None,
+    shifted: bool,
+    /,
+) -> None: ...
+def mirror(out: Any, content: Any, width: int, /) -> None: ...
+def paint(
+    canvas: Any, size: tuple[int, int], content: Any, box: tuple[int, int, int, int], pad: Sequence[int], /
+) -> None: ...
+def paint_scaled(
+    canvas: Any,
+    size: tuple[int, int],
+    content: Any,
+    box: tuple[int, int, int, int],
+    pad: Sequence[float],
+    scale: Sequence[float],
+    shift: Sequence[float],
+    /,
+) -> None: ...
+def token_places(places: Any, ids: Any, skipped: Any, offsets: Any, tokens: Any, text: Any, /) -> bool: ...

@@ -1,0 +1,184 @@
+"""A build's task as a JSON document, and the maker that a worker opens from it.
+
+The document names classes by their import path and has their fields: the store and its address, the recipe, the source,
+the digests of the plan, the generation. A worker on any machine opens the same objects from it, and checks that it
+sees the cache that is meant.
+"""
+
+import json
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from functools import partial
+from pkgutil import resolve_name
+from typing import Any, get_type_hints
+
+import msgspec
+from msgspec.structs import force_setattr
+
+from forebay.building import chunk_maker
+from forebay.building.chunk_maker import ChunkJob, Job
+from forebay.cache.catalog import read_cache_document
+from forebay.engine.base import WORKER, TaskDocument
+from forebay.errors import CacheNotFound, CacheNotShared, RecipeInvalid
+from forebay.kinds import WRONG
+from forebay.recipe import AnyRecipe, canonical_json, fields_of, hooks_of
+from forebay.source import Source
+from forebay.store.base import Store
+
+INLINE = "build in this process (workers=0, --workers 0)"
+_OPENED = ("store", "recipe", "source", "chunks")  # fields of a job that have documents themselves
+
+
+@dataclass(frozen=True, slots=True)
+class BuildTask:
+    """The chunks of a job, for an engine."""
+
+    job: Job
+
+    def begin(self, chunk: int) -> Callable[[], Any]:
+        return self.job.begin(chunk)
+
+    def document(self) -> TaskDocument:
+        chunks = self.job.chunks
+        body = {
+            "store": _store_document(chunks.store),
+            "cache_id": read_cache_document(chunks.store).cache_id,
+            "recipe": recipe_document(chunks.recipe),
+            "source": None if chunks.source is None else source_document(chunks.source),
+            "chunks": _job_document(chunks),
+            "job": _job_document(self.job),
+            WORKER: 0,
+        }
+        return TaskDocument(opener="forebay.building.task:open_build", body=body)
+
+
+def open_build(body: Mapping[str, Any]) -> Job:
+    """The job of a document, once its cache is the one that is seen here."""
+    store = open_store_document(body["store"])
+    try:
+        found = read_cache_document(store).cache_id
+    except CacheNotFound:
+        found = ""
+    if found != body["cache_id"]:
+        raise CacheNotShared(store.address, socket.gethostname())
+    source = None if body["source"] is None else open_source(body["source"])
+    recipe = hooks_of(open_recipe(body["recipe"])).placed(body[WORKER])
+    chunks: ChunkJob = _opened_job(body["chunks"], store=store, recipe=recipe, source=source)
+    job: Job = _opened_job(body["job"], chunks=chunks)
+    return job
+
+
+def preload_document(recipe: AnyRecipe) -> TaskDocument:
+    """What has a worker load what a recipe needs, before there is a task."""
+    return TaskDocument(opener="forebay.building.task:preload_recipe", body=recipe_document(recipe))
+
+
+def preload_recipe(body: Mapping[str, Any]) -> None:
+    hooks_of(open_recipe(body)).preload()
+
+
+def recipe_document(recipe: AnyRecipe) -> dict[str, Any]:
+    """A recipe by its fields; a struct in a field that is declared as `Any`, such as a teacher, by its class too."""
+    types = get_type_hints(type(recipe))
+    structs = {name: value for name, value in _values(recipe).items() if isinstance(value, msgspec.Struct)}
+    inner = {name: _class_path(value) for name, value in structs.items() if types.get(name) is Any}
+    document = {"class": _class_path(recipe), "fields": fields_of(recipe), "inner": inner}
+    _check_same(recipe, partial(open_recipe, document), lambda again: _fields_json(again) == _fields_json(recipe))
+    return document
+
+
+def open_recipe(document: Mapping[str, Any]) -> AnyRecipe:
+    passed = dict(document["fields"])
+    for name, path in document["inner"].items():
+        passed[name] = msgspec.convert(passed[name], resolve_name(path))
+    recipe: AnyRecipe = msgspec.convert(passed, resolve_name(document["class"]))
+    for name, value in _values(recipe).items():
+        # A whole number in a field of floats is another fingerprint than the float, so it stays one.
+        if type(value) is float and type(passed.get(name)) is int:
+            set_field: Any = force_setattr if isinstance(recipe, msgspec.Struct) else object.__setattr__
+            set_field(recipe, name, passed[name])
+    return recipe
+
+
+def _values(recipe: AnyRecipe) -> dict[str, Any]:
+    """The fields of a recipe as they are."""
+    own: Any = recipe
+    names = own.__struct_fields__ if isinstance(own, msgspec.Struct) else [one.name for one in fields(own)]
+    return {name: getattr(recipe, name) for name in names}
+
+
+def _fields_json(recipe: AnyRecipe) -> bytes:
+    return canonical_json(fields_of(recipe))
+
+
+def source_document(source: Source) -> dict[str, Any]:
+    """A source by its fields; one that is not a dataclass, by its description."""
+    try:
+        values = msgspec.to_builtins(source) if is_dataclass(source) else dict(source.describe())
+        kept = json.loads(msgspec.json.encode(values))
+    except (TypeError, ValueError) as error:
+        raise _no_document(source, str(error)) from error
+    document = {"class": _class_path(source), "fields": kept}
+    _check_same(source, partial(open_source, document), lambda again: again.describe() == source.describe())
+    return document
+
+
+def open_source(document: Mapping[str, Any]) -> Source:
+    kind: Any = resolve_name(document["class"])
+    by_fields = partial(msgspec.convert, type=kind) if is_dataclass(kind) else kind.from_description
+    source: Source = by_fields(document["fields"])
+    return source
+
+
+def _store_document(store: Store) -> dict[str, Any]:
+    try:
+        return dict(store.document())
+    except TypeError as error:  # it lives in this process
+        raise RecipeInvalid(f"the cache cannot be opened by worker processes: {error}") from error
+
+
+def open_store_document(document: Mapping[str, Any]) -> Store:
+    store: Store = resolve_name(document["class"])(*document["arguments"])
+    return store
+
+
+def _class_path(value: object) -> str:
+    kind = type(value)
+    if kind.__module__ == "__main__":
+        raise RecipeInvalid(
+            f"{kind.__name__} is defined in the script itself, where worker processes cannot find it; "
+            f"move it to a module, or {INLINE}"
+        )
+    if "<locals>" in kind.__qualname__:
+        raise _no_document(value, "it is defined inside a function, so that it cannot be imported by name")
+    return f"{kind.__module__}:{kind.__qualname__}"
+
+
+def _check_same(value: object, opened: Callable[[], Any], is_same: Callable[[Any], bool]) -> None:
+    """Refuse what a worker would open as something else."""
+    try:
+        again = opened()
+    except (*WRONG, ImportError) as error:
+        raise _no_document(value, str(error)) from error
+    if not is_same(again):
+        raise _no_document(value, "what is opened from its fields has others")
+
+
+def _no_document(value: object, problem: str) -> RecipeInvalid:
+    return RecipeInvalid(
+        f"{type(value).__name__} cannot be sent to worker processes as a document ({problem}); it needs fields that "
+        f"read back from JSON; {INLINE} otherwise"
+    )
+
+
+def _job_document(job: Job | ChunkJob) -> dict[str, Any]:
+    plain = {field.name: getattr(job, field.name) for field in fields(job) if field.name not in _OPENED}
+    return {"class": type(job).__name__, "fields": msgspec.to_builtins(plain, str_keys=True)}
+
+
+def _opened_job(document: Mapping[str, Any], **opened: Any) -> Any:
+    kind = vars(chunk_maker)[document["class"]]
+    types = get_type_hints(kind)
+    plain = {name: msgspec.convert(value, types[name], str_keys=True) for name, value in document["fields"].items()}
+    return kind(**plain, **{name: value for name, value in opened.items() if name in types})

@@ -1,0 +1,24 @@
+"""Conversations to packed tokens with spans: templates, layouts, encoding, packing."""
+
+from forebay.chat.cache_source import ChatCacheSource, repack
+from forebay.chat.conversations import Conversation, Names, read_conversation
+from forebay.chat.preferences import PreferenceRecipe
+from forebay.chat.recipe import ChatRecipe
+from forebay.chat.template import ChatTemplate, TemplateSource, load_template
+from forebay.chat.trainers import prepared, write_dpo, write_sft
+
+__all__ = [
+    "ChatCacheSource",
+    "ChatRecipe",
+    "ChatTemplate",
+    "Conversation",
+    "Names",
+    "PreferenceRecipe",
+    "TemplateSource",
+    "load_template",
+    "prepared",
+    "read_conversation",
+    "repack",
+    "write_dpo",
+    "write_sft",
+]

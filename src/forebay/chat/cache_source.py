@@ -1,0 +1,212 @@
+"""A chat cache as a source: its conversations are packed again, and neither rendered nor tokenized.
+
+    source, recipe = forebay.chat.repack("caches/sft", sequence_length=8192)
+    fb.build("caches/sft-8k", source, recipe)
+
+A sample is a conversation: its tokens and spans, in the order of the samples that the cache was made from. Each chunk
+of the cache is a file of the source, read whole and passed on as one batch.
+"""
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Annotated, Any, ClassVar
+
+import msgspec
+import numpy as np
+from msgspec import Meta
+
+from forebay.chat.packing import PackedConversations, ranges
+from forebay.chat.recipe import ChatRecipe
+from forebay.columns import Array, Ragged
+from forebay.errors import SourceInvalid
+from forebay.fields import Size
+from forebay.format import layout
+from forebay.format.generation import ChunkTable
+from forebay.read.cache import Cache, open_cache
+from forebay.source import Failure, Part, PartDigest, Sample, SampleBatch, Source, SourceFile, Unit
+from forebay.sources.jsonl import lines
+from forebay.sources.settings import PathSettings
+
+_COLUMNS = ("tokens", "seq_lens", "documents", "spans")
+
+
+class ChatSettings(PathSettings, frozen=True, kw_only=True):
+    """Conversations, or a chat cache to pack again.
+
+    SOURCE is a file, a folder or a quoted glob of JSON lines, each an object with the messages of a conversation; .gz,
+    .zst, .bz2 and .xz files are decompressed. A chat cache as SOURCE is packed again, and not tokenized.
+    """
+
+    example: ClassVar[str] = "'chats/*.jsonl' --tokenizer ./model"
+
+    max_sample_bytes: Annotated[
+        Size | None, Meta(description="Fail longer conversations.", extra={"default": "64MiB"})
+    ] = None
+
+    def open(self) -> Source:
+        if len(self.paths) == 1 and os.path.isfile(os.path.join(self.paths[0], layout.CACHE)):
+            return ChatCacheSource(os.path.abspath(self.paths[0]))
+        return lines(*self.paths, **self._passed("max_sample_bytes"))
+
+
+@dataclass(frozen=True, slots=True)
+class ChatCacheSource(Source):
+    """The conversations of a chat cache; a sample's id is `chunk file#number of the sample in the chunk`."""
+
+    kind: ClassVar[str] = "chat-cache"
+    unit: ClassVar[Unit] = "samples"
+    files_grow: ClassVar[bool] = False
+
+    root: str
+
+    def describe(self) -> Mapping[str, Any]:
+        return {"kind": self.kind, "root": self.root}
+
+    @classmethod
+    def from_description(cls, description: Mapping[str, Any]) -> "ChatCacheSource":
+        return cls(str(description["root"]))
+
+    def files(self) -> list[SourceFile]:
+        return list(self._files().values())
+
+    def look(self, path: str) -> SourceFile:
+        try:
+            return self._files()[path]
+        except KeyError:
+            raise FileNotFoundError(f"'{self.root}' has no chunk '{path}'") from None
+
+    def weight(self, file: SourceFile) -> int:
+        table = self._table()
+        return int(table.statistics["conversations"][self._position(file)])
+
+    def cuts(self, file: SourceFile, start: int, first: int, every: int) -> Iterator[int]:
+        """A chunk is one part: the documents of one conversation may lie in several of its rows."""
+        return iter([self.weight(file)] if start == 0 else [])
+
+    def scanned(self, file: SourceFile) -> SourceFile:
+        return file
+
+    def read(self, part: Part) -> Iterable[Sample | Failure]:
+        return self._packed(part).samples()
+
+    def read_hashed(self, part: Part, digest: PartDigest) -> Iterable[Sample | Failure | SampleBatch]:
+        yield self._packed(part)
+
+    def _packed(self, part: Part) -> PackedConversations:
+        cache, at = self._cache(), self._position(part.file)
+        first = int(cache.chunk_starts[at])
+        rows = cache.read(np.arange(first, first + int(self._table().rows[at])), _COLUMNS)
+        return _conversations(rows, part.file.path, signature(cache))
+
+    def digest(self, file: SourceFile, start: int, stop: int) -> int:
+        return int.from_bytes(self._table().digests["content"][self._position(file)].tobytes()[:8], "little")
+
+    def notes(self) -> tuple[str, ...]:
+        counts = {name: int(self._table().statistics[name].sum()) for name in ("documents_cut", "documents_dropped")}
+        lost = [f"{counts['documents_cut']:,} cut", f"{counts['documents_dropped']:,} left out"]
+        if not any(counts.values()):
+            return ()
+        return (f"'{self.root}' has {' and '.join(lost)} documents for their length; they stay as they are there",)
+
+    def _files(self) -> dict[str, SourceFile]:
+        return _chunks(self.root, os.getpid())
+
+    def _position(self, file: SourceFile) -> int:
+        paths = list(self._files())
+        if file.path not in paths:
+            raise FileNotFoundError(f"'{self.root}' has no chunk '{file.path}'")
+        return paths.index(file.path)
+
+    def _table(self) -> ChunkTable:
+        cache = self._cache()
+        return cache.generation.table(cache.generation.base)
+
+    def _cache(self) -> Cache:
+        return _opened(self.root, os.getpid())
+
+
+@lru_cache(maxsize=4)
+def _opened(root: str, process: int) -> Cache:
+    """The cache at its newest generation, pinned for the process."""
+    cache = open_cache(root)
+    if (kind := cache.recipe(cache.generation.base).kind) != ChatRecipe.kind:
+        raise SourceInvalid(f"'{root}' is a cache of {kind}; only one of chat can be packed again")
+    return cache
+
+
+@lru_cache(maxsize=4)
+def _chunks(root: str, process: int) -> dict[str, SourceFile]:
+    """The chunks of the pinned generation by their paths, in order."""
+    generation = _opened(root, process).generation
+    found = {}
+    for record in generation.table(generation.base).records():
+        path = layout.chunk(generation.base, record.chunk, record.revision)
+        found[path] = SourceFile(path=path, size=record.size, etag=record.content.hex())
+    return found
+
+
+def repack(root: str | os.PathLike[str], **fields: Any) -> tuple[ChatCacheSource, ChatRecipe]:
+    """Return a chat cache as a source, and its recipe with other fields, such as `sequence_length`.
+
+    Fields that decide tokens or spans cannot be changed: for those, build from the conversations.
+    """
+    source = ChatCacheSource(os.path.abspath(root))
+    recipe = kept_recipe(_opened(source.root, os.getpid()))
+    return source, msgspec.structs.replace(recipe, **fields)
+
+
+def kept_recipe(cache: Cache) -> ChatRecipe:
+    """The recipe of a cache, with the tokenizer and the template that it contains."""
+    base = cache.generation.base
+    constants = os.path.join(cache.root, layout.constants(base))
+    return _recipe_of(cache).reopened(cache.recipe(base).dependencies, constants)
+
+
+def signature(cache: Cache) -> str:
+    """What decided the tokens and spans of a cache."""
+    return _recipe_of(cache).signature(cache.recipe(cache.generation.base).dependencies)
+
+
+def _recipe_of(cache: Cache) -> ChatRecipe:
+    try:
+        return msgspec.convert(cache.recipe(cache.generation.base).fields, ChatRecipe)
+    except msgspec.ValidationError as error:
+        raise SourceInvalid(f"the recipe of '{cache.root}' is not that of a chat cache: {error}") from error
+
+
+def _conversations(rows: Mapping[str, Array | Ragged], path: str, made_by: str) -> PackedConversations:
+    """The conversations of a chunk in the order of their numbers, each with its documents in order."""
+    tokens, lengths, documents, spans = (rows[name] for name in _COLUMNS)
+    assert not isinstance(tokens, Ragged)
+    assert isinstance(lengths, Ragged)
+    assert isinstance(documents, Ragged)
+    assert isinstance(spans, Ragged)
+    each = lengths.values.astype(np.int64)
+    row = np.repeat(np.arange(len(tokens)), lengths.lengths.astype(np.int64))
+    passed = np.cumsum(each) - each
+    used = np.bincount(row, weights=each, minlength=len(tokens)).astype(np.int64)
+    begins = passed - (np.cumsum(used) - used)[row]  # in the row
+    span_row = np.repeat(np.arange(len(tokens)), spans.lengths.astype(np.int64))
+    width = tokens.shape[1]
+    places = spans.values.astype(np.int64)
+    starts = row * width + begins
+    owner = np.searchsorted(starts, span_row * width + places[:, 0], side="right") - 1
+    places[:, :2] -= begins[owner][:, None]
+    counts = np.bincount(owner, minlength=len(each))
+    order = np.lexsort((documents.values[:, 1], documents.values[:, 0]))
+    flat = tokens.reshape(-1)
+    # Documents are long: copying each is several times faster than indexing per token.
+    texts = [
+        flat[start:stop] for start, stop in zip(starts[order].tolist(), (starts + each)[order].tolist(), strict=True)
+    ]
+    return PackedConversations(
+        path,
+        np.concatenate([flat[:0], *texts]),
+        each[order],
+        places[ranges((np.cumsum(counts) - counts)[order], counts[order])],
+        counts[order],
+        documents.values[order, 0].astype(np.int64),
+        made_by,
+    )

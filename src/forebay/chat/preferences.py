@@ -1,0 +1,384 @@
+"""The preference recipe: a prompt and its candidates, best first, as tokens with spans.
+
+    pairs         {"prompt": "Hi", "chosen": "Hello.", "rejected": "No."}, each a text or a list of messages
+    whole pairs   {"chosen": [messages], "rejected": [messages]}: the messages that both begin with are the prompt
+    candidates    {"prompt": "Hi", "candidates": ["Hello.", "No.", "?"], "scores": [9, 2, 0]}
+
+The prompt may also be the list of `messages` or `conversations`. A candidate may be an object with its score in it.
+
+    row   prompt ┌ header prompt header ┐  candidates ┌ response stop ┬ response stop ┬ … ┐  candidate_lens, scores
+
+A row is a sample. `prompt` followed by a candidate is exactly what the chat recipe makes of that conversation, up to
+its last stop token.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from math import isfinite
+from typing import Annotated, Any, ClassVar, Literal
+
+import numpy as np
+from msgspec import Meta
+
+from forebay.chat.conversations import (
+    BadConversation,
+    Conversation,
+    Names,
+    read_conversation,
+    read_record,
+    without_thinking,
+)
+from forebay.chat.encoding import Encoded, encode_documents, open_chat_encoder
+from forebay.chat.layouts import Document
+from forebay.chat.packing import Gathered
+from forebay.chat.recipe import ChatRecipe, Rendered, in_batches, untrained_documents
+from forebay.columns import DTYPES, Array, Column, Ragged
+from forebay.errors import DocumentTooLong, RecipeInvalid
+from forebay.fields import Size
+from forebay.masks.conversations import GENERATED, KINDS, ROLES, SPAN_FIELDS
+from forebay.recipe import Rows, check_fields
+from forebay.source import Failure, Sample, Source
+from forebay.sources.jsonl import lines
+from forebay.sources.settings import PathSettings
+from forebay.tokens.recipe import MOST_TOKENS
+
+FIELDS = ("prompt", "chosen", "rejected", "candidates", "scores", "score_chosen", "score_rejected", "tools", "system")
+_GENERATED = [KINDS.index(kind) for kind in GENERATED]
+_PROMPT, _STOP = KINDS.index("prompt"), KINDS.index("stop")
+MOST_CANDIDATES = 256
+
+
+class PreferenceRecipe(ChatRecipe, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Tokenize prompts with preferred and rejected answers, with spans that say what a model generates.
+
+    Fields are those of the chat recipe. `sequence_length` is the most tokens of a prompt with one candidate; `names`
+    maps fields of samples, such as `{"chosen": "preferred", "candidates": "responses"}`.
+    """
+
+    kind: ClassVar[str] = "preferences"
+    revision: ClassVar[int] = 1
+    sample_ids: ClassVar[str] = "id"
+    source_settings: ClassVar[str] = "forebay.chat.preferences:PreferenceSettings"
+
+    sequence_length: Annotated[
+        int, Meta(ge=1, le=MOST_TOKENS, description="Most tokens of a prompt with one candidate.")
+    ] = 2048
+    long: Annotated[Literal["error", "drop"], Meta(description="How to treat longer ones.")] = "error"
+    format: Annotated[Literal["auto"], Meta(description="Format of the samples: by their fields.")] = "auto"
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if unknown := [name for name in self.names if name not in FIELDS]:
+            raise RecipeInvalid(f"names must map only {', '.join(FIELDS)} (got {unknown[0]!r})")
+
+    def columns(self) -> tuple[Column, ...]:
+        ragged = partial(Column, ragged=True, codec=self.codec, level=self.level, rows_per_block=self._rows_per_block())
+        return (
+            ragged(name="id", dtype="uint8"),
+            ragged(name="prompt", dtype=self._dtype()),
+            ragged(name="candidates", dtype=self._dtype()),
+            ragged(name="candidate_lens", dtype="uint32"),
+            ragged(name="scores", dtype="float32"),
+            ragged(name="spans", dtype="uint32", shape=(SPAN_FIELDS,)),
+        )
+
+    def rows_from(self, statistics: Mapping[str, Any]) -> float:
+        """A row is a sample."""
+        pairs: int = statistics["pairs"]
+        return pairs
+
+    def make(self, samples: Iterable[Sample]) -> Rows:
+        failed: list[tuple[int, Failure]] = []
+        made: list[_Row] = []
+        characters = 0
+        for batch in in_batches(self._rendered(samples, failed)):
+            for group, found in self._encoded(batch):
+                problem = found if isinstance(found, tuple) else self._problem(group.name, found)
+                if problem is not None:
+                    failed.append((group.number, Failure(group.name, *problem)))
+                else:
+                    assert isinstance(found, _Row)
+                    made.append(found)
+                    characters += sum(len(document.text) for document in group.documents)
+        failures = tuple(failure for _, failure in sorted(failed, key=lambda each: each[0]))
+        columns = _columns(made, DTYPES[self._dtype()][1])
+        return Rows(columns, failures, _statistics(made, columns, characters))
+
+    @staticmethod
+    def figures(fields: Mapping[str, Any], statistics: Mapping[str, Any], holds: Mapping[str, int]) -> dict[str, Any]:
+        """Figures from the sums over all chunks."""
+        rows, tokens = max(1, holds["rows"]), max(1, statistics.get("tokens", 0))
+        return {
+            "candidates_per_prompt": statistics.get("candidates", 0) / rows,
+            "tokens_per_prompt": statistics.get("prompt_tokens", 0) / rows,
+            "tokens_per_candidate": (tokens - statistics.get("prompt_tokens", 0))
+            / max(1, statistics.get("candidates", 0)),
+            "bytes_per_token": holds["bytes"] / tokens,
+            "tokens_by_role": dict(zip(ROLES, statistics.get("tokens_by_role", []), strict=False)),
+            "tokens_by_kind": dict(zip(KINDS, statistics.get("tokens_by_kind", []), strict=False)),
+        }
+
+    def _rendered(
+        self, samples: Iterable[Sample], failed: list[tuple[int, Failure]], gathered: Gathered | None = None
+    ) -> Iterator["RenderedGroup"]:
+        """One document per candidate. A sample that fails is added to `failed`."""
+        layouts, nfc = self._layouts(), self.token_bytes().nfc
+        for number, sample in enumerate(samples):
+            try:
+                group = read_candidates(sample, self.names)
+                documents = []
+                for messages in group.candidates:
+                    conversation = self._conversation(group, messages, nfc)
+                    document = layouts.documents(conversation, number)[-1]
+                    _check_turns(document, conversation, len(group.prompt))
+                    documents.append(document)
+            except BadConversation as error:
+                failed.append((number, error.failure(sample.id)))
+            except UnicodeEncodeError as error:
+                failed.append((number, Failure(sample.id, "not-utf8", f"half of a surrogate pair at {error.start:,}")))
+            else:
+                yield RenderedGroup(number, sample.id, documents, len(group.prompt), group.scores)
+
+    def _conversation(self, group: "Candidates", messages: Sequence[Any], nfc: bool) -> Conversation:
+        whole = {"messages": [*group.prompt, *messages], "tools": group.tools}
+        names = Names(roles=tuple(sorted(self.roles.items())))
+        conversation = read_conversation(whole, names, nfc=nfc)
+        if len(conversation.messages) < len(group.prompt) + len(messages):
+            raise BadConversation("no-response", "a candidate must end with a message of the assistant")
+        return without_thinking(conversation) if self.thinking == "drop" else conversation
+
+    def _encoded(self, batch: Sequence[Rendered]) -> Iterator[tuple["RenderedGroup", "_Row | tuple[str, str]"]]:
+        """The groups of a batch, each with its row or with the reason and the detail of a failure."""
+        vocabulary = self.vocabulary()
+        documents = [document for group in batch for document in group.documents]
+        encoded = encode_documents(documents, open_chat_encoder(self._encoder(), vocabulary), self.token_bytes())
+        problems = {**untrained_documents(batch, encoded), **encoded.problems}
+        at = 0
+        for group in batch:
+            assert isinstance(group, RenderedGroup)
+            here = range(at, at + len(group.documents))
+            at = here.stop
+            problem = next((problems[each] for each in here if each in problems), None)
+            yield group, problem or _row(group, encoded, here)
+
+    def _problem(self, name: str, row: "_Row") -> tuple[str, str] | None:
+        longest = len(row.prompt) + max(map(len, row.candidates))
+        if longest > self.sequence_length:
+            if self.long == "error":
+                raise DocumentTooLong(
+                    name, longest, self.sequence_length, "set long='drop' or a larger sequence_length"
+                )
+            return "too-long", f"{longest:,} tokens, at most {self.sequence_length:,} are kept"
+        if np.array_equal(row.candidates[0], row.candidates[-1]):
+            return "same-candidates", "the best and the worst candidate have the same tokens"
+        return None
+
+
+class PreferenceSettings(PathSettings, frozen=True, kw_only=True):
+    """Prompts with preferred and rejected answers.
+
+    SOURCE is a file, a folder or a quoted glob of JSON lines, each an object with a prompt and its candidates; .gz,
+    .zst, .bz2 and .xz files are decompressed.
+    """
+
+    example: ClassVar[str] = "'pairs/*.jsonl' --tokenizer ./model"
+
+    max_sample_bytes: Annotated[Size | None, Meta(description="Fail longer samples.", extra={"default": "64MiB"})] = (
+        None
+    )
+
+    def open(self) -> Source:
+        return lines(*self.paths, **self._passed("max_sample_bytes"))
+
+
+@dataclass(frozen=True, slots=True)
+class RenderedGroup(Rendered):
+    """A sample as one document per candidate."""
+
+    prompt_messages: int
+    scores: list[float]
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """The messages of a sample: those of the prompt, and those of each candidate, best first."""
+
+    prompt: list[Any]
+    candidates: list[list[Any]]
+    scores: list[float]  # NaN where the sample has none
+    tools: Any = None
+
+
+def read_candidates(sample: Sample, names: Mapping[str, str]) -> Candidates:
+    """Return the candidates of a sample in the order of their scores, highest first; raise `BadConversation`."""
+    record = read_record(sample.data)
+    named = {field: names.get(field, field) for field in FIELDS}
+    listed = record.get(named["candidates"])
+    has_pair = named["chosen"] in record and named["rejected"] in record
+    if not has_pair and not isinstance(listed, Sequence):
+        shown = ", ".join(list(map(str, record))[:6]) or "none"
+        raise BadConversation(
+            "no-candidates",
+            f"it has neither {named['chosen']} and {named['rejected']} nor {named['candidates']}; it has {shown}",
+        )
+    sides = [record[named["chosen"]], record[named["rejected"]]] if has_pair else list(listed or ())
+    if not 2 <= len(sides) <= MOST_CANDIDATES:
+        raise BadConversation("no-candidates", f"it has {len(sides)} candidates; expected 2 to {MOST_CANDIDATES}")
+    scores = _pair_scores(record, named) if has_pair else _scores(sides, record.get(named["scores"]))
+    asked = next((record[name] for name in (named["prompt"], "messages", "conversations") if name in record), None)
+    prompt = _messages(asked, "user") if asked is not None else []
+    candidates = [_messages(side, "assistant") for side in sides]
+    if asked is None:
+        prompt, candidates = _shared_prompt(candidates)
+    if isinstance(system := record.get(named["system"]), str) and system:
+        prompt = [{"role": "system", "content": system}, *prompt]
+    if not prompt:
+        raise BadConversation("no-prompt", f"it has no {named['prompt']}, and its candidates begin differently")
+    prompt, *candidates = _one_dialect([prompt, *candidates])
+    order = sorted(range(len(sides)), key=lambda each: -scores[each]) if not has_pair else range(len(sides))
+    return Candidates(
+        prompt, [candidates[at] for at in order], [scores[at] for at in order], record.get(named["tools"])
+    )
+
+
+def _messages(found: Any, role: str) -> list[Any]:
+    if isinstance(found, str):
+        return [{"role": role, "content": found}]
+    if isinstance(found, Mapping):
+        return [found if "role" in found or "from" in found else {"role": role, "content": found.get("content")}]
+    if not isinstance(found, Sequence):
+        raise BadConversation("bad-message", f"the {role}'s part is {type(found).__name__}; expected text or messages")
+    if any(not isinstance(each, Mapping) for each in found):
+        raise BadConversation("bad-message", f"the {role}'s part is a list; expected a list of messages")
+    return list(found)
+
+
+def _one_dialect(parts: list[list[Any]]) -> list[list[Any]]:
+    """Messages of `from` and `value` as `role` and `content`, so that a prompt and its candidates may differ."""
+    return [
+        [
+            {**{key: value for key, value in each.items() if key not in ("from", "value")},
+             "role": each["from"], "content": each.get("value")}
+            if "from" in each and "role" not in each
+            else each
+            for each in part
+        ]
+        for part in parts
+    ]  # fmt: skip
+
+
+def _shared_prompt(candidates: list[list[Any]]) -> tuple[list[Any], list[list[Any]]]:
+    """The messages that all candidates begin with, and the rest of each."""
+    shared = 0
+    shortest = min(map(len, candidates))
+    while shared < shortest - 1 and all(each[shared] == candidates[0][shared] for each in candidates):
+        shared += 1
+    return candidates[0][:shared], [each[shared:] for each in candidates]
+
+
+def _pair_scores(record: Mapping[str, Any], named: Mapping[str, str]) -> list[float]:
+    """The scores of a pair; NaN for a pair that has none."""
+    found = [record.get(named[name]) for name in ("score_chosen", "score_rejected")]
+    if found == [None, None]:
+        return [float("nan")] * 2
+    scores = [_score(each) for each in found]
+    if scores[0] <= scores[1]:
+        raise BadConversation("no-preference", f"the chosen one has the score {scores[0]:g}, the other {scores[1]:g}")
+    return scores
+
+
+def _scores(sides: Sequence[Any], listed: Any) -> list[float]:
+    if listed is None:
+        listed = [side.get("score") if isinstance(side, Mapping) else None for side in sides]
+    if not isinstance(listed, Sequence) or len(listed) != len(sides):
+        raise BadConversation("bad-score", f"{len(sides)} candidates need a list of {len(sides)} scores")
+    scores = [_score(each) for each in listed]
+    if max(scores) == min(scores):
+        raise BadConversation("no-preference", f"all candidates have the score {scores[0]:g}")
+    return scores
+
+
+def _score(found: Any) -> float:
+    if isinstance(found, bool) or not isinstance(found, int | float) or not isfinite(found):
+        raise BadConversation("bad-score", f"a score is {found!r:.40}; expected a finite number")
+    return float(found)
+
+
+def _check_turns(document: Document, conversation: Conversation, prompt: int) -> None:
+    """Raise where a turn of the candidate is not generated in the document, because the template changes history."""
+    stopped = set(document.labels[document.labels[:, 1] == _STOP, 2].tolist())
+    if any(turn not in stopped for turn in conversation.turns if turn >= prompt):
+        raise BadConversation(
+            "history-changes", "the template writes earlier turns of the candidate differently in later ones"
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Row:
+    name: str
+    prompt: Array
+    candidates: list[Array]
+    spans: Array
+    scores: list[float]
+
+
+def _row(group: RenderedGroup, encoded: Encoded, here: range) -> _Row:
+    """Cut the documents of candidates after the tokens that they share, and each after its last stop token."""
+    ends, span_ends = np.cumsum(encoded.lengths), np.cumsum(encoded.span_counts)
+    ids: list[Array] = []
+    spans: list[Array] = []
+    begins: list[int] = []
+    for at in here:
+        own = encoded.spans[span_ends[at] - encoded.span_counts[at] : span_ends[at]].copy()
+        mine = own[:, 4] >= group.prompt_messages
+        own[~mine & np.isin(own[:, 3], _GENERATED), 3] = _PROMPT  # answers of the prompt are only context
+        begins.append(int(own[mine & np.isin(own[:, 3], _GENERATED), 0].min()))
+        stop = int(own[mine & (own[:, 3] == _STOP), 1].max())
+        first = int(ends[at] - encoded.lengths[at])
+        ids.append(encoded.ids[first : first + stop])
+        spans.append(own[own[:, 0] < stop])
+    shared = min(begins)
+    for other in ids[1:]:
+        differ = np.flatnonzero(ids[0][:shared] != other[:shared])
+        shared = int(differ[0]) if len(differ) else shared
+    prompt = spans[0][spans[0][:, 0] < shared].copy()
+    prompt[:, 1] = np.minimum(prompt[:, 1], shared)
+    parts, at = [prompt], shared
+    for tokens, own in zip(ids, spans, strict=True):
+        part = own[own[:, 1] > shared].copy()
+        part[:, 0] = np.maximum(part[:, 0], shared)
+        part[:, :2] += at - shared
+        parts.append(part)
+        at += len(tokens) - shared
+    candidates = [tokens[shared:] for tokens in ids]
+    return _Row(group.name, ids[0][:shared], candidates, np.concatenate(parts), group.scores)
+
+
+def _columns(rows: Sequence[_Row], dtype: np.dtype[Any]) -> dict[str, Array | Ragged]:
+    uint32 = np.dtype(np.uint32)
+    return {
+        "id": Ragged.of_bytes([row.name.encode("utf-8", "surrogateescape") for row in rows]),
+        "prompt": Ragged.of([row.prompt for row in rows], dtype),
+        "candidates": Ragged.of([np.concatenate(row.candidates) for row in rows], dtype),
+        "candidate_lens": Ragged.of([np.array(list(map(len, row.candidates))) for row in rows], uint32),
+        "scores": Ragged.of([np.array(row.scores) for row in rows], np.dtype(np.float32)),
+        "spans": Ragged.of([row.spans for row in rows], uint32, (SPAN_FIELDS,)),
+    }
+
+
+def _statistics(
+    rows: Sequence[_Row], columns: Mapping[str, Any], characters: int
+) -> dict[str, int | float | list[int]]:
+    spans = columns["spans"].values.astype(np.int64)
+    lengths = spans[:, 1] - spans[:, 0]
+    return {
+        "pairs": len(rows),
+        "candidates": len(columns["candidate_lens"].values),
+        "characters": characters,
+        "prompt_tokens": len(columns["prompt"].values),
+        "tokens": int(lengths.sum()),
+        "tokens_by_role": np.bincount(spans[:, 2], weights=lengths, minlength=len(ROLES)).astype(int).tolist(),
+        "tokens_by_kind": np.bincount(spans[:, 3], weights=lengths, minlength=len(KINDS)).astype(int).tolist(),
+        "raw_bytes": sum(column.nbytes for column in columns.values()),
+    }

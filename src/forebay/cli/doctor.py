@@ -1,0 +1,270 @@
+"""`forebay doctor`: what is installed, what the machine and the disk can do, and what is wrong with a cache."""
+
+import os
+import platform
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, requires, version
+from typing import Literal
+
+import click
+import psutil
+
+import forebay
+from forebay import api, compiled
+from forebay.cache.records import Status
+from forebay.cli.options import complete_folder
+from forebay.cli.verb import Finding, verb
+from forebay.errors import ForebayError
+from forebay.format.tensors import VARIABLE
+from forebay.preview.row_records import Check, DoctorReport
+from forebay.preview.words import command_line, counted, human_bytes
+from forebay.store import LocalStore
+
+NOT_FOR_USERS = ("dev", "docs", "release", "minilm")
+LITTLE_SPACE = 1 << 30
+_REQUIREMENT = re.compile(r"([A-Za-z0-9_.-]+)(?:\[[^]]*\])?\s*([^;]*)(?:;(.*))?")
+_EXTRA = re.compile(r"extra\s*==\s*[\"']([^\"']+)[\"']")
+_AT_LEAST = re.compile(r"[>=]=\s*([\d.]+)")
+# Computes as a teacher does. Some virtual machines report AMX and do not run it.
+_TRY_BFLOAT16 = "import torch; torch.nn.Linear(64, 64).bfloat16()(torch.zeros(64, 64).bfloat16())"
+_CREDENTIALS = {
+    "Hugging Face": (("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"), ("~/.cache/huggingface/token",)),
+    "S3": (("AWS_ACCESS_KEY_ID", "AWS_PROFILE", "AWS_WEB_IDENTITY_TOKEN_FILE"), ("~/.aws/credentials",)),
+    "Google Cloud": (
+        ("GOOGLE_APPLICATION_CREDENTIALS", "GOOGLE_SERVICE_ACCOUNT"),
+        ("~/.config/gcloud/application_default_credentials.json",),
+    ),
+    "Azure": (("AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_SAS_TOKEN", "AZURE_CLIENT_SECRET"), ()),
+}
+
+
+@verb()
+@click.argument("cache", required=False, shell_complete=complete_folder)
+def doctor(cache: str | None) -> Finding | DoctorReport:
+    """Check the installation, the machine, the disk and, if one is named, a cache.
+
+    Lists versions, extras and the commands that install missing ones; CPU, memory and disk; whether credentials are
+    set, never their values. Tries a create-only write next to CACHE, or in this folder. Exits 1 if there is a problem,
+    each with the next command.
+
+    \b
+    Example: forebay doctor
+             forebay doctor caches/edu
+    """
+    checks = (*_python(), *_libraries(), *_extras(), *_machine(), *_disk(cache), *_credentials())
+    report = DoctorReport(checks=(*checks, *(_cache(cache) if cache else ())))
+    if not report.problems:
+        return report
+    first = report.problems[0]
+    names = ", ".join(check.name for check in report.problems)
+    return Finding(report, "ProblemsFound", f"{counted(len(report.problems), 'problem')}: {names}", first.command)
+
+
+def _python() -> Iterator[Check]:
+    yield _check("Python", "python", f"{platform.python_version()} at {sys.executable}")
+    yield _check("Python", "forebay", f"{forebay.__version__} at {os.path.dirname(forebay.__file__)}")
+    loops = (
+        "built"
+        if compiled.native
+        else "not built: numpy does the same, slower; install a C compiler, then forebay again"
+    )
+    yield Check(
+        group="Python", name="compiled loops", state="ok" if compiled.native else "note", detail=loops, command=""
+    )
+    yield _check("Python", "platform", f"{platform.system()} {platform.release()}, {platform.machine()}")
+
+
+def _libraries() -> Iterator[Check]:
+    for name, wanted, extra in _requirements():
+        if not extra:
+            yield _library("Libraries", name, wanted, f"pip install -U '{name}{wanted}'")
+
+
+def _extras() -> Iterator[Check]:
+    """One line per extra: its libraries, or those that are missing or too old."""
+    extras: dict[str, list[Check]] = {}
+    for name, wanted, extra in _requirements():
+        if extra and extra not in NOT_FOR_USERS and name != "forebay":
+            found = _library("Extras", name, wanted, f"pip install -U 'forebay[{extra}]'")
+            extras.setdefault(extra, []).append(found)
+    for extra, libraries in extras.items():
+        old = [check for check in libraries if check.state == "problem" and check.detail != "missing"]
+        missing = [check for check in libraries if check.detail == "missing"]
+        shown = ", ".join(f"{check.name} {check.detail}" for check in old or missing or libraries)
+        state: Literal["ok", "note", "problem"] = "problem" if old else "note" if missing else "ok"
+        command = next((check.command for check in old or missing), "")
+        yield Check(group="Extras", name=extra, state=state, detail=shown, command=command)
+
+
+def _requirements() -> Iterator[tuple[str, str, str]]:
+    """The name, the versions and the extra of every library that forebay names."""
+    try:
+        lines = requires("forebay") or []
+    except PackageNotFoundError:  # run from a source tree
+        lines = []
+    for line in lines:
+        if found := _REQUIREMENT.fullmatch(line):
+            extra = _EXTRA.search(found[3] or "")
+            yield found[1], (found[2] or "").strip(" ()"), extra[1] if extra else ""
+
+
+def _library(group: str, name: str, wanted: str, command: str) -> Check:
+    try:
+        there = version(name)
+    except PackageNotFoundError:
+        return Check(group=group, name=name, state="problem", detail="missing", command=command)
+    least = _AT_LEAST.search(wanted)
+    if least and _numbers(there) < _numbers(least[1]):
+        detail = f"{there} is too old, {wanted} is needed"
+        return Check(group=group, name=name, state="problem", detail=detail, command=command)
+    return _check(group, name, there)
+
+
+def _numbers(text: str) -> list[int]:
+    """
+    >>> _numbers("2.13.0+cpu") < _numbers("2.8"), _numbers("1.26") <= _numbers("1.26.4")
+    (False, True)
+    """
+    return [int(part) for part in re.findall(r"\d+", text.partition("+")[0])]
+
+
+def _machine() -> Iterator[Check]:
+    flags = _cpu_flags()
+    known = [name for name in ("avx2", "avx512f", "avx512_bf16", "amx_bf16") if name in flags]
+    yield _check("Machine", "CPU", ", ".join([counted(len(_usable_cores()), "usable core"), *known]))
+    memory = psutil.virtual_memory()
+    yield _check("Machine", "memory", f"{human_bytes(memory.available)} available of {human_bytes(memory.total)}")
+    if "amx_bf16" in flags and _library("", "torch", "", "").state != "problem":
+        yield _bfloat16()
+
+
+def _bfloat16() -> Check:
+    ran = subprocess.run([sys.executable, "-c", _TRY_BFLOAT16], capture_output=True, check=False)
+    if ran.returncode != -signal.SIGILL:
+        return _check("Machine", "bfloat16", "PyTorch computes in bfloat16")
+    return Check(
+        group="Machine",
+        name="bfloat16",
+        state="problem",
+        detail="the CPU reports AMX but does not run it: PyTorch crashes in bfloat16",
+        command="export ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16",
+    )
+
+
+def _usable_cores() -> set[int]:
+    return set(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+
+
+def _cpu_flags() -> set[str]:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
+            return next((set(line.split()) for line in file if line.startswith("flags")), set())
+    except OSError:
+        return set()
+
+
+def _disk(cache: str | None) -> Iterator[Check]:
+    folder = os.path.dirname(os.path.abspath(cache)) if cache else os.getcwd()
+    while not os.path.isdir(folder):
+        folder = os.path.dirname(folder)
+    free = shutil.disk_usage(folder).free
+    yield Check(
+        group="Disk",
+        name="space",
+        state="ok" if free > LITTLE_SPACE else "problem",
+        detail=f"{human_bytes(free)} free at {folder} ({_file_system(folder)})",
+        command="" if free > LITTLE_SPACE else f"df -h {folder}",
+    )
+    yield _writes(folder)
+
+
+def _file_system(folder: str) -> str:
+    """The type of the file system, by the longest mount point above a folder."""
+    real = os.path.realpath(folder)
+    mounts = [part for part in psutil.disk_partitions(all=True) if _is_below(real, part.mountpoint)]
+    return str(max(mounts, key=lambda part: len(part.mountpoint)).fstype) if mounts else "unknown file system"
+
+
+def _is_below(path: str, folder: str) -> bool:
+    """
+    >>> _is_below("/data/a", "/data"), _is_below("/database", "/data"), _is_below("/a", "/")
+    (True, False, True)
+    """
+    return path == folder or path.startswith(f"{folder.rstrip('/')}/")
+
+
+def _writes(folder: str) -> Check:
+    """Try what publishing a chunk needs: a create-only write, synced, that a second one cannot replace."""
+    try:
+        with tempfile.TemporaryDirectory(prefix=".forebay-doctor-", dir=folder) as place:
+            store = LocalStore(os.path.join(place, "store"))
+            first, second = (store.create("layers/x/000000.safetensors", [text]) for text in (b"one", b"two"))
+            is_sound = first and not second and store.read("layers/x/000000.safetensors") == b"one"
+        problem = "" if is_sound else "a file that exists was replaced"
+    except (OSError, ForebayError) as error:
+        problem = str(error)
+    if not problem:
+        return _check("Disk", "writing", "create-only writes, links and sync work")
+    return Check(
+        group="Disk",
+        name="writing",
+        state="problem",
+        detail=f"a cache cannot be built here: {problem}",
+        command="forebay build … --into FOLDER-ON-ANOTHER-DISK",
+    )
+
+
+def _credentials() -> Iterator[Check]:
+    """Whether credentials are set; their values are never read."""
+    for name, (variables, files) in _CREDENTIALS.items():
+        found = [variable for variable in variables if variable in os.environ]
+        found += [path for path in files if os.path.exists(os.path.expanduser(path))]
+        yield _check("Credentials", name, f"set by {', '.join(found)}" if found else "none")
+    yield _check("Credentials", "cache key", f"set by {VARIABLE}" if VARIABLE in os.environ else "none")
+
+
+def _cache(root: str) -> Iterator[Check]:
+    try:
+        found = api.status(root)
+    except (ForebayError, OSError) as error:
+        quoted = re.search(r"`(forebay [^`]*)`", str(error))
+        command = quoted[1] if quoted else command_line("verify", root)
+        yield Check(group="Cache", name=root, state="problem", detail=str(error), command=command)
+        return
+    for name, problem, command in _problems(found):
+        yield Check(group="Cache", name=name, state="problem", detail=problem, command=command_line(command, root))
+    for layer in found.layers:
+        state = f"{layer.present:,} of {layer.planned:,} chunks, {layer.rows:,} rows"
+        command = command_line("gaps", root) if layer.present < layer.planned else ""
+        yield Check(
+            group="Cache", name=f"layer {layer.layer}", state="note" if command else "ok", detail=state, command=command
+        )
+    yield Check(
+        group="Cache",
+        name="bytes",
+        state="note",
+        detail="not read; to check every byte:",
+        command=command_line("verify", root),
+    )
+
+
+def _problems(found: Status) -> Iterator[tuple[str, str, str]]:
+    """What is wrong: its name, what it is, and the verb that repairs it."""
+    for layer in found.layers:
+        bad = len(layer.suspect) + len(layer.lost)
+        if bad:
+            yield f"chunks of {layer.layer}", f"{counted(bad, 'chunk')} suspect or lost", "repair"
+    if failed := [claim for claim in found.claims if claim.state == "failed"]:
+        yield "claims", f"{counted(len(failed), 'chunk')} failed to build", "build"
+    if found.needs_source:
+        yield "source", "source files changed or are missing", "refresh"
+
+
+def _check(group: str, name: str, detail: str) -> Check:
+    return Check(group=group, name=name, state="ok", detail=detail)

@@ -1,0 +1,168 @@
+"""Where the time of a training run goes: measured while a loader makes and yields batches.
+
+    thread         ├─ locate ─┤── open chunks: fetching ──┤─ check, decode, copy ─┤ handoff
+    training step  ────────────────┤ asks … waits … waits … waits … waits … waits ┤ gets it
+                                   └── waited for the tier ┘└──── waited for ─────┘
+                                                                    gathering
+
+Every handoff carries the seconds it took and the spans in which its thread opened chunks; the consumer adds them up, so
+nothing is locked. A wait counts for the tier where it overlaps such a span.
+"""
+
+import json
+import os
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import msgspec
+
+from forebay.read.cache import Cache
+from forebay.read.chunk_maps import Spans, take_opening_spans
+from forebay.store.transfers import Fetching, Transfers
+
+_FILE_SECONDS = 1.0  # between two writes of a statistics file
+
+
+class LoaderStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds and bytes of a loader since it was made. Seconds of threads may exceed those of the run."""
+
+    epoch: int = 0
+    position: int = 0
+    rank: int = 0
+    world_size: int = 1
+    batches: int = 0
+    seconds: float = 0.0  # of the run: from asking for the first batch to receiving the last one
+    waited: float = 0.0  # of the run, for batches
+    waited_tier: float = 0.0  # of these, while chunks were opened: fetched, where they are not local
+    opening: float = 0.0  # of threads that make batches: opened or fetched chunks
+    gathering: float = 0.0  # of threads: located, checked, decoded and copied rows
+    transfers: Transfers | None = None  # None where all caches are local
+
+    @property
+    def hit_rate(self) -> float | None:
+        """Share of the chunks that were in the tier when they were opened; a chunk stays open over many batches."""
+        asked = 0 if self.transfers is None else self.transfers.hits + self.transfers.misses
+        return self.transfers.hits / asked if self.transfers is not None and asked else None
+
+    @property
+    def verdict(self) -> str:
+        """One line: what the run waited for.
+
+        >>> transfers = Transfers(hits=2, misses=3)
+        >>> LoaderStatistics(batches=9, seconds=50, waited=7, waited_tier=6, transfers=transfers).verdict
+        'the run waited 12 % of its time for downloads and 2 % for gathering; tier hit rate 40 % of 5 opened chunks'
+        """
+        if not self.batches:
+            return "no batch was made yet"
+        total = max(self.seconds, 1e-9)
+        tier, rest = self.waited_tier / total, (self.waited - self.waited_tier) / total
+        if self.transfers is None:
+            return f"the run waited {tier + rest:.0%} of its time for data".replace("%", " %")
+        opened = self.transfers.hits + self.transfers.misses
+        rate = f"; tier hit rate {self.hit_rate:.0%} of {opened:,} opened chunks" if self.hit_rate is not None else ""
+        return f"the run waited {tier:.0%} of its time for downloads and {rest:.0%} for gathering{rate}".replace(
+            "%", " %"
+        )
+
+    def __str__(self) -> str:
+        return self.verdict
+
+
+Batch = dict[str, Any]
+
+
+class Handoff(NamedTuple):
+    """Batches that one thread passes on together, last batch first, with the time that making them took."""
+
+    batches: list[Batch]
+    seconds: float
+    opened: Spans
+
+
+def timed(groups: Iterator[list[Batch]]) -> Iterator[Handoff]:
+    """Measure how long each list of batches takes."""
+    clock = time.perf_counter
+    take_opening_spans()
+    started = clock()
+    for batches in groups:
+        yield Handoff(batches, clock() - started, take_opening_spans())
+        started = clock()
+
+
+@dataclass(slots=True, eq=False)
+class Meter:
+    """Adds up what a loader's handoffs say."""
+
+    batches: int = 0
+    seconds: float = 0.0
+    waited: float = 0.0
+    waited_tier: float = 0.0
+    opening: float = 0.0
+    gathering: float = 0.0
+    _written: float = field(default=float("-inf"))
+
+    def waiting(self, handoffs: Iterable[Handoff]) -> Iterator[Handoff]:
+        """Yield the handoffs, and measure how long each is waited for."""
+        clock = time.perf_counter
+        last = asked = clock()
+        try:
+            for handoff in handoffs:
+                received = clock()
+                self.batches += len(handoff.batches)
+                self.seconds += received - last
+                self.waited += received - asked
+                self.gathering += handoff.seconds
+                if handoff.opened:
+                    self._note_opened(asked, received, handoff.opened)
+                last = received
+                yield handoff
+                asked = clock()
+        finally:
+            self.seconds += clock() - last
+
+    def _note_opened(self, asked: float, received: float, spans: Spans) -> None:
+        opening = sum(stop - start for start, stop in spans)
+        self.opening += opening
+        self.gathering -= opening
+        self.waited_tier += sum(max(0.0, min(received, stop) - max(asked, start)) for start, stop in spans)
+
+    def statistics(self, caches: Sequence[Cache], **where: int) -> LoaderStatistics:
+        stores = {id(cache.store): cache.store for cache in caches}.values()
+        fetched = [store.transfers() for store in stores if isinstance(store, Fetching)]
+        return LoaderStatistics(
+            **where,
+            batches=self.batches,
+            seconds=self.seconds,
+            waited=self.waited,
+            waited_tier=self.waited_tier,
+            opening=self.opening,
+            gathering=self.gathering,
+            transfers=sum(fetched, Transfers()) if fetched else None,
+        )
+
+    def file_is_due(self) -> bool:
+        """Whether the last file was written a second ago; True at most once a second."""
+        now = time.monotonic()
+        if now - self._written < _FILE_SECONDS:
+            return False
+        self._written = now
+        return True
+
+
+def write_statistics(path: str, statistics: LoaderStatistics) -> None:
+    """Replace a JSON file by these statistics; a reader sees the old file or the new one."""
+    record = msgspec.to_builtins(statistics) | {"verdict": statistics.verdict, "written": time.time()}
+    folder, name = os.path.split(os.path.abspath(path))
+    descriptor, aside = tempfile.mkstemp(prefix=f".{name}.", dir=folder)
+    try:
+        with os.fdopen(descriptor, "w") as file:
+            json.dump(record, file)
+        os.replace(aside, path)
+    except BaseException:
+        with suppress(FileNotFoundError):
+            os.unlink(aside)
+        raise

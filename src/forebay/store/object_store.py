@@ -1,0 +1,672 @@
+"""A store in a bucket: S3 and what speaks its protocol, Google Cloud Storage, Azure, or the memory of this process.
+
+Creating an object is not a clean yes or no. The client retries some requests by itself, a reply can be lost after the
+server has acted, and a service may answer "conflict" although nothing was written:
+
+    put ──▶ yes, or "exists" to the first request ──▶ done
+     └────▶ anything else ──▶ whose object is there?  mine ──▶ created     another's ──▶ not created
+                                                      none ──▶ put again
+
+Every object carries the name of its write and the SHA-256 of its bytes as metadata. The first says whose it is, the
+second lets a whole value be checked where it arrives.
+
+No request goes to a host that the user did not name: the client would follow a redirect, and send a session token
+along. Where an endpoint is set, every other host is therefore behind a proxy that does not exist.
+"""
+
+import hashlib
+import os
+import random
+import re
+import secrets
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from datetime import timedelta
+from functools import cached_property
+from typing import IO, Any, TypeVar
+from urllib.parse import urlsplit
+
+import xxhash
+
+from forebay.errors import LibraryMissing, StoreFull, StoreRefused, StoreUnavailable
+from forebay.first_answer import FIRST_ATTEMPTS, awaited, has_answered, note_answer, report_retry
+from forebay.store.base import (
+    IN_MEMORY_BYTES,
+    BadCopy,
+    Buffer,
+    Entry,
+    Expected,
+    Missing,
+    Store,
+    check_key,
+    is_full,
+    is_key,
+)
+from forebay.store.local import map_file
+
+try:
+    from obstore import exceptions
+    from obstore.store import AzureStore, GCSStore, S3Store
+    from obstore.store import MemoryStore as ProcessMemory
+except ModuleNotFoundError as missing:
+    raise LibraryMissing("obstore", "reading and writing buckets", "remote") from missing
+
+WRITER, SHA256 = "forebaywriter", "forebaysha256"  # names of metadata that every service allows
+MOST_BYTES = 5 << 30  # of one object, written by one request: the limit of S3
+STALLED_SECONDS = 30  # without a byte, until a download is resumed
+SMALL_BYTES = 8 << 20
+ROUNDS = 6  # of a request whose outcome is in doubt, or of a download that breaks off
+PIECE_BYTES = 8 << 20
+MOST_ENTRIES = 4_000_000  # of a cache: a listing that is sorted in memory
+MOST_LISTED = 100_000_000  # objects of one listing
+PAGE_ENTRIES = 1000
+LISTING_SECONDS = 300.0  # without a page, after all retries of its requests
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/+([^/?#@]*)(?:/+([^?#]*))?")
+_RETRIES = {
+    "max_retries": 5,  # in silence; each of `ROUNDS` begins anew
+    "backoff": {"init_backoff": timedelta(seconds=0.1), "max_backoff": timedelta(seconds=5), "base": 2},
+    "retry_timeout": timedelta(minutes=3),
+}
+# `timeout` covers a whole request with its body, so it only bounds what `read_timeout` cannot see. A client for uploads
+# has no `read_timeout`: it would run while the body is sent.
+_READING = {"connect_timeout": "5s", "read_timeout": f"{STALLED_SECONDS}s", "timeout": "24h"}
+_WRITING_SMALL = {"connect_timeout": "5s", "timeout": f"{2 * STALLED_SECONDS}s"}
+_WRITING_LARGE = {"connect_timeout": "5s", "timeout": "6h"}
+_SERVICES: dict[str, Callable[..., Any]] = {"s3": S3Store, "gs": GCSStore, "az": AzureStore}
+_ENDPOINTS = {
+    "s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"),
+    "gs": ("GOOGLE_BASE_URL",),
+    "az": ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"),
+}
+_NOWHERE = "http://127.0.0.1:1"  # the proxy of hosts that nobody named
+_CREDENTIAL_HOSTS = (
+    "169.254.0.0/16", "fd00::/8", "amazonaws.com", "amazonaws.com.cn", "googleapis.com", "metadata.google.internal",
+    "microsoftonline.com", "microsoftonline.us", "chinacloudapi.cn",
+)  # fmt: skip
+_CREDENTIAL_URLS = (
+    "AWS_METADATA_ENDPOINT", "AWS_ENDPOINT_URL_STS", "AWS_STS_ENDPOINT", "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+    "AZURE_MSI_ENDPOINT", "AZURE_IDENTITY_ENDPOINT", "AZURE_STORAGE_AUTHORITY_HOST", "AZURE_AUTHORITY_HOST",
+    "IDENTITY_ENDPOINT", "MSI_ENDPOINT",
+)  # fmt: skip
+_KEYS = ("AWS_ACCESS_KEY_ID", "AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_ACCESS_KEY", "AZURE_STORAGE_SAS_KEY")
+_PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "PROXY_URL")
+_VARIABLES = {"s3": "AWS_*", "gs": "GOOGLE_*", "az": "AZURE_*"}
+_memories: dict[str, Any] = {}  # name -> what is in it
+_honours_conditions: set[str] = set()  # addresses that were probed in this process
+T = TypeVar("T")
+
+
+class _Process:
+    """The client's threads do not survive a fork, and its locks may be taken for ever in the child."""
+
+    used = forked = False
+
+
+def _forked() -> None:
+    _Process.forked = _Process.forked or _Process.used
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
+class ObjectStore(Store):
+    """Keys are objects below a prefix of a bucket. Credentials come from the environment, as `obstore` reads it."""
+
+    def __init__(self, url: str, probed: bool = False) -> None:
+        self.scheme, self._bucket, self._prefix = parse_url(url)
+        self.address = f"{self.scheme}://{self._bucket}" + (f"/{self._prefix}" if self._prefix else "")
+        endpoints = (os.environ.get(name) for name in _ENDPOINTS.get(self.scheme, ()))
+        self._service = next(filter(None, endpoints), f"{self.scheme}://{self._bucket}")
+        if probed:
+            _honours_conditions.add(self.address)
+            note_answer(self._service)
+
+    def read(self, key: str, start: int = 0, stop: int | None = None) -> bytes:
+        check_key(self.address, key)
+        if stop is not None and start >= stop:
+            self._meta(key)
+            return b""
+        if start == 0:
+            return bytes(self._whole(key, stop))
+        return bytes(self._fetch(key, start, stop)[0].view())
+
+    def view(self, key: str, *, expect: Expected | None = None) -> memoryview:
+        check_key(self.address, key)
+        problem: str | None = ""
+        for _ in range(2 if expect else 1):
+            value = self._whole(key, None if expect is None else expect.size + 1)
+            problem = mismatch(value, expect)
+            if problem is None:
+                return value
+        raise BadCopy(key, problem or "")
+
+    def create(self, key: str, data: Sequence[Buffer], *, durable: bool = True) -> bool:
+        check_key(self.address, key)
+        if self.address not in _honours_conditions:
+            self._probe()
+        return self._create(key, data)
+
+    def replace(self, key: str, data: Sequence[Buffer], *, if_etag: str | None = None, durable: bool = True) -> bool:
+        check_key(self.address, key)
+        write = _Write(self.address, key, data)
+        if if_etag is None:
+            self._retried("write", key, lambda: self._put(write, "overwrite"))
+            return True
+        for pause in _pauses():
+            meta = self._meta_or_none(key)
+            if meta is None or _etag(meta) != if_etag:
+                return self._writer_of(key) == write.writer  # changed by an earlier round, or by somebody else
+            try:
+                self._put(write, {name: meta[name] for name in ("e_tag", "version") if meta[name] is not None})
+                return True
+            except exceptions.PreconditionError:
+                continue
+            except Exception as error:
+                self._refuse_or_wait(error, "write", key, pause)
+        raise StoreUnavailable(self.address, f"replace '{key}'", f"{ROUNDS} attempts failed")
+
+    def entries(self, prefix: str) -> Iterator[Entry]:
+        folder = prefix.rpartition("/")[0]
+        if folder:
+            check_key(self.address, folder)
+        found = (entry for entry in self._listed(folder, MOST_ENTRIES) if entry.key.startswith(prefix))
+        yield from sorted((entry for entry in found if is_key(entry.key)), key=_key)
+
+    def folders(self, prefix: str) -> list[str]:
+        folder = prefix.rstrip("/")
+        if folder:
+            check_key(self.address, folder)
+        listed = self._retried("list", folder, lambda: self._reader.list_with_delimiter(folder or None))
+        names = (path.rpartition("/")[2] for path in listed["common_prefixes"])
+        return sorted(name for name in names if is_key(name))
+
+    def head(self, key: str) -> Entry | None:
+        check_key(self.address, key)
+        meta = self._meta_or_none(key)
+        return None if meta is None else _entry(key, meta)
+
+    def delete(self, key: str, *, if_etag: str | None = None) -> None:
+        check_key(self.address, key)
+        if if_etag is not None:
+            meta = self._meta_or_none(key)
+            if meta is None or _etag(meta) != if_etag:
+                return
+        with suppress(Missing):
+            self._retried("delete", key, lambda: self._reader.delete(key))
+
+    def fetch(self, key: str, start: int, stop: int) -> tuple[bytes, str]:
+        """A range and the etag of any object of the bucket, also of one whose name a cache would not use."""
+        body, meta, _ = self._fetch(key, start, stop)
+        return bytes(body.view()), "" if meta is None else _etag(meta)
+
+    def stat(self, key: str) -> Entry | None:
+        """As `head`, for any object of the bucket."""
+        meta = self._meta_or_none(key)
+        return None if meta is None else _entry(key, meta)
+
+    def walk(self, prefix: str) -> Iterator[Entry]:
+        """Every object below a prefix, as the service lists them, while the listing arrives: millions need no memory.
+
+        A listing that repeats itself, or has more than `MOST_LISTED` objects, raises `StoreRefused`.
+        """
+        return self._listed(prefix, MOST_LISTED)
+
+    def _listed(self, prefix: str, most: int) -> Iterator[Entry]:
+        last, is_sorted, count = "", True, 0
+        firsts: set[str] = set()  # the first key of every page: pages that repeat come back to one of them
+        for pause in _pauses():
+            self._check_process()
+            try:
+                pages = self._reader.list(prefix or None, offset=last or None, chunk_size=PAGE_ENTRIES)
+                while (page := self._asked(self._next_page, pages, prefix)) is not None:
+                    for meta in page:
+                        is_sorted, last, count = is_sorted and last < meta["path"], meta["path"], count + 1
+                        if count > most:
+                            self._refuse_listing(prefix, f"has more than {most:,} objects")
+                        yield _entry(last, meta)
+                    if page and page[0]["path"] in firsts:
+                        self._refuse_listing(prefix, f"repeats '{page[0]['path'][:80]}'")
+                    firsts.update(meta["path"] for meta in page[:1])
+                return
+            except Exception as error:
+                # A listing that is not sorted cannot be resumed after its last key.
+                self._refuse_or_wait(error, "list", prefix, pause if is_sorted else _PAUSES[-1])
+
+    def _next_page(self, pages: Any, prefix: str) -> Any | None:
+        """The next page of a listing, None at its end.
+
+        The client asks for the next page until it has an object, and cannot be interrupted; so it runs in a thread.
+        """
+        found: list[Any] = []
+        thread = threading.Thread(target=_take_page, args=(pages, found), name="forebay-listing", daemon=True)
+        thread.start()
+        thread.join(LISTING_SECONDS)
+        if not found:
+            what = f"list '{prefix}'" if prefix else "list its objects"
+            raise StoreUnavailable(self.address, what, f"no page with an object came in {LISTING_SECONDS:g} s")
+        if isinstance(found[0], Exception):
+            raise found[0]
+        return found[0]
+
+    def _refuse_listing(self, prefix: str, problem: str) -> None:
+        where = f"the listing of '{prefix}'" if prefix else "its listing"
+        raise StoreRefused(self.address, f"{where} {problem}", "check the service, or name a part of the bucket")
+
+    def document(self) -> Mapping[str, Any]:
+        return {**super().document(), "arguments": self._arguments()}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ObjectStore, self._arguments()
+
+    def _arguments(self) -> tuple[str, bool]:
+        """By which another process opens this store, and does not probe it again."""
+        if self.scheme == "memory":
+            raise TypeError("memory:// lives in one process and cannot be sent to another; use a bucket, or workers=0")
+        return self.address, self.address in _honours_conditions
+
+    @cached_property
+    def _reader(self) -> Any:
+        return self._client(_READING)
+
+    @cached_property
+    def _small_writer(self) -> Any:
+        return self._client(_WRITING_SMALL)
+
+    @cached_property
+    def _large_writer(self) -> Any:
+        return self._client(_WRITING_LARGE)
+
+    def _client(self, timeouts: dict[str, str]) -> Any:
+        _Process.used = True
+        if self.scheme == "memory":
+            return _memories.setdefault(self.address, ProcessMemory())
+        self._check_endpoint()
+        timeouts = timeouts | _only_named_hosts(self.scheme)
+        try:
+            # As `config`, because `client_options` would hide what the environment says of the client.
+            return _SERVICES[self.scheme](
+                self._bucket, prefix=self._prefix or None, config=timeouts, retry_config=_RETRIES
+            )
+        except (exceptions.BaseError, ValueError) as error:
+            raise StoreRefused(self.address, _first_line(error), f"check {_VARIABLES[self.scheme]}") from error
+
+    def _check_endpoint(self) -> None:
+        """Refuse an endpoint that is not a URL: obstore would end with a panic at the first request."""
+        for name in _ENDPOINTS.get(self.scheme, ()):
+            endpoint = os.environ.get(name)
+            if endpoint and not re.match(r"https?://[^/]", endpoint):
+                problem = f"{name} is '{endpoint}', which is not a URL"
+                raise StoreRefused(self.address, problem, f"write it as https://{endpoint.strip('/')}")
+
+    def _whole(self, key: str, stop: int | None) -> memoryview:
+        """The value up to `stop`, compared with the SHA-256 it was written with.
+
+        One that differs is fetched again; if it then is the same, the object itself is damaged, and the caller will
+        find out.
+        """
+        before = ""
+        for _ in range(ROUNDS):
+            body, meta, attributes = self._fetch(key, 0, stop)
+            value, written = body.view(), attributes.get(SHA256)
+            if written is None or len(value) < meta["size"]:
+                break
+            found = hashlib.sha256(value).hexdigest()
+            if found in (written, before):
+                break
+            before = found
+        return value
+
+    def _fetch(self, key: str, start: int, stop: int | None) -> tuple["_Body", Any, Any]:
+        """A range with the object's metadata; a body that breaks off or stalls is resumed where it ended."""
+        value, meta, attributes, is_empty = _Body(key), None, {}, False
+        for pause in _pauses():
+            self._check_process()
+            at = start + len(value)
+            options: dict[str, Any] = {} if meta is None else {"if_match": meta["e_tag"]}
+            if stop is not None and not is_empty:
+                options["range"] = (at, stop)
+            elif at:
+                options["range"] = {"offset": at}
+            try:
+                got = self._asked(self._reader.get, key, options=options)
+                meta, attributes = got.meta, dict(got.attributes)
+                end = meta["size"] if stop is None else min(stop, meta["size"])
+                self._check_size(key, end - start)
+                for piece in got.stream(min_chunk_size=PIECE_BYTES):
+                    value.add(piece)
+                    if start + len(value) >= end:
+                        break
+            except exceptions.PreconditionError:  # replaced while it was fetched
+                value, meta = _Body(key), None
+                continue
+            except Exception as error:
+                if _status(error) == 416 or "Wanted range starting at" in str(error):  # it ends before
+                    if start:
+                        return value, meta, attributes
+                    is_empty = True  # and has no range: ask for all of it
+                    continue
+                self._refuse_or_wait(error, "read", key, pause)
+                continue
+            if start + len(value) >= end:
+                value.cut(end - start)
+                return value, meta, attributes
+        raise StoreUnavailable(self.address, f"read '{key}'", f"the body broke off {ROUNDS} times")
+
+    def _check_size(self, key: str, size: int) -> None:
+        """Refuse to fetch what is larger than anything that this store writes."""
+        if size > MOST_BYTES:
+            problem = f"'{key}' has {size:,} bytes, and forebay writes at most {MOST_BYTES:,} into one object"
+            raise StoreRefused(self.address, problem, "check who wrote it, and move it away")
+
+    def _create(self, key: str, data: Sequence[Buffer]) -> bool:
+        write, in_doubt = _Write(self.address, key, data), False
+        for pause in _pauses():
+            try:
+                self._put(write, "create")
+                return True
+            except (exceptions.AlreadyExistsError, exceptions.PreconditionError) as error:
+                if not in_doubt and _is_certain(error):
+                    return False
+            except Exception as error:
+                self._refuse_or_wait(error, "create", key, 0)
+            in_doubt = True
+            there = self._owner(write)
+            if there is not None:
+                return there
+            time.sleep(pause)
+        raise StoreUnavailable(self.address, f"create '{key}'", f"{ROUNDS} attempts failed")
+
+    def _owner(self, write: "_Write") -> bool | None:
+        """Whether the object is that of a write; None if there is no object."""
+        meta = self._meta_or_none(write.key)
+        if meta is None:
+            return None
+        writer = self._writer_of(write.key)
+        if writer:
+            return writer == write.writer
+        if meta["size"] != write.size:  # a service that drops metadata
+            return False
+        with suppress(Missing):
+            return hashlib.sha256(self._whole(write.key, None)).digest() == write.sha256
+        return None
+
+    def _probe(self) -> None:
+        """Refuse a service that overwrites an object which must not be overwritten."""
+        key = f".forebay-probe-{secrets.token_hex(8)}"
+        try:
+            first, second = self._create(key, [b"first"]), self._create(key, [b"second"])
+        finally:
+            with suppress(OSError):
+                self.delete(key)
+        if not first or second:
+            raise StoreRefused(
+                self.address,
+                "it ignores `If-None-Match: *`, so two builders could overwrite each other's chunks",
+                "use a service that honours conditional writes, or build into a folder and copy the cache there",
+            )
+        _honours_conditions.add(self.address)
+
+    def _put(self, write: "_Write", mode: Any) -> None:
+        self._check_process()
+        writer = self._small_writer if write.size <= SMALL_BYTES else self._large_writer
+        options = {"mode": mode, "use_multipart": False, "attributes": write.attributes}
+        self._asked(writer.put, write.key, write.body, **options)
+
+    def _meta_or_none(self, key: str) -> Any | None:
+        try:
+            return self._meta(key)
+        except Missing:
+            return None
+
+    def _meta(self, key: str) -> Any:
+        return self._retried("read", key, lambda: self._reader.head(key))
+
+    def _writer_of(self, key: str) -> str:
+        """The name of the write that made an object, empty if it has none or does not exist."""
+        with suppress(Missing):
+            got = self._retried("read", key, lambda: self._reader.get(key, options={"head": True}))
+            return str(got.attributes.get(WRITER, ""))
+        return ""
+
+    def _retried(self, what: str, key: str, act: Callable[[], T]) -> T:
+        for pause in _pauses():
+            self._check_process()
+            try:
+                return self._asked(act)
+            except Exception as error:
+                self._refuse_or_wait(error, what, key, pause)
+        raise StoreUnavailable(self.address, f"{what} '{key}'", f"{ROUNDS} attempts failed")
+
+    def _asked(self, act: Callable[..., T], *arguments: Any, **options: Any) -> T:
+        with awaited(self._service):
+            answer = act(*arguments, **options)
+        note_answer(self._service)
+        return answer
+
+    def _check_process(self) -> None:
+        if _Process.forked:
+            raise StoreRefused(
+                self.address,
+                "this process was forked from one that had already used a bucket, where the client would hang",
+                "start workers with multiprocessing_context='spawn' or 'forkserver', or read through a tier or a copy",
+            )
+
+    def _refuse_or_wait(self, error: Exception, what: str, key: str, pause: float) -> None:
+        """Raise unless the error may pass; wait if it may."""
+        if isinstance(error, (StoreRefused, StoreUnavailable, StoreFull, Missing)):
+            raise error
+        self._refuse(error, what, key)
+        if not isinstance(error, (exceptions.BaseError, OSError)):
+            raise error
+        unreached = _not_reached(error)
+        if not unreached:
+            note_answer(self._service)
+        if pause >= (_PAUSES if has_answered(self._service) else _PAUSES[:FIRST_ATTEMPTS])[-1]:
+            if not unreached:
+                raise StoreUnavailable(self.address, f"{what} '{key}'", _first_line(error)) from error
+            cause = f"no answer from {self._service}: {unreached}"
+            advice = f"check the network and the endpoint in {_VARIABLES[self.scheme]}, and try again"
+            raise StoreUnavailable(self.address, f"{what} '{key}'", cause, advice) from error
+        if pause:
+            report_retry(self._service, unreached, _PAUSES.index(pause) + 2, FIRST_ATTEMPTS)
+        time.sleep(pause * random.random())
+
+    def _refuse(self, error: Exception, what: str, key: str) -> None:
+        """Raise what an error means, where it means anything but "try again"."""
+        text, status, variables = str(error), _status(error), _VARIABLES.get(self.scheme, "")
+        problem = advice = ""
+        if _NO_BUCKET.search(text) or (status == 404 and what in ("list", "create", "write")):
+            problem, advice = f"there is no bucket '{self._bucket}'", "create it, or check the name and the endpoint"
+        elif isinstance(error, FileNotFoundError):
+            raise Missing(key) from error
+        elif _NO_ROOM.search(text) or status == 507:
+            raise StoreFull(self.address, key, _first_line(error)) from error
+        elif _NOWHERE.removeprefix("http://") + "," in text or status in (302, 303, 307, 308):
+            problem = "the server at its endpoint redirects to a host that you did not name"
+            advice = f"set the endpoint in {variables} to the host that serves the bucket"
+        elif _OTHER_REGION.search(text) or status == 301:
+            problem, advice = "the bucket is in another region", "set AWS_REGION to the region of the bucket"
+        elif _NO_CREDENTIALS.search(text):
+            problem, advice = "no credentials were found", f"set {variables} in the environment"
+        elif _NOT_ALLOWED.search(text) or isinstance(error, _DENIED):
+            doing = "write to" if what in ("create", "write", "delete") else "read"
+            problem = f"the credentials do not allow to {doing} it"
+            advice = f"ask for that permission, or check {variables} in the environment"
+        elif "BadScheme" in text:
+            problem, advice = "its endpoint is not HTTPS", "set AWS_ALLOW_HTTP=true if you trust the network"
+        elif status == 501 or isinstance(error, exceptions.NotSupportedError):
+            problem = "the service does not support conditional writes"
+            advice = "use one that honours `If-None-Match: *`, or build into a folder and copy the cache there"
+        elif isinstance(error, (exceptions.InvalidPathError, ValueError)):
+            problem, advice = f"the key {key[:80]!r} is not accepted", "keys are relative names with / between them"
+        if problem:
+            raise StoreRefused(self.address, problem, advice) from error
+
+
+class _Body:
+    """The bytes of an answer as they arrive: in memory, or in a file without a name when there are many."""
+
+    def __init__(self, key: str) -> None:
+        self._key, self._memory, self._size = key, bytearray(), 0
+        self._file: IO[bytes] | None = None
+
+    def __len__(self) -> int:
+        return self._size
+
+    def add(self, piece: Any) -> None:
+        try:
+            if self._file is None and self._size + len(piece) > IN_MEMORY_BYTES:
+                self._file = tempfile.TemporaryFile(prefix="forebay-", buffering=0)  # noqa: SIM115, see __del__
+                _write_all(self._file, self._memory)
+                self._memory = bytearray()
+            if self._file is None:
+                self._memory += piece
+            else:
+                _write_all(self._file, piece)
+        except OSError as error:
+            if not is_full(error):
+                raise
+            problem = "the folder of temporary files is full; set TMPDIR to another, or read through a tier"
+            raise StoreFull(tempfile.gettempdir(), self._key, problem) from error
+        self._size += len(piece)
+
+    def __del__(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    def cut(self, size: int) -> None:
+        """Drop what is beyond a size."""
+        if self._size > size:
+            del self._memory[size:]
+            if self._file is not None:
+                self._file.truncate(size)
+            self._size = size
+
+    def view(self) -> memoryview:
+        return memoryview(self._memory).toreadonly() if self._file is None else map_file(self._file.fileno())
+
+
+class _Write:
+    """Bytes to be put, with the name of this write: one for all of its attempts."""
+
+    def __init__(self, address: str, key: str, data: Sequence[Buffer]) -> None:
+        self.key, self.body = key, b"".join(data)
+        self.size, self.writer = len(self.body), secrets.token_hex(12)
+        if self.size > MOST_BYTES:
+            problem = f"'{key}' has {self.size:,} bytes, and one request writes at most {MOST_BYTES:,}"
+            raise StoreRefused(address, problem, "choose smaller chunks (`chunk_bytes` of the recipe)")
+        self.sha256 = hashlib.sha256(self.body).digest()
+        self.attributes = {WRITER: self.writer, SHA256: self.sha256.hex()}
+
+
+def parse_url(url: str) -> tuple[str, str, str]:
+    """(scheme, bucket, prefix) of a URL, also of one from which a `Path` has taken a slash."""
+    found = _URL.fullmatch(url)
+    prefix = (found[3] or "").rstrip("/") if found else ""
+    if found is None or not found[2] or any(part in ("", ".", "..") for part in prefix.split("/") if prefix):
+        shown = url.partition("?")[0].rpartition("@")[2]  # without what may be a secret
+        raise StoreRefused(shown, "it is not the URL of a bucket", "write it as s3://bucket/prefix")
+    return found[1].lower(), found[2], prefix
+
+
+def _only_named_hosts(scheme: str) -> dict[str, str]:
+    """Options of the client by which it reaches no host but those of the endpoint and of credentials.
+
+    Empty where the environment names no endpoint, so that the service is the provider's own; or where it names a
+    proxy, which decides instead.
+    """
+    named = [os.environ[name] for name in _ENDPOINTS[scheme] if os.environ.get(name)]
+    if not named or any(os.environ.get(name) or os.environ.get(name.lower()) for name in _PROXIES):
+        return {}
+    urls = [*named, *(os.environ[name] for name in _CREDENTIAL_URLS if os.environ.get(name))]
+    hosts = [host for host in (urlsplit(url).hostname for url in urls) if host]
+    hosts += [] if any(os.environ.get(name) for name in _KEYS) else _CREDENTIAL_HOSTS
+    return {"proxy_url": _NOWHERE, "proxy_excludes": ",".join(hosts)}
+
+
+def mismatch(value: Buffer, expect: Expected | None) -> str | None:
+    """How a value differs from what is expected, None if it does not."""
+    if expect is None:
+        return None
+    if len(value) != expect.size:
+        return f"it has {len(value):,} bytes, {expect.size:,} were published"
+    if expect.sha256 is not None:
+        found = hashlib.sha256(value).digest()
+        return None if found == expect.sha256 else f"its SHA-256 is {found.hex()}, {expect.sha256.hex()} was published"
+    if expect.head is not None and xxhash.xxh3_128_digest(memoryview(value)[: expect.head[0]]) != expect.head[1]:
+        return f"its first {expect.head[0]:,} bytes disagree with their digest"
+    return None
+
+
+_PAUSES = (0.1, 0.3, 1.0, 2.0, 4.0, 8.0)
+_DENIED = (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError)
+_UNREACHED = {
+    "kind: ConnectionRefused": "connection refused",
+    "dns error": "its host name is not known",
+    "kind: Timeout": "no connection in time",
+    "kind: Connect": "no connection",
+}
+_STATUS = re.compile(r"status code: (\d{3})|status: (\d{3})")
+_RETRIED = re.compile(r"after \d+ retries")
+_NO_BUCKET = re.compile(r"NoSuchBucket|ContainerNotFound|bucket does not exist|specified container does not exist")
+_NO_ROOM = re.compile(r"QuotaExceeded|InsufficientStorage|EntityTooLarge|StorageFull|XMinioStorageFull")
+_OTHER_REGION = re.compile(
+    r"PermanentRedirect|AuthorizationHeaderMalformed|IllegalLocationConstraint|configured region"
+)
+_NO_CREDENTIALS = re.compile(
+    r"169\.254\.169\.254|/latest/api/token|/latest/meta-data|computeMetadata|metadata\.google\.internal"
+    r"|metadata/identity|NoCredential|MissingCredential"
+)
+_NOT_ALLOWED = re.compile(r"AccessDenied|InvalidAccessKeyId|SignatureDoesNotMatch|AuthenticationFailed|AuthorizationF")
+
+
+def _pauses() -> tuple[float, ...]:
+    return _PAUSES[:ROUNDS]
+
+
+def _is_certain(error: Exception) -> bool:
+    """Whether "it exists" is the answer to the only request that was sent, and not a conflict of two in flight."""
+    return _RETRIED.search(str(error)) is None and _status(error) in (None, 412)
+
+
+def _status(error: Exception) -> int | None:
+    found = _STATUS.search(str(error))
+    return int(found[1] or found[2]) if found else None
+
+
+def _entry(key: str, meta: Any) -> Entry:
+    return Entry(key, meta["size"], _etag(meta), meta["last_modified"].timestamp())
+
+
+def _etag(meta: Any) -> str:
+    """As a listing has it: Azure quotes an etag everywhere else."""
+    return str(meta["e_tag"] or meta["version"] or meta["last_modified"]).strip('"')
+
+
+def _take_page(pages: Any, found: list[Any]) -> None:
+    try:
+        found.append(next(pages, None))
+    except Exception as error:
+        found.append(error)
+
+
+def _write_all(file: IO[bytes], data: Any) -> None:
+    rest = memoryview(data)
+    while rest:
+        rest = rest[file.write(rest) :]
+
+
+def _key(entry: Entry) -> str:
+    return entry.key
+
+
+def _not_reached(error: Exception) -> str:
+    """Why no connection was made, empty if one was."""
+    return next((why for sign, why in _UNREACHED.items() if sign in str(error)), "")
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0][:300]

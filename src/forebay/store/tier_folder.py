@@ -1,0 +1,351 @@
+"""The folder of a tier: chunks of remote caches that a machine keeps, shared by all its processes and caches.
+
+    tier/
+      forebay-tier.json                     says that this folder is a tier
+      tier.lock                             locked while room is taken; holds the bytes taken
+      caches/<cache id>/chunks/<sha256>     a chunk whose SHA-256 was right when it was linked here
+      caches/<cache id>/parts/<sha256>      one being fetched, locked by the process that fetches it
+      addresses/<hash of address>/<name>    documents of the cache at an address, each after its own SHA-256
+
+A part has the size of its chunk from the start, so the bytes taken are those of all chunks and parts, at any moment and
+after any crash. The kernel unlocks the part of a process that died, and the next process starts it again. Only names of
+this form are ever removed.
+"""
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from forebay.errors import TierUnusable, is_url
+from forebay.store.base import Buffer, Missing
+from forebay.store.local import LocalStore
+
+MARKER = "forebay-tier.json"
+LOCK = "tier.lock"
+RESERVE_BYTES = 10 << 30
+RESERVE_SHARE = 0.05  # of the disk, where that is less
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_CACHE = re.compile(r"[0-9A-Za-z_-]{1,64}")
+_ADDRESS = re.compile(r"[0-9a-f]{32}")
+_NETWORK = re.compile(
+    r"nfs\d?|cifs|smb\d?|smbfs|lustre|ceph|gpfs|beegfs|9p|glusterfs|afs|fuse\.(?:sshfs|s3fs|gcsfuse|.*mount.*)"
+)
+_NO_ALLOCATION = (errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL, errno.ENOSYS)
+_locked: set[int] = set()  # locked descriptors; a forked process closes its copies, which would keep them locked
+
+
+@dataclass(frozen=True, slots=True)
+class TierCache:
+    """What a tier keeps of one cache."""
+
+    cache_id: str
+    addresses: tuple[str, ...]
+    chunks: int
+    bytes: int
+
+
+class TierFolder:
+    """Chunks by cache id and SHA-256, and documents by address."""
+
+    def __init__(
+        self, path: str | os.PathLike[str], limit_bytes: int | None = None, reserve_bytes: int | None = None
+    ) -> None:
+        if is_url(os.fspath(path)):
+            raise TierUnusable(os.fspath(path), "it is a URL, and a tier lies in a folder", "pass the path of a folder")
+        self.path = os.path.abspath(os.fspath(path))
+        self.limit_bytes = limit_bytes
+        self.files = LocalStore(self.path)
+        self._reserve = reserve_bytes
+
+    def begin(self) -> "TierFolder":
+        """Make the folder a tier if it is new, and count what it has."""
+        _refuse_network(self.path)
+        if os.path.isdir(self.path) and os.listdir(self.path) and self.files.head(MARKER) is None:
+            raise TierUnusable(
+                self.path, "it has files and is not a tier", "choose an empty folder, or one that does not exist"
+            )
+        self.files.create(MARKER, [json.dumps({"tier": 1}).encode() + b"\n"])
+        with self._taken() as taken:
+            taken.write(self._count())
+        return self
+
+    def opened(self) -> "TierFolder":
+        """The tier, if the folder is one."""
+        if not os.path.isfile(os.path.join(self.path, MARKER)):
+            raise TierUnusable(self.path, "it is not a tier of chunks", "pass the folder that was passed as tier=")
+        return self
+
+    def chunk(self, cache_id: str, sha256: bytes) -> str:
+        """The key of a chunk in `files`."""
+        return f"caches/{_folder_name(cache_id)}/chunks/{sha256.hex()}"
+
+    @contextmanager
+    def filling(self, cache_id: str, sha256: bytes) -> Iterator[int]:
+        """A descriptor of the part of a chunk, once no other process or thread has it."""
+        path = os.path.join(self.path, "caches", _folder_name(cache_id), "parts", sha256.hex())
+        descriptor = _open_locked(path)
+        _locked.add(descriptor)
+        try:
+            yield descriptor
+        finally:
+            _unlock(descriptor)
+
+    def admit(self, part: int, size: int) -> bool:
+        """Take room for a part, unless the tier or the disk is too full."""
+        with self._taken() as taken:
+            had = os.fstat(part).st_size  # counted before, for a process that died
+            wanted = taken.read() - had + size
+            if self.limit_bytes is not None and wanted > self.limit_bytes:
+                return False
+            if not self._allocate(part, size, had):
+                return False
+            taken.write(wanted)
+            return True
+
+    def publish(self, cache_id: str, sha256: bytes) -> None:
+        """Give a verified part its final name; its lock is held."""
+        folder = os.path.join(self.path, "caches", _folder_name(cache_id))
+        os.makedirs(os.path.join(folder, "chunks"), exist_ok=True)
+        with self._taken():  # not while somebody counts: it would be in neither folder
+            os.replace(os.path.join(folder, "parts", sha256.hex()), os.path.join(folder, "chunks", sha256.hex()))
+        _sync(os.path.join(folder, "chunks"))
+
+    def discard_part(self, cache_id: str, sha256: bytes, part: int) -> None:
+        """Remove a part and give its room back; its lock is held."""
+        with self._taken() as taken:
+            size = os.fstat(part).st_size
+            with suppress(FileNotFoundError):
+                os.unlink(os.path.join(self.path, "caches", _folder_name(cache_id), "parts", sha256.hex()))
+                taken.write(max(0, taken.read() - size))
+
+    def drop(self, cache_id: str, sha256: bytes) -> bool:
+        """Remove a chunk; processes that have it mapped keep their map. Return whether it was there."""
+        path = os.path.join(self.path, self.chunk(cache_id, sha256))
+        with self._taken() as taken:
+            try:
+                size = os.lstat(path).st_size
+                os.unlink(path)
+            except FileNotFoundError:
+                return False
+            taken.write(max(0, taken.read() - size))
+            return True
+
+    def keep_document(self, address: str, name: str, value: Buffer) -> None:
+        key, digest = _document_key(address, name), hashlib.sha256(value).digest()
+        with suppress(Missing):
+            if self.files.read(key, 0, len(digest)) == digest:
+                return
+        self.files.replace(key, [digest, value], durable=False)
+
+    def document(self, address: str, name: str) -> memoryview:
+        """A kept document; raises `Missing` where there is none or it is damaged."""
+        kept = self.files.view(_document_key(address, name))
+        if hashlib.sha256(kept[32:]).digest() != kept[:32]:
+            raise Missing(name)
+        return kept[32:]
+
+    def documents(self, address: str) -> list[tuple[str, int]]:
+        """(name, size) of the kept documents of an address."""
+        folder = f"{_address_folder(address)}/"
+        found = self.files.entries(folder)
+        return sorted((entry.key.removeprefix(folder).replace("~", "/"), entry.size - 32) for entry in found)
+
+    def caches(self) -> list[TierCache]:
+        """What is kept, cache by cache."""
+        addresses = self._addresses()
+        found = []
+        for cache_id in sorted(self.files.folders("caches/")):
+            sizes = [entry.size for entry in self.files.entries(f"caches/{cache_id}/chunks/")]
+            found.append(TierCache(cache_id, tuple(addresses.get(cache_id, ())), len(sizes), sum(sizes)))
+        return found
+
+    def clean(self, cache_id: str | None = None) -> int:
+        """Remove the chunks, dead parts and documents of one cache, or of all; return the bytes of the chunks."""
+        freed = 0
+        addresses = self._addresses()
+        for one in [each for each in self.caches() if cache_id in (None, each.cache_id)]:
+            for entry in list(self.files.entries(f"caches/{one.cache_id}/chunks/")):
+                if _DIGEST.fullmatch(name := entry.key.rpartition("/")[2]) and self.drop(
+                    one.cache_id, bytes.fromhex(name)
+                ):
+                    freed += entry.size
+            self._clean_parts(one.cache_id)
+            for address in addresses.get(one.cache_id, ()):
+                for entry in list(self.files.entries(f"{_address_folder(address)}/")):
+                    self.files.delete(entry.key)
+                _remove_empty(os.path.join(self.path, _address_folder(address)))
+            for folder in ("chunks", "parts", ""):
+                _remove_empty(os.path.join(self.path, "caches", one.cache_id, folder))
+        return freed
+
+    def used_bytes(self) -> int:
+        with self._taken() as taken:
+            return taken.read()
+
+    def _clean_parts(self, cache_id: str) -> None:
+        for entry in list(self.files.entries(f"caches/{cache_id}/parts/")):
+            name = entry.key.rpartition("/")[2]
+            if not _DIGEST.fullmatch(name):
+                continue
+            with suppress(OSError):
+                descriptor = os.open(os.path.join(self.path, entry.key), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # else another process is fetching it
+                    self.discard_part(cache_id, bytes.fromhex(name), descriptor)
+                finally:
+                    os.close(descriptor)
+
+    def _addresses(self) -> dict[str, list[str]]:
+        """cache id -> the addresses it was read from."""
+        found: dict[str, list[str]] = {}
+        for folder in self.files.folders("addresses/"):
+            if not _ADDRESS.fullmatch(folder):
+                continue
+            with suppress(Missing, ValueError, KeyError):
+                kept = self.files.read(f"addresses/{folder}/address")
+                known = json.loads(kept[32:])
+                found.setdefault(_folder_name(known["cache_id"]), []).append(known["address"])
+        return found
+
+    def _allocate(self, part: int, size: int, had: int) -> bool:
+        disk = shutil.disk_usage(self.path)
+        reserve = self._reserve
+        if reserve is None:
+            reserve = min(RESERVE_BYTES, int(disk.total * RESERVE_SHARE))
+        if disk.free - max(0, size - had) < reserve:
+            return False
+        try:
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(part, 0, size)
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+                os.ftruncate(part, had)
+                return False
+            if error.errno not in _NO_ALLOCATION:
+                raise
+        os.ftruncate(part, size)
+        return True
+
+    def _count(self) -> int:
+        found = ((entry.key.split("/"), entry.size) for entry in self.files.entries("caches/"))
+        return sum(size for parts, size in found if len(parts) == 4 and parts[2] in ("chunks", "parts"))
+
+    @contextmanager
+    def _taken(self) -> Iterator["_Taken"]:
+        descriptor = os.open(
+            os.path.join(self.path, LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666
+        )
+        _locked.add(descriptor)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield _Taken(descriptor)
+        finally:
+            _unlock(descriptor)
+
+
+@dataclass(frozen=True, slots=True)
+class _Taken:
+    """The bytes that chunks and parts take, in a locked file."""
+
+    descriptor: int
+
+    def read(self) -> int:
+        text = os.pread(self.descriptor, 32, 0).strip(b"\0\n ")
+        return int(text) if text.isdigit() else 0
+
+    def write(self, count: int) -> None:
+        os.pwrite(self.descriptor, f"{count:<31}\n".encode(), 0)
+
+
+def _open_locked(path: str) -> int:
+    """Open a file, make it if missing, and lock it; again where another process renamed or removed it meanwhile."""
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            with suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(descriptor), os.lstat(path)):
+                    return descriptor
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)
+
+
+def _unlock(descriptor: int) -> None:
+    """Unlock and close a file; closing alone would leave it locked by a process that was forked meanwhile."""
+    _locked.discard(descriptor)
+    fcntl.flock(descriptor, fcntl.LOCK_UN)
+    os.close(descriptor)
+
+
+def _folder_name(cache_id: str) -> str:
+    """A cache id as the name of a folder; it is what a stranger's cache says."""
+    return cache_id if _CACHE.fullmatch(cache_id) else hashlib.sha256(cache_id.encode()).hexdigest()[:32]
+
+
+def _address_folder(address: str) -> str:
+    return f"addresses/{hashlib.sha256(address.encode()).hexdigest()[:32]}"
+
+
+def _document_key(address: str, name: str) -> str:
+    return f"{_address_folder(address)}/{name.replace('/', '~')}"
+
+
+def _sync(folder: str) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _remove_empty(folder: str) -> None:
+    with suppress(OSError):
+        os.rmdir(folder)
+
+
+def _refuse_network(path: str) -> None:
+    kind = file_system(path)
+    if kind is not None and _NETWORK.fullmatch(kind):
+        raise TierUnusable(
+            path,
+            f"it is on a network file system ({kind}), and a tier is a local disk",
+            "choose a folder on a local disk",
+        )
+
+
+def file_system(path: str) -> str | None:
+    """The type of the file system that a path is, or would be, on; None where the system does not say."""
+    try:
+        lines = Path("/proc/self/mountinfo").read_text().splitlines()
+    except OSError:
+        return None
+    real, best = os.path.realpath(path), ("", "")
+    for line in lines:
+        before, _, after = line.partition(" - ")
+        mounted = before.split()[4].encode().decode("unicode_escape")
+        inside = real == mounted or real.startswith(mounted.rstrip("/") + "/")
+        if inside and len(mounted) >= len(best[0]):
+            best = (mounted, after.split()[0])
+    return best[1] or None
+
+
+def _forked() -> None:
+    for descriptor in _locked:
+        with suppress(OSError):
+            os.close(descriptor)
+    _locked.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)

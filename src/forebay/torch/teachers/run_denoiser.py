@@ -1,0 +1,218 @@
+"""Run a denoiser: the output of its middle block (Lune), and its self-attention as statistics and a map (Sol).
+
+Attention is p[query, key] ≥ 0 with sum 1 over keys; positions are on a grid of side s, N = s².
+"""
+
+from collections.abc import Mapping
+from functools import lru_cache
+from math import isqrt, log
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.functional import adaptive_avg_pool2d, interpolate
+
+from forebay.columns import Array, Ragged
+from forebay.errors import HookSilent, TeacherUnusable
+from forebay.teachers.built_in import DenoiserTeacher, Lune, Sol
+from forebay.teachers.families import DENOISERS, denoiser_class
+from forebay.teachers.protocol import Batch
+from forebay.teachers.teacher_samples import class_in
+from forebay.torch.batches import to_device, to_numpy
+from forebay.torch.teachers.denoiser_calls import CALLS, DenoiserInputs, image_mean
+from forebay.torch.teachers.loading import class_named, input_like, load_model
+from forebay.torch.teachers.run_hook import Capture
+
+
+class Denoiser:
+    """The UNet or transformer of a Lune or Sol teacher."""
+
+    def __init__(self, teacher: DenoiserTeacher, device: str, dtype: str) -> None:
+        self.teacher = teacher
+        kind = denoiser_class(teacher.unet)
+        self.module: Any = load_model(class_named(kind, teacher.unet), teacher.unet, teacher.weights, device, dtype)
+        self._call = CALLS[kind]
+        self._like = input_like(self.module)
+        teacher.check_inputs()
+        if kind == "UNet2DConditionModel":
+            self._check_unet()
+        if isinstance(teacher, Sol) and DENOISERS[kind].attends_to != "image":
+            problem = f"its class is {kind}, whose attention is over {DENOISERS[kind].attends_to} together"
+            raise TeacherUnusable(teacher.unet, f"{problem}, which has no map for Sol; use Lune")
+
+    def _check_unet(self) -> None:
+        """Raise for a UNet that takes other inputs than latents, t and text, unless they are those of SDXL."""
+        config = self.module.config
+        conditions = {
+            "addition_embed_type": config.get("addition_embed_type"),
+            "encoder_hid_dim_type": config.get("encoder_hid_dim_type"),
+            "class_embed_type": config.get("class_embed_type"),
+            "num_class_embeds": config.get("num_class_embeds"),
+        }
+        found = {name: value for name, value in conditions.items() if value is not None}
+        is_sdxl = found == {"addition_embed_type": "text_time"}
+        if is_sdxl != bool(self.teacher.pooled) or (found and not is_sdxl):
+            how = (
+                ", ".join(f"{name} is {value}" for name, value in found.items()) or "it takes latents, t and text alone"
+            )
+            needs = "; it is of the SDXL kind: pass pooled='…', the column of its second encoder" if is_sdxl else ""
+            advice = "" if is_sdxl or not self.teacher.pooled else "; leave out pooled"
+            other = "" if is_sdxl or not found else "; such UNets are not supported"
+            raise TeacherUnusable(self.teacher.unet, f"{how}{needs}{advice}{other}")
+        if config.get("only_cross_attention") not in (None, False) and isinstance(self.teacher, Sol):
+            raise TeacherUnusable(self.teacher.unet, "its self-attention is cross-attention, which has no map for Sol")
+
+    def run(self, batch: Batch) -> None:
+        """Run one forward: every sample's latents at its t, with its conditions."""
+        teacher = self.teacher
+        pooled = [self._states(batch, column) for column in teacher.pooleds]
+        given = DenoiserInputs(
+            latents=to_device(self._latents(batch), self._like),
+            noise_share=torch.from_numpy(self._noise_share(batch)).to(self._like.device),
+            texts=tuple(self._states(batch, column) for column in teacher.texts),
+            pooled=torch.cat(pooled, dim=-1) if pooled else None,
+            labels=torch.from_numpy(self._labels(batch)).to(self._like.device) if teacher.labels else None,
+            image_size=teacher.image_size,
+            guidance=teacher.guidance,
+        )
+        self._call(self.module, given)
+
+    def _states(self, batch: Batch, column: str) -> Tensor:
+        if isinstance(batch.columns[column], Ragged):
+            problem = f"it reads the states of padding too, and '{column}' holds those of real tokens only"
+            raise TeacherUnusable(self.teacher.unet, f"{problem}; build the text layer without ragged")
+        return to_device(batch.array(column), self._like)
+
+    def _latents(self, batch: Batch) -> Array:
+        channels, *sides = self.teacher.latent_shape
+        if self.teacher.noise == "pure":
+            return batch.noise((channels, *sides), per=self.teacher.noise_per)
+        data = batch.array(self.teacher.latents).astype(np.float32)
+        if data.shape[1] != channels:
+            raise TeacherUnusable(
+                self.teacher.unet,
+                f"it takes latents of {channels} channels, and '{self.teacher.latents}' has {data.shape[1]}",
+            )
+        share = self._noise_share(batch).reshape(-1, 1, 1, 1)
+        mixed: Array = (1 - share) * data + share * batch.noise(data.shape[1:], per=self.teacher.noise_per)
+        return mixed
+
+    def _noise_share(self, batch: Batch) -> NDArray[np.float32]:
+        """Return the share of noise in each sample, 0 to 1."""
+        assert batch.t is not None
+        return 1 - batch.t if self.teacher.time_direction == "t0_noise" else batch.t
+
+    def _labels(self, batch: Batch) -> NDArray[np.int64]:
+        column, _, key = self.teacher.labels.partition(".")
+        return np.array([class_in(row, key) for row in batch.rows(column)], np.int64)
+
+
+class LoadedLune:
+    def __init__(self, teacher: Lune, device: str, dtype: str) -> None:
+        self._teacher = teacher
+        self._denoiser = Denoiser(teacher, device, dtype)
+        self._capture = Capture(self._denoiser.module, teacher.hooked(), teacher.unet, image_mean)
+
+    @torch.inference_mode()
+    def __call__(self, batch: Batch) -> Mapping[str, Array]:
+        return {self._teacher.name: to_numpy(self._capture.of(batch, lambda: self._denoiser.run(batch)))}
+
+
+def attention_statistics(attention: Tensor) -> Tensor:
+    """Return locality, entropy, clustering and sparsity, from 0 to 1: `(samples, heads, N, N)` → `(samples, 4)`."""
+    count = attention.shape[-1]
+    side = grid_side(count)
+    entropy = -(attention * attention.clamp_min(1e-30).log()).sum(-1) / log(count)
+    apart = (attention * _distances(side).to(attention)).sum(-1) / _distances(side).max().item()
+    sparsity = (count - 1 / attention.square().sum(-1)) / (count - 1)
+    found = torch.stack([_mean(1 - apart), _mean(entropy), _clustering(attention, side), _mean(sparsity)], dim=-1)
+    return found.clamp(0.0, 1.0)
+
+
+def attention_received(attention: Tensor, side: int) -> Tensor:
+    """Return the attention that each position receives, resampled to a grid with sum 1: `(samples, side, side)`."""
+    received = attention.mean(dim=(1, 2))
+    own = grid_side(received.shape[-1])
+    map_ = received.reshape(-1, 1, own, own)
+    resampled = adaptive_avg_pool2d(map_, side) if own >= side else interpolate(map_, size=(side, side), mode="nearest")
+    return (resampled / resampled.sum(dim=(2, 3), keepdim=True))[:, 0]
+
+
+def grid_side(positions: int) -> int:
+    side = isqrt(positions)
+    if side * side != positions or side < 2:
+        raise ValueError(f"{positions} positions are not a square grid of at least 2 × 2")
+    return side
+
+
+def _clustering(attention: Tensor, side: int) -> Tensor:
+    """Return how much the attention of neighbouring queries overlaps."""
+    grid = attention.reshape(*attention.shape[:2], side, side, -1)
+    across = torch.minimum(grid[:, :, :, 1:], grid[:, :, :, :-1]).sum(-1)
+    down = torch.minimum(grid[:, :, 1:], grid[:, :, :-1]).sum(-1)
+    return (_mean(across.flatten(2)) + _mean(down.flatten(2))) / 2
+
+
+def _mean(values: Tensor) -> Tensor:
+    """Return the mean over heads and queries."""
+    return values.mean(dim=(1, 2))
+
+
+@lru_cache(maxsize=8)
+def _distances(side: int) -> Tensor:
+    """Return the distances between positions, `(N, N)`."""
+    places = torch.cartesian_prod(torch.arange(side), torch.arange(side)).double()
+    return torch.cdist(places, places)
+
+
+SELF_ATTENTION = "attn1"
+
+
+class LoadedSol:
+    def __init__(self, teacher: Sol, device: str, dtype: str) -> None:
+        self._teacher = teacher
+        self._denoiser = Denoiser(teacher, device, dtype)
+        self._seen: list[tuple[Tensor, Tensor]] = []  # per layer: statistics, map
+        for name, part in self._denoiser.module.named_modules():
+            if name.endswith(f".{SELF_ATTENTION}"):
+                part.set_processor(Watching(self._note, teacher.most_positions))
+
+    @torch.inference_mode()
+    def __call__(self, batch: Batch) -> Mapping[str, Array]:
+        self._seen.clear()
+        self._denoiser.run(batch)
+        if not self._seen:
+            raise HookSilent(self._teacher.unet, f"*.{SELF_ATTENTION}", batch.ids[0], batch.first_t)
+        stats, maps = (torch.stack(found).mean(dim=0) for found in zip(*self._seen, strict=True))
+        self._seen.clear()
+        name = self._teacher.name
+        return {f"{name}_stats": to_numpy(stats), f"{name}_spatial": to_numpy(maps)}
+
+    def _note(self, attention: Tensor) -> None:
+        self._seen.append((attention_statistics(attention), attention_received(attention, self._teacher.side)))
+
+
+class Watching:
+    """Computes self-attention with explicit weights, and reports them; the output is the same."""
+
+    def __init__(self, note: Any, most_positions: int) -> None:
+        self._note = note
+        self._most = most_positions
+
+    def __call__(
+        self, attn: Any, hidden_states: Tensor, encoder_hidden_states: Tensor | None = None, **_: object
+    ) -> Tensor:
+        query, key, value = (
+            attn.head_to_batch_dim(projected(hidden_states)) for projected in (attn.to_q, attn.to_k, attn.to_v)
+        )
+        positions = hidden_states.shape[1]
+        if positions > self._most:
+            mixed = torch.nn.functional.scaled_dot_product_attention(query, key, value, scale=attn.scale)
+        else:
+            weights = (query.float() @ key.float().transpose(1, 2) * attn.scale).softmax(dim=-1)
+            self._note(weights.reshape(-1, attn.heads, positions, positions))
+            mixed = weights.to(value.dtype) @ value
+        out: Tensor = attn.to_out[1](attn.to_out[0](attn.batch_to_head_dim(mixed)))
+        return out

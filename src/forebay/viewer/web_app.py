@@ -1,0 +1,192 @@
+"""The viewer as an ASGI application: from an address to a record, a picture, a file of the page, or a stream of events.
+
+/                     the page
+/static/…             its modules and style
+/api/caches.json      the caches by their number
+/api/0/….json         records of the first cache (`forebay.viewer.records`)
+/api/0/live           server-sent events, at least one a second
+"""
+
+import asyncio
+import re
+import threading
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, TypeVar
+from urllib.parse import parse_qsl
+
+from forebay.viewer.guard import Guard
+from forebay.viewer.image_rows import image_png
+from forebay.viewer.live_build import Snapshot
+from forebay.viewer.records import ENDPOINTS, Problem, answer, as_json, cache_names, compared, guarded
+from forebay.viewer.shown_cache import BadQuery, Query, ShownCache
+from forebay.viewer.static_files import STATIC, TYPES
+
+TICK_SECONDS, NAP_SECONDS = 0.9, 0.1  # between events, and between looks whether the server ends
+THREADS = 16  # that make records
+_OF_CACHE = re.compile(r"/api/(\d{1,6})/(\w+)(\.json|\.png|)")
+
+Scope = Mapping[str, Any]
+Receive = Callable[[], Awaitable[Mapping[str, Any]]]
+Send = Callable[[dict[str, Any]], Awaitable[None]]
+Made = TypeVar("Made")
+
+
+@dataclass(frozen=True)
+class Answer:
+    body: bytes
+    media: str = "text/plain; charset=utf-8"
+    status: int = 200
+
+
+def _refusal(status: int, reason: str) -> Answer:
+    return Answer(reason.encode("utf-8", "backslashreplace"), status=status)
+
+
+def _json(record: object) -> Answer:
+    return Answer(as_json(record), "application/json")
+
+
+@dataclass(frozen=True)
+class WebApp:
+    """Answers requests that its guard lets pass; streams of events end when `ending` is set."""
+
+    caches: Sequence[ShownCache]
+    guard: Guard
+    ending: threading.Event
+    _files: Mapping[str, bytes] = field(
+        default_factory=lambda: {
+            entry.name: entry.read_bytes() for entry in STATIC.iterdir() if entry.name.rpartition(".")[2] in TYPES
+        }
+    )
+    _threads: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(THREADS, "forebay-viewer"))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        problem = self.guard.problem(scope["method"], scope["path"], headers)
+        if problem is not None:
+            await self._send(send, _refusal(*problem))
+            return
+        path = self.guard.without_token(scope["path"])
+        shown, name, kind = self._of_cache(path)
+        if shown is not None and (name, kind) == ("live", "") and scope["method"] == "GET":
+            await self._stream(shown, receive, send)
+        else:
+            await self._send(send, await self._answer(path, shown, name + kind, scope["query_string"]))
+
+    def close(self) -> None:
+        """Release the threads; records under way are finished."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _of_cache(self, path: str) -> tuple[ShownCache | None, str, str]:
+        """The cache, record and suffix that a path names."""
+        found = _OF_CACHE.fullmatch(path)
+        if found is None or int(found[1]) >= len(self.caches):
+            return None, "", ""
+        return self.caches[int(found[1])], found[2], found[3]
+
+    async def _answer(self, path: str, shown: ShownCache | None, name: str, query_string: bytes) -> Answer:
+        if path == "/":
+            return self._file("index.html")
+        if path.startswith("/static/"):
+            return self._file(path.removeprefix("/static/"))
+        make = self._maker(path, shown, name, Query(tuple(parse_qsl(query_string.decode("latin-1"), True))))
+        if make is None:
+            return _refusal(404, "there is no such record")
+        try:
+            made = await self._in_thread(make)
+        except BadQuery as error:
+            return _refusal(400, str(error))
+        except IndexError as error:
+            return _refusal(404, str(error))
+        return Answer(made, "image/png") if isinstance(made, bytes) else _json(made)
+
+    def _maker(self, path: str, shown: ShownCache | None, name: str, query: Query) -> Callable[[], object] | None:
+        """What makes the record of a path; None where there is none."""
+        if path == "/api/caches.json":
+            return partial(cache_names, self.caches)
+        if path == "/api/compare.json":
+            return partial(compared, self.caches, query)
+        if shown is None:
+            return None
+        if name == "image.png":
+            return partial(guarded, shown, partial(image_png, shown, query))
+        if name == "live":
+            return lambda: None  # of a HEAD request
+        record = name.removesuffix(".json")
+        return partial(answer, shown, record, query) if record in ENDPOINTS and name.endswith(".json") else None
+
+    def _file(self, name: str) -> Answer:
+        if name not in self._files:
+            return _refusal(404, "there is no such file")
+        return Answer(self._files[name], f"{TYPES[name.rpartition('.')[2]]}; charset=utf-8")
+
+    async def _in_thread(self, make: Callable[[], Made]) -> Made:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, make)
+
+    async def _send(self, send: Send, found: Answer) -> None:
+        await self._begin(send, found.status, found.media, {"content-length": str(len(found.body))})
+        await send({"type": "http.response.body", "body": found.body})
+
+    async def _begin(self, send: Send, status: int, media: str, more: Mapping[str, str]) -> None:
+        headers = {"content-type": media, **more, **self.guard.headers()}
+        pairs = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
+        await send({"type": "http.response.start", "status": status, "headers": pairs})
+
+    async def _stream(self, shown: ShownCache, receive: Receive, send: Send) -> None:
+        await self._begin(send, 200, "text/event-stream", {})
+        gone = asyncio.create_task(_disconnected(receive))
+        try:
+            async for event in self._events(shown, gone):
+                await send({"type": "http.response.body", "body": event, "more_body": True})
+            await send({"type": "http.response.body", "body": b""})
+        finally:
+            gone.cancel()
+
+    async def _events(self, shown: ShownCache, gone: "asyncio.Task[None]") -> AsyncIterator[bytes]:
+        """First everything, then at least once a second what changed."""
+        states: dict[str, str] = {}
+        while not (self.ending.is_set() or gone.done()):
+            due = time.monotonic() + TICK_SECONDS
+            snapshot = await self._in_thread(partial(guarded, shown, shown.watch.snapshot))
+            yield b"data: " + as_json(_event(shown, states, snapshot)) + b"\n\n"
+            states = {} if isinstance(snapshot, Problem) else {one.layer: one.states for one in snapshot.map.layers}
+            while time.monotonic() < due and not (self.ending.is_set() or gone.done()):
+                await asyncio.sleep(NAP_SECONDS)
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _event(shown: ShownCache, states: dict[str, str], snapshot: Snapshot | Problem) -> dict[str, object]:
+    if isinstance(snapshot, Problem):
+        return {"map": snapshot}
+    if not states:
+        return {"map": snapshot.map, "live": snapshot.live, "history": list(shown.watch.history)}
+    return {
+        "live": snapshot.live,
+        "generation": snapshot.map.generation,
+        "changes": changes(states, snapshot),
+        "claims": snapshot.map.claims,
+    }
+
+
+def changes(before: dict[str, str], snapshot: Snapshot) -> dict[str, Any]:
+    """Per layer, the chunks whose state changed, or the whole layer where there are more chunks than before."""
+    found: dict[str, Any] = {}
+    for layer in snapshot.map.layers:
+        old, new = before.get(layer.layer, ""), layer.states
+        if len(old) != len(new):
+            found[layer.layer] = layer
+        elif old != new:
+            found[layer.layer] = {
+                "cells": [[at, new[at]] for at in range(len(new)) if old[at] != new[at]],
+                "counts": layer.counts,
+                "headers_checked": layer.headers_checked,
+            }
+    return found

@@ -1,0 +1,220 @@
+"""A verb reads the newest generation and the plan once, lists chunk files and source once, and passes them on.
+
+Every further read that is counted here is deliberate: publishing reads again what it adds to, since another builder
+may have been faster; what was written is read back; what makes chunks reads the plan, or the generation that it is
+pinned to, by itself, since it may be another process.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+from tests.cli.running import run
+from tests.image_caches import recipe as image_recipe
+from tests.image_caches import write_pictures
+from tests.recipes import LengthLayer, ObedientRecipe, order_line, orders, write_orders
+
+import forebay as fb
+from forebay.format import layout
+from forebay.source import Listing
+from forebay.sources import LineSource, paths
+from forebay.store import LocalStore
+from forebay.store.base import Entry
+
+
+class CountingStore(LocalStore):
+    """A folder that counts how often a generation and the plan are read, and chunk files are listed."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.counts: Counter[str] = Counter()
+
+    def read(self, key: str, start: int = 0, stop: int | None = None) -> bytes:
+        if start == 0:
+            self.counts["generation"] += layout.parse_generation(key) is not None
+            self.counts["plan"] += layout.parse_segment(key) == 0
+        return super().read(key, start, stop)
+
+    def entries(self, prefix: str) -> Iterator[Entry]:
+        self.counts["chunks"] += prefix == "" or prefix.startswith(layout.LAYERS)
+        return super().entries(prefix)
+
+
+class SurveyingRecipe(ObedientRecipe, frozen=True, kw_only=True):
+    """Looks at samples of the source before it is planned, as recipes of tokens do."""
+
+    kind: ClassVar[str] = "surveying"
+
+    def settled(self, kept: Mapping[str, Any] | None, survey: Any) -> tuple["SurveyingRecipe", tuple[str, ...]]:
+        assert kept is not None or list(survey())
+        return self, ()
+
+
+class Verbs:
+    """A cache, its source, and how often a verb reads either."""
+
+    def __init__(self, folder: Path, listed: Counter[str]) -> None:
+        self.root, self.raw, self._listed = folder / "cache", folder / "raw", listed
+        self.recipes = {"surveying": SurveyingRecipe(), "lengths": LengthLayer()}
+        write_orders(self.raw / "a.txt", orders(4))
+
+    @property
+    def source(self) -> LineSource:
+        return fb.sources.lines(self.raw)
+
+    def count(self, verb: Callable[..., Any], *arguments: Any, **options: Any) -> dict[str, int]:
+        store = CountingStore(self.root)
+        self._listed.clear()
+        verb(store, *arguments, **options)
+        return {**store.counts, "source": self._listed["source"]}
+
+    def build(self, **options: Any) -> dict[str, int]:
+        return self.count(fb.build, self.source, self.recipes["surveying"], workers=0, **options)
+
+    def layer(self) -> dict[str, int]:
+        return self.count(fb.build, None, self.recipes["lengths"], workers=0)
+
+    def generations(self) -> int:
+        return len(list((self.root / "generations").iterdir()))
+
+
+@pytest.fixture
+def verbs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Verbs:
+    listed: Counter[str] = Counter()
+    listing = LineSource.listing
+
+    def counted(source: LineSource, apart: str = "") -> Listing:
+        listed["source"] += 1
+        return listing(source, apart)
+
+    monkeypatch.setattr(LineSource, "listing", counted)
+    return Verbs(tmp_path, listed)
+
+
+def test_a_new_build_lists_its_source_once_although_it_surveys_plans_and_compares_it(verbs: Verbs) -> None:
+    assert verbs.build() == {
+        "source": 1,
+        "generation": 1,  # what was published, read back
+        "plan": 3,  # read back after planning; to make chunks; to publish
+        "chunks": 2,  # what is there; to publish
+    }
+
+
+def test_a_resumed_build_reads_the_index_once_and_again_to_publish(verbs: Verbs) -> None:
+    verbs.build(end_chunk=1)
+    assert verbs.build() == {
+        "source": 1,
+        "generation": 3,  # the snapshot; to publish; what was published, read back
+        "plan": 3,  # the snapshot; to make chunks; to publish
+        "chunks": 2,  # the snapshot; to publish
+    }
+
+
+def test_a_complete_build_reads_the_index_once_and_again_to_publish(verbs: Verbs) -> None:
+    verbs.build()
+    assert verbs.build() == {"source": 1, "generation": 2, "plan": 2, "chunks": 2}
+
+
+def test_a_further_layer_reads_the_index_once_and_again_to_publish(verbs: Verbs) -> None:
+    verbs.build()
+    assert verbs.layer() == {
+        "source": 0,
+        "generation": 5,  # the snapshot; the pinned one; to publish; the begun layer and its chunks, read back
+        "plan": 2,  # the snapshot; to publish
+        "chunks": 2,  # the snapshot; to publish
+    }
+    assert verbs.layer() == {"source": 0, "generation": 3, "plan": 2, "chunks": 2}
+
+
+def test_status_and_gaps_read_everything_once(verbs: Verbs) -> None:
+    verbs.build()
+    verbs.layer()
+    assert verbs.count(fb.status) == {"source": 0, "generation": 1, "plan": 1, "chunks": 1}
+    assert verbs.count(fb.gaps) == {"source": 0, "generation": 1, "plan": 1, "chunks": 1}
+
+
+def test_verify_reads_each_generation_and_the_plan_once(verbs: Verbs) -> None:
+    verbs.build(end_chunk=1)
+    verbs.build()
+    assert verbs.count(fb.verify) == {"source": 0, "generation": verbs.generations(), "plan": 1, "chunks": 1}
+
+
+def test_a_repair_with_nothing_to_do_reads_the_index_before_and_after(verbs: Verbs) -> None:
+    verbs.build(end_chunk=1)
+    verbs.build()
+    assert verbs.count(fb.repair, workers=0) == {
+        "source": 0,
+        "generation": 2 * verbs.generations(),  # before; after, where nothing that is left goes unsaid
+        "plan": 3,  # to repair it; as it is then; after
+        "chunks": 1,
+    }
+
+
+def test_growing_lists_the_source_once(verbs: Verbs) -> None:
+    verbs.build()
+    write_orders(verbs.raw / "b.txt", orders(2))
+    assert verbs.count(fb.grow, verbs.source, recipe=verbs.recipes["surveying"], workers=0) == {
+        "source": 1,
+        "generation": 4,  # the snapshot; to publish; the chunks, read back; what was appended
+        "plan": 3,  # the snapshot; to make chunks; to publish
+        "chunks": 2,  # the snapshot; to publish
+    }
+    assert verbs.count(fb.grow, verbs.source, recipe=verbs.recipes["surveying"], workers=0) == {
+        "source": 1,
+        "generation": 3,  # the snapshot; to publish; what was appended
+        "plan": 2,
+        "chunks": 2,
+    }
+
+
+def test_a_refresh_lists_the_source_once_and_reads_the_index_again_after_what_it_made(verbs: Verbs) -> None:
+    verbs.build()
+    (verbs.raw / "a.txt").write_bytes(b"".join(order_line(number, "other") for number in range(8)))
+    assert verbs.count(fb.refresh, recipes=verbs.recipes, workers=0) == {
+        "source": 1,
+        "generation": 6,  # the snapshot; to publish, before claims end and at the end; read back; for layers; report
+        "plan": 5,  # the snapshot; to make chunks; to publish, twice; for the layers above
+        "chunks": 4,  # to number revisions; what is there under the amended plan; to publish, twice
+    }
+
+
+@pytest.fixture
+def walked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The patterns whose files were looked for."""
+    walked: list[str] = []
+    matching = paths._matching
+
+    def counted(pattern: str) -> Iterator[paths.FoundFile]:
+        walked.append(pattern)
+        return matching(pattern)
+
+    monkeypatch.setattr(paths, "_matching", counted)
+    return walked
+
+
+def test_one_walk_finds_the_files_of_a_source_and_counts_those_it_does_not_read(
+    tmp_path: Path, walked: list[str]
+) -> None:
+    for name in ("raw/a.txt", "raw/b.csv"):
+        write_orders(tmp_path / name, orders(1))
+    source = fb.sources.files(tmp_path / "raw", suffixes=[".txt"])
+    report = fb.build(tmp_path / "cache", source, ObedientRecipe(), workers=0)
+    assert "1 file was not read: .csv 1" in report.notes
+    assert len(walked) == 1
+
+
+def test_one_walk_finds_images_and_the_tags_of_all(tmp_path: Path, walked: list[str]) -> None:
+    (tmp_path / "raw").mkdir()
+    source = fb.sources.images(write_pictures(tmp_path / "raw", 3))
+    report = fb.build(tmp_path / "cache", source, image_recipe(tags=None), workers=0)
+    assert report.rows == 3
+    assert len(walked) == 1
+
+
+def test_one_walk_is_enough_to_show_what_would_be_built(tmp_path: Path, walked: list[str]) -> None:
+    (tmp_path / "raw").mkdir()
+    source = write_pictures(tmp_path / "raw", 3)
+    run("build", "images", source, "--into", tmp_path / "cache", "--size", "8", "--dry-run")
+    assert len(walked) == 1

@@ -1,0 +1,669 @@
+"""A corpus of crafted caches: what somebody would put into a cache that a stranger will open.
+
+Every craft takes a pristine cache and turns it into a hostile one. Files are taken apart and put together by the bytes
+that `docs/format.md` describes, not by forebay's own code, with every digest made right again: only checks of meaning
+are left to refuse them.
+"""
+
+import copy
+import hashlib
+import json
+import os
+import random
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import xxhash
+import zstandard
+from tests.campaign.trial import KEY_VARIABLE
+from tests.campaign.worlds import doorbell
+
+Craft = Callable[[random.Random, Path, Path], str]  # draw, the root, a tree outside -> what was done
+# What is asked of a stranger's cache: verbs that change nothing in it, and verbs that may. {root} is that cache, {mine}
+# a damaged copy of it from before it was crafted, {pristine} a sound one; {copy} and {tier} are new folders.
+LOOKING: tuple[tuple[str, ...], ...] = (
+    ("status", "{root}"),
+    ("gaps", "{root}"),
+    ("info", "{root}"),
+    ("peek", "{root}"),
+    ("verify", "{root}"),
+    ("verify", "--full", "{root}"),
+    ("estimate", "{root}"),
+    ("build", "{root}", "--dry-run"),
+    ("copy", "{root}", "{copy}"),
+    ("repair", "{mine}", "--from", "{root}", "--workers", "0"),
+    ("tier", "stats", "{root}"),
+    ("tier", "verify", "{root}"),
+    ("tier", "clear", "{root}"),
+    ("warm", "{root}", "--l2", "{tier}", "--workers", "0"),
+    ("warm", "{source}", "--l2", "{root}", "--workers", "0"),
+    ("build", "raw", "{root}", "--into", "{copy}-raw", "--workers", "0"),
+    ("view", "{root}", "--bundle", "{copy}.html"),
+    ("warm", "{root}", "--tier", "{tier}-chunks"),
+    ("estimate", "{root}", "--remote"),
+)
+CHANGING: tuple[tuple[str, ...], ...] = (
+    ("repair", "{root}", "--workers", "0"),
+    ("repair", "{root}", "--from", "{pristine}", "--workers", "0"),
+    ("build", "{root}", "--workers", "0"),
+    ("build", "{root}", "--mode", "inverse", "--workers", "0"),
+    ("grow", "{root}", "{source}", "--workers", "0"),
+    ("refresh", "{root}", "--workers", "0"),
+    ("refresh", "{root}", "--drop-missing", "--workers", "0"),
+    ("clean", "{root}"),
+    ("clean", "{root}", "--keep-generations", "1"),
+    ("rekey", "{root}", "--new-key-env", KEY_VARIABLE),
+    ("copy", "{pristine}", "{root}"),
+)
+LEAVES: tuple[Any, ...] = (
+    None, True, False, -1, 0, 1, 2**31, 2**63 - 1, 2**63, 2**64, -(2**63), 10**400, 1e308, float("nan"), "",
+    "x", "../x", "/etc/passwd", "a\0b", "\ud800", "\x1b[31m", "é" * 50, "9" * 5000, [], {}, [1], ["x"] * 9, {"x": 1},
+    [[[[]]]],
+    {"kind": "hub"},
+)  # fmt: skip
+NUMBERS = (0, 1, 2, 255, 2**16, 2**31, 2**32, 2**62, 2**63 - 1, 2**63, 2**64 - 1)
+# --- files, byte by byte ---------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Parts:
+    """A file of ours, taken apart: its metadata and its tensors as (dtype, shape, bytes)."""
+
+    metadata: dict[str, Any]
+    tensors: dict[str, tuple[str, list[int], bytes]]
+
+    @classmethod
+    def of(cls, content: bytes) -> "Parts":
+        length = int.from_bytes(content[:8], "little")
+        header = json.loads(content[8 : 8 + length])
+        metadata = json.loads(header.pop("__metadata__")["forebay"])
+        data = content[8 + length :]
+        tensors = {
+            name: (entry["dtype"], entry["shape"], data[slice(*entry["data_offsets"])])
+            for name, entry in header.items()
+        }
+        return cls(metadata, tensors)
+
+    def joined(self) -> bytes:
+        header: dict[str, Any] = {"__metadata__": {"forebay": canonical(self.metadata)}}
+        position = 0
+        for name, (dtype, shape, data) in self.tensors.items():
+            header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [position, position + len(data)]}
+            position += len(data)
+        text = json.dumps(header, separators=(",", ":")).encode("utf-8", "surrogatepass")
+        padded = -(-(8 + len(text)) // 4096) * 4096 - 8
+        data = b"".join(data for _, _, data in self.tensors.values())
+        return padded.to_bytes(8, "little") + text.ljust(padded) + data
+
+    def sealed(self) -> bytes:
+        """With the digest that an index file carries at its end."""
+        self.tensors.pop(".digest", None)
+        self.tensors.pop(".hmac", None)
+        self.tensors[".digest"] = ("U8", [32], bytes(32))
+        whole = self.joined()
+        return whole[:-32] + hashlib.sha256(whole[:-32]).digest()
+
+    def numbers(self, name: str) -> list[int]:
+        data = self.tensors[name][2]
+        return [int.from_bytes(data[at : at + 8], "little") for at in range(0, len(data), 8)]
+
+    def set_number(self, name: str, at: int, value: int) -> None:
+        dtype, shape, data = self.tensors[name]
+        width = len(data) // max(1, _count(shape))
+        changed = bytearray(data)
+        changed[at * width : (at + 1) * width] = (value % (1 << 8 * width)).to_bytes(width, "little")
+        self.tensors[name] = (dtype, shape, bytes(changed))
+
+
+def canonical(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"), sort_keys=True, allow_nan=True)
+
+
+def _count(shape: list[int]) -> int:
+    count = 1
+    for side in shape:
+        count *= side
+    return count
+
+
+def newest(root: Path) -> Path:
+    return max((root / "generations").glob("[0-9]*.safetensors"))
+
+
+def chunks(root: Path) -> list[Path]:
+    return sorted((root / "layers").glob("*/[0-9]*.safetensors"))
+
+
+def _plans(root: Path) -> list[Path]:
+    return sorted((root / "plan").glob("[0-9]*.safetensors"))
+
+
+def _paths(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Where every value of a document is."""
+    found = [path] if path else []
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for name, below in items:
+        found += _paths(below, (*path, name))
+    return found
+
+
+def _mutated(draw: random.Random, document: Any) -> tuple[Any, str]:
+    """A document with one value changed, gone, or added."""
+    changed = copy.deepcopy(document)
+    path = draw.choice(_paths(changed))
+    parent = changed
+    for name in path[:-1]:
+        parent = parent[name]
+    how = draw.choice(("set", "set", "set", "delete", "add"))
+    if how == "set":
+        parent[path[-1]] = draw.choice(LEAVES)
+        return changed, f"{path} = {str(parent[path[-1]])[:40]!r}"
+    if how == "delete" and isinstance(parent, dict):
+        del parent[path[-1]]
+        return changed, f"{path} deleted"
+    if isinstance(parent, dict):
+        parent["surplus"] = draw.choice(LEAVES)
+    else:
+        parent.append(draw.choice(LEAVES))
+    return changed, f"something added at {path[:-1]}"
+
+
+def _mutate_tensor(draw: random.Random, parts: Parts) -> str:
+    """One number, the shape, the type or the presence of a tensor changed; the header still describes the file."""
+    name = draw.choice([each for each in parts.tensors if not each.startswith(".")] or list(parts.tensors))
+    dtype, shape, data = parts.tensors[name]
+    how = draw.choice(("number", "number", "number", "dtype", "shape", "short", "gone", "empty", "renamed"))
+    if how == "number" and data:
+        at, value = draw.randrange(_count(shape)), draw.choice(NUMBERS)
+        parts.set_number(name, at, value)
+        return f"{name}[{at}] = {value}"
+    if how == "dtype":
+        parts.tensors[name] = (draw.choice(("F64", "I64", "U64", "U8")), [len(data)], data)
+        width = 1 if parts.tensors[name][0] == "U8" else 8
+        parts.tensors[name] = (parts.tensors[name][0], [len(data) // width], data[: len(data) // width * width])
+    elif how == "shape":
+        parts.tensors[name] = (dtype, [1, *shape], data)
+    elif how == "short" and shape and shape[0] > 1:
+        width = len(data) // shape[0]
+        parts.tensors[name] = (dtype, [shape[0] - 1, *shape[1:]], data[:-width])
+    elif how == "renamed":
+        parts.tensors = {("../" + key if key == name else key): value for key, value in parts.tensors.items()}
+    elif how == "gone":
+        del parts.tensors[name]
+    else:
+        parts.tensors[name] = (dtype, [0, *shape[1:]], b"")
+    return f"{name}: {how}"
+
+
+def publish_chunk(root: Path, path: Path, content: bytes, head_size: int | None = None) -> None:
+    """Write a chunk and list it: size, head digest and SHA-256 in the newest generation are those of its bytes."""
+    path.write_bytes(content)
+    layer, number = path.parent.name, int(path.name[:6])
+    generation = Parts.of(newest(root).read_bytes())
+    at = generation.numbers(f"{layer}.chunk").index(number)
+    size = head_size if head_size is not None else generation.numbers(f"{layer}.head_size")[at]
+    generation.set_number(f"{layer}.size", at, len(content))
+    generation.set_number(f"{layer}.head_size", at, size)
+    facts = {"sha256": hashlib.sha256(content).digest(), "head": xxhash.xxh3_128_digest(content[:size])}
+    for name, digest in facts.items():
+        dtype, shape, data = generation.tensors[f"{layer}.{name}"]
+        width = len(digest)
+        whole = data[: at * width] + digest + data[(at + 1) * width :]
+        generation.tensors[f"{layer}.{name}"] = (dtype, shape, whole)
+    newest(root).write_bytes(generation.sealed())
+
+
+def _with_sums(parts: Parts) -> None:
+    """Make the sums of all blocks right again, where the tables that say where blocks are still make sense."""
+    for column in parts.metadata["columns"] if isinstance(parts.metadata.get("columns"), list) else []:
+        with suppress(Exception):  # tables of a crafted chunk may make no sense at all
+            _sum_column(parts, column)
+
+
+def _sum_column(parts: Parts, column: dict[str, Any]) -> None:
+    name = column["name"]
+    data = parts.tensors[name][2]
+    if column.get("codec", "none") == "none":
+        return  # its blocks have not moved
+    bounds = parts.numbers(f"{name}.blocks")
+    for block, (start, stop) in enumerate(pairwise(bounds)):
+        parts.set_number(f"{name}.sums", block, xxhash.xxh3_64_intdigest(data[start:stop]))
+
+
+# --- the crafts ------------------------------------------------------------------------------------------------------
+
+
+def _fuzz_document(draw: random.Random, root: Path, outside: Path) -> str:
+    """cache.json or recipe.json with a value changed, on disk and in the generation alike."""
+    path = draw.choice([root / "cache.json", *root.glob("layers/*/recipe.json")])
+    document, what = _mutated(draw, json.loads(path.read_bytes()))
+    text = json.dumps(document)
+    path.write_text(text, errors="surrogatepass")
+    generation = Parts.of(newest(root).read_bytes())
+    if path.name == "cache.json":
+        generation.metadata["cache"] = text
+    else:
+        generation.metadata["recipes"][path.parent.name] = text
+    newest(root).write_bytes(generation.sealed())
+    return f"{path.name} {what}"
+
+
+def _fuzz_generation(draw: random.Random, root: Path, outside: Path) -> str:
+    parts = Parts.of(newest(root).read_bytes())
+    if draw.random() < 0.5:
+        parts.metadata, what = _mutated(draw, parts.metadata)
+    else:
+        what = _mutate_tensor(draw, parts)
+    newest(root).write_bytes(parts.sealed())
+    return f"generation {what}"
+
+
+def _fuzz_plan(draw: random.Random, root: Path, outside: Path) -> str:
+    path = draw.choice(_plans(root))
+    parts = Parts.of(path.read_bytes())
+    if draw.random() < 0.5:
+        parts.metadata, what = _mutated(draw, parts.metadata)
+    else:
+        what = _mutate_tensor(draw, parts)
+    content = parts.sealed()
+    path.write_bytes(content)
+    generation = Parts.of(newest(root).read_bytes())
+    generation.metadata["plan"][int(path.stem)] = content[-32:].hex()
+    newest(root).write_bytes(generation.sealed())
+    return f"plan {what}"
+
+
+def _fuzz_chunk(draw: random.Random, root: Path, outside: Path) -> str:
+    path = draw.choice(chunks(root))
+    parts = Parts.of(path.read_bytes())
+    if draw.random() < 0.4:
+        parts.metadata, what = _mutated(draw, parts.metadata)
+    else:
+        what = _mutate_tensor(draw, parts)
+        _with_sums(parts)
+    publish_chunk(root, path, parts.joined())
+    return f"chunk {what}"
+
+
+def _fuzz_claim(draw: random.Random, root: Path, outside: Path) -> str:
+    layer = chunks(root)[0].parent.name
+    document = {"host": "node-b", "pid": 7, "started": "1", "beat": 1, "owner": "node-b-7-1"}
+    changed, what = _mutated(draw, document)
+    folder = root / "claims" / layer
+    folder.mkdir(parents=True, exist_ok=True)
+    name = draw.choice(("000000.1.json", "000001.99999999999999999999.json", "notes.txt", "000000.1.json.bak"))
+    (folder / name).write_text(json.dumps(changed), errors="surrogatepass")
+    return f"claim {name} {what}"
+
+
+NAMES = (
+    "../../outside",
+    "a/../../outside",
+    "/tmp/x",
+    "",
+    ".",
+    "..",
+    "a\0b",
+    "a/b",
+    "x" * 300,
+    "\x1b[31m",
+    "ä",
+    "con\n",
+)
+
+
+def _names(draw: random.Random, root: Path, outside: Path) -> str:
+    """A layer whose name leads elsewhere, in the generation, its recipes, its constants or cache.json."""
+    name = draw.choice(NAMES)
+    parts = Parts.of(newest(root).read_bytes())
+    layer = parts.metadata["layers"][0]
+    where = draw.choice(("layers", "recipes", "constants", "base"))
+    if where == "layers":
+        parts.metadata["layers"] = [name]
+        parts.metadata["recipes"] = {name: parts.metadata["recipes"][layer]}
+        parts.tensors = {key.replace(f"{layer}.", f"{name}.", 1): value for key, value in parts.tensors.items()}
+    elif where == "recipes":
+        parts.metadata["recipes"][name] = '{"evil": true}'
+    elif where == "constants":
+        parts.metadata["constants"][name] = "0" * 64
+    else:
+        document = json.loads(parts.metadata["cache"])
+        document["base"] = name
+        parts.metadata["cache"] = json.dumps(document)
+        (root / "cache.json").write_text(parts.metadata["cache"])
+    newest(root).write_bytes(parts.sealed())
+    return f"{where} names {name[:20]!r}"
+
+
+def _links(draw: random.Random, root: Path, outside: Path) -> str:
+    """A folder or a file of the cache is a link to somewhere else, or to itself."""
+    layer = chunks(root)[0].parent.name
+    choices = [f"claims/{layer}", "claims", f"layers/{layer}", "layers", "generations", "plan", "cache.json"]
+    choices += [
+        str(path.relative_to(root)) for path in (chunks(root)[0], newest(root), root / f"layers/{layer}/recipe.json")
+    ]
+    name = draw.choice(choices)
+    path = root / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if os.path.lexists(path):
+        path.rename(root.parent / f"aside-{draw.randrange(1 << 30)}")
+    target = draw.choice((outside, outside / "deep", outside / "thesis.txt", path, root, Path("/nowhere")))
+    path.symlink_to(target)
+    for loop in range(2 if not (root / "layers").is_symlink() else 0):
+        with suppress(OSError):
+            (root / "layers" / f"loop{loop}").symlink_to(root)
+    return f"{name} -> {target.name}"
+
+
+def _special(draw: random.Random, root: Path, outside: Path) -> str:
+    """Something that is not a file where a file should be."""
+    names = [Path("cache.json"), newest(root).relative_to(root), _plans(root)[0].relative_to(root)]
+    names += [chunks(root)[0].relative_to(root), chunks(root)[0].parent.relative_to(root) / "recipe.json"]
+    path = root / draw.choice(names)
+    path.unlink()
+    kind = draw.choice(("fifo", "directory", "zero", "full", "socket", "tty"))
+    if kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "directory":
+        path.mkdir()
+    elif kind == "socket":
+        here = os.getcwd()
+        os.chdir(path.parent)  # the address of a socket is short
+        try:
+            with socket.socket(socket.AF_UNIX) as listening:
+                listening.bind(path.name)
+        finally:
+            os.chdir(here)
+    else:
+        path.symlink_to(f"/dev/{kind}")
+    return f"{path.relative_to(root)} is a {kind}"
+
+
+ODD_JSON: dict[str, bytes] = {
+    "deep": b"[" * 100_000,
+    "deep-object": b'{"a":' * 100_000,
+    "huge-int": b'{"format_version":' + b"9" * 100_000 + b"}",
+    "negative": b'{"format_version":-1}',
+    "float": b'{"format_version":1.5}',
+    "nan": b'{"format_version":NaN}',
+    "null": b"null",
+    "text": b'"cache"',
+    "not-utf8": b'{"format_version":1,"cache_id":"\xff\xfe","base":"raw"}',
+    "surrogate": b'{"format_version":1,"cache_id":"\\ud800","base":"raw"}',
+    "twice": b'{"format_version":1,"format_version":2,"cache_id":"x","base":"raw"}',
+    "spaces": b" " * 3_000_000,
+    "zeros": bytes(100_000),
+}
+
+
+def _odd_json(draw: random.Random, root: Path, outside: Path) -> str:
+    name = draw.choice(sorted(ODD_JSON))
+    text = ODD_JSON[name]
+    if draw.random() < 0.5:
+        path = draw.choice([root / "cache.json", *root.glob("layers/*/recipe.json")])
+        path.write_bytes(text)
+        return f"{path.name} is {name}"
+    parts = Parts.of(newest(root).read_bytes())
+    where = draw.choice(("cache", "recipes"))
+    loose = text.decode("utf-8", "replace")
+    parts.metadata[where] = loose if where == "cache" else {parts.metadata["layers"][0]: loose}
+    newest(root).write_bytes(parts.sealed())
+    return f"the generation's {where} is {name}"
+
+
+def _header(draw: random.Random, root: Path, outside: Path) -> str:
+    """A header that lies about sizes, or is itself a load."""
+    path = draw.choice([newest(root), _plans(root)[0], chunks(root)[0]])
+    kind = draw.choice(("long", "many", "overlap", "beyond", "negative", "deep", "huge-shape"))
+    data = bytes(4096)
+    if kind == "long":
+        path.write_bytes((99_999_992).to_bytes(8, "little") + b"{}" + b" " * 5000)
+        return f"{path.parent.name}: a header of 100 MB that is not there"
+    entries: dict[str, Any] = {"__metadata__": {"forebay": '{"format_version":1,"type":"generation"}'}}
+    if kind == "many":
+        entries |= {f"t{n}": {"dtype": "U8", "shape": [0], "data_offsets": [0, 0]} for n in range(300_000)}
+    elif kind == "overlap":
+        entries |= {name: {"dtype": "U8", "shape": [4096], "data_offsets": [0, 4096]} for name in "ab"}
+    elif kind == "beyond":
+        entries["a"] = {"dtype": "U8", "shape": [2**40], "data_offsets": [0, 2**40]}
+    elif kind == "negative":
+        entries["a"] = {"dtype": "U8", "shape": [-1, -4096], "data_offsets": [0, 4096]}
+    elif kind == "huge-shape":
+        entries["a"] = {"dtype": "U8", "shape": [2**32, 2**32, 0], "data_offsets": [0, 0]}
+    text = json.dumps(entries).encode()
+    if kind == "deep":
+        text = b'{"__metadata__":{"forebay":"{}"},"a":' + b"[" * 50_000
+    padded = -(-(8 + len(text)) // 4096) * 4096 - 8
+    path.write_bytes(padded.to_bytes(8, "little") + text.ljust(padded) + data)
+    return f"{path.parent.name}: header {kind}"
+
+
+@cache
+def _gibibyte() -> bytes:
+    """A frame that unpacks to a gibibyte of zeros."""
+    squeezer = zstandard.ZstdCompressor(level=1).compressobj(size=1 << 30)
+    zeros = bytes(1 << 24)
+    return b"".join(squeezer.compress(zeros) for _ in range(64)) + squeezer.flush()
+
+
+def _bomb(draw: random.Random, root: Path, outside: Path) -> str:
+    """Compressed blocks that unpack to gigabytes, listed with right digests."""
+    compressed = []
+    for path in chunks(root):
+        parts = Parts.of(path.read_bytes())
+        names = [
+            each["name"] for each in parts.metadata["columns"] if each.get("codec") == "zstd" and each.get("ragged")
+        ]
+        compressed += [(path, name) for name in names]
+    if not compressed:
+        return _header(draw, root, outside)
+    path, name = draw.choice(compressed)
+    parts = Parts.of(path.read_bytes())
+    size = draw.choice((1 << 30, 3 << 30, 1 << 34))
+    block = _gibibyte()
+    parts.tensors[name] = ("U8", [len(block)], block)
+    rows = parts.metadata["rows"]
+    offsets = [0, *[size] * rows] if draw.random() < 0.5 else [*[0] * rows, size]
+    parts.tensors[f"{name}.offsets"] = ("U64", [rows + 1], b"".join(n.to_bytes(8, "little") for n in offsets))
+    count = len(parts.numbers(f"{name}.blocks"))
+    bounds = [0, *[len(block)] * (count - 1)]
+    parts.tensors[f"{name}.blocks"] = ("U64", [count], b"".join(n.to_bytes(8, "little") for n in bounds))
+    _with_sums(parts)
+    publish_chunk(root, path, parts.joined())
+    return f"column {name} of {path.name} unpacks to {size >> 30} GiB"
+
+
+def _deep_folders(draw: random.Random, root: Path, outside: Path) -> str:
+    """Folders in folders, more of them than a recursion goes down."""
+    here = os.open(root / draw.choice(("layers", "generations", ".")), os.O_RDONLY)
+    for _ in range(1100):
+        os.mkdir("d", dir_fd=here)
+        below = os.open("d", os.O_RDONLY, dir_fd=here)
+        os.close(here)
+        here = below
+    os.close(here)
+    return "folders 1,100 deep"
+
+
+def _escapes(draw: random.Random, root: Path, outside: Path) -> str:
+    """Text for a terminal, where names and versions are shown."""
+    escape = draw.choice(("\x1b[31mRED\x1b[0m", "\x1b]0;title\x07", "\x9b31m", "a\rb", "‮abc"))
+    parts = Parts.of(newest(root).read_bytes())
+    parts.metadata["versions"] = [{"forebay": escape, escape: "1"}]
+    newest(root).write_bytes(parts.sealed())
+    plan = Parts.of(_plans(root)[0].read_bytes())
+    plan.metadata["source"] = {"kind": escape, "root": escape}
+    content = plan.sealed()
+    _plans(root)[0].write_bytes(content)
+    parts.metadata["plan"][0] = content[-32:].hex()
+    newest(root).write_bytes(parts.sealed())
+    layer = chunks(root)[0].parent.name
+    (root / "claims" / layer).mkdir(parents=True, exist_ok=True)
+    (root / "claims" / layer / "000000.1.json").write_text(json.dumps({"owner": escape, "host": escape, "pid": 1}))
+    return f"escapes {escape!r}"
+
+
+def _source_kinds(draw: random.Random, root: Path, outside: Path) -> str:
+    """A plan whose source is of another kind, or of one that does not exist, and names what is not the user's."""
+    kind = draw.choice(("hub", "jsonl", "images", "parquet", "lines", "files", "text", "function", "iterable", "evil"))
+    description = draw.choice(
+        (
+            {},
+            {"root": str(outside), "patterns": ["**/*"]},
+            {"root": 7},
+            {"name": "../x", "endpoint": doorbell().address},
+            {"name": "org/set", "split": "train", "text": "text", "revision": "a" * 40, "endpoint": doorbell().address},
+        )
+    )
+    path = _plans(root)[-1]
+    parts = Parts.of(path.read_bytes())
+    parts.metadata["source"] = {"kind": kind, **description}
+    _write_plan(root, path, parts)
+    return f"source of kind {kind} {description}"
+
+
+def _write_plan(root: Path, path: Path, parts: Parts) -> None:
+    """A segment of the plan, and the newest generation with its digest."""
+    content = parts.sealed()
+    path.write_bytes(content)
+    generation = Parts.of(newest(root).read_bytes())
+    generation.metadata["plan"][-1] = content[-32:].hex()
+    newest(root).write_bytes(generation.sealed())
+
+
+def _buckets(draw: random.Random, root: Path, outside: Path) -> str:
+    """A plan whose source is in a bucket, or whose files become URLs where they are joined to a root of this disk."""
+    path = _plans(root)[-1]
+    parts = Parts.of(path.read_bytes())
+    kinds = (parts.metadata["source"]["kind"], "jsonl", "lines", "files", "text", "parquet", "images", "image_manifest")
+    where = draw.choice(
+        ("s3://evil/x", "S3://evil", "s3:/evil", "gs://evil", "az://evil", "memory://x", "ftp://x", ".", "")
+    )
+    name = draw.choice(("s3://evil/a.jsonl", "s3:/evil/a.jsonl", "../s3:/evil/a.jsonl", "a.jsonl", ""))
+    source = {"kind": draw.choice(kinds), "root": where, "patterns": [name], "manifest": name}
+    parts.metadata["source"] |= source
+    paths = [name.encode()] + [f"{name}{number}".encode() for number in range(1, _count(parts.tensors["file_size"][1]))]
+    ends = [sum(map(len, paths[:at])) for at in range(len(paths) + 1)]
+    parts.tensors["file_path"] = ("U8", [ends[-1]], b"".join(paths))
+    parts.tensors["file_path_offsets"] = ("U64", [len(ends)], b"".join(end.to_bytes(8, "little") for end in ends))
+    _write_plan(root, path, parts)
+    chunks(root)[0].unlink()  # so that somebody wants to read the source
+    return f"source {source}"
+
+
+# Each takes for ever, grows without end, or looks for Python.
+TEMPLATES = (
+    "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+    "{% set ns = namespace(s='x' * 999) %}{% for a in range(60) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}{{ ns.s }}",
+    "{% set ns = namespace(s=[1]) %}{% for a in range(60) %}{% set ns.s = ns.s + ns.s %}{% endfor %}{{ ns.s }}",
+    "{% macro again(n) %}{{ again(n + 1) }}{% endmacro %}{{ again(0) }}",
+    "{{ 'x' * (1 << 40) }}",
+    "{{ 9 ** 9 ** 9 }}",
+    "{{ '%0999999999d' % 1 }}",
+    "{{ '{:>999999999}'.format(1) }}",
+    "{{ 'x'.ljust(999999999) }}",
+    "{{ 'x' | center(999999999) }}",
+    "{{ messages | tojson(indent=999999999) }}",
+    "{{ ('1' * 99999) | int }}",
+    "{{ lipsum(n=99999999) }}",
+    "{{ strftime_now('%999999999Y') }}",
+    "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+    "{{ messages.__class__.__init__.__globals__ }}",
+    "{{ cycler.__init__.__globals__.os.system('touch /tmp/pwned') }}",
+    "{{ self._TemplateReference__context }}",
+    "{% include '/etc/passwd' %}",
+    "{% import 'os' as os %}",
+    "{{ messages.append(messages) }}{{ messages }}",
+    "{{ 'a,' * 999999 | replace(',', 'x' * 99999) }}",
+    "{{ raise_exception('\x1b[31m' * 99999) }}",
+    "\x1b]0;title\x07{{ messages }}",
+    "{% for a in messages recursive %}{{ loop(messages) }}{% endfor %}",
+    "{{ messages | map('string') | join('x' * 9999999) }}",
+    "{{ (messages | list) * 99999999 }}",
+    "{% set x = messages | map('tojson') | map('upper') | map('tojson') | list %}{{ x * 9999 }}",
+    "{{ [messages] | sum(start=[]) }}",
+    "{{ 1 / 0 }}",
+    "{% for",
+)
+
+
+def _templates(draw: random.Random, root: Path, outside: Path) -> str:
+    """A chat template of an attacker, in the constants that a recipe and a generation are right about."""
+    text = draw.choice(TEMPLATES)
+    path = next(root.glob("layers/*/constants.safetensors"), None)
+    parts = None if path is None else Parts.of(path.read_bytes())
+    if path is None or parts is None or "template" not in parts.tensors:
+        return "no layer has a template"
+    content = text.encode()
+    parts.tensors["template"] = ("U8", [len(content)], content)
+    sealed = parts.sealed()
+    path.write_bytes(sealed)
+    layer = path.parent.name
+    document = json.loads((path.parent / "recipe.json").read_bytes())
+    tokens = parts.tensors["special_tokens"][2]
+    document["dependencies"]["chat template"] = hashlib.sha256(content + b"\0" + tokens).hexdigest()
+    fields = {name: value for name, value in document["fields"].items() if name not in ("tokenizer", "template")}
+    identity = {"kind": document["kind"], "revision": document["revision"], "fields": fields}
+    known = canonical({**identity, "dependencies": document["dependencies"]})
+    document["fingerprint"] = hashlib.sha256(known.encode()).hexdigest()
+    (path.parent / "recipe.json").write_text(json.dumps(document))
+    generation = Parts.of(newest(root).read_bytes())
+    generation.metadata["recipes"][layer] = json.dumps(document)
+    generation.metadata["constants"][layer] = sealed[-32:].hex()
+    newest(root).write_bytes(generation.sealed())
+    chunks(root)[0].unlink()  # so that somebody wants to render
+    return f"the template is {text[:70]!r}"
+
+
+def _models(draw: random.Random, root: Path, outside: Path) -> str:
+    """A recipe that names a tokenizer or a model of a hub, or of this disk, and has lost the file it had."""
+    name = draw.choice(
+        ("evil/probe", "../../etc/passwd", "/etc/passwd", "/dev/zero", str(outside / "thesis.txt"), "x" * 9999)
+    )
+    path = next(root.glob("layers/*/recipe.json"))
+    document = json.loads(path.read_bytes())
+    fields = document.get("fields", document)
+    where = draw.choice(("tokenizer", "model", "tags")) if "tokenizer" not in fields else "tokenizer"
+    fields[where] = name
+    path.write_text(json.dumps(document))
+    if draw.random() < 0.5:
+        for generation in (root / "generations").iterdir():
+            generation.unlink()
+    else:
+        parts = Parts.of(newest(root).read_bytes())
+        parts.metadata["recipes"][path.parent.name] = json.dumps(document)
+        newest(root).write_bytes(parts.sealed())
+    (path.parent / "constants.safetensors").unlink(missing_ok=True)
+    return f"the recipe's {where} is {name[:40]!r}"
+
+
+CRAFTED: dict[str, Craft] = {
+    "documents": _fuzz_document,
+    "generation": _fuzz_generation,
+    "plan": _fuzz_plan,
+    "chunk": _fuzz_chunk,
+    "claim": _fuzz_claim,
+    "names": _names,
+    "links": _links,
+    "special": _special,
+    "odd-json": _odd_json,
+    "header": _header,
+    "bomb": _bomb,
+    "deep-folders": _deep_folders,
+    "escapes": _escapes,
+    "source": _source_kinds,
+    "models": _models,
+    "buckets": _buckets,
+    "templates": _templates,
+}
+
+
+def craft(name: str, draw: random.Random, root: Path, outside: Path) -> str:
+    """Turn a cache into a hostile one; what was done."""
+    return f"{name}: {CRAFTED[name](draw, root, outside)}"

@@ -1,0 +1,212 @@
+"""Chat caches as caches: the same bytes for any workers and after kills, failures by reason, packed again."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.builders import REPOSITORY, chunk_count, chunk_digests, script_environment, wait_until
+from tests.chat.stock_templates import CHATML, HARMONY, Stock
+from tests.chat.tokenizer_folders import byte_level, write_folder
+from tests.cli.running import run
+
+import forebay as fb
+from forebay.building.chunk_maker import ChunkSamples
+from forebay.chat import repack
+from forebay.errors import RecipeInvalid, RecipeMismatch, SourceInvalid, TooManyFailures
+from forebay.source import Part
+
+FIELDS: dict[str, Any] = {"sequence_length": 128, "chunk_size": 4, "long": "drop"}
+SCRIPT = """
+import json, sys
+import forebay as fb
+root, source, fields = json.loads(sys.argv[1])
+fb.build(root, fb.sources.lines(source), fb.ChatRecipe(**fields), workers=1)
+"""
+
+
+def write_chats(path: Path, count: int) -> Path:
+    lines = []
+    for number in range(count):
+        turns = [
+            {"role": ("user", "assistant")[at % 2], "content": f"text {number} {at} " * (at + number % 5)}
+            for at in range(2 * (1 + number % 3))
+        ]
+        turns[1]["content"] = "Yes. " + turns[1]["content"]
+        lines.append(json.dumps({"messages": turns}))
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def model(path: Path, stock: Stock = CHATML) -> str:
+    return write_folder(path, byte_level(stock.special), stock.plain(), stock.tokens)
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The source, the model, and a cache that was built in one go."""
+    folder = tmp_path_factory.mktemp("chats")
+    write_chats(folder / "chats.jsonl", 150)
+    recipe = fb.ChatRecipe(tokenizer=model(folder / "model"), **FIELDS)
+    fb.build(folder / "cache", fb.sources.lines(folder / "chats.jsonl"), recipe, workers=0)
+    return folder
+
+
+def test_workers_do_not_change_a_byte(built: Path, tmp_path: Path) -> None:
+    recipe = fb.ChatRecipe(tokenizer=str(built / "model"), **FIELDS)
+    fb.build(tmp_path / "cache", fb.sources.lines(built / "chats.jsonl"), recipe, workers=2)
+    assert len(chunk_digests(built / "cache")) > 5
+    assert chunk_digests(tmp_path / "cache") == chunk_digests(built / "cache")
+    assert fb.verify(tmp_path / "cache", full=True).sound
+
+
+def kill_at(chunks: int, root: Path, command: list[str]) -> None:
+    builder = subprocess.Popen(command, env=script_environment(), cwd=REPOSITORY)
+    wait_until(lambda: chunk_count(root) >= chunks or builder.poll() is not None)
+    builder.kill()
+    builder.wait()
+
+
+def test_a_killed_build_resumes_to_the_same_bytes(built: Path, tmp_path: Path) -> None:
+    root, source = tmp_path / "cache", str(built / "chats.jsonl")
+    fields = {"tokenizer": str(built / "model"), **FIELDS}
+    task = json.dumps([str(root), source, fields])
+    for chunks in (1, 4):
+        kill_at(chunks, root, [sys.executable, "-c", SCRIPT, task])
+    fb.build(root, fb.sources.lines(source), fb.ChatRecipe(**fields), workers=0, lease_seconds=0.1)
+    assert chunk_digests(root) == chunk_digests(built / "cache")
+
+
+def test_status_counts_failures_by_reason_and_max_failures_stops(tmp_path: Path) -> None:
+    source = write_chats(tmp_path / "chats.jsonl", 12)
+    asked = {"role": "user", "content": "?"}
+    bad = [
+        {"messages": [asked]},
+        {"messages": [asked, {"role": "assistant", "content": "<|im_end|>"}]},
+        {"messages": [asked]},
+    ]
+    with source.open("a") as file:
+        file.writelines(json.dumps(each) + "\n" for each in bad)
+    recipe = fb.ChatRecipe(tokenizer=model(tmp_path / "model"), **{**FIELDS, "sequence_length": 512})
+    fb.build(tmp_path / "cache", fb.sources.lines(source), recipe, workers=0)
+    status = fb.status(tmp_path / "cache")
+    reasons = [failure.reason for failure in status.failed_samples]
+    assert sorted(reasons) == ["control-token", "no-response", "no-response"]
+    with pytest.raises(TooManyFailures):
+        fb.build(tmp_path / "other", fb.sources.lines(source), recipe, workers=0, max_failures=2)
+
+
+def test_names_roles_and_variables_can_be_set_on_the_command_line(tmp_path: Path) -> None:
+    turns = [{"from": "pupil", "value": "Hi"}, {"from": "teacher", "value": "Hello"}]
+    (tmp_path / "chats.jsonl").write_text(json.dumps({"dialog": turns}) + "\n")
+    template = CHATML.plain().replace("{{ '<|im_start|>assistant\n' }}", "{{ '<|im_start|>assistant\n' + opening }}")
+    template = template.replace(
+        "{{ message['content'] + '<|im_end|>' }}", "{{ opening + message['content'] + '<|im_end|>' }}"
+    )
+    folder = write_folder(tmp_path / "model", byte_level(CHATML.special), template, CHATML.tokens)
+    command = ["build", "chat", tmp_path / "chats.jsonl", "--tokenizer", folder, "--into", tmp_path / "cache", "-w", 0]
+    refused = run(*command, code=1)
+    assert "it has dialog; map them with `names`" in refused.err
+    named = ["--names", "messages=dialog", "--roles", "pupil=user,teacher=assistant"]
+    run(*command, *named, "--template-arguments", "opening=So:")
+    (spans,) = [row["spans"] for row in fb.open_cache(tmp_path / "cache")]
+    assert {int(role) for role in spans[:, 2]} == {2, 3}
+    wrong = run(*command, "--names", "messages", code=2)
+    assert "'messages' is not a list of pairs; use NAME=VALUE,NAME=VALUE" in " ".join(wrong.err.split())
+
+
+def test_another_template_is_another_recipe(built: Path, tmp_path: Path) -> None:
+    template = tmp_path / "other.jinja"
+    template.write_text(CHATML.plain() + " ")
+    recipe = fb.ChatRecipe(tokenizer=str(built / "model"), template=str(template), **FIELDS)
+    with pytest.raises(RecipeMismatch, match="chat template"):
+        fb.build(built / "cache", fb.sources.lines(built / "chats.jsonl"), recipe, workers=0)
+
+
+def test_a_copied_cache_is_repaired_with_the_tokenizer_and_template_in_it(built: Path, tmp_path: Path) -> None:
+    write_chats(tmp_path / "chats.jsonl", 60)
+    folder = model(tmp_path / "model")
+    fb.build(
+        tmp_path / "cache",
+        fb.sources.lines(tmp_path / "chats.jsonl"),
+        fb.ChatRecipe(tokenizer=folder, **FIELDS),
+        workers=0,
+    )
+    before = chunk_digests(tmp_path / "cache")
+    for file in (tmp_path / "model").iterdir():
+        file.unlink()
+    (tmp_path / "cache" / "layers" / "chat" / "000000.safetensors").unlink()
+    report = fb.repair(tmp_path / "cache")
+    assert not report.failed
+    assert chunk_digests(tmp_path / "cache") == before
+
+
+def documents(cache: fb.Cache) -> list[tuple[list[int], list[list[int]], int]]:
+    """Every document with its spans and last turn, wherever it is packed."""
+    found = []
+    for row in cache:
+        ends = np.cumsum(row["seq_lens"]).tolist()
+        for start, stop, last in zip([0, *ends], ends, row["last_turn"].tolist(), strict=False):
+            inside = row["spans"][(row["spans"][:, 0] >= start) & (row["spans"][:, 1] <= stop)].astype(int)
+            inside[:, :2] -= start
+            found.append((row["tokens"][start:stop].tolist(), inside.tolist(), last))
+    return sorted(found)
+
+
+@pytest.mark.parametrize("stock", [CHATML, HARMONY], ids=lambda stock: stock.name)
+def test_a_cache_is_packed_again_without_its_source(stock: Stock, tmp_path: Path) -> None:
+    source = write_chats(tmp_path / "chats.jsonl", 40)
+    recipe = fb.ChatRecipe(tokenizer=model(tmp_path / "model", stock), sequence_length=512, chunk_size=8)
+    fb.build(tmp_path / "cache", fb.sources.lines(source), recipe, workers=0)
+    source.unlink()
+    again, other = repack(tmp_path / "cache", sequence_length=700, chunk_size=5)
+    report = fb.build(tmp_path / "longer", again, other, workers=0)
+    assert report.failures == 0
+    old, new = fb.open_cache(tmp_path / "cache"), fb.open_cache(tmp_path / "longer")
+    assert new.column("tokens").shape == (700,)
+    assert documents(new) == documents(old)
+    assert fb.verify(tmp_path / "longer", full=True).sound
+    counts = [fb.summarize(tmp_path / name).layers[0].statistics for name in ("cache", "longer")]
+    for name in ("conversations", "turns", "tokens", "tokens_by_kind", "tokens_by_role"):
+        assert counts[0][name] == counts[1][name]
+
+
+@pytest.mark.parametrize("stock", [CHATML, HARMONY], ids=lambda stock: stock.name)
+def test_conversations_of_a_cache_one_by_one_are_those_of_its_batches(stock: Stock, tmp_path: Path) -> None:
+    source = write_chats(tmp_path / "chats.jsonl", 20)
+    recipe = fb.ChatRecipe(tokenizer=model(tmp_path / "model", stock), sequence_length=512, chunk_size=8)
+    fb.build(tmp_path / "cache", fb.sources.lines(source), recipe, workers=0)
+    again, recipe = repack(tmp_path / "cache", sequence_length=600)
+    parts = [Part(file, 0, again.weight(file)) for file in again.files()]
+    batched = ChunkSamples(again, parts)
+    rows = [recipe.make(each) for each in (batched, [one for part in parts for one in again.read(part)])]
+    assert batched.count == sum(part.weight for part in parts) == 20
+    assert json.dumps(rows[0].statistics) == json.dumps(rows[1].statistics)
+    for name, column in rows[0].columns.items():
+        both = [each.values if isinstance(each, fb.Ragged) else each for each in (column, rows[1].columns[name])]
+        np.testing.assert_array_equal(*both)
+
+
+def test_packing_again_into_short_rows_cuts_at_turns(built: Path, tmp_path: Path) -> None:
+    again, recipe = repack(built / "cache", sequence_length=40, long="truncate")
+    fb.build(tmp_path / "short", again, recipe, workers=0)
+    direct = fb.ChatRecipe(tokenizer=str(built / "model"), **{**FIELDS, "sequence_length": 40, "long": "truncate"})
+    fb.build(tmp_path / "direct", fb.sources.lines(built / "chats.jsonl"), direct, workers=0)
+    short, other = documents(fb.open_cache(tmp_path / "short")), documents(fb.open_cache(tmp_path / "direct"))
+    assert short
+    assert all(one in other for one in short)
+
+
+def test_packing_again_with_another_treatment_of_turns_is_refused(built: Path, tmp_path: Path) -> None:
+    again, recipe = repack(built / "cache", thinking="drop")
+    with pytest.raises(RecipeInvalid, match=r"take its recipe: source, recipe = forebay.chat.repack"):
+        fb.build(tmp_path / "other", again, recipe, workers=0)
+
+
+def test_only_a_chat_cache_can_be_packed_again(built: Path, tmp_path: Path) -> None:
+    fb.build(tmp_path / "raw", fb.sources.lines(built / "chats.jsonl"), fb.RawRecipe(), workers=0)
+    with pytest.raises(SourceInvalid, match="is a cache of raw; only one of chat can be packed again"):
+        repack(tmp_path / "raw")

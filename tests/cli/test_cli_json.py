@@ -1,0 +1,102 @@
+"""One JSON document on standard output, whatever happens: results, findings, errors, wrong usage, interrupts."""
+
+import json
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+from tests.cli.running import COMMAND, build_lines, chunk_path, flip, run, wait_until, write_lines
+
+import forebay as fb
+
+
+def test_a_result_is_what_python_returns(tmp_path: Path):
+    root, _ = build_lines(tmp_path)
+    document = json.loads(run("gaps", root, "--json").out)
+    assert document.keys() == {"ok", "result"}
+    assert document["ok"] is True
+    assert document["result"][0]["planned"] == fb.gaps(root)[0].planned
+
+
+def test_a_finding_has_the_result_and_the_command_that_repairs_it(tmp_path: Path):
+    root, _ = build_lines(tmp_path)
+    flip(chunk_path(root, 3), 4100)
+    ran = run("verify", root, "--json", code=1)
+    assert ran.json["bad"][0]["key"].endswith("000003.safetensors")
+    assert ran.error == {
+        "type": "Damaged",
+        "message": f"'{root}' is damaged or stale",
+        "command": f"forebay repair {root}",
+    }
+    assert ran.err == ""
+
+
+def test_an_error_has_its_type_its_message_and_what_is_known(tmp_path: Path):
+    root = tmp_path / "nowhere"
+    ran = run("status", root, "--json", code=1)
+    assert ran.error["type"] == "CacheNotFound"
+    assert ran.error["details"] == {"root": str(root)}
+    assert ran.err == f"forebay: {ran.error['message']}\n"
+    root, source = build_lines(tmp_path)
+    ran = run("build", "raw", source, "--into", root, "--codec", "none", "--json", code=1)
+    assert ran.error["type"] == "RecipeMismatch"
+    assert ran.error["command"] == f"forebay build {root}"
+    assert ran.error["details"]["changed"]["codec"] == '"zstd" → "none"'
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["frobnicate", "--json"],
+        ["status", "--json"],
+        ["build", "raw", "data", "--json"],
+        ["build", "raw", "data", "--into", "cache", "--workers", "x", "--json"],
+        ["build", "data", "--json"],
+        ["verify", "--no-such-option", "--json"],
+    ],
+)
+def test_wrong_usage_names_the_help(words: list[str]):
+    ran = run(*words, code=2)
+    assert ran.error["type"] == "UsageError"
+    assert ran.error["message"] in ran.err
+    assert ran.error["command"].endswith(" --help")
+
+
+def test_an_error_of_the_system_names_the_path(tmp_path: Path):
+    source = write_lines(tmp_path / "data")
+    ran = run("build", "raw", source, "--into", source, "--json", code=1)
+    assert ran.error["type"] == "NotADirectoryError"
+    assert ran.error["details"] == {"path": str(source)}
+
+
+def test_a_stopped_build_names_the_command_that_resumes_it(tmp_path: Path):
+    source = write_lines(tmp_path / "data", count=20_000)
+    root = tmp_path / "cache"
+    words = ["build", "raw", source, "--into", root, "--chunk-bytes", "400", "--workers", "1", "--json"]
+    with subprocess.Popen(
+        [*COMMAND, *map(str, words)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        wait_until(lambda: chunk_path(root, 2).exists(), process)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate()
+    document = json.loads(out)
+    assert process.returncode == 130
+    assert document["ok"] is False
+    assert document["error"]["type"] == "BuildStopped"
+    assert document["error"]["command"] == "forebay " + " ".join(map(str, words))
+    assert document["error"]["command"] in err
+
+
+def test_quiet_prints_errors_only(tmp_path: Path):
+    source = write_lines(tmp_path / "data")
+    root = tmp_path / "cache"
+    ran = run("build", "raw", source, "--into", root, "--workers", 0, "-q")
+    assert (ran.out, ran.err) == ("", "")
+    ran = run("verify", root, "--quiet")
+    assert (ran.out, ran.err) == ("", "")
+    flip(chunk_path(root, 0), 4100)
+    ran = run("verify", root, "-q", code=1)
+    assert (ran.out, ran.err) == ("", "")
+    assert run("info", tmp_path / "nowhere", "-q", code=1).err.startswith("forebay: there is no cache")
+    assert run("info", root, "-q", "--json").json["root"] == str(root)

@@ -1,0 +1,93 @@
+"""What training from a remote cache fetches: the estimate is what a real run does."""
+
+from pathlib import Path
+
+import pytest
+from tests.store.far_stores import FarFolder
+from tests.token_caches import numbers_of, token_cache
+
+import forebay as fb
+from forebay.feeding.remote_plan import estimate_remote, warm_tier
+from forebay.order.window import Window, lanes_of
+from forebay.store import LocalStore
+from forebay.store.tiered import TieredStore
+from forebay.torch import Loader
+
+WINDOW = Window(rows=8, chunks=2, lanes=8)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return token_cache(tmp_path_factory.mktemp("far"), 600, chunk_rows=10)  # 60 chunks
+
+
+def tiered(root: Path, tier: Path, limit: int | None = None) -> TieredStore:
+    return TieredStore(LocalStore(tier), FarFolder(root), limit_bytes=limit, reserve_bytes=0)
+
+
+def fetched_in(store: TieredStore, epoch: int, ranks: range, world: int) -> int:
+    """The bytes that the ranks of one node fetch in an epoch."""
+    before = store.transfers().bytes_fetched
+    for rank in ranks:
+        options = {"rank": rank, "world_size": world, "threads": 0, "restart": False}
+        loader = Loader(fb.open_cache(store), global_batch_size=12, shuffle="window", window=WINDOW, **options)
+        loader.load_state_dict({**loader.state_dict(), "epoch": epoch})
+        loader._growing.policy = "epoch"  # fetch nothing of the next epoch
+        numbers_of(loader)
+    return store.transfers().bytes_fetched - before
+
+
+@pytest.mark.parametrize(("nodes", "ranks"), [(1, 1), (2, 2), (3, 1), (4, 1)])
+@pytest.mark.parametrize("share", [None, 0.5])
+def test_an_estimate_is_what_a_run_fetches(
+    root: Path, tmp_path: Path, nodes: int, ranks: int, share: float | None
+) -> None:
+    cache = fb.open_cache(root)
+    whole = estimate_remote(cache, nodes=nodes, ranks_per_node=ranks, window=WINDOW)
+    limit = None if share is None else int(whole.node_bytes * share)
+    found = estimate_remote(cache, nodes=nodes, ranks_per_node=ranks, tier_bytes=limit, window=WINDOW)
+    world, first, later = nodes * ranks, [], []
+    for node in range(nodes):
+        store, own = tiered(root, tmp_path / f"tier-{node}", limit), range(node * ranks, (node + 1) * ranks)
+        first.append(fetched_in(store, 0, own, world))
+        later.append(fetched_in(tiered(root, tmp_path / f"tier-{node}", limit), 1, own, world))
+    size = int(cache.chunk_bytes(cache.default_columns).max())
+    shared = 0 if share is None else (ranks - 1) * size * 4  # a chunk that passes by two ranks is fetched by each
+    assert found.first_epoch_bytes <= max(first) <= found.first_epoch_bytes + shared
+    assert abs(max(later) - found.later_epoch_bytes) <= shared + (0 if share is None else size)
+    if share is None:
+        assert (max(later), found.later_epoch_bytes, found.hit_rate) == (0, 0, 1.0)
+
+
+def test_a_node_whose_ranks_divide_the_lanes_needs_its_part(root: Path) -> None:
+    found = estimate_remote(fb.open_cache(root), nodes=4, window=WINDOW)
+    assert found.bytes / 4 <= found.node_bytes <= found.bytes / 4 + 2 * found.bytes / 60
+    assert found.node_chunks in (15, 16, 17)
+    assert found.first_epoch_requests == found.node_chunks
+    assert found.first_batch_seconds == pytest.approx(3 * 0.02 + found.first_batch_bytes / 125e6)
+    assert found.first_batch_chunks <= 8
+
+
+def test_warm_lanes_are_those_of_a_rank(root: Path, tmp_path: Path) -> None:
+    store = tiered(root, tmp_path / "tier")
+    fill = warm_tier(fb.open_cache(store), lanes=lanes_of(1, 4, 8), window=WINDOW)
+    assert fill.fetched_chunks == fill.chunks == estimate_chunks(root, 1)
+    assert fill.refused_chunks == 0
+    assert fetched_in(tiered(root, tmp_path / "tier"), 0, range(1, 2), 4) == 0
+    assert fetched_in(tiered(root, tmp_path / "tier"), 0, range(2), 4) > 0
+
+
+def estimate_chunks(root: Path, rank: int) -> int:
+    loader = Loader(fb.open_cache(root), global_batch_size=4, shuffle="window", window=WINDOW, rank=rank, world_size=4)
+    return len({row // 10 for batch in numbers_of(loader) for row in batch})
+
+
+def test_warming_fetches_nothing_that_the_tier_does_not_admit(root: Path, tmp_path: Path) -> None:
+    store = tiered(root, tmp_path / "tier", 20_000)
+    fill = warm_tier(fb.open_cache(store))
+    assert fill.fetched_bytes <= 20_000
+    assert fill.refused_chunks == fill.chunks - fill.fetched_chunks > 0
+    with pytest.raises(ValueError, match="lanes must be from 0 to 7"):
+        warm_tier(fb.open_cache(store), lanes=[8], window=WINDOW)
+    with pytest.raises(ValueError, match="was opened without a tier"):
+        warm_tier(fb.open_cache(root))

@@ -1,0 +1,90 @@
+"""Random conversations in random templates: responses decode to the responses, and spans cover everything once."""
+
+import json
+from functools import lru_cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.chat.chat_rows import expected, labelled_documents
+from tests.chat.stock_templates import STOCK, Stock
+from tests.chat.tokenizer_folders import byte_level, write_folder
+from tokenizers import Tokenizer
+
+import forebay as fb
+
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=12) | st.sampled_from(
+    ["Hello", " a ", "\n", "assistant\n", "[INST", "<|im_end", "{{ x }}", "é\u0301", "👩‍💻", "</think", "user\n\n"]
+)
+ANSWERS = TEXTS.filter(str.strip)
+FOLDER = TemporaryDirectory(ignore_cleanup_errors=True)  # removed at exit
+KEEPS_CONTENTS = [
+    stock for stock in STOCK if stock.name in ("chatml", "zephyr", "phi-3", "phi-4", "mistral-tekken", "glm-4")
+]
+
+
+@lru_cache(maxsize=32)
+def model(stock: Stock, generation: bool) -> tuple[str, Tokenizer]:
+    template = stock.with_generation() if generation else stock.plain()
+    folder = write_folder(
+        Path(FOLDER.name, f"{stock.name} {generation}"),
+        byte_level(stock.special, stock.ordinary),
+        template,
+        stock.tokens,
+    )
+    return folder, Tokenizer.from_file(f"{folder}/tokenizer.json")
+
+
+def forged(stock: Stock, messages: list[dict[str, Any]]) -> bool:
+    return any(token in message["content"] for token in (*stock.special, "</think>") for message in messages)
+
+
+def turns(texts: list[tuple[str, str]]) -> list[dict[str, Any]]:
+    return [
+        {"role": role, "content": content}
+        for question, answer in texts
+        for role, content in (("user", question), ("assistant", answer))
+    ]
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    stock=st.sampled_from(STOCK),
+    generation=st.booleans(),
+    chats=st.lists(st.lists(st.tuples(TEXTS, ANSWERS), min_size=1, max_size=3), min_size=1, max_size=4),
+)
+def test_masks_of_random_conversations_are_those_of_the_oracle(
+    stock: Stock, generation: bool, chats: list[list[tuple[str, str]]]
+) -> None:
+    folder, tokenizer = model(stock, generation)
+    conversations = [turns(texts) for texts in chats if not forged(stock, turns(texts))]
+    recipe = fb.ChatRecipe(tokenizer=folder, sequence_length=4096, **stock.fields)
+    samples = [fb.Sample(str(at), json.dumps({"messages": each})) for at, each in enumerate(conversations)]
+    rows = recipe.make(samples)
+    assert rows.failures == ()
+    documents = labelled_documents(rows)  # which checks that spans cover every document once
+    wanted = [expected(tokenizer, pieces) for each in conversations for pieces in stock.oracle(each)]
+    assert [document.tokens for document in documents] == [ids for _, ids, _, _ in wanted]
+    assert [document.kinds for document in documents] == [kinds for _, _, kinds, _ in wanted]
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    stock=st.sampled_from(KEEPS_CONTENTS),
+    texts=st.lists(st.tuples(TEXTS, ANSWERS), min_size=1, max_size=4),
+)
+def test_tokens_of_kind_response_decode_to_the_responses(stock: Stock, texts: list[tuple[str, str]]) -> None:
+    messages = turns(texts)
+    if forged(stock, messages):
+        return
+    folder, tokenizer = model(stock, False)
+    rows = fb.ChatRecipe(tokenizer=folder, **stock.fields).make([fb.Sample("a", json.dumps({"messages": messages}))])
+    (document,) = labelled_documents(rows)
+    for number, (question, answer) in enumerate(texts):
+        mine = [token for token, at in zip(document.tokens, document.messages, strict=True) if at == 2 * number + 1]
+        kinds = [kind for kind, at in zip(document.kinds, document.messages, strict=True) if at == 2 * number + 1]
+        chosen = [token for token, kind in zip(mine, kinds, strict=True) if kind == "response"]
+        assert tokenizer.decode(chosen, skip_special_tokens=False) == answer
+        del question

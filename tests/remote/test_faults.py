@@ -1,0 +1,101 @@
+"""A bucket behind faults: what a lost, doubled, late, short or wrong answer may and may not do."""
+
+import os
+import threading
+
+import pytest
+
+from forebay.errors import StoreUnavailable
+from forebay.store import open_store
+from forebay.testing.faults import Fault, FaultProxy
+
+
+@pytest.fixture
+def proxy(s3, bucket, monkeypatch):
+    with FaultProxy(s3) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
+        yield proxy
+
+
+@pytest.fixture
+def store(proxy, bucket):
+    store = open_store(f"{bucket}/a")
+    store.create("probed", [b""])
+    proxy.reset_counts()
+    return store
+
+
+@pytest.mark.parametrize(
+    "kind", ["lost-reply", "reset-after", "reset-before", "server-error", "throttled", "conflict", "latency"]
+)
+def test_a_create_whose_answer_is_in_doubt_is_true_exactly_if_the_value_is_its_own(proxy, store, kind):
+    proxy.set_faults([Fault(kind, "create", most=1)])
+    assert store.create("new", [b"mine"])
+    proxy.set_faults([Fault(kind, "create", most=1)])
+    assert not store.create("new", [b"another's"])
+    proxy.set_faults([Fault(kind, "create", most=1)])
+    assert not store.create("new", [b"mine"])  # the same bytes, of another write
+    assert store.read("new") == b"mine"
+    assert proxy.injected[kind] == 3
+
+
+@pytest.mark.parametrize("kind", ["lost-reply", "reset-after", "conflict"])
+def test_one_of_many_creators_wins_behind_faults(proxy, store, kind):
+    proxy.set_faults([Fault(kind, "create", probability=0.5, seed=3)])
+    won = []
+
+    def create(number):
+        for turn in range(4):
+            if store.create(f"race/{turn}", [b"%d" % number]):
+                won.append((turn, number))
+
+    racers = [threading.Thread(target=create, args=(number,)) for number in range(4)]
+    for racer in racers:
+        racer.start()
+    for racer in racers:
+        racer.join()
+    assert sorted(turn for turn, _ in won) == list(range(4))
+    assert all(store.read(f"race/{turn}") == b"%d" % number for turn, number in won)
+
+
+@pytest.mark.parametrize("kind", ["short-body", "flipped-bit", "reset-after", "server-error", "lost-reply"])
+def test_what_is_read_is_what_was_written(proxy, store, kind):
+    value = os.urandom(300_000)
+    store.create("value", [value])
+    proxy.set_faults([Fault(kind, "read", most=1)])
+    assert store.read("value") == value
+    proxy.set_faults([Fault(kind, "read", most=1)])
+    assert store.view("value") == value
+    if kind != "flipped-bit":  # a range has no digest: whoever asks for one checks what it reads
+        proxy.set_faults([Fault(kind, "read", most=1)])
+        assert store.read("value", 1000, 200_000) == value[1000:200_000]
+    assert proxy.injected[kind] == (2 if kind == "flipped-bit" else 3)
+
+
+def test_a_body_that_stalls_is_noticed_and_resumed(proxy, store, monkeypatch):
+    value = os.urandom(300_000)
+    store.create("value", [value])
+    monkeypatch.setattr("forebay.store.object_store._READING", {"connect_timeout": "5s", "read_timeout": "2s"})
+    proxy.set_faults([Fault("stalled-body", "read", most=1)])
+    assert open_store(store.address).read("value") == value
+    assert proxy.injected["stalled-body"] == 1
+
+
+def test_a_replacement_with_a_lost_reply_is_a_replacement(proxy, store):
+    store.create("value", [b"one"])
+    proxy.set_faults([Fault("lost-reply", "write", most=1)])
+    assert store.replace("value", [b"two"], if_etag=store.head("value").etag)
+    assert store.read("value") == b"two"
+
+
+def test_a_service_that_stays_away_is_unavailable(proxy, store, monkeypatch):
+    monkeypatch.setattr("forebay.store.object_store._PAUSES", (0.0, 0.0))
+    monkeypatch.setattr("forebay.store.object_store._RETRIES", {"max_retries": 1})
+    store = open_store(store.address)
+    proxy.set_faults([Fault("reset-before")])
+    for act in (
+        lambda: store.create("a", [b"x"]), lambda: store.read("a"), lambda: store.replace("a", [b"x"]),
+        lambda: list(store.entries("")), lambda: store.head("a"), lambda: store.delete("a"),
+    ):  # fmt: skip
+        with pytest.raises(StoreUnavailable, match=r"s3://.* did not .*; check the network and try again"):
+            act()

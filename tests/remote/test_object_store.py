@@ -1,0 +1,101 @@
+"""The contract of stores on buckets, and what only a bucket can do."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from forebay.errors import StoreRefused
+from forebay.store import open_store
+from forebay.store.base import BadCopy, Expected, Store
+from forebay.testing import SharedStoreContract, StoreContract
+from forebay.testing.faults import Fault, FaultProxy
+
+
+class TestMemoryBucket(StoreContract):
+    def make_store(self, folder: Path) -> Store:
+        return open_store(f"memory://{abs(hash(str(folder))):x}/{folder.name}")
+
+
+class TestS3(SharedStoreContract):
+    @pytest.fixture(autouse=True)
+    def _bucket(self, bucket: str) -> None:
+        self.bucket = bucket
+
+    def make_store(self, folder: Path) -> Store:
+        return open_store(f"{self.bucket}/a/{folder.name}")
+
+    def reopen(self, store: Store):
+        return Reopen(store.address)
+
+
+class TestGoogle(SharedStoreContract):
+    @pytest.fixture(autouse=True)
+    def _bucket(self, gcs_bucket: str) -> None:
+        self.bucket = gcs_bucket
+
+    def make_store(self, folder: Path) -> Store:
+        return open_store(f"{self.bucket}/a/{folder.name}")
+
+    def reopen(self, store: Store):
+        return Reopen(store.address)
+
+
+class TestAzure(StoreContract):
+    @pytest.fixture(autouse=True)
+    def _container(self, container: str) -> None:
+        self.container = container
+
+    def make_store(self, folder: Path) -> Store:
+        return open_store(f"{self.container}/a/{folder.name}")
+
+
+@pytest.mark.long
+class TestAzureBetweenProcesses(SharedStoreContract, TestAzure):
+    def reopen(self, store: Store):
+        return Reopen(store.address)
+
+
+@pytest.mark.long
+class TestS3BehindFaults(TestS3):
+    """Every promise, while about every fourth answer is lost, late, doubled or broken off."""
+
+    @pytest.fixture(autouse=True)
+    def _faults(self, s3: str, bucket: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+        faults = [
+            Fault("lost-reply", "create", probability=0.1, seed=1),
+            Fault("reset-after", "create", probability=0.1, seed=2),
+            Fault("conflict", "create", probability=0.1, seed=3), Fault("short-body", "read", probability=0.1, seed=4),
+            Fault("server-error", probability=0.05, seed=5), Fault("reset-before", probability=0.05, seed=6),
+        ]  # fmt: skip
+        with FaultProxy(s3, faults) as proxy:
+            monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
+            yield
+
+
+class Reopen:
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    def __call__(self) -> Store:
+        return open_store(self.url)
+
+
+def test_an_object_that_is_larger_than_any_of_ours_is_not_fetched(bucket, monkeypatch):
+    store = open_store(f"{bucket}/a")
+    store.create("value", [bytes(1000)])
+    monkeypatch.setattr("forebay.store.object_store.MOST_BYTES", 999)
+    for read in (store.read, store.view):
+        with pytest.raises(StoreRefused, match="'value' has 1,000 bytes"):
+            read("value")
+    assert store.read("value", 0, 10) == bytes(10)
+    with pytest.raises(BadCopy):
+        store.view("value", expect=Expected(10, bytes(32)))
+
+
+def test_the_first_bytes_of_an_object_are_all_that_is_sent(s3, bucket, monkeypatch):
+    open_store(f"{bucket}/a").create("value", [bytes(range(100)) * 1000])
+    with FaultProxy(s3) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
+        assert open_store(f"{bucket}/a").read("value", 0, 10) == bytes(range(10))
+    assert (proxy.bytes_sent, proxy.requests) == (10, {"read": 1})

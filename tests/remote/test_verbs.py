@@ -1,0 +1,135 @@
+"""Every verb on a URL, in Python and on the command line, and what it costs in requests."""
+
+import os
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.cli.running import run as run_command
+from tests.remote.servers import SECRET
+
+import forebay as fb
+from forebay.store import open_store
+from forebay.testing.faults import Fault, FaultProxy
+
+CHUNKS = 25
+
+
+@pytest.fixture
+def lines(tmp_path) -> Path:
+    path = tmp_path / "raw" / "a.txt"
+    path.parent.mkdir()
+    path.write_text("".join(f"line {number:04d} of the source\n" for number in range(2400)))
+    return path
+
+
+RECIPE = fb.RawRecipe(chunk_bytes=4800)
+
+
+def contents(root) -> dict[str, bytes]:
+    store = open_store(root)
+    return {entry.key: store.read(entry.key) for entry in store.entries("layers/")}
+
+
+def test_every_verb_works_on_a_bucket(bucket, lines, tmp_path):
+    url, source = f"{bucket}/caches/lines", fb.sources.lines(lines.parent)
+    local = tmp_path / "local"
+    fb.build(local, source, RECIPE, workers=0)
+    report = fb.build(url, source, RECIPE, workers=2)
+    assert (report.made, report.root) == (CHUNKS, url)
+    assert contents(url) == contents(local)
+    assert fb.status(url, source=source).complete
+    assert fb.open_cache(url).read([0, 2399])["data"][1].tobytes() == b"line 2399 of the source"
+    (lines.parent / "b.txt").write_text("one more line\n" * 300)
+    assert fb.grow(url, fb.sources.lines(lines.parent), workers=0).made > 0
+    assert fb.verify(url, full=True).sound
+    fb.copy(url, tmp_path / "down")
+    fb.copy(tmp_path / "down", f"{bucket}/caches/up")
+    fb.copy(f"{bucket}/caches/up", f"{bucket}/caches/across")
+    assert contents(f"{bucket}/caches/across") == contents(url) == contents(tmp_path / "down")
+    store = open_store(f"{bucket}/caches/across")
+    broken = "layers/raw/000003.safetensors"
+    store.replace(broken, [store.read(broken)[:-1], b"?"])
+    assert not fb.verify(store, full=True).sound
+    with pytest.raises(fb.errors.ChunkCorrupt, match="its SHA-256 is"):
+        fb.open_cache(store).read(np.arange(2400))
+    assert fb.repair(store, copy=url, workers=0).failed == {}
+    assert contents(store) == contents(url)
+    store.delete(broken)
+    assert fb.repair(store, workers=0).failed == {}
+    assert contents(store) == contents(url)
+    fb.clean(url, keep_generations=1)
+    assert len(list(open_store(url).entries("generations/"))) == 1
+    assert fb.peek(url, rows=[1]).rows == 2700
+
+
+def run(*words: object, code: int = 0) -> str:
+    ran = run_command(*words, code=code)
+    assert SECRET not in ran.out + ran.err
+    return ran.out + ran.err
+
+
+def test_the_command_line_takes_urls(bucket, lines, tmp_path):
+    url = f"{bucket}/caches/cli"
+    settings = tmp_path / "raw.toml"
+    settings.write_text(
+        f'[source]\npaths = ["raw/a.txt"]\n[recipe]\nkind = "raw"\n[build]\ninto = "{url}"\nworkers = 0\n'
+    )
+    run("build", settings)
+    assert '"complete": true' in run("status", url, "--json")
+    run("build", url, "--workers", 0)
+    run("verify", url)
+    run("copy", url, tmp_path / "copy")
+    run("repair", url, "--from", tmp_path / "copy")
+    run("repair", tmp_path / "copy", "--from", url)
+    run("clean", url)
+    assert url in run("info", url)
+    assert "line 0000" in run("peek", url, "--rows", "1")
+
+
+def test_requests_per_chunk_are_few(bucket, s3, lines, monkeypatch):
+    """Building costs a look, a claim, a second look, the chunk and the end of the claim; reading costs one request."""
+    with FaultProxy(s3) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
+        url, source = f"{bucket}/counted", fb.sources.lines(lines)
+        fb.build(url, source, RECIPE, workers=0)
+        per_chunk = Counter(operation for operation, key in proxy.log if "layers/raw/0000" in key)
+        claims = Counter(operation for operation, key in proxy.log if "claims/" in key)
+        assert per_chunk["create"] == claims["create"] == CHUNKS
+        assert sum(per_chunk.values()) == 3 * CHUNKS
+        assert claims["delete"] + proxy.requests["delete"] <= 2 * CHUNKS + 2
+        assert sum(proxy.requests.values()) <= 5 * CHUNKS + 45, proxy.requests
+        proxy.reset_counts()
+        cache = fb.open_cache(url)
+        assert sum(proxy.requests.values()) <= 4
+        proxy.reset_counts()
+        cache.read(np.arange(len(cache)))
+        assert proxy.requests == {"read": CHUNKS}
+
+
+def test_flips_of_every_byte_of_a_chunk_are_never_served(bucket, s3, tmp_path, monkeypatch):
+    """In the object: the bytes are refused. On the wire: they are fetched again."""
+    (tmp_path / "a.txt").write_text("ab\n")
+    url = f"{bucket}/flips"
+    fb.build(url, fb.sources.lines(tmp_path / "a.txt"), fb.RawRecipe(), workers=0)
+    store = open_store(url)
+    key = "layers/raw/000000.safetensors"
+    value = store.read(key)
+    step = 1 if os.environ.get("FOREBAY_LONG") else 97
+    for at in [*range(0, len(value), step), len(value) - 1]:
+        flipped = bytearray(value)
+        flipped[at] ^= 1 << at % 8
+        store.replace(key, [flipped])
+        with pytest.raises(fb.errors.ChunkCorrupt):
+            fb.open_cache(url).read([0])
+    store.replace(key, [value])
+    with FaultProxy(s3) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
+        for _ in range(10):
+            proxy.set_faults([Fault("flipped-bit", "read", "flips/layers/", most=1)])
+            assert fb.open_cache(url).read([0])["data"][0].tobytes() == b"ab"
+        assert proxy.injected["flipped-bit"] == 10
+        proxy.set_faults([Fault("flipped-bit", "read", "flips/layers/")])
+        with pytest.raises(fb.errors.ChunkCorrupt):
+            fb.open_cache(url).read([0])

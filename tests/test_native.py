@@ -1,0 +1,185 @@
+"""The compiled loops against their numpy twins, bit for bit, and against sizes that do not fit."""
+
+import re
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forebay import compiled
+from forebay.chat import encoding
+from forebay.images.geometry import Scaling
+from forebay.masks.documents import LabelStyle, fill_labels, fill_packed, fill_positions
+from forebay.torch.images.canvas import BytePainter, FloatPainter, Painter, mirrored
+
+native = pytest.importorskip("forebay._native", reason="forebay was installed without a compiler")
+
+
+@st.composite
+def packed_rows(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray]:
+    """Tokens [rows, width] and lengths that fill each row, padding last."""
+    width, documents = draw(st.integers(1, 40)), draw(st.integers(1, 6))
+    rows = draw(st.integers(0, 5))
+    dtype = draw(st.sampled_from([np.uint16, np.uint32]))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    tokens = rng.integers(0, np.iinfo(dtype).max, (rows, width), dtype, endpoint=True)
+    cuts = np.sort(rng.integers(0, width + 1, (rows, documents)), axis=1)
+    edges = np.concatenate([np.zeros((rows, 1), np.int64), cuts, np.full((rows, 1), width)], axis=1)
+    return tokens, np.diff(edges, axis=1).astype(np.int32)
+
+
+@given(packed_rows(), st.sampled_from(["shifted", "unshifted"]))
+def test_tokens_labels_and_positions_are_those_of_numpy(case: tuple[np.ndarray, np.ndarray], style: LabelStyle) -> None:
+    tokens, whole = case
+    wide, labels, positions = (np.full(tokens.shape, 7, np.int64) for _ in range(3))
+    fill_packed(tokens, whole, style, wide=wide, labels=labels, positions=positions)
+    expected_labels, expected_positions = np.empty(tokens.shape, np.int64), np.empty(tokens.shape, np.int64)
+    fill_labels(expected_labels, tokens, whole, style)
+    fill_positions(expected_positions, whole)
+    np.testing.assert_array_equal(wide, tokens)
+    np.testing.assert_array_equal(labels, expected_labels)
+    np.testing.assert_array_equal(positions, expected_positions)
+
+
+def test_only_what_has_an_array_is_written() -> None:
+    tokens, whole = np.array([[5, 6, 7]], np.uint16), np.array([[2, 1]], np.int32)
+    labels = np.zeros((1, 3), np.int64)
+    fill_packed(tokens, whole, "shifted", labels=labels)
+    assert labels.tolist() == [[6, -100, -100]]
+
+
+def test_lengths_that_do_not_fill_their_row_are_refused_before_anything_is_written() -> None:
+    tokens, labels = np.zeros((2, 4), np.uint16), np.full((2, 4), 9, np.int64)
+    for whole in ([[4, 0], [4, 1]], [[4, 0], [5, -1]], [[2, 2], [2**31 - 1, 0]]):
+        lengths = np.array(whole, np.int32)
+        with pytest.raises(ValueError, match="add up"):
+            native.derive_packed(tokens, 2, lengths, 2, 4, None, labels, None, True)
+    assert (labels == 9).all()
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_arrays_of_another_size_are_refused(rows: int) -> None:
+    tokens, whole = np.zeros((2, 4), np.uint16), np.full((2, 1), 4, np.int32)
+    with pytest.raises(ValueError, match="int64"):
+        native.derive_packed(tokens, 2, whole, 1, 4, np.zeros((rows, 4), np.int64), None, None, True)
+    with pytest.raises(ValueError, match="same rows"):
+        native.derive_packed(tokens, 2, np.full((rows, 1), 4, np.int32), 1, 4, None, None, None, True)
+
+
+def test_rows_are_copied_from_the_addresses_of_their_chunks() -> None:
+    chunks = [np.arange(12, dtype=np.uint32).reshape(4, 3), np.arange(100, 106, dtype=np.uint32).reshape(2, 3)]
+    bases = np.array([chunk.ctypes.data for chunk in chunks])
+    limits = np.array([chunk.nbytes - 12 + 1 for chunk in chunks], np.uint64)
+    out = np.empty((3, 3), np.uint32)
+    assert native.gather_rows(out, np.array([1, 0, 0]), np.array([1, 3, 0]), bases, limits, 12)
+    assert out.tolist() == [[103, 104, 105], [9, 10, 11], [0, 1, 2]]
+
+
+@pytest.mark.parametrize(
+    ("chunk", "row"), [(0, 4), (0, -1), (1, 0), (2, 0), (-1, 0), (0, 2**62), (0, -(2**63)), (2**62, 0)]
+)
+def test_rows_out_of_bounds_and_chunks_that_are_not_mapped_are_never_read(chunk: int, row: int) -> None:
+    rows = np.arange(12, dtype=np.uint32).reshape(4, 3)
+    bases, limits = np.array([rows.ctypes.data, 0]), np.array([rows.nbytes - 12 + 1, rows.nbytes], np.uint64)
+    out = np.empty((2, 3), np.uint32)
+    assert not native.gather_rows(out, np.array([0, chunk]), np.array([0, row]), bases, limits, 12)
+
+
+def test_a_buffer_of_another_size_is_refused() -> None:
+    rows = np.arange(12, dtype=np.uint32)
+    with pytest.raises(ValueError, match="one item for each"):
+        native.gather(np.empty(23, np.uint8), np.array([rows.ctypes.data] * 2), 12)
+    with pytest.raises(ValueError, match="one item for each"):
+        native.gather_rows(
+            np.empty(23, np.uint8), np.zeros(2, int), np.zeros(2, int), np.zeros(1, int), np.zeros(1), 12
+        )
+
+
+def test_without_compiled_code_numpy_does_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens, whole = np.array([[5, 6, 7, 8, 0]], np.uint16), np.array([[3, 1, 1]], np.int32)
+    found = []
+    for chosen in (compiled.native, None):
+        monkeypatch.setattr(compiled, "native", chosen)
+        arrays = {name: np.empty((1, 5), np.int64) for name in ("wide", "labels", "positions")}
+        fill_packed(tokens, whole, "unshifted", **arrays)
+        found.append({name: array.tolist() for name, array in arrays.items()})
+    assert found[0] == found[1]
+
+
+@st.composite
+def placements(draw: st.DrawFn) -> tuple[np.ndarray, tuple[int, int], tuple[int, int, int, int]]:
+    """Content, the size of its canvas, and its box."""
+    height, width = draw(st.integers(1, 24)), draw(st.integers(1, 24))
+    columns, lines = draw(st.integers(1, width)), draw(st.integers(1, height))
+    left, top = draw(st.integers(0, width - columns)), draw(st.integers(0, height - lines))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    content = rng.integers(0, 256, (3, lines, columns)).astype(np.uint8)
+    return content, (height, width), (left, top, columns, lines)
+
+
+def _painted(painter: Painter, case: tuple[np.ndarray, tuple[int, int], tuple[int, int, int, int]]) -> np.ndarray:
+    content, size, box = case
+    canvas = np.full((3, *size), 99, painter.storage)
+    painter.paint_canvas(canvas, content, box)
+    return canvas
+
+
+@given(placements())
+def test_canvases_are_those_of_numpy(case: tuple[np.ndarray, tuple[int, int], tuple[int, int, int, int]]) -> None:
+    for painter in (BytePainter((114, 7, 255)), FloatPainter((114, 7, 255), Scaling.of("imagenet"))):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(compiled, "native", None)
+            expected = _painted(painter, case)
+        np.testing.assert_array_equal(_painted(painter, case), expected, strict=True)
+
+
+@given(placements())
+def test_flipped_content_is_that_of_numpy(case: tuple[np.ndarray, tuple[int, int], tuple[int, int, int, int]]) -> None:
+    np.testing.assert_array_equal(mirrored(case[0]), case[0][:, :, ::-1])
+
+
+@pytest.mark.parametrize("box", [(-1, 0, 4, 4), (0, -1, 4, 4), (1, 0, 4, 4), (0, 1, 4, 4), (0, 0, 5, 4), (0, 0, 4, -4)])
+def test_a_box_outside_the_canvas_is_refused_before_anything_is_written(box: tuple[int, int, int, int]) -> None:
+    canvas, content = np.full((3, 4, 4), 9, np.uint8), np.zeros((3, 4, 4), np.uint8)
+    with pytest.raises(ValueError, match="outside the canvas"):
+        native.paint(canvas, (4, 4), content, box, (1, 2, 3))
+    assert (canvas == 9).all()
+
+
+def test_a_canvas_or_content_of_another_size_is_refused() -> None:
+    canvas, content = np.zeros((3, 4, 4), np.uint8), np.zeros((3, 2, 2), np.uint8)
+    with pytest.raises(ValueError, match="sizes"):
+        native.paint(canvas, (4, 5), content, (0, 0, 2, 2), (1, 2, 3))
+    with pytest.raises(ValueError, match="sizes"):
+        native.paint(canvas, (4, 4), content, (0, 0, 2, 3), (1, 2, 3))
+    with pytest.raises(ValueError, match="same width"):
+        native.mirror(canvas, content, 2)
+
+
+@given(st.lists(st.binary(max_size=4), min_size=1, max_size=8), st.lists(st.integers(0, 7), max_size=30), st.booleans())
+def test_places_of_tokens_are_those_of_numpy(table: list[bytes], ids: list[int], changed: bool) -> None:
+    found = np.array([each % len(table) for each in ids], np.uint32)
+    skipped = np.array([min(1, len(table[each])) * (at % 3 == 0) for at, each in enumerate(found)], np.uint8)
+    text = b"".join(table[each][skip:] for each, skip in zip(found.tolist(), skipped.tolist(), strict=True))
+    text = text + b"x" if changed else text
+    tokens = encoding.TokenBytes(table, frozenset(), np.zeros(len(table), np.bool_), re.compile(""), "never", False)
+    mine = encoding.token_places(found, skipped, tokens, text)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(encoding, "_native_places", None)
+        theirs = encoding.token_places(found, skipped, tokens, text)
+    assert (mine is None) == (theirs is None) == changed
+    if mine is not None:
+        np.testing.assert_array_equal(mine, theirs)
+
+
+def test_tokens_out_of_their_table_are_never_read() -> None:
+    offsets, table, text = np.array([0, 2, 3]), b"abc", b"abc"
+    for ids, at, skips in (([0, 2], offsets, [0, 0]), ([0, 1], np.array([0, 2, 9]), [0, 0]), ([0, 1], offsets, [3, 0])):
+        places = np.zeros(2, np.int64)
+        assert not native.token_places(places, np.array(ids, np.uint32), np.array(skips, np.uint8), at, table, text)
+    places = np.zeros(2, np.int64)
+    assert native.token_places(places, np.array([0, 1], np.uint32), np.zeros(2, np.uint8), offsets, table, text)
+    assert places.tolist() == [0, 2]
+    with pytest.raises(ValueError, match="one number for each id"):
+        native.token_places(np.zeros(1, np.int64), np.zeros(2, np.uint32), np.zeros(2, np.uint8), offsets, table, text)

@@ -1,0 +1,229 @@
+"""What batches carry beside their main tensors: columns, names of rows, presence, encodings and features."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.image_caches import image_cache, write_pictures
+from tests.layer_recipes import stored_cache
+from tests.teachers.own_teachers import Letters, Ramp, prompt_cache
+from tests.token_caches import numbers_of, token_cache
+
+import forebay as fb
+from forebay.columns import Column, Ragged
+from forebay.errors import ColumnNotFound, LayerNotFound
+from forebay.store import LocalStore
+from forebay.teachers import TeacherRecipe
+from forebay.torch import CacheDataset, FeaturesAt, Ingredient, Loader, Mixture, Present, Split, Where
+from forebay.torch.distill import LogitNormalTimes
+
+BUCKETS = (0.1, 0.5, 0.9)
+
+
+@pytest.fixture(scope="module")
+def tokens(tmp_path_factory: pytest.TempPathFactory) -> fb.Cache:
+    return fb.open_cache(token_cache(tmp_path_factory.mktemp("beside"), 30))
+
+
+@pytest.fixture(scope="module")
+def taught(tmp_path_factory: pytest.TempPathFactory) -> fb.Cache:
+    """Prompts with a layer of shared encodings, and a timed layer that lacks the rows that end in `t`."""
+    root = prompt_cache(tmp_path_factory.mktemp("taught"))
+    for teacher in (Letters(), Ramp(ends="t")):
+        fb.build(root, None, TeacherRecipe(teacher=teacher, buckets=BUCKETS, batch_size=3, stored="float32"))
+    return fb.open_cache(root)
+
+
+@pytest.fixture(scope="module")
+def untaught(tmp_path_factory: pytest.TempPathFactory) -> fb.Cache:
+    return fb.open_cache(prompt_cache(tmp_path_factory.mktemp("untaught")))
+
+
+def batches(source: Any, size: int = 4, **options: Any) -> list[dict[str, Any]]:
+    return list(Loader(source, global_batch_size=size, drop_last=False, **options))
+
+
+def test_columns_come_beside_labels(tokens: fb.Cache) -> None:
+    for batch in batches(tokens, columns=["documents"], identify=["row"]):
+        assert {"tokens", "labels", "positions", "seq_lens", "documents", "documents.offsets"} <= batch.keys()
+        stored = tokens.read(batch["row"].numpy(), ["documents"])["documents"]
+        assert isinstance(stored, Ragged)
+        assert batch["documents"].tolist() == stored.values.tolist()
+
+
+def test_naming_the_tokens_gives_columns_as_they_are_stored(tokens: fb.Cache) -> None:
+    (batch, *_) = batches(tokens, columns=["tokens"])
+    assert batch.keys() == {"tokens", "row_weight"}
+    assert batch["tokens"].dtype == torch.uint16
+
+
+@pytest.mark.parametrize("threads", [0, 2])
+def test_rows_are_named_in_every_kind_of_batch(tokens: fb.Cache, tmp_path: Path, threads: int) -> None:
+    (tmp_path / "pictures").mkdir()
+    images = image_cache(tmp_path / "cache", write_pictures(tmp_path / "pictures"))
+    mixture = Mixture.of([Ingredient(tokens, weight=1), Ingredient(tokens, weight=2)])
+    for source in (tokens, images, mixture):
+        for batch in batches(source, identify=["row", "row_id"], threads=threads):
+            cache = source if isinstance(source, fb.Cache) else tokens
+            names = [[name.chunk, name.row] for name in cache.row_ids(batch["row"].numpy())]
+            assert batch["row_id"].tolist() == names
+            if "local_index" in batch:
+                assert torch.equal(batch["row"], batch["local_index"])
+            if "tokens" in batch:
+                stored = cache.read(batch["row"].numpy(), ["tokens"])["tokens"]
+                assert torch.equal(batch["tokens"], torch.from_numpy(np.asarray(stored).astype(np.int64)))
+
+
+def test_a_row_of_a_dataset_has_its_name_and_further_columns(tokens: fb.Cache) -> None:
+    row = CacheDataset(tokens, columns=["documents"], identify=["row", "row_id"], selection=Split("train"))[3]
+    (name,) = tokens.row_ids([int(row["row"])])
+    assert row["row_id"].tolist() == [name.chunk, name.row]
+    assert row["documents"].tolist() == tokens[int(row["row"])]["documents"].tolist()
+    assert "labels" in row
+
+
+def test_encodings_of_prompts_come_for_every_row(taught: fb.Cache) -> None:
+    for batch in batches(taught, columns=["letters"], identify=["row"]):
+        expected = fb.teachers.shared(taught, "letters").read(batch["row"].numpy())
+        assert torch.equal(batch["letters"], torch.from_numpy(expected))
+        assert batch["letters.present"].all()
+        assert "letters_row" not in batch
+
+
+def test_opened_layers_are_resolved_too(taught: fb.Cache) -> None:
+    cache = fb.open_cache(taught.root, layers=["letters"])
+    (batch, *_) = batches(cache)
+    assert batch["letters"].shape == (4, *cache.column("letters").shape)
+    assert {"letters.present", "letters_prompt"} <= batch.keys()
+    assert "letters_row" not in batch
+
+
+@pytest.mark.parametrize("t", [0.3, LogitNormalTimes(), FeaturesAt(lambda coins: coins.uniform("own"))])
+def test_features_are_those_at_the_times_of_the_batch(taught: fb.Cache, t: Any) -> None:
+    reader = fb.teachers.features(taught, "ramp")
+    for batch in batches(taught, columns=["data"], features={"ramp": t}, identify=["row"]):
+        expected = reader.at(batch["row"].numpy(), batch["ramp.t"].numpy())
+        for name in ("ramp", "ramp.present"):
+            assert torch.equal(batch[name].nan_to_num(9.0), torch.from_numpy(expected[name]).nan_to_num(9.0)), name
+        assert torch.equal(batch["ramp"].isnan().any(dim=1), ~batch["ramp.present"])
+
+
+def test_times_are_a_function_of_the_row_and_the_epoch(taught: fb.Cache) -> None:
+    def times(**options: Any) -> list[dict[int, float]]:
+        loader = Loader(taught, global_batch_size=5, features={"ramp": LogitNormalTimes()}, identify=["row"], **options)
+        return [
+            {row: t for batch in loader for row, t in zip(batch["row"].tolist(), batch["ramp.t"].tolist(), strict=True)}
+            for _ in range(2)
+        ]
+
+    first, second = times()
+    assert first != second
+    assert [first, second] == times(threads=0)
+    assert len(set(first.values())) == len(taught)
+
+
+def test_rows_of_a_cache_without_the_layer_are_absent(taught: fb.Cache, untaught: fb.Cache) -> None:
+    mixture = Mixture.of([Ingredient(taught, weight=1), Ingredient(untaught, weight=1)])
+    for batch in batches(mixture, 8, columns=["data", "letters"], features={"ramp": 0.4}):
+        strange = batch["dataset_id"] == 1
+        assert batch["ramp"][strange].isnan().all()
+        assert not batch["ramp.present"][strange].any()
+        assert not batch["letters.present"][strange].any()
+        assert batch["letters"][strange].isnan().all()
+        assert batch["letters.present"][~strange].all()
+
+
+def test_present_selects_the_rows_that_have_all_layers(taught: fb.Cache) -> None:
+    bits = np.asarray(taught.read(np.arange(len(taught)), ["ramp"])["ramp.present"])
+    assert 0 < bits.sum() < len(taught)
+    seen: list[int] = []
+    for batch in batches(taught, columns=["ramp"], identify=["row"], selection=Present("ramp", "letters")):
+        weighed = batch["row_weight"] > 0
+        assert batch["ramp.present"].all()
+        seen += batch["row"][weighed].tolist()
+    assert sorted(seen) == np.flatnonzero(bits).tolist()
+    short = Where("short", lambda columns: columns["data"].lengths <= 7, columns=["data"])  # type: ignore[union-attr]
+    within = Present("ramp", within=short)
+    assert 0 < len(within.select(taught)) < len(seen)
+    with pytest.raises(LayerNotFound, match="nowhere"):
+        Present("nowhere").select(taught)
+
+
+def test_the_state_of_a_loader_knows_the_layers_that_must_be_present(taught: fb.Cache) -> None:
+    loader = Loader(taught, global_batch_size=2, selection=Present("ramp"))
+    next(iter(loader))
+    with pytest.raises(fb.errors.StateMismatch, match="selection"):
+        Loader(taught, global_batch_size=2, selection=Present("letters")).load_state_dict(loader.state_dict())
+
+
+def test_wrong_names_are_refused(taught: fb.Cache, tokens: fb.Cache) -> None:
+    with pytest.raises(LayerNotFound, match="nowhere"):
+        Loader(taught, global_batch_size=2, features={"nowhere": 0.5})
+    with pytest.raises(fb.errors.LayerNotTimed):
+        Loader(taught, global_batch_size=2, features={"letters": 0.5})
+    with pytest.raises(ValueError, match="each name of identify must be 'row' or 'row_id'"):
+        Loader(tokens, global_batch_size=2, identify=["rows"])  # type: ignore[list-item]
+    with pytest.raises(ColumnNotFound, match="clip"):
+        Loader(tokens, global_batch_size=2, columns=["clip"])
+    with pytest.raises(ValueError, match="the function of times returned shape"):
+        batches(taught, features={"ramp": lambda coins: np.zeros(3)}, threads=0)
+
+
+@pytest.fixture(scope="module")
+def weighed(tmp_path_factory: pytest.TempPathFactory) -> fb.Cache:
+    """Two rows of eight tokens, with numbers for each token."""
+    columns = (
+        Column(name="tokens", dtype="uint16", shape=(8,)),
+        Column(name="seq_lens", dtype="uint16", ragged=True),
+        Column(name="mask", dtype="bool", shape=(8,)),
+        Column(name="weights", dtype="float16", shape=(8,)),
+    )
+    numbers = np.array([[0, 1, 1, 0, 1, 0, 1, 1], [1, 0, 0, 0, 0, 1, 1, 1]])
+    rows = {
+        "tokens": np.arange(16, dtype=np.uint16).reshape(2, 8),
+        "seq_lens": Ragged.of([np.array([4, 3]), np.array([8])], np.dtype(np.uint16)),
+        "mask": numbers.astype(bool),
+        "weights": (numbers / 2).astype(np.float16),
+    }
+    root = tmp_path_factory.mktemp("weighed")
+    stored_cache(LocalStore(root), columns, [rows])
+    return fb.open_cache(root)
+
+
+@pytest.mark.parametrize("style", ["shifted", "unshifted"])
+def test_a_loss_mask_decides_which_labels_count(weighed: fb.Cache, style: Any) -> None:
+    for column in ("mask", "weights"):
+        options: dict[str, Any] = {"shuffle": None, "labels": style, "derive": ["num_label_tokens"]}
+        (all_labels,) = batches(weighed, 2, **options)
+        (batch,) = batches(weighed, 2, loss_mask=column, **options)
+        counted = torch.from_numpy(np.asarray(weighed.read([0, 1], ["mask"])["mask"]))
+        counted = counted.roll(-1, dims=1) if style == "shifted" else counted
+        expected = torch.where(counted, all_labels["labels"], -100)
+        assert torch.equal(batch["labels"], expected)
+        assert int(batch["num_label_tokens"]) == int((expected != -100).sum())
+        assert ("loss_weights" in batch) == (column == "weights")
+        if column == "weights":
+            assert torch.equal(batch["loss_weights"], (expected != -100) * 0.5)
+
+
+def test_fixed_shapes_do_not_depend_on_the_documents(tokens: fb.Cache) -> None:
+    made = batches(tokens, 3, max_documents=9, derive=["cu_seqlens"])
+    assert {(batch["seq_lens"].shape, batch["cu_seqlens"].shape) for batch in made} == {((3, 9), (31,))}
+    for batch, plain in zip(made, batches(tokens, 3, derive=["cu_seqlens"]), strict=True):
+        count = len(plain["cu_seqlens"])
+        assert torch.equal(batch["cu_seqlens"][:count], plain["cu_seqlens"])
+        assert (batch["cu_seqlens"][count:] == batch["tokens"].numel()).all()
+        assert batch["max_seqlen"] == batch["tokens"].shape[1]
+        assert isinstance(plain["max_seqlen"], int)
+    with pytest.raises(ValueError, match=r"more than max_documents=1; raise it"):
+        batches(tokens, max_documents=1)
+
+
+def test_what_only_packed_batches_have_is_refused_elsewhere(tokens: fb.Cache) -> None:
+    with pytest.raises(ValueError, match="max_documents passed"):
+        Loader(tokens, global_batch_size=2, columns=["tokens"], max_documents=3)
+    with pytest.raises(ValueError, match="need labels"):
+        Loader(tokens, global_batch_size=2, labels=None, derive=["num_label_tokens"])
+    assert numbers_of(batches(tokens, labels=None, derive=()))

@@ -1,0 +1,192 @@
+"""Batches of chat caches: labels by kind and turn, weights, isolation, and what is refused."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.byte_tokens import ByteTokens
+from tests.chat.stock_templates import QWEN3
+from tests.chat.tokenizer_folders import byte_level, write_folder
+from tokenizers import Tokenizer
+from torch import Tensor, nn
+
+import forebay as fb
+from forebay.masks import TrainOn, token_weights
+from forebay.torch import CacheDataset, Loader, PackedSelfAttention, document_leaks
+
+ANSWERS = [("one", "two three"), ("Hello.", "I am a small model")]
+
+
+@pytest.fixture(scope="module")
+def chat(tmp_path_factory: pytest.TempPathFactory) -> fb.Cache:
+    """Conversations of two turns, the last with thinking; the template writes thinking in every turn it has it."""
+    root = tmp_path_factory.mktemp("chat")
+    template = QWEN3.plain().replace("{% if loop.index0 > ns.last and (loop.last or thought) %}", "{% if thought %}")
+    tokenizer = byte_level(QWEN3.special, QWEN3.ordinary)
+    folder = write_folder(root / "model", tokenizer, template, QWEN3.tokens)
+    lines = []
+    for number in range(24):
+        first, last = ANSWERS[number % 2]
+        messages: list[dict[str, Any]] = [
+            {"role": "user", "content": f"Question {number}?"},
+            {"role": "assistant", "content": first},
+            {"role": "user", "content": "And?"},
+            {"role": "assistant", "content": last, "reasoning_content": "hm"},
+        ]
+        lines.append(json.dumps({"messages": messages}))
+    (root / "chats.jsonl").write_text("\n".join(lines))
+    recipe = fb.ChatRecipe(tokenizer=folder, sequence_length=160, chunk_size=4)
+    fb.build(root / "cache", fb.sources.lines(root / "chats.jsonl"), recipe, workers=0)
+    return fb.open_cache(root / "cache")
+
+
+@pytest.fixture(scope="module")
+def tokenizer(chat: fb.Cache) -> Tokenizer:
+    return Tokenizer.from_str(chat.constants("chat")["tokenizer"].tobytes().decode())
+
+
+def trained(batch: dict[str, Tensor], tokenizer: Tokenizer) -> list[str]:
+    """The text that the loss counts, one per document."""
+    found = []
+    for labels, tokens, lengths in zip(batch["labels"], batch["tokens"], batch["seq_lens"], strict=True):
+        start = 0
+        for length in lengths[lengths > 0].tolist():
+            counted = labels[start : start + length]
+            assert (counted[:-1][counted[:-1] >= 0] == tokens[start + 1 : start + length][counted[:-1] >= 0]).all()
+            found.append(tokenizer.decode(counted[counted >= 0].tolist(), skip_special_tokens=False))
+            start += length
+        assert (labels[start:] == -100).all()
+    return found
+
+
+def one_batch(chat: fb.Cache, **arguments: Any) -> dict[str, Tensor]:
+    return next(iter(Loader(chat, global_batch_size=len(chat), shuffle=None, threads=0, **arguments)))
+
+
+END = "<|im_end|>"
+THOUGHT = "<think>\nhm\n</think>\n\n"
+
+
+@pytest.mark.parametrize(
+    ("train_on", "texts"),
+    [
+        (None, [f"{one}{END}{THOUGHT}{two}{END}" for one, two in ANSWERS]),
+        (("response", "stop"), [f"{one}{END}{two}{END}" for one, two in ANSWERS]),
+        (("response",), [f"{one}{two}" for one, two in ANSWERS]),
+        (TrainOn.of(("response", "stop"), turns="last"), [f"{two}{END}" for _, two in ANSWERS]),
+        (TrainOn(turns="last"), [f"{THOUGHT}{two}{END}" for _, two in ANSWERS]),
+        ({"response": 1.0, "stop": 0.5}, [f"{one}{END}{two}{END}" for one, two in ANSWERS]),
+    ],
+)
+def test_the_loss_counts_the_tokens_that_train_on_names(
+    chat: fb.Cache, tokenizer: Tokenizer, train_on: Any, texts: list[str]
+) -> None:
+    found = trained(one_batch(chat, train_on=train_on), tokenizer)
+    assert len(found) == 24
+    assert sorted(set(found)) == sorted(texts)
+
+
+def test_unshifted_labels_are_the_trained_tokens_themselves(chat: fb.Cache) -> None:
+    shifted, unshifted = (one_batch(chat, train_on=("response",), labels=style) for style in ("shifted", "unshifted"))
+    assert torch.equal(shifted["labels"][:, :-1], unshifted["labels"][:, 1:])
+    counted = unshifted["labels"] >= 0
+    assert torch.equal(unshifted["labels"][counted], unshifted["tokens"][counted])
+
+
+def test_weights_come_with_the_labels_that_they_weigh(chat: fb.Cache, tokenizer: Tokenizer) -> None:
+    batch = one_batch(chat, train_on={"response": 1.0, "stop": 0.25, "thinking": 0.0})
+    end = tokenizer.token_to_id(END)
+    weights, labels = batch["loss_weights"], batch["labels"]
+    assert weights.shape == labels.shape
+    assert (weights[labels == -100] == 0).all()
+    assert (weights[labels == end] == 0.25).all()
+    assert (weights[(labels >= 0) & (labels != end)] == 1).all()
+    assert "loss_weights" not in one_batch(chat, train_on=("response", "stop"))
+
+
+def test_a_data_set_has_the_labels_of_the_loader(chat: fb.Cache) -> None:
+    rows = CacheDataset(chat, train_on=("response", "stop"))
+    batch = one_batch(chat, train_on=("response", "stop"))
+    for row in range(len(chat)):
+        assert torch.equal(rows[row]["labels"], batch["labels"][row])
+
+
+def test_rows_that_only_fill_a_batch_train_nothing(chat: fb.Cache) -> None:
+    size = 3 * (len(chat) // 3)  # leaves 2 rows for 3 ranks
+    loader = Loader(chat, global_batch_size=size, shuffle=None, drop_last=False, rank=2, world_size=3)
+    _, batch = loader
+    empty = batch["row_weight"] == 0
+    assert empty.any()
+    assert (batch["labels"][empty] == -100).all()
+
+
+def test_conversations_of_a_row_do_not_see_each_other(chat: fb.Cache, tokenizer: Tokenizer) -> None:
+    torch.manual_seed(0)
+    batch = one_batch(chat)
+    tokens, seq_lens = batch["tokens"][:3], batch["seq_lens"][:3]
+    assert (seq_lens > 0).sum() > 3
+    embedding, attention = nn.Embedding(tokenizer.get_vocab_size(), 16), PackedSelfAttention(16, 2, backend="dense")
+    assert document_leaks(lambda ids: attention(embedding(ids), seq_lens), tokens, seq_lens) == []
+
+
+def test_untrained_tokens_get_no_gradient_from_the_loss(chat: fb.Cache, tokenizer: Tokenizer) -> None:
+    batch = one_batch(chat, train_on=("response", "stop"))
+    logits = torch.zeros(*batch["labels"].shape, tokenizer.get_vocab_size(), requires_grad=True)
+    nn.functional.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten()).backward()
+    assert logits.grad is not None
+    touched = logits.grad.abs().sum(-1) > 0
+    assert torch.equal(touched, batch["labels"] >= 0)
+
+
+@pytest.mark.parametrize(
+    ("train_on", "error", "said"),
+    [
+        ("response", TypeError, r"pass a list of kinds: \['response'\]"),
+        (("answer",), ValueError, "each kind of train_on must be 'prompt', 'response'"),
+        ((), ValueError, "nothing to train on"),
+        ({"response": -1.0}, ValueError, "must be finite and at least 0"),
+        ({"response": float("nan")}, ValueError, "must be finite|nothing to train on"),
+    ],
+)
+def test_a_policy_that_makes_no_sense_is_refused(chat: fb.Cache, train_on: Any, error: type, said: str) -> None:
+    with pytest.raises(error, match=said):
+        Loader(chat, global_batch_size=2, train_on=train_on)
+
+
+def test_a_cache_without_spans_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("line\n" * 200)
+    fb.build(tmp_path / "plain", fb.sources.lines(tmp_path / "a.txt"), ByteTokens(), workers=0)
+    with pytest.raises(ValueError, match=r"has no spans, .* build it with `forebay build chat`"):
+        Loader(fb.open_cache(tmp_path / "plain"), global_batch_size=2, train_on=("response",))
+
+
+@pytest.mark.parametrize(
+    "spans",
+    [
+        [[0, 3, 3, 1, 0]],
+        [[0, 3, 3, 1, 0], [4, 5, 3, 1, 0]],
+        [[1, 5, 3, 1, 0]],
+        [[0, 5, 3, 9, 0]],
+        [[0, 5, 7, 1, 0]],
+        [[0, 6, 3, 1, 0]],
+        [[0, 5, 3, 1, 0], [5, 5, 3, 1, 0]],
+    ],
+)
+def test_spans_of_a_forged_cache_that_do_not_cover_a_row_are_refused(spans: list[list[int]]) -> None:
+    with pytest.raises(ValueError, match=r"spans of a row do not cover|unknown role or kind"):
+        token_weights(
+            np.array(spans, np.uint32), np.array([0, len(spans)]), np.array([[5]]), np.array([0]), 8, TrainOn()
+        )
+
+
+def test_weights_of_spans_in_words() -> None:
+    """Two documents of two messages each; the second has its last turn in message 3."""
+    spans = np.array([[0, 2, 2, 0, 0], [2, 3, 3, 1, 1], [3, 4, 2, 0, 2], [4, 5, 3, 1, 3], [5, 6, 3, 6, 3]], np.uint32)
+    arguments = spans, np.array([0, 5]), np.array([[3, 3]]), np.array([1, 3]), 8
+    assert token_weights(*arguments, TrainOn()).tolist() == [[0, 0, 1, 0, 1, 1, 0, 0]]
+    assert token_weights(*arguments, TrainOn.of(["stop"], turns="last")).tolist() == [[0, 0, 0, 0, 0, 1, 0, 0]]
+    early = np.array([0, 1])
+    assert token_weights(*arguments[:3], early, 8, TrainOn(turns="last")).tolist() == [[0] * 8]

@@ -1,0 +1,209 @@
+"""A mask that is built once for a batch and passed down: one graph, no recompilation, and torch's own type."""
+
+import pytest
+import torch
+import torch.utils._pytree as pytree
+from packed_batches import PackedBatch, batch
+from torch import Tensor, nn
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
+
+from forebay.masks import token_ignore_mask
+from forebay.torch import (
+    MaskedViTBlock,
+    PackedSelfAttention,
+    SeedAttention,
+    causal_block_mask,
+    document_block_mask,
+    document_leaks,
+    image_block_mask,
+)
+from forebay.torch.attention.backends import attend_masked
+from forebay.torch.attention.block_mask import captured_tensors
+
+LENGTH, DIM = 96, 16
+FIRST = batch([[50, 30], [96]], LENGTH)
+OTHER = batch([[10, 86], [40, 20]], LENGTH)
+
+
+class Stack(nn.Module):
+    """Two layers that share the mask they are called with."""
+
+    def __init__(self, backend: str = "auto") -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(PackedSelfAttention(DIM, 2, backend=backend) for _ in range(2))
+
+    def forward(self, x: Tensor, mask: BlockMask) -> Tensor:
+        for layer in self.layers:
+            x = x + layer(x, mask=mask)
+        return x
+
+
+def stack(backend: str = "auto") -> Stack:
+    torch.manual_seed(0)
+    return Stack(backend)
+
+
+def by_lengths(model: Stack, x: Tensor, case: PackedBatch) -> Tensor:
+    """The same layers, each of which builds its mask from the lengths."""
+    for layer in model.layers:
+        x = x + layer(x, case.seq_lens)
+    return x
+
+
+def compiled(model: nn.Module, graphs: list, backend: str = "eager") -> nn.Module:
+    """The model as one graph; `graphs` gets an entry for every compilation."""
+
+    def count(graph: torch.fx.GraphModule, inputs: list) -> object:
+        graphs.append(graph)
+        return torch._dynamo.lookup_backend(backend)(graph, inputs)
+
+    return torch.compile(model, fullgraph=True, dynamic=False, backend=count)
+
+
+@pytest.fixture(autouse=True)
+def _compile_anew() -> None:
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("backend", ["auto", "dense"])
+def test_training_is_one_graph_for_all_documents(backend):
+    model, graphs = stack(backend), []
+    one_graph = compiled(model, graphs, "aot_eager")
+    x = torch.randn(2, LENGTH, DIM)
+    for case in (FIRST, OTHER):
+        model.zero_grad()
+        attended = one_graph(x, document_block_mask(*case))
+        attended.square().sum().backward()
+        gradients = [parameter.grad.clone() for parameter in model.parameters()]
+        model.zero_grad()
+        expected = by_lengths(model, x, case)
+        expected.square().sum().backward()
+        torch.testing.assert_close(attended, expected, atol=1e-5, rtol=0)
+        for found, parameter in zip(gradients, model.parameters(), strict=True):
+            torch.testing.assert_close(found, parameter.grad, atol=1e-3, rtol=1e-4)
+    assert len(graphs) == 1, "new documents are new contents, not a new graph"
+
+
+@pytest.mark.parametrize("compiler", ["aot_eager", pytest.param("inductor", marks=pytest.mark.long)])
+def test_evaluation_has_flex_attention_in_the_graph(compiler):
+    model, graphs = stack().eval(), []
+    one_graph = compiled(model, graphs, compiler)
+    x = torch.randn(2, LENGTH, DIM)
+    with torch.no_grad():
+        for case in (FIRST, OTHER):
+            found = one_graph(x, document_block_mask(*case))
+            torch.testing.assert_close(found, by_lengths(model, x, case), atol=1e-5, rtol=0)
+    (graph,) = graphs
+    assert sum("flex_attention" in str(node.target) for node in graph.graph.nodes) == len(model.layers)
+    mask = document_block_mask(*FIRST)
+    assert not document_leaks(lambda inputs: one_graph(inputs, mask), x, FIRST.seq_lens)
+
+
+@pytest.mark.parametrize("backend", ["auto", "flex", "dense", "documents"])
+def test_a_layer_gives_the_same_with_a_mask_as_with_lengths(backend):
+    layer = PackedSelfAttention(DIM, 2, backend=backend)
+    x = torch.randn(2, LENGTH, DIM)
+    lengths = FIRST.seq_lens if backend == "documents" else None
+    with torch.no_grad():
+        found = layer(x, lengths, mask=document_block_mask(*FIRST))
+        assert len(layer.cache) == 0
+        torch.testing.assert_close(found, layer(x, FIRST.seq_lens), atol=1e-5, rtol=0)
+
+
+def test_the_mask_that_is_passed_decides():
+    """A window that the layer does not know of."""
+    layer = PackedSelfAttention(DIM, 2, backend="dense")
+    windowed = PackedSelfAttention(DIM, 2, backend="dense", window=7)
+    windowed.load_state_dict(layer.state_dict())
+    x = torch.randn(2, LENGTH, DIM)
+    found = layer(x, mask=document_block_mask(*FIRST, window=7))
+    torch.testing.assert_close(found, windowed(x, FIRST.seq_lens))
+    documents = PackedSelfAttention(DIM, 2, backend="documents")
+    documents.load_state_dict(layer.state_dict())
+    torch.testing.assert_close(documents(x, FIRST.seq_lens, mask=document_block_mask(*FIRST, window=7)), found)
+
+
+def test_seeds_and_image_blocks_are_one_graph_too():
+    seed, x = SeedAttention(DIM, 2), torch.randn(2, LENGTH, DIM)
+    nn.init.normal_(seed.proj.weight)
+    found = torch.compile(seed, fullgraph=True, backend="aot_eager")(x, mask=causal_block_mask(LENGTH))
+    torch.testing.assert_close(found, seed(x), atol=1e-5, rtol=0)
+
+    boxes, block = [[0, 8, 32, 16], [0, 0, 32, 32]], MaskedViTBlock(DIM, 2)
+    ignore = torch.from_numpy(token_ignore_mask(boxes, (32, 32), 8)).flatten(1)
+    tokens = torch.randn(2, 17, DIM)
+    mask = image_block_mask(boxes, (32, 32), 8)
+    found = torch.compile(block, fullgraph=True, backend="aot_eager")(tokens, mask=mask)
+    torch.testing.assert_close(found, block(tokens, ignore), atol=1e-5, rtol=0)
+
+
+def test_a_layer_needs_lengths_or_a_mask():
+    x = torch.randn(2, LENGTH, DIM)
+    with pytest.raises(TypeError, match="pass seq_lens"):
+        PackedSelfAttention(DIM, 2)(x)
+    with pytest.raises(TypeError, match="pass seq_lens"):
+        PackedSelfAttention(DIM, 2, backend="documents")(x, mask=document_block_mask(*FIRST))
+    with pytest.raises(TypeError, match="pass the ignored tokens"):
+        MaskedViTBlock(DIM, 2)(x)
+    with pytest.raises(ValueError, match="make the mask from the seq_lens of this batch"):
+        PackedSelfAttention(DIM, 2)(x[:1], mask=document_block_mask(*FIRST))
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+def test_a_low_rank_change_of_keys_and_values_trains_on_the_cpu():
+    """The queries need no gradient, keys and values do: FlexAttention has no backward pass on a CPU."""
+    torch.manual_seed(0)
+    x = torch.randn(2, LENGTH, DIM)
+    frozen = [nn.Linear(DIM, DIM).requires_grad_(False) for _ in range(3)]
+    down, up = nn.Linear(DIM, 2, bias=False), nn.Linear(2, 2 * DIM, bias=False)
+    mask = document_block_mask(*FIRST)
+
+    def loss(attend) -> Tensor:
+        query, key, value = (layer(x) for layer in frozen)
+        more_key, more_value = up(down(x)).chunk(2, dim=-1)
+        heads = (
+            tensor.unflatten(-1, (2, -1)).transpose(1, 2) for tensor in (query, key + more_key, value + more_value)
+        )
+        return attend(*heads).square().sum()
+
+    gradients = []
+    for attend in (
+        lambda q, k, v: attend_masked(q, k, v, mask, "auto"),
+        lambda q, k, v: attend_masked(q, k, v, mask, "dense"),
+        torch.compile(lambda q, k, v: attend_masked(q, k, v, mask, "auto"), fullgraph=True, backend="aot_eager"),
+    ):
+        gradients.append(torch.autograd.grad(loss(attend), [down.weight, up.weight]))
+    for found in gradients[1:]:
+        torch.testing.assert_close(found, gradients[0])
+
+
+class Exported(nn.Module):
+    def forward(self, query: Tensor, mask: BlockMask) -> Tensor:
+        return flex_attention(query, query, query, block_mask=mask)
+
+
+@pytest.fixture
+def registered():
+    """What a user writes once, so that pytrees look into torch's masks."""
+    pytree.register_pytree_node(
+        BlockMask,
+        BlockMask._flatten,
+        BlockMask._unflatten,
+        flatten_with_keys_fn=BlockMask._flatten_with_keys,
+        serialized_type_name="torch.nn.attention.flex_attention.BlockMask",
+    )
+    yield
+    pytree._deregister_pytree_node(BlockMask)
+
+
+def test_pytrees_see_a_plain_block_mask(registered):
+    mask = document_block_mask(*FIRST)
+    assert type(mask) is BlockMask
+    moved = pytree.tree_map(lambda tensor: tensor.to("meta"), {"mask": mask})["mask"]
+    assert {tensor.device.type for tensor in captured_tensors(moved.mask_mod)} == {"meta"}
+
+
+def test_export_traces_a_mask_without_documents(registered):
+    """torch 2.13 cannot export a mask whose `mask_mod` closes over tensors, its own included."""
+    program = torch.export.export(Exported(), (torch.randn(2, 1, LENGTH, 16), causal_block_mask(LENGTH)))
+    assert any("flex_attention" in str(node.target) for node in program.graph.nodes)

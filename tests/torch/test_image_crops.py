@@ -1,0 +1,275 @@
+"""Crops of images: inside the content, aligned with mask and box, the same after a resume; classes; device masks."""
+
+import json
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from tests.image_caches import PAD, SIZE, SIZES, TAGS, image_cache, picture_tags, write_pictures
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+import forebay as fb
+from forebay.errors import StateMismatch
+from forebay.order.coins import Coins, sample_keys
+from forebay.torch import (
+    AspectBucket,
+    BucketLoader,
+    CacheDataset,
+    Canvases,
+    ImageBatch,
+    Loader,
+    RandomResizedCrop,
+    aspect_buckets,
+    masks_on_device,
+)
+
+COUNT = 4 * len(SIZES)
+SHAPES = [(32, 32), (24, 40), (40, 24)]
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> fb.Cache:
+    folder = tmp_path_factory.mktemp("crops")
+    (folder / "pictures").mkdir()
+    return image_cache(folder / "cache", write_pictures(folder / "pictures", COUNT))
+
+
+def coins(count: int, epoch: int = 0) -> Coins:
+    return Coins(3, epoch, sample_keys(f"{number}".encode() for number in range(count)))
+
+
+def numbered(count: int, box: tuple[int, int, int, int]) -> Canvases:
+    """Canvases whose red is the column and whose green is the row of a pixel, inside a box."""
+    left, top, width, height = box
+    pixels = np.broadcast_to(np.array(PAD, np.uint8)[:, None, None], (count, 3, SIZE, SIZE)).copy()
+    mask = np.ones((count, SIZE, SIZE), bool)
+    inside = (slice(top, top + height), slice(left, left + width))
+    y, x = np.mgrid[inside]
+    pixels[:, 0][:, *inside], pixels[:, 1][:, *inside], pixels[:, 2][:, *inside] = x, y, 7
+    mask[:, *inside] = False
+    return Canvases(
+        torch.from_numpy(pixels), torch.from_numpy(mask), torch.tensor([box] * count, dtype=torch.int32), PAD
+    )
+
+
+def test_a_crop_is_inside_the_content_and_its_pixels_say_from_where():
+    box, crop = (4, 10, 40, 24), RandomResizedCrop(20, scale=(0.1, 0.6))
+    before = numbered(200, box)
+    places, after = crop.rectangles(before.box.numpy(), coins(200)), crop(before, coins(200))
+    left, top, width, height = places.T
+    assert (left >= 4).all()
+    assert (top >= 10).all()
+    assert (left + width <= 44).all()
+    assert (top + height <= 34).all()
+    assert len({tuple(place) for place in places.tolist()}) > 150
+    assert (after.mask == 0).all(), "no padding is left"
+    assert (after.box == torch.tensor([0, 0, 20, 20])).all()
+    assert (after.pixels[:, 2] == 7).all(), "no padding was mixed in"
+    middles = after.pixels[:, :2].double().mean(dim=(2, 3)).numpy()
+    np.testing.assert_allclose(middles[:, 0], left + (width - 1) / 2, atol=1)
+    np.testing.assert_allclose(middles[:, 1], top + (height - 1) / 2, atol=1)
+    share = width * height / (40 * 24)
+    assert share.min() < 0.15
+    assert 0.5 < share.max() < 0.65
+
+
+def test_a_crop_of_all_the_content_is_the_resize_of_pillow():
+    box = (4, 10, 40, 24)
+    before = numbered(1, box)
+    after = before.resized_from([list(box)], (12, 20))
+    content = before.pixels[0, :, 10:34, 4:44].permute(1, 2, 0).numpy()
+    expected = np.asarray(Image.fromarray(content).resize((20, 12), Image.Resampling.BILINEAR))
+    difference = np.abs(after.pixels[0].permute(1, 2, 0).numpy().astype(int) - expected)
+    assert difference.max() <= 1
+
+
+def test_mask_and_box_of_a_crop_across_the_padding():
+    before = numbered(1, (8, 0, 16, 48))
+    after = before.resized_from([[0, 0, 48, 48]], (24, 24))
+    assert after.box.tolist() == [[4, 0, 8, 24]]
+    assert (~after.mask[0]).nonzero().amin(0).tolist() == [0, 4]
+    empty = before.resized_from([[0, 0, 0, 0]], (4, 4))
+    assert empty.mask.all()
+    assert empty.box.tolist() == [[0, 0, 0, 0]]
+    with pytest.raises(ValueError, match="not on its canvas of 48 × 48"):
+        before.resized_from([[40, 0, 16, 4]], (4, 4))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"size": 0}, "size must be at least 1"),
+        ({"size": 8, "scale": (0.5, 2.0)}, "scale must be"),
+        ({"size": 8, "ratio": (2.0, 1.0)}, "ratio must be"),
+    ],
+)
+def test_a_crop_that_cannot_be_is_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        RandomResizedCrop(**arguments)
+
+
+def batches(loader) -> list[tuple[Tensor, Tensor]]:
+    return [(batch["pixels"].clone(), batch["flipped"].clone()) for batch in loader]
+
+
+def assert_equal(found, expected) -> None:
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def test_crops_are_the_same_after_a_resume_with_workers_and_by_any_number_of_threads(cache: fb.Cache):
+    def loader(threads: int = 2) -> Loader:
+        collate = ImageBatch(cache, flip=0.5, transforms=[RandomResizedCrop(16)])
+        return Loader(cache, global_batch_size=6, seed=4, collate=collate, threads=threads)
+
+    whole = loader()
+    two_epochs = batches(whole) + batches(whole)
+    stopped, rest = loader(0), loader(1)
+    first = batches(islice(stopped, 4))
+    rest.load_state_dict(json.loads(json.dumps(stopped.state_dict())))
+    assert_equal(first + batches(rest) + batches(rest), two_epochs)
+    collate = ImageBatch(cache, flip=0.5, transforms=[RandomResizedCrop(16)], seed=4)
+    by_worker = next(iter(DataLoader(CacheDataset(cache), 6, collate_fn=collate, num_workers=1)))
+    plain = next(iter(DataLoader(CacheDataset(cache), 6, collate_fn=collate)))
+    assert torch.equal(by_worker["pixels"], plain["pixels"])
+
+
+def test_a_flipped_image_is_cropped_flipped():
+    """The flip comes first, so the crop of a mirrored image is a rectangle of the mirrored content."""
+    crop, before = RandomResizedCrop(12, scale=(0.3, 0.5)), numbered(5, (6, 6, 30, 30))
+    mirrored = Canvases(before.pixels.flip(-1), before.mask.flip(-1), torch.tensor([[12, 6, 30, 30]] * 5).int(), PAD)
+    left = crop.rectangles(mirrored.box.numpy(), coins(5))[:, 0]
+    width = crop.rectangles(mirrored.box.numpy(), coins(5))[:, 2]
+    after = crop(mirrored, coins(5))
+    middles = after.pixels[:, 0].double().mean(dim=(1, 2)).numpy()
+    np.testing.assert_allclose(middles, SIZE - 1 - (left + (width - 1) / 2), atol=1)
+    assert (after.mask == 0).all()
+
+
+def test_every_image_is_in_the_bucket_of_its_shape(cache: fb.Cache):
+    buckets = aspect_buckets(SHAPES)
+    chosen = []
+    for bucket in buckets:
+        collate = ImageBatch(cache, transforms=[bucket])
+        for batch in Loader(
+            cache, global_batch_size=1, selection=bucket.selection(), collate=collate, columns=["id"], shuffle=None
+        ):
+            assert batch["pixels"].shape == (1, 3, *bucket.size)
+            assert not batch["pixel_mask"].any()
+            width, height = batch["original_size"][0].tolist()
+            distances = [abs(np.log(width / height) - np.log(w / h)) for h, w in SHAPES]
+            assert distances[SHAPES.index(bucket.size)] == min(distances)
+            chosen.append((width, height))
+    assert sorted(chosen) == sorted(SIZES[number % len(SIZES)] for number in range(COUNT))
+
+
+def test_a_bucket_crops_in_the_middle():
+    bucket, before = AspectBucket((24, 24), ((24, 24),)), numbered(1, (4, 10, 40, 24))
+    after = bucket(before, coins(1))
+    assert after.pixels[0, 0].double().mean() == pytest.approx(4 + 19.5, abs=0.6)
+    assert after.pixels[0, 1, 0, 0] == 10
+    assert after.pixels[0, 1, -1, 0] == 33
+
+
+def bucket_loader(cache: fb.Cache, **options) -> BucketLoader:
+    return BucketLoader(
+        [
+            Loader(
+                cache,
+                global_batch_size=4,
+                selection=bucket.selection(),
+                collate=ImageBatch(cache, flip=0.5, transforms=[bucket]),
+                **options,
+            )
+            for bucket in aspect_buckets(SHAPES)
+        ],
+        seed=1,
+    )
+
+
+def test_buckets_take_turns_and_resume_at_the_same_batch(cache: fb.Cache):
+    whole = bucket_loader(cache)
+    epochs = [batches(whole) for _ in range(2)]
+    assert [len(epoch) for epoch in epochs] == [len(whole)] * 2
+    shapes = [[tuple(pixels.shape[-2:]) for pixels, _ in epoch] for epoch in epochs]
+    assert shapes[0] != sorted(shapes[0])
+    assert shapes[0] != shapes[1]
+    assert sorted(shapes[0]) == sorted(shapes[1])
+    for stop in range(len(whole) + 1):
+        stopped, resumed = bucket_loader(cache, threads=0), bucket_loader(cache, threads=0)
+        stream = iter(stopped)
+        first = batches(next(stream) for _ in range(stop))
+        resumed.load_state_dict(json.loads(json.dumps(stopped.state_dict())))
+        rest = batches(resumed)
+        assert_equal(first + rest, epochs[0] if stop < len(whole) else epochs[0] + epochs[1])
+    with pytest.raises(StateMismatch, match="loaders: 3 then, 1 now"):
+        BucketLoader(whole.loaders[:1]).load_state_dict(whole.state_dict())
+
+
+@pytest.mark.parametrize("sizes", [[], [(8, 8), (8, 8)], [(8, 0)]])
+def test_buckets_that_cannot_be_are_refused(sizes):
+    with pytest.raises(ValueError, match="sizes must be different pairs"):
+        aspect_buckets(sizes)
+
+
+def test_the_class_of_an_image_is_beside_its_tags(cache: fb.Cache):
+    collate = ImageBatch(cache, flip=0.5, classes=["cat"])
+    for batch in Loader(cache, global_batch_size=4, collate=collate):
+        assert batch["label"].dtype == torch.int64
+        assert batch["label"].tolist() == [0 if cat else -100 for cat in batch["tags"][:, TAGS.index("cat")].tolist()]
+
+
+def test_a_flip_changes_the_class_that_names_a_side(cache: fb.Cache, tmp_path: Path):
+    classes = ["looking_right", "looking_left"]
+    one_sided = [number for number in range(COUNT) if len(set(picture_tags(number)) & set(classes)) == 1]
+    for flip in (0.0, 1.0):
+        rows = [cache[number] for number in one_sided]
+        found = ImageBatch(cache, flip=flip, classes=classes, tags=None)(rows)["label"].tolist()
+        named = [classes[(label + int(flip)) % 2] for label in found]
+        assert all(name in picture_tags(number) for name, number in zip(named, one_sided, strict=True))
+
+
+def test_two_classes_of_an_image_are_an_error_that_names_it(cache: fb.Cache):
+    both = next(number for number in range(COUNT) if {"looking_left", "looking_right"} <= set(picture_tags(number)))
+    collate = ImageBatch(cache, classes=["looking_left", "looking_right"])
+    with pytest.raises(ValueError, match=rf"'{both:03d}.png' has 2 classes, looking_left, looking_right"):
+        collate([cache[both]])
+    with pytest.raises(ValueError, match=r"classes must be different tags of the vocabulary \(unknown: dog\)"):
+        ImageBatch(cache, classes=["dog"])
+
+
+def test_folders_are_classes(tmp_path: Path):
+    for name in ("cat", "dog"):
+        (tmp_path / "images" / name).mkdir(parents=True)
+        for number in range(3):
+            Image.new("RGB", (30, 20), (number, 0, 0)).save(tmp_path / "images" / name / f"{number}.png")
+    source = fb.sources.images(tmp_path / "images", labels="folder")
+    fb.build(tmp_path / "cache", source, fb.ImageRecipe(size=16), workers=0)
+    cache = fb.open_cache(tmp_path / "cache")
+    batch = next(iter(Loader(cache, global_batch_size=6, shuffle=None, collate=ImageBatch(cache, classes="tags"))))
+    assert batch["label"].tolist() == [0, 0, 0, 1, 1, 1]
+
+
+@pytest.mark.parametrize("patch", [None, 8, 16])
+def test_masks_made_on_the_device_equal_those_of_the_loader(cache: fb.Cache, patch):
+    rows = [cache[number] for number in range(COUNT) if patch is None or min(SIZES[number % len(SIZES)]) > 12]
+    host = ImageBatch(cache, flip=0.5, patch=patch)(rows)
+    sent = ImageBatch(cache, flip=0.5, patch=patch, masks="device")(rows)
+    assert "pixel_mask" not in sent
+    assert "token_mask" not in sent
+    for derive in (masks_on_device, torch.compile(masks_on_device, backend="aot_eager", fullgraph=True)):
+        made = derive(sent, patch)
+        assert made.keys() == host.keys()
+        assert all(torch.equal(made[name], host[name]) for name in host)
+
+
+def test_masks_of_transformed_images_are_made_by_the_loader(cache: fb.Cache):
+    with pytest.raises(ValueError, match="masks='device' derives masks from boxes"):
+        ImageBatch(cache, masks="device", transforms=[RandomResizedCrop(8)])
+    with pytest.raises(ValueError, match="masks must be 'host' or 'device'"):
+        ImageBatch(cache, masks="gpu")

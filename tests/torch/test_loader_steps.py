@@ -1,0 +1,112 @@
+"""Steps of training: batches made ahead across epochs, endless iteration, micro-batches."""
+
+import threading
+from itertools import islice
+
+import pytest
+import torch
+from tests.token_caches import numbers_of, token_cache
+
+import forebay as fb
+from forebay.order.coins import Coins
+from forebay.torch import Ingredient, Loader, Mixture
+
+ROWS, BATCH = 26, 4
+Batch = dict[str, torch.Tensor]
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> fb.Cache:
+    return fb.open_cache(token_cache(tmp_path_factory.mktemp("steps"), ROWS))
+
+
+class Made:
+    """A transform that counts the batches that were made."""
+
+    def __init__(self) -> None:
+        self.count, self._changed = 0, threading.Condition()
+
+    def __call__(self, batch: Batch, coins: Coins) -> Batch:
+        with self._changed:
+            self.count += 1
+            self._changed.notify_all()
+        return batch
+
+    def reaches(self, count: int) -> bool:
+        with self._changed:
+            return self._changed.wait_for(lambda: self.count >= count, timeout=60)
+
+
+def test_the_second_batch_is_made_during_the_first_step(cache: fb.Cache) -> None:
+    made = Made()
+    batches = iter(Loader(cache, global_batch_size=BATCH, transform=made, prefetch=1))
+    next(batches)
+    assert made.reaches(2)
+
+
+def test_the_next_epoch_is_begun_during_the_last_step_of_an_epoch(cache: fb.Cache) -> None:
+    made = Made()
+    loader = Loader(cache, global_batch_size=BATCH, transform=made)
+    epoch = list(loader)
+    assert made.reaches(len(epoch) + 1)
+
+
+@pytest.mark.parametrize("options", [{}, {"drop_last": False}, {"threads": 0}, {"threads": 3, "prefetch": 1}])
+def test_epochs_that_are_made_ahead_are_those_of_a_loader_that_starts_there(
+    cache: fb.Cache, options: dict[str, bool | int]
+) -> None:
+    mixture = Mixture.of([Ingredient(cache, weight=0.7), Ingredient(cache, weight=0.3)], seed=2)
+    for source in (cache, mixture):
+        loader = Loader(source, global_batch_size=BATCH, **options)  # type: ignore[arg-type]
+        states, epochs = [], []
+        for epoch in range(4):
+            states.append(loader.state_dict())
+            epochs.append(numbers_of(islice(loader, len(loader)) if epoch % 2 else loader))
+        assert len({str(each) for each in epochs}) == 4
+        for state, expected in zip(states, epochs, strict=True):
+            again = Loader(source, global_batch_size=BATCH, threads=0, drop_last=options.get("drop_last", True))
+            again.load_state_dict(state)
+            assert numbers_of(again) == expected
+
+
+def test_a_loaded_state_drops_what_was_made_ahead(cache: fb.Cache) -> None:
+    loader = Loader(cache, global_batch_size=BATCH)
+    start = loader.state_dict()
+    first = numbers_of(loader)
+    loader.load_state_dict(start)
+    assert numbers_of(loader) == first
+
+
+def test_forever_continues_with_the_next_epoch(cache: fb.Cache) -> None:
+    loader, plain = (Loader(cache, global_batch_size=BATCH) for _ in range(2))
+    steps = numbers_of(loader.forever(max_steps=15))
+    assert steps == [numbers for _ in range(3) for numbers in numbers_of(plain)][:15]
+    assert (loader.epoch, loader.position) == (2, 3 * BATCH)
+    assert numbers_of(loader.forever(max_steps=0)) == []
+    with pytest.raises(ValueError, match=r"max_steps must be at least 0 \(got -1\)"):
+        loader.forever(max_steps=-1)
+    assert loader.position == 3 * BATCH
+
+
+def test_micro_batches_are_the_rows_of_a_batch(cache: fb.Cache) -> None:
+    whole = Loader(cache, global_batch_size=BATCH, drop_last=False)
+    parts = Loader(cache, global_batch_size=BATCH, drop_last=False, micro_batches=2)
+    assert len(parts) == len(whole)
+    for batch, micro_batches in zip(whole, parts, strict=True):
+        assert parts.state_dict() == whole.state_dict()
+        assert [len(each["tokens"]) for each in micro_batches] == ([2, 2] if len(batch["tokens"]) == BATCH else [2])
+        for name in ("tokens", "labels", "positions", "row_weight"):
+            assert torch.equal(torch.cat([each[name] for each in micro_batches]), batch[name]), name
+
+
+def test_micro_batches_of_ranks_are_those_of_one_process(cache: fb.Cache) -> None:
+    whole = numbers_of(Loader(cache, global_batch_size=8))
+    shares = [list(Loader(cache, global_batch_size=8, micro_batches=2, rank=rank, world_size=2)) for rank in (0, 1)]
+    for batch, *ranks in zip(whole, *shares, strict=True):
+        rows = [numbers_of(micro_batches) for micro_batches in ranks]
+        assert [row for micro in zip(*rows, strict=True) for pair in zip(*micro, strict=True) for row in pair] == batch
+
+
+def test_micro_batches_divide_the_rows_of_a_rank(cache: fb.Cache) -> None:
+    with pytest.raises(ValueError, match=r"micro_batches must .* divide the rows of a rank, 4 of global_batch_size=8"):
+        Loader(cache, global_batch_size=8, micro_batches=3, rank=0, world_size=2)

@@ -1,0 +1,65 @@
+"""Any layer of several data sets: routed by data set, joined in the order of the batch, compared when it is added."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tests.tiny_models import TinyModels, save_tiny_models
+from tests.torch.taught import prompts_cache
+
+import forebay as fb
+from forebay.teachers import Clip, Lune, TeacherRecipe, shared
+from forebay.torch import features
+from forebay.torch.distill import MultiSourceCache
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+HOW = {"batch_size": 4, "stored": "float32"}
+
+
+def cache_of(
+    folder: Path, models: TinyModels, prompts: tuple[str, ...], lune: bool = True, **timed: object
+) -> fb.Cache:
+    root = prompts_cache(folder, prompts)
+    recipes = {"clip": TeacherRecipe(teacher=Clip(model=models.clip), **HOW)}
+    if lune:
+        teacher = Lune(unet=models.unet, name="moon")
+        recipes["moon"] = TeacherRecipe(teacher=teacher, **{"buckets": (0.2, 0.8), **HOW, **timed})
+    fb.build_layers(root, recipes)
+    return fb.open_cache(root, layers=list(recipes))
+
+
+def test_layers_with_and_without_timesteps_are_routed_by_data_set(tiny_models: TinyModels, tmp_path: Path) -> None:
+    first = cache_of(tmp_path / "a", tiny_models, ("red cat", "blue dog", "red cat"))
+    second = cache_of(tmp_path / "b", tiny_models, ("a house", "the hill"), lune=False)
+    sources = MultiSourceCache()
+    sources.add(first, dataset_id=3)
+    sources.add(second, dataset_id=0)
+    rows, sets = np.array([2, 1, 0]), np.array([3, 0, 3])
+    moon = sources.get("moon", rows, sets, 0.5)
+    assert moon is not None
+    assert moon["moon"].present.tolist() == [True, False, True]
+    expected = features(first, "moon").at([2, 0], 0.5, direction="t0_noise")["moon"].values
+    assert torch.equal(moon["moon"].values[[0, 2]], expected)
+    assert moon["moon"].values[1].isnan().all()
+    pooled = sources.read("clip_pooled", rows, sets)
+    assert pooled is not None
+    assert pooled.present.all()
+    own = [shared(first, "clip_pooled").read([2, 0]), shared(second, "clip_pooled").read([1])]
+    assert np.array_equal(pooled.values[[0, 2]].numpy(), own[0])
+    assert np.array_equal(pooled.values[[1]].numpy(), own[1])
+    assert sources.get("rhythm", rows, sets, 0.5) is None
+    assert sources.read("latents", rows, sets) is None
+
+
+def test_other_weights_buckets_and_types_are_refused_with_what_differs(tiny_models: TinyModels, tmp_path: Path) -> None:
+    sources = MultiSourceCache()
+    sources.add(cache_of(tmp_path / "a", tiny_models, ("red cat",)), dataset_id=0)
+    sources.add(cache_of(tmp_path / "same", tiny_models, ("a dog",), batch_size=2), dataset_id=1)
+    with pytest.raises(ValueError, match=r"'moon' differs .* buckets is"):
+        sources.add(cache_of(tmp_path / "b", tiny_models, ("red cat",), buckets=(0.1, 0.9)), dataset_id=2)
+    with pytest.raises(ValueError, match=r"column moon is .*float16"):
+        sources.add(cache_of(tmp_path / "c", tiny_models, ("red cat",), stored="float16"), dataset_id=2)
+    other = save_tiny_models(tmp_path / "models", seed=9)
+    with pytest.raises(ValueError, match=r"'clip' differs .* weights is"):
+        sources.add(cache_of(tmp_path / "d", other, ("red cat",)), dataset_id=2)

@@ -1,0 +1,164 @@
+"""Chunks of the size that teachers make, and states of real tokens only."""
+
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tests.cli.running import run
+from tests.tiny_models import TinyModels
+from tests.torch.taught import prompts_cache
+from transformers import AutoTokenizer, CLIPTextModel, T5EncoderModel
+
+import forebay as fb
+from forebay.compat.tinyflux import ModelZoo
+from forebay.errors import ColumnNotFound, RecipeMismatch
+from forebay.teachers import T5, Clip, GeometricSol, TeacherRecipe, check_alignment, estimate_teachers, shared
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def t5(models: TinyModels, how: Mapping[str, object] | None = None, **fields: object) -> TeacherRecipe:
+    return TeacherRecipe(teacher=T5(model=models.t5, max_length=8, **fields), batch_size=4, **(how or {}))
+
+
+def test_states_of_real_tokens_only_read_back_as_padded_ones(tiny_models: TinyModels, tmp_path: Path) -> None:
+    root = prompts_cache(tmp_path)
+    padded, ragged = t5(tiny_models), t5(tiny_models, ragged=True, name="t5r")
+    fb.build_layers(root, {"t5": padded, "t5r": ragged})
+    cache = fb.open_cache(root, layers=["t5", "t5r"])
+    rows = np.arange(len(cache))
+    whole, kept = shared(cache, "t5_states").read(rows), shared(cache, "t5r_states").read(rows)
+    mask = shared(cache, "t5r_mask").read(rows)
+    assert whole.shape == kept.shape
+    assert np.array_equal(mask, shared(cache, "t5_mask").read(rows))
+    assert np.array_equal(whole[mask], kept[mask])
+    assert not kept[~mask].any()
+    table = cache.generation.table("t5r")
+    assert table.totals()["tokens"] < table.totals()["padded_tokens"]
+    figures = next(layer.figures for layer in fb.summarize(root).layers if layer.layer == "t5r")
+    assert figures["tokens_stored"].endswith("% of padded")
+
+
+def test_the_empty_prompt_is_encoded_once_for_a_layer(tiny_models: TinyModels, tmp_path: Path) -> None:
+    root = prompts_cache(tmp_path)
+    recipes = {
+        "t5": TeacherRecipe(teacher=T5(model=tiny_models.t5, max_length=8), empty_prompt=True, stored="float32"),
+        "t5r": TeacherRecipe(
+            teacher=T5(model=tiny_models.t5, max_length=8, ragged=True, name="t5r"), empty_prompt=True
+        ),
+        "clip": TeacherRecipe(teacher=Clip(model=tiny_models.clip), empty_prompt=True, stored="float32"),
+    }
+    sizes = {size.column: size for size in estimate_teachers(recipes, 10).columns}
+    assert (sizes["clip_states_empty"].row_bytes, sizes["clip_states_empty"].bytes) == (0, 8 * 16 * 4)
+    fb.build_layers(root, recipes)
+    cache = fb.open_cache(root)
+    with torch.inference_mode():
+        given = {"padding": "max_length", "max_length": 8, "return_tensors": "pt"}
+        ids = AutoTokenizer.from_pretrained(tiny_models.clip)([""], **given)["input_ids"]
+        clip = CLIPTextModel.from_pretrained(tiny_models.clip).eval()(input_ids=ids)
+        tokens = AutoTokenizer.from_pretrained(tiny_models.t5)([""], **given)
+        inputs = {name: tokens[name] for name in ("input_ids", "attention_mask")}
+        t5_states = T5EncoderModel.from_pretrained(tiny_models.t5).eval()(**inputs).last_hidden_state[0]
+    assert np.allclose(shared(cache, "clip_states").empty, clip.last_hidden_state[0], atol=1e-5)
+    assert np.allclose(shared(cache, "clip_pooled").empty, clip.pooler_output[0], atol=1e-5)
+    assert np.allclose(shared(cache, "t5_states").empty, t5_states, atol=1e-5)
+    assert np.array_equal(shared(cache, "t5_mask").empty, tokens["attention_mask"][0].bool())
+    real = shared(cache, "t5r_mask").empty
+    assert np.allclose(shared(cache, "t5r_states").empty[real], t5_states[real], atol=1e-2)
+    assert shared(cache, "t5r_states").empty.shape == (8, 16)
+    assert fb.verify(root, full=True).sound
+    assert check_alignment(cache).aligned
+
+
+def test_the_empty_prompt_is_asked_for_and_changes_nothing_where_it_is_not(
+    tiny_models: TinyModels, tmp_path: Path
+) -> None:
+    root = prompts_cache(tmp_path)
+    plain = TeacherRecipe(teacher=Clip(model=tiny_models.clip))
+    fb.build(root, None, plain)
+    assert "empty_prompt" in plain.located
+    with pytest.raises(ColumnNotFound, match="has no column 'clip_pooled_empty'"):
+        _ = shared(fb.open_cache(root), "clip_pooled").empty
+    with pytest.raises(RecipeMismatch, match="empty_prompt"):
+        fb.build(root, None, TeacherRecipe(teacher=Clip(model=tiny_models.clip), empty_prompt=True))
+    assert not TeacherRecipe(teacher=GeometricSol(), empty_prompt=True).empty_prompt
+    run("build", "teachers", root, "--clip", tiny_models.clip, "--empty-prompt", "--name", "clip=other")
+    assert shared(fb.open_cache(root), "other_pooled").empty.shape == (16,)
+
+
+def test_an_option_that_was_added_does_not_change_older_layers(tiny_models: TinyModels) -> None:
+    plain = t5(tiny_models)
+    assert "teacher.ragged" in plain.located
+    assert fb.fingerprint(plain) != fb.fingerprint(t5(tiny_models, ragged=True))
+    assert fb.fingerprint(plain) != fb.fingerprint(t5(tiny_models, masked=False))
+
+
+def test_raw_chunks_have_as_many_rows_as_asked_and_the_cache_is_the_same(tmp_path: Path) -> None:
+    (tmp_path / "p.txt").write_text("".join(f"prompt {number:06d}\n" for number in range(1000)))
+    source = fb.sources.lines(tmp_path / "p.txt")
+    fb.build(tmp_path / "c", source, fb.RawRecipe(chunk_rows=100), workers=0)
+    assert len(fb.open_cache(tmp_path / "c").chunk_numbers) == pytest.approx(10, abs=1)
+    assert fb.build(tmp_path / "c", source, fb.RawRecipe(), workers=0).made == 0  # the plan keeps its chunks
+
+
+def test_an_estimate_names_chunks_that_are_too_large(tiny_models: TinyModels, tmp_path: Path) -> None:
+    recipes = {"t5": TeacherRecipe(teacher=T5(model=tiny_models.t5, max_length=128))}
+    row = 128 * 16 * 2
+    fine = estimate_teachers(recipes, 10**6, chunk_rows=1000)
+    assert fine.fits
+    assert fine.notes == ()
+    assert fine.largest_chunk_bytes == pytest.approx(1000 * row, rel=0.1)
+    large = estimate_teachers(recipes, 10**7, chunk_rows=2_000_000)
+    assert not large.fits
+    assert "chunks of about 30,188 rows" in large.notes[0]
+    root = prompts_cache(tmp_path)
+    told = run("estimate", "teachers", root, "--t5", tiny_models.t5, "--max-length", 40_000_000, code=1)
+    assert "build the base layer in chunks of" in " ".join((told.out + told.err).split())
+
+
+def test_a_zoo_cuts_prompts_into_chunks(tmp_path: Path) -> None:
+    zoo = ModelZoo(folder=tmp_path, chunk_rows=10)
+    root = zoo.prompt_caches.root([f"red cat {number}" for number in range(40)])
+    assert len(fb.open_cache(root).chunk_numbers) >= 3
+
+
+LARGE = """
+import resource, sys
+import numpy as np
+from typing import ClassVar
+import forebay as fb
+from forebay.teachers import Output, Teacher, TeacherRecipe
+
+
+class Wide(Teacher, frozen=True, kw_only=True, tag="wide"):
+    prompted: ClassVar[bool] = True
+    depends_on: ClassVar[str] = "prompt"
+
+    def outputs(self):
+        return (Output("wide", (128, 32)),)
+
+    def load(self, device, dtype):
+        return lambda batch: {"wide": np.ones((len(batch), 128, 32), np.float32)}
+
+
+root, rows = sys.argv[1], int(sys.argv[2])
+resource.setrlimit(resource.RLIMIT_DATA, (400 << 20, 400 << 20))
+with open(f"{root}.txt", "w") as file:
+    file.writelines(f"prompt {number}\\n" for number in range(rows))
+fb.build(root, fb.sources.lines(f"{root}.txt"), fb.RawRecipe(chunk_rows=1000), workers=0, progress=False)
+report = fb.build(root, None, TeacherRecipe(teacher=Wide(), batch_size=100, memo_bytes=0), workers=0, progress=False)
+print(report.chunks, report.written_bytes)
+"""
+
+
+@pytest.mark.long
+def test_memory_does_not_grow_with_the_number_of_prompts(tmp_path: Path) -> None:
+    """820 MB of states are made with 400 MB of anonymous memory, Python and its libraries included."""
+    run = [sys.executable, "-c", LARGE, str(tmp_path / "c"), "100000"]
+    told = subprocess.run(run, check=True, capture_output=True, text=True).stdout.split()
+    assert int(told[0]) > 90
+    assert int(told[1]) > 800_000_000

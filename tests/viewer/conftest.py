@@ -1,0 +1,168 @@
+"""One Chromium for all tests of the viewer, small caches of each kind, and pages that record what went wrong."""
+
+import json
+import os
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from shutil import which
+from typing import Any
+
+import pytest
+from tests.image_caches import recipe as image_recipe
+from tests.image_caches import write_pictures
+from tests.teachers.own_teachers import Ramp, prompt_cache
+
+import forebay as fb
+from forebay.teachers import TeacherRecipe
+from forebay.viewer.server import Server
+from forebay.viewer.shown_cache import ShownCache
+
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--no-first-run",
+]
+WORDS = (
+    """the pool in front of a turbine collects water once and leaves at full flow naïve café 你好 def f(x): return x"""
+)
+HOSTILE = '<img src=x onerror="window.hacked=1"><script>window.hacked=1</script>\u202e\x1b[31m\'"`${1}'
+PRINTED = HOSTILE.split("\u202e")[0]
+PATIENCE = 30_000  # milliseconds: on a loaded machine a page may take long
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    """Debian's Chromium, which `make test` installs where it can."""
+    chromium = which("chromium") or which("chromium-browser") or which("google-chrome")
+    if chromium is None or find_spec("playwright") is None:
+        missing = "chromium or playwright is missing: apt-get install chromium, pip install playwright"
+        pytest.fail(missing) if "GITHUB_ACTIONS" in os.environ else pytest.skip(missing)
+    with import_module("playwright.sync_api").sync_playwright() as playwright:
+        opened = playwright.chromium.launch(executable_path=chromium, args=FLAGS)
+        yield opened
+        opened.close()
+
+
+@dataclass
+class Opened:
+    """A page of a viewer, and everything that it reported or asked for."""
+
+    page: Any
+    server: Server
+    problems: list[str] = field(default_factory=list)
+    foreign: list[str] = field(default_factory=list)
+
+    def go(self, view: str) -> Any:
+        """Show a view by its URL and wait until it is drawn."""
+        address = f"#/{view}"
+        if self.page.url == "about:blank":
+            self.page.goto(f"{self.server.address}{address}", wait_until="commit")
+        else:
+            self.page.evaluate("(address) => { location.hash = address; }", address)
+        self.page.wait_for_selector(f"[data-ready='{address}']")
+        return self.page
+
+    def ready(self, name: str) -> Any:
+        """Wait for a page that a click leads to."""
+        self.page.wait_for_selector(f"[data-page={name}][data-ready]")
+        return self.page
+
+    def text(self) -> str:
+        return str(self.page.inner_text("body"))
+
+    def check(self) -> None:
+        """No error in the console, no request to another machine, nothing wider than the window."""
+        assert self.problems == []
+        assert self.foreign == []
+        wider = "document.documentElement.scrollWidth > document.documentElement.clientWidth + 1"
+        assert not self.page.evaluate(wider)
+
+
+Open = Callable[..., Opened]
+
+
+@pytest.fixture
+def view(browser: Any) -> Iterator[Open]:
+    """Open a page on caches; when the test ends, nothing may have gone wrong on it."""
+    opened: list[Opened] = []
+
+    def open_page(*roots: Any, width: int = 1200, scheme: str = "light", source: Any = None) -> Opened:
+        shown = [ShownCache.of(root, source) for root in roots]
+        server = Server(shown).start()
+        page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+        found = Opened(page, server)
+        opened.append(found)
+        page.set_default_timeout(PATIENCE)
+        page.on("console", lambda message: message.type in ("error", "warning") and found.problems.append(message.text))
+        page.on("pageerror", lambda error: found.problems.append(str(error)))
+        page.on("request", lambda request: _record_foreign(found, request.url))
+        return found
+
+    yield open_page
+    for found in opened:
+        found.page.close()
+        found.server.stop()
+        assert found.problems == []
+        assert found.foreign == []
+
+
+def _record_foreign(found: Opened, url: str) -> None:
+    if not url.startswith((str(found.server.address), "data:", "blob:")):
+        found.foreign.append(url)
+
+
+def write_texts(folder: Path, files: int = 2, lines: int = 60, seed: int = 1) -> Path:
+    """JSON lines of words, some of them hostile."""
+    chance = random.Random(seed)
+    folder.mkdir(parents=True, exist_ok=True)
+    for number in range(files):
+        texts = [" ".join(chance.choices(WORDS.split(), k=chance.randint(5, 60))) for _ in range(lines)]
+        texts[3] = f"hostile {HOSTILE} end"
+        (folder / f"part-{number}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def token_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A token cache of a few chunks, and a failed sample."""
+    folder = tmp_path_factory.mktemp("tokens")
+    raw = write_texts(folder / "raw")
+    with (raw / "part-1.jsonl").open("a") as file:
+        file.write("{not json\n")
+    recipe = fb.TokenRecipe(tokenizer="gpt2", sequence_length=128, chunk_size=8)
+    fb.build(folder / "cache", fb.sources.jsonl(raw / "*.jsonl", text="text"), recipe, workers=0)
+    return folder / "cache"
+
+
+@pytest.fixture(scope="session")
+def image_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("images")
+    pictures = folder / "pictures"
+    pictures.mkdir()
+    write_pictures(pictures)
+    fb.build(folder / "cache", fb.sources.images(pictures), image_recipe(), workers=0)
+    return folder / "cache"
+
+
+@pytest.fixture(scope="session")
+def raw_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("raw")
+    (folder / "lines.txt").write_text("".join(f"line {number} {PRINTED}\n" for number in range(40)))
+    fb.build(folder / "cache", fb.sources.lines(folder / "lines.txt"), fb.RawRecipe(), workers=0)
+    return folder / "cache"
+
+
+@pytest.fixture(scope="session")
+def taught_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Prompts with features over timesteps; one row has none."""
+    prompts = (*(f"prompt {number} {'x' * number}" for number in range(20)), "gone!")
+    root = prompt_cache(tmp_path_factory.mktemp("taught"), prompts, chunk_bytes=150)
+    fb.build(root, None, TeacherRecipe(teacher=Ramp(width=24, ends="gone!")))
+    return root

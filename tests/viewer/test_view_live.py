@@ -1,0 +1,233 @@
+"""A build watched from its first chunk to its last, an index of 100,000 chunks, and the keyboard."""
+
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from benchmarks.many_chunks import many_chunks
+from tests.builders import ending, start_builder, wait_until
+from tests.recipes import orders, write_orders
+from tests.teachers.own_teachers import Ramp, prompt_cache
+from tests.viewer.conftest import Open
+
+import forebay as fb
+from forebay.cache.claims import Claim
+from forebay.format import layout
+from forebay.store import LocalStore
+from forebay.teachers import TeacherRecipe
+from forebay.viewer.chunk_map import NAMES, HeadChecks
+from forebay.viewer.live_build import Watch
+from forebay.viewer.web_app import changes
+
+CHUNKS = 24
+
+
+def test_a_build_is_watched_to_its_end(view: Open, tmp_path: Path) -> None:
+    source = write_orders(tmp_path / "raw" / "a.txt", orders(CHUNKS))
+    root = tmp_path / "cache"
+    builder = start_builder(root, source, recipe={"seconds": 0.4}, workers=2)
+    wait_until((root / "plan").exists, what="nothing was planned")
+    opened = view(root)
+    page = opened.go("0/chunks")
+    page.wait_for_selector("[data-build=running]")
+    page.wait_for_selector("text=rows per second")
+    page.wait_for_selector("text=remaining")
+    page.wait_for_selector("td:text-is('working')")
+    assert page.locator("[data-build] canvas").count() == 9
+    assert str(builder.pid) in page.inner_text("[data-build]")
+    assert ending(builder)["report"]["made"] == CHUNKS
+    page.wait_for_selector("[data-build=ended]")
+    page.wait_for_selector(f"text=published {CHUNKS}")
+    assert "100.0 %" in opened.text()
+    assert f"{CHUNKS} of {CHUNKS} planned" in opened.text()
+    opened.go("0/overview")
+    assert f"{2 * CHUNKS}" in opened.text()
+    opened.check()
+
+
+def test_a_layer_whose_build_begins_is_added_to_the_map(view: Open, tmp_path: Path) -> None:
+    root = prompt_cache(tmp_path, tuple(f"prompt {number}" for number in range(9)), chunk_bytes=60)
+    opened = view(root)
+    page = opened.go("0/chunks")
+    assert page.locator("[data-layer]").count() == 1
+    fb.build(root, None, TeacherRecipe(teacher=Ramp(width=4)))
+    page.wait_for_selector("[data-layer=ramp] .legend:has-text('published')")
+    page.click("[data-layer=ramp] [aria-label='Zoom in']")
+    assert "layer=ramp&zoom=" in page.url
+    address = page.url
+    wide = page.locator("[data-layer=ramp] .drawing").evaluate("(one) => one.scrollHeight")
+    page.goto("about:blank")
+    page.goto(address)
+    opened.ready("chunks")
+    assert page.locator("[data-layer=ramp] .drawing").evaluate("(one) => one.scrollHeight") == wide
+    opened.check()
+
+
+def test_a_page_says_when_its_server_is_gone(view: Open, raw_root: Path) -> None:
+    opened = view(raw_root)
+    page = opened.go("0/chunks")
+    opened.server.stop()
+    page.wait_for_selector("text=/The server does not answer/")
+    opened.problems.clear()  # the browser reports the lost connection
+
+
+def test_a_builder_on_another_host_is_seen_by_its_claims(tmp_path: Path) -> None:
+    root = many_chunks(tmp_path, 60, 40)
+    store = LocalStore(str(root))
+    watch = Watch(store, HeadChecks())
+    before = {layer.layer: layer.states for layer in watch.snapshot().map.layers}
+    claim = Claim(
+        owner="otherhost-77-1", host="node7", pid=77, beat=3, workers=8, cpu_percent=790.0, memory_bytes=3_000_000_000
+    )
+    store.create(layout.claim("raw", 50, 1), [msgspec.json.encode(claim)])
+    watch._taken = -1e9  # look again now
+    found = watch.snapshot()
+    (builder,) = found.live.builders
+    assert (builder.host, builder.pid, builder.here, builder.state) == ("node7", 77, False, "working")
+    assert (builder.workers, builder.cpu_percent, builder.memory_bytes) == (8, 790.0, 3_000_000_000)
+    moment = found.live.moment
+    assert (moment.builders, moment.workers, moment.utilization, moment.computing) == (1, 8, 1 / 8, 1)
+    assert found.live.running
+    assert changes(before, found)["raw"]["cells"] == [[50, "c"]]
+
+
+def test_a_heartbeat_says_what_its_builder_uses(tmp_path: Path) -> None:
+    source = write_orders(tmp_path / "raw" / "a.txt", orders(6))
+    root = tmp_path / "cache"
+    builder = start_builder(root, source, recipe={"seconds": 1.5}, workers=2, lease_seconds=1.5)
+    try:
+
+        def beaten() -> list[Claim]:
+            texts = [path.read_bytes() for path in root.glob("claims/*/*.json")]
+            return [claim for text in texts if text and (claim := msgspec.json.decode(text, type=Claim)).memory_bytes]
+
+        wait_until(beaten, what="no claim has figures")
+        assert beaten()[0].workers >= 2
+        assert beaten()[0].memory_bytes > 5_000_000
+    finally:
+        builder.terminate()
+        builder.communicate(timeout=60)
+
+
+def test_a_hundred_thousand_chunks_are_drawn_zoomed_and_opened(view: Open, tmp_path: Path) -> None:
+    root = many_chunks(tmp_path, 100_000, 70_000, files=200)
+    opened = view(root)
+    page = opened.go("0/chunks")
+    assert "100,000 planned" in opened.text()
+    assert "missing 30,000" in opened.text()
+    drawn = page.evaluate(
+        """() => { const canvas = document.querySelector('canvas.map'); const pen = canvas.getContext('2d');
+        const data = pen.getImageData(0, 0, canvas.width, canvas.height).data;
+        const colors = new Set(); let filled = 0;
+        for (let at = 0; at < data.length; at += 4) {
+          if (data[at + 3]) { filled += 1; colors.add(data.slice(at, at + 3).join()); }
+        }
+        return [filled / (data.length / 4), colors.size]; }"""
+    )
+    assert drawn[0] > 0.9
+    assert drawn[1] >= 3
+    height = page.locator("canvas.map").evaluate("(canvas) => canvas.parentElement.parentElement.scrollHeight")
+    for _ in range(4):
+        page.click("[aria-label='Zoom in']")
+    taller = page.locator("canvas.map").evaluate("(canvas) => canvas.parentElement.parentElement.scrollHeight")
+    assert taller > 4 * height
+    page.locator("[role=application]").focus()
+    page.keyboard.press("End")
+    page.wait_for_selector(".readout:has-text('chunk 99,999: missing')")
+    page.keyboard.press("Home")
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("text=Chunk 1 of layer raw")
+    opened.go("0/overview")
+    assert "70,000" in opened.text()
+    opened.check()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_no_two_states_of_a_chunk_look_alike(view: Open, raw_root: Path, scheme: str) -> None:
+    opened = view(raw_root, scheme=scheme)
+    page = opened.go("0/chunks")
+    colors = page.evaluate(
+        """async () => { const { STATES } = await import('./static/chunkmap.js');
+        const { cssColor } = await import('./static/dom.js');
+        return Object.values(STATES).map((one) => cssColor(one.color)); }"""
+    )
+    channels = np.array([[int(color[at : at + 2], 16) for at in (1, 3, 5)] for color in colors])
+    apart = np.linalg.norm(channels[:, None] - channels[None], axis=-1)
+    assert len(colors) == len(NAMES)
+    assert apart[~np.eye(len(colors), dtype=bool)].min() > 50
+    opened.check()
+
+
+def test_a_build_on_another_host_is_shown_live(view: Open, tmp_path: Path) -> None:
+    root = many_chunks(tmp_path, 60, 40)
+    store = LocalStore(str(root))
+    opened = view(root)
+    page = opened.go("0/chunks")
+    assert not page.is_visible("[data-build]")
+    claim = Claim(
+        owner="otherhost-77-1", host="node7", pid=77, beat=3, workers=8, cpu_percent=790.0, memory_bytes=3 * 10**9
+    )
+    store.create(layout.claim("raw", 50, 1), [msgspec.json.encode(claim)])
+    page.wait_for_selector("[data-build=running] td:text-is('node7, process 77')")
+    for shown in ("1 of 8", "790 %", "3.0 GB", "working, figures of its last heartbeat"):
+        assert page.locator(f"[data-build] td:text-is('{shown}')").count() == 1
+    page.wait_for_selector("[data-layer=raw] .legend:has-text('claimed 1')")
+    beaten = msgspec.structs.replace(claim, beat=4, cpu_percent=420.0)
+    store.replace(layout.claim("raw", 50, 1), [msgspec.json.encode(beaten)])
+    page.wait_for_selector("[data-build] td:text-is('420 %')")
+    store.delete(layout.claim("raw", 50, 1))
+    page.wait_for_selector("[data-build=ended]")
+    opened.check()
+
+
+CONTROLS = """() => { window.controls =
+  [...document.querySelectorAll('a[href], button, input, select, summary, [tabindex="0"]')]
+  .filter((one) => one.checkVisibility() && !one.disabled && !one.closest('.skip'));
+  return window.controls.map((one) => `${one.tagName} ${one.textContent.slice(0, 20)}`); }"""
+FOCUSED = """() => { const on = document.activeElement; const style = getComputedStyle(on);
+  return [window.controls.indexOf(on), style.outlineStyle !== 'none' && parseFloat(style.outlineWidth) > 0]; }"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_control_of_every_page_is_reached_by_keyboard_alone(
+    view: Open, token_root: Path, image_root: Path, taught_root: Path, scheme: str
+) -> None:
+    opened = view(token_root, image_root, taught_root, width=400 if scheme == "dark" else 1600, scheme=scheme)
+    for where in (
+        "0/overview", "0/chunks?layer=tokens&chunk=1", "0/rows?row=1", "0/training?batch=2", "0/compare?b=1",
+        "1/images", "1/images?row=3&one=1", "2/rows?row=2", "2/teachers?row=3&beside=4",
+    ):  # fmt: skip
+        page = opened.go(where)
+        page.evaluate("document.activeElement.blur(); getSelection().removeAllRanges(); scrollTo(0, 0)")
+        controls = page.evaluate(CONTROLS)
+        reached: dict[int, bool] = {}
+        for _ in range(len(controls) + 8):
+            page.keyboard.press("Tab")
+            at, is_seen = page.evaluate(FOCUSED)
+            reached[at] = is_seen
+        missed = [controls[at] for at in range(len(controls)) if at not in reached]
+        assert missed == [], where
+        assert all(is_seen for at, is_seen in reached.items() if at >= 0), where
+        opened.check()
+
+
+def test_pages_are_chosen_and_used_by_keyboard_alone(view: Open, token_root: Path) -> None:
+    opened = view(token_root, width=400, scheme="dark")
+    page = opened.go("0/overview")
+    for title, name in (("Chunks", "chunks"), ("Rows", "rows"), ("Training", "training"), ("Compare", "compare")):
+        page.evaluate("document.activeElement.blur()")
+        focus = "document.activeElement.textContent"
+        for _ in range(12):
+            page.keyboard.press("Tab")
+            if page.evaluate(focus) == title:
+                break
+        assert page.evaluate(focus) == title
+        page.keyboard.press("Enter")
+        opened.ready(name)
+    opened.go("0/rows?row=1")
+    page.locator(".tokens").focus()
+    page.keyboard.press("ArrowRight")
+    page.wait_for_selector(".readout:has-text('token 0')")
+    opened.check()

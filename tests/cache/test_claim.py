@@ -66,6 +66,15 @@ def test_one_of_two_builders_gets_a_chunk_until_it_releases_it():
     assert second.take(35)
 
 
+def test_claims_of_dead_builders_on_made_chunks_are_removed(dead_owner):
+    claim_by_somebody_elsewhere(dead_owner, 36)
+    mine = claims_on(dead_owner)
+    mine.remove_abandoned(is_made=lambda chunk: False)
+    assert len(mine.read_all()) == 2
+    mine.remove_abandoned(is_made=lambda chunk: True)
+    assert list(mine.read_all()) == [layout.claim(LAYER, 36, 1)]
+
+
 def test_nothing_is_left_of_the_claims_on_a_released_chunk(dead_owner):
     mine = claims_on(dead_owner)
     assert mine.take(35)

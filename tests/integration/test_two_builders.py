@@ -4,7 +4,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from tests.builders import chunk_count, chunk_digests, ending, start_builder, wait_until
+from tests.builders import chunk_count, chunk_digests, ending, start_builder, start_python, wait_until
 from tests.recipes import ObedientRecipe, makes, orders, write_orders
 
 import forebay as fb
@@ -51,4 +51,18 @@ def test_the_chunks_of_a_killed_builder_are_taken_over_without_waiting_for_its_l
     first.communicate()
     assert "report" in ending(second)
     assert fb.status(root).complete
+    assert not list(root.glob("claims/*/*"))
+
+
+def test_the_claim_of_a_builder_that_was_killed_behind_its_chunk_is_gone_after_the_next_build(tmp_path):
+    source, root = write_orders(tmp_path / "source.txt", orders(3)), tmp_path / "cache"
+    fb.build(root, fb.sources.lines(source), ObedientRecipe(), workers=0, end_chunk=0)
+    script = (
+        "import os, signal, sys; from forebay.cache.claims import Claims; from forebay.store import LocalStore\n"
+        "assert Claims(LocalStore(sys.argv[1]), 'obedient', 'here').take(0)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    start_python(["-c", script, str(root)]).communicate()
+    assert [path.name for path in root.glob("claims/*/*")] == ["000000.1.json"]
+    fb.build(root, fb.sources.lines(source), ObedientRecipe(), workers=0)
     assert not list(root.glob("claims/*/*"))

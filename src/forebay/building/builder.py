@@ -261,6 +261,8 @@ class Build:
                 self._publish_unlisted()
             with suppress(OSError):
                 with_retries(self._claims.release_all)
+            with suppress(OSError, ForebayError):
+                with_retries(partial(self._claims.remove_abandoned, self._is_made_by_anyone))
             with suppress(OSError):
                 with_retries(self._remove_leftovers)
 
@@ -331,9 +333,12 @@ class Build:
         return "mine"
 
     def _is_there(self, chunk: int) -> bool:
-        there = isinstance(self._job, BuildJob) and with_retries(partial(self._is_made, self._job, chunk))
+        there = self._is_made_by_anyone(chunk)
         self._tally.present += there
         return there
+
+    def _is_made_by_anyone(self, chunk: int) -> bool:
+        return isinstance(self._job, BuildJob) and with_retries(partial(self._is_made, self._job, chunk))
 
     def _is_made(self, job: BuildJob, chunk: int) -> bool:
         revision = job.revision(chunk)

@@ -10,7 +10,7 @@ be dead. Whoever creates the next attempt has it; creation happens once, so exac
 
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Literal
 
@@ -135,6 +135,12 @@ class Claims:
             for attempt in [*(earlier for earlier in before if earlier < own), own]:
                 self._store.delete(layout.claim(self._layer, chunk, attempt))
             del self._held[chunk]
+
+    def remove_abandoned(self, is_made: Callable[[int], bool]) -> None:
+        """Delete the claims of dead builders on chunks that are made: nobody takes those over."""
+        for key, claim in self.read_all().items():
+            if is_abandoned(claim) and is_made(claimed(key)[0]):
+                self._store.delete(key)
 
     def fail(self, chunk: int, reason: str) -> None:
         """Record that a chunk cannot be made."""

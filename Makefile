@@ -10,6 +10,8 @@ EXTRAS ?= core,tokens,fast,images,pictures,remote,chat,viewer,torch,teachers,onn
 # The tests that `make lowest` runs with the oldest versions that pyproject.toml allows.
 LOWEST_TESTS ?= tests/store tests/format tests/golden tests/test_columns.py tests/test_recipe.py tests/building/test_build.py \
 	tests/read/test_reader.py tests/cache/test_verify.py tests/building/test_repair.py
+# Images of Python set it; then every process compiles all that it imports, and tests take twice as long.
+unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test chromium check test-long campaign format bench docs record wheel wheel-check lowest release figures walk clean
 

@@ -30,7 +30,7 @@ $(VENV)/.core: pyproject.toml constraints.txt src/forebay/_native.c | $(BIN)/pyt
 
 $(VENV)/.dev: pyproject.toml constraints.txt src/forebay/_native.c | $(BIN)/python
 	@echo "==> installing forebay, torch and the development tools into $(VENV) (a few minutes the first time)"
-	$(PIP) install --quiet --no-compile --constraint constraints.txt --editable '.[dev]'  # what is imported is compiled then
+	$(BIN)/python tools/install.py --constraint constraints.txt --editable '.[dev]'
 	@# Azurite is the Azure service of the tests, which skip what needs it where it is missing.
 	@if command -v npm >/dev/null; then mkdir -p $(VENV)/azurite && npm install --silent --no-audit --no-fund --prefix $(VENV)/azurite azurite || true; fi
 	@touch $@ $(VENV)/.core

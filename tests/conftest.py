@@ -6,9 +6,9 @@ one thread, also in processes that tests start: two processes of tests with a th
 
 What a test finds does not depend on the machine: virtual processors may show AMX and fault on its instructions, so
 that computing in bfloat16 ends with SIGILL. oneDNN is asked to leave AMX alone, before torch is imported and also in
-processes that tests start. Compiled modules are kept, whatever the environment asks for: a process that has to compile
-all that it imports begins twice as slowly, and tests start hundreds. Under nohup and in a script's background Ctrl-C is ignored, which processes inherit; here it
-is not.
+processes that tests start. Under nohup and in a script's background Ctrl-C is ignored, which processes inherit; here it
+is not. Compiled modules are kept, whatever the environment asks for: a process that compiles all that it imports begins
+twice as slowly, and tests start hundreds.
 """
 
 import os

@@ -25,7 +25,7 @@ def run(*arguments: object) -> str:
     """The output of a command of `reading_process`, which must end well."""
     command = [sys.executable, "-X", "faulthandler", "-W", "error", "-m", "tests.integration.reading_process"]
     done = subprocess.run(
-        [*command, *map(str, arguments)], cwd=HERE, capture_output=True, text=True, timeout=120, check=False
+        [*command, *map(str, arguments)], cwd=HERE, capture_output=True, text=True, timeout=600, check=False
     )
     assert done.returncode == 0, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done.stdout

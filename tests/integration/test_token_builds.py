@@ -53,7 +53,7 @@ def test_ranges_built_by_three_builders_at_once_make_one_cache(corpus, reference
     ends = [(0, 3), (4, 7), (8, 10_000)]
     builders = [start_tokens(corpus[0], tmp_path / "cache", start_chunk=a, end_chunk=b) for a, b in ends]
     for builder in builders:
-        _, err = builder.communicate(timeout=120)
+        _, err = builder.communicate(timeout=600)
         assert builder.returncode == 0, err
     assert chunk_digests(tmp_path / "cache") == reference
     assert fb.status(tmp_path / "cache").complete

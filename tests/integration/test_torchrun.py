@@ -45,7 +45,7 @@ def run_processes(
         cwd=REPOSITORY,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
     )
     assert run.returncode == 0, run.stderr
     answer: dict[str, Any] = json.loads(Path(task["answer"]).read_text())

@@ -26,7 +26,7 @@ def free_port() -> int:
 
 
 def request(method: str, url: str) -> int:
-    with urllib.request.urlopen(urllib.request.Request(url, method=method), timeout=30) as answer:
+    with urllib.request.urlopen(urllib.request.Request(url, method=method), timeout=600) as answer:
         return int(answer.status)
 
 
@@ -124,7 +124,7 @@ def make_container(endpoint: str, name: str) -> None:
     fields = {"x-ms-date": date, "x-ms-version": "2021-08-06", "Content-Length": "0",
               "Authorization": f"SharedKey {ACCOUNT}:{base64.b64encode(key).decode()}"}  # fmt: skip
     url = f"{endpoint}/{ACCOUNT}/{name}?restype=container"
-    with urllib.request.urlopen(urllib.request.Request(url, method="PUT", headers=fields), timeout=60) as answer:
+    with urllib.request.urlopen(urllib.request.Request(url, method="PUT", headers=fields), timeout=600) as answer:
         assert answer.status == 201
 
 

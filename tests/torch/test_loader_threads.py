@@ -35,7 +35,7 @@ def start(command: str, *more: object) -> "subprocess.Popen[str]":
     )
 
 
-def said(process: "subprocess.Popen[str]", seconds: float = 100) -> str:
+def said(process: "subprocess.Popen[str]", seconds: float = 600) -> str:
     """All that it printed, once it has ended well and without a word of complaint."""
     try:
         out, err = process.communicate(timeout=seconds)

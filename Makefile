@@ -60,11 +60,11 @@ check: $(VENV)/.dev  ## ruff format, ruff, mypy --strict, pytest
 	$(BIN)/ruff format --check $(CODE)
 	$(BIN)/ruff check $(CODE)
 	$(BIN)/mypy
-	$(BIN)/pytest -n 2 --dist worksteal
+	$(BIN)/pytest -n 2 --dist loadfile
 
 test-long: $(VENV)/.dev  ## the campaigns that take minutes, and property tests with twelve times as many examples
-	$(BIN)/pytest -n 2 --dist worksteal -m long
-	$(BIN)/pytest -n 2 --dist worksteal -m 'hypothesis and not long' --hypothesis-profile=long
+	$(BIN)/pytest -n 2 --dist loadfile -m long
+	$(BIN)/pytest -n 2 --dist loadfile -m 'hypothesis and not long' --hypothesis-profile=long
 
 SEED ?= 1
 campaign: $(VENV)/.dev  ## two minutes of faults; SEED=7 chooses others

@@ -11,7 +11,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -38,8 +38,12 @@ def _stream(ending: str, size: int) -> Make:
             squeezer = zstandard.ZstdCompressor(level=1).compressobj()
             path.write_bytes(b"".join(map(squeezer.compress, _zeros(size))) + squeezer.flush())
         else:
-            openers = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
-            with openers[ending](path, "wb") as file:
+            openers: dict[str, Callable[[], IO[bytes]]] = {
+                ".gz": lambda: gzip.open(path, "wb", compresslevel=1),
+                ".bz2": lambda: bz2.open(path, "wb", compresslevel=1),
+                ".xz": lambda: lzma.open(path, "wb", preset=0),
+            }
+            with openers[ending]() as file:
                 for piece in _zeros(size):
                     file.write(piece)
         return [("estimate", "tokens", str(path)), _build("tokens", path, root), _build("raw", path, root)]
@@ -89,7 +93,7 @@ def _png(width: int, height: int) -> bytes:
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
-    squeezer = zlib.compressobj(9)
+    squeezer = zlib.compressobj(1)
     row = bytes(1 + 4 * width)
     data = b"".join(squeezer.compress(row) for _ in range(height)) + squeezer.flush()
     head = struct.pack(">IIBBBBB", width, height, 8, 6, 0, 0, 0)

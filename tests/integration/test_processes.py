@@ -60,7 +60,7 @@ def test_many_threads_read_right_rows_while_maps_are_closed_under_them(root: Pat
     assert reads >= 8, "every thread has read"
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize("method", ["fork", "spawn", pytest.param("forkserver", marks=pytest.mark.long)])
 def test_other_processes_read_the_same_rows(root: Path, method: str) -> None:
     assert run("children", root, method) == "same rows\n"
 

@@ -179,12 +179,14 @@ def test_a_tokenizer_that_changes_while_chunks_are_made_is_in_none_of_them(corpu
     path = tmp_path / "tokenizer.json"
     path.write_bytes(load_vocabulary("gpt2").json)
 
+    document = json.loads(load_vocabulary("gpt2").json)
+    words = document["model"]["vocab"]
+    words["the"], words["of"] = words["of"], words["the"]
+    swapped = json.dumps(document)
+
     def swap_two_words(progress):
         if progress.phase != "planning" and progress.done >= 2:
-            document = json.loads(load_vocabulary("gpt2").json)
-            words = document["model"]["vocab"]
-            words["the"], words["of"] = words["of"], words["the"]
-            path.write_text(json.dumps(document))
+            path.write_text(swapped)
 
     recipe = fb.TokenRecipe(**FIELDS | {"tokenizer": str(path)})
     with pytest.raises(BuildFailed, match=r"differs in: tokenizer\.json"):

@@ -1,7 +1,6 @@
 """Hostile sources, manifests, tokenizers, answers of a hub and old caches, and the commands that meet them."""
 
 import bz2
-import gzip
 import json
 import lzma
 import os
@@ -11,7 +10,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -23,6 +22,12 @@ SECONDS = 10.0
 Commands = list[tuple[str, ...]]
 Make = Callable[[Path, Path], Commands]  # where to put it, where a cache may go -> what to run
 GIB = 1 << 30
+SQUEEZERS: dict[str, Callable[[], Any]] = {
+    ".gz": lambda: zlib.compressobj(1, wbits=31),
+    ".bz2": lambda: bz2.BZ2Compressor(1),
+    ".xz": lambda: lzma.LZMACompressor(preset=0),
+    ".zst": lambda: zstandard.ZstdCompressor(level=1).compressobj(),
+}
 
 
 def _zeros(size: int, piece: bytes = b"a" * (1 << 20)) -> Iterable[bytes]:
@@ -34,18 +39,8 @@ def _stream(ending: str, size: int) -> Make:
 
     def make(folder: Path, root: Path) -> Commands:
         path = folder / f"a.jsonl{ending}"
-        if ending == ".zst":
-            squeezer = zstandard.ZstdCompressor(level=1).compressobj()
-            path.write_bytes(b"".join(map(squeezer.compress, _zeros(size))) + squeezer.flush())
-        else:
-            openers: dict[str, Callable[[], IO[bytes]]] = {
-                ".gz": lambda: gzip.open(path, "wb", compresslevel=1),
-                ".bz2": lambda: bz2.open(path, "wb", compresslevel=1),
-                ".xz": lambda: lzma.open(path, "wb", preset=0),
-            }
-            with openers[ending]() as file:
-                for piece in _zeros(size):
-                    file.write(piece)
+        squeezer = SQUEEZERS[ending]()
+        path.write_bytes(b"".join(map(squeezer.compress, _zeros(size))) + squeezer.flush())
         return [("estimate", "tokens", str(path)), _build("tokens", path, root), _build("raw", path, root)]
 
     return make

@@ -5,6 +5,7 @@ import hashlib
 import hmac
 import json
 import os
+import random
 import shutil
 import socket
 import subprocess
@@ -12,7 +13,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 
 ACCOUNT = "devstoreaccount1"
 ACCOUNT_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
@@ -20,9 +21,12 @@ SECRET = "wJalrXUtnFEMI-never-printed"
 
 
 def free_port() -> int:
-    with closing(socket.socket()) as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port that nothing listens on, below those that the kernel gives to clients: no client takes it meanwhile."""
+    while True:
+        port = random.SystemRandom().randrange(15_000, 32_000)
+        with closing(socket.socket()) as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def request(method: str, url: str) -> int:

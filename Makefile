@@ -59,8 +59,10 @@ chromium:
 check: $(VENV)/.dev  ## ruff format, ruff, mypy --strict, pytest
 	$(BIN)/ruff format --check $(CODE)
 	$(BIN)/ruff check $(CODE)
-	$(BIN)/mypy
-	$(BIN)/pytest -n 2 --dist loadfile
+	@# Types are checked beside the tests, which do not keep two cores busy all the time.
+	@echo "==> mypy, and pytest beside it"
+	@$(BIN)/mypy > $(VENV)/mypy.txt 2>&1 & types=$$!; $(BIN)/pytest -n 2 --dist loadfile; tests=$$?; \
+		wait $$types; types=$$?; cat $(VENV)/mypy.txt; exit $$((tests || types))
 
 test-long: $(VENV)/.dev  ## the campaigns that take minutes, and property tests with twelve times as many examples
 	$(BIN)/pytest -n 2 --dist loadfile -m long

@@ -11,7 +11,7 @@ EXTRAS ?= core,tokens,fast,images,pictures,remote,chat,viewer,torch,teachers,onn
 LOWEST_TESTS ?= tests/store tests/format tests/golden tests/test_columns.py tests/test_recipe.py tests/building/test_build.py \
 	tests/read/test_reader.py tests/cache/test_verify.py tests/building/test_repair.py
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test chromium check test-long campaign format bench docs record wheel wheel-check lowest release figures walk clean
+.PHONY: help setup demo test chromium check check-js test-long campaign format bench docs record wheel wheel-check lowest release figures walk clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -59,6 +59,11 @@ check: $(VENV)/.dev  ## ruff format, ruff, mypy --strict, pytest
 	$(BIN)/ruff check $(CODE)
 	$(BIN)/mypy
 	$(BIN)/pytest -n 2 --dist worksteal
+
+check-js: $(BIN)/python  ## the types of the viewer's modules, which stand in JSDoc; needs npm
+	@test -x $(VENV)/typescript/node_modules/.bin/tsc || npm install --silent --no-audit --no-fund --prefix $(VENV)/typescript typescript@5
+	$(VENV)/typescript/node_modules/.bin/tsc --noEmit --allowJs --checkJs --strict --target es2022 --module esnext \
+		--moduleResolution bundler --lib es2022,dom,dom.iterable src/forebay/viewer/static/*.js
 
 test-long: $(VENV)/.dev  ## the campaigns that take minutes, and property tests with twelve times as many examples
 	$(BIN)/pytest -n 2 --dist worksteal -m long

@@ -13,7 +13,7 @@ LOWEST_TESTS ?= tests/store tests/format tests/golden tests/test_columns.py test
 # Images of Python set it; then every process compiles all that it imports, and tests take twice as long.
 unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test chromium check test-long campaign format bench docs record wheel wheel-check lowest release figures walk clean
+.PHONY: help setup demo test chromium check check-js test-long campaign format bench docs record wheel wheel-check lowest release figures walk clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -63,6 +63,11 @@ check: $(VENV)/.dev  ## ruff format, ruff, mypy --strict, pytest
 	@echo "==> mypy, and pytest beside it"
 	@$(BIN)/mypy > $(VENV)/mypy.txt 2>&1 & types=$$!; $(BIN)/pytest -n 2 --dist loadfile; tests=$$?; \
 		wait $$types; types=$$?; cat $(VENV)/mypy.txt; exit $$((tests || types))
+
+check-js: $(BIN)/python  ## the types of the viewer's modules, which stand in JSDoc; needs npm
+	@test -x $(VENV)/typescript/node_modules/.bin/tsc || npm install --silent --no-audit --no-fund --prefix $(VENV)/typescript typescript@5
+	$(VENV)/typescript/node_modules/.bin/tsc --noEmit --allowJs --checkJs --strict --target es2022 --module esnext \
+		--moduleResolution bundler --lib es2022,dom,dom.iterable src/forebay/viewer/static/*.js
 
 test-long: $(VENV)/.dev  ## the campaigns that take minutes, and property tests with twelve times as many examples
 	$(BIN)/pytest -n 2 --dist loadfile -m long

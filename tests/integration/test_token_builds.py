@@ -61,12 +61,14 @@ def test_ranges_built_by_three_builders_at_once_make_one_cache(corpus, reference
 
 def test_a_build_that_is_killed_again_and_again_comes_out_the_same(corpus, reference, tmp_path):
     root = tmp_path / "cache"
-    for aim in (1, 4, 7):
-        builder = start_tokens(corpus[0], root, workers=2, pause=0.15)
+    landed = []
+    for aim in (1, 3, 5):
+        builder = start_tokens(corpus[0], root, workers=2, pause=0.3)
         wait_until(lambda aim=aim: chunk_count(root) >= aim, what=f"the build never came to {aim} chunks")
         builder.kill()
         builder.communicate()
-        assert chunk_count(root) < len(reference)
+        landed.append(chunk_count(root))
+    assert landed[0] < len(reference), "it was killed in the middle"
     fb.build(root, fb.sources.jsonl(corpus[0]), RECIPE, workers=2, lease_seconds=1.0)
     assert chunk_digests(root) == reference
 

@@ -284,7 +284,8 @@ def understood(path: str) -> Iterator[None]:
 def _column_problem(schema: pa.Schema, column: str) -> str:
     if column not in schema.names:
         known = ", ".join(f"'{name}'" for name in schema.names)
-        return f"it has no column '{column}'; it has: {known}; name the one that holds the text (--text, text=)"
+        named = "a build names the one that holds the text (--text, text=)"
+        return f"it has no column '{column}'; it has: {known}; {named}"
     if schema.names.count(column) > 1:
         return f"it has {schema.names.count(column)} columns '{column}'"
     kind = schema.field(column).type

@@ -407,13 +407,13 @@ def _published_bytes(means: RepairInputs, generation: Generation, key: str) -> l
     return _planned_again(means, generation, key)
 
 
-def _copied_index(copy: Store, generation: Generation, key: str) -> bytes:
+def _copied_index(copy: Store, generation: Generation, key: str) -> memoryview:
     try:
-        value = copy.read(key)
+        value = load_index(copy, key)
     except Missing as error:
         raise Damaged(f"'{key}' cannot be put back: the copy at '{copy.address}' has none") from error
     for number, digest in enumerate(generation.plan):
-        if key == layout.plan_segment(number) and decode_segment(memoryview(value), copy.address, key)[1] == digest:
+        if key == layout.plan_segment(number) and decode_segment(value, copy.address, key)[1] == digest:
             return value
     for layer, digest in generation.constants.items():
         if key == layout.constants(layer) and hashlib.sha256(value).hexdigest() == digest:

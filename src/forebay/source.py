@@ -258,7 +258,7 @@ class Source(Protocol):
         return True
 
     def without_gone(self) -> Self:
-        """The source without names of which nothing is left; itself where all are there, or none is."""
+        """The source without names of which nothing is left; itself where all are there, or none is. It is walked."""
         return self
 
     def looking(self) -> Callable[[str], SourceFile]:

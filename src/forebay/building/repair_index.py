@@ -452,7 +452,8 @@ def _planned_again(means: RepairInputs, generation: Generation, key: str) -> lis
     advice = f"'{key}' cannot be put back without a copy of the cache; name one with --from COPY"
     if len(generation.plan) != 1:
         raise Damaged(f"{advice} (the cache has grown, or was refreshed, since this segment was planned)")
-    source = means.source or (means.reopened(generation.source) if generation.source else None)
+    kept = means.reopened(generation.source) if generation.source and not means.source else None
+    source = means.source or (kept and kept.without_gone())  # which is walked: only so its files are found again
     if source is None:
         raise Damaged(f"{advice}, or pass the source itself to `forebay.repair`, so that it is planned again")
     recipe = means.recipe_of(generation.base)

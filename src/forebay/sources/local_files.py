@@ -74,7 +74,7 @@ class LocalFiles(Source):
 
     def without_gone(self) -> Self:
         left = () if is_url(self.root) else tuple(filter(self._names_any, self.patterns))
-        return replace(self, patterns=left) if left else self
+        return replace(self, patterns=left or self.patterns, walked=True)
 
     def _names_any(self, pattern: str) -> bool:
         with suppress(SourceNotFound):

@@ -12,6 +12,7 @@ from math import ceil
 import numpy as np
 
 from forebay.building.build_options import Reasons
+from forebay.cache.plan import Plan, load_plan
 from forebay.cache.segment import Unreadable
 from forebay.columns import Column
 from forebay.errors import ForebayError, FunctionFailed, RecipeInvalid, SourceUnreadable
@@ -339,6 +340,17 @@ def wait_until_settled(files: Iterable[SourceFile]) -> None:
     time.sleep(max((settling_seconds(file.ctime_ns or file.mtime_ns, now) for file in files), default=0.0))
 
 
+def _planned_files(source: Source, plan: Plan) -> Iterator[SourceFile]:
+    """The planned files that are there, each looked at by its name."""
+    for path, planned in plan.files.items():
+        try:
+            yield source.look(path)
+        except FileNotFoundError:
+            continue
+        except (OSError, SourceUnreadable):  # a folder in its place, or no permission: whoever compares it says so
+            yield planned
+
+
 class SourceListing:
     """A source and its files, found by one walk, when first asked for.
 
@@ -350,6 +362,8 @@ class SourceListing:
 
     @cached_property
     def _found(self) -> Listing:
+        if self._store is not None and not self.source.is_walked():
+            return Listing(list(_planned_files(self.source, load_plan(self._store))), {})
         return self.source.listing(self._store.address if self._store else "")
 
     @property

@@ -18,7 +18,7 @@ same, and compared. A template that does more, and a content with a text that it
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal, NamedTuple
 
@@ -141,9 +141,9 @@ class Layouts:
         known = self._known.get(shape) if shape else None
         if known is not None and (number + 1) % TAKEN_APART_EVERY:
             return self._compared(_filled(known, conversation), known, conversation, number)
-        text = self._render(conversation, len(conversation.messages))
-        if _PRIVATE.search(text):
+        if any(map(_PRIVATE.search, _slot_texts(conversation))):
             return self._without_private(conversation)
+        text = self._render(conversation, len(conversation.messages))
         layouts, found = self._taken_apart(conversation, text)
         if known is not None and not _same(found, _filled(known, conversation)):
             raise self._depends_on_contents()
@@ -152,7 +152,8 @@ class Layouts:
                 self._escaping.add(shape)
                 return found
             self._known[shape] = layouts
-            if not conversation.tools and all(len(message) == len(_PLAIN) for message in conversation.messages):
+            plain = all(len(message) == len(_PLAIN) for message in conversation.messages)
+            if plain and not conversation.tools and not conversation.untrained:
                 roles, contents = zip(*((each["role"], each["content"]) for each in conversation.messages), strict=True)
                 if (key := self._plain_key(roles, contents)) is not None:
                     self._plain[key] = layouts
@@ -161,7 +162,7 @@ class Layouts:
     def _writes_quotes(self, layouts: Sequence[_Layout], conversation: Conversation) -> bool:
         """Whether contents with a quotation mark fit the layouts: they would not where a content is written as JSON."""
         quoted = [
-            {key: _quoted(text) if key in _CHECKED_BY_TOKEN and key != "role" else text for key, text in each.items()}
+            {key: _quoted(text) if key in _SLOTS else text for key, text in each.items()}
             for each in conversation.messages
         ]
         altered = replace(conversation, messages=quoted)
@@ -200,6 +201,7 @@ class Layouts:
         if not number % RENDERED_EVERY:
             texts = [self._render(conversation, layout.upto) for layout in known]
             if texts != [document.text for document in found]:
+                self._check_texts(_slot_texts(conversation), "content")  # at its end, it would be taken for a stop
                 raise self._depends_on_contents()
         return found
 
@@ -211,11 +213,13 @@ class Layouts:
         beside = [
             value for message in conversation.messages for key, value in message.items() if key not in _CHECKED_BY_TOKEN
         ]
-        for text in _all_texts([beside, conversation.tools]) if beside or conversation.tools else ():
+        if beside or conversation.tools:
+            self._check_texts(_all_texts([beside, conversation.tools]), "tool, a call or a name")
+
+    def _check_texts(self, texts: Iterable[str], what: str) -> None:
+        for text in texts:
             if found := self.special.search(text):
-                raise BadConversation(
-                    "control-token", f"a tool, a call or a name has the text of the control token {found[0]!r}"
-                )
+                raise BadConversation("control-token", f"a {what} has the text of the control token {found[0]!r}")
 
     def _render(self, conversation: Conversation, upto: int) -> str:
         """The text of the first messages; a stop token that the template does not write is added to the last turn."""
@@ -232,7 +236,7 @@ class Layouts:
     def _without_private(self, conversation: Conversation) -> list[Document]:
         """Take a conversation apart whose contents have the private characters of this module, with others instead."""
         messages = [
-            {key: _PRIVATE.sub("x", value) if isinstance(value, str) else value for key, value in message.items()}
+            {key: _PRIVATE.sub("x", value) if key in _SLOTS else value for key, value in message.items()}
             for message in conversation.messages
         ]
         plain = replace(conversation, messages=messages)
@@ -464,7 +468,13 @@ def _quoted(text: str) -> str:
 
 _SLOT = chr(_OPEN)
 _PLAIN = ("role", "content")
-_CHECKED_BY_TOKEN = (*_PLAIN, *THINKING_FIELDS)
+_SLOTS = ("content", *THINKING_FIELDS)
+_CHECKED_BY_TOKEN = ("role", *_SLOTS)
+
+
+def _slot_texts(conversation: Conversation) -> list[str]:
+    """Every text of a conversation that may be a slot."""
+    return [text for each in conversation.messages for key, text in each.items() if key in _SLOTS]
 
 
 def _all_texts(value: Any) -> list[str]:
@@ -560,8 +570,10 @@ def _parse(marked: str, slots: int, calls: Sequence[tuple[int, int]]) -> _Parsed
         code = ord(found[0])
         if found[0] == GENERATION_OPEN:
             opened.append(at)
-        elif found[0] == GENERATION_CLOSE:
+        elif found[0] == GENERATION_CLOSE and opened:
             blocks.append((opened.pop(), at))
+        elif code >= _CLOSE + slots + len(calls):
+            return None  # not one of ours
         elif code >= _CLOSE + slots:
             ends[calls[code - _CLOSE - slots]] = at
         elif (code < _CLOSE and slot >= 0) or (code >= _CLOSE and slot != code - _CLOSE):
@@ -601,7 +613,7 @@ def _labelled(
                 labels.append((roles[slot.message], kind, slot.message, 1))
             elif turn is not None:  # a text of the template, or another content that it repeats in the turn
                 message = conversation.messages[turn.message]
-                kind = _generated_kind(parsed, slots, start, stop, turn, "tool_calls" in message)
+                kind = _generated_kind(parsed, slots, parts[-1], turn, "tool_calls" in message)
                 labels.append((_ROLE["assistant"], kind, turn.message, int(slot is not None)))
             else:
                 owner = next((at for at, border in enumerate(borders) if border > start), upto - 1)
@@ -616,11 +628,12 @@ def _ends_of_thinking(conversation: Conversation, text: str, piece: _Piece, turn
     return [end for end in ends if end < piece.stop and any(turn.start < end <= turn.stop_start for turn in calling)]
 
 
-def _generated_kind(parsed: _Parsed, slots: Sequence[Slot], start: int, stop: int, turn: Turn, calls: bool) -> int:
+def _generated_kind(parsed: _Parsed, slots: Sequence[Slot], part: _Piece, turn: Turn, calls: bool) -> int:
     """The kind of a text of the template in a generated turn: that of the content that it belongs to."""
+    start, stop = part.start, part.stop
     if start >= turn.stop_start:
         return _KIND["stop"] if start < turn.stop else _KIND["header"]
-    if _THINKING_TAG.search(parsed.text, start, stop):
+    if part.slot < 0 and _THINKING_TAG.search(parsed.text, start, stop):
         return _THINKING
     inside = [piece for piece in parsed.pieces if piece.slot >= 0 and turn.start <= piece.start < turn.stop]
     beside = [piece for piece in inside if slots[piece.slot].message == turn.message]

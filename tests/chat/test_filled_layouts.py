@@ -19,8 +19,9 @@ from forebay.chat.template import TemplateSource
 
 SPACES = ("", "", "", " ", "\n", "\n\n", " \n", "\t", "\u3000", "\x1c", "\u2028")
 WORDS = (
-    "Hello", "a", "x" * 40, "é", "e\u0301", "你好", "👩‍💻", "🇩🇪", '"', "\\", "{{ 7 }}", "{% raw %}", "[INST]", "<s", "<|im_end",
-    "###", "<|user", "tool_response", "<tool_call>", "assistant\n", "\x00", "\ufeff", "\U000f0000", "\U00100001",
+    "Hello", "a", "x" * 40, "é", "e\u0301", "你好", "👩‍💻", "🇩🇪", '"', "\\", "{{ 7 }}", "{% raw %}", "[INST]", "<s",
+    "<|im_end", "###", "<|user", "tool_response", "<tool_call>", "assistant\n", "\x00", "\ufeff", "\U000f0000",
+    "\U00100001",
 )  # fmt: skip
 THOUGHTS = ("<think>", "</think>", "<think>\n", "\n</think>\n\n", "<think>a</think>", "<thinking>")
 CALLS = ({"name": "f", "arguments": {}}, {"name": "weather", "arguments": {"city": "Köln", "of": [1, None, "x y"]}})
@@ -30,7 +31,7 @@ TOOL = {"type": "function", "function": {"name": "f", "description": "does f", "
 def a_text(chosen: random.Random, words: tuple[str, ...]) -> str:
     if chosen.random() < 0.06:
         return chosen.choice(SPACES)
-    inside = chosen.choice(SPACES + (" ", ", ")).join(chosen.choice(words) for _ in range(chosen.randrange(1, 4)))
+    inside = chosen.choice((*SPACES, " ", ", ")).join(chosen.choice(words) for _ in range(chosen.randrange(1, 4)))
     return chosen.choice(SPACES) + inside + chosen.choice(SPACES)
 
 
@@ -38,7 +39,7 @@ def a_conversation(chosen: random.Random, stock: Stock, words: tuple[str, ...] =
     """One to three turns of what the template accepts: a system prompt, thinking, calls, weights and tools."""
     messages: list[dict[str, Any]] = []
     if stock.system and chosen.random() < 0.3:
-        messages.append({"role": "system", "content": a_text(chosen, words)})
+        messages.append({"role": "system", "content": a_text(chosen, words).strip() or "S"})
     for _ in range(chosen.randrange(1, 4)):
         messages.append({"role": "user", "content": a_text(chosen, words)})
         if stock.tools and chosen.random() < 0.2:
@@ -59,7 +60,8 @@ def with_weights_and_tools(chosen: random.Random, record: dict[str, Any], stock:
 
 
 def taking_apart(
-    source: TemplateSource, arguments: bytes, date: str | None, special: Any, stop: str | None, history: str, generation: str
+    source: TemplateSource, arguments: bytes, date: str | None, special: Any, stop: str | None, history: str,
+    generation: str,
 ) -> Layouts:  # fmt: skip
     """Layouts that are never remembered: every conversation is rendered and taken apart."""
     template = ChatTemplate(source, json.loads(arguments), date)
@@ -81,42 +83,48 @@ def compare(recipe: ChatRecipe, records: list[dict[str, Any]], monkeypatch: pyte
     return filled
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1, 40))])
+SEEDS = pytest.mark.parametrize("seeds", [range(1), pytest.param(range(1, 40), marks=pytest.mark.long)], ids=len)
+
+
+@SEEDS
 @pytest.mark.parametrize("stock", STOCK, ids=lambda stock: stock.name)
 def test_filled_layouts_are_what_taking_apart_gives_for_random_conversations(
-    stock: Stock, seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    stock: Stock, seeds: range, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever a conversation was remembered from: white space, thinking, tools, weights, text like markers."""
-    chosen = random.Random(f"{stock.name} {seed}")
-    template = stock.with_generation() if seed % 2 else stock.plain()
-    recipe = recipe_of(tmp_path, stock, template, sequence_length=2048)
+    """Whatever a layout was remembered from: white space, thinking, tools, weights, text like markers."""
     words = (*WORDS, *THOUGHTS, *stock.special[:3])
-    records = [with_weights_and_tools(chosen, a_conversation(chosen, stock, words), stock) for _ in range(100)]
-    assert len(compare(recipe, records, monkeypatch).columns["tokens"])
+    for seed in seeds:
+        chosen = random.Random(f"{stock.name} {seed}")
+        template = stock.with_generation() if seed % 2 else stock.plain()
+        recipe = recipe_of(tmp_path / str(seed), stock, template, sequence_length=2048)
+        records = [with_weights_and_tools(chosen, a_conversation(chosen, stock, words), stock) for _ in range(100)]
+        assert len(compare(recipe, records, monkeypatch).columns["tokens"])
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1, 40))])
+@SEEDS
 @pytest.mark.parametrize("stock", STOCK, ids=lambda stock: stock.name)
 def test_tokens_and_kinds_of_random_conversations_are_those_of_the_oracle(
-    stock: Stock, seed: int, tmp_path: Path
+    stock: Stock, seeds: range, tmp_path: Path
 ) -> None:
-    chosen = random.Random(f"{stock.name} {seed}")
     recipe = recipe_of(tmp_path, stock, sequence_length=2048)
     tokenizer = Tokenizer.from_file(f"{recipe.tokenizer}/tokenizer.json")
     words = tuple(word for word in WORDS if not any(word in token for token in (*stock.special, *stock.ordinary)))
-    records = [a_conversation(chosen, stock, words) for _ in range(60)]
-    rows = made(recipe, *(record["messages"] for record in records))
-    documents = labelled_documents(rows)
-    failed = {int(failure.sample[1:]) for failure in rows.failures}
-    assert len(failed) < len(records) // 2
-    for number, record in enumerate(records):
-        if number in failed:
-            continue
-        aliased = [{**m, "thinking": m["reasoning_content"]} if "reasoning_content" in m else m for m in record["messages"]]
-        wanted = [expected(tokenizer, pieces) for pieces in stock.oracle(aliased)]
-        mine = [document for document in documents if document.sample == number]
-        assert [document.tokens for document in mine] == [ids for _, ids, _, _ in wanted], record
-        assert [document.kinds for document in mine] == [kinds for _, _, kinds, _ in wanted], record
+    for seed in seeds:
+        chosen = random.Random(f"{stock.name} {seed}")
+        chats = [a_conversation(chosen, stock, words)["messages"] for _ in range(60)]
+        rows = made(recipe, *chats)
+        documents, failed = labelled_documents(rows), {failure.sample for failure in rows.failures}
+        assert len(failed) < len(chats) // 2
+        for number, chat in enumerate(chats):
+            if f"s{number}" in failed or (
+                stock.name == "llama-2" and not all(each["content"].strip() for each in chat)
+            ):
+                continue  # where nothing follows a system prompt, Llama 2 strips its own text
+            aliased = [{**m, "thinking": m["reasoning_content"]} if "reasoning_content" in m else m for m in chat]
+            wanted = [expected(tokenizer, pieces) for pieces in stock.oracle(aliased)]
+            mine = [document for document in documents if document.sample == number]
+            assert [document.tokens for document in mine] == [ids for _, ids, _, _ in wanted], chat
+            assert [document.kinds for document in mine] == [kinds for _, _, kinds, _ in wanted], chat
 
 
 TWO_TURNS = [{"role": role, "content": role} for role in ("user", "assistant", "user", "assistant")]
@@ -144,7 +152,9 @@ def test_a_content_that_is_repeated_in_an_answer_has_the_kind_of_the_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whether the repeated one has the text of a tag of thinking in it or not."""
-    template = CHATML.plain().replace("message['role'] == 'assistant' %}", "message['role'] == 'assistant' %}{{ messages[0].content }}")
+    template = CHATML.plain().replace(
+        "message['role'] == 'assistant' %}", "message['role'] == 'assistant' %}{{ messages[0].content }}"
+    )
     assert "messages[0]" in template
     records = [
         {"messages": [{"role": "user", "content": text}, {"role": "assistant", "content": "b"}]}

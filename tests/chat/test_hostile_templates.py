@@ -189,7 +189,7 @@ LOOKED_FOR = {
     "{% if m.content == 'quick' or m.content in ['a', 'b'] %}!{% endif %}{{ m.content }}": ("a", "b", "quick"),
     "{% if m.content is string and 'tool_calls' in m and messages | length > 1 %}{{ m.content }}{% endif %}": (),
     "{{ m.content or m.thinking }}{{ 'x' if m.content else 'y' }}{{ m.get('content', '') }}": (),
-    "{% set ns = namespace(n=0, t='') %}{% set ns.t = ns.t + m.content %}{{ ns.t.strip() }}{{ ns.n + loop.index0 }}": (),
+    "{% set ns = namespace(n=0, t='') %}{% set ns.t = ns.t + m.content %}{{ ns.t.strip() ~ loop.index0 }}": (),
     "{% set i = messages | length - 1 %}{{ messages[i - loop.index0].content }}{{ messages[::-1][0].content }}": (),
     "{{ (messages | selectattr('role', 'equalto', 'user') | list | last).content }}{{ loop.nextitem.content }}": (),
 }

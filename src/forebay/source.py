@@ -273,7 +273,7 @@ class Source(Protocol):
         """What `read` returns, in batches where the source has them, hashed on the way where that is possible."""
         return self.read(part)
 
-    def glance(self, part: Part) -> Iterable[Sample | Failure]:
+    def glance(self, part: Part) -> Iterable[Sample | Failure | SampleBatch]:
         """What `read` returns, for estimates only, where that can be had for less."""
         return self.read(part)
 

@@ -18,7 +18,19 @@ from forebay.columns import Column
 from forebay.errors import ForebayError, FunctionFailed, RecipeInvalid, SourceUnreadable
 from forebay.format.chunk import EncodedChunk, encode_chunk
 from forebay.recipe import ChunkTarget, Recipe, Rows, hooks_of, join_rows
-from forebay.source import Failure, Listing, Part, Sample, Source, SourceFile, Unit, not_read, settling_seconds
+from forebay.source import (
+    BatchedSamples,
+    Failure,
+    Listing,
+    Part,
+    Sample,
+    SampleBatch,
+    Source,
+    SourceFile,
+    Unit,
+    not_read,
+    settling_seconds,
+)
 from forebay.store.base import Store
 
 CAP_BYTES = 128 * 1024 * 1024
@@ -164,7 +176,7 @@ def _made(recipe: Recipe, glances: Sequence["TrialSamples"]) -> list[tuple["Tria
     return made
 
 
-class TrialSamples:
+class TrialSamples(BatchedSamples):
     """The samples of some parts, read for judging only; a source may have a cheaper way for that."""
 
     def __init__(self, source: Source, parts: Sequence[Part]) -> None:
@@ -176,15 +188,24 @@ class TrialSamples:
         self._parts = parts
 
     def __iter__(self) -> Iterator[Sample]:
+        for found in self.batches():
+            yield from found.samples() if isinstance(found, SampleBatch) else (found,)
+
+    def batches(self) -> Iterator[Sample | SampleBatch]:
         for part in self._parts:
-            for sample in self._read(part):
+            for found in self._read(part):
+                if isinstance(found, SampleBatch):
+                    self.ids.update(f"{part.file.path}:{part.start + at}" for at in range(found.count))
+                    self.count += found.count
+                    yield found
+                    continue
                 self.count += 1
-                if isinstance(sample, Sample):
-                    self.ids.add(sample.id)
-                    yield sample
+                if isinstance(found, Sample):
+                    self.ids.add(found.id)
+                    yield found
                 else:
-                    self.ids.add(sample.sample)
-                    self.failures.append(sample)
+                    self.ids.add(found.sample)
+                    self.failures.append(found)
 
 
 def _encoded(made: Rows, columns: Sequence[Column], samples: int) -> EncodedChunk:

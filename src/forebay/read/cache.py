@@ -57,6 +57,7 @@ from forebay.format.tensors import unseal
 from forebay.read.blocks import BlockCache, BlockStatistics
 from forebay.read.chunk_maps import MAX_MAPS, ChunkFinder, Maps, RowLocations
 from forebay.read.column_readers import ColumnReader, Decoded, PresenceReader, column_reader
+from forebay.read.gather import RowAddresses
 from forebay.recipe import RecipeDocument
 from forebay.sizes import as_bytes
 from forebay.source import Part
@@ -305,19 +306,42 @@ class Cache:
         located separately.
         """
         numbers = self._row_numbers(rows)
-        readers = {name: self._reader(name) for name in self._wanted(columns)}
-        step = self._step // size * size
-        if not step or len(self._chunks) > self._map_limit:
+        names = self._wanted(columns)
+        if not self._locates_together(size):
             yield from (self.read(numbers[at : at + size], columns) for at in range(0, max(1, len(numbers)), size))
             return
+        readers = [self._reader(name).read_batches for name in names]
+        yield from (dict(zip(names, batch, strict=True)) for batch in self._by_steps(numbers, size, readers))
+
+    def locate_batches(self, rows: ArrayLike, size: int, columns: Sequence[str]) -> Iterator[tuple[RowAddresses, ...]]:
+        """As `read_batches`, without copying: where the rows of each column are, for compiled code.
+
+        The addresses are valid until the iterator continues.
+        """
+        numbers = self._row_numbers(rows)
+        if self._locates_together(size):
+            yield from self._by_steps(numbers, size, [self._reader(name).locate_batches for name in columns])
+            return
+        for at in range(0, max(1, len(numbers)), size):
+            read = self.read(numbers[at : at + size], columns)
+            yield tuple(RowAddresses.of(self.column(name), read[name]) for name in columns)
+
+    def _locates_together(self, size: int) -> bool:
+        """Whether the maps of several batches of this size can stay open."""
+        return self._step >= size and len(self._chunks) <= self._map_limit
+
+    def _by_steps(
+        self, numbers: NDArray[np.int64], size: int, readers: Sequence[Callable[[RowLocations, int], Iterator[Result]]]
+    ) -> Iterator[tuple[Result, ...]]:
+        """Batches of `size` rows of every reader, located many at a time."""
+        step = self._step // size * size
         done = -1  # no rows are one empty batch
         while done < len(numbers):
             done = max(0, done)
             place = self._place(numbers[done : done + step])
             try:
-                batches = [reader.read_batches(place, size) for reader in readers.values()]
-                for batch in zip(*batches, strict=True):
-                    yield dict(zip(readers, batch, strict=True))
+                for batch in zip(*(read(place, size) for read in readers), strict=True):
+                    yield batch
                     done += size
             except ChunkCorrupt as error:
                 self._drop_copy(error)

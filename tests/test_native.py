@@ -11,6 +11,7 @@ from forebay import compiled
 from forebay.chat import encoding
 from forebay.images.geometry import Scaling
 from forebay.masks.documents import LabelStyle, fill_labels, fill_packed, fill_positions
+from forebay.read.chunk_maps import ChunkFinder
 from forebay.torch.images.canvas import BytePainter, FloatPainter, Painter, mirrored
 
 native = pytest.importorskip("forebay._native", reason="forebay was installed without a compiler")
@@ -106,6 +107,19 @@ def test_arrays_of_another_size_are_refused(rows: int) -> None:
         native.pack_rows(*places, np.ones(rows, np.int64), seq_lens, None, None, None, None, True)
     with pytest.raises(ValueError, match="lengths of each row"):
         native.pack_rows(*places, np.array([1, rows - 2 if rows < 2 else 2]), seq_lens, None, None, None, None, True)
+
+
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=9), st.lists(st.integers(-2, 30), max_size=20))
+def test_rows_are_found_in_their_chunks_as_by_numpy(counts: list[int], rows: list[int]) -> None:
+    finder = ChunkFinder(np.concatenate([[0], np.cumsum(counts)]))
+    numbers = np.array(rows, np.int64)
+    found = finder.locate(numbers)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compiled, "native", None)
+        expected = finder.locate(numbers)
+    assert (found is None) == (expected is None) == any(not 0 <= row < sum(counts) for row in rows)
+    if found is not None and expected is not None:
+        np.testing.assert_array_equal(found, expected, strict=True)
 
 
 def test_rows_are_copied_from_the_addresses_of_their_chunks() -> None:

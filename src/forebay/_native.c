@@ -72,6 +72,47 @@ end:
     return result;
 }
 
+/* locate_rows(chunks, within, rows, starts) -> bool
+
+   Write the chunk of each row, and the row's number in it. Chunk c has the rows starts[c] to starts[c + 1]; all are
+   int64. Returns False, and leaves the outputs unfinished, at the first row that is in no chunk. */
+
+static PyObject *locate_rows(PyObject *self, PyObject *args) {
+    PyObject *objects[4], *result = NULL;
+    Buffers buffers = {.count = 0};
+    if (!PyArg_ParseTuple(args, "OOOO", &objects[0], &objects[1], &objects[2], &objects[3])) return NULL;
+    for (int at = 0; at < 4; at++)
+        if (take(&buffers, objects[at], at < 2 ? PyBUF_WRITABLE : PyBUF_SIMPLE) < 0) goto end;
+    Py_ssize_t count = buffers.all[2].len / (Py_ssize_t)sizeof(int64_t);
+    Py_ssize_t chunks = buffers.all[3].len / (Py_ssize_t)sizeof(int64_t) - 1;
+    if (chunks < 0 || buffers.all[0].len != buffers.all[2].len || buffers.all[1].len != buffers.all[2].len) {
+        failed("outputs must have one number for each row, and starts at least one");
+        goto end;
+    }
+    int64_t *found = buffers.all[0].buf, *within = buffers.all[1].buf;
+    const int64_t *rows = buffers.all[2].buf, *starts = buffers.all[3].buf;
+    Py_ssize_t at = 0;
+    Py_BEGIN_ALLOW_THREADS
+    for (; at < count; at++) {
+        if (rows[at] < starts[0] || rows[at] >= starts[chunks]) break;
+        Py_ssize_t low = 0, high = chunks; /* starts[low] <= row < starts[high] */
+        while (high - low > 1) {
+            Py_ssize_t middle = low + (high - low) / 2;
+            if (starts[middle] <= rows[at])
+                low = middle;
+            else
+                high = middle;
+        }
+        found[at] = low;
+        within[at] = rows[at] - starts[low];
+    }
+    Py_END_ALLOW_THREADS
+    result = PyBool_FromLong(at == count);
+end:
+    release(&buffers);
+    return result;
+}
+
 /* gather_rows(out, chunks, rows, bases, limits, item_bytes) -> bool
 
    Copy row rows[i] of chunk chunks[i]. bases has the address of each chunk's first row, 0 where it is not mapped; limits
@@ -447,6 +488,7 @@ end:
 
 static PyMethodDef methods[] = {
     {"gather", gather, METH_VARARGS, "Copy the item at each address to out."},
+    {"locate_rows", locate_rows, METH_VARARGS, "Write the chunk of each row and its number there; False if it has none."},
     {"gather_rows", gather_rows, METH_VARARGS, "Copy rows of mapped chunks to out; False where one is out of bounds."},
     {"pack_rows", pack_rows, METH_VARARGS, "Write tokens, lengths, labels and positions of packed rows."},
     {"mirror", mirror, METH_VARARGS, "Reverse each line of bytes."},

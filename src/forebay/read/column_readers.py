@@ -9,7 +9,7 @@ cache drops them: at most half the size of the block cache, or the blocks of one
 """
 
 from collections.abc import Iterator
-from functools import partial
+from functools import cached_property, partial
 from typing import Protocol
 
 import numpy as np
@@ -33,10 +33,10 @@ from forebay.read.gather import (
 class Decoded:
     """The values of one block; `first` is the index of the first value in the chunk's column."""
 
-    __slots__ = ("address", "first", "nbytes", "values")
+    __slots__ = ("address", "count", "first", "nbytes", "values")
 
     def __init__(self, values: Array, first: int) -> None:
-        self.values, self.first, self.nbytes = values, first, values.nbytes
+        self.values, self.first, self.nbytes, self.count = values, first, values.nbytes, len(values)
         self.address = int(values.ctypes.data)
 
 
@@ -44,16 +44,21 @@ class _Found:
     """The blocks of some rows, kept alive while rows are copied out of them."""
 
     def __init__(self, blocks: list[Decoded], which: NDArray[np.int64], item_bytes: int) -> None:
-        self.blocks, self.which = blocks, which
+        self.blocks, self.which, self._item_bytes = blocks, which, item_bytes
+        facts = np.array([(each.address, each.first, each.count) for each in blocks], np.int64).reshape(-1, 3)
+        addresses, self._firsts, counts = facts.T
+        self._counts = counts.astype(np.uint64)
         # The address of item 0 of the chunk if the block reached back to it: item n is at base + n · bytes.
-        bases = np.array([block.address - block.first * item_bytes for block in blocks], np.int64)
-        self.bases: NDArray[np.int64] = bases[which]
-        self._firsts = np.array([block.first for block in blocks], np.int64)
-        self._counts = np.array([len(block.values) for block in blocks], np.uint64)
-        self.window = Window(item_bytes)
-        if blocks:
-            low = min(block.address for block in blocks)
-            self.window.include(low, max(block.address + block.nbytes for block in blocks) - low)
+        self.bases: NDArray[np.int64] = (addresses - self._firsts * item_bytes)[which]
+
+    @cached_property
+    def window(self) -> Window:
+        """The addresses from the lowest block to the highest."""
+        window = Window(self._item_bytes)
+        if self.blocks:
+            low = min(block.address for block in self.blocks)
+            window.include(low, max(block.address + block.nbytes for block in self.blocks) - low)
+        return window
 
     def are_outside(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Which rows (items `starts` to `stops` of their chunk) are outside their block."""

@@ -72,7 +72,7 @@ class PackedTargets:
     @property
     def derives_more(self) -> bool:
         """Whether something is derived that is not written together with the tokens."""
-        return any(name != "positions" for name in self.derive)
+        return self.derive not in ((), ("positions",))
 
     def __post_init__(self) -> None:
         unknown = [name for name in self.derive if name not in get_args(Derived)]

@@ -91,7 +91,7 @@ def answers(command: str, root: Path, folder: Path, ranks: int = 2, *more: objec
     return printed
 
 
-@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("world", [2, 8])
 def test_ranks_that_opened_different_generations_are_refused_on_every_rank(
     grown: Path, tmp_path: Path, world: int
 ) -> None:
@@ -125,9 +125,24 @@ def test_ranks_of_the_environment_need_a_process_group_or_a_generation_by_number
 
 
 def test_a_rank_that_is_gone_is_named(grown: Path, tmp_path: Path) -> None:
-    first, second, _ = answers("die-early", grown, tmp_path, 3)
-    for answer in map(json.loads, (first, second)):
-        assert answer.startswith("waited 0.5 s for rank 2 of 3 to iterate this loader")
+    *alive, _, _ = answers("die-early", grown, tmp_path, 5)
+    for answer in map(json.loads, alive):
+        assert answer.startswith("waited 2 s for rank 3, 4 of 5 to iterate this loader")
+
+
+@pytest.mark.parametrize("store", ["file", "tcp"])
+def test_rank_0_is_named_when_it_is_gone(grown: Path, tmp_path: Path, store: str) -> None:
+    assert answers("lose-rank-0", grown, tmp_path, 2, store) == ["", "[0]\n"]
+
+
+def test_ranks_with_other_recipes_or_micro_batches_are_refused(tmp_path: Path) -> None:
+    roots = [token_cache(tmp_path / f"rows-{rank}", 6, rows_per_block=2 + rank) for rank in range(2)]
+    for rank, root in enumerate(roots):
+        root.rename(tmp_path / str(rank))
+    for answer in answers("other-recipes", tmp_path, tmp_path):
+        recipes, steps = json.loads(answer)
+        assert "recipe[0].tokens is" in recipes
+        assert "micro_batches is 1 on rank 0 and 2 on rank 1" in steps
 
 
 def test_data_parallel_ranks_of_a_mesh_share_batches(grown: Path, tmp_path: Path) -> None:

@@ -254,7 +254,7 @@ def first_segment(
     trial = trial or try_readable(source, files, recipe, unreadable)
     weight = chunk_weight(recipe.chunk_target(), trial, source.unit)
     chunks = cut_source(source, unreadable.without(files), weight, {}, on_cut, unreadable)
-    segment = Segment.of(chunks, number=0, first_chunk=0, source=source.describe(), weight=weight, empty=files)
+    segment = Segment.planned(chunks, files, number=0, first_chunk=0, source=source.describe(), weight=weight)
     return segment.passing_over(unreadable)
 
 
@@ -290,7 +290,7 @@ def _keep_recipe(store: Store, recipe: AnyRecipe, layer: str, inputs: Mapping[st
         _keep_constants(store, recipe, layer)
 
 
-def sealed_constants(recipe: AnyRecipe, layer: str) -> list[Buffer]:
+def sealed_constants(recipe: AnyRecipe, layer: str) -> Sequence[Buffer]:
     """The bytes of a layer's constants, none where its recipe has none."""
     constants = constants_of(recipe)
     metadata = {"format_version": FORMAT_VERSION, "type": "constants", "layer": layer}

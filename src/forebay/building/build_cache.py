@@ -173,16 +173,16 @@ def _drafted(
         wait_until_settled(fresh_files)
         readable = unreadable.without(fresh_files)
         chunks = cut_source(source, readable, plan.weight, starts, on_cut, unreadable)
-        if not chunks and (plan.segments[-1].identities or all(file.path in plan.files for file in fresh_files)):
-            return None, []
-        segment = Segment.of(
+        segment = Segment.planned(
             chunks,
+            fresh_files,
             number=len(plan.segments),
             first_chunk=len(plan),
             source=source.describe(),
             weight=plan.weight,
-            empty=fresh_files,
         ).passing_over(unreadable)
+        if not len(segment) and (plan.segments[-1].identities or all(file.path in plan.files for file in fresh_files)):
+            return None, []
         try:
             return deduplicate(store, source, recipe, segment, plan, on_cut, memory_limit), fresh_files
         except SourceUnreadable as error:

@@ -11,6 +11,7 @@ from typing import cast
 import msgspec
 
 from forebay.building.begin import (
+    check_destination,
     check_start,
     check_trial,
     is_unsigned,
@@ -270,6 +271,8 @@ def build_layer(
     request = _with_workers(request, recipe)
     with closing(request.open_engine()) as engine, released(recipe) as said:
         snapshot = Snapshot.take(store)
+        if snapshot.newest is None:
+            check_destination(store)
         listing = None if source is None else SourceListing(check_is_source(source), store)
         clock = PhaseClock()
         if listing is not None:

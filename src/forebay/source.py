@@ -169,7 +169,7 @@ class Failure(msgspec.Struct, frozen=True):
 class Listing(NamedTuple):
     """The files of a source as one walk found them."""
 
-    files: list[SourceFile]
+    files: Sequence[SourceFile]
     left_out: Mapping[str, int]  # how many files of its folders are not read, by suffix
 
 
@@ -193,7 +193,7 @@ class Source(Protocol):
         """What the ranges of its parts count."""
 
     @abstractmethod
-    def files(self) -> list[SourceFile]:
+    def files(self) -> Sequence[SourceFile]:
         """Every file there is now, in the order of their samples."""
 
     @abstractmethod
@@ -273,7 +273,7 @@ class Source(Protocol):
         """What `read` returns, in batches where the source has them, hashed on the way where that is possible."""
         return self.read(part)
 
-    def glance(self, part: Part) -> Iterable[Sample | Failure]:
+    def glance(self, part: Part) -> Iterable[Sample | Failure | SampleBatch]:
         """What `read` returns, for estimates only, where that can be had for less."""
         return self.read(part)
 

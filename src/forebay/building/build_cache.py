@@ -11,6 +11,7 @@ from typing import cast
 import msgspec
 
 from forebay.building.begin import (
+    check_destination,
     check_start,
     check_trial,
     is_unsigned,
@@ -173,16 +174,16 @@ def _drafted(
         wait_until_settled(fresh_files)
         readable = unreadable.without(fresh_files)
         chunks = cut_source(source, readable, plan.weight, starts, on_cut, unreadable)
-        if not chunks and (plan.segments[-1].identities or all(file.path in plan.files for file in fresh_files)):
-            return None, []
-        segment = Segment.of(
+        segment = Segment.planned(
             chunks,
+            fresh_files,
             number=len(plan.segments),
             first_chunk=len(plan),
             source=source.describe(),
             weight=plan.weight,
-            empty=fresh_files,
         ).passing_over(unreadable)
+        if not len(segment) and (plan.segments[-1].identities or all(file.path in plan.files for file in fresh_files)):
+            return None, []
         try:
             return deduplicate(store, source, recipe, segment, plan, on_cut, memory_limit), fresh_files
         except SourceUnreadable as error:
@@ -275,6 +276,8 @@ def build_layer(
     request = _with_workers(request, recipe)
     with closing(request.open_engine()) as engine, released(recipe) as said:
         snapshot = Snapshot.take(store)
+        if snapshot.newest is None:
+            check_destination(store)
         listing = None if source is None else SourceListing(check_is_source(source), store)
         clock = PhaseClock()
         if listing is not None:

@@ -45,6 +45,7 @@ from forebay.errors import (
     SourceMoving,
     TooManyFailures,
 )
+from forebay.file_table import FileTable
 from forebay.format import layout
 from forebay.format.chunk import ChunkRecord
 from forebay.format.generation import ChunkTable, Generation
@@ -212,14 +213,17 @@ def base_workplace(
 
 def with_same_source(place: LayerBuild, plan: Plan, listing: SourceListing) -> LayerBuild:
     """A build continues with a source that was planned: all files of a segment, but for those that are gone."""
-    given = {file.path for file in listing.files}
+    given = FileTable.of(listing.files)
     for segment in plan.segments:
         if segment.amends:
             continue
-        planned = {segment.path(file) for file in range(segment.file_count)} & plan.files.keys()
-        if planned & given and planned - given <= place.missing:
-            return place.noting(_absent(planned - given, len(planned)))
-    absent = sorted(path for path in plan.files if path not in given)
+        if len(plan.segments) == 1 and segment.files.same_paths(given):
+            return place
+        planned = FileTable.of(plan.files[path] for path in segment.files.paths() if path in plan.files)
+        away = {path for path in planned.paths() if given.find(path) is None}
+        if len(away) < len(planned) and away <= place.missing:
+            return place.noting(_absent(away, len(planned)))
+    absent = sorted(path for path in plan.files if given.find(path) is None)
     if plan.segments and absent:
         how = dict.fromkeys(absent, "was planned and is not in the source passed")
         root = place.job.store.address
@@ -533,7 +537,8 @@ def _report(
 
 def _notes(files: Sequence[SourceFile], plan: Plan, fresh: Freshness) -> tuple[str, ...]:
     planned = plan.files
-    new = sum(file.path not in planned and file.size > 0 for file in files)
+    is_same = len(plan.segments) == 1 and plan.segments[0].files.same_paths(FileTable.of(files))
+    new = 0 if is_same else sum(file.path not in planned and file.size > 0 for file in files)
     grew = len(fresh.grown)
     notes = [f"{new:,} file(s) of the source are not in the plan; `forebay grow` appends them"] if new else []
     notes += [f"{grew:,} file(s) of the source grew; `forebay grow` appends what is new"] if grew else []

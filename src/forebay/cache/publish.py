@@ -2,7 +2,7 @@
 
 import platform
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -165,7 +165,7 @@ def _published(store: Store, drafted: Callable[[], tuple[int | None, Generation]
     )
 
 
-def _created(store: Store, key: str, data: list[Buffer]) -> bool:
+def _created(store: Store, key: str, data: Sequence[Buffer]) -> bool:
     try:
         return store.create(key, data)
     except NotForebay:  # a folder or a link has the name

@@ -12,6 +12,7 @@ import msgspec
 import xxhash
 
 from forebay.errors import SourceInvalid, SourceNotFound, SourceUnreadable, is_url
+from forebay.file_table import FileTable
 from forebay.source import Failure, Listing, Source, SourceFile, Unit
 from forebay.sources.bucket_files import look_at, open_file
 from forebay.sources.compression import estimated_size
@@ -81,7 +82,7 @@ class LocalFiles(Source):
             return any(True for _ in found_files([full_path(self.root, pattern)], self._suffixes()))
         return False
 
-    def files(self) -> list[SourceFile]:
+    def files(self) -> Sequence[SourceFile]:
         return self.listing().files
 
     def listing(self, apart: str = "") -> Listing:
@@ -116,9 +117,8 @@ def list_files(
         return list_objects(root, patterns, suffixes, decompressed)
     others = PassedOver(apart)
     found = found_files([full_path(root, pattern) for pattern in patterns], suffixes, others)
-    names = sorted(os.path.relpath(file.path, root) for file in found)
-    files = (_found(root, name, decompressed) for name in names)
-    return Listing([file for file in files if file is not None], others.counts())
+    files = (_found(root, os.path.relpath(file.path, root), decompressed) for file in found)
+    return Listing(FileTable.of(file for file in files if file is not None).by_path(), others.counts())
 
 
 def look(root: str, name: str, decompressed: bool = True) -> SourceFile:

@@ -45,7 +45,7 @@ def planning(tmp_path: Path, source: Path, chunk_bytes: int) -> dict[str, int]:
     (tmp_path / "small.txt.gz").write_bytes(gzip.compress(b"small\n"))
     small = tmp_path / ("small.txt.gz" if source.suffix == ".gz" else "small.txt")
     process = start_python(["-c", COUNT_READ_BYTES, str(source), str(chunk_bytes), str(small)])
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=600)
     assert process.returncode == 0, err
     answer: dict[str, int] = json.loads(out)
     return answer

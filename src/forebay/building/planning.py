@@ -12,12 +12,25 @@ from math import ceil
 import numpy as np
 
 from forebay.building.build_options import Reasons
+from forebay.cache.plan import Plan, load_plan
 from forebay.cache.segment import Unreadable
 from forebay.columns import Column
 from forebay.errors import ForebayError, FunctionFailed, RecipeInvalid, SourceUnreadable
 from forebay.format.chunk import EncodedChunk, encode_chunk
 from forebay.recipe import ChunkTarget, Recipe, Rows, hooks_of, join_rows
-from forebay.source import Failure, Listing, Part, Sample, Source, SourceFile, Unit, not_read, settling_seconds
+from forebay.source import (
+    BatchedSamples,
+    Failure,
+    Listing,
+    Part,
+    Sample,
+    SampleBatch,
+    Source,
+    SourceFile,
+    Unit,
+    not_read,
+    settling_seconds,
+)
 from forebay.store.base import Store
 
 CAP_BYTES = 128 * 1024 * 1024
@@ -163,7 +176,7 @@ def _made(recipe: Recipe, glances: Sequence["TrialSamples"]) -> list[tuple["Tria
     return made
 
 
-class TrialSamples:
+class TrialSamples(BatchedSamples):
     """The samples of some parts, read for judging only; a source may have a cheaper way for that."""
 
     def __init__(self, source: Source, parts: Sequence[Part]) -> None:
@@ -175,15 +188,24 @@ class TrialSamples:
         self._parts = parts
 
     def __iter__(self) -> Iterator[Sample]:
+        for found in self.batches():
+            yield from found.samples() if isinstance(found, SampleBatch) else (found,)
+
+    def batches(self) -> Iterator[Sample | SampleBatch]:
         for part in self._parts:
-            for sample in self._read(part):
+            for found in self._read(part):
+                if isinstance(found, SampleBatch):
+                    self.ids.update(f"{part.file.path}:{part.start + at}" for at in range(found.count))
+                    self.count += found.count
+                    yield found
+                    continue
                 self.count += 1
-                if isinstance(sample, Sample):
-                    self.ids.add(sample.id)
-                    yield sample
+                if isinstance(found, Sample):
+                    self.ids.add(found.id)
+                    yield found
                 else:
-                    self.ids.add(sample.sample)
-                    self.failures.append(sample)
+                    self.ids.add(found.sample)
+                    self.failures.append(found)
 
 
 def _encoded(made: Rows, columns: Sequence[Column], samples: int) -> EncodedChunk:
@@ -339,6 +361,17 @@ def wait_until_settled(files: Iterable[SourceFile]) -> None:
     time.sleep(max((settling_seconds(file.ctime_ns or file.mtime_ns, now) for file in files), default=0.0))
 
 
+def _planned_files(source: Source, plan: Plan) -> Iterator[SourceFile]:
+    """The planned files that are there, each looked at by its name."""
+    for path, planned in plan.files.items():
+        try:
+            yield source.look(path)
+        except FileNotFoundError:
+            continue
+        except (OSError, SourceUnreadable):  # a folder in its place, or no permission: whoever compares it says so
+            yield planned
+
+
 class SourceListing:
     """A source and its files, found by one walk, when first asked for.
 
@@ -350,6 +383,8 @@ class SourceListing:
 
     @cached_property
     def _found(self) -> Listing:
+        if self._store is not None and not self.source.is_walked():
+            return Listing(list(_planned_files(self.source, load_plan(self._store))), {})
         return self.source.listing(self._store.address if self._store else "")
 
     @property

@@ -407,13 +407,13 @@ def _published_bytes(means: RepairInputs, generation: Generation, key: str) -> S
     return _planned_again(means, generation, key)
 
 
-def _copied_index(copy: Store, generation: Generation, key: str) -> bytes:
+def _copied_index(copy: Store, generation: Generation, key: str) -> memoryview:
     try:
-        value = copy.read(key)
+        value = load_index(copy, key)
     except Missing as error:
         raise Damaged(f"'{key}' cannot be put back: the copy at '{copy.address}' has none") from error
     for number, digest in enumerate(generation.plan):
-        if key == layout.plan_segment(number) and decode_segment(memoryview(value), copy.address, key)[1] == digest:
+        if key == layout.plan_segment(number) and decode_segment(value, copy.address, key)[1] == digest:
             return value
     for layer, digest in generation.constants.items():
         if key == layout.constants(layer) and hashlib.sha256(value).hexdigest() == digest:
@@ -452,7 +452,8 @@ def _planned_again(means: RepairInputs, generation: Generation, key: str) -> Seq
     advice = f"'{key}' cannot be put back without a copy of the cache; name one with --from COPY"
     if len(generation.plan) != 1:
         raise Damaged(f"{advice} (the cache has grown, or was refreshed, since this segment was planned)")
-    source = means.source or (means.reopened(generation.source) if generation.source else None)
+    kept = means.reopened(generation.source) if generation.source and not means.source else None
+    source = means.source or (kept and kept.without_gone())  # which is walked: only so its files are found again
     if source is None:
         raise Damaged(f"{advice}, or pass the source itself to `forebay.repair`, so that it is planned again")
     recipe = means.recipe_of(generation.base)

@@ -5,7 +5,7 @@ import os
 import stat
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Self
 
 import msgspec
@@ -58,6 +58,7 @@ class LocalFiles(Source):
 
     root: str
     patterns: tuple[str, ...]
+    walked: bool = field(default=True, kw_only=True, compare=False)  # not part of what it is: how it was come by
 
     def _suffixes(self) -> tuple[str, ...]:
         """Which files of a folder are read; all of them where there is none."""
@@ -66,9 +67,15 @@ class LocalFiles(Source):
     def rebased(self, root: str) -> Self:
         return replace(self, root=root, patterns=renamed(self.root, self.patterns, root))
 
+    def unwalked(self) -> Self:
+        return self if is_url(self.root) else replace(self, walked=False)
+
+    def is_walked(self) -> bool:
+        return self.walked
+
     def without_gone(self) -> Self:
         left = () if is_url(self.root) else tuple(filter(self._names_any, self.patterns))
-        return replace(self, patterns=left) if left else self
+        return replace(self, patterns=left or self.patterns, walked=True)
 
     def _names_any(self, pattern: str) -> bool:
         with suppress(SourceNotFound):

@@ -1,4 +1,4 @@
-"""SD3, Flux, DiT, and the VAEs of Wan and Qwen-Image: every number is what the model's own pipeline computes.
+"""SD3, Flux, DiT, SiT, and the VAEs of Wan and Qwen-Image: every number is what the model's own pipeline computes.
 
 Each oracle runs the pipeline itself, with a hook on the block. Latents and noise are passed into it.
 """
@@ -16,6 +16,7 @@ from diffusers import (
     AutoencoderKLQwenImage,
     AutoencoderKLWan,
     DiTPipeline,
+    FlowMatchEulerDiscreteScheduler,
     FluxImg2ImgPipeline,
     FluxPipeline,
     QwenImageImg2ImgPipeline,
@@ -89,6 +90,17 @@ def pixels_of(cache: Cache) -> torch.Tensor:
         left, top, width, height = cache[row]["box"].tolist()
         canvas[:, top : top + height, left : left + width] = cache[row]["pixels"].reshape(3, height, width)
     return torch.from_numpy(canvases).float() / 127.5 - 1
+
+
+def tagged_images(folder: Path) -> tuple[Path, list[int]]:
+    """A cache of three images, and their classes."""
+    (folder / "images").mkdir()
+    for number, name in enumerate(("dog", "cat", "dog")):
+        Image.new("RGB", (16, 16), (80 * number, 10, 10)).save(folder / f"images/{number}.png")
+        (folder / f"images/{number}.json").write_text(json.dumps({"tags": name}))
+    recipe = fb.ImageRecipe(size=16, tags=("cat", "dog"))
+    fb.build(folder / "cache", fb.sources.images(folder / "images"), recipe, workers=0)
+    return folder / "cache", [1, 0, 1]
 
 
 def watched(block: torch.nn.Module, run: Callable[[], object]) -> np.ndarray:
@@ -221,6 +233,30 @@ def test_a_dit_with_classes_is_what_its_pipeline_computes(
     assert away(cache.read(range(len(cache)), ["lune"])["lune"][:, 1], expected) < CLOSE[stored]
 
 
+@pytest.mark.parametrize("stored", ["float32", "float16"])
+@pytest.mark.parametrize("count", [1, 1000])
+def test_a_sit_is_what_its_sampler_computes(tmp_path: Path, stored: str, count: int) -> None:
+    """A SiT is a DiT whose time runs from noise at 0 to data at 1, and whose path is linear: x(t) = t·data + (1-t)·noise.
+
+    `count` 1 is its own time; a flow trainer of diffusers may have counted to 1000 instead.
+    """
+    sampler = FlowMatchEulerDiscreteScheduler(num_train_timesteps=count, invert_sigmas=True)
+    model = saved(tmp_path / "sit", tiny_pipelines.dit, scheduler=sampler)
+    root, classes = tagged_images(tmp_path)
+    cache, recipes = built(root, model, size=16, noise="noised", labels="tags", stored=stored)
+    data = torch.from_numpy(cache.read(range(len(cache)), ["latents"])["latents"].astype(np.float32))
+    sampler.set_timesteps(sigmas=[SHARE])
+    t = sampler.timesteps[0] / count
+    assert t == 1 - SHARE
+    x = t * data + (1 - t) * noise_at(cache, recipes["lune"], (4, 8, 8))
+    transformer = DiTPipeline.from_pretrained(model).transformer
+    expected = watched(
+        transformer.transformer_blocks[1],
+        lambda: transformer(x, sampler.timesteps.expand(len(x)), torch.tensor(classes)),
+    )
+    assert away(cache.read(range(len(cache)), ["lune"])["lune"][:, 1], expected) < CLOSE[stored]
+
+
 def wan_vae(**fields: Any) -> AutoencoderKLWan:
     own = {
         "base_dim": 8, "z_dim": 4, "dim_mult": [1, 1], "num_res_blocks": 1, "temperal_downsample": [False],
@@ -345,13 +381,7 @@ def test_a_sample_without_a_class_that_the_dit_knows_is_an_absent_row(dit: Path,
 
 
 def test_labels_are_the_one_tag_of_an_image_or_the_class_that_stands_for_none(dit: Path, tmp_path: Path) -> None:
-    (tmp_path / "images").mkdir()
-    for number, name in enumerate(("dog", "cat", "dog")):
-        Image.new("RGB", (16, 16), (80 * number, 10, 10)).save(tmp_path / f"images/{number}.png")
-        (tmp_path / f"images/{number}.json").write_text(json.dumps({"tags": name}))
-    root = tmp_path / "cache"
-    recipe = fb.ImageRecipe(size=16, tags=("cat", "dog"))
-    fb.build(root, fb.sources.images(tmp_path / "images"), recipe, workers=0)
+    root, tagged = tagged_images(tmp_path)
     how = {"buckets": BUCKETS, "stored": "float32", "batch_size": 4}
     teachers = {
         name: Lune(unet=f"{dit}/transformer", text="", labels=labels, name=name)
@@ -362,7 +392,7 @@ def test_labels_are_the_one_tag_of_an_image_or_the_class_that_stands_for_none(di
     seen = cache.read(range(3), list(teachers))
     noise = noise_at(cache, TeacherRecipe(teacher=teachers["by_tag"], **how), (4, 8, 8))
     transformer = DiTPipeline.from_pretrained(dit).transformer
-    for name, classes in {"by_tag": [1, 0, 1], "free": [CLASSES] * 3}.items():
+    for name, classes in {"by_tag": tagged, "free": [CLASSES] * 3}.items():
         expected = watched(
             transformer.transformer_blocks[1],
             lambda classes=classes: transformer(noise, torch.full((3,), SHARE * STEPS), torch.tensor(classes)),

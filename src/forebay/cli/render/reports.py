@@ -56,6 +56,7 @@ def _made_tokens(report: BuildReport) -> str:
         return ""
     used = report.figures.get("utilization")
     parts = [f"{report.statistics['tokens']:,}", f"{used:.2%} of the places" if isinstance(used, float) else ""]
+    parts.append(str(report.figures.get("tokens_stored", "")))
     speed = report.tokens_per_second
     return ", ".join(filter(None, [*parts, f"{speed:,.0f} per second" if speed else ""]))
 

@@ -1,4 +1,4 @@
-"""SD3, Flux, DiT, SiT, and the VAEs of Wan and Qwen-Image: every number is what the model's own pipeline computes.
+"""Whole pipelines, and the VAEs of Wan and Qwen-Image: every number is what the model's own pipeline computes.
 
 Each oracle runs the pipeline itself, with a hook on the block. Latents and noise are passed into it.
 """
@@ -15,6 +15,7 @@ import torch
 from diffusers import (
     AutoencoderKLQwenImage,
     AutoencoderKLWan,
+    DiffusionPipeline,
     DiTPipeline,
     FlowMatchEulerDiscreteScheduler,
     FluxImg2ImgPipeline,
@@ -40,7 +41,7 @@ SHARE = 0.25  # of noise at the second bucket: t = 0 is noise
 STEPS = 1000
 # float32 is summed in another order by batches of another size; what is stored as float16 is rounded to 11 bits.
 CLOSE = {"float32": 1e-6, "float16": 1e-3}
-Made = tuple[Path, Path]
+SINGLE: dict[str, dict[str, int]] = {"stable_diffusion": {"num_images_per_prompt": 1}, "sdxl": {}}
 
 
 @pytest.fixture(scope="module")
@@ -104,11 +105,12 @@ def tagged_images(folder: Path) -> tuple[Path, list[int]]:
 
 
 def watched(block: torch.nn.Module, run: Callable[[], object]) -> np.ndarray:
-    """The image tokens of a block's output in the first forward of `run`, averaged."""
+    """The image tokens, or cells, of a block's output in the first forward of `run`, averaged."""
     seen: list[torch.Tensor] = []
 
     def note(module: object, given: object, out: Any) -> None:
-        seen.append((out[1] if isinstance(out, tuple) else out).mean(dim=1))
+        value = out[1] if isinstance(out, tuple) else out
+        seen.append(value.mean(dim=1 if value.ndim == 3 else (2, 3)))
 
     handle = block.register_forward_hook(note)
     with torch.inference_mode():
@@ -124,6 +126,27 @@ def quiet(pipeline: Any) -> Any:
 
 def away(one: np.ndarray, other: np.ndarray) -> float:
     return float(np.abs(one.astype(np.float32) - other).max())
+
+
+@pytest.mark.parametrize("stored", ["float32", "float16"])
+@pytest.mark.parametrize("kind", ["stable_diffusion", "sdxl"])
+def test_a_unet_on_prompts_is_what_its_pipeline_computes(tmp_path: Path, kind: str, stored: str) -> None:
+    model = saved(tmp_path / "model", getattr(tiny_pipelines, kind))
+    cache, recipes = built(prompts_cache(tmp_path), model, stored=stored, denoiser={"image_size": 16})
+    rows, prompts = range(len(cache)), prompts_of(cache)
+    pipeline = quiet(DiffusionPipeline.from_pretrained(model))
+    with torch.inference_mode():
+        found = pipeline.encode_prompt(prompts, device="cpu", do_classifier_free_guidance=False, **SINGLE[kind])
+    texts = [layer for layer in recipes if layer != "lune"]
+    ours = np.concatenate([shared(cache, f"{layer}_states").read(rows) for layer in texts], -1)
+    assert away(ours, found[0].numpy()) < CLOSE[stored]
+    if kind == "sdxl":
+        assert away(shared(cache, "clip_g_pooled").read(rows), found[2].numpy()) < CLOSE[stored]
+
+    noise = noise_at(cache, recipes["lune"], (4, 8, 8))
+    call = {"timesteps": [int(SHARE * STEPS)], "guidance_scale": 1.0, "output_type": "latent"}
+    expected = watched(pipeline.unet.mid_block, lambda: pipeline(prompts, height=16, width=16, latents=noise, **call))
+    assert away(cache.read(rows, ["lune"])["lune"][:, 1], expected) < CLOSE[stored]
 
 
 @pytest.mark.parametrize("stored", ["float32", "float16"])
@@ -236,7 +259,7 @@ def test_a_dit_with_classes_is_what_its_pipeline_computes(
 @pytest.mark.parametrize("stored", ["float32", "float16"])
 @pytest.mark.parametrize("count", [1, 1000])
 def test_a_sit_is_what_its_sampler_computes(tmp_path: Path, stored: str, count: int) -> None:
-    """A SiT is a DiT whose time runs from noise at 0 to data at 1, and whose path is linear: x(t) = t·data + (1-t)·noise.
+    """A SiT is a DiT whose time runs from noise at 0 to data at 1, on a linear path: x(t) = t·data + (1-t)·noise.
 
     `count` 1 is its own time; a flow trainer of diffusers may have counted to 1000 instead.
     """
@@ -354,6 +377,9 @@ def test_what_is_not_supported_is_refused_with_what_it_is(sd3: Path, flux: Path,
     refused(Lune(unet=f"{sd3}/transformer", text="t5_states"), r"SD3Transformer2DModel takes text='clip_l_states")
     refused(Lune(unet=f"{dit}/transformer"), r"a DiTTransformer2DModel takes text='', labels=")
     refused(Lune(unet=f"{sd3}/vae"), r"its class is AutoencoderKL; supported denoisers are .*Flux.*SD3.*UNet2D")
+    for kind in ("WanTransformer3DModel", "QwenImageTransformer2DModel"):
+        (tmp_path / "config.json").write_text(json.dumps({"_class_name": kind}))
+        refused(Lune(unet=str(tmp_path)), f"its class is {kind}; supported denoisers are .*; for another, use Hook")
     refused(Sol(unet=f"{flux}/transformer", text="t5_states", pooled="clip_pooled"), "over text and image together")
     with pytest.raises(TeacherUnusable, match="its class is SD3Transformer2DModel; supported VAEs are AutoencoderKL,"):
         Latents(vae=f"{sd3}/transformer").outputs()

@@ -100,9 +100,9 @@ def sdxl_unet(**fields: Any) -> UNet2DConditionModel:
 
 def stable_diffusion(**parts: Any) -> StableDiffusionPipeline:
     own = {
-        "unet": tiny_unet(), "scheduler": DDPMScheduler(), "vae": tiny_vae(), "safety_checker": None,
+        "unet": tiny_unet(), "scheduler": DDPMScheduler(steps_offset=1, clip_sample=False), "vae": tiny_vae(),
         "text_encoder": CLIPTextModel(clip_config(FIRST)).eval(), "tokenizer": tokenizer(bos=True),
-        "feature_extractor": None, "requires_safety_checker": False,
+        "safety_checker": None, "feature_extractor": None, "requires_safety_checker": False,
     }  # fmt: skip
     return StableDiffusionPipeline(**{**own, **parts})
 

@@ -9,6 +9,7 @@ from forebay.cache.catalog import (
     layers_of,
     load_generation,
     newest_generation,
+    outdated_chunks,
     read_cache_document,
 )
 from forebay.cache.claims import Claim, claimed, is_abandoned, read_claims
@@ -94,7 +95,7 @@ def _superseded(store: Store, dropped: Collection[int | None]) -> list[Entry]:
     names = dict.fromkeys([*layers_of(store), *plan.dropped])
     files = {layer: list(store.entries(layout.layer_folder(layer))) for layer in names}
     busy = {layer: {claimed(key)[0] for key in read_claims(store, layer)} for layer in files}
-    newest_generation(store)  # the key must accept this one
+    newest = newest_generation(store)  # the key must accept this one
     kept = [number for number in generation_numbers(store) if number not in dropped]
     try:
         generations = [load_generation(store, number) for number in kept]
@@ -111,12 +112,17 @@ def _superseded(store: Store, dropped: Collection[int | None]) -> list[Entry]:
         }
         # What somebody works on may be about to be published in a new revision.
         chunks = {chunk for chunk, _ in listed} - busy[layer]
+        asked = plan.revisions(layer)
+        # A refresh lists its chunks when the last of them is made.
+        awaited = set(outdated_chunks(newest.table(layer), asked).tolist()) if newest else set()
         constants = {one.constants[layer] for one in generations if layer in one.constants}
         found += _unused_constants(store, layer, entries, constants) if layer in plan.dropped else []
         for entry in entries:
             parsed = layout.parse_chunk(entry.key)
             if not parsed or layout.chunk(layer, *parsed) != entry.key:
                 continue  # a name that only resembles one of ours
+            if parsed[0] in awaited and parsed[1] >= asked[parsed[0]]:
+                continue
             if parsed not in listed and (parsed[0] in chunks or parsed[1] <= plan.dropped.get(layer, -1)):
                 found.append(entry)
     return found

@@ -11,6 +11,7 @@ from forebay.cache.catalog import (
     layer_columns,
     load_generation,
     open_chunk,
+    outdated_chunks,
     read_cache_document,
     read_recipe_document,
 )
@@ -45,6 +46,7 @@ def _gaps(snapshot: Snapshot, layer: str | None) -> list[Gaps]:
     for name in [layer] if layer is not None else names:
         table = snapshot.table(name)
         there = snapshot.present_chunks(name, table, plan.revisions(name))
+        listed = set(table.chunks.tolist()) - set(outdated_chunks(table, plan.revisions(name)).tolist())
         missing = tuple(chunk for chunk in range(planned) if chunk not in there)
         kept = read_recipe_document(store, name)
         found.append(
@@ -55,7 +57,7 @@ def _gaps(snapshot: Snapshot, layer: str | None) -> list[Gaps]:
                 planned=planned,
                 present=planned - len(missing),
                 missing=missing,
-                unlisted=tuple(sorted(there - set(table.chunks.tolist()))),
+                unlisted=tuple(sorted(there - listed)),
             )
         )
     return found
@@ -71,7 +73,7 @@ def cache_status(snapshot: Snapshot, source: Source | None, shown_failures: int 
     return Status(
         root=store.address,
         generation=newest.number if newest else None,
-        complete=bool(layers) and all(not layer.missing and layer.listed == layer.planned for layer in layers),
+        complete=bool(layers) and all(map(_is_complete, layers)),
         layers=layers,
         claims=tuple(_claim_status(key, claim) for key, claim in claims),
         failed_samples=failed,
@@ -84,6 +86,10 @@ def cache_status(snapshot: Snapshot, source: Source | None, shown_failures: int 
         refreshable=not plan.deduplicates,
         foreign=foreign_files(snapshot),
     )
+
+
+def _is_complete(layer: LayerStatus) -> bool:
+    return not layer.missing and not layer.unlisted and layer.listed == layer.planned
 
 
 def _checked(snapshot: Snapshot) -> Snapshot:

@@ -4,7 +4,7 @@ For every chunk of every layer it has the rows, sizes, digests and statistics, a
 the text of `cache.json` and of every recipe, and the digests of the plan. Opening a cache reads this one file.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
@@ -186,7 +186,7 @@ class Generation:
             **limit,
         }
 
-    def encode(self, key: bytes | None) -> list[Buffer]:
+    def encode(self, key: bytes | None) -> Sequence[Buffer]:
         tensors: dict[str, Array] = {}
         for layer in sorted(self.layers):
             tensors.update(self._tensors(layer))

@@ -275,13 +275,12 @@ def _estimate(cache: str, rows: int | None, held_out: int, **flags: Any) -> Any:
 
 
 def _held_out(cache: str, recipes: Mapping[str, TeacherRecipe], most: int) -> Iterator[str]:
-    """Run the timed teachers on the first rows at and between their buckets, and yield the errors."""
+    """Run the timed teachers on some rows at and between their buckets, and yield the errors."""
     opened = open_cache(cache)
     for layer, recipe in recipes.items():
         if most and recipe.model.timed:
             try:
-                first = opened.read(range(min(most, len(opened))), recipe.reads)
-                yield from map(str, interpolation_errors(layer, recipe, first))
+                yield from map(str, interpolation_errors(layer, recipe, opened, most))
             finally:
                 recipe.release()
 

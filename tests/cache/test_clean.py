@@ -6,6 +6,7 @@ import sys
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 from tests.builders import wait_until
 from tests.cache.test_status import put_claim
@@ -23,7 +24,9 @@ from tests.layer_recipes import (
 
 import forebay as fb
 from forebay.cache import clean as clean_module
+from forebay.cache.heartbeats import BuilderBeat
 from forebay.errors import CacheNotFound, IndexCorrupt
+from forebay.format import layout
 from forebay.store.owner import Owner, this_host, this_process
 
 
@@ -98,6 +101,29 @@ def test_claims_of_dead_builders_and_of_chunks_that_are_there_go(tmp_path: Path)
     assert set(report.claims) == {str(path.relative_to(root)) for path in (dead, failed, done)}
     assert live.exists()
     assert not any(path.exists() for path in (dead, failed, done))
+
+
+def test_heartbeats_of_dead_and_silent_builders_go_and_those_that_beat_keep_their_claims(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = number_cache(tmp_path)
+    text = msgspec.json.encode(BuilderBeat(beat=3, host="there", pid=17))
+    owners = [dead_owner(), "0123456789ab-17-4", "0123456789ab-18-4", this_process()]
+    (root / "builders").mkdir(exist_ok=True)
+    dead, silent, beating, own = (root / layout.builder(str(owner)) for owner in owners)
+    for path in (dead, silent, beating, own, root / "builders/notes.json"):
+        path.write_bytes(text)
+    kept = put_claim(root, "numbers/000003.1.json", "0123456789ab-18-4")
+    sleep = time.sleep
+
+    def beat_meanwhile(seconds: float) -> None:
+        beating.write_bytes(text.replace(b"3", b"4", 1))
+        sleep(seconds)
+
+    monkeypatch.setattr(time, "sleep", beat_meanwhile)
+    report = fb.clean(root, lease_seconds=0.2)
+    assert set(report.claims) == {str(path.relative_to(root)) for path in (dead, silent)}
+    assert all(path.exists() for path in (beating, own, kept, root / "builders/notes.json"))
 
 
 def test_claims_of_other_hosts_go_only_when_they_stay_silent_for_a_lease(tmp_path: Path) -> None:
@@ -220,9 +246,10 @@ def test_one_lease_is_waited_for_all_layers_together(tmp_path: Path, monkeypatch
     root = layered_cache(tmp_path)
     claims = [put_claim(root, f"{layer}/000009.1.json", "0123456789ab-17-4") for layer in ("numbers", "length")]
     slept: list[float] = []
-    monkeypatch.setattr(time, "sleep", slept.append)
-    assert len(fb.clean(root, lease_seconds=30).claims) == 2
-    assert slept == [30]
+    sleep = time.sleep
+    monkeypatch.setattr(time, "sleep", lambda seconds: [slept.append(seconds), sleep(seconds)])
+    assert len(fb.clean(root, lease_seconds=0.1).claims) == 2
+    assert slept == [0.1]
     assert not any(path.exists() for path in claims)
 
 

@@ -6,7 +6,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import islice
 
 from forebay.building.build_options import BuildOptions, BuildProgress, Reasons, allows_all
 from forebay.building.builder import Build, Weigh, with_retries
@@ -34,6 +33,7 @@ from forebay.columns import Array
 from forebay.engine.base import Engine
 from forebay.errors import (
     BuildFailed,
+    BuildStopped,
     CacheNotFound,
     ChunkFailed,
     DiskFull,
@@ -130,14 +130,13 @@ def _made_for(snapshot: Snapshot, segment: Segment, layer: str) -> list[tuple[in
 def _remove_empty_folders(root: str, layer: str) -> None:
     """Remove the folders that a build made, each only if nothing is in it; the root may be the user's."""
     inner, outer = (layout.layer_folder(layer), layout.claims_folder(layer)), (layout.LAYERS, layout.CLAIMS)
-    for folder in (*inner, *outer, layout.PLAN, layout.IDENTITIES):
+    for folder in (*inner, *outer, layout.BUILDERS, layout.PLAN, layout.IDENTITIES):
         path = os.path.join(root, folder).rstrip("/")
         if not os.path.islink(os.path.dirname(path)) or os.path.dirname(path) == root:
             with suppress(OSError):
                 os.rmdir(path)
 
 
-MOST_EXPLAINED = 1000  # chunks whose failures a report counts by reason: each is opened for it
 LOOKS = 3  # how often a source that changes while it is read is looked at again
 
 
@@ -302,7 +301,9 @@ def _build_missing(place: LayerBuild, wanted: Iterable[int], engine: Engine, ter
         unbound = False
         with suppress(OSError, ForebayError):
             made = {layer: tally.records.values()}
-            publish(store, made, terms.versions, None, terms.planned, adopts, terms.kept_limit)
+            # Who is stopped may have seconds: what workers wrote and could not report is listed by the next build.
+            adopted = {} if isinstance(error, BuildStopped) else adopts
+            publish(store, made, terms.versions, None, terms.planned, adopted, terms.kept_limit)
             if isinstance(error, ChunkFailed | TooManyFailures):
                 unbound = unbind(store, layer)
         if isinstance(error, SourceChanged):
@@ -476,8 +477,6 @@ def _report(
     table = generation.table(layer)
     statistics = {name: value for name, value in table.totals().items() if not isinstance(value, list)}
     holds = {"chunks": len(table), "rows": int(table.rows.sum()), "bytes": int(table.numbers["size"].sum())}
-    failed = islice((record for record in tally.records.values() if record.failures), MOST_EXPLAINED)
-    reasons = Reasons(one for record in failed for one in open_chunk(store, layer, record).failures())
     return BuildReport(
         root=store.address,
         layer=layer,
@@ -496,7 +495,7 @@ def _report(
         made_statistics=dict(tally.sums),
         statistics=statistics,
         figures=hooks_of(recipe).figures(fields_of(recipe), statistics, holds) if len(table) else {},
-        reasons=reasons.counts(),
+        reasons=dict(tally.reasons.most_common()),
         phases=dict(phases),
     )
 

@@ -245,7 +245,7 @@ def test_heartbeats_keep_all_that_a_builder_holds_alive_past_its_lease(tmp_path)
 @pytest.mark.parametrize(
     "text",
     [b"", b"{", b"[]", b'{"beat": -1, "host": "x", "pid": 1}', b'{"beat": 1, "host": 3, "pid": 1}',
-     b'{"beat": 1, "host": "' + b"x" * 300 + b'", "pid": 1}',
+     b'{"beat": 1, "host": "' + b"x" * 301 + b'", "pid": 1}',
      b'{"beat": 1, "host": "x", "pid": 1}' + b" " * MOST_BYTES],
 )  # fmt: skip
 def test_a_heartbeat_that_cannot_be_read_keeps_nothing_alive(text):

@@ -22,8 +22,8 @@ from forebay.building.chunk_maker import BuildJob, Job, has_file
 from forebay.building.task import BuildTask
 from forebay.cache.catalog import UNPUBLISHED, chunk_files, generation_numbers, load_generation, sound_record
 from forebay.cache.claims import Claims
-from forebay.cache.heartbeats import Heartbeat, OtherBuilders
-from forebay.cache.publish import publish
+from forebay.cache.heartbeats import BuilderBeat, Heartbeat, OtherBuilders
+from forebay.cache.publish import differing_versions, publish
 from forebay.cache.records import Progress
 from forebay.engine.base import Died, Done, Engine, Event, Failed
 from forebay.engine.worker import peak_bytes
@@ -265,7 +265,7 @@ class Build:
         self._others = OtherBuilders(self._store, self._layer)
         self._first_present, self._listed_count = tally.present, tally.present
         self._heart = Heartbeat(
-            self._store, terms.host, terms.lease_seconds, self._layer, self._others.look_now_and_then
+            self._store, terms.host, terms.lease_seconds, self._layer, terms.versions, self._others.look_now_and_then
         )
         self._newest: tuple[int, dict[int, int]] = (UNPUBLISHED, {})  # number, chunk of the layer -> listed revision
         self._waiting_for: tuple[str, ...] = ()  # machines whose builders have all that is left
@@ -297,7 +297,7 @@ class Build:
         try:
             governor.check_before(engine)
             with suppress(OSError, ForebayError):
-                self._others.look()
+                self._compare_versions(self._others.look())
             while self._step(engine, governor):
                 self._show(engine)
             self._publish_unlisted()
@@ -313,6 +313,14 @@ class Build:
                 with_retries(partial(self._claims.remove_abandoned, self._is_made_by_anyone))
             with suppress(OSError):
                 with_retries(self._remove_leftovers)
+
+    def _compare_versions(self, others: Mapping[str, BuilderBeat]) -> None:
+        """Say which libraries are not those of the other builders: bytes may differ, and are recorded with both."""
+        differing = differing_versions([beat.versions for beat in others.values()], self._terms.versions)
+        if differing:
+            hosts = ", ".join(sorted({beat.host for beat in others.values()}))
+            self._tally.note = f"library versions here are not those of the builders on {hosts}: {differing}"
+            self._tally.warnings.append(self._tally.note)
 
     def _remove_leftovers(self) -> None:
         for leftover in self._store.leftovers():

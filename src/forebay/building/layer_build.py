@@ -25,7 +25,7 @@ from forebay.cache.catalog import (
 )
 from forebay.cache.claims import is_abandoned, read_claims
 from forebay.cache.plan import Plan
-from forebay.cache.publish import listed_plan, listed_revision, publish, publish_found
+from forebay.cache.publish import differing_versions, listed_plan, listed_revision, publish, publish_found
 from forebay.cache.records import BuildReport
 from forebay.cache.segment import Segment, unreadable_note
 from forebay.cache.source_check import Freshness, check_freshness, check_kind, reported, source_changed
@@ -285,6 +285,9 @@ def _build_missing(place: LayerBuild, wanted: Iterable[int], engine: Engine, ter
     tally = BuildProgress(total=len(order), present=len(order) - len(missing))
     lost = [chunk for chunk in order if chunk in gone]
     notes = [*place.notes, *_unsound_notes(layer, unsound.intersection(order))]
+    if missing and (differing := differing_versions(found.newest.versions if found.newest else (), terms.versions)):
+        tally.note = f"chunks are made with other library versions than those that are there: {differing}"
+        notes.append(tally.note)
     if lost:
         again = remake_chunks(place, lost, found.published, engine, terms)
         notes.append(f"{len(again.records)} published chunk(s) had lost their files and were made again")

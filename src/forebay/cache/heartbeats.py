@@ -29,6 +29,7 @@ BUILDERS_PER_LOOK = 16  # other builders, for each beat from one look at them to
 MOST_BUILDERS = 10_000  # that are read: a stranger's folder may have any number
 _Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 60)]
 _Measure = Annotated[float, msgspec.Meta(ge=0, le=1e18)]
+_Name = Annotated[str, msgspec.Meta(max_length=300)]
 _UNREADABLE = (Missing, msgspec.MsgspecError, ForebayError, OSError, ValueError, RecursionError)
 
 
@@ -36,9 +37,9 @@ class BuilderBeat(msgspec.Struct, frozen=True, kw_only=True):
     """The content of a heartbeat. Fields that a later forebay adds are ignored."""
 
     beat: _Count
-    host: Annotated[str, msgspec.Meta(max_length=255)]
+    host: _Name
     pid: _Count
-    layer: Annotated[str, msgspec.Meta(max_length=128)] = ""
+    layer: _Name = ""
     workers: _Count = 0  # this and the next two: what the builder used at its last beat
     cpu_percent: _Measure = 0.0
     memory_bytes: _Count = 0
@@ -49,6 +50,7 @@ class BuilderBeat(msgspec.Struct, frozen=True, kw_only=True):
     rows: _Count = 0
     written_bytes: _Count = 0
     seconds: _Measure = 0.0
+    versions: dict[_Name, _Name] = {}  # of the libraries that shape bytes
 
     @property
     def chunks_per_second(self) -> float:
@@ -163,6 +165,7 @@ class Heartbeat(threading.Thread):
         host: str,
         lease_seconds: float = LEASE_SECONDS,
         layer: str = "",
+        versions: Mapping[str, str] | None = None,
         on_beat: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__(name="forebay-heartbeat", daemon=True)
@@ -172,7 +175,7 @@ class Heartbeat(threading.Thread):
         self._seconds = lease_seconds / BEATS_PER_LEASE
         self._owner = this_process()
         self._processes = ProcessTree(self._owner.pid)
-        self._beat = 0
+        self._beat, self._versions = 0, dict(versions or {})
         self._on_beat = on_beat
         self._stopped = threading.Event()
 
@@ -205,6 +208,7 @@ class Heartbeat(threading.Thread):
             rows=progress.rows,
             written_bytes=progress.written_bytes,
             seconds=progress.seconds,
+            versions=self._versions,
         )
 
     def __enter__(self) -> "Heartbeat":

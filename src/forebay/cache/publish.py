@@ -178,6 +178,24 @@ def builder_versions(recipe_versions: Mapping[str, str]) -> dict[str, str]:
     return {name: str(version) for name, version in {**own, **recipe_versions}.items()}
 
 
+def differing_versions(known: Iterable[Mapping[str, str]], now: Mapping[str, str]) -> str:
+    """Which libraries are of a version that no one before had, in words; empty where there is none.
+
+    >>> differing_versions([{"numpy": "2.1"}, {"numpy": "2.2", "zstd": "1"}], {"numpy": "2.3", "zstd": "1"})
+    'numpy 2.3 (before: 2.1, 2.2)'
+    """
+    before: dict[str, set[str]] = {}
+    for versions in known:
+        for name, version in versions.items():
+            before.setdefault(name, set()).add(version)
+    others = (
+        f"{name} {version} (before: {', '.join(sorted(before[name]))})"
+        for name, version in now.items()
+        if name in before and version not in before[name]
+    )
+    return ", ".join(others)
+
+
 def _draft(
     snapshot: Snapshot,
     made: Mapping[str, Iterable[ChunkRecord]],

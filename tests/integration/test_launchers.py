@@ -20,6 +20,7 @@ from forebay.building import build_options
 from forebay.cache.catalog import generation_numbers, load_generation
 from forebay.cache.heartbeats import BuilderBeat, read_builders
 from forebay.cli.settings import place_in_plan
+from forebay.errors import BuildFailed
 from forebay.format import layout
 from forebay.store import LocalStore, MemoryStore
 from forebay.store.owner import this_process
@@ -218,6 +219,19 @@ def test_a_build_with_other_libraries_than_the_chunks_that_are_there_says_so(tmp
     (said,) = [note for note in report.notes if "library versions" in note]
     assert "(before: 0.9)" in said
     assert len(fb.summarize(store).versions) == 2
+
+
+def test_a_machine_on_which_every_chunk_fails_stops_early_and_costs_nothing_that_another_cannot_make(tmp_path, notes):
+    failing = {f"c{chunk}": "raise ValueError 1" for chunk in range(24)}  # the first time, as on a broken machine
+    source, root = fb.sources.lines(write_orders(tmp_path / "source.txt", orders(24, **failing))), tmp_path / "cache"
+    with pytest.raises(BuildFailed, match="ValueError") as caught:
+        fb.build(root, source, ObedientRecipe(), workers=0)
+    assert len(caught.value.failed) == 20
+    assert {claim.state for claim in fb.status(root).claims} == {"failed"}
+    with pytest.raises(BuildFailed, match="4 chunk"):
+        fb.build(root, source, ObedientRecipe(), workers=0)  # elsewhere: the last four fail for the first time
+    assert fb.build(root, source, ObedientRecipe(), workers=0).made == 4
+    assert fb.status(root).complete
 
 
 def test_a_clock_that_is_hours_off_changes_nothing(tmp_path, notes):

@@ -18,7 +18,7 @@ from forebay.cache.records import OnProgress, Progress
 from forebay.engine import InlineEngine, LocalEngine
 from forebay.engine.base import Engine
 from forebay.errors import LibraryMissing, TooManyFailures
-from forebay.format.chunk import FAILED, ChunkRecord
+from forebay.format.chunk import FAILED, ChunkRecord, is_counted_by_recipe
 from forebay.format.generation import Generation
 from forebay.recipe import AnyRecipe, fields_of, hooks_of
 from forebay.source import Failure, Source
@@ -159,7 +159,7 @@ class BuildProgress:
         self.written_bytes += record.size
         numbers = {name: value for name, value in record.statistics.items() if not isinstance(value, list)}
         failed = {name: int(value) for name, value in numbers.items() if name.startswith(FAILED)}
-        self.sums.update({name: value for name, value in numbers.items() if name not in failed})
+        self.sums.update({name: value for name, value in numbers.items() if is_counted_by_recipe(name)})
         self.reasons.update({name.removeprefix(FAILED): count for name, count in failed.items()})
 
     def figures(self, recipe: AnyRecipe) -> dict[str, Any]:

@@ -157,7 +157,7 @@ def _remake(
         elif made.revision == record.revision:
             mending.restored.append(made.key(layer))
         else:
-            other = differing_versions(generation.versions, own.versions)
+            other = differing_versions(generation.made_with(layer, record.chunk), own.versions)
             why = _why_other_bytes(record, made) + (f": {other}" if other else "")
             mending.replaced[made.key(layer)] = why
 

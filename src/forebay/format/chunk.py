@@ -77,7 +77,10 @@ MAX_HEAD_BYTES = 256 << 20
 MAX_COLUMNS = 4096
 SUM_BYTES = 8  # of one block in the index
 MAX_COUNT = 1 << 40  # of rows, samples, failures
-FAILED = "failed."  # a statistic that a generation has, and no chunk: this and a reason
+# Statistics that a generation has, and no chunk:
+FAILED = "failed."  # and a reason: how many samples failed for it
+MADE_BY = "made.by"  # which of the generation's sets of versions made a chunk, from 0; UNKNOWN: nobody can tell
+UNKNOWN = -1
 OTHER, MOST_REASONS = "other", 16
 _REASON = re.compile(r"[a-z0-9-]{1,40}")
 
@@ -273,8 +276,15 @@ def record_of(
         content=bytes.fromhex(meta.content),
         ids=bytes.fromhex(meta.ids),
         base=bytes.fromhex(meta.base or "00" * 16),
-        statistics=meta.statistics | {f"{FAILED}{reason}": count for reason, count in reasons.items()},
+        statistics={
+            **{name: value for name, value in meta.statistics.items() if is_counted_by_recipe(name)},
+            **{f"{FAILED}{reason}": count for reason, count in reasons.items()},
+        },
     )
+
+
+def is_counted_by_recipe(statistic: str) -> bool:
+    return statistic != MADE_BY and not statistic.startswith(FAILED)
 
 
 def _check_column(column: Column, rows: Array | Ragged) -> int:

@@ -86,7 +86,13 @@ def unbind(store: Store, layer: str) -> bool:
     records = [sound_record(store, layer, chunk, revision) for chunk, revision in files.items()]
     if any(record is None or record.rows for record in records):
         return False
-    prefixes = (layout.layer_folder(layer), layout.claims_folder(layer), layout.PLAN, layout.IDENTITIES)
+    prefixes = (
+        layout.layer_folder(layer),
+        layout.claims_folder(layer),
+        layout.BUILDERS,
+        layout.PLAN,
+        layout.IDENTITIES,
+    )
     keys = [entry.key for prefix in prefixes for entry in store.entries(prefix) if layout.is_known(entry.key, {layer})]
     for key in sorted(keys, key=lambda key: layout.parse_chunk(key) is None or key.startswith(layout.PLAN)):
         store.delete(key)

@@ -198,7 +198,7 @@ class Heartbeat(threading.Thread):
             host=self._host,
             pid=self._owner.pid,
             layer=self._layer,
-            workers=usage.workers,
+            workers=progress.workers or usage.workers,
             cpu_percent=usage.cpu_percent,
             memory_bytes=usage.memory_bytes,
             done=progress.done,

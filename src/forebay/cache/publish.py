@@ -241,11 +241,12 @@ def _draft(
 
 
 def _makers(history: Sequence[Mapping[str, str]], versions: Mapping[str, str]) -> tuple[int, int]:
-    """Which set of versions made the chunks of this process, and which those that it adopts, if there is only one."""
+    """Which set of versions made the chunks of this process, and which those that it adopts."""
+    found = 0 if len(history) <= 1 else UNKNOWN
     if not versions:
-        return UNKNOWN, UNKNOWN
+        return found, found
     maker = history.index(dict(versions)) if dict(versions) in history else len(history)
-    return maker, 0 if (maker, len(history)) == (0, 1) else UNKNOWN
+    return maker, UNKNOWN if maker else found
 
 
 def _made_by(record: ChunkRecord, number: int) -> ChunkRecord:

@@ -204,7 +204,7 @@ class Watch:
         working: Collection[tuple[str, int]],
         beat: BuilderBeat | None,
     ) -> LiveBuilder:
-        beat = beat or BuilderBeat(beat=0, host=held[0][2].host, pid=max(0, held[0][2].pid))
+        beat = beat or BuilderBeat(beat=0, host=held[0][2].host, pid=held[0][2].pid)
         parsed = Owner.parse(owner)
         here = parsed is not None and parsed.host == this_host()
         usage = Usage(beat.workers, beat.cpu_percent, beat.memory_bytes)

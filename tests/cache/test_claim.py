@@ -225,15 +225,15 @@ def test_the_lease_of_a_claim_counts_from_when_it_was_first_seen_not_from_when_i
     assert not claims_on(store, lease_seconds=0.3).take(35)
 
 
-def test_heartbeats_keep_all_that_a_builder_holds_alive_past_its_lease(tmp_path):
-    store = LocalStore(tmp_path)
-    holder, other = claims_on(store, lease_seconds=1.2), claims_on(store, lease_seconds=1.2)
+def test_heartbeats_keep_all_that_a_builder_holds_alive_past_a_lease():
+    store = MemoryStore()  # no disk, which may be busy for a lease
+    holder, other = claims_on(store, lease_seconds=0.06), claims_on(store, lease_seconds=1)
     assert holder.take(1)
     assert holder.take(2)
-    pulses = Pulses(store, 1.2)
-    with Heartbeat(store, "here", 1.2):
+    pulses = Pulses(store, 1)
+    with Heartbeat(store, "here", 0.06):
         begun = time.monotonic()
-        while time.monotonic() - begun < 3:
+        while time.monotonic() - begun < 1.5:
             assert not other.take(1)
             assert not other.take(2)
             assert not pulses.is_silent(str(this_process()))
@@ -254,7 +254,7 @@ def test_a_heartbeat_that_cannot_be_read_keeps_nothing_alive(text):
     store.create(layout.builder(ELSEWHERE), [text])
     assert read_builders(store) == {}
     mine = claims_on(store, lease_seconds=0.1)
-    end = time.monotonic() + 30
+    end = time.monotonic() + 600
     while not mine.take(35):
         assert time.monotonic() < end, "the chunk can never be claimed"
         time.sleep(0.02)
@@ -298,7 +298,7 @@ def test_an_expired_claim_is_taken_over_by_exactly_one_of_many(tmp_path, builder
     ]
     for racer in racers:
         racer.start()
-    taken = [results.get(timeout=60) for _ in racers]
+    taken = [results.get(timeout=600) for _ in racers]
     for racer in racers:
         racer.join()
     assert sorted(taken) == [False] * (builders - 1) + [True]
@@ -331,7 +331,7 @@ def test_a_claim_that_cannot_be_read_stops_nobody(tmp_path: Path, content: bytes
     store = LocalStore(tmp_path)
     store.create(layout.claim(LAYER, 35, 1), [content])
     mine = claims_on(store, lease_seconds=0.2)
-    end = time.monotonic() + 30
+    end = time.monotonic() + 600
     while not mine.take(35):
         assert time.monotonic() < end, "the chunk can never be claimed"
         time.sleep(0.02)
@@ -384,7 +384,7 @@ class Refusing(MemoryStore):
 
 def test_a_heartbeat_outlives_credentials_that_ran_out() -> None:
     store = Refusing()
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 600
 
     def beat() -> int:
         assert time.monotonic() < deadline, "no beat came"

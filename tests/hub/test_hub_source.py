@@ -185,7 +185,7 @@ def test_a_builder_killed_during_a_download_is_resumed_by_the_next(hub, source, 
 
 def test_a_builder_that_ends_leaves_no_shard_whatever_its_workers_held(hub, source, tmp_path):
     """Chunks of two shards each: a worker ends with the beginning of a shard that another finished."""
-    assert start_build(source, tmp_path, rows=50, workers=2).communicate(timeout=60) == ("", "")
+    assert start_build(source, tmp_path, rows=50, workers=2).communicate(timeout=600) == ("", "")
     assert texts_of(tmp_path / "cache") == TEXTS
     assert shards_at_rest(tmp_path) == []
     assert start_build(source, tmp_path / "range", rows=50, workers=0, end_chunk=1).communicate() == ("", "")
@@ -224,7 +224,7 @@ def test_a_hub_that_cannot_be_asked_leaves_the_source_unchecked(hub, source, tmp
         "report = fb.verify(sys.argv[1], source=source); "
         "print(fb.status(sys.argv[1], source=source).source_checked, report.source_checked, report.sound)"
     )
-    said, _ = start_python(["-c", script, str(root), pickle.dumps(source).hex()]).communicate(timeout=60)
+    said, _ = start_python(["-c", script, str(root), pickle.dumps(source).hex()]).communicate(timeout=600)
     assert said.split() == ["False", "False", "True"]
 
 

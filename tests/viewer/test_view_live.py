@@ -119,7 +119,7 @@ def test_a_heartbeat_says_what_its_builder_uses(tmp_path: Path) -> None:
         assert beaten()[0].memory_bytes > 5_000_000
     finally:
         builder.terminate()
-        builder.communicate(timeout=60)
+        builder.communicate(timeout=600)
 
 
 def test_a_hundred_thousand_chunks_are_drawn_zoomed_and_opened(view: Open, tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ def server(token_root: Path) -> Iterator[Server]:
 
 def ask(server: Server, path: str, method: str = "GET", **headers: str) -> tuple[int, str, http.client.HTTPMessage]:
     """The answer to a request whose path is sent as it is; `Host` is the server's own unless one is passed."""
-    connection = http.client.HTTPConnection("127.0.0.1", server.address.port, timeout=30)
+    connection = http.client.HTTPConnection("127.0.0.1", server.address.port, timeout=600)
     connection.putrequest(method, path, skip_host=True)
     for name, value in ({"host": f"127.0.0.1:{server.address.port}"} | headers).items():
         connection.putheader(name.replace("_", "-"), value)

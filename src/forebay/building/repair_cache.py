@@ -20,7 +20,7 @@ from forebay.building.layer_build import (
 from forebay.building.planning import SourceListing
 from forebay.building.reopen import kept_recipe, kept_source, kept_workers, recipe_until, reopened, source_for
 from forebay.building.repair_index import _ADVICE, RepairInputs, RepairLog, adoptable, repair_index
-from forebay.cache.catalog import Snapshot, index_problems, outdated_chunks, published_record, sound_record
+from forebay.cache.catalog import Snapshot, index_problems, published_record, sound_record
 from forebay.cache.copy import read_published
 from forebay.cache.publish import adoption_rule, builder_versions, differing_versions, listed_plan
 from forebay.cache.records import GONE, RepairReport, VerifyReport
@@ -92,7 +92,7 @@ def _make_unlisted(
     plan, adopts = listed_plan(snapshot), adoptable(means, snapshot.sound_plan, newest.base, newest.layers)
     for layer in sorted(newest.layers, key=partial(layer_height, newest)):
         table, asked = newest.table(layer), plan.revisions(layer)
-        listed = set(table.chunks.tolist()) - set(outdated_chunks(table, asked).tolist())
+        listed = set(table.chunks.tolist())  # also in an older revision: `refresh` makes what it finds unsound
         allowed = adoption_rule(layer, adopts, None if layer == newest.base else newest.table(newest.base))
         unsound: dict[int, str] = {}
         for chunk, revision in snapshot.chunk_files(layer).items():

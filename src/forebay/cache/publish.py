@@ -95,7 +95,7 @@ def _next(
     newest = snapshot.newest
     draft = _draft(snapshot, made, versions, set() if skipped is None else skipped, planned, adopts)
     draft = draft if max_failures is None else replace(draft, max_failures=max_failures)
-    if newest is not None and newest.same_content(draft):
+    if newest is not None and newest.same_content(draft) and newest.max_failures == draft.max_failures:
         return None, newest
     if newest is None and not any(int(table.rows.sum()) for table in draft.layers.values()):
         return None, draft.numbered(UNPUBLISHED)
@@ -165,7 +165,7 @@ def _published(store: Store, drafted: Callable[[], tuple[int | None, Generation]
     )
 
 
-def _created(store: Store, key: str, data: list[Buffer]) -> bool:
+def _created(store: Store, key: str, data: Sequence[Buffer]) -> bool:
     try:
         return store.create(key, data)
     except NotForebay:  # a folder or a link has the name
@@ -225,6 +225,8 @@ def _draft(
         allowed = adoption_rule(name, adopts, None if name == base else layers.get(base))
         asked = plan.revisions(name)
         layers[name] = _with_unlisted(snapshot, name, tables[name], own[name], skipped, asked, allowed, finder)
+        if name == base:
+            layers[name] = _with_whole_refresh(tables[name], layers[name], asked)
     layers = _without_outdated(layers, plan)
     is_new = any(_lists_other(layers[name], tables[name], own[name]) for name in names)
     return Generation(
@@ -318,6 +320,26 @@ def _plan_in_use(plan: Plan, base: ChunkTable | None, listed: int) -> Plan:
     return plan
 
 
+def _with_whole_refresh(before: ChunkTable, after: ChunkTable, asked: Array) -> ChunkTable:
+    """The table after, but with chunks of a refresh only if it lists all of them: until then, as they were before.
+
+    Where the cuts of a file move, its samples change chunks. A chunk of the new cuts beside one of the old would have
+    samples twice, or lack some that both generations have.
+    """
+    if after is before or not len(outdated_chunks(after, asked)):
+        return after
+    new = _refreshed(after, asked) - _refreshed(before, asked)
+    kept = [before.record(at) for at, chunk in enumerate(before.chunks.tolist()) if chunk in new]
+    return _with(after.without(np.array(sorted(new), np.int64)), kept)
+
+
+def _refreshed(table: ChunkTable, asked: Array) -> set[int]:
+    """The chunks that a table lists as a refresh asks for them."""
+    planned = table.chunks < len(asked)
+    wanted = asked[table.chunks[planned]]
+    return set(table.chunks[planned][(wanted > 0) & (table.numbers["revision"][planned] >= wanted)].tolist())
+
+
 def _without_outdated(layers: Mapping[str, ChunkTable], plan: Plan) -> dict[str, ChunkTable]:
     """A base chunk that was refreshed takes the chunks of further layers with it that were made from the old one."""
     base = layers.get(plan.amended_base)
@@ -334,7 +356,9 @@ def _without_outdated(layers: Mapping[str, ChunkTable], plan: Plan) -> dict[str,
 
 def _lists_other(table: ChunkTable, before: ChunkTable, made: list[ChunkRecord]) -> bool:
     """Whether a table lists chunks of this process that it did not list before."""
-    return table is not before and any(listed_revision(before, record) < record.revision for record in made)
+    return table is not before and any(
+        listed_revision(before, record) < record.revision <= listed_revision(table, record) for record in made
+    )
 
 
 def listed_revision(table: ChunkTable, record: ChunkRecord) -> int:

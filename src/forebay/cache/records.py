@@ -100,6 +100,8 @@ class BuildReport(Record, frozen=True, kw_only=True):
     statistics: dict[str, int | float] = {}  # sums over all chunks of the layer
     figures: dict[str, object] = {}  # what the recipe derives from them: shares, ratios
     reasons: dict[str, int] = {}  # why samples failed, in the chunks that this build made
+    made_rows: int = 0  # in the chunks that this build made; `rows`, `samples` and `failures` are of the whole layer
+    made_failures: int = 0
     phases: dict[str, float] = {}  # seconds of listing, planning, making (with writing) and publishing
 
     @property
@@ -181,6 +183,7 @@ class RefreshReport(Record, frozen=True, kw_only=True):
     generation: int | None
     seconds: float
     notes: tuple[str, ...] = ()
+    unbuilt: int = 0  # chunks of the base layer that are planned and were never built
 
 
 class Gaps(Record, frozen=True, kw_only=True):

@@ -12,6 +12,7 @@ from forebay.cache.catalog import (
     layer_columns,
     load_generation,
     open_chunk,
+    outdated_chunks,
     read_cache_document,
     read_recipe_document,
 )
@@ -57,6 +58,7 @@ def _gaps(snapshot: Snapshot, layer: str | None) -> list[Gaps]:
     for name in [layer] if layer is not None else names:
         table = snapshot.table(name)
         there = snapshot.present_chunks(name, table, plan.revisions(name))
+        listed = set(table.chunks.tolist()) - set(outdated_chunks(table, plan.revisions(name)).tolist())
         missing = tuple(chunk for chunk in range(planned) if chunk not in there)
         kept = read_recipe_document(store, name)
         found.append(
@@ -67,7 +69,7 @@ def _gaps(snapshot: Snapshot, layer: str | None) -> list[Gaps]:
                 planned=planned,
                 present=planned - len(missing),
                 missing=missing,
-                unlisted=tuple(sorted(there - set(table.chunks.tolist()))),
+                unlisted=tuple(sorted(there - listed)),
             )
         )
     return found
@@ -89,7 +91,7 @@ def cache_status(
     return Status(
         root=store.address,
         generation=newest.number if newest else None,
-        complete=bool(layers) and all(not layer.missing and layer.listed == layer.planned for layer in layers),
+        complete=bool(layers) and all(map(_is_complete, layers)),
         layers=layers,
         claims=tuple(_claim_status(key, claim) for key, claim in claims),
         builders=builder_statuses(read_builders(store), {layer.layer: len(layer.missing) for layer in layers}, is_dead),
@@ -103,6 +105,10 @@ def cache_status(
         refreshable=not plan.deduplicates,
         foreign=foreign_files(snapshot),
     )
+
+
+def _is_complete(layer: LayerStatus) -> bool:
+    return not layer.missing and not layer.unlisted and layer.listed == layer.planned
 
 
 def _checked(snapshot: Snapshot) -> Snapshot:

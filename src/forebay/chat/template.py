@@ -41,7 +41,7 @@ try:
     from jinja2.utils import Namespace
     from jinja2.visitor import NodeTransformer
 
-    from forebay.chat.content_uses import uses_of_contents
+    from forebay.chat.content_uses import is_generation, uses_of_contents
 except ModuleNotFoundError as missing:
     raise LibraryMissing("jinja2", "rendering chat templates", "chat") from missing
 
@@ -532,10 +532,7 @@ class ChatTemplate:
         try:
             parsed = environment.parse(source.text)
             self.uses = uses_of_contents(parsed)
-            self.has_generation = "generation" in source.text and any(
-                isinstance(call.call, nodes.Call) and "generation" in repr(call.call)
-                for call in parsed.find_all(nodes.CallBlock)
-            )
+            self.has_generation = any(map(is_generation, parsed.find_all(nodes.CallBlock)))
             names = {name.name for name in parsed.find_all(nodes.Name)}
             code = environment.compile(_Counting(self._bounds).visit(parsed))
         except (jinja2.TemplateError, RecursionError, ValueError) as error:

@@ -14,14 +14,14 @@ from msgspec import Meta
 
 from forebay.building.begin import begun_plan
 from forebay.building.build_options import ray_engine
-from forebay.building.reopen import check_kept_texts, constants_file
+from forebay.building.reopen import check_kept_texts, constants_file, source_for
 from forebay.cache.catalog import layers_of, read_cache_document, read_recipe_document
 from forebay.cli.settings_file import checked_section, read_settings_file
 from forebay.cli.show import say
 from forebay.engine.base import Engine
-from forebay.errors import LayerNotFound, SourceInvalid, SourceNotContacted, UnknownKind, is_url
+from forebay.errors import LayerNotFound, SourceInvalid, UnknownKind, is_url
 from forebay.fields import Size, declared
-from forebay.kinds import known_kinds, recipe_class, remote_source, reopen_recipe, reopen_source
+from forebay.kinds import known_kinds, recipe_class, reopen_recipe
 from forebay.preview.words import command_line
 from forebay.recipe import Recipe, RecipeDocument, fields_of, hooks_of
 from forebay.source import Source
@@ -210,14 +210,12 @@ def from_cache(kind: Kind, root: str, flags: Mapping[str, Any]) -> Settings:
     if source or "into" in build:
         raise click.UsageError(f"'{root}' is a cache and has its own source; use `forebay grow` to add data.")
     plan = begun_plan(open_store(root))
-    remote, is_allowed = remote_source(plan.source), bool(flags.get("check_source"))
-    verb = click.get_current_context().command_path.split()[1]
-    if remote and not is_allowed:
-        raise SourceNotContacted(root, remote, verb)
+    verb, is_allowed = click.get_current_context().command_path.split()[1], bool(flags.get("check_source"))
+    reopened_source = source_for(open_store(root), None, is_allowed, plan, verb)
     constants = constants_file(open_store(root), kept.layer)
     reopened = cast(Recipe, reopen_recipe(kept, constants, root=root, verb=verb, check_source=is_allowed))
     return Settings(
-        reopen_source(plan.described).without_gone(),
+        reopened_source,
         _changed(kind, reopened, _placed(kind, "", recipe)),
         msgspec.convert({**build, "into": root, "layer": kept.layer}, BuildSettings),
     )

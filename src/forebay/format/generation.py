@@ -5,7 +5,7 @@ the text of `cache.json` and of every recipe, and the digests of the plan. Openi
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
@@ -209,7 +209,7 @@ class Generation:
             **limit,
         }
 
-    def encode(self, key: bytes | None) -> list[Buffer]:
+    def encode(self, key: bytes | None) -> Sequence[Buffer]:
         tensors: dict[str, Array] = {}
         for layer in sorted(self.layers):
             tensors.update(self._tensors(layer))

@@ -306,6 +306,7 @@ class Build:
             engine.stop()
             # What cannot be tidied up now must not hide why the build ended: `clean` removes it, and claims expire.
             with suppress(OSError, ForebayError):
+                self._take_unreported()
                 self._publish_unlisted()
             with suppress(OSError):
                 with_retries(self._claims.release_all)
@@ -482,14 +483,25 @@ class Build:
 
     def _lost(self, chunk: int) -> None:
         """Its worker died after computing it: it is there if it was written, and no try of its own if it was not."""
-        record = None
-        if isinstance(self._job, BuildJob) and chunk not in self._job.distrusted:
-            revision = self._job.revision(chunk)
-            record = with_retries(partial(sound_record, self._store, self._layer, chunk, revision))
+        record = self._written(chunk)
         if record is None:
             self._again[chunk] = time.monotonic()
         else:
             self._made(chunk, record)
+
+    def _written(self, chunk: int) -> ChunkRecord | None:
+        """The record of a chunk that a worker was making, if it wrote it before it ended."""
+        if not isinstance(self._job, BuildJob) or chunk in self._job.distrusted:
+            return None
+        return with_retries(partial(sound_record, self._store, self._layer, chunk, self._job.revision(chunk)))
+
+    def _take_unreported(self) -> None:
+        """Count what workers wrote, and could not report before they were stopped."""
+        for chunk in self._running:
+            record = self._written(chunk)
+            if record is not None:
+                self._tally.add(record)
+        self._running.clear()
 
     def _try_again(self, chunk: int, reason: str) -> None:
         self._tries[chunk] += 1

@@ -314,7 +314,7 @@ def _build_missing(place: LayerBuild, wanted: Iterable[int], engine: Engine, ter
         unbound = False
         with suppress(OSError, ForebayError):
             made = {layer: tally.records.values()}
-            # Who is stopped may have seconds: what workers wrote and could not report is listed by the next build.
+            # Who is stopped may have seconds: what others have not listed yet is not read now.
             adopted = {} if isinstance(error, BuildStopped) else adopts
             publish(store, made, terms.versions, None, terms.planned, adopted, terms.kept_limit)
             if isinstance(error, ChunkFailed | TooManyFailures):

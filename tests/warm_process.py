@@ -7,6 +7,7 @@ A forked process ends as any interpreter does, with its exit handlers.
 """
 
 import atexit
+import gc
 import json
 import os
 import runpy
@@ -91,6 +92,7 @@ def _next_task(server: socket.socket) -> tuple[list[str], list[int]]:
 def main() -> None:
     for module in PRELOADED:
         import_module(module)
+    gc.freeze()  # what is imported is not collected again in every process
     with socket.socket(fileno=int(sys.argv[1])) as server:
         (how, what, *arguments), descriptors = _next_task(server)
     for standard, descriptor in enumerate(descriptors, 1):

@@ -473,11 +473,17 @@ static PyObject *token_places(PyObject *self, PyObject *args) {
         if (start < 0 || stop > size || stop - start < skipped[at]) break;
         start += skipped[at];
         if (stop - start > text_size - begin) break;
-        int64_t same = 0; /* tokens are short: a call of memcmp takes longer */
-        while (same < stop - start && bytes[start + same] == text[begin + same]) same++;
-        if (same < stop - start) break;
+        int64_t same = 0, length = stop - start; /* tokens are short: a call of memcmp takes longer */
+        if (length > 0 && length <= 8 && start + 8 <= size && begin + 8 <= text_size) {
+            uint64_t mine, theirs; /* on big-endian machines the loop below decides */
+            memcpy(&mine, bytes + start, 8);
+            memcpy(&theirs, text + begin, 8);
+            if (length == 8 ? mine == theirs : PY_LITTLE_ENDIAN && !((mine ^ theirs) << (64 - 8 * length))) same = length;
+        }
+        while (same < length && bytes[start + same] == text[begin + same]) same++;
+        if (same < length) break;
         places[at] = begin;
-        begin += same;
+        begin += length;
     }
     Py_END_ALLOW_THREADS
     result = PyBool_FromLong(at == count && begin == text_size);

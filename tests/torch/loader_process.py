@@ -169,7 +169,7 @@ def leave_nothing(root: str) -> None:
 
 
 def join(meeting: str, rank: str, world: int = 2, backend: str = "gloo") -> None:
-    options = {"rank": int(rank), "world_size": world, "timeout": timedelta(seconds=60)}
+    options = {"rank": int(rank), "world_size": world, "timeout": timedelta(seconds=600)}
     distributed.init_process_group(backend, init_method=f"file://{meeting}", **options)
 
 

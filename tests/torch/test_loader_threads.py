@@ -2,14 +2,12 @@
 
 import json
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
-from tests.builders import REPOSITORY, script_environment
 from tests.token_caches import grow_cache, interleaved, numbers_of, token_cache
+from tests.warm_process import WarmProcess
 
 import forebay as fb
 from forebay.torch import Loader
@@ -22,28 +20,16 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return token_cache(tmp_path_factory.mktemp("threads"), ROWS, chunk_rows=20, codec="lz4")
 
 
-def start(command: str, *more: object) -> "subprocess.Popen[str]":
-    options = ["-X", "faulthandler", "-W", "error"]
-    arguments = [*options, "-m", "tests.torch.loader_process", command, *map(str, more)]
-    return subprocess.Popen(
-        [sys.executable, *arguments],
-        cwd=REPOSITORY,
-        env=script_environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+def start(command: str, *more: object) -> WarmProcess:
+    return WarmProcess("-m", "tests.torch.loader_process", command, *map(str, more))
 
 
-def said(process: "subprocess.Popen[str]", seconds: float = 100) -> str:
+def said(process: WarmProcess) -> str:
     """All that it printed, once it has ended well and without a word of complaint."""
-    try:
-        out, err = process.communicate(timeout=seconds)
-    finally:
-        process.kill()
+    code, out, err = process.communicate()
     # Of a group made with backend "cpu:gloo", torch itself warns once the module of FSDP is imported.
     err = "".join(line for line in err.splitlines(keepends=True) if "(function hasHooks)" not in line)
-    assert (process.returncode, err) == (0, ""), out
+    assert (code, err) == (0, ""), out
     return out
 
 
@@ -64,7 +50,6 @@ def test_threads_end_with_whatever_ends_the_loader(root: Path, command: str, ans
 
 def test_ctrl_c_stops_training_at_once_and_it_can_go_on(root: Path) -> None:
     process = start("wait-for-interrupt", root)
-    assert process.stdout is not None
     for _ in range(3):
         process.stdout.readline()
     process.send_signal(signal.SIGINT)

@@ -12,7 +12,7 @@ import msgspec
 import xxhash
 
 from forebay.errors import SourceInvalid, SourceNotFound, SourceUnreadable, is_url
-from forebay.source import Failure, Listing, Source, SourceFile, Unit
+from forebay.source import Failure, Listing, Source, SourceFile, Unit, listing_of
 from forebay.sources.bucket_files import look_at, open_file
 from forebay.sources.compression import estimated_size
 from forebay.sources.paths import PassedOver, found_files, full_path, is_stream, list_objects, renamed
@@ -106,7 +106,7 @@ def list_files(
 ) -> Listing:
     """Every file that a pattern names, once, by name; and how many have another suffix, those in `apart` aside."""
     if is_url(root):
-        return list_objects(root, patterns, suffixes, decompressed)
+        return listing_of(list_objects, root, tuple(patterns), suffixes, decompressed)
     others = PassedOver(apart)
     found = found_files([full_path(root, pattern) for pattern in patterns], suffixes, others)
     names = sorted(os.path.relpath(file.path, root) for file in found)

@@ -40,6 +40,13 @@ def test_a_create_whose_answer_is_in_doubt_is_true_exactly_if_the_value_is_its_o
     assert proxy.injected[kind] == 3
 
 
+def test_a_bucket_is_probed_once_by_a_process(proxy, bucket):
+    for number in range(3):
+        assert open_store(f"{bucket}/new").create(f"{number}", [b""])
+    assert sum(".forebay-probe-" in key for operation, key in proxy.log if operation == "create") == 2
+    assert proxy.requests["create"] == 5
+
+
 @pytest.mark.parametrize("kind", ["lost-reply", "reset-after", "conflict"])
 def test_one_of_many_creators_wins_behind_faults(proxy, store, kind):
     proxy.set_faults([Fault(kind, "create", probability=0.5, seed=3)])

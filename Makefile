@@ -10,8 +10,10 @@ EXTRAS ?= core,tokens,fast,images,pictures,remote,chat,viewer,torch,teachers,onn
 # The tests that `make lowest` runs with the oldest versions that pyproject.toml allows.
 LOWEST_TESTS ?= tests/store tests/format tests/golden tests/test_columns.py tests/test_recipe.py tests/building/test_build.py \
 	tests/read/test_reader.py tests/cache/test_verify.py tests/building/test_repair.py
+# Images of Python set it; then every process compiles all that it imports, and tests take twice as long.
+unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test chromium check test-long campaign format bench docs record wheel wheel-check lowest release figures walk clean
+.PHONY: help setup demo test chromium check check-js test-long campaign format bench docs record wheel wheel-check lowest release figures walk clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -21,14 +23,14 @@ $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit("forebay needs Python 3.11 or newer; set PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.core: pyproject.toml constraints.txt src/forebay/_native.c | $(BIN)/python
+$(VENV)/.core: pyproject.toml constraints.txt src/forebay/_native.c src/forebay/images/_resize.c | $(BIN)/python
 	@echo "==> installing forebay and its dependencies into $(VENV)"
 	$(PIP) install --quiet --constraint constraints.txt --editable '.[tokens]'
 	@touch $@
 
-$(VENV)/.dev: pyproject.toml constraints.txt src/forebay/_native.c | $(BIN)/python
+$(VENV)/.dev: pyproject.toml constraints.txt src/forebay/_native.c src/forebay/images/_resize.c | $(BIN)/python
 	@echo "==> installing forebay, torch and the development tools into $(VENV) (a few minutes the first time)"
-	$(PIP) install --quiet --no-compile --constraint constraints.txt --editable '.[dev]'  # what is imported is compiled then
+	$(BIN)/python tools/install.py --constraint constraints.txt --editable '.[dev]'
 	@# Azurite is the Azure service of the tests, which skip what needs it where it is missing.
 	@if command -v npm >/dev/null; then mkdir -p $(VENV)/azurite && npm install --silent --no-audit --no-fund --prefix $(VENV)/azurite azurite || true; fi
 	@touch $@ $(VENV)/.core
@@ -57,12 +59,19 @@ chromium:
 check: $(VENV)/.dev  ## ruff format, ruff, mypy --strict, pytest
 	$(BIN)/ruff format --check $(CODE)
 	$(BIN)/ruff check $(CODE)
-	$(BIN)/mypy
-	$(BIN)/pytest -n 2 --dist worksteal
+	@# Types are checked beside the tests, which do not keep two cores busy all the time.
+	@echo "==> mypy, and pytest beside it"
+	@$(BIN)/mypy > $(VENV)/mypy.txt 2>&1 & types=$$!; $(BIN)/pytest -n 2 --dist loadfile; tests=$$?; \
+		wait $$types; types=$$?; cat $(VENV)/mypy.txt; exit $$((tests || types))
+
+check-js: $(BIN)/python  ## the types of the viewer's modules, which stand in JSDoc; needs npm
+	@test -x $(VENV)/typescript/node_modules/.bin/tsc || npm install --silent --no-audit --no-fund --prefix $(VENV)/typescript typescript@5
+	$(VENV)/typescript/node_modules/.bin/tsc --noEmit --allowJs --checkJs --strict --target es2022 --module esnext \
+		--moduleResolution bundler --lib es2022,dom,dom.iterable src/forebay/viewer/static/*.js
 
 test-long: $(VENV)/.dev  ## the campaigns that take minutes, and property tests with twelve times as many examples
-	$(BIN)/pytest -n 2 --dist worksteal -m long
-	$(BIN)/pytest -n 2 --dist worksteal -m 'hypothesis and not long' --hypothesis-profile=long
+	$(BIN)/pytest -n 2 --dist loadfile -m long
+	$(BIN)/pytest -n 2 --dist loadfile -m 'hypothesis and not long' --hypothesis-profile=long
 
 SEED ?= 1
 campaign: $(VENV)/.dev  ## two minutes of faults; SEED=7 chooses others

@@ -27,7 +27,6 @@ from benchmarks.measure import Comparison, compare
 from benchmarks.prepared import into_memory
 from benchmarks.token_rows import LENGTH, PlainRows, open_plain
 from forebay import compiled
-from forebay.masks.documents import whole_lengths
 from forebay.torch import Loader
 
 RING = 8  # batches of the loop in C that are alive at once, as in a loader
@@ -76,18 +75,20 @@ def loop_in_c(cache: fb.Cache, plain: PlainRows) -> Comparison:
     if compiled.native is None:
         raise SystemExit("the loop in C was not built: install forebay with a compiler")
     native, tokens = compiled.native, np.array(plain.tokens[: 64 * BATCH])
-    lengths = [plain.lengths[plain.offsets[row] : plain.offsets[row + 1]] for row in range(64 * BATCH)]
-    padded = np.zeros((len(lengths), max(map(len, lengths))), np.int64)
+    lengths = [plain.lengths[plain.offsets[row] : plain.offsets[row + 1]] for row in range(len(tokens))]
+    padded = np.zeros((len(lengths), max(map(len, lengths))), np.int32)
     for row, each in enumerate(lengths):
         padded[row, : len(each)] = each
-    places = [slice(start, start + BATCH) for start in range(0, len(tokens), BATCH)]
-    batches = [(np.ascontiguousarray(tokens[at]), whole_lengths(padded[at], LENGTH)) for at in places]
     outs = [[np.empty((BATCH, LENGTH), np.int64) for _ in range(3)] for _ in range(RING)]
+    seq_lens, counts = np.empty((BATCH, padded.shape[1]), np.int32), np.full(BATCH, padded.shape[1])
+    rows = np.arange(len(tokens)).reshape(-1, BATCH)
+    places = zip(
+        tokens.ctypes.data + rows * tokens.strides[0], padded.ctypes.data + rows * padded.strides[0], strict=True
+    )
 
     def written() -> Iterator[object]:
-        for (rows, whole), out in zip(itertools.cycle(batches), itertools.cycle(outs), strict=False):
-            ready = np.ascontiguousarray(whole, np.int32)
-            native.derive_packed(rows, 2, ready, ready.shape[1], LENGTH, *out, True)
+        for (tokens_at, lengths_at), out in zip(itertools.cycle(places), itertools.cycle(outs), strict=False):
+            native.pack_rows(tokens_at, 2, LENGTH, lengths_at, counts, seq_lens, None, *out, True)
             yield out
 
     return _compare("tokens, labels, positions / a loop in C that writes them", _ours(cache), written(), 0.8)

@@ -7,6 +7,7 @@ and prints how it ended.
 import hashlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -17,6 +18,7 @@ from typing import Any
 from tests.recipes import NOTES, ObedientRecipe
 
 import forebay as fb
+from forebay.cache.records import Progress
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
@@ -45,12 +47,35 @@ def script_environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join([str(REPOSITORY), *filter(None, sys.path)])}
 
 
-def ending(process: "subprocess.Popen[str]", seconds: float = 60) -> dict[str, Any]:
+def ending(process: "subprocess.Popen[str]", seconds: float = 600) -> dict[str, Any]:
     """How a builder ended: {"error": …} or {"report": …}."""
     out, err = process.communicate(timeout=seconds)
     assert out, f"the builder ended with {process.returncode} and said nothing but: {err}"
     answer: dict[str, Any] = json.loads(out.splitlines()[-1])
     return answer
+
+
+def die_after(calls: int) -> Callable[[Progress], None]:
+    """A listener to a build's progress: after its first chunk the process kills itself at one of the next calls.
+
+    Function calls are counted, so that where it dies does not depend on the machine.
+    """
+    first: list[int] = []
+    left = calls
+
+    def count(*_: object) -> None:
+        nonlocal left
+        left -= 1
+        if left <= 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def begin_to_count(progress: Progress) -> None:
+        if progress.phase == "building":
+            first.append(progress.done)
+            if progress.done > first[0]:
+                sys.setprofile(count)
+
+    return begin_to_count
 
 
 def chunk_digests(root: Path, layer: str | None = None) -> dict[str, str]:
@@ -69,14 +94,14 @@ def every_file(root: Path) -> list[str]:
     return sorted(str(path.relative_to(root)) for path in root.rglob("*") if path.is_file())
 
 
-def wait_until(condition: Callable[[], Any], seconds: float = 60, what: str = "it did not happen") -> None:
+def wait_until(condition: Callable[[], Any], seconds: float = 600, what: str = "it did not happen") -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, what
         time.sleep(0.005)
 
 
-def patient(seconds: float = 60) -> Callable[[fb.Progress], None]:
+def patient(seconds: float = 600) -> Callable[[fb.Progress], None]:
     """A listener that ends a build that would never end."""
     end = time.monotonic() + seconds
 

@@ -7,11 +7,13 @@ one thread, also in processes that tests start: two processes of tests with a th
 What a test finds does not depend on the machine: virtual processors may show AMX and fault on its instructions, so
 that computing in bfloat16 ends with SIGILL. oneDNN is asked to leave AMX alone, before torch is imported and also in
 processes that tests start. Under nohup and in a script's background Ctrl-C is ignored, which processes inherit; here it
-is not.
+is not. Compiled modules are kept, whatever the environment asks for: a process that compiles all that it imports begins
+twice as slowly, and tests start hundreds.
 """
 
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from importlib import import_module
@@ -24,6 +26,8 @@ from tests.examples import PROFILES
 if TYPE_CHECKING:
     from tests.tiny_models import TinyModels
 
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # otherwise every process of tests starts a pool

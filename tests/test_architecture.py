@@ -8,7 +8,7 @@ import forebay
 
 SRC = Path(forebay.__file__).parent
 
-WORDS = {"errors", "columns", "source", "recipe", "fields"}
+WORDS = {"errors", "columns", "source", "file_table", "recipe", "fields"}
 INDEX = WORDS | {"store", "format", "cache"}  # bytes, and what a cache says it holds
 CORE = INDEX | {"read", "engine", "building"}
 
@@ -20,6 +20,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "fields": {"errors", "sizes"},
     "columns": {"errors"},
     "source": set(),
+    "file_table": {"source"},
     "recipe": {"errors", "columns", "source", "fields"},
     "first_answer": set(),
     "store": {"errors", "first_answer"},

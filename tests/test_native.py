@@ -11,6 +11,7 @@ from forebay import compiled
 from forebay.chat import encoding
 from forebay.images.geometry import Scaling
 from forebay.masks.documents import LabelStyle, fill_labels, fill_packed, fill_positions
+from forebay.read.chunk_maps import ChunkFinder
 from forebay.torch.images.canvas import BytePainter, FloatPainter, Painter, mirrored
 
 native = pytest.importorskip("forebay._native", reason="forebay was installed without a compiler")
@@ -49,22 +50,76 @@ def test_only_what_has_an_array_is_written() -> None:
     assert labels.tolist() == [[6, -100, -100]]
 
 
-def test_lengths_that_do_not_fill_their_row_are_refused_before_anything_is_written() -> None:
-    tokens, labels = np.zeros((2, 4), np.uint16), np.full((2, 4), 9, np.int64)
-    for whole in ([[4, 0], [4, 1]], [[4, 0], [5, -1]], [[2, 2], [2**31 - 1, 0]]):
-        lengths = np.array(whole, np.int32)
-        with pytest.raises(ValueError, match="add up"):
-            native.derive_packed(tokens, 2, lengths, 2, 4, None, labels, None, True)
-    assert (labels == 9).all()
+def addresses(rows: np.ndarray) -> np.ndarray:
+    return rows.ctypes.data + np.arange(len(rows)) * rows.strides[0]
+
+
+@given(packed_rows(), st.booleans(), st.integers(0, 3))
+def test_rows_anywhere_in_memory_are_packed_as_by_numpy(
+    case: tuple[np.ndarray, np.ndarray], shifted: bool, further: int
+) -> None:
+    tokens, whole = case
+    rows, width = tokens.shape
+    counts = np.array([max(np.flatnonzero(each), default=-1) + 1 for each in whole[:, :-1]], np.int64)
+    order = np.arange(rows)[::-1]
+    lengths = whole[order][:, :-1].copy()
+    seq_lens = np.full((rows, whole.shape[1] - 1 + further), 9, np.int32)
+    stored, wide, labels, positions = np.empty_like(tokens), *(np.full(tokens.shape, 7, np.int64) for _ in range(3))
+    places = (addresses(tokens)[order], tokens.itemsize, width, addresses(lengths), counts[order])
+    assert native.pack_rows(*places, seq_lens, stored, wide, labels, positions, shifted)
+    expected_labels, expected_positions = np.empty(tokens.shape, np.int64), np.empty(tokens.shape, np.int64)
+    fill_labels(expected_labels, tokens[order], whole[order], "shifted" if shifted else "unshifted")
+    fill_positions(expected_positions, whole[order])
+    np.testing.assert_array_equal(stored, tokens[order])
+    np.testing.assert_array_equal(wide, tokens[order])
+    np.testing.assert_array_equal(labels, expected_labels)
+    np.testing.assert_array_equal(positions, expected_positions)
+    np.testing.assert_array_equal(seq_lens, np.pad(lengths, ((0, 0), (0, further))))
+
+
+@pytest.mark.parametrize("lengths", [[4, 1], [5, 0], [5, -1], [-1, 4], [2**31 - 1, 2**31 - 1]])
+def test_documents_that_do_not_fit_their_row_are_not_packed(lengths: list[int]) -> None:
+    tokens, stored = np.zeros((2, 4), np.uint16), np.array([[4, 0], lengths], np.int32)
+    labels, seq_lens, counts = np.full((2, 4), 9, np.int64), np.empty((2, 2), np.int32), np.array([2, 2])
+    places = (addresses(tokens), 2, 4, addresses(stored), counts)
+    assert not native.pack_rows(*places, seq_lens, None, None, labels, None, True)
+    assert (labels[1] == 9).all(), "nothing of the wrong row is written"
+    assert native.pack_rows(*places, seq_lens, None, np.empty((2, 4), np.int64), None, None, True), "no length is used"
+
+
+def test_tokens_that_are_not_aligned_are_not_packed() -> None:
+    tokens, lengths = np.zeros(9, np.uint8), np.array([[4]], np.int32)
+    wide, places = np.empty((1, 4), np.int64), (2, 4, addresses(lengths), np.array([1]), np.empty((1, 1), np.int32))
+    first = tokens.ctypes.data + tokens.ctypes.data % 2
+    assert native.pack_rows(np.array([first]), *places, None, wide, None, None, True)
+    assert not native.pack_rows(np.array([first + 1]), *places, None, wide, None, None, True)
 
 
 @pytest.mark.parametrize("rows", [1, 3])
 def test_arrays_of_another_size_are_refused(rows: int) -> None:
-    tokens, whole = np.zeros((2, 4), np.uint16), np.full((2, 1), 4, np.int32)
+    tokens, lengths, counts = np.zeros((2, 4), np.uint16), np.full((2, 1), 4, np.int32), np.ones(2, np.int64)
+    seq_lens, places = np.empty((2, 1), np.int32), (addresses(tokens), 2, 4, addresses(lengths))
     with pytest.raises(ValueError, match="int64"):
-        native.derive_packed(tokens, 2, whole, 1, 4, np.zeros((rows, 4), np.int64), None, None, True)
+        native.pack_rows(*places, counts, seq_lens, None, np.zeros((rows, 4), np.int64), None, None, True)
+    with pytest.raises(ValueError, match="int64"):
+        native.pack_rows(*places, counts, seq_lens, np.zeros((rows, 4), np.uint16), None, None, None, True)
     with pytest.raises(ValueError, match="same rows"):
-        native.derive_packed(tokens, 2, np.full((rows, 1), 4, np.int32), 1, 4, None, None, None, True)
+        native.pack_rows(*places, np.ones(rows, np.int64), seq_lens, None, None, None, None, True)
+    with pytest.raises(ValueError, match="lengths of each row"):
+        native.pack_rows(*places, np.array([1, rows - 2 if rows < 2 else 2]), seq_lens, None, None, None, None, True)
+
+
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=9), st.lists(st.integers(-2, 30), max_size=20))
+def test_rows_are_found_in_their_chunks_as_by_numpy(counts: list[int], rows: list[int]) -> None:
+    finder = ChunkFinder(np.concatenate([[0], np.cumsum(counts)]))
+    numbers = np.array(rows, np.int64)
+    found = finder.locate(numbers)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compiled, "native", None)
+        expected = finder.locate(numbers)
+    assert (found is None) == (expected is None) == any(not 0 <= row < sum(counts) for row in rows)
+    if found is not None and expected is not None:
+        np.testing.assert_array_equal(found, expected, strict=True)
 
 
 def test_rows_are_copied_from_the_addresses_of_their_chunks() -> None:

@@ -24,7 +24,7 @@ static int failed(const char *reason) {
 
 /* Buffers that are released together; an optional one that is None has no memory. */
 typedef struct {
-    Py_buffer all[6];
+    Py_buffer all[8];
     int count;
 } Buffers;
 
@@ -72,6 +72,47 @@ end:
     return result;
 }
 
+/* locate_rows(chunks, within, rows, starts) -> bool
+
+   Write the chunk of each row, and the row's number in it. Chunk c has the rows starts[c] to starts[c + 1]; all are
+   int64. Returns False, and leaves the outputs unfinished, at the first row that is in no chunk. */
+
+static PyObject *locate_rows(PyObject *self, PyObject *args) {
+    PyObject *objects[4], *result = NULL;
+    Buffers buffers = {.count = 0};
+    if (!PyArg_ParseTuple(args, "OOOO", &objects[0], &objects[1], &objects[2], &objects[3])) return NULL;
+    for (int at = 0; at < 4; at++)
+        if (take(&buffers, objects[at], at < 2 ? PyBUF_WRITABLE : PyBUF_SIMPLE) < 0) goto end;
+    Py_ssize_t count = buffers.all[2].len / (Py_ssize_t)sizeof(int64_t);
+    Py_ssize_t chunks = buffers.all[3].len / (Py_ssize_t)sizeof(int64_t) - 1;
+    if (chunks < 0 || buffers.all[0].len != buffers.all[2].len || buffers.all[1].len != buffers.all[2].len) {
+        failed("outputs must have one number for each row, and starts at least one");
+        goto end;
+    }
+    int64_t *found = buffers.all[0].buf, *within = buffers.all[1].buf;
+    const int64_t *rows = buffers.all[2].buf, *starts = buffers.all[3].buf;
+    Py_ssize_t at = 0;
+    Py_BEGIN_ALLOW_THREADS
+    for (; at < count; at++) {
+        if (rows[at] < starts[0] || rows[at] >= starts[chunks]) break;
+        Py_ssize_t low = 0, high = chunks; /* starts[low] <= row < starts[high] */
+        while (high - low > 1) {
+            Py_ssize_t middle = low + (high - low) / 2;
+            if (starts[middle] <= rows[at])
+                low = middle;
+            else
+                high = middle;
+        }
+        found[at] = low;
+        within[at] = rows[at] - starts[low];
+    }
+    Py_END_ALLOW_THREADS
+    result = PyBool_FromLong(at == count);
+end:
+    release(&buffers);
+    return result;
+}
+
 /* gather_rows(out, chunks, rows, bases, limits, item_bytes) -> bool
 
    Copy row rows[i] of chunk chunks[i]. bases has the address of each chunk's first row, 0 where it is not mapped; limits
@@ -114,16 +155,23 @@ end:
     return result;
 }
 
-/* derive_packed(tokens, token_bytes, whole, documents, width, wide, labels, positions, shifted)
+/* pack_rows(tokens_at, token_bytes, width, lengths_at, counts, seq_lens, stored, wide, labels, positions, shifted) -> bool
 
-   whole      int32 [rows, documents]: lengths that fill each row; the last is padding
+   Write a batch of packed rows, each read once from where it is: `width` tokens, and the lengths of its documents.
+
+   tokens_at    int64 [rows]: addresses of the tokens of each row, of 2 or 4 bytes
+   lengths_at   int64 [rows]: addresses of the lengths of each row, of 4 bytes; counts, int64 [rows]: how many they are
+   seq_lens     int32 [rows, documents]: the lengths, filled up with 0
+   stored       the tokens as they are, or None
    wide, labels, positions      int64 [rows, width], or None
 
-       tokens       5 6 7 8 9 0 0     lengths 3 2 2
+       tokens       5 6 7 8 9 0 0     lengths 3 2; the rest of a row is padding
        positions    0 1 2 0 1 0 1
        shifted      6 7 . 9 . . .     . = -100
        unshifted    . 6 7 . 9 . .
-*/
+
+   Returns False, and leaves the outputs unfinished, at the first row whose documents are longer than the row, or whose
+   tokens are not aligned. */
 
 static FAST void widen_16(int64_t *out, const uint16_t *tokens, Py_ssize_t count) {
     for (Py_ssize_t at = 0; at < count; at++) out[at] = tokens[at];
@@ -148,83 +196,111 @@ static void widen(int64_t *out, const char *tokens, Py_ssize_t token_bytes, Py_s
         widen_32(out, (const uint32_t *)tokens, count);
 }
 
-static void label_document(int64_t *out, const char *tokens, Py_ssize_t token_bytes, Py_ssize_t length, int shifted) {
-    if (shifted) {
-        widen(out, tokens + token_bytes, token_bytes, length - 1);
-        out[length - 1] = IGNORED_LABEL;
-    } else {
-        out[0] = IGNORED_LABEL;
-        widen(out + 1, tokens + token_bytes, token_bytes, length - 1);
+/* Copies the lengths, so that what was checked is what is used: another process may change a mapped file. */
+static int copy_lengths(int32_t *lengths, Py_ssize_t documents, int64_t address, int64_t count, int64_t width) {
+    memcpy(lengths, (const void *)(intptr_t)address, (size_t)count * sizeof(int32_t));
+    memset(lengths + count, 0, (size_t)(documents - count) * sizeof(int32_t));
+    int64_t total = 0;
+    for (int64_t at = 0; at < count; at++) {
+        if (lengths[at] < 0) return 0;
+        total += lengths[at];
     }
+    return total <= width;
 }
 
-static int fills_rows(const int32_t *whole, Py_ssize_t rows, Py_ssize_t documents, Py_ssize_t width) {
-    for (Py_ssize_t row = 0; row < rows; row++) {
-        int64_t total = 0;
-        for (Py_ssize_t at = 0; at < documents; at++) {
-            int32_t length = whole[row * documents + at];
-            if (length < 0) return 0;
-            total += length;
-        }
-        if (total != width) return 0;
+static void label_row(int64_t *labels, const char *tokens, Py_ssize_t token_bytes, Py_ssize_t width,
+                      const int32_t *lengths, Py_ssize_t documents, int shifted) {
+    if (shifted)
+        widen(labels, tokens + token_bytes, token_bytes, width - 1);
+    else
+        widen(labels, tokens, token_bytes, width);
+    Py_ssize_t stop = 0;
+    for (Py_ssize_t at = 0; at < documents; at++) {
+        if (!lengths[at]) continue;
+        if (!shifted) labels[stop] = IGNORED_LABEL;
+        stop += lengths[at];
+        if (shifted) labels[stop - 1] = IGNORED_LABEL;
     }
-    return 1;
+    ignore(labels + stop, width - stop);
 }
 
-static PyObject *derive_packed(PyObject *self, PyObject *args) {
-    PyObject *tokens_object, *whole_object, *outs[3], *result = NULL;
-    Py_ssize_t token_bytes, documents, width;
+static void position_row(int64_t *positions, Py_ssize_t width, const int32_t *lengths, Py_ssize_t documents) {
+    Py_ssize_t stop = 0;
+    for (Py_ssize_t at = 0; at < documents; at++) {
+        count_up(positions + stop, lengths[at]);
+        stop += lengths[at];
+    }
+    count_up(positions + stop, width - stop);
+}
+
+/* While a row is written, the next one arrives from memory. */
+static void prefetch_row(int64_t address, Py_ssize_t bytes) {
+#if defined(__GNUC__)
+    for (Py_ssize_t at = 0; at < bytes && at < 4096; at += 64) __builtin_prefetch((const char *)(intptr_t)address + at);
+#endif
+}
+
+static PyObject *pack_rows(PyObject *self, PyObject *args) {
+    enum { TOKENS_AT, LENGTHS_AT, COUNTS, SEQ_LENS, STORED, WIDE, LABELS, POSITIONS, OBJECTS };
+    PyObject *objects[OBJECTS], *result = NULL;
+    Py_ssize_t token_bytes, width;
     int shifted;
     Buffers buffers = {.count = 0};
-    int64_t *targets[3] = {NULL, NULL, NULL};
-    if (!PyArg_ParseTuple(args, "OnOnnOOOp", &tokens_object, &token_bytes, &whole_object, &documents, &width, &outs[0],
-                          &outs[1], &outs[2], &shifted))
+    char *memory[OBJECTS] = {NULL};
+    Py_ssize_t sizes[OBJECTS] = {0};
+    if (!PyArg_ParseTuple(args, "OnnOOOOOOOp", &objects[TOKENS_AT], &token_bytes, &width, &objects[LENGTHS_AT],
+                          &objects[COUNTS], &objects[SEQ_LENS], &objects[STORED], &objects[WIDE], &objects[LABELS],
+                          &objects[POSITIONS], &shifted))
         return NULL;
-    if (take(&buffers, tokens_object, PyBUF_SIMPLE) < 0 || take(&buffers, whole_object, PyBUF_SIMPLE) < 0) goto end;
-    if ((token_bytes != 2 && token_bytes != 4) || documents < 1 || width < 1 || width > INT32_MAX ||
-        documents > INT32_MAX) {
-        failed("tokens must have 2 or 4 bytes, and rows at least one token and one length");
+    for (int at = 0; at < OBJECTS; at++) {
+        if (at >= STORED && Py_IsNone(objects[at])) continue;
+        if (take(&buffers, objects[at], at >= SEQ_LENS ? PyBUF_WRITABLE : PyBUF_SIMPLE) < 0) goto end;
+        memory[at] = buffers.all[buffers.count - 1].buf;
+        sizes[at] = buffers.all[buffers.count - 1].len;
+    }
+    if ((token_bytes != 2 && token_bytes != 4) || width < 1 || width > INT32_MAX) {
+        failed("tokens must have 2 or 4 bytes, and rows at least one token");
         goto end;
     }
-    Py_ssize_t rows = buffers.all[0].len / (token_bytes * width);
-    if (rows * token_bytes * width != buffers.all[0].len ||
-        rows * documents * (Py_ssize_t)sizeof(int32_t) != buffers.all[1].len) {
+    Py_ssize_t rows = sizes[TOKENS_AT] / (Py_ssize_t)sizeof(int64_t), row_bytes = token_bytes * width;
+    Py_ssize_t documents = rows ? sizes[SEQ_LENS] / (Py_ssize_t)sizeof(int32_t) / rows : 0;
+    if (sizes[LENGTHS_AT] != sizes[TOKENS_AT] || sizes[COUNTS] != sizes[TOKENS_AT] ||
+        sizes[SEQ_LENS] != rows * documents * (Py_ssize_t)sizeof(int32_t)) {
         failed("tokens and lengths must have the same rows");
         goto end;
     }
-    for (int at = 0; at < 3; at++) {
-        if (Py_IsNone(outs[at])) continue;
-        if (take(&buffers, outs[at], PyBUF_WRITABLE) < 0) goto end;
-        Py_buffer *taken = &buffers.all[buffers.count - 1];
-        if (taken->len != rows * width * (Py_ssize_t)sizeof(int64_t)) {
+    for (int at = STORED; at < OBJECTS; at++) {
+        Py_ssize_t bytes = at == STORED ? row_bytes : width * (Py_ssize_t)sizeof(int64_t);
+        if (memory[at] && (rows > PY_SSIZE_T_MAX / bytes || sizes[at] != rows * bytes)) {
             failed("outputs must be int64 [rows, width]");
             goto end;
         }
-        targets[at] = taken->buf;
     }
-    const char *tokens = buffers.all[0].buf;
-    const int32_t *whole = buffers.all[1].buf;
-    if (!fills_rows(whole, rows, documents, width)) {
-        failed("the lengths of a row do not add up to its tokens");
-        goto end;
-    }
-    Py_BEGIN_ALLOW_THREADS
-    for (Py_ssize_t row = 0; row < rows; row++) {
-        Py_ssize_t first = row * width;
-        if (targets[0]) widen(targets[0] + first, tokens + first * token_bytes, token_bytes, width);
-        for (Py_ssize_t at = 0; at < documents; at++) {
-            Py_ssize_t length = whole[row * documents + at];
-            if (!length) continue;
-            if (targets[1] && at == documents - 1)
-                ignore(targets[1] + first, length);
-            else if (targets[1])
-                label_document(targets[1] + first, tokens + first * token_bytes, token_bytes, length, shifted);
-            if (targets[2]) count_up(targets[2] + first, length);
-            first += length;
+    const int64_t *tokens_at = (int64_t *)memory[TOKENS_AT], *lengths_at = (int64_t *)memory[LENGTHS_AT];
+    const int64_t *counts = (int64_t *)memory[COUNTS];
+    for (Py_ssize_t row = 0; row < rows; row++)
+        if (counts[row] < 0 || counts[row] > documents) {
+            failed("seq_lens must hold the lengths of each row");
+            goto end;
         }
+    int32_t *seq_lens = (int32_t *)memory[SEQ_LENS];
+    int64_t *wide = (int64_t *)memory[WIDE], *labels = (int64_t *)memory[LABELS], *positions = (int64_t *)memory[POSITIONS];
+    Py_ssize_t row = 0;
+    Py_BEGIN_ALLOW_THREADS
+    for (; row < rows; row++) {
+        const char *tokens = (const char *)(intptr_t)tokens_at[row];
+        if ((uint64_t)tokens_at[row] % (uint64_t)token_bytes) break; /* a tensor of a file may begin anywhere */
+        int32_t *lengths = seq_lens + row * documents;
+        int fits = copy_lengths(lengths, documents, lengths_at[row], counts[row], width);
+        if (!fits && (labels || positions)) break;
+        if (row + 1 < rows) prefetch_row(tokens_at[row + 1], row_bytes);
+        if (memory[STORED]) memcpy(memory[STORED] + row * row_bytes, tokens, (size_t)row_bytes);
+        if (wide) widen(wide + row * width, tokens, token_bytes, width);
+        if (labels) label_row(labels + row * width, tokens, token_bytes, width, lengths, documents, shifted);
+        if (positions) position_row(positions + row * width, width, lengths, documents);
     }
     Py_END_ALLOW_THREADS
-    result = Py_NewRef(Py_None);
+    result = PyBool_FromLong(row == rows);
 end:
     release(&buffers);
     return result;
@@ -397,11 +473,17 @@ static PyObject *token_places(PyObject *self, PyObject *args) {
         if (start < 0 || stop > size || stop - start < skipped[at]) break;
         start += skipped[at];
         if (stop - start > text_size - begin) break;
-        int64_t same = 0; /* tokens are short: a call of memcmp takes longer */
-        while (same < stop - start && bytes[start + same] == text[begin + same]) same++;
-        if (same < stop - start) break;
+        int64_t same = 0, length = stop - start; /* tokens are short: a call of memcmp takes longer */
+        if (length > 0 && length <= 8 && start + 8 <= size && begin + 8 <= text_size) {
+            uint64_t mine, theirs; /* on big-endian machines the loop below decides */
+            memcpy(&mine, bytes + start, 8);
+            memcpy(&theirs, text + begin, 8);
+            if (length == 8 ? mine == theirs : PY_LITTLE_ENDIAN && !((mine ^ theirs) << (64 - 8 * length))) same = length;
+        }
+        while (same < length && bytes[start + same] == text[begin + same]) same++;
+        if (same < length) break;
         places[at] = begin;
-        begin += same;
+        begin += length;
     }
     Py_END_ALLOW_THREADS
     result = PyBool_FromLong(at == count && begin == text_size);
@@ -412,8 +494,9 @@ end:
 
 static PyMethodDef methods[] = {
     {"gather", gather, METH_VARARGS, "Copy the item at each address to out."},
+    {"locate_rows", locate_rows, METH_VARARGS, "Write the chunk of each row and its number there; False if it has none."},
     {"gather_rows", gather_rows, METH_VARARGS, "Copy rows of mapped chunks to out; False where one is out of bounds."},
-    {"derive_packed", derive_packed, METH_VARARGS, "Write int64 tokens, labels and positions of packed rows."},
+    {"pack_rows", pack_rows, METH_VARARGS, "Write tokens, lengths, labels and positions of packed rows."},
     {"mirror", mirror, METH_VARARGS, "Reverse each line of bytes."},
     {"paint", paint, METH_VARARGS, "Paint content and padding on a canvas of bytes."},
     {"paint_scaled", paint_scaled, METH_VARARGS, "Paint scaled content and padding on a canvas of float32."},

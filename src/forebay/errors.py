@@ -143,7 +143,10 @@ def _there(name: str, known: Sequence[str]) -> str:
 class CacheNotFound(ForebayError):
     def __init__(self, root: str) -> None:
         self.root = root
-        super().__init__(f"there is no cache at '{root}'; build one with `forebay build … --into {root}`")
+        advice = f"build one with `forebay build … --into {root}`"
+        if root.startswith("memory://"):
+            advice = "memory:// holds what this process built itself; name a folder or a bucket"
+        super().__init__(f"there is no cache at '{root}'; {advice}")
 
 
 class NothingPublished(ForebayError):
@@ -199,12 +202,13 @@ class RecipeMismatch(ForebayError):
     def __init__(self, root: str, layer: str, changed: Mapping[str, str], is_base: bool = False) -> None:
         self.root, self.layer, self.changed = root, layer, dict(changed)
         differs = ", ".join(f"{name}: {how}" for name, how in changed.items())
-        ways = "build into a new root, or delete this one"
+        ways = f"(`forebay build {root}`), build into a new root, or delete this one"
         if not is_base:
-            ways = f"replace the layer (`--replace {layer}`, `replace=True`), or build into a new root"
+            again = f"(of a teacher: `forebay build teachers {root}`)"
+            ways = f"{again}, replace the layer (`--replace {layer}`, `replace=True`), or build into a new root"
         super().__init__(
             f"layer '{layer}' of the cache at '{root}' was built by another recipe (differs in: {differs}); resume "
-            f"with its own recipe (`forebay build {root}`), {ways}"
+            f"with its own recipe {ways}"
         )
 
 
@@ -573,7 +577,7 @@ class BuildFailed(ForebayError):
         more = f" (and {len(failed) - 3} more)" if len(failed) > 3 else ""
         super().__init__(
             f"{len(failed)} chunk(s) of '{root}' could not be built: {shown}{more}; all others are "
-            f"published: run the same build again to retry"
+            f"kept: run the same command again to retry"
         )
 
 
@@ -626,17 +630,17 @@ class ChunkFailed(BuildFailed):
         self.root, self.chunk, self.failures = root, chunk, failures
         self.reason, self.count, self.example, self.advice = reason, count, example, advice
         self.failed = {chunk: f"all {failures:,} samples failed"}
-        after = after or f"the chunks built before are kept at '{root}'"
+        self.after = after = after or f"the chunks built before are kept at '{root}'"
         ForebayError.__init__(
             self,
             f"all {failures:,} samples of chunk {chunk} failed ({count:,} × {reason}, e.g. {example}); {advice}, or "
             f"pass --max-failures 100% to skip it; {after}",
         )
 
-    def followed_by(self, after: str) -> "ChunkFailed":
-        """The same error, with what became of the cache."""
-        facts = (self.failures, self.reason, self.count, self.example, self.advice)
-        return ChunkFailed(self.root, self.chunk, *facts, after)
+    def followed_by(self, after: str, advice: str = "") -> "ChunkFailed":
+        """The same error, with what became of the cache, and other advice where the command cannot follow this one."""
+        facts = (self.failures, self.reason, self.count, self.example, advice or self.advice)
+        return ChunkFailed(self.root, self.chunk, *facts, after or self.after)
 
 
 class RangeInvalid(ForebayError):

@@ -171,7 +171,7 @@ class Failure(msgspec.Struct, frozen=True):
 class Listing(NamedTuple):
     """The files of a source as one walk found them."""
 
-    files: list[SourceFile]
+    files: Sequence[SourceFile]
     left_out: Mapping[str, int]  # how many files of its folders are not read, by suffix
 
 
@@ -218,7 +218,7 @@ class Source(Protocol):
         """What the ranges of its parts count."""
 
     @abstractmethod
-    def files(self) -> list[SourceFile]:
+    def files(self) -> Sequence[SourceFile]:
         """Every file there is now, in the order of their samples."""
 
     @abstractmethod
@@ -263,7 +263,7 @@ class Source(Protocol):
         own: Any = self
         for field in fields(own):
             value = getattr(self, field.name)
-            if field.name not in self.unstated or value != field.default:
+            if field.compare and (field.name not in self.unstated or value != field.default):
                 described[field.name] = list(value) if isinstance(value, tuple) else value
         return described
 
@@ -271,11 +271,19 @@ class Source(Protocol):
     def from_description(cls, description: Mapping[str, Any]) -> Self:
         """The source that `describe` described. `KeyError` where a field is missing: a cache may be a stranger's."""
         own: Any = cls
-        stated = {field.name: description[field.name] for field in fields(own) if field.name not in cls.unstated}
-        return msgspec.convert({**description, **stated}, cls)
+        stated = [field.name for field in fields(own) if field.compare and field.name not in cls.unstated]
+        return msgspec.convert({**description, **{name: description[name] for name in stated}}, cls)
+
+    def unwalked(self) -> Self:
+        """The source as a cache names it: its files are those that are planned, no folder is walked to find more."""
+        return self
+
+    def is_walked(self) -> bool:
+        """Whether `listing` may look for its files. It may not where only a cache, maybe a stranger's, names them."""
+        return True
 
     def without_gone(self) -> Self:
-        """The source without names of which nothing is left; itself where all are there, or none is."""
+        """The source without names of which nothing is left; itself where all are there, or none is. It is walked."""
         return self
 
     def looking(self) -> Callable[[str], SourceFile]:
@@ -290,7 +298,7 @@ class Source(Protocol):
         """What `read` returns, in batches where the source has them, hashed on the way where that is possible."""
         return self.read(part)
 
-    def glance(self, part: Part) -> Iterable[Sample | Failure]:
+    def glance(self, part: Part) -> Iterable[Sample | Failure | SampleBatch]:
         """What `read` returns, for estimates only, where that can be had for less."""
         return self.read(part)
 

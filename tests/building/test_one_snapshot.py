@@ -172,7 +172,7 @@ def test_growing_lists_the_source_once(verbs: Verbs) -> None:
 def test_a_refresh_lists_the_source_once_and_reads_the_index_again_after_what_it_made(verbs: Verbs) -> None:
     verbs.build()
     (verbs.raw / "a.txt").write_bytes(b"".join(order_line(number, "other") for number in range(8)))
-    assert verbs.count(fb.refresh, recipes=verbs.recipes, workers=0) == {
+    assert verbs.count(fb.refresh, source=verbs.source, recipes=verbs.recipes, workers=0) == {
         "source": 1,
         "generation": 6,  # the snapshot; to publish, before claims end and at the end; read back; for layers; report
         "plan": 5,  # the snapshot; to make chunks; to publish, twice; for the layers above

@@ -146,7 +146,22 @@ def test_the_limit_of_a_build_holds_for_growing_and_refreshing(tmp_path: Path) -
     with pytest.raises(TooManyFailures):
         fb.grow(root, source, recipe=RECIPE, workers=0)
     assert fb.grow(root, source, recipe=RECIPE, workers=0, max_failures=3).failures == 3
-    assert fb.refresh(root, source=source, recipes=kept, workers=0, max_failures=3).generation is not None
+    assert fb.refresh(root, source=source, recipes=kept, workers=0).generation is not None  # as `grow` was told
+    fb.grow(root, source, recipe=RECIPE, workers=0, max_failures=5)  # also where nothing is new
+    assert fb.open_cache(root).generation.max_failures == 5
+
+
+@pytest.mark.parametrize("failing", [3, 5])
+def test_a_small_chunk_that_fails_wholly_stops_a_build_from_four_samples_on(tmp_path: Path, failing: int) -> None:
+    (tmp_path / "a.txt").write_bytes(b"000001\n" * 25 + b"x00001\n" * failing)
+    source, recipe = fb.sources.lines(tmp_path / "a.txt"), LineRecipe(chunk_rows=4)
+    if failing < 4:
+        assert fb.build(tmp_path / "cache", source, recipe, workers=0).failures == failing
+        return
+    with pytest.raises(ChunkFailed, match="all 5 samples of chunk 5 failed"):
+        fb.build(tmp_path / "cache", source, recipe, workers=0)
+    assert len(fb.open_cache(tmp_path / "cache")) == 25
+    assert fb.build(tmp_path / "cache", source, recipe, workers=0, max_failures=5).failures == 5
 
 
 def test_that_all_may_fail_is_not_kept(tmp_path: Path) -> None:

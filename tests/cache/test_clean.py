@@ -6,8 +6,8 @@ import sys
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
-from tests.builders import wait_until
 from tests.cache.test_status import put_claim
 from tests.layer_recipes import (
     MOOD,
@@ -23,7 +23,9 @@ from tests.layer_recipes import (
 
 import forebay as fb
 from forebay.cache import clean as clean_module
+from forebay.cache.heartbeats import BuilderBeat
 from forebay.errors import CacheNotFound, IndexCorrupt
+from forebay.format import layout
 from forebay.store.owner import Owner, this_host, this_process
 
 
@@ -100,24 +102,38 @@ def test_claims_of_dead_builders_and_of_chunks_that_are_there_go(tmp_path: Path)
     assert not any(path.exists() for path in (dead, failed, done))
 
 
-def test_claims_of_other_hosts_go_only_when_they_stay_silent_for_a_lease(tmp_path: Path) -> None:
+def test_heartbeats_of_dead_and_silent_builders_go_and_those_that_beat_keep_their_claims(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = number_cache(tmp_path)
+    text = msgspec.json.encode(BuilderBeat(beat=3, host="there", pid=17))
+    owners = [dead_owner(), "0123456789ab-17-4", "0123456789ab-18-4", this_process()]
+    (root / "builders").mkdir(exist_ok=True)
+    dead, silent, beating, own = (root / layout.builder(str(owner)) for owner in owners)
+    for path in (dead, silent, beating, own, root / "builders/notes.json"):
+        path.write_bytes(text)
+    kept = put_claim(root, "numbers/000003.1.json", "0123456789ab-18-4")
+    monkeypatch.setattr(time, "sleep", lambda seconds: beating.write_bytes(text.replace(b"3", b"4", 1)))
+    report = fb.clean(root, lease_seconds=30)
+    assert set(report.claims) == {str(path.relative_to(root)) for path in (dead, silent)}
+    assert all(path.exists() for path in (beating, own, kept, root / "builders/notes.json"))
+
+
+def test_claims_of_other_hosts_go_only_when_they_stay_silent_for_a_lease(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_lines(tmp_path / "raw/a.txt", 0, 20)
     root = tmp_path / "cache"
     fb.build(root, fb.sources.lines(tmp_path / "raw"), LineRecipe(), workers=0, end_chunk=0)
     silent = put_claim(root, "numbers/000003.1.json", "0123456789ab-17-4", beat=5)
     beating = put_claim(root, "numbers/000004.1.json", "0123456789ab-18-4", beat=1)
-    code = (
-        "import os, sys, time, pathlib; path, aside = map(pathlib.Path, sys.argv[1:])\n"
-        "for beat in range(2, 6000):\n"
-        "    aside.write_text(path.read_text().replace(f'\"beat\":{beat - 1}', f'\"beat\":{beat}'))\n"
-        "    os.replace(aside, path)\n"
-        "    time.sleep(0.05)"
-    )
-    first = beating.read_bytes()
-    with subprocess.Popen([sys.executable, "-c", code, str(beating), str(tmp_path / "aside")]) as other:
-        wait_until(lambda: beating.read_bytes() != first)  # a busy machine takes long to start it
-        report = fb.clean(root, lease_seconds=2)
-        other.kill()
+
+    def beat_meanwhile(seconds: float) -> None:
+        assert seconds == 30
+        put_claim(root, "numbers/000004.1.json", "0123456789ab-18-4", beat=2)
+
+    monkeypatch.setattr(time, "sleep", beat_meanwhile)
+    report = fb.clean(root, lease_seconds=30)
     assert report.claims == ("claims/numbers/000003.1.json",)
     assert not silent.exists()
     assert beating.exists()

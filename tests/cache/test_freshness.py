@@ -136,8 +136,8 @@ def test_a_plan_from_before_ctime_was_kept_is_read_as_ever(tmp_path: Path) -> No
     assert all(plan.files[name].ctime_ns and plan.files[name].inode for name in plan.files)
     key = "plan/000000.safetensors"
     segment, _ = decode_segment(memoryview(b"".join(old.encode())), "root", key)
-    assert (segment.file(0).ctime_ns, segment.file(0).inode) == (0, 0)
-    assert fb.sources.lines(tmp_path / "raw").look(path.name).same_identity(segment.file(0))
+    assert (segment.files[0].ctime_ns, segment.files[0].inode) == (0, 0)
+    assert fb.sources.lines(tmp_path / "raw").look(path.name).same_identity(segment.files[0])
 
 
 def test_another_time_alone_is_looked_into_and_forgiven(tmp_path: Path) -> None:

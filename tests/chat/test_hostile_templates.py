@@ -189,6 +189,9 @@ LOOKED_FOR = {
     "{% if m.content == 'quick' or m.content in ['a', 'b'] %}!{% endif %}{{ m.content }}": ("a", "b", "quick"),
     "{% if m.content is string and 'tool_calls' in m and messages | length > 1 %}{{ m.content }}{% endif %}": (),
     "{{ m.content or m.thinking }}{{ 'x' if m.content else 'y' }}{{ m.get('content', '') }}": (),
+    "{% set ns = namespace(n=0, t='') %}{% set ns.t = ns.t + m.content %}{{ ns.t.strip() ~ loop.index0 }}": (),
+    "{% set i = messages | length - 1 %}{{ messages[i - loop.index0].content }}{{ messages[::-1][0].content }}": (),
+    "{{ (messages | selectattr('role', 'equalto', 'user') | list | last).content }}{{ loop.nextitem.content }}": (),
 }
 NOT_UNDERSTOOD = [
     "{{ m.content | length }}", "{{ m.content[0] }}", "{{ m.content[1:] }}", "{{ m.content | upper }}", "{{ m }}",
@@ -203,6 +206,21 @@ NOT_UNDERSTOOD = [
     "{% macro f() %}{{ messages[0].content }}{% endmacro %}{% if 'a' in f() %}!{% endif %}",
     "{% set c = m.content %}{{ c[-1] }}", "{{ m.content.split('a')[1] }}", "{{ m.content * 2 }}",
     "{{ messages | selectattr('content', 'equalto', 'x') | list | length }}",
+    "{{ messages | selectattr('content.0', 'equalto', 'x') | list | length }}",
+    "{{ dict(**m).content | length }}", "{{ range(*m.content) }}", "{{ 'a' | replace(*m.values()) }}",
+    "{% macro f(x=messages[0].content) %}{{ x | length }}{% endmacro %}{{ f() }}",
+    "{% macro f() %}{% macro g() %}{% endmacro %}{{ m.content }}{% endmacro %}{{ f() | length }}",
+    "{% macro f(x) %}{{ caller() | length }}{% endmacro %}{% call f('generation') %}{{ m.content }}{% endcall %}",
+    "{% set t = 'a: ' + m.content %}{% if 'a: b' in t %}!{% endif %}", "{{ (m.role ~ m.content).split('rb')[0] }}",
+    "{% set t %}a{{ m.content }}{% endset %}{% if t == 'ab' %}!{% endif %}",
+    "{% set k = 'content' %}{{ m[k] | length }}", "{{ m['con' ~ 'tent'] | length }}",
+    "{% set get = m.get %}{{ get('content') | length }}", "{{ m['content']['upper']() }}",
+    "{% set l = loop %}{{ l.previtem.content | length }}", "{{ loop['previtem'].content | length }}",
+    "{% set ns = namespace() %}{% set ns.t = m.content %}{{ ns['t'] | length }}",
+    "{% set ns = namespace() %}{% set ns.t = m.content %}{% set o = ns %}{{ o.t | length }}",
+    "{% if {'role': 'user', 'content': 'x'} in messages %}!{% endif %}", "{{ messages.index(m) }}",
+    "{% set i = messages.index %}{{ i({'role': 'user', 'content': 'x'}) }}",
+    "{% set x = m.content %}{{ x | length }}{% set x = m.content.split('a') %}", "{{ m.content | trim(chars='x') }}",
 ]  # fmt: skip
 
 

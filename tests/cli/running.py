@@ -54,13 +54,13 @@ def run(*words: object, code: int | None = 0) -> Ran:
 def run_process(*words: object, code: int = 0, **options: Any) -> Ran:
     """Run a command as a user does."""
     done = subprocess.run(
-        [*COMMAND, *map(str, words)], capture_output=True, text=True, check=False, timeout=120, **options
+        [*COMMAND, *map(str, words)], capture_output=True, text=True, check=False, timeout=600, **options
     )
     assert done.returncode == code, (words, done)
     return Ran(done.returncode, done.stdout, _STILL_TRYING.sub("", done.stderr))  # said on a slow machine
 
 
-def wait_until(what: Callable[[], bool], process: "subprocess.Popen[str]", seconds: float = 60) -> None:
+def wait_until(what: Callable[[], bool], process: "subprocess.Popen[str]", seconds: float = 600) -> None:
     """Wait for something that a running command does."""
     deadline = time.monotonic() + seconds
     while not what():

@@ -478,7 +478,7 @@ def test_a_parquet_file_without_the_column_says_which_flag_names_it(tmp_path: Pa
     (tmp_path / "a.parquet").write_bytes(shard(["one"], column="content"))
     ran = run("estimate", "tokens", tmp_path / "a.parquet", code=1)
     assert (
-        "it has no column 'text'; it has: 'id', 'content', 'url'; name the one that holds the text (--text, text=)"
+        "it has no column 'text'; it has: 'id', 'content', 'url'; a build names the one that holds the text (--text"
         in ran.err
     )
 

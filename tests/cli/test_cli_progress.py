@@ -62,14 +62,15 @@ def test_a_line_of_a_token_build_has_tokens_per_second_and_how_full_rows_are():
     assert f"200 rows/s, {102_000 / HALF.seconds:,.0f} tokens/s, 99.7% used, read" in line
 
 
-def test_planning_claims_no_speed():
+def test_planning_claims_no_speed_but_tells_the_time_left():
     begun, on = (
         Progress(phase="planning", done=done, total=9, unit="files", read_bytes=size)
         for done, size in ((0, 0), (4, 7_000_000))
     )
     first, second = lines_of(begun, on, seconds=[0, 2, 20])
     assert re.fullmatch(r"planning 0/9 files  0 %,( CPU \d+ %,)? memory [\d.]+ [MG]B", first)
-    assert re.fullmatch(r"planning 4/9 files  44 %, 7\.0 MB planned,( CPU \d+ %,)? memory [\d.]+ [MG]B", second)
+    facts = r"7\.0 MB planned,( CPU \d+ %,)? memory [\d.]+ [MG]B, ETA .+"
+    assert re.fullmatch(rf"planning 4/9 files  44 %, {facts}", second)
 
 
 def test_a_log_gets_a_line_after_two_seconds_and_then_fewer_and_fewer():

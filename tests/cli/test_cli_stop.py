@@ -35,7 +35,7 @@ def test_a_signal_stops_a_build_cleanly_and_the_command_to_go_on_is_right(tmp_pa
     process = start(*WORDS, "--into", root)
     wait_until(lambda: chunk_count(root) >= 2, process)
     process.send_signal(number)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=600)
     assert process.returncode == 130
     assert out == ""
     assert "Traceback" not in err
@@ -62,7 +62,7 @@ def test_a_signal_while_planning_says_how_to_start_again(tmp_path: Path):
         process.communicate(timeout=3)
     except subprocess.TimeoutExpired:
         process.send_signal(signal.SIGTERM)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=600)
     assert "Traceback" not in err
     if process.returncode == 130:  # else the core refused it, which is as good
         assert "run again with:\n  forebay estimate raw" in err

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -48,3 +49,32 @@ def test_a_recipe_of_another_kind_is_shown_or_refused_in_one_line(honest, tmp_pa
         assert ran.exit_code in (0, 1)
         assert ran.stderr.count("\n") <= 1, ran.stderr
     assert [layer.kind for layer in fb.summarize(root).layers] == [kind]
+
+
+def test_the_folders_that_only_a_cache_names_are_not_walked(tmp_path: Path) -> None:
+    """A stranger's pattern may name the whole machine; the files of the plan are looked at by name."""
+    raw, root = tmp_path / "raw", tmp_path / "cache"
+    (raw / "deep/deeper").mkdir(parents=True)
+    (raw / "a.txt").write_text("one\ntwo\nthree\n")
+    fb.build(root, fb.sources.lines(raw / "**/*.txt"), fb.RawRecipe(), workers=0)
+    (raw / "deep/deeper/b.txt").write_text("four\n")
+    (raw / "a.txt").write_text("ONE\ntwo\nthree\n")
+    walked: list[str] = []
+    watching = True
+
+    def watch(event: str, args: tuple[object, ...]) -> None:
+        if watching and event in ("os.scandir", "os.listdir") and str(args[0]).startswith(str(raw)):
+            walked.append(str(args[0]))
+
+    sys.addaudithook(watch)
+    for words in (["status"], ["verify"], ["repair"], ["refresh"], ["build"], ["build", "--dry-run"], ["estimate"]):
+        ran = CliRunner().invoke(cli, [words[0], str(root), *words[1:]], prog_name="forebay")
+        assert ran.exit_code == (words[0] in ("status", "verify", "repair")), (words, ran.output)
+        assert walked == [], words
+    assert "1 file(s) of the source are not in the plan" in _output(["build", str(root), "--check-source"])
+    assert walked != []
+    watching = False
+
+
+def _output(words: list[str]) -> str:
+    return CliRunner().invoke(cli, words, prog_name="forebay").output

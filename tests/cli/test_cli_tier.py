@@ -87,7 +87,7 @@ def test_a_warming_that_was_stopped_goes_on(tmp_path):
     )
     wait_until(lambda: (tier / "data.mdb").exists() and summarize_tier(str(tier)).values > 0, process)
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=600)
     assert process.returncode == 130, err
     assert "nothing is lost" in err
     kept = summarize_tier(str(tier)).values

@@ -227,6 +227,8 @@ def test_a_file_whose_later_part_is_wrong_is_left_out_as_the_error_says(packed: 
     mixed.write_text(mixed.read_text() + wrong.read_text())
     said = run("grow", packed, mixed, "--workers", 0, code=1).err
     assert f"move it away and run `forebay refresh {packed} --drop-missing`" in said
+    assert "the cache reads its source as jsonl (text='text'): pass files like that" in said
+    assert "--text" not in said  # which `grow` has not
     mixed.unlink()
     run("refresh", packed, "--drop-missing", "--workers", 0)
     run("build", packed, "--workers", 0)
@@ -239,3 +241,24 @@ def test_a_refresh_past_the_limit_of_failures_fails_again(tmp_path: Path) -> Non
     path.write_text("".join(line.replace("text", "body") if number < 60 else line for number, line in enumerate(lines)))
     for _ in range(2):
         assert "more than the 10.00% allowed" in run("refresh", root, "--workers", 0, code=1).err
+
+
+def test_a_refresh_of_an_unfinished_cache_advises_to_build_the_rest(tmp_path: Path) -> None:
+    path, root = tmp_path / "a.txt", tmp_path / "cache"
+    path.write_text("".join(f"a {number:04}\n" for number in range(60)))
+    run("build", "raw", path, "--into", root, "--workers", 0, "--chunk-rows", 20, "--end-chunk", 0)
+    path.write_text(path.read_text().replace("a 0003", "a 9999"))
+    assert advised(run("refresh", root, "--workers", 0).out) == ["build", str(root)]
+    assert run("build", root, "--workers", 0).out.count("next: ") == 1
+    assert run("verify", root).code == 0
+
+
+def test_growing_tells_what_is_new_from_what_the_cache_holds(root: Path) -> None:
+    path = root.parent / "c.txt"
+    path.write_text("c\n" * 7)
+    shown = " ".join(run("grow", root, path, "--workers", 0).out.split())
+    assert "rows 7 new, 87 in the cache" in shown
+
+
+def test_a_cache_that_can_only_be_in_memory_is_not_advised() -> None:
+    assert "--into" not in run("status", "memory://x", code=1).err

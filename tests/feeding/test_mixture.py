@@ -1,6 +1,8 @@
 """Mixture: every cache has its share of every prefix, each of its rows once per pass, and a resume changes nothing."""
 
 import json
+import shutil
+import sys
 from fractions import Fraction
 from itertools import islice
 from pathlib import Path
@@ -286,6 +288,45 @@ def test_made_anew_on_a_grown_cache_it_ends_the_pass_it_is_in_and_takes_the_new_
     assert grown[:begun] == grown_before[:begun], "the pass ends as it began"
     assert sorted(grown[begun : begun + 35]) == list(range(35)), "the next has all rows"
     assert other == other_before[: len(other)], "a cache that did not grow is not touched"
+
+
+def test_a_state_of_a_copy_that_grew_otherwise_is_refused(tmp_path: Path, caches: list[fb.Cache]) -> None:
+    folders = [tmp_path / "mine", tmp_path / "theirs"]
+    token_cache(folders[0], 20)
+    shutil.copytree(*folders)
+    for folder, first in zip(folders, (20, 40), strict=True):
+        grow_cache(folder, first, 5)
+    mine, theirs = (weighted([caches[1], fb.open_cache(folder / "cache")], [1, 1]) for folder in folders)
+    state = loader_of(mine, 4).state_dict()
+    with pytest.raises(StateMismatch, match="chunks"):
+        loader_of(theirs, 4).load_state_dict(state)
+
+
+def python_calls(loader: Loader, batches: int) -> int:
+    """How many Python functions run while batches are made in this thread, from the first on."""
+    calls = 0
+
+    def count(frame: object, event: str, argument: object) -> None:
+        nonlocal calls
+        calls += event == "call"
+
+    taken = iter(loader)
+    next(taken)  # maps files, checks blocks
+    sys.setprofile(count)
+    try:
+        for _ in range(batches):
+            next(taken)
+    finally:
+        sys.setprofile(None)
+    return calls
+
+
+@pytest.mark.parametrize("options", [{}, {"columns": ["documents"], "identify": ["row_id"]}])
+def test_a_row_costs_no_python(tmp_path: Path, options: dict) -> None:
+    caches = [fb.open_cache(token_cache(tmp_path / str(rows), rows, chunk_rows=400)) for rows in (301, 290)]
+    list(loader_of(weighted(caches, [2, 1]), 64))  # every block is checked
+    few, many = (loader_of(weighted(caches, [2, 1]), size, prefetch=1, **options) for size in (16, 64))
+    assert python_calls(many, 2) < python_calls(few, 2) + 48, "the rows of two batches differ by 96"
 
 
 def take(loader: Loader, count: int) -> list[list[tuple[int, int]]]:

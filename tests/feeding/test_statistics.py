@@ -14,8 +14,7 @@ from forebay.store import LocalStore
 from forebay.store.base import Expected
 from forebay.torch import Loader, LoaderStatistics
 
-DELAY = 0.1
-SLACK = 0.1  # seconds that a loaded machine may add between two clocks, in all
+DELAY = 0.04
 
 
 class SlowStore(LocalStore):
@@ -50,28 +49,32 @@ def root(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("threads", [0, 1, 2])
-def test_waits_for_the_store_and_for_gathering_are_right_within_5_percent(root: Path, threads: int) -> None:
+def test_waits_for_the_store_and_for_gathering_are_counted_once_and_apart(root: Path, threads: int) -> None:
+    """A thread that opens a chunk does not gather meanwhile: both together take no longer than it ran."""
     store, transform = SlowStore(root), SlowTransform()
     cache = fb.open_cache(store)
     cache.row_bytes(cache.default_columns)  # opens a chunk
-    before = store.slept
+    before, began = store.slept, time.perf_counter()
     loader = Loader(cache, global_batch_size=4, shuffle=None, threads=threads, transform=transform)
     batches = sum(1 for _ in loader)
     found, opening, gathering = loader.statistics(), store.slept - before, transform.slept
+    ran = max(1, threads) * (time.perf_counter() - began)
     assert (found.batches, batches, store.opened) == (20, 20, 8)
-    assert opening <= found.opening <= 1.05 * opening + SLACK
-    assert gathering <= found.gathering <= 1.05 * gathering + SLACK
+    assert opening <= found.opening <= ran - gathering
+    assert gathering <= found.gathering <= ran - opening
     assert found.waited_tier <= found.waited <= found.seconds + 1e-6
     if threads == 0:  # nothing is made ahead: every delay is waited for
-        assert opening <= found.waited_tier <= 1.05 * opening + SLACK
-        assert opening + gathering <= found.waited <= 1.05 * (opening + gathering) + SLACK
+        assert opening <= found.waited_tier <= ran - gathering
+        assert opening + gathering <= found.waited <= ran
 
 
 def test_the_time_of_training_steps_is_not_waiting(root: Path) -> None:
+    began = time.perf_counter()
     loader = Loader(fb.open_cache(root), global_batch_size=4, threads=1)
-    stepped = sum(sleep(0.05) for _ in loader)
-    found = loader.statistics()
-    assert stepped <= found.seconds <= 1.05 * (stepped + found.waited) + SLACK
+    stepped = sum(sleep(0.02) for _ in loader)
+    found, ran = loader.statistics(), time.perf_counter() - began
+    assert stepped <= found.seconds <= ran
+    assert found.waited <= ran - stepped
 
 
 def test_a_loader_that_yielded_nothing_has_nothing_to_say(root: Path) -> None:

@@ -1,7 +1,7 @@
 """Crafted caches and hostile inputs against every verb, in a process that forks.
 
-`python -m tests.hostile.cases` reads one line of JSON per question, `{"craft": …, "world": …, "seeds": […]}` or
-`{"input": …}` or `{"answer": …}`, and answers each with one line: the list of findings.
+`python -m tests.hostile.cases` reads one line of JSON per question, `{"craft": …, "world": …, "seeds": […], "part": …}`
+or `{"input": …}` or `{"answer": …}`, and answers each with one line: the list of findings.
 """
 
 import importlib
@@ -10,6 +10,7 @@ import os
 import random
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,16 +27,17 @@ from forebay.chat import repack
 from forebay.errors import ForebayError
 
 
-def every_verb(name: str, world: World, seed: str, folder: Path) -> list[dict[str, Any]]:
-    """A crafted cache is read and passed to every verb; whatever may change it gets a new one."""
+def every_verb(name: str, world: World, seed: str, folder: Path, part: slice) -> list[dict[str, Any]]:
+    """A crafted cache is read and passed to a part of all verbs; whatever may change it gets a new one."""
     findings = []
-    for number, verbs in enumerate((LOOKING, *((verb,) for verb in CHANGING))):
+    looking = LOOKING[part]
+    for number, verbs in enumerate((looking, *((verb,) for verb in CHANGING[part]))):
         place = folder / f"{seed}-{number}"
         place.mkdir(parents=True)
         trial = Trial(place, random.Random(seed), [world])
         world.copied(trial.root)
         trial.cause = craft(name, trial.draw, trial.root, trial.canary.folder)
-        if verbs is LOOKING:
+        if verbs is looking:
             trial.judge("reading", run_call(lambda root=trial.root: read_rows(root)))
         for verb in verbs:
             meet(trial, world, verb)
@@ -127,7 +129,8 @@ def main() -> None:
                 found = meet_input(asked["input"], folder / "input")
             elif "answer" in asked:
                 found = meet_answers(asked["answer"], folder / "answer")
-            act = {"url": by_url, "repack": repacked}.get(asked.get("how"), every_verb)
+            verbs = partial(every_verb, part=slice(*asked.get("part", [None])))
+            act = {"url": by_url, "repack": repacked}.get(asked.get("how"), verbs)
             for seed in asked.get("seeds", []):
                 found += act(asked["craft"], worlds[asked["world"]], seed, folder / f"by-{asked['how']}")
             print(json.dumps(found), flush=True)

@@ -16,8 +16,10 @@ class Corpus:
     def __init__(self, process: "subprocess.Popen[str]") -> None:
         self._process = process
 
-    def crafted(self, craft: str, world: str, seeds: Sequence[str], how: str = "verbs") -> list[str]:
-        return self._ask({"craft": craft, "world": world, "seeds": list(seeds), "how": how})
+    def crafted(
+        self, craft: str, world: str, seeds: Sequence[str], how: str = "verbs", part: Sequence[int | None] = (None,)
+    ) -> list[str]:
+        return self._ask({"craft": craft, "world": world, "seeds": list(seeds), "how": how, "part": list(part)})
 
     def input(self, name: str) -> list[str]:
         return self._ask({"input": name})

@@ -1,7 +1,6 @@
 """Hostile sources, manifests, tokenizers, answers of a hub and old caches, and the commands that meet them."""
 
 import bz2
-import gzip
 import json
 import lzma
 import os
@@ -23,6 +22,12 @@ SECONDS = 10.0
 Commands = list[tuple[str, ...]]
 Make = Callable[[Path, Path], Commands]  # where to put it, where a cache may go -> what to run
 GIB = 1 << 30
+SQUEEZERS: dict[str, Callable[[], Any]] = {
+    ".gz": lambda: zlib.compressobj(1, wbits=31),
+    ".bz2": lambda: bz2.BZ2Compressor(1),
+    ".xz": lambda: lzma.LZMACompressor(preset=0),
+    ".zst": lambda: zstandard.ZstdCompressor(level=1).compressobj(),
+}
 
 
 def _zeros(size: int, piece: bytes = b"a" * (1 << 20)) -> Iterable[bytes]:
@@ -34,14 +39,8 @@ def _stream(ending: str, size: int) -> Make:
 
     def make(folder: Path, root: Path) -> Commands:
         path = folder / f"a.jsonl{ending}"
-        if ending == ".zst":
-            squeezer = zstandard.ZstdCompressor(level=1).compressobj()
-            path.write_bytes(b"".join(map(squeezer.compress, _zeros(size))) + squeezer.flush())
-        else:
-            openers = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
-            with openers[ending](path, "wb") as file:
-                for piece in _zeros(size):
-                    file.write(piece)
+        squeezer = SQUEEZERS[ending]()
+        path.write_bytes(b"".join(map(squeezer.compress, _zeros(size))) + squeezer.flush())
         return [("estimate", "tokens", str(path)), _build("tokens", path, root), _build("raw", path, root)]
 
     return make
@@ -89,7 +88,7 @@ def _png(width: int, height: int) -> bytes:
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
-    squeezer = zlib.compressobj(9)
+    squeezer = zlib.compressobj(1)
     row = bytes(1 + 4 * width)
     data = b"".join(squeezer.compress(row) for _ in range(height)) + squeezer.flush()
     head = struct.pack(">IIBBBBB", width, height, 8, 6, 0, 0, 0)

@@ -1,8 +1,5 @@
 """Layers of log-probs that somebody crafted: a batch is right or refused, before memory is taken for it."""
 
-import resource
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -10,13 +7,14 @@ import msgspec
 import numpy as np
 import pytest
 from tests.token_caches import token_cache
+from tests.warm_process import WarmProcess
 
 import forebay as fb
 from forebay.columns import Array, Column, Columns, Ragged
 from forebay.recipe import Rows
 
 ROWS = 6
-GUARD_BYTES = 4 << 30  # of addresses: torch alone maps two
+GUARD_BYTES = 6 << 30  # of addresses: torch alone maps two
 
 
 class CraftedLogProbs(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,7 +67,8 @@ ATTACKS = {
     "wide and absent": ("ref_logps", "the log-probs of a batch would have"),
 }
 CODE = """
-import resource, sys, warnings
+import resource, sys
+resource.setrlimit(resource.RLIMIT_AS, (int(sys.argv[3]),) * 2)
 import forebay as fb
 from forebay.torch import Loader, PackedBatch
 cache = fb.open_cache(sys.argv[1], layers=["ref"])
@@ -88,14 +87,8 @@ def test_crafted_log_probs_are_refused_in_bounded_memory(tmp_path: Path, attack:
     column, said = ATTACKS[attack]
     root = token_cache(tmp_path, ROWS)
     fb.build_layers(root, {"ref": CraftedLogProbs(attack=attack)})
-    ran = subprocess.run(
-        [sys.executable, "-c", CODE, str(root), column],
-        capture_output=True,
-        text=True,
-        check=False,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (GUARD_BYTES, GUARD_BYTES)),
-    )
-    assert ran.returncode == 0, ran.stderr
-    *lines, grown_kilobytes = ran.stdout.splitlines()
+    code, out, err = WarmProcess("-c", CODE, str(root), column, str(GUARD_BYTES)).communicate()
+    assert code == 0, err
+    *lines, grown_kilobytes = out.splitlines()
     assert said in "\n".join(lines)
     assert int(grown_kilobytes) < 512 << 10

@@ -27,7 +27,7 @@ from forebay.viewer.shown_cache import ShownCache
 import http.client, json
 server = Server([ShownCache.of(sys.argv[1])]).start()
 for line in sys.stdin:
-    connection = http.client.HTTPConnection("127.0.0.1", server.address.port, timeout=60)
+    connection = http.client.HTTPConnection("127.0.0.1", server.address.port, timeout=600)
     connection.request("GET", line.strip())
     answer = connection.getresponse()
     print(json.dumps([answer.status, json.loads(answer.read())]), flush=True)

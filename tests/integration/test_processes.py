@@ -25,7 +25,7 @@ def run(*arguments: object) -> str:
     """The output of a command of `reading_process`, which must end well."""
     command = [sys.executable, "-X", "faulthandler", "-W", "error", "-m", "tests.integration.reading_process"]
     done = subprocess.run(
-        [*command, *map(str, arguments)], cwd=HERE, capture_output=True, text=True, timeout=120, check=False
+        [*command, *map(str, arguments)], cwd=HERE, capture_output=True, text=True, timeout=600, check=False
     )
     assert done.returncode == 0, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done.stdout
@@ -60,7 +60,7 @@ def test_many_threads_read_right_rows_while_maps_are_closed_under_them(root: Pat
     assert reads >= 8, "every thread has read"
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize("method", ["fork", "spawn", pytest.param("forkserver", marks=pytest.mark.long)])
 def test_other_processes_read_the_same_rows(root: Path, method: str) -> None:
     assert run("children", root, method) == "same rows\n"
 

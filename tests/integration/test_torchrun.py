@@ -45,7 +45,7 @@ def run_processes(
         cwd=REPOSITORY,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
     )
     assert run.returncode == 0, run.stderr
     answer: dict[str, Any] = json.loads(Path(task["answer"]).read_text())
@@ -71,6 +71,7 @@ def test_all_processes_have_the_same_small_state(stopped: dict[str, Any]) -> Non
     assert len(json.dumps(first)) < 1000
 
 
+@pytest.mark.long
 def test_four_processes_go_on_with_the_same_batches(
     root: Path, stopped: dict[str, Any], uninterrupted: list[list[int]], tmp_path: Path
 ) -> None:

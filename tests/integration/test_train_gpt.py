@@ -74,13 +74,13 @@ def printed_until_killed(process: "subprocess.Popen[str]") -> str:
         lines.append(line)
         if line.startswith(f"step {KILLED_AT} "):
             process.send_signal(signal.SIGKILL)
-    errors = process.communicate(timeout=60)[1]
+    errors = process.communicate(timeout=600)[1]
     assert process.returncode == -signal.SIGKILL, errors
     return "".join(lines)
 
 
 def printed_to_the_end(process: "subprocess.Popen[str]") -> str:
-    out, errors = process.communicate(timeout=300)
+    out, errors = process.communicate(timeout=600)
     assert process.returncode == 0, errors
     return out
 

@@ -33,9 +33,9 @@ def test_builders_started_together_make_every_chunk_once_between_them(tmp_path, 
 
 def test_a_builder_that_comes_late_waits_for_what_another_holds_and_then_is_done(tmp_path, notes):
     source, root = write_orders(tmp_path / "source.txt", orders(3)), tmp_path / "cache"
-    slow = start_builder(root, source, notes, {"seconds": 2.0}, workers=1, lease_seconds=1)
+    slow = start_builder(root, source, notes, {"seconds": 2.0}, workers=1)
     wait_until(lambda: len(makes(notes)) == 1)
-    late = start_builder(root, source, notes, {"seconds": 2.0}, workers=2, lease_seconds=1)
+    late = start_builder(root, source, notes, {"seconds": 2.0}, workers=2)
     reports = [ending(builder)["report"] for builder in (slow, late)]
     assert sorted(chunk for _, chunk in makes(notes)) == [0, 1, 2]
     assert all(report["made"] + report["present"] == 3 for report in reports)

@@ -5,6 +5,7 @@ import hashlib
 import hmac
 import json
 import os
+import random
 import shutil
 import socket
 import subprocess
@@ -12,7 +13,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 
 ACCOUNT = "devstoreaccount1"
 ACCOUNT_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
@@ -20,13 +21,16 @@ SECRET = "wJalrXUtnFEMI-never-printed"
 
 
 def free_port() -> int:
-    with closing(socket.socket()) as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port that nothing listens on, below those that the kernel gives to clients: no client takes it meanwhile."""
+    while True:
+        port = random.SystemRandom().randrange(15_000, 32_000)
+        with closing(socket.socket()) as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def request(method: str, url: str) -> int:
-    with urllib.request.urlopen(urllib.request.Request(url, method=method), timeout=30) as answer:
+    with urllib.request.urlopen(urllib.request.Request(url, method=method), timeout=600) as answer:
         return int(answer.status)
 
 
@@ -124,7 +128,7 @@ def make_container(endpoint: str, name: str) -> None:
     fields = {"x-ms-date": date, "x-ms-version": "2021-08-06", "Content-Length": "0",
               "Authorization": f"SharedKey {ACCOUNT}:{base64.b64encode(key).decode()}"}  # fmt: skip
     url = f"{endpoint}/{ACCOUNT}/{name}?restype=container"
-    with urllib.request.urlopen(urllib.request.Request(url, method="PUT", headers=fields), timeout=60) as answer:
+    with urllib.request.urlopen(urllib.request.Request(url, method="PUT", headers=fields), timeout=600) as answer:
         assert answer.status == 201
 
 

@@ -26,7 +26,7 @@ def test_a_child_reads_the_bucket_or_says_how_it_could(bucket, method):
     answers = context.Queue()
     child = context.Process(target=read_in_child, args=(store, answers))
     child.start()
-    answer = answers.get(timeout=120)
+    answer = answers.get(timeout=600)
     child.join()
     if method == "fork":
         assert "forked from one that had already used a bucket" in answer
@@ -79,7 +79,7 @@ def test_a_forked_child_is_refused_whatever_it_asks_for(bucket, act):
     child = context.Process(target=act_in_child, args=(store, act, answers))
     child.start()
     try:
-        assert "forked from one that had already used a bucket" in answers.get(timeout=30)
+        assert "forked from one that had already used a bucket" in answers.get(timeout=600)
     finally:
         child.kill()
         child.join()

@@ -99,3 +99,15 @@ def test_the_first_bytes_of_an_object_are_all_that_is_sent(s3, bucket, monkeypat
         monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
         assert open_store(f"{bucket}/a").read("value", 0, 10) == bytes(range(10))
     assert (proxy.bytes_sent, proxy.requests) == (10, {"read": 1})
+
+
+def test_a_value_is_not_read_into_memory_whole_beyond_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = open_store("memory://bounded")
+    store.create("layers/a/large", [b"x" * 100])
+    monkeypatch.setattr("forebay.store.object_store.READ_BYTES", 99)
+    with pytest.raises(StoreRefused, match=r"more than 99 bytes, too many to read into memory at once; read it in"):
+        store.read("layers/a/large")
+    assert store.read("layers/a/large", 1, 100) == b"x" * 99
+    assert len(store.view("layers/a/large")) == 100
+    monkeypatch.setattr("forebay.store.object_store.READ_BYTES", 100)
+    assert store.read("layers/a/large") == b"x" * 100

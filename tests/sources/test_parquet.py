@@ -1,5 +1,6 @@
 """Parquet: every row of the text column comes back, whatever it is stored as, and never more of it than is needed."""
 
+import base64
 import os
 import subprocess
 import sys
@@ -229,3 +230,40 @@ def test_a_footer_with_damaged_names_is_unreadable(tmp_path, which, damage):
         read_all(source)
     with pytest.raises(SourceUnreadable, match=r"a\.parquet"):
         source.digest(source.files()[0], 0, 40)
+
+
+# Three rows; one byte of the footer, in the size statistics of the column, is another.
+DAMAGED_STATISTICS = (
+    "P(e~L6#x}F6*?>x1{DAm1{DSzHUKCCba!tU18;6+5fK0Y00IC200sdA0001QZe;@i004A%Zv_AV0CZ?_Wn~ov87wsb7zT4=Xk~3-"
+    "6#@Vi3?u>=1axJ1bR_^x8~^|S76us{85|}692E>1B?bT)7zA`>cytv276ul47JMcMJT?F*19W$97z1x^Wf2ho85|V=6#x|i06Z2J"
+    "83q|900sa602X`}1||p=d;lmQaA9(Bb!BudV{mXSVRCYBcOZ6Ua&u{KZXhx?E-)@J85|q{005W(002-yQZW"
+)
+READ = """
+import sys
+import forebay as fb
+from forebay.source import Part
+source = fb.sources.parquet(sys.argv[1])
+(file,) = source.files()
+try:
+    print(len(list(source.read(Part(file, 0, list(source.cuts(file, 0, 9, 9))[-1])))))
+except fb.errors.SourceUnreadable as error:
+    print("refused:", error)
+"""
+
+
+def test_a_damaged_footer_at_which_pyarrow_ends_the_process_is_unreadable(tmp_path: Path) -> None:
+    (tmp_path / "a.parquet").write_bytes(base64.b85decode(DAMAGED_STATISTICS))
+    ran = subprocess.run([sys.executable, "-c", READ, tmp_path / "a.parquet"], capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.startswith("refused: cannot read '"), ran.stdout
+
+
+def test_a_footer_of_gigabytes_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    path.write_bytes(b"PAR1")
+    os.truncate(path, 2 << 30)
+    with open(path, "ab") as file:
+        file.write((2_000_000_000).to_bytes(4, "little") + b"PAR1")
+    source = fb.sources.parquet(path)
+    with pytest.raises(SourceUnreadable, match=r"its footer has 2,000,000,000 bytes, more than the 268,435,456"):
+        list(source.cuts(source.files()[0], 0, 9, 9))

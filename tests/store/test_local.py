@@ -236,7 +236,10 @@ def test_a_linked_layer_is_read_and_never_written_through(tmp_path, outside):
     assert store.read("layers/raw/thesis.txt") == store.view("layers/raw/thesis.txt") == b"precious"
     listed = [entry.key for entry in store.entries("layers/")]
     assert listed == [entry.key for entry in store.entries("layers/raw/")]
-    assert listed == ["layers/raw/000000.1.json", "layers/raw/deep/more.txt", "layers/raw/thesis.txt"]
+    assert listed == [
+        "layers/raw/000000.1.json",
+        "layers/raw/thesis.txt",
+    ]  # not below: it may be a disk
     assert list(store.leftovers()) == []
     for act in (
         lambda: store.create("layers/raw/new", [b"x"]),

@@ -37,14 +37,17 @@ def test_one_device_runs_in_this_process(tmp_path: Path) -> None:
     assert set(read["pid"].tolist()) == {os.getpid()}
 
 
-def test_bytes_do_not_depend_on_the_number_of_devices(tmp_path: Path, tiny_models: TinyModels) -> None:
+@pytest.mark.parametrize("layers", [["clip"], pytest.param(["clip", "lune"], marks=pytest.mark.long)])
+def test_bytes_do_not_depend_on_the_number_of_devices(
+    tmp_path: Path, tiny_models: TinyModels, layers: list[str]
+) -> None:
     made = []
     for device in ("cpu", "cpu:0,cpu:1"):
         root = prompts_cache(tmp_path / device.replace(",", "-"))
         how = {"device": device, "batch_size": 2, "buckets": (0.2, 0.8)}
         teachers = {"clip": Clip(model=tiny_models.clip), "lune": Lune(unet=tiny_models.unet)}
-        fb.build_layers(root, {name: TeacherRecipe(teacher=teacher, **how) for name, teacher in teachers.items()})
-        made.append({layer: chunks_of(root, layer) for layer in teachers})
+        fb.build_layers(root, {name: TeacherRecipe(teacher=teachers[name], **how) for name in layers})
+        made.append({layer: chunks_of(root, layer) for layer in layers})
     assert made[0] == made[1]
 
 

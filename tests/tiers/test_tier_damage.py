@@ -151,7 +151,7 @@ def test_no_damage_ends_the_process_or_gives_a_wrong_row(photos, sound, tmp_path
         [sys.executable, "-c", code, photos, tmp_path / "sound.mdb", memory / "work", "0", str(damages)],
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
     )
     assert ran.returncode == 0, f"{ran.returncode}: {ran.stdout[-300:]} {ran.stderr[-2000:]}"
     assert int(ran.stdout.split()[-1]) > damages // 2
@@ -315,7 +315,7 @@ def test_damage_after_the_pages_were_checked_does_not_end_the_process_that_write
     code = "import sys; from pathlib import Path; from tests.tiers.test_tier_damage import write_after_damage; "
     code += "write_after_damage(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3])"
     ran = subprocess.run(
-        [sys.executable, "-c", code, photos, tier, kind], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", code, photos, tier, kind], capture_output=True, text=True, timeout=600, check=False
     )
     assert ran.returncode == 0, f"{ran.returncode}: {ran.stderr[-2000:]}"
     assert f"the tier '{tier}' is damaged (" in ran.stdout

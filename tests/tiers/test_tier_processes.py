@@ -1,5 +1,6 @@
 """Many processes and one tier: forked, spawned, killed at any moment, with maps of different sizes."""
 
+import contextlib
 import os
 import random
 import re
@@ -14,10 +15,12 @@ from pathlib import Path
 import lmdb
 import numpy as np
 import pytest
+from tests.builders import wait_until
 from tests.tiers.pictures import RECIPE, assert_same_rows, fresh_rows, write_picture, write_pictures
 from tests.tiers.processes import FORK, SPAWN, run
 
 import forebay as fb
+from forebay.errors import ForebayError
 from forebay.tiers import CachedImages, TierWarning, clear_tier, summarize_tier, verify_tier
 from forebay.tiers.lmdb_tier import open_tier
 from forebay.tiers.tier_samples import made_by
@@ -174,9 +177,16 @@ def kill_writers(source: fb.Source, tier: Path, started: list, kills: int) -> No
         assert started[victim].exitcode == -signal.SIGKILL
         started[victim] = FORK.Process(target=write_until_killed, args=(source, tier, 2 + number))
         started[victim].start()
+    wait_until(lambda: _has_rows(tier), what="no writer wrote a row")
     for process in started:
         process.kill()
         process.join()
+
+
+def _has_rows(tier: Path) -> bool:
+    with contextlib.suppress(ForebayError, OSError):
+        return summarize_tier(str(tier)).values > 0
+    return False
 
 
 def check_after_kills(source: fb.Source, tier: Path) -> int:

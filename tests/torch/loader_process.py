@@ -26,7 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 import forebay as fb
 from forebay.errors import RanksDisagree, RanksMissing
 from forebay.order.coins import Coins
-from forebay.torch import Loader
+from forebay.torch import Loader, ranks
 
 Batch = dict[str, torch.Tensor]
 
@@ -169,7 +169,7 @@ def leave_nothing(root: str) -> None:
 
 
 def join(meeting: str, rank: str, world: int = 2, backend: str = "gloo") -> None:
-    options = {"rank": int(rank), "world_size": world, "timeout": timedelta(seconds=60)}
+    options = {"rank": int(rank), "world_size": world, "timeout": timedelta(seconds=600)}
     distributed.init_process_group(backend, init_method=f"file://{meeting}", **options)
 
 
@@ -211,12 +211,24 @@ def open_apart(root: str, meeting: str, rank: str, world: str) -> None:
     """Ranks of which the last opened another generation."""
     join(meeting, rank, int(world))
     generation = 1 if int(rank) == int(world) - 1 else 0
-    feeding = Loader(fb.open_cache(root, generation=generation), global_batch_size=6, drop_last=False)
+    feeding = Loader(fb.open_cache(root, generation=generation), global_batch_size=2 * int(world), drop_last=False)
     with pytest.raises(RanksDisagree) as raised:
         next(iter(feeding))
     distributed.barrier()
     distributed.destroy_process_group()
     print(json.dumps(str(raised.value)))
+
+
+def other_recipes(root: str, meeting: str, rank: str) -> None:
+    """Ranks whose caches have equal rows, of recipes that differ; then ranks with other micro-batches."""
+    join(meeting, rank)
+    with pytest.raises(RanksDisagree) as raised:
+        next(iter(Loader(fb.open_cache(Path(root) / rank), global_batch_size=2)))
+    with pytest.raises(RanksDisagree) as again:
+        next(iter(Loader(fb.open_cache(Path(root) / "0"), global_batch_size=4, micro_batches=1 + int(rank))))
+    distributed.barrier()
+    distributed.destroy_process_group()
+    print(json.dumps([str(raised.value), str(again.value)]))
 
 
 def read_apart(root: str, meeting: str, rank: str) -> None:
@@ -273,16 +285,45 @@ def come_late(root: str, meeting: str, rank: str) -> None:
 
 
 def die_early(root: str, meeting: str, rank: str) -> None:
-    """The last of three ranks is gone before its first batch."""
-    join(meeting, rank, 3)
-    feeding = Loader(fb.open_cache(root), global_batch_size=3, rank_timeout=0.5)
+    """The last two of five ranks are gone before their first batch."""
+    join(meeting, rank, 5)
+    feeding = Loader(fb.open_cache(root), global_batch_size=5, rank_timeout=2)
     distributed.barrier()
-    if rank == "2":
+    if rank in "34":
         os._exit(0)
     with pytest.raises(RanksMissing) as raised:
         next(iter(feeding))
     print(json.dumps(str(raised.value)), flush=True)
     os._exit(0)  # without a goodbye to the rank that is gone
+
+
+def lose_rank_0(root: str, meeting: str, rank: str, store: str) -> None:
+    """Rank 0 is gone before its first batch; where it keeps the store of the group, the store is gone, too."""
+    kept = shared_store(meeting, rank) if store == "tcp" else distributed.FileStore(meeting, 2)
+    distributed.init_process_group("gloo", store=kept, rank=int(rank), world_size=2, timeout=timedelta(seconds=60))
+    feeding = Loader(fb.open_cache(root), global_batch_size=2, rank_timeout=0.2)
+    distributed.barrier()
+    if rank == "0":
+        os._exit(0)
+    ranks._GRACE = 0.3
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # where torch writes the stacks of its own errors
+    with pytest.raises(RanksMissing) as raised:
+        next(iter(feeding))
+    print(json.dumps(raised.value.ranks), flush=True)
+    os._exit(0)
+
+
+def shared_store(meeting: str, rank: str) -> distributed.TCPStore:
+    """A store in the process of rank 0, on any free port."""
+    place = Path(meeting)
+    if rank == "0":
+        store = distributed.TCPStore("127.0.0.1", 0, 2, True, wait_for_workers=False)
+        place.with_suffix(".aside").write_text(str(store.port))
+        place.with_suffix(".aside").rename(place)
+        return store
+    while not place.exists():
+        time.sleep(0.01)
+    return distributed.TCPStore("127.0.0.1", int(place.read_text()), 2, False)
 
 
 def split_in_two_ways(root: str, meeting: str, rank: str) -> None:
@@ -363,6 +404,8 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "come-late": come_late,
     "join-later": join_later,
     "die-early": die_early,
+    "lose-rank-0": lose_rank_0,
+    "other-recipes": other_recipes,
     "split-in-two-ways": split_in_two_ways,
     "train-in-ranks": train_in_ranks,
     "leave-in-the-middle": leave_in_the_middle,

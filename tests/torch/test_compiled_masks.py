@@ -84,7 +84,8 @@ def test_training_is_one_graph_for_all_documents(backend):
     assert len(graphs) == 1, "new documents are new contents, not a new graph"
 
 
-@pytest.mark.parametrize("compiler", ["aot_eager", pytest.param("inductor", marks=pytest.mark.long)])
+@pytest.mark.long  # it compiles kernels with a C++ compiler
+@pytest.mark.parametrize("compiler", ["aot_eager", "inductor"])
 def test_evaluation_has_flex_attention_in_the_graph(compiler):
     model, graphs = stack().eval(), []
     one_graph = compiled(model, graphs, compiler)

@@ -94,6 +94,7 @@ def test_packed_self_attention_takes_flex_without_gradients_and_agrees_with_sdpa
     torch.testing.assert_close(attended, trained.detach(), atol=1e-5, rtol=0)
 
 
+@pytest.mark.long
 def test_batches_of_any_size_can_be_evaluated():
     """The last batch of an epoch is smaller: torch's C++ template does not compile for a size left open."""
     torch.manual_seed(0)
@@ -169,7 +170,11 @@ def test_a_compiled_model_keeps_its_static_kernels():
 
 @pytest.mark.parametrize(
     ("dtype", "tolerance"),
-    [(torch.float32, 1e-5), pytest.param(torch.float16, 5e-3, marks=pytest.mark.long), (torch.bfloat16, 4e-2)],
+    [
+        (torch.float32, 1e-5),
+        pytest.param(torch.float16, 5e-3, marks=pytest.mark.long),
+        pytest.param(torch.bfloat16, 4e-2, marks=pytest.mark.long),
+    ],
 )
 def test_a_seed_gives_equal_output_in_every_dtype(dtype, tolerance):
     torch.manual_seed(0)

@@ -62,8 +62,15 @@ def test_what_the_library_keeps_wide_stays_wide(tmp_path: Path, name: str, dtype
     assert bool(wide) == bool(expected)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("make", [tiny_pipelines.sd3, tiny_pipelines.flux], ids=["sd3", "flux"])
+@pytest.mark.parametrize(
+    ("make", "dtype"),
+    [
+        pytest.param(tiny_pipelines.sd3, "bfloat16", id="sd3-bfloat16"),
+        pytest.param(tiny_pipelines.flux, "float16", id="flux-float16"),
+        pytest.param(tiny_pipelines.sd3, "float16", id="sd3-float16", marks=pytest.mark.long),
+        pytest.param(tiny_pipelines.flux, "bfloat16", id="flux-bfloat16", marks=pytest.mark.long),
+    ],
+)
 def test_a_pipeline_in_half_precision_is_near_the_same_in_float32(
     tmp_path: Path, make: Callable[..., Any], dtype: str
 ) -> None:

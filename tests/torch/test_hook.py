@@ -297,6 +297,11 @@ REFUSED: dict[str, tuple[Mapping[str, Any], str]] = {
     "both": ({"points": (HookPoint("a", "layernorm", (16,)),)}, "either a submodule with its shape, or several points"),
     "mixed": ({"tokens": TokenInput()}, "runs each document by itself, so it takes no images"),
     "latents": ({"latents": LatentInput(column="")}, "either the column that holds them, or with column='' a shape"),
+    "points": (
+        {"submodule": "", "points": (HookPoint("a", "layernorm", (16,)), HookPoint("a", "embeddings", (16,)))},
+        "two points are named 'a', and would fill one column",
+    ),
+    "inputs": ({"arguments": {"pixel_values": "states"}}, "two inputs fill the argument 'pixel_values' of the model"),
     "shared": ({"shared": ("states",)}, "shared names 'states', which is not the column of an argument"),
     "type": ({"images": {"size": "large"}}, "has a field of the wrong type"),
 }

@@ -21,12 +21,13 @@ from tests.token_caches import (
 )
 
 import forebay as fb
-from forebay import masks
+from forebay import compiled, masks
 from forebay.columns import Column
 from forebay.errors import WindowTooLarge
 from forebay.feeding.selection import Split
 from forebay.order.coins import Coins
 from forebay.order.window import Window
+from forebay.store import LocalStore
 from forebay.torch import Ingredient, Loader, Mixture, document_block_mask
 from forebay.torch.attention.backends import attend_packed
 
@@ -141,6 +142,88 @@ def test_a_batch_holds_what_the_masks_derive_from_the_stored_lengths(
         for key, values in expected.items():
             assert batch[key].dtype == torch.from_numpy(values).dtype, key
             assert np.array_equal(batch[key].numpy(), values), key
+
+
+WAYS: list[dict[str, Any]] = [
+    {},
+    {"labels": None, "derive": ()},
+    {"labels": "unshifted", "derive": ["document_ids", "cu_seqlens", "num_label_tokens"]},
+    {"derive": "device"},
+    {"max_documents": 5, "derive": ["cu_seqlens"]},
+    {"columns": ["documents"], "identify": ["row_id"], "drop_last": False},
+    {"loss_mask": "weights", "derive": ["num_label_tokens"]},
+    {"drop_last": False, "rank": 3, "world_size": 4},
+    {"columns": ["tokens", "seq_lens"]},
+]
+
+
+@pytest.mark.parametrize("way", range(len(WAYS)))
+@pytest.mark.parametrize("codec", ["none", "zstd"])
+def test_batches_are_the_same_without_compiled_code(
+    weighted: dict[str, fb.Cache], codec: str, way: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("forebay._native", reason="forebay was installed without a compiler")
+
+    def batches() -> list[dict[str, Any]]:
+        return list(Loader(fb.open_cache(weighted[codec].root), global_batch_size=4, threads=0, **WAYS[way]))
+
+    with_loops = batches()
+    monkeypatch.setattr(compiled, "native", None)
+    for batch, expected in zip(with_loops, batches(), strict=True):
+        assert list(batch) == list(expected)
+        for name, values in expected.items():
+            if isinstance(values, int):
+                assert batch[name] == values
+            else:
+                assert (batch[name].dtype, batch[name].shape) == (values.dtype, values.shape), name
+                assert torch.equal(batch[name], values), name
+
+
+@pytest.fixture(scope="module")
+def weighted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, fb.Cache]:
+    """Rows with a weight for each token, compressed and not."""
+    rng, folder = np.random.default_rng(0), tmp_path_factory.mktemp("weighted")
+    return {codec: stored_tokens(folder / codec, rng, codec) for codec in ("none", "zstd")}
+
+
+def stored_tokens(folder: Path, rng: np.random.Generator, codec: Any, extra: int = 0) -> fb.Cache:
+    """Three chunks of rows of random tokens; the documents of the last row are `extra` tokens longer than the row."""
+    declared = [
+        Column(name="tokens", dtype="uint16", shape=(LENGTH,), codec=codec, rows_per_block=2),
+        Column(name="seq_lens", dtype="uint32", ragged=True, codec=codec, rows_per_block=2),
+        Column(name="documents", dtype="uint32", shape=(2,), ragged=True),
+        Column(name="weights", dtype="float32", shape=(LENGTH,)),
+    ]
+    chunks = []
+    for rows in (7, 1, 6):
+        lengths = [document_lengths(int(number), LENGTH) for number in rng.integers(0, 9, rows)]
+        if len(chunks) == 2 and extra:
+            lengths[-1] = np.array([LENGTH, extra], np.uint32)
+        chunks.append(
+            {
+                "tokens": rng.integers(0, 65_536, (rows, LENGTH), np.uint16),
+                "seq_lens": fb.Ragged.of(lengths, np.dtype("u4")),
+                "documents": fb.Ragged.of(
+                    [np.zeros((len(each), 2), np.uint32) for each in lengths], np.dtype("u4"), (2,)
+                ),
+                "weights": rng.integers(0, 3, (rows, LENGTH)).astype(np.float32),
+            }
+        )
+    store_rows(LocalStore(folder), declared, chunks)
+    return fb.open_cache(folder)
+
+
+@pytest.mark.parametrize("loops", [True, False])
+def test_documents_that_are_longer_than_their_row_are_refused_with_and_without_compiled_code(
+    tmp_path: Path, loops: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = stored_tokens(tmp_path / "cache", np.random.default_rng(0), "none", extra=1)
+    if not loops:
+        monkeypatch.setattr(compiled, "native", None)
+    batches = iter(Loader(cache, global_batch_size=2, shuffle=None))
+    assert len(list(islice(batches, 6))) == 6
+    with pytest.raises(ValueError, match=f"row 1 have {LENGTH + 1} tokens but a row holds {LENGTH}"):
+        next(batches)
 
 
 def test_columns_come_as_they_are_stored(caches: dict[str, fb.Cache]) -> None:

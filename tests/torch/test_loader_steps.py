@@ -34,7 +34,7 @@ class Made:
 
     def reaches(self, count: int) -> bool:
         with self._changed:
-            return self._changed.wait_for(lambda: self.count >= count, timeout=60)
+            return self._changed.wait_for(lambda: self.count >= count, timeout=600)
 
 
 def test_the_second_batch_is_made_during_the_first_step(cache: fb.Cache) -> None:

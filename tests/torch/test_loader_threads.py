@@ -2,14 +2,12 @@
 
 import json
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
-from tests.builders import REPOSITORY, script_environment
 from tests.token_caches import grow_cache, interleaved, numbers_of, token_cache
+from tests.warm_process import WarmProcess
 
 import forebay as fb
 from forebay.torch import Loader
@@ -22,28 +20,16 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return token_cache(tmp_path_factory.mktemp("threads"), ROWS, chunk_rows=20, codec="lz4")
 
 
-def start(command: str, *more: object) -> "subprocess.Popen[str]":
-    options = ["-X", "faulthandler", "-W", "error"]
-    arguments = [*options, "-m", "tests.torch.loader_process", command, *map(str, more)]
-    return subprocess.Popen(
-        [sys.executable, *arguments],
-        cwd=REPOSITORY,
-        env=script_environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+def start(command: str, *more: object) -> WarmProcess:
+    return WarmProcess("-m", "tests.torch.loader_process", command, *map(str, more))
 
 
-def said(process: "subprocess.Popen[str]", seconds: float = 100) -> str:
+def said(process: WarmProcess) -> str:
     """All that it printed, once it has ended well and without a word of complaint."""
-    try:
-        out, err = process.communicate(timeout=seconds)
-    finally:
-        process.kill()
+    code, out, err = process.communicate()
     # Of a group made with backend "cpu:gloo", torch itself warns once the module of FSDP is imported.
     err = "".join(line for line in err.splitlines(keepends=True) if "(function hasHooks)" not in line)
-    assert (process.returncode, err) == (0, ""), out
+    assert (code, err) == (0, ""), out
     return out
 
 
@@ -64,7 +50,6 @@ def test_threads_end_with_whatever_ends_the_loader(root: Path, command: str, ans
 
 def test_ctrl_c_stops_training_at_once_and_it_can_go_on(root: Path) -> None:
     process = start("wait-for-interrupt", root)
-    assert process.stdout is not None
     for _ in range(3):
         process.stdout.readline()
     process.send_signal(signal.SIGINT)
@@ -106,7 +91,7 @@ def answers(command: str, root: Path, folder: Path, ranks: int = 2, *more: objec
     return printed
 
 
-@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("world", [2, 8])
 def test_ranks_that_opened_different_generations_are_refused_on_every_rank(
     grown: Path, tmp_path: Path, world: int
 ) -> None:
@@ -140,9 +125,24 @@ def test_ranks_of_the_environment_need_a_process_group_or_a_generation_by_number
 
 
 def test_a_rank_that_is_gone_is_named(grown: Path, tmp_path: Path) -> None:
-    first, second, _ = answers("die-early", grown, tmp_path, 3)
-    for answer in map(json.loads, (first, second)):
-        assert answer.startswith("waited 0.5 s for rank 2 of 3 to iterate this loader")
+    *alive, _, _ = answers("die-early", grown, tmp_path, 5)
+    for answer in map(json.loads, alive):
+        assert answer.startswith("waited 2 s for rank 3, 4 of 5 to iterate this loader")
+
+
+@pytest.mark.parametrize("store", ["file", "tcp"])
+def test_rank_0_is_named_when_it_is_gone(grown: Path, tmp_path: Path, store: str) -> None:
+    assert answers("lose-rank-0", grown, tmp_path, 2, store) == ["", "[0]\n"]
+
+
+def test_ranks_with_other_recipes_or_micro_batches_are_refused(tmp_path: Path) -> None:
+    roots = [token_cache(tmp_path / f"rows-{rank}", 6, rows_per_block=2 + rank) for rank in range(2)]
+    for rank, root in enumerate(roots):
+        root.rename(tmp_path / str(rank))
+    for answer in answers("other-recipes", tmp_path, tmp_path):
+        recipes, steps = json.loads(answer)
+        assert "recipe[0].tokens is" in recipes
+        assert "micro_batches is 1 on rank 0 and 2 on rank 1" in steps
 
 
 def test_data_parallel_ranks_of_a_mesh_share_batches(grown: Path, tmp_path: Path) -> None:

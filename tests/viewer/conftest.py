@@ -34,7 +34,7 @@ WORDS = (
 )
 HOSTILE = '<img src=x onerror="window.hacked=1"><script>window.hacked=1</script>\u202e\x1b[31m\'"`${1}'
 PRINTED = HOSTILE.split("\u202e")[0]
-PATIENCE = 30_000  # milliseconds: on a loaded machine a page may take long
+PATIENCE = 300_000  # milliseconds: on a loaded machine a page may take long
 
 
 @pytest.fixture(scope="session")
@@ -45,7 +45,7 @@ def browser() -> Iterator[Any]:
         missing = "chromium or playwright is missing: apt-get install chromium, pip install playwright"
         pytest.fail(missing) if "GITHUB_ACTIONS" in os.environ else pytest.skip(missing)
     with import_module("playwright.sync_api").sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=chromium, args=FLAGS)
+        opened = playwright.chromium.launch(executable_path=chromium, args=FLAGS, timeout=PATIENCE)
         yield opened
         opened.close()
 

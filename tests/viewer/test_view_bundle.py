@@ -123,11 +123,11 @@ def test_the_command_serves_until_it_is_stopped(token_root: Path, tmp_path: Path
         text += process.stdout.readline()
     url = json.loads(text)["result"]["url"]
     assert url.startswith("http://127.0.0.1:")
-    with urlopen(f"{url}api/0/statistics.json", timeout=60) as answer:
+    with urlopen(f"{url}api/0/statistics.json", timeout=600) as answer:
         (job,) = json.loads(answer.read())
     assert job["statistics"] == json.loads(written.read_text())
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=600)
     assert (process.returncode, errors) == (0, "")
 
 

@@ -51,7 +51,7 @@ def server(token_root: Path) -> Iterator[Server]:
 
 def ask(server: Server, path: str, method: str = "GET", **headers: str) -> tuple[int, str, http.client.HTTPMessage]:
     """The answer to a request whose path is sent as it is; `Host` is the server's own unless one is passed."""
-    connection = http.client.HTTPConnection("127.0.0.1", server.address.port, timeout=30)
+    connection = http.client.HTTPConnection("127.0.0.1", server.address.port, timeout=600)
     connection.putrequest(method, path, skip_host=True)
     for name, value in ({"host": f"127.0.0.1:{server.address.port}"} | headers).items():
         connection.putheader(name.replace("_", "-"), value)
@@ -268,10 +268,12 @@ def test_chunk_numbers_and_claims_of_a_stranger_take_no_memory_and_leave_a_map(
     numbers["chunk"][-1] = 1 << 40
     changed = replace(generation, layers={"raw": replace(table, numbers=numbers)})
     store.replace(layout.generation(generation.number), changed.encode(None))
-    strange = Claim(owner=str(this_process()), host=HOSTILE, pid=-1, workers=-(2**40), cpu_percent=-1e300)
+    strange = Claim(owner=str(this_process()), host=HOSTILE, pid=-1)
     for attempt in range(1, 8):
         failed = msgspec.structs.replace(strange, state="failed", owner=f"other-{attempt}-1")
         store.create(layout.claim("raw", 0, attempt), [msgspec.json.encode(strange if attempt == 7 else failed)])
+    beat = {"beat": 1, "host": HOSTILE, "pid": 1, "layer": HOSTILE, "workers": -(2**40), "cpu_percent": -1e300}
+    store.create(layout.builder("0123456789ab-1-1"), [msgspec.json.encode(beat)])
     monkeypatch.setattr(chunk_map, "MOST_CLAIMS", 2)
     snapshot = ShownCache.of(root).watch.snapshot()
     (layer,) = snapshot.map.layers

@@ -31,7 +31,7 @@ def server(token_root: Path) -> Iterator[Server]:
 
 
 def connected(server: Server) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", server.address.port), timeout=30)
+    return socket.create_connection(("127.0.0.1", server.address.port), timeout=600)
 
 
 def test_a_request_that_does_not_arrive_is_dropped(monkeypatch: pytest.MonkeyPatch, server: Server) -> None:
@@ -191,7 +191,7 @@ def test_no_request_fails_while_generations_and_then_the_cache_are_removed(tmp_p
 
 
 def test_a_name_on_the_map_that_is_no_layer_is_said_plainly(server: Server) -> None:
-    connection_ = HTTPConnection("127.0.0.1", server.address.port, timeout=30)
+    connection_ = HTTPConnection("127.0.0.1", server.address.port, timeout=600)
     connection_.request("GET", "/api/0/teacher.json?layer=nothing")
     answer = connection_.getresponse()
     assert answer.status == 400

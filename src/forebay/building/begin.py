@@ -2,12 +2,13 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
 import msgspec
 
 from forebay.building.build_options import ENOUGH_SAMPLES, allows_all
-from forebay.building.dedup import Draft, deduplicate
+from forebay.building.dedup import Draft, deduplicate, scratch_folder
 from forebay.building.planning import (
     OnCut,
     SourceListing,
@@ -67,6 +68,9 @@ from forebay.recipe import (
 )
 from forebay.source import Sample, Source, SourceFile
 from forebay.store.base import Buffer, Store, holds, is_full
+from forebay.store.local import LocalStore
+
+PROBE_BYTES = 1 << 16
 
 
 def prepare_base(
@@ -148,6 +152,23 @@ def _begun(
     if hmac_key() is not None and begun.plan.digests != (draft.segment.digest(),):
         raise unsigned_plan(store, begun.plan, 0)
     return begun
+
+
+def check_destination(store: Store) -> None:
+    """Refuse a folder in which no file can be written or linked, or that has no room, before anything is read.
+
+    Nothing is left there; a cache that is not there yet is tried in the folder that it will be made in.
+    """
+    folder = scratch_folder(store)
+    if folder is None:
+        return
+    try:
+        with TemporaryDirectory(prefix=".forebay-probe-", dir=folder) as inside:
+            LocalStore(inside).create("probe", [bytes(PROBE_BYTES)], durable=False)
+    except OSError as error:
+        if not is_full(error):
+            raise
+        raise DiskFull(store.address, PROBE_BYTES, store.free_bytes() or 0) from error
 
 
 def check_start(root: str, start_chunk: int | None, planned: int) -> None:
@@ -254,7 +275,7 @@ def first_segment(
     trial = trial or try_readable(source, files, recipe, unreadable)
     weight = chunk_weight(recipe.chunk_target(), trial, source.unit)
     chunks = cut_source(source, unreadable.without(files), weight, {}, on_cut, unreadable)
-    segment = Segment.of(chunks, number=0, first_chunk=0, source=source.describe(), weight=weight, empty=files)
+    segment = Segment.planned(chunks, files, number=0, first_chunk=0, source=source.describe(), weight=weight)
     return segment.passing_over(unreadable)
 
 
@@ -290,7 +311,7 @@ def _keep_recipe(store: Store, recipe: AnyRecipe, layer: str, inputs: Mapping[st
         _keep_constants(store, recipe, layer)
 
 
-def sealed_constants(recipe: AnyRecipe, layer: str) -> list[Buffer]:
+def sealed_constants(recipe: AnyRecipe, layer: str) -> Sequence[Buffer]:
     """The bytes of a layer's constants, none where its recipe has none."""
     constants = constants_of(recipe)
     metadata = {"format_version": FORMAT_VERSION, "type": "constants", "layer": layer}

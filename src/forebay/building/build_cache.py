@@ -11,6 +11,7 @@ from typing import cast
 import msgspec
 
 from forebay.building.begin import (
+    check_destination,
     check_start,
     check_trial,
     is_unsigned,
@@ -173,16 +174,16 @@ def _drafted(
         wait_until_settled(fresh_files)
         readable = unreadable.without(fresh_files)
         chunks = cut_source(source, readable, plan.weight, starts, on_cut, unreadable)
-        if not chunks and (plan.segments[-1].identities or all(file.path in plan.files for file in fresh_files)):
-            return None, []
-        segment = Segment.of(
+        segment = Segment.planned(
             chunks,
+            fresh_files,
             number=len(plan.segments),
             first_chunk=len(plan),
             source=source.describe(),
             weight=plan.weight,
-            empty=fresh_files,
         ).passing_over(unreadable)
+        if not len(segment) and (plan.segments[-1].identities or all(file.path in plan.files for file in fresh_files)):
+            return None, []
         try:
             return deduplicate(store, source, recipe, segment, plan, on_cut, memory_limit), fresh_files
         except SourceUnreadable as error:
@@ -191,8 +192,7 @@ def _drafted(
 
 def _check_new(store: Store, source: Source, recipe: Recipe, parts: Sequence[Part], unreadable: Unreadable) -> None:
     """Refuse new data of which nothing can be made before it is planned: no later build would get past it."""
-    described = source.describe()
-    fields = ", ".join(f"{name}={described[name]!r}" for name in ("text", "image") if name in source.read_by)
+    like = read_like(source)
     while parts:
         try:
             trial = try_parts(source, parts, recipe)
@@ -202,9 +202,15 @@ def _check_new(store: Store, source: Source, recipe: Recipe, parts: Sequence[Par
                 raise
             parts = [part for part in parts if part.file.path != path]  # its chunk records the failure
         else:
-            like = f"{source.kind} ({fields})" if fields else source.kind
             check_trial(store, trial, sum(part.weight for part in parts), like)
             return _check_each(store, source, recipe, parts if trial.failures else (), like)
+
+
+def read_like(source: Source) -> str:
+    """How a cache reads its source, in words: `grow` and `refresh` cannot read it differently."""
+    described = source.describe()
+    fields = ", ".join(f"{name}={described[name]!r}" for name in ("text", "image") if name in source.read_by)
+    return f"{source.kind} ({fields})" if fields else source.kind
 
 
 def _check_each(store: Store, source: Source, recipe: Recipe, parts: Sequence[Part], like: str) -> None:
@@ -270,6 +276,8 @@ def build_layer(
     request = _with_workers(request, recipe)
     with closing(request.open_engine()) as engine, released(recipe) as said:
         snapshot = Snapshot.take(store)
+        if snapshot.newest is None:
+            check_destination(store)
         listing = None if source is None else SourceListing(check_is_source(source), store)
         clock = PhaseClock()
         if listing is not None:
@@ -341,9 +349,11 @@ def grow_base(store: Store, source: Source, recipe: Recipe | None, request: Buil
             planned, left = snapshot.plan, len(plan.segments)
             with suppress(OSError, ForebayError):  # why it failed is what counts
                 left = take_back(store)
-            if isinstance(error, ChunkFailed) and left <= len(planned.segments) and error.chunk >= len(planned):
-                raise error.followed_by(f"nothing was added to '{store.address}'") from error
-            raise
+            if not isinstance(error, ChunkFailed):
+                raise
+            is_undone = left <= len(planned.segments) and error.chunk >= len(planned)
+            like = f"the cache reads its source as {read_like(source)}: pass files like that, or build a separate cache"
+            raise error.followed_by(f"nothing was added to '{store.address}'" if is_undone else "", like) from error
     check_failures(store.address, report.failures, report.samples, request.max_failures)
     grown = _growth_notes(own, base, snapshot.newest, newest_generation(store))
     return msgspec.structs.replace(report, notes=(*report.notes, *said, *grown))

@@ -9,7 +9,7 @@ from functools import cached_property, partial
 import msgspec
 import numpy as np
 
-from forebay.building.build_options import ENOUGH_SAMPLES, Reasons
+from forebay.building.build_options import Reasons
 from forebay.building.dedup import DuplicateFilter
 from forebay.building.planning import wait_until_settled
 from forebay.cache.catalog import (
@@ -71,6 +71,7 @@ from forebay.source import (
 )
 from forebay.store.base import Missing, Pieces, Store, holds
 
+TELLING_SAMPLES = 4  # of one chunk: that so many fail together is no chance, that fewer do may be
 MOST_REVISIONS = 1000  # that are in the way of one chunk, before it is given up
 
 
@@ -476,7 +477,7 @@ class ChunkSamples(BatchedSamples):
 def _check_chunk(store: Store, encoded: EncodedChunk) -> None:
     """Refuse a chunk without a row if enough samples failed to say that something is wrong with all of them."""
     meta = encoded.meta
-    if meta.rows or meta.failures < max(ENOUGH_SAMPLES, meta.samples):
+    if meta.rows or meta.failures < max(TELLING_SAMPLES, meta.samples):
         return
     reasons = _reasons(encoded)
     raise ChunkFailed(store.address, meta.chunk, meta.failures, *reasons.most_frequent(), reasons.advice())

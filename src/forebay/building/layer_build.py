@@ -6,11 +6,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import islice
 
 from forebay.building.build_options import BuildOptions, BuildProgress, Reasons, allows_all
 from forebay.building.builder import Build, Weigh, with_retries
-from forebay.building.chunk_maker import BaseJob, BuildJob, ChunkJob, LayerJob, RepairJob
+from forebay.building.chunk_maker import BaseJob, BuildJob, ChunkJob, LayerJob, RepairJob, has_file
 from forebay.building.planning import SourceListing
 from forebay.cache.catalog import (
     UNPUBLISHED,
@@ -26,7 +25,7 @@ from forebay.cache.catalog import (
 )
 from forebay.cache.claims import is_abandoned, read_claims
 from forebay.cache.plan import Plan
-from forebay.cache.publish import listed_plan, listed_revision, publish, publish_found
+from forebay.cache.publish import differing_versions, listed_plan, listed_revision, publish, publish_found
 from forebay.cache.records import BuildReport
 from forebay.cache.segment import Segment, unreadable_note
 from forebay.cache.source_check import Freshness, check_freshness, check_kind, reported, source_changed
@@ -34,6 +33,7 @@ from forebay.columns import Array
 from forebay.engine.base import Engine
 from forebay.errors import (
     BuildFailed,
+    BuildStopped,
     CacheNotFound,
     ChunkFailed,
     DiskFull,
@@ -45,6 +45,7 @@ from forebay.errors import (
     SourceMoving,
     TooManyFailures,
 )
+from forebay.file_table import FileTable
 from forebay.format import layout
 from forebay.format.chunk import ChunkRecord
 from forebay.format.generation import ChunkTable, Generation
@@ -86,7 +87,13 @@ def unbind(store: Store, layer: str) -> bool:
     records = [sound_record(store, layer, chunk, revision) for chunk, revision in files.items()]
     if any(record is None or record.rows for record in records):
         return False
-    prefixes = (layout.layer_folder(layer), layout.claims_folder(layer), layout.PLAN, layout.IDENTITIES)
+    prefixes = (
+        layout.layer_folder(layer),
+        layout.claims_folder(layer),
+        layout.BUILDERS,
+        layout.PLAN,
+        layout.IDENTITIES,
+    )
     keys = [entry.key for prefix in prefixes for entry in store.entries(prefix) if layout.is_known(entry.key, {layer})]
     for key in sorted(keys, key=lambda key: layout.parse_chunk(key) is None or key.startswith(layout.PLAN)):
         store.delete(key)
@@ -130,14 +137,13 @@ def _made_for(snapshot: Snapshot, segment: Segment, layer: str) -> list[tuple[in
 def _remove_empty_folders(root: str, layer: str) -> None:
     """Remove the folders that a build made, each only if nothing is in it; the root may be the user's."""
     inner, outer = (layout.layer_folder(layer), layout.claims_folder(layer)), (layout.LAYERS, layout.CLAIMS)
-    for folder in (*inner, *outer, layout.PLAN, layout.IDENTITIES):
+    for folder in (*inner, *outer, layout.BUILDERS, layout.PLAN, layout.IDENTITIES):
         path = os.path.join(root, folder).rstrip("/")
         if not os.path.islink(os.path.dirname(path)) or os.path.dirname(path) == root:
             with suppress(OSError):
                 os.rmdir(path)
 
 
-MOST_EXPLAINED = 1000  # chunks whose failures a report counts by reason: each is opened for it
 LOOKS = 3  # how often a source that changes while it is read is looked at again
 
 
@@ -212,14 +218,17 @@ def base_workplace(
 
 def with_same_source(place: LayerBuild, plan: Plan, listing: SourceListing) -> LayerBuild:
     """A build continues with a source that was planned: all files of a segment, but for those that are gone."""
-    given = {file.path for file in listing.files}
+    given = FileTable.of(listing.files)
     for segment in plan.segments:
         if segment.amends:
             continue
-        planned = {segment.path(file) for file in range(segment.file_count)} & plan.files.keys()
-        if planned & given and planned - given <= place.missing:
-            return place.noting(_absent(planned - given, len(planned)))
-    absent = sorted(path for path in plan.files if path not in given)
+        if len(plan.segments) == 1 and segment.files.same_paths(given):
+            return place
+        planned = FileTable.of(plan.files[path] for path in segment.files.paths() if path in plan.files)
+        away = {path for path in planned.paths() if given.find(path) is None}
+        if len(away) < len(planned) and away <= place.missing:
+            return place.noting(_absent(away, len(planned)))
+    absent = sorted(path for path in plan.files if given.find(path) is None)
     if plan.segments and absent:
         how = dict.fromkeys(absent, "was planned and is not in the source passed")
         root = place.job.store.address
@@ -286,6 +295,9 @@ def _build_missing(place: LayerBuild, wanted: Iterable[int], engine: Engine, ter
     tally = BuildProgress(total=len(order), present=len(order) - len(missing))
     lost = [chunk for chunk in order if chunk in gone]
     notes = [*place.notes, *_unsound_notes(layer, unsound.intersection(order))]
+    if missing and (differing := differing_versions(found.newest.versions if found.newest else (), terms.versions)):
+        tally.note = f"chunks are made with other library versions than those that are there: {differing}"
+        notes.append(tally.note)
     if lost:
         again = remake_chunks(place, lost, found.published, engine, terms)
         notes.append(f"{len(again.records)} published chunk(s) had lost their files and were made again")
@@ -302,7 +314,9 @@ def _build_missing(place: LayerBuild, wanted: Iterable[int], engine: Engine, ter
         unbound = False
         with suppress(OSError, ForebayError):
             made = {layer: tally.records.values()}
-            publish(store, made, terms.versions, None, terms.planned, adopts, terms.kept_limit)
+            # Who is stopped may have seconds: what others have not listed yet is not read now.
+            adopted = {} if isinstance(error, BuildStopped) else adopts
+            publish(store, made, terms.versions, None, terms.planned, adopted, terms.kept_limit)
             if isinstance(error, ChunkFailed | TooManyFailures):
                 unbound = unbind(store, layer)
         if isinstance(error, SourceChanged):
@@ -312,17 +326,12 @@ def _build_missing(place: LayerBuild, wanted: Iterable[int], engine: Engine, ter
         if isinstance(error, SourceEmpty) and tally.failures:
             check_something_made(store, layer, ChunkTable.of(list(tally.records.values())))  # says why
         raise
-    made = {layer: tally.records.values()}
+    made, refused = {layer: tally.records.values()}, set[str]()
     with terms.clock.during("publishing"):
-        listing = partial(publish, store, made, terms.versions, None, terms.planned, adopts, terms.kept_limit)
+        listing = partial(publish, store, made, terms.versions, refused, terms.planned, adopts, terms.kept_limit)
         generation = with_retries(listing)
     table = generation.table(layer)
-    for chunk in [one.chunk for one in tally.records.values() if listed_revision(table, one) < one.revision]:
-        del tally.records[chunk]
-        tally.failed[chunk] = "it was written, and was gone before it could be listed; run the same command again"
-    for chunk in set(order) - set(table.chunks.tolist()) - tally.failed.keys():
-        tally.present -= 1
-        tally.failed[chunk] = "its file appeared during the build and is not of this source; run the same command again"
+    notes += _check_listed(place, order, table, tally, _chunks_of(layer, refused))
     beside = sum(record.revision > later.get(record.chunk, 0) for record in tally.records.values())
     notes += [f"{beside:,} chunk(s) are a later revision: what has their name was left as it is"] if beside else []
     notes += tally.warnings
@@ -421,6 +430,9 @@ def remake_chunks(
         del listed[chunk]
         tally.failed[chunk] = str(source_changed(store.address, place.plan, place.changed))
     asked = place.revisions()
+    for chunk in listed.keys() & set(outdated_chunks(generation.table(layer), asked).tolist()):
+        del listed[chunk]
+        tally.failed[chunk] = f"its source has changed since; run `forebay refresh {store.address}`"
     job = RepairJob(place.job, listed, {chunk: int(asked[chunk]) for chunk in listed if chunk < len(asked)})
     with suppress(BuildFailed):  # what could not be made is in the tally
         Build(job, sorted(listed), tally, terms, place.streams, place.weigh).run(engine)
@@ -445,8 +457,38 @@ def list_what_is_there(place: LayerBuild, terms: BuildOptions) -> tuple[Snapshot
     layer, skipped = place.job.layer, set[str]()
     adopts = {layer: place.job.may_adopt}
     found = publish_found(place.snapshot, terms.versions, skipped, terms.planned, adopts)
-    parsed = (layout.parse_chunk(key) for key in skipped if key.startswith(layout.layer_folder(layer)))
-    return found, frozenset(one[0] for one in parsed if one)
+    return found, _chunks_of(layer, skipped)
+
+
+def _chunks_of(layer: str, keys: Iterable[str]) -> frozenset[int]:
+    parsed = (layout.parse_chunk(key) for key in keys if key.startswith(layout.layer_folder(layer)))
+    return frozenset(one[0] for one in parsed if one)
+
+
+def _check_listed(
+    place: LayerBuild, order: Sequence[int], table: ChunkTable, tally: BuildProgress, refused: Collection[int]
+) -> list[str]:
+    """Note every chunk that should be listed and is not as failed, but for those that wait for the rest of a refresh.
+
+    Returns what to say of these.
+    """
+    store, layer, asked = place.job.store, place.job.layer, place.revisions()
+    behind = set(outdated_chunks(table, asked).tolist())
+    held = {chunk for chunk in order if behind and asked[chunk]} - set(refused)
+    again = "run the same command again"
+    for record in [one for one in tally.records.values() if listed_revision(table, one) < one.revision]:
+        if record.chunk not in held or not has_file(store, record.key(layer)):
+            del tally.records[record.chunk]
+            tally.failed[record.chunk] = f"it was written, and was gone before it could be listed; {again}"
+    for chunk in set(order) - (set(table.chunks.tolist()) - (behind & set(refused))) - held - tally.failed.keys():
+        tally.present -= 1
+        tally.failed[chunk] = f"its file appeared during the build and is not of this source; {again}"
+    if not behind or tally.failed:
+        return []
+    return [
+        f"{len(behind):,} chunk(s) are of a refresh that is not finished; it is listed as a whole, and readers get the "
+        f"rows from before it until then; run `forebay refresh {store.address}`"
+    ]
 
 
 def _unsound_notes(layer: str, unsound: Collection[int]) -> list[str]:
@@ -476,8 +518,6 @@ def _report(
     table = generation.table(layer)
     statistics = {name: value for name, value in table.totals().items() if not isinstance(value, list)}
     holds = {"chunks": len(table), "rows": int(table.rows.sum()), "bytes": int(table.numbers["size"].sum())}
-    failed = islice((record for record in tally.records.values() if record.failures), MOST_EXPLAINED)
-    reasons = Reasons(one for record in failed for one in open_chunk(store, layer, record).failures())
     return BuildReport(
         root=store.address,
         layer=layer,
@@ -496,14 +536,17 @@ def _report(
         made_statistics=dict(tally.sums),
         statistics=statistics,
         figures=hooks_of(recipe).figures(fields_of(recipe), statistics, holds) if len(table) else {},
-        reasons=reasons.counts(),
+        reasons=dict(tally.reasons.most_common()),
+        made_rows=sum(record.rows for record in tally.records.values()),
+        made_failures=sum(record.failures for record in tally.records.values()),
         phases=dict(phases),
     )
 
 
 def _notes(files: Sequence[SourceFile], plan: Plan, fresh: Freshness) -> tuple[str, ...]:
     planned = plan.files
-    new = sum(file.path not in planned and file.size > 0 for file in files)
+    is_same = len(plan.segments) == 1 and plan.segments[0].files.same_paths(FileTable.of(files))
+    new = 0 if is_same else sum(file.path not in planned and file.size > 0 for file in files)
     grew = len(fresh.grown)
     notes = [f"{new:,} file(s) of the source are not in the plan; `forebay grow` appends them"] if new else []
     notes += [f"{grew:,} file(s) of the source grew; `forebay grow` appends what is new"] if grew else []

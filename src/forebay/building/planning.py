@@ -12,12 +12,25 @@ from math import ceil
 import numpy as np
 
 from forebay.building.build_options import Reasons
+from forebay.cache.plan import Plan, load_plan
 from forebay.cache.segment import Unreadable
 from forebay.columns import Column
 from forebay.errors import ForebayError, FunctionFailed, RecipeInvalid, SourceUnreadable
 from forebay.format.chunk import EncodedChunk, encode_chunk
 from forebay.recipe import ChunkTarget, Recipe, Rows, hooks_of, join_rows
-from forebay.source import Failure, Listing, Part, Sample, Source, SourceFile, Unit, not_read, settling_seconds
+from forebay.source import (
+    BatchedSamples,
+    Failure,
+    Listing,
+    Part,
+    Sample,
+    SampleBatch,
+    Source,
+    SourceFile,
+    Unit,
+    not_read,
+    settling_seconds,
+)
 from forebay.store.base import Store
 
 CAP_BYTES = 128 * 1024 * 1024
@@ -163,7 +176,7 @@ def _made(recipe: Recipe, glances: Sequence["TrialSamples"]) -> list[tuple["Tria
     return made
 
 
-class TrialSamples:
+class TrialSamples(BatchedSamples):
     """The samples of some parts, read for judging only; a source may have a cheaper way for that."""
 
     def __init__(self, source: Source, parts: Sequence[Part]) -> None:
@@ -175,15 +188,24 @@ class TrialSamples:
         self._parts = parts
 
     def __iter__(self) -> Iterator[Sample]:
+        for found in self.batches():
+            yield from found.samples() if isinstance(found, SampleBatch) else (found,)
+
+    def batches(self) -> Iterator[Sample | SampleBatch]:
         for part in self._parts:
-            for sample in self._read(part):
+            for found in self._read(part):
+                if isinstance(found, SampleBatch):
+                    self.ids.update(f"{part.file.path}:{part.start + at}" for at in range(found.count))
+                    self.count += found.count
+                    yield found
+                    continue
                 self.count += 1
-                if isinstance(sample, Sample):
-                    self.ids.add(sample.id)
-                    yield sample
+                if isinstance(found, Sample):
+                    self.ids.add(found.id)
+                    yield found
                 else:
-                    self.ids.add(sample.sample)
-                    self.failures.append(sample)
+                    self.ids.add(found.sample)
+                    self.failures.append(found)
 
 
 def _encoded(made: Rows, columns: Sequence[Column], samples: int) -> EncodedChunk:
@@ -210,7 +232,7 @@ def sample_places(source: Source, files: Sequence[SourceFile], budget: int) -> l
 
     A stream is only read from its beginning: the places in it make one part there, as long as all of them.
     """
-    weights = np.array([source.weight(file) for file in files], np.int64)
+    weights = np.fromiter(map(source.weight, files), np.int64, len(files))
     ends = np.cumsum(weights)
     piece = ceil(budget / SAMPLE_PLACES)
     found: dict[int, list[int]] = {}  # file -> the offsets of the places in it
@@ -280,13 +302,12 @@ def cut_source(
     starts: Mapping[str, int],
     on_cut: OnCut,
     unreadable: Unreadable | None = None,
-) -> list[list[Part]]:
+) -> Iterator[list[Part]]:
     """Parts in the order of the source, grouped into chunks of about `weight`.
 
     `starts` says how far a file is planned already; what comes before is left out.
     """
     unreadable = unreadable or Unreadable()
-    chunks: list[list[Part]] = []
     open_chunk: list[Part] = []
     used = passed = 0
     for count, file in enumerate(files):
@@ -300,16 +321,17 @@ def cut_source(
         passed += stops[-1] - start if stops else 0
         for stop in stops:
             if open_chunk and used + stop - start > OVERWEIGHT * weight:
-                chunks.append(open_chunk)
+                yield open_chunk
                 open_chunk, used = [], 0
             open_chunk.append(Part(scanned, start, stop))
             used += stop - start
             start = stop
             if used >= weight:
-                chunks.append(open_chunk)
+                yield open_chunk
                 open_chunk, used = [], 0
     on_cut(len(files), len(files), passed)
-    return [*chunks, open_chunk] if open_chunk else chunks
+    if open_chunk:
+        yield open_chunk
 
 
 def _cut_unchanged(
@@ -339,6 +361,17 @@ def wait_until_settled(files: Iterable[SourceFile]) -> None:
     time.sleep(max((settling_seconds(file.ctime_ns or file.mtime_ns, now) for file in files), default=0.0))
 
 
+def _planned_files(source: Source, plan: Plan) -> Iterator[SourceFile]:
+    """The planned files that are there, each looked at by its name."""
+    for path, planned in plan.files.items():
+        try:
+            yield source.look(path)
+        except FileNotFoundError:
+            continue
+        except (OSError, SourceUnreadable):  # a folder in its place, or no permission: whoever compares it says so
+            yield planned
+
+
 class SourceListing:
     """A source and its files, found by one walk, when first asked for.
 
@@ -350,10 +383,12 @@ class SourceListing:
 
     @cached_property
     def _found(self) -> Listing:
+        if self._store is not None and not self.source.is_walked():
+            return Listing(list(_planned_files(self.source, load_plan(self._store))), {})
         return self.source.listing(self._store.address if self._store else "")
 
     @property
-    def files(self) -> list[SourceFile]:
+    def files(self) -> Sequence[SourceFile]:
         return self._found.files
 
     @property
@@ -363,12 +398,15 @@ class SourceListing:
         return (*self.source.notes(), *([left_out] if left_out else []))
 
     @cached_property
-    def apart(self) -> list[SourceFile]:
+    def apart(self) -> Sequence[SourceFile]:
         """The files, but for those of the cache where it lies among them: it must not become part of itself."""
         root, folder = self.source.describe().get("root"), self._store.local_path("") if self._store else None
         if folder is None or root is None:
             return self.files
         own = os.path.abspath(folder) + os.sep
+        paths = (os.path.normpath(os.path.join(root, file.path)) for file in self.files)
+        if not any(path.startswith(own) for path in paths):
+            return self.files
         return [file for file in self.files if not os.path.normpath(os.path.join(root, file.path)).startswith(own)]
 
     def weight(self) -> int:

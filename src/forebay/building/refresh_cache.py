@@ -17,7 +17,7 @@ from itertools import pairwise
 from typing import cast
 
 from forebay.building.begin import is_unsigned, prepare_layer, resolve_recipe, unsigned_plan
-from forebay.building.build_cache import named_alike
+from forebay.building.build_cache import named_alike, read_like
 from forebay.building.build_options import BuildOptions, BuildRequest, check_failures, released
 from forebay.building.layer_build import base_workplace, build_chunks, layer_workplace, take_back
 from forebay.building.planning import SourceListing
@@ -50,7 +50,7 @@ from forebay.cache.source_check import (
 )
 from forebay.columns import Array
 from forebay.engine.base import Engine
-from forebay.errors import Damaged, ForebayError, SourceChanged, SourceEmpty
+from forebay.errors import ChunkFailed, Damaged, ForebayError, SourceChanged, SourceEmpty
 from forebay.format import layout
 from forebay.format.generation import Generation
 from forebay.recipe import AnnotatedRecipe, AnyRecipe, LayerRecipe, Recipe, versions_of
@@ -330,10 +330,13 @@ def refresh_cache(
         try:
             place = base_workplace(snapshot.with_plan(amended.plan), listing, own, base, amended.plan).noting(notes)
             built = build_chunks(place, chunks, engine, options)
-        except BaseException:
+        except BaseException as error:
             with suppress(OSError, ForebayError):  # why it failed is what counts; the next refresh resumes it
                 take_back(store)
-            raise
+            if not isinstance(error, ChunkFailed):
+                raise
+            like = f"the cache reads its source as {read_like(reading)}: correct the file, or put the old content back"
+            raise error.followed_by("", like) from error
         above = replace(options, max_failures=asked)  # what the cache keeps is of the base layer's samples
         layers, missing = _refresh_layers(store, recipes, check_source, engine, above)
     check_failures(store.address, built.failures, built.samples, request.max_failures)  # also when it is run again
@@ -350,6 +353,7 @@ def refresh_cache(
         missing=missing,
         generation=None if newest is None else newest.number,
         seconds=time.monotonic() - started,
+        unbuilt=len(amended.plan) - (len(newest.table(base)) if newest is not None else 0),
         notes=(
             *built.notes,
             *_still_missing(amended.missing, amended.plan),

@@ -114,7 +114,13 @@ def source_for(store: Store, source: Source | None, check_source: bool, plan: Pl
     """The source that was passed, or the one that the plan names where it may be asked."""
     if source is None and not check_source and (remote := remote_source(plan.source)):
         raise SourceNotContacted(store.address, remote, verb)
-    return source or reopen_source(plan.described).without_gone()  # which says what is in the way
+    return source or _kept(plan.described, check_source)  # which says what is in the way
+
+
+def _kept(description: Mapping[str, Any], check_source: bool) -> Source:
+    """A source that nobody but the cache names: only where that is allowed are its folders walked."""
+    source = reopen_source(description)
+    return source.without_gone() if check_source else source.unwalked()
 
 
 def kept_source(plan: Plan | None, check_source: bool) -> Source | None:
@@ -127,7 +133,7 @@ def reopened(check_source: bool, description: Mapping[str, Any]) -> Source | Non
     try:
         if remote_source(description) and not check_source:
             return None
-        return reopen_source(description).without_gone()
+        return _kept(description, check_source)
     except _CANNOT_OPEN:
         return None
 

@@ -8,7 +8,7 @@ nothing is signed that no tag covers and that was not made here.
 import hashlib
 import re
 import secrets
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -212,7 +212,7 @@ def _layer_folders(store: Store) -> list[str]:
     return sorted(filter(layout.is_layer_name, names))
 
 
-def _put_back(means: RepairInputs, mending: RepairLog, key: str, published: Callable[[], list[Buffer]]) -> None:
+def _put_back(means: RepairInputs, mending: RepairLog, key: str, published: Callable[[], Sequence[Buffer]]) -> None:
     try:
         means.store.replace(key, published())
         mending.restored.append(key)
@@ -392,7 +392,7 @@ def _quoted(keys: list[str]) -> str:
     return ", ".join(f"'{key}'" for key in sorted(set(keys)))
 
 
-def _published_bytes(means: RepairInputs, generation: Generation, key: str) -> list[Buffer]:
+def _published_bytes(means: RepairInputs, generation: Generation, key: str) -> Sequence[Buffer]:
     """The bytes that were published under a key of the index."""
     texts = {layout.recipe(layer): text for layer, text in generation.recipes.items()}
     texts[layout.CACHE] = generation.cache
@@ -407,13 +407,13 @@ def _published_bytes(means: RepairInputs, generation: Generation, key: str) -> l
     return _planned_again(means, generation, key)
 
 
-def _copied_index(copy: Store, generation: Generation, key: str) -> bytes:
+def _copied_index(copy: Store, generation: Generation, key: str) -> memoryview:
     try:
-        value = copy.read(key)
+        value = load_index(copy, key)
     except Missing as error:
         raise Damaged(f"'{key}' cannot be put back: the copy at '{copy.address}' has none") from error
     for number, digest in enumerate(generation.plan):
-        if key == layout.plan_segment(number) and decode_segment(memoryview(value), copy.address, key)[1] == digest:
+        if key == layout.plan_segment(number) and decode_segment(value, copy.address, key)[1] == digest:
             return value
     for layer, digest in generation.constants.items():
         if key == layout.constants(layer) and hashlib.sha256(value).hexdigest() == digest:
@@ -421,7 +421,7 @@ def _copied_index(copy: Store, generation: Generation, key: str) -> bytes:
     raise Damaged(f"'{key}' cannot be put back: the copy at '{copy.address}' has other bytes")
 
 
-def _identity_bytes(means: RepairInputs, generation: Generation, key: str) -> list[Buffer]:
+def _identity_bytes(means: RepairInputs, generation: Generation, key: str) -> Sequence[Buffer]:
     """A segment's identities, from a copy, or taken again from the source; right only if their digest is."""
     plan = load_plan(means.store)
     segment = plan.segments[layout.parse_identities(key) or 0]
@@ -448,11 +448,12 @@ def _copied_identities(copy: Store, segment: Segment, key: str) -> memoryview:
     return copy.view(key)
 
 
-def _planned_again(means: RepairInputs, generation: Generation, key: str) -> list[Buffer]:
+def _planned_again(means: RepairInputs, generation: Generation, key: str) -> Sequence[Buffer]:
     advice = f"'{key}' cannot be put back without a copy of the cache; name one with --from COPY"
     if len(generation.plan) != 1:
         raise Damaged(f"{advice} (the cache has grown, or was refreshed, since this segment was planned)")
-    source = means.source or (means.reopened(generation.source) if generation.source else None)
+    kept = means.reopened(generation.source) if generation.source and not means.source else None
+    source = means.source or (kept and kept.without_gone())  # which is walked: only so its files are found again
     if source is None:
         raise Damaged(f"{advice}, or pass the source itself to `forebay.repair`, so that it is planned again")
     recipe = means.recipe_of(generation.base)
@@ -470,7 +471,7 @@ def _planned_again(means: RepairInputs, generation: Generation, key: str) -> lis
     raise Damaged(f"{advice} (planning the source again gave another plan)")
 
 
-def _checked(value: list[Buffer], digest: str, store: Store, key: str) -> list[Buffer]:
+def _checked(value: Sequence[Buffer], digest: str, store: Store, key: str) -> Sequence[Buffer]:
     if hashlib.sha256(b"".join(value)).hexdigest() != digest:
         raise Damaged(f"'{key}' of '{store.address}' cannot be put back: the recipe now gives other constants")
     return value

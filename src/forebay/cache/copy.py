@@ -12,7 +12,7 @@ from forebay.errors import ChunkCorrupt, ChunkMissing, DiskFull, ForebayError, I
 from forebay.format import layout
 from forebay.format.chunk import ChunkRecord
 from forebay.format.generation import Generation
-from forebay.store.base import Missing, Pieces, Store, holds, is_full, read_document
+from forebay.store.base import Missing, Pieces, Store, holds, is_full, load_index, read_document
 
 
 def copy_cache(store: Store, destination: Store, on_progress: OnProgress) -> CopyReport:
@@ -36,7 +36,7 @@ def _copied(store: Store, destination: Store, on_progress: OnProgress) -> CopyRe
         *_index_keys(generation),
         *_identity_keys(snapshot.plan, store, generation),
     ]:  # the id first: it refuses another cache
-        _create_same(destination, key, store.read(key))
+        _create_same(destination, key, load_index(store, key))
     if holds(store, layout.DATASET):
         destination.replace(layout.DATASET, [read_document(store, layout.DATASET)], durable=False)
     listed = [(layer, record) for layer, table in generation.layers.items() for record in table.records()]
@@ -50,7 +50,7 @@ def _copied(store: Store, destination: Store, on_progress: OnProgress) -> CopyRe
             Progress(phase="copying", done=done + 1, total=len(listed), written_bytes=copied_bytes, seconds=seconds)
         )
     key = layout.generation(generation.number)
-    _create_same(destination, key, store.read(key))
+    _create_same(destination, key, load_index(store, key))
     return CopyReport(
         root=store.address,
         destination=destination.address,
@@ -99,10 +99,11 @@ def read_published(store: Store, key: str, record: ChunkRecord) -> bytes | None:
     return value if len(value) == record.size and hashlib.sha256(value).digest() == record.sha256 else None
 
 
-def _create_same(destination: Store, key: str, value: bytes) -> None:
+def _create_same(destination: Store, key: str, value: memoryview) -> None:
+    sha256 = hashlib.sha256(value).digest()
     if destination.create(key, [value]):
-        _check_written(destination, key, hashlib.sha256(value).digest())
-    elif destination.read(key) != value:
+        _check_written(destination, key, sha256)
+    elif Pieces(destination, key).sha256 != sha256:
         raise ForebayError(f"'{destination.address}' holds another cache ('{key}' differs); copy to a new place")
 
 

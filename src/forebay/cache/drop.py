@@ -59,7 +59,7 @@ def _set_aside(snapshot: Snapshot, layer: str) -> None:
     store.create(layout.dropped(layer, revision), [text.encode() or store.read(recipe)])
     try:
         digest = Pieces(store, layout.constants(layer)).sha256.hex()
-        store.create(layout.dropped_constants(layer, digest), [store.read(layout.constants(layer))])
+        store.create(layout.dropped_constants(layer, digest), [store.view(layout.constants(layer))])
     except Missing:
         pass  # it has none
     if holds(store, recipe):

@@ -9,7 +9,7 @@ chunks that are planned are made from now, and from which revision of their file
 deduplicates, the plan also says which samples of a slice are equal to earlier ones.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import ItemsView, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -87,7 +87,7 @@ class Plan:
         """The files that were skipped because they could not be read -> why."""
         found: dict[str, str] = {}
         for segment in self.segments:
-            for path in map(segment.path, range(segment.file_count)):
+            for path in segment.files.paths() if found else ():
                 found.pop(path, None)  # a later segment knows it better
             found |= segment.unreadable or {}
         return found
@@ -134,18 +134,13 @@ class Plan:
                 anew = set(segment.chunk_numbers.tolist())
                 found = {chunk: path for chunk, path in found.items() if chunk not in anew}
             for chunk, file in zip(chunks.tolist(), files[of_stream].tolist(), strict=True):
-                found.setdefault(chunk, segment.path(file))
+                found.setdefault(chunk, segment.files.path(file))
         return found
 
     @cached_property
-    def files(self) -> dict[str, SourceFile]:
+    def files(self) -> Mapping[str, SourceFile]:
         """Every planned file as it was last seen."""
-        found: dict[str, SourceFile] = {}
-        for segment in self.segments:
-            found |= {file.path: file for file in segment.files()}
-            for path in segment.dropped:
-                found.pop(path, None)
-        return found
+        return PlannedFiles(self.segments)
 
     def ends(self) -> dict[str, int]:
         """How far every file is planned, in the unit of the source."""
@@ -155,24 +150,17 @@ class Plan:
             holds = np.repeat(self._owners[0][segment.chunk_numbers] == number, edges[1:] - edges[:-1])
             stops = segment.tensors["part_stop"][holds].tolist()
             for file, stop in zip(segment.tensors["part_file"][holds].tolist(), stops, strict=True):
-                path = segment.path(file)
+                path = segment.files.path(file)
                 ends[path] = max(stop, ends.get(path, 0))
         return ends
-
-    @cached_property
-    def _segments_of(self) -> dict[str, list[tuple[int, int]]]:
-        """path -> (segment, file in it)."""
-        found: dict[str, list[tuple[int, int]]] = {}
-        for number, segment in enumerate(self.segments):
-            for file in range(segment.file_count):
-                found.setdefault(segment.path(file), []).append((number, file))
-        return found
 
     def places_of(self, path: str) -> Iterator[tuple[int, int, int, int]]:
         """(chunk, part of that chunk, start, stop) of everything planned from one file."""
         owners = self._owners[0]
-        for number, file in self._segments_of.get(path, ()):
-            yield from (place for place in self.segments[number].places_of(file) if owners[place[0]] == number)
+        for number, segment in enumerate(self.segments):
+            file = segment.files.find(path)
+            if file is not None:
+                yield from (place for place in segment.places_of(file) if owners[place[0]] == number)
 
     def _place_of(self, chunk: int) -> tuple[Segment, int]:
         """The segment that says what a chunk is made from, and where in it."""
@@ -192,6 +180,58 @@ class Plan:
             owners[segment.chunk_numbers] = number
             positions[segment.chunk_numbers] = np.arange(len(segment))
         return owners, positions
+
+
+class PlannedFiles(Mapping[str, SourceFile]):
+    """path -> file, read from the columns of the segments: of millions, no object is kept."""
+
+    def __init__(self, segments: Sequence[Segment]) -> None:
+        self._segments = segments
+        # Of most plans the first segment has nearly all files; the names of the others are few.
+        self._later = [frozenset((*segment.files.paths(), *segment.dropped)) for segment in segments[1:]]
+
+    def __getitem__(self, path: str) -> SourceFile:
+        for number in reversed(range(len(self._segments))):
+            if number and path not in self._later[number - 1]:
+                continue
+            segment = self._segments[number]
+            at = None if path in segment.dropped else segment.files.find(path)
+            if at is not None:
+                return segment.files[at]
+            break
+        raise KeyError(path)
+
+    def __contains__(self, path: object) -> bool:
+        return isinstance(path, str) and self.get(path) is not None
+
+    def __iter__(self) -> Iterator[str]:
+        return (file.path for file in self._newest())
+
+    def __len__(self) -> int:
+        return len(self._segments[0].files) if len(self._segments) == 1 else sum(1 for _ in self._newest())
+
+    def items(self) -> ItemsView[str, SourceFile]:
+        return _Items(self)
+
+    def _newest(self) -> Iterator[SourceFile]:
+        """Every file once, where it was first named, as the last segment that names it knows it."""
+        for number, segment in enumerate(self._segments):
+            later = self._later[number:]
+            for file in segment.files:
+                if number and any(before.files.find(file.path) is not None for before in self._segments[:number]):
+                    continue
+                newest = self.get(file.path) if any(file.path in names for names in later) else file
+                if newest is not None and file.path not in segment.dropped:
+                    yield newest
+
+
+class _Items(ItemsView[str, SourceFile]):
+    """Both without a search for each."""
+
+    _mapping: PlannedFiles
+
+    def __iter__(self) -> Iterator[tuple[str, SourceFile]]:
+        return ((file.path, file) for file in self._mapping._newest())
 
 
 def load_plan(store: Store) -> Plan:
@@ -234,7 +274,7 @@ class Identities:
             found[asked] = _among(self.low[start : int(last[asked.start])], low[asked])
         return found
 
-    def encode(self, segment: int) -> list[Buffer]:
+    def encode(self, segment: int) -> Sequence[Buffer]:
         """The bytes of the file; the last 32 are its digest."""
         metadata = {"format_version": FORMAT_VERSION, "type": "identities", "number": segment}
         return seal(metadata, {"high": self.high, "low": self.low})

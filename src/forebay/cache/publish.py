@@ -2,7 +2,7 @@
 
 import platform
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -29,7 +29,7 @@ from forebay.errors import (
     SourceEmpty,
 )
 from forebay.format import layout
-from forebay.format.chunk import ChunkRecord
+from forebay.format.chunk import MADE_BY, UNKNOWN, ChunkRecord
 from forebay.format.codec import library_versions
 from forebay.format.generation import ChunkTable, Generation
 from forebay.format.layout import MAX_REVISION, CacheDocument
@@ -95,7 +95,7 @@ def _next(
     newest = snapshot.newest
     draft = _draft(snapshot, made, versions, set() if skipped is None else skipped, planned, adopts)
     draft = draft if max_failures is None else replace(draft, max_failures=max_failures)
-    if newest is not None and newest.same_content(draft):
+    if newest is not None and newest.same_content(draft) and newest.max_failures == draft.max_failures:
         return None, newest
     if newest is None and not any(int(table.rows.sum()) for table in draft.layers.values()):
         return None, draft.numbered(UNPUBLISHED)
@@ -165,7 +165,7 @@ def _published(store: Store, drafted: Callable[[], tuple[int | None, Generation]
     )
 
 
-def _created(store: Store, key: str, data: list[Buffer]) -> bool:
+def _created(store: Store, key: str, data: Sequence[Buffer]) -> bool:
     try:
         return store.create(key, data)
     except NotForebay:  # a folder or a link has the name
@@ -176,6 +176,24 @@ def builder_versions(recipe_versions: Mapping[str, str]) -> dict[str, str]:
     """What shapes bytes here, for the record in a generation."""
     own = {"python": platform.python_version(), "numpy": np.__version__, **library_versions()}
     return {name: str(version) for name, version in {**own, **recipe_versions}.items()}
+
+
+def differing_versions(known: Iterable[Mapping[str, str]], now: Mapping[str, str]) -> str:
+    """Which libraries are of a version that no one before had, in words; empty where there is none.
+
+    >>> differing_versions([{"numpy": "2.1"}, {"numpy": "2.2", "zstd": "1"}], {"numpy": "2.3", "zstd": "1"})
+    'numpy 2.3 (before: 2.1, 2.2)'
+    """
+    before: dict[str, set[str]] = {}
+    for versions in known:
+        for name, version in versions.items():
+            before.setdefault(name, set()).add(version)
+    others = (
+        f"{name} {version} (before: {', '.join(sorted(before[name]))})"
+        for name, version in now.items()
+        if name in before and version not in before[name]
+    )
+    return ", ".join(others)
 
 
 def _draft(
@@ -196,17 +214,20 @@ def _draft(
     # A published layer stays until `forebay drop`; a key signs no layer that this process does not build.
     names = sorted({*before, *(_begun_layers(snapshot) if hmac_key() is None else made)})
     plan = listed_plan(snapshot, planned)
+    history = newest.versions if newest else ()
+    maker, finder = _makers(history, versions)
     tables = {name: before.get(name) or ChunkTable.of([]) for name in names}
-    own = {name: list(made.get(name, ())) for name in names}
+    own = {name: [_made_by(record, maker) for record in made.get(name, ())] for name in names}
     cache = newest.cache if newest else store.read(layout.CACHE).decode()
     base = msgspec.json.decode(cache, type=CacheDocument).base
     layers: dict[str, ChunkTable] = {}
     for name in sorted(names, key=lambda name: name != base):  # what lies above needs the table of the base layer
         allowed = adoption_rule(name, adopts, None if name == base else layers.get(base))
         asked = plan.revisions(name)
-        layers[name] = _with_unlisted(snapshot, name, tables[name], own[name], skipped, asked, allowed)
+        layers[name] = _with_unlisted(snapshot, name, tables[name], own[name], skipped, asked, allowed, finder)
+        if name == base:
+            layers[name] = _with_whole_refresh(tables[name], layers[name], asked)
     layers = _without_outdated(layers, plan)
-    history = newest.versions if newest else ()
     is_new = any(_lists_other(layers[name], tables[name], own[name]) for name in names)
     return Generation(
         number=0,
@@ -219,6 +240,22 @@ def _draft(
         source=plan.source if plan.segments else newest.source if newest else {},
         max_failures=newest.max_failures if newest else None,
     )
+
+
+def _makers(history: Sequence[Mapping[str, str]], versions: Mapping[str, str]) -> tuple[int, int]:
+    """Which set of versions made the chunks of this process, and which those that it adopts."""
+    found = 0 if len(history) <= 1 else UNKNOWN
+    if not versions:
+        return found, found
+    maker = history.index(dict(versions)) if dict(versions) in history else len(history)
+    return maker, UNKNOWN if maker else found
+
+
+def _made_by(record: ChunkRecord, number: int) -> ChunkRecord:
+    """A record that says which set of versions made its chunk; the first set is not written."""
+    if not number:
+        return record
+    return msgspec.structs.replace(record, statistics={**record.statistics, MADE_BY: number})
 
 
 def adoption_rule(layer: str, adopts: Adopts | None, base: ChunkTable | None) -> Callable[[ChunkRecord], bool] | None:
@@ -283,6 +320,26 @@ def _plan_in_use(plan: Plan, base: ChunkTable | None, listed: int) -> Plan:
     return plan
 
 
+def _with_whole_refresh(before: ChunkTable, after: ChunkTable, asked: Array) -> ChunkTable:
+    """The table after, but with chunks of a refresh only if it lists all of them: until then, as they were before.
+
+    Where the cuts of a file move, its samples change chunks. A chunk of the new cuts beside one of the old would have
+    samples twice, or lack some that both generations have.
+    """
+    if after is before or not len(outdated_chunks(after, asked)):
+        return after
+    new = _refreshed(after, asked) - _refreshed(before, asked)
+    kept = [before.record(at) for at, chunk in enumerate(before.chunks.tolist()) if chunk in new]
+    return _with(after.without(np.array(sorted(new), np.int64)), kept)
+
+
+def _refreshed(table: ChunkTable, asked: Array) -> set[int]:
+    """The chunks that a table lists as a refresh asks for them."""
+    planned = table.chunks < len(asked)
+    wanted = asked[table.chunks[planned]]
+    return set(table.chunks[planned][(wanted > 0) & (table.numbers["revision"][planned] >= wanted)].tolist())
+
+
 def _without_outdated(layers: Mapping[str, ChunkTable], plan: Plan) -> dict[str, ChunkTable]:
     """A base chunk that was refreshed takes the chunks of further layers with it that were made from the old one."""
     base = layers.get(plan.amended_base)
@@ -299,7 +356,9 @@ def _without_outdated(layers: Mapping[str, ChunkTable], plan: Plan) -> dict[str,
 
 def _lists_other(table: ChunkTable, before: ChunkTable, made: list[ChunkRecord]) -> bool:
     """Whether a table lists chunks of this process that it did not list before."""
-    return table is not before and any(listed_revision(before, record) < record.revision for record in made)
+    return table is not before and any(
+        listed_revision(before, record) < record.revision <= listed_revision(table, record) for record in made
+    )
 
 
 def listed_revision(table: ChunkTable, record: ChunkRecord) -> int:
@@ -316,6 +375,7 @@ def _with_unlisted(
     skipped: set[str],
     asked: Array,
     allowed: Callable[[ChunkRecord], bool] | None,
+    finder: int,
 ) -> ChunkTable:
     """The table with what was made and what may be adopted, but for what the plan does not ask for any more."""
     own = [
@@ -330,7 +390,7 @@ def _with_unlisted(
         return table
     listed = set(table.chunks.tolist()) - set(outdated_chunks(table, asked).tolist())
     adopted = [
-        record
+        _made_by(record, finder)
         for chunk, revision in snapshot.chunk_files(layer).items()
         if chunk not in listed and chunk < len(asked) and revision >= asked[chunk]
         for record in _adopted(snapshot.store, layer, chunk, revision, skipped, allowed)

@@ -1,18 +1,19 @@
 """A segment of a plan: files, cut into the parts that chunks are made of; and the files it leaves out."""
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import pairwise
+from itertools import chain, islice
 from typing import Annotated, Any
 
 import msgspec
 import numpy as np
 from numpy.typing import DTypeLike
 
-from forebay.columns import Array, Ragged
+from forebay.columns import Array
 from forebay.errors import IndexCorrupt, SourceUnreadable
+from forebay.file_table import DTYPES, KNOWN_BY_SOME, NUMBERS, TEXTS, FileColumns, FileTable, Numbers
 from forebay.format import layout
 from forebay.format.chunk import sound_offsets
 from forebay.format.layout import FORMAT_VERSION, MAX_NUMBER, MAX_REVISION, one_line
@@ -31,8 +32,8 @@ class Unreadable:
         self.skip = skip
         self.found: dict[str, str] = {}
 
-    def without(self, files: Sequence[SourceFile]) -> list[SourceFile]:
-        return [file for file in files if file.path not in self.found]
+    def without(self, files: Sequence[SourceFile]) -> Sequence[SourceFile]:
+        return FileTable.of(file for file in files if file.path not in self.found) if self.found else files
 
     def take_listed(self, source: Source, files: Sequence[SourceFile]) -> None:
         """Note the files of which the listing itself says that they cannot be read."""
@@ -44,7 +45,7 @@ class Unreadable:
 
     def take(self, error: SourceUnreadable, files: Sequence[SourceFile]) -> None:
         """Note the file that an error names; raise it where that is not allowed, or where no other file is left."""
-        path = named_in(error, [file.path for file in files])
+        path = named_in(error, (file.path for file in files))
         if not self.skip or path is None or path in self.found:
             raise error
         self.found[path] = error.problem
@@ -52,7 +53,7 @@ class Unreadable:
             raise error
 
 
-def named_in(error: SourceUnreadable, paths: Sequence[str]) -> str | None:
+def named_in(error: SourceUnreadable, paths: Iterable[str]) -> str | None:
     """Which of some paths an error is about: it may name it with the folder that it is in."""
     return next((path for path in paths if error.path == path or error.path.endswith(f"/{path}")), None)
 
@@ -67,11 +68,8 @@ def unreadable_note(found: dict[str, str]) -> tuple[str, ...]:
     return (f"{len(found):,} file(s) could not be read and were left out: {shown}{more}",)
 
 
-_KNOWN_BY_SOME = {"ctime_ns": np.int64, "inode": np.uint64}  # kept where a file system has them
 _REVISION = "revision_"  # begins the name of a tensor; what follows is the layer
-_NUMBERS = {"size": np.uint64, "mtime_ns": np.int64, "digest": np.uint64, "has_digest": np.uint8, "stream": np.uint8}
-_TEXTS = ("path", "etag")
-_AT_ONCE = 4096  # files, as lists of Python numbers
+_PARTS = {name: np.uint64 for name in ("chunk_parts", "part_file", "part_start", "part_stop")}
 _MOST = 1 << 62  # of bytes or samples, also in sum
 
 
@@ -81,6 +79,58 @@ class LeftOut:
 
     ordinals: Array  # which of its samples, failed ones counted too, are equal to earlier ones; rising
     check: int  # what `Census` made of all its samples
+
+
+class PartColumns:
+    """Parts of files that are collected chunk by chunk."""
+
+    def __init__(self) -> None:
+        self._chunks, self._files, self._starts, self._stops = (Numbers() for _ in range(4))
+        self._chunks.append(0)
+
+    def append(self, file: int, part: Part) -> None:
+        self._files.append(file)
+        self._starts.append(part.start)
+        self._stops.append(part.stop)
+
+    def end_chunk(self) -> None:
+        self._chunks.append(len(self._files))
+
+    def tensors(self) -> dict[str, Array]:
+        columns = (self._chunks, self._files, self._starts, self._stops)
+        return {name: column.values() for name, column in zip(_PARTS, columns, strict=True)}
+
+
+class _CutFiles:
+    """The files of parts that come in the order of a listing, which is copied only from where they differ from it."""
+
+    def __init__(self, listed: FileTable) -> None:
+        self._listed, self._following = listed, iter(listed)
+        self._copied: FileColumns | None = None
+        self._last, self._count = "", 0
+
+    def position(self, file: SourceFile) -> int:
+        if file.path != self._last:
+            if self._copied is None and next(self._following, None) != file:
+                self._copied = FileColumns.of(islice(self._listed, self._count))
+            if self._copied is not None:
+                self._copied.append(file)
+            self._last, self._count = file.path, self._count + 1
+        return self._count - 1
+
+    def table(self) -> FileTable:
+        """The files that have parts, and then those of the listing that have none."""
+        if self._copied is None:
+            return self._listed
+        found, rest = self._copied.table(), FileColumns()
+        cut = found.paths()
+        following = next(cut, None)
+        for file in self._listed:
+            if file.path == following:
+                following = next(cut, None)
+            else:
+                rest.append(file)
+        return FileTable.of(chain(found, rest.table())) if len(rest) else found
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,26 +158,42 @@ class Segment:
         weight: int,
         empty: Iterable[SourceFile] = (),
     ) -> "Segment":
-        """A segment of consecutive chunks; `empty` are files without samples, so that they are known too."""
-        # Column by column, without a list of numbers for each: a source may have millions of files.
-        edges = np.cumsum([0, *map(len, chunks)], dtype=np.uint64)
+        """A segment of some chunks; `empty` are files without samples, so that they are known too."""
         index: dict[str, int] = {}
-        files: list[SourceFile] = []
-        part_file = np.empty(int(edges[-1]), np.uint64)
-        for at, part in enumerate(_all_parts(chunks)):
-            position = index.setdefault(part.file.path, len(files))
-            if position == len(files):
-                files.append(part.file)
-            part_file[at] = position
-        files += (file for file in empty if index.setdefault(file.path, -1) == -1)
-        del index
-        tensors: dict[str, Array] = {
-            "chunk_parts": edges,
-            "part_file": part_file,
-            "part_start": np.fromiter((part.start for part in _all_parts(chunks)), np.uint64, len(part_file)),
-            "part_stop": np.fromiter((part.stop for part in _all_parts(chunks)), np.uint64, len(part_file)),
-        }
-        return cls(number, first_chunk, dict(source), weight, tensors | _file_tensors(files))
+        files, parts = FileColumns(), PartColumns()
+        for chunk in chunks:
+            for part in chunk:
+                position = index.setdefault(part.file.path, len(files))
+                if position == len(files):
+                    files.append(part.file)
+                parts.append(position, part)
+            parts.end_chunk()
+        for file in empty:
+            if index.setdefault(file.path, -1) == -1:
+                files.append(file)
+        return cls(number, first_chunk, dict(source), weight, {**parts.tensors(), **files.table().tensors})
+
+    @classmethod
+    def planned(
+        cls,
+        chunks: Iterable[Sequence[Part]],
+        listed: Iterable[SourceFile],
+        *,
+        number: int,
+        first_chunk: int,
+        source: Mapping[str, Any],
+        weight: int,
+    ) -> "Segment":
+        """A segment of chunks that are cut one after the other from files in the order in which they are `listed`.
+
+        Nothing is kept for each file but its columns. Listed files without samples come behind the others.
+        """
+        files, parts = _CutFiles(FileTable.of(listed)), PartColumns()
+        for chunk in chunks:
+            for part in chunk:
+                parts.append(files.position(part.file), part)
+            parts.end_chunk()
+        return cls(number, first_chunk, dict(source), weight, {**parts.tensors(), **files.table().tensors})
 
     def __len__(self) -> int:
         """How many chunks it says something about."""
@@ -170,51 +236,21 @@ class Segment:
     def file_count(self) -> int:
         return len(self.tensors["file_size"])
 
-    def path(self, position: int) -> str:
-        return self._text("path", position)
-
-    def file(self, position: int) -> SourceFile:
-        numbers = {name: int(self.tensors[f"file_{name}"][position]) for name in _NUMBERS}
-        has_digest = numbers.pop("has_digest")
-        return SourceFile(
-            path=self.path(position),
-            etag=self._text("etag", position),
-            size=numbers["size"],
-            mtime_ns=numbers["mtime_ns"],
-            stream=bool(numbers["stream"]),
-            digest=numbers["digest"] if has_digest else None,
-            **{
-                name: int(self.tensors[f"file_{name}"][position])
-                for name in _KNOWN_BY_SOME
-                if f"file_{name}" in self.tensors
-            },
-        )
-
-    def files(self) -> Iterator[SourceFile]:
-        """Every file, in order: `file` for all of them, in a fifth of the time."""
-        known = [name for name in _KNOWN_BY_SOME if f"file_{name}" in self.tensors]
-        texts = [self.tensors[f"file_{name}"].tobytes() for name in _TEXTS]
-        for low in range(0, self.file_count, _AT_ONCE):
-            high = min(low + _AT_ONCE, self.file_count)
-            numbers = (self.tensors[f"file_{name}"][low:high].tolist() for name in (*_NUMBERS, *known))
-            names = (
-                _split(text, self.tensors[f"file_{name}_offsets"][low : high + 1])
-                for name, text in zip(_TEXTS, texts, strict=True)
-            )
-            for path, etag, size, mtime_ns, digest, has_digest, stream, *rest in zip(*names, *numbers, strict=True):
-                kept = digest if has_digest else None
-                yield SourceFile(path, size, mtime_ns, etag, bool(stream), kept, **dict(zip(known, rest, strict=True)))
+    @cached_property
+    def files(self) -> FileTable:
+        """Every file that it names, in order."""
+        return FileTable({name: values for name, values in self.tensors.items() if name.startswith("file_")})
 
     def without_change_times(self) -> "Segment":
         """The same segment, as it was written before files were also known by ctime and inode."""
-        names = {f"file_{name}" for name in _KNOWN_BY_SOME}
+        names = {f"file_{name}" for name in KNOWN_BY_SOME}
         return replace(self, tensors={name: values for name, values in self.tensors.items() if name not in names})
 
     def parts(self, chunk: int) -> list[Part]:
         """The parts of a chunk, counted from the start of this segment."""
         first, last = self.tensors["chunk_parts"][chunk : chunk + 2].tolist()
         return [
-            Part(self.file(file), start, stop)
+            Part(self.files[file], start, stop)
             for file, start, stop in zip(
                 self.tensors["part_file"][first:last].tolist(),
                 self.tensors["part_start"][first:last].tolist(),
@@ -258,7 +294,7 @@ class Segment:
         weights: Array = passed[edges[1:]] - passed[edges[:-1]]
         return weights
 
-    def encode(self) -> list[Buffer]:
+    def encode(self) -> Sequence[Buffer]:
         metadata = {
             "format_version": FORMAT_VERSION,
             "type": "plan",
@@ -271,16 +307,11 @@ class Segment:
             metadata |= {"unreadable": dict(self.unreadable)}
         if self.amends:
             metadata |= {"type": "amendment", "amends": self.amends, "dropped": list(self.dropped)}
-        ordered = dict(sorted(self.tensors.items(), key=lambda item: (-item[1].dtype.itemsize, item[0])))
-        return seal(metadata, ordered)
+        return seal(metadata, self.tensors, stored_as={**_PARTS, **DTYPES})
 
     def digest(self) -> str:
         """The SHA-256 that its file carries."""
         return bytes(self.encode()[-1]).hex()
-
-    def _text(self, name: str, position: int) -> str:
-        rows = Ragged(self.tensors[f"file_{name}"], self.tensors[f"file_{name}_offsets"])
-        return rows[position].tobytes().decode("utf-8", "surrogateescape")
 
 
 def decode_segment(view: memoryview, root: str, key: str) -> tuple[Segment, str]:
@@ -338,11 +369,11 @@ def _check_tensors(segment: Segment) -> None:
     shapes: dict[str, tuple[DTypeLike, int]] = {
         name: (np.uint64, parts) for name in ("part_file", "part_start", "part_stop")
     }
-    shapes |= {f"file_{name}": (dtype, files) for name, dtype in _NUMBERS.items()}
-    shapes |= {f"file_{name}_offsets": (np.uint64, files + 1) for name in _TEXTS}
-    shapes |= {f"file_{name}": (np.uint8, _length(segment, f"file_{name}")) for name in _TEXTS}
+    shapes |= {f"file_{name}": (dtype, files) for name, dtype in NUMBERS.items()}
+    shapes |= {f"file_{name}_offsets": (np.uint64, files + 1) for name in TEXTS}
+    shapes |= {f"file_{name}": (np.uint8, _length(segment, f"file_{name}")) for name in TEXTS}
     shapes |= {
-        f"file_{name}": (dtype, files) for name, dtype in _KNOWN_BY_SOME.items() if f"file_{name}" in segment.tensors
+        f"file_{name}": (dtype, files) for name, dtype in KNOWN_BY_SOME.items() if f"file_{name}" in segment.tensors
     }
     shapes["chunk_parts"] = (np.uint64, chunks)
     if segment.amends:
@@ -360,7 +391,7 @@ def _check_tensors(segment: Segment) -> None:
 
 def _check_values(segment: Segment, parts: int, files: int) -> None:
     tensors = segment.tensors
-    edges = {"chunk_parts": parts, **{f"file_{name}_offsets": len(tensors[f"file_{name}"]) for name in _TEXTS}}
+    edges = {"chunk_parts": parts, **{f"file_{name}_offsets": len(tensors[f"file_{name}"]) for name in TEXTS}}
     if segment.identities:
         edges["chunk_duplicates"] = len(tensors["duplicates"])
     for name, end in edges.items():
@@ -390,10 +421,6 @@ def _check_amendment(segment: Segment) -> None:
         raise ValueError("it names identities, which an amendment does not have")
 
 
-def _split(joined: bytes, offsets: Array) -> list[str]:
-    return [joined[low:high].decode("utf-8", "surrogateescape") for low, high in pairwise(offsets.tolist())]
-
-
 def _amended_layers(segment: Segment) -> list[str]:
     return [name.removeprefix(_REVISION) for name in segment.tensors if name.startswith(_REVISION)]
 
@@ -401,31 +428,3 @@ def _amended_layers(segment: Segment) -> list[str]:
 def _length(segment: Segment, name: str) -> int:
     found = segment.tensors.get(name)
     return 0 if found is None else found.size
-
-
-def _all_parts(chunks: Sequence[Sequence[Part]]) -> Iterator[Part]:
-    return (part for group in chunks for part in group)
-
-
-def _file_tensors(files: list[SourceFile]) -> dict[str, Array]:
-    columns: dict[str, Iterator[int]] = {
-        "size": (file.size for file in files),
-        "mtime_ns": (file.mtime_ns for file in files),
-        "digest": (file.digest or 0 for file in files),
-        "has_digest": (file.digest is not None for file in files),
-        "stream": (file.stream for file in files),
-    }
-    tensors: dict[str, Array] = {
-        f"file_{name}": np.fromiter(columns[name], dtype, len(files)) for name, dtype in _NUMBERS.items()
-    }
-    for name, dtype in _KNOWN_BY_SOME.items():
-        if any(getattr(file, name) for file in files):
-            tensors[f"file_{name}"] = np.fromiter((getattr(file, name) for file in files), dtype, len(files))
-    for name in _TEXTS:
-        joined, offsets = bytearray(), np.zeros(len(files) + 1, np.uint64)
-        for at, file in enumerate(files, 1):
-            joined += getattr(file, name).encode("utf-8", "surrogateescape")
-            offsets[at] = len(joined)
-        tensors[f"file_{name}"] = np.frombuffer(joined, np.uint8)
-        tensors[f"file_{name}_offsets"] = offsets
-    return tensors

@@ -1,9 +1,10 @@
 """How far a cache is, and what it holds."""
 
-from collections import Counter
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from itertools import islice
+from typing import Literal
 
 from forebay.cache.catalog import (
     Snapshot,
@@ -11,12 +12,23 @@ from forebay.cache.catalog import (
     layer_columns,
     load_generation,
     open_chunk,
+    outdated_chunks,
     read_cache_document,
     read_recipe_document,
 )
 from forebay.cache.claims import Claim, is_abandoned, read_claims
+from forebay.cache.heartbeats import BuilderBeat, is_dead, read_builders
 from forebay.cache.plan import Plan, load_plan
-from forebay.cache.records import ClaimStatus, FailedSample, Gaps, LayerStatus, LayerSummary, Status, Summary
+from forebay.cache.records import (
+    BuilderStatus,
+    ClaimStatus,
+    FailedSample,
+    Gaps,
+    LayerStatus,
+    LayerSummary,
+    Status,
+    Summary,
+)
 from forebay.cache.source_check import Freshness, check_freshness, stale_files
 from forebay.cache.verify import foreign_files
 from forebay.columns import Column
@@ -28,6 +40,7 @@ from forebay.source import Source, SourceFile
 from forebay.store.base import Store
 
 SHOWN_FAILURES = 20
+Depth = Literal["index", "chunks"]
 
 
 def find_gaps(store: Store, layer: str | None) -> list[Gaps]:
@@ -45,6 +58,7 @@ def _gaps(snapshot: Snapshot, layer: str | None) -> list[Gaps]:
     for name in [layer] if layer is not None else names:
         table = snapshot.table(name)
         there = snapshot.present_chunks(name, table, plan.revisions(name))
+        listed = set(table.chunks.tolist()) - set(outdated_chunks(table, plan.revisions(name)).tolist())
         missing = tuple(chunk for chunk in range(planned) if chunk not in there)
         kept = read_recipe_document(store, name)
         found.append(
@@ -55,25 +69,32 @@ def _gaps(snapshot: Snapshot, layer: str | None) -> list[Gaps]:
                 planned=planned,
                 present=planned - len(missing),
                 missing=missing,
-                unlisted=tuple(sorted(there - set(table.chunks.tolist()))),
+                unlisted=tuple(sorted(there - listed)),
             )
         )
     return found
 
 
-def cache_status(snapshot: Snapshot, source: Source | None, shown_failures: int | None = SHOWN_FAILURES) -> Status:
-    """How far a cache is, by an index that lists all keys."""
+def cache_status(
+    snapshot: Snapshot,
+    source: Source | None,
+    shown_failures: int | None = SHOWN_FAILURES,
+    depth: Depth = "chunks",
+) -> Status:
+    """How far a cache is, by an index that lists all keys; at the depth of the index, no chunk is opened."""
     store, plan, newest = snapshot.store, _checked(snapshot).plan, snapshot.newest
-    layers = tuple(_layer_status(snapshot, gaps) for gaps in _gaps(snapshot, None))
+    layers = tuple(_layer_status(snapshot, gaps, depth) for gaps in _gaps(snapshot, None))
+    shown_failures = 0 if depth == "index" else shown_failures
     fresh, stale = _freshness(store, source, plan, newest)
     failed = tuple(islice(_failed_samples(store, newest), shown_failures)) if newest else ()
     claims = (one for name in snapshot.layers() for one in read_claims(store, name).items())
     return Status(
         root=store.address,
         generation=newest.number if newest else None,
-        complete=bool(layers) and all(not layer.missing and layer.listed == layer.planned for layer in layers),
+        complete=bool(layers) and all(map(_is_complete, layers)),
         layers=layers,
         claims=tuple(_claim_status(key, claim) for key, claim in claims),
+        builders=builder_statuses(read_builders(store), {layer.layer: len(layer.missing) for layer in layers}, is_dead),
         failed_samples=failed,
         failed_samples_left_out=sum(layer.failures for layer in layers) - len(failed),
         source_root=str(plan.source.get("root", "")) if plan.segments else "",
@@ -86,6 +107,10 @@ def cache_status(snapshot: Snapshot, source: Source | None, shown_failures: int 
     )
 
 
+def _is_complete(layer: LayerStatus) -> bool:
+    return not layer.missing and not layer.unlisted and layer.listed == layer.planned
+
+
 def _checked(snapshot: Snapshot) -> Snapshot:
     """The snapshot, if its plan has every segment that the newest generation names."""
     if snapshot.newest is not None and len(snapshot.plan.segments) < len(snapshot.newest.plan):
@@ -94,20 +119,21 @@ def _checked(snapshot: Snapshot) -> Snapshot:
     return snapshot
 
 
-def _layer_status(snapshot: Snapshot, gaps: Gaps) -> LayerStatus:
+def _layer_status(snapshot: Snapshot, gaps: Gaps, depth: Depth) -> LayerStatus:
     store, table = snapshot.store, snapshot.table(gaps.layer)
+    opened = table.records() if depth == "chunks" else []
     return LayerStatus(
         layer=gaps.layer,
         planned=gaps.planned,
         present=gaps.present,
         listed=len(table),
         missing=gaps.missing,
-        suspect=tuple(record.chunk for record in table.records() if _is_suspect(store, gaps.layer, record)),
+        suspect=tuple(record.chunk for record in opened if _is_suspect(store, gaps.layer, record)),
         lost=tuple(sorted(snapshot.lost_chunks(gaps.layer, table))),
         rows=int(table.rows.sum()),
         samples=int(table.numbers["samples"].sum()),
         failures=int(table.numbers["failures"].sum()),
-        reasons=dict(Counter(failure.reason for failure in _layer_failures(store, gaps.layer, table))),
+        reasons=table.reasons(),
         unlisted=gaps.unlisted,
     )
 
@@ -139,6 +165,30 @@ def _layer_failures(store: Store, layer: str, table: ChunkTable) -> Iterator[Fai
 def _failed_samples(store: Store, newest: Generation) -> Iterator[FailedSample]:
     for layer, table in newest.layers.items():
         yield from _layer_failures(store, layer, table)
+
+
+def builder_statuses(
+    beats: Mapping[str, BuilderBeat], missing: Mapping[str, int], is_gone: Callable[[str], bool]
+) -> tuple[BuilderStatus, ...]:
+    """Builders by their owners, with the time until the missing chunks of their layer are made by all of them."""
+    speeds: defaultdict[str, float] = defaultdict(float)
+    for owner, beat in beats.items():
+        speeds[beat.layer] += 0.0 if is_gone(owner) else beat.chunks_per_second
+    return tuple(
+        BuilderStatus(
+            layer=beat.layer,
+            host=beat.host,
+            pid=beat.pid,
+            state="abandoned" if is_gone(owner) else "working",
+            made=beat.made,
+            chunks_per_second=beat.chunks_per_second,
+            eta_seconds=missing.get(beat.layer, 0) / speeds[beat.layer] if speeds[beat.layer] else None,
+            workers=beat.workers,
+            cpu_percent=beat.cpu_percent,
+            memory_bytes=beat.memory_bytes,
+        )
+        for owner, beat in sorted(beats.items())
+    )
 
 
 def _claim_status(key: str, claim: Claim) -> ClaimStatus:

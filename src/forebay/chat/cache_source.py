@@ -94,6 +94,9 @@ class ChatCacheSource(Source):
     def read_hashed(self, part: Part, digest: PartDigest) -> Iterable[Sample | Failure | SampleBatch]:
         yield self._packed(part)
 
+    def glance(self, part: Part) -> Iterable[Sample | Failure | SampleBatch]:
+        yield self._packed(part)
+
     def _packed(self, part: Part) -> PackedConversations:
         cache, at = self._cache(), self._position(part.file)
         first = int(cache.chunk_starts[at])
@@ -190,22 +193,18 @@ def _conversations(rows: Mapping[str, Array | Ragged], path: str, made_by: str) 
     begins = passed - (np.cumsum(used) - used)[row]  # in the row
     span_row = np.repeat(np.arange(len(tokens)), spans.lengths.astype(np.int64))
     width = tokens.shape[1]
-    places = spans.values.astype(np.int64)
     starts = row * width + begins
-    owner = np.searchsorted(starts, span_row * width + places[:, 0], side="right") - 1
-    places[:, :2] -= begins[owner][:, None]
+    owner = np.searchsorted(starts, span_row * width + spans.values[:, 0], side="right") - 1
     counts = np.bincount(owner, minlength=len(each))
     order = np.lexsort((documents.values[:, 1], documents.values[:, 0]))
-    flat = tokens.reshape(-1)
-    # Documents are long: copying each is several times faster than indexing per token.
-    texts = [
-        flat[start:stop] for start, stop in zip(starts[order].tolist(), (starts + each)[order].tolist(), strict=True)
-    ]
+    places = spans.values.take(ranges((np.cumsum(counts) - counts)[order], counts[order]), axis=0)
+    places[:, :2] -= np.repeat(begins[order].astype(np.uint32), counts[order])[:, None]
     return PackedConversations(
         path,
-        np.concatenate([flat[:0], *texts]),
+        tokens.reshape(-1),
+        starts[order],
         each[order],
-        places[ranges((np.cumsum(counts) - counts)[order], counts[order])],
+        places,
         counts[order],
         documents.values[order, 0].astype(np.int64),
         made_by,

@@ -260,7 +260,7 @@ class Encoded:
 
     ids: Array
     lengths: Array  # (documents,) int64, tokens
-    spans: Array  # (spans, 5) int64: start and stop in the document, role, kind, message
+    spans: Array  # (spans, 5) uint32: start and stop in the document, role, kind, message
     span_counts: Array  # (documents,) int64
     problems: dict[int, tuple[str, str]]  # document -> reason and detail
     straddling: int  # tokens that cross the border of a span
@@ -404,5 +404,5 @@ def _with_spans(
     stop, label, document = stop[last], label[last], document[last]
     start = np.concatenate([[0], stop[:-1]])[: len(stop)]
     base = ends[document]
-    spans = np.column_stack([start - base, stop - base, label])
+    spans = np.column_stack([start - base, stop - base, label]).astype(np.uint32)
     return Encoded(ids, np.diff(ends), spans, np.bincount(document, minlength=count), problems, straddling)

@@ -18,9 +18,9 @@ same, and compared. A template that does more, and a content with a text that it
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -43,9 +43,8 @@ _PRIVATE = re.compile("[\U000f0000-\U0010ffff]")
 _KIND: Final = {name: number for number, name in enumerate(KINDS)}
 _ROLE: Final = {name: number for number, name in enumerate(ROLES)}
 _THINKING = _KIND["thinking"]
-# Which contents are slots without their outer white space, as templates may remove it.
-Stripped = Literal["none", "beside thinking", "assistant", "all"]
-_STRIPPED: Final[tuple[Stripped, ...]] = ("none", "beside thinking", "assistant", "all")
+# Whether a template removes the white space before the first slot, after it, before the next; empty if it removes none.
+Stripped = tuple[bool, ...]
 
 
 class Slot(NamedTuple):
@@ -63,6 +62,7 @@ class Turn(NamedTuple):
 
     message: int
     start: int
+    contents_stop: int  # of its last content or call, or where a content would end
     stop_start: int
     stop: int
     end: int
@@ -105,13 +105,20 @@ def _document(parts: Sequence[str], labels: Array, turns: int) -> Document:
 
 
 class _Layout(NamedTuple):
-    """A document without its contents: parts are texts of the template, or numbers of slots."""
+    """A document without its contents: texts of the template, and where slots are between them."""
 
     upto: int  # messages
     stripped: Stripped
-    parts: tuple[str | int, ...]
+    parts: tuple[str, ...]  # empty where a slot is
+    places: tuple[tuple[int, int], ...]  # the number of such a part, and of the slot
     labels: Array
     turns: int
+
+    def filled(self, texts: Sequence[str]) -> Document:
+        parts = list(self.parts)
+        for at, slot in self.places:
+            parts[at] = texts[slot]
+        return _document(parts, self.labels, self.turns)
 
 
 @dataclass
@@ -141,9 +148,9 @@ class Layouts:
         known = self._known.get(shape) if shape else None
         if known is not None and (number + 1) % TAKEN_APART_EVERY:
             return self._compared(_filled(known, conversation), known, conversation, number)
-        text = self._render(conversation, len(conversation.messages))
-        if _PRIVATE.search(text):
+        if any(map(_PRIVATE.search, _slot_texts(conversation))):
             return self._without_private(conversation)
+        text = self._render(conversation, len(conversation.messages))
         layouts, found = self._taken_apart(conversation, text)
         if known is not None and not _same(found, _filled(known, conversation)):
             raise self._depends_on_contents()
@@ -152,7 +159,8 @@ class Layouts:
                 self._escaping.add(shape)
                 return found
             self._known[shape] = layouts
-            if not conversation.tools and all(len(message) == len(_PLAIN) for message in conversation.messages):
+            plain = all(len(message) == len(_PLAIN) for message in conversation.messages)
+            if plain and not conversation.tools and not conversation.untrained:
                 roles, contents = zip(*((each["role"], each["content"]) for each in conversation.messages), strict=True)
                 if (key := self._plain_key(roles, contents)) is not None:
                     self._plain[key] = layouts
@@ -161,7 +169,7 @@ class Layouts:
     def _writes_quotes(self, layouts: Sequence[_Layout], conversation: Conversation) -> bool:
         """Whether contents with a quotation mark fit the layouts: they would not where a content is written as JSON."""
         quoted = [
-            {key: _quoted(text) if key in _CHECKED_BY_TOKEN and key != "role" else text for key, text in each.items()}
+            {key: _quoted(text) if key in _SLOTS else text for key, text in each.items()}
             for each in conversation.messages
         ]
         altered = replace(conversation, messages=quoted)
@@ -177,7 +185,7 @@ class Layouts:
         known = self._plain.get(key) if key is not None else None
         if known is None:
             return None
-        found = [_filled_plain(layout, roles, contents) for layout in known]
+        found = [_filled_plain(layout, contents) for layout in known]
         if number % RENDERED_EVERY:
             return found
         messages = [{"role": role, "content": content} for role, content in zip(roles, contents, strict=True)]
@@ -200,6 +208,7 @@ class Layouts:
         if not number % RENDERED_EVERY:
             texts = [self._render(conversation, layout.upto) for layout in known]
             if texts != [document.text for document in found]:
+                self._check_texts(_slot_texts(conversation), "content")  # at its end, it would be taken for a stop
                 raise self._depends_on_contents()
         return found
 
@@ -211,11 +220,13 @@ class Layouts:
         beside = [
             value for message in conversation.messages for key, value in message.items() if key not in _CHECKED_BY_TOKEN
         ]
-        for text in _all_texts([beside, conversation.tools]) if beside or conversation.tools else ():
+        if beside or conversation.tools:
+            self._check_texts(_all_texts([beside, conversation.tools]), "tool, a call or a name")
+
+    def _check_texts(self, texts: Iterable[str], what: str) -> None:
+        for text in texts:
             if found := self.special.search(text):
-                raise BadConversation(
-                    "control-token", f"a tool, a call or a name has the text of the control token {found[0]!r}"
-                )
+                raise BadConversation("control-token", f"a {what} has the text of the control token {found[0]!r}")
 
     def _render(self, conversation: Conversation, upto: int) -> str:
         """The text of the first messages; a stop token that the template does not write is added to the last turn."""
@@ -232,7 +243,7 @@ class Layouts:
     def _without_private(self, conversation: Conversation) -> list[Document]:
         """Take a conversation apart whose contents have the private characters of this module, with others instead."""
         messages = [
-            {key: _PRIVATE.sub("x", value) if isinstance(value, str) else value for key, value in message.items()}
+            {key: _PRIVATE.sub("x", value) if key in _SLOTS else value for key, value in message.items()}
             for message in conversation.messages
         ]
         plain = replace(conversation, messages=messages)
@@ -260,8 +271,9 @@ class Layouts:
             )
             _check_complete(conversation, upto, parsed, turns)
             texts = [whole[part.start : part.stop] for part in parts]
-            slotted = [text if part.slot < 0 else part.slot for text, part in zip(texts, parts, strict=True)]
-            layouts.insert(0, _Layout(upto, stripped, tuple(slotted), labels, len(turns)))
+            places = tuple((at, part.slot) for at, part in enumerate(parts) if part.slot >= 0)
+            own = tuple(text if part.slot < 0 else "" for text, part in zip(texts, parts, strict=True))
+            layouts.insert(0, _Layout(upto, stripped, own, places, labels, len(turns)))
             documents.insert(0, _document(texts, labels, len(turns)))
             left = [at for at in left if at not in {turn.message for turn in turns}]
         if len(documents) > 1 and not self.split_history:
@@ -271,23 +283,42 @@ class Layouts:
         return layouts, documents
 
     def _parsed(self, conversation: Conversation, upto: int, text: str) -> tuple[Stripped, _Parsed]:
-        """Render with private characters around contents: only they may be what differs from the text."""
+        """Render with private characters around contents: only they may be what differs from the text.
+
+        Where a template removes white space beside contents, those characters are put within it, on as few sides as
+        possible: white space that is written belongs to its content.
+        """
         messages = conversation.messages[:upto]
+        slots = _slots(messages)
         for tools in (True, False):
-            for stripped in _STRIPPED:
-                slots = _slots(messages, stripped)
-                marked = self.template.render(_wrapped(messages, slots, tools), conversation.tools, marked=True)
-                parsed = _parse(marked, len(slots), _calls(messages))
-                if parsed is not None and text.startswith(parsed.text) and text[len(parsed.text) :] in ("", self.stop):
-                    if text != parsed.text:
-                        parsed.pieces.append(_Piece(len(parsed.text), len(text), -1))
-                    return stripped, _Parsed(text, parsed.pieces, parsed.generation, parsed.calls)
-        contents = [messages[slot.message][slot.field][slot.start : slot.stop] for slot in _slots(messages, "all")]
+            if parsed := self._located(conversation, messages, slots, tools, text):
+                return (), parsed
+            sides = (True, True) * len(slots)
+            parsed = self._located(conversation, messages, _narrowed(messages, slots, sides), tools, text)
+            for at in range(len(sides) if parsed else 0):
+                fewer = (*sides[:at], False, *sides[at + 1 :])
+                if found := self._located(conversation, messages, _narrowed(messages, slots, fewer), tools, text):
+                    sides, parsed = fewer, found
+            if parsed:
+                return sides, parsed
+        contents = [messages[slot.message][slot.field].strip() for slot in slots]
         changed = next((content for content in contents if content not in text), contents[0] if contents else "")
         raise BadConversation(
             "contents-changed",
             f"the template changes contents, so {_excerpt(changed, 0)} cannot be located in its text {_ending(text)}",
         )
+
+    def _located(
+        self, conversation: Conversation, messages: list[dict[str, Any]], slots: Sequence[Slot], tools: bool, text: str
+    ) -> _Parsed | None:
+        """Where the slots are in a text; None if it is not what the template writes with characters around them."""
+        marked = self.template.render(_wrapped(messages, slots, tools), conversation.tools, marked=True)
+        parsed = _parse(marked, len(slots), _calls(messages))
+        if parsed is None or not text.startswith(parsed.text) or text[len(parsed.text) :] not in ("", self.stop):
+            return None
+        if text != parsed.text:
+            parsed.pieces.append(_Piece(len(parsed.text), len(text), -1))
+        return _Parsed(text, parsed.pieces, parsed.generation, parsed.calls)
 
     def _turn(self, conversation: Conversation, upto: int, parsed: _Parsed, at: int) -> Turn | None:
         """Where the generated part of message `at` is; None if the text has it in another form, as history."""
@@ -304,7 +335,7 @@ class Layouts:
             )
         if not text.startswith(prompt):
             return None
-        slots = _slots(messages[:upto], "none")
+        slots = _slots(messages[:upto])
         own = [piece for piece in parsed.pieces if piece.slot >= 0 and slots[piece.slot].message == at]
         last = max([len(prompt), *(end for _, end in parsed.calls.get(at, ())), *(piece.stop for piece in own)])
         if "tool_calls" not in messages[at] and not any(slots[piece.slot].field == "content" for piece in own):
@@ -320,7 +351,7 @@ class Layouts:
         end = len(whole) if text.startswith(whole) else stop[1]
         if end == stop[1]:  # line breaks after the stop token belong to the turn
             end += min(_spaces(text, end), _spaces(whole, end))
-        return Turn(at, len(prompt), *stop, max(end, stop[1]))
+        return Turn(at, len(prompt), last, *stop, max(end, stop[1]))
 
     def _stop(self, conversation: Conversation, whole: str, last: int, at: int) -> tuple[int, int] | None:
         """What ends a turn whose last content ends at `last`: a control token, or several.
@@ -400,23 +431,18 @@ def _filled(layouts: Sequence[_Layout], conversation: Conversation) -> list[Docu
     messages = conversation.messages
     found = []
     for layout in layouts:
-        slots = _slots(messages[: layout.upto], layout.stripped)
-        texts = [messages[slot.message][slot.field][slot.start : slot.stop] for slot in slots]
-        parts = [part if isinstance(part, str) else texts[part] for part in layout.parts]
-        found.append(_document(parts, layout.labels, layout.turns))
+        slots = _narrowed(messages, _slots(messages[: layout.upto]), layout.stripped)
+        found.append(layout.filled([messages[slot.message][slot.field][slot.start : slot.stop] for slot in slots]))
     return found
 
 
-def _filled_plain(layout: _Layout, roles: Sequence[str], contents: Sequence[str]) -> Document:
+def _filled_plain(layout: _Layout, contents: Sequence[str]) -> Document:
     """The document of a layout with the contents of plain messages: each message is one slot."""
     texts = contents
-    if layout.stripped in ("assistant", "all"):
-        texts = [
-            content.strip() if layout.stripped == "all" or role == "assistant" else content
-            for role, content in zip(roles, contents, strict=True)
-        ]
-    parts = [part if isinstance(part, str) else texts[part] for part in layout.parts]
-    return _document(parts, layout.labels, layout.turns)
+    if sides := layout.stripped:
+        begun = [text.lstrip() if before else text for text, before in zip(contents, sides[::2], strict=False)]
+        texts = [text.rstrip() if after else text for text, after in zip(begun, sides[1::2], strict=True)]
+    return layout.filled(texts)
 
 
 def _shape(conversation: Conversation, uses: ContentUses | None) -> str:
@@ -457,14 +483,20 @@ def _frame(text: str, strips: bool, thinks: bool) -> str:
 
 
 def _quoted(text: str) -> str:
-    """A text with a quotation mark before its last character that is not white space."""
+    """A text with a quotation mark behind its last character that is not white space."""
     end = len(text.rstrip())
-    return f'{text[: end - 1]}"{text[end - 1 :]}' if end else text
+    return f'{text[:end]}"{text[end:]}' if end else text
 
 
 _SLOT = chr(_OPEN)
 _PLAIN = ("role", "content")
-_CHECKED_BY_TOKEN = (*_PLAIN, *THINKING_FIELDS)
+_SLOTS = ("content", *THINKING_FIELDS)
+_CHECKED_BY_TOKEN = ("role", *_SLOTS)
+
+
+def _slot_texts(conversation: Conversation) -> list[str]:
+    """Every text of a conversation that may be a slot."""
+    return [text for each in conversation.messages for key, text in each.items() if key in _SLOTS]
 
 
 def _all_texts(value: Any) -> list[str]:
@@ -482,34 +514,35 @@ def _all_texts(value: Any) -> list[str]:
     return found
 
 
-def _slots(messages: Sequence[dict[str, Any]], stripped: Stripped) -> list[Slot]:
-    """The contents of messages; thinking within a content is a slot by itself. Stripping keeps their count."""
+def _slots(messages: Sequence[dict[str, Any]]) -> list[Slot]:
+    """The contents of messages; thinking within a content is a slot by itself."""
     found: list[Slot] = []
     for at, message in enumerate(messages):
         content, role = message["content"], message["role"]
-        thinking = message.get(THINKING_FIELDS[0])
+        if thinking := message.get(THINKING_FIELDS[0]):
+            found.append(Slot(at, THINKING_FIELDS[0], 0, len(thinking), _THINKING))
         end = content.find("</think>") if role == "assistant" else -1
-        thinks = bool(thinking) or end >= 0
-        strip = {"none": False, "beside thinking": thinks, "assistant": role == "assistant", "all": True}[stripped]
-        if thinking:
-            found.append(_slot(at, THINKING_FIELDS[0], thinking, 0, len(thinking), "thinking", strip))
         if end >= 0:
             begin = content.find("<think>")
             begin = begin + len("<think>") if 0 <= begin < end and not content[:begin].strip() else 0
-            found.append(_slot(at, "content", content, begin, end, "thinking", strip))
-            found.append(_slot(at, "content", content, end + len("</think>"), len(content), "response", strip))
+            found.append(Slot(at, "content", begin, end, _THINKING))
+            found.append(Slot(at, "content", end + len("</think>"), len(content), _KIND["response"]))
         elif content:
             kind = {"assistant": "response", "tool": "tool_result"}.get(role, "prompt")
-            found.append(_slot(at, "content", content, 0, len(content), kind, strip))
+            found.append(Slot(at, "content", 0, len(content), _KIND[kind]))
     return found
 
 
-def _slot(at: int, name: str, text: str, start: int, stop: int, kind: str, strip: bool) -> Slot:
-    if strip:
-        inside = text[start:stop].strip()
-        start = text.index(inside, start) if inside else start
-        stop = start + len(inside)
-    return Slot(at, name, start, stop, _KIND[kind])
+def _narrowed(messages: Sequence[dict[str, Any]], slots: list[Slot], stripped: Stripped) -> list[Slot]:
+    """Slots without the white space before and after them that the template removes."""
+    if not stripped:
+        return slots
+    found = []
+    for slot, before, after in zip(slots, stripped[::2], stripped[1::2], strict=True):
+        text = messages[slot.message][slot.field][slot.start : slot.stop]
+        start = slot.start + (len(text) - len(text.lstrip()) if before else 0)
+        found.append(slot._replace(start=start, stop=max(start, slot.start + len(text.rstrip() if after else text))))
+    return found
 
 
 def _wrapped(messages: Sequence[dict[str, Any]], slots: Sequence[Slot], tools: bool) -> list[dict[str, Any]]:
@@ -560,8 +593,10 @@ def _parse(marked: str, slots: int, calls: Sequence[tuple[int, int]]) -> _Parsed
         code = ord(found[0])
         if found[0] == GENERATION_OPEN:
             opened.append(at)
-        elif found[0] == GENERATION_CLOSE:
+        elif found[0] == GENERATION_CLOSE and opened:
             blocks.append((opened.pop(), at))
+        elif code >= _CLOSE + slots + len(calls):
+            return None  # not one of ours
         elif code >= _CLOSE + slots:
             ends[calls[code - _CLOSE - slots]] = at
         elif (code < _CLOSE and slot >= 0) or (code >= _CLOSE and slot != code - _CLOSE):
@@ -583,7 +618,7 @@ def _labelled(
     conversation: Conversation, upto: int, parsed: _Parsed, turns: Sequence[Turn], borders: Sequence[int]
 ) -> tuple[list[_Piece], Array]:
     """The pieces of a text, cut where a turn or a message begins or ends, and their labels."""
-    slots = _slots(conversation.messages[:upto], "none")
+    slots = _slots(conversation.messages[:upto])
     edges = sorted({*borders, *(edge for turn in turns for edge in turn[1:])})
     roles = [_ROLE[message["role"]] for message in conversation.messages]
     parts: list[_Piece] = []
@@ -601,7 +636,7 @@ def _labelled(
                 labels.append((roles[slot.message], kind, slot.message, 1))
             elif turn is not None:  # a text of the template, or another content that it repeats in the turn
                 message = conversation.messages[turn.message]
-                kind = _generated_kind(parsed, slots, start, stop, turn, "tool_calls" in message)
+                kind = _generated_kind(parsed, slots, parts[-1], turn, "tool_calls" in message)
                 labels.append((_ROLE["assistant"], kind, turn.message, int(slot is not None)))
             else:
                 owner = next((at for at, border in enumerate(borders) if border > start), upto - 1)
@@ -616,11 +651,12 @@ def _ends_of_thinking(conversation: Conversation, text: str, piece: _Piece, turn
     return [end for end in ends if end < piece.stop and any(turn.start < end <= turn.stop_start for turn in calling)]
 
 
-def _generated_kind(parsed: _Parsed, slots: Sequence[Slot], start: int, stop: int, turn: Turn, calls: bool) -> int:
+def _generated_kind(parsed: _Parsed, slots: Sequence[Slot], part: _Piece, turn: Turn, calls: bool) -> int:
     """The kind of a text of the template in a generated turn: that of the content that it belongs to."""
+    start, stop = part.start, part.stop
     if start >= turn.stop_start:
         return _KIND["stop"] if start < turn.stop else _KIND["header"]
-    if _THINKING_TAG.search(parsed.text, start, stop):
+    if part.slot < 0 and _THINKING_TAG.search(parsed.text, start, stop):
         return _THINKING
     inside = [piece for piece in parsed.pieces if piece.slot >= 0 and turn.start <= piece.start < turn.stop]
     beside = [piece for piece in inside if slots[piece.slot].message == turn.message]
@@ -630,16 +666,16 @@ def _generated_kind(parsed: _Parsed, slots: Sequence[Slot], start: int, stop: in
         return _THINKING if before and before[-1] == _THINKING else after[0]
     if calls:
         return _KIND["tool_call"]
-    if not before:
+    if not before and start < turn.contents_stop:
         return _KIND["response"]
-    return _THINKING if before[-1] == _THINKING else _KIND["stop"]
+    return _THINKING if before and before[-1] == _THINKING else _KIND["stop"]
 
 
 def _check_complete(conversation: Conversation, upto: int, parsed: _Parsed, turns: Sequence[Turn]) -> None:
     """Refuse contents that the template leaves out, and thinking and calls that it leaves out of a generated turn."""
     messages, generated = conversation.messages[:upto], {turn.message: turn for turn in turns}
     written = {piece.slot for piece in parsed.pieces}
-    for number, slot in enumerate(_slots(messages, "none")):
+    for number, slot in enumerate(_slots(messages)):
         message = messages[slot.message]
         if number in written or not message[slot.field][slot.start : slot.stop].strip():
             continue

@@ -7,7 +7,7 @@ row     tokens     ┌ conversation 0 ──────────────
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import compress, pairwise
 from typing import Any, Literal
 
@@ -30,9 +30,10 @@ class PackedConversations(SampleBatch):
     """The tokens and spans of samples as a chunk of a cache holds them: what re-packed rows are made of."""
 
     path: str  # of the chunk
-    tokens: Array
+    tokens: Array  # of all rows
+    starts: Array  # (documents,) where each begins in `tokens`
     lengths: Array  # (documents,) tokens
-    spans: Array  # (spans, 5), counted from the beginning of their document
+    spans: Array  # (spans, 5) uint32, counted from the beginning of their document
     span_counts: Array  # (documents,)
     numbers: Array  # (documents,) the number of the sample in the chunk, ascending
     made_by: str  # the signature of the recipe that made them
@@ -44,14 +45,18 @@ class PackedConversations(SampleBatch):
     def samples(self) -> Iterator[Sample]:
         """A sample with the documents of each conversation."""
         edges = [0, *(np.flatnonzero(np.diff(self.numbers)) + 1).tolist(), len(self.numbers)]
-        ends, span_ends = (np.cumsum(each) for each in (self.lengths, self.span_counts))
+        span_ends = np.cumsum(self.span_counts)
         for first, stop in pairwise(edges if len(self.numbers) else []):
-            tokens = self.tokens[ends[first] - self.lengths[first] : ends[stop - 1]]
-            spans = self.spans[span_ends[first] - self.span_counts[first] : span_ends[stop - 1]]
             here = slice(first, stop)
-            lengths, counts, numbers = self.lengths[here], self.span_counts[here], self.numbers[here]
-            one = PackedConversations(self.path, tokens, lengths, spans, counts, numbers, self.made_by)
-            yield Sample(f"{self.path}#{numbers[0]}", one)
+            one = replace(
+                self,
+                starts=self.starts[here],
+                lengths=self.lengths[here],
+                spans=self.spans[span_ends[first] - self.span_counts[first] : span_ends[stop - 1]],
+                span_counts=self.span_counts[here],
+                numbers=self.numbers[here],
+            )
+            yield Sample(f"{self.path}#{one.numbers[0]}", one)
 
 
 @dataclass(slots=True, eq=False)
@@ -59,8 +64,9 @@ class Conversations:
     """The encoded documents of a chunk; a conversation has one, or several where its template changes history."""
 
     ids: Array
+    starts: Array  # (documents,) where each begins in `ids`
     lengths: Array  # (documents,) tokens
-    spans: Array  # (spans, 5) start and stop in the document, role, kind, message
+    spans: Array  # (spans, 5) uint32: start and stop in the document, role, kind, message
     span_counts: Array  # (documents,)
     numbers: Array  # (documents,) the number of the sample in the chunk
     names: list[str]  # (documents,) the ids of the samples
@@ -77,11 +83,11 @@ class Gathered:
     """Collects encoded documents, batch by batch."""
 
     dtype: np.dtype[Any]
-    parts: list[tuple[Array, Array, Array, Array]] = field(default_factory=list)
-    numbers: list[int] = field(default_factory=list)
+    parts: list[tuple[Array, ...]] = field(default_factory=list)  # ids, starts, lengths, spans, span_counts, numbers
     names: list[str] = field(default_factory=list)
     characters: int = 0
     straddling: int = 0
+    _tokens: int = 0  # of all parts
 
     def add(self, encoded: Encoded, kept: Sequence[bool], numbers: Sequence[int], names: Sequence[str]) -> None:
         """Add the documents that are `kept`, with the number and the id of the sample of each."""
@@ -89,23 +95,26 @@ class Gathered:
         ids, spans = encoded.ids, encoded.spans
         if not keep.all():
             ids, spans = ids[np.repeat(keep, encoded.lengths)], spans[np.repeat(keep, encoded.span_counts)]
-        self.parts.append((ids.astype(self.dtype), encoded.lengths[keep], spans, encoded.span_counts[keep]))
-        self.numbers += compress(numbers, kept)
+        lengths = encoded.lengths[keep]
+        self._add(ids, np.cumsum(lengths) - lengths, lengths, spans, encoded.span_counts[keep], np.array(numbers)[keep])
         self.names += compress(names, kept)
         self.straddling += encoded.straddling
 
     def add_packed(self, packed: PackedConversations, number: int) -> None:
         """Add documents of a cache; `number` is that of the first sample."""
-        self.parts.append((packed.tokens.astype(self.dtype), packed.lengths, packed.spans, packed.span_counts))
-        is_next = np.diff(packed.numbers, prepend=packed.numbers[:1]) != 0
-        self.numbers += (number + np.cumsum(is_next)).tolist()
+        numbers = number + np.cumsum(np.diff(packed.numbers, prepend=packed.numbers[:1]) != 0)
+        self._add(packed.tokens, packed.starts, packed.lengths, packed.spans, packed.span_counts, numbers)
         self.names += [f"{packed.path}#{each}" for each in packed.numbers.tolist()]
 
+    def _add(self, ids: Array, starts: Array, *rest: Array) -> None:
+        self.parts.append((ids.astype(self.dtype, copy=False), starts + self._tokens, *rest))
+        self._tokens += len(ids)
+
     def all(self) -> Conversations:
-        empty = (np.zeros(0, self.dtype), np.zeros(0, np.int64), np.zeros((0, 5), np.int64), np.zeros(0, np.int64))
-        ids, lengths, spans, counts = (np.concatenate(each) for each in zip(empty, *self.parts, strict=True))
-        numbers = np.array(self.numbers, np.int64)
-        return Conversations(ids, lengths, spans, counts, numbers, self.names, self.characters, self.straddling)
+        none = np.zeros(0, np.int64)
+        empty = (np.zeros(0, self.dtype), none, none, np.zeros((0, 5), np.uint32), none, none)
+        joined = (np.concatenate(each) for each in zip(empty, *self.parts, strict=True))
+        return Conversations(*joined, self.names, self.characters, self.straddling)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -149,7 +158,8 @@ def _too_long(made: Conversations, at: int, capacity: int, policy: Long) -> Fail
 def pack_conversations(made: Conversations, cut: Cut, capacity: int, pad: int) -> dict[str, Array | Ragged]:
     """Return the columns of a chunk."""
     count = len(made.lengths)
-    packed = pack_rows(Documents(made.ids, made.lengths, np.arange(count), made.names), cut.lengths, capacity, pad)
+    documents = Documents(made.ids, made.lengths, np.arange(count), made.names, made.starts)
+    packed = pack_rows(documents, cut.lengths, capacity, pad)
     placed = packed.documents.values[:, 0].astype(np.int64)  # documents in the order of rows
     edges = packed.documents.offsets
     identity = np.column_stack([made.numbers, _offsets_in_samples(made)])[placed].astype(np.uint32)
@@ -159,14 +169,14 @@ def pack_conversations(made: Conversations, cut: Cut, capacity: int, pad: int) -
     lengths = packed.seq_lens.values.astype(np.int64)
     passed = np.cumsum(lengths) - lengths
     in_row = passed - np.repeat(passed[edges[:-1]] if len(lengths) else passed, np.diff(edges))
-    moved = spans[each]
-    moved[:, :2] += np.repeat(in_row, counts[placed])[:, None]
+    moved = spans.take(each, axis=0)
+    moved[:, :2] += np.repeat(in_row.astype(np.uint32), counts[placed])[:, None]
     span_edges = np.concatenate([[0], np.cumsum(counts[placed])])[edges]
     return {
         "tokens": packed.tokens,
         "seq_lens": packed.seq_lens,
         "documents": Ragged(identity, edges),
-        "spans": Ragged(moved.astype(np.uint32), span_edges),
+        "spans": Ragged(moved, span_edges),
         "last_turn": Ragged(_last_turns(made, spans, counts)[placed].astype(np.uint32), edges),
     }
 
@@ -182,6 +192,8 @@ def _offsets_in_samples(made: Conversations) -> Array:
 
 def _kept_spans(made: Conversations, cut: Cut) -> tuple[Array, Array]:
     """The spans of what is kept of each document, and how many."""
+    if cut.lengths is made.lengths:
+        return made.spans, made.span_counts
     document = made.span_document
     inside = made.spans[:, 1] <= cut.lengths[document]
     return made.spans[inside], np.bincount(document[inside], minlength=len(made.lengths))

@@ -14,14 +14,14 @@ from msgspec import Meta
 
 from forebay.building.begin import begun_plan
 from forebay.building.build_options import ray_engine
-from forebay.building.reopen import check_kept_texts, constants_file
+from forebay.building.reopen import check_kept_texts, constants_file, source_for
 from forebay.cache.catalog import layers_of, read_cache_document, read_recipe_document
 from forebay.cli.settings_file import checked_section, read_settings_file
 from forebay.cli.show import say
 from forebay.engine.base import Engine
-from forebay.errors import LayerNotFound, SourceInvalid, SourceNotContacted, UnknownKind, is_url
+from forebay.errors import LayerNotFound, SourceInvalid, UnknownKind, is_url
 from forebay.fields import Size, declared
-from forebay.kinds import known_kinds, recipe_class, remote_source, reopen_recipe, reopen_source
+from forebay.kinds import known_kinds, recipe_class, reopen_recipe
 from forebay.preview.words import command_line
 from forebay.recipe import Recipe, RecipeDocument, fields_of, hooks_of
 from forebay.source import Source
@@ -132,6 +132,30 @@ class BuildSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     ] = False
 
 
+_GOLDEN = (5**0.5 - 1) / 2  # of its multiples, however many, none are close together
+
+
+def place_in_plan(environment: Mapping[str, str]) -> float | None:
+    """The share of the chunks after which a builder begins that a launcher started as one of many; None elsewhere.
+
+    It says only where to begin: whoever is there makes all that is missing. The number of builders is not needed.
+
+    >>> [round(place_in_plan({"RANK": str(rank)}), 2) for rank in range(4)]
+    [0.0, 0.62, 0.24, 0.85]
+    """
+    names = ("RANK", "SLURM_ARRAY_TASK_ID", "SLURM_NTASKS", "SLURM_PROCID", "JOB_COMPLETION_INDEX")
+    found = {name: int(value) for name in names if (value := environment.get(name, "")).isascii() and value.isdecimal()}
+    if "RANK" in found:
+        number = found["RANK"]
+    elif "SLURM_ARRAY_TASK_ID" in found or "SLURM_PROCID" in found:
+        number = found.get("SLURM_ARRAY_TASK_ID", 0) * found.get("SLURM_NTASKS", 1) + found.get("SLURM_PROCID", 0)
+    elif "JOB_COMPLETION_INDEX" in found:
+        number = found["JOB_COMPLETION_INDEX"]
+    else:
+        return None
+    return number % (1 << 32) * _GOLDEN % 1
+
+
 def engine_of(build: BuildSettings) -> str | Engine:
     """The engine that options name, with those of its options that belong to it."""
     named = {name: getattr(build, name) for name in ("address", "num_cpus", "num_gpus")}
@@ -186,14 +210,12 @@ def from_cache(kind: Kind, root: str, flags: Mapping[str, Any]) -> Settings:
     if source or "into" in build:
         raise click.UsageError(f"'{root}' is a cache and has its own source; use `forebay grow` to add data.")
     plan = begun_plan(open_store(root))
-    remote, is_allowed = remote_source(plan.source), bool(flags.get("check_source"))
-    verb = click.get_current_context().command_path.split()[1]
-    if remote and not is_allowed:
-        raise SourceNotContacted(root, remote, verb)
+    verb, is_allowed = click.get_current_context().command_path.split()[1], bool(flags.get("check_source"))
+    reopened_source = source_for(open_store(root), None, is_allowed, plan, verb)
     constants = constants_file(open_store(root), kept.layer)
     reopened = cast(Recipe, reopen_recipe(kept, constants, root=root, verb=verb, check_source=is_allowed))
     return Settings(
-        reopen_source(plan.described).without_gone(),
+        reopened_source,
         _changed(kind, reopened, _placed(kind, "", recipe)),
         msgspec.convert({**build, "into": root, "layer": kept.layer}, BuildSettings),
     )

@@ -5,7 +5,7 @@
                                 room for `queued` items each, then its thread waits
 
 group     batches that one thread locates, checks and decodes together, then copies and derives one by one
-handoff   batches passed on together: waking a thread costs as much as copying 64 KiB
+handoff   batches passed on together: waking a thread costs as much as copying 64 KiB; fewer where they take long
 
 positions    start ├─── batch ───┼─── batch ───┼─── batch ───┼─ … ─┤ stop
 group 0            └──────── located, found and checked together ────────┘
@@ -33,11 +33,13 @@ from forebay.feeding.stream import Located, Read, ReadThrough, RowSource, Stream
 from forebay.order.bijection import Numbers
 from forebay.read.cache import Cache
 from forebay.read.chunk_maps import cut_batches
+from forebay.read.gather import RowAddresses, batches_of_addresses
 from forebay.read.sparse import sparse_cache
 
-_AHEAD_BYTES = 16 * 1024 * 1024
+_AHEAD_BYTES = 32 * 1024 * 1024
 _GROUP_BYTES = 8 * 1024 * 1024
-_HANDOFF_BYTES = 1024 * 1024
+_HANDOFF_BYTES = 4 * 1024 * 1024
+_HANDOFF_SECONDS = 0.001  # a batch that is made does not wait longer for the others of its handoff
 _MOST, _LEAST = 64, 4
 _REMOTE_GROUP = 32
 
@@ -62,7 +64,7 @@ class PrefetchPlan:
         decoded: bool,
         remote: bool = False,
     ) -> "PrefetchPlan":
-        """Plan at most `prefetch` batches ahead; by default as many as fit in 16 MiB, at least 4 and at most 64.
+        """Plan at most `prefetch` batches ahead; by default as many as fit in 32 MiB, at least 4 and at most 64.
 
         Without blocks to decode, threads share the copying and deriving, so a group is as long as one thread's share of
         the queue. With blocks to decode, groups are long: one thread decodes the next while another copies. Groups of
@@ -77,7 +79,7 @@ class PrefetchPlan:
         group = each if threads > 1 and not decoded else _between(1, _GROUP_BYTES // max(1, read_bytes), _MOST)
         if remote:
             group = min(group, _REMOTE_GROUP)
-        handoff = _between(1, _HANDOFF_BYTES // max(1, batch_bytes), min(each, group)) if threads else 1
+        handoff = _between(1, _HANDOFF_BYTES // max(1, batch_bytes), min(max(1, each // 2), group)) if threads else 1
         return cls(threads, group, handoff, max(1, each // handoff))
 
     @property
@@ -174,14 +176,15 @@ class BatchGroups:
         rows = slice(within * self._group_rows, (within + 1) * self._group_rows)
         handoff: list[Batch] = []
         error = None
+        clock, begun = time.perf_counter, time.perf_counter()
         try:
             located = self._stretch(stretch).part(rows)
             for batch in self._maker.batches(self._stream, self._epoch, located, self._local_size):
                 handoff.append(batch)
                 del batch
-                if len(handoff) == self._handoff:
+                if len(handoff) == self._handoff or clock() - begun > _HANDOFF_SECONDS:
                     yield handoff[::-1]
-                    handoff = []
+                    handoff, begun = [], clock()
         except Exception as raised:  # raised by one batch; the batches before it are good
             error = raised
         if handoff:
@@ -430,6 +433,39 @@ def gather_batches(
     return _from_many(caches, located.rows, located.sources, size, columns)
 
 
+def locate_batches(
+    caches: Sequence[Cache], located: Located, size: int, columns: Sequence[str]
+) -> Iterator[tuple[RowAddresses, ...]]:
+    """Yield where the located rows are, `size` at a time; of several caches, whose columns are equal, in place."""
+    if located.sources is None:
+        yield from caches[0].locate_batches(located.rows, size, columns)
+        return
+    present, places = _places_by_source(located.sources)
+    parts = [
+        caches[source].locate_batches(located.rows[at], max(1, len(at)), columns)
+        for source, at in zip(present, places, strict=True)
+    ]
+    found = [next(part) for part in parts]  # valid while `parts` wait
+    merged = [
+        batches_of_addresses(caches[0].column(name), *_merged_addresses(here, places, len(located.rows)), size)
+        for name, here in zip(columns, zip(*found, strict=True), strict=True)
+    ]
+    yield from zip(*merged, strict=True)
+
+
+def _places_by_source(sources: Numbers) -> tuple[list[int], list[Numbers]]:
+    """Return the caches that rows come from, and the places of the rows of each."""
+    present = np.unique(sources).tolist() or [0]
+    return present, [np.flatnonzero(sources == source) for source in present]
+
+
+def _merged_addresses(pieces: Sequence[RowAddresses], places: list[Numbers], count: int) -> tuple[Numbers, Numbers]:
+    addresses, counts = np.empty(count, np.int64), np.empty(count, np.int64)
+    for piece, at in zip(pieces, places, strict=True):
+        addresses[at], counts[at] = piece.addresses, piece.counts
+    return addresses, counts
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class RowViews:
     """The rows of a ragged column, iterable repeatedly: views of the cache, checked as they are read."""
@@ -463,8 +499,7 @@ def view_rows(caches: Sequence[Cache], located: Located, columns: Sequence[str])
 def _from_many(
     caches: Sequence[Cache], rows: Numbers, sources: Numbers, size: int, columns: Sequence[str] | None
 ) -> Iterator[Read]:
-    present = np.unique(sources).tolist() or [0]
-    places = [np.flatnonzero(sources == source) for source in present]
+    present, places = _places_by_source(sources)
     read = [caches[source].read(rows[at], columns) for source, at in zip(present, places, strict=True)]
     names = [name for name in read[0] if all(name in one for one in read)]
     dtypes = {name: np.result_type(*(cache.column(name).array_dtype for cache in caches)) for name in names}

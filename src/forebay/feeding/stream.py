@@ -41,6 +41,11 @@ class Located(NamedTuple):
     epochs: Numbers | None = None  # pass number of the row's own cache; None if it is the epoch
     weights: Weights | None = None  # 0 for a row that only fills a rank's batch; None if batches are never filled
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether there is nothing to say about a row but where it is."""
+        return not self.tags and self.weights is None
+
     def part(self, some: slice) -> "Located":
         """Return some of the rows."""
         tags = {name: values[some] for name, values in self.tags.items()}

@@ -24,7 +24,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
-from typing import Any, NamedTuple
+from types import MappingProxyType
+from typing import Any, NamedTuple, overload
 
 import msgspec
 import numpy as np
@@ -41,6 +42,7 @@ MAX_HEADER_BYTES = 32 << 20  # takes at most some hundred megabytes when parsed
 MAX_TENSORS = 20_000
 MAX_DIMENSIONS = 32  # the limit of numpy 1
 _MOST_BYTES = 1 << 62
+_WIDENED_AT_ONCE = 1 << 19  # items, some megabytes
 _BY_TAG = {tag: dtype for tag, dtype in DTYPES.values()}
 _TAGS = {dtype: tag for tag, dtype in DTYPES.values()}
 
@@ -104,10 +106,10 @@ def as_bytes(array: Array) -> memoryview:
     return flat.view(np.uint8).data if flat.size else memoryview(b"")
 
 
-def tag_of(array: Array) -> str:
-    if array.dtype not in _TAGS:
-        raise RecipeInvalid(f"arrays of {array.dtype} cannot be stored; use one of: {', '.join(DTYPES)}")
-    return _TAGS[array.dtype]
+def tag_of(dtype: np.dtype[Any]) -> str:
+    if dtype not in _TAGS:
+        raise RecipeInvalid(f"arrays of {dtype} cannot be stored; use one of: {', '.join(DTYPES)}")
+    return _TAGS[dtype]
 
 
 def encode_header(
@@ -244,18 +246,65 @@ def same_tag(found: bytes, expected: bytes) -> bool:
     return hmac.compare_digest(found, expected)
 
 
-def seal(metadata: dict[str, Any], tensors: Mapping[str, Array], key: bytes | None = None) -> list[Buffer]:
-    """Encode an index file, as buffers."""
-    ordered = dict(sorted(tensors.items(), key=lambda item: (-item[1].dtype.itemsize, item[0])))  # keeps all aligned
-    entries = [(name, tag_of(array), array.shape, array.nbytes) for name, array in ordered.items()]
+class Sealed(Sequence[Buffer]):
+    """The buffers of an index file. Those of arrays that are kept in a narrower type are made when they are used."""
+
+    def __init__(self, buffers: Sequence["Buffer | _Widened"]) -> None:
+        self._buffers = buffers
+
+    def __len__(self) -> int:
+        return len(self._buffers)
+
+    @overload
+    def __getitem__(self, at: int) -> Buffer: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[Buffer]: ...
+    def __getitem__(self, at: int | slice) -> Buffer | list[Buffer]:
+        if isinstance(at, slice):
+            return [self[each] for each in range(*at.indices(len(self)))]
+        found = self._buffers[at]
+        return found.made() if isinstance(found, _Widened) else found
+
+
+class _Widened(NamedTuple):
+    """A piece of an array that is stored as a wider type."""
+
+    narrow: Array
+    dtype: np.dtype[Any]
+
+    def made(self) -> memoryview:
+        return as_bytes(self.narrow.astype(self.dtype))
+
+
+def _pieces(array: Array, dtype: np.dtype[Any]) -> Iterator["Buffer | _Widened"]:
+    if array.dtype == dtype:
+        yield as_bytes(array)
+        return
+    for start in range(0, len(array), _WIDENED_AT_ONCE):
+        yield _Widened(array[start : start + _WIDENED_AT_ONCE], dtype)
+
+
+def seal(
+    metadata: dict[str, Any],
+    tensors: Mapping[str, Array],
+    key: bytes | None = None,
+    stored_as: Mapping[str, Any] = MappingProxyType({}),
+) -> Sequence[Buffer]:
+    """Encode an index file, as buffers; `stored_as` has the types of arrays that may be kept in a narrower one."""
+    types = {name: np.dtype(stored_as.get(name, array.dtype)) for name, array in tensors.items()}
+    ordered = dict(sorted(tensors.items(), key=lambda item: (-types[item[0]].itemsize, item[0])))  # keeps all aligned
+    entries = [
+        (name, tag_of(types[name]), array.shape, array.size * types[name].itemsize) for name, array in ordered.items()
+    ]
     entries.append((".digest", "U8", (32,), 32))
     if key is not None:
         entries.append((".hmac", "U8", (32,), 32))
-    buffers: list[Buffer] = [encode_header(metadata, entries), *map(as_bytes, ordered.values())]
-    buffers.append(_sha256(buffers))
+    data = (piece for name, array in ordered.items() for piece in _pieces(array, types[name]))
+    buffers: list[Buffer | _Widened] = [encode_header(metadata, entries), *data]
+    buffers.append(_sha256(Sealed(buffers)))
     if key is not None:
-        buffers.append(tag(key, buffers))
-    return buffers
+        buffers.append(tag(key, Sealed(buffers)))
+    return Sealed(buffers)
 
 
 def unseal(
@@ -311,7 +360,7 @@ def _checked_header(view: memoryview, root: str, where: str) -> Header:
     return header
 
 
-def _sha256(buffers: list[Buffer]) -> bytes:
+def _sha256(buffers: Sequence[Buffer]) -> bytes:
     digest = hashlib.sha256()
     for buffer in buffers:
         digest.update(buffer)

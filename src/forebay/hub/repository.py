@@ -200,6 +200,13 @@ class Repository:
         """The files of a commit, from memory, disk or the hub."""
         return _listing(self, commit)
 
+    def recall(self, kind: str, name: str) -> bytes | None:
+        """What `remember` stored in the disk cache; None where there is nothing, or it is damaged."""
+        return read_cached(self._cached(kind, name))
+
+    def remember(self, kind: str, name: str, content: bytes) -> None:
+        write_cached(self._cached(kind, name), content)
+
     def url(self, commit: str, path: str) -> str:
         return hf_hub_url(self.name, path, repo_type=self.kind, revision=commit, endpoint=self.address)
 

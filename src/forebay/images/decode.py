@@ -28,6 +28,7 @@ from PIL import Image
 
 from forebay.errors import ImageUnreadable, LibraryMissing
 from forebay.images.geometry import Letterbox, fit
+from forebay.images.resize import Planes, Resample, as_planes, resized_planes
 
 Alpha = Literal["composite", "drop", "fail"]
 Color = tuple[int, int, int]
@@ -130,10 +131,6 @@ def _opaque(image: Image.Image, alpha: Alpha, pad_color: Color) -> Image.Image:
     return opaque
 
 
-Resample = Literal["bilinear", "bicubic", "lanczos", "box", "nearest"]
-Planes = NDArray[np.uint8]  # (3, height, width)
-
-
 def letterbox(
     image: Image.Image | Bands, size: int, resample: Resample = "bilinear", full: tuple[int, int] | None = None
 ) -> tuple[Image.Image, Letterbox]:
@@ -149,14 +146,15 @@ def letterbox(
     return (image if image.size == wanted else image.resize(wanted, method)), fitted
 
 
-def as_planes(image: Image.Image) -> Planes:
-    """Return the pixels of an RGB image, `[3, height, width]`."""
-    return np.frombuffer(bytearray().join(bands_of(image)), np.uint8).reshape(3, image.height, image.width)
-
-
-def bands_of(image: Image.Image) -> list[bytes]:
-    """Return red, green and blue of an RGB image. Pillow packs single bands faster than numpy separates them."""
-    return [image.tobytes("raw", band) for band in "RGB"]
+def letterbox_planes(
+    image: Image.Image | Bands, size: int, resample: Resample = "bilinear", full: tuple[int, int] | None = None
+) -> tuple[Planes, Letterbox]:
+    """Return what `letterbox` returns, with the pixels as planes."""
+    if isinstance(image, Bands):
+        small, fitted = letterbox(image, size, resample, full)
+        return as_planes(small), fitted
+    fitted = fit(*(full or image.size), size)
+    return resized_planes(image, fitted.box[2:], resample), fitted
 
 
 def paste(content: NDArray[Any], fitted: Letterbox, pad_color: Color) -> Planes:
@@ -178,8 +176,7 @@ def model_planes(
     """
     image = Image.fromarray(np.ascontiguousarray(content.transpose(1, 2, 0)))
     if how == "letterbox":
-        small, fitted = letterbox(image, size, resample)
-        return paste(as_planes(small), fitted, pad_color)
+        return paste(*letterbox_planes(image, size, resample), pad_color)
     shorter = min(image.size)
     width, height = (max(size, side * size // shorter) for side in image.size)
     resized = (

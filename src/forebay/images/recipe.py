@@ -1,6 +1,8 @@
 """The recipe of images: letterbox them, and store their content, box, tags and metadata."""
 
 import io
+import sys
+import threading
 import typing
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -24,23 +26,36 @@ from forebay.images.decode import (
     Alpha,
     Color,
     Exif,
-    Planes,
     Policy,
-    Resample,
-    as_planes,
-    bands_of,
     check_size,
     decode,
     letterbox,
+    letterbox_planes,
     rgb,
 )
 from forebay.images.geometry import Letterbox
+from forebay.images.resize import Planes, Resample
 from forebay.images.tags import TagKey, Tags, shown_key, tags_in
 from forebay.recipe import ChunkTarget, RecipeHooks, RecipeMeta, Rows, canonical_json, check_fields
 from forebay.source import TOO_DEEP, Annotated, Failure, Sample, is_shallow
 
 Row = dict[str, Array]
 _FIRST_ROOM = 1 << 22
+_KEPT_ROOMS = 2  # of the chunk that is made, and of the one that is written meanwhile
+_rooms = threading.local()
+
+
+def _room_of(size: int) -> Array:
+    """Return an array of at least `size` bytes: one that an earlier chunk of this thread left, or a new one.
+
+    Memory that was never touched is as costly to fill as resizing an image. An array is free once nobody refers to it.
+    """
+    kept: list[Array] = _rooms.__dict__.setdefault("kept", [])
+    for at in range(len(kept)):
+        if sys.getrefcount(kept[at]) <= 2 and size <= len(kept[at]) <= 2 * size:
+            return kept[at]
+    kept[:] = [*kept[1 - _KEPT_ROOMS :], np.empty(size, np.uint8)]
+    return kept[-1]
 
 
 class Pile:
@@ -50,16 +65,13 @@ class Pile:
     """
 
     def __init__(self, room: int = _FIRST_ROOM) -> None:
-        self._values = np.empty(max(room, 1), np.uint8)
+        self._values = _room_of(max(room, 1))
         self._ends = [0]
 
-    def add(self, pieces: Sequence[bytes]) -> None:
-        """Append one row, of one piece or several."""
-        start = stop = self._ends[-1]
-        self._make_room(start + sum(map(len, pieces)))
-        for piece in pieces:
-            start, stop = stop, stop + len(piece)
-            self._values[start:stop] = np.frombuffer(piece, np.uint8)
+    def add(self, row: Array) -> None:
+        start, stop = self._ends[-1], self._ends[-1] + len(row)
+        self._make_room(stop)
+        self._values[start:stop] = row
         self._ends.append(stop)
 
     def _make_room(self, stop: int) -> None:
@@ -142,6 +154,7 @@ LOOKED_AT = 10_000  # images in which a tag of the vocabulary is searched
 _NO_INDEX = "and have no index; `ImageBatch(cache, vocabulary=…)` reads them from the metadata, a new cache counts them"
 MOST_METADATA = 1 << 20  # bytes, so that rows fit in chunks of the planned size
 _MOST_ROOM = 128 * 1024 * 1024  # no chunk is planned larger
+_ROOM = 1.3  # of the planned size: chunks come out somewhat larger or smaller
 
 
 class Annotations(Protocol):
@@ -320,7 +333,7 @@ class ImageRecipe(
 
     def make_again(self, samples: Iterable[Sample], rows: Mapping[str, Mapping[str, Array]]) -> Rows:
         """Make rows as `make` does, but take the pixels of samples in `rows` from there instead of decoding them."""
-        content, made_rows = Pile(min(self.chunk_bytes, _MOST_ROOM)), list[Row]()
+        content, made_rows = Pile(min(int(_ROOM * self.chunk_bytes), _MOST_ROOM)), list[Row]()
         counts, failures = Counts(), list[Failure]()
         for sample in samples:
             try:
@@ -335,10 +348,15 @@ class ImageRecipe(
         columns = {stored.name: content.column(), **as_columns(made_rows, others)}
         return Rows(columns, tuple(failures), counts.statistics())
 
+    def release(self) -> tuple[str, ...]:
+        """Free the memory that is kept for further chunks."""
+        _rooms.__dict__.clear()
+        return ()
+
     def make_row(self, sample: Sample) -> Row:
         """Return one row as stored; raise ImageUnreadable if the sample cannot be decoded."""
         made = self._made(sample)
-        return {self.stored_column: _joined(made.content), **made.row}
+        return {self.stored_column: made.content, **made.row}
 
     def stored_fields(self) -> Mapping[str, Any]:
         """Return the fields that `make_stored` depends on: those of the pixels."""
@@ -355,7 +373,7 @@ class ImageRecipe(
         content, metadata = _parts(sample)
         written = _as_json(metadata)
         packed, row = self._pixels(sample.id, content)
-        return {self.stored_column: _joined(packed), **row, "metadata": np.frombuffer(written, np.uint8)}
+        return {self.stored_column: packed, **row, "metadata": np.frombuffer(written, np.uint8)}
 
     def make_stored_again(self, sample: Sample, stored: Row) -> Row:
         """Return what `make_stored` returns for a sample whose bytes made `stored`, without decoding."""
@@ -374,13 +392,12 @@ class ImageRecipe(
 
     def letterboxed(self, content: bytes) -> tuple[Planes, Letterbox]:
         """Return the content `[3, height, width]` of an image file and its letterbox."""
-        small, fitted = self._small(content)
-        return as_planes(small), fitted
+        decoded = decode(content, self.policy)
+        return letterbox_planes(decoded.image, self.size, self.resample, decoded.size)
 
     def letterboxed_image(self, image: Image.Image) -> tuple[Planes, Letterbox]:
         """Return the content and the letterbox of a decoded image, as displayed."""
-        small, fitted = letterbox(rgb(image, self.policy), self.size, self.resample)
-        return as_planes(small), fitted
+        return letterbox_planes(rgb(image, self.policy), self.size, self.resample)
 
     def packed(self, content: Planes) -> Array:
         """Return content as it is stored: raw pixels, or JPEG."""
@@ -411,23 +428,28 @@ class ImageRecipe(
         row |= {"tags": self._vocabulary.indices(names), "metadata": np.frombuffer(written, np.uint8)}
         return _Made(packed, row, len(names), len(content))
 
-    def _pixels(self, name: str, content: bytes) -> tuple[list[bytes], Row]:
+    def _pixels(self, name: str, content: bytes) -> tuple[Array, Row]:
         """Return the content as it is stored, and the other columns of the pixels."""
-        small, fitted = self._small(content)
+        packed, fitted = self._packed_content(content)
         row: Row = {
             "box": np.array(fitted.box, np.int32),
             "original_size": np.array(fitted.image, np.int32),
             "id": np.frombuffer(name.encode("utf-8", "surrogateescape"), np.uint8),
         }
-        return bands_of(small) if self.storage == "raw" else [self._as_jpeg(small)], row
+        return packed, row
 
-    def _known_pixels(self, row: Mapping[str, Array]) -> tuple[list[bytes], Row]:
+    def _known_pixels(self, row: Mapping[str, Array]) -> tuple[Array, Row]:
         """Return from a row what `_pixels` returned when it was made."""
-        return [row[self.stored_column].tobytes()], {name: row[name] for name in ("box", "original_size", "id")}
+        return row[self.stored_column], {name: row[name] for name in ("box", "original_size", "id")}
 
-    def _small(self, content: bytes) -> tuple[Image.Image, Letterbox]:
+    def _packed_content(self, content: bytes) -> tuple[Array, Letterbox]:
+        """Return an image file as it is stored, and its letterbox."""
+        if self.storage == "raw":
+            planes, fitted = self.letterboxed(content)
+            return planes.reshape(-1), fitted
         decoded = decode(content, self.policy)
-        return letterbox(decoded.image, self.size, self.resample, decoded.size)
+        small, fitted = letterbox(decoded.image, self.size, self.resample, decoded.size)
+        return np.frombuffer(bytearray(self._as_jpeg(small)), np.uint8), fitted
 
     def _as_jpeg(self, image: Image.Image) -> bytes:
         """Encode an image, with colour at full resolution, and without the comment of its file."""
@@ -439,14 +461,10 @@ class ImageRecipe(
 class _Made(NamedTuple):
     """A row, with its content apart, and the counts of its sample."""
 
-    content: list[bytes]
+    content: Array
     row: Row
     named_tags: int
     source_bytes: int
-
-
-def _joined(pieces: list[bytes]) -> Array:
-    return np.frombuffer(bytearray().join(pieces), np.uint8)
 
 
 def _is_color(value: Any) -> bool:

@@ -216,10 +216,8 @@ def fill_packed(
 ) -> None:
     """Write tokens as int64, their labels and their positions, each to its contiguous array if there is one."""
     if compiled.native is not None and tokens.dtype in _PACKED_TYPES and tokens.shape[1]:
-        packed, lengths = np.ascontiguousarray(tokens), np.ascontiguousarray(whole, np.int32)
-        shifted, (_, width) = style == "shifted", tokens.shape
-        compiled.native.derive_packed(
-            packed, packed.itemsize, lengths, lengths.shape[1], width, wide, labels, positions, shifted
+        _fill_compiled(
+            np.ascontiguousarray(tokens), np.ascontiguousarray(whole, np.int32), style, wide, labels, positions
         )
         return
     if wide is not None:
@@ -228,6 +226,23 @@ def fill_packed(
         fill_labels(labels, tokens, whole, style)
     if positions is not None:
         fill_positions(positions, whole)
+
+
+def _fill_compiled(
+    tokens: NDArray[np.integer],
+    whole: Ints,
+    style: LabelStyle,
+    wide: Longs | None,
+    labels: Longs | None,
+    positions: Longs | None,
+) -> None:
+    rows, documents = np.arange(len(tokens)), whole.shape[1] - 1  # the last length is padding
+    tokens_at, lengths_at = (each.ctypes.data + rows * each.strides[0] for each in (tokens, whole))
+    counts, kept = np.full(len(rows), documents), np.empty((len(rows), documents), np.int32)
+    outputs = (None, wide, labels, positions)
+    shifted, width = style == "shifted", tokens.shape[1]
+    if not compiled.native.pack_rows(tokens_at, tokens.itemsize, width, lengths_at, counts, kept, *outputs, shifted):
+        raise ValueError("the lengths of a row do not add up to its tokens")
 
 
 def fill_positions(out: NDArray[np.integer], whole: Ints) -> None:

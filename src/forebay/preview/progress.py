@@ -110,7 +110,7 @@ class Pace:
     """Speeds and remaining time, counted from the start of a phase."""
 
     def __init__(self) -> None:
-        self._phase = ""
+        self._phase, self._begun = "", time.monotonic()
         self._done = 0
         self._meter = Meter()
         self._measured = 0.0
@@ -119,16 +119,17 @@ class Pace:
     def follow(self, progress: Progress) -> None:
         if progress.phase != self._phase and {progress.phase, self._phase} != {"building", "waiting"}:
             self._done = progress.done if progress.seconds < 1 else 0
-            self._phase = progress.phase
+            self._phase, self._begun = progress.phase, time.monotonic()
         if time.monotonic() - self._measured >= MEASURE_SECONDS:
             self._usage = self._meter.measure(progress.pids)
             self._measured = time.monotonic()
 
     def time_left(self, progress: Progress) -> str:
         made = progress.done - self._done
-        if progress.phase == "waiting" or made <= 0 or progress.seconds <= 0 or progress.done >= progress.total:
+        spent = progress.seconds or (time.monotonic() - self._begun if progress.phase == "planning" else 0.0)
+        if progress.phase == "waiting" or made <= 0 or spent <= 0 or progress.done >= progress.total:
             return ""
-        return f"ETA {human_time((progress.total - progress.done) * progress.seconds / made)}"
+        return f"ETA {human_time((progress.total - progress.done) * spent / made)}"
 
     def facts(self, progress: Progress) -> list[str]:
         found = _speeds(progress) if progress.seconds else _passed(progress)

@@ -57,6 +57,7 @@ from forebay.format.tensors import unseal
 from forebay.read.blocks import BlockCache, BlockStatistics
 from forebay.read.chunk_maps import MAX_MAPS, ChunkFinder, Maps, RowLocations
 from forebay.read.column_readers import ColumnReader, Decoded, PresenceReader, column_reader
+from forebay.read.gather import RowAddresses
 from forebay.recipe import RecipeDocument
 from forebay.sizes import as_bytes
 from forebay.source import Part
@@ -284,15 +285,19 @@ class Cache:
 
     def read(self, rows: ArrayLike, columns: Sequence[str] | None = None) -> dict[str, Array | Ragged]:
         """Some rows, in the order passed, repeats allowed: one array, or one `Ragged`, per column."""
-        numbers = self._row_numbers(rows)
-        return self._repeated(lambda: self._read(numbers, columns))
+        numbers = _whole_numbers(rows)
+        while True:
+            try:
+                return self._read(numbers, columns)
+            except ChunkCorrupt as error:
+                self._drop_copy(error)
 
     def _read(self, numbers: NDArray[np.int64], columns: Sequence[str] | None) -> dict[str, Array | Ragged]:
-        readers = [(name, self._reader(name)) for name in self._wanted(columns)]
-        step = self._step
+        wanted, step = self._wanted(columns), self._step
         if len(numbers) <= step:
             place = self._place(numbers)
-            return {name: reader.read(place) for name, reader in readers}
+            return {name: self._reader(name).read(place) for name in wanted}
+        readers = [(name, self._reader(name)) for name in wanted]
         places = [self._place(numbers[at : at + step]) for at in range(0, len(numbers), step)]
         return {name: join(self._map(reader.read, places)) for name, reader in readers}
 
@@ -305,22 +310,51 @@ class Cache:
         located separately.
         """
         numbers = self._row_numbers(rows)
-        readers = {name: self._reader(name) for name in self._wanted(columns)}
-        step = self._step // size * size
-        if not step or len(self._chunks) > self._map_limit:
+        names = self._wanted(columns)
+        if not self._locates_together(size):
             yield from (self.read(numbers[at : at + size], columns) for at in range(0, max(1, len(numbers)), size))
             return
+        readers = [self._reader(name).read_batches for name in names]
+        yield from (dict(zip(names, batch, strict=True)) for batch in self._by_steps(numbers, size, readers))
+
+    def locate_batches(self, rows: ArrayLike, size: int, columns: Sequence[str]) -> Iterator[tuple[RowAddresses, ...]]:
+        """As `read_batches`, without copying: where the rows of each column are, for compiled code.
+
+        The addresses are valid until the iterator continues.
+        """
+        numbers = self._row_numbers(rows)
+        if self._locates_together(size):
+            yield from self._by_steps(numbers, size, [self._reader(name).locate_batches for name in columns])
+            return
+        for at in range(0, max(1, len(numbers)), size):
+            read = self.read(numbers[at : at + size], columns)
+            yield tuple(RowAddresses.of(self.column(name), read[name]) for name in columns)
+
+    def _locates_together(self, size: int) -> bool:
+        """Whether the maps of several batches of this size can stay open."""
+        return self._step >= size and len(self._chunks) <= self._map_limit
+
+    def _by_steps(
+        self, numbers: NDArray[np.int64], size: int, readers: Sequence[Callable[[RowLocations, int], Iterator[Result]]]
+    ) -> Iterator[tuple[Result, ...]]:
+        """Batches of `size` rows of every reader, located many at a time."""
+        step = self._step // size * size
         done = -1  # no rows are one empty batch
         while done < len(numbers):
             done = max(0, done)
             place = self._place(numbers[done : done + step])
-            try:
-                batches = [reader.read_batches(place, size) for reader in readers.values()]
-                for batch in zip(*batches, strict=True):
-                    yield dict(zip(readers, batch, strict=True))
-                    done += size
-            except ChunkCorrupt as error:
-                self._drop_copy(error)
+            batches = zip(*(read(place, size) for read in readers), strict=True)
+            while (batch := self._next_or_dropped(batches)) is not None:
+                yield batch
+                done += size
+
+    def _next_or_dropped(self, batches: Iterator[Result]) -> Result | None:
+        """The next batch; None at the end, and where a bad copy of a remote chunk was dropped."""
+        try:
+            return next(batches, None)
+        except ChunkCorrupt as error:
+            self._drop_copy(error)
+            return None
 
     def read_slices(
         self, rows: ArrayLike, columns: Sequence[str], starts: ArrayLike, length: int
@@ -506,19 +540,21 @@ class Cache:
         return number % count
 
     def _row_numbers(self, rows: ArrayLike) -> NDArray[np.int64]:
-        numbers = np.asarray(rows)
-        if numbers.ndim != 1 or (numbers.size and numbers.dtype.kind not in "iu"):
-            raise TypeError(f"rows must be a list of integers (got {numbers.dtype} of shape {numbers.shape})")
-        numbers = numbers.astype(np.int64, copy=False)
+        numbers = _whole_numbers(rows)
         # As unsigned, a negative number is larger than any row.
         if len(numbers) and numbers.view(np.uint64).max() >= self._count:
-            wrong = numbers[(numbers < 0) | (numbers >= len(self))][0]
-            raise IndexError(f"row {wrong} of {len(self):,} in '{self.root}'")
+            raise self._no_row(numbers)
         return numbers
 
     def _place(self, numbers: NDArray[np.int64]) -> RowLocations:
-        positions = self._finder.find(numbers)
-        return RowLocations(positions, numbers - self._starts[positions])
+        place = self._finder.locate(numbers)
+        if place is None:
+            raise self._no_row(numbers)
+        return place
+
+    def _no_row(self, numbers: NDArray[np.int64]) -> IndexError:
+        wrong = numbers[(numbers < 0) | (numbers >= len(self))][0]
+        return IndexError(f"row {wrong} of {len(self):,} in '{self.root}'")
 
     def _check_slices(
         self, columns: Sequence[str], numbers: NDArray[np.int64], firsts: NDArray[np.int64], length: int
@@ -675,6 +711,16 @@ def open_cache(
             raise LayerNotFound(store.address, name, sorted(pinned.recipes))
     options = Options(memory, threads, max_maps, max_block_bytes)
     return Cache(store, pinned, names, options, pinned_explicitly=generation is not None)
+
+
+_ROW_NUMBER = np.dtype(np.int64)
+
+
+def _whole_numbers(rows: ArrayLike) -> NDArray[np.int64]:
+    numbers = np.asarray(rows)
+    if numbers.ndim != 1 or (numbers.size and numbers.dtype.kind not in "iu"):
+        raise TypeError(f"rows must be a list of integers (got {numbers.dtype} of shape {numbers.shape})")
+    return numbers if numbers.dtype == _ROW_NUMBER else numbers.astype(np.int64)
 
 
 def _check_whole(least: int = 0, **options: object) -> None:

@@ -28,6 +28,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from forebay import compiled
 from forebay.columns import Array, Ragged
 from forebay.format.chunk_decode import ChunkFile
 
@@ -265,6 +266,18 @@ class ChunkFinder:
         self._shift = max(0, (rows // max(1, 4 * chunks)).bit_length())
         edges = np.arange((rows >> self._shift) + 1, dtype=np.int64) << self._shift
         self._table: NDArray[np.int64] = np.searchsorted(starts, edges, side="right") - 1
+
+    def locate(self, rows: NDArray[np.int64]) -> "RowLocations | None":
+        """Where rows are; None if there is no such row."""
+        if compiled.native is not None:
+            numbers = np.ascontiguousarray(rows)
+            place = RowLocations(np.empty_like(numbers), np.empty_like(numbers))
+            return place if compiled.native.locate_rows(*place, numbers, self._starts) else None
+        # As unsigned, a negative number is larger than any row.
+        if len(rows) and rows.view(np.uint64).max() >= self._starts[-1]:
+            return None
+        chunks = self.find(rows)
+        return RowLocations(chunks, rows - self._starts[chunks])
 
     def find(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """The chunk of every row; the row numbers must be valid."""

@@ -9,7 +9,7 @@ cache drops them: at most half the size of the block cache, or the blocks of one
 """
 
 from collections.abc import Iterator
-from functools import partial
+from functools import cached_property, partial
 from typing import Protocol
 
 import numpy as np
@@ -19,16 +19,24 @@ from forebay.columns import Array, Column, Ragged, join
 from forebay.format.codec import CodecError
 from forebay.read.blocks import BlockCache, Blocks, Checks, Where
 from forebay.read.chunk_maps import Maps, RowLocations, cut_batches, reorder, slices
-from forebay.read.gather import SHORT_ROW, Addresses, Edges, Window, value_addresses
+from forebay.read.gather import (
+    SHORT_ROW,
+    Addresses,
+    Edges,
+    RowAddresses,
+    Window,
+    batches_of_addresses,
+    value_addresses,
+)
 
 
 class Decoded:
     """The values of one block; `first` is the index of the first value in the chunk's column."""
 
-    __slots__ = ("address", "first", "nbytes", "values")
+    __slots__ = ("address", "count", "first", "nbytes", "values")
 
     def __init__(self, values: Array, first: int) -> None:
-        self.values, self.first, self.nbytes = values, first, values.nbytes
+        self.values, self.first, self.nbytes, self.count = values, first, values.nbytes, len(values)
         self.address = int(values.ctypes.data)
 
 
@@ -36,16 +44,21 @@ class _Found:
     """The blocks of some rows, kept alive while rows are copied out of them."""
 
     def __init__(self, blocks: list[Decoded], which: NDArray[np.int64], item_bytes: int) -> None:
-        self.blocks, self.which = blocks, which
+        self.blocks, self.which, self._item_bytes = blocks, which, item_bytes
+        facts = np.array([(each.address, each.first, each.count) for each in blocks], np.int64).reshape(-1, 3)
+        addresses, self._firsts, counts = facts.T
+        self._counts = counts.astype(np.uint64)
         # The address of item 0 of the chunk if the block reached back to it: item n is at base + n · bytes.
-        bases = np.array([block.address - block.first * item_bytes for block in blocks], np.int64)
-        self.bases: NDArray[np.int64] = bases[which]
-        self._firsts = np.array([block.first for block in blocks], np.int64)
-        self._counts = np.array([len(block.values) for block in blocks], np.uint64)
-        self.window = Window(item_bytes)
-        if blocks:
-            low = min(block.address for block in blocks)
-            self.window.include(low, max(block.address + block.nbytes for block in blocks) - low)
+        self.bases: NDArray[np.int64] = (addresses - self._firsts * item_bytes)[which]
+
+    @cached_property
+    def window(self) -> Window:
+        """The addresses from the lowest block to the highest."""
+        window = Window(self._item_bytes)
+        if self.blocks:
+            low = min(block.address for block in self.blocks)
+            window.include(low, max(block.address + block.nbytes for block in self.blocks) - low)
+        return window
 
     def are_outside(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Which rows (items `starts` to `stops` of their chunk) are outside their block."""
@@ -95,12 +108,17 @@ class CompressedReader:
         return sliced
 
     def read_batches(self, place: RowLocations, size: int) -> Iterator[Array | Ragged]:
+        step = self._step(place, size)
+        for some in slices(len(place.rows), step):
+            part = place.part(some)
+            yield from self._gathered(part, size) if size == 1 or step > size else [self.read(part)]
+
+    def _step(self, place: RowLocations, size: int) -> int:
+        """How many rows, a multiple of `size`, have blocks that can be held together; at least `size`."""
         step = count = len(place.rows)
         while step > size and not all(self._can_hold(place.part(some)) for some in slices(count, step)):
             step = max(size, step // 2 // size * size)
-        for some in slices(count, max(step, size)):
-            part = place.part(some)
-            yield from self._gathered(part, size) if size == 1 or step > size else [self.read(part)]
+        return max(step, size)
 
     def _can_hold(self, place: RowLocations) -> bool:
         """Whether the decoded blocks of some rows fit into half of the block cache."""
@@ -133,19 +151,35 @@ class CompressedReader:
         _, stops = self._edges.of(RowLocations(positions, last))
         return float((stops - starts).sum(dtype=np.float64)) * column.item_bytes
 
+    def locate_batches(self, place: RowLocations, size: int) -> Iterator[RowAddresses]:
+        for some in slices(len(place.rows), self._step(place, size)):
+            part = place.part(some)
+            if not self._can_hold(part):
+                yield RowAddresses.of(self._column, self.read(part))
+                continue
+            found, starts, stops = self._found(part)
+            addresses = found.bases + starts * self._column.item_bytes
+            counts = None if self._edges is None else stops - starts
+            yield from batches_of_addresses(self._column, addresses, counts, size)
+
     def _gathered(self, place: RowLocations, size: int) -> Iterator[Array | Ragged]:
         """Rows in batches; the blocks of all rows stay in memory until the last batch is taken."""
+        found, starts, stops = self._found(place)
+        if self._edges is not None:
+            yield from cut_batches(self._ragged(found, starts, stops), size)
+        else:
+            addresses = found.bases + place.rows * self._column.item_bytes
+            yield from found.window.gather_batches(addresses, size, self._column.array_dtype, self._column.shape)
+
+    def _found(self, place: RowLocations) -> tuple[_Found, NDArray[np.int64], NDArray[np.int64]]:
+        """The checked blocks of some rows, and where each row starts and stops in its chunk."""
         self._checks.ensure(place)
         found = self._find(place)
         starts, stops = (place.rows, place.rows + 1) if self._edges is None else self._edges.of(place)
         outside = found.are_outside(starts, stops)
         if outside.any():
             raise self._checks.outside(int(place.positions[outside][0]))
-        if self._edges is not None:
-            yield from cut_batches(self._ragged(found, starts, stops), size)
-        else:
-            addresses = found.bases + place.rows * self._column.item_bytes
-            yield from found.window.gather_batches(addresses, size, self._column.array_dtype, self._column.shape)
+        return found, starts, stops
 
     def views(self, place: RowLocations) -> Iterator[Array]:
         """Rows as views of decoded blocks."""
@@ -207,6 +241,10 @@ class ColumnReader(Protocol):
         """The rows in batches of `size`."""
         ...
 
+    def locate_batches(self, place: RowLocations, size: int) -> Iterator[RowAddresses]:
+        """As `read_batches`, without copying: the addresses of checked rows, for compiled code."""
+        ...
+
     def views(self, place: RowLocations) -> Iterator[Array]:
         """The rows one by one, each checked when it is yielded; ragged rows are not copied."""
         ...
@@ -232,6 +270,7 @@ class PlainFixedReader:
     """Copies rows from the addresses of mapped chunks."""
 
     def __init__(self, column: Column, rows: NDArray[np.int64], maps: Maps, checks: Checks) -> None:
+        self._column = column
         self._shape, self._dtype, self._row_bytes = column.shape, column.array_dtype, column.item_bytes
         self._maps = maps
         self._checks = checks
@@ -270,6 +309,15 @@ class PlainFixedReader:
                 self._checks.ensure(place)
             batches = self._addresses.gather_batches(addresses, size, self._dtype, self._shape)
             yield from self._checked(place, size, batches) if self._is_block else batches
+        finally:
+            self._maps.end_reading(ticket)
+
+    def locate_batches(self, place: RowLocations, size: int) -> Iterator[RowAddresses]:
+        ticket = self._maps.begin_reading()
+        try:
+            addresses = self._addresses.at(place.positions, place.rows * self._row_bytes)
+            self._checks.ensure(place)
+            yield from batches_of_addresses(self._column, addresses, None, size)
         finally:
             self._maps.end_reading(ticket)
 
@@ -324,6 +372,17 @@ class PlainRaggedReader:
 
     def read_batches(self, place: RowLocations, size: int) -> Iterator[Array | Ragged]:
         yield from cut_batches(self.read(place), size)
+
+    def locate_batches(self, place: RowLocations, size: int) -> Iterator[RowAddresses]:
+        self._checks.ensure(place)
+        ticket = self._maps.begin_reading()
+        try:
+            starts, stops = self._edges.of(place)
+            bases = self._values.of_values(place.positions, starts, stops)
+            addresses = bases + starts * self._column.item_bytes
+            yield from batches_of_addresses(self._column, addresses, stops - starts, size)
+        finally:
+            self._maps.end_reading(ticket)
 
     def read_slices(self, place: RowLocations, starts: NDArray[np.int64], length: int) -> Array:
         raise TypeError(f"'{self._column.name}' is ragged; slices need a column with fixed shape")
@@ -383,6 +442,9 @@ class PresenceReader:
 
     def read_batches(self, place: RowLocations, size: int) -> Iterator[Array | Ragged]:
         return (self.read(place.part(some)) for some in slices(len(place.rows), size))
+
+    def locate_batches(self, place: RowLocations, size: int) -> Iterator[RowAddresses]:
+        return self._bits.locate_batches(place, size)
 
     def views(self, place: RowLocations) -> Iterator[Array]:
         return self._bits.views(place)

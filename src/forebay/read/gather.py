@@ -15,16 +15,16 @@ is opened: a mapped file may change later.
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from forebay import compiled
-from forebay.columns import Array
+from forebay.columns import Array, Column, Ragged
 from forebay.errors import ChunkCorrupt
 from forebay.format.chunk_decode import ChunkFile
-from forebay.read.chunk_maps import Maps, RowLocations, by_position
+from forebay.read.chunk_maps import Maps, RowLocations, by_position, slices
 
 SHORT_ROW = 64  # mean number of values up to which ragged rows are copied value by value
 _TOGETHER = 1024 * 1024  # bytes: smaller batches are copied together
@@ -222,3 +222,50 @@ def value_addresses(
     numbers = np.arange(ends[-1]) + np.repeat(starts - ends[:-1], lengths)
     addresses: NDArray[np.int64] = np.repeat(bases, lengths) + numbers * item_bytes
     return addresses
+
+
+class RowAddresses(NamedTuple):  # one is made for each column of each batch: a dataclass takes longer
+    """Where the rows of a column are: in mapped files or decoded blocks, checked and in bounds.
+
+    They stay there until the iterator that yielded this object continues or ends.
+    """
+
+    column: Column
+    addresses: NDArray[np.int64]  # of the first value of each row
+    counts: NDArray[np.int64]  # values of each row; 1 where rows have a fixed shape
+    most: int  # values of the longest row
+    owner: Array | None = None  # the rows, if they had to be copied
+
+    @classmethod
+    def of(cls, column: Column, rows: Array | Ragged) -> "RowAddresses":
+        """Addresses of rows that were copied."""
+        values = np.ascontiguousarray(rows.values if isinstance(rows, Ragged) else rows)
+        starts = rows.offsets[:-1] if isinstance(rows, Ragged) else np.arange(len(rows))
+        counts = rows.lengths.astype(np.int64) if isinstance(rows, Ragged) else np.ones(len(rows), np.int64)
+        addresses = values.ctypes.data + starts.astype(np.int64) * column.item_bytes
+        return cls(column, addresses, counts, int(counts.max(initial=0)), values)
+
+    def copied(self) -> Array | Ragged:
+        """Copies of the rows."""
+        column, dtype = self.column, self.column.array_dtype
+        if not column.ragged:
+            return _copied(self.addresses, column.item_bytes).view(dtype).reshape(-1, *column.shape)
+        ends = np.concatenate([[0], np.cumsum(self.counts, dtype=np.int64)])
+        values = value_addresses(self.addresses, np.zeros_like(self.counts), ends, column.item_bytes)
+        return Ragged(_copied(values, column.item_bytes).view(dtype).reshape(-1, *column.shape), ends)
+
+
+def _copied(addresses: NDArray[np.int64], item_bytes: int) -> Array:
+    copied = np.empty(len(addresses) * item_bytes, np.uint8)
+    compiled.native.gather(copied, np.ascontiguousarray(addresses), item_bytes)
+    return copied
+
+
+def batches_of_addresses(
+    column: Column, addresses: NDArray[np.int64], counts: NDArray[np.int64] | None, size: int
+) -> Iterator[RowAddresses]:
+    """Addresses of rows in batches of `size`; without `counts`, of rows of a fixed shape."""
+    counts = np.ones(len(addresses), np.int64) if counts is None else counts
+    most = np.maximum.reduceat(counts, np.arange(0, len(counts), size)).tolist() if len(counts) else [0]
+    for longest, some in zip(most, slices(len(addresses), size), strict=True):
+        yield RowAddresses(column, addresses[some], counts[some], longest)

@@ -8,7 +8,9 @@ A shard is a stream: its parts go to one worker in order, so that it is download
 
 import atexit
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import islice
@@ -16,6 +18,7 @@ from math import ceil
 from typing import Annotated, Any, ClassVar
 
 import msgspec
+import numpy as np
 
 from forebay.columns import Array
 from forebay.errors import SourceInvalid, SourceUnreadable
@@ -24,6 +27,7 @@ from forebay.source import Failure, Part, Sample, Source, SourceFile, Unit
 from forebay.sources.parquet_rows import ParquetFile, check_footer, open_parquet, read_rows, row_cuts, row_group_ends
 
 _JUDGED_SHARDS = 32
+_FOOTERS_AT_ONCE = 16
 SHARDS_FOLDER = "forebay-shards"  # inside --spool, so that other files there are never touched
 
 
@@ -174,6 +178,7 @@ def _shards(source: HubSource) -> list[RemoteFile]:
 def _rows_per_byte(source: HubSource) -> float:
     shards = _shards(source)
     judged = shards[:: ceil(len(shards) / _JUDGED_SHARDS)]
+    _footers(source).ask(judged)
     return sum(_rows(source, shard) for shard in judged) / max(1, sum(shard.size for shard in judged))
 
 
@@ -181,17 +186,76 @@ def _rows(source: HubSource, shard: RemoteFile) -> int:
     return int(_group_ends(source, shard).max(initial=0))
 
 
-@lru_cache(maxsize=64)
 def _group_ends(source: HubSource, shard: RemoteFile) -> Array:
-    return row_group_ends(_remote_parquet(source, shard))
+    return _footers(source).ends(shard)
+
+
+class _Footers:
+    """Where the row groups of shards end. Footers are read some at a time, with those that planning asks for next.
+
+    Each takes some requests that depend on each other: one after the other, 600 shards took minutes. What was read is
+    kept in the disk cache, so that planning that was stopped continues where it was.
+    """
+
+    def __init__(self, source: HubSource) -> None:
+        self._source, self._shards = source, _shards(source)
+        self._places = {shard.path: at for at, shard in enumerate(self._shards)}
+        self._known: dict[str, Array] = {}
+
+    def ends(self, shard: RemoteFile) -> Array:
+        if shard.path not in self._known:
+            at = self._places.get(shard.path)
+            self.ask([shard] if at is None else self._shards[at : at + _FOOTERS_AT_ONCE])
+        return self._known[shard.path] if shard.path in self._known else self._read(shard)
+
+    def ask(self, shards: Sequence[RemoteFile]) -> None:
+        """Read the footers of some shards at once. One that fails is read again when it is asked for."""
+        asked = [shard for shard in shards if shard.path not in self._known]
+        with ThreadPoolExecutor(_FOOTERS_AT_ONCE, "forebay-footers") as pool:
+            reading = [pool.submit(self._read, shard) for shard in asked]
+        for shard, answer in zip(asked, reading, strict=True):
+            if answer.exception() is None:
+                self._known[shard.path] = answer.result()
+
+    def _read(self, shard: RemoteFile) -> Array:
+        repository = self._source.repository
+        known = _as_ends(repository.recall("footers", shard.identity))
+        if known is None:
+            with closing(_opened_twice(self._source, shard)) as parquet:
+                known = row_group_ends(parquet)
+            repository.remember("footers", shard.identity, msgspec.json.encode(known.tolist()))
+        return known
+
+
+@lru_cache(maxsize=8)
+def _footers(source: HubSource) -> _Footers:
+    return _Footers(source)
+
+
+def _keep_true_ends(repository: Repository, shard: RemoteFile, ends: Array) -> None:
+    """Replace what planning read of a footer by range, without a hash, where the whole file says otherwise."""
+    known = _as_ends(repository.recall("footers", shard.identity))
+    if known is not None and not np.array_equal(known, ends):
+        repository.remember("footers", shard.identity, msgspec.json.encode(ends.tolist()))
+
+
+def _as_ends(kept: bytes | None) -> Array | None:
+    try:
+        return None if kept is None else np.array(msgspec.json.decode(kept, type=list[int]), np.int64)
+    except (msgspec.DecodeError, OverflowError, UnicodeDecodeError):
+        return None
 
 
 @lru_cache(maxsize=4)
 def _remote_parquet(source: HubSource, shard: RemoteFile) -> ParquetFile:
     """A shard on the hub, opened by its footer; a few are cached, because planning returns to them."""
+    return _opened_twice(source, shard)
+
+
+def _opened_twice(source: HubSource, shard: RemoteFile) -> ParquetFile:
     try:
         return _opened_remotely(source, shard)
-    except SourceUnreadable:  # as above: try once more
+    except SourceUnreadable:  # range reads have no hash: try once more
         return _opened_remotely(source, shard)
 
 
@@ -218,6 +282,7 @@ class _Shard:
         self._spooled = acquire(HubFile(source.repository, source.commit, remote), source.folder)
         try:
             self.parquet = open_parquet(self._spooled.path, remote.path, source.text)
+            _keep_true_ends(source.repository, remote, row_group_ends(self.parquet))
         except BaseException:
             self._spooled.remove()
             raise

@@ -13,6 +13,7 @@ import msgspec
 import xxhash
 
 from forebay.errors import SourceChanged, is_url
+from forebay.file_table import FileTable
 from forebay.source import (
     CHANGED_MEANWHILE,
     TOO_DEEP,
@@ -111,8 +112,8 @@ def find_images(root: str, patterns: Sequence[str], apart: str = "") -> Listing:
     others = PassedOver(apart, _is_sidecar)
     found = found_files([full_path(root, pattern) for pattern in patterns], ENDINGS, others)
     images = (_look(root, os.path.relpath(file.path, root), file.beside) for file in found)
-    files = sorted((image for image in images if image is not None), key=lambda image: image.path)
-    return Listing(files, others.counts())
+    files = FileTable.of(image for image in images if image is not None)
+    return Listing(files.by_path(), others.counts())
 
 
 def look_at_image(root: str, name: str) -> SourceFile:

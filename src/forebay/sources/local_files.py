@@ -5,13 +5,14 @@ import os
 import stat
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Self
 
 import msgspec
 import xxhash
 
 from forebay.errors import SourceInvalid, SourceNotFound, SourceUnreadable, is_url
+from forebay.file_table import FileTable
 from forebay.source import Failure, Listing, Source, SourceFile, Unit, listing_of
 from forebay.sources.bucket_files import look_at, open_file
 from forebay.sources.compression import estimated_size
@@ -57,6 +58,7 @@ class LocalFiles(Source):
 
     root: str
     patterns: tuple[str, ...]
+    walked: bool = field(default=True, kw_only=True, compare=False)  # not part of what it is: how it was come by
 
     def _suffixes(self) -> tuple[str, ...]:
         """Which files of a folder are read; all of them where there is none."""
@@ -65,16 +67,22 @@ class LocalFiles(Source):
     def rebased(self, root: str) -> Self:
         return replace(self, root=root, patterns=renamed(self.root, self.patterns, root))
 
+    def unwalked(self) -> Self:
+        return self if is_url(self.root) else replace(self, walked=False)
+
+    def is_walked(self) -> bool:
+        return self.walked
+
     def without_gone(self) -> Self:
         left = () if is_url(self.root) else tuple(filter(self._names_any, self.patterns))
-        return replace(self, patterns=left) if left else self
+        return replace(self, patterns=left or self.patterns, walked=True)
 
     def _names_any(self, pattern: str) -> bool:
         with suppress(SourceNotFound):
             return any(True for _ in found_files([full_path(self.root, pattern)], self._suffixes()))
         return False
 
-    def files(self) -> list[SourceFile]:
+    def files(self) -> Sequence[SourceFile]:
         return self.listing().files
 
     def listing(self, apart: str = "") -> Listing:
@@ -109,9 +117,8 @@ def list_files(
         return listing_of(list_objects, root, tuple(patterns), suffixes, decompressed)
     others = PassedOver(apart)
     found = found_files([full_path(root, pattern) for pattern in patterns], suffixes, others)
-    names = sorted(os.path.relpath(file.path, root) for file in found)
-    files = (_found(root, name, decompressed) for name in names)
-    return Listing([file for file in files if file is not None], others.counts())
+    files = (_found(root, os.path.relpath(file.path, root), decompressed) for file in found)
+    return Listing(FileTable.of(file for file in files if file is not None).by_path(), others.counts())
 
 
 def look(root: str, name: str, decompressed: bool = True) -> SourceFile:

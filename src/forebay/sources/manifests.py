@@ -21,6 +21,7 @@ import xxhash
 
 from forebay.columns import Array
 from forebay.errors import SourceChanged, SourceNotFound, SourceUnreadable, is_url
+from forebay.file_table import FileTable
 from forebay.source import TOO_DEEP, Annotated, Failure, Part, Sample, Source, SourceFile, Unit, is_shallow
 from forebay.sources.bucket_files import entries_of, join_url, objects_below, open_file, relative_url
 from forebay.sources.compression import Stream
@@ -33,7 +34,7 @@ LONGEST_LINE = 1 << 24
 MOST_UNPACKED = 16 << 30  # of a compressed manifest, on the disk for temporary files
 _PIECE = 1 << 20
 _SHOWN_CHARS = 60
-_NO_IMAGE = np.uint64(0)  # in place of a hash
+_NO_IMAGE = np.uint32(0)  # in place of a hash
 _LINE = re.compile(r"[^!+]*")  # the hash of a line in an etag: before a problem, or before the etag of an object
 
 
@@ -63,11 +64,12 @@ class ImageLines:
 
     def __init__(self, stored: "StoredText", key: str, root: str) -> None:
         self._stored, self._key, self._root = stored, key, root
-        self._starts, self._stops = stored.line_bounds()
+        self._starts, self._end = stored.line_starts()
         names = (self._line(number).image for number in range(len(self._starts)))
-        hashes = np.fromiter(map(_hash, names), np.uint64, len(self._starts))
-        naming = np.flatnonzero(hashes != _NO_IMAGE)
-        self._order = naming[np.argsort(hashes[naming], kind="stable")]
+        hashes = np.fromiter(map(_hash, names), np.uint32, len(self._starts))
+        order = np.argsort(hashes, kind="stable").astype(np.uint32 if len(hashes) < 1 << 32 else np.int64)
+        # 12 bytes for a line: of some, the hash is equal by chance, and `find` compares the names.
+        self._order = order[np.count_nonzero(hashes == _NO_IMAGE) :]
         self._sorted = hashes[self._order]
         self._again = self._repetitions()
 
@@ -77,7 +79,7 @@ class ImageLines:
 
     def find(self, image: str) -> Line | None:
         """The line that names an image."""
-        value = np.uint64(_hash(image))
+        value = np.uint32(_hash(image))
         low, high = (int(np.searchsorted(self._sorted, value, side)) for side in ("left", "right"))
         numbers = map(int, self._order[low:high])
         return next((line for number in numbers if (line := self._checked(number)).image == image), None)
@@ -107,7 +109,8 @@ class ImageLines:
         return line._replace(image="", reason="duplicate", detail=detail)
 
     def _line(self, number: int) -> Line:
-        start, stop = int(self._starts[number]), int(self._stops[number])
+        start = int(self._starts[number])
+        stop = int(self._starts[number + 1]) - 1 if number + 1 < len(self._starts) else self._end
         text = self._stored.read(start, min(stop, start + LONGEST_LINE))
         image, reason, detail = _image_in(text, self._key, self._root)
         if stop - start > LONGEST_LINE:
@@ -140,15 +143,17 @@ class StoredText:
             raise SourceChanged(folder, {name: "was truncated while it was read"})
         return content
 
-    def line_bounds(self) -> tuple[Array, Array]:
-        """Where each line begins and ends."""
-        stops = np.concatenate([np.empty(0, np.int64), *self._line_ends()])
-        if self._size and (not len(stops) or stops[-1] != self._size - 1):
-            stops = np.append(stops, self._size)
-        starts = np.concatenate([[0], stops[:-1] + 1])[: len(stops)]
+    def line_starts(self) -> tuple[Array, int]:
+        """Where each line begins, and where the last one ends."""
+        width = np.uint32 if self._size < 1 << 32 else np.int64
+        ends = np.concatenate([np.empty(0, width), *(piece.astype(width) for piece in self._line_ends())])
+        end = self._size
+        if len(ends) and ends[-1] == self._size - 1:
+            end, ends = self._size - 1, ends[:-1]
+        starts = np.concatenate([np.zeros(min(self._size, 1), width), ends + width(1)])
         if self._size >= len(BOM) and self.read(0, len(BOM)) == BOM:
             starts[0] = len(BOM)
-        return starts, stops
+        return starts, end
 
     def _line_ends(self) -> Iterator[Array]:
         for start in range(0, self._size, _PIECE):
@@ -208,7 +213,7 @@ def _below(name: str, root: str) -> str:
 
 
 def _hash(image: str) -> int:
-    value: int = xxhash.xxh3_64_intdigest(image.encode("utf-8", "surrogateescape"))
+    value: int = xxhash.xxh32_intdigest(image.encode("utf-8", "surrogateescape"))
     return max(value, 1) if image else int(_NO_IMAGE)
 
 
@@ -231,9 +236,9 @@ class ImageManifestSource(Source):
     image: str = "path"
     max_sample_bytes: int = MAX_IMAGE_BYTES
 
-    def files(self) -> list[SourceFile]:
+    def files(self) -> Sequence[SourceFile]:
         look = self._look_in_listing() if is_url(self.root) else self._look
-        return [self._planned(line, look) for line in self._lines().named()]
+        return FileTable.of(self._planned(line, look) for line in self._lines().named())
 
     def looking(self) -> Callable[[str], SourceFile]:
         if not is_url(self.root):

@@ -9,7 +9,7 @@ Text is stored as strings, as bytes, or as indices into a dictionary.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
 from forebay.errors import LibraryMissing, SourceUnreadable
@@ -67,6 +67,85 @@ def _page_at(descriptor: int, path: str, start: int, stop: int) -> tuple[Page, i
         return page, reader.position
 
 
+class StoredColumn(NamedTuple):
+    """What a footer says of a column in a row group."""
+
+    path: str
+    encodings: frozenset[int]
+    unpacked: int
+    stored: int
+    data_page: int  # where the first one begins
+    dictionary_page: int | None
+
+    @property
+    def start(self) -> int:
+        return min(self.dictionary_page or self.data_page, self.data_page)
+
+
+class RowGroup(NamedTuple):
+    rows: int
+    columns: tuple[StoredColumn, ...]
+
+
+def row_groups(footer: bytes) -> list[RowGroup]:
+    """The row groups in a footer. pyarrow ends the process where what it says of a column is odd."""
+    reader, found = _Compact(footer), []
+    try:
+        for field, kind in reader.fields((_LIST,)):
+            if field == 4:
+                found += [_row_group(reader) for _ in reader.items()]
+            else:
+                reader.skip(kind)
+    except (_TooShort, ValueError, KeyError) as error:
+        raise pa.ArrowInvalid("its footer does not describe its row groups") from error
+    return found
+
+
+def _row_group(reader: "_Compact") -> RowGroup:
+    rows, columns = 0, list[StoredColumn]()
+    for field, kind in reader.fields((_LIST, _I64)):
+        if field == 1 and kind == _LIST:
+            columns = [_stored_column(reader) for _ in reader.items()]
+        elif field == 3 and kind == _I64:
+            rows = _checked(reader.number())
+        else:
+            reader.skip(kind)
+    return RowGroup(rows, tuple(columns))
+
+
+def _stored_column(reader: "_Compact") -> StoredColumn:
+    found = None
+    for field, kind in reader.fields((_STRUCT,)):
+        if field == 3:
+            found = _column_facts(reader)
+        else:
+            reader.skip(kind)
+    if found is None:
+        raise ValueError("a column without a description")
+    return found
+
+
+def _column_facts(reader: "_Compact") -> StoredColumn:
+    numbers: dict[int, int] = {}
+    encodings, path = frozenset[int](), ""
+    for field, kind in reader.fields((_LIST, _I32, _I64)):
+        if field == 2 and kind == _LIST:
+            encodings = frozenset(reader.number() for _ in reader.items())
+        elif field == 3 and kind == _LIST:
+            path = ".".join(reader.text() for _ in reader.items())
+        elif kind == _LIST:
+            reader.skip(kind)
+        else:
+            numbers[field] = _checked(reader.number())
+    return StoredColumn(path, encodings, numbers[6], numbers[7], numbers[9], numbers.get(11))
+
+
+def _checked(number: int) -> int:
+    if not 0 <= number < 1 << 62:
+        raise ValueError("a number that no count, size or place has")
+    return number
+
+
 class _Compact:
     """A struct of Thrift's compact protocol: its integers are kept, other fields skipped."""
 
@@ -76,16 +155,35 @@ class _Compact:
 
     def numbers(self) -> dict[int, int]:
         """The fields of the struct that are whole numbers, by id."""
-        found: dict[int, int] = {}
+        return {field: self.number() for field, _ in self.fields((_I16, _I32, _I64))}
+
+    def fields(self, kinds: Collection[int]) -> Iterator[tuple[int, int]]:
+        """The id and kind of every field of these kinds, whose value has to be read; others are skipped."""
         field = 0
         while head := self._byte():
             kind, step = head & 15, head >> 4
-            field = field + step if step else self._signed()
-            if kind in (_I16, _I32, _I64):
-                found[field] = self._signed()
+            field = field + step if step else self.number()
+            if kind in kinds:
+                yield field, kind
             else:
-                self._skip(kind, _MOST_NESTED)
-        return found
+                self.skip(kind)
+
+    def items(self) -> range:
+        """The numbers of the elements of a list, which have to be read."""
+        head = self._byte()
+        return range(head >> 4 if head >> 4 < 15 else self._varint())
+
+    def number(self) -> int:
+        value = self._varint()
+        return value >> 1 ^ -(value & 1)
+
+    def text(self) -> str:
+        length = self._varint()
+        self._pass(length)
+        return self._content[self.position - length : self.position].decode()
+
+    def skip(self, kind: int) -> None:
+        self._skip(kind, _MOST_NESTED)
 
     def _skip(self, kind: int, levels: int) -> None:
         if not levels or kind > _STRUCT:
@@ -123,10 +221,6 @@ class _Compact:
             self._pass(1)
         else:
             self._skip(kind, levels)
-
-    def _signed(self) -> int:
-        value = self._varint()
-        return value >> 1 ^ -(value & 1)
 
     def _varint(self) -> int:
         value = shift = 0

@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from io import RawIOBase
-from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -34,18 +33,29 @@ try:
 except ModuleNotFoundError as missing:
     raise LibraryMissing("pyarrow", "reading Parquet files", "tokens") from missing
 
-from forebay.sources.parquet_columns import DICTIONARY_PAGE, Page, documents, holds_text, page_headers
+from forebay.sources.parquet_columns import (
+    DICTIONARY_PAGE,
+    Page,
+    RowGroup,
+    StoredColumn,
+    documents,
+    holds_text,
+    page_headers,
+    row_groups,
+)
 
 __all__ = [
     "ParquetFile", "check_footer", "every_batch", "open_any_parquet", "open_parquet", "read_rows", "row_batches",
     "row_cuts", "row_group_ends", "stored_spans", "understood",
 ]  # fmt: skip
+MAX_FOOTER_BYTES = 1 << 28
 _BUFFER = 1 << 22
+_MAGIC_BYTES, _TAIL_BYTES = 4, 8  # at the beginning; at the end, after the length of the footer
 _BATCH_BYTES = 1 << 18
 _MOST_BATCH_ROWS = 1024
 _MOST_REPEATED_ROWS = 64  # a text that is stored once may be in every row: the mean says nothing of that
 _REPEATED_BYTES = 1 << 26  # which such rows may take together
-_REPEATING = ("DELTA_BYTE_ARRAY",)  # a value repeats the beginning of the one before
+_REPEATING = 7  # the encoding DELTA_BYTE_ARRAY: a value repeats the beginning of the one before
 _EVEN_PARTS = 8
 _SLACK = 8
 
@@ -65,17 +75,39 @@ def open_any_parquet(place: str | RawIOBase, path: str) -> ParquetFile:
     """A Parquet file, whatever its columns are."""
     if isinstance(place, str) and is_url(place):
         place = ObjectReader(place)
+    if isinstance(place, str):
+        _check_footer_size(place, path)
     with understood(path):
         parquet = ParquetFile(place, buffer_size=_BUFFER, pre_buffer=False, page_checksum_verification=True)
+        _groups[parquet] = _described_groups(parquet)
     if isinstance(place, str):
         _places[parquet] = place
     return parquet
 
 
+def _check_footer_size(place: str, path: str) -> None:
+    """Refuse a footer that pyarrow would read into memory, and expand, whatever its length is."""
+    with open(place, "rb") as file:
+        file.seek(-min(_TAIL_BYTES, os.fstat(file.fileno()).st_size), os.SEEK_END)
+        size = int.from_bytes(file.read()[:4], "little")
+    if size > MAX_FOOTER_BYTES:
+        problem = f"its footer has {size:,} bytes, more than the {MAX_FOOTER_BYTES:,} that are read"
+        raise SourceUnreadable(path, f"it is not a sound Parquet file: {problem}")
+
+
 def row_group_ends(parquet: ParquetFile) -> Array:
     """Where each row group ends, in rows."""
-    groups = parquet.metadata.num_row_groups
-    return np.cumsum([parquet.metadata.row_group(group).num_rows for group in range(groups)], dtype=np.int64)
+    return np.cumsum([group.rows for group in _groups[parquet]], dtype=np.int64)
+
+
+def _described_groups(parquet: ParquetFile) -> list[RowGroup]:
+    """What the footer says of the row groups, as pyarrow writes it again.
+
+    `metadata.row_group(0).column(0)` is not asked: where a footer is damaged, pyarrow ends the process there.
+    """
+    sink = pa.BufferOutputStream()
+    parquet.metadata.write_metadata_file(sink)
+    return row_groups(sink.getvalue().to_pybytes()[_MAGIC_BYTES:-_TAIL_BYTES])
 
 
 def check_footer(parquet: ParquetFile, path: str) -> None:
@@ -186,6 +218,7 @@ class _Cursor:
 
 
 _cursors: "WeakKeyDictionary[ParquetFile, _Cursor]" = WeakKeyDictionary()
+_groups: "WeakKeyDictionary[ParquetFile, list[RowGroup]]" = WeakKeyDictionary()
 _places: "WeakKeyDictionary[ParquetFile, str]" = WeakKeyDictionary()  # where files of this machine are
 
 
@@ -207,7 +240,7 @@ def _batches(
 
 def _batch_rows(parquet: ParquetFile, columns: tuple[str, ...], group: int, path: str, max_sample_bytes: int) -> int:
     """How many rows are read at once so that a batch stays small."""
-    rows = parquet.metadata.row_group(group).num_rows
+    rows = _groups[parquet][group].rows
     mean, most = 0.0, _MOST_BATCH_ROWS
     for chunk in _leaves(parquet, columns, group):
         pages = _pages(parquet, chunk, path)
@@ -215,59 +248,46 @@ def _batch_rows(parquet: ParquetFile, columns: tuple[str, ...], group: int, path
         if largest > LEAST_SAMPLES * max_sample_bytes:
             problem = f"its row group {group} has a page of {largest:,} bytes, which is unpacked as a whole"
             raise SourceUnreadable(path, f"{problem}; raise max_sample_bytes to a fourth of that, or write it anew")
-        mean += (sum(page.unpacked for page in pages) or chunk.total_uncompressed_size) / max(1, rows)
-        if chunk.has_dictionary_page or set(chunk.encodings).intersection(_REPEATING):
+        mean += (sum(page.unpacked for page in pages) or chunk.unpacked) / max(1, rows)
+        if chunk.dictionary_page is not None or _REPEATING in chunk.encodings:
             shared = [page.unpacked for page in pages if page.kind == DICTIONARY_PAGE] or [largest]
             most = min(most, max(1, min(_MOST_REPEATED_ROWS, _REPEATED_BYTES // max(1, *shared))))
     return int(min(max(_BATCH_BYTES / max(1, mean), 1), most))
 
 
-def _pages(parquet: ParquetFile, chunk: Any, path: str) -> list[Page]:
+def _pages(parquet: ParquetFile, chunk: StoredColumn, path: str) -> list[Page]:
     """The pages of a column in a row group; none of a file that is not on this machine."""
     place = _places.get(parquet)
     if place is None:
         return []
-    start = min(chunk.dictionary_page_offset or chunk.data_page_offset, chunk.data_page_offset)
     descriptor = os.open(place, os.O_RDONLY)
     try:
-        return list(page_headers(descriptor, path, start, start + chunk.total_compressed_size))
+        if (stop := chunk.start + chunk.stored) > os.fstat(descriptor).st_size:
+            raise SourceUnreadable(path, f"it is not a sound Parquet file: column '{chunk.path}' ends behind its end")
+        return list(page_headers(descriptor, path, chunk.start, stop))
     finally:
         os.close(descriptor)
 
 
-def _leaves(parquet: ParquetFile, columns: tuple[str, ...], group: int) -> list[Any]:
+def _leaves(parquet: ParquetFile, columns: tuple[str, ...], group: int) -> list[StoredColumn]:
     """What the footer says of all that some columns are stored in; a struct has a leaf for each field."""
-    stored = parquet.metadata.row_group(group)
-    paths = [parquet.schema.column(index).path for index in range(stored.num_columns)]
-    chunks = list(map(stored.column, range(stored.num_columns)))
-    if paths != [chunk.path_in_schema for chunk in chunks]:
+    chunks = _groups[parquet][group].columns
+    if [parquet.schema.column(index).path for index in range(len(parquet.schema))] != [chunk.path for chunk in chunks]:
         raise pa.ArrowInvalid(f"row group {group} has other columns than the schema")
-    wanted = zip(paths, chunks, strict=True)
-    return [chunk for path, chunk in wanted if path in columns or path.split(".")[0] in columns]
+    return [chunk for chunk in chunks if chunk.path in columns or chunk.path.split(".")[0] in columns]
 
 
 def stored_spans(parquet: ParquetFile, column: str | None) -> list[tuple[int, int]]:
     """Which bytes of the file hold a column, or all of them, for every row group."""
-    return [_stored_span(parquet, column, group) for group in range(parquet.metadata.num_row_groups)]
+    return [_stored_span(group, number, column) for number, group in enumerate(_groups[parquet])]
 
 
-def _stored_span(parquet: ParquetFile, column: str | None, group: int) -> tuple[int, int]:
-    columns = parquet.metadata.row_group(group)
-    every = map(columns.column, range(columns.num_columns))
-    chunks = list(every) if column is None else [_column_chunk(parquet, column, group)]
-    begins = [chunk.dictionary_page_offset or chunk.data_page_offset for chunk in chunks]
-    ends = [begin + chunk.total_compressed_size for begin, chunk in zip(begins, chunks, strict=True)]
-    return min(begins), max(ends)
-
-
-def _column_chunk(parquet: ParquetFile, column: str, group: int) -> Any:
-    """What the footer says of a column in a row group."""
-    columns = parquet.metadata.row_group(group)
-    every = map(columns.column, range(columns.num_columns))
-    found = next((chunk for chunk in every if chunk.path_in_schema == column), None)
-    if found is None:
-        raise pa.ArrowInvalid(f"row group {group} has no column '{column}'")
-    return found
+def _stored_span(group: RowGroup, number: int, column: str | None) -> tuple[int, int]:
+    chunks = [chunk for chunk in group.columns if column in (None, chunk.path)]
+    if not chunks:
+        raise pa.ArrowInvalid(f"row group {number} has no column '{column}'")
+    begins = [chunk.dictionary_page or chunk.data_page for chunk in chunks]
+    return min(begins), max(begin + chunk.stored for begin, chunk in zip(begins, chunks, strict=True))
 
 
 @contextmanager
@@ -284,7 +304,8 @@ def understood(path: str) -> Iterator[None]:
 def _column_problem(schema: pa.Schema, column: str) -> str:
     if column not in schema.names:
         known = ", ".join(f"'{name}'" for name in schema.names)
-        return f"it has no column '{column}'; it has: {known}; name the one that holds the text (--text, text=)"
+        named = "a build names the one that holds the text (--text, text=)"
+        return f"it has no column '{column}'; it has: {known}; {named}"
     if schema.names.count(column) > 1:
         return f"it has {schema.names.count(column)} columns '{column}'"
     kind = schema.field(column).type
@@ -292,7 +313,6 @@ def _column_problem(schema: pa.Schema, column: str) -> str:
 
 
 _PIECE = 1 << 22
-_TAIL_BYTES = 8  # the length of the footer and the magic bytes
 Span = tuple[int, int]
 State = tuple[int, ...]
 

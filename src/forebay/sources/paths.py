@@ -76,12 +76,13 @@ class PassedOver:
 def found_files(
     patterns: Sequence[str], suffixes: tuple[str, ...] = (), others: PassedOver | None = None
 ) -> Iterator[FoundFile]:
-    """Every file that the patterns, which are absolute, name: each real file once, in no order.
+    """Every file that the patterns, which are absolute, name: each real file once.
 
-    `others` gets the files whose suffix is not wanted.
+    The files of one pattern are sorted by path, but for those that a link leads to. `others` gets the files whose
+    suffix is not wanted.
     """
     wanted = tuple(map(str.lower, suffixes))
-    seen: set[str] = set()
+    seen: set[str] | None = set() if len(patterns) > 1 else None  # one walk finds each once: millions are not kept
     linked: list[FoundFile] = []
     for pattern in patterns:
         is_there = matches = False
@@ -96,17 +97,27 @@ def found_files(
             matches = True
             if file.by_link:
                 linked.append(file)
+            elif seen is None:
+                yield file
             elif file.real not in seen:
                 seen.add(file.real)
                 yield file
         if not matches:
             raise SourceNotFound(pattern, _why_none(is_there, os.path.isdir(pattern), suffixes, unwanted))
+    if seen is None:
+        seen = _found_without_links(patterns[0], wanted, {file.real for file in linked}) if linked else set()
     for file in sorted(linked, key=lambda file: file.path):
         if file.real not in seen:
             seen.add(file.real)
             yield file
     if others is not None:
         others.real -= seen  # a link may name them differently
+
+
+def _found_without_links(pattern: str, wanted: tuple[str, ...], real: set[str]) -> set[str]:
+    """Which of some files a pattern names themselves."""
+    found = (file for file in _matching(pattern) if not file.by_link and file.real in real)
+    return {file.real for file in found if _is_wanted(file, wanted)}
 
 
 def suffix_of(path: str) -> str:
@@ -203,32 +214,40 @@ def _matching(pattern: str) -> Iterator[FoundFile]:
 
 
 def _walk(pattern: "_Glob", top: _Folder, is_meant: bool) -> Iterator[FoundFile]:
-    """Real folders come first, so that a link to one of them finds it passed through already."""
-    waiting, linked = [top], list[_Folder]()
+    """Files in the order of their paths. Links to folders come last: one of them finds a real folder passed already."""
+    linked: list[_Folder] = [top]
+    waiting: list[Iterator[FoundFile | _Folder]] = []
     passed: set[tuple[str, frozenset[int], bool]] = set()
     while waiting or linked:
-        folder = waiting.pop() if waiting else heapq.heappop(linked)
-        key = (folder.real, folder.states, folder.is_inside)
-        if key in passed:
+        found = next(waiting[-1], None) if waiting else heapq.heappop(linked)
+        if found is None:
+            waiting.pop()
+        elif isinstance(found, FoundFile):
+            yield found
+        elif (key := (found.real, found.states, found.is_inside)) not in passed:
+            passed.add(key)
+            waiting.append(_inside(pattern, found, is_meant, linked))
+
+
+def _inside(pattern: "_Glob", folder: _Folder, is_meant: bool, linked: list[_Folder]) -> Iterator[FoundFile | _Folder]:
+    """What a folder has that may be meant, sorted as paths are; links to folders are added to `linked`."""
+    entries = sorted(_entries(pattern, folder), key=lambda entry: entry.name + os.sep * entry.is_folder)
+    beside: Container[str] = {entry.name for entry in entries} if folder.is_inside else NamesIn(folder.path)
+    for entry in entries:
+        states = pattern.after(folder.states, entry.name)
+        is_match = pattern.is_end(states)
+        if not (states or (folder.is_inside and not _is_hidden(entry.name))):
             continue
-        passed.add(key)
-        entries = _entries(pattern, folder)
-        beside: Container[str] = {entry.name for entry in entries} if folder.is_inside else NamesIn(folder.path)
-        for entry in entries:
-            states = pattern.after(folder.states, entry.name)
-            is_match = pattern.is_end(states)
-            if not (states or (folder.is_inside and not _is_hidden(entry.name))):
-                continue
-            real = os.path.realpath(entry.path) if entry.is_link else os.path.join(folder.real, entry.name)
-            by_link = folder.by_link or entry.is_link
-            if entry.is_folder:
-                below = _Folder(entry.path, real, by_link, states, folder.is_inside or is_match)
-                if entry.is_link:
-                    heapq.heappush(linked, below)
-                else:
-                    waiting.append(below)
-            elif folder.is_inside or is_match:
-                yield FoundFile(entry.path, real, by_link, is_match and is_meant, beside)
+        real = os.path.realpath(entry.path) if entry.is_link else os.path.join(folder.real, entry.name)
+        by_link = folder.by_link or entry.is_link
+        if entry.is_folder:
+            below = _Folder(entry.path, real, by_link, states, folder.is_inside or is_match)
+            if entry.is_link:
+                heapq.heappush(linked, below)
+            else:
+                yield below
+        elif folder.is_inside or is_match:
+            yield FoundFile(entry.path, real, by_link, is_match and is_meant, beside)
 
 
 def _entries(pattern: "_Glob", folder: _Folder) -> list[_Entry]:

@@ -23,8 +23,11 @@ _BUFFERS_AT_ONCE = 512  # IOV_MAX is 1,024
 _LARGE_BUFFER = 1 << 20
 
 
-def entries(descriptor: int, folder: str, links: re.Pattern[str]) -> Iterator[Entry]:
-    """Every regular file below an open folder, except through links. Closes the descriptor."""
+def entries(descriptor: int, folder: str, links: re.Pattern[str], is_link: bool = False) -> Iterator[Entry]:
+    """Every regular file below an open folder, except through links. Closes the descriptor.
+
+    Of a folder that was opened through a link, only its own files: what is below it may be a whole disk.
+    """
     try:
         with os.scandir(descriptor) as scan:
             found = {f"{item.name}/" if _is_folder(item) else item.name: item for item in scan}
@@ -33,10 +36,10 @@ def entries(descriptor: int, folder: str, links: re.Pattern[str]) -> Iterator[En
             if not is_key(key):
                 continue
             if name.endswith("/"):
-                if key.count("/") + 1 < MAX_KEY_PARTS:
+                if key.count("/") + 1 < MAX_KEY_PARTS and not is_link:
                     with suppress(*NOT_THERE):  # a link, or removed meanwhile
                         below = os.open(item.name, LISTED | no_follow(key, links), dir_fd=descriptor)
-                        yield from entries(below, key, links)
+                        yield from entries(below, key, links, item.is_symlink())
             elif item.is_file(follow_symlinks=False):
                 with suppress(FileNotFoundError):
                     status = item.stat(follow_symlinks=False)

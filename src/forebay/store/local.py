@@ -357,7 +357,8 @@ class LocalStore(Store):
     def _walk(self, folder: str, links: re.Pattern[str]) -> Iterator[Entry]:
         """Every regular file below a folder that a key can name, in order."""
         descriptor = self._open_listed(folder, links)
-        return iter(()) if descriptor is None else entries(descriptor, folder, links)
+        is_link = os.path.islink(os.path.join(self._root, folder)) if folder else False
+        return iter(()) if descriptor is None else entries(descriptor, folder, links, is_link)
 
     def _open_listed(self, folder: str, links: re.Pattern[str]) -> int | None:
         """A descriptor to list a folder with, None if it does not exist."""

@@ -56,6 +56,7 @@ except ModuleNotFoundError as missing:
 
 WRITER, SHA256 = "forebaywriter", "forebaysha256"  # names of metadata that every service allows
 MOST_BYTES = 5 << 30  # of one object, written by one request: the limit of S3
+READ_BYTES = 1 << 30  # of one object that is read into memory without a range; a chunk is viewed, not read
 STALLED_SECONDS = 30.0  # without a byte, until a download is resumed
 SMALL_BYTES = 8 << 20  # of an upload that has to end in a minute; one that is n times as large has n minutes
 ROUNDS = 6  # of a request whose outcome is in doubt, or of a download that breaks off
@@ -126,7 +127,11 @@ class ObjectStore(Store):
             self._meta(key)
             return b""
         if start == 0:
-            return bytes(self._whole(key, stop))
+            value = self._whole(key, READ_BYTES + 1 if stop is None else stop)
+            if stop is None and len(value) > READ_BYTES:
+                problem = f"'{key}' has more than {READ_BYTES:,} bytes, too many to read into memory at once"
+                raise StoreRefused(self.address, problem, "read it in ranges, or check who wrote it")
+            return bytes(value)
         return bytes(self._fetch(key, start, stop)[0].view())
 
     def view(self, key: str, *, expect: Expected | None = None) -> memoryview:

@@ -136,6 +136,10 @@ class Hook(Teacher, frozen=True, kw_only=True, tag="hook"):
             )
         if self.latents and bool(self.latents.column) == bool(self.latents.shape):
             raise RecipeInvalid("latents need either the column that holds them, or with column='' a shape of noise")
+        if twice := _repeated([one.name for one in self.points]):
+            raise RecipeInvalid(f"two points are named '{twice}', and would fill one column; name each HookPoint apart")
+        if twice := _repeated([*self.arguments, *self._made_arguments()]):
+            raise RecipeInvalid(f"two inputs fill the argument '{twice}' of the model; leave one of them out")
         if unknown := [column for column in self.shared if column not in self.argument_columns]:
             raise RecipeInvalid(f"shared names '{unknown[0]}', which is not the column of an argument")
 
@@ -180,8 +184,10 @@ class Hook(Teacher, frozen=True, kw_only=True, tag="hook"):
 
     def fed_arguments(self) -> tuple[str, ...]:
         """Return the arguments that are made from the cache."""
-        found = [name for name, value in self.arguments.items() if isinstance(value, str)]
-        found += (self.images.argument,) if self.images else ()
+        return (*(name for name, value in self.arguments.items() if isinstance(value, str)), *self._made_arguments())
+
+    def _made_arguments(self) -> tuple[str, ...]:
+        found = [self.images.argument] if self.images else []
         found += (self.latents.argument, self.latents.timestep) if self.latents else ()
         for each in (self.prompts, self.tokens):
             found += (each.argument, each.mask) if each else ()
@@ -208,3 +214,8 @@ class Hook(Teacher, frozen=True, kw_only=True, tag="hook"):
 
     def load(self, device: str, dtype: str) -> Loaded:
         return load_by("run_hook", "LoadedHook", self, device, dtype)
+
+
+def _repeated(names: list[str]) -> str:
+    """Return the first name that occurs twice, empty where none does."""
+    return next((name for name in names if names.count(name) > 1), "")

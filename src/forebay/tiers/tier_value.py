@@ -56,7 +56,7 @@ def encode_value(identity: bytes, row: Mapping[str, Array], key: bytes | None = 
     """A row and whose it is, as bytes; tagged where there is a key."""
     ordered = sorted(row.items(), key=lambda item: (-item[1].dtype.itemsize, item[0]))  # keeps all aligned
     entries = [(_IDENTITY, "U8", (len(identity),), len(identity))]
-    entries += [(name, tag_of(array), array.shape, array.nbytes) for name, array in ordered]
+    entries += [(name, tag_of(array.dtype), array.shape, array.nbytes) for name, array in ordered]
     entries.append((_CHECKSUM, "U8", (_CHECKSUM_BYTES,), _CHECKSUM_BYTES))
     if key is not None:
         entries.append((_HMAC, "U8", (_HMAC_BYTES,), _HMAC_BYTES))

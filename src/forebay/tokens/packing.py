@@ -57,6 +57,7 @@ class Documents:
     lengths: Array  # (documents,) int64
     numbers: Array  # (documents,) int64, the number of the sample in the chunk
     names: list[str]  # (documents,) the ids of the samples
+    starts: Array | None = None  # (documents,) int64, where each begins in `ids`; one behind the other if None
     failed: list[tuple[int, Failure]] = field(default_factory=list)  # sample number, failure
     characters: int = 0
 
@@ -327,7 +328,7 @@ def _laid_out(documents: Documents, placed: Pieces, row: Array, edges: Array, ca
     begins = ends - placed.length
     first = begins[edges[:-1]] if len(row) else begins
     targets = row * capacity + begins - first[row]
-    starts = np.cumsum(documents.lengths) - documents.lengths
+    starts = np.cumsum(documents.lengths) - documents.lengths if documents.starts is None else documents.starts
     sources = starts[placed.document] + placed.offset
     flat, ids = tokens.reshape(-1), documents.ids
     # Runs are long: copying each is several times faster than indexing per token.

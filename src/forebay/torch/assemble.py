@@ -10,6 +10,7 @@ A coin is a random choice that depends only on row, epoch and purpose. It is the
         return batch | {"pixels": torch.where(flipped[:, None, None], batch["pixels"].flip(-1), batch["pixels"])}
 """
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -22,25 +23,32 @@ import torch
 from forebay.columns import Array
 from forebay.errors import choice_error, closest
 from forebay.feeding.arguments import checked_names
-from forebay.feeding.prefetch import BatchMaker, batch_bytes, gather_batches, suitable_threads, view_rows
-from forebay.feeding.stream import CHAT_COLUMNS, PACKED_COLUMNS, Located, Read, RowSource, Weights
+from forebay.feeding.prefetch import (
+    BatchMaker,
+    batch_bytes,
+    gather_batches,
+    locate_batches,
+    suitable_threads,
+    view_rows,
+)
+from forebay.feeding.stream import CHAT_COLUMNS, PACKED_COLUMNS, Located, RowSource
 from forebay.masks.conversations import Kind, TrainOn
 from forebay.masks.documents import LabelStyle, checked_label_style
 from forebay.order.bijection import Numbers, key_of
 from forebay.order.coins import Coins, Words, row_keys, sample_keys
 from forebay.order.selected_rows import Selection
 from forebay.read.cache import Cache
-from forebay.torch.batches import (
-    Batch,
-    Buffers,
+from forebay.torch.batches import Batch, Buffers, plain_batch
+from forebay.torch.beside import Beside, FeaturesAt, Name, Times, beside, default_columns
+from forebay.torch.notebook import LoadedBatch
+from forebay.torch.packed_batch import (
     Derived,
     PackedTargets,
-    plain_batch,
+    batch_in_place,
+    can_be_in_place,
     refuse_without_training,
     training_batch,
 )
-from forebay.torch.beside import Beside, FeaturesAt, Name, Times, beside, default_columns
-from forebay.torch.notebook import LoadedBatch
 
 Rows = Mapping[str, Array | Iterable[Array]]
 
@@ -146,19 +154,19 @@ def checked_batch(batch: Batch) -> Batch:
 class ColumnBatches:
     """Makes batches of columns as they are read."""
 
-    columns: tuple[str, ...]
-    derive: Callable[[Read, Weights | None], Batch]
+    main: Callable[[Sequence[Cache], Located, int], Iterator[Batch]]  # batches without what is beside
     beside: Beside
     transform: Transform | None
     buffers: Buffers
 
     def batches(self, stream: RowSource, epoch: int, located: Located, size: int) -> Iterator[Batch]:
-        count = -(-max(1, len(located.rows)) // size)
-        reads = gather_batches(stream.caches, located, size, self.columns) if self.columns else iter([{}] * count)
-        for at, read in enumerate(reads):
+        made = self.main(stream.caches, located, size)
+        if self.beside.is_empty and self.transform is None and located.is_plain:
+            yield from map(LoadedBatch, made)
+            return
+        for at, batch in enumerate(made):
             part = located.part(slice(at * size, (at + 1) * size))
             coins = DrawnOnce(partial(_coins, stream, epoch, part, by_row))
-            batch = self.derive(read, part.weights)
             _add(batch, self.beside.batch(stream.caches, part, coins, self.buffers))
             yield _completed(batch, part, self.transform, coins)
 
@@ -347,15 +355,54 @@ def _training(training: PackedTargets, caches: Sequence[Cache], further: tuple[s
     columns = tuple(dict.fromkeys((*training.columns, *further)))
 
     def maker(buffers: Buffers, transform: Transform | None) -> BatchMaker:
-        def derive(read: Read, weights: Weights | None) -> Batch:
-            return training_batch(read, training, buffers, weights)
+        main = _in_place if can_be_in_place(caches) else _copied
+        return ColumnBatches(partial(main, columns, training, buffers), more, transform, buffers)
 
-        return ColumnBatches(columns, derive, more, transform, buffers)
-
-    row_bytes = batch_bytes(
-        caches[0], (*PACKED_COLUMNS, *further), 1, derived=0 if training.as_stored else 2 + len(training.derive)
-    )
+    derived = 0 if training.as_stored else 1 + (training.labels is not None) + len(training.derive)
+    row_bytes = batch_bytes(caches[0], (*PACKED_COLUMNS, *further), 1, derived=derived)
     return _of_columns((*columns, *more.columns(caches)), caches, row_bytes + more.row_bytes, maker)
+
+
+def _in_place(
+    columns: tuple[str, ...],
+    training: PackedTargets,
+    buffers: Buffers,
+    caches: Sequence[Cache],
+    located: Located,
+    size: int,
+) -> Iterator[Batch]:
+    """Yield batches of rows that are read where they are."""
+    if located.weights is not None and not located.weights.all():  # some rows become padding
+        yield from _copied(columns, training, buffers, caches, located, size)
+        return
+    packed = locate_batches(caches, located, size, PACKED_COLUMNS)
+    rest = tuple(name for name in columns if name not in PACKED_COLUMNS)
+    reads = gather_batches(caches, located, size, rest) if rest else itertools.repeat({})
+    for (tokens, lengths), read in zip(packed, reads, strict=False):
+        yield batch_in_place(tokens, lengths, read, training, buffers)
+
+
+def _copied(
+    columns: tuple[str, ...],
+    training: PackedTargets,
+    buffers: Buffers,
+    caches: Sequence[Cache],
+    located: Located,
+    size: int,
+) -> Iterator[Batch]:
+    """Yield batches of copies of rows."""
+    for at, read in enumerate(gather_batches(caches, located, size, columns)):
+        weights = None if located.weights is None else located.weights[at * size : (at + 1) * size]
+        yield training_batch(read, training, buffers, weights)
+
+
+def _as_stored(
+    columns: tuple[str, ...], buffers: Buffers, caches: Sequence[Cache], located: Located, size: int
+) -> Iterator[Batch]:
+    """Yield batches of columns as they are stored."""
+    count = -(-max(1, len(located.rows)) // size)
+    reads = gather_batches(caches, located, size, columns) if columns else iter([{}] * count)
+    return (plain_batch(read, buffers) for read in reads)
 
 
 def _of_columns(
@@ -385,10 +432,7 @@ def spans_policy(
 
 def _plain(caches: Sequence[Cache], columns: tuple[str, ...], more: Beside) -> BatchKind:
     def maker(buffers: Buffers, transform: Transform | None) -> BatchMaker:
-        def derive(read: Read, weights: Weights | None) -> Batch:
-            return plain_batch(read, buffers)
-
-        return ColumnBatches(columns, derive, more, transform, buffers)
+        return ColumnBatches(partial(_as_stored, columns, buffers), more, transform, buffers)
 
     row_bytes = batch_bytes(caches[0], columns, 1) + more.row_bytes
     return _of_columns((*columns, *more.columns(caches)), caches, row_bytes, maker)

@@ -117,6 +117,10 @@ class Beside:
     readers: tuple[SharedColumns | TimedFeatures, ...] = ()
 
     @property
+    def is_empty(self) -> bool:
+        return not self.identify and not self.readers
+
+    @property
     def row_bytes(self) -> int:
         return sum(reader.row_bytes for reader in self.readers) + 16 * len(self.identify)
 

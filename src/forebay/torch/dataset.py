@@ -34,8 +34,9 @@ from forebay.torch.assemble import (
     row_coins,
     spans_policy,
 )
-from forebay.torch.batches import Batch, Buffers, PackedTargets, plain_batch, refuse_without_training, training_batch
+from forebay.torch.batches import Batch, Buffers, plain_batch
 from forebay.torch.beside import Name, beside, default_columns
+from forebay.torch.packed_batch import PackedTargets, refuse_without_training, training_batch
 
 Row = dict[str, Tensor]
 

@@ -51,8 +51,9 @@ from forebay.order.orders import ShuffleQuality
 from forebay.order.window import Window
 from forebay.read.cache import Cache
 from forebay.torch.assemble import Collate, Transform, batch_kind, check_rows
-from forebay.torch.batches import Batch, Buffers, Derived
+from forebay.torch.batches import Batch, Buffers
 from forebay.torch.beside import FeaturesAt, Name, Times
+from forebay.torch.packed_batch import Derived
 from forebay.torch.ranks import RANK_TIMEOUT, Agreement, current_ranks, sum_over
 
 STATE_VERSION = 3  # version 2 had another window shuffle, version 1 also other shuffles of few rows
@@ -363,7 +364,7 @@ class Loader:
 
     def _prefetched(self, turn: int) -> Iterator[Any]:
         """Yield the batches of this epoch whose rows are known; in a forked process, with its own threads."""
-        epoch, at = self.epoch, self.position
+        epoch, at, size = self.epoch, self.position, self.global_batch_size
         stop = self._known_ranges()[-1][1]
         ahead = self._batches_ahead()
         try:
@@ -373,13 +374,17 @@ class Loader:
                 self._fetch_from(at)
                 while handoff.batches:
                     step.append(handoff.batches.pop())
-                    end = min(stop, at + self.global_batch_size)
-                    if len(step) < -(-(end - at) // self._micro_size):
+                    end = min(stop, at + size)
+                    if len(step) * self._micro_size < end - at:
                         continue
-                    self._check_turn(turn)
-                    self._advance(end)
+                    if turn != self._turn:
+                        self._check_turn(turn)
                     at = end
-                    ahead.reached(self.epoch, self.position)
+                    if end + size <= stop:  # a whole batch of this epoch follows
+                        self.position = end
+                    else:
+                        self._advance(end)
+                        ahead.reached(self.epoch, self.position)
                     yield step.pop() if self._micro_batches is None else _emptied(step)
                 self._write_statistics()
                 if self.epoch != epoch or not ahead.belongs_to_this_process:
@@ -495,8 +500,10 @@ class Loader:
         """Raise where ranks would read different rows; called before the first batch, also after a loaded state."""
         if self._agreed:
             return
-        options = {"global_batch_size": self.global_batch_size, "drop_last": self.drop_last}
-        facts = {**options, "growth": self._growing.policy, **self.state_dict()}
+        options = {"global_batch_size": self.global_batch_size, "micro_batches": self._micro_batches}
+        recipes = [{layer: cache.recipe(layer).fingerprint for layer in cache.layers} for cache in self.stream.caches]
+        facts = {**options, "drop_last": self.drop_last, "growth": self._growing.policy, "recipe": recipes}
+        facts |= self.state_dict()
         self._agreement.check(facts)
         self._agreed = True
 

@@ -25,7 +25,8 @@ from forebay.masks.documents import LabelStyle, checked_label_style
 from forebay.order.coins import Coins
 from forebay.read.cache import Cache
 from forebay.torch.assemble import Rows, pad_token, spans_policy
-from forebay.torch.batches import Batch, Buffers, Derived, PackedTargets, padded_lengths, training_batch, wrap
+from forebay.torch.batches import Batch, Buffers, wrap
+from forebay.torch.packed_batch import Derived, PackedTargets, padded_lengths, training_batch
 
 MOST_VALUES = 1 << 27  # of one column of log-probs in a batch: 512 MiB
 

@@ -16,6 +16,7 @@ import os
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 from torch import Tensor, distributed
@@ -104,10 +105,11 @@ class Agreement:
         if store is None:
             return
         key = self._next_key()
-        store.set(f"{key}/{self._ranks.rank}", json.dumps(_flat(facts)))
-        if self._ranks.rank == 0:
-            store.set(f"{key}/verdict", json.dumps(self._compared(store, key)))
-        verdict = json.loads(self._awaited(store, f"{key}/verdict"))
+        with self._naming_rank_0():
+            store.set(f"{key}/{self._ranks.rank}", json.dumps(_flat(facts)))
+            if self._ranks.rank == 0:
+                store.set(f"{key}/verdict", json.dumps(self._compared(store, key)))
+            verdict = json.loads(self._awaited(store, f"{key}/verdict"))
         if verdict["missing"]:
             raise RanksMissing(verdict["missing"], self._ranks.world_size, self._timeout)
         if verdict["differs"]:
@@ -119,9 +121,19 @@ class Agreement:
         if store is None:
             return number
         key = self._next_key()
-        if self._ranks.rank == 0:
-            store.set(f"{key}/verdict", json.dumps(number))
-        return int(json.loads(self._awaited(store, f"{key}/verdict")))
+        with self._naming_rank_0():
+            if self._ranks.rank == 0:
+                store.set(f"{key}/verdict", json.dumps(number))
+            return int(json.loads(self._awaited(store, f"{key}/verdict")))
+
+    @contextmanager
+    def _naming_rank_0(self) -> Iterator[None]:
+        """Name rank 0 where the store does not answer: it is usually kept by that process."""
+        started = time.monotonic()
+        try:
+            yield
+        except distributed.DistError as error:
+            raise RanksMissing([0], self._ranks.world_size, round(time.monotonic() - started, 1)) from error
 
     def _store(self) -> Store | None:
         """Return the store of the default process group, if these ranks are in it."""

@@ -31,7 +31,7 @@ def draw_build(report: BuildReport) -> RenderableType:
         facts(
             [
                 ("chunks", made),
-                ("rows", f"{report.rows:,}"),
+                ("rows", _of_cache(report.made_rows, report.rows)),
                 ("tokens", _made_tokens(report)),
                 ("text", _text_figures(report)),
                 ("duplicates", f"{report.statistics['duplicates']:,} left out" if _has(report, "duplicates") else ""),
@@ -46,6 +46,11 @@ def draw_build(report: BuildReport) -> RenderableType:
     return Group(*parts, next_command(command_line("status" if report.failures else "verify", report.root)))
 
 
+def _of_cache(made: float, total: float) -> str:
+    """A sum over the whole layer, and before it what this build added where it began with some."""
+    return f"{total:,}" if made == total else f"{made:,} new, {total:,} in the cache"
+
+
 def _has(report: BuildReport, name: str) -> bool:
     return bool(report.statistics.get(name))
 
@@ -55,7 +60,9 @@ def _made_tokens(report: BuildReport) -> str:
     if not _has(report, "tokens"):
         return ""
     used = report.figures.get("utilization")
-    parts = [f"{report.statistics['tokens']:,}", f"{used:.2%} of the places" if isinstance(used, float) else ""]
+    tokens = _of_cache(report.made_statistics.get("tokens", 0), report.statistics["tokens"])
+    parts = [tokens, f"{used:.2%} of the places" if isinstance(used, float) else ""]
+    parts.append(str(report.figures.get("tokens_stored", "")))
     speed = report.tokens_per_second
     return ", ".join(filter(None, [*parts, f"{speed:,.0f} per second" if speed else ""]))
 
@@ -69,7 +76,11 @@ def _failed(report: BuildReport) -> str:
     if not report.failures:
         return ""
     reasons = ", ".join(f"{reason} {count:,}" for reason, count in report.reasons.items())
-    return f"{report.failures:,} of {counted(report.samples, 'sample')}{f': {reasons}' if reasons else ''}"
+    why = f": {reasons}" if reasons else ""
+    total = f"{report.failures:,} of {counted(report.samples, 'sample')}"
+    if report.made_failures == report.failures:
+        return f"{total}{why}"
+    return f"{report.made_failures:,} new{why}; {total} in the cache"
 
 
 def _packed(report: BuildReport) -> str:
@@ -186,7 +197,7 @@ def draw_refresh(report: RefreshReport) -> RenderableType:
         facts((f"layer {layer}", f"{counted(len(chunks), 'chunk')} rebuilt") for layer, chunks in report.layers.items())
     ]
     parts += listing("layers that now lack chunks", report.missing.items(), "bold red")
-    verb = "build" if report.generation is None else "gaps" if report.missing else "verify"
+    verb = "build" if report.generation is None or report.unbuilt else "gaps" if report.missing else "verify"
     return Group(*parts, *notes, next_command(command_line(verb, report.root)))
 
 

@@ -185,7 +185,7 @@ def _add_layer(tree: Tree, layer: LayerSummary, is_base: bool) -> None:
     if figures is not None:
         branch.add(Group(Text("figures"), figures))
     elif layer.statistics:
-        branch.add(_named("statistics", _values(layer.statistics)))
+        branch.add(_named("statistics", _values({**layer.statistics, **layer.figures})))
 
 
 def _figures(layer: LayerSummary) -> RenderableType | None:

@@ -1,12 +1,13 @@
 // Elements and text. Everything that comes from a cache becomes a text node: no string is ever parsed as HTML.
 
 /** @typedef {Node | string | number | null | undefined | false} Child */
+/** @typedef {Child | Child[] | Child[][]} Children */
 
 /**
  * Make an element; properties that begin with `on` are listeners, `class` and `data-…` are attributes.
  * @param {string} tag
  * @param {Record<string, any>} [properties]
- * @param {...(Child | Child[])} children
+ * @param {...Children} children
  * @returns {any}
  */
 export function h(tag, properties = {}, ...children) {
@@ -23,7 +24,7 @@ export function h(tag, properties = {}, ...children) {
 
 /**
  * @param {Node} element
- * @param {(Child | Child[])[]} children
+ * @param {Children[]} children
  */
 export function append(element, children) {
   for (const child of children.flat(2)) {
@@ -35,7 +36,7 @@ export function append(element, children) {
 /**
  * Replace the content of an element.
  * @param {Element} element
- * @param {...(Child | Child[])} children
+ * @param {...Children} children
  */
 export function fill(element, ...children) {
   element.replaceChildren();
@@ -54,7 +55,7 @@ export function visible(text) {
 /**
  * A section with a heading.
  * @param {string} title
- * @param {...(Child | Child[])} children
+ * @param {...Children} children
  */
 export function section(title, ...children) {
   return h('section', {}, h('h2', {}, title), ...children);

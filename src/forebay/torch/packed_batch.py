@@ -1,0 +1,285 @@
+"""Batches for language models, of the columns `tokens` and `seq_lens`:
+
+    tokens        int64 [rows, sequence_length]
+    labels        int64, same shape: "shifted" is the next token, "unshifted" the token itself; -100 = no loss
+    positions     int64, same shape, from 0 in every document
+    document_ids  int32, same shape, from 0 in every row
+    seq_lens      int32 [rows, max_documents], zero-padded
+    cu_seqlens    int32 [documents + 1], over the whole batch laid end to end, with max_seqlen, an int
+    num_label_tokens  int64 [], the labels that are not -100
+    row_weight    float32 [rows], with drop_last=False: 0 for a row that only fills the last batch of a rank, else 1
+    loss_weights  float32 [rows, sequence_length], for `train_on` with several weights: that of each label
+
+The rows of a chat cache have spans: labels are -100 for tokens that `train_on` does not name. Another cache may have a
+column with one number per token, `loss_mask`: labels are -100 where it is 0, and weights of floats are `loss_weights`.
+
+With `max_documents` shapes do not depend on the documents: `seq_lens` has this width, and `cu_seqlens`
+rows · (max_documents + 1) + 1 entries, the last one repeated; `max_seqlen` is then the length of a row.
+
+With compiled code, each row is read once from where it is, a mapped file or a decoded block, and all its tensors are
+written in that pass; else its columns are copied first, and numpy derives the same.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from forebay import compiled
+from forebay.columns import Array, Column, Ragged
+from forebay.errors import choice_error
+from forebay.feeding.stream import CHAT_COLUMNS, PACKED_COLUMNS, Read, Weights
+from forebay.masks.conversations import TrainOn, label_weights, token_weights
+from forebay.masks.documents import (
+    IGNORED_LABEL,
+    LabelStyle,
+    fill_document_ids,
+    fill_packed,
+    whole_lengths,
+)
+from forebay.read.cache import Cache
+from forebay.read.gather import RowAddresses
+from forebay.torch.batches import Batch, Buffers, plain_batch, wrap
+
+Derived = Literal["positions", "document_ids", "cu_seqlens", "num_label_tokens"]
+Written = dict[str, Array]
+_INT32, _INT64 = np.dtype(np.int32), np.dtype(np.int64)
+_TOKENS = {("uint16", 1, False), ("uint32", 1, False)}  # what compiled code reads: type, sides, whether ragged
+_LENGTHS = {("uint32", 0, True), ("int32", 0, True)}
+
+
+@dataclass(frozen=True, slots=True)
+class PackedTargets:
+    """The tensors of a packed-token batch beside `tokens` and `seq_lens`."""
+
+    labels: LabelStyle | None = "shifted"
+    derive: tuple[Derived, ...] = ("positions",)
+    pad: int = 0  # the token of rows that only fill a batch
+    train_on: TrainOn | None = None  # None: the loss counts all tokens, and rows have no spans
+    loss_mask: str | None = None  # a column with one number per token
+    max_documents: int | None = None
+    as_stored: bool = False  # tokens keep their type, and nothing is derived: `derive_on_device` does it
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns that batches are made of."""
+        if self.loss_mask is not None:
+            return (*PACKED_COLUMNS, self.loss_mask)
+        return PACKED_COLUMNS if self.train_on is None else CHAT_COLUMNS
+
+    @property
+    def derives_more(self) -> bool:
+        """Whether something is derived that is not written together with the tokens."""
+        return self.derive not in ((), ("positions",))
+
+    def __post_init__(self) -> None:
+        unknown = [name for name in self.derive if name not in get_args(Derived)]
+        if unknown:
+            raise choice_error("each name of derive", unknown[0], get_args(Derived))
+        if self.labels is None and ("num_label_tokens" in self.derive or self.loss_mask is not None):
+            raise ValueError("num_label_tokens and loss_mask need labels (got labels=None)")
+        if self.max_documents is not None and self.max_documents < 1:
+            raise ValueError(f"max_documents must be at least 1 (got {self.max_documents})")
+
+
+def refuse_without_training(
+    labels: LabelStyle | Literal["auto"] | None,
+    derive: Sequence[Derived] | None,
+    train_on: object = None,
+    loss_mask: str | None = None,
+    max_documents: int | None = None,
+) -> None:
+    """Raise where an argument was passed that has no effect on a batch without labels and positions."""
+    passed = {
+        "labels": labels not in (None, "auto"),
+        "derive": bool(derive),
+        "train_on": train_on is not None,
+        "loss_mask": loss_mask is not None,
+        "max_documents": max_documents is not None,
+    }
+    names = [name for name, is_passed in passed.items() if is_passed]
+    if names:
+        raise ValueError(
+            f"{' and '.join(names)} passed, but this applies to packed-token batches only; leave `collate` out, and "
+            "`tokens` and `seq_lens` out of `columns`, or derive them with forebay.masks"
+        )
+
+
+def training_batch(read: Read, training: PackedTargets, buffers: Buffers, weights: Weights | None = None) -> Batch:
+    """Return the tensors that a language model is trained on; a row of weight 0 becomes a row of padding."""
+    tokens, lengths = read["tokens"], read["seq_lens"]
+    assert not isinstance(tokens, Ragged)
+    assert isinstance(lengths, Ragged)
+    documents = seq_lens = padded_lengths(lengths, training.max_documents)
+    if weights is not None and not weights.all():
+        tokens, lengths = _emptied(tokens, lengths, weights == 0, training.pad)
+        seq_lens = padded_lengths(lengths, training.max_documents)
+    if training.as_stored:
+        written: Written = {"tokens": buffers.as_pinned(tokens)}
+    else:
+        written = _outputs(tokens.shape, tokens.dtype, training, buffers)
+        fill_packed(
+            tokens,
+            _whole_lengths(tokens, seq_lens, training),
+            training.labels or "shifted",
+            wide=written["tokens"],
+            labels=written.get("labels"),
+            positions=written.get("positions"),
+        )
+    return _completed(written, buffers.as_pinned(seq_lens), documents, read, training, buffers)
+
+
+def batch_in_place(
+    tokens: RowAddresses, lengths: RowAddresses, read: Read, training: PackedTargets, buffers: Buffers
+) -> Batch:
+    """Return what `training_batch` returns, written in one pass over the rows; `read` has the other columns."""
+    assert compiled.native is not None
+    (width,), dtype = tokens.column.shape, tokens.column.array_dtype
+    count = len(tokens.addresses)
+    seq_lens = buffers.empty((count, _width(lengths.most, training.max_documents)), _INT32)
+    written = _outputs((count, width), dtype, training, buffers)
+    stored, wide = (written["tokens"], None) if training.as_stored else (None, written["tokens"])
+    outputs = (seq_lens, stored, wide, written.get("labels"), written.get("positions"))
+    shifted = training.labels != "unshifted"
+    places = (tokens.addresses, dtype.itemsize, width, lengths.addresses, lengths.counts)
+    if not compiled.native.pack_rows(*places, *outputs, shifted):  # numpy says what is wrong
+        return training_batch({"tokens": tokens.copied(), "seq_lens": lengths.copied(), **read}, training, buffers)
+    return _completed(written, seq_lens, seq_lens, read, training, buffers)
+
+
+def can_be_in_place(caches: Sequence[Cache]) -> bool:
+    """Whether `batch_in_place` takes rows of these caches."""
+    tokens, lengths = ({_stored_as(cache.column(name)) for cache in caches} for name in PACKED_COLUMNS)
+    return compiled.native is not None and len(tokens) == 1 and tokens <= _TOKENS and lengths <= _LENGTHS
+
+
+def _stored_as(column: Column) -> tuple[str, int, bool]:
+    return column.dtype, len(column.shape), column.ragged
+
+
+def _outputs(shape: tuple[int, ...], stored: np.dtype[Any], training: PackedTargets, buffers: Buffers) -> Written:
+    """Return memory for the tensors of a batch that have one value per token."""
+    if training.as_stored:
+        return {"tokens": buffers.empty(shape, stored)}
+    outputs: Written = {"tokens": buffers.empty(shape, _INT64)}
+    if training.labels is not None:
+        outputs["labels"] = buffers.empty(shape, _INT64)
+    if "positions" in training.derive:
+        outputs["positions"] = buffers.empty(shape, _INT64)
+    return outputs
+
+
+def _completed(
+    written: Written, seq_lens: Array, documents: Array, read: Read, training: PackedTargets, buffers: Buffers
+) -> Batch:
+    """Return the batch; `documents` are the lengths of all rows, those that only fill the batch included."""
+    batch: Batch = {"tokens": wrap(written["tokens"]), "seq_lens": wrap(seq_lens)}
+    if "labels" in written:
+        batch["labels"] = wrap(written["labels"])
+    if "positions" in written:
+        batch["positions"] = wrap(written["positions"])
+    if training.train_on is not None or training.loss_mask is not None or training.derives_more:
+        batch |= _further(written, seq_lens, documents, read, training, buffers)
+    rest = {name: values for name, values in read.items() if name not in training.columns}
+    return batch | plain_batch(rest, buffers) if rest else batch
+
+
+def _further(
+    written: Written, seq_lens: Array, documents: Array, read: Read, training: PackedTargets, buffers: Buffers
+) -> Batch:
+    found: Written = {}
+    shape = written["tokens"].shape
+    if "labels" in written and (weights := _weights(written["labels"], documents, read, training)) is not None:
+        found["loss_weights"] = buffers.as_pinned(weights)
+    if "num_label_tokens" in training.derive:
+        found["num_label_tokens"] = buffers.as_pinned(np.asarray(np.count_nonzero(written["labels"] != IGNORED_LABEL)))
+    whole = _whole_lengths(written["tokens"], seq_lens, training)
+    if "document_ids" in training.derive:
+        found["document_ids"] = buffers.empty(shape, _INT32)
+        fill_document_ids(found["document_ids"], whole)
+    if "cu_seqlens" in training.derive:
+        found["cu_seqlens"] = buffers.as_pinned(_boundaries(whole, training.max_documents))
+    batch: Batch = {name: wrap(values) for name, values in found.items()}
+    if "cu_seqlens" in training.derive:
+        batch["max_seqlen"] = int(whole.max(initial=0)) if training.max_documents is None else shape[1]
+    return batch
+
+
+def _weights(labels: Array, documents: Array, read: Read, training: PackedTargets) -> Array | None:
+    """Set labels that the loss does not count to -100, and return the weights of the others; None if all are equal."""
+    assert training.labels is not None
+    if training.loss_mask is not None:
+        column = read[training.loss_mask]
+        weights = label_weights(labels, _token_numbers(column, labels.shape, training.loss_mask), training.labels)
+        return weights if np.asarray(column).dtype.kind not in "biu" else None
+    if training.train_on is None:
+        return None
+    spans, last_turn = read["spans"], read["last_turn"]
+    assert isinstance(spans, Ragged)
+    assert isinstance(last_turn, Ragged)
+    counted = token_weights(
+        spans.values, spans.offsets, documents, last_turn.values, labels.shape[1], training.train_on
+    )
+    weights = label_weights(labels, counted, training.labels)
+    return weights if training.train_on.is_weighted else None
+
+
+def _token_numbers(values: Array | Ragged, shape: tuple[int, ...], column: str) -> NDArray[np.float32]:
+    """Return the numbers of a `loss_mask` column."""
+    if isinstance(values, Ragged) or values.shape != shape:
+        found = "ragged" if isinstance(values, Ragged) else f"of shape {values.shape[1:]}"
+        raise ValueError(f"rows of '{column}' are {found}; a loss_mask has one number per token, {shape[1:]}")
+    return values.astype(np.float32)
+
+
+def _emptied(tokens: Array, lengths: Ragged, empty: NDArray[np.bool_], pad: int) -> tuple[Array, Ragged]:
+    """Replace the `empty` rows by padding without documents: labels are -100, and padding sees only padding."""
+    filled = np.where(empty[:, None], np.asarray(pad, tokens.dtype), tokens)
+    counts = np.where(empty, 0, lengths.lengths)
+    values = lengths.values[np.repeat(~empty, lengths.lengths)]
+    return filled, Ragged(values, np.concatenate([[0], np.cumsum(counts)]))
+
+
+def padded_lengths(lengths: Ragged, max_documents: int | None = None) -> Array:
+    """Return the document lengths of each row, int32 `[rows, max_documents]`, zero-padded.
+
+    Without `max_documents`, the row with the most documents decides.
+
+    >>> padded_lengths(Ragged(np.array([3, 2, 7]), np.array([0, 2, 3]))).tolist()
+    [[3, 2], [7, 0]]
+    """
+    counts = lengths.lengths
+    padded = np.zeros((len(lengths), _width(int(counts.max(initial=0)), max_documents)), np.int32)
+    padded[np.arange(padded.shape[1]) < counts[:, None]] = lengths.values
+    return padded
+
+
+def _width(most: int, max_documents: int | None) -> int:
+    """Return the width of `seq_lens`, for rows of at most `most` documents."""
+    if max_documents is not None and most > max_documents:
+        raise ValueError(f"a row has {most} documents, more than max_documents={max_documents}; raise it")
+    return max_documents or max(1, most)
+
+
+def _boundaries(whole: Array, max_documents: int | None) -> NDArray[np.int32]:
+    """Return where documents and padding begin and end in the rows laid end to end.
+
+    With `max_documents`, further segments of length 0 fill it up to a fixed size.
+
+    >>> _boundaries(np.array([[3, 2], [5, 0]]), max_documents=2).tolist()
+    [0, 3, 5, 10, 10, 10, 10]
+    """
+    ends = np.cumsum(whole[whole > 0])
+    count = len(ends) if max_documents is None else len(whole) * (max_documents + 1)
+    found = np.full(count + 1, whole.sum(), np.int32)
+    found[0], found[1 : len(ends) + 1] = 0, ends
+    return found
+
+
+def _whole_lengths(tokens: Array, seq_lens: Array, training: PackedTargets) -> NDArray[np.int32]:
+    """Return lengths that fill each row; where nothing is derived of them, they need not be those of documents."""
+    if not len(tokens) or (training.labels is None and not training.derive):
+        return np.full((len(tokens), 1), tokens.shape[1], np.int32)
+    return whole_lengths(seq_lens, tokens.shape[1])

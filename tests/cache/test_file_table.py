@@ -1,0 +1,124 @@
+"""Files in columns: what a list of objects would say, in a fraction of the memory."""
+
+import itertools
+import json
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.builders import start_python
+
+from forebay.cache.plan import Plan
+from forebay.cache.segment import Segment
+from forebay.file_table import FileTable
+from forebay.source import Part, SourceFile
+
+SOURCE = {"kind": "x", "root": "/"}
+files_of_any_kind = st.builds(
+    SourceFile,
+    path=st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]) | st.just("\udce9"), min_size=1),
+    size=st.integers(0, 2**62 - 1),
+    mtime_ns=st.integers(-(2**63), 2**63 - 1),
+    etag=st.text(max_size=3),
+    stream=st.booleans(),
+    digest=st.none() | st.integers(0, 2**64 - 1),
+    ctime_ns=st.integers(0, 2**63 - 1),
+    inode=st.integers(0, 2**64 - 1),
+)
+
+
+@given(st.lists(files_of_any_kind, max_size=12))
+def test_a_table_is_the_list_that_it_was_made_of(files: list[SourceFile]) -> None:
+    table = FileTable.of(files)
+    assert list(table) == [table[at] for at in range(len(files))] == files
+    assert table == files
+    assert table[1:5] == files[1:5]
+    assert table[::-2] == files[::-2]
+    assert list(table.paths()) == [file.path for file in files]
+    assert list(table.by_path()) == sorted(files, key=lambda file: file.path)
+    for file in files:
+        at = table.find(file.path)
+        assert at is not None
+        assert at == max(place for place, other in enumerate(files) if other.path == file.path)
+    assert table.find("no/such/file") is None
+
+
+def named(names: str, seen: int = 0) -> list[SourceFile]:
+    return [SourceFile(name, 2, seen) for name in names]
+
+
+def test_a_segment_of_files_in_order_is_that_of_any_files() -> None:
+    """Also where some have no samples, or are scanned and so differ from what was listed."""
+    listed = named("abcdef")
+    for chosen in itertools.product((0, 1, 2), repeat=6):  # not cut, cut as listed, cut with a digest
+        cut = [
+            SourceFile(file.path, 2, digest=7 if how == 2 else None)
+            for file, how in zip(listed, chosen, strict=True)
+            if how
+        ]
+        parts = [Part(file, start, start + 1) for file in cut for start in (0, 1)]
+        chunks = [parts[at : at + 3] for at in range(0, len(parts), 3)]
+        made = Segment.planned(chunks, listed, number=0, first_chunk=0, source=SOURCE, weight=3)
+        same = Segment.of(chunks, number=0, first_chunk=0, source=SOURCE, weight=3, empty=listed)
+        assert made.digest() == same.digest()
+
+
+@given(st.lists(st.tuples(st.text("abcd", max_size=4).map(set), st.text("abcd", max_size=2).map(set)), max_size=5))
+def test_the_files_of_a_plan_are_those_of_the_last_segment_that_names_them(segments: list[tuple[set, set]]) -> None:
+    expected: dict[str, SourceFile] = {}
+    made: list[Segment] = []
+    for number, (names, dropped) in enumerate(segments):
+        files = named("".join(sorted(names)), number)
+        segment = Segment.of([], number=number, first_chunk=0, source=SOURCE, weight=1, empty=files)
+        if number:
+            segment = segment.amending("x", [], {}, dropped)
+        made.append(segment)
+        expected |= {file.path: file for file in files}
+        for path in segment.dropped:
+            expected.pop(path, None)
+    found = Plan(made, [""] * len(made)).files
+    assert dict(found) == dict(found.items()) == expected
+    assert (len(found), sorted(found)) == (len(expected), sorted(expected))
+    assert all((name in found) == (name in expected) for name in "abcd")
+
+
+MEASURE = """
+import json, re, sys
+from pathlib import Path
+from forebay.cache.segment import Segment
+from forebay.file_table import FileTable
+from forebay.source import Part, SourceFile
+from forebay.store import LocalStore
+
+def peak():
+    return int(re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1]) * 1000
+
+def plan(count, root):
+    moment = 1_700_000_000_000_000_000
+    names = (f"{at // 1000:05d}/{at:010d}.jpg" for at in range(count))
+    table = FileTable.of(SourceFile(name, 9, moment, ctime_ns=moment + 1, inode=5) for name in names)
+    chunks = ([Part(file, 0, 1)] for file in table)
+    segment = Segment.planned(chunks, table, number=0, first_chunk=0, source={"kind": "x"}, weight=1)
+    LocalStore(root).create("plan/000000.safetensors", segment.encode(), durable=False)
+
+plan(50_000, sys.argv[1] + "/small")
+before = peak()
+plan(200_000, sys.argv[1] + "/large")
+print(json.dumps((peak() - before) / 150_000))
+"""
+
+
+def test_planning_takes_less_memory_than_the_plan_has_bytes(tmp_path) -> None:
+    """An object for each file takes some 350 bytes, and lists of them as much again."""
+    process = start_python(["-c", MEASURE, str(tmp_path)])
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    assert json.loads(out) < 105
+
+
+def test_numbers_are_stored_in_the_types_of_the_format_however_they_are_kept() -> None:
+    segment = Segment.of([[Part(file, 0, 2)] for file in named("ab")], number=0, first_chunk=0, source=SOURCE, weight=1)
+    assert segment.tensors["part_stop"].dtype == np.uint8
+    header = bytes(segment.encode()[0])
+    stored = json.loads(header[8:])["part_stop"]
+    assert (stored["dtype"], stored["shape"]) == ("U64", [2])

@@ -20,7 +20,7 @@ def measure_build(images: Images, rounds: int) -> None:
     seconds: dict[str, list[float]] = {"bare": [], "one": [], "two": []}
     bare_paths = sorted(images.files().iterdir())[:BARE_IMAGES]
     for _ in range(rounds):
-        seconds["bare"].append(_timed_bare(bare_paths) / len(bare_paths))
+        seconds["bare"].append(timed_bare(bare_paths) / len(bare_paths))
         for name, workers in (("one", 1), ("two", 2)):
             seconds[name].append(_timed_build(images, workers) / images.count)
     bare, one, two = (min(seconds[name]) for name in ("bare", "one", "two"))
@@ -36,7 +36,7 @@ def measure_bytes(images: Images) -> None:
     print(Goal("bytes per image / float32 canvas", share, "≤", 0.2, digits=3, note=note), flush=True)
 
 
-def _timed_bare(paths: list[Path]) -> float:
+def timed_bare(paths: list[Path]) -> float:
     started = time.perf_counter()
     for path in paths:
         image = Image.open(io.BytesIO(path.read_bytes())).convert("RGB")

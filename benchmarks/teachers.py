@@ -194,7 +194,7 @@ def held_out(data: Path, rows: int = 32) -> None:
     for per in kinds:
         teacher = Lune(unet=str(data / "unet"), text="text_states", noise_per=per)
         recipe = TeacherRecipe(teacher=teacher, batch_size=4, device="cpu")
-        for error in interpolation_errors("lune", recipe, cache.read(range(rows), recipe.reads)):
+        for error in interpolation_errors("lune", recipe, cache, rows):
             print(f"noise per {per}: {error}", flush=True)
         recipe.release()
 

@@ -7,6 +7,7 @@ and prints how it ended.
 import hashlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -17,6 +18,7 @@ from typing import Any
 from tests.recipes import NOTES, ObedientRecipe
 
 import forebay as fb
+from forebay.cache.records import Progress
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
@@ -51,6 +53,29 @@ def ending(process: "subprocess.Popen[str]", seconds: float = 600) -> dict[str, 
     assert out, f"the builder ended with {process.returncode} and said nothing but: {err}"
     answer: dict[str, Any] = json.loads(out.splitlines()[-1])
     return answer
+
+
+def die_after(calls: int) -> Callable[[Progress], None]:
+    """A listener to a build's progress: after its first chunk the process kills itself at one of the next calls.
+
+    Function calls are counted, so that where it dies does not depend on the machine.
+    """
+    first: list[int] = []
+    left = calls
+
+    def count(*_: object) -> None:
+        nonlocal left
+        left -= 1
+        if left <= 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def begin_to_count(progress: Progress) -> None:
+        if progress.phase == "building":
+            first.append(progress.done)
+            if progress.done > first[0]:
+                sys.setprofile(count)
+
+    return begin_to_count
 
 
 def chunk_digests(root: Path, layer: str | None = None) -> dict[str, str]:

@@ -8,6 +8,7 @@ import torch
 from diffusers import (
     AutoencoderKL,
     DDIMScheduler,
+    DDPMScheduler,
     DiTPipeline,
     DiTTransformer2DModel,
     FlowMatchEulerDiscreteScheduler,
@@ -15,8 +16,11 @@ from diffusers import (
     FluxTransformer2DModel,
     SD3Transformer2DModel,
     StableDiffusion3Pipeline,
+    StableDiffusionPipeline,
+    StableDiffusionXLPipeline,
+    UNet2DConditionModel,
 )
-from tests.tiny_models import _tokenizer
+from tests.tiny_models import _tokenizer, tiny_unet, tiny_vae
 from transformers import (
     CLIPTextConfig,
     CLIPTextModel,
@@ -81,6 +85,35 @@ def dit_transformer(**fields: Any) -> DiTTransformer2DModel:
         "sample_size": 8, "num_embeds_ada_norm": CLASSES,
     }  # fmt: skip
     return DiTTransformer2DModel(**{**settings, **fields}).eval()
+
+
+def sdxl_unet(**fields: Any) -> UNet2DConditionModel:
+    settings = {
+        "sample_size": 8, "in_channels": 4, "out_channels": 4, "block_out_channels": (8, 16), "layers_per_block": 1,
+        "down_block_types": ("DownBlock2D", "CrossAttnDownBlock2D"), "norm_num_groups": 4, "attention_head_dim": 4,
+        "up_block_types": ("CrossAttnUpBlock2D", "UpBlock2D"), "cross_attention_dim": FIRST + SECOND,
+        "addition_embed_type": "text_time", "addition_time_embed_dim": 8,
+        "projection_class_embeddings_input_dim": 6 * 8 + PROJECTED,
+    }  # fmt: skip
+    return UNet2DConditionModel(**{**settings, **fields}).eval()
+
+
+def stable_diffusion(**parts: Any) -> StableDiffusionPipeline:
+    own = {
+        "unet": tiny_unet(), "scheduler": DDPMScheduler(steps_offset=1, clip_sample=False), "vae": tiny_vae(),
+        "text_encoder": CLIPTextModel(clip_config(FIRST)).eval(), "tokenizer": tokenizer(bos=True),
+        "safety_checker": None, "feature_extractor": None, "requires_safety_checker": False,
+    }  # fmt: skip
+    return StableDiffusionPipeline(**{**own, **parts})
+
+
+def sdxl(**parts: Any) -> StableDiffusionXLPipeline:
+    own = {
+        "unet": sdxl_unet(), "scheduler": DDPMScheduler(), "vae": tiny_vae(),
+        "text_encoder": CLIPTextModel(clip_config(FIRST)).eval(), "tokenizer": tokenizer(bos=True),
+        "text_encoder_2": CLIPTextModelWithProjection(clip_config(SECOND)).eval(), "tokenizer_2": tokenizer(bos=True),
+    }  # fmt: skip
+    return StableDiffusionXLPipeline(**{**own, **parts})
 
 
 def sd3(**parts: Any) -> StableDiffusion3Pipeline:

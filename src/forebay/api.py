@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from functools import wraps
 from importlib import import_module
 from multiprocessing import parent_process
-from typing import Any, Literal, ParamSpec, TypeVar, cast
+from typing import Any, Literal, ParamSpec, TypeVar, cast, get_args
 
 import msgspec
 
@@ -24,10 +24,10 @@ from forebay.building.refresh_cache import refresh_cache
 from forebay.building.reopen import kept_source, new_files, why_unchecked
 from forebay.building.repair_cache import repair_cache
 from forebay.cache.catalog import Snapshot, load_generation, read_cache_document
-from forebay.cache.claims import LEASE_SECONDS
 from forebay.cache.clean import clean_cache
 from forebay.cache.copy import copy_cache
 from forebay.cache.drop import drop_layers
+from forebay.cache.heartbeats import LEASE_SECONDS
 from forebay.cache.records import (
     BuildReport,
     CleanReport,
@@ -50,7 +50,7 @@ from forebay.cache.records import (
     VerifyReport,
 )
 from forebay.cache.rekey import rekey_cache
-from forebay.cache.status import SHOWN_FAILURES, cache_status, find_gaps, summarize_cache
+from forebay.cache.status import SHOWN_FAILURES, Depth, cache_status, find_gaps, summarize_cache
 from forebay.cache.verify import newest_sound, verify_generation
 from forebay.engine.base import Engine
 from forebay.errors import TierUnusable, UnknownKind
@@ -63,7 +63,7 @@ from forebay.kinds import WRONG, recipe_class
 from forebay.read.cache import check_pins, open_cache
 from forebay.recipe import AnyRecipe, Recipe, RecipeHooks, dependencies_of, hooks_of
 from forebay.sizes import as_bytes
-from forebay.source import Source
+from forebay.source import Source, listed_once
 from forebay.store import Root, open_store
 from forebay.store.tier_folder import TierFolder
 
@@ -116,6 +116,7 @@ def build(
     skip_unreadable: bool = False,
     replace: bool = False,
     lease_seconds: float = LEASE_SECONDS,
+    begin_at: float | None = None,
     progress: ShowProgress = None,
     on_progress: OnProgress | None = None,
 ) -> BuildReport:
@@ -127,7 +128,8 @@ def build(
     `mode="inverse"` first checks every chunk that is there, then fills gaps from the far end. The range is inclusive.
     `max_failures` is a count, or a share below 1; without it a build stops at a chunk of which all samples fail.
     `skip_unreadable` leaves out damaged files of the source, which the report lists. `replace` drops
-    a layer above the base that another recipe made, and builds it anew.
+    a layer above the base that another recipe made, and builds it anew. `begin_at`, a share of the chunks (0.25: after
+    a quarter), is where this builder begins if several work on one cache; each makes whatever is missing.
 
     A bar shows how far it is in a terminal or a notebook; `progress=False` hides it, `progress=True` shows it anywhere,
     and a function is called with every `Progress` instead. The same goes for every verb that takes long.
@@ -136,7 +138,11 @@ def build(
     name = layer or layer_name(recipe)
     if replace:
         replace_layers(open_store(root), {name: recipe})
-    request = BuildRequest(workers, memory_limit, max_failures, skip_unreadable, lease_seconds, on_progress, engine)
+    if begin_at is not None and not 0 <= begin_at < 1:
+        raise ValueError(f"begin_at is a share of the chunks, at least 0 and below 1 (got {begin_at!r})")
+    request = BuildRequest(
+        workers, memory_limit, max_failures, skip_unreadable, lease_seconds, on_progress, engine, begin_at
+    )
     return build_layer(open_store(root), source, recipe, name, mode, start_chunk, end_chunk, request)
 
 
@@ -270,21 +276,28 @@ def gaps(root: Root, *, layer: str | None = None) -> list[Gaps]:
     return find_gaps(open_store(root), layer)
 
 
+@listed_once()
 def status(
     root: Root,
     *,
     source: Source | None = None,
     check_source: bool = False,
     failures: int | None = SHOWN_FAILURES,
+    depth: Depth = "chunks",
 ) -> Status:
     """How far a cache is: chunks present, missing, suspect, claimed by whom; failed samples; stale sources.
 
     Of the failed samples, the first `failures` are listed, and all of them where that is None. With `check_source`, or
     where the source is passed, it is listed to find new files, and a source on another machine is asked.
+    With `depth="index"` no chunk is opened and the source is not asked: a cache of any size can be polled.
     """
+    if depth not in get_args(Depth):
+        raise ValueError(f"depth is {depth!r}; one of {', '.join(map(repr, get_args(Depth)))} is expected")
     store = open_store(root)
     read_cache_document(store)
     snapshot = Snapshot.take(store, below="")
+    if depth == "index":
+        return msgspec.structs.replace(cache_status(snapshot, None, 0, depth), source_note="the source was not asked")
     asked = source or kept_source(snapshot.sound_plan, check_source)
     found = cache_status(snapshot, asked, failures)
     if not found.source_checked:

@@ -202,12 +202,13 @@ class RecipeMismatch(ForebayError):
     def __init__(self, root: str, layer: str, changed: Mapping[str, str], is_base: bool = False) -> None:
         self.root, self.layer, self.changed = root, layer, dict(changed)
         differs = ", ".join(f"{name}: {how}" for name, how in changed.items())
-        ways = "build into a new root, or delete this one"
+        ways = f"(`forebay build {root}`), build into a new root, or delete this one"
         if not is_base:
-            ways = f"replace the layer (`--replace {layer}`, `replace=True`), or build into a new root"
+            again = f"(of a teacher: `forebay build teachers {root}`)"
+            ways = f"{again}, replace the layer (`--replace {layer}`, `replace=True`), or build into a new root"
         super().__init__(
             f"layer '{layer}' of the cache at '{root}' was built by another recipe (differs in: {differs}); resume "
-            f"with its own recipe (`forebay build {root}`), {ways}"
+            f"with its own recipe {ways}"
         )
 
 

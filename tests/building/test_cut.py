@@ -56,7 +56,7 @@ def weight_of(parts: list[Part]) -> int:
 )
 def test_every_byte_is_in_one_chunk_in_order_and_chunks_weigh_what_they_should(sizes, weight, grain):
     files = files_of(sizes)
-    chunks = cut_source(Cuttable(grain), files, weight, {}, quiet)
+    chunks = list(cut_source(Cuttable(grain), files, weight, {}, quiet))
     positions = [(part.file.path, at) for parts in chunks for part in parts for at in range(part.start, part.stop)]
     assert positions == [(file.path, at) for file in files for at in range(file.size)]
     assert all(chunks)
@@ -70,7 +70,7 @@ def test_every_byte_is_in_one_chunk_in_order_and_chunks_weigh_what_they_should(s
 def test_what_is_planned_already_is_left_out(sizes, planned):
     files = files_of(sizes)
     start = min(planned, sizes[0])
-    chunks = cut_source(Cuttable(1), files, 30, {"000": start}, quiet)
+    chunks = list(cut_source(Cuttable(1), files, 30, {"000": start}, quiet))
     positions = [(part.file.path, at) for parts in chunks for part in parts for at in range(part.start, part.stop)]
     expected = [(file.path, at) for file in files for at in range(file.size)]
     assert positions == expected[start:]
@@ -78,7 +78,7 @@ def test_what_is_planned_already_is_left_out(sizes, planned):
 
 def test_progress_counts_the_files_that_are_cut():
     seen = []
-    cut_source(Cuttable(1), files_of([10, 20, 30]), 15, {}, lambda *progress: seen.append(progress))
+    list(cut_source(Cuttable(1), files_of([10, 20, 30]), 15, {}, lambda *progress: seen.append(progress)))
     assert seen[0] == (0, 3, 10)
     assert seen[-1] == (3, 3, 60)
     assert seen == sorted(seen)
@@ -112,7 +112,7 @@ def test_files_that_cannot_be_cut_do_not_push_a_chunk_over_the_cap():
     tried = trial(raw_bytes=1.0)
     weight = chunk_weight(ChunkTarget(bytes=1 << 40), tried)
     sizes = [50 << 20] * 10 + [100 << 20] * 3 + [300 << 20, 1 << 20]
-    chunks = cut_source(Cuttable(None), files_of(sizes), weight, {}, quiet)
+    chunks = list(cut_source(Cuttable(None), files_of(sizes), weight, {}, quiet))
     assert [size for size in map(weight_of, chunks) if size > CAP_BYTES] == [300 << 20]
     assert sum(map(weight_of, chunks)) == sum(sizes)
 

@@ -23,6 +23,7 @@ from tests.layer_recipes import (
 )
 
 import forebay as fb
+from forebay.cache.catalog import load_generation
 from forebay.errors import BuildStopped, FormatTooNew, IndexCorrupt, NothingPublished
 from forebay.format.chunk_decode import ChunkFile
 from forebay.format.layout import FORMAT_VERSION
@@ -342,6 +343,10 @@ def test_a_repair_records_the_libraries_of_the_recipe_that_the_cache_keeps(
     report = fb.repair(root, workers=0)
     assert "moodlib 1.7 (before: 1.0)" in report.replaced["layers/versioned/000001.r1.safetensors"]
     assert [versions["moodlib"] for versions in fb.summarize(root).versions] == ["1.0", "1.7"]
+    newest = load_generation(fb.LocalStore(root))
+    made = [[one["moodlib"] for one in newest.made_with("versioned", chunk)] for chunk in range(3)]
+    assert made == [["1.0"], ["1.7"], ["1.0"]]
+    assert "made.by" not in fb.summarize(root).layers[0].statistics
 
 
 def test_chunks_that_were_only_found_are_not_said_to_be_made_with_the_libraries_of_now(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from tests.recipes import NOTES, ObedientRecipe, orders, write_orders
 import forebay as fb
 from forebay.building import builder
 from forebay.building.builder import with_retries
-from forebay.cache.claims import Claims
+from forebay.cache.heartbeats import Heartbeat, read_builders
 from forebay.errors import BuildFailed
 
 
@@ -91,19 +91,13 @@ def test_tidying_up_does_not_hide_why_a_build_ended(tmp_path):
         fb.build(Untidy(tmp_path / "cache"), source, ObedientRecipe(), workers=0)
 
 
-def test_one_claim_that_cannot_be_written_does_not_stop_the_heartbeat_of_the_others(tmp_path):
-    store = HiccupStore(tmp_path / "cache", "000000.1", times=99)
-    store.times = 0
-    claims = Claims(store, "raw", "here")
-    assert claims.take(0)
-    assert claims.take(1)
-    store.times = 99
-    before = {
-        key: claim.beat for key, claim in Claims(fb.LocalStore(tmp_path / "cache"), "raw", "x").read_all().items()
-    }
-    claims.beat()
-    after = {key: claim.beat for key, claim in Claims(fb.LocalStore(tmp_path / "cache"), "raw", "x").read_all().items()}
-    assert after["claims/raw/000001.1.json"] > before["claims/raw/000001.1.json"]
+def test_a_beat_that_cannot_be_written_does_not_stop_the_next(tmp_path):
+    store = HiccupStore(tmp_path / "cache", "builders/", times=2)
+    with Heartbeat(store, "here") as heart:
+        heart.beat()
+        assert read_builders(fb.LocalStore(tmp_path / "cache")) == {}
+        heart.beat()
+        assert [one.beat for one in read_builders(fb.LocalStore(tmp_path / "cache")).values()] == [3]
 
 
 def test_while_another_machine_holds_a_chunk_it_is_named(tmp_path):

@@ -14,11 +14,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from forebay.cache.claims import Claim, Claims, Heartbeat, read_claims
+from forebay.cache.claims import Claim, Claims, read_claims
+from forebay.cache.heartbeats import MOST_BYTES, BuilderBeat, Heartbeat, OtherBuilders, Pulses, read_builders
 from forebay.errors import StoreRefused
 from forebay.format import layout
 from forebay.store import LocalStore, MemoryStore, Store
 from forebay.store.base import Buffer
+from forebay.store.owner import this_process
 
 LAYER = "raw"
 
@@ -27,10 +29,18 @@ def claims_on(store: Store, lease_seconds: float = 60) -> Claims:
     return Claims(store, LAYER, "here", lease_seconds)
 
 
+ELSEWHERE = "0123456789ab-1-1"  # an owner that nobody here can check for life
+
+
 def claim_by_somebody_elsewhere(store: Store, chunk: int, beat: int = 0) -> None:
-    """A claim whose owner nobody here can check for life."""
-    elsewhere = Claim(owner="0123456789ab-1-1", host="elsewhere", pid=1, beat=beat)
+    """A claim as an earlier forebay writes it, with a counter in it, unless that is 0."""
+    elsewhere = Claim(owner=ELSEWHERE, host="elsewhere", pid=1, beat=beat)
     store.replace(layout.claim(LAYER, chunk, 1), [msgspec.json.encode(elsewhere)])
+
+
+def beat_elsewhere(store: Store, beat: int, **progress: int) -> None:
+    text = msgspec.json.encode(BuilderBeat(beat=beat, host="elsewhere", pid=1, layer=LAYER, **progress))
+    store.replace(layout.builder(ELSEWHERE), [text])
 
 
 def take_when_all_are_ready(folder: str, barrier, results, lease_seconds: float) -> None:
@@ -70,9 +80,9 @@ def test_claims_of_dead_builders_on_made_chunks_are_removed(dead_owner):
     claim_by_somebody_elsewhere(dead_owner, 36)
     mine = claims_on(dead_owner)
     mine.remove_abandoned(is_made=lambda chunk: False)
-    assert len(mine.read_all()) == 2
+    assert len(read_claims(dead_owner, LAYER)) == 2
     mine.remove_abandoned(is_made=lambda chunk: True)
-    assert list(mine.read_all()) == [layout.claim(LAYER, 36, 1)]
+    assert list(read_claims(dead_owner, LAYER)) == [layout.claim(LAYER, 36, 1)]
 
 
 def test_nothing_is_left_of_the_claims_on_a_released_chunk(dead_owner):
@@ -126,7 +136,6 @@ def test_a_builder_whose_claim_failed_once_does_not_wait_for_itself(tmp_path: Pa
     try:
         taken = mine.take(35)
     except OSError:
-        mine.beat()  # as a heartbeat does before the next try
         taken = mine.take(35)
     assert taken
     mine.release(35)
@@ -158,16 +167,55 @@ def test_a_silent_claim_is_respected_for_a_lease_and_free_after_it():
     assert time.monotonic() - seen >= 0.3
 
 
-def test_a_claim_that_beats_is_never_free():
+@pytest.mark.parametrize("where", ["claim", "heartbeat"])
+def test_the_claims_of_a_builder_that_beats_are_never_free(where):
     store = MemoryStore()
+    claim_by_somebody_elsewhere(store, 35)
     mine = claims_on(store, lease_seconds=0.3)
     begun = time.monotonic()
     beat = 0
     while time.monotonic() - begun < 1:
         beat += 1
-        claim_by_somebody_elsewhere(store, 35, beat)
+        beat_elsewhere(store, beat) if where == "heartbeat" else claim_by_somebody_elsewhere(store, 35, beat)
         assert not mine.take(35)
-        time.sleep(0.05)
+        time.sleep(0.02)
+
+
+def test_a_builder_whose_heartbeat_stands_still_loses_all_of_its_claims_after_one_lease():
+    store = MemoryStore()
+    for chunk in (35, 36):
+        claim_by_somebody_elsewhere(store, chunk)
+    beat_elsewhere(store, 7)
+    mine = claims_on(store, lease_seconds=0.3)
+    seen = time.monotonic()
+    assert not mine.take(35)
+    while not mine.take(35):
+        time.sleep(0.01)
+    assert time.monotonic() - seen >= 0.3
+    assert mine.take(36), "its owner is known to be silent, whichever of its claims was seen"
+
+
+def test_a_claim_is_written_once_and_a_beat_writes_one_file_however_many_are_held(tmp_path):
+    store = LocalStore(tmp_path)
+    holder = claims_on(store)
+    assert all(holder.take(chunk) for chunk in range(20))
+    before = {entry.key: entry.etag for entry in store.entries(layout.claims_folder(LAYER))}
+    with Heartbeat(store, "here") as heart:
+        heart.beat()
+        assert {entry.key: entry.etag for entry in store.entries(layout.claims_folder(LAYER))} == before
+        ((owner, beat),) = read_builders(store).items()
+        assert (owner, beat.beat, beat.host, beat.pid) == (str(this_process()), 2, "here", os.getpid())
+    assert read_builders(store) == {}
+
+
+def test_what_an_earlier_build_of_this_process_could_not_release_is_not_waited_for():
+    store = MemoryStore()
+    before, later = claims_on(store), claims_on(store)
+    assert before.take(35)
+    assert not later.take(35)
+    before._held.clear()  # as if the disk had refused to delete it
+    before.release_all()
+    assert later.take(35)
 
 
 def test_the_lease_of_a_claim_counts_from_when_it_was_first_seen_not_from_when_it_was_made():
@@ -182,24 +230,56 @@ def test_heartbeats_keep_all_that_a_builder_holds_alive_past_a_lease():
     holder, other = claims_on(store, lease_seconds=0.06), claims_on(store, lease_seconds=1)
     assert holder.take(1)
     assert holder.take(2)
-    with Heartbeat(holder):
+    pulses = Pulses(store, 1)
+    with Heartbeat(store, "here", 0.06):
         begun = time.monotonic()
         while time.monotonic() - begun < 1.5:
             assert not other.take(1)
             assert not other.take(2)
+            assert not pulses.is_silent(str(this_process()))
             time.sleep(0.05)
     holder.release(1)
     assert other.take(1)
 
 
-def test_a_heartbeat_does_not_bring_back_a_released_claim(tmp_path):
-    store = LocalStore(tmp_path)
-    holder = claims_on(store, lease_seconds=0.01)
-    with Heartbeat(holder):
-        for _ in range(100):
-            assert holder.take(1)
-            holder.release(1)
-            assert read_claims(store, LAYER) == {}
+@pytest.mark.parametrize(
+    "text",
+    [b"", b"{", b"[]", b'{"beat": -1, "host": "x", "pid": 1}', b'{"beat": 1, "host": 3, "pid": 1}',
+     b'{"beat": 1, "host": "' + b"x" * 301 + b'", "pid": 1}',
+     b'{"beat": 1, "host": "x", "pid": 1}' + b" " * MOST_BYTES],
+)  # fmt: skip
+def test_a_heartbeat_that_cannot_be_read_keeps_nothing_alive(text):
+    store = MemoryStore()
+    claim_by_somebody_elsewhere(store, 35)
+    store.create(layout.builder(ELSEWHERE), [text])
+    assert read_builders(store) == {}
+    mine = claims_on(store, lease_seconds=0.1)
+    end = time.monotonic() + 600
+    while not mine.take(35):
+        assert time.monotonic() < end, "the chunk can never be claimed"
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("owner", ["../../etc/passwd", "a/b-1-1", "x", "0123456789ab-1-1.json", "a" * 300])
+def test_an_owner_of_any_name_is_no_key(owner):
+    store = MemoryStore()
+    store.create(layout.claim(LAYER, 35, 1), [msgspec.json.encode(Claim(owner=owner, host="x", pid=1))])
+    assert claims_on(store, lease_seconds=0).take(35)
+
+
+def test_chunks_of_other_builders_count_from_when_this_one_began_also_after_they_end():
+    store = MemoryStore()
+    beat_elsewhere(store, 1, made=5)
+    others = OtherBuilders(store, LAYER)
+    others.look()
+    assert others.made == 0
+    beat_elsewhere(store, 2, made=12)
+    others.look()
+    assert others.made == 7
+    store.delete(layout.builder(ELSEWHERE))
+    assert others.look() == {}
+    assert others.made == 7
+    assert OtherBuilders(store, "another").look() == {}
 
 
 def test_the_claim_of_a_killed_builder_on_this_host_is_free_at_once(dead_owner):
@@ -304,16 +384,18 @@ class Refusing(MemoryStore):
 
 def test_a_heartbeat_outlives_credentials_that_ran_out() -> None:
     store = Refusing()
-    holder = claims_on(store, lease_seconds=0.12)
-    assert holder.take(35)
     deadline = time.monotonic() + 600
-    with Heartbeat(holder):
+
+    def beat() -> int:
+        assert time.monotonic() < deadline, "no beat came"
+        time.sleep(0.02)
+        return max((one.beat for one in read_builders(store).values()), default=0)
+
+    with Heartbeat(store, "here", lease_seconds=0.12):
         store.refuses = True
         while not store.refused:
-            assert time.monotonic() < deadline, "it never beat"
-            time.sleep(0.02)
+            beat()
         store.refuses = False
-        (before,) = holder.read_all().values()
-        while next(iter(holder.read_all().values())).beat <= before.beat:
-            assert time.monotonic() < deadline, "no beat came after the refusal"
-            time.sleep(0.02)
+        before = beat()
+        while beat() <= before:
+            pass

@@ -6,6 +6,7 @@ import sys
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 from tests.cache.test_status import put_claim
 from tests.layer_recipes import (
@@ -22,7 +23,9 @@ from tests.layer_recipes import (
 
 import forebay as fb
 from forebay.cache import clean as clean_module
+from forebay.cache.heartbeats import BuilderBeat
 from forebay.errors import CacheNotFound, IndexCorrupt
+from forebay.format import layout
 from forebay.store.owner import Owner, this_host, this_process
 
 
@@ -97,6 +100,23 @@ def test_claims_of_dead_builders_and_of_chunks_that_are_there_go(tmp_path: Path)
     assert set(report.claims) == {str(path.relative_to(root)) for path in (dead, failed, done)}
     assert live.exists()
     assert not any(path.exists() for path in (dead, failed, done))
+
+
+def test_heartbeats_of_dead_and_silent_builders_go_and_those_that_beat_keep_their_claims(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = number_cache(tmp_path)
+    text = msgspec.json.encode(BuilderBeat(beat=3, host="there", pid=17))
+    owners = [dead_owner(), "0123456789ab-17-4", "0123456789ab-18-4", this_process()]
+    (root / "builders").mkdir(exist_ok=True)
+    dead, silent, beating, own = (root / layout.builder(str(owner)) for owner in owners)
+    for path in (dead, silent, beating, own, root / "builders/notes.json"):
+        path.write_bytes(text)
+    kept = put_claim(root, "numbers/000003.1.json", "0123456789ab-18-4")
+    monkeypatch.setattr(time, "sleep", lambda seconds: beating.write_bytes(text.replace(b"3", b"4", 1)))
+    report = fb.clean(root, lease_seconds=30)
+    assert set(report.claims) == {str(path.relative_to(root)) for path in (dead, silent)}
+    assert all(path.exists() for path in (beating, own, kept, root / "builders/notes.json"))
 
 
 def test_claims_of_other_hosts_go_only_when_they_stay_silent_for_a_lease(

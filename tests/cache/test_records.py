@@ -73,7 +73,7 @@ def test_a_line_leaves_out_what_is_empty_and_counts_what_is_long():
     )  # fmt: skip
     assert repr(report) == (
         "BuildReport(root='caches/raw', layer='raw', chunks=3, made=3, present=0, rows=9, failures=0, samples=9, "
-        "written_bytes=100, seconds=0.5, generation=1, notes=<5 items>)"
+        "written_bytes=100, seconds=0.5, generation=1, notes=<5 items>, made_rows=0, made_failures=0)"
     )
 
 

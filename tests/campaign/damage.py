@@ -39,6 +39,8 @@ def leave_behind(draw: random.Random, root: Path) -> None:
     for number, state in enumerate(("working", "failed")):
         claim = {"owner": dead, "host": "here", "pid": 4194300, "beat": 3, "state": state, "reason": "a reason"}
         (root / "claims" / layer / f"{number:06d}.1.json").write_text(json.dumps(claim))
+    (root / "builders").mkdir(exist_ok=True)
+    (root / "builders" / f"{dead}.json").write_text(json.dumps({"beat": 3, "host": "here", "pid": 4194300}))
     for folder in (chunk.parent, root / "generations", root / "plan"):
         (folder / f".tmp-{dead}-{draw.randrange(1 << 32):08x}").write_bytes(chunk.read_bytes()[: draw.randrange(9000)])
     (chunk.parent / f"{chunk.stem}.r7.safetensors").write_bytes(chunk.read_bytes())

@@ -291,6 +291,15 @@ def _fuzz_chunk(draw: random.Random, root: Path, outside: Path) -> str:
     return f"chunk {what}"
 
 
+def _fuzz_heartbeat(draw: random.Random, root: Path, outside: Path) -> str:
+    document = {"host": "node-b", "pid": 7, "beat": 1, "layer": chunks(root)[0].parent.name, "made": 3, "seconds": 1.5}
+    changed, what = _mutated(draw, document)
+    (root / "builders").mkdir(exist_ok=True)
+    name = draw.choice(("0123456789ab-7-1.json", "node-b-7-1.json", "0123456789ab-7-1", "notes.txt"))
+    (root / "builders" / name).write_text(json.dumps(changed), errors="surrogatepass")
+    return f"heartbeat {name} {what}"
+
+
 def _fuzz_claim(draw: random.Random, root: Path, outside: Path) -> str:
     layer = chunks(root)[0].parent.name
     document = {"host": "node-b", "pid": 7, "started": "1", "beat": 1, "owner": "node-b-7-1"}
@@ -344,7 +353,16 @@ def _names(draw: random.Random, root: Path, outside: Path) -> str:
 def _links(draw: random.Random, root: Path, outside: Path) -> str:
     """A folder or a file of the cache is a link to somewhere else, or to itself."""
     layer = chunks(root)[0].parent.name
-    choices = [f"claims/{layer}", "claims", f"layers/{layer}", "layers", "generations", "plan", "cache.json"]
+    choices = [
+        f"claims/{layer}",
+        "claims",
+        "builders",
+        f"layers/{layer}",
+        "layers",
+        "generations",
+        "plan",
+        "cache.json",
+    ]
     choices += [
         str(path.relative_to(root)) for path in (chunks(root)[0], newest(root), root / f"layers/{layer}/recipe.json")
     ]
@@ -506,6 +524,9 @@ def _escapes(draw: random.Random, root: Path, outside: Path) -> str:
     layer = chunks(root)[0].parent.name
     (root / "claims" / layer).mkdir(parents=True, exist_ok=True)
     (root / "claims" / layer / "000000.1.json").write_text(json.dumps({"owner": escape, "host": escape, "pid": 1}))
+    (root / "builders").mkdir(exist_ok=True)
+    beat = {"beat": 1, "host": escape, "pid": 1, "layer": escape, "versions": {"numpy": escape, escape: "1"}}
+    (root / "builders" / "0123456789ab-7-1.json").write_text(json.dumps(beat))
     return f"escapes {escape!r}"
 
 
@@ -649,6 +670,7 @@ CRAFTED: dict[str, Craft] = {
     "plan": _fuzz_plan,
     "chunk": _fuzz_chunk,
     "claim": _fuzz_claim,
+    "heartbeat": _fuzz_heartbeat,
     "names": _names,
     "links": _links,
     "special": _special,

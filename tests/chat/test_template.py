@@ -190,6 +190,11 @@ def test_the_inside_of_helpers_is_empty() -> None:
                 "dict(a=s.lower())",
             )
         ),
+        *(
+            "{% set big = range(9999) | list %}{% set ns = namespace(x=[]) %}{% for i in range(99) %}"
+            "{% set ns.x = [" + copied + ", ns.x] %}{% endfor %}"
+            for copied in ("big.copy()", "{}.fromkeys(big)", "{}.fromkeys(range(9999))", "dict({}.fromkeys(big))")
+        ),
         "{{ 'ሴ' * 1000000 | list | length }}",
         "{{ ('ሴ' * 1000000) | list | length }}",
         "{{ ('a ' * 100000).split() | length }}",
@@ -233,7 +238,9 @@ def test_slices_calls_and_filters_of_ordinary_templates_are_as_ever() -> None:
 
 
 def test_a_template_that_is_no_template_is_refused() -> None:
-    for text in ("{% for %}", "{{ 1 | no_such_filter }}", "{% generation %}", "{{ (" * 2000):
+    nested, alternatives = "{% for a in b %}" * 25 + "{% endfor %}" * 25, "{% elif b %}" * 9999
+    invalid = ("{% for %}", "{{ 1 | no_such_filter }}", "{% generation %}", "{{ (" * 2000, nested)
+    for text in (*invalid, f"{{% if a %}}{alternatives}{{% endif %}}"):
         with pytest.raises(TemplateUnusable, match="not a valid template"):
             ChatTemplate(TemplateSource("t", text))
 

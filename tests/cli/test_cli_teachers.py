@@ -3,6 +3,7 @@
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 from tests import tiny_pipelines
 from tests.cli.running import run
@@ -53,6 +54,7 @@ def test_another_recipe_names_what_differs(taught: Path, tiny_models: TinyModels
     told = run("build", "teachers", taught, "--t5", tiny_models.t5, "--max-length", 6, "--batch-size", 3, code=1)
     assert "layer 't5'" in told.err
     assert "batch_size: 2 → 3" in told.err
+    assert f"of a teacher: `forebay build teachers {taught}`" in told.err
 
 
 def test_a_layer_is_replaced_or_added_under_another_name(taught: Path, tiny_models: TinyModels, tmp_path: Path) -> None:
@@ -95,6 +97,22 @@ def test_an_estimate_loads_nothing_and_counts_bytes(taught: Path, tiny_models: T
     assert "float16 [10, 16]" in run(*words).out
     dry = run("build", "teachers", taught, "--lune", tiny_models.unet, "--dry-run", "--json").json
     assert dry["rows"] == 6
+
+
+def test_an_estimate_runs_the_model_between_its_buckets(taught: Path, tiny_models: TinyModels, tmp_path: Path) -> None:
+    """Of one noise for a sample, the features at 0.5 are those of a layer that has it as a bucket."""
+    root = tmp_path / "cache"
+    shutil.copytree(taught, root)
+    lune = ["teachers", root, "--lune", tiny_models.unet, "--noise-per", "sample", "--stored", "float32"]
+    lune += ["--batch-size", 2, "--bucket", 0.2]
+    ends = ["--bucket", 0.8, "--name", "lune=ends"]
+    (note,) = run("estimate", *lune, *ends, "--held-out", 100, "--json").json["notes"]
+    assert "ends" not in fb.open_cache(root).generation.recipes, "nothing is built"
+    run("build", *lune, "--bucket", 0.5, "--bucket", 0.8, "--name", "lune=all")
+    low, computed, high = fb.open_cache(root, layers=["all"]).read(range(6), ["all"])["all"].swapaxes(0, 1)
+    error = np.linalg.norm((low + high) / 2 - computed) / np.linalg.norm(computed)
+    assert f"'ends' halfway between buckets: {error:.1%}, at most {error:.1%} at t = 0.5 (6 rows)" in note
+    assert "--held-out" in run("estimate", *lune, "--held-out", -1, code=2).err
 
 
 def test_what_does_not_fit_is_told(taught: Path, tiny_models: TinyModels, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import types
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
@@ -150,6 +151,18 @@ def test_workers_that_cannot_even_begin_end_the_build(tmp_path, notes, monkeypat
     source = source_of(tmp_path, orders(2))
     with pytest.raises(BuildFailed, match="exit code 1"):
         fb.build(tmp_path / "cache", source, ObedientRecipe(), workers=1, on_progress=patient())
+
+
+def test_a_recipe_that_workers_cannot_import_is_named(tmp_path, notes, monkeypatch):
+    module = types.ModuleType("only_here")
+    module.__dict__["OnlyHere"] = type("OnlyHere", (ObedientRecipe,), {"__module__": "only_here"})
+    monkeypatch.setitem(sys.modules, "only_here", module)
+    source = source_of(tmp_path, orders(2))
+    with pytest.raises(BuildFailed, match="No module named 'only_here'") as caught:
+        fb.build(tmp_path / "cache", source, module.OnlyHere(), workers=1, on_progress=patient(60))
+    assert len(str(caught.value).splitlines()) == 1
+    fb.build(tmp_path / "cache", source, module.OnlyHere(), workers=0)
+    assert fb.status(tmp_path / "cache").complete
 
 
 def test_workers_end_with_a_builder_that_is_killed(tmp_path, notes):

@@ -6,6 +6,7 @@ import os
 import pickle
 import shutil
 import signal
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
@@ -21,6 +22,8 @@ from tests.hub.server import Drop, Flip, HubServer, IgnoreRange, Request, Stall,
 import forebay as fb
 from forebay.errors import BuildFailed, HubUnreachable, SourceChanged, SourceUnreadable
 from forebay.hub import RetryPolicy
+from forebay.source import Part
+from forebay.sources import hub_datasets
 from forebay.sources.hub_datasets import SHARDS_FOLDER, HubSource, release
 from forebay.sources.hub_datasets import hub as hub_source
 from forebay.testing import read_in_parts
@@ -279,3 +282,32 @@ def start_build(source: HubSource, folder: Path, rows: int, **build: Any) -> Any
         f"fb.build({str(folder / 'cache')!r}, source, DocumentRecipe(rows={rows}), **{build!r})"
     )
     return start_python(["-c", code])
+
+
+def test_footers_are_asked_for_at_the_same_time(hub, source):
+    together, begun = threading.Barrier(len(SHARDS)), set()
+
+    def meet(request: Request) -> None:
+        if request.range and request.path not in begun:
+            begun.add(request.path)
+            together.wait(60)  # one after the other, the first would wait for nobody
+
+    hub.on_request = meet
+    assert [list(source.cuts(file, 0, 120, 120)) for file in source.files()] == [[120]] * 4
+
+
+def test_planning_that_was_stopped_does_not_ask_for_footers_again(hub, source):
+    planned = [list(source.cuts(file, 0, 50, 50)) for file in source.files()]
+    hub_datasets._footers.cache_clear()  # as in another process
+    hub.requests.clear()
+    assert [list(source.cuts(file, 0, 50, 50)) for file in source.files()] == planned
+    assert hub.requests == []
+
+
+def test_a_footer_that_was_read_wrong_is_kept_no_longer_than_until_its_shard_is_read(source):
+    for file in source.files():
+        source.repository.remember("footers", source._remote(file.path).identity, b"[7,9]")
+        list(source.read(Part(file, 0, 5)))
+    release()
+    hub_datasets._footers.cache_clear()
+    assert [list(source.cuts(file, 0, 120, 120)) for file in source.files()] == [[120]] * 4

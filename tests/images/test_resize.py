@@ -9,6 +9,7 @@ from PIL import Image
 
 from forebay.images import ImageRecipe, resize
 from forebay.images.resize import Resample, compiled_planes, pillow_planes, resized_planes
+from forebay.source import Sample
 
 compiled = pytest.importorskip("forebay.images._resize", reason="forebay was installed without a compiler")
 SMOOTH: list[Resample] = ["bilinear", "bicubic", "lanczos"]
@@ -80,5 +81,23 @@ def test_sizes_that_do_not_fit_are_refused() -> None:
     for size, new_size, kernel in (((8, 5), (4, 3), 0), ((8, 6), (4, 4), 0), ((8, 6), (9, 3), 0), ((8, 6), (4, 3), 3)):
         with pytest.raises(ValueError, match=r"must|only"):
             compiled.resize_planes(out, lent, size, new_size, kernel, False, True)
-    with pytest.raises(ValueError, match="arrow_array"):
+    with pytest.raises(ValueError, match="incorrect name"):
         compiled.resize_planes(out, Image.new("RGB", (8, 6)).__arrow_c_array__()[0], (8, 6), (4, 3), 0, False, True)
+
+
+def test_memory_of_a_chunk_is_used_again_only_when_nobody_refers_to_it() -> None:
+    recipe = ImageRecipe(size=64, tags=(), chunk_bytes=1 << 20)
+
+    def make(color: str) -> np.ndarray:
+        file = io.BytesIO()
+        Image.new("RGB", (64, 64), color).save(file, "PNG")
+        values: np.ndarray = recipe.make([Sample("a", file.getvalue())]).columns["pixels"].values
+        return values
+
+    red, blue = make("red"), make("blue")
+    assert (red[0], blue[0]) == (255, 0)
+    first = red.ctypes.data
+    del red
+    assert make("white").ctypes.data == first
+    assert blue.sum() == 255 * 64 * 64, "what is still in use stays as it is"
+    recipe.release()

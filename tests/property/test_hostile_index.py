@@ -28,6 +28,16 @@ Files = dict[str, bytes]
 Path = tuple[str | int, ...]
 
 CLAIM = {"owner": "0123456789ab-7-7", "host": "elsewhere", "pid": 7, "beat": 3, "state": "working", "reason": ""}
+HEARTBEAT_OWNER = "0123456789ab-7-1"
+HEARTBEAT = {
+    "beat": 3,
+    "host": "node-b",
+    "pid": 7,
+    "layer": "raw",
+    "made": 4,
+    "seconds": 2.5,
+    "versions": {"numpy": "1"},
+}
 
 EXAMPLES = 60
 DEEP: Any = json.loads("[" * 200 + "]" * 200)
@@ -189,6 +199,7 @@ SPOILED = {
     "cache.json": (spoil_json, layout.CACHE),
     "recipe.json": (spoil_json, layout.recipe("raw")),
     "claim": (spoil_json, layout.CLAIMS),
+    "heartbeat": (spoil_json, layout.BUILDERS),
     "generation": (spoil_metadata, layout.GENERATIONS),
     "generation-tensors": (spoil_tensor, layout.GENERATIONS),
     "plan": (spoil_metadata, layout.plan_segment(0)),
@@ -208,9 +219,9 @@ VERBS: dict[str, Callable[[MemoryStore], object]] = {
 
 
 def spoiled_files(what: str, files: Files, draw: random.Random) -> Files:
-    claim = {layout.claim("raw", 0, 1): json.dumps(CLAIM).encode()} if what == "claim" else {}
+    beside = {"claim": {layout.claim("raw", 0, 1): CLAIM}, "heartbeat": {layout.builder(HEARTBEAT_OWNER): HEARTBEAT}}
     spoil, begins = SPOILED[what]
-    found = {**files, **claim}
+    found = {**files, **{key: json.dumps(document).encode() for key, document in beside.get(what, {}).items()}}
     key = max(key for key in found if key.startswith(begins))
     return {**found, key: spoil(found[key], draw)}
 

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 from tests.cli.running import run
-from tests.teachers.own_teachers import SENTENCES, Letters, Ramp, prompt_cache
+from tests.teachers.own_teachers import SENTENCES, Letters, Overflowing, Ramp, prompt_cache
 
 import forebay as fb
 from forebay.columns import Array
@@ -239,6 +239,35 @@ def test_the_command_line_reports_the_error_of_interpolation(tmp_path: Path) -> 
     root = curves(tmp_path)
     out = " ".join(run("verify", root, "--held-out", 6).out.split())
     assert "interpolation error of 'curve' halfway between buckets: 15.6%, at most 100.0% at t = 0.25 (6 rows)" in out
+
+
+class Doubled(Teacher, frozen=True, kw_only=True, tag="doubled"):
+    """Twice what another teacher made of the prompt, its length; it raises for that of another prompt."""
+
+    timed: ClassVar[bool] = True
+    reads: ClassVar[tuple[str, ...]] = ("overflowing", "overflowing_row", "data")
+
+    def outputs(self) -> tuple[Output, ...]:
+        return (Output("doubled", (1,)),)
+
+    def load(self, device: str, dtype: str) -> Loaded:
+        def doubled(batch: Batch) -> Mapping[str, Array]:
+            lengths = batch.array("overflowing")
+            assert lengths[:, 0].tolist() == [len(row) for row in batch.rows("data")]
+            return {"doubled": 2 * lengths}
+
+        return doubled
+
+
+def test_rows_are_recomputed_with_the_inputs_of_their_own_chunk(tmp_path: Path) -> None:
+    """Inputs are stored once for equal prompts, at a row of the chunk; an absent input makes an absent row."""
+    root = prompt_cache(tmp_path)
+    fb.build(root, None, TeacherRecipe(teacher=Overflowing(word="cat"), batch_size=2))
+    fb.build(root, None, TeacherRecipe(teacher=Doubled(), buckets=(0.0, 1.0), batch_size=2, stored="float32"))
+    found = check_alignment(fb.open_cache(root), recompute=8, held_out=8)
+    doubled = next(layer for layer in found.layers if layer.layer == "doubled")
+    assert (doubled.problems, doubled.present, doubled.recomputed_rows) == ((), 0.7, 8)
+    assert [(one.error, one.rows) for one in doubled.interpolation] == [(0.0, 6)]
 
 
 def test_a_layer_without_any_row_is_not_aligned(tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ def row_of(title: str) -> str:
 
 @pytest.mark.parametrize(
     ("kind", "title"),
-    list(zip(SETTINGS, ["Stable Diffusion 1.5", "SDXL", "SD3, SD3.5", "Flux.1", "DiT"], strict=True)),
+    list(zip(SETTINGS, ["Stable Diffusion 1.5", "SDXL", "SD3, SD3.5", "Flux.1", "DiT, SiT"], strict=True)),
 )
 def test_the_table_of_models_has_the_shapes_of_each_pipeline(tmp_path: Path, kind: str, title: str) -> None:
     recipes = pipeline(str(described(tmp_path, SETTINGS[kind], kind)), size=512, noise="noised")
@@ -112,7 +112,8 @@ def test_the_table_of_models_has_the_latents_of_video_vaes(tmp_path: Path, name:
 def test_the_table_of_sizes_is_that_of_the_commands_below_it(tmp_path: Path) -> None:
     described(tmp_path, {**SETTINGS["StableDiffusionPipeline"], "t5": t5(768)})
     parts = {"vae": f"{tmp_path}/vae", "t5": f"{tmp_path}/t5", "clip": f"{tmp_path}/text_encoder"}
-    recipes = encodings(**parts, size=512)
+    (side,) = re.findall(r"^forebay build images photos --into caches/art --size (\d+)$", GUIDE, re.MULTILINE)
+    recipes = encodings(**parts, size=int(side))
     recipes["lune"] = TeacherRecipe(teacher=Lune(unet=f"{tmp_path}/unet"))
     recipes["sol"] = TeacherRecipe(teacher=GeometricSol())
     estimate = estimate_teachers(recipes, 10_000)

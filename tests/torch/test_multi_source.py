@@ -1,6 +1,7 @@
 """Any layer of several data sets: routed by data set, joined in the order of the batch, compared when it is added."""
 
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -18,12 +19,17 @@ HOW = {"batch_size": 4, "stored": "float32"}
 
 
 def cache_of(
-    folder: Path, models: TinyModels, prompts: tuple[str, ...], lune: bool = True, **timed: object
+    folder: Path,
+    models: TinyModels,
+    prompts: tuple[str, ...],
+    lune: bool = True,
+    direction: Literal["t0_noise", "t0_data"] = "t0_noise",
+    **timed: object,
 ) -> fb.Cache:
     root = prompts_cache(folder, prompts)
     recipes = {"clip": TeacherRecipe(teacher=Clip(model=models.clip), **HOW)}
     if lune:
-        teacher = Lune(unet=models.unet, name="moon")
+        teacher = Lune(unet=models.unet, name="moon", time_direction=direction)
         recipes["moon"] = TeacherRecipe(teacher=teacher, **{"buckets": (0.2, 0.8), **HOW, **timed})
     fb.build_layers(root, recipes)
     return fb.open_cache(root, layers=list(recipes))
@@ -52,12 +58,16 @@ def test_layers_with_and_without_timesteps_are_routed_by_data_set(tiny_models: T
     assert sources.read("latents", rows, sets) is None
 
 
-def test_other_weights_buckets_and_types_are_refused_with_what_differs(tiny_models: TinyModels, tmp_path: Path) -> None:
+def test_other_weights_buckets_directions_and_types_are_refused_with_what_differs(
+    tiny_models: TinyModels, tmp_path: Path
+) -> None:
     sources = MultiSourceCache()
     sources.add(cache_of(tmp_path / "a", tiny_models, ("red cat",)), dataset_id=0)
     sources.add(cache_of(tmp_path / "same", tiny_models, ("a dog",), batch_size=2), dataset_id=1)
     with pytest.raises(ValueError, match=r"'moon' differs .* buckets is"):
         sources.add(cache_of(tmp_path / "b", tiny_models, ("red cat",), buckets=(0.1, 0.9)), dataset_id=2)
+    with pytest.raises(ValueError, match=r"'moon' differs .*direction.*t0_data"):
+        sources.add(cache_of(tmp_path / "e", tiny_models, ("red cat",), direction="t0_data"), dataset_id=2)
     with pytest.raises(ValueError, match=r"column moon is .*float16"):
         sources.add(cache_of(tmp_path / "c", tiny_models, ("red cat",), stored="float16"), dataset_id=2)
     other = save_tiny_models(tmp_path / "models", seed=9)

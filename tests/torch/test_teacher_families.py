@@ -1,59 +1,24 @@
-"""Models of other kinds than Stable Diffusion 1.5, each against its own pipeline; noise shared by buckets."""
+"""The fields of an SDXL, UNets that are refused, and noise shared by buckets."""
 
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-from diffusers import EulerDiscreteScheduler, StableDiffusionXLPipeline, UNet2DConditionModel
-from tests.tiny_models import TinyModels, _tokenizer, tiny_vae
+from tests import tiny_pipelines
+from tests.tiny_models import TinyModels
+from tests.tiny_pipelines import saved, sdxl_unet
 from tests.torch.taught import prompts_cache
-from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
 
 import forebay as fb
 from forebay.errors import TeacherUnusable
-from forebay.teachers import Clip, Latents, Lune, Sol, TeacherRecipe, features, shared
+from forebay.teachers import Clip, Latents, Lune, Sol, TeacherRecipe, features
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-WIDE, SECOND, PROJECTED = 16, 24, 12
-
-
-def text_config(width: int) -> CLIPTextConfig:
-    return CLIPTextConfig(
-        vocab_size=32, hidden_size=width, intermediate_size=24, num_hidden_layers=3, num_attention_heads=2,
-        max_position_embeddings=8, bos_token_id=2, eos_token_id=1, pad_token_id=1, projection_dim=PROJECTED,
-    )  # fmt: skip
-
-
-def sdxl_unet(**fields: object) -> UNet2DConditionModel:
-    settings = {
-        "sample_size": 8, "in_channels": 4, "out_channels": 4, "block_out_channels": (8, 16), "layers_per_block": 1,
-        "down_block_types": ("DownBlock2D", "CrossAttnDownBlock2D"), "norm_num_groups": 4, "attention_head_dim": 4,
-        "up_block_types": ("CrossAttnUpBlock2D", "UpBlock2D"), "cross_attention_dim": WIDE + SECOND,
-        "addition_embed_type": "text_time", "addition_time_embed_dim": 8,
-        "projection_class_embeddings_input_dim": 6 * 8 + PROJECTED,
-    }  # fmt: skip
-    return UNet2DConditionModel(**{**settings, **fields}).eval()
 
 
 @pytest.fixture(scope="module")
 def sdxl(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("sdxl")
-    torch.manual_seed(3)
-    tokenizers = {}
-    for name in ("tokenizer", "tokenizer_2"):
-        tokenizers[name] = _tokenizer(bos=True)
-        tokenizers[name].model_max_length = 8
-    pipeline = StableDiffusionXLPipeline(
-        vae=tiny_vae(),
-        text_encoder=CLIPTextModel(text_config(WIDE)).eval(),
-        text_encoder_2=CLIPTextModelWithProjection(text_config(SECOND)).eval(),
-        unet=sdxl_unet(),
-        scheduler=EulerDiscreteScheduler(),
-        **tokenizers,
-    )
-    pipeline.save_pretrained(folder)
-    return folder
+    return saved(tmp_path_factory.mktemp("sdxl"), tiny_pipelines.sdxl)
 
 
 def recipes(sdxl: Path, **lune: object) -> dict[str, TeacherRecipe]:
@@ -68,39 +33,8 @@ def recipes(sdxl: Path, **lune: object) -> dict[str, TeacherRecipe]:
     }
 
 
-def test_sdxl_is_what_its_own_pipeline_computes(sdxl: Path, tmp_path: Path) -> None:
-    root = prompts_cache(tmp_path)
-    fb.build_layers(root, recipes(sdxl))
-    cache = fb.open_cache(root, layers=["clip_l", "clip_g", "lune"])
-    rows = range(len(cache))
-    prompts = [bytes(cache[row]["data"]).decode() for row in rows]
-    pipeline = StableDiffusionXLPipeline.from_pretrained(sdxl)
-    with torch.inference_mode():
-        states, _, pooled, _ = pipeline.encode_prompt(prompts, device="cpu", do_classifier_free_guidance=False)
-        ids = pipeline._get_add_time_ids((64, 64), (0, 0), (64, 64), torch.float32, PROJECTED).repeat(len(prompts), 1)
-    joined = np.concatenate([shared(cache, f"{name}_states").read(rows) for name in ("clip_l", "clip_g")], -1)
-    assert np.abs(joined - states.numpy()).max() < 1e-5
-    assert np.abs(shared(cache, "clip_g_pooled").read(rows) - pooled.numpy()).max() < 1e-5
-
-    seen = []
-    pipeline.unet.mid_block.register_forward_hook(lambda module, given, out: seen.append(out.mean(dim=(2, 3))))
-    model = recipes(sdxl)["lune"]
-    noise = model._forward_with().batch(
-        model._samples(cache.read(rows, model.reads)), np.arange(len(prompts)), np.ones(len(prompts), int)
-    )
-    with torch.inference_mode():
-        pipeline.unet(
-            torch.from_numpy(noise.noise((4, 8, 8))),
-            torch.full((len(prompts),), 0.2 * 1000),  # t = 0.8 from noise is 200 of 1000 for the UNet
-            encoder_hidden_states=states,
-            added_cond_kwargs={"text_embeds": pooled, "time_ids": ids},
-        )
-    found = cache.read(rows, ["lune"])["lune"][:, 1]
-    assert np.abs(found - seen[0].numpy()).max() < 1e-5
-
-
 def test_a_whole_sdxl_pipeline_names_the_same_teachers(sdxl: Path) -> None:
-    """Those whose numbers the test above compares; with images, time ids have their size."""
+    """Those whose numbers are compared with its own; with images, time ids have their size."""
     how = {"stored": "float32", "batch_size": 4, "buckets": (0.2, 0.8)}
     assert fb.teachers.pipeline(str(sdxl), **how) == recipes(sdxl)
     with_images = fb.teachers.pipeline(f"{sdxl}/", size=64, noise="noised", **how)

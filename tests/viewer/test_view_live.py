@@ -13,6 +13,7 @@ from tests.viewer.conftest import Open
 
 import forebay as fb
 from forebay.cache.claims import Claim
+from forebay.cache.heartbeats import BuilderBeat, read_builders
 from forebay.format import layout
 from forebay.store import LocalStore
 from forebay.teachers import TeacherRecipe
@@ -21,6 +22,9 @@ from forebay.viewer.live_build import Watch
 from forebay.viewer.web_app import changes
 
 CHUNKS = 24
+ELSEWHERE = "0123456789ab-77-1"
+CLAIM = Claim(owner=ELSEWHERE, host="node7", pid=77)
+BEAT = BuilderBeat(beat=3, host="node7", pid=77, layer="raw", workers=8, cpu_percent=790.0, memory_bytes=3_000_000_000)
 
 
 def test_a_build_is_watched_to_its_end(view: Open, tmp_path: Path) -> None:
@@ -72,15 +76,13 @@ def test_a_page_says_when_its_server_is_gone(view: Open, raw_root: Path) -> None
     opened.problems.clear()  # the browser reports the lost connection
 
 
-def test_a_builder_on_another_host_is_seen_by_its_claims(tmp_path: Path) -> None:
+def test_a_builder_on_another_host_is_seen_by_its_heartbeat_and_its_claims(tmp_path: Path) -> None:
     root = many_chunks(tmp_path, 60, 40)
     store = LocalStore(str(root))
     watch = Watch(store, HeadChecks())
     before = {layer.layer: layer.states for layer in watch.snapshot().map.layers}
-    claim = Claim(
-        owner="otherhost-77-1", host="node7", pid=77, beat=3, workers=8, cpu_percent=790.0, memory_bytes=3_000_000_000
-    )
-    store.create(layout.claim("raw", 50, 1), [msgspec.json.encode(claim)])
+    store.create(layout.claim("raw", 50, 1), [msgspec.json.encode(CLAIM)])
+    store.create(layout.builder(ELSEWHERE), [msgspec.json.encode(BEAT)])
     watch._taken = -1e9  # look again now
     found = watch.snapshot()
     (builder,) = found.live.builders
@@ -90,6 +92,17 @@ def test_a_builder_on_another_host_is_seen_by_its_claims(tmp_path: Path) -> None
     assert (moment.builders, moment.workers, moment.utilization, moment.computing) == (1, 8, 1 / 8, 1)
     assert found.live.running
     assert changes(before, found)["raw"]["cells"] == [[50, "c"]]
+    store.delete(layout.claim("raw", 50, 1))
+    watch._taken = -1e9
+    (builder,) = watch.snapshot().live.builders
+    assert (builder.computing, builder.state) == (0, "working"), "it is between two chunks"
+
+
+def test_a_builder_of_an_earlier_forebay_is_seen_by_its_claims(tmp_path: Path) -> None:
+    store = LocalStore(str(many_chunks(tmp_path, 60, 40)))
+    store.create(layout.claim("raw", 50, 1), [msgspec.json.encode(msgspec.structs.replace(CLAIM, beat=3))])
+    (builder,) = Watch(store, HeadChecks()).snapshot().live.builders
+    assert (builder.host, builder.computing, builder.state) == ("node7", 1, "working")
 
 
 def test_a_heartbeat_says_what_its_builder_uses(tmp_path: Path) -> None:
@@ -98,11 +111,10 @@ def test_a_heartbeat_says_what_its_builder_uses(tmp_path: Path) -> None:
     builder = start_builder(root, source, recipe={"seconds": 1.5}, workers=2, lease_seconds=1.5)
     try:
 
-        def beaten() -> list[Claim]:
-            texts = [path.read_bytes() for path in root.glob("claims/*/*.json")]
-            return [claim for text in texts if text and (claim := msgspec.json.decode(text, type=Claim)).memory_bytes]
+        def beaten() -> list[BuilderBeat]:
+            return [beat for beat in read_builders(LocalStore(str(root))).values() if beat.workers and beat.beat > 1]
 
-        wait_until(beaten, what="no claim has figures")
+        wait_until(beaten, what="no heartbeat has figures")
         assert beaten()[0].workers >= 2
         assert beaten()[0].memory_bytes > 5_000_000
     finally:
@@ -166,18 +178,17 @@ def test_a_build_on_another_host_is_shown_live(view: Open, tmp_path: Path) -> No
     opened = view(root)
     page = opened.go("0/chunks")
     assert not page.is_visible("[data-build]")
-    claim = Claim(
-        owner="otherhost-77-1", host="node7", pid=77, beat=3, workers=8, cpu_percent=790.0, memory_bytes=3 * 10**9
-    )
-    store.create(layout.claim("raw", 50, 1), [msgspec.json.encode(claim)])
+    store.create(layout.claim("raw", 50, 1), [msgspec.json.encode(CLAIM)])
+    store.create(layout.builder(ELSEWHERE), [msgspec.json.encode(BEAT)])
     page.wait_for_selector("[data-build=running] td:text-is('node7, process 77')")
     for shown in ("1 of 8", "790 %", "3.0 GB", "working, figures of its last heartbeat"):
         assert page.locator(f"[data-build] td:text-is('{shown}')").count() == 1
     page.wait_for_selector("[data-layer=raw] .legend:has-text('claimed 1')")
-    beaten = msgspec.structs.replace(claim, beat=4, cpu_percent=420.0)
-    store.replace(layout.claim("raw", 50, 1), [msgspec.json.encode(beaten)])
+    beaten = msgspec.structs.replace(BEAT, beat=4, cpu_percent=420.0)
+    store.replace(layout.builder(ELSEWHERE), [msgspec.json.encode(beaten)])
     page.wait_for_selector("[data-build] td:text-is('420 %')")
     store.delete(layout.claim("raw", 50, 1))
+    store.delete(layout.builder(ELSEWHERE))
     page.wait_for_selector("[data-build=ended]")
     opened.check()
 

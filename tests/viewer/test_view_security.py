@@ -268,10 +268,12 @@ def test_chunk_numbers_and_claims_of_a_stranger_take_no_memory_and_leave_a_map(
     numbers["chunk"][-1] = 1 << 40
     changed = replace(generation, layers={"raw": replace(table, numbers=numbers)})
     store.replace(layout.generation(generation.number), changed.encode(None))
-    strange = Claim(owner=str(this_process()), host=HOSTILE, pid=-1, workers=-(2**40), cpu_percent=-1e300)
+    strange = Claim(owner=str(this_process()), host=HOSTILE, pid=-1)
     for attempt in range(1, 8):
         failed = msgspec.structs.replace(strange, state="failed", owner=f"other-{attempt}-1")
         store.create(layout.claim("raw", 0, attempt), [msgspec.json.encode(strange if attempt == 7 else failed)])
+    beat = {"beat": 1, "host": HOSTILE, "pid": 1, "layer": HOSTILE, "workers": -(2**40), "cpu_percent": -1e300}
+    store.create(layout.builder("0123456789ab-1-1"), [msgspec.json.encode(beat)])
     monkeypatch.setattr(chunk_map, "MOST_CLAIMS", 2)
     snapshot = ShownCache.of(root).watch.snapshot()
     (layer,) = snapshot.map.layers

@@ -12,13 +12,13 @@ from typing import Any
 
 import msgspec
 
-from forebay.cache.claims import LEASE_SECONDS
+from forebay.cache.heartbeats import LEASE_SECONDS
 from forebay.cache.publish import builder_versions
 from forebay.cache.records import OnProgress, Progress
 from forebay.engine import InlineEngine, LocalEngine
 from forebay.engine.base import Engine
 from forebay.errors import LibraryMissing, TooManyFailures
-from forebay.format.chunk import ChunkRecord
+from forebay.format.chunk import FAILED, ChunkRecord, is_counted_by_recipe
 from forebay.format.generation import Generation
 from forebay.recipe import AnyRecipe, fields_of, hooks_of
 from forebay.source import Failure, Source
@@ -106,6 +106,7 @@ class BuildOptions:
     max_failures: int | float | None = None  # a count, or a share below 1
     lease_seconds: float = LEASE_SECONDS
     publish_seconds: float = PUBLISH_SECONDS
+    begin_at: float | None = None  # the share of the chunks after which to begin
     planned: tuple[str, ...] = ()  # the digests of the plan that the caller wrote or compared with the source
     kept_limit: int | float | None = None  # of failures, for later commands
     clock: "PhaseClock" = field(default_factory=lambda: PhaseClock())
@@ -144,6 +145,7 @@ class BuildProgress:
     note: str = ""
     warnings: list[str] = field(default_factory=list)  # for the report
     sums: Counter[str] = field(default_factory=Counter)  # of the statistics of the chunks made
+    reasons: Counter[str] = field(default_factory=Counter)  # why samples of them failed
 
     @property
     def done(self) -> int:
@@ -155,7 +157,10 @@ class BuildProgress:
         self.samples += record.samples
         self.failures += record.failures
         self.written_bytes += record.size
-        self.sums.update({name: value for name, value in record.statistics.items() if not isinstance(value, list)})
+        numbers = {name: value for name, value in record.statistics.items() if not isinstance(value, list)}
+        failed = {name: int(value) for name, value in numbers.items() if name.startswith(FAILED)}
+        self.sums.update({name: value for name, value in numbers.items() if is_counted_by_recipe(name)})
+        self.reasons.update({name.removeprefix(FAILED): count for name, count in failed.items()})
 
     def figures(self, recipe: AnyRecipe) -> dict[str, Any]:
         """What the recipe derives from the chunks made so far."""
@@ -174,6 +179,7 @@ class BuildRequest:
     lease_seconds: float = LEASE_SECONDS
     on_progress: OnProgress | None = None
     engine: "str | Engine | None" = None  # a name of ENGINES, an engine, None: by `workers`
+    begin_at: float | None = None  # the share of the chunks after which to begin; None: at the first, or anywhere
 
     def holding(self, newest: Generation | None) -> "BuildRequest":
         """The same request, with the limit of failures that the cache was built with where the caller names none."""
@@ -189,6 +195,8 @@ class BuildRequest:
             memory_limit=self.memory_limit,
             max_failures=self.max_failures,
             lease_seconds=self.lease_seconds,
+            publish_seconds=PUBLISH_SECONDS,
+            begin_at=self.begin_at,
             on_progress=_in_bytes(source, self.on_progress or silent),
         )
 

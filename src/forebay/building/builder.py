@@ -20,9 +20,10 @@ import psutil
 from forebay.building.build_options import BuildOptions, BuildProgress, check_failures
 from forebay.building.chunk_maker import BuildJob, Job, has_file
 from forebay.building.task import BuildTask
-from forebay.cache.catalog import UNPUBLISHED, generation_numbers, load_generation, sound_record
-from forebay.cache.claims import Claims, Heartbeat
-from forebay.cache.publish import publish
+from forebay.cache.catalog import UNPUBLISHED, chunk_files, generation_numbers, load_generation, sound_record
+from forebay.cache.claims import Claims
+from forebay.cache.heartbeats import BuilderBeat, Heartbeat, OtherBuilders
+from forebay.cache.publish import differing_versions, publish
 from forebay.cache.records import Progress
 from forebay.engine.base import Died, Done, Engine, Event, Failed
 from forebay.engine.worker import peak_bytes
@@ -47,20 +48,19 @@ Answer = Literal["mine", "done", "busy"]
 class Schedule:
     """The chunks still to do, handed to slots.
 
-    `ask` claims a chunk: "mine" hands it out, "done" drops it, "busy" sets it aside until `look_again`.
+    `ask` claims a chunk: "mine" hands it out, "done" drops it, "busy" sets it aside until `look_again`. A pick takes
+    the same time however many lanes there are: those that nobody is in wait in line.
     """
 
     def __init__(self, chunks: Iterable[int], streams: Mapping[int, str], ask: Callable[[int], Answer]) -> None:
         self._streams = streams
         self._ask = ask
         self._lanes: dict[str | None, deque[int]] = {}
+        self._line: deque[str | None] = deque()  # lanes with chunks that no slot is in; None stays while it has some
         self._open: dict[int, str | None] = {}  # slot -> the lane it is in
         self.elsewhere: list[int] = []  # what other builders hold
+        self.pending = 0
         self._fill(chunks)
-
-    @property
-    def pending(self) -> int:
-        return sum(map(len, self._lanes.values()))
 
     def next_for(self, slot: int) -> int | None:
         """A claimed chunk for a slot, None where nothing can be had now."""
@@ -77,26 +77,50 @@ class Schedule:
         chunks, self.elsewhere = self.elsewhere, []
         self._fill(chunks)
 
+    def drop(self, is_done: Callable[[int], bool]) -> int:
+        """Forget the chunks that are done; returns how many."""
+        before = self.pending
+        for lane, chunks in self._lanes.items():
+            self._lanes[lane] = deque(chunk for chunk in chunks if not is_done(chunk))
+        self._line = deque(lane for lane in self._line if self._lanes[lane])
+        self.pending = sum(map(len, self._lanes.values()))
+        return before - self.pending
+
     def keep(self, slots: Collection[int]) -> None:
         """Forget slots that are gone, so that another slot can take over their lanes."""
-        self._open = {slot: lane for slot, lane in self._open.items() if slot in slots}
+        for slot in [slot for slot in self._open if slot not in slots]:
+            self._leave(slot)
 
     def _fill(self, chunks: Iterable[int]) -> None:
+        fresh: dict[str | None, list[int]] = {}
         for chunk in chunks:
-            self._lanes.setdefault(self._streams.get(chunk), deque()).append(chunk)
-        for lane in self._lanes.keys() - {None}:
-            self._lanes[lane] = deque(sorted(self._lanes[lane]))
+            fresh.setdefault(self._streams.get(chunk), []).append(chunk)
+            self.pending += 1
+        taken = set(self._open.values())
+        for lane, added in fresh.items():
+            known = self._lanes.get(lane)
+            if not known and (lane is None or lane not in taken):
+                self._line.append(lane)
+            self._lanes[lane] = deque([*(known or ()), *added] if lane is None else sorted([*(known or ()), *added]))
+
+    def _leave(self, slot: int) -> None:
+        lane = self._open.pop(slot, None)
+        if lane is not None and self._lanes[lane]:
+            self._line.appendleft(lane)
 
     def _pick(self, slot: int) -> int | None:
         mine = self._open.get(slot)
-        if mine is not None and self._lanes.get(mine):
-            return self._lanes[mine].popleft()
-        taken = {lane for other, lane in self._open.items() if other != slot} - {None}
-        free = [lane for lane, chunks in self._lanes.items() if chunks and lane not in taken]
-        if not free:
-            return None
-        self._open[slot] = free[0]
-        return self._lanes[free[0]].popleft()
+        if mine is None or not self._lanes[mine]:
+            self._open.pop(slot, None)
+            while self._line and not self._lanes[self._line[0]]:
+                self._line.popleft()
+            if not self._line:
+                return None
+            mine = self._line[0]
+            if mine is not None:
+                self._open[slot] = self._line.popleft()
+        self.pending -= 1
+        return self._lanes[mine].popleft()
 
 
 _MARGIN = 1.15
@@ -121,13 +145,13 @@ class MemoryGovernor:
         self._warned = False
         self._before = peak_bytes()  # of this process, whatever it did
 
-    def check_before(self, engine: Engine, heaviest_bytes: int) -> None:
+    def check_before(self, engine: Engine) -> None:
         """Refuse a limit that cannot hold this process and a worker with the heaviest slice, before it is passed."""
         if self._limit is None:
             return
         if not engine.usage().pids:
             raise ValueError("memory_limit bounds processes on this machine; leave it out with workers elsewhere")
-        needed = psutil.Process().memory_info().rss + heaviest_bytes
+        needed = psutil.Process().memory_info().rss + self._heaviest
         if needed > self._limit:
             raise MemoryTooSmall(self._limit, needed)
 
@@ -191,15 +215,22 @@ BIRTHS = 10  # workers in a row that end before they begin, once chunks were mad
 HOPELESS = 20  # failed chunks, with none made, that end a build
 JUDGED_CHUNKS = 0.1  # the share of chunks that must be made before a share of failures is judged by them
 TICK_SECONDS = 0.5
+WAIT_SECONDS = 2.0  # at most, between two looks at what other builders hold
+GROWTH = 0.1  # a builder lists its chunks when they are this share of what is listed
+FEW_MET = 16  # chunks that others made, one after the other, before all that is there is listed
+MET_SHARE = 64  # or this part of all chunks, if that is more
 SLOW_SECONDS = 120.0  # on one chunk, until a notice says so
 Weigh = Callable[[int], int]  # what a chunk takes from the source
 
 
-def _from_own_place(store: Store, chunks: Sequence[int]) -> Sequence[int]:
-    """In a bucket, builders start at different places: a claim that another was first to make is a billed request."""
-    if store.local_path("") is not None or not chunks:
-        return chunks
-    place = zlib.crc32(str(this_process()).encode()) % len(chunks)
+def _from_own_place(store: Store, chunks: Sequence[int], begin_at: float | None) -> Sequence[int]:
+    """Builders start at different places: a chunk that another was first to claim is a request for nothing.
+
+    The launcher may say where. In a bucket, where requests are billed, a builder finds its own place.
+    """
+    if begin_at is None:
+        begin_at = 0.0 if store.local_path("") is not None else zlib.crc32(str(this_process()).encode()) / 2**32
+    place = int(begin_at * len(chunks))
     return [*chunks[place:], *chunks[:place]]
 
 
@@ -223,14 +254,22 @@ class Build:
         self._weigh = weigh
         self._chunks = chunks
         self._claims = Claims(self._store, self._layer, terms.host, terms.lease_seconds)
-        self._schedule = Schedule(_from_own_place(self._store, chunks), streams, self._ask)
+        self._schedule = Schedule(_from_own_place(self._store, chunks, terms.begin_at), streams, self._ask)
         self._tries: Counter[int] = Counter()
         self._again: dict[int, float] = {}  # chunk -> when to try it again
         self._running: dict[int, int] = {}  # chunk -> slot
         self._slow: dict[int, tuple[float, float]] = {}  # chunk -> when it began, after how long to say so
         self._unlisted: list[int] = []  # made, and claimed until a generation lists them
+        self._fresh = 0  # chunks made since the last generation
+        self._met = 0  # chunks of others, since all that is there was listed
+        self._others = OtherBuilders(self._store, self._layer)
+        self._first_present, self._listed_count = tally.present, tally.present
+        self._heart = Heartbeat(
+            self._store, terms.host, terms.lease_seconds, self._layer, terms.versions, self._others.look_now_and_then
+        )
         self._newest: tuple[int, dict[int, int]] = (UNPUBLISHED, {})  # number, chunk of the layer -> listed revision
         self._waiting_for: tuple[str, ...] = ()  # machines whose builders have all that is left
+        self._patience = 0.0  # seconds to wait before looking at what others hold again
         self._born_dead = 0
         self._started = self._published = time.monotonic()
 
@@ -243,11 +282,8 @@ class Build:
         heaviest = max(map(self._weigh, self._chunks)) if self._terms.memory_limit else 0
         governor = MemoryGovernor(self._terms.memory_limit, self._terms.workers, heaviest)
         try:
-            governor.check_before(engine, heaviest)
-            with Heartbeat(self._claims):
-                while self._step(engine, governor):
-                    self._show(engine)
-                self._publish_unlisted()
+            with self._heart:
+                self._work(engine, governor)
         except KeyboardInterrupt as error:
             raise BuildStopped(self._store.address, self._tally.done, self._tally.total) from error
         except OSError as error:
@@ -256,8 +292,21 @@ class Build:
             raise
         finally:
             engine.stop()
+
+    def _work(self, engine: Engine, governor: MemoryGovernor) -> None:
+        try:
+            governor.check_before(engine)
+            with suppress(OSError, ForebayError):
+                self._compare_versions(self._others.look())
+            while self._step(engine, governor):
+                self._show(engine)
+            self._publish_unlisted()
+            self._wait_for_makers()
+        finally:
+            engine.stop()
             # What cannot be tidied up now must not hide why the build ended: `clean` removes it, and claims expire.
             with suppress(OSError, ForebayError):
+                self._take_unreported()
                 self._publish_unlisted()
             with suppress(OSError):
                 with_retries(self._claims.release_all)
@@ -265,6 +314,14 @@ class Build:
                 with_retries(partial(self._claims.remove_abandoned, self._is_made_by_anyone))
             with suppress(OSError):
                 with_retries(self._remove_leftovers)
+
+    def _compare_versions(self, others: Mapping[str, BuilderBeat]) -> None:
+        """Say which libraries are not those of the other builders: bytes may differ, and are recorded with both."""
+        differing = differing_versions([beat.versions for beat in others.values()], self._terms.versions)
+        if differing:
+            hosts = ", ".join(sorted({beat.host for beat in others.values()}))
+            self._tally.note = f"library versions here are not those of the builders on {hosts}: {differing}"
+            self._tally.warnings.append(self._tally.note)
 
     def _remove_leftovers(self) -> None:
         for leftover in self._store.leftovers():
@@ -283,7 +340,7 @@ class Build:
         starting = not idle and self._schedule.pending  # workers that died are being replaced
         if not (self._running or self._again or self._schedule.elsewhere or starting):
             return False
-        for event in engine.poll(TICK_SECONDS if self._running else TICK_SECONDS / 2):
+        for event in engine.poll(TICK_SECONDS if self._running else max(TICK_SECONDS / 2, self._patience)):
             self._take(event)
             governor.take(event, 0 if event.chunk is None else self._weigh(event.chunk))
         left = self._schedule.pending + len(self._running)
@@ -292,11 +349,15 @@ class Build:
         self._tally.warnings += [warning] if warning else []
         self._tally.note = self._tally.note or warning or self._slow_chunk()
         self._waiting_for = ()
-        if not self._running and not self._schedule.pending:
+        if self._running or self._schedule.pending:
+            self._patience = 0.0
+        else:
             # Builders that wait for each other's claims must not wait for the time to publish too.
-            self._publish_unlisted()
+            if self._schedule.elsewhere:
+                self._list_own()
             self._waiting_for = self._claims.hosts(self._schedule.elsewhere)
             self._schedule.look_again()
+            self._patience = min(WAIT_SECONDS, max(TICK_SECONDS / 4, 2 * self._patience))
         self._publish_now_and_then()
         return True
 
@@ -335,7 +396,19 @@ class Build:
     def _is_there(self, chunk: int) -> bool:
         there = self._is_made_by_anyone(chunk)
         self._tally.present += there
+        self._met = self._met + 1 if there else 0
+        if self._met >= max(FEW_MET, len(self._chunks) // MET_SHARE):
+            self._drop_made()
         return there
+
+    def _drop_made(self) -> None:
+        """Leave out what others made, found in one listing: another builder was at work in this place."""
+        self._met = 0
+        if isinstance(self._job, BuildJob):
+            files, job = with_retries(partial(chunk_files, self._store, self._layer)), self._job
+            self._tally.present += self._schedule.drop(
+                lambda chunk: chunk not in job.distrusted and files.get(chunk) == job.revision(chunk)
+            )
 
     def _is_made_by_anyone(self, chunk: int) -> bool:
         return isinstance(self._job, BuildJob) and with_retries(partial(self._is_made, self._job, chunk))
@@ -373,6 +446,8 @@ class Build:
             self._tally.present += 1
         else:
             self._tally.add(record)
+            self._fresh += 1
+            self._heart.made += 1
         self._tally.read += self._weigh(chunk)
         if record is None or self._job.is_listed_by_name(record):
             with_retries(partial(self._claims.release, chunk))
@@ -408,14 +483,25 @@ class Build:
 
     def _lost(self, chunk: int) -> None:
         """Its worker died after computing it: it is there if it was written, and no try of its own if it was not."""
-        record = None
-        if isinstance(self._job, BuildJob) and chunk not in self._job.distrusted:
-            revision = self._job.revision(chunk)
-            record = with_retries(partial(sound_record, self._store, self._layer, chunk, revision))
+        record = self._written(chunk)
         if record is None:
             self._again[chunk] = time.monotonic()
         else:
             self._made(chunk, record)
+
+    def _written(self, chunk: int) -> ChunkRecord | None:
+        """The record of a chunk that a worker was making, if it wrote it before it ended."""
+        if not isinstance(self._job, BuildJob) or chunk in self._job.distrusted:
+            return None
+        return with_retries(partial(sound_record, self._store, self._layer, chunk, self._job.revision(chunk)))
+
+    def _take_unreported(self) -> None:
+        """Count what workers wrote, and could not report before they were stopped."""
+        for chunk in self._running:
+            record = self._written(chunk)
+            if record is not None:
+                self._tally.add(record)
+        self._running.clear()
 
     def _try_again(self, chunk: int, reason: str) -> None:
         self._tries[chunk] += 1
@@ -456,42 +542,68 @@ class Build:
         return DiskFull(self._store.address, needed, self._store.free_bytes() or 0)
 
     def _publish_now_and_then(self) -> None:
-        if time.monotonic() - self._published >= self._terms.publish_seconds and self._tally.records:
+        """List what was made, the less often the more is listed: a generation is as large as the list."""
+        is_time = time.monotonic() - self._published >= self._terms.publish_seconds
+        if is_time and self._fresh and self._fresh >= GROWTH * self._listed_count:
             self._publish()
 
     def _publish_unlisted(self) -> None:
         if self._unlisted:
             self._publish()
 
+    def _list_own(self) -> None:
+        """List what this builder made, for others who wait for it."""
+        if self._unlisted or self._fresh:
+            self._publish()
+
+    def _wait_for_makers(self) -> None:
+        """Builders that are at work list their chunks: wait for it a while, rather than read and hash them here."""
+        pause, end = TICK_SECONDS / 8, time.monotonic() + self._terms.publish_seconds
+        while time.monotonic() < end and (others := self._others.look()):
+            self._list_own()
+            self._claims.pulses.take(others)
+            if all(map(self._claims.pulses.is_silent, others)) or self._has_all_listed():
+                return
+            time.sleep(pause)
+            pause = min(WAIT_SECONDS, 2 * pause)
+
+    def _has_all_listed(self) -> bool:
+        listed = with_retries(self._listed)
+        return all(chunk in listed or chunk in self._tally.failed for chunk in self._chunks)
+
     def _publish(self) -> None:
         """List what was made; only then are the claims released that kept others from it."""
         made = {self._layer: self._tally.records.values()}
         terms = self._terms
-        with_retries(partial(publish, self._store, made, terms.versions, None, terms.planned, {}, terms.kept_limit))
+        listed = with_retries(
+            partial(publish, self._store, made, terms.versions, None, terms.planned, {}, terms.kept_limit)
+        )
         while self._unlisted:
             with_retries(partial(self._claims.release, self._unlisted[-1]))
             self._unlisted.pop()
         self._published = time.monotonic()
+        self._fresh, self._listed_count = 0, len(listed.table(self._layer))
 
     def _show(self, engine: Engine) -> None:
         usage = engine.usage()
-        self._terms.on_progress(
-            Progress(
-                phase="waiting" if self._waiting_for else "building",
-                done=self._tally.done,
-                total=self._tally.total,
-                rows=self._tally.rows,
-                read_bytes=self._tally.read,
-                written_bytes=self._tally.written_bytes,
-                failures=self._tally.failures,
-                tokens=self._tally.sums["tokens"],
-                utilization=self._tally.figures(self._job.chunks.recipe).get("utilization"),
-                seconds=time.monotonic() - self._started,
-                workers=usage.workers,
-                busy=len(set(self._running.values())),  # a slot may be writing one chunk while it computes another
-                pids=usage.pids,
-                note=self._tally.note,
-                waiting_for=self._waiting_for,
-            )
+        made_elsewhere = max(self._tally.present, self._first_present + self._others.made)
+        progress = Progress(
+            phase="waiting" if self._waiting_for else "building",
+            done=min(self._tally.total, len(self._tally.records) + made_elsewhere),
+            total=self._tally.total,
+            rows=self._tally.rows,
+            read_bytes=self._tally.read,
+            written_bytes=self._tally.written_bytes,
+            failures=self._tally.failures,
+            tokens=self._tally.sums["tokens"],
+            utilization=self._tally.figures(self._job.chunks.recipe).get("utilization"),
+            seconds=time.monotonic() - self._started,
+            workers=usage.workers,
+            busy=len(set(self._running.values())),  # a slot may be writing one chunk while it computes another
+            pids=usage.pids,
+            note=self._tally.note,
+            waiting_for=self._waiting_for,
         )
+        self._heart.progress, self._heart.unlisted = progress, self._fresh
+        self._terms.on_progress(progress)
         self._tally.note = ""

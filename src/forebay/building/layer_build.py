@@ -6,7 +6,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import islice
 
 from forebay.building.build_options import BuildOptions, BuildProgress, Reasons, allows_all
 from forebay.building.builder import Build, Weigh, with_retries
@@ -26,7 +25,7 @@ from forebay.cache.catalog import (
 )
 from forebay.cache.claims import is_abandoned, read_claims
 from forebay.cache.plan import Plan
-from forebay.cache.publish import listed_plan, listed_revision, publish, publish_found
+from forebay.cache.publish import differing_versions, listed_plan, listed_revision, publish, publish_found
 from forebay.cache.records import BuildReport
 from forebay.cache.segment import Segment, unreadable_note
 from forebay.cache.source_check import Freshness, check_freshness, check_kind, reported, source_changed
@@ -34,6 +33,7 @@ from forebay.columns import Array
 from forebay.engine.base import Engine
 from forebay.errors import (
     BuildFailed,
+    BuildStopped,
     CacheNotFound,
     ChunkFailed,
     DiskFull,
@@ -87,7 +87,13 @@ def unbind(store: Store, layer: str) -> bool:
     records = [sound_record(store, layer, chunk, revision) for chunk, revision in files.items()]
     if any(record is None or record.rows for record in records):
         return False
-    prefixes = (layout.layer_folder(layer), layout.claims_folder(layer), layout.PLAN, layout.IDENTITIES)
+    prefixes = (
+        layout.layer_folder(layer),
+        layout.claims_folder(layer),
+        layout.BUILDERS,
+        layout.PLAN,
+        layout.IDENTITIES,
+    )
     keys = [entry.key for prefix in prefixes for entry in store.entries(prefix) if layout.is_known(entry.key, {layer})]
     for key in sorted(keys, key=lambda key: layout.parse_chunk(key) is None or key.startswith(layout.PLAN)):
         store.delete(key)
@@ -131,14 +137,13 @@ def _made_for(snapshot: Snapshot, segment: Segment, layer: str) -> list[tuple[in
 def _remove_empty_folders(root: str, layer: str) -> None:
     """Remove the folders that a build made, each only if nothing is in it; the root may be the user's."""
     inner, outer = (layout.layer_folder(layer), layout.claims_folder(layer)), (layout.LAYERS, layout.CLAIMS)
-    for folder in (*inner, *outer, layout.PLAN, layout.IDENTITIES):
+    for folder in (*inner, *outer, layout.BUILDERS, layout.PLAN, layout.IDENTITIES):
         path = os.path.join(root, folder).rstrip("/")
         if not os.path.islink(os.path.dirname(path)) or os.path.dirname(path) == root:
             with suppress(OSError):
                 os.rmdir(path)
 
 
-MOST_EXPLAINED = 1000  # chunks whose failures a report counts by reason: each is opened for it
 LOOKS = 3  # how often a source that changes while it is read is looked at again
 
 
@@ -290,6 +295,9 @@ def _build_missing(place: LayerBuild, wanted: Iterable[int], engine: Engine, ter
     tally = BuildProgress(total=len(order), present=len(order) - len(missing))
     lost = [chunk for chunk in order if chunk in gone]
     notes = [*place.notes, *_unsound_notes(layer, unsound.intersection(order))]
+    if missing and (differing := differing_versions(found.newest.versions if found.newest else (), terms.versions)):
+        tally.note = f"chunks are made with other library versions than those that are there: {differing}"
+        notes.append(tally.note)
     if lost:
         again = remake_chunks(place, lost, found.published, engine, terms)
         notes.append(f"{len(again.records)} published chunk(s) had lost their files and were made again")
@@ -306,7 +314,9 @@ def _build_missing(place: LayerBuild, wanted: Iterable[int], engine: Engine, ter
         unbound = False
         with suppress(OSError, ForebayError):
             made = {layer: tally.records.values()}
-            publish(store, made, terms.versions, None, terms.planned, adopts, terms.kept_limit)
+            # Who is stopped may have seconds: what others have not listed yet is not read now.
+            adopted = {} if isinstance(error, BuildStopped) else adopts
+            publish(store, made, terms.versions, None, terms.planned, adopted, terms.kept_limit)
             if isinstance(error, ChunkFailed | TooManyFailures):
                 unbound = unbind(store, layer)
         if isinstance(error, SourceChanged):
@@ -508,8 +518,6 @@ def _report(
     table = generation.table(layer)
     statistics = {name: value for name, value in table.totals().items() if not isinstance(value, list)}
     holds = {"chunks": len(table), "rows": int(table.rows.sum()), "bytes": int(table.numbers["size"].sum())}
-    failed = islice((record for record in tally.records.values() if record.failures), MOST_EXPLAINED)
-    reasons = Reasons(one for record in failed for one in open_chunk(store, layer, record).failures())
     return BuildReport(
         root=store.address,
         layer=layer,
@@ -528,7 +536,7 @@ def _report(
         made_statistics=dict(tally.sums),
         statistics=statistics,
         figures=hooks_of(recipe).figures(fields_of(recipe), statistics, holds) if len(table) else {},
-        reasons=reasons.counts(),
+        reasons=dict(tally.reasons.most_common()),
         made_rows=sum(record.rows for record in tally.records.values()),
         made_failures=sum(record.failures for record in tally.records.values()),
         phases=dict(phases),

@@ -22,7 +22,7 @@ from forebay.building.reopen import kept_recipe, kept_source, kept_workers, reci
 from forebay.building.repair_index import _ADVICE, RepairInputs, RepairLog, adoptable, repair_index
 from forebay.cache.catalog import Snapshot, index_problems, published_record, sound_record
 from forebay.cache.copy import read_published
-from forebay.cache.publish import adoption_rule, builder_versions, listed_plan
+from forebay.cache.publish import adoption_rule, builder_versions, differing_versions, listed_plan
 from forebay.cache.records import GONE, RepairReport, VerifyReport
 from forebay.cache.source_check import refresh_advice
 from forebay.cache.verify import (
@@ -157,22 +157,9 @@ def _remake(
         elif made.revision == record.revision:
             mending.restored.append(made.key(layer))
         else:
-            why = _why_other_bytes(record, made) + _other_versions(generation, own.versions)
+            other = differing_versions(generation.made_with(layer, record.chunk), own.versions)
+            why = _why_other_bytes(record, made) + (f": {other}" if other else "")
             mending.replaced[made.key(layer)] = why
-
-
-def _other_versions(generation: Generation, now: Mapping[str, str]) -> str:
-    """Which libraries are not those that any earlier chunk was made with."""
-    known: dict[str, set[str]] = {}
-    for versions in generation.versions:
-        for name, version in versions.items():
-            known.setdefault(name, set()).add(version)
-    others = [
-        f"{name} {version} (before: {', '.join(sorted(known[name]))})"
-        for name, version in now.items()
-        if name in known and version not in known[name]
-    ]
-    return f": {', '.join(others)}" if others else ""
 
 
 def check_repaired(means: RepairInputs, mending: RepairLog) -> Snapshot:

@@ -1,4 +1,4 @@
-"""What a builder and its workers use of their machine; its heartbeat writes it into claims, for observers elsewhere."""
+"""What a builder and its workers use of their machine; its heartbeat carries it, for observers elsewhere."""
 
 from dataclasses import dataclass, field
 

@@ -3,74 +3,69 @@
     nobody ──create 000035.1──▶ A works, beats ──publishes chunk, deletes 000035.1──▶ done
                                  A stops beating ──B creates 000035.2──▶ B works …
 
-A claim is advice: two builders that both hold one make the same bytes, and the second learns that the chunk exists.
-It expires when its heartbeat has not moved for a lease on the observer's own clock, at once when the owner is known to
-be dead. Whoever creates the next attempt has it; creation happens once, so exactly one takes over.
+A claim is advice: two builders that both hold one make the same bytes, and the second learns that the chunk exists. It
+is written once, and names its owner, whose heartbeat (`heartbeats`) keeps all of its claims alive. It expires when that
+has not moved for a lease on the observer's own clock, at once when the owner is known to be dead. Whoever creates the
+next attempt has it; creation happens once, so exactly one takes over.
 """
 
-import threading
-import time
+import itertools
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from typing import Literal
 
 import msgspec
 
-from forebay.cache.builder_usage import ProcessTree, Usage
+from forebay.cache.heartbeats import LEASE_SECONDS, Pulses, builder_owners, is_dead
 from forebay.errors import ForebayError, NotForebay, StoreRefused
 from forebay.format import layout
 from forebay.store.base import Missing, Store, read_document
-from forebay.store.owner import Owner, this_process
+from forebay.store.owner import this_process
 
-LEASE_SECONDS = 60.0
-MOST_BYTES = 64 * 1024  # of a claim
 MOST_ATTEMPTS = 999_999  # a file with a higher number is none of ours
 STRANGE_NAMES = 8  # in a row, taken by what is not a claim, before a chunk is passed over for now
 
 
-class Claim(msgspec.Struct, frozen=True, kw_only=True):
+class Claim(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The content of a claim file."""
 
     owner: str
     host: str
     pid: int
-    beat: int = 0
+    beat: int = 0  # a counter that an earlier forebay moves here; now it is in the heartbeat of the owner
+    build: int = 0  # which one of its process
     state: Literal["working", "failed"] = "working"
     reason: str = ""
-    workers: int = 0  # this and the next two: what the builder used at its last beat
-    cpu_percent: float = 0.0
-    memory_bytes: int = 0
+
+
+_BUILDS = itertools.count(1)
+_AT_WORK: set[int] = set()  # the builds of this process that may hold claims
 
 
 class Claims:
     """The claims of one builder on one layer, and its view of everybody else's."""
 
     def __init__(self, store: Store, layer: str, host: str, lease_seconds: float = LEASE_SECONDS) -> None:
-        self.lease_seconds = lease_seconds
         self._store = store
+        self.pulses = Pulses(store, lease_seconds)
         self._layer = layer
-        self._owner = this_process()
+        self._owner, self._build = this_process(), next(_BUILDS)
+        _AT_WORK.add(self._build)
         self._host = host
         self._held: dict[int, int] = {}  # chunk -> attempt
-        self._seen: dict[str, tuple[int, float]] = {}  # key -> beat, when this clock first saw it
-        self._holders: dict[int, str] = {}  # chunk -> the host that had it when it was last asked for
-        self._beat = 0
-        self._processes, self._usage = ProcessTree(self._owner.pid), Usage()
-        self._lock = threading.Lock()
-        # A failure recorded before this builder began is tried again; one recorded since then is respected.
-        self._old_failures = {key for key, claim in self.read_all().items() if claim.state == "failed"}
+        self._holders: dict[int, Claim] = {}  # chunk -> the claim of another that was there when it was last asked for
+        # A failure recorded before this builder began is tried again; one recorded since then has another etag.
+        self._before = {entry.key: entry.etag for entry in store.entries(layout.claims_folder(layer))}
 
     def take(self, chunk: int) -> bool:
         """Claim a chunk, unless a live builder has it or it failed since this builder began."""
         if chunk not in self._held and self._create(chunk, 1):  # most chunks have no claim: no listing is needed
             return True
-        attempts = self._attempts(chunk)
-        attempt = 1
+        attempts, attempt = self._attempts(chunk), 1
+        self._holders.pop(chunk, None)
         if attempts:
             last = max(attempts)
-            key = layout.claim(self._layer, chunk, last)
-            if not self._is_free(key, attempts[last]):
-                self._holders[chunk] = attempts[last].host
+            if not self._is_free(layout.claim(self._layer, chunk, last), attempts[last]):
+                self._holders[chunk] = attempts[last]
                 return False
             attempt = last + 1
         for _ in range(STRANGE_NAMES):
@@ -82,19 +77,18 @@ class Claims:
         return False
 
     def _create(self, chunk: int, attempt: int) -> bool:
-        with self._lock:
-            self._held[chunk] = attempt  # first, so that an interruption while it is created leaves nothing behind
-            try:
-                created = self._store.create(layout.claim(self._layer, chunk, attempt), [self._encode()], durable=False)
-            except NotForebay:
-                created = False
-            except (OSError, StoreRefused):  # the disk may have failed after it made the file, which is then ours
-                created = self._is_there(chunk, attempt)
-                if not created:
-                    del self._held[chunk]  # a heartbeat would create it, and this builder wait for itself
-                    raise
+        self._held[chunk] = attempt  # first, so that an interruption while it is created leaves nothing behind
+        try:
+            created = self._store.create(layout.claim(self._layer, chunk, attempt), [self._encode()], durable=False)
+        except NotForebay:
+            created = False
+        except (OSError, StoreRefused):  # the disk may have failed after it made the file, which is then ours
+            created = self._is_there(chunk, attempt)
             if not created:
-                del self._held[chunk]
+                del self._held[chunk]  # or this builder would wait for itself
+                raise
+        if not created:
+            del self._held[chunk]
         return created
 
     def _is_there(self, chunk: int, attempt: int) -> bool:
@@ -105,19 +99,17 @@ class Claims:
             return False
 
     def failure(self, chunk: int) -> str | None:
-        """Why a builder gave a chunk up since this one began; None where none did."""
-        attempts = self._attempts(chunk)
-        last = attempts[max(attempts)] if attempts else None
-        if last is None or last.state != "failed":
-            return None
-        return None if layout.claim(self._layer, chunk, max(attempts)) in self._old_failures else last.reason
+        """Why a builder gave up a chunk that could not be taken because of it; None where none did."""
+        holder = self._holders.get(chunk)
+        return holder.reason if holder is not None and holder.state == "failed" else None
 
     def hosts(self, chunks: Iterable[int]) -> tuple[str, ...]:
         """The machines of the builders that held some chunks when they were last asked for."""
-        return tuple(sorted({self._holders[chunk] for chunk in chunks if chunk in self._holders}))
+        return tuple(sorted({self._holders[chunk].host for chunk in chunks if chunk in self._holders}))
 
     def release_all(self) -> None:
         """Give up whatever is held; what the disk refuses is raised when the others are released."""
+        _AT_WORK.discard(self._build)
         refused: OSError | None = None
         for chunk in list(self._held):
             try:
@@ -129,39 +121,27 @@ class Claims:
 
     def release(self, chunk: int) -> None:
         """Give up a chunk, made or not; nothing of its claims is left."""
-        with self._lock:
-            own = self._held[chunk]
-            before = self._attempts(chunk) if own > 1 else ()
-            for attempt in [*(earlier for earlier in before if earlier < own), own]:
-                self._store.delete(layout.claim(self._layer, chunk, attempt))
-            del self._held[chunk]
+        own = self._held[chunk]
+        before = self._attempts(chunk) if own > 1 else ()
+        for attempt in [*(earlier for earlier in before if earlier < own), own]:
+            self._store.delete(layout.claim(self._layer, chunk, attempt))
+        del self._held[chunk]
 
     def remove_abandoned(self, is_made: Callable[[int], bool]) -> None:
-        """Delete the claims of dead builders on chunks that are made: nobody takes those over."""
-        for key, claim in self.read_all().items():
+        """Delete what dead builders left: their heartbeats, and claims on chunks that are made, which nobody takes."""
+        for key, claim in read_claims(self._store, self._layer).items():
             if is_abandoned(claim) and is_made(claimed(key)[0]):
                 self._store.delete(key)
+        silent = self.pulses.silent_owners()
+        for owner in builder_owners(self._store):
+            if owner in silent or is_dead(owner):
+                self._store.delete(layout.builder(owner))
 
     def fail(self, chunk: int, reason: str) -> None:
         """Record that a chunk cannot be made."""
-        with self._lock:
-            key = layout.claim(self._layer, chunk, self._held[chunk])
-            self._store.replace(key, [self._encode("failed", reason)], durable=False)
-            del self._held[chunk]
-
-    def beat(self) -> None:
-        """Show that this builder lives: move the counter of everything it holds."""
-        usage = self._processes.measure()
-        with self._lock:
-            self._beat += 1
-            self._usage = usage
-            for chunk, attempt in self._held.items():
-                with suppress(OSError, ForebayError):  # the others must beat all the same
-                    self._store.replace(layout.claim(self._layer, chunk, attempt), [self._encode()], durable=False)
-
-    def read_all(self) -> dict[str, Claim]:
-        """Every claim on the layer, by key; looking also starts the clock of those not seen before."""
-        return read_claims(self._store, self._layer)
+        key = layout.claim(self._layer, chunk, self._held[chunk])
+        self._store.replace(key, [self._encode("failed", reason)], durable=False)
+        del self._held[chunk]
 
     def _attempts(self, chunk: int) -> dict[int, Claim]:
         prefix = f"{layout.claims_folder(self._layer)}{chunk:06d}."
@@ -169,54 +149,20 @@ class Claims:
 
     def _is_free(self, key: str, claim: Claim) -> bool:
         if claim.state == "failed":
-            return key in self._old_failures
-        return self._is_expired(key, claim)
+            return self._is_from_before(key)
+        if claim.owner == str(self._owner):  # of this process: held by another thread, or left by an earlier build
+            return claim.build not in _AT_WORK
+        return is_abandoned(claim) or self.pulses.is_silent(claim.owner, key, claim.beat)
 
-    def _is_expired(self, key: str, claim: Claim) -> bool:
-        if is_abandoned(claim):
-            return True
-        now = time.monotonic()
-        beat, since = self._seen.get(key, (None, now))
-        if beat != claim.beat:
-            beat, since = claim.beat, now
-        self._seen[key] = (claim.beat, since)
-        return now - since >= self.lease_seconds
+    def _is_from_before(self, key: str) -> bool:
+        """Whether a claim has been as it is since before this builder began."""
+        now = self._store.head(key)
+        return now is not None and now.etag == self._before.get(key)
 
     def _encode(self, state: Literal["working", "failed"] = "working", reason: str = "") -> bytes:
-        claim = Claim(
-            owner=str(self._owner),
-            host=self._host,
-            pid=self._owner.pid,
-            beat=self._beat,
-            state=state,
-            reason=reason,
-            workers=self._usage.workers,
-            cpu_percent=self._usage.cpu_percent,
-            memory_bytes=self._usage.memory_bytes,
-        )
+        owner = self._owner
+        claim = Claim(owner=str(owner), host=self._host, pid=owner.pid, build=self._build, state=state, reason=reason)
         return msgspec.json.encode(claim)
-
-
-class Heartbeat(threading.Thread):
-    """Moves the counter of a builder's claims while it works; used as a context."""
-
-    def __init__(self, claims: Claims) -> None:
-        super().__init__(name="forebay-heartbeat", daemon=True)
-        self._claims = claims
-        self._stopped = threading.Event()
-
-    def run(self) -> None:
-        while not self._stopped.wait(self._claims.lease_seconds / 6):
-            with suppress(OSError, ForebayError):  # a full disk stops the build where it writes chunks, not here
-                self._claims.beat()
-
-    def __enter__(self) -> "Heartbeat":
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stopped.set()
-        self.join()
 
 
 def read_claims(store: Store, layer: str, prefix: str | None = None) -> dict[str, Claim]:
@@ -253,5 +199,4 @@ def claimed(key: str) -> tuple[int, int]:
 
 def is_abandoned(claim: Claim) -> bool:
     """Whether the owner of a claim is known to be dead; only its own host can know."""
-    owner = Owner.parse(claim.owner)
-    return owner is not None and owner.is_dead()
+    return is_dead(claim.owner)

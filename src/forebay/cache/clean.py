@@ -1,7 +1,7 @@
 """Cleaning: remove what nobody needs. Nothing that a generation lists is ever removed."""
 
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 from forebay.cache.catalog import (
     chunk_files,
@@ -13,6 +13,7 @@ from forebay.cache.catalog import (
     read_cache_document,
 )
 from forebay.cache.claims import Claim, claimed, is_abandoned, read_claims
+from forebay.cache.heartbeats import builder_owners, is_dead, read_builders
 from forebay.cache.plan import load_plan
 from forebay.cache.records import CleanReport
 from forebay.errors import KeyRefused
@@ -36,7 +37,7 @@ def clean_cache(store: Store, keep_generations: int | None, lease_seconds: float
     ]
     # Nothing is removed before all that stays has been read: the newest generation may be the damaged one.
     freed = sum(_remove(store, entry) for entry in [*dropped, *temporary, *superseded])
-    claims = _expired_claims(store, lease_seconds)
+    claims = _expired(store, lease_seconds)
     for key in claims:
         store.delete(key)
     older, kept_bytes = _only_in_older(store)
@@ -154,20 +155,35 @@ def _unnamed_identities(store: Store) -> list[Entry]:
     ]
 
 
-def _expired_claims(store: Store, lease_seconds: float) -> list[str]:
-    """Claims of owners known dead or silent for a lease on another host, and failures of chunks that are there now."""
+def _expired(store: Store, lease_seconds: float) -> list[str]:
+    """Claims and heartbeats of owners known dead or silent for a lease elsewhere; failures of chunks that are there."""
     claims = _all_claims(store)
     gone = [
         key
         for key, claim in claims.items()
         if is_abandoned(claim) or (claim.state == "failed" and _is_done(store, key.split("/")[1], key))
     ]
-    remote = {key: claim for key, claim in claims.items() if key not in gone and _is_remote(claim)}
+    owners = {layout.builder(owner): owner for owner in builder_owners(store)}
+    gone += [key for key, owner in owners.items() if is_dead(owner)]
+    owners |= {key: claim.owner for key, claim in claims.items() if claim.state == "working"}
+    remote = {key: owner for key, owner in owners.items() if key not in gone and _is_remote(owner)}
     if remote:
+        before = _counters(store, claims)
         time.sleep(lease_seconds)  # once, for all layers
-        now = _all_claims(store)
-        gone += [key for key, claim in remote.items() if key in now and now[key].beat == claim.beat]
+        now, there = _all_claims(store), set(map(layout.builder, builder_owners(store)))
+        after = _counters(store, now)
+        gone += [
+            key
+            for key, owner in remote.items()
+            if (key in now or key in there) and all(before.get(one) == after.get(one) for one in (key, owner))
+        ]
     return gone
+
+
+def _counters(store: Store, claims: Mapping[str, Claim]) -> dict[str, int]:
+    """The counters of claims by key, which earlier builders move, and those of heartbeats by owner."""
+    beats = {owner: beat.beat for owner, beat in read_builders(store).items()}
+    return {**beats, **{key: claim.beat for key, claim in claims.items()}}
 
 
 def _all_claims(store: Store) -> dict[str, Claim]:
@@ -180,6 +196,6 @@ def _is_done(store: Store, layer: str, key: str) -> bool:
     return chunk < len(asked) and chunk_files(store, layer).get(chunk, -1) >= int(asked[chunk])
 
 
-def _is_remote(claim: Claim) -> bool:
-    owner = Owner.parse(claim.owner)
-    return claim.state == "working" and (owner is None or owner.host != this_host())
+def _is_remote(owner: str) -> bool:
+    parsed = Owner.parse(owner)
+    return parsed is None or parsed.host != this_host()

@@ -29,7 +29,7 @@ from forebay.errors import (
     SourceEmpty,
 )
 from forebay.format import layout
-from forebay.format.chunk import ChunkRecord
+from forebay.format.chunk import MADE_BY, UNKNOWN, ChunkRecord
 from forebay.format.codec import library_versions
 from forebay.format.generation import ChunkTable, Generation
 from forebay.format.layout import MAX_REVISION, CacheDocument
@@ -178,6 +178,24 @@ def builder_versions(recipe_versions: Mapping[str, str]) -> dict[str, str]:
     return {name: str(version) for name, version in {**own, **recipe_versions}.items()}
 
 
+def differing_versions(known: Iterable[Mapping[str, str]], now: Mapping[str, str]) -> str:
+    """Which libraries are of a version that no one before had, in words; empty where there is none.
+
+    >>> differing_versions([{"numpy": "2.1"}, {"numpy": "2.2", "zstd": "1"}], {"numpy": "2.3", "zstd": "1"})
+    'numpy 2.3 (before: 2.1, 2.2)'
+    """
+    before: dict[str, set[str]] = {}
+    for versions in known:
+        for name, version in versions.items():
+            before.setdefault(name, set()).add(version)
+    others = (
+        f"{name} {version} (before: {', '.join(sorted(before[name]))})"
+        for name, version in now.items()
+        if name in before and version not in before[name]
+    )
+    return ", ".join(others)
+
+
 def _draft(
     snapshot: Snapshot,
     made: Mapping[str, Iterable[ChunkRecord]],
@@ -196,19 +214,20 @@ def _draft(
     # A published layer stays until `forebay drop`; a key signs no layer that this process does not build.
     names = sorted({*before, *(_begun_layers(snapshot) if hmac_key() is None else made)})
     plan = listed_plan(snapshot, planned)
+    history = newest.versions if newest else ()
+    maker, finder = _makers(history, versions)
     tables = {name: before.get(name) or ChunkTable.of([]) for name in names}
-    own = {name: list(made.get(name, ())) for name in names}
+    own = {name: [_made_by(record, maker) for record in made.get(name, ())] for name in names}
     cache = newest.cache if newest else store.read(layout.CACHE).decode()
     base = msgspec.json.decode(cache, type=CacheDocument).base
     layers: dict[str, ChunkTable] = {}
     for name in sorted(names, key=lambda name: name != base):  # what lies above needs the table of the base layer
         allowed = adoption_rule(name, adopts, None if name == base else layers.get(base))
         asked = plan.revisions(name)
-        layers[name] = _with_unlisted(snapshot, name, tables[name], own[name], skipped, asked, allowed)
+        layers[name] = _with_unlisted(snapshot, name, tables[name], own[name], skipped, asked, allowed, finder)
         if name == base:
             layers[name] = _with_whole_refresh(tables[name], layers[name], asked)
     layers = _without_outdated(layers, plan)
-    history = newest.versions if newest else ()
     is_new = any(_lists_other(layers[name], tables[name], own[name]) for name in names)
     return Generation(
         number=0,
@@ -221,6 +240,22 @@ def _draft(
         source=plan.source if plan.segments else newest.source if newest else {},
         max_failures=newest.max_failures if newest else None,
     )
+
+
+def _makers(history: Sequence[Mapping[str, str]], versions: Mapping[str, str]) -> tuple[int, int]:
+    """Which set of versions made the chunks of this process, and which those that it adopts."""
+    found = 0 if len(history) <= 1 else UNKNOWN
+    if not versions:
+        return found, found
+    maker = history.index(dict(versions)) if dict(versions) in history else len(history)
+    return maker, UNKNOWN if maker else found
+
+
+def _made_by(record: ChunkRecord, number: int) -> ChunkRecord:
+    """A record that says which set of versions made its chunk; the first set is not written."""
+    if not number:
+        return record
+    return msgspec.structs.replace(record, statistics={**record.statistics, MADE_BY: number})
 
 
 def adoption_rule(layer: str, adopts: Adopts | None, base: ChunkTable | None) -> Callable[[ChunkRecord], bool] | None:
@@ -340,6 +375,7 @@ def _with_unlisted(
     skipped: set[str],
     asked: Array,
     allowed: Callable[[ChunkRecord], bool] | None,
+    finder: int,
 ) -> ChunkTable:
     """The table with what was made and what may be adopted, but for what the plan does not ask for any more."""
     own = [
@@ -354,7 +390,7 @@ def _with_unlisted(
         return table
     listed = set(table.chunks.tolist()) - set(outdated_chunks(table, asked).tolist())
     adopted = [
-        record
+        _made_by(record, finder)
         for chunk, revision in snapshot.chunk_files(layer).items()
         if chunk not in listed and chunk < len(asked) and revision >= asked[chunk]
         for record in _adopted(snapshot.store, layer, chunk, revision, skipped, allowed)

@@ -99,7 +99,7 @@ class BuildReport(Record, frozen=True, kw_only=True):
     made_statistics: dict[str, int | float] = {}  # sums over the chunks that this build made
     statistics: dict[str, int | float] = {}  # sums over all chunks of the layer
     figures: dict[str, object] = {}  # what the recipe derives from them: shares, ratios
-    reasons: dict[str, int] = {}  # why samples failed, of the first 1,000 chunks with failures that this build made
+    reasons: dict[str, int] = {}  # why samples failed, in the chunks that this build made
     made_rows: int = 0  # in the chunks that this build made; `rows`, `samples` and `failures` are of the whole layer
     made_failures: int = 0
     phases: dict[str, float] = {}  # seconds of listing, planning, making (with writing) and publishing
@@ -207,6 +207,21 @@ class ClaimStatus(Record, frozen=True, kw_only=True):
     reason: str = ""
 
 
+class BuilderStatus(Record, frozen=True, kw_only=True):
+    """A builder, as of its last heartbeat."""
+
+    layer: str
+    host: str
+    pid: int
+    state: str  # working, or abandoned: known to be dead, or silent for a lease where it is observed for as long
+    made: int  # chunks
+    chunks_per_second: float
+    eta_seconds: float | None  # until the layer is complete, at the speed of all its builders
+    workers: int
+    cpu_percent: float
+    memory_bytes: int
+
+
 class FailedSample(Record, frozen=True, kw_only=True):
     layer: str
     chunk: int
@@ -238,6 +253,7 @@ class Status(Record, frozen=True, kw_only=True):
     complete: bool
     layers: tuple[LayerStatus, ...]
     claims: tuple[ClaimStatus, ...]
+    builders: tuple[BuilderStatus, ...]
     failed_samples: tuple[FailedSample, ...]  # the first few, unless more were asked for
     failed_samples_left_out: int
     source_root: str  # the folder that names of source files are relative to; empty where there is none

@@ -1,9 +1,10 @@
 """How far a cache is, and what it holds."""
 
-from collections import Counter
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from itertools import islice
+from typing import Literal
 
 from forebay.cache.catalog import (
     Snapshot,
@@ -16,8 +17,18 @@ from forebay.cache.catalog import (
     read_recipe_document,
 )
 from forebay.cache.claims import Claim, is_abandoned, read_claims
+from forebay.cache.heartbeats import BuilderBeat, is_dead, read_builders
 from forebay.cache.plan import Plan, load_plan
-from forebay.cache.records import ClaimStatus, FailedSample, Gaps, LayerStatus, LayerSummary, Status, Summary
+from forebay.cache.records import (
+    BuilderStatus,
+    ClaimStatus,
+    FailedSample,
+    Gaps,
+    LayerStatus,
+    LayerSummary,
+    Status,
+    Summary,
+)
 from forebay.cache.source_check import Freshness, check_freshness, stale_files
 from forebay.cache.verify import foreign_files
 from forebay.columns import Column
@@ -29,6 +40,7 @@ from forebay.source import Source, SourceFile
 from forebay.store.base import Store
 
 SHOWN_FAILURES = 20
+Depth = Literal["index", "chunks"]
 
 
 def find_gaps(store: Store, layer: str | None) -> list[Gaps]:
@@ -63,10 +75,16 @@ def _gaps(snapshot: Snapshot, layer: str | None) -> list[Gaps]:
     return found
 
 
-def cache_status(snapshot: Snapshot, source: Source | None, shown_failures: int | None = SHOWN_FAILURES) -> Status:
-    """How far a cache is, by an index that lists all keys."""
+def cache_status(
+    snapshot: Snapshot,
+    source: Source | None,
+    shown_failures: int | None = SHOWN_FAILURES,
+    depth: Depth = "chunks",
+) -> Status:
+    """How far a cache is, by an index that lists all keys; at the depth of the index, no chunk is opened."""
     store, plan, newest = snapshot.store, _checked(snapshot).plan, snapshot.newest
-    layers = tuple(_layer_status(snapshot, gaps) for gaps in _gaps(snapshot, None))
+    layers = tuple(_layer_status(snapshot, gaps, depth) for gaps in _gaps(snapshot, None))
+    shown_failures = 0 if depth == "index" else shown_failures
     fresh, stale = _freshness(store, source, plan, newest)
     failed = tuple(islice(_failed_samples(store, newest), shown_failures)) if newest else ()
     claims = (one for name in snapshot.layers() for one in read_claims(store, name).items())
@@ -76,6 +94,7 @@ def cache_status(snapshot: Snapshot, source: Source | None, shown_failures: int 
         complete=bool(layers) and all(map(_is_complete, layers)),
         layers=layers,
         claims=tuple(_claim_status(key, claim) for key, claim in claims),
+        builders=builder_statuses(read_builders(store), {layer.layer: len(layer.missing) for layer in layers}, is_dead),
         failed_samples=failed,
         failed_samples_left_out=sum(layer.failures for layer in layers) - len(failed),
         source_root=str(plan.source.get("root", "")) if plan.segments else "",
@@ -100,20 +119,21 @@ def _checked(snapshot: Snapshot) -> Snapshot:
     return snapshot
 
 
-def _layer_status(snapshot: Snapshot, gaps: Gaps) -> LayerStatus:
+def _layer_status(snapshot: Snapshot, gaps: Gaps, depth: Depth) -> LayerStatus:
     store, table = snapshot.store, snapshot.table(gaps.layer)
+    opened = table.records() if depth == "chunks" else []
     return LayerStatus(
         layer=gaps.layer,
         planned=gaps.planned,
         present=gaps.present,
         listed=len(table),
         missing=gaps.missing,
-        suspect=tuple(record.chunk for record in table.records() if _is_suspect(store, gaps.layer, record)),
+        suspect=tuple(record.chunk for record in opened if _is_suspect(store, gaps.layer, record)),
         lost=tuple(sorted(snapshot.lost_chunks(gaps.layer, table))),
         rows=int(table.rows.sum()),
         samples=int(table.numbers["samples"].sum()),
         failures=int(table.numbers["failures"].sum()),
-        reasons=dict(Counter(failure.reason for failure in _layer_failures(store, gaps.layer, table))),
+        reasons=table.reasons(),
         unlisted=gaps.unlisted,
     )
 
@@ -145,6 +165,30 @@ def _layer_failures(store: Store, layer: str, table: ChunkTable) -> Iterator[Fai
 def _failed_samples(store: Store, newest: Generation) -> Iterator[FailedSample]:
     for layer, table in newest.layers.items():
         yield from _layer_failures(store, layer, table)
+
+
+def builder_statuses(
+    beats: Mapping[str, BuilderBeat], missing: Mapping[str, int], is_gone: Callable[[str], bool]
+) -> tuple[BuilderStatus, ...]:
+    """Builders by their owners, with the time until the missing chunks of their layer are made by all of them."""
+    speeds: defaultdict[str, float] = defaultdict(float)
+    for owner, beat in beats.items():
+        speeds[beat.layer] += 0.0 if is_gone(owner) else beat.chunks_per_second
+    return tuple(
+        BuilderStatus(
+            layer=beat.layer,
+            host=beat.host,
+            pid=beat.pid,
+            state="abandoned" if is_gone(owner) else "working",
+            made=beat.made,
+            chunks_per_second=beat.chunks_per_second,
+            eta_seconds=missing.get(beat.layer, 0) / speeds[beat.layer] if speeds[beat.layer] else None,
+            workers=beat.workers,
+            cpu_percent=beat.cpu_percent,
+            memory_bytes=beat.memory_bytes,
+        )
+        for owner, beat in sorted(beats.items())
+    )
 
 
 def _claim_status(key: str, claim: Claim) -> ClaimStatus:

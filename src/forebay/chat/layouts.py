@@ -11,9 +11,10 @@ out is where the contents are. The generated part of a turn is what the template
 fails, the template changes history, and the turn becomes a document by itself, as inference sees it.
 
 Conversations of one *shape* (roles, fields, white space around contents) have one layout, texts of the template with
-slots for contents, if the template does nothing with contents but write them: `content_uses.py` reads that from its
-code. Such a layout is found once, and then filled in without rendering; every 32nd conversation is rendered all the
-same, and compared. A template that does more, and a content with a text that it looks for, is always taken apart.
+slots for contents, if the template does nothing with contents but write them: `content_uses.py` proves that from its
+code, or does not. Only then is a layout found once and filled in without rendering, so nothing is guessed for the
+others. A template that does more, and a content with a text that it looks for, is always taken apart. That every 32nd
+conversation is rendered all the same, and compared, guards against mistakes in the proof, not in place of it.
 """
 
 import json
@@ -105,13 +106,20 @@ def _document(parts: Sequence[str], labels: Array, turns: int) -> Document:
 
 
 class _Layout(NamedTuple):
-    """A document without its contents: parts are texts of the template, or numbers of slots."""
+    """A document without its contents: texts of the template, and where slots are between them."""
 
     upto: int  # messages
     stripped: Stripped
-    parts: tuple[str | int, ...]
+    parts: tuple[str, ...]  # empty where a slot is
+    places: tuple[tuple[int, int], ...]  # the number of such a part, and of the slot
     labels: Array
     turns: int
+
+    def filled(self, texts: Sequence[str]) -> Document:
+        parts = list(self.parts)
+        for at, slot in self.places:
+            parts[at] = texts[slot]
+        return _document(parts, self.labels, self.turns)
 
 
 @dataclass
@@ -264,8 +272,9 @@ class Layouts:
             )
             _check_complete(conversation, upto, parsed, turns)
             texts = [whole[part.start : part.stop] for part in parts]
-            slotted = [text if part.slot < 0 else part.slot for text, part in zip(texts, parts, strict=True)]
-            layouts.insert(0, _Layout(upto, stripped, tuple(slotted), labels, len(turns)))
+            places = tuple((at, part.slot) for at, part in enumerate(parts) if part.slot >= 0)
+            own = tuple(text if part.slot < 0 else "" for text, part in zip(texts, parts, strict=True))
+            layouts.insert(0, _Layout(upto, stripped, own, places, labels, len(turns)))
             documents.insert(0, _document(texts, labels, len(turns)))
             left = [at for at in left if at not in {turn.message for turn in turns}]
         if len(documents) > 1 and not self.split_history:
@@ -424,9 +433,7 @@ def _filled(layouts: Sequence[_Layout], conversation: Conversation) -> list[Docu
     found = []
     for layout in layouts:
         slots = _narrowed(messages, _slots(messages[: layout.upto]), layout.stripped)
-        texts = [messages[slot.message][slot.field][slot.start : slot.stop] for slot in slots]
-        parts = [part if isinstance(part, str) else texts[part] for part in layout.parts]
-        found.append(_document(parts, layout.labels, layout.turns))
+        found.append(layout.filled([messages[slot.message][slot.field][slot.start : slot.stop] for slot in slots]))
     return found
 
 
@@ -436,8 +443,7 @@ def _filled_plain(layout: _Layout, contents: Sequence[str]) -> Document:
     if sides := layout.stripped:
         begun = [text.lstrip() if before else text for text, before in zip(contents, sides[::2], strict=False)]
         texts = [text.rstrip() if after else text for text, after in zip(begun, sides[1::2], strict=True)]
-    parts = [part if isinstance(part, str) else texts[part] for part in layout.parts]
-    return _document(parts, layout.labels, layout.turns)
+    return layout.filled(texts)
 
 
 def _shape(conversation: Conversation, uses: ContentUses | None) -> str:

@@ -192,7 +192,7 @@ class PreferenceSettings(PathSettings, frozen=True, kw_only=True):
         return lines(*self.paths, **self._passed("max_sample_bytes"))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RenderedGroup(Rendered):
     """A sample as one document per candidate."""
 

@@ -383,6 +383,9 @@ class _Sandbox(ImmutableSandboxedEnvironment):
 
     def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         name, text = getattr(__obj, "__name__", ""), getattr(__obj, "__self__", None)
+        if name in ("copy", "fromkeys") or isinstance(__obj, type):  # `big.copy()`, `dict(big)`
+            args = tuple(map(__self.counted, args))
+            __self.counted(text)
         if not isinstance(text, str):
             __self.limits.use(0)
             return super().call(__context, __obj, *args, **kwargs)
@@ -397,6 +400,11 @@ class _Sandbox(ImmutableSandboxedEnvironment):
             __self.limits.write(_ITEM_CHARS * (parts + 1))
         __self.limits.use(len(text))
         return super().call(__context, __obj, *args, **kwargs)
+
+    def counted(self, value: Any) -> Any:
+        """A value that is about to be copied, once its items are counted."""
+        self.limits.use(_ITEM_CHARS * len(value) if isinstance(value, list | tuple | dict | range) else _size(value))
+        return map(self.limits._item, value) if isinstance(value, Iterator) else value
 
     def replaced(self, text: Any, old: Any, new: Any, count: int = -1) -> str:
         text, old, new = map(self.limits.text, (text, old, new))
@@ -535,7 +543,7 @@ class ChatTemplate:
             self.has_generation = any(map(is_generation, parsed.find_all(nodes.CallBlock)))
             names = {name.name for name in parsed.find_all(nodes.Name)}
             code = environment.compile(_Counting(self._bounds).visit(parsed))
-        except (jinja2.TemplateError, RecursionError, ValueError) as error:
+        except (jinja2.TemplateError, RecursionError, ValueError, SyntaxError, MemoryError) as error:
             raise TemplateUnusable(source.name, f"it is not a valid template: {error}") from error
         unnamed = sorted(names.intersection(_TOKEN_NAMES) - self._variables.keys())
         if unnamed and not source.tokens:

@@ -42,6 +42,7 @@ from forebay.cli.settings import (
     kept_recipe,
     kind_names,
     kind_of,
+    place_in_plan,
 )
 from forebay.cli.settings_file import checked_kind, read_settings_file
 from forebay.cli.verb import Finding, Option, Verbs, verb
@@ -261,7 +262,8 @@ def _built(settings: Settings) -> Any:
 def _build_options(settings: Settings) -> Mapping[str, Any]:
     names = ["layer", "workers", "mode", "start_chunk", "end_chunk", "memory_limit", "max_failures"]
     names += ["skip_unreadable"]
-    return {**{name: getattr(settings.build, name) for name in names}, "engine": engine_of(settings.build)}
+    named = {name: getattr(settings.build, name) for name in names}
+    return {**named, "engine": engine_of(settings.build), "begin_at": place_in_plan(os.environ)}
 
 
 @click.group(cls=KindGroup, subcommand_metavar="KIND|SETTINGS.toml|CACHE [ARGS]...")

@@ -1,12 +1,12 @@
 """`forebay info`, `status`, `gaps`, `verify` and `peek`: inspect a cache without changing it."""
 
-from typing import Any
+from typing import Any, get_args
 
 import click
 
 from forebay import api
 from forebay.cache.records import Status
-from forebay.cache.status import SHOWN_FAILURES
+from forebay.cache.status import SHOWN_FAILURES, Depth
 from forebay.cli.grow_verbs import source_like_before
 from forebay.cli.options import SizeType, cache_argument, complete_file, source_option
 from forebay.cli.progress import shown_progress
@@ -60,8 +60,15 @@ class ShownType(click.ParamType):  # type: ignore[type-arg]  # generic in new ve
     metavar=f"N|{ALL}",
     help="Number of failed samples to list.",
 )
+@click.option(
+    "--depth",
+    type=click.Choice(get_args(Depth)),
+    default="chunks",
+    show_default=True,
+    help="index: open no chunk and leave the source alone, to poll a large cache.",
+)
 @source_option
-def status(cache: str, failures: int | str, check_source: bool) -> Any:
+def status(cache: str, failures: int | str, depth: Depth, check_source: bool) -> Any:
     """How far is the build, and does it need attention? Chunks, failures, stale sources.
 
     Reads no data. Counts chunks that are present, missing, suspect, lost or claimed; failed samples by reason; changed
@@ -71,8 +78,10 @@ def status(cache: str, failures: int | str, check_source: bool) -> Any:
     \b
     Example: forebay status caches/edu
              forebay status caches/edu --failures all
+             watch forebay status caches/edu --depth index
     """
-    found = api.status(cache, check_source=check_source, failures=None if isinstance(failures, str) else failures)
+    shown = None if isinstance(failures, str) else failures
+    found = api.status(cache, check_source=check_source, failures=shown, depth=depth)
     if not _has_problems(found):
         return found
     return Finding(found, "NeedsAttention", f"'{cache}' has lost or suspect chunks, failed claims or a stale source")

@@ -4,6 +4,7 @@ A teacher layer is computed from the rows of a cache. So the cache takes the pla
 an option whose value is its model.
 """
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -24,7 +25,7 @@ from forebay.cli.options import (
     struct_options,
 )
 from forebay.cli.progress import shown_progress
-from forebay.cli.settings import BuildSettings, engine_of
+from forebay.cli.settings import BuildSettings, engine_of, place_in_plan
 from forebay.cli.verb import Finding, verb
 from forebay.errors import CacheNotFound
 from forebay.fields import declared
@@ -242,6 +243,7 @@ def _build(cache: str, dry_run: bool, replace: tuple[str, ...], **flags: Any) ->
     terms = {name: passed.pop(name) for name in _TERMS if name in passed}
     if engine := {name: passed.pop(name) for name in _ENGINE if name in passed}:
         terms["engine"] = engine_of(BuildSettings(**engine))
+    terms["begin_at"] = place_in_plan(os.environ)
     with checked_range(terms.get("start_chunk"), terms.get("end_chunk")):
         recipes = teacher_recipes(cache, passed)
         if unknown := set(replace) - recipes.keys():
@@ -275,13 +277,12 @@ def _estimate(cache: str, rows: int | None, held_out: int, **flags: Any) -> Any:
 
 
 def _held_out(cache: str, recipes: Mapping[str, TeacherRecipe], most: int) -> Iterator[str]:
-    """Run the timed teachers on the first rows at and between their buckets, and yield the errors."""
+    """Run the timed teachers on some rows at and between their buckets, and yield the errors."""
     opened = open_cache(cache)
     for layer, recipe in recipes.items():
         if most and recipe.model.timed:
             try:
-                first = opened.read(range(min(most, len(opened))), recipe.reads)
-                yield from map(str, interpolation_errors(layer, recipe, first))
+                yield from map(str, interpolation_errors(layer, recipe, opened, most))
             finally:
                 recipe.release()
 

@@ -13,7 +13,9 @@ ragged    block k is the values from offsets[4k] to offsets[4k+4]
 """
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import isfinite
@@ -75,6 +77,12 @@ MAX_HEAD_BYTES = 256 << 20
 MAX_COLUMNS = 4096
 SUM_BYTES = 8  # of one block in the index
 MAX_COUNT = 1 << 40  # of rows, samples, failures
+# Statistics that a generation has, and no chunk:
+FAILED = "failed."  # and a reason: how many samples failed for it
+MADE_BY = "made.by"  # which of the generation's sets of versions made a chunk, from 0; UNKNOWN: nobody can tell
+UNKNOWN = -1
+OTHER, MOST_REASONS = "other", 16
+_REASON = re.compile(r"[a-z0-9-]{1,40}")
 
 
 class ChunkMeta(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -129,6 +137,7 @@ class EncodedChunk:
     meta: ChunkMeta
     buffers: Sequence[Buffer]
     head_size: int
+    reasons: Mapping[str, int]  # why samples failed, and how many
 
     @property
     def size(self) -> int:
@@ -145,7 +154,7 @@ class EncodedChunk:
         for buffer in self.buffers:
             head.update(buffer[:left])
             left -= min(left, len(buffer))
-        return record_of(self.meta, self.size, self.head_size, head.digest(), sha256, revision)
+        return record_of(self.meta, self.size, self.head_size, head.digest(), sha256, revision, self.reasons)
 
 
 def encode_chunk(
@@ -199,7 +208,19 @@ def encode_chunk(
             f"chunk {chunk} of layer '{layer}' has a header of {len(header):,} bytes and an index of {head_size:,}; at "
             f"most {MAX_HEADER_BYTES:,} and {MAX_HEAD_BYTES:,} are allowed: make shorter statistics or smaller chunks"
         )
-    return EncodedChunk(meta, [header, *(buffer for *_, buffer in tensors)], head_size)
+    return EncodedChunk(meta, [header, *(buffer for *_, buffer in tensors)], head_size, failure_counts(failures))
+
+
+def failure_counts(failures: Iterable[Failure]) -> dict[str, int]:
+    """How many samples failed by reason; beyond a few reasons, or where one is not a short code, as `OTHER`.
+
+    >>> failure_counts([Failure("a", "no-text"), Failure("b", "no-text"), Failure("c", "Something went wrong!")])
+    {'no-text': 2, 'other': 1}
+    """
+    found = Counter(one.reason if _REASON.fullmatch(one.reason) else OTHER for one in failures)
+    kept = dict(found.most_common(MOST_REASONS))
+    left = found.total() - sum(kept.values())
+    return {**kept, OTHER: kept.get(OTHER, 0) + left} if left else kept
 
 
 def check_columns(columns: Columns, declared: Sequence[Column]) -> int:
@@ -233,7 +254,15 @@ def content_prefix(column: Column, rows: int) -> bytes:
     return canonical_json([column.name, column.dtype, list(column.shape), column.ragged, rows])
 
 
-def record_of(meta: ChunkMeta, size: int, head_size: int, head: bytes, sha256: bytes, revision: int) -> ChunkRecord:
+def record_of(
+    meta: ChunkMeta,
+    size: int,
+    head_size: int,
+    head: bytes,
+    sha256: bytes,
+    revision: int,
+    reasons: Mapping[str, int],
+) -> ChunkRecord:
     return ChunkRecord(
         chunk=meta.chunk,
         revision=revision,
@@ -247,8 +276,15 @@ def record_of(meta: ChunkMeta, size: int, head_size: int, head: bytes, sha256: b
         content=bytes.fromhex(meta.content),
         ids=bytes.fromhex(meta.ids),
         base=bytes.fromhex(meta.base or "00" * 16),
-        statistics=meta.statistics,
+        statistics={
+            **{name: value for name, value in meta.statistics.items() if is_counted_by_recipe(name)},
+            **{f"{FAILED}{reason}": count for reason, count in reasons.items()},
+        },
     )
+
+
+def is_counted_by_recipe(statistic: str) -> bool:
+    return statistic != MADE_BY and not statistic.startswith(FAILED)
 
 
 def _check_column(column: Column, rows: Array | Ragged) -> int:

@@ -30,6 +30,7 @@ from forebay.format.chunk import (
     block_count,
     block_span,
     content_prefix,
+    failure_counts,
     item_size,
     raw_bounds,
     record_of,
@@ -241,7 +242,8 @@ def adopt_chunk(
         raise NotForebay(where, "its columns are not those that the layer's recipe declares")
     check_content(file)
     head = xxhash.xxh3_128_digest(view[: file.head_size])
-    return record_of(meta, len(view), file.head_size, head, sha256_of(view), revision)
+    reasons = failure_counts(file.failures())
+    return record_of(meta, len(view), file.head_size, head, sha256_of(view), revision, reasons)
 
 
 def check_content(file: ChunkFile, limit: int = MAX_BLOCK_BYTES) -> None:

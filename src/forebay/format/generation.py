@@ -4,6 +4,7 @@ For every chunk of every layer it has the rows, sizes, digests and statistics, a
 the text of `cache.json` and of every recipe, and the digests of the plan. Opening a cache reads this one file.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
@@ -14,7 +15,7 @@ import numpy as np
 from forebay.columns import Array
 from forebay.errors import IndexCorrupt, RecipeInvalid
 from forebay.format import layout
-from forebay.format.chunk import ChunkRecord
+from forebay.format.chunk import FAILED, MADE_BY, OTHER, ChunkRecord, is_counted_by_recipe
 from forebay.format.layout import (
     FORMAT_VERSION,
     MAX_NUMBER,
@@ -127,7 +128,22 @@ class ChunkTable:
         )
 
     def totals(self) -> dict[str, int | float | list[int]]:
-        return {name: values.sum(axis=0).tolist() for name, values in self.statistics.items()}
+        """The sums of the statistics that recipes count."""
+        return {
+            name: values.sum(axis=0).tolist() for name, values in self.statistics.items() if is_counted_by_recipe(name)
+        }
+
+    def made_by(self, position: int) -> int:
+        """Which set of versions made the chunk at a position; all chunks have the first unless it says otherwise."""
+        sets = self.statistics.get(MADE_BY)
+        return int(sets[position]) if sets is not None and sets.ndim == 1 else 0
+
+    def reasons(self) -> dict[str, int]:
+        """Why samples failed, the most frequent reason first; `other` where an earlier forebay did not count them."""
+        sums = {name: values.sum() for name, values in self.statistics.items() if name.startswith(FAILED)}
+        found = Counter({name.removeprefix(FAILED): int(count) for name, count in sums.items() if count.ndim == 0})
+        found[OTHER] += max(0, int(self.numbers["failures"].sum()) - found.total())
+        return {reason: count for reason, count in found.most_common() if count > 0}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -159,6 +175,13 @@ class Generation:
 
     def table(self, layer: str) -> ChunkTable:
         return self.layers.get(layer) or ChunkTable.of([])
+
+    def made_with(self, layer: str, chunk: int) -> tuple[Mapping[str, str], ...]:
+        """The versions of the libraries that made a chunk; all sets that it may be where nobody can tell."""
+        table = self.table(layer)
+        at = table.position(chunk)
+        number = -1 if at is None else table.made_by(at)
+        return self.versions[number : number + 1] if 0 <= number < len(self.versions) else self.versions
 
     def numbered(self, number: int) -> "Generation":
         return replace(self, number=number)

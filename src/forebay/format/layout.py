@@ -11,6 +11,7 @@ layers/<layer>/000035.safetensors     a chunk: immutable rows
 layers/<layer>/000035.r1.safetensors  revision 1 of the same chunk
 generations/000003.safetensors        what is published, create-only
 claims/<layer>/000035.1.json          the builder that computes a chunk
+builders/<owner>.json                 the heartbeat of a builder, with its progress
 seen.bin                              which content source files were found to have at a new time, advisory
 dataset.json                          the name of the data set, advisory
 
@@ -37,6 +38,7 @@ DROPPED = "plan/dropped/"
 IDENTITIES = "identities/"
 LAYERS = "layers/"
 CLAIMS = "claims/"
+BUILDERS = "builders/"
 MAX_NUMBER = 10**15  # of a chunk, a segment or a generation; sums of many fit int64
 MAX_REVISION = 10**9
 # Six digits, or more without leading zeros, so that a file has one name. ASCII digits: `\d` matches others too.
@@ -48,6 +50,7 @@ _CHUNK = re.compile(rf"layers/{_NAME}/{_NUMBER}(?:\.r([1-9][0-9]{{0,8}}))?\.safe
 _DROPPED = re.compile(rf"{DROPPED}({_NAME})\.(0|[1-9][0-9]{{0,8}})\.json")
 _CONSTANTS = re.compile(rf"layers/{_NAME}/constants\.[0-9a-f]{{16}}\.safetensors")
 _CLAIM = re.compile(rf"claims/{_NAME}/{_NUMBER}\.([1-9][0-9]{{0,8}})\.json")
+_BUILDER = re.compile(rf"{BUILDERS}([0-9A-Za-z]{{1,64}}-[1-9][0-9]{{0,9}}-(?:0|[1-9][0-9]{{0,18}}))\.json")
 _IDENTITIES = re.compile(rf"identities/{_NUMBER}\.[0-9a-f]{{16}}\.safetensors")
 _RECIPE = re.compile(rf"layers/({_NAME})/recipe\.json")
 _LAYER = re.compile(_NAME)
@@ -106,6 +109,10 @@ def claim(layer: str, index: int, attempt: int) -> str:
     return f"{CLAIMS}{layer}/{index:06d}.{attempt}.json"
 
 
+def builder(owner: str) -> str:
+    return f"{BUILDERS}{owner}.json"
+
+
 def parse_generation(key: str) -> int | None:
     """The number of a generation's key, None for any other key."""
     return _number(_GENERATION, key)
@@ -139,6 +146,12 @@ def parse_claim(key: str) -> tuple[int, int] | None:
     return (int(found[1]), int(found[2])) if found else None
 
 
+def parse_builder(key: str) -> str | None:
+    """The owner of a heartbeat's key, None for any other key."""
+    found = _BUILDER.fullmatch(key)
+    return found[1] if found else None
+
+
 def parse_dropped(key: str) -> tuple[str, int] | None:
     """(layer, revision) of the key of a layer that was dropped, None for any other key."""
     found = _DROPPED.fullmatch(key)
@@ -154,7 +167,7 @@ def is_known(key: str, layers: set[str]) -> bool:
     """Whether this module can make a key, given the existing layers."""
     top, _, rest = key.partition("/")
     layer, _, name = rest.partition("/")
-    if parse_dropped(key) is not None:
+    if parse_dropped(key) is not None or parse_builder(key) is not None:
         return True
     if not name:
         numbers = (parse_generation(key), parse_segment(key), parse_identities(key))

@@ -1,6 +1,8 @@
 """The recipe of images: letterbox them, and store their content, box, tags and metadata."""
 
 import io
+import sys
+import threading
 import typing
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -39,6 +41,21 @@ from forebay.source import TOO_DEEP, Annotated, Failure, Sample, is_shallow
 
 Row = dict[str, Array]
 _FIRST_ROOM = 1 << 22
+_KEPT_ROOMS = 2  # of the chunk that is made, and of the one that is written meanwhile
+_rooms = threading.local()
+
+
+def _room_of(size: int) -> Array:
+    """Return an array of at least `size` bytes: one that an earlier chunk of this thread left, or a new one.
+
+    Memory that was never touched is as costly to fill as resizing an image. An array is free once nobody refers to it.
+    """
+    kept: list[Array] = _rooms.__dict__.setdefault("kept", [])
+    for at in range(len(kept)):
+        if sys.getrefcount(kept[at]) <= 2 and size <= len(kept[at]) <= 2 * size:
+            return kept[at]
+    kept[:] = [*kept[1 - _KEPT_ROOMS :], np.empty(size, np.uint8)]
+    return kept[-1]
 
 
 class Pile:
@@ -48,7 +65,7 @@ class Pile:
     """
 
     def __init__(self, room: int = _FIRST_ROOM) -> None:
-        self._values = np.empty(max(room, 1), np.uint8)
+        self._values = _room_of(max(room, 1))
         self._ends = [0]
 
     def add(self, row: Array) -> None:
@@ -137,6 +154,7 @@ LOOKED_AT = 10_000  # images in which a tag of the vocabulary is searched
 _NO_INDEX = "and have no index; `ImageBatch(cache, vocabulary=…)` reads them from the metadata, a new cache counts them"
 MOST_METADATA = 1 << 20  # bytes, so that rows fit in chunks of the planned size
 _MOST_ROOM = 128 * 1024 * 1024  # no chunk is planned larger
+_ROOM = 1.3  # of the planned size: chunks come out somewhat larger or smaller
 
 
 class Annotations(Protocol):
@@ -315,7 +333,7 @@ class ImageRecipe(
 
     def make_again(self, samples: Iterable[Sample], rows: Mapping[str, Mapping[str, Array]]) -> Rows:
         """Make rows as `make` does, but take the pixels of samples in `rows` from there instead of decoding them."""
-        content, made_rows = Pile(min(self.chunk_bytes, _MOST_ROOM)), list[Row]()
+        content, made_rows = Pile(min(int(_ROOM * self.chunk_bytes), _MOST_ROOM)), list[Row]()
         counts, failures = Counts(), list[Failure]()
         for sample in samples:
             try:
@@ -329,6 +347,11 @@ class ImageRecipe(
         stored, *others = self.columns()
         columns = {stored.name: content.column(), **as_columns(made_rows, others)}
         return Rows(columns, tuple(failures), counts.statistics())
+
+    def release(self) -> tuple[str, ...]:
+        """Free the memory that is kept for further chunks."""
+        _rooms.__dict__.clear()
+        return ()
 
     def make_row(self, sample: Sample) -> Row:
         """Return one row as stored; raise ImageUnreadable if the sample cannot be decoded."""

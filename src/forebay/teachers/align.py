@@ -29,7 +29,7 @@ from forebay.errors import (
 from forebay.read.cache import Cache, open_cache
 from forebay.recipe import RecipeDocument, differing_fields, is_same_recipe
 from forebay.teachers.expectations import LayerFacts, read_expectations, unmet
-from forebay.teachers.interpolation import InterpolationError, interpolation_errors
+from forebay.teachers.interpolation import InterpolationError, interpolation_errors, sampled_rows
 from forebay.teachers.recipe import T_BUCKETS, TeacherRecipe
 from forebay.teachers.shared_prompts import PROMPT
 from forebay.teachers.teacher_samples import BUCKETS, NOT_FINITE, Prompts, prompt_hash
@@ -39,7 +39,6 @@ TOLERANCES = {"float16": 2e-3, "bfloat16": 2e-2, "float32": 1e-4, "float64": 1e-
 SOL_COLUMNS = ("_stats", "_spatial")
 PER_CHUNK = 512  # rows of each chunk from which ranges are read
 IMPORTED = "imported"  # the kind of layers imported from a `.pt` cache
-CHUNKS_AGAIN = 4  # chunks from which rows are recomputed
 
 
 class LayerAlignment(Record, frozen=True, kw_only=True):
@@ -232,7 +231,7 @@ def _compared(cache: Cache, kept: RecipeDocument, recipe: TeacherRecipe, most: i
     problems: dict[str, None] = {}
     count = 0
     try:
-        for rows in _some_rows(cache, most):
+        for rows in sampled_rows(cache, most):
             count += len(rows)
             again, stored = recipe.make(cache.read(rows, recipe.reads)), cache.read(rows, _names(kept))
             before = np.asarray(cache.read(rows, [presence_name(kept.layer)])[presence_name(kept.layer)])
@@ -242,21 +241,10 @@ def _compared(cache: Cache, kept: RecipeDocument, recipe: TeacherRecipe, most: i
                 continue
             found = (_difference(column.name, again.columns, stored, column.dtype) for column in kept.columns)
             problems |= dict.fromkeys(problem for problem in found if problem)
-        sampled = [row for rows in _some_rows(cache, held_out) for row in rows]
-        errors = interpolation_errors(kept.layer, recipe, cache.read(sampled, recipe.reads)) if sampled else ()
+        errors = interpolation_errors(kept.layer, recipe, cache, held_out)
     finally:
         recipe.release()
     return _Again(count, tuple(problems), interpolation=errors)
-
-
-def _some_rows(cache: Cache, most: int) -> Iterator[range]:
-    """Yield the first rows of a few chunks spread over the cache; first rows hold the shared values of later ones."""
-    chunks = len(cache.chunk_numbers)
-    chosen = sorted({round(at) for at in np.linspace(0, chunks - 1, min(chunks, most, CHUNKS_AGAIN))})
-    for turn, position in enumerate(chosen):
-        share = (most * (turn + 1)) // len(chosen) - (most * turn) // len(chosen)
-        start, stop = cache.chunk_starts[position : position + 2].tolist()
-        yield range(start, min(stop, start + share))
 
 
 def _difference(name: str, made: Columns, stored: Columns, dtype: str) -> str | None:

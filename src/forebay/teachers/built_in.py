@@ -173,18 +173,20 @@ class DenoiserTeacher(Teacher, frozen=True, kw_only=True):
 
     `weights` is a fine-tuned state dict for the model's configuration. With `noise="pure"` the latents are noise only,
     keyed by (seed, sample, bucket); with `"noised"`, a linear mix of it and the image's latents. `time_direction` is
-    the end of t that is noise, in the mix and in the model's timestep: the share of noise, 1 − t with `"t0_noise"`, t
-    with `"t0_data"`, times 1000, as its pipeline counts. With `noise_per="sample"` the noise of a sample is the same at
-    all buckets, so that features between two buckets do not mix two draws.
+    the end of t that is noise, in the mix and in the model's timestep. The model itself counts from `data_timestep` to
+    `noise_timestep`: 0 to 1000, or 1 to 0 for a SiT. With `noise_per="sample"` the noise of a sample is the same at all
+    buckets, so that features between two buckets do not mix two draws.
 
     Several columns are joined by `+`. A UNet of the SDXL kind reads the states of two encoders and the `pooled` output
     of the second; its time ids are those of a whole square image of `image_size` pixels. SD3 reads the states of two
     CLIP encoders and, if there is one, of T5, and both pooled outputs; Flux the states of T5, the pooled output of
-    CLIP, and `guidance` if it is distilled from it. A DiT reads `labels`: a column of class numbers, `tags` of images
-    with one tag each, or a key of JSON such as "metadata.class"; "" is the class that stands for none.
+    CLIP, and `guidance` if it is distilled from it. A DiT or SiT reads `labels`: a column of class numbers, `tags` of
+    images with one tag each, or a key of JSON such as "metadata.class"; "" is the class that stands for none.
     """
 
-    added: ClassVar[tuple[str, ...]] = ("noise_per", "pooled", "image_size", "guidance", "labels")
+    added: ClassVar[tuple[str, ...]] = (
+        "noise_per", "pooled", "image_size", "guidance", "labels", "noise_timestep", "data_timestep",
+    )  # fmt: skip
     timed: ClassVar[bool] = True
     revision: ClassVar[int] = 2  # 1 passed t · 1000 in both directions
     located: ClassVar[tuple[str, ...]] = ("unet", "weights")
@@ -207,6 +209,8 @@ class DenoiserTeacher(Teacher, frozen=True, kw_only=True):
     latents: str = "latents"  # the column of image latents, with noise="noised"
     guidance: float = 3.5  # of a model that is distilled from guidance
     labels: str = ""  # the column of class numbers, or column.key
+    noise_timestep: float = 1000.0  # the model's timestep of noise
+    data_timestep: float = 0.0  # and of data
 
     @property
     def texts(self) -> tuple[str, ...]:

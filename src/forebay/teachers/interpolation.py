@@ -6,14 +6,17 @@ middles        .10     .20               held out: the teacher is run there, and
 With noise drawn for each bucket, the teacher gets a new draw at a middle: the error includes what draws change.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 
 import numpy as np
 
 from forebay.cache.records import Record
-from forebay.columns import Array, Columns
+from forebay.columns import Array
+from forebay.read.cache import Cache
 from forebay.teachers.recipe import TeacherRecipe
+
+SAMPLED_CHUNKS = 4  # chunks from which rows are recomputed
 
 
 class InterpolationError(Record, frozen=True, kw_only=True):
@@ -33,13 +36,32 @@ class InterpolationError(Record, frozen=True, kw_only=True):
         )
 
 
-def interpolation_errors(layer: str, recipe: TeacherRecipe, rows: Columns) -> tuple[InterpolationError, ...]:
-    """Run a timed teacher on rows at its buckets and halfway between them, and compare."""
+def sampled_rows(cache: Cache, most: int) -> Iterator[range]:
+    """Yield the first rows of a few chunks spread over the cache; first rows hold the shared values of later ones."""
+    chunks = len(cache.chunk_numbers)
+    chosen = sorted({round(at) for at in np.linspace(0, chunks - 1, min(chunks, most, SAMPLED_CHUNKS))})
+    for turn, position in enumerate(chosen):
+        share = (most * (turn + 1)) // len(chosen) - (most * turn) // len(chosen)
+        start, stop = cache.chunk_starts[position : position + 2].tolist()
+        yield range(start, min(stop, start + share))
+
+
+def interpolation_errors(
+    layer: str, recipe: TeacherRecipe, cache: Cache, most_rows: int
+) -> tuple[InterpolationError, ...]:
+    """Run a timed teacher on some rows of a cache, at its buckets and halfway between them, and compare."""
     if not recipe.model.timed or recipe.model.depends_on == "nothing" or len(recipe.buckets) < 2:
         return ()
     middles = tuple((low + high) / 2 for low, high in pairwise(recipe.buckets))
-    made = recipe.run_at((*recipe.buckets, *middles), rows)
+    # Chunk by chunk: values that are stored once for equal prompts are at rows of their chunk.
+    given = (cache.read(rows, recipe.reads) for rows in sampled_rows(cache, most_rows))
+    made = _joined(recipe.run_at((*recipe.buckets, *middles), rows) for rows in given)
     return tuple(_errors(layer, made, np.array(middles), len(recipe.buckets)))
+
+
+def _joined(parts: Iterable[dict[str, Array]]) -> dict[str, Array]:
+    found = [part for part in parts if part]
+    return {name: np.concatenate([part[name] for part in found]) for name in found[0]} if found else {}
 
 
 def _errors(layer: str, made: dict[str, Array], middles: Array, buckets: int) -> Iterator[InterpolationError]:

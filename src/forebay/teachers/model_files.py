@@ -17,6 +17,7 @@ from forebay.errors import HubNotFound, HubUnreachable, TeacherUnusable
 
 CONFIG = "config.json"
 PIPELINE = "model_index.json"
+SCHEDULER = "scheduler/scheduler_config.json"
 SUFFIX = ".safetensors"
 INDEX = f"{SUFFIX}.index.json"
 _STEMS = ("model", "diffusion_pytorch_model")
@@ -71,8 +72,17 @@ def config_of(model: str) -> Mapping[str, Any]:
 
 def pipeline_index(model: str) -> Mapping[str, Any]:
     """Return the index of a pipeline: its class, and the class of each of its parts."""
+    return _of_pipeline(model, PIPELINE)
+
+
+def scheduler_config(model: str) -> Mapping[str, Any]:
+    """Return the configuration of a pipeline's scheduler."""
+    return _of_pipeline(model, SCHEDULER)
+
+
+def _of_pipeline(model: str, name: str) -> Mapping[str, Any]:
     is_here = os.path.isdir(model) or not _is_hub_name(model)
-    path = os.path.join(model, PIPELINE) if is_here else _from_hub(f"{model}/{PIPELINE}", "")
+    path = os.path.join(model, name) if is_here else _from_hub(f"{model}/{name}", "")
     return _document(model, path, "pass the folder of a whole pipeline")
 
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from forebay.errors import TeacherUnusable
 from forebay.teachers.built_in import T5, Clip, Latents, Lune, NoiseKind
-from forebay.teachers.model_files import pipeline_index
+from forebay.teachers.model_files import pipeline_index, scheduler_config
 from forebay.teachers.protocol import Teacher
 from forebay.teachers.recipe import TeacherRecipe
 
@@ -62,6 +62,14 @@ PIPELINES: dict[str, Callable[[str, int | None], Parts]] = {
 }
 
 
+def _timesteps(at: str) -> dict[str, float]:
+    """Return the timesteps of noise and of data that the pipeline's scheduler passes to its denoiser."""
+    config = scheduler_config(at) if pipeline_index(at).get("scheduler") else {}
+    last = float(config.get("num_train_timesteps", 1000))
+    ends = (0.0, last) if config.get("invert_sigmas") else (last, 0.0)
+    return dict(zip(("noise_timestep", "data_timestep"), ends, strict=True))
+
+
 def pipeline(
     model: str,
     *,
@@ -94,7 +102,7 @@ def pipeline(
             Latents(vae=f"{at}/vae", size=size, pad_color=(red, green, blue), storage=storage, sample=sample)
         )
     sized = {"image_size": size} if size is not None and noise == "noised" else {}
-    lune = Lune(**{**own, **sized, "noise": noise, "labels": labels, **(denoiser or {})})
+    lune = Lune(**{**own, **sized, **_timesteps(at), "noise": noise, "labels": labels, **(denoiser or {})})
     timed = {"buckets": fields.pop("buckets")} if "buckets" in fields else {}
     made = {teacher.layer_name(): TeacherRecipe(teacher=teacher, **fields) for teacher in [*teachers, *texts]}
     return {**made, lune.layer_name(): TeacherRecipe(teacher=lune, **fields, **timed)}

@@ -287,9 +287,9 @@ class TeacherRecipe(
 
     @staticmethod
     def figures(fields: Mapping[str, Any], statistics: Mapping[str, Any], holds: Mapping[str, int]) -> dict[str, Any]:
-        """Return the share of padded states that is stored, if only real tokens are."""
+        """Return how many of the bytes of padded states are stored, if only real tokens are."""
         padded = statistics.get("padded_tokens", 0)
-        return {"tokens_stored": f"{statistics['tokens'] / padded:.1%} of padded"} if padded else {}
+        return {"tokens_stored": f"{statistics['tokens'] / padded:.1%} of the bytes with padding"} if padded else {}
 
     def _spread(self, made: Mapping[str, Array], rows: list[int], count: int) -> dict[str, Array | Ragged]:
         """Return results at their rows; absent rows are zero, or empty if ragged, as their presence bits say."""

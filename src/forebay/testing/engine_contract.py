@@ -1,17 +1,19 @@
 """What every engine promises, as tests to inherit: a subclass makes one, and a few small chunks are run by it."""
 
 import errno
+import json
 import os
+import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
 
 import pytest
 
-from forebay.engine.base import Done, Engine, Event, Failed, TaskDocument
+from forebay.engine.base import Died, Done, Engine, Event, Failed, TaskDocument
 from forebay.errors import RecipeInvalid, SourceChanged
 
 PATIENCE = 120.0  # seconds until a chunk counts as forgotten
@@ -21,6 +23,7 @@ RAISED: dict[int, Exception] = {
     103: SourceChanged("cache", {"a.txt": "changed"}),
     104: ValueError("a recipe may raise anything"),
 }
+DEADLY = 200  # the chunk that kills the process which computes it, unless that is the one of the test
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,7 @@ class Squares:
     """A task: the record of a chunk is the square of its number and the process that computed it."""
 
     fails_in: str = "begin"
+    tester: int = field(default_factory=os.getpid)
 
     def document(self) -> TaskDocument:
         return TaskDocument(opener="forebay.testing.engine_contract:open_squares", body=asdict(self))
@@ -35,6 +39,8 @@ class Squares:
     def begin(self, chunk: int) -> Callable[[], tuple[int, int]]:
         if self.fails_in == "begin":
             _fail(chunk)
+        if chunk == DEADLY and os.getpid() != self.tester:
+            os.kill(os.getpid(), signal.SIGKILL)
         return partial(self._finish, chunk, os.getpid())
 
     def _finish(self, chunk: int, pid: int) -> tuple[int, int]:
@@ -130,7 +136,27 @@ class EngineContract:
             for slots in (2, 1):
                 engine.resize(slots)
                 assert all(isinstance(event, Done) for event in run_chunks(engine, range(4)).values())
-            assert 1 <= engine.usage().workers <= 2
+                _wait_for_workers(engine, slots)
+            assert not engine.poll(0)
+
+    def test_the_worker_that_a_chunk_kills_is_reported_with_it_and_replaced(self, engine: Engine) -> None:
+        with _started(engine, 1):
+            assert isinstance(run_chunks(engine, [5])[5], Done)
+            death = run_chunks(engine, [DEADLY])[DEADLY]
+            assert isinstance(death, Done if engine.usage().in_process else Died)
+            if isinstance(death, Died):
+                assert death.began
+                assert death.worker
+                assert death.reason
+                assert death.lost == ()
+            assert isinstance(run_chunks(engine, [6])[6], Done)
+
+    def test_a_worker_gets_its_task_as_json(self, engine: Engine) -> None:
+        document = Squares().document()
+        assert TaskDocument.decode(document.encode()) == document
+        assert json.loads(document.encode()) == {"opener": document.opener, "body": document.body}
+        with _started(engine, 1):
+            assert isinstance(run_chunks(engine, [3])[3], Done)
 
     def test_a_task_without_a_document_is_run_in_this_process_or_refused(self, engine: Engine) -> None:
         try:
@@ -163,6 +189,14 @@ class EngineContract:
 
     def test_it_says_how_many_slots_to_use(self, engine: Engine) -> None:
         assert engine.capacity() >= 1
+
+
+def _wait_for_workers(engine: Engine, slots: int) -> None:
+    """Wait until there are as many workers as slots; this process is always one."""
+    deadline, expected = time.monotonic() + PATIENCE, 1 if engine.usage().in_process else slots
+    while engine.usage().workers != expected:
+        assert time.monotonic() < deadline, f"{expected} workers were wanted: {engine.usage()}"
+        assert engine.poll(0.1) == []
 
 
 @contextmanager

@@ -23,7 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forebay.cache.catalog import layers_of, newest_generation, open_chunk, read_recipe_document
-from forebay.cache.claims import LEASE_SECONDS, Claim, claimed, is_abandoned, read_claims
+from forebay.cache.claims import Claim, claimed, is_abandoned, read_claims
+from forebay.cache.heartbeats import Pulses
 from forebay.cache.plan import Plan, load_plan
 from forebay.cache.records import ClaimStatus, Record
 from forebay.errors import ChunkMissing, Damaged, ForebayError
@@ -114,33 +115,18 @@ def is_here(store: Store) -> bool:
     return store.local_path(layout.CACHE) is not None
 
 
-@dataclass(eq=False)
-class Beats:
-    """When each claim was last seen to move, on this clock."""
-
-    _seen: dict[str, tuple[int, float]] = field(default_factory=dict)
-
-    def is_silent(self, key: str, claim: Claim) -> bool:
-        now = time.monotonic()
-        beat, since = self._seen.get(key, (claim.beat, now))
-        if beat != claim.beat:
-            since = now
-        self._seen[key] = (claim.beat, since)
-        return now - since >= LEASE_SECONDS
-
-
-def chunk_map(store: Store, heads: HeadChecks, beats: Beats) -> tuple[ChunkMap, dict[str, dict[str, Claim]]]:
+def chunk_map(store: Store, heads: HeadChecks, pulses: Pulses) -> tuple[ChunkMap, dict[str, dict[str, Claim]]]:
     """The map of a cache as it is now, and the claims by layer and key."""
     newest, plan, note = _index(store)
     names = layers_of(store, newest.recipes if newest else ())
     claims = {name: read_claims(store, name) for name in names}
-    layers = tuple(_layer_map(store, name, plan, newest, claims[name], heads, beats) for name in names)
+    layers = tuple(_layer_map(store, name, plan, newest, claims[name], heads, pulses) for name in names)
     found = ChunkMap(
         root=store.address,
         generation=newest.number if newest else None,
         rows=int(newest.table(newest.base).rows.sum()) if newest else 0,
         layers=layers,
-        claims=tuple(claim_status(name, key, claims[name][key], beats) for name, key in _listed(claims)),
+        claims=tuple(claim_status(name, key, claims[name][key], pulses) for name, key in _listed(claims)),
         note=note,
     )
     return found, claims
@@ -174,14 +160,14 @@ def _layer_map(
     newest: Generation | None,
     claims: Mapping[str, Claim],
     heads: HeadChecks,
-    beats: Beats,
+    pulses: Pulses,
 ) -> LayerMap:
     table = newest.table(layer) if newest else ChunkTable.of([])
     files = _files(store, layer)
     planned = len(plan) or min(MOST_UNPLANNED, int(table.chunks.max(initial=-1)) + 1)
     codes = np.full(planned, ord(MISSING), np.uint8)
     for key, claim in claims.items():
-        chunk, state = claimed(key)[0], _claim_state(key, claim, beats)
+        chunk, state = claimed(key)[0], _claim_state(key, claim, pulses)
         if chunk < planned:
             codes[chunk] = ord({"failed": FAILED, "working": CLAIMED}.get(state, ABANDONED))
     there = np.fromiter((chunk for chunk, _ in files if chunk < planned), np.int64)
@@ -219,18 +205,18 @@ def _mark_listed(codes: Codes, table: ChunkTable, files: Mapping[tuple[int, int]
     codes[table.chunks[shown]] = states[shown]
 
 
-def _claim_state(key: str, claim: Claim, beats: Beats) -> str:
+def _claim_state(key: str, claim: Claim, pulses: Pulses) -> str:
     if claim.state == "failed":
         return "failed"
-    return "abandoned" if is_abandoned(claim) or beats.is_silent(key, claim) else "working"
+    return "abandoned" if is_abandoned(claim) or pulses.is_silent(claim.owner, key, claim.beat) else "working"
 
 
-def claim_status(layer: str, key: str, claim: Claim, beats: Beats) -> ClaimStatus:
+def claim_status(layer: str, key: str, claim: Claim, pulses: Pulses) -> ClaimStatus:
     return ClaimStatus(
         layer=layer,
         chunk=claimed(key)[0],
         host=claim.host,
         pid=claim.pid,
-        state=_claim_state(key, claim, beats),
+        state=_claim_state(key, claim, pulses),
         reason=claim.reason,
     )

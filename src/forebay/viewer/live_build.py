@@ -1,24 +1,25 @@
 """A build as it runs, observed from outside: what is in the cache, and the processes of builders on this machine.
 
-Files of chunks give the speed, claims the builders. A builder on another machine shows what its heartbeat writes into
-its claims; one on this machine is measured.
+Files of chunks give the speed, heartbeats the builders, claims what each computes. A builder on another machine is
+shown as of its last heartbeat; one on this machine is measured.
 """
 
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from forebay.cache.builder_usage import ProcessTree, Usage
 from forebay.cache.claims import Claim
+from forebay.cache.heartbeats import BuilderBeat, Pulses, is_dead, read_builders
 from forebay.cache.records import Record
 from forebay.errors import ForebayError
 from forebay.format import layout
 from forebay.format.chunk_decode import ChunkFile
 from forebay.store.base import Store
 from forebay.store.owner import Owner, this_host
-from forebay.viewer.chunk_map import CLAIMED, MADE, PUBLISHED, Beats, ChunkMap, HeadChecks, chunk_map, is_here
+from forebay.viewer.chunk_map import CLAIMED, MADE, PUBLISHED, ChunkMap, HeadChecks, chunk_map, is_here
 
 FRESH_SECONDS = 0.7  # a snapshot younger than this is shown to everybody who asks
 RATE_SECONDS = 30.0  # over which speeds are averaged
@@ -26,7 +27,7 @@ HISTORY = 600
 OPENED_AT_ONCE = 256  # new chunks whose rows are counted in one snapshot
 
 
-class BuilderStatus(Record, frozen=True, kw_only=True):
+class LiveBuilder(Record, frozen=True, kw_only=True):
     host: str
     pid: int
     here: bool  # on this machine: measured now; elsewhere: as of its last heartbeat
@@ -66,7 +67,7 @@ class LiveBuild(Record, frozen=True, kw_only=True):
     rows_per_second: float
     bytes_per_second: float
     eta_seconds: float | None
-    builders: tuple[BuilderStatus, ...]
+    builders: tuple[LiveBuilder, ...]
     moment: Moment
 
 
@@ -85,7 +86,7 @@ class Watch:
     history: deque[Moment] = field(default_factory=lambda: deque(maxlen=HISTORY))
 
     def __post_init__(self) -> None:
-        self._beats = Beats()
+        self._pulses = Pulses(self.store)
         self._processes: dict[str, ProcessTree] = {}
         self._lock = threading.Lock()
         self._last: Snapshot | None = None
@@ -104,8 +105,10 @@ class Watch:
             return self._last
 
     def _look(self) -> Snapshot:
-        found, claims = chunk_map(self.store, self.heads, self._beats)
-        builders = self._builders(found, claims)
+        beats = read_builders(self.store)
+        self._pulses.take(beats)
+        found, claims = chunk_map(self.store, self.heads, self._pulses)
+        builders = self._builders(found, claims, beats)
         done = sum(layer.states.count(PUBLISHED) + layer.states.count(MADE) for layer in found.layers)
         planned = sum(layer.planned for layer in found.layers)
         rows = found.rows + self._made_rows(found)
@@ -176,40 +179,47 @@ class Watch:
         except (KeyError, ForebayError, OSError, ValueError):
             return 0
 
-    def _builders(self, found: ChunkMap, claims: Mapping[str, Mapping[str, Claim]]) -> tuple[BuilderStatus, ...]:
-        held: dict[str, list[tuple[str, int, Claim]]] = {}
+    def _builders(
+        self, found: ChunkMap, claims: Mapping[str, Mapping[str, Claim]], beats: Mapping[str, BuilderBeat]
+    ) -> tuple[LiveBuilder, ...]:
+        """Every builder that has a heartbeat, or holds claims as an earlier forebay does."""
+        held: dict[str, list[tuple[str, int, Claim]]] = {owner: [] for owner in beats}
         for layer, of_layer in claims.items():
             for key, claim in of_layer.items():
                 parsed = layout.parse_claim(key)
                 if claim.state == "working" and parsed:
                     held.setdefault(claim.owner, []).append((layer, parsed[0], claim))
         states = {layer.layer: layer.states for layer in found.layers}
-        alive = {(one.layer, one.chunk): one.state for one in found.claims}
-        self._processes = {owner: self._processes.get(owner) or ProcessTree(held[owner][0][2].pid) for owner in held}
-        return tuple(self._builder(owner, chunks, states, alive) for owner, chunks in sorted(held.items()))
+        working = {(one.layer, one.chunk) for one in found.claims if one.state == "working"}
+        self._processes = {owner: one for owner, one in self._processes.items() if owner in held}
+        return tuple(
+            self._builder(owner, chunks, states, working, beats.get(owner)) for owner, chunks in sorted(held.items())
+        )
 
     def _builder(
         self,
         owner: str,
-        held: Iterable[tuple[str, int, Claim]],
+        held: Sequence[tuple[str, int, Claim]],
         states: Mapping[str, str],
-        alive: Mapping[tuple[str, int], str],
-    ) -> BuilderStatus:
-        chunks = list(held)
-        claim = max((one for _, _, one in chunks), key=lambda one: one.beat)
+        working: Collection[tuple[str, int]],
+        beat: BuilderBeat | None,
+    ) -> LiveBuilder:
+        beat = beat or BuilderBeat(beat=0, host=held[0][2].host, pid=held[0][2].pid)
         parsed = Owner.parse(owner)
         here = parsed is not None and parsed.host == this_host()
-        beaten = Usage(claim.workers, claim.cpu_percent, claim.memory_bytes)
-        usage = self._processes[owner].measure() if here else beaten
-        computing = sum(chunk < len(states[layer]) and states[layer][chunk] == CLAIMED for layer, chunk, _ in chunks)
-        working = any(alive.get((layer, chunk)) == "working" for layer, chunk, _ in chunks)
-        return BuilderStatus(
-            host=claim.host,
-            pid=claim.pid,
+        usage = Usage(beat.workers, beat.cpu_percent, beat.memory_bytes)
+        if here:
+            usage = self._processes.setdefault(owner, ProcessTree(beat.pid)).measure()
+        computing = sum(chunk < len(states[layer]) and states[layer][chunk] == CLAIMED for layer, chunk, _ in held)
+        is_gone = is_dead(owner) or self._pulses.is_silent(owner)
+        is_at_work = any((layer, chunk) in working for layer, chunk, _ in held) if held else not is_gone
+        return LiveBuilder(
+            host=beat.host,
+            pid=beat.pid,
             here=here,
             computing=computing,
             workers=usage.workers,
             cpu_percent=usage.cpu_percent,
             memory_bytes=usage.memory_bytes,
-            state="working" if working else "abandoned",
+            state="working" if is_at_work else "abandoned",
         )

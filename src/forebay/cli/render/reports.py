@@ -62,6 +62,7 @@ def _made_tokens(report: BuildReport) -> str:
     used = report.figures.get("utilization")
     tokens = _of_cache(report.made_statistics.get("tokens", 0), report.statistics["tokens"])
     parts = [tokens, f"{used:.2%} of the places" if isinstance(used, float) else ""]
+    parts.append(str(report.figures.get("tokens_stored", "")))
     speed = report.tokens_per_second
     return ", ".join(filter(None, [*parts, f"{speed:,.0f} per second" if speed else ""]))
 

@@ -10,7 +10,7 @@ from torch.nn.functional import pad
 
 from forebay.torch.teachers.run_hook import first_output
 
-TIMESTEPS = 1000.0
+FLUX_TIMESTEPS = 1000.0  # by which its pipeline divides those of its scheduler
 SD3_T5_TOKENS = 256  # of zeros, where an SD3 has no T5
 
 
@@ -19,16 +19,12 @@ class DenoiserInputs:
     """What a pipeline passes to its denoiser, on the device and in the type of the model."""
 
     latents: Tensor  # (samples, channels, height, width)
-    noise_share: Tensor  # (samples,), float32: 0 is data, 1 is noise
+    timesteps: Tensor  # (samples,), float32, as the model counts them
     texts: tuple[Tensor, ...]  # (samples, tokens, width) each
     pooled: Tensor | None  # (samples, width)
     labels: Tensor | None  # (samples,), whole numbers; None: the class that stands for none
     image_size: int
     guidance: float
-
-    @property
-    def timesteps(self) -> Tensor:
-        return self.noise_share * TIMESTEPS
 
 
 def call_unet(unet: Any, given: DenoiserInputs) -> None:
@@ -66,7 +62,7 @@ def call_flux(transformer: Any, given: DenoiserInputs) -> None:
         guidance = torch.full((len(latents),), given.guidance, device=latents.device, dtype=torch.float32)
     transformer(
         hidden_states=packed(latents),
-        timestep=given.timesteps.to(latents.dtype) / TIMESTEPS,
+        timestep=given.timesteps.to(latents.dtype) / FLUX_TIMESTEPS,
         guidance=guidance,
         pooled_projections=given.pooled,
         encoder_hidden_states=text,

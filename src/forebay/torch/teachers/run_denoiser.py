@@ -23,7 +23,7 @@ from forebay.teachers.teacher_samples import class_in
 from forebay.torch.batches import to_device, to_numpy
 from forebay.torch.teachers.denoiser_calls import CALLS, DenoiserInputs, image_mean
 from forebay.torch.teachers.loading import class_named, input_like, load_model
-from forebay.torch.teachers.run_hook import Capture
+from forebay.torch.teachers.run_hook import Capture, mixed, model_timesteps, noise_share
 
 
 class Denoiser:
@@ -68,9 +68,11 @@ class Denoiser:
         """Run one forward: every sample's latents at its t, with its conditions."""
         teacher = self.teacher
         pooled = [self._states(batch, column) for column in teacher.pooleds]
+        share = noise_share(batch, teacher.time_direction)
+        times = model_timesteps(share, teacher.noise_timestep, teacher.data_timestep)
         given = DenoiserInputs(
-            latents=to_device(self._latents(batch), self._like),
-            noise_share=torch.from_numpy(self._noise_share(batch)).to(self._like.device),
+            latents=to_device(self._latents(batch, share), self._like),
+            timesteps=times.to(self._like.device),
             texts=tuple(self._states(batch, column) for column in teacher.texts),
             pooled=torch.cat(pooled, dim=-1) if pooled else None,
             labels=torch.from_numpy(self._labels(batch)).to(self._like.device) if teacher.labels else None,
@@ -85,24 +87,15 @@ class Denoiser:
             raise TeacherUnusable(self.teacher.unet, f"{problem}; build the text layer without ragged")
         return to_device(batch.array(column), self._like)
 
-    def _latents(self, batch: Batch) -> Array:
-        channels, *sides = self.teacher.latent_shape
-        if self.teacher.noise == "pure":
-            return batch.noise((channels, *sides), per=self.teacher.noise_per)
-        data = batch.array(self.teacher.latents).astype(np.float32)
-        if data.shape[1] != channels:
-            raise TeacherUnusable(
-                self.teacher.unet,
-                f"it takes latents of {channels} channels, and '{self.teacher.latents}' has {data.shape[1]}",
-            )
-        share = self._noise_share(batch).reshape(-1, 1, 1, 1)
-        mixed: Array = (1 - share) * data + share * batch.noise(data.shape[1:], per=self.teacher.noise_per)
-        return mixed
-
-    def _noise_share(self, batch: Batch) -> NDArray[np.float32]:
-        """Return the share of noise in each sample, 0 to 1."""
-        assert batch.t is not None
-        return 1 - batch.t if self.teacher.time_direction == "t0_noise" else batch.t
+    def _latents(self, batch: Batch, share: NDArray[np.float32]) -> Array:
+        teacher, shape = self.teacher, self.teacher.latent_shape
+        if teacher.noise == "pure":
+            return batch.noise(shape, per=teacher.noise_per)
+        found = batch.array(teacher.latents).shape[1]
+        if found != shape[0]:
+            problem = f"it takes latents of {shape[0]} channels, and '{teacher.latents}' has {found}"
+            raise TeacherUnusable(teacher.unet, problem)
+        return mixed(batch, teacher.latents, share, teacher.noise_per)
 
     def _labels(self, batch: Batch) -> NDArray[np.int64]:
         column, _, key = self.teacher.labels.partition(".")

@@ -11,7 +11,7 @@ from contextlib import suppress
 from functools import partial
 from inspect import signature
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ from forebay.images import ImageRecipe, model_planes
 from forebay.images.geometry import Scaling
 from forebay.teachers.hook import Hook, ImageInput, LatentInput
 from forebay.teachers.model_files import tokenizer_of
-from forebay.teachers.protocol import Batch
+from forebay.teachers.protocol import Batch, TimeDirection
 from forebay.torch.batches import to_device, to_numpy
 from forebay.torch.teachers.loading import class_named, input_like, load_model
 from forebay.torch.teachers.run_encoders import Tokens
@@ -171,6 +171,25 @@ class HookedModule:
         return {name: to_device(batch.array(column), self._like) for name, column in self._arguments.items()}
 
 
+def noise_share(batch: Batch, direction: TimeDirection) -> NDArray[np.float32]:
+    """Return the share of noise in each sample, 0 to 1."""
+    assert batch.t is not None
+    return 1 - batch.t if direction == "t0_noise" else batch.t
+
+
+def mixed(batch: Batch, column: str, share: NDArray[np.float32], per: Literal["bucket", "sample"]) -> Array:
+    """Return stored latents, mixed linearly with noise."""
+    data = batch.array(column).astype(np.float32)
+    wide = share.reshape(-1, *[1] * (data.ndim - 1))
+    latents: Array = (1 - wide) * data + wide * batch.noise(data.shape[1:], per=per)
+    return latents
+
+
+def model_timesteps(share: NDArray[np.float32], of_noise: float, of_data: float) -> Tensor:
+    """Return the timesteps that a model counts from data to noise, float32 in any compute type."""
+    return torch.from_numpy(np.float32(of_data) + share * np.float32(of_noise - of_data))
+
+
 class LoadedHook:
     """A hooked model of transformers or diffusers."""
 
@@ -232,19 +251,16 @@ class LoadedHook:
         return found
 
     def _latents(self, batch: Batch, given: LatentInput) -> dict[str, Tensor]:
-        """Return the latents at t, and the model's own timestep, float32 in any compute type."""
-        assert batch.t is not None
-        share = 1 - batch.t if self._teacher.time_direction == "t0_noise" else batch.t
-        if given.column:
-            data = batch.array(given.column).astype(np.float32)
-            wide = share.reshape(-1, *[1] * (data.ndim - 1))
-            mixed = (1 - wide) * data + wide * batch.noise(data.shape[1:], per=given.noise_per)
-        else:
-            mixed = batch.noise(given.shape, per=given.noise_per)
-        moments = np.float32(given.data_timestep) + share * np.float32(given.noise_timestep - given.data_timestep)
+        share = noise_share(batch, self._teacher.time_direction)
+        latents = (
+            mixed(batch, given.column, share, given.noise_per)
+            if given.column
+            else batch.noise(given.shape, per=given.noise_per)
+        )
+        times = model_timesteps(share, given.noise_timestep, given.data_timestep)
         return {
-            given.argument: to_device(mixed, self._like),
-            given.timestep: torch.from_numpy(moments.astype(np.float32)).to(self._like.device),
+            given.argument: to_device(latents, self._like),
+            given.timestep: times.to(self._like.device),
         }
 
     def _of_documents(self, batch: Batch, argument: str, mask: str) -> dict[str, Array | Ragged]:

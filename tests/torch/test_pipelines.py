@@ -1,4 +1,4 @@
-"""SD3, Flux, DiT, and the VAEs of Wan and Qwen-Image: every number is what the model's own pipeline computes.
+"""Whole pipelines, and the VAEs of Wan and Qwen-Image: every number is what the model's own pipeline computes.
 
 Each oracle runs the pipeline itself, with a hook on the block. Latents and noise are passed into it.
 """
@@ -15,7 +15,9 @@ import torch
 from diffusers import (
     AutoencoderKLQwenImage,
     AutoencoderKLWan,
+    DiffusionPipeline,
     DiTPipeline,
+    FlowMatchEulerDiscreteScheduler,
     FluxImg2ImgPipeline,
     FluxPipeline,
     QwenImageImg2ImgPipeline,
@@ -39,7 +41,7 @@ SHARE = 0.25  # of noise at the second bucket: t = 0 is noise
 STEPS = 1000
 # float32 is summed in another order by batches of another size; what is stored as float16 is rounded to 11 bits.
 CLOSE = {"float32": 1e-6, "float16": 1e-3}
-Made = tuple[Path, Path]
+SINGLE: dict[str, dict[str, int]] = {"stable_diffusion": {"num_images_per_prompt": 1}, "sdxl": {}}
 
 
 @pytest.fixture(scope="module")
@@ -91,12 +93,24 @@ def pixels_of(cache: Cache) -> torch.Tensor:
     return torch.from_numpy(canvases).float() / 127.5 - 1
 
 
+def tagged_images(folder: Path) -> tuple[Path, list[int]]:
+    """A cache of three images, and their classes."""
+    (folder / "images").mkdir()
+    for number, name in enumerate(("dog", "cat", "dog")):
+        Image.new("RGB", (16, 16), (80 * number, 10, 10)).save(folder / f"images/{number}.png")
+        (folder / f"images/{number}.json").write_text(json.dumps({"tags": name}))
+    recipe = fb.ImageRecipe(size=16, tags=("cat", "dog"))
+    fb.build(folder / "cache", fb.sources.images(folder / "images"), recipe, workers=0)
+    return folder / "cache", [1, 0, 1]
+
+
 def watched(block: torch.nn.Module, run: Callable[[], object]) -> np.ndarray:
-    """The image tokens of a block's output in the first forward of `run`, averaged."""
+    """The image tokens, or cells, of a block's output in the first forward of `run`, averaged."""
     seen: list[torch.Tensor] = []
 
     def note(module: object, given: object, out: Any) -> None:
-        seen.append((out[1] if isinstance(out, tuple) else out).mean(dim=1))
+        value = out[1] if isinstance(out, tuple) else out
+        seen.append(value.mean(dim=1 if value.ndim == 3 else (2, 3)))
 
     handle = block.register_forward_hook(note)
     with torch.inference_mode():
@@ -112,6 +126,27 @@ def quiet(pipeline: Any) -> Any:
 
 def away(one: np.ndarray, other: np.ndarray) -> float:
     return float(np.abs(one.astype(np.float32) - other).max())
+
+
+@pytest.mark.parametrize("stored", ["float32", "float16"])
+@pytest.mark.parametrize("kind", ["stable_diffusion", "sdxl"])
+def test_a_unet_on_prompts_is_what_its_pipeline_computes(tmp_path: Path, kind: str, stored: str) -> None:
+    model = saved(tmp_path / "model", getattr(tiny_pipelines, kind))
+    cache, recipes = built(prompts_cache(tmp_path), model, stored=stored, denoiser={"image_size": 16})
+    rows, prompts = range(len(cache)), prompts_of(cache)
+    pipeline = quiet(DiffusionPipeline.from_pretrained(model))
+    with torch.inference_mode():
+        found = pipeline.encode_prompt(prompts, device="cpu", do_classifier_free_guidance=False, **SINGLE[kind])
+    texts = [layer for layer in recipes if layer != "lune"]
+    ours = np.concatenate([shared(cache, f"{layer}_states").read(rows) for layer in texts], -1)
+    assert away(ours, found[0].numpy()) < CLOSE[stored]
+    if kind == "sdxl":
+        assert away(shared(cache, "clip_g_pooled").read(rows), found[2].numpy()) < CLOSE[stored]
+
+    noise = noise_at(cache, recipes["lune"], (4, 8, 8))
+    call = {"timesteps": [int(SHARE * STEPS)], "guidance_scale": 1.0, "output_type": "latent"}
+    expected = watched(pipeline.unet.mid_block, lambda: pipeline(prompts, height=16, width=16, latents=noise, **call))
+    assert away(cache.read(rows, ["lune"])["lune"][:, 1], expected) < CLOSE[stored]
 
 
 @pytest.mark.parametrize("stored", ["float32", "float16"])
@@ -221,6 +256,30 @@ def test_a_dit_with_classes_is_what_its_pipeline_computes(
     assert away(cache.read(range(len(cache)), ["lune"])["lune"][:, 1], expected) < CLOSE[stored]
 
 
+@pytest.mark.parametrize("stored", ["float32", "float16"])
+@pytest.mark.parametrize("count", [1, 1000])
+def test_a_sit_is_what_its_sampler_computes(tmp_path: Path, stored: str, count: int) -> None:
+    """A SiT is a DiT whose time runs from noise at 0 to data at 1, on a linear path: x(t) = t·data + (1-t)·noise.
+
+    `count` 1 is its own time; a flow trainer of diffusers may have counted to 1000 instead.
+    """
+    sampler = FlowMatchEulerDiscreteScheduler(num_train_timesteps=count, invert_sigmas=True)
+    model = saved(tmp_path / "sit", tiny_pipelines.dit, scheduler=sampler)
+    root, classes = tagged_images(tmp_path)
+    cache, recipes = built(root, model, size=16, noise="noised", labels="tags", stored=stored)
+    data = torch.from_numpy(cache.read(range(len(cache)), ["latents"])["latents"].astype(np.float32))
+    sampler.set_timesteps(sigmas=[SHARE])
+    t = sampler.timesteps[0] / count
+    assert t == 1 - SHARE
+    x = t * data + (1 - t) * noise_at(cache, recipes["lune"], (4, 8, 8))
+    transformer = DiTPipeline.from_pretrained(model).transformer
+    expected = watched(
+        transformer.transformer_blocks[1],
+        lambda: transformer(x, sampler.timesteps.expand(len(x)), torch.tensor(classes)),
+    )
+    assert away(cache.read(range(len(cache)), ["lune"])["lune"][:, 1], expected) < CLOSE[stored]
+
+
 def wan_vae(**fields: Any) -> AutoencoderKLWan:
     own = {
         "base_dim": 8, "z_dim": 4, "dim_mult": [1, 1], "num_res_blocks": 1, "temperal_downsample": [False],
@@ -318,6 +377,9 @@ def test_what_is_not_supported_is_refused_with_what_it_is(sd3: Path, flux: Path,
     refused(Lune(unet=f"{sd3}/transformer", text="t5_states"), r"SD3Transformer2DModel takes text='clip_l_states")
     refused(Lune(unet=f"{dit}/transformer"), r"a DiTTransformer2DModel takes text='', labels=")
     refused(Lune(unet=f"{sd3}/vae"), r"its class is AutoencoderKL; supported denoisers are .*Flux.*SD3.*UNet2D")
+    for kind in ("WanTransformer3DModel", "QwenImageTransformer2DModel"):
+        (tmp_path / "config.json").write_text(json.dumps({"_class_name": kind}))
+        refused(Lune(unet=str(tmp_path)), f"its class is {kind}; supported denoisers are .*; for another, use Hook")
     refused(Sol(unet=f"{flux}/transformer", text="t5_states", pooled="clip_pooled"), "over text and image together")
     with pytest.raises(TeacherUnusable, match="its class is SD3Transformer2DModel; supported VAEs are AutoencoderKL,"):
         Latents(vae=f"{sd3}/transformer").outputs()
@@ -345,13 +407,7 @@ def test_a_sample_without_a_class_that_the_dit_knows_is_an_absent_row(dit: Path,
 
 
 def test_labels_are_the_one_tag_of_an_image_or_the_class_that_stands_for_none(dit: Path, tmp_path: Path) -> None:
-    (tmp_path / "images").mkdir()
-    for number, name in enumerate(("dog", "cat", "dog")):
-        Image.new("RGB", (16, 16), (80 * number, 10, 10)).save(tmp_path / f"images/{number}.png")
-        (tmp_path / f"images/{number}.json").write_text(json.dumps({"tags": name}))
-    root = tmp_path / "cache"
-    recipe = fb.ImageRecipe(size=16, tags=("cat", "dog"))
-    fb.build(root, fb.sources.images(tmp_path / "images"), recipe, workers=0)
+    root, tagged = tagged_images(tmp_path)
     how = {"buckets": BUCKETS, "stored": "float32", "batch_size": 4}
     teachers = {
         name: Lune(unet=f"{dit}/transformer", text="", labels=labels, name=name)
@@ -362,7 +418,7 @@ def test_labels_are_the_one_tag_of_an_image_or_the_class_that_stands_for_none(di
     seen = cache.read(range(3), list(teachers))
     noise = noise_at(cache, TeacherRecipe(teacher=teachers["by_tag"], **how), (4, 8, 8))
     transformer = DiTPipeline.from_pretrained(dit).transformer
-    for name, classes in {"by_tag": [1, 0, 1], "free": [CLASSES] * 3}.items():
+    for name, classes in {"by_tag": tagged, "free": [CLASSES] * 3}.items():
         expected = watched(
             transformer.transformer_blocks[1],
             lambda classes=classes: transformer(noise, torch.full((3,), SHARE * STEPS), torch.tensor(classes)),

@@ -1,0 +1,65 @@
+"""The same build with local workers and with Ray actors on the same cores: `python -m benchmarks.engines`.
+
+Lines of the standard library are compressed at the highest level, so that workers compute. Rounds are interleaved. What
+is compared is the time of making chunks; the cluster runs before, and actors and workers start within it.
+"""
+
+import argparse
+import os
+import shutil
+import statistics
+import sysconfig
+import tempfile
+from pathlib import Path
+
+import ray
+
+import forebay as fb
+from forebay.engine.ray import RayEngine
+
+GOAL = 0.9
+
+
+def write_source(path: Path, size: int) -> None:
+    """Python files one after the other, until there are enough bytes."""
+    with path.open("wb") as out:
+        for name in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")):
+            out.write(name.read_bytes())
+            if out.tell() >= size:
+                return
+
+
+def making_seconds(root: Path, source: Path, workers: int, engine: RayEngine | None) -> float:
+    recipe = fb.RawRecipe(level="max", chunk_bytes=1 << 18)
+    report = fb.build(root, fb.sources.lines(source), recipe, workers=workers, engine=engine, progress=False)
+    assert report.made == report.chunks
+    return report.phases["making"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--bytes", type=int, default=10_000_000)
+    options = parser.parse_args()
+    workers = len(os.sched_getaffinity(0))
+    folder = Path(tempfile.mkdtemp())
+    ray.init(num_cpus=workers, include_dashboard=False, log_to_driver=False, logging_level="error")
+    try:
+        write_source(folder / "source.txt", options.bytes)
+        times: dict[str, list[float]] = {"local": [], "ray": []}
+        for number in range(options.rounds):
+            for name, engine in (("local", None), ("ray", RayEngine())):
+                root = folder / f"{name}{number}"
+                times[name].append(making_seconds(root, folder / "source.txt", workers, engine))
+                print(f"round {number}: {name} {times[name][-1]:.2f} s", flush=True)
+        local, on_ray = (statistics.median(found) for found in times.values())
+        ratio = local / on_ray
+        verdict = "met" if ratio >= GOAL else "MISSED"
+        print(f"{workers} workers: local {local:.2f} s, ray {on_ray:.2f} s, ratio {ratio:.2f}, goal {GOAL}: {verdict}")
+    finally:
+        ray.shutdown()
+        shutil.rmtree(folder)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,42 @@
+"""Where a cache is to be made is tried before the source is listed."""
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+import forebay as fb
+from forebay.errors import DiskFull, SourceNotFound, StoreRefused
+
+
+def no_links(*_: object, **__: object) -> None:
+    raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+
+def build(root: Path) -> None:
+    """Of a source that is not there: whoever lists it first says so."""
+    fb.build(root / "new" / "cache", fb.sources.lines(root / "nothing"), fb.RawRecipe(), workers=0)
+
+
+def test_a_file_system_without_links_is_refused_before_the_source_is_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "link", no_links)
+    with pytest.raises(StoreRefused, match="does not support hard links"):
+        build(tmp_path)
+
+
+def test_a_full_disk_is_named_before_the_source_is_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "writev", full)
+    with pytest.raises(DiskFull, match="about 65,536 bytes are needed"):
+        build(tmp_path)
+
+
+def test_nothing_is_left_where_it_was_tried(tmp_path: Path) -> None:
+    with pytest.raises(SourceNotFound):
+        build(tmp_path)
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,251 @@
+"""Builders as launchers start them: the same command many times, told apart by a rank, stopped at any time."""
+
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import msgspec
+import pytest
+from tests.builders import chunk_count, chunk_digests, ending, script_environment, start_builder, wait_until
+from tests.recipes import NOTES, ObedientRecipe, makes, orders, write_orders
+
+import forebay as fb
+from forebay.building import build_options
+from forebay.cache.catalog import generation_numbers, load_generation
+from forebay.cache.heartbeats import BuilderBeat, read_builders
+from forebay.cli.settings import place_in_plan
+from forebay.errors import BuildFailed
+from forebay.format import layout
+from forebay.store import LocalStore, MemoryStore
+from forebay.store.owner import this_process
+
+ELSEWHERE = "0123456789ab-1-1"
+
+
+@pytest.fixture
+def notes(tmp_path, monkeypatch) -> Path:
+    folder = tmp_path / "notes"
+    folder.mkdir()
+    monkeypatch.setenv(NOTES, str(folder))
+    return folder
+
+
+def source_of(tmp_path: Path, chunks: int) -> fb.Source:
+    return fb.sources.lines(write_orders(tmp_path / "source.txt", orders(chunks)))
+
+
+def beat(store, number: int, **progress) -> None:
+    text = msgspec.json.encode(BuilderBeat(beat=number, host="node3", pid=7, layer="obedient", **progress))
+    store.replace(layout.builder(ELSEWHERE), [text])
+
+
+@pytest.mark.parametrize(
+    ("environment", "number"),
+    [
+        ({"RANK": "3", "WORLD_SIZE": "8"}, 3),
+        ({"SLURM_ARRAY_TASK_ID": "5"}, 5),
+        ({"SLURM_ARRAY_TASK_ID": "5", "SLURM_NTASKS": "4", "SLURM_PROCID": "2"}, 22),
+        ({"SLURM_PROCID": "2", "SLURM_NTASKS": "4"}, 2),
+        ({"JOB_COMPLETION_INDEX": "9"}, 9),
+    ],
+)
+def test_a_rank_says_where_in_the_plan_a_builder_begins(environment, number):
+    assert place_in_plan(environment) == place_in_plan({"RANK": str(number)})
+    assert 0 <= place_in_plan(environment) < 1
+
+
+@pytest.mark.parametrize("value", ["", "-1", "x", "1e3", "²"])
+def test_a_rank_that_is_no_number_says_nothing(value):
+    assert place_in_plan({"RANK": value}) is None
+    assert place_in_plan({}) is None
+
+
+def test_builders_of_any_number_begin_far_from_each_other():
+    for count in (2, 3, 16, 100):
+        places = sorted(place_in_plan({"RANK": str(rank)}) for rank in range(count))
+        gaps = [b - a for a, b in zip(places, [*places[1:], places[0] + 1], strict=True)]
+        assert min(gaps) >= 0.38 / count
+
+
+def test_a_builder_begins_where_it_is_told_and_makes_everything(tmp_path, notes):
+    report = fb.build(tmp_path / "cache", source_of(tmp_path, 8), ObedientRecipe(), workers=0, begin_at=0.5)
+    assert [chunk for _, chunk in makes(notes)] == [4, 5, 6, 7, 0, 1, 2, 3]
+    assert report.made == 8
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.0])
+def test_a_place_outside_the_plan_is_refused(tmp_path, share):
+    with pytest.raises(ValueError, match="begin_at is a share of the chunks"):
+        fb.build(tmp_path / "cache", source_of(tmp_path, 2), ObedientRecipe(), begin_at=share)
+
+
+def test_the_same_command_with_four_ranks_builds_one_cache(tmp_path):
+    source = write_orders(tmp_path / "source.txt", orders(40))
+    command = [sys.executable, "-m", "forebay", "build", "raw", str(source), "--chunk-bytes", "400", "--workers", "1"]
+    ranks = [{"RANK": "0"}, {"RANK": "1"}, {"SLURM_ARRAY_TASK_ID": "2"}, {"JOB_COMPLETION_INDEX": "3"}]
+    builders = [
+        subprocess.Popen(
+            [*command, "--into", str(tmp_path / "cache"), "--json"],
+            env=script_environment() | rank,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in ranks
+    ]
+    ended = [builder.communicate(timeout=120) for builder in builders]
+    assert [builder.returncode for builder in builders] == [0] * 4, ended
+    reports = [json.loads(out)["result"] for out, _ in ended]
+    planned = reports[0]["chunks"]
+    assert planned >= 20
+    assert sum(report["made"] for report in reports) == planned, "no chunk was made twice"
+    fb.build(tmp_path / "alone", fb.sources.lines(source), fb.RawRecipe(chunk_bytes=400), workers=0)
+    assert chunk_digests(tmp_path / "cache") == chunk_digests(tmp_path / "alone")
+    status = fb.status(tmp_path / "cache")
+    assert (status.complete, status.claims, status.builders) == (True, (), ())
+
+
+def test_a_builder_that_is_told_to_end_and_then_killed_loses_the_chunks_under_way_only(tmp_path, notes):
+    source, root = write_orders(tmp_path / "source.txt", orders(16)), tmp_path / "cache"
+    first = start_builder(root, source, notes, {"seconds": 0.3}, workers=2)
+    wait_until(lambda: chunk_count(root) >= 3)
+    first.send_signal(signal.SIGTERM)
+    time.sleep(0.05)  # a grace that is too short
+    first.kill()
+    first.communicate()
+    kept = chunk_count(root)
+    begun = len(makes(notes))
+    report = ending(start_builder(root, source, notes, {"seconds": 0.3}, workers=2))["report"]
+    assert report["present"] >= kept
+    assert report["made"] + report["present"] == 16
+    assert begun - kept <= 4, "two workers, each of which computes a chunk while it writes another"
+    assert max(Counter(chunk for _, chunk in makes(notes)).values()) <= 2
+    status = fb.status(root)
+    assert (status.complete, status.claims, status.builders) == (True, (), ())
+
+
+def test_a_killed_machine_that_held_the_only_claim_delays_a_build_by_one_lease(tmp_path):
+    store, source = LocalStore(tmp_path / "cache"), source_of(tmp_path, 3)
+    fb.build(store, source, ObedientRecipe(), workers=0, end_chunk=1)
+    beat(store, 5)
+    claim = {"owner": ELSEWHERE, "host": "node3", "pid": 7}
+    store.create(layout.claim("obedient", 2, 1), [json.dumps(claim).encode()])
+    waited = []
+    report = fb.build(
+        store, source, ObedientRecipe(), workers=0, lease_seconds=0.5, on_progress=lambda now: waited.append(now)
+    )
+    assert report.made == 1
+    assert {one.waiting_for for one in waited if one.phase == "waiting"} == {("node3",)}
+    assert fb.status(store).claims == ()
+    assert read_builders(store) == {}, "it was silent for a lease"
+
+
+def test_the_progress_of_a_builder_counts_what_others_make(tmp_path):
+    store, source, seen = MemoryStore(), source_of(tmp_path, 12), []
+    beat(store, 1, made=100)
+    deadline = time.monotonic() + 60
+
+    def wait_for_two_beats() -> None:
+        now = read_builders(store)[str(this_process())].beat
+        while read_builders(store)[str(this_process())].beat < now + 2:
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+
+    def listen(progress: fb.Progress) -> None:
+        if progress.phase == "planning":
+            return
+        seen.append(progress.done)
+        if len(seen) == 2:
+            beat(store, 2, made=104)
+            wait_for_two_beats()
+
+    fb.build(store, source, ObedientRecipe(), workers=0, lease_seconds=0.06, on_progress=listen)
+    assert seen[:2] == [1, 2]
+    assert seen[2] == 3 + 4
+    assert seen[-1] == 12
+
+
+def test_status_shows_every_builder_with_its_host_its_rate_and_when_all_is_made(tmp_path):
+    root, source = tmp_path / "cache", source_of(tmp_path, 10)
+    fb.build(root, source, ObedientRecipe(), workers=0, end_chunk=3)
+    beat(LocalStore(root), 3, made=4, seconds=2.0, workers=8, cpu_percent=790.0, memory_bytes=2_000_000_000)
+    for depth in ("chunks", "index"):
+        (one,) = fb.status(root, depth=depth).builders
+        assert (one.host, one.pid, one.layer, one.state, one.made) == ("node3", 7, "obedient", "working", 4)
+        assert (one.chunks_per_second, one.eta_seconds) == (2.0, 3.0)
+    shown = subprocess.run(
+        [sys.executable, "-m", "forebay", "status", str(root), "--depth", "index"],
+        env=script_environment() | {"COLUMNS": "160"}, capture_output=True, text=True, check=False,
+    ).stdout  # fmt: skip
+    (line,) = [line for line in shown.splitlines() if "node3" in line]
+    assert line.split("  ")[1:2] == ["node3, process 7"]
+    assert all(word in line for word in ("working", "4 chunks", "2.0 chunks/s", "CPU 790 %", "2.0 GB", "ETA 3.0 s"))
+
+
+def test_generations_grow_by_a_tenth_from_one_to_the_next(tmp_path, monkeypatch):
+    monkeypatch.setattr(build_options, "PUBLISH_SECONDS", 0.0)
+    store = MemoryStore()
+    fb.build(store, source_of(tmp_path, 80), ObedientRecipe(), workers=0)
+    listed = [len(load_generation(store, number).table("obedient")) for number in generation_numbers(store)]
+    assert listed[-1] == 80
+    assert all(b >= 1.1 * a for a, b in itertools.pairwise(listed[:-1])), listed
+    assert len(listed) <= 32
+
+
+def test_a_builder_with_other_libraries_is_told_what_differs(tmp_path):
+    store, source, notes = MemoryStore(), source_of(tmp_path, 3), []
+    beat(store, 1, versions={"numpy": "0.9", "python": "2.7"})
+    report = fb.build(
+        store, source, ObedientRecipe(), workers=0, end_chunk=1, on_progress=lambda now: notes.append(now.note)
+    )
+    (said,) = [note for note in report.notes if "library versions" in note]
+    assert "builders on node3: python " in said
+    assert "(before: 2.7)" in said
+    assert said in notes
+
+
+def test_a_build_with_other_libraries_than_the_chunks_that_are_there_says_so(tmp_path, monkeypatch):
+    store, source = MemoryStore(), source_of(tmp_path, 3)
+    with monkeypatch.context() as patch:
+        patch.setattr(build_options, "builder_versions", lambda versions: {"numpy": "0.9", "zstandard": "0.1"})
+        fb.build(store, source, ObedientRecipe(), workers=0, end_chunk=0)
+    report = fb.build(store, source, ObedientRecipe(), workers=0)
+    (said,) = [note for note in report.notes if "library versions" in note]
+    assert "(before: 0.9)" in said
+    assert len(fb.summarize(store).versions) == 2
+
+
+def test_a_machine_on_which_every_chunk_fails_stops_early_and_costs_nothing_that_another_cannot_make(tmp_path, notes):
+    failing = {f"c{chunk}": "raise ValueError 1" for chunk in range(24)}  # the first time, as on a broken machine
+    source, root = fb.sources.lines(write_orders(tmp_path / "source.txt", orders(24, **failing))), tmp_path / "cache"
+    with pytest.raises(BuildFailed, match="ValueError") as caught:
+        fb.build(root, source, ObedientRecipe(), workers=0)
+    assert len(caught.value.failed) == 20
+    assert {claim.state for claim in fb.status(root).claims} == {"failed"}
+    with pytest.raises(BuildFailed, match="4 chunk"):
+        fb.build(root, source, ObedientRecipe(), workers=0)  # elsewhere: the last four fail for the first time
+    assert fb.build(root, source, ObedientRecipe(), workers=0).made == 4
+    assert fb.status(root).complete
+
+
+def test_a_clock_that_is_hours_off_changes_nothing(tmp_path, notes):
+    """A builder reads no clock of another machine: files that it finds may be of any time."""
+    source, root = write_orders(tmp_path / "source.txt", orders(6)), tmp_path / "cache"
+    first = start_builder(root, source, notes, {"seconds": 0.3}, workers=1, lease_seconds=2)
+    wait_until(lambda: list(root.glob("claims/*/*.json")) and list(root.glob("builders/*.json")))
+    for hours, path in enumerate([*root.glob("claims/*/*.json"), *root.glob("builders/*.json")], 3):
+        with_time = time.time() + (-1) ** hours * 3600 * hours
+        try:
+            os.utime(path, (with_time, with_time))
+        except FileNotFoundError:
+            continue
+    second = start_builder(root, source, notes, {"seconds": 0.3}, workers=1, lease_seconds=2)
+    reports = [ending(one)["report"] for one in (first, second)]
+    assert sum(report["made"] for report in reports) == 6
+    assert Counter(chunk for _, chunk in makes(notes)) == Counter(range(6))

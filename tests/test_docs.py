@@ -19,7 +19,8 @@ ROOT = Path(__file__).parent.parent
 TUTORIAL = ROOT / "docs" / "tutorial.md"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 REMOTE = ROOT / "docs" / "guide-remote.md"  # its blocks need servers: tests/remote/test_remote_guide.py runs them
-GUIDES = [page for page in PAGES if page not in (TUTORIAL, REMOTE)]
+CHAT = ROOT / "docs" / "guide-chat.md"  # its commands need what its blocks wrote
+GUIDES = [page for page in PAGES if page not in (TUTORIAL, REMOTE, CHAT)]
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
 
 
@@ -79,18 +80,19 @@ def test_the_python_blocks_of_a_page_run(page: Path, folder: Path) -> None:
         exec(compile(block, f"{page.name} block {number}", "exec"), names)
 
 
-def test_the_tutorial_runs_from_top_to_bottom_in_an_empty_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("page", [TUTORIAL, CHAT], ids=lambda page: page.name)
+def test_a_page_runs_from_top_to_bottom_in_an_empty_folder(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    names: dict[str, object] = {"__name__": "docs_tutorial"}
-    blocks = re.findall(r"^```(python|console)\n(.*?)^```", TUTORIAL.read_text(), re.DOTALL | re.MULTILINE)
+    names: dict[str, object] = {"__name__": f"docs_{page.stem}"}
+    blocks = re.findall(r"^```(python|console)\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
     for language, block in blocks:
         if language == "python":
-            exec(compile(block, f"tutorial: {block.splitlines()[0]}", "exec"), names)
+            exec(compile(block, f"{page.name}: {block.splitlines()[0]}", "exec"), names)
         else:
-            for line in block.splitlines():
-                _run(line.removeprefix("$ "))
+            for command in re.findall(r"^\$ (forebay .*)$", block, re.MULTILINE):
+                _run(command)
 
 
 def test_links_between_pages_lead_somewhere() -> None:

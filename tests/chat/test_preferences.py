@@ -340,5 +340,5 @@ def test_the_last_turn_of_a_candidate_alone_can_be_trained(tmp_path: Path, token
 def test_info_shows_candidates_and_tokens_by_kind(cache: fb.Cache) -> None:
     shown = run("info", cache.root).out
     counts = fb.summarize(cache.root).layers[0].statistics
-    assert f"{counts['candidates']:,}, 2.0 per prompt" in shown
+    assert f"{counts['candidates']:,}, {counts['candidates'] / len(cache):.1f} per prompt" in shown
     assert f"response {counts['tokens_by_kind'][KINDS.index('response')]:,} (" in shown

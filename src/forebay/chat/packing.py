@@ -113,8 +113,9 @@ class Gathered:
     def all(self) -> Conversations:
         none = np.zeros(0, np.int64)
         empty = (np.zeros(0, self.dtype), none, none, np.zeros((0, 5), np.uint32), none, none)
-        joined = (np.concatenate(each) for each in zip(empty, *self.parts, strict=True))
-        return Conversations(*joined, self.names, self.characters, self.straddling)
+        joined = [np.concatenate(each) for each in zip(empty, *self.parts, strict=True)]
+        ids, starts, lengths, spans, counts, numbers = joined
+        return Conversations(ids, starts, lengths, spans, counts, numbers, self.names, self.characters, self.straddling)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

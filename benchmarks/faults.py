@@ -1,4 +1,4 @@
-"""Builders on a bucket while answers are injected: `python -m benchmarks.faults [--answers 10000] [--json FILE]`.
+"""Builders on a bucket while answers are injected: `python -m benchmarks.faults [--answers 10000] [--first 0]`.
 
 Two parts, both behind the fault proxy of `forebay.testing.faults` in front of an S3 server on loopback:
 
@@ -81,8 +81,10 @@ class Outcome:
         return wrong == 0 and not self.tracebacks
 
 
-def campaign(folder: Path, answers: int, on_round: Callable[[Outcome], None] = lambda outcome: None) -> Outcome:
-    """Run rounds of races and builds until enough answers were injected."""
+def campaign(
+    folder: Path, answers: int, on_round: Callable[[Outcome], None] = lambda outcome: None, first: int = 0
+) -> Outcome:
+    """Run rounds of races and builds until enough answers were injected; `first` is the seed of the first round."""
     source = folder / "source.txt"
     source.write_text("".join(f"line {number:05d} of the source of the campaign\n" for number in range(1200)))
     expected = _built_here(source, folder / "local")
@@ -91,7 +93,7 @@ def campaign(folder: Path, answers: int, on_round: Callable[[Outcome], None] = l
         os.environ.update(s3_environment(proxy.url))
         request("PUT", f"{server}/campaign")
         while sum(proxy.injected.values()) < answers:
-            seed = 100 * outcome.caches
+            seed = 100 * (first + outcome.caches)
             url = f"s3://campaign/{outcome.caches}"
             proxy.set_faults(faults(seed))
             wins = _in_processes(_race, [(f"{url}-race", number) for number in range(BUILDERS)], outcome)
@@ -197,6 +199,7 @@ def _told(answers: Any, at: int, act: Callable[..., Any], task: tuple[Any, ...])
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--answers", type=int, default=10_000, help="Injected answers to reach.")
+    parser.add_argument("--first", type=int, default=0, help="Seed of the first round; others follow.")
     parser.add_argument("--json", type=Path, help="File to write the outcome to.")
     options = parser.parse_args()
 
@@ -210,7 +213,7 @@ def main() -> None:
             options.json.write_text(json.dumps(asdict(outcome), indent=1))
 
     with tempfile.TemporaryDirectory() as folder:
-        outcome = campaign(Path(folder), options.answers, show)
+        outcome = campaign(Path(folder), options.answers, show, options.first)
     print(json.dumps(asdict(outcome), indent=1))
     raise SystemExit(0 if outcome.is_clean else 1)
 

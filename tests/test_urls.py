@@ -60,6 +60,22 @@ def test_the_scheme_that_was_meant_is_named(url, advice):
     assert advice in str(refused.value)
 
 
+def test_another_package_adds_schemes_and_replaces_none_of_ours(here, monkeypatch):
+    pytest.importorskip("obstore")
+    about = here / "site" / "shelves-9.dist-info"
+    about.mkdir(parents=True)
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: shelves\nVersion: 9\n")
+    (about / "entry_points.txt").write_text("[forebay.stores]\nshelf = shelf_store:Shelf\ns3 = shelf_store:Shelf\n")
+    (here / "site" / "shelf_store.py").write_text(
+        "from forebay.store import LocalStore\n"
+        f"class Shelf(LocalStore):\n    def __init__(self, url):\n        super().__init__(r'{here}/' + url[8:])\n"
+    )
+    monkeypatch.syspath_prepend(here / "site")
+    fb.copy(number_cache(here), "shelf://a/b")
+    assert len(fb.open_cache("shelf://a/b")) == len(fb.open_cache(here / "a/b")) > 0
+    assert type(open_store("s3://bucket/a")).__name__ == "ObjectStore"
+
+
 @pytest.mark.parametrize("url", ["s3://", "s3://user:word@bucket/x", "s3://b/../x", "s3://b/x?key=1"])
 def test_what_is_not_the_url_of_a_bucket_is_refused_without_its_secrets(url):
     pytest.importorskip("obstore")

@@ -63,7 +63,7 @@ from forebay.kinds import WRONG, recipe_class
 from forebay.read.cache import check_pins, open_cache
 from forebay.recipe import AnyRecipe, Recipe, RecipeHooks, dependencies_of, hooks_of
 from forebay.sizes import as_bytes
-from forebay.source import Source
+from forebay.source import Source, listed_once
 from forebay.store import Root, open_store
 from forebay.store.tier_folder import TierFolder
 
@@ -276,6 +276,7 @@ def gaps(root: Root, *, layer: str | None = None) -> list[Gaps]:
     return find_gaps(open_store(root), layer)
 
 
+@listed_once()
 def status(
     root: Root,
     *,

@@ -5,7 +5,9 @@ file b.jsonl  ├─part─┼────────part───────�
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self, runtime_checkable
 
@@ -171,6 +173,29 @@ class Listing(NamedTuple):
 
     files: Sequence[SourceFile]
     left_out: Mapping[str, int]  # how many files of its folders are not read, by suffix
+
+
+_listings: ContextVar[dict[Hashable, Listing] | None] = ContextVar("forebay_listings", default=None)
+
+
+@contextmanager
+def listed_once() -> Iterator[None]:
+    """List the same objects once within it, for a report that is asked for several things about them."""
+    token = _listings.set({})
+    try:
+        yield
+    finally:
+        _listings.reset(token)
+
+
+def listing_of(find: Callable[..., Listing], *arguments: Hashable) -> Listing:
+    """What `find` returns for these arguments, or returned before within `listed_once`."""
+    kept = _listings.get()
+    if kept is None:
+        return find(*arguments)
+    if (find, arguments) not in kept:
+        kept[find, arguments] = find(*arguments)
+    return kept[find, arguments]
 
 
 @runtime_checkable

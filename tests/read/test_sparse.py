@@ -109,6 +109,25 @@ def test_chunks_that_are_here_small_or_wanted_whole_are_not_read_by_ranges(
     assert sparse_cache(cache, np.array([5]), COLUMNS) is None
 
 
+def test_what_a_cache_says_of_its_chunks_does_not_fill_the_memory(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stranger's generation may declare any size, and a stranger's chunk one block of all its rows."""
+    far = Counting(root)
+    cache, row = remote(far, tmp_path), np.array([5])
+    declared = int(cache.chunk_bytes(COLUMNS)[0])
+    monkeypatch.setattr(sparse, "MOST_BYTES", declared - 1)
+    assert sparse_cache(cache, row, COLUMNS) is None
+    assert far.bytes == 0  # nothing was reserved, or fetched
+    monkeypatch.setattr(sparse, "MOST_BYTES", declared)
+    head = cache.record("tokens", 0).head_size
+    monkeypatch.setattr(sparse, "MOST_SHARE", 2 * head / declared)
+    monkeypatch.setattr(sparse._Wanted, "estimated_bytes", 0)
+    monkeypatch.setattr(sparse._Wanted, "ranges", lambda wanted, file: [(0, wanted.record.size)])
+    assert sparse_cache(cache, row, COLUMNS) is None
+    assert far.bytes == head
+
+
 def test_a_key_asks_for_whole_chunks(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fb.copy(root, tmp_path / "keyed")
     monkeypatch.setenv("FOREBAY_HMAC_KEY", "00" * 32)

@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
+from tests.image_caches import sample
 
 import forebay as fb
 from forebay.errors import SourceChanged, SourceNotFound
@@ -102,6 +103,26 @@ def test_a_cache_does_not_make_anyone_contact_its_bucket(bucket, raw, tmp_path):
     (tmp_path / "cache/layers/raw/000000.safetensors").unlink()
     assert fb.repair(tmp_path / "cache", workers=0).failed != {}
     assert fb.repair(tmp_path / "cache", workers=0, check_source=True).failed == {}
+
+
+@pytest.mark.parametrize("make", [fb.sources.lines, fb.sources.images])
+def test_a_report_lists_a_bucket_once(bucket, s3, tmp_path, monkeypatch, make):
+    """It looks at the planned objects, and finds those that are new."""
+    is_images = make is fb.sources.images
+    contents, suffix = (sample(0).data.content, "png") if is_images else (b"one\ntwo\n", "txt")
+    recipe = fb.ImageRecipe(size=16) if is_images else RECIPE
+    upload(bucket, f"raw/a.{suffix}", contents)
+    fb.build(tmp_path / "cache", make(f"{bucket}/raw"), recipe, workers=0)
+    upload(bucket, f"raw/new.{suffix}", contents)
+    with FaultProxy(s3) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
+        monkeypatch.setattr("forebay.sources.bucket_files._bucket", ObjectStore)
+        status = fb.status(tmp_path / "cache", check_source=True)
+        assert (status.new, status.stale) == ((f"new.{suffix}",), {})
+        assert proxy.requests["list"] == 1
+        upload(bucket, f"raw/newer.{suffix}", contents)
+        assert len(fb.status(tmp_path / "cache", check_source=True).new) == 2  # a listing is kept for one report
+        assert proxy.requests["list"] == 2
 
 
 def test_what_is_not_there_is_said(bucket, raw):

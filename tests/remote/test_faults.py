@@ -1,6 +1,7 @@
 """A bucket behind faults: what a lost, doubled, late, short or wrong answer may and may not do."""
 
 import os
+import tempfile
 import threading
 
 import pytest
@@ -39,6 +40,13 @@ def test_a_create_whose_answer_is_in_doubt_is_true_exactly_if_the_value_is_its_o
     assert proxy.injected[kind] == 3
 
 
+def test_a_bucket_is_probed_once_by_a_process(proxy, bucket):
+    for number in range(3):
+        assert open_store(f"{bucket}/new").create(f"{number}", [b""])
+    assert sum(".forebay-probe-" in key for operation, key in proxy.log if operation == "create") == 2
+    assert proxy.requests["create"] == 5
+
+
 @pytest.mark.parametrize("kind", ["lost-reply", "reset-after", "conflict"])
 def test_one_of_many_creators_wins_behind_faults(proxy, store, kind):
     proxy.set_faults([Fault(kind, "create", probability=0.5, seed=3)])
@@ -75,10 +83,33 @@ def test_what_is_read_is_what_was_written(proxy, store, kind):
 def test_a_body_that_stalls_is_noticed_and_resumed(proxy, store, monkeypatch):
     value = os.urandom(300_000)
     store.create("value", [value])
-    monkeypatch.setattr("forebay.store.object_store._READING", {"connect_timeout": "5s", "read_timeout": "2s"})
+    monkeypatch.setattr("forebay.store.object_store.STALLED_SECONDS", 0.5)
     proxy.set_faults([Fault("stalled-body", "read", most=1)])
     assert open_store(store.address).read("value") == value
     assert proxy.injected["stalled-body"] == 1
+
+
+def test_a_body_may_take_longer_than_a_stall_while_bytes_arrive(s3, store, monkeypatch):
+    """A chunk of a gigabyte on a slow line: only silence counts, whatever the whole body takes."""
+    value = os.urandom(800_000)
+    store.create("value", [value])
+    monkeypatch.setattr("forebay.store.object_store.STALLED_SECONDS", 0.5)
+    with FaultProxy(s3, bytes_per_second=400_000) as line:  # two seconds
+        monkeypatch.setenv("AWS_ENDPOINT_URL", line.url)
+        assert open_store(store.address).read("value") == value
+        assert line.requests["read"] <= 3  # a limit for all of the body would cut it into four or more
+
+
+def test_a_large_chunk_is_sent_from_memory_by_one_conditional_request(proxy, store, monkeypatch):
+    """Not in parts: no service makes several parts an object on condition that there is none."""
+    pieces = [os.urandom(3 << 20) for _ in range(4)]  # the client would send more than 5 MiB in parts
+    monkeypatch.setattr(tempfile, "tempdir", "/nowhere")  # no disk between
+    assert store.create("large", pieces)
+    assert not store.create("large", [b"other"])
+    assert (proxy.requests, {operation for operation, _ in proxy.log}) == ({"create": 2}, {"create"})
+    assert store.head("large").size == 12 << 20
+    for at, piece in enumerate(pieces):
+        assert store.read("large", at * len(piece), (at + 1) * len(piece)) == piece
 
 
 def test_a_replacement_with_a_lost_reply_is_a_replacement(proxy, store):

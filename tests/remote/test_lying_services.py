@@ -7,6 +7,7 @@ import tracemalloc
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import count
+from pathlib import Path
 
 import pytest
 from tests.remote.servers import s3_environment
@@ -55,14 +56,19 @@ class Lying(BaseHTTPRequestHandler):
     do_GET = do_PUT = do_HEAD = do_POST = do_DELETE = _any
 
 
+class LastPage(list[str]):
+    """Keys after which a listing ends."""
+
+
 def page(keys: list[str]) -> bytes:
-    """A page of a listing, after which there is another one."""
+    """A page of a listing."""
     found = "".join(
         f"<Contents><Key>{key}</Key><LastModified>2026-11-16T17:00:00Z</LastModified><ETag>x</ETag><Size>3</Size>"
         "</Contents>"
         for key in keys
     )
-    more = "<IsTruncated>true</IsTruncated><NextContinuationToken>t</NextContinuationToken>"
+    is_last = isinstance(keys, LastPage)
+    more = "" if is_last else "<IsTruncated>true</IsTruncated><NextContinuationToken>t</NextContinuationToken>"
     return f"<?xml version='1.0'?><ListBucketResult>{more}{found}</ListBucketResult>".encode()
 
 
@@ -157,6 +163,31 @@ def test_a_listing_of_empty_pages_ends(service, monkeypatch):
     with pytest.raises(StoreUnavailable, match="no page with an object came in"):
         list(open_store("s3://bucket").walk(""))
     service.pages = iter(())  # the client's thread asks for ever; the server now resets it
+
+
+@pytest.mark.parametrize("pages", [40, pytest.param(1000, marks=pytest.mark.long)])
+def test_a_listing_of_many_objects_streams(service, pages, monkeypatch):
+    """A page has a thousand objects. Held, they would take 400 bytes each in Python."""
+    monkeypatch.setattr(object_store, "PAGE_ENTRIES", 1000)
+    names = [[f"{number:07}" for number in range(at, at + 1000)] for at in range(0, 1000 * pages, 1000)]
+    service.pages = iter([*names[:-1], LastPage(names[-1])])
+    del names
+    listing = open_store("s3://bucket").walk("")
+    first, grown = next(listing), 0
+
+    def walk() -> None:
+        nonlocal grown
+        before = resident_bytes()
+        assert sum(1 for _ in listing) == 1000 * pages - 1
+        grown = resident_bytes() - before
+
+    assert peak_bytes(walk) < 4_000_000
+    assert grown < 30_000_000  # also in the client
+    assert first.key == "0000000"
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def peak_bytes(act) -> int:

@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader
 
 import forebay as fb
 from forebay.testing.faults import FaultProxy
-from forebay.torch import CacheDataset, Loader
+from forebay.torch import CacheDataset, Loader, open_mixture
 
 ROWS = 60
 
@@ -53,6 +53,15 @@ def test_a_first_batch_takes_a_listing_the_index_the_heads_and_the_blocks(
         asked = [(operation, key.partition("/")[2].partition("/")[0]) for operation, key in proxy.log]
     assert asked[:2] == [("list", ""), ("read", "generations")]
     assert set(asked[2:]) == {("read", "layers")}  # not `cache.json`
+
+
+def test_a_mixture_file_names_a_bucket(url: str, tmp_path: Path) -> None:
+    root = token_cache(tmp_path / "here", 20, chunk_rows=10)
+    caches = "".join(f"[[cache]]\nroot = '{place}'\nweight = 1\n" for place in (url, root))
+    (tmp_path / "mix.toml").write_text(caches)
+    mixture = open_mixture(tmp_path / "mix.toml")
+    assert [cache.root for cache in mixture.caches] == [url, str(root)]
+    assert len(next(iter(Loader(mixture, global_batch_size=8)))["tokens"]) == 8
 
 
 @pytest.mark.long  # the client retries for a quarter of a minute before the service counts as away

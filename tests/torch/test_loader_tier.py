@@ -124,6 +124,25 @@ def test_fetching_continues_beyond_the_end_of_the_epoch(root: Path, tmp_path: Pa
     assert loader._ahead is ahead
 
 
+def test_a_small_cache_is_not_gone_through_for_many_epochs_ahead(root: Path, tmp_path: Path) -> None:
+    stream = Loader(fb.open_cache(tiered(root, tmp_path / "tier")), global_batch_size=20).stream
+    located: list[int] = []
+
+    def end(epoch: int) -> int:
+        located.append(epoch)
+        return ROWS
+
+    ahead = ChunkAhead(stream, ["tokens"], Ranks(0, 1), (0, 0), end, ahead_bytes=1 << 40)
+    for reached in (0, 1):
+        ahead.reached((reached, 0))
+        limit = time.monotonic() + 60
+        while max(located, default=0) < reached + 2 and time.monotonic() < limit:
+            time.sleep(0.01)
+        time.sleep(0.2)
+        assert max(located) == reached + 2, "the epoch after the next is located, and not fetched"
+    ahead.stop()
+
+
 def settle(store: TieredStore, at_least: int) -> None:
     """Wait until enough is fetched, and then until nothing more is."""
     wait_until(lambda: store.transfers().fetched >= at_least)

@@ -122,8 +122,8 @@ class ChunkAhead:
         self._sizes = [cache.chunk_bytes(columns) for cache in self._caches]
         self._needs = chunks_needed(stream, ranks, start, end)
         self._limit = ahead_bytes
+        self._finding = threading.Lock()  # of the next chunk; batches do not wait for it
         self._changed = threading.Condition()
-        self._next: Need | None = None
         self._ahead: deque[tuple[Place, int]] = deque()  # place and size of chunks that no batch needs yet
         self._bytes = 0
         self.place = start
@@ -166,21 +166,24 @@ class ChunkAhead:
 
     def _take(self) -> Need | None:
         """Return the next chunk once there is room for it; None at the end."""
-        with self._changed:
-            while not self._stopped:
-                if self._next is None:
-                    self._next = next(self._needs, None)
-                    if self._next is None:
-                        return None
-                size = int(self._sizes[self._next.source][self._next.chunk])
-                if self._next.place <= self.place or not self._ahead or self._bytes + size <= self._limit:
-                    need, self._next = self._next, None
-                    if need.place > self.place:
-                        self._ahead.append((need.place, size))
-                        self._bytes += size
-                    return need
-                self._changed.wait()
-        return None
+        with self._finding:
+            need = None if self._stopped else next(self._needs, None)
+            if need is None:
+                return None
+            size = int(self._sizes[need.source][need.chunk])
+            with self._changed:
+                while not self._stopped and not self._has_room(need, size):
+                    self._changed.wait()
+                if need.place > self.place:
+                    self._ahead.append((need.place, size))
+                    self._bytes += size
+                return None if self._stopped else need
+
+    def _has_room(self, need: Need, size: int) -> bool:
+        """Whether a chunk may be fetched now: in the next epoch at the latest, and within the limit, or alone."""
+        if need.place[0] > self.place[0] + 1:
+            return False
+        return need.place <= self.place or not self._ahead or self._bytes + size <= self._limit
 
 
 def _forked() -> None:

@@ -24,9 +24,9 @@ from forebay.read.chunk_maps import by_position, opening
 from forebay.store.base import Missing, Store
 from forebay.store.tiered import TieredStore
 
-MOST_BYTES = 1 << 30  # of one chunk
 LEAST_BYTES = 8 << 20  # of chunks; fewer arrive as soon
-MOST_SHARE = 1 / 8  # of their bytes, estimated
+MOST_BYTES = 8 << 30  # of chunks, as a generation says: so much address space is reserved
+MOST_SHARE = 1 / 8  # of their bytes: so much is fetched, and takes memory
 THREADS = 32
 _NEAR_BYTES = 64 << 10  # between two ranges that are fetched as one
 
@@ -84,17 +84,19 @@ def sparse_cache(cache: Cache, rows: NDArray[np.int64], columns: Sequence[str]) 
     """
     wanted = _wanted(cache, rows, columns)
     total = sum(each.record.size for each in wanted)
-    if total < LEAST_BYTES or sum(each.estimated_bytes for each in wanted) > MOST_SHARE * total:
+    most = int(MOST_SHARE * total)
+    if not LEAST_BYTES <= total <= MOST_BYTES or sum(each.estimated_bytes for each in wanted) > most:
         return None
     try:
         with opening():
-            return cache.with_files(_fetched(cache, wanted))
+            files = _fetched(cache, wanted, most)
+            return None if files is None else cache.with_files(files)
     except (ForebayError, Missing, OSError):
         return None  # whoever reads the whole chunk meets the error, or does not
 
 
-def _fetched(cache: Cache, wanted: list[_Wanted]) -> dict[tuple[str, int], ChunkFile]:
-    """Chunks with their heads and wanted blocks: two round trips."""
+def _fetched(cache: Cache, wanted: list[_Wanted], most: int) -> dict[tuple[str, int], ChunkFile] | None:
+    """Chunks with their heads and wanted blocks, in two round trips; None where these have more than `most` bytes."""
     chunks = [_Sparse(cache.store, each) for each in wanted]
     with ThreadPoolExecutor(THREADS) as pool:
         list(pool.map(lambda chunk: chunk.fetch((0, chunk.wanted.record.head_size)), chunks))
@@ -102,6 +104,8 @@ def _fetched(cache: Cache, wanted: list[_Wanted]) -> dict[tuple[str, int], Chunk
         ranges = [
             (chunk, each) for chunk, file in zip(chunks, files, strict=True) for each in chunk.wanted.ranges(file)
         ]
+        if sum(stop - start for _, (start, stop) in ranges) > most:
+            return None
         list(pool.map(lambda each: each[0].fetch(each[1]), ranges))
     return {(each.layer, each.position): file for each, file in zip(wanted, files, strict=True)}
 
@@ -114,7 +118,7 @@ def _wanted(cache: Cache, rows: NDArray[np.int64], columns: Sequence[str]) -> li
     for layer, read in cache.columns_by_layer(columns).items():
         for position, here in by_position(positions):
             record, places = cache.record(layer, position), rows[here] - cache.chunk_starts[position]
-            if record.head_size <= record.size <= MOST_BYTES and not _is_here(cache.store, record):
+            if record.head_size <= record.size and not _is_here(cache.store, record):
                 blocks = [(column, np.unique(places // column.block_rows).tolist()) for column in read]
                 found.append(_Wanted(layer, position, record, blocks))
     return found

@@ -26,6 +26,7 @@ from forebay.source import (
     SourceFile,
     Unit,
     is_shallow,
+    listing_of,
 )
 from forebay.sources.bucket_files import entries_of, read_object
 from forebay.sources.local_files import BOM, MAX_IMAGE_BYTES, LocalFiles, checked_limit, digest, look, too_large
@@ -107,7 +108,7 @@ _MARK = "!"  # before a problem; the etag of a sidecar always has a colon
 def find_images(root: str, patterns: Sequence[str], apart: str = "") -> Listing:
     """Every image that a pattern names, once, sorted by name, and how many files are neither images nor sidecars."""
     if is_url(root):
-        return _find_objects(root, patterns)
+        return listing_of(_find_objects, root, tuple(patterns))
     others = PassedOver(apart, _is_sidecar)
     found = found_files([full_path(root, pattern) for pattern in patterns], ENDINGS, others)
     images = (_look(root, os.path.relpath(file.path, root), file.beside) for file in found)

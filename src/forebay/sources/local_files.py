@@ -13,7 +13,7 @@ import xxhash
 
 from forebay.errors import SourceInvalid, SourceNotFound, SourceUnreadable, is_url
 from forebay.file_table import FileTable
-from forebay.source import Failure, Listing, Source, SourceFile, Unit
+from forebay.source import Failure, Listing, Source, SourceFile, Unit, listing_of
 from forebay.sources.bucket_files import look_at, open_file
 from forebay.sources.compression import estimated_size
 from forebay.sources.paths import PassedOver, found_files, full_path, is_stream, list_objects, renamed
@@ -114,7 +114,7 @@ def list_files(
 ) -> Listing:
     """Every file that a pattern names, once, by name; and how many have another suffix, those in `apart` aside."""
     if is_url(root):
-        return list_objects(root, patterns, suffixes, decompressed)
+        return listing_of(list_objects, root, tuple(patterns), suffixes, decompressed)
     others = PassedOver(apart)
     found = found_files([full_path(root, pattern) for pattern in patterns], suffixes, others)
     files = (_found(root, os.path.relpath(file.path, root), decompressed) for file in found)

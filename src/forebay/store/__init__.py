@@ -29,7 +29,7 @@ def open_store(root: Root) -> Store:
     if not is_url(path):
         return LocalStore(path)
     scheme = path.partition(":/")[0]
-    known = SCHEMES | {point.name: point.value for point in entry_points(group="forebay.stores")}
+    known = {point.name: point.value for point in entry_points(group="forebay.stores")} | SCHEMES
     if scheme.lower() not in known:
         shown = _PASSWORD.sub("", path.partition("?")[0])
         rest = shown.partition(":/")[2]

@@ -57,8 +57,8 @@ except ModuleNotFoundError as missing:
 WRITER, SHA256 = "forebaywriter", "forebaysha256"  # names of metadata that every service allows
 MOST_BYTES = 5 << 30  # of one object, written by one request: the limit of S3
 READ_BYTES = 1 << 30  # of one object that is read into memory without a range; a chunk is viewed, not read
-STALLED_SECONDS = 30  # without a byte, until a download is resumed
-SMALL_BYTES = 8 << 20
+STALLED_SECONDS = 30.0  # without a byte, until a download is resumed
+SMALL_BYTES = 8 << 20  # of an upload that has to end in a minute; one that is n times as large has n minutes
 ROUNDS = 6  # of a request whose outcome is in doubt, or of a download that breaks off
 PIECE_BYTES = 8 << 20
 MOST_ENTRIES = 4_000_000  # of a cache: a listing that is sorted in memory
@@ -71,11 +71,6 @@ _RETRIES = {
     "backoff": {"init_backoff": timedelta(seconds=0.1), "max_backoff": timedelta(seconds=5), "base": 2},
     "retry_timeout": timedelta(minutes=3),
 }
-# `timeout` covers a whole request with its body, so it only bounds what `read_timeout` cannot see. A client for uploads
-# has no `read_timeout`: it would run while the body is sent.
-_READING = {"connect_timeout": "5s", "read_timeout": f"{STALLED_SECONDS}s", "timeout": "24h"}
-_WRITING_SMALL = {"connect_timeout": "5s", "timeout": f"{2 * STALLED_SECONDS}s"}
-_WRITING_LARGE = {"connect_timeout": "5s", "timeout": "6h"}
 _SERVICES: dict[str, Callable[..., Any]] = {"s3": S3Store, "gs": GCSStore, "az": AzureStore}
 _ENDPOINTS = {
     "s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"),
@@ -121,6 +116,7 @@ class ObjectStore(Store):
         self.address = f"{self.scheme}://{self._bucket}" + (f"/{self._prefix}" if self._prefix else "")
         endpoints = (os.environ.get(name) for name in _ENDPOINTS.get(self.scheme, ()))
         self._service = next(filter(None, endpoints), f"{self.scheme}://{self._bucket}")
+        self._writers: dict[int, Any] = {}
         if probed:
             _honours_conditions.add(self.address)
             note_answer(self._service)
@@ -274,26 +270,26 @@ class ObjectStore(Store):
 
     @cached_property
     def _reader(self) -> Any:
-        return self._client(_READING)
+        # `timeout` covers a whole request with its body, so it only bounds what `read_timeout` cannot see.
+        return self._client({"read_timeout": f"{STALLED_SECONDS}s", "timeout": "24h"})
 
-    @cached_property
-    def _small_writer(self) -> Any:
-        return self._client(_WRITING_SMALL)
-
-    @cached_property
-    def _large_writer(self) -> Any:
-        return self._client(_WRITING_LARGE)
+    def _writer(self, size: int) -> Any:
+        """A client for uploads of this size. It has no `read_timeout`, which would run while the body is sent."""
+        minutes = upload_minutes(size)
+        if minutes not in self._writers:
+            self._writers[minutes] = self._client({"timeout": f"{60 * minutes}s"})
+        return self._writers[minutes]
 
     def _client(self, timeouts: dict[str, str]) -> Any:
         _Process.used = True
         if self.scheme == "memory":
             return _memories.setdefault(self.address, ProcessMemory())
         self._check_endpoint()
-        timeouts = timeouts | _only_named_hosts(self.scheme)
+        config = {"connect_timeout": "5s"} | timeouts | _only_named_hosts(self.scheme)
         try:
             # As `config`, because `client_options` would hide what the environment says of the client.
             return _SERVICES[self.scheme](
-                self._bucket, prefix=self._prefix or None, config=timeouts, retry_config=_RETRIES
+                self._bucket, prefix=self._prefix or None, config=config, retry_config=_RETRIES
             )
         except (exceptions.BaseError, ValueError) as error:
             raise StoreRefused(self.address, _first_line(error), f"check {_VARIABLES[self.scheme]}") from error
@@ -416,9 +412,8 @@ class ObjectStore(Store):
 
     def _put(self, write: "_Write", mode: Any) -> None:
         self._check_process()
-        writer = self._small_writer if write.size <= SMALL_BYTES else self._large_writer
         options = {"mode": mode, "use_multipart": False, "attributes": write.attributes}
-        self._asked(writer.put, write.key, write.body, **options)
+        self._asked(self._writer(write.size).put, write.key, write.body, **options)
 
     def _meta_or_none(self, key: str) -> Any | None:
         try:
@@ -575,6 +570,15 @@ def parse_url(url: str) -> tuple[str, str, str]:
         shown = url.partition("?")[0].rpartition("@")[2]  # without what may be a secret
         raise StoreRefused(shown, "it is not the URL of a bucket", "write it as s3://bucket/prefix")
     return found[1].lower(), found[2], prefix
+
+
+def upload_minutes(size: int) -> int:
+    """How long an upload may take: a power of two, so that few clients are needed, and at least 140 kB/s are sent.
+
+    >>> [upload_minutes(size) for size in (0, SMALL_BYTES, SMALL_BYTES + 1, 1 << 30)]
+    [1, 1, 2, 128]
+    """
+    return 1 << max(0, (size - 1) // SMALL_BYTES).bit_length()
 
 
 def _only_named_hosts(scheme: str) -> dict[str, str]:

@@ -55,6 +55,7 @@ class Fault:
     seed: int = 0
     most: int | None = None  # how often at most
     seconds: float = 0.05  # of latency
+    byte: int | None = None  # that a flipped bit is in; None: any
 
 
 @dataclass(slots=True)
@@ -192,10 +193,10 @@ class FaultProxy:
             writer.write(_reply(kind, request.method))
             await writer.drain()
             return True
-        if kind == "flipped-bit" and body:
-            at = self._chance.randrange(len(body) * 8)
+        if fault and kind == "flipped-bit" and body:
+            at = self._chance.randrange(len(body)) if fault.byte is None else fault.byte % len(body)
             changed = bytearray(body)
-            changed[at // 8] ^= 1 << at % 8
+            changed[at] ^= 1 << self._chance.randrange(8)
             body = bytes(changed)
         if request.operation == "list" and head.startswith(b"HTTP/1.1 200"):
             with self._lock:

@@ -27,7 +27,10 @@ from benchmarks.measure import Comparison, compare
 from benchmarks.prepared import into_memory
 from benchmarks.token_rows import LENGTH, PlainRows, open_plain
 from forebay import compiled
+from forebay.feeding.stream import PACKED_COLUMNS
 from forebay.torch import Loader
+from forebay.torch.batches import Buffers
+from forebay.torch.packed_batch import PackedTargets, batch_in_place
 
 RING = 8  # batches of the loop in C that are alive at once, as in a loader
 TICKS_SECONDS = 10.0
@@ -46,6 +49,7 @@ def main() -> None:
     for name, options in (("tokens alone", {"labels": None, "derive": ()}), ("tokens, labels, positions", {})):
         print(two_threads(cache, name, options), flush=True)
     print(stalls(cache), flush=True)
+    print(what_binds(cache, plain), flush=True)
 
 
 class BatchedRows(Dataset[torch.Tensor]):
@@ -129,6 +133,56 @@ def stalls(cache: fb.Cache) -> str:
             f"{TICKS_SECONDS:.0f} s, {late.sum() / TICKS_SECONDS:.2%} of the time"
         )
     return "\n".join(lines)
+
+
+def what_binds(cache: fb.Cache, plain: PlainRows) -> str:
+    """What a batch of tokens, labels and positions is made of, in one thread: the best of many turns of 64 batches.
+
+    Other work on the machine makes turns longer, and leaves the best of them as it is.
+    """
+    native = compiled.native
+    assert native is not None
+    rows = np.random.default_rng(0).permutation(len(cache))[: 64 * BATCH]
+    placed = list(cache.locate_batches(rows, BATCH, PACKED_COLUMNS))  # the cache stays open: so do its maps
+    near = np.array(plain.tokens[:BATCH])  # 128 KiB
+    near_at = near.ctypes.data + np.arange(BATCH) * near.strides[0]
+    outs = [[np.empty((BATCH, LENGTH), np.int64) for _ in range(3)] for _ in range(24)]
+    seq_lens = [np.empty((BATCH, lengths.most), np.int32) for _, lengths in placed]
+    targets, buffers = PackedTargets(), Buffers(64 << 20)
+
+    def pack(ring: int, wanted: int, near_rows: bool) -> None:
+        for number, (tokens, lengths) in enumerate(placed):
+            out = [array if at < wanted else None for at, array in enumerate(outs[number % ring])]
+            tokens_at = near_at if near_rows else tokens.addresses
+            kept = seq_lens[number]
+            native.pack_rows(tokens_at, 2, LENGTH, lengths.addresses, lengths.counts, kept, None, *out, True)
+
+    def whole() -> None:
+        for tokens, lengths in placed:
+            batch_in_place(tokens, lengths, {}, targets, buffers)
+
+    parts = {
+        "call that writes lengths only": lambda: pack(1, 0, True),
+        "tokens from the L2 cache, three outputs, 1 batch alive (1.5 MiB)": lambda: pack(1, 3, True),
+        "the same, 8 batches alive (12 MiB)": lambda: pack(8, 3, True),
+        "the same, 24 batches alive (36 MiB)": lambda: pack(24, 3, True),
+        "shuffled rows of mapped files, three outputs, 1 batch alive": lambda: pack(1, 3, False),
+        "shuffled rows of mapped files, tokens alone": lambda: pack(1, 1, False),
+        "the same with memory and tensors: a whole batch": whole,
+        "locating rows, 64 batches together": lambda: list(cache.locate_batches(rows, BATCH, PACKED_COLUMNS)),
+        "cache.read of 32 rows of tokens": lambda: [cache.read(some, ["tokens"]) for some in np.split(rows, 64)],
+        "memmap[rows] of 32 rows of tokens": lambda: [plain.tokens[some] for some in np.split(rows, 64)],
+    }
+    return "\n".join(f"{name:<70} {best_turn(part) / 64 * 1e6:7.2f} µs a batch" for name, part in parts.items())
+
+
+def best_turn(call: Callable[[], object], turns: int = 300) -> float:
+    found = []
+    for _ in range(turns):
+        started = time.perf_counter()
+        call()
+        found.append(time.perf_counter() - started)
+    return min(found)
 
 
 def ticks(seconds: float) -> np.ndarray:

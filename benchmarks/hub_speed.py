@@ -94,8 +94,10 @@ def measure_transfer(address: str) -> None:
 
 
 def _bare(urls: list[str]) -> Callable[[int, str], None]:
+    client = httpx2.Client()  # ours, too, keeps its connections
+
     def take(at: int, folder: str) -> None:
-        with httpx2.stream("GET", urls[at], follow_redirects=True) as response, open(f"{folder}/{at}", "wb") as out:
+        with client.stream("GET", urls[at]) as response, open(f"{folder}/{at}", "wb") as out:
             for piece in response.iter_raw():
                 out.write(piece)
 

@@ -13,6 +13,7 @@ from tests.builders import REPOSITORY, chunk_count, chunk_digests, script_enviro
 from tests.chat.preference_caches import chatml, pairs, preference_cache, write_lines
 from tests.chat.stock_templates import QWEN3
 from tests.chat.tokenizer_folders import byte_level, write_folder
+from tests.cli.running import run
 from tokenizers import Tokenizer
 
 import forebay as fb
@@ -334,3 +335,10 @@ def test_the_last_turn_of_a_candidate_alone_can_be_trained(tmp_path: Path, token
         trained = [each[weight > 0].tolist() for each, weight in zip(tokens, weights, strict=True)]
         texts = [tokenizer.decode(each, skip_special_tokens=False) for each in trained]
         assert texts == [wanted, "No<|im_end|>"]
+
+
+def test_info_shows_candidates_and_tokens_by_kind(cache: fb.Cache) -> None:
+    shown = run("info", cache.root).out
+    counts = fb.summarize(cache.root).layers[0].statistics
+    assert f"{counts['candidates']:,}, 2.0 per prompt" in shown
+    assert f"response {counts['tokens_by_kind'][KINDS.index('response')]:,} (" in shown

@@ -324,7 +324,7 @@ def python_calls(loader: Loader, batches: int) -> int:
 @pytest.mark.parametrize("options", [{}, {"columns": ["documents"], "identify": ["row_id"]}])
 def test_a_row_costs_no_python(tmp_path: Path, options: dict) -> None:
     caches = [fb.open_cache(token_cache(tmp_path / str(rows), rows, chunk_rows=400)) for rows in (301, 290)]
-    list(loader_of(weighted(caches, [2, 1]), 64))  # every block is checked
+    list(loader_of(weighted(caches, [2, 1]), 64, drop_last=False, **options))  # checks blocks
     few, many = (loader_of(weighted(caches, [2, 1]), size, prefetch=1, **options) for size in (16, 64))
     assert python_calls(many, 2) < python_calls(few, 2) + 48, "the rows of two batches differ by 96"
 

@@ -287,7 +287,7 @@ def come_late(root: str, meeting: str, rank: str) -> None:
 def die_early(root: str, meeting: str, rank: str) -> None:
     """The last two of five ranks are gone before their first batch."""
     join(meeting, rank, 5)
-    feeding = Loader(fb.open_cache(root), global_batch_size=5, rank_timeout=2)
+    feeding = Loader(fb.open_cache(root), global_batch_size=5, rank_timeout=4)
     distributed.barrier()
     if rank in "34":
         os._exit(0)
@@ -300,7 +300,7 @@ def die_early(root: str, meeting: str, rank: str) -> None:
 def lose_rank_0(root: str, meeting: str, rank: str, store: str) -> None:
     """Rank 0 is gone before its first batch; where it keeps the store of the group, the store is gone, too."""
     kept = shared_store(meeting, rank) if store == "tcp" else distributed.FileStore(meeting, 2)
-    distributed.init_process_group("gloo", store=kept, rank=int(rank), world_size=2, timeout=timedelta(seconds=60))
+    distributed.init_process_group("gloo", store=kept, rank=int(rank), world_size=2, timeout=timedelta(seconds=600))
     feeding = Loader(fb.open_cache(root), global_batch_size=2, rank_timeout=0.2)
     distributed.barrier()
     if rank == "0":

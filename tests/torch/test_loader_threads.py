@@ -127,7 +127,7 @@ def test_ranks_of_the_environment_need_a_process_group_or_a_generation_by_number
 def test_a_rank_that_is_gone_is_named(grown: Path, tmp_path: Path) -> None:
     *alive, _, _ = answers("die-early", grown, tmp_path, 5)
     for answer in map(json.loads, alive):
-        assert answer.startswith("waited 2 s for rank 3, 4 of 5 to iterate this loader")
+        assert answer.startswith("waited 4 s for rank 3, 4 of 5 to iterate this loader")
 
 
 @pytest.mark.parametrize("store", ["file", "tcp"])

@@ -220,8 +220,9 @@ class PlannedFiles(Mapping[str, SourceFile]):
             for file in segment.files:
                 if number and any(before.files.find(file.path) is not None for before in self._segments[:number]):
                     continue
-                newest = self.get(file.path) if any(file.path in names for names in later) else file
-                if newest is not None and file.path not in segment.dropped:
+                is_last = file.path not in segment.dropped and not any(file.path in names for names in later)
+                newest = file if is_last else self.get(file.path)
+                if newest is not None:
                     yield newest
 
 

@@ -11,9 +11,10 @@ out is where the contents are. The generated part of a turn is what the template
 fails, the template changes history, and the turn becomes a document by itself, as inference sees it.
 
 Conversations of one *shape* (roles, fields, white space around contents) have one layout, texts of the template with
-slots for contents, if the template does nothing with contents but write them: `content_uses.py` reads that from its
-code. Such a layout is found once, and then filled in without rendering; every 32nd conversation is rendered all the
-same, and compared. A template that does more, and a content with a text that it looks for, is always taken apart.
+slots for contents, if the template does nothing with contents but write them: `content_uses.py` proves that from its
+code, or does not. Only then is a layout found once and filled in without rendering, so nothing is guessed for the
+others. A template that does more, and a content with a text that it looks for, is always taken apart. That every 32nd
+conversation is rendered all the same, and compared, guards against mistakes in the proof, not in place of it.
 """
 
 import json

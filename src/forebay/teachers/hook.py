@@ -130,6 +130,8 @@ class Hook(Teacher, frozen=True, kw_only=True, tag="hook"):
     def __post_init__(self) -> None:
         if bool(self.submodule) == bool(self.points):
             raise RecipeInvalid("a Hook needs either a submodule with its shape, or several points")
+        if not all(isinstance(one, _Input | None) for one in (self.images, self.prompts, self.tokens, self.latents)):
+            return  # the recipe checks types, and names the field
         if self.tokens and (self.images or self.prompts or self.latents or self.argument_columns):
             raise RecipeInvalid(
                 "a Hook with tokens runs each document by itself, so it takes no images, prompts, latents or columns"

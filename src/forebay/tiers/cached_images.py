@@ -125,7 +125,7 @@ class CachedImages:
         return {
             "source": source_document(self.source),
             "recipe": recipe_document(self.recipe),
-            "files": msgspec.to_builtins(self._samples.files),
+            "files": msgspec.to_builtins(list(self._samples.files)),
             "check": self._samples.check,
             "state": {name: vars(self)[name] for name in _PLAIN},
         }

@@ -22,6 +22,7 @@ from forebay.feeding.stream import Read
 
 Batch = dict[str, Any]  # of tensors; max_seqlen is an int
 _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+_LINE = 64  # bytes
 _SMALLEST = 16 * 1024  # bytes; smaller arrays are as fast from malloc
 
 
@@ -87,7 +88,7 @@ class Buffers:
                 if not free:
                     del self._free[size]
                 return memory
-        return np.empty(size, np.uint8)
+        return _aligned(size)
 
     def _collect(self) -> None:
         """Take up what was returned, and drop memory of the sizes that were used longest ago beyond the limit."""
@@ -108,6 +109,13 @@ class Buffers:
         """Called when a view is freed: in any thread, at any point, so it must not take a lock."""
         del self._lent[key]
         self._returned.append(memory)
+
+
+def _aligned(size: int) -> Array:
+    """Return memory that begins with a line of the CPU cache, so that no store of compiled code crosses two of them."""
+    memory = np.empty(size + _LINE, np.uint8)
+    start = -memory.ctypes.data % _LINE
+    return memory[start : start + size]
 
 
 def wrap(values: Array) -> torch.Tensor:

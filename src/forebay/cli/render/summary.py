@@ -68,6 +68,21 @@ def _chat_figures(counts: Mapping[str, Any], figures: Mapping[str, Any]) -> Iter
     yield from (each for each in _token_figures(counts, figures) if each[0] != "documents")
 
 
+def draw_preference_figures(layer: LayerSummary) -> RenderableType:
+    return facts(_preference_figures(layer.statistics, layer.figures) if layer.chunks else ())
+
+
+def _preference_figures(counts: Mapping[str, Any], figures: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    yield "prompts", f"{counts['pairs']:,}, {figures['tokens_per_prompt']:,.1f} tokens each"
+    candidates = (
+        f"{figures['candidates_per_prompt']:.1f} per prompt, {figures['tokens_per_candidate']:,.1f} tokens each"
+    )
+    yield "candidates", f"{counts['candidates']:,}, {candidates}"
+    yield "by kind", _shares(figures["tokens_by_kind"], counts["tokens"])
+    yield "by role", _shares(figures["tokens_by_role"], counts["tokens"])
+    yield "stored", f"{figures['bytes_per_token']:.3f} bytes per token"
+
+
 def _shares(counts: Mapping[str, int], total: int) -> str:
     """
     >>> _shares({"prompt": 300, "response": 100, "stop": 0}, 400)
@@ -148,6 +163,7 @@ SHORT = 12
 # Kinds with a drawing of their figures.
 FIGURES: dict[str, Callable[[LayerSummary], RenderableType]] = {
     "chat": draw_chat_figures,
+    "preferences": draw_preference_figures,
     "images": draw_image_figures,
     "tokens": draw_token_figures,
 }

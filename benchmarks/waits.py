@@ -17,7 +17,9 @@ from tests.token_caches import token_cache
 
 import forebay as fb
 from forebay.feeding.statistics import Batch, Handoff, Meter, timed
+from forebay.format import layout
 from forebay.store import LocalStore
+from forebay.store.base import Expected
 from forebay.store.tiered import TieredStore
 from forebay.torch import Loader
 
@@ -25,17 +27,25 @@ DELAY, STEP = 0.2, 0.005
 ROUNDS = 7
 
 
-class Late(FarFolder):
-    """Sends chunks late, and counts by how much."""
+class LateFolder(LocalStore):
+    """Opens chunks late, and counts by how much. It is local: nothing is fetched ahead."""
 
     injected = 0.0
 
-    def sent(self, key: str, start: int, value: bytes) -> bytes:
-        if key in self.reads:
+    def view(self, key: str, *, expect: Expected | None = None) -> memoryview:
+        if layout.parse_chunk(key):
             started = time.perf_counter()
             time.sleep(DELAY)
-            with self._counting:
-                self.injected += time.perf_counter() - started
+            self.injected += time.perf_counter() - started
+        return super().view(key, expect=expect)
+
+
+class LateFar(FarFolder):
+    """Sends chunks late."""
+
+    def sent(self, key: str, start: int, value: bytes) -> bytes:
+        if layout.parse_chunk(key):
+            time.sleep(DELAY)
         return value
 
 
@@ -81,23 +91,20 @@ def epoch_handoff_seconds(root: Path) -> float:
     return statistics.median(found[1:])
 
 
-def opened(root: Path, folder: Path) -> tuple[Late, fb.Cache]:
-    far = Late(root)
-    return far, fb.open_cache(TieredStore(LocalStore(folder), far, reserve_bytes=0))
-
-
 def waits_one_by_one(root: Path, folder: Path) -> tuple[float, float]:
-    """(injected, reported) seconds of waiting for the tier, where nothing is fetched ahead."""
-    far, cache = opened(root, folder)
-    loader = Loader(cache, global_batch_size=32, shuffle=None, threads=0, fetch_ahead=0)
+    """(injected, reported) seconds of waiting for chunks, where nothing is fetched ahead."""
+    store = LateFolder(root)
+    loader = Loader(fb.open_cache(store), global_batch_size=32, shuffle=None, threads=0, columns=["tokens"])
+    before = store.injected
     for _ in loader:
         pass
-    return far.injected, loader.statistics().waited_tier
+    return store.injected - before, loader.statistics().waited_tier
 
 
 def waits_beside_steps(root: Path, folder: Path) -> tuple[float, float]:
     """(outside the loader, reported) seconds of waiting for batches, beside training steps."""
-    loader = Loader(opened(root, folder)[1], global_batch_size=32, shuffle=None, fetch_ahead=1)
+    cache = fb.open_cache(TieredStore(LocalStore(folder), LateFar(root), reserve_bytes=0))
+    loader = Loader(cache, global_batch_size=32, shuffle=None, fetch_ahead=1)
     batches = iter(loader)
     next(batches)
     waited, before = 0.0, loader.statistics().waited

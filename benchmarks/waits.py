@@ -16,7 +16,7 @@ from tests.store.far_stores import FarFolder
 from tests.token_caches import token_cache
 
 import forebay as fb
-from forebay.feeding.statistics import Batch, Handoff, Meter, timed
+from forebay.feeding.statistics import Batch, Handoff, HandoffMeter, timed
 from forebay.format import layout
 from forebay.store import LocalStore
 from forebay.store.base import Expected
@@ -64,11 +64,11 @@ def seconds_per_handoff(count: int = 100_000) -> float:
             pass
         return time.perf_counter() - started
 
-    measured = min(spent(Meter().waiting(timed(groups()))) for _ in range(ROUNDS))
+    measured = min(spent(HandoffMeter().waiting(timed(groups()))) for _ in range(ROUNDS))
     return (measured - min(spent(plain()) for _ in range(ROUNDS))) / count
 
 
-class Counting(Meter):
+class Counting(HandoffMeter):
     """A meter that counts handoffs."""
 
     handoffs = 0

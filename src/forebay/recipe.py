@@ -77,7 +77,7 @@ class RecipeHooks:
     judged_by: ClassVar[int | None] = None  # samples that are enough for an estimate, where making one takes long
     sample_ids: ClassVar[str] = ""  # the column that identifies rows
     # The options by which `forebay build KIND` opens a source; empty: the recipe is not built from the command line.
-    source_settings: ClassVar[str] = "forebay.sources.settings:RawSettings"
+    source_settings: ClassVar[str] = "forebay.sources.source_settings:RawSettings"
     located: ClassVar[tuple[str, ...]] = ()  # fields that say where, not what: outside the fingerprint; `a.b` is b in a
 
     @property

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from forebay.chat.conversations import (
     BadConversation,
     Conversation,
-    Names,
+    FieldNames,
     plain_messages,
     read_conversation,
     without_thinking,
@@ -20,7 +20,7 @@ ASKED = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "He
 
 
 def read(record: Any, **names: Any) -> Conversation:
-    return read_conversation(json.dumps(record), Names(**names))
+    return read_conversation(json.dumps(record), FieldNames(**names))
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_every_format_is_recognized_by_its_fields(record: dict[str, Any]) -> Non
 
 def test_a_sample_may_be_bytes_text_or_an_object() -> None:
     for data in (json.dumps({"messages": ASKED}), json.dumps({"messages": ASKED}).encode(), {"messages": ASKED}):
-        assert read_conversation(data, Names()).messages == ASKED
+        assert read_conversation(data, FieldNames()).messages == ASKED
 
 
 def test_fields_and_roles_can_be_named() -> None:
@@ -157,9 +157,9 @@ def test_json_that_nests_too_deeply_is_refused() -> None:
     for _ in range(80):
         deep = [deep]
     with pytest.raises(BadConversation, match="too-deep"):
-        read_conversation({"messages": ASKED, "tools": deep}, Names())
+        read_conversation({"messages": ASKED, "tools": deep}, FieldNames())
     with pytest.raises(BadConversation, match="bad-json"):
-        read_conversation(b"[" * 100_000, Names())
+        read_conversation(b"[" * 100_000, FieldNames())
 
 
 TEXTS = st.sampled_from(["Hi", "", " ", None, 3, ["x"], [{"type": "text", "text": "part"}], "Å"])
@@ -188,7 +188,7 @@ def messages_with(role: str, content: str) -> st.SearchStrategy[Any]:
     st.booleans(),
 )
 def test_plain_messages_are_those_that_are_read_or_none(record: dict[str, Any], chosen: Any, nfc: bool) -> None:
-    names = Names(format=chosen, roles=(("teacher", "assistant"),))
+    names = FieldNames(format=chosen, roles=(("teacher", "assistant"),))
     plain = plain_messages(record, names, names.known_roles(), nfc=nfc)
     if plain is not None:
         found = read_conversation(record, names, nfc=nfc)
@@ -200,4 +200,4 @@ def test_plain_messages_are_those_that_are_read_or_none(record: dict[str, Any], 
 def test_ordinary_messages_are_plain(shown: bool) -> None:
     keys = ("from", "value") if shown else ("role", "content")
     record = {"conversations" if shown else "messages": [dict(zip(keys, each.values(), strict=True)) for each in ASKED]}
-    assert plain_messages(record, Names(), Names().known_roles()) == (("user", "assistant"), ["Hi", "Hello"])
+    assert plain_messages(record, FieldNames(), FieldNames().known_roles()) == (("user", "assistant"), ["Hi", "Hello"])

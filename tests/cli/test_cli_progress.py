@@ -18,7 +18,7 @@ from rich.console import Console
 from tests.cli.running import COMMAND, write_lines
 
 from forebay.cache.records import Progress
-from forebay.preview.progress import Bar, Lines, Meter, Pace
+from forebay.preview.progress import Bar, Lines, Pace, UsageMeter
 
 HALF = Progress(
     phase="building",
@@ -98,7 +98,7 @@ def test_the_time_left_counts_only_what_this_build_made():
 
 
 def test_the_meter_sums_processes_and_survives_those_that_end():
-    meter = Meter()
+    meter = UsageMeter()
     alone = meter.measure([]).memory_bytes
     holding = "import time; held = b'x' * 100_000_000; print(flush=True); time.sleep(60)"
     with subprocess.Popen([sys.executable, "-c", holding], stdout=subprocess.PIPE) as process:

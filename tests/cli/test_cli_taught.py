@@ -16,7 +16,7 @@ from forebay.teachers.picture import (
     LINE_COLOURS,
     TITLE,
     WIDTH,
-    Part,
+    FeaturePlot,
     heat_colours,
     signed_colours,
     teacher_picture,
@@ -115,6 +115,6 @@ def test_colours_are_true_to_values() -> None:
     assert red[0] > red[2]
     assert white.min() > 240
     picture = teacher_picture(
-        [Part("nothing", None, np.array([0.5])), Part("flat", np.zeros((1, 20)), np.array([0.5]))]
+        [FeaturePlot("nothing", None, np.array([0.5])), FeaturePlot("flat", np.zeros((1, 20)), np.array([0.5]))]
     )
     assert picture.image.width == WIDTH

@@ -11,7 +11,7 @@ from tests.cli.running import Ran, run, story, write_documents
 import forebay as fb
 from forebay.cli.legacy import FLAGS, KEYS, guide_table
 from forebay.cli.settings import BuildSettings
-from forebay.sources.settings import TextSettings
+from forebay.sources.source_settings import TextSettings
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guide-tokens.md"
 

@@ -29,7 +29,7 @@ from forebay.hub import (
     repository,
 )
 from forebay.hub.dataset_shards import matches, parquet_shards
-from forebay.hub.repository import Listing, read_cached, write_cached
+from forebay.hub.repository import RepositoryListing, read_cached, write_cached
 from forebay.sources.hub_datasets import hub as hub_source
 
 QUICK = RetryPolicy(retries=1, timeout=5, first_wait=0.01)
@@ -51,7 +51,7 @@ def entry(path: str, size: int = 1, oid: str = "a" * 40) -> dict[str, object]:
     return {"type": "file", "path": path, "size": size, "oid": oid}
 
 
-def listed(hub: HubServer, tmp_path: Path) -> Listing:
+def listed(hub: HubServer, tmp_path: Path) -> RepositoryListing:
     commit = hub.add("org/set", {"a.parquet": b"x"})
     return Repository("org/set", "dataset", hub.address, str(tmp_path / "kept"), QUICK).listing(commit)
 
@@ -208,7 +208,7 @@ LONG_HEAD = "---\nx: " + "y" * (1 << 20) + "\n---\n"
 def test_a_readme_that_cannot_be_read_is_one_line(readme, said):
     files = (RemoteFile("data/train.parquet", 1, "a" * 40),)
     with pytest.raises(HubNotFound, match=said) as raised:
-        parquet_shards(Listing(files, readme), "the data set 'org/set'", None, "train")
+        parquet_shards(RepositoryListing(files, readme), "the data set 'org/set'", None, "train")
     assert "\n" not in str(raised.value)
 
 
@@ -218,9 +218,9 @@ def test_a_few_aliases_do_not_fill_the_memory():
     name = "configs:\n- config_name: *a11\n  data_dir: *a11\n  data_files: [{split: *a11, path: *a11}, x.parquet]"
     files = (RemoteFile("x.parquet", 1, "a" * 40),)
     readme = "\n".join(["---", "a0: &a0 [x]", *levels, name, "---", ""])
-    assert parquet_shards(Listing(files, readme), "x", None, "train") == list(files)
+    assert parquet_shards(RepositoryListing(files, readme), "x", None, "train") == list(files)
     readme = "\n".join(["---", "m0: &m0 {k: v}", *merges, "---", ""])
-    assert parquet_shards(Listing(files, readme), "x", None, "train") == list(files)
+    assert parquet_shards(RepositoryListing(files, readme), "x", None, "train") == list(files)
 
 
 def test_a_pattern_takes_time_in_proportion_to_its_length():

@@ -9,14 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.columns import Array
-from forebay.read.gather import Window
+from forebay.read.gather import AddressWindow
 
 FAR = 1 << 36  # where nothing of this process is
 BYTE = np.dtype(np.uint8)
 
 
-def window(item_bytes: int, *arrays: Array) -> Window:
-    made = Window(item_bytes)
+def window(item_bytes: int, *arrays: Array) -> AddressWindow:
+    made = AddressWindow(item_bytes)
     for array in arrays:
         made.include(array.ctypes.data, array.nbytes)
     return made
@@ -34,8 +34,8 @@ def test_items_come_from_wherever_they_are_overlapping_or_not(item_bytes: int, p
 
 
 def test_nothing_is_gathered_from_nowhere() -> None:
-    assert Window(8).gather(np.empty(0, np.int64), BYTE, (8,)).shape == (0, 8)
-    assert Window(0).gather(np.zeros(5, np.int64), BYTE, (0,)).shape == (5, 0)
+    assert AddressWindow(8).gather(np.empty(0, np.int64), BYTE, (8,)).shape == (0, 8)
+    assert AddressWindow(0).gather(np.zeros(5, np.int64), BYTE, (0,)).shape == (5, 0)
 
 
 def test_what_is_gathered_is_a_copy() -> None:

@@ -8,7 +8,7 @@ from tests.viewer.test_view_security import ask, served
 
 import forebay as fb
 from forebay.cli.remote_verbs import through_tier
-from forebay.viewer.records import ENDPOINTS
+from forebay.viewer.page_records import ENDPOINTS
 from forebay.viewer.server import Server
 
 NOT_TOKENS = {"images", "image", "teacher"}

@@ -18,7 +18,7 @@ from tests.tiers.pictures import RECIPE, assert_same_rows, fresh_rows, write_pic
 import forebay as fb
 from forebay.errors import TierDamaged, TierUnusable
 from forebay.tiers import CachedImages, TierWarning, clear_tier, summarize_tier, verify_tier, warm
-from forebay.tiers.lmdb_pages import Snapshot, read_metas
+from forebay.tiers.lmdb_pages import LmdbSnapshot, read_metas
 
 PAGE = 4096
 
@@ -175,7 +175,7 @@ def overwrite(tier: Path, offset: int, content: bytes) -> None:
 def large_entries(tier: Path) -> list:
     descriptor = os.open(tier / "data.mdb", os.O_RDONLY)
     meta = max(read_metas(descriptor), key=lambda meta: meta.transaction)
-    found = [entry for entry in Snapshot(descriptor, PAGE, meta.transaction).entries() if entry.page]
+    found = [entry for entry in LmdbSnapshot(descriptor, PAGE, meta.transaction).entries() if entry.page]
     os.close(descriptor)
     return found
 

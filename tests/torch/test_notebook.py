@@ -19,7 +19,7 @@ from torch.utils.data import default_collate
 
 import forebay as fb
 from forebay.masks import Spans, dense_mask, document_spans
-from forebay.masks.notebook import DOCUMENTS, PADDING, SEEN, SEEN_WHOLE, UNSEEN
+from forebay.masks.mask_html import DOCUMENTS, PADDING, SEEN, SEEN_WHOLE, UNSEEN
 from forebay.torch import (
     LoadedBatch,
     Loader,
@@ -29,7 +29,7 @@ from forebay.torch import (
     show_batch,
     show_mask,
 )
-from forebay.torch.notebook import show_masks_in_notebooks
+from forebay.torch.batch_html import show_masks_in_notebooks
 
 SEQ_LENS = [[3, 2], [6, 0]]
 

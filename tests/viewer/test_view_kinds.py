@@ -11,7 +11,7 @@ from tests.image_caches import SIZE, picture, sample_id
 from tests.viewer.conftest import HOSTILE, Open
 
 import forebay as fb
-from forebay.masks.notebook import encode_png
+from forebay.masks.mask_html import encode_png
 from forebay.masks.rectangle import token_ignore_mask
 from forebay.teachers import features
 from forebay.torch import Loader

@@ -18,7 +18,7 @@ from tests.viewer.test_view_security import ask, served
 import forebay as fb
 from forebay.teachers import TeacherRecipe
 from forebay.viewer import connection, token_rows, web_app
-from forebay.viewer.records import ENDPOINTS
+from forebay.viewer.page_records import ENDPOINTS
 from forebay.viewer.server import Server
 from forebay.viewer.shown_cache import Query, ShownCache
 from forebay.viewer.token_rows import token_row, token_texts, vocabulary_of

@@ -45,7 +45,7 @@ from forebay.store.owner import this_process
 Answer = Literal["mine", "done", "busy"]
 
 
-class Schedule:
+class ChunkSchedule:
     """The chunks still to do, handed to slots.
 
     `ask` claims a chunk: "mine" hands it out, "done" drops it, "busy" sets it aside until `look_again`. A pick takes
@@ -254,7 +254,7 @@ class Build:
         self._weigh = weigh
         self._chunks = chunks
         self._claims = Claims(self._store, self._layer, terms.host, terms.lease_seconds)
-        self._schedule = Schedule(_from_own_place(self._store, chunks, terms.begin_at), streams, self._ask)
+        self._schedule = ChunkSchedule(_from_own_place(self._store, chunks, terms.begin_at), streams, self._ask)
         self._tries: Counter[int] = Counter()
         self._again: dict[int, float] = {}  # chunk -> when to try it again
         self._running: dict[int, int] = {}  # chunk -> slot

@@ -318,7 +318,7 @@ def decode_segment(view: memoryview, root: str, key: str) -> tuple[Segment, str]
     """A segment, with every number and name in it checked, and the SHA-256 that its file carries."""
     metadata, tensors = unseal(view, root, key, "plan", kinds=("amendment",))
     try:
-        facts = msgspec.convert(metadata, _Metadata)
+        facts = msgspec.convert(metadata, _SegmentHeader)
         _check_description(facts.source)
         if bool(facts.amends) != (facts.type == "amendment"):
             raise ValueError(f"it is of type '{facts.type}' and amends '{facts.amends}'")
@@ -339,7 +339,7 @@ def decode_segment(view: memoryview, root: str, key: str) -> tuple[Segment, str]
     return segment, bytes(view[-32:]).hex()
 
 
-class _Metadata(msgspec.Struct, frozen=True):
+class _SegmentHeader(msgspec.Struct, frozen=True):
     """What the header of a segment says; fields that a later forebay adds are ignored."""
 
     type: str

@@ -1,7 +1,7 @@
 """Conversations to packed tokens with spans: templates, layouts, encoding, packing."""
 
 from forebay.chat.cache_source import ChatCacheSource, repack
-from forebay.chat.conversations import Conversation, Names, read_conversation
+from forebay.chat.conversations import Conversation, FieldNames, read_conversation
 from forebay.chat.preferences import PreferenceRecipe
 from forebay.chat.recipe import ChatRecipe
 from forebay.chat.template import ChatTemplate, TemplateSource, load_template
@@ -12,7 +12,7 @@ __all__ = [
     "ChatRecipe",
     "ChatTemplate",
     "Conversation",
-    "Names",
+    "FieldNames",
     "PreferenceRecipe",
     "TemplateSource",
     "load_template",

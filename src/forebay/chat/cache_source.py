@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
-from forebay.chat.packing import PackedConversations, ranges
+from forebay.chat.conversation_packing import PackedConversations, ranges
 from forebay.chat.recipe import ChatRecipe
 from forebay.columns import Array, Ragged
 from forebay.errors import SourceInvalid
@@ -27,7 +27,7 @@ from forebay.format.generation import ChunkTable
 from forebay.read.cache import Cache, open_cache
 from forebay.source import Failure, Part, PartDigest, Sample, SampleBatch, Source, SourceFile, Unit
 from forebay.sources.jsonl import lines
-from forebay.sources.settings import PathSettings
+from forebay.sources.source_settings import PathSettings
 
 _COLUMNS = ("tokens", "seq_lens", "documents", "spans")
 

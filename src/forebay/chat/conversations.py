@@ -45,7 +45,7 @@ class BadConversation(ForebayError):
 
 
 @dataclass(frozen=True, slots=True)
-class Names:
+class FieldNames:
     """The fields of samples and messages, and the role that each name stands for."""
 
     format: Format = "auto"
@@ -94,7 +94,7 @@ class Conversation:
         return [at for at, message in enumerate(self.messages[:upto]) if message["role"] == "assistant"]
 
 
-def read_conversation(data: Any, names: Names, *, nfc: bool = False) -> Conversation:
+def read_conversation(data: Any, names: FieldNames, *, nfc: bool = False) -> Conversation:
     """Return the conversation in the data of a sample, raise `BadConversation`.
 
     `nfc`: normalize texts as the tokenizer would.
@@ -115,7 +115,7 @@ def read_conversation(data: Any, names: Names, *, nfc: bool = False) -> Conversa
 
 
 def plain_messages(
-    record: Mapping[str, Any], names: Names, roles: Mapping[str, str], *, nfc: bool = False
+    record: Mapping[str, Any], names: FieldNames, roles: Mapping[str, str], *, nfc: bool = False
 ) -> tuple[tuple[str, ...], list[str]] | None:
     """The roles and contents that `read_conversation` finds in a record of nothing but those; None for any other.
 
@@ -165,7 +165,7 @@ def read_record(data: Any) -> Mapping[str, Any]:
     return data
 
 
-def _messages(record: Mapping[str, Any], names: Names) -> list[dict[str, Any]]:
+def _messages(record: Mapping[str, Any], names: FieldNames) -> list[dict[str, Any]]:
     match _format(record, names):
         case "messages":
             found = record.get(names.messages, record.get(names.conversations))
@@ -184,7 +184,7 @@ def _messages(record: Mapping[str, Any], names: Names) -> list[dict[str, Any]]:
     return listed
 
 
-def _format(record: Mapping[str, Any], names: Names) -> Format:
+def _format(record: Mapping[str, Any], names: FieldNames) -> Format:
     """The format of a record: the one that was chosen, else by its fields, and of a message by its first one."""
     if names.format != "auto":
         return names.format
@@ -224,7 +224,7 @@ def _turn(found: Any, role: str) -> Sequence[Any]:
     return found
 
 
-def _instruction(record: Mapping[str, Any], names: Names) -> list[dict[str, Any]]:
+def _instruction(record: Mapping[str, Any], names: FieldNames) -> list[dict[str, Any]]:
     history, rest = record.get("history") or [], record.get(names.input)
     texts = [record.get(names.instruction), record.get(names.output)]
     for pair in history if isinstance(history, Sequence) else [history]:
@@ -238,7 +238,7 @@ def _instruction(record: Mapping[str, Any], names: Names) -> list[dict[str, Any]
     return [{"role": ("user", "assistant")[at % 2], "content": text} for at, text in enumerate(texts)]
 
 
-def _message(found: Mapping[str, Any], names: Names, at: int, role: str, content: str) -> dict[str, Any]:
+def _message(found: Mapping[str, Any], names: FieldNames, at: int, role: str, content: str) -> dict[str, Any]:
     if role not in found:
         raise BadConversation("bad-message", f"message {at} has no '{role}'; it has {', '.join(map(str, found))}")
     made: dict[str, Any] = {"role": names.role(found[role], at, found.get(content))}

@@ -21,26 +21,26 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 from msgspec import Meta
 
+from forebay.chat.conversation_packing import Gathered
 from forebay.chat.conversations import (
     BadConversation,
     Conversation,
-    Names,
+    FieldNames,
     read_conversation,
     read_record,
     without_thinking,
 )
 from forebay.chat.encoding import Encoded, encode_documents, open_chat_encoder
 from forebay.chat.layouts import Document
-from forebay.chat.packing import Gathered
 from forebay.chat.recipe import ChatRecipe, Rendered, in_batches, untrained_documents
 from forebay.columns import DTYPES, Array, Column, Ragged
 from forebay.errors import DocumentTooLong, RecipeInvalid
 from forebay.fields import Size
-from forebay.masks.conversations import GENERATED, KINDS, ROLES, SPAN_FIELDS
+from forebay.masks.train_on import GENERATED, KINDS, ROLES, SPAN_FIELDS
 from forebay.recipe import Rows, check_fields
 from forebay.source import Failure, Sample, Source
 from forebay.sources.jsonl import lines
-from forebay.sources.settings import PathSettings
+from forebay.sources.source_settings import PathSettings
 from forebay.tokens.recipe import MOST_TOKENS
 
 FIELDS = ("prompt", "chosen", "rejected", "candidates", "scores", "score_chosen", "score_rejected", "tools", "system")
@@ -142,7 +142,7 @@ class PreferenceRecipe(ChatRecipe, frozen=True, kw_only=True, forbid_unknown_fie
 
     def _conversation(self, group: "Candidates", messages: Sequence[Any], nfc: bool) -> Conversation:
         whole = {"messages": [*group.prompt, *messages], "tools": group.tools}
-        names = Names(roles=tuple(sorted(self.roles.items())))
+        names = FieldNames(roles=tuple(sorted(self.roles.items())))
         conversation = read_conversation(whole, names, nfc=nfc)
         if len(conversation.messages) < len(group.prompt) + len(messages):
             raise BadConversation("no-response", "a candidate must end with a message of the assistant")

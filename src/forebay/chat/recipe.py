@@ -14,10 +14,17 @@ import numpy as np
 import xxhash
 from msgspec import Meta
 
+from forebay.chat.conversation_packing import (
+    Gathered,
+    PackedConversations,
+    chat_statistics,
+    cut_long,
+    pack_conversations,
+)
 from forebay.chat.conversations import (
     BadConversation,
+    FieldNames,
     Format,
-    Names,
     plain_messages,
     read_conversation,
     read_record,
@@ -32,12 +39,11 @@ from forebay.chat.encoding import (
     token_bytes,
 )
 from forebay.chat.layouts import Document, Layouts
-from forebay.chat.packing import Gathered, PackedConversations, chat_statistics, cut_long, pack_conversations
 from forebay.chat.template import TEMPLATE, TOKENS, TemplateSource, load_template, open_template, template_in
 from forebay.columns import DTYPES, Array, CodecField, Column, Dtype, LevelField
 from forebay.errors import RecipeInvalid
 from forebay.format import layout
-from forebay.masks.conversations import GENERATED, KINDS, ROLES, SPAN_FIELDS
+from forebay.masks.train_on import GENERATED, KINDS, ROLES, SPAN_FIELDS
 from forebay.recipe import ChunkTarget, RecipeHooks, RecipeMeta, Rows, canonical_json, check_fields
 from forebay.source import BatchedSamples, Failure, Sample, SampleBatch
 from forebay.tokens.encoders import ENCODERS, EncoderName, encoder_version
@@ -142,7 +148,7 @@ class ChatRecipe(
 
     def __post_init__(self) -> None:
         check_fields(self)
-        known = [each for each in Names.__dataclass_fields__ if each not in ("format", "thinking", "roles")]
+        known = [each for each in FieldNames.__dataclass_fields__ if each not in ("format", "thinking", "roles")]
         if unknown := [name for name in self.names if name not in known]:
             raise RecipeInvalid(f"names must map only {', '.join(known)} (got {unknown[0]!r})")
 
@@ -326,9 +332,9 @@ class ChatRecipe(
             self.template_source(), key, self.date, self.token_bytes().special, self.stop, self.history, self.generation
         )
 
-    def _names(self) -> Names:
+    def _names(self) -> FieldNames:
         named: dict[str, Any] = dict(self.names)
-        return Names(format=self.format, roles=tuple(sorted(self.roles.items())), **named)
+        return FieldNames(format=self.format, roles=tuple(sorted(self.roles.items())), **named)
 
     def _pad(self, vocabulary: Vocabulary) -> int:
         if self.pad != "auto":

@@ -20,7 +20,7 @@ import numpy as np
 from forebay.columns import Array, Ragged
 from forebay.errors import LibraryMissing
 from forebay.masks import candidate_weights, labels, token_weights
-from forebay.masks.conversations import Kind, TrainOn, label_weights
+from forebay.masks.train_on import Kind, TrainOn, label_weights
 from forebay.read.cache import Cache
 
 _PACKED = ("tokens", "seq_lens")
@@ -79,7 +79,7 @@ def prepared(trainer: type[Any]) -> type[Any]:
     the reference model over it; this one does neither if the columns are there.
     """
 
-    class Prepared(trainer):  # type: ignore[misc]
+    class PreparedRows(trainer):  # type: ignore[misc]
         def _prepare_dataset(self, dataset: Any, *arguments: Any, **named: Any) -> Any:
             if {"prompt_ids", "chosen_ids", "rejected_ids"} <= set(dataset.column_names or ()):
                 return dataset
@@ -90,8 +90,8 @@ def prepared(trainer: type[Any]) -> type[Any]:
                 return dataset
             return super()._precompute_ref_logps(dataset, *arguments, **named)
 
-    Prepared.__name__ = Prepared.__qualname__ = trainer.__name__
-    return Prepared
+    PreparedRows.__name__ = PreparedRows.__qualname__ = trainer.__name__
+    return PreparedRows
 
 
 def _checked_policy(train_on: Policy | None) -> TrainOn:

@@ -29,7 +29,6 @@ from forebay.cli.options import (
     source_argument,
     struct_options,
 )
-from forebay.cli.progress import shown_progress
 from forebay.cli.settings import (
     BuildSettings,
     Kind,
@@ -46,6 +45,7 @@ from forebay.cli.settings import (
 )
 from forebay.cli.settings_file import checked_kind, read_settings_file
 from forebay.cli.verb import Finding, Option, Verbs, verb
+from forebay.cli.verb_progress import shown_progress
 from forebay.errors import RangeInvalid, RecipeMismatch, closest, is_url
 from forebay.fields import declared
 from forebay.format import layout

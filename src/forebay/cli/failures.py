@@ -21,7 +21,7 @@ REPORT = "this is a bug in forebay; please report it with the lines above"
 _COMMAND = re.compile(r"`(forebay [^`…]*)`")
 
 
-class Failure(click.ClickException):
+class CommandFailure(click.ClickException):
     """The end of a command that could not do what it should."""
 
     def __init__(
@@ -40,21 +40,21 @@ class Failure(click.ClickException):
             say(f"  {self.command}")
 
 
-def failure_of(error: BaseException, typed: str) -> Failure:
+def failure_of(error: BaseException, typed: str) -> CommandFailure:
     """The failure that an exception means; `typed` is the command as the user typed it."""
     if isinstance(error, KeyboardInterrupt):
         return _stopped(error, typed)
     kind, message = type(error).__name__, str(error)
     if isinstance(error, ForebayError):
         found = _COMMAND.search(message)
-        return Failure(message, kind, command=found[1] if found else "", details=_details(error))
+        return CommandFailure(message, kind, command=found[1] if found else "", details=_details(error))
     if isinstance(error, OSError):
         details = {"path": error.filename} if isinstance(error.filename, str) else {}
-        return Failure(_message_of(error), kind, details=details)
+        return CommandFailure(_message_of(error), kind, details=details)
     known = _known_cause(error)
     if known is None:
         say(traceback.format_exc().rstrip())
-    return Failure(known or REPORT, kind)
+    return CommandFailure(known or REPORT, kind)
 
 
 def usage_document(error: click.ClickException) -> dict[str, Any]:
@@ -78,15 +78,15 @@ def _is_plain(value: Any) -> bool:
     return True
 
 
-def _stopped(stop: KeyboardInterrupt, typed: str) -> Failure:
+def _stopped(stop: KeyboardInterrupt, typed: str) -> CommandFailure:
     if not isinstance(stop, BuildStopped):
-        return Failure(
+        return CommandFailure(
             "stopped before the end; nothing is lost, run again with:", "Interrupted", STOPPED, command=typed
         )
     found = import_module("forebay.api").gaps(stop.root)
     counts = ", ".join(f"{gaps.layer} {gaps.present:,} of {gaps.planned:,}" for gaps in found)
     message = f"stopped: all finished chunks of '{stop.root}' are published ({counts}); resume with:"
-    return Failure(message, "BuildStopped", STOPPED, command=typed, details={"root": stop.root})
+    return CommandFailure(message, "BuildStopped", STOPPED, command=typed, details={"root": stop.root})
 
 
 def _known_cause(error: BaseException) -> str | None:

@@ -19,15 +19,15 @@ from forebay.cli.options import (
     source_option,
     struct_options,
 )
-from forebay.cli.progress import shown_progress
 from forebay.cli.settings import BuildSettings
 from forebay.cli.verb import Finding, verb
+from forebay.cli.verb_progress import shown_progress
 from forebay.errors import SourceInvalid, is_url
 from forebay.kinds import reopen_source
 from forebay.source import Source
 from forebay.sources.bucket_files import relative_url
 from forebay.sources.paths import named_below, without_stream_suffix
-from forebay.sources.settings import HUB, TEXT_SUFFIXES, TextSettings, is_on_hub
+from forebay.sources.source_settings import HUB, TEXT_SUFFIXES, TextSettings, is_on_hub
 from forebay.store import open_store
 
 # The fields that identify a data set on the hub, apart from its revision.

@@ -144,7 +144,7 @@ FLAT_SECTIONS = ("cache_config", "CACHE_CONFIG")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class SettingsKey:
     """A key of a settings file, and its full name there."""
 
     key: str
@@ -154,7 +154,7 @@ class Place:
 class Refused(Exception):
     """An old key cannot be translated."""
 
-    def __init__(self, place: Place, problem: str) -> None:
+    def __init__(self, place: SettingsKey, problem: str) -> None:
         self.place, self.problem = place, problem
         super().__init__(problem)
 
@@ -167,7 +167,7 @@ class Modern:
     origins: dict[tuple[str, ...], tuple[str, ...]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
-    def translate(self, place: Place, value: Any) -> None:
+    def translate(self, place: SettingsKey, value: Any) -> None:
         """Translate one old key."""
         old = KEYS[place.key]
         if not old.section:
@@ -200,20 +200,20 @@ def modernized(document: Mapping[str, Any]) -> Modern:
     return modern
 
 
-def _old_places(flat: Mapping[str, Any], sections: Mapping[str, Any]) -> Iterator[tuple[Place, Any]]:
+def _old_places(flat: Mapping[str, Any], sections: Mapping[str, Any]) -> Iterator[tuple[SettingsKey, Any]]:
     for name, value in flat.items():
         if name in KEYS:
-            yield Place(name, (name,)), value
+            yield SettingsKey(name, (name,)), value
         elif not isinstance(value, dict):
-            raise Refused(Place(name, (name,)), f"'{name}' is a section; write [{name}] on a separate line")
+            raise Refused(SettingsKey(name, (name,)), f"'{name}' is a section; write [{name}] on a separate line")
         else:
-            yield from ((_known(Place(key, (name, key))), inner) for key, inner in value.items())
+            yield from ((_known(SettingsKey(key, (name, key))), inner) for key, inner in value.items())
     for name, section in sections.items():
         inner = dict(section) if isinstance(section, dict) else {}
-        yield from ((Place(key, (name, key)), inner[key]) for key in inner if _is_old(name, key))
+        yield from ((SettingsKey(key, (name, key)), inner[key]) for key in inner if _is_old(name, key))
 
 
-def _known(place: Place) -> Place:
+def _known(place: SettingsKey) -> SettingsKey:
     if place.key not in KEYS:
         raise Refused(place, f"unknown key '{place.key}' in [{place.names[0]}]; known: {', '.join(KEYS)}")
     return place

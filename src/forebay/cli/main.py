@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 import click
 
 import forebay
-from forebay.cli.failures import FAILURE, Failure, failure_of, usage_document
+from forebay.cli.failures import FAILURE, CommandFailure, failure_of, usage_document
 from forebay.cli.legacy import naming_places
 from forebay.cli.show import say, say_error, show_error
 from forebay.cli.verb import HELP_WIDTH, Verbs
@@ -94,7 +94,7 @@ def _shown(error: click.ClickException, is_json: bool) -> int:
     error.show()
     if is_json:
         with suppress(ForebayError):  # standard output cannot be written: that was said
-            show_error(error.document() if isinstance(error, Failure) else usage_document(error))
+            show_error(error.document() if isinstance(error, CommandFailure) else usage_document(error))
     return error.exit_code
 
 

@@ -18,9 +18,9 @@ from forebay.cli.options import (
     source_option,
     struct_options,
 )
-from forebay.cli.progress import shown_progress
 from forebay.cli.settings import BuildSettings
 from forebay.cli.verb import Finding, verb
+from forebay.cli.verb_progress import shown_progress
 from forebay.errors import LibraryMissing
 from forebay.format.tensors import VARIABLE
 

@@ -25,7 +25,7 @@ from forebay.kinds import known_kinds, recipe_class, reopen_recipe
 from forebay.preview.words import command_line
 from forebay.recipe import Recipe, RecipeDocument, fields_of, hooks_of
 from forebay.source import Source
-from forebay.sources.settings import SourceSettings, is_on_hub
+from forebay.sources.source_settings import SourceSettings, is_on_hub
 from forebay.store import open_store
 from forebay.tokens.vocabulary import is_path
 

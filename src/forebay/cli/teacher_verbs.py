@@ -24,9 +24,9 @@ from forebay.cli.options import (
     source_option,
     struct_options,
 )
-from forebay.cli.progress import shown_progress
 from forebay.cli.settings import BuildSettings, engine_of, place_in_plan
 from forebay.cli.verb import Finding, verb
+from forebay.cli.verb_progress import shown_progress
 from forebay.errors import CacheNotFound
 from forebay.fields import declared
 from forebay.preview.words import human_bytes

@@ -15,7 +15,7 @@ from forebay.feeding.stream import CacheStream, Growth, Policy, Stream
 Report = Callable[[Growth], None]
 
 
-class Agreement(Protocol):
+class SharedNumber(Protocol):
     def first(self, number: int) -> int:
         """Return the number of rank 0; every rank must call this."""
         ...
@@ -24,7 +24,7 @@ class Agreement(Protocol):
 class Growing:
     """Moves a stream to newer generations; rank 0 decides for all ranks."""
 
-    def __init__(self, policy: Policy, ranks: Ranks, agreement: Agreement) -> None:
+    def __init__(self, policy: Policy, ranks: Ranks, agreement: SharedNumber) -> None:
         if policy not in get_args(Policy):
             raise choice_error("growth", policy, get_args(Policy))
         if policy != "pinned" and not ranks.can_agree:

@@ -65,7 +65,7 @@ class MixtureState(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Span:
+class StreamSpan:
     """Passes through one stream of a cache, from place `start` of its endless sequence on, with their first number."""
 
     start: int
@@ -75,10 +75,10 @@ class Span:
     def state(self) -> dict[str, Any]:
         return {"start": self.start, "first_pass": self.first_pass, **self.stream.state()}
 
-    def following(self, place: int, newer: CacheStream) -> "Span":
+    def following(self, place: int, newer: CacheStream) -> "StreamSpan":
         """Return the span of a newer stream, which begins where the pass that contains `place` ends."""
         passes = -(-(place - self.start) // self.stream.size(0))
-        return Span(self.start + passes * self.stream.size(0), self.first_pass + passes, newer)
+        return StreamSpan(self.start + passes * self.stream.size(0), self.first_pass + passes, newer)
 
 
 class Mixture:
@@ -93,7 +93,7 @@ class Mixture:
 
     def __init__(
         self,
-        spans: Sequence[tuple[Span, ...]],
+        spans: Sequence[tuple[StreamSpan, ...]],
         phases: Sequence[Phase],
         epoch_rows: int,
         seed: int,
@@ -138,7 +138,7 @@ class Mixture:
         phases = [Phase(0, weights), *(Phase(row, _plain(changed)) for row, changed in changes)]
         epoch_rows = None if epoch_rows is None else checked_whole("epoch_rows", epoch_rows, "a whole number of rows")
         asked = _asked(ingredients, changes, epoch_rows)
-        spans = [(Span(0, 0, stream),) for stream in streams]
+        spans = [(StreamSpan(0, 0, stream),) for stream in streams]
         return cls(spans, phases, rows if epoch_rows is None else epoch_rows, seed, asked)
 
     def __repr__(self) -> str:
@@ -234,14 +234,14 @@ class Mixture:
         return ", ".join(dict.fromkeys(cache.root for cache in self.caches))
 
 
-def _resumed_spans(newest: CacheStream, states: Sequence[Mapping[str, Any]], place: int) -> tuple[Span, ...]:
+def _resumed_spans(newest: CacheStream, states: Sequence[Mapping[str, Any]], place: int) -> tuple[StreamSpan, ...]:
     """Return the spans of one cache from a place on, then a span of the rows that the cache has now."""
     begun = [state for state in states if state["start"] <= place]
     planned = [state for state in states if state["start"] > place]
     spans = []
     for state in (begun[-1], *planned):
         start, first = state["start"], state["first_pass"]
-        spans.append(Span(start, first, newest.restored(state, first, int(start < place))))
+        spans.append(StreamSpan(start, first, newest.restored(state, first, int(start < place))))
     if spans[-1].stream.generations == (newest.cache.generation.number,):
         return tuple(spans)
     following = spans[0].following(place, newest.on_newest_rows())

@@ -320,7 +320,7 @@ class _End:
         self.error = error
 
 
-class _Slot(Generic[Made]):
+class _TaskSlot(Generic[Made]):
     """The items of one task, and a token for each further item that fits."""
 
     def __init__(self, queued: int) -> None:
@@ -345,7 +345,7 @@ class Prefetcher(Generic[Made]):
         self._process = _process
         self._stopped = False
         self._tasks: SimpleQueue[int | None] = SimpleQueue()
-        self._slots: list[_Slot[Made]] = [_Slot(queued) for _ in range(threads + 1)]
+        self._slots: list[_TaskSlot[Made]] = [_TaskSlot(queued) for _ in range(threads + 1)]
         for task in range(min(self._count, len(self._slots))):
             self._tasks.put(task)
         self._threads = [
@@ -400,7 +400,7 @@ class Prefetcher(Generic[Made]):
             else:
                 slot.items.put(_End())
 
-    def _fill(self, slot: _Slot[Made], items: Iterator[Made]) -> None:
+    def _fill(self, slot: _TaskSlot[Made], items: Iterator[Made]) -> None:
         for item in items:
             slot.items.put(item)
             del item  # while this thread waits, only the consumer holds the item

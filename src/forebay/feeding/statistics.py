@@ -94,7 +94,7 @@ def timed(groups: Iterator[list[Batch]]) -> Iterator[Handoff]:
 
 
 @dataclass(slots=True, eq=False)
-class Meter:
+class HandoffMeter:
     """Adds up what a loader's handoffs say."""
 
     batches: int = 0

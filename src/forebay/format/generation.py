@@ -42,7 +42,7 @@ _Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 _Sha256 = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{64}\Z")]
 
 
-class _Metadata(msgspec.Struct, frozen=True):
+class _GenerationHeader(msgspec.Struct, frozen=True):
     """The header of a generation; fields that a later forebay adds are ignored."""
 
     number: _Number
@@ -226,7 +226,7 @@ def decode_generation(view: memoryview, root: str, where: str, key: bytes | None
     """Decode and validate a generation: names, numbers and texts are all within what forebay writes."""
     metadata, tensors = unseal(view, root, where, "generation", key)
     try:
-        facts = msgspec.convert(metadata, _Metadata)
+        facts = msgspec.convert(metadata, _GenerationHeader)
         generation = Generation(
             number=facts.number,
             cache=facts.cache,

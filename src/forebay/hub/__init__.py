@@ -21,14 +21,14 @@ from forebay.hub.dataset_shards import parquet_shards
 from forebay.hub.download import RangeFile, SpooledFile, acquire, clear, sweep
 from forebay.hub.http import RetryPolicy
 from forebay.hub.models import model_files, tokenizer_json
-from forebay.hub.repository import HubFile, Listing, RemoteFile, Repository
+from forebay.hub.repository import HubFile, RemoteFile, Repository, RepositoryListing
 
 __all__ = [
     "HubFile",
-    "Listing",
     "RangeFile",
     "RemoteFile",
     "Repository",
+    "RepositoryListing",
     "RetryPolicy",
     "SpooledFile",
     "acquire",

@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from forebay.errors import HubNotFound
-from forebay.hub.repository import Listing, RemoteFile
+from forebay.hub.repository import RemoteFile, RepositoryListing
 
 _HEAD = re.compile(r"\A---\r?\n(.*?)^---\s*$", re.DOTALL | re.MULTILINE)
 _SPLITS = ("train", "training", "test", "testing", "validation", "valid", "val", "dev", "eval", "evaluation")
@@ -27,7 +27,7 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # it comes without types
         pass
 
 
-def parquet_shards(listing: Listing, what: str, subset: str | None, split: str) -> list[RemoteFile]:
+def parquet_shards(listing: RepositoryListing, what: str, subset: str | None, split: str) -> list[RemoteFile]:
     """The shards, sorted by name."""
     shards = [file for file in listing.files if file.path.endswith(".parquet")]
     if not shards:
@@ -165,6 +165,6 @@ def _listed(names: Iterable[str]) -> str:
     return ", ".join(f"'{name}'" for name in shown[:12]) + more
 
 
-def _kinds(listing: Listing) -> str:
+def _kinds(listing: RepositoryListing) -> str:
     kinds = sorted({file.path.rpartition(".")[2] for file in listing.files if "." in file.path})
     return f"it only has files of type {_listed(kinds)}" if kinds else "it has no files"

@@ -51,7 +51,7 @@ class RemoteFile(msgspec.Struct, frozen=True):
         return self.sha256 or self.blob
 
 
-class Listing(msgspec.Struct, frozen=True):
+class RepositoryListing(msgspec.Struct, frozen=True):
     """The files of a commit, sorted by name, and the text of its README."""
 
     files: tuple[RemoteFile, ...]
@@ -66,7 +66,7 @@ class _Lfs(msgspec.Struct):
     size: _Size
 
 
-class _Entry(msgspec.Struct):
+class _TreeEntry(msgspec.Struct):
     type: str
     path: _Path
     oid: _Sha1
@@ -76,11 +76,11 @@ class _Entry(msgspec.Struct):
 
 def read_page(body: bytes) -> dict[str, RemoteFile | None]:
     """The entries of one page of a listing, by path; None for folders."""
-    entries = msgspec.json.decode(body, type=list[_Entry])
+    entries = msgspec.json.decode(body, type=list[_TreeEntry])
     return {entry.path: _remote(entry) if entry.type == "file" else None for entry in entries}
 
 
-def _remote(entry: _Entry) -> RemoteFile:
+def _remote(entry: _TreeEntry) -> RemoteFile:
     if entry.lfs is None:
         return RemoteFile(entry.path, entry.size, entry.oid)
     return RemoteFile(entry.path, entry.lfs.size, entry.oid, entry.lfs.oid)
@@ -196,7 +196,7 @@ class Repository:
         found = known.decode("ascii", "replace") if known else ""
         return found if _COMMIT.fullmatch(found) else None
 
-    def listing(self, commit: str) -> Listing:
+    def listing(self, commit: str) -> RepositoryListing:
         """The files of a commit, from memory, disk or the hub."""
         return _listing(self, commit)
 
@@ -214,7 +214,7 @@ class Repository:
         """A folder of the disk cache."""
         return os.path.join(self.folder or cached_assets_path("forebay", "hub"), name)
 
-    def fetch_listing(self, commit: str) -> Listing:
+    def fetch_listing(self, commit: str) -> RepositoryListing:
         """The files of a commit, from the hub."""
         self._check_name()
         if not _COMMIT.fullmatch(commit):
@@ -235,7 +235,7 @@ class Repository:
             most = f"{_MOST_PAGES:,} pages or {_MOST_ENTRIES:,} entries"
             raise HubUnreachable(self.address, what, f"its listing has more than {most}")
         files = sorted((file for file in entries.values() if file is not None), key=lambda file: file.path)
-        return Listing(tuple(files), self._read_text(commit, _README) if entries.get(_README) else "")
+        return RepositoryListing(tuple(files), self._read_text(commit, _README) if entries.get(_README) else "")
 
     def _fetch_page(self, url: str, what: str) -> tuple[dict[str, RemoteFile | None], dict[str, str] | None]:
         body, headers = fetch(url, self.patience, self.asked, what)
@@ -268,7 +268,7 @@ class Repository:
 
 
 @lru_cache(maxsize=16)
-def _listing(repository: Repository, commit: str) -> Listing:
+def _listing(repository: Repository, commit: str) -> RepositoryListing:
     place = repository._cached("listings", commit)
     known = _decoded_listing(read_cached(place))
     if known is not None:
@@ -278,10 +278,10 @@ def _listing(repository: Repository, commit: str) -> Listing:
     return listing
 
 
-def _decoded_listing(cached: bytes | None) -> Listing | None:
+def _decoded_listing(cached: bytes | None) -> RepositoryListing | None:
     """A cached listing, None if it is malformed: a crash of the machine may leave an empty file."""
     try:
-        return None if cached is None else msgspec.json.decode(cached, type=Listing)
+        return None if cached is None else msgspec.json.decode(cached, type=RepositoryListing)
     except MALFORMED:
         return None
 

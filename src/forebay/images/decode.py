@@ -308,14 +308,14 @@ class Policy:
     draft_size: int | None = None
 
 
-class Decoded(NamedTuple):
+class DecodedImage(NamedTuple):
     """An RGB image, or the bands of a large one, and its full size as displayed; a draft is smaller."""
 
     image: Image.Image | Bands
     size: tuple[int, int]
 
 
-def decode(content: bytes, policy: Policy) -> Decoded:
+def decode(content: bytes, policy: Policy) -> DecodedImage:
     """Decode the bytes of a file; every error is an ImageUnreadable, as no file is opened here."""
     if not content:
         raise ImageUnreadable("empty", "the file has no bytes")
@@ -361,7 +361,7 @@ def _opened(content: bytes, max_pixels: int) -> ImageFile.ImageFile:
     )
 
 
-def _decoded(opened: ImageFile.ImageFile, policy: Policy) -> Decoded:
+def _decoded(opened: ImageFile.ImageFile, policy: Policy) -> DecodedImage:
     full = opened.size
     _check_format_size("TIFF strips" if _has_large_strips(opened) else opened.format or "", full, policy.max_pixels)
     drafted = policy.draft_size is not None and opened.draft(None, fit(*full, policy.draft_size).box[2:]) is not None
@@ -380,8 +380,8 @@ def _decoded(opened: ImageFile.ImageFile, policy: Policy) -> Decoded:
     else:
         image = as_rgb(opened if turn is None else opened.transpose(turn), policy.alpha, policy.pad_color)
     if not drafted:
-        return Decoded(image, image.size)
-    return Decoded(image, full[::-1] if turn in SWAPPING else full)
+        return DecodedImage(image, image.size)
+    return DecodedImage(image, full[::-1] if turn in SWAPPING else full)
 
 
 @cache

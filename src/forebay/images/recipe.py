@@ -101,7 +101,7 @@ _PLANES = 3
 
 
 @dataclass(slots=True)
-class Counts:
+class ImageCounts:
     """Sums over the rows of one chunk, which are added up over chunks."""
 
     images: int = 0
@@ -180,7 +180,7 @@ class ImageRecipe(
     annotations: ClassVar[tuple[str, ...]] = ("id", "metadata")
     judged_by: ClassVar[int] = 48  # rows differ in size by the aspect of images only
 
-    source_settings: ClassVar[str] = "forebay.sources.settings:ImageSettings"
+    source_settings: ClassVar[str] = "forebay.sources.source_settings:ImageSettings"
 
     size: typing.Annotated[int, Meta(ge=1, le=LARGEST_SIZE, description="Side of the canvas, in pixels.")] = 448
     pad_color: typing.Annotated[
@@ -334,7 +334,7 @@ class ImageRecipe(
     def make_again(self, samples: Iterable[Sample], rows: Mapping[str, Mapping[str, Array]]) -> Rows:
         """Make rows as `make` does, but take the pixels of samples in `rows` from there instead of decoding them."""
         content, made_rows = Pile(min(int(_ROOM * self.chunk_bytes), _MOST_ROOM)), list[Row]()
-        counts, failures = Counts(), list[Failure]()
+        counts, failures = ImageCounts(), list[Failure]()
         for sample in samples:
             try:
                 made = self._made(sample, rows.get(sample.id))

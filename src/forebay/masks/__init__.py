@@ -9,7 +9,6 @@ notebook     spans and packed rows as HTML
 draw         pictures of both (needs pillow; import `forebay.masks.draw`)
 """
 
-from forebay.masks.conversations import KINDS, ROLES, TrainOn, token_weights
 from forebay.masks.documents import (
     cu_seqlens,
     doc_start,
@@ -21,7 +20,6 @@ from forebay.masks.documents import (
     positions,
     whole_lengths,
 )
-from forebay.masks.preferences import candidate_weights
 from forebay.masks.rectangle import (
     flip_rectangles,
     latent_weights,
@@ -44,6 +42,7 @@ from forebay.masks.spans import (
     span_block_lists,
     windowed,
 )
+from forebay.masks.train_on import KINDS, ROLES, TrainOn, candidate_weights, token_weights
 
 __all__ = [
     "KINDS",

@@ -21,7 +21,7 @@ except ModuleNotFoundError as missing:
     ) from missing
 
 from forebay.masks.documents import document_ids, padding_mask
-from forebay.masks.notebook import DOCUMENTS, PADDING, UNSEEN
+from forebay.masks.mask_html import DOCUMENTS, PADDING, UNSEEN
 from forebay.masks.rectangle import IGNORE_THRESHOLD, Size, pixel_mask, token_ignore_mask
 from forebay.masks.spans import Spans, document_spans
 

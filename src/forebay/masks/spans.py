@@ -33,7 +33,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from forebay.masks.documents import Bools, Ints, doc_start, doc_stop, spread, whole_lengths
-from forebay.masks.notebook import mask_html, sampled
+from forebay.masks.mask_html import mask_html, sampled
 
 DocumentKind = Literal["causal", "bidirectional"]
 

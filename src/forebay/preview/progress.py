@@ -31,22 +31,22 @@ _NOTEBOOK_WIDTH = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class MachineUsage:
     cpu_percent: float
     memory_bytes: int
 
 
-class Meter:
+class UsageMeter:
     """Measures CPU (since the last call) and memory of this process and others."""
 
     def __init__(self) -> None:
         self._processes: dict[int, psutil.Process] = {}
 
-    def measure(self, pids: Iterable[int]) -> Usage:
+    def measure(self, pids: Iterable[int]) -> MachineUsage:
         wanted = {os.getpid(), *pids}
         self._processes = {pid: known for pid, known in self._processes.items() if pid in wanted}
         found = [_usage(process) for pid in wanted if (process := self._process(pid)) is not None]
-        return Usage(sum(one.cpu_percent for one in found), sum(one.memory_bytes for one in found))
+        return MachineUsage(sum(one.cpu_percent for one in found), sum(one.memory_bytes for one in found))
 
     def _process(self, pid: int) -> psutil.Process | None:
         try:
@@ -55,12 +55,12 @@ class Meter:
             return None
 
 
-def _usage(process: psutil.Process) -> Usage:
+def _usage(process: psutil.Process) -> MachineUsage:
     """The usage of one process; zero if it has just ended."""
     try:
-        return Usage(process.cpu_percent(), _memory(process))
+        return MachineUsage(process.cpu_percent(), _memory(process))
     except psutil.Error:
-        return Usage(0.0, 0)
+        return MachineUsage(0.0, 0)
 
 
 def _memory(process: psutil.Process) -> int:
@@ -112,9 +112,9 @@ class Pace:
     def __init__(self) -> None:
         self._phase, self._begun = "", time.monotonic()
         self._done = 0
-        self._meter = Meter()
+        self._meter = UsageMeter()
         self._measured = 0.0
-        self._usage = Usage(0.0, 0)
+        self._usage = MachineUsage(0.0, 0)
 
     def follow(self, progress: Progress) -> None:
         if progress.phase != self._phase and {progress.phase, self._phase} != {"building", "waiting"}:

@@ -56,7 +56,7 @@ from forebay.format.generation import Generation
 from forebay.format.tensors import unseal
 from forebay.read.blocks import BlockCache, BlockStatistics
 from forebay.read.chunk_maps import MAX_MAPS, ChunkFinder, Maps, RowLocations
-from forebay.read.column_readers import ColumnReader, Decoded, PresenceReader, column_reader
+from forebay.read.column_readers import ColumnReader, DecodedBlock, PresenceReader, column_reader
 from forebay.read.gather import RowAddresses
 from forebay.recipe import RecipeDocument
 from forebay.sizes import as_bytes
@@ -483,7 +483,7 @@ class Cache:
 
     def _forget(self) -> None:
         """Start with nothing mapped, decoded or checked: in a new cache or a forked process."""
-        self._blocks: BlockCache[Decoded] = BlockCache(self._options.memory)
+        self._blocks: BlockCache[DecodedBlock] = BlockCache(self._options.memory)
         self._dropped: set[tuple[str, int, int]] = set()
         self._maps: dict[str, Maps] = {}
         self._readers: dict[str, ColumnReader] = {}

@@ -22,15 +22,15 @@ from forebay.read.chunk_maps import Maps, RowLocations, cut_batches, reorder, sl
 from forebay.read.gather import (
     SHORT_ROW,
     Addresses,
+    AddressWindow,
     Edges,
     RowAddresses,
-    Window,
     batches_of_addresses,
     value_addresses,
 )
 
 
-class Decoded:
+class DecodedBlock:
     """The values of one block; `first` is the index of the first value in the chunk's column."""
 
     __slots__ = ("address", "count", "first", "nbytes", "values")
@@ -43,7 +43,7 @@ class Decoded:
 class _Found:
     """The blocks of some rows, kept alive while rows are copied out of them."""
 
-    def __init__(self, blocks: list[Decoded], which: NDArray[np.int64], item_bytes: int) -> None:
+    def __init__(self, blocks: list[DecodedBlock], which: NDArray[np.int64], item_bytes: int) -> None:
         self.blocks, self.which, self._item_bytes = blocks, which, item_bytes
         facts = np.array([(each.address, each.first, each.count) for each in blocks], np.int64).reshape(-1, 3)
         addresses, self._firsts, counts = facts.T
@@ -52,9 +52,9 @@ class _Found:
         self.bases: NDArray[np.int64] = (addresses - self._firsts * item_bytes)[which]
 
     @cached_property
-    def window(self) -> Window:
+    def window(self) -> AddressWindow:
         """The addresses from the lowest block to the highest."""
-        window = Window(self._item_bytes)
+        window = AddressWindow(self._item_bytes)
         if self.blocks:
             low = min(block.address for block in self.blocks)
             window.include(low, max(block.address + block.nbytes for block in self.blocks) - low)
@@ -78,7 +78,7 @@ class CompressedReader:
         rows: NDArray[np.int64],
         maps: Maps,
         checks: Checks,
-        blocks: BlockCache[Decoded],
+        blocks: BlockCache[DecodedBlock],
         max_block_bytes: int,
     ) -> None:
         self._column = column
@@ -219,7 +219,7 @@ class CompressedReader:
             values[low:high] = block.values[start - block.first : start - block.first + high - low]
         return Ragged(values, ends)
 
-    def _decode(self, key: tuple[str, int]) -> Decoded:
+    def _decode(self, key: tuple[str, int]) -> DecodedBlock:
         position, block = self._checks.find(key[1])
         file = self._maps.get(position)
         try:
@@ -227,7 +227,7 @@ class CompressedReader:
         except CodecError as error:
             raise self._checks.corrupt(file, block, error) from error
         first_row = block * self._column.block_rows
-        return Decoded(values, int(file.offsets(self._column.name)[first_row]) if self._edges else first_row)
+        return DecodedBlock(values, int(file.offsets(self._column.name)[first_row]) if self._edges else first_row)
 
 
 class ColumnReader(Protocol):
@@ -254,7 +254,7 @@ def column_reader(
     column: Column,
     rows: NDArray[np.int64],
     maps: Maps,
-    blocks: BlockCache[Decoded],
+    blocks: BlockCache[DecodedBlock],
     where: Where,
     max_block_bytes: int,
 ) -> ColumnReader:

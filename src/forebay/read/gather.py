@@ -31,7 +31,7 @@ _TOGETHER = 1024 * 1024  # bytes: smaller batches are copied together
 _LARGEST = 2**62  # bytes, the limit of numpy for one array
 
 
-class Window:
+class AddressWindow:
     """An address range, and how to copy items out of it.
 
     The caller keeps the maps open and has checked the addresses.
@@ -127,7 +127,7 @@ class Addresses:
         self._tensor = tensor
         self._outside = outside
         self._item_bytes = item_bytes
-        self._window = Window(item_bytes)
+        self._window = AddressWindow(item_bytes)
         self._known = np.zeros(count, np.int64)  # 0 where a chunk is not mapped
         self._starts = np.zeros(count, np.uint64)  # byte offsets at which an item can start, once a chunk was mapped
         self._counts = np.zeros(count, np.uint64)  # values of the tensor, likewise

@@ -194,11 +194,11 @@ class StoredBytes:
 MOST_RATIO = 1000  # text that compresses better is useless for training
 LEAST_SAMPLES = 4  # samples of the largest size that any file may contain
 _READ_BYTES = 1 << 20
-_last: "list[Stream]" = []
-OpenStream = Callable[[str, SourceFile, int, int], "AbstractContextManager[Stream]"]
+_last: "list[DecompressedStream]" = []
+OpenStream = Callable[[str, SourceFile, int, int], "AbstractContextManager[DecompressedStream]"]
 
 
-class Stream(AbstractContextManager["Stream"]):
+class DecompressedStream(AbstractContextManager["DecompressedStream"]):
     """Decompressed bytes of a file, forward only, up to the size that it had when it was listed.
 
     `position` and `newlines` count what was read. `kept` is the cached beginning. The decompressed size may be
@@ -252,7 +252,7 @@ class Stream(AbstractContextManager["Stream"]):
 
 
 @contextmanager
-def stream_at(path: str, file: SourceFile, position: int, max_sample_bytes: int) -> Iterator[Stream]:
+def stream_at(path: str, file: SourceFile, position: int, max_sample_bytes: int) -> Iterator[DecompressedStream]:
     """A stream at a position: the last stream of this process if it is there, otherwise a new one.
 
     It is kept open as the last stream afterwards.
@@ -262,7 +262,7 @@ def stream_at(path: str, file: SourceFile, position: int, max_sample_bytes: int)
         stream.most = most_unpacked(file, max_sample_bytes)
     else:
         _close_last()
-        stream = Stream(path, file, max_sample_bytes)
+        stream = DecompressedStream(path, file, max_sample_bytes)
     try:
         stream.skip(position - stream.position)
         yield stream
@@ -274,9 +274,9 @@ def stream_at(path: str, file: SourceFile, position: int, max_sample_bytes: int)
 
 
 @contextmanager
-def preview_stream(path: str, file: SourceFile, position: int, max_sample_bytes: int) -> Iterator[Stream]:
+def preview_stream(path: str, file: SourceFile, position: int, max_sample_bytes: int) -> Iterator[DecompressedStream]:
     """A separate stream for planning, which uses the cached beginning of the file."""
-    with Stream(path, file, max_sample_bytes, head_cache(path, file)) as stream:
+    with DecompressedStream(path, file, max_sample_bytes, head_cache(path, file)) as stream:
         stream.skip(position)
         yield stream
 

@@ -24,7 +24,7 @@ from forebay.errors import SourceChanged, SourceNotFound, SourceUnreadable, is_u
 from forebay.file_table import FileTable
 from forebay.source import TOO_DEEP, Annotated, Failure, Part, Sample, Source, SourceFile, Unit, is_shallow
 from forebay.sources.bucket_files import entries_of, join_url, objects_below, open_file, relative_url
-from forebay.sources.compression import Stream
+from forebay.sources.compression import DecompressedStream
 from forebay.sources.image_files import FILE_PROBLEMS, clean_etag, image_digest, read_image, stamp, state_of
 from forebay.sources.local_files import BOM, MAX_IMAGE_BYTES, checked_limit, look
 from forebay.sources.paths import full_path, is_stream, refuse_one_slash
@@ -166,7 +166,7 @@ def _stored(path: str, file: SourceFile) -> StoredText:
         return StoredText(path, os.open(path, os.O_RDONLY))
     with (
         tempfile.TemporaryFile() as plain,
-        Stream(path, file, LONGEST_LINE) if is_stream(path) else open_file(path) as stored,
+        DecompressedStream(path, file, LONGEST_LINE) if is_stream(path) else open_file(path) as stored,
     ):
         while piece := stored.read(_PIECE):
             if plain.tell() + len(piece) > MOST_UNPACKED:

@@ -189,7 +189,7 @@ class _Folder(NamedTuple):
     is_inside: bool
 
 
-class _Entry(NamedTuple):
+class _FolderEntry(NamedTuple):
     name: str
     path: str
     is_folder: bool
@@ -250,15 +250,15 @@ def _inside(pattern: "_Glob", folder: _Folder, is_meant: bool, linked: list[_Fol
             yield FoundFile(entry.path, real, by_link, is_match and is_meant, beside)
 
 
-def _entries(pattern: "_Glob", folder: _Folder) -> list[_Entry]:
+def _entries(pattern: "_Glob", folder: _Folder) -> list[_FolderEntry]:
     """What is in a folder; where only fixed names can match, those."""
     fixed = None if folder.is_inside else pattern.fixed_names(folder.states)
     if fixed is not None:
         paths = {name: os.path.join(folder.path, name) for name in fixed}
         there = {name: path for name, path in paths.items() if os.path.lexists(path)}
-        return [_Entry(name, path, os.path.isdir(path), os.path.islink(path)) for name, path in there.items()]
+        return [_FolderEntry(name, path, os.path.isdir(path), os.path.islink(path)) for name, path in there.items()]
     with os.scandir(folder.path) as scan:
-        return [_Entry(entry.name, entry.path, _is_folder(entry), entry.is_symlink()) for entry in scan]
+        return [_FolderEntry(entry.name, entry.path, _is_folder(entry), entry.is_symlink()) for entry in scan]
 
 
 class _Glob(NamedTuple):

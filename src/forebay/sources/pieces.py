@@ -23,7 +23,7 @@ import xxhash
 from forebay.errors import SourceChanged
 from forebay.source import Failure, Part, PartDigest, SourceFile
 from forebay.sources.bucket_files import open_file
-from forebay.sources.compression import OpenStream, Stream, preview_stream, stream_at
+from forebay.sources.compression import DecompressedStream, OpenStream, preview_stream, stream_at
 from forebay.sources.local_files import check_readable, too_large
 from forebay.sources.paths import full_path
 
@@ -214,7 +214,7 @@ class Reading(Iterator[Block | LongPiece]):
         self.max_sample_bytes = max_sample_bytes
         self._stream_at = stream_at
         self._path = full_path(root, part.file.path)
-        self._stream: Stream | None = None
+        self._stream: DecompressedStream | None = None
         self._newlines = 0  # before the current block, known where it is a stream
         self._blocks = self._stream_blocks() if part.file.stream else self._plain_blocks()
         self._passed = (0, 0)  # bytes and newlines of the current block
@@ -382,7 +382,7 @@ def _searched(path: str, file: SourceFile, separator: bytes) -> deque[tuple[int,
     return deque(maxlen=_MOST_SEARCHED)
 
 
-def _stream_cuts(stream: Stream, separator: bytes, first: int, every: int) -> Iterator[int]:
+def _stream_cuts(stream: DecompressedStream, separator: bytes, first: int, every: int) -> Iterator[int]:
     start = end = stream.position
     cut, step = start, first
     for block in whole_pieces(stream.read, sys.maxsize, separator, _LONG_PIECE):

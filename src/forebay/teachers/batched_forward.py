@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from forebay.columns import DTYPES, Array, Dtype, Ragged
 from forebay.errors import ForebayError, MemoryTooSmall, TeacherOutputInvalid, TeacherRaised
 from forebay.teachers.protocol import ROOM, Batch, Closeable, Loaded, Output, Teacher, runner
-from forebay.teachers.teacher_samples import Samples
+from forebay.teachers.teacher_samples import TeacherSamples
 
 
 class Memo:
@@ -104,14 +104,14 @@ class LoadedTeacher:
 
 
 @dataclass(slots=True)
-class _Slot:
+class _TeacherSlot:
     """The one loaded teacher of this process."""
 
     key: Hashable = None
     teacher: LoadedTeacher | None = None
 
 
-_slot = _Slot()
+_slot = _TeacherSlot()
 
 
 def load_once(teacher: Teacher, device: str, dtype: str, memo_bytes: int) -> LoadedTeacher:
@@ -163,7 +163,7 @@ class BatchedForward:
     seed: int
 
     def run(
-        self, teacher: LoadedTeacher, samples: Samples, rows: Sequence[int]
+        self, teacher: LoadedTeacher, samples: TeacherSamples, rows: Sequence[int]
     ) -> tuple[dict[str, Array], dict[int, str]]:
         """Return the results for some rows, in order, `(rows, [buckets,] *shape)` per output; if ragged, arrays.
 
@@ -185,7 +185,7 @@ class BatchedForward:
                 found[name][some] = values if self.buckets else values[:, 0]
         return found, bad
 
-    def _run_batch(self, teacher: LoadedTeacher, samples: Samples, rows: Sequence[int]) -> dict[str, Array]:
+    def _run_batch(self, teacher: LoadedTeacher, samples: TeacherSamples, rows: Sequence[int]) -> dict[str, Array]:
         filled = [*rows, *[rows[-1]] * (self.batch_size - len(rows))]
         every = np.arange(len(self.buckets)) if self.buckets else NO_BUCKETS
         turns = [every] if self.all_timesteps else [every[turn : turn + 1] for turn in range(len(every))]
@@ -193,7 +193,7 @@ class BatchedForward:
         return {name: np.concatenate([one[name] for one in made], axis=1)[: len(rows)] for name in self.outputs}
 
     def _forward(
-        self, teacher: LoadedTeacher, samples: Samples, rows: Sequence[int], buckets: NDArray[np.int64]
+        self, teacher: LoadedTeacher, samples: TeacherSamples, rows: Sequence[int], buckets: NDArray[np.int64]
     ) -> dict[str, Array]:
         """Run one forward, every sample at each of these buckets: `(rows, buckets, *shape)` per output."""
         batch = self.batch(samples, np.repeat(rows, len(buckets)), np.tile(buckets, len(rows)))
@@ -211,7 +211,7 @@ class BatchedForward:
                 found[name] = values.astype(DTYPES[dtype][1]).reshape(len(rows), len(buckets), *output.shape)
         return found
 
-    def batch(self, samples: Samples, rows: NDArray[np.int64], buckets: NDArray[np.int64]) -> Batch:
+    def batch(self, samples: TeacherSamples, rows: NDArray[np.int64], buckets: NDArray[np.int64]) -> Batch:
         chosen = rows.tolist()
         return Batch(
             ids=tuple(samples.ids[row] for row in chosen),

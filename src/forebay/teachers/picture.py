@@ -35,7 +35,7 @@ COLD, ZERO, WARM = (40, 90, 170), (247, 247, 247), (180, 40, 45)
 DARK, MIDDLE, BRIGHT = (20, 20, 60), (190, 60, 90), (252, 240, 170)
 
 
-class Part(NamedTuple):
+class FeaturePlot(NamedTuple):
     """A column of one sample over timesteps; its values are None if the sample has no teacher output."""
 
     title: str
@@ -44,7 +44,7 @@ class Part(NamedTuple):
     names: tuple[str, ...] = ()  # of lines, where each has one
 
 
-def teacher_picture(parts: Sequence[Part]) -> Picture:
+def teacher_picture(parts: Sequence[FeaturePlot]) -> Picture:
     """Draw columns of samples, one below the other."""
     drawings = [_titled(part) for part in parts]
     sheet = Image.new("RGB", (WIDTH, sum(drawing.height for drawing in drawings)), PAPER)
@@ -62,7 +62,7 @@ def _drawn(values: NDArray[np.float32], buckets: Array) -> Image.Image:
     return _lines(flat, buckets) if flat.shape[1] <= FEW_VALUES else _strips(flat, buckets)
 
 
-def _titled(part: Part) -> Image.Image:
+def _titled(part: FeaturePlot) -> Image.Image:
     absent = part.values is None
     drawing = Image.new("RGB", (WIDTH, 0)) if absent else _drawn(np.asarray(part.values, np.float32), part.buckets)
     sheet = Image.new("RGB", (WIDTH, drawing.height + TITLE + 6), PAPER)

@@ -19,7 +19,7 @@ from forebay.teachers.built_in import T5, Clip, Latents, known_teacher
 from forebay.teachers.model_files import is_on_hub
 from forebay.teachers.protocol import Output, Teacher, runner
 from forebay.teachers.shared_prompts import EMPTY, shared_columns, shared_rows
-from forebay.teachers.teacher_samples import BUCKETS, Prompts, Samples, check_buckets, read_samples
+from forebay.teachers.teacher_samples import BUCKETS, Prompts, TeacherSamples, check_buckets, read_samples
 
 UNUSABLE = "unusable"  # the failure reason of a row whose content a teacher cannot process
 T_BUCKETS = "t_buckets"  # the constant that holds the grid of a timed teacher
@@ -171,7 +171,7 @@ class TeacherRecipe(
 
     def _of_the_empty_prompt(self) -> dict[str, Array]:
         ids, keys = ("the empty prompt",), np.zeros(1, np.uint64)
-        samples = Samples(ids, keys, {}, prompts=("",), present=np.ones(1, np.bool_), failures=())
+        samples = TeacherSamples(ids, keys, {}, prompts=("",), present=np.ones(1, np.bool_), failures=())
         made, bad = self._forward_with().run(self._load(), samples, [0])
         if bad:
             raise TeacherUnusable(self.default_layer, f"of the empty prompt it returns {bad[0]}")
@@ -310,7 +310,7 @@ class TeacherRecipe(
             columns[column.name] = values
         return columns
 
-    def _try_batch(self, samples: Samples, size: int) -> int:
+    def _try_batch(self, samples: TeacherSamples, size: int) -> int:
         """Run one forward of `size` samples, at one bucket or all, and return the number of results not finite."""
         row = int(np.flatnonzero(samples.present)[0])
         forward = self._forward_with(size)
@@ -318,7 +318,7 @@ class TeacherRecipe(
             forward = replace(forward, buckets=self.buckets[:1])
         return len(forward.run(self._load(), samples, [row] * size)[1])
 
-    def _check_finite(self, samples: Samples, size: int) -> None:
+    def _check_finite(self, samples: TeacherSamples, size: int) -> None:
         """Raise for a model whose results are not finite for any of the first samples, before the layer is begun."""
         rows = np.flatnonzero(samples.present).tolist()
         _, bad = self._forward_with(size).run(self._load(), samples, rows)
@@ -340,7 +340,7 @@ class TeacherRecipe(
         """Return the recipe for a worker, which uses one of the devices."""
         return msgspec.structs.replace(self, device=self._devices[worker % len(self._devices)])
 
-    def _samples(self, rows: Columns) -> Samples:
+    def _samples(self, rows: Columns) -> TeacherSamples:
         prompts = Prompts(self.prompt_column, self.prompt_key) if self.model.prompted else None
         samples = read_samples(rows, self.ids, prompts)
         bad = {row: why for row, why in self.model.unusable(rows).items() if samples.present[row]}
@@ -360,7 +360,7 @@ class TeacherRecipe(
         )
 
 
-def _no_prompts(samples: Samples) -> tuple[str, ...]:
+def _no_prompts(samples: TeacherSamples) -> tuple[str, ...]:
     """Return notes on first rows without a prompt, which most likely is in another column or key."""
     details = sorted({failure.detail for failure in samples.failures if failure.reason != UNUSABLE})
     return tuple(f"the first {len(samples)} rows: {one}; are prompt_column and prompt_key right?" for one in details)

@@ -17,7 +17,7 @@ from forebay.errors import ColumnNotFound
 from forebay.read.cache import Cache
 from forebay.teachers.batched_forward import BatchedForward, LoadedTeacher
 from forebay.teachers.protocol import Output
-from forebay.teachers.teacher_samples import SHARED_ROW_SUFFIX, Samples, prompt_hash
+from forebay.teachers.teacher_samples import SHARED_ROW_SUFFIX, TeacherSamples, prompt_hash
 
 PROMPT = "_prompt"  # suffix of the column with the hash of each row's prompt
 EMPTY = "_empty"  # suffix of the constant with the encoding of the empty prompt
@@ -33,8 +33,8 @@ def shared_columns(outputs: Mapping[str, tuple[Output, Dtype]], name: str) -> tu
 
 
 def shared_rows(
-    forward: BatchedForward, teacher: LoadedTeacher | None, samples: Samples, name: str
-) -> tuple[dict[str, Array | Ragged], Samples]:
+    forward: BatchedForward, teacher: LoadedTeacher | None, samples: TeacherSamples, name: str
+) -> tuple[dict[str, Array | Ragged], TeacherSamples]:
     """Return the columns of a chunk, and its samples without those whose numbers are not finite.
 
     `teacher` is None if no row has a prompt to encode.
@@ -61,7 +61,7 @@ def shared_rows(
 
 
 def _outputs(
-    forward: BatchedForward, teacher: LoadedTeacher, samples: Samples, first: Mapping[str, int]
+    forward: BatchedForward, teacher: LoadedTeacher, samples: TeacherSamples, first: Mapping[str, int]
 ) -> tuple[dict[str, Mapping[str, Array]], dict[str, str]]:
     """Return the outputs of every prompt, computed now or for an earlier chunk, and the prompts that are not finite."""
     teacher.begin((forward.batch_size, tuple(dtype for _, dtype in forward.outputs.values())))
@@ -82,7 +82,7 @@ def _outputs(
     return known, bad
 
 
-def _row_position_invariant(forward: BatchedForward, teacher: LoadedTeacher, samples: Samples, row: int) -> bool:
+def _row_position_invariant(forward: BatchedForward, teacher: LoadedTeacher, samples: TeacherSamples, row: int) -> bool:
     """Return whether a prompt gives the same bits at every row of a batch; tried once after a teacher is loaded.
 
     Only then may outputs of an earlier chunk be reused, since stored bytes must not depend on the memo. Bits are

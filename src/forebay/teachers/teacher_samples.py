@@ -92,7 +92,7 @@ def class_in(row: Array, key: str) -> int | None:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Samples:
+class TeacherSamples:
     """The rows of a chunk, as read for a teacher."""
 
     ids: tuple[str, ...]
@@ -105,7 +105,7 @@ class Samples:
     def __len__(self) -> int:
         return len(self.ids)
 
-    def without(self, bad: Mapping[int, str], reason: str = NOT_FINITE) -> "Samples":
+    def without(self, bad: Mapping[int, str], reason: str = NOT_FINITE) -> "TeacherSamples":
         """Return the samples with some rows absent: by default, because the teacher's numbers are not finite."""
         if not bad:
             return self
@@ -129,7 +129,7 @@ class Samples:
         return shared
 
 
-def read_samples(rows: Columns, ids: str, prompts: Prompts | None) -> Samples:
+def read_samples(rows: Columns, ids: str, prompts: Prompts | None) -> TeacherSamples:
     """Read the samples of a chunk's rows; a sample without a prompt, if one is needed, is a failure.
 
     `ids` is the column of sample ids, empty for a teacher that needs none.
@@ -142,7 +142,9 @@ def read_samples(rows: Columns, ids: str, prompts: Prompts | None) -> Samples:
     spoken = np.array([prompt is not None for prompt in found], np.bool_) if prompts else present
     detail = f"no text in {prompts.where}" if prompts else ""
     failures = tuple(Failure(texts[row], "no-prompt", detail) for row in np.flatnonzero(present & ~spoken).tolist())
-    return Samples(texts, noise_keys(raw), rows, tuple(prompt or "" for prompt in found), present & spoken, failures)
+    return TeacherSamples(
+        texts, noise_keys(raw), rows, tuple(prompt or "" for prompt in found), present & spoken, failures
+    )
 
 
 def _ids(rows: Columns, column: str) -> list[bytes]:

@@ -26,7 +26,7 @@ from forebay.source import Source, SourceFile
 from forebay.tiers.lmdb_tier import MAX_BYTES, QUEUE_BYTES, LmdbTier, open_tier
 from forebay.tiers.lookup import MemoryTier, OpenedTiers, Unreadable
 from forebay.tiers.tier_records import TierStatistics
-from forebay.tiers.tier_samples import CheckSource, Samples
+from forebay.tiers.tier_samples import CheckSource, TierSamples
 from forebay.tiers.tier_value import Row
 from forebay.tiers.tier_writer import WhenFull
 
@@ -74,7 +74,7 @@ class CachedImages:
         self.l2 = None if l2 is None else os.path.abspath(l2)
         self._l1_bytes, self._max_bytes, self._queue_bytes = as_bytes(l1), as_bytes(max_bytes), as_bytes(queue_bytes)
         self._when_full, self._unreadable = when_full, unreadable
-        self._samples = Samples(source, check_source)
+        self._samples = TierSamples(source, check_source)
         self._start()
 
     def __len__(self) -> int:
@@ -135,7 +135,7 @@ class CachedImages:
         source = open_source(document["source"])
         files = msgspec.convert(document["files"], list[SourceFile])
         images = cls.__new__(cls)
-        samples = Samples(source, document["check"], files)
+        samples = TierSamples(source, document["check"], files)
         images.__setstate__(
             {**document["state"], "source": source, "recipe": open_recipe(document["recipe"]), "_samples": samples}
         )

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from forebay.errors import TierDamaged, TierUnusable
 from forebay.format.layout import FORMAT_VERSION
 from forebay.recipe import canonical_json
-from forebay.tiers.lmdb_pages import Outdated, PageDamaged, Snapshot
+from forebay.tiers.lmdb_pages import LmdbSnapshot, Outdated, PageDamaged
 from forebay.tiers.tier_files import (
     EMPTY_IT,
     KEY_BYTES,
@@ -139,7 +139,7 @@ class Environment:
         return damaged
 
     @contextmanager
-    def snapshot(self) -> Iterator[Snapshot]:
+    def snapshot(self) -> Iterator[LmdbSnapshot]:
         """The pages as the newest transaction left them; LMDB reuses none of them until the end of the block.
 
         `TierDamaged` where a page that the block reads is damaged.
@@ -148,7 +148,7 @@ class Environment:
             for _ in range(_BEGINNINGS):
                 with self._transaction(write=False) as transaction:
                     try:
-                        found = Snapshot(self._handle.data, self._handle.page_size, transaction.id())
+                        found = LmdbSnapshot(self._handle.data, self._handle.page_size, transaction.id())
                     except Outdated as error:
                         outdated = error
                         continue
@@ -171,7 +171,7 @@ class Environment:
         self._check_once()
         with self._transaction(write=True) as transaction:
             with self._naming_damage():
-                before = Snapshot(self._handle.data, self._handle.page_size, transaction.id() - 1)
+                before = LmdbSnapshot(self._handle.data, self._handle.page_size, transaction.id() - 1)
                 before.check_writable(keys)
             yield transaction
 

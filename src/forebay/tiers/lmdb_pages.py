@@ -8,7 +8,7 @@ and of the file, so damage raises `PageDamaged`, a short file or a bad sector in
     branch             key -> page        leaf        key -> value, or the first page of a large value
     overflow           a large value, behind a header that counts its pages
 
-A `Snapshot` is valid while a read transaction of the same number is open: LMDB does not reuse its pages meanwhile.
+A `LmdbSnapshot` is valid while a read transaction of the same number is open: LMDB does not reuse its pages meanwhile.
 """
 
 import os
@@ -61,7 +61,7 @@ class Meta(NamedTuple):
     transaction: int
 
 
-class Entry(NamedTuple):
+class LmdbEntry(NamedTuple):
     """A key, and where its value is: `offset` is that of the content, `page` that of a large one, else 0."""
 
     key: bytes
@@ -90,7 +90,7 @@ def read_meta(descriptor: int, number: int, page_size: int = 0) -> Meta:
     raise PageDamaged(f"meta page {number} changes while it is read")
 
 
-class Snapshot:
+class LmdbSnapshot:
     """The two trees as one transaction left them."""
 
     def __init__(self, descriptor: int, page_size: int, transaction: int) -> None:
@@ -121,14 +121,14 @@ class Snapshot:
         entry = self.entry(number, leaf, place)
         return self.content(entry) if entry.key == key else None
 
-    def content(self, entry: Entry, most: int | None = None) -> bytes:
+    def content(self, entry: LmdbEntry, most: int | None = None) -> bytes:
         """The value of an entry, or its first bytes."""
         size = entry.size if most is None else min(most, entry.size)
         if entry.page:
             self.check_large(entry)
         return _read(self._descriptor, size, entry.offset)
 
-    def check_large(self, entry: Entry) -> None:
+    def check_large(self, entry: LmdbEntry) -> None:
         """The header of a large value counts as many pages as its leaf says."""
         number, _, flags, pages = _LARGE_HEAD.unpack(
             _read(self._descriptor, _HEAD.size, entry.page * self.meta.page_size)
@@ -139,7 +139,7 @@ class Snapshot:
                 f"and a leaf says that it begins a value of {entry.size:,} bytes"
             )
 
-    def entries(self, start: bytes = b"") -> Iterator[Entry]:
+    def entries(self, start: bytes = b"") -> Iterator[LmdbEntry]:
         """The entries of the main tree from a key on, in order."""
         tree = self.meta.main
         return self._entries_below(tree.root, tree.depth, start) if tree.root != _NO_PAGE else iter(())
@@ -199,7 +199,7 @@ class Snapshot:
         start, low, high, flags, length = self._node(page, place)
         return page[start : start + length], low | high << 16 | flags << 32
 
-    def entry(self, number: int, page: bytes, place: int) -> Entry:
+    def entry(self, number: int, page: bytes, place: int) -> LmdbEntry:
         """A key of a leaf, and where its value is."""
         start, low, high, flags, length = self._node(page, place)
         size, stop = low | high << 16, start + length
@@ -209,10 +209,10 @@ class Snapshot:
             (first,) = _PAGE_NUMBER.unpack_from(page, stop)
             if size > LARGEST_VALUE or not 2 <= first <= self.meta.pages - self._pages_of(size):
                 raise PageDamaged(f"a value of {size:,} bytes at page {first} does not fit into the file")
-            return Entry(page[start:stop], size, first * self.meta.page_size + _HEAD.size, first)
+            return LmdbEntry(page[start:stop], size, first * self.meta.page_size + _HEAD.size, first)
         if flags or stop + size > len(page):
             raise PageDamaged(f"node {place} of page {number} has flags {flags:#x} and {size:,} bytes")
-        return Entry(page[start:stop], size, number * self.meta.page_size + stop, 0)
+        return LmdbEntry(page[start:stop], size, number * self.meta.page_size + stop, 0)
 
     def _node(self, page: bytes, place: int) -> tuple[int, int, int, int, int]:
         """Where the key of a node begins, and the four numbers before it."""
@@ -224,7 +224,7 @@ class Snapshot:
             raise PageDamaged(f"a key of {length} bytes begins at {at + _NODE.size} of a page of {len(page)}")
         return at + _NODE.size, low, high, flags, length
 
-    def _entries_below(self, number: int, depth: int, start: bytes) -> Iterator[Entry]:
+    def _entries_below(self, number: int, depth: int, start: bytes) -> Iterator[LmdbEntry]:
         if depth == 1:
             page = self.page(number, _LEAF)
             for place in range(self._first(page, start, is_leaf=True), _count(page)):
@@ -268,7 +268,9 @@ class Outdated(PageDamaged):
 class _Walk:
     """One tree, page by page: every page once, keys rising and between those of the branches above."""
 
-    def __init__(self, snapshot: Snapshot, used: "np.ndarray[tuple[int], np.dtype[np.bool_]]", is_free: bool) -> None:
+    def __init__(
+        self, snapshot: LmdbSnapshot, used: "np.ndarray[tuple[int], np.dtype[np.bool_]]", is_free: bool
+    ) -> None:
         self._snapshot, self._used, self._is_free = snapshot, used, is_free
         self._branches = self._leaves = self._large = self._entries = 0
 

@@ -15,12 +15,12 @@ from forebay.recipe import RowRecipe
 from forebay.source import Sample
 from forebay.tiers.lmdb_tier import LmdbTier
 from forebay.tiers.tier_records import TierStatistics, TierWarning
-from forebay.tiers.tier_samples import Named, Names, Samples, Seen, content_of, key_of, seen_in
+from forebay.tiers.tier_samples import Named, RowNames, Seen, TierSamples, content_of, key_of, seen_in
 from forebay.tiers.tier_value import BadValue, Row, RowShape, decode_value, encode_value
 from forebay.tiers.tier_writer import WhenFull
 
 
-class Counts:
+class LookupCounts:
     def __init__(self, news: Sequence[str] = ()) -> None:
         self.l1_hits = self.l2_hits = self.misses = 0
         self.l2_read_bytes = self.made_bytes = self.compared = 0
@@ -121,7 +121,7 @@ class OpenedTiers:
 
     def __init__(
         self,
-        samples: Samples,
+        samples: TierSamples,
         recipe: RowRecipe,
         l1: MemoryTier[Row],
         l2: LmdbTier | None,
@@ -131,12 +131,12 @@ class OpenedTiers:
         damage: str = "",
     ) -> None:
         """With `damage`, the tier on disk could not be opened and `l2` is None: every row that it had is made."""
-        self.counts = Counts(news=[damage] if damage else [])
+        self.counts = LookupCounts(news=[damage] if damage else [])
         self._damage = damage
         self.l2 = l2
         self._l1 = l1
         self._samples, self._recipe = samples, recipe
-        self._names = Names(samples, recipe)
+        self._names = RowNames(samples, recipe)
         self._shape = RowShape(recipe.stored_columns())
         self._key = key
         self._when_full = when_full

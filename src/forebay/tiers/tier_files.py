@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 
 from forebay.errors import LibraryMissing, TierDamaged, TierUnusable
-from forebay.tiers.lmdb_pages import PageDamaged, Snapshot, read_metas
+from forebay.tiers.lmdb_pages import LmdbSnapshot, PageDamaged, read_metas
 from forebay.tiers.tier_value import KEY_BYTES as KEY_BYTES
 
 try:
@@ -112,7 +112,7 @@ def count_values(path: str) -> int:
     check_made_here(path)
     with _data_file(path) as descriptor, suppress(PageDamaged):
         meta = max(read_metas(descriptor), key=lambda meta: meta.transaction)
-        snapshot = Snapshot(descriptor, meta.page_size, meta.transaction)
+        snapshot = LmdbSnapshot(descriptor, meta.page_size, meta.transaction)
         snapshot.check()
         values = [entry for entry in snapshot.entries() if len(entry.key) == KEY_BYTES]
         is_ours = snapshot.get(MARK_KEY) is not None or any(_BEGIN in snapshot.content(entry, 200) for entry in values)

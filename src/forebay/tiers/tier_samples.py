@@ -42,7 +42,7 @@ class Seen(msgspec.Struct, frozen=True):
         return (self.etag, self.read_as) == (now.etag, now.read_as) and now.stamp in ("", self.stamp)
 
 
-class Samples:
+class TierSamples:
     """As many as there were when the source was listed, in its order.
 
     The list travels with whoever is sent to another process, so that all agree on which sample has which number.
@@ -164,14 +164,14 @@ class Named(NamedTuple):
     seen: Seen
 
 
-class Names:
+class RowNames:
     """Names the rows that a recipe makes of samples.
 
     The versions of the libraries that decode are part of a name: what another version of them kept is not taken for
     what decoding afresh would give.
     """
 
-    def __init__(self, samples: Samples, recipe: RowRecipe) -> None:
+    def __init__(self, samples: TierSamples, recipe: RowRecipe) -> None:
         self._samples = samples
         self._made_by = {"fingerprint": made_by(recipe), "made_with": versions_of(recipe)}
         self._keys = bytearray(KEY_BYTES * len(samples))  # of files as they were listed; zeros where not known yet

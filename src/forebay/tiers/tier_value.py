@@ -131,7 +131,7 @@ class RowShape:
                 raise BadValue("shape", f"its column '{name}' is {found} {sides}")
 
 
-class _Entry(msgspec.Struct, frozen=True):
+class _HeaderEntry(msgspec.Struct, frozen=True):
     """What stands behind a name in the header; `__metadata__` has only `forebay`, a tensor has all but that."""
 
     dtype: str = ""
@@ -140,7 +140,7 @@ class _Entry(msgspec.Struct, frozen=True):
     forebay: str = ""
 
 
-_DECODER = msgspec.json.Decoder(dict[str, _Entry])
+_DECODER = msgspec.json.Decoder(dict[str, _HeaderEntry])
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +188,7 @@ def _layout(header: bytes) -> Layout:
     )
 
 
-def _places(entries: Mapping[str, _Entry], start: int) -> list[_Place]:
+def _places(entries: Mapping[str, _HeaderEntry], start: int) -> list[_Place]:
     """Tensors that lie one behind the other."""
     places: list[_Place] = []
     position = 0

@@ -1,8 +1,16 @@
 """Text to packed tokens: vocabulary, encoders, packing, recipe."""
 
 from forebay.tokens.encoders import decode
-from forebay.tokens.packing import Pieces, pack_best_fit, split_documents
+from forebay.tokens.packing import DocumentPieces, pack_best_fit, split_documents
 from forebay.tokens.recipe import TokenRecipe
 from forebay.tokens.vocabulary import Vocabulary, load_vocabulary
 
-__all__ = ["Pieces", "TokenRecipe", "Vocabulary", "decode", "load_vocabulary", "pack_best_fit", "split_documents"]
+__all__ = [
+    "DocumentPieces",
+    "TokenRecipe",
+    "Vocabulary",
+    "decode",
+    "load_vocabulary",
+    "pack_best_fit",
+    "split_documents",
+]

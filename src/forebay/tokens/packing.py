@@ -172,7 +172,7 @@ def _without_refused(
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Pieces:
+class DocumentPieces:
     """Documents or parts of them that fit a row, in the order of documents."""
 
     document: Array  # (pieces,) int64, the index of the document
@@ -180,7 +180,7 @@ class Pieces:
     length: Array  # (pieces,) int64
 
 
-def split_documents(lengths: Array, capacity: int) -> Pieces:
+def split_documents(lengths: Array, capacity: int) -> DocumentPieces:
     """Cut documents longer than `capacity` into full pieces and a rest.
 
     >>> split_documents(np.array([7, 3]), 5).length.tolist()
@@ -191,7 +191,7 @@ def split_documents(lengths: Array, capacity: int) -> Pieces:
     document = np.repeat(np.arange(len(lengths)), counts)
     first = np.cumsum(counts) - counts
     offset = (np.arange(len(document)) - first[document]) * capacity
-    return Pieces(document, offset, np.minimum(lengths[document] - offset, capacity))
+    return DocumentPieces(document, offset, np.minimum(lengths[document] - offset, capacity))
 
 
 def pack_best_fit(lengths: Array, capacity: int) -> Array:
@@ -284,27 +284,29 @@ class Packed:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Cut:
+class DocumentCut:
     """How much of every document is kept, and the failures."""
 
     lengths: Array  # (documents,) int64, 0 for a dropped document
     failures: tuple[Failure, ...] = ()
 
 
-def cut_long(documents: Documents, capacity: int, policy: LongDocuments) -> Cut:
+def cut_long(documents: Documents, capacity: int, policy: LongDocuments) -> DocumentCut:
     """Apply the policy for documents longer than a row."""
     lengths = documents.lengths
     long = np.flatnonzero(lengths > capacity)
     if policy == "split" or not len(long):
-        return Cut(lengths)
+        return DocumentCut(lengths)
     if policy == "truncate":
-        return Cut(np.minimum(lengths, capacity))
+        return DocumentCut(np.minimum(lengths, capacity))
     named = [(documents.names[at], int(lengths[at])) for at in long.tolist()]
     if policy == "error":
         raise DocumentTooLong(*named[0], capacity)
     kept = lengths.copy()
     kept[long] = 0
-    return Cut(kept, tuple(Failure(name, "too-long", f"{n:,} tokens, a row holds {capacity:,}") for name, n in named))
+    return DocumentCut(
+        kept, tuple(Failure(name, "too-long", f"{n:,} tokens, a row holds {capacity:,}") for name, n in named)
+    )
 
 
 def pack_rows(documents: Documents, kept: Array, capacity: int, pad: int) -> Packed:
@@ -312,7 +314,7 @@ def pack_rows(documents: Documents, kept: Array, capacity: int, pad: int) -> Pac
     pieces = split_documents(kept, capacity)
     row = pack_best_fit(pieces.length, capacity)
     order = np.argsort(row, kind="stable")  # by row, within it in the order of documents
-    placed = Pieces(pieces.document[order], pieces.offset[order], pieces.length[order])
+    placed = DocumentPieces(pieces.document[order], pieces.offset[order], pieces.length[order])
     edges = np.concatenate([[0], np.cumsum(np.bincount(row))]) if len(row) else np.zeros(1, np.int64)
     which = documents.numbers[placed.document]
     return Packed(
@@ -322,7 +324,7 @@ def pack_rows(documents: Documents, kept: Array, capacity: int, pad: int) -> Pac
     )
 
 
-def _laid_out(documents: Documents, placed: Pieces, row: Array, edges: Array, capacity: int, pad: int) -> Array:
+def _laid_out(documents: Documents, placed: DocumentPieces, row: Array, edges: Array, capacity: int, pad: int) -> Array:
     tokens = np.full((len(edges) - 1, capacity), pad, documents.ids.dtype)
     ends = np.cumsum(placed.length)
     begins = ends - placed.length

@@ -113,7 +113,7 @@ class TokenRecipe(
     kind: ClassVar[str] = "tokens"
     revision: ClassVar[int] = 1
     located: ClassVar[tuple[str, ...]] = ("tokenizer",)  # a location: the fingerprint has the hash of the file instead
-    source_settings: ClassVar[str] = "forebay.sources.settings:TextSettings"
+    source_settings: ClassVar[str] = "forebay.sources.source_settings:TextSettings"
 
     tokenizer: Annotated[
         str,

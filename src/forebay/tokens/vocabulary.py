@@ -187,7 +187,7 @@ class _Model(msgspec.Struct, frozen=True):
     end_of_word_suffix: str | None = None
 
 
-class _Document(msgspec.Struct, frozen=True):
+class _TokenizerFile(msgspec.Struct, frozen=True):
     """The parts of a `tokenizer.json` that are read here."""
 
     model: _Model
@@ -272,9 +272,9 @@ class Vocabulary:
         return self._document.added_tokens or ()
 
     @cached_property
-    def _document(self) -> _Document:
+    def _document(self) -> _TokenizerFile:
         try:
-            document = msgspec.json.decode(self.json, type=_Document)
+            document = msgspec.json.decode(self.json, type=_TokenizerFile)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise TokenizerUnusable(self.name, f"its tokenizer.json is invalid: {error}") from error
         if document.model.dropout:

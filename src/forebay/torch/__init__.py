@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from forebay.torch.attention.mask_cache import BlockMaskCache, BlockMaskStatistics
     from forebay.torch.attention.modules import MaskedViTBlock, PackedSelfAttention, SeedAttention
     from forebay.torch.attention.transformers_inputs import transformers_inputs
+    from forebay.torch.batch_html import BatchTable, LoadedBatch, MaskPicture, show_batch, show_mask
     from forebay.torch.beside import FeaturesAt
     from forebay.torch.dataset import CacheDataset
     from forebay.torch.distill.timed_features import TorchFeatures, features
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
     from forebay.torch.images.model_input import LetterboxModule, masks_on_device, normalize_on_device
     from forebay.torch.loader import Loader, change_weights
     from forebay.torch.log_probs import PackedBatch
-    from forebay.torch.notebook import BatchTable, LoadedBatch, MaskPicture, show_batch, show_mask
     from forebay.torch.on_device import derive_on_device
     from forebay.torch.preference_batch import PreferenceBatch
     from forebay.torch.schedule import Schedule
@@ -77,7 +77,9 @@ _HOMES = {
     **dict.fromkeys(("Present", "Split", "Where"), "forebay.feeding.selection"),
     "FeaturesAt": "forebay.torch.beside",
     "Schedule": "forebay.torch.schedule",
-    **dict.fromkeys(("BatchTable", "LoadedBatch", "MaskPicture", "show_batch", "show_mask"), "forebay.torch.notebook"),
+    **dict.fromkeys(
+        ("BatchTable", "LoadedBatch", "MaskPicture", "show_batch", "show_mask"), "forebay.torch.batch_html"
+    ),
     **dict.fromkeys(("Located", "Stream"), "forebay.feeding.stream"),
     **dict.fromkeys(("TorchFeatures", "features"), "forebay.torch.distill.timed_features"),
     "Transform": "forebay.torch.assemble",

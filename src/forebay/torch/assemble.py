@@ -32,15 +32,15 @@ from forebay.feeding.prefetch import (
     view_rows,
 )
 from forebay.feeding.stream import CHAT_COLUMNS, PACKED_COLUMNS, Located, RowSource
-from forebay.masks.conversations import Kind, TrainOn
 from forebay.masks.documents import LabelStyle, checked_label_style
+from forebay.masks.train_on import Kind, TrainOn
 from forebay.order.bijection import Numbers, key_of
 from forebay.order.coins import Coins, Words, row_keys, sample_keys
 from forebay.order.selected_rows import Selection
 from forebay.read.cache import Cache
+from forebay.torch.batch_html import LoadedBatch
 from forebay.torch.batches import Batch, Buffers, plain_batch
 from forebay.torch.beside import Beside, FeaturesAt, Name, Times, beside, default_columns
-from forebay.torch.notebook import LoadedBatch
 from forebay.torch.packed_batch import (
     Derived,
     PackedTargets,

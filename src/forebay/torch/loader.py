@@ -36,7 +36,7 @@ from forebay.feeding.growth import Growing
 from forebay.feeding.mixture import Mixture
 from forebay.feeding.prefetch import BatchesAhead, PrefetchPlan, Ranges, batch_bytes
 from forebay.feeding.shuffle import Ranks, Shuffle, choose_ordering, decoded_columns, refuse_decoding_again
-from forebay.feeding.statistics import LoaderStatistics, Meter, write_statistics
+from forebay.feeding.statistics import HandoffMeter, LoaderStatistics, write_statistics
 from forebay.feeding.stream import (
     CacheStream,
     Growth,
@@ -45,8 +45,8 @@ from forebay.feeding.stream import (
     Stream,
     has_window,
 )
-from forebay.masks.conversations import Kind, TrainOn
 from forebay.masks.documents import LabelStyle
+from forebay.masks.train_on import Kind, TrainOn
 from forebay.order.orders import ShuffleQuality
 from forebay.order.window import Window
 from forebay.read.cache import Cache
@@ -146,7 +146,7 @@ class Loader:
         self._agreed = False
         self._growing = Growing(growth, self.ranks, self._agreement)
         self._turn = 0
-        self._meter = Meter()
+        self._meter = HandoffMeter()
         self._statistics_file = None if statistics_file is None else os.fspath(statistics_file)
         source = checked_source(source)
         caches = [source] if isinstance(source, Cache) else list(source.caches)

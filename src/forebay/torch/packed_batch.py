@@ -31,7 +31,6 @@ from forebay import compiled
 from forebay.columns import Array, Column, Ragged
 from forebay.errors import choice_error
 from forebay.feeding.stream import CHAT_COLUMNS, PACKED_COLUMNS, Read, Weights
-from forebay.masks.conversations import TrainOn, label_weights, token_weights
 from forebay.masks.documents import (
     IGNORED_LABEL,
     LabelStyle,
@@ -39,6 +38,7 @@ from forebay.masks.documents import (
     fill_packed,
     whole_lengths,
 )
+from forebay.masks.train_on import TrainOn, label_weights, token_weights
 from forebay.read.cache import Cache
 from forebay.read.gather import RowAddresses
 from forebay.torch.batches import Batch, Buffers, plain_batch, wrap

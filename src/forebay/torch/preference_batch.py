@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from forebay.columns import Array
 from forebay.errors import choice_error
 from forebay.masks import candidate_weights, labels, positions
-from forebay.masks.conversations import Kind, TrainOn, label_weights
 from forebay.masks.documents import LabelStyle, checked_label_style
+from forebay.masks.train_on import Kind, TrainOn, label_weights
 from forebay.order.coins import Coins
 from forebay.read.cache import Cache
 from forebay.tokens.packing import pack_best_fit
@@ -34,7 +34,7 @@ _PAIR = 2
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Document:
+class _Candidate:
     """A prompt with one candidate."""
 
     tokens: Array
@@ -97,9 +97,9 @@ class PreferenceBatch:
             return batch
         return {name: each.reshape(_PAIR, -1, *each.shape[1:]).transpose(0, 1) for name, each in batch.items()}
 
-    def _documents(self, rows: Rows, coins: Coins) -> tuple[list[_Document], list[_Document]]:
+    def _documents(self, rows: Rows, coins: Coins) -> tuple[list[_Candidate], list[_Candidate]]:
         """Return the preferred and the rejected documents."""
-        found: tuple[list[_Document], list[_Document]] = ([], [])
+        found: tuple[list[_Candidate], list[_Candidate]] = ([], [])
         draws = coins.uniform("candidates", (_PAIR,)) if self._pairs == "random" else None
         log_probs = self._log_probs.read(rows)
         columns = [rows[name] for name in _COLUMNS]
@@ -118,17 +118,17 @@ class PreferenceBatch:
                 whole = np.concatenate([prompt, tokens[one]])
                 untrained = np.zeros(len(prompt), np.float32)
                 mine = {name: values[one] for name, values in named.items()}
-                side.append(_Document(whole, np.concatenate([untrained, weights[one]]), len(prompt), mine))
+                side.append(_Candidate(whole, np.concatenate([untrained, weights[one]]), len(prompt), mine))
         return found
 
-    def _packed(self, preferred: list[_Document], rejected: list[_Document], buffers: Buffers) -> Batch:
+    def _packed(self, preferred: list[_Candidate], rejected: list[_Candidate], buffers: Buffers) -> Batch:
         lengths = np.array([len(a.tokens) + len(b.tokens) for a, b in zip(preferred, rejected, strict=True)], np.int64)
         if int(lengths.max(initial=0)) > self._row_tokens:
             raise ValueError(
                 f"a pair has {int(lengths.max()):,} tokens, and a packed row {self._row_tokens:,}; raise row_tokens"
             )
         bins = pack_best_fit(lengths, self._row_tokens)
-        rows: list[list[_Document]] = [[] for _ in range(int(bins.max(initial=-1)) + 1)]
+        rows: list[list[_Candidate]] = [[] for _ in range(int(bins.max(initial=-1)) + 1)]
         ids: list[list[int]] = [[] for _ in rows]
         for pair, row in enumerate(bins.tolist()):
             rows[row] += [preferred[pair], rejected[pair]]
@@ -139,7 +139,7 @@ class PreferenceBatch:
             pair_ids[row, : len(each)] = each
         return batch | {"pair_ids": wrap(buffers.as_pinned(pair_ids))}
 
-    def _laid_out(self, rows: list[list[_Document]], width: int, buffers: Buffers) -> Batch:
+    def _laid_out(self, rows: list[list[_Candidate]], width: int, buffers: Buffers) -> Batch:
         """Lay the documents of every row one behind the other."""
         tokens = np.full((len(rows), width), self._pad, np.int64)
         weights = np.zeros((len(rows), width), np.float32)
@@ -169,12 +169,12 @@ class PreferenceBatch:
             made[name] = spread_log_probs(name, flat, generated)
         return {name: wrap(buffers.as_pinned(values)) for name, values in made.items()}
 
-    def _width(self, *sides: list[_Document]) -> int:
+    def _width(self, *sides: list[_Candidate]) -> int:
         longest = max((len(each.tokens) for side in sides for each in side), default=1)
         return -(-longest // self._multiple) * self._multiple
 
 
-def _present(document: _Document, name: str) -> Array:
+def _present(document: _Candidate, name: str) -> Array:
     """The log-probs of a document; those that were not computed are NaN or −1."""
     return missing_as_nan(document.log_probs[name], len(document.tokens) - document.prompt)
 

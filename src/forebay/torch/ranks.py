@@ -81,7 +81,7 @@ def sum_over(
     return total
 
 
-class Store(Protocol):
+class RankStore(Protocol):
     """The methods used of a torch.distributed store."""
 
     def set(self, key: str, value: str, /) -> None: ...
@@ -135,7 +135,7 @@ class Agreement:
         except distributed.DistError as error:
             raise RanksMissing([0], self._ranks.world_size, round(time.monotonic() - started, 1)) from error
 
-    def _store(self) -> Store | None:
+    def _store(self) -> RankStore | None:
         """Return the store of the default process group, if these ranks are in it."""
         ranks = self._ranks
         if ranks.world_size == 1 or ranks.known_by == "arguments" or not distributed.is_initialized():
@@ -145,7 +145,7 @@ class Agreement:
             return None
         if not ranks.members and (group.rank(), group.size()) != (ranks.rank, ranks.world_size):
             return None
-        store: Store = group.get_group_store()
+        store: RankStore = group.get_group_store()
         return store
 
     def _next_key(self) -> str:
@@ -155,7 +155,7 @@ class Agreement:
             self._name = f"forebay/{shared}loader-{next(_loaders[members])}"
         return f"{self._name}/{next(self._questions)}"
 
-    def _compared(self, store: Store, key: str) -> dict[str, Any]:
+    def _compared(self, store: RankStore, key: str) -> dict[str, Any]:
         """Return the missing ranks, or else the facts in which a rank differs from rank 0."""
         keys = [f"{key}/{rank}" for rank in range(self._ranks.world_size)]
         if not _wait_for(store, keys, self._timeout):
@@ -163,13 +163,13 @@ class Agreement:
         facts = [json.loads(store.get(own)) for own in keys]
         return {"missing": [], "differs": _differences(facts)}
 
-    def _awaited(self, store: Store, key: str) -> bytes:
+    def _awaited(self, store: RankStore, key: str) -> bytes:
         if not _wait_for(store, [key], self._timeout + _GRACE):
             raise RanksMissing([0], self._ranks.world_size, self._timeout + _GRACE)
         return store.get(key)
 
 
-def _wait_for(store: Store, keys: Sequence[str], seconds: float) -> bool:
+def _wait_for(store: RankStore, keys: Sequence[str], seconds: float) -> bool:
     """Return whether the keys are set in time. It polls: a blocking wait would block other callers and Ctrl-C."""
     end, pause = time.monotonic() + seconds, _SHORTEST
     while not store.check(list(keys)):

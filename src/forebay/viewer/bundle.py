@@ -19,7 +19,7 @@ import numpy as np
 from forebay.cache.records import Record
 from forebay.preview.output_file import HTML, check_output
 from forebay.viewer.image_rows import OneImage, image_png
-from forebay.viewer.records import Problem, answer, as_json, cache_names, compared, guarded
+from forebay.viewer.page_records import RecordProblem, answer, as_json, cache_names, compared, guarded
 from forebay.viewer.shown_cache import BadQuery, Query, ShownCache
 from forebay.viewer.static_files import STATIC
 from forebay.viewer.view_records import BundleReport
@@ -131,7 +131,7 @@ def _answer(shown: ShownCache, wanted: str) -> object:
     try:
         return answer(shown, name, _query(query))
     except (BadQuery, IndexError) as error:
-        return Problem(error=str(error), kind=type(error).__name__, damaged=False)
+        return RecordProblem(error=str(error), kind=type(error).__name__, damaged=False)
 
 
 def _query(text: str) -> Query:

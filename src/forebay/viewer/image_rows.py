@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from forebay.cache.records import Record
 from forebay.columns import Array
 from forebay.masks import rectangle
-from forebay.masks.notebook import encode_png
+from forebay.masks.mask_html import encode_png
 from forebay.preview.pictures import USUAL_PATCH, ImageReader
 from forebay.preview.row_records import PeekedImage
 from forebay.viewer.shown_cache import BadQuery, Query, ShownCache

@@ -72,7 +72,7 @@ class LiveBuild(Record, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class BuildMoment:
     map: ChunkMap
     live: LiveBuild
 
@@ -89,12 +89,12 @@ class Watch:
         self._pulses = Pulses(self.store)
         self._processes: dict[str, ProcessTree] = {}
         self._lock = threading.Lock()
-        self._last: Snapshot | None = None
+        self._last: BuildMoment | None = None
         self._taken = self._cost = 0.0
         self._rows_made: dict[tuple[str, int], int] = {}
         self._points: deque[tuple[float, int, int, int]] = deque()  # time, chunks, rows, bytes
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> BuildMoment:
         """The cache as it is now; a listing that takes long is repeated less often."""
         with self._lock:
             if self._last is None or time.monotonic() - self._taken >= max(FRESH_SECONDS, 2 * self._cost):
@@ -104,7 +104,7 @@ class Watch:
                 self._cost = self._taken - began
             return self._last
 
-    def _look(self) -> Snapshot:
+    def _look(self) -> BuildMoment:
         beats = read_builders(self.store)
         self._pulses.take(beats)
         found, claims = chunk_map(self.store, self.heads, self._pulses)
@@ -147,7 +147,7 @@ class Watch:
             builders=builders,
             moment=moment,
         )
-        return Snapshot(found, live)
+        return BuildMoment(found, live)
 
     def _speeds(self, *now: int) -> tuple[float, float, float]:
         """Chunks, rows and bytes per second over the last half minute."""

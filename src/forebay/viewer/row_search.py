@@ -44,7 +44,7 @@ class SearchResult(Record, frozen=True, kw_only=True):
     note: str = ""
 
 
-class Place(Record, frozen=True, kw_only=True):
+class SourceRows(Record, frozen=True, kw_only=True):
     """Rows that were made from a source file."""
 
     path: str
@@ -122,7 +122,7 @@ def _hits(text: str, wanted: str, row: int, row_in_chunk: int) -> list[Hit]:
     ]
 
 
-def find_source(shown: ShownCache, query: Query) -> list[Place]:
+def find_source(shown: ShownCache, query: Query) -> list[SourceRows]:
     """Where the rows of a source file are: `path`, `path@offset` as ids of samples are, or `path:line`.
 
     A line is found by reading the source, if the user passed it.
@@ -131,7 +131,7 @@ def find_source(shown: ShownCache, query: Query) -> list[Place]:
     plan = load_plan(shown.store).first(len(cache.generation.plan))
     name, sign, number = _parsed(query.text("path"), plan.files)
     places = [
-        Place(path=name, chunk=chunk, start=start, stop=stop, first_row=_row_of(cache, chunk))
+        SourceRows(path=name, chunk=chunk, start=start, stop=stop, first_row=_row_of(cache, chunk))
         for chunk, _, start, stop in plan.places_of(name)
     ]
     offset = number if sign == "@" else _offset_of_line(shown, plan, name, number) if sign == ":" else None
@@ -174,7 +174,7 @@ def _row_of(cache: Cache, chunk: int) -> int | None:
     return int(cache.chunk_starts[at]) if listed else None
 
 
-def _exact_row(cache: Cache, shown: ShownCache, names: list[str], places: list[Place]) -> Place | None:
+def _exact_row(cache: Cache, shown: ShownCache, names: list[str], places: list[SourceRows]) -> SourceRows | None:
     """The row of a named sample: by the ids that the cache keeps, or by the source that the user passed."""
     column = cache.recipe(cache.generation.base).sample_ids
     for place in places[:20]:

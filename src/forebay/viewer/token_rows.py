@@ -16,8 +16,8 @@ from forebay.columns import Array
 from forebay.errors import ForebayError, LibraryMissing, TokenizerUnusable
 from forebay.kinds import WRONG
 from forebay.masks import documents as masks
-from forebay.masks.conversations import GENERATED, KINDS, ROLES, SPAN_FIELDS
 from forebay.masks.spans import block_ranges, document_spans
+from forebay.masks.train_on import GENERATED, KINDS, ROLES, SPAN_FIELDS
 from forebay.preview.packed_rows import COLUMNS, RowReader
 from forebay.preview.row_records import PackedPiece
 from forebay.read.cache import Cache
@@ -34,7 +34,7 @@ _UNFINISHED = "\ufffd"  # a character of which a token has only some bytes
 NO_TEXT = (LibraryMissing, TokenizerUnusable, *WRONG)
 
 
-class Span(Record, frozen=True, kw_only=True):
+class KindSpan(Record, frozen=True, kw_only=True):
     """Tokens of one kind: prompt, response, tool_call …"""
 
     start: int
@@ -82,7 +82,7 @@ class TokenRow(Record, frozen=True, kw_only=True):
     seq_lens: list[int]
     pieces: tuple[PackedPiece, ...]  # the first documents
     candidates: tuple[Candidate, ...]  # of a preference, whose documents are the prompt and its candidates
-    spans: tuple[Span, ...]  # places in the whole row
+    spans: tuple[KindSpan, ...]  # places in the whole row
     blocks: Blocks | None  # None of a preference, which is not packed
     parts: tuple[SourcePart, ...]  # of source files that the chunk was made from
     note: str = ""  # why there is no text
@@ -300,13 +300,13 @@ def _added(old: str, new: str) -> str:
     return new[len(kept) :].rstrip(_UNFINISHED) if new.startswith(kept) else new[len(old) :]
 
 
-def _spans(cache: Cache, row: int) -> tuple[Span, ...]:
+def _spans(cache: Cache, row: int) -> tuple[KindSpan, ...]:
     """The spans of a row of a chat cache; none where the cache has no such column."""
     if "spans" not in cache.columns or cache.column("spans").shape != (SPAN_FIELDS,):
         return ()
     found = cache.read([row], ["spans"])["spans"][0].tolist()
     return tuple(
-        Span(
+        KindSpan(
             start=start,
             stop=stop,
             role=_named(ROLES, role),
@@ -321,7 +321,7 @@ def _named(names: Sequence[str], number: int) -> str:
     return names[number] if number < len(names) else f"number {number}"
 
 
-def _trained_labels(labels: Array, spans: Sequence[Span]) -> Array:
+def _trained_labels(labels: Array, spans: Sequence[KindSpan]) -> Array:
     """Labels of a chat row: the loss counts tokens that a model generates, each predicted by the one before it."""
     if not spans:
         return labels

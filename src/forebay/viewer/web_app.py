@@ -3,7 +3,7 @@
 /                     the page
 /static/…             its modules and style
 /api/caches.json      the caches by their number
-/api/0/….json         records of the first cache (`forebay.viewer.records`)
+/api/0/….json         records of the first cache (`forebay.viewer.page_records`)
 /api/0/live           server-sent events, at least one a second
 """
 
@@ -20,8 +20,8 @@ from urllib.parse import parse_qsl
 
 from forebay.viewer.guard import Guard
 from forebay.viewer.image_rows import image_png
-from forebay.viewer.live_build import Snapshot
-from forebay.viewer.records import ENDPOINTS, Problem, answer, as_json, cache_names, compared, guarded
+from forebay.viewer.live_build import BuildMoment
+from forebay.viewer.page_records import ENDPOINTS, RecordProblem, answer, as_json, cache_names, compared, guarded
 from forebay.viewer.shown_cache import BadQuery, Query, ShownCache
 from forebay.viewer.static_files import STATIC, TYPES
 
@@ -153,7 +153,9 @@ class WebApp:
             due = time.monotonic() + TICK_SECONDS
             snapshot = await self._in_thread(partial(guarded, shown, shown.watch.snapshot))
             yield b"data: " + as_json(_event(shown, states, snapshot)) + b"\n\n"
-            states = {} if isinstance(snapshot, Problem) else {one.layer: one.states for one in snapshot.map.layers}
+            states = (
+                {} if isinstance(snapshot, RecordProblem) else {one.layer: one.states for one in snapshot.map.layers}
+            )
             while time.monotonic() < due and not (self.ending.is_set() or gone.done()):
                 await asyncio.sleep(NAP_SECONDS)
 
@@ -163,8 +165,8 @@ async def _disconnected(receive: Receive) -> None:
         pass
 
 
-def _event(shown: ShownCache, states: dict[str, str], snapshot: Snapshot | Problem) -> dict[str, object]:
-    if isinstance(snapshot, Problem):
+def _event(shown: ShownCache, states: dict[str, str], snapshot: BuildMoment | RecordProblem) -> dict[str, object]:
+    if isinstance(snapshot, RecordProblem):
         return {"map": snapshot}
     if not states:
         return {"map": snapshot.map, "live": snapshot.live, "history": list(shown.watch.history)}
@@ -176,7 +178,7 @@ def _event(shown: ShownCache, states: dict[str, str], snapshot: Snapshot | Probl
     }
 
 
-def changes(before: dict[str, str], snapshot: Snapshot) -> dict[str, Any]:
+def changes(before: dict[str, str], snapshot: BuildMoment) -> dict[str, Any]:
     """Per layer, the chunks whose state changed, or the whole layer where there are more chunks than before."""
     found: dict[str, Any] = {}
     for layer in snapshot.map.layers:

@@ -33,7 +33,7 @@ from forebay.masks.spans import (
     span_block_lists,
     windowed,
 )
-from forebay.torch.notebook import show_masks_in_notebooks
+from forebay.torch.batch_html import show_masks_in_notebooks
 
 show_masks_in_notebooks()
 

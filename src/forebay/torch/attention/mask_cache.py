@@ -120,7 +120,7 @@ class BlockMaskStatistics:
 
 
 @dataclass(frozen=True, slots=True)
-class _Entry:
+class _CachedMask:
     mask: BlockMask
     bytes: int
     captured_bytes: int
@@ -147,7 +147,7 @@ class BlockMaskCache:
         self.max_entries = max_entries
         self.max_bytes = max_bytes
         self._lock = threading.Lock()
-        self._entries: OrderedDict[BlockMaskKey, _Entry] = OrderedDict()
+        self._entries: OrderedDict[BlockMaskKey, _CachedMask] = OrderedDict()
         self._hits = self._misses = self._evictions = 0
 
     @no_compile
@@ -195,7 +195,7 @@ class BlockMaskCache:
             return entry.mask
 
     def _keep(self, key: BlockMaskKey, mask: BlockMask) -> BlockMask:
-        entry = _Entry(mask, index_bytes(mask), _size_bytes(captured_tensors(mask.mask_mod)))
+        entry = _CachedMask(mask, index_bytes(mask), _size_bytes(captured_tensors(mask.mask_mod)))
         with self._lock:
             if key in self._entries:
                 return self._entries[key].mask

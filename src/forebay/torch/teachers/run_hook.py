@@ -31,7 +31,7 @@ from forebay.torch.teachers.run_encoders import Tokens
 from forebay.torch.teachers.run_language_model import document_groups, packed_documents, padded
 
 
-class _Taken(Exception):
+class _AllHooksRan(Exception):
     """Ends a forward once every hooked submodule has run."""
 
 
@@ -59,7 +59,7 @@ class Captures:
     def of(self, batch: Batch, run: Callable[[], object]) -> dict[str, Tensor]:
         """Return the outputs of the submodules while `run` runs the module on a batch."""
         self._found = {}
-        with suppress(_Taken):
+        with suppress(_AllHooksRan):
             run()
         found, self._found = self._found, {}
         for name, submodule in self._submodules.items():
@@ -80,7 +80,7 @@ class Captures:
             raise TeacherUnusable(self._model, f"{problem}; name one inside of it")
         self._found[name] = value
         if len(self._found) == len(self._submodules):
-            raise _Taken
+            raise _AllHooksRan
         self._found[name] = value.clone()  # the rest of the forward may write into it
 
 

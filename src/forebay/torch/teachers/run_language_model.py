@@ -24,7 +24,7 @@ from forebay.torch.teachers.loading import load_model
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Document:
+class _Sequence:
     """Tokens to run, and the first of them that is a label."""
 
     tokens: Array
@@ -47,7 +47,7 @@ class LoadedLanguageModel:
     @torch.inference_mode()
     def __call__(self, batch: Batch) -> Mapping[str, Ragged]:
         if self._teacher.over == "tokens":
-            rows = [[_Document(tokens, 1) for tokens in row] for row in packed_documents(batch)]
+            rows = [[_Sequence(tokens, 1) for tokens in row] for row in packed_documents(batch)]
         else:
             rows = _candidate_rows(batch)
         documents = [document for row in rows for document in row]
@@ -64,7 +64,7 @@ class LoadedLanguageModel:
             made[output.name] = Ragged.of(each, each[0].dtype, output.shape)
         return made
 
-    def _check(self, documents: Sequence[_Document]) -> None:
+    def _check(self, documents: Sequence[_Sequence]) -> None:
         longest = max((len(document.tokens) for document in documents), default=0)
         if self._most is not None and longest > self._most:
             raise TeacherUnusable(
@@ -80,7 +80,7 @@ class LoadedLanguageModel:
                 "tokenizer of the cache",
             )
 
-    def _run(self, documents: Sequence[_Document]) -> list[dict[str, Array]]:
+    def _run(self, documents: Sequence[_Sequence]) -> list[dict[str, Array]]:
         """Return the values of every document."""
         found: list[dict[str, Array]] = [{} for _ in documents]
         for group in document_groups([len(document.tokens) for document in documents]):
@@ -117,13 +117,13 @@ def packed_documents(batch: Batch) -> list[list[Array]]:
     return rows
 
 
-def _candidate_rows(batch: Batch) -> list[list[_Document]]:
+def _candidate_rows(batch: Batch) -> list[list[_Sequence]]:
     """The prompt of each row with each of its candidates, whose tokens are the labels."""
     rows = []
     columns = (batch.rows(name) for name in ("prompt", "candidates", "candidate_lens"))
     for prompt, candidates, lengths in zip(*columns, strict=True):
         parts = np.split(candidates, np.cumsum(lengths, dtype=np.int64)[:-1])
-        rows.append([_Document(np.concatenate([prompt, part]), max(1, len(prompt))) for part in parts])
+        rows.append([_Sequence(np.concatenate([prompt, part]), max(1, len(prompt))) for part in parts])
     return rows
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils._pytree import MappingKey, register_pytree_node
 
 from forebay.cache.records import html_table
-from forebay.masks.notebook import bars_html, mask_html, sampled
+from forebay.masks.mask_html import bars_html, mask_html, sampled
 
 if TYPE_CHECKING:  # importing it imports torch's compiler
     from torch.nn.attention.flex_attention import BlockMask

@@ -30,7 +30,7 @@ from forebay.viewer.training_order import job_statistics, remote_record, trainin
 Made = TypeVar("Made")
 
 
-class Problem(Record, frozen=True, kw_only=True):
+class RecordProblem(Record, frozen=True, kw_only=True):
     """Why a record cannot be made: damaged data is a fact to show, not a failure of the server."""
 
     error: str
@@ -90,7 +90,7 @@ def compared(caches: Sequence[ShownCache], query: Query) -> object:
     return guarded(caches[0], lambda: compare(caches, query))
 
 
-def guarded(shown: ShownCache, make: Callable[[], Made]) -> Made | Problem:
+def guarded(shown: ShownCache, make: Callable[[], Made]) -> Made | RecordProblem:
     try:
         return make()
     except (BadQuery, IndexError):
@@ -102,8 +102,8 @@ def guarded(shown: ShownCache, make: Callable[[], Made]) -> Made | Problem:
         return problem_of(error)
 
 
-def problem_of(error: Exception) -> Problem:
-    return Problem(
+def problem_of(error: Exception) -> RecordProblem:
+    return RecordProblem(
         error=str(error) or type(error).__name__,
         kind=type(error).__name__,
         damaged=isinstance(error, Damaged),

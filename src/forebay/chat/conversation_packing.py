@@ -16,7 +16,7 @@ import numpy as np
 from forebay.chat.encoding import Encoded
 from forebay.columns import Array, Ragged
 from forebay.errors import DocumentTooLong
-from forebay.masks.conversations import KINDS, ROLES
+from forebay.masks.train_on import KINDS, ROLES
 from forebay.source import Failure, Sample, SampleBatch
 from forebay.tokens.packing import Documents, pack_rows
 from forebay.tokens.recipe import USE_BINS
@@ -119,7 +119,7 @@ class Gathered:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Cut:
+class ConversationCut:
     """How much of every document is kept, and the samples that are left out."""
 
     lengths: Array  # (documents,) 0 for one that is left out
@@ -128,11 +128,11 @@ class Cut:
     dropped: int = 0
 
 
-def cut_long(made: Conversations, capacity: int, policy: Long) -> Cut:
+def cut_long(made: Conversations, capacity: int, policy: Long) -> ConversationCut:
     """Apply the policy to documents longer than a row. Truncated ones end with the last whole turn that fits."""
     long = made.lengths > capacity
     if not long.any():
-        return Cut(made.lengths)
+        return ConversationCut(made.lengths)
     first = int(np.flatnonzero(long)[0])
     if policy == "error":
         advice = "set long='truncate' or long='drop'"
@@ -148,7 +148,9 @@ def cut_long(made: Conversations, capacity: int, policy: Long) -> Cut:
     left = {int(number) for number in made.numbers[kept > 0]}
     lost = [at for at in np.flatnonzero(long).tolist() if int(made.numbers[at]) not in left]
     failed = {int(made.numbers[at]): _too_long(made, at, capacity, policy) for at in reversed(lost)}
-    return Cut(kept, tuple(failed.items()), int(np.count_nonzero(long & (kept > 0))), int(np.count_nonzero(kept == 0)))
+    return ConversationCut(
+        kept, tuple(failed.items()), int(np.count_nonzero(long & (kept > 0))), int(np.count_nonzero(kept == 0))
+    )
 
 
 def _too_long(made: Conversations, at: int, capacity: int, policy: Long) -> Failure:
@@ -156,7 +158,7 @@ def _too_long(made: Conversations, at: int, capacity: int, policy: Long) -> Fail
     return Failure(made.names[at], "too-long", f"{int(made.lengths[at]):,} tokens, a row holds {capacity:,}{first}")
 
 
-def pack_conversations(made: Conversations, cut: Cut, capacity: int, pad: int) -> dict[str, Array | Ragged]:
+def pack_conversations(made: Conversations, cut: ConversationCut, capacity: int, pad: int) -> dict[str, Array | Ragged]:
     """Return the columns of a chunk."""
     count = len(made.lengths)
     documents = Documents(made.ids, made.lengths, np.arange(count), made.names, made.starts)
@@ -191,7 +193,7 @@ def _offsets_in_samples(made: Conversations) -> Array:
     return passed - begins
 
 
-def _kept_spans(made: Conversations, cut: Cut) -> tuple[Array, Array]:
+def _kept_spans(made: Conversations, cut: ConversationCut) -> tuple[Array, Array]:
     """The spans of what is kept of each document, and how many."""
     if cut.lengths is made.lengths:
         return made.spans, made.span_counts
@@ -217,7 +219,7 @@ def ranges(starts: Array, counts: Array) -> Array:
 
 
 def chat_statistics(
-    made: Conversations, cut: Cut, columns: Mapping[str, Any], capacity: int
+    made: Conversations, cut: ConversationCut, columns: Mapping[str, Any], capacity: int
 ) -> dict[str, int | float | list[int]]:
     """The counts of one chunk, which are summed over chunks; those of tokens have the names of the token recipe."""
     spans = columns["spans"].values.astype(np.int64)

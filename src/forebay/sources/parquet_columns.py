@@ -67,7 +67,7 @@ def _page_at(descriptor: int, path: str, start: int, stop: int) -> tuple[Page, i
         return page, reader.position
 
 
-class StoredColumn(NamedTuple):
+class FooterColumn(NamedTuple):
     """What a footer says of a column in a row group."""
 
     path: str
@@ -84,7 +84,7 @@ class StoredColumn(NamedTuple):
 
 class RowGroup(NamedTuple):
     rows: int
-    columns: tuple[StoredColumn, ...]
+    columns: tuple[FooterColumn, ...]
 
 
 def row_groups(footer: bytes) -> list[RowGroup]:
@@ -102,7 +102,7 @@ def row_groups(footer: bytes) -> list[RowGroup]:
 
 
 def _row_group(reader: "_Compact") -> RowGroup:
-    rows, columns = 0, list[StoredColumn]()
+    rows, columns = 0, list[FooterColumn]()
     for field, kind in reader.fields((_LIST, _I64)):
         if field == 1 and kind == _LIST:
             columns = [_stored_column(reader) for _ in reader.items()]
@@ -113,7 +113,7 @@ def _row_group(reader: "_Compact") -> RowGroup:
     return RowGroup(rows, tuple(columns))
 
 
-def _stored_column(reader: "_Compact") -> StoredColumn:
+def _stored_column(reader: "_Compact") -> FooterColumn:
     found = None
     for field, kind in reader.fields((_STRUCT,)):
         if field == 3:
@@ -125,7 +125,7 @@ def _stored_column(reader: "_Compact") -> StoredColumn:
     return found
 
 
-def _column_facts(reader: "_Compact") -> StoredColumn:
+def _column_facts(reader: "_Compact") -> FooterColumn:
     numbers: dict[int, int] = {}
     encodings, path = frozenset[int](), ""
     for field, kind in reader.fields((_LIST, _I32, _I64)):
@@ -137,7 +137,7 @@ def _column_facts(reader: "_Compact") -> StoredColumn:
             reader.skip(kind)
         else:
             numbers[field] = _checked(reader.number())
-    return StoredColumn(path, encodings, numbers[6], numbers[7], numbers[9], numbers.get(11))
+    return FooterColumn(path, encodings, numbers[6], numbers[7], numbers[9], numbers.get(11))
 
 
 def _checked(number: int) -> int:

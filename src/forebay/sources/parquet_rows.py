@@ -35,9 +35,9 @@ except ModuleNotFoundError as missing:
 
 from forebay.sources.parquet_columns import (
     DICTIONARY_PAGE,
+    FooterColumn,
     Page,
     RowGroup,
-    StoredColumn,
     documents,
     holds_text,
     page_headers,
@@ -255,7 +255,7 @@ def _batch_rows(parquet: ParquetFile, columns: tuple[str, ...], group: int, path
     return int(min(max(_BATCH_BYTES / max(1, mean), 1), most))
 
 
-def _pages(parquet: ParquetFile, chunk: StoredColumn, path: str) -> list[Page]:
+def _pages(parquet: ParquetFile, chunk: FooterColumn, path: str) -> list[Page]:
     """The pages of a column in a row group; none of a file that is not on this machine."""
     place = _places.get(parquet)
     if place is None:
@@ -269,7 +269,7 @@ def _pages(parquet: ParquetFile, chunk: StoredColumn, path: str) -> list[Page]:
         os.close(descriptor)
 
 
-def _leaves(parquet: ParquetFile, columns: tuple[str, ...], group: int) -> list[StoredColumn]:
+def _leaves(parquet: ParquetFile, columns: tuple[str, ...], group: int) -> list[FooterColumn]:
     """What the footer says of all that some columns are stored in; a struct has a leaf for each field."""
     chunks = _groups[parquet][group].columns
     if [parquet.schema.column(index).path for index in range(len(parquet.schema))] != [chunk.path for chunk in chunks]:

@@ -138,7 +138,7 @@ def test_a_disk_without_any_room_is_a_full_disk_before_the_first_file_and_before
     fill(filler)
     with pytest.raises(DiskFull) as caught:
         fb.build(disk.root, source, RECIPE, workers=0)
-    assert caught.value.needed > 14 * MIB
+    assert caught.value.needed >= 65_536  # found before the source is read, so that its size is not known
     filler.unlink()
     disk.enlarge()
 

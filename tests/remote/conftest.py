@@ -1,4 +1,6 @@
 import os
+from collections.abc import Iterator
+from multiprocessing import forkserver
 
 import pytest
 from tests.remote.servers import (
@@ -14,6 +16,14 @@ from tests.remote.servers import (
 )
 
 pytest.importorskip("obstore")
+
+
+@pytest.fixture(autouse=True)
+def _fork_server_of_this_environment() -> Iterator[None]:
+    """A fork server keeps the environment that it was started in: one that another test started has no credentials."""
+    forkserver._forkserver._stop()
+    yield
+    forkserver._forkserver._stop()
 
 
 @pytest.fixture(scope="session")

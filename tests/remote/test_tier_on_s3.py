@@ -24,7 +24,7 @@ def url(bucket: str, tmp_path: Path) -> str:
 def test_workers_read_a_bucket_through_the_tier(url: str, tmp_path: Path, method: str) -> None:
     cache = fb.open_cache(url, tier=tmp_path / "tier")
     cache.read([0])  # uses the client, which hangs in a forked process
-    loader = DataLoader(CacheDataset(cache), batch_size=20, num_workers=2, multiprocessing_context=method, timeout=600)
+    loader = DataLoader(CacheDataset(cache), batch_size=20, num_workers=2, multiprocessing_context=method)
     assert [row for batch in loader for row in batch["tokens"][:, 0].tolist()] == list(range(ROWS))
     assert len(list((tmp_path / "tier" / "caches").glob("*/chunks/*"))) == 6
 

@@ -141,7 +141,7 @@ def draw_taught(cache: Cache, rows: list[int], layers: tuple[str, ...], path: st
     check_output(path, PNG)
     taught = [_Taught(cache, layer, rows) for layer in layers]
     parts = [
-        picture.Part(f"row {row:,} · {column}", values, layer.features.buckets, layer.names(column))
+        picture.FeaturePlot(f"row {row:,} · {column}", values, layer.features.buckets, layer.names(column))
         for at, row in enumerate(rows)
         for layer in taught
         for column, values in layer.columns(at).items()

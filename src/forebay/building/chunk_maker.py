@@ -71,7 +71,7 @@ from forebay.source import (
 )
 from forebay.store.base import Missing, Pieces, Store, holds
 
-TELLING_SAMPLES = 4  # of one chunk: that so many fail together is no chance, that fewer do may be
+TELLING_SAMPLES = 4  # a chunk of at least this many samples that all fail stops a build; fewer may fail by chance
 MOST_REVISIONS = 1000  # that are in the way of one chunk, before it is given up
 
 

@@ -184,7 +184,7 @@ class _Uses:
                 return self._joined(node.left, node.right)
             case nodes.Concat():
                 return self._joined(*node.nodes)
-            case nodes.Expr():  # arithmetic, lists, objects, slices: of what is no content
+            case nodes.Expr():  # arithmetic, lists, objects, slices of values that are not contents
                 return self._only(*node.iter_child_nodes())
             case _:
                 raise _NotUnderstood

@@ -14,7 +14,7 @@ from tests.recipes import NOTES, ObedientRecipe, makes, order_line, orders, writ
 
 import forebay as fb
 from forebay.cache.plan import Plan, load_plan
-from forebay.cache.segment import Segment
+from forebay.cache.segment import Segment, _check_description
 from forebay.errors import Damaged, IndexCorrupt, SourceNotFound, SourceUnreadable
 from forebay.source import Part, SourceFile
 from forebay.store import LocalStore, MemoryStore
@@ -288,3 +288,11 @@ def test_a_recipe_that_fails_on_all_it_is_tried_on_is_refused_and_leaves_nothing
 class Grumpy(fb.RawRecipe, frozen=True):
     def make(self, samples):
         raise ValueError("not today")
+
+
+@pytest.mark.parametrize("patterns", [[{"x": 1}], [7], "a.txt", {"x": 1}, None])
+def test_patterns_of_a_description_are_texts(patterns):
+    with pytest.raises(ValueError, match="'patterns' of its source is not a list of texts"):
+        _check_description({"kind": "lines", "patterns": patterns})
+    _check_description({"kind": "lines", "patterns": ["a.txt", "b.txt"]})
+    _check_description({"kind": "lines"})

@@ -357,6 +357,9 @@ def _check_description(source: Mapping[str, Any]) -> None:
     """Refuse a description that no source gave; only the source of its kind knows more of it."""
     if not isinstance(source.get("kind"), str):
         raise ValueError("the description of its source names no kind")
+    patterns = source.get("patterns", [])
+    if not isinstance(patterns, list | tuple) or not all(isinstance(pattern, str) for pattern in patterns):
+        raise ValueError("'patterns' of its source is not a list of texts")
     canonical_json(source)
     for name in ("root", "patterns", "manifest", "path"):
         if b"\\u0000" in canonical_json(source.get(name)):

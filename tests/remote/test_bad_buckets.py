@@ -74,7 +74,7 @@ def service(monkeypatch):
     thread.start()
     for name, value in s3_environment(f"http://127.0.0.1:{server.server_port}").items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr("forebay.store.object_store._RETRIES", {"max_retries": 1})
+    monkeypatch.setattr("forebay.store.bucket_client._RETRIES", {"max_retries": 1})
     yield kind
     server.shutdown()
     thread.join()
@@ -140,7 +140,7 @@ def test_an_endpoint_without_tls(service, monkeypatch):
 
 
 def test_a_chunk_that_no_service_takes_in_one_request(bucket, monkeypatch):
-    monkeypatch.setattr("forebay.store.object_store.MOST_BYTES", 1000)
+    monkeypatch.setattr("forebay.store.uploads.MOST_BYTES", 1000)
     with pytest.raises(StoreRefused, match="choose smaller chunks"):
         open_store(f"{bucket}/a").create("key", [bytes(1001)])
 

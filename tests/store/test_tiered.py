@@ -26,6 +26,7 @@ from forebay.format import layout
 from forebay.store import LocalStore
 from forebay.store import tier_folder as folder_module
 from forebay.store.base import BadCopy, Expected
+from forebay.store.owner import temporary_name
 from forebay.store.tier_folder import TierFolder
 from forebay.store.tiered import TieredStore
 
@@ -230,6 +231,12 @@ def test_a_tier_on_a_network_file_system_is_refused(
         TierUnusable, match=r"network file system \(nfs4\), and a tier is a local disk; choose a folder"
     ):
         tiered(far, tmp_path)
+
+
+def test_a_folder_that_another_process_is_making_a_tier_of_is_one(far: FarFolder, tmp_path: Path) -> None:
+    (tmp_path / "tier").mkdir()
+    (tmp_path / "tier" / temporary_name()).write_bytes(b"half of a marker")
+    assert len(fb.open_cache(tiered(far, tmp_path))) == ROWS
 
 
 def test_the_file_system_of_a_path_is_known() -> None:

@@ -27,6 +27,7 @@ from pathlib import Path
 from forebay.errors import TierUnusable, is_url
 from forebay.store.base import Buffer, Missing
 from forebay.store.local import LocalStore
+from forebay.store.owner import is_temporary
 
 MARKER = "forebay-tier.json"
 LOCK = "tier.lock"
@@ -68,7 +69,9 @@ class TierFolder:
     def begin(self) -> "TierFolder":
         """Make the folder a tier if it is new, and count what it has."""
         _refuse_network(self.path)
-        if os.path.isdir(self.path) and os.listdir(self.path) and self.files.head(MARKER) is None:
+        # Another process may be writing the marker now, aside.
+        there = os.listdir(self.path) if os.path.isdir(self.path) else []
+        if not all(map(is_temporary, there)) and self.files.head(MARKER) is None:
             raise TierUnusable(
                 self.path, "it has files and is not a tier", "choose an empty folder, or one that does not exist"
             )

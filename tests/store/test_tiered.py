@@ -1,6 +1,8 @@
 """A local tier: each chunk fetched once, verified before it has a name, kept until the tier is full."""
 
+import errno
 import hashlib
+import json
 import multiprocessing
 import os
 import pickle
@@ -260,6 +262,23 @@ def test_a_full_disk_is_one_line(tmp_path: Path, root: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=True)
     assert "the disk of the tier is full" in done.stdout
     assert done.stdout.count("\n") == 1
+
+
+def test_a_warm_tier_is_used_when_its_disk_is_full(
+    root: Path, far: FarFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens_of(fb.open_cache(tiered(far, tmp_path)))
+    newer = json.dumps({"name": "stories"}).encode()
+    far.replace("dataset.json", [newer])  # a document that the tier has no room for
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("forebay.store.folders._write_all", full)
+    store = tiered(far, tmp_path)
+    assert np.array_equal(tokens_of(fb.open_cache(store)), tokens_of(fb.open_cache(root)))
+    assert store.read("dataset.json") == store.read("dataset.json") == newer
+    assert store.transfers().fetched == 0
 
 
 def test_threads_of_a_process_fetch_a_passing_chunk_once(root: Path, far: FarFolder, tmp_path: Path) -> None:

@@ -388,7 +388,7 @@ class ObjectStore(Store):
             raise StoreRefused(
                 self.address,
                 "it ignores `If-None-Match: *`, so two builders could overwrite each other's chunks",
-                "use a service that honours conditional writes, or build into a folder and copy the cache there",
+                "use one that honours conditional writes, or build into a folder and upload that with its own tool",
             )
         _honours_conditions.add(self.address)
 
@@ -420,20 +420,20 @@ class ObjectStore(Store):
         return False
 
     def _put_parts(self, upload: Upload, aside: str) -> None:
-        self._writer(PART_BYTES * PARTS_AT_ONCE).put(
-            aside,
-            upload.body,
-            attributes=upload.attributes,
-            use_multipart=True,
-            chunk_size=PART_BYTES,
-            max_concurrency=PARTS_AT_ONCE,
-        )
+        client = self._writer(PART_BYTES * PARTS_AT_ONCE)
+        options = {"use_multipart": True, "chunk_size": PART_BYTES, "max_concurrency": PARTS_AT_ONCE}
+        try:
+            client.put(aside, upload.body, attributes=upload.attributes, **options)
+        except FileNotFoundError as error:  # also the answer to the end of an upload that is sent twice
+            meta = self._meta_or_none(aside)
+            if meta is None or meta["size"] != upload.size:
+                raise OSError("the service does not find the parts that were sent") from error
 
     def _put_in_place(self, upload: Upload, aside: str) -> None:
         """Copy what is aside to its key if that is new; an `OSError` leaves in doubt whether it was."""
         try:
             self._copy(aside, upload.key, upload.size)
-        except FileNotFoundError as error:  # also the answer to a request whose repetition found its work done
+        except FileNotFoundError as error:  # also the answer to the end of a copy that is sent twice
             raise OSError("the service does not find what it should copy") from error
         meta = self._meta_or_none(upload.key)
         if meta is None or meta["size"] != upload.size:  # Azure may copy after it has answered
@@ -532,7 +532,7 @@ class ObjectStore(Store):
             problem, advice = "its endpoint is not HTTPS", "set AWS_ALLOW_HTTP=true if you trust the network"
         elif status == 501 or isinstance(error, exceptions.NotSupportedError):
             problem = "the service does not support conditional writes"
-            advice = "use one that honours `If-None-Match: *`, or build into a folder and copy the cache there"
+            advice = "use one that honours `If-None-Match: *`, or build into a folder and upload that with its own tool"
         elif isinstance(error, (exceptions.InvalidPathError, ValueError)):
             problem, advice = f"the key {key[:80]!r} is not accepted", "keys are relative names with / between them"
         if problem:

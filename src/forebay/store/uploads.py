@@ -18,7 +18,7 @@ WRITER, SHA256 = "forebaywriter", "forebaysha256"  # names of metadata that ever
 ASIDE = ".uploads/"
 MOST_BYTES = 5 << 30  # of one object, written or copied by one request: the limit of S3
 SMALL_BYTES = 8 << 20  # of an upload that has to end in a minute; one that is n times as large has n minutes
-PARTS_FROM_BYTES = 64 << 20  # most chunks are smaller, and a copy costs five requests more
+PARTS_FROM_BYTES = 64 << 20  # most chunks are smaller, and parts and a copy cost four to seven requests more
 PART_BYTES = 16 << 20  # S3 allows 10,000 parts of at least 5 MiB
 PARTS_AT_ONCE = 4
 

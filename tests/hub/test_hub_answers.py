@@ -370,6 +370,8 @@ def test_the_threat_model_names_the_limits_that_hold():
         (f"{http._LARGEST_ANSWER >> 20} MiB each", "answer of a hub"),
         (f"{repository._MOST_PAGES:,} pages, {repository._MOST_ENTRIES:,} entries", "answer of a hub"),
         (f"{repository._LARGEST_README >> 20} MiB, its head {dataset_shards._LARGEST_HEAD >> 20} MiB", "README"),
+        (f"{dataset_shards._MOST_PATTERNS:,} files and patterns", "README"),
+        (f"{dataset_shards._MOST_MATCHES:,} comparisons", "README"),
         (f"{download._LARGEST_RANGE >> 20} MiB", "one range of a remote file"),
         (f"{http._MOST_REDIRECTS}; none from `https`", "redirects"),
         (f"{http._LONGEST_ASKED:.0f} s before each retry", "wait that a hub can ask for"),

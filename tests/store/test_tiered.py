@@ -143,6 +143,23 @@ def test_nothing_is_written_or_removed_through_a_link_in_the_tier_of_a_stranger(
     assert {path.name: path.read_text() for path in outside.iterdir()} == {sha: "precious"}
 
 
+@pytest.mark.parametrize("known", ["[1]", "null", '"x"', '{"cache_id": 5, "address": "x"}', "[" * 200_000, None])
+def test_what_a_stranger_says_of_an_address_stops_nobody(far: FarFolder, tmp_path: Path, known: str | None) -> None:
+    tokens_of(fb.open_cache(tiered(far, tmp_path)))
+    (place,) = (tmp_path / "tier" / "addresses").iterdir()
+    other = place.with_name("0" * 32) / "address"
+    other.parent.mkdir()
+    if known is None:
+        with other.open("wb") as file:
+            file.truncate(1 << 40)  # no memory holds it
+    else:
+        other.write_bytes(bytes(32) + known.encode())
+    tier = TierFolder(tmp_path / "tier").opened()
+    (kept,) = tier.caches()
+    assert (kept.addresses, kept.chunks) == ((str(far.address),), ROWS // CHUNK)
+    assert tier.clean() == kept.bytes
+
+
 STRIDES = [pytest.param(29, id="some"), pytest.param(1, id="every", marks=pytest.mark.long)]
 
 

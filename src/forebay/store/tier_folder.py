@@ -25,6 +25,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from forebay.errors import TierUnusable, is_url
 from forebay.store.base import Buffer, Missing
 from forebay.store.folders import sync_folder
@@ -41,7 +43,15 @@ _NETWORK = re.compile(
     r"nfs\d?|cifs|smb\d?|smbfs|lustre|ceph|gpfs|beegfs|9p|glusterfs|afs|fuse\.(?:sshfs|s3fs|gcsfuse|.*mount.*)"
 )
 _NO_ALLOCATION = (errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL, errno.ENOSYS)
+_MOST_ADDRESS_BYTES = 64 << 10
 _locked: set[int] = set()  # locked descriptors; a forked process closes its copies, which would keep them locked
+
+
+class _KnownAddress(msgspec.Struct, frozen=True):
+    """Which cache is at an address."""
+
+    address: str
+    cache_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,10 +227,10 @@ class TierFolder:
         for folder in self.files.folders("addresses/"):
             if not _ADDRESS.fullmatch(folder):
                 continue
-            with suppress(Missing, ValueError, KeyError):
-                kept = self.files.read(f"addresses/{folder}/address")
-                known = json.loads(kept[32:])
-                found.setdefault(_folder_name(known["cache_id"]), []).append(known["address"])
+            with suppress(Missing, ValueError, RecursionError, msgspec.DecodeError):
+                kept = self.files.read(f"addresses/{folder}/address", 0, _MOST_ADDRESS_BYTES)
+                known = msgspec.json.decode(kept[32:], type=_KnownAddress)
+                found.setdefault(_folder_name(known.cache_id), []).append(known.address)
         return found
 
     def _allocate(self, part: int, size: int, had: int) -> bool:

@@ -216,7 +216,7 @@ def _is_inside(host: str) -> bool:
     """
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError):
+    except (OSError, ValueError):
         return _is_this_machine(host.rstrip("."))
     addresses = [ipaddress.ip_address(str(each[4][0]).partition("%")[0]) for each in found]
     return any(not _carried(address).is_global for address in addresses)

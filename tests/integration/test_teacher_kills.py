@@ -43,7 +43,7 @@ from tests.builders import die_after
 from tests.teachers.own_teachers import Noisy
 import forebay as fb
 from forebay.teachers import TeacherRecipe
-recipe = TeacherRecipe(teacher=Noisy(), batch_size=2)
+recipe = TeacherRecipe(teacher=Noisy(), batch_size=2, device="cpu")
 fb.build(sys.argv[1], None, recipe, on_progress=die_after(int(sys.argv[2])))
 """
 

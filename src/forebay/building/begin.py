@@ -15,6 +15,7 @@ from forebay.building.planning import (
     Trial,
     chunk_weight,
     cut_source,
+    limited_chunks,
     sample_heads,
     try_readable,
     wait_until_settled,
@@ -273,8 +274,10 @@ def first_segment(
         raise SourceNotFound(str(source.describe()))
     unreadable = unreadable or Unreadable()
     trial = trial or try_readable(source, files, recipe, unreadable)
-    weight = chunk_weight(recipe.chunk_target(), trial, source.unit)
+    target = recipe.chunk_target()
+    weight = chunk_weight(target, trial, source.unit)
     chunks = cut_source(source, unreadable.without(files), weight, {}, on_cut, unreadable)
+    chunks = limited_chunks(source, chunks, target.most_samples)
     segment = Segment.planned(chunks, files, number=0, first_chunk=0, source=source.describe(), weight=weight)
     return segment.passing_over(unreadable)
 

@@ -45,6 +45,7 @@ from forebay.building.planning import (
     OnCut,
     SourceListing,
     cut_source,
+    limited_chunks,
     try_parts,
     wait_until_settled,
 )
@@ -174,6 +175,7 @@ def _drafted(
         wait_until_settled(fresh_files)
         readable = unreadable.without(fresh_files)
         chunks = cut_source(source, readable, plan.weight, starts, on_cut, unreadable)
+        chunks = limited_chunks(source, chunks, recipe.chunk_target().most_samples)
         segment = Segment.planned(
             chunks,
             fresh_files,

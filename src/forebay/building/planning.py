@@ -334,6 +334,32 @@ def cut_source(
         yield open_chunk
 
 
+def limited_chunks(source: Source, chunks: Iterable[list[Part]], most_samples: int | None) -> Iterator[list[Part]]:
+    """Chunks as they are cut by weight; those of more samples than `most_samples` are cut further."""
+    if most_samples is None or source.unit == "samples":  # whose weight is their number
+        yield from chunks
+        return
+    open_chunk: list[Part] = []
+    count, path, ends = 0, "", iter(())
+    for chunk in chunks:
+        is_cut = False
+        for part in chunk:
+            if part.file.path != path:  # a stream is read from its beginning: once, for all of its parts
+                path, ends = part.file.path, iter(source.cuts(part.file, part.start, 1, 1))
+            start = end = part.start
+            while end < part.stop:
+                end, count = next(ends, part.stop), count + 1
+                if count == most_samples:
+                    yield [*open_chunk, Part(part.file, start, end)]
+                    open_chunk, count, start, is_cut = [], 0, end, True
+            open_chunk += [Part(part.file, start, part.stop)] if start < part.stop else []
+        if open_chunk and not is_cut:  # what is left of a chunk that was cut begins the next one
+            yield open_chunk
+            open_chunk, count = [], 0
+    if open_chunk:
+        yield open_chunk
+
+
 def _cut_unchanged(
     source: Source, file: SourceFile, start: int, first: int, every: int, show: Callable[[int], None]
 ) -> tuple[SourceFile, list[int]]:

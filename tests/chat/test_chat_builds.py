@@ -1,11 +1,13 @@
 """Chat caches as caches: the same bytes for any workers and after kills, failures by reason, packed again."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from tests.builders import REPOSITORY, chunk_count, chunk_digests, script_environment, wait_until
@@ -16,7 +18,8 @@ from tests.cli.running import run
 import forebay as fb
 from forebay.building.chunk_maker import ChunkSamples
 from forebay.chat import repack
-from forebay.errors import RecipeInvalid, RecipeMismatch, SourceInvalid, TooManyFailures
+from forebay.chat.conversation_packing import PackedConversations
+from forebay.errors import DocumentTooLong, RecipeInvalid, RecipeMismatch, SourceInvalid, TooManyFailures
 from forebay.source import Part
 
 FIELDS: dict[str, Any] = {"sequence_length": 128, "chunk_size": 4, "long": "drop"}
@@ -198,6 +201,41 @@ def test_packing_again_into_short_rows_cuts_at_turns(built: Path, tmp_path: Path
     short, other = documents(fb.open_cache(tmp_path / "short")), documents(fb.open_cache(tmp_path / "direct"))
     assert short
     assert all(one in other for one in short)
+
+
+def test_samples_of_a_cache_that_do_not_fit_are_named_by_their_chunk(built: Path) -> None:
+    again, recipe = repack(built / "cache", sequence_length=60)
+    parts = [Part(file, 0, again.weight(file)) for file in again.files()]
+    rows = recipe.make(ChunkSamples(again, parts))
+    known = {sample.id for part in parts for sample in again.read(part) if isinstance(sample, fb.Sample)}
+    named = [failure.sample for failure in rows.failures]
+    assert len(named) == len(set(named)) > len(parts)
+    assert known.issuperset(named)
+    assert len({name.split("#")[0] for name in named}) > 1
+    with pytest.raises(DocumentTooLong, match=named[0]):
+        msgspec.structs.replace(recipe, long="error").make(ChunkSamples(again, parts))
+
+
+def test_a_part_of_a_cache_is_enough_to_plan_chunks_of_the_size_that_was_asked_for(tmp_path: Path) -> None:
+    source = write_chats(tmp_path / "chats.jsonl", 2500)
+    recipe = fb.ChatRecipe(tokenizer=model(tmp_path / "model"), sequence_length=512, chunk_size=130)
+    fb.build(tmp_path / "cache", fb.sources.lines(source), recipe, workers=0)
+    again, other = repack(tmp_path / "cache", sequence_length=1024, chunk_size=130)
+    part = Part(again.files()[0], 0, again.weight(again.files()[0]))
+    (glanced,) = again.glance(part)
+    assert isinstance(glanced, PackedConversations)
+    assert 200 < glanced.count < part.weight
+    fb.build(tmp_path / "longer", again, other, workers=0)
+    rows = np.diff(fb.open_cache(tmp_path / "longer").chunk_starts)
+    assert len(rows) > 1
+    assert 100 < rows[0] < 170
+
+
+def test_a_small_cache_is_packed_again_without_worker_processes(built: Path, tmp_path: Path) -> None:
+    again, recipe = repack(built / "cache", sequence_length=200)
+    seen: set[int] = set()
+    fb.build(tmp_path / "again", again, recipe, on_progress=lambda progress: seen.update(progress.pids))
+    assert seen == {os.getpid()}
 
 
 def test_packing_again_with_another_treatment_of_turns_is_refused(built: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,12 +15,14 @@ from tests.builders import REPOSITORY, chunk_count, chunk_digests, script_enviro
 from tests.chat.stock_templates import CHATML, HARMONY, Stock
 from tests.chat.tokenizer_folders import byte_level, write_folder
 from tests.cli.running import run
+from tests.cli.test_cli_progress import on_terminal
 
 import forebay as fb
 from forebay.building.chunk_maker import ChunkSamples
 from forebay.chat import repack
 from forebay.chat.conversation_packing import PackedConversations
 from forebay.errors import DocumentTooLong, RecipeInvalid, RecipeMismatch, SourceInvalid, TooManyFailures
+from forebay.masks.train_on import GENERATED, KINDS, ROLES
 from forebay.source import Part
 
 FIELDS: dict[str, Any] = {"sequence_length": 128, "chunk_size": 4, "long": "drop"}
@@ -145,6 +148,24 @@ def test_a_copied_cache_is_repaired_with_the_tokenizer_and_template_in_it(built:
     report = fb.repair(tmp_path / "cache")
     assert not report.failed
     assert chunk_digests(tmp_path / "cache") == before
+
+
+def test_peek_colors_spans_by_kind_and_info_counts_tokens_by_kind_and_role(built: Path) -> None:
+    shown = on_terminal("peek", built / "cache", "--rows", 1)
+    prompt, response, header, stop, end = (f"\x1b[{code}m" for code in (36, 32, 2, "1;31", 0))
+    assert f"{header}<|im_start|>user{end}" in shown
+    assert f"{prompt}text " in shown
+    assert re.search(re.escape(f"{response}Yes. ") + r".*" + re.escape(f"{end}{stop}<|im_end|>{end}"), shown)
+    said, counts = run("info", built / "cache").out, fb.summarize(built / "cache").layers[0].statistics
+    turns = counts["turns"] / counts["conversations"]
+    assert re.search(rf"conversations +{counts['conversations']}, {turns:.1f} assistant turns each", said)
+    assert counts["documents_dropped"] > 0
+    assert re.search(rf"long ones +0 truncated, {counts['documents_dropped']} dropped", said)
+    by_kind, by_role = counts["tokens_by_kind"], counts["tokens_by_role"]
+    generated = sum(by_kind[KINDS.index(kind)] for kind in GENERATED)
+    assert re.search(rf"generated +{100 * generated / counts['tokens']:.1f} % of the tokens", said)
+    for name, count in (*zip(KINDS, by_kind, strict=True), *zip(ROLES, by_role, strict=True)):
+        assert (f"{name} {count:,} ({100 * count / counts['tokens']:.1f} %)" in said) == (count > 0)
 
 
 def documents(cache: fb.Cache) -> list[tuple[list[int], list[list[int]], int]]:

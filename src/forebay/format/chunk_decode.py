@@ -143,7 +143,8 @@ class ChunkFile:
             decoded = decompress(codec, self.view[start:stop], high - low, limit)
             if is_bool and not sound_bools(decoded):
                 raise CodecError(NOT_BOOL)
-            flat[low:high] = decoded
+            if high > low:  # of an array without values there is no writable view
+                flat[low:high] = decoded
         return values
 
     def failures(self) -> list[Failure]:

@@ -183,9 +183,14 @@ class TrialSamples(BatchedSamples):
         self.count = 0
         self.ids: set[str] = set()
         self.failures: list[Failure] = []
-        self.weight = sum(part.weight for part in parts)
+        self._unit = source.unit
         self._read = source.glance
         self._parts = parts
+
+    @property
+    def weight(self) -> int:
+        """What was read: a glance may return fewer samples than a part has."""
+        return self.count if self._unit == "samples" else sum(part.weight for part in self._parts)
 
     def __iter__(self) -> Iterator[Sample]:
         for found in self.batches():

@@ -2,12 +2,14 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
 import msgspec
 
 from forebay.building.build_options import ENOUGH_SAMPLES, allows_all
+from forebay.building.builder import with_retries
 from forebay.building.dedup import Draft, deduplicate, scratch_folder
 from forebay.building.planning import (
     OnCut,
@@ -48,6 +50,7 @@ from forebay.errors import (
     SourceInvalid,
     SourceNotFound,
     SourceUnreadable,
+    StoreUnavailable,
 )
 from forebay.format import layout
 from forebay.format.generation import Generation
@@ -148,10 +151,21 @@ def _begun(
     if draft is None:
         return snapshot
     draft.append(store)
-    # Read again: planning takes as long as the source is large, and another builder may have been first.
-    begun = Snapshot.take(store)
+    begun = with_retries(partial(_planned, store))
     if hmac_key() is not None and begun.plan.digests != (draft.segment.digest(),):
         raise unsigned_plan(store, begun.plan, 0)
+    return begun
+
+
+def _planned(store: Store) -> Snapshot:
+    """The index, read again after planning: that takes as long as the source is large, and another may have been first.
+
+    A listing from before the segment was written would look like a source without samples.
+    """
+    begun = Snapshot.take(store)
+    if not begun.plan.segments:
+        cause = f"'{layout.plan_segment(0)}' is written, and its listing does not show it"
+        raise StoreUnavailable(store.address, "list its plan", cause, "run the same command again")
     return begun
 
 

@@ -46,7 +46,7 @@ class Buffers:
         self._lock = threading.Lock()
         self._returned: deque[Array] = deque()
         self._free: dict[int, list[Array]] = {}  # by size, the one that was used last at the end
-        self._free_bytes = 0
+        self._free_bytes = self._newest = 0  # newest: the size that was returned last
         self._lent: dict[int, weakref.ref[Array]] = {}
 
     @property
@@ -98,10 +98,12 @@ class Buffers:
         """Take up what was returned, and drop memory of the sizes that were used longest ago beyond the limit."""
         while self._returned:
             memory = self._returned.popleft()
-            free = self._free.pop(len(memory), [])
-            free.append(memory)
-            self._free[len(memory)] = free
-            self._free_bytes += len(memory)
+            size = len(memory)
+            if size != self._newest:  # the sizes that were used longest ago come first
+                self._free[size] = self._free.pop(size, [])
+                self._newest = size
+            self._free.setdefault(size, []).append(memory)
+            self._free_bytes += size
         while self._free_bytes > self._limit and self._free:
             size, free = next(iter(self._free.items()))
             free.pop()

@@ -50,8 +50,6 @@ _INT32, _INT64 = np.dtype(np.int32), np.dtype(np.int64)
 _TOKENS = {("uint16", 1, False), ("uint32", 1, False)}  # what compiled code reads: type, sides, whether ragged
 _LENGTHS = {("uint32", 0, True), ("int32", 0, True)}
 _WRITTEN = ("tokens", "seq_lens", "labels", "positions")
-_AS_INT64 = ("seq_lens", None, "tokens", "labels", "positions")  # in the order of `pack_rows`
-_AS_STORED = ("seq_lens", "tokens", None, None, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,11 +150,13 @@ def batches_in_place(
     (width,), dtype = tokens.column.shape, tokens.column.array_dtype
     parts = list(slices(len(tokens.addresses), size))
     last = parts[-1].stop - parts[-1].start
-    made = _outputs((size, width), dtype, training, buffers, len(parts) - 1)
-    made += _outputs((last, width), dtype, training, buffers)
+    whole = len(parts) - (last < size)
+    made = _outputs((size, width), dtype, training, buffers, whole) if whole else []
+    if last < size:
+        made += _outputs((last, width), dtype, training, buffers)
     for written, most in zip(made, longest_rows(lengths.counts, size), strict=True):
         written["seq_lens"] = buffers.empty((len(written["tokens"]), _width(most, training.max_documents)), _INT32)
-    arrays = [tuple(map(written.get, _AS_STORED if training.as_stored else _AS_INT64)) for written in made]
+    arrays = [_in_order(written, training.as_stored) for written in made]
     places = (tokens.addresses, dtype.itemsize, width, lengths.addresses, lengths.counts)
     done = compiled.native.pack_rows(*places, training.labels != "unshifted", size, arrays)
     del arrays, written  # only a batch that was yielded holds its memory
@@ -167,6 +167,15 @@ def batches_in_place(
         else:  # numpy says what is wrong
             columns = {"tokens": tokens.part(some).copied(), "seq_lens": lengths.part(some).copied(), **read}
             yield training_batch(columns, training, buffers)
+
+
+def _in_order(
+    written: Written, as_stored: bool
+) -> tuple[Array, Array | None, Array | None, Array | None, Array | None]:
+    """Return the arrays of a batch in the order of `pack_rows`: lengths, tokens as stored or as int64, labels, positions."""
+    tokens = written["tokens"]
+    pair = (tokens, None) if as_stored else (None, tokens)
+    return (written["seq_lens"], *pair, written.get("labels"), written.get("positions"))
 
 
 def can_be_in_place(caches: Sequence[Cache]) -> bool:

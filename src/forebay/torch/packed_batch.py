@@ -172,7 +172,7 @@ def batches_in_place(
 def _in_order(
     written: Written, as_stored: bool
 ) -> tuple[Array, Array | None, Array | None, Array | None, Array | None]:
-    """Return the arrays of a batch in the order of `pack_rows`: lengths, tokens as stored or as int64, labels, positions."""
+    """Return the arrays of a batch in the order of `pack_rows`, which takes tokens as stored or as int64."""
     tokens = written["tokens"]
     pair = (tokens, None) if as_stored else (None, tokens)
     return (written["seq_lens"], *pair, written.get("labels"), written.get("positions"))

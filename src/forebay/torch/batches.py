@@ -126,7 +126,10 @@ def _aligned(size: int) -> Array:
 
 def wrap(values: Array) -> torch.Tensor:
     """Return the tensor that an array was made from, or a tensor over its memory."""
-    return values.base if isinstance(values.base, torch.Tensor) else torch.from_numpy(values)
+    base = values.base
+    if base is None or type(base) is np.ndarray:  # isinstance of a Tensor takes as long as making one
+        return torch.from_numpy(values)
+    return base if isinstance(base, torch.Tensor) else torch.from_numpy(values)
 
 
 def to_tensor(values: Array, buffers: Buffers | None = None) -> torch.Tensor:

@@ -116,6 +116,18 @@ def test_results_that_no_scan_gives_are_not_used(lines):
         assert planned(lines, KeptResults(store)) == planned(lines)
 
 
+def test_with_a_key_nothing_that_is_not_signed_is_used_or_kept(lines, monkeypatch):
+    store = MemoryStore()
+    planned(lines, KeptResults(store))
+    monkeypatch.setenv("FOREBAY_HMAC_KEY", "k" * 40)
+    CountedLines.scanned_paths.clear()
+    planned(lines, KeptResults(store))
+    assert len(CountedLines.scanned_paths) == 12
+    other = MemoryStore()
+    planned(lines, KeptResults(other))
+    assert list(other.entries(layout.PLANNING)) == []
+
+
 def test_a_changed_file_is_scanned_again(lines):
     store = MemoryStore()
     planned(lines, KeptResults(store))

@@ -57,9 +57,9 @@ class Census:
 def open_census(body: Mapping[str, Any]) -> Census:
     store, digest = open_store_document(body["store"]), body["segment"]
     draft = KeptResults(store).find("draft", digest)
-    if draft is None:
+    segment, found = decode_segment(memoryview(draft or b""), store.address, "the draft of the plan")
+    if found != digest:
         raise ForebayError(f"the draft of the plan is not at '{store.address}' as it is seen here")
-    segment, _ = decode_segment(memoryview(draft), store.address, "draft")
     recipe: Any = open_recipe(body["recipe"])
     return Census(store, open_source(body["source"]), recipe, segment, digest)
 
@@ -77,7 +77,7 @@ class CensusTakers:
 
     def __call__(self, segment: Segment, kept: KeptResults) -> None:
         weights = segment.weights()
-        if self.slots < 2 or int(weights.sum()) < LEAST_WEIGHT[self.source.unit]:
+        if not kept.is_used or self.slots < 2 or int(weights.sum()) < LEAST_WEIGHT[self.source.unit]:
             return
         digest = segment.digest()
         missing = [chunk for chunk in range(len(segment)) if kept.find(*chunk_question(digest, chunk)) is None]

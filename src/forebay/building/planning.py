@@ -366,7 +366,8 @@ def limited_chunks(source: Source, chunks: Iterable[list[Part]], most_samples: i
         yield from chunks
         return
     open_chunk: list[Part] = []
-    count, path, ends = 0, "", iter(())
+    count, path = 0, ""
+    ends: Iterator[int] = iter(())
     for chunk in chunks:
         is_cut = False
         for part in chunk:

@@ -122,7 +122,7 @@ class LocalStore(Store):
             os.close(descriptor)
 
     def create(self, key: str, data: Sequence[Buffer], *, durable: bool = True) -> bool:
-        with self._writing(key) as (folder, name):
+        with self.writing(key) as (folder, name):
             temporary = write_aside(folder, data, durable)
             try:
                 created = self._link(folder, temporary, name)
@@ -135,7 +135,7 @@ class LocalStore(Store):
             return created
 
     def replace(self, key: str, data: Sequence[Buffer], *, if_etag: str | None = None, durable: bool = True) -> bool:
-        with self._writing(key) as (folder, name), _locked(folder, if_etag is not None):
+        with self.writing(key) as (folder, name), _locked(folder, if_etag is not None):
             with suppress(FileNotFoundError):
                 if stat.S_ISDIR(mode := mode_of(folder, name)):  # anything else is replaced
                     self._check_file(key, mode)
@@ -265,7 +265,7 @@ class LocalStore(Store):
         return descriptor
 
     @contextmanager
-    def _writing(self, key: str) -> Iterator[tuple[int, str]]:
+    def writing(self, key: str) -> Iterator[tuple[int, str]]:
         """The descriptor of the folder to write a value into, created if missing, and the file name of the value.
 
         Never writes through a link. `OSError`s name the path of the value.

@@ -340,7 +340,8 @@ def limited_chunks(source: Source, chunks: Iterable[list[Part]], most_samples: i
         yield from chunks
         return
     open_chunk: list[Part] = []
-    count, path, ends = 0, "", iter(())
+    ends: Iterator[int] = iter(())
+    count, path = 0, ""
     for chunk in chunks:
         is_cut = False
         for part in chunk:

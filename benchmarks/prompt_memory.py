@@ -29,7 +29,7 @@ from transformers import PreTrainedTokenizerFast, T5Config, T5EncoderModel
 TOKENS, WIDTH = 128, 768
 LOOK_SECONDS = 0.05
 GOAL_BYTES = 1_000_000_000
-ENDED_BY = {"INT": 130, "TERM": 143, "KILL": -signal.SIGKILL}  # exit codes of a build that was stopped
+ENDED_BY = {"INT": 130, "TERM": 130, "KILL": -signal.SIGKILL}  # exit codes of a build that was stopped
 FOREBAY = (sys.executable, "-m", "forebay")
 READ_A_BATCH = """
 import sys, numpy as np, forebay as fb

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from forebay.columns import Array, Ragged
 from forebay.errors import HookSilent, TeacherUnusable
 from forebay.images import ImageRecipe, model_planes
-from forebay.images.recipe import LARGEST_SIZE
 from forebay.images.geometry import Scaling
+from forebay.images.recipe import LARGEST_SIZE
 from forebay.teachers.hook import Hook, ImageInput, LatentInput
 from forebay.teachers.model_files import tokenizer_of
 from forebay.teachers.protocol import Batch, TimeDirection

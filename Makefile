@@ -61,7 +61,7 @@ check: $(VENV)/.dev  ## ruff format, ruff, mypy --strict, pytest
 	$(BIN)/ruff check $(CODE)
 	@# Types are checked beside the tests, which do not keep two cores busy all the time.
 	@echo "==> mypy, and pytest beside it"
-	@$(BIN)/mypy > $(VENV)/mypy.txt 2>&1 & types=$$!; $(BIN)/pytest -n 2 --dist loadfile; tests=$$?; \
+	@$(BIN)/mypy > $(VENV)/mypy.txt 2>&1 & types=$$!; $(BIN)/pytest -n 3 --dist loadfile; tests=$$?; \
 		wait $$types; types=$$?; cat $(VENV)/mypy.txt; exit $$((tests || types))
 
 check-js: $(BIN)/python  ## the types of the viewer's modules, which stand in JSDoc; needs npm

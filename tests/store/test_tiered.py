@@ -1,6 +1,8 @@
 """A local tier: each chunk fetched once, verified before it has a name, kept until the tier is full."""
 
+import errno
 import hashlib
+import json
 import multiprocessing
 import os
 import pickle
@@ -27,6 +29,7 @@ from forebay.format import layout
 from forebay.store import LocalStore
 from forebay.store import tier_folder as folder_module
 from forebay.store.base import BadCopy, Expected
+from forebay.store.owner import temporary_name
 from forebay.store.tier_folder import TierFolder
 from forebay.store.tiered import TieredStore
 
@@ -290,6 +293,12 @@ def test_a_tier_on_a_network_file_system_is_refused(
         tiered(far, tmp_path)
 
 
+def test_a_folder_that_another_process_is_making_a_tier_of_is_one(far: FarFolder, tmp_path: Path) -> None:
+    (tmp_path / "tier").mkdir()
+    (tmp_path / "tier" / temporary_name()).write_bytes(b"half of a marker")
+    assert len(fb.open_cache(tiered(far, tmp_path))) == ROWS
+
+
 def test_the_file_system_of_a_path_is_known() -> None:
     assert folder_module.file_system("/proc/self") == "proc"
 
@@ -311,6 +320,23 @@ def test_a_full_disk_is_one_line(tmp_path: Path, root: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=True)
     assert "the disk of the tier is full" in done.stdout
     assert done.stdout.count("\n") == 1
+
+
+def test_a_warm_tier_is_used_when_its_disk_is_full(
+    root: Path, far: FarFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens_of(fb.open_cache(tiered(far, tmp_path)))
+    newer = json.dumps({"name": "stories"}).encode()
+    far.replace("dataset.json", [newer])  # a document that the tier has no room for
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("forebay.store.folders._write_all", full)
+    store = tiered(far, tmp_path)
+    assert np.array_equal(tokens_of(fb.open_cache(store)), tokens_of(fb.open_cache(root)))
+    assert store.read("dataset.json") == store.read("dataset.json") == newer
+    assert store.transfers().fetched == 0
 
 
 def test_threads_of_a_process_fetch_a_passing_chunk_once(root: Path, far: FarFolder, tmp_path: Path) -> None:

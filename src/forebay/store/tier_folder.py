@@ -27,10 +27,11 @@ from pathlib import Path
 
 import msgspec
 
-from forebay.errors import TierUnusable, is_url
+from forebay.errors import StoreFull, TierUnusable, is_url
 from forebay.store.base import Buffer, Missing
 from forebay.store.folders import sync_folder
 from forebay.store.local import LocalStore
+from forebay.store.owner import is_temporary
 
 MARKER = "forebay-tier.json"
 LOCK = "tier.lock"
@@ -80,11 +81,13 @@ class TierFolder:
     def begin(self) -> "TierFolder":
         """Make the folder a tier if it is new, and count what it has."""
         _refuse_network(self.path)
-        if os.path.isdir(self.path) and os.listdir(self.path) and self.files.head(MARKER) is None:
-            raise TierUnusable(
-                self.path, "it has files and is not a tier", "choose an empty folder, or one that does not exist"
-            )
-        self.files.create(MARKER, [json.dumps({"tier": 1}).encode() + b"\n"])
+        there = os.listdir(self.path) if os.path.isdir(self.path) else []
+        if self.files.head(MARKER) is None:  # nothing is written into a tier that is one: its disk may be full
+            if not all(map(is_temporary, there)):  # another process may be writing the marker now, aside
+                raise TierUnusable(
+                    self.path, "it has files and is not a tier", "choose an empty folder, or one that does not exist"
+                )
+            self.files.create(MARKER, [json.dumps({"tier": 1}).encode() + b"\n"])
         with self._taken() as taken:
             taken.write(self._count())
         return self
@@ -156,12 +159,15 @@ class TierFolder:
             taken.write(max(0, taken.read() - size))
             return True
 
-    def keep_document(self, address: str, name: str, value: Buffer) -> None:
+    def keep_document(self, address: str, name: str, value: Buffer) -> bool:
+        """Keep a document for times without the far store; return False if the disk has no room for it."""
         key, digest = _document_key(address, name), hashlib.sha256(value).digest()
         with suppress(Missing):
             if self.files.read(key, 0, len(digest)) == digest:
-                return
-        self.files.replace(key, [digest, value], durable=False)
+                return True
+        with suppress(StoreFull):
+            return self.files.replace(key, [digest, value], durable=False)
+        return False
 
     def document(self, address: str, name: str) -> memoryview:
         """A kept document; raises `Missing` where there is none or it is damaged."""

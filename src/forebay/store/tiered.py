@@ -222,8 +222,8 @@ class TieredStore(Store):
                 return self.tier.document(self.address, key)
             except Missing:
                 raise error from None
-        self.tier.keep_document(self.address, key, value)
-        self._current.add(key)
+        if self.tier.keep_document(self.address, key, value):
+            self._current.add(key)
         return value
 
     def _fetched_document(self, key: str) -> memoryview:

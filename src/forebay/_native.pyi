@@ -3,21 +3,25 @@ from typing import Any
 
 def gather(out: Any, addresses: Any, item_bytes: int, /) -> None: ...
 def locate_rows(chunks: Any, within: Any, rows: Any, starts: Any, /) -> bool: ...
-def gather_rows(out: Any, chunks: Any, rows: Any, bases: Any, limits: Any, item_bytes: int, /) -> bool: ...
+
+Tables = tuple[Any, Any, int, Any, Any, int]
+
+def read_rows(out: Any, rows: Any, starts: Any, tables: Tables, /) -> bool: ...
+def fixed_addresses(addresses: Any, chunks: Any, within: Any, tables: Tables, /) -> bool: ...
+def ragged_addresses(
+    addresses: Any, chunks: Any, within: Any, tables: Tables, counts: Any, edges: Any, edge_limits: Any, /
+) -> bool: ...
 def pack_rows(
     tokens_at: Any,
     token_bytes: int,
     width: int,
     lengths_at: Any,
     counts: Any,
-    seq_lens: Any,
-    stored: Any | None,
-    wide: Any | None,
-    labels: Any | None,
-    positions: Any | None,
     shifted: bool,
+    size: int,
+    batches: list[tuple[Any, Any | None, Any | None, Any | None, Any | None]],
     /,
-) -> bool: ...
+) -> int: ...
 def mirror(out: Any, content: Any, width: int, /) -> None: ...
 def paint(
     canvas: Any, size: tuple[int, int], content: Any, box: tuple[int, int, int, int], pad: Sequence[int], /

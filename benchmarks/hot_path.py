@@ -79,7 +79,7 @@ def by_hand(cache: fb.Cache, plain: PlainRows) -> Comparison:
 
 
 def shuffled_loop_in_c(cache: fb.Cache, plain: PlainRows) -> Comparison:
-    """One thread that reads the rows of the loader where they are, in the order of a shuffle, into batches it reuses."""
+    """One thread that reads the loader's rows where they are, in the order of a shuffle, into batches that it reuses."""
     native = compiled.native
     assert native is not None
     rows = np.random.default_rng(0).permutation(len(cache))[: len(cache) // BATCH * BATCH]
@@ -223,8 +223,8 @@ def longest_holds(cache: fb.Cache) -> str:
         compiled.native = native
     held = np.array(found[1:]) * 1e3
     return (
-        f"a loader holds the lock for at most {held.max():.2f} ms of CPU time at once, median {np.median(held):.3f} ms, "
-        f"99.9 % below {np.quantile(held, 0.999):.2f} ms, over {len(held):,} times (goal ≤ 1 ms)"
+        f"a loader holds the lock for at most {held.max():.2f} ms of CPU time at once, median {np.median(held):.3f} "
+        f"ms, 99.9 % below {np.quantile(held, 0.999):.2f} ms, over {len(held):,} times (goal ≤ 1 ms)"
     )
 
 

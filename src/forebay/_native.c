@@ -225,7 +225,7 @@ static int ragged_row(const Mapped *mapped, uint64_t chunk, uint64_t within, con
 }
 
 static PyObject *addresses_of(PyObject *args, int is_ragged) {
-    enum { ADDRESSES, CHUNKS, WITHIN, COUNTS, EDGES, EDGE_LIMITS, OBJECTS };
+    enum { ADDRESSES, CHUNKS, WITHIN, COUNTS, EDGES, EDGE_LIMITS, OBJECTS, EDGES_AHEAD = 8 };
     PyObject *objects[OBJECTS], *tables, *result = NULL;
     Mapped mapped;
     Buffers rows = {.count = 0}, columns = {.count = 0};
@@ -249,6 +249,9 @@ static PyObject *addresses_of(PyObject *args, int is_ragged) {
     Py_BEGIN_ALLOW_THREADS
     for (; at < count; at++) {
         if (is_ragged) {
+            if (at + EDGES_AHEAD < count && chunks[at + EDGES_AHEAD] < (uint64_t)mapped.chunks)
+                prefetch(((int64_t *)rows.all[EDGES].buf)[chunks[at + EDGES_AHEAD]] +
+                             (int64_t)(within[at + EDGES_AHEAD] * sizeof(int64_t)), LINE);
             if (!ragged_row(&mapped, chunks[at], within[at], rows.all[EDGES].buf, rows.all[EDGE_LIMITS].buf,
                             &addresses[at], &counts[at]))
                 break;

@@ -79,7 +79,7 @@ def by_hand(cache: fb.Cache, plain: PlainRows) -> Comparison:
 
 
 def shuffled_loop_in_c(cache: fb.Cache, plain: PlainRows) -> Comparison:
-    """One thread that reads the loader's rows where they are, in the order of a shuffle, into batches that it reuses."""
+    """One thread that reads the loader's rows where they are, in the order of a shuffle, into batches it reuses."""
     native = compiled.native
     assert native is not None
     rows = np.random.default_rng(0).permutation(len(cache))[: len(cache) // BATCH * BATCH]

@@ -250,8 +250,9 @@ static PyObject *addresses_of(PyObject *args, int is_ragged) {
     for (; at < count; at++) {
         if (is_ragged) {
             if (at + EDGES_AHEAD < count && chunks[at + EDGES_AHEAD] < (uint64_t)mapped.chunks)
-                prefetch(((int64_t *)rows.all[EDGES].buf)[chunks[at + EDGES_AHEAD]] +
-                             (int64_t)(within[at + EDGES_AHEAD] * sizeof(int64_t)), LINE);
+                prefetch((int64_t)(((uint64_t *)rows.all[EDGES].buf)[chunks[at + EDGES_AHEAD]] +
+                                   within[at + EDGES_AHEAD] * sizeof(int64_t)),
+                         LINE);
             if (!ragged_row(&mapped, chunks[at], within[at], rows.all[EDGES].buf, rows.all[EDGE_LIMITS].buf,
                             &addresses[at], &counts[at]))
                 break;

@@ -22,34 +22,55 @@ from benchmarks.image_build import measure_build, timed_bare
 from benchmarks.image_data import RECIPE as IMAGES
 from benchmarks.image_data import Images
 from benchmarks.measure import Comparison
+from benchmarks.prepared import prepared
 from benchmarks.tokens_runs import RECIPE as TEXT
-from benchmarks.tokens_runs import bare, run
+from benchmarks.tokens_runs import bare, run, run_together
 
 ENVIRONMENT = {**os.environ, "RAYON_NUM_THREADS": "1"}
 
 
 def measure_text(given: argparse.Namespace, folder: Path) -> None:
-    """The bare work, one worker and two, in turn, each in a separate process."""
-    once = tokens_corpus.decompress(given.text, folder / "text")
-    files = tokens_corpus.repeat(once, folder / "repeated", given.megabytes)
+    """The bare work, in one process and in two at once, one worker and two, in turn, each in a separate process."""
+    files = _repeated(given, folder)
     amount, root = tokens_corpus.size(files), folder / "cache"
-    best: dict[str, float] = {}
+    best: dict[str, dict[str, Any]] = {}
     for _ in range(given.rounds):
-        for name, where in (("bare", ()), ("one", (root, 1)), ("two", (root, 2))):
-            seconds = run("build" if where else "bare", *where, *files, environment=ENVIRONMENT)["seconds"]
-            best[name] = min(seconds, best.get(name, seconds))
-            shutil.rmtree(root, ignore_errors=True)
-    one, two, bare = best["one"], best["two"], best["bare"]
+        halves = run_together([("bare", *files[::2]), ("bare", *files[1::2])], ENVIRONMENT)
+        found = {"bare": run("bare", *files, environment=ENVIRONMENT), "both": max(halves, key=_seconds)}
+        for name, workers in (("one", 1), ("two", 2)):
+            found[name] = run("build", root, workers, *files, environment=ENVIRONMENT)
+            shutil.rmtree(root)
+        best = {name: min(one, best.get(name, one), key=_seconds) for name, one in found.items()}
+    bare, both, one, two = (best[name]["seconds"] for name in ("bare", "both", "one", "two"))
     print(Comparison("text: build, one worker / JSON parsing + fastokens", one, bare, amount, "MB", 0.55))
-    print(Comparison("text: build, two workers / one", two, one, amount, "MB", 1.7), flush=True)
+    print(Comparison("text: build, two workers / one", two, one, amount, "MB", 1.7))
+    print(Comparison("text: the bare work, two processes / one, the ceiling", both, bare, amount, "MB", 1.7))
+    for name in ("one", "two"):
+        first, chunks = best[name]["first"], best[name]["chunks"]
+        later = 1000 * (best[name]["seconds"] - first) / (chunks - 1)
+        print(f"text: {name}: first chunk of {chunks} after {first:.2f} s, then one every {later:.1f} ms; {best[name]}")
+    print(f"text: the bare work on a chunk takes {1000 * bare / chunks:.1f} ms", flush=True)
+
+
+def _seconds(found: dict[str, Any]) -> float:
+    return float(found["seconds"])
+
+
+def _repeated(given: argparse.Namespace, folder: Path) -> list[Path]:
+    """The text, made again only if a former run with the same `--folder` did not leave it."""
+    kept = (given.folder or folder) / f"text-{given.megabytes}"
+
+    def write(place: Path) -> None:
+        tokens_corpus.repeat(tokens_corpus.decompress(given.text, folder / "text"), place, given.megabytes)
+
+    return sorted(prepared(kept, f"{given.megabytes} MB of {given.text}", write).iterdir())
 
 
 def measure_processor_time(given: argparse.Namespace, folder: Path) -> None:
     """Whole builds in this process, with planning, hashing and writing, against the bare work in it."""
     kinds: dict[str, tuple[fb.Source, Any, Callable[[], object]]] = {}
     if given.text:
-        once = tokens_corpus.decompress(given.text, folder / "text")
-        files = tokens_corpus.repeat(once, folder / "repeated", given.megabytes)
+        files = _repeated(given, folder)
         kinds["text"] = (fb.sources.jsonl(*files), TEXT, partial(bare, *map(str, files)))
     if given.images:
         images = Images(folder, given.images, given.count, folder)

@@ -1,7 +1,8 @@
 """Planning and opening caches of millions of files, each in a separate process whose memory is measured.
 
 `python -m benchmarks.large_sources 5000000` plans made-up images; `--folder` takes as many empty files of a real folder
-instead (made below it if they are not there), `--manifest` a JSONL manifest of them.
+instead (made below it if they are not there), `--manifest` a JSONL manifest of them. `--lines` plans a manifest only
+whose images are not there: each line is a failure, and named by its place.
 """
 
 import argparse
@@ -155,9 +156,14 @@ def main() -> None:
     for name in ("--folder", "--step", "--root", "--source"):
         arguments.add_argument(name, default="")
     arguments.add_argument("--manifest", action="store_true")
+    arguments.add_argument("--lines", action="store_true")
     given = arguments.parse_args()
     if given.step:
         return run_step(given.step, given.root, given.source)
+    if given.lines:
+        with tempfile.TemporaryDirectory(dir=given.folder or None) as folder:
+            make_manifest(Path(folder, "list.jsonl"), given.count)
+            return report(given.count, "lines", f"manifest:{folder}/list.jsonl")
     report(given.count, "made-up", f"made-up:{given.count}")
     if given.folder:
         folder = Path(given.folder)

@@ -11,6 +11,7 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -28,11 +29,17 @@ RECIPE = fb.TokenRecipe(tokenizer="gpt2")
 
 
 def build(root: str, workers: str, *files: str) -> dict[str, Any]:
-    source = fb.sources.jsonl(*files)
+    """Also how long it took until the first chunk was made, and each phase."""
+    source, firsts = fb.sources.jsonl(*files), list[float]()
+
+    def note(progress: fb.Progress) -> None:
+        if progress.phase == "building" and progress.done and not firsts:
+            firsts.append(time.perf_counter() - started)
+
     started = time.perf_counter()
-    report = fb.build(root, source, RECIPE, workers=int(workers))
+    report = fb.build(root, source, RECIPE, workers=int(workers), on_progress=note)
     seconds = time.perf_counter() - started
-    return {"seconds": seconds, "planning": seconds - report.seconds, "rows": report.rows, "chunks": report.chunks}
+    return {"seconds": seconds, "first": firsts[0], "chunks": report.chunks, **report.phases}
 
 
 def bare(*files: str) -> dict[str, Any]:
@@ -88,12 +95,19 @@ def _bytes_read() -> int:
 
 def run(what: str, *arguments: object, environment: dict[str, str]) -> dict[str, Any]:
     """One of the above, in a process of its own."""
-    command = [sys.executable, "-m", "benchmarks.tokens_runs", what, *map(str, arguments)]
-    finished = subprocess.run(command, env=environment, capture_output=True, text=True)
-    if finished.returncode:
-        raise RuntimeError(f"`{what}` failed: {finished.stderr.strip()[-2000:]}")
-    answer: dict[str, Any] = json.loads(finished.stdout.splitlines()[-1])
-    return answer
+    return run_together([(what, *arguments)], environment)[0]
+
+
+def run_together(runs: Sequence[tuple[object, ...]], environment: dict[str, str]) -> list[dict[str, Any]]:
+    """Some of the above, each in a process of its own, at the same time."""
+    command = [sys.executable, "-m", "benchmarks.tokens_runs"]
+    started = [
+        subprocess.Popen([*command, *map(str, one)], env=environment, stdout=subprocess.PIPE, text=True) for one in runs
+    ]
+    answers = [process.communicate()[0] for process in started]
+    if any(process.returncode for process in started):
+        raise RuntimeError(f"one of {[one[0] for one in runs]} failed")
+    return [json.loads(answer.splitlines()[-1]) for answer in answers]
 
 
 if __name__ == "__main__":

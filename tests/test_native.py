@@ -4,7 +4,7 @@ import re
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from forebay import compiled
@@ -12,6 +12,7 @@ from forebay.chat import encoding
 from forebay.images.geometry import Scaling
 from forebay.masks.documents import LabelStyle, fill_labels, fill_packed, fill_positions
 from forebay.read.chunk_maps import ChunkFinder
+from forebay.tokens import packing
 from forebay.torch.images.canvas import BytePainter, FloatPainter, Painter, mirrored
 
 native = pytest.importorskip("forebay._native", reason="forebay was installed without a compiler")
@@ -341,3 +342,35 @@ def test_tokens_out_of_their_table_are_never_read() -> None:
     assert places.tolist() == [0, 2]
     with pytest.raises(ValueError, match="one number for each id"):
         native.token_places(np.zeros(1, np.int64), np.zeros(2, np.uint32), np.zeros(2, np.uint8), offsets, table, text)
+
+
+@given(
+    st.integers(1, 3).flatmap(lambda size: st.lists(st.integers(1, 7**size), max_size=200)),
+    st.sampled_from([343, 350, 4096, 70_000]),
+)
+@example([1, 2, 1, 2, 2, 5, 5, 5, 3, 4, 4, 3, 1, 1], 9)
+def test_bins_are_those_of_the_loop_in_python(lengths: list[int], capacity: int) -> None:
+    mine = packing.pack_best_fit(np.array(lengths, np.int64), capacity)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(packing, "_native_best_fit", None)
+        theirs = packing.pack_best_fit(np.array(lengths, np.int64), capacity)
+    np.testing.assert_array_equal(mine, theirs)
+
+
+@pytest.mark.parametrize("lengths", [[3, 4], [8, 1], [2, 0], [2, -1]])
+def test_lengths_that_rise_or_do_not_fit_are_refused(lengths: list[int]) -> None:
+    with pytest.raises(ValueError, match="must not rise"):
+        native.best_fit(np.zeros(2, np.int64), np.array(lengths, np.int64), 7)
+    with pytest.raises(ValueError, match="one number for each length"):
+        native.best_fit(np.zeros(3, np.int64), np.array([2, 1], np.int64), 7)
+
+
+def test_runs_outside_of_a_buffer_are_refused_before_anything_is_written() -> None:
+    out, source = np.zeros(4, np.uint8), np.arange(1, 7, dtype=np.uint8)
+    for target, start, length in ((0, 4, 3), (2, 0, 3), (-1, 0, 1), (0, -1, 1), (0, 0, -1), (0, 1 << 62, 2)):
+        runs = (np.array([0, each]) for each in (target, start, length))
+        with pytest.raises(ValueError, match="outside"):
+            native.copy_runs(out, source, *runs)
+    assert not out.any()
+    native.copy_runs(out, source, np.array([3, 0]), np.array([0, 4]), np.array([1, 2]))
+    assert out.tolist() == [5, 6, 0, 1]

@@ -654,6 +654,148 @@ end:
     return result;
 }
 
+/* best_fit(bins, lengths, capacity): write the bin of each item. Lengths must not rise.
+
+   An item goes into the bin with the least room that fits it; of several, into the one that has had this room longest;
+   if none fits, into a new one. Bins with the same room are a queue; a bit for each room says whether it has a bin, and a
+   bit for each 64 of them whether one of these is set.
+
+   bins, lengths        int64 */
+
+static int lowest_bit(uint64_t bits) {
+#if defined(__GNUC__)
+    return __builtin_ctzll(bits);
+#else
+    int at = 0;
+    while (!(bits >> at & 1)) at++;
+    return at;
+#endif
+}
+
+static int64_t next_bit(const uint64_t *words, int64_t count, int64_t from) {
+    int64_t at = from >> 6;
+    if (at >= count) return -1;
+    uint64_t bits = words[at] >> (from & 63) << (from & 63);
+    while (!bits && ++at < count) bits = words[at];
+    return bits ? (at << 6) + lowest_bit(bits) : -1;
+}
+
+typedef struct {
+    uint64_t *rooms, *groups;
+    int64_t group_words;
+    int64_t *first, *last, *next; /* first and last bin of the queue of a room, the next one of a bin */
+} Rooms;
+
+static int64_t least_room(const Rooms *rooms, int64_t length) {
+    uint64_t here = rooms->rooms[length >> 6] >> (length & 63);
+    if (here) return length + lowest_bit(here);
+    int64_t group = next_bit(rooms->groups, rooms->group_words, (length >> 6) + 1);
+    return group < 0 ? -1 : (group << 6) + lowest_bit(rooms->rooms[group]);
+}
+
+static int64_t taken(Rooms *rooms, int64_t room) {
+    int64_t bin = rooms->first[room];
+    if (bin != rooms->last[room]) {
+        rooms->first[room] = rooms->next[bin];
+        return bin;
+    }
+    rooms->rooms[room >> 6] &= ~(1ULL << (room & 63));
+    if (!rooms->rooms[room >> 6]) rooms->groups[room >> 12] &= ~(1ULL << (room >> 6 & 63));
+    return bin;
+}
+
+static void put_back(Rooms *rooms, int64_t room, int64_t bin) {
+    if (rooms->rooms[room >> 6] >> (room & 63) & 1)
+        rooms->next[rooms->last[room]] = bin;
+    else
+        rooms->first[room] = bin;
+    rooms->last[room] = bin;
+    rooms->rooms[room >> 6] |= 1ULL << (room & 63);
+    rooms->groups[room >> 12] |= 1ULL << (room >> 6 & 63);
+}
+
+static int fill_bins(int64_t *bins, const int64_t *lengths, Py_ssize_t count, int64_t capacity, Rooms *rooms) {
+    int64_t opened = 0, before = capacity;
+    for (Py_ssize_t at = 0; at < count; at++) {
+        int64_t length = lengths[at];
+        if (length < 1 || length > before) return 0;
+        int64_t room = least_room(rooms, length);
+        int64_t bin = room < 0 ? opened++ : taken(rooms, room);
+        int64_t left = (room < 0 ? capacity : room) - length;
+        if (left) put_back(rooms, left, bin);
+        bins[at] = bin;
+        before = length;
+    }
+    return 1;
+}
+
+static PyObject *best_fit(PyObject *self, PyObject *args) {
+    PyObject *bins_object, *lengths_object, *result = NULL;
+    Py_ssize_t capacity;
+    Buffers buffers = {.count = 0};
+    uint64_t *memory = NULL;
+    if (!PyArg_ParseTuple(args, "OOn", &bins_object, &lengths_object, &capacity)) return NULL;
+    if (take(&buffers, bins_object, PyBUF_WRITABLE) < 0 || take(&buffers, lengths_object, PyBUF_SIMPLE) < 0) goto end;
+    Py_ssize_t count = buffers.all[1].len / (Py_ssize_t)sizeof(int64_t);
+    if (buffers.all[0].len != buffers.all[1].len || capacity < 1 || capacity > INT32_MAX || count > PY_SSIZE_T_MAX / 64) {
+        failed("bins must have one number for each length, and the capacity must be positive");
+        goto end;
+    }
+    int64_t words = (capacity >> 6) + 1, groups = (words >> 6) + 1;
+    memory = PyMem_Calloc((size_t)(words + groups + 2 * (capacity + 1) + count + 1), sizeof(uint64_t));
+    if (!memory) {
+        PyErr_NoMemory();
+        goto end;
+    }
+    int64_t *queues = (int64_t *)(memory + words + groups);
+    Rooms rooms = {memory, memory + words, groups, queues, queues + capacity + 1, queues + 2 * (capacity + 1)};
+    int fits;
+    Py_BEGIN_ALLOW_THREADS
+    fits = fill_bins(buffers.all[0].buf, buffers.all[1].buf, count, capacity, &rooms);
+    Py_END_ALLOW_THREADS
+    if (fits)
+        result = Py_NewRef(Py_None);
+    else
+        failed("lengths must be 1 to the capacity, and must not rise");
+end:
+    PyMem_Free(memory);
+    release(&buffers);
+    return result;
+}
+
+/* copy_runs(out, source, targets, starts, lengths): copy source[start:start + length] to out[target:] for each run.
+
+   targets, starts, lengths     int64, in bytes */
+
+static PyObject *copy_runs(PyObject *self, PyObject *args) {
+    PyObject *objects[5], *result = NULL;
+    Buffers buffers = {.count = 0};
+    if (!PyArg_ParseTuple(args, "OOOOO", &objects[0], &objects[1], &objects[2], &objects[3], &objects[4])) return NULL;
+    for (int at = 0; at < 5; at++)
+        if (take(&buffers, objects[at], at ? PyBUF_SIMPLE : PyBUF_WRITABLE) < 0) goto end;
+    Py_ssize_t size = buffers.all[2].len, count = size / (Py_ssize_t)sizeof(int64_t);
+    const int64_t *targets = buffers.all[2].buf, *starts = buffers.all[3].buf, *lengths = buffers.all[4].buf;
+    int64_t out_size = buffers.all[0].len, source_size = buffers.all[1].len;
+    int sound = buffers.all[3].len == size && buffers.all[4].len == size;
+    for (Py_ssize_t at = 0; sound && at < count; at++)
+        sound = lengths[at] >= 0 && targets[at] >= 0 && starts[at] >= 0 && lengths[at] <= out_size &&
+                lengths[at] <= source_size && targets[at] <= out_size - lengths[at] &&
+                starts[at] <= source_size - lengths[at];
+    if (!sound) {
+        failed("a run lies outside of out or source");
+        goto end;
+    }
+    char *out = buffers.all[0].buf;
+    const char *source = buffers.all[1].buf;
+    Py_BEGIN_ALLOW_THREADS
+    for (Py_ssize_t at = 0; at < count; at++) memcpy(out + targets[at], source + starts[at], (size_t)lengths[at]);
+    Py_END_ALLOW_THREADS
+    result = Py_NewRef(Py_None);
+end:
+    release(&buffers);
+    return result;
+}
+
 static PyMethodDef methods[] = {
     {"gather", gather, METH_VARARGS, "Copy the item at each address to out."},
     {"locate_rows", locate_rows, METH_VARARGS, "Write the chunk of each row and its number there; False if it has none."},
@@ -665,6 +807,8 @@ static PyMethodDef methods[] = {
     {"paint", paint, METH_VARARGS, "Paint content and padding on a canvas of bytes."},
     {"paint_scaled", paint_scaled, METH_VARARGS, "Paint scaled content and padding on a canvas of float32."},
     {"token_places", token_places, METH_VARARGS, "Write where tokens begin in a text; False if they are not its bytes."},
+    {"best_fit", best_fit, METH_VARARGS, "Write the bin of each item, best fit, for lengths that do not rise."},
+    {"copy_runs", copy_runs, METH_VARARGS, "Copy runs of bytes from one buffer to another."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -12,6 +12,8 @@ from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self, runtime_checkable
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 Unit = Literal["bytes", "samples"]
 _UNREADABLE = "unreadable: "
@@ -286,9 +288,20 @@ class Source(Protocol):
         """The source without names of which nothing is left; itself where all are there, or none is. It is walked."""
         return self
 
+    def workers(self) -> int | None:
+        """Processes that make chunks from it unless the caller or the recipe says; 0: the calling one."""
+        return None
+
     def looking(self) -> Callable[[str], SourceFile]:
         """`look` for somebody who looks at all files: a source may list them once for it."""
         return self.look
+
+    def sample_ends(self, file: SourceFile) -> NDArray[np.uint64] | None:
+        """Where every sample of a stream ends, found by one pass, at which `cuts` may cut it.
+
+        None where only `cuts` finds that, or where there are too many to hold. It is called in several threads.
+        """
+        return None
 
     def scanned(self, file: SourceFile) -> SourceFile:
         """The file as `cuts` left it: a stream now has its digest, another file is returned as it is."""

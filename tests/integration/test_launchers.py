@@ -8,10 +8,12 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from io import StringIO
 from pathlib import Path
 
 import msgspec
 import pytest
+from rich.console import Console
 from tests.builders import chunk_count, chunk_digests, ending, script_environment, start_builder, wait_until
 from tests.recipes import NOTES, ObedientRecipe, makes, orders, write_orders
 
@@ -19,6 +21,8 @@ import forebay as fb
 from forebay.building import build_options
 from forebay.cache.catalog import generation_numbers, load_generation
 from forebay.cache.heartbeats import BuilderBeat, read_builders
+from forebay.cache.publish import publish
+from forebay.cli.render.summary import draw_summary
 from forebay.cli.settings import place_in_plan
 from forebay.errors import BuildFailed
 from forebay.format import layout
@@ -146,6 +150,66 @@ def test_a_killed_machine_that_held_the_only_claim_delays_a_build_by_one_lease(t
     assert read_builders(store) == {}, "it was silent for a lease"
 
 
+class ReadsNoted(MemoryStore):
+    """Notes which chunks are read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.chunks_read: list[str] = []
+
+    def read(self, key: str, start: int = 0, stop: int | None = None) -> bytes:
+        self.chunks_read += [key] if layout.parse_chunk(key) else []
+        return super().read(key, start, stop)
+
+    def view(self, key, *, expect=None):
+        self.chunks_read += [key] if layout.parse_chunk(key) else []
+        return super().view(key, expect=expect)
+
+
+def with_unlisted_chunks(tmp_path: Path) -> tuple[ReadsNoted, fb.Source]:
+    """Three of four chunks are made, and one of them is listed."""
+    store, source = ReadsNoted(), source_of(tmp_path, 4)
+    fb.build(store, source, ObedientRecipe(), workers=0, end_chunk=0)
+    fb.build(store, source, ObedientRecipe(), workers=0, end_chunk=2)
+    store.delete(layout.generation(1))
+    store.chunks_read.clear()
+    return store, source
+
+
+def test_a_builder_that_starts_later_reads_nothing_that_builders_at_work_have_made(tmp_path):
+    store, source = with_unlisted_chunks(tmp_path)
+    beat(store, 1)
+
+    def other_lists_and_ends(progress: fb.Progress) -> None:
+        if progress.phase == "waiting":
+            assert store.chunks_read == [], "before the others list their chunks"
+            publish(store, {}, {})
+            store.chunks_read.clear()
+            store.delete(layout.builder(ELSEWHERE))
+
+    report = fb.build(store, source, ObedientRecipe(), workers=0, on_progress=other_lists_and_ends)
+    assert (report.made, report.present) == (1, 3)
+    assert store.chunks_read == []
+    assert fb.status(store).complete
+
+
+def test_what_a_killed_machine_has_made_and_not_listed_is_adopted_after_one_lease(tmp_path):
+    store, source = with_unlisted_chunks(tmp_path)
+    beat(store, 1)
+    report = fb.build(store, source, ObedientRecipe(), workers=0, lease_seconds=0.3)
+    assert (report.made, report.present) == (1, 3)
+    assert fb.status(store).complete
+    assert fb.verify(store, full=True).sound
+
+
+def test_chunks_of_a_killed_machine_are_adopted_where_nothing_else_is_left_to_make(tmp_path):
+    store, source = with_unlisted_chunks(tmp_path)
+    beat(store, 1)
+    report = fb.build(store, source, ObedientRecipe(), workers=0, end_chunk=2, lease_seconds=0.3)
+    assert (report.made, report.present) == (0, 3)
+    assert len(load_generation(store).table("obedient")) == 3
+
+
 def test_the_progress_of_a_builder_counts_what_others_make(tmp_path):
     store, source, seen = MemoryStore(), source_of(tmp_path, 12), []
     beat(store, 1, made=100)
@@ -218,7 +282,15 @@ def test_a_build_with_other_libraries_than_the_chunks_that_are_there_says_so(tmp
     report = fb.build(store, source, ObedientRecipe(), workers=0)
     (said,) = [note for note in report.notes if "library versions" in note]
     assert "(before: 0.9)" in said
-    assert len(fb.summarize(store).versions) == 2
+    summary = fb.summarize(store)
+    older, newer = summary.versions
+    made = [(one.versions, one.count, one.chunks) for one in summary.layers[0].made_with]
+    assert made == [(older, 1, ((0, 0),)), (newer, 2, ((1, 2),))]
+    shown = StringIO()
+    Console(file=shown, width=200).print(draw_summary(summary))
+    built = [line for line in shown.getvalue().splitlines() if "built with" in line]
+    assert built[0].rstrip().endswith("zstandard 0.1: chunks of obedient 0"), built
+    assert built[1].rstrip().endswith(": chunks of obedient 1–2"), built
 
 
 def test_a_machine_on_which_every_chunk_fails_stops_early_and_costs_nothing_that_another_cannot_make(tmp_path, notes):

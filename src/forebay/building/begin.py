@@ -2,19 +2,23 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
 import msgspec
 
 from forebay.building.build_options import ENOUGH_SAMPLES, allows_all
-from forebay.building.dedup import Draft, deduplicate, scratch_folder
+from forebay.building.builder import with_retries
+from forebay.building.dedup import Draft, ReadAhead, deduplicate, scratch_folder
+from forebay.building.kept_results import KeptResults, keeping_results
 from forebay.building.planning import (
     OnCut,
     SourceListing,
     Trial,
     chunk_weight,
     cut_source,
+    limited_chunks,
     sample_heads,
     try_readable,
     wait_until_settled,
@@ -47,6 +51,7 @@ from forebay.errors import (
     SourceInvalid,
     SourceNotFound,
     SourceUnreadable,
+    StoreUnavailable,
 )
 from forebay.format import layout
 from forebay.format.generation import Generation
@@ -84,16 +89,27 @@ def prepare_base(
     skip_unreadable: bool = False,
     on_note: Callable[[str], None] = lambda note: None,
     start_chunk: int | None = None,
+    read_ahead: ReadAhead | None = None,
 ) -> Snapshot:
     """The index of a cache whose base layer this recipe makes, planned now if it is new.
 
     A new source of which every sample that planning tries fails is refused, unless all of them may fail. So is a plan
-    that ends before `start_chunk`.
+    that ends before `start_chunk`. `read_ahead` has workers read what deduplication needs.
     """
     unreadable = Unreadable(skip_unreadable)
     try:
         return _begun(
-            snapshot, listing, recipe, layer, on_cut, memory_limit, max_failures, unreadable, on_note, start_chunk
+            snapshot,
+            listing,
+            recipe,
+            layer,
+            on_cut,
+            memory_limit,
+            max_failures,
+            unreadable,
+            on_note,
+            start_chunk,
+            read_ahead,
         )
     except OSError as error:
         if not is_full(error):
@@ -112,6 +128,7 @@ def _begun(
     unreadable: Unreadable,
     on_note: Callable[[str], None],
     start_chunk: int | None,
+    read_ahead: ReadAhead | None,
 ) -> Snapshot:
     check_index(snapshot)
     store, newest, plan, source = snapshot.store, snapshot.newest, snapshot.plan, listing.source
@@ -135,7 +152,10 @@ def _begun(
             check_trial(store, trial, sum(map(source.weight, unreadable.without(files))))
         if trial is not None:
             _compare_with_disk(store, source, unreadable.without(files), trial, on_note)
-        draft = _first_draft(store, source, files, recipe, on_cut, trial, memory_limit, unreadable)
+        with keeping_results(store) as kept:
+            draft = _first_draft(
+                store, source, files, recipe, on_cut, trial, memory_limit, unreadable, kept, read_ahead
+            )
     check_start(store.address, start_chunk, len(plan) if draft is None else len(draft.segment))
     cache = begin_cache(store, layer)
     if cache.base != layer:
@@ -147,10 +167,21 @@ def _begun(
     if draft is None:
         return snapshot
     draft.append(store)
-    # Read again: planning takes as long as the source is large, and another builder may have been first.
-    begun = Snapshot.take(store)
+    begun = with_retries(partial(_planned, store))
     if hmac_key() is not None and begun.plan.digests != (draft.segment.digest(),):
         raise unsigned_plan(store, begun.plan, 0)
+    return begun
+
+
+def _planned(store: Store) -> Snapshot:
+    """The index, read again after planning: that takes as long as the source is large, and another may have been first.
+
+    A listing from before the segment was written would look like a source without samples.
+    """
+    begun = Snapshot.take(store)
+    if not begun.plan.segments:
+        cause = f"'{layout.plan_segment(0)}' is written, and its listing does not show it"
+        raise StoreUnavailable(store.address, "list its plan", cause, "run the same command again")
     return begun
 
 
@@ -220,14 +251,16 @@ def _first_draft(
     trial: Trial | None,
     memory_limit: int | None,
     unreadable: Unreadable,
+    kept: KeptResults,
+    read_ahead: ReadAhead | None,
 ) -> Draft:
     """The first segment, planned again without a file that only deduplication, which reads all, found unreadable."""
     while True:
         try:
-            first = first_segment(source, files, recipe, on_cut, trial, unreadable)
+            first = first_segment(source, files, recipe, on_cut, trial, unreadable, kept)
             if not len(first):
                 raise SourceEmpty(store.address, f"none of the {len(files):,} file(s) of the source has a sample")
-            return deduplicate(store, source, recipe, first, Plan((), ()), on_cut, memory_limit)
+            return deduplicate(store, source, recipe, first, Plan((), ()), on_cut, memory_limit, kept, read_ahead)
         except SourceUnreadable as error:
             unreadable.take(error, files)
 
@@ -267,14 +300,17 @@ def first_segment(
     on_cut: OnCut,
     trial: Trial | None = None,
     unreadable: Unreadable | None = None,
+    kept: KeptResults | None = None,
 ) -> Segment:
     """The plan of a source that was never planned; the same source gives the same segment."""
     if not files:
         raise SourceNotFound(str(source.describe()))
     unreadable = unreadable or Unreadable()
     trial = trial or try_readable(source, files, recipe, unreadable)
-    weight = chunk_weight(recipe.chunk_target(), trial, source.unit)
-    chunks = cut_source(source, unreadable.without(files), weight, {}, on_cut, unreadable)
+    target = recipe.chunk_target()
+    weight = chunk_weight(target, trial, source.unit)
+    chunks = cut_source(source, unreadable.without(files), weight, {}, on_cut, unreadable, kept)
+    chunks = limited_chunks(source, chunks, target.most_samples)
     segment = Segment.planned(chunks, files, number=0, first_chunk=0, source=source.describe(), weight=weight)
     return segment.passing_over(unreadable)
 

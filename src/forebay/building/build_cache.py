@@ -30,7 +30,9 @@ from forebay.building.build_options import (
     show_note,
     show_planning,
 )
+from forebay.building.census import CensusTakers
 from forebay.building.dedup import Draft, deduplicate
+from forebay.building.kept_results import keeping_results
 from forebay.building.layer_build import (
     LayerBuild,
     base_workplace,
@@ -45,6 +47,7 @@ from forebay.building.planning import (
     OnCut,
     SourceListing,
     cut_source,
+    limited_chunks,
     try_parts,
     wait_until_settled,
 )
@@ -63,6 +66,7 @@ from forebay.cache.plan import Plan
 from forebay.cache.records import BuildReport, RepairReport
 from forebay.cache.segment import Segment, Unreadable, named_in
 from forebay.cache.source_check import check_freshness, check_kind, reported, source_changed
+from forebay.engine.base import Engine
 from forebay.errors import (
     BuildFailed,
     ChunkFailed,
@@ -173,21 +177,23 @@ def _drafted(
         unreadable.take_listed(source, fresh_files)
         wait_until_settled(fresh_files)
         readable = unreadable.without(fresh_files)
-        chunks = cut_source(source, readable, plan.weight, starts, on_cut, unreadable)
-        segment = Segment.planned(
-            chunks,
-            fresh_files,
-            number=len(plan.segments),
-            first_chunk=len(plan),
-            source=source.describe(),
-            weight=plan.weight,
-        ).passing_over(unreadable)
-        if not len(segment) and (plan.segments[-1].identities or all(file.path in plan.files for file in fresh_files)):
-            return None, []
-        try:
-            return deduplicate(store, source, recipe, segment, plan, on_cut, memory_limit), fresh_files
-        except SourceUnreadable as error:
-            unreadable.take(error, fresh_files)
+        with keeping_results(store) as kept:
+            chunks = cut_source(source, readable, plan.weight, starts, on_cut, unreadable, kept)
+            segment = Segment.planned(
+                limited_chunks(source, chunks, recipe.chunk_target().most_samples),
+                fresh_files,
+                number=len(plan.segments),
+                first_chunk=len(plan),
+                source=source.describe(),
+                weight=plan.weight,
+            ).passing_over(unreadable)
+            is_known = plan.segments[-1].identities or all(file.path in plan.files for file in fresh_files)
+            if not len(segment) and is_known:
+                return None, []
+            try:
+                return deduplicate(store, source, recipe, segment, plan, on_cut, memory_limit, kept), fresh_files
+            except SourceUnreadable as error:
+                unreadable.take(error, fresh_files)
 
 
 def _check_new(store: Store, source: Source, recipe: Recipe, parts: Sequence[Part], unreadable: Unreadable) -> None:
@@ -273,12 +279,13 @@ def build_layer(
     """Make what is missing of a layer, in an inclusive range of chunks."""
     _check_range(start_chunk, end_chunk)
     refuse_tier(store)
-    request = _with_workers(request, recipe)
+    source = None if source is None else check_is_source(source)
+    request = _with_workers(request, recipe, source)
     with closing(request.open_engine()) as engine, released(recipe) as said:
         snapshot = Snapshot.take(store)
         if snapshot.newest is None:
             check_destination(store)
-        listing = None if source is None else SourceListing(check_is_source(source), store)
+        listing = None if source is None else SourceListing(source, store)
         clock = PhaseClock()
         if listing is not None:
             with clock.during("listing"):
@@ -290,7 +297,7 @@ def build_layer(
             settled, notes = resolve_recipe(store, listing, recipe, layer)
             notes = (*notes, *(listing.notes if listing is not None else ()), *short_key_note(hmac_key()))
             options = replace(request.options(versions_of(settled), source, engine), clock=clock)
-            place = _prepared(snapshot, listing, settled, layer, options, request.skip_unreadable, start_chunk)
+            place = _prepared(snapshot, listing, settled, layer, options, request.skip_unreadable, start_chunk, engine)
         check_start(store.address, start_chunk, max(place.chunks, default=-1) + 1)
         place = place.noting(notes)
         if mode == "inverse" and snapshot.newest is not None:
@@ -382,10 +389,14 @@ def refuse_tier(store: Store) -> None:
         )
 
 
-def _with_workers(request: BuildRequest, recipe: AnyRecipe) -> BuildRequest:
-    """The processes that a recipe asks for on this machine, where nobody says; a cluster has its resources."""
-    is_here = request.engine in (None, "local")
-    return replace(request, workers=hooks_of(recipe).workers) if is_here and request.workers is None else request
+def _with_workers(request: BuildRequest, recipe: AnyRecipe, source: Source | None = None) -> BuildRequest:
+    """The processes that a recipe or a source asks for here, where nobody says; a cluster has its resources."""
+    if request.engine not in (None, "local") or request.workers is not None:
+        return request
+    wanted = hooks_of(recipe).workers
+    if wanted is None and source is not None and request.memory_limit is None:
+        wanted = source.workers()
+    return replace(request, workers=wanted)
 
 
 def _is_long_work(listing: SourceListing) -> bool:
@@ -401,6 +412,7 @@ def _prepared(
     options: BuildOptions,
     skip_unreadable: bool,
     start_chunk: int | None,
+    engine: Engine,
 ) -> LayerBuild:
     """A layer's work, begun now if it is new."""
     if reads_of(recipe):
@@ -411,18 +423,20 @@ def _prepared(
         return layer_workplace(snapshot, cast(LayerRecipe, recipe), layer)
     if listing is None:
         raise RecipeInvalid(f"the recipe '{recipe.kind}' makes base rows and needs a source")
-    base = cast(Recipe, recipe)
+    base, show = cast(Recipe, recipe), partial(show_planning, options)
+    slots = 1 if options.memory_limit else options.workers
     begun = prepare_base(
         snapshot,
         listing,
         base,
         layer,
-        partial(show_planning, options),
+        show,
         options.memory_limit,
         options.max_failures,
         skip_unreadable,
         on_note=partial(show_note, options),
         start_chunk=start_chunk,
+        read_ahead=CensusTakers(engine, slots, snapshot.store, listing.source, base, show),
     )
     place = base_workplace(begun, listing, base, layer, begun.plan, skip_unreadable)
     return with_same_source(place, begun.plan, listing)

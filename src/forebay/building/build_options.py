@@ -125,7 +125,10 @@ class PhaseClock:
         try:
             yield
         finally:
-            self.seconds[phase] = self.seconds.get(phase, 0.0) + time.monotonic() - started
+            self.add(phase, time.monotonic() - started)
+
+    def add(self, phase: str, seconds: float) -> None:
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + seconds
 
 
 @dataclass(slots=True)
@@ -134,6 +137,7 @@ class BuildProgress:
 
     total: int
     present: int = 0
+    unlisted: frozenset[int] = frozenset()  # those of `present` that no generation listed when the build began
     records: dict[int, ChunkRecord] = field(default_factory=dict)
     failed: dict[int, str] = field(default_factory=dict)
     deaths: list[str] = field(default_factory=list)

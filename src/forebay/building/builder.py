@@ -12,6 +12,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import chain
 from typing import Literal, TypeVar
 
 import msgspec
@@ -276,6 +277,8 @@ class Build:
     def run(self, engine: Engine) -> None:
         """Make every chunk, or raise; either way claims are released and workers are gone."""
         if not self._schedule.pending:
+            if self._tally.unlisted:
+                self._wait_for_makers(engine)
             return
         first = 1 if self._terms.memory_limit else min(self._terms.workers, self._schedule.pending)
         engine.start(BuildTask(self._job), first)
@@ -301,7 +304,7 @@ class Build:
             while self._step(engine, governor):
                 self._show(engine)
             self._publish_unlisted()
-            self._wait_for_makers()
+            self._wait_for_makers(engine)
         finally:
             engine.stop()
             # What cannot be tidied up now must not hide why the build ended: `clean` removes it, and claims expire.
@@ -434,6 +437,7 @@ class Build:
             self._slow.pop(event.chunk, None)
         match event:
             case Done():
+                self._terms.clock.add("writing", event.writing_seconds)
                 self._made(event.chunk, msgspec.convert(event.record, ChunkRecord | None))
             case Died():
                 self._died(event)
@@ -556,7 +560,7 @@ class Build:
         if self._unlisted or self._fresh:
             self._publish()
 
-    def _wait_for_makers(self) -> None:
+    def _wait_for_makers(self, engine: Engine) -> None:
         """Builders that are at work list their chunks: wait for it a while, rather than read and hash them here."""
         pause, end = TICK_SECONDS / 8, time.monotonic() + self._terms.publish_seconds
         while time.monotonic() < end and (others := self._others.look()):
@@ -564,12 +568,15 @@ class Build:
             self._claims.pulses.take(others)
             if all(map(self._claims.pulses.is_silent, others)) or self._has_all_listed():
                 return
+            self._waiting_for = tuple(sorted({beat.host for beat in others.values()}))
+            self._show(engine)
             time.sleep(pause)
             pause = min(WAIT_SECONDS, 2 * pause)
 
     def _has_all_listed(self) -> bool:
         listed = with_retries(self._listed)
-        return all(chunk in listed or chunk in self._tally.failed for chunk in self._chunks)
+        expected = chain(self._chunks, self._tally.unlisted)
+        return all(chunk in listed or chunk in self._tally.failed for chunk in expected)
 
     def _publish(self) -> None:
         """List what was made; only then are the claims released that kept others from it."""

@@ -15,7 +15,7 @@ comes first.
 import os
 import tempfile
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from itertools import pairwise
@@ -24,16 +24,17 @@ import numpy as np
 import xxhash
 from numpy.typing import DTypeLike
 
+from forebay.building.kept_results import KeptResults
 from forebay.building.planning import OnCut
-from forebay.cache.plan import Identities, Plan, kept_identities, load_identities, load_plan
-from forebay.cache.segment import LeftOut, Segment
+from forebay.cache.plan import Identities, Plan, kept_identities, load_identities
+from forebay.cache.segment import LeftOut, Segment, decode_segment
 from forebay.columns import Array
 from forebay.errors import Damaged, ForebayError, RecipeInvalid
 from forebay.format import layout
 from forebay.format.tensors import as_bytes
 from forebay.recipe import Identity, Recipe, identity_of
 from forebay.source import Failure, Sample, Source
-from forebay.store.base import Buffer, Store
+from forebay.store.base import Buffer, Store, load_index
 
 
 class Scratch(AbstractContextManager["Scratch"]):
@@ -241,6 +242,48 @@ class DuplicateFilter:
         return self._census.check == self._check
 
 
+@dataclass(frozen=True, slots=True)
+class ChunkIdentities:
+    """The identities of the samples of a chunk, in their order."""
+
+    check: int
+    has: bytes  # for each sample, 1 if it has an identity
+    identities: bytes  # of those that have one
+
+    @classmethod
+    def read(cls, source: Source, identity: Identity, segment: Segment, chunk: int) -> "ChunkIdentities":
+        census, has, identities = DuplicateCensus(identity), bytearray(), bytearray()
+        for part in segment.parts(chunk):
+            for sample in source.read(part):
+                found = census.take(sample)
+                has.append(found is not None)
+                identities += found or b""
+        return cls(census.check, bytes(has), bytes(identities))
+
+    def __iter__(self) -> Iterator[bytes | None]:
+        identities = (
+            self.identities[at : at + IDENTITY_BYTES] for at in range(0, len(self.identities), IDENTITY_BYTES)
+        )
+        return (next(identities) if has else None for has in self.has)
+
+    def encode(self) -> bytes:
+        return self.check.to_bytes(8, "little") + len(self.has).to_bytes(8, "little") + self.has + self.identities
+
+    @classmethod
+    def decode(cls, answer: bytes) -> "ChunkIdentities | None":
+        """What `encode` gave, None for anything else."""
+        check, count = (int.from_bytes(answer[at : at + 8], "little") for at in (0, 8))
+        has, identities = answer[16 : 16 + count], answer[16 + count :]
+        is_whole = len(answer) >= 16 and len(has) == count and IDENTITY_BYTES * has.count(1) == len(identities)
+        return cls(check, has, identities) if is_whole and has.count(0) + has.count(1) == count else None
+
+
+def chunk_question(segment: str, chunk: int) -> tuple[str, str, int]:
+    """What `KeptResults` has the identities of a chunk under; `segment` is the digest of the draft that cuts it."""
+    return "identities", segment, chunk
+
+
+ReadAhead = Callable[[Segment, KeptResults], None]  # has the identities of many chunks found and kept
 SORT_BYTES = 256 * 1024 * 1024
 LIMIT_SHARE = 4  # a fourth of a memory limit, where that is less
 
@@ -258,9 +301,12 @@ class Draft:
         key = layout.identities(number, digest)
         if self.identities and not store.create(key, self.identities) and not _is_sound(store, self.segment):
             store.replace(key, self.identities)
-        created = store.create(layout.plan_segment(number), self.segment.encode())
-        if not created and self.identities and load_plan(store).segments[number].identities != digest:
-            store.delete(key)
+        place = layout.plan_segment(number)
+        created = store.create(place, self.segment.encode())
+        if not created and self.identities:
+            first, _ = decode_segment(load_index(store, place), store.address, place)
+            if first.identities != digest:
+                store.delete(key)
         return created
 
 
@@ -272,6 +318,8 @@ def deduplicate(
     earlier: Plan,
     on_cut: OnCut,
     memory_limit: int | None = None,
+    kept_results: KeptResults | None = None,
+    read_ahead: ReadAhead | None = None,
 ) -> Draft:
     """A segment that continues a plan, without what repeats earlier samples if its recipe wants that."""
     identity = identity_of(recipe)
@@ -280,7 +328,9 @@ def deduplicate(
         return Draft(segment)
     kept = kept_identities(store, earlier)
     budget = SORT_BYTES if memory_limit is None else min(SORT_BYTES, memory_limit // LIMIT_SHARE)
-    search = Search(source, identity, kept, max(1, budget // RECORD_BYTES), scratch_folder(store))
+    if read_ahead is not None and kept_results is not None:
+        read_ahead(segment, kept_results)
+    search = Search(source, identity, kept, max(1, budget // RECORD_BYTES), scratch_folder(store), kept_results)
     tensors, identities = search.run(segment, on_cut)
     sealed = identities.encode(segment.number)
     return Draft(segment.without_duplicates(tensors, bytes(sealed[-1]).hex()), sealed)
@@ -295,6 +345,7 @@ class Search:
     kept: Sequence[Identities]
     capacity: int
     folder: str | None
+    found: KeptResults | None = None
 
     def run(self, segment: Segment, on_cut: OnCut) -> tuple[dict[str, Array], Identities]:
         """What a segment says of duplicates, and the identities that it is the first to have."""
@@ -306,17 +357,19 @@ class Search:
 
     def _read(self, segment: Segment, writer: RunWriter, on_cut: OnCut) -> tuple[list[int], list[int]]:
         """Read every sample once; per chunk, how many there were up to its end, and what its samples are."""
-        ends, checks = [0], []
-        path, files, passed = None, -1, 0
+        ends, checks, passed = [0], [], 0
+        digest, last, weights = segment.digest() if self.found else "", segment.tensors["part_file"], segment.weights()
         for chunk in range(len(segment)):
-            census = DuplicateCensus(self.identity)
-            for part in segment.parts(chunk):
-                files += part.file.path != path
-                path = part.file.path
-                for sample in self.source.read(part):
-                    writer.add(census.take(sample))
-                passed += part.weight
-                on_cut(files, segment.file_count, passed)
+            answer = self.found.find(*chunk_question(digest, chunk)) if self.found else None
+            census = ChunkIdentities.decode(answer) if answer is not None else None
+            passed += int(weights[chunk])
+            if census is None:
+                census = ChunkIdentities.read(self.source, self.identity, segment, chunk)
+                if self.found:
+                    self.found.keep(census.encode(), *chunk_question(digest, chunk))
+                on_cut(int(last[int(segment.tensors["chunk_parts"][chunk + 1]) - 1]), segment.file_count, passed)
+            for identity in census:
+                writer.add(identity)
             ends.append(writer.count)
             checks.append(census.check)
         on_cut(segment.file_count, segment.file_count, passed)

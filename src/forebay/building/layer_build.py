@@ -24,6 +24,7 @@ from forebay.cache.catalog import (
     sound_record,
 )
 from forebay.cache.claims import is_abandoned, read_claims
+from forebay.cache.heartbeats import OtherBuilders
 from forebay.cache.plan import Plan
 from forebay.cache.publish import differing_versions, listed_plan, listed_revision, publish, publish_found
 from forebay.cache.records import BuildReport
@@ -292,7 +293,8 @@ def _build_missing(place: LayerBuild, wanted: Iterable[int], engine: Engine, ter
     distrusted = unsound if hmac_key() is None else frozenset(order)
     missing = [chunk for chunk in order if chunk not in listed and (chunk not in there or chunk in distrusted)]
     _check_inputs(place, missing)
-    tally = BuildProgress(total=len(order), present=len(order) - len(missing))
+    unlisted = frozenset(there).intersection(order) - listed - set(missing)
+    tally = BuildProgress(total=len(order), present=len(order) - len(missing), unlisted=unlisted)
     lost = [chunk for chunk in order if chunk in gone]
     notes = [*place.notes, *_unsound_notes(layer, unsound.intersection(order))]
     if missing and (differing := differing_versions(found.newest.versions if found.newest else (), terms.versions)):
@@ -452,10 +454,14 @@ def published_records(generation: Generation, layer: str, chunks: Iterable[int])
 
 
 def list_what_is_there(place: LayerBuild, terms: BuildOptions) -> tuple[Snapshot, frozenset[int]]:
-    """The index with all of a layer that may be adopted listed, and the chunks of it whose files may not."""
+    """The index with all of a layer that may be adopted listed, and the chunks of it whose files may not.
+
+    Builders at work list their own chunks. While there are some, nothing is adopted: each that starts would read and
+    hash what the others have made since they last listed it. What a dead one left is adopted at the end.
+    """
     check_index(place.snapshot)
     layer, skipped = place.job.layer, set[str]()
-    adopts = {layer: place.job.may_adopt}
+    adopts = {} if OtherBuilders(place.job.store, layer).look() else {layer: place.job.may_adopt}
     found = publish_found(place.snapshot, terms.versions, skipped, terms.planned, adopts)
     return found, _chunks_of(layer, skipped)
 

@@ -3,7 +3,7 @@
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import islice
@@ -12,6 +12,8 @@ from math import ceil
 import numpy as np
 
 from forebay.building.build_options import Reasons
+from forebay.building.kept_results import KeptResults
+from forebay.building.stream_scans import StreamScans
 from forebay.cache.plan import Plan, load_plan
 from forebay.cache.segment import Unreadable
 from forebay.columns import Column
@@ -183,9 +185,14 @@ class TrialSamples(BatchedSamples):
         self.count = 0
         self.ids: set[str] = set()
         self.failures: list[Failure] = []
-        self.weight = sum(part.weight for part in parts)
+        self._unit = source.unit
         self._read = source.glance
         self._parts = parts
+
+    @property
+    def weight(self) -> int:
+        """What was read: a glance may return fewer samples than a part has."""
+        return self.count if self._unit == "samples" else sum(part.weight for part in self._parts)
 
     def __iter__(self) -> Iterator[Sample]:
         for found in self.batches():
@@ -302,19 +309,38 @@ def cut_source(
     starts: Mapping[str, int],
     on_cut: OnCut,
     unreadable: Unreadable | None = None,
+    kept: KeptResults | None = None,
 ) -> Iterator[list[Part]]:
     """Parts in the order of the source, grouped into chunks of about `weight`.
 
-    `starts` says how far a file is planned already; what comes before is left out.
+    `starts` says how far a file is planned already; what comes before is left out. `kept` has what a planning that was
+    killed found of streams.
     """
-    unreadable = unreadable or Unreadable()
+    with closing(StreamScans(source, files, starts, kept)) as scans:
+        yield from _cut_files(source, files, weight, starts, on_cut, unreadable or Unreadable(), scans)
+
+
+def _cut_files(
+    source: Source,
+    files: Sequence[SourceFile],
+    weight: int,
+    starts: Mapping[str, int],
+    on_cut: OnCut,
+    unreadable: Unreadable,
+    scans: StreamScans,
+) -> Iterator[list[Part]]:
     open_chunk: list[Part] = []
     used = passed = 0
     for count, file in enumerate(files):
         start = starts.get(file.path, 0)
         try:
             show = partial(_show_cut, on_cut, count, len(files), passed - start)
-            scanned, stops = _cut_unchanged(source, file, start, weight - used, weight, show)
+            scan = scans.take(file)
+            if scan is not None:
+                scanned, stops = scan.file, list(scan.cuts(weight - used, weight))
+                show(stops[-1] if stops else 0)
+            else:
+                scanned, stops = _cut_unchanged(source, file, start, weight - used, weight, show)
         except SourceUnreadable as error:
             unreadable.take(error, files)
             continue
@@ -330,6 +356,33 @@ def cut_source(
                 yield open_chunk
                 open_chunk, used = [], 0
     on_cut(len(files), len(files), passed)
+    if open_chunk:
+        yield open_chunk
+
+
+def limited_chunks(source: Source, chunks: Iterable[list[Part]], most_samples: int | None) -> Iterator[list[Part]]:
+    """Chunks as they are cut by weight; those of more samples than `most_samples` are cut further."""
+    if most_samples is None or source.unit == "samples":  # whose weight is their number
+        yield from chunks
+        return
+    open_chunk: list[Part] = []
+    count, path = 0, ""
+    ends: Iterator[int] = iter(())
+    for chunk in chunks:
+        is_cut = False
+        for part in chunk:
+            if part.file.path != path:  # a stream is read from its beginning: once, for all of its parts
+                path, ends = part.file.path, iter(source.cuts(part.file, part.start, 1, 1))
+            start = end = part.start
+            while end < part.stop:
+                end, count = next(ends, part.stop), count + 1
+                if count == most_samples:
+                    yield [*open_chunk, Part(part.file, start, end)]
+                    open_chunk, count, start, is_cut = [], 0, end, True
+            open_chunk += [Part(part.file, start, part.stop)] if start < part.stop else []
+        if open_chunk and not is_cut:  # what is left of a chunk that was cut begins the next one
+            yield open_chunk
+            open_chunk, count = [], 0
     if open_chunk:
         yield open_chunk
 

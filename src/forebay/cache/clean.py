@@ -29,7 +29,8 @@ def clean_cache(store: Store, keep_generations: int | None, lease_seconds: float
     again.
     """
     read_cache_document(store)
-    temporary = list(store.leftovers())
+    kept = [entry for entry in store.entries(layout.PLANNING) if layout.is_planning(entry.key)]  # by a dead planner
+    temporary = [*store.leftovers(), *kept]
     dropped = _old_generations(store, keep_generations)
     superseded = [
         *_superseded(store, {layout.parse_generation(entry.key) for entry in dropped}),

@@ -102,7 +102,9 @@ class BuildReport(Record, frozen=True, kw_only=True):
     reasons: dict[str, int] = {}  # why samples failed, in the chunks that this build made
     made_rows: int = 0  # in the chunks that this build made; `rows`, `samples` and `failures` are of the whole layer
     made_failures: int = 0
-    phases: dict[str, float] = {}  # seconds of listing, planning, making (with writing) and publishing
+    # Seconds of listing, planning, making and publishing, and of writing: summed over the workers, which write a chunk
+    # while they make the next.
+    phases: dict[str, float] = {}
 
     @property
     def tokens_per_second(self) -> float | None:
@@ -272,6 +274,14 @@ class Status(Record, frozen=True, kw_only=True):
         return any(how != GONE or not self.complete for how in self.stale.values())
 
 
+class MadeWith(Record, frozen=True, kw_only=True):
+    """Chunks of a layer that were made with the same versions of libraries."""
+
+    versions: dict[str, str]  # empty where nobody can tell
+    count: int
+    chunks: tuple[tuple[int, int], ...]  # ranges: the first and the last of each
+
+
 class LayerSummary(Record, frozen=True, kw_only=True):
     layer: str
     kind: str
@@ -284,6 +294,7 @@ class LayerSummary(Record, frozen=True, kw_only=True):
     failures: int
     statistics: dict[str, int | float | list[int]]
     figures: dict[str, object] = {}  # what the recipe's kind derives from the statistics
+    made_with: tuple[MadeWith, ...] = ()
 
 
 class Summary(Record, frozen=True, kw_only=True):

@@ -68,6 +68,7 @@ class Done(msgspec.Struct, frozen=True, tag=True):
     record: Any
     seconds: float
     peak_bytes: int
+    writing_seconds: float = 0.0  # of `seconds`
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):

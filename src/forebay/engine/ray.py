@@ -1,6 +1,6 @@
-"""Run chunks on a Ray cluster: one actor per slot, one chunk in flight each. Actors open the task's document when they
-start and return small events. Ray never restarts one: the builder decides what becomes of its chunk."""
+"""Run chunks on a Ray cluster: one actor per slot, one chunk in flight each. Ray never restarts an actor."""
 
+import os
 import socket
 import sys
 import time
@@ -16,7 +16,6 @@ from forebay.engine.base import Died, Done, EngineUsage, Event, Failed, Task, Ta
 from forebay.engine.worker import attempt_chunk
 from forebay.errors import EngineUnusable
 
-_ENVIRONMENT = {"env_vars": {"RAYON_NUM_THREADS": "1"}}  # as local workers have it
 PROBE_SECONDS, CONNECT_SECONDS = 120.0, 5.0
 
 
@@ -24,9 +23,8 @@ class Maker:
     """An actor: makes the chunks of one slot. It is also made, and thrown away, where a node is tried."""
 
     def __init__(self, document: bytes) -> None:
+        os.environ.setdefault("RAYON_NUM_THREADS", "1")  # as local workers have it; a `runtime_env` starts slower
         self._maker = TaskDocument.decode(document).open()
-
-    def ready(self) -> None: ...
 
     def make(self, chunk: int) -> bytes:
         return msgspec.msgpack.encode(attempt_chunk(self._maker, chunk))
@@ -44,7 +42,6 @@ class RayEngine:
         self._size, self._next_slot, self._document = 0, 0, b""
 
     def capacity(self) -> int:
-        """As many slots as the resources of the cluster hold."""
         self._connect()
         found, wanted = ray.cluster_resources(), {name[4:-1].upper(): each for name, each in self._resources.items()}
         slots = min((int(found.get(name, 0) // each) for name, each in wanted.items() if each), default=1)
@@ -58,8 +55,9 @@ class RayEngine:
     def start(self, task: Task, slots: int) -> None:
         self._connect()
         self._document = task.document().encode()
-        self._check_nodes()
-        self.resize(slots)
+        probes = self._probes()
+        self.resize(slots)  # actors start while the nodes are tried
+        self._check_nodes(probes)
 
     def idle(self) -> list[int]:
         return sorted(self._idle)
@@ -80,7 +78,11 @@ class RayEngine:
         self._size = slots
         for slot in self.idle()[: max(0, len(self._actors) - slots)]:
             self._end(slot)
-        self._fill()
+        remote: Any = ray.remote(max_restarts=0, **self._resources)(Maker)
+        while len(self._actors) < self._size:
+            slot, self._next_slot = self._next_slot, self._next_slot + 1
+            self._actors[slot] = remote.remote(self._document)
+            self._pending[self._actors[slot].__ray_ready__.remote()] = (slot, None)
 
     def usage(self) -> EngineUsage:
         return EngineUsage(workers=len(self._actors))
@@ -106,17 +108,22 @@ class RayEngine:
             advice = "start one with `ray start --head`, or pass the address of one (address=, --address HOST:PORT)"
             raise EngineUnusable("ray", problem, advice) from error
 
-    def _check_nodes(self) -> None:
+    def _probes(self) -> list[tuple[str, Any]]:
         """Open the task on every node before any work: a folder may not be shared, a package may be missing."""
         remote: Any = ray.remote(num_cpus=0, max_retries=0)(lambda document: bool(Maker(document)))
-        for node in (node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")):
-            here = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+        nodes = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
+        places = (NodeAffinitySchedulingStrategy(node["NodeID"], soft=False) for node in nodes)
+        tried = (remote.options(scheduling_strategy=place).remote(self._document) for place in places)
+        return [(node["NodeManagerHostname"], probe) for node, probe in zip(nodes, tried, strict=True)]
+
+    def _check_nodes(self, probes: list[tuple[str, Any]]) -> None:
+        for name, probe in probes:
             try:
-                ray.get(remote.options(scheduling_strategy=here).remote(self._document), timeout=PROBE_SECONDS)
+                ray.get(probe, timeout=PROBE_SECONDS)
             except (NodeDiedError, TaskUnschedulableError):  # it is gone by now
                 continue
             except RayError as error:  # it does not answer, or has no forebay
-                problem = f"node '{node['NodeManagerHostname']}' cannot begin: {str(error).strip().splitlines()[-1]}"
+                problem = f"node '{name}' cannot begin: {str(error).strip().splitlines()[-1]}"
                 advice = "install the same packages as here ('forebay[ray]'), and name a cache that every node reaches"
                 raise EngineUnusable("ray", problem, advice) from error
 
@@ -134,13 +141,6 @@ class RayEngine:
         ray.kill(self._actors.pop(slot))
         self._idle.discard(slot)
         self._pending = {one: kept for one, kept in self._pending.items() if kept[0] != slot}
-
-    def _fill(self) -> None:
-        remote: Any = ray.remote(max_restarts=0, runtime_env=_ENVIRONMENT, **self._resources)(Maker)
-        while len(self._actors) < self._size:
-            slot, self._next_slot = self._next_slot, self._next_slot + 1
-            self._actors[slot] = remote.remote(self._document)
-            self._pending[self._actors[slot].ready.remote()] = (slot, None)
 
 
 def _died(slot: int, chunk: int | None, text: str) -> Died:

@@ -35,11 +35,13 @@ def attempt_beginning(maker: ChunkMaker, chunk: int) -> Finish:
 
 
 def _finished(chunk: int, finish: Callable[[], Any], started: float) -> Event:
+    begun = time.monotonic()
     try:
         record = msgspec.to_builtins(finish(), builtin_types=(bytes,))
     except Exception as error:  # as above
         return _failed(chunk, error)
-    return Done(chunk, record, time.monotonic() - started, peak_bytes())
+    ended = time.monotonic()
+    return Done(chunk, record, ended - started, peak_bytes(), ended - begun)
 
 
 def _failed(chunk: int, error: Exception) -> Failed:

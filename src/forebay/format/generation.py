@@ -138,6 +138,13 @@ class ChunkTable:
         sets = self.statistics.get(MADE_BY)
         return int(sets[position]) if sets is not None and sets.ndim == 1 else 0
 
+    def by_maker(self, sets: int) -> dict[int, Array]:
+        """The chunks that each of so many sets of versions made, by its number; -1: those of which nobody can tell."""
+        known = self.statistics.get(MADE_BY)
+        numbers = np.zeros(len(self), np.int64) if known is None or known.ndim != 1 else known
+        makers = np.where(np.isin(numbers, np.arange(sets)), numbers, -1).astype(np.int64)
+        return {int(maker): np.sort(self.chunks[makers == maker]) for maker in np.unique(makers)}
+
     def reasons(self) -> dict[str, int]:
         """Why samples failed, the most frequent reason first; `other` where an earlier forebay did not count them."""
         sums = {name: values.sum() for name, values in self.statistics.items() if name.startswith(FAILED)}

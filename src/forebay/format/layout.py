@@ -12,6 +12,7 @@ layers/<layer>/000035.r1.safetensors  revision 1 of the same chunk
 generations/000003.safetensors        what is published, create-only
 claims/<layer>/000035.1.json          the builder that computes a chunk
 builders/<owner>.json                 the heartbeat of a builder, with its progress
+planning/<hash>.bin                   what planning has found so far; gone when the plan is written
 seen.bin                              which content source files were found to have at a new time, advisory
 dataset.json                          the name of the data set, advisory
 
@@ -39,6 +40,7 @@ IDENTITIES = "identities/"
 LAYERS = "layers/"
 CLAIMS = "claims/"
 BUILDERS = "builders/"
+PLANNING = "planning/"
 MAX_NUMBER = 10**15  # of a chunk, a segment or a generation; sums of many fit int64
 MAX_REVISION = 10**9
 # Six digits, or more without leading zeros, so that a file has one name. ASCII digits: `\d` matches others too.
@@ -52,6 +54,7 @@ _CONSTANTS = re.compile(rf"layers/{_NAME}/constants\.[0-9a-f]{{16}}\.safetensors
 _CLAIM = re.compile(rf"claims/{_NAME}/{_NUMBER}\.([1-9][0-9]{{0,8}})\.json")
 _BUILDER = re.compile(rf"{BUILDERS}([0-9A-Za-z]{{1,64}}-[1-9][0-9]{{0,9}}-(?:0|[1-9][0-9]{{0,18}}))\.json")
 _IDENTITIES = re.compile(rf"identities/{_NUMBER}\.[0-9a-f]{{16}}\.safetensors")
+_PLANNING = re.compile(r"planning/[0-9a-f]{32}\.bin")
 _RECIPE = re.compile(rf"layers/({_NAME})/recipe\.json")
 _LAYER = re.compile(_NAME)
 LAYER_PATTERN = rf"\A{_NAME}\Z"
@@ -99,6 +102,15 @@ def layer_folder(layer: str) -> str:
 def chunk(layer: str, index: int, revision: int = 0) -> str:
     suffix = f".r{revision}" if revision else ""
     return f"{LAYERS}{layer}/{index:06d}{suffix}.safetensors"
+
+
+def planning(digest: str) -> str:
+    return f"{PLANNING}{digest}.bin"
+
+
+def is_planning(key: str) -> bool:
+    """Whether a key is of something that planning found."""
+    return _PLANNING.fullmatch(key) is not None
 
 
 def claims_folder(layer: str) -> str:
@@ -167,7 +179,7 @@ def is_known(key: str, layers: set[str]) -> bool:
     """Whether this module can make a key, given the existing layers."""
     top, _, rest = key.partition("/")
     layer, _, name = rest.partition("/")
-    if parse_dropped(key) is not None or parse_builder(key) is not None:
+    if parse_dropped(key) is not None or parse_builder(key) is not None or is_planning(key):
         return True
     if not name:
         numbers = (parse_generation(key), parse_segment(key), parse_identities(key))

@@ -402,9 +402,13 @@ class Cache:
 
     def chunks(self, columns: Sequence[str] | None = None) -> Iterator[dict[str, Array | Ragged]]:
         """All rows, chunk by chunk; uncompressed columns are views of the file, not copies."""
-        wanted = self._wanted(columns)
         for position in range(len(self._chunks)):
-            yield {name: self._repeated(partial(self._whole, name, position)) for name in wanted}
+            yield self.chunk(position, columns)
+
+    def chunk(self, position: int, columns: Sequence[str] | None = None) -> dict[str, Array | Ragged]:
+        """All rows of the chunk at an index into `chunk_numbers`, as `chunks` yields them."""
+        wanted = self._wanted(columns)
+        return {name: self._repeated(partial(self._whole, name, position)) for name in wanted}
 
     def at_generation(self, number: int) -> "Cache":
         """The same cache pinned to another generation."""

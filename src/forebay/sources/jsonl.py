@@ -13,13 +13,15 @@ from operator import attrgetter
 from typing import Any, ClassVar
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from forebay.errors import SourceInvalid
 from forebay.source import Failure, Part, PartDigest, Sample, SourceFile, TextBatch
 from forebay.sources.compression import preview_stream
 from forebay.sources.local_files import BOM, MAX_SAMPLE_BYTES, LocalFiles, checked_limit, empty, not_utf8
 from forebay.sources.paths import named_below, with_stream_suffixes
-from forebay.sources.pieces import Block, LongPiece, Reading, cut_between_pieces, handed_out, piece_bounds
+from forebay.sources.pieces import Block, LongPiece, Reading, cut_between_pieces, handed_out, piece_bounds, piece_ends
 
 _JSON_TYPES = {b"{": "an object", b"[": "an array", b"t": "true", b"f": "false"}
 _SHOWN_FIELDS = 6
@@ -203,6 +205,9 @@ class JsonlSource(LocalFiles):
     def cuts(self, file: SourceFile, start: int, first: int, every: int) -> Iterator[int]:
         return cut_between_pieces(self.root, b"\n", file, start, first, every, self.max_sample_bytes)
 
+    def sample_ends(self, file: SourceFile) -> NDArray[np.uint64] | None:
+        return piece_ends(self.root, b"\n", file, self.max_sample_bytes)
+
     def read(self, part: Part) -> Iterable[Sample | Failure]:
         return read_documents(Reading(self.root, part, b"\n", self.max_sample_bytes), part.file.path, self.text)
 
@@ -246,6 +251,9 @@ class LineSource(LocalFiles):
 
     def cuts(self, file: SourceFile, start: int, first: int, every: int) -> Iterator[int]:
         return cut_between_pieces(self.root, b"\n", file, start, first, every, self.max_sample_bytes)
+
+    def sample_ends(self, file: SourceFile) -> NDArray[np.uint64] | None:
+        return piece_ends(self.root, b"\n", file, self.max_sample_bytes)
 
     def read(self, part: Part) -> Iterable[Sample | Failure]:
         return _lines(Reading(self.root, part, b"\n", self.max_sample_bytes), part.file.path)

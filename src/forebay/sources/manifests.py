@@ -28,10 +28,13 @@ from forebay.sources.compression import DecompressedStream
 from forebay.sources.image_files import FILE_PROBLEMS, clean_etag, image_digest, read_image, stamp, state_of
 from forebay.sources.local_files import BOM, MAX_IMAGE_BYTES, checked_limit, look
 from forebay.sources.paths import full_path, is_stream, refuse_one_slash
+from forebay.sources.shared_arrays import shared_arrays
 from forebay.store.base import Entry
 
 LONGEST_LINE = 1 << 24
 MOST_UNPACKED = 16 << 30  # of a compressed manifest, on the disk for temporary files
+SHARED_BYTES = 4 << 20  # a manifest from this size on is indexed once for all processes of a machine
+_INDEX_VERSION = 1
 _PIECE = 1 << 20
 _SHOWN_CHARS = 60
 _NO_IMAGE = np.uint32(0)  # in place of a hash
@@ -62,16 +65,28 @@ class Line(NamedTuple):
 class ImageLines:
     """The lines of a manifest, by image or by offset."""
 
-    def __init__(self, stored: "StoredText", key: str, root: str) -> None:
+    def __init__(self, stored: "StoredText", key: str, root: str, made_from: str = "") -> None:
         self._stored, self._key, self._root = stored, key, root
-        self._starts, self._end = stored.line_starts()
+        self._end = stored.end()
+        self._starts = np.empty(0, stored.width)
+        if made_from and stored.size >= SHARED_BYTES:
+            dtypes = (stored.width, stored.width, np.uint32)
+            self._starts, self._order, self._sorted = shared_arrays(made_from, dtypes, self._indexed)
+        else:
+            self._starts, self._order, self._sorted = self._indexed()
+        self._again = self._repetitions()
+
+    def _indexed(self) -> tuple[Array, Array, Array]:
+        """Where lines begin, the lines with an image in the order of its hash, and these hashes: 12 bytes for a line.
+
+        Of some, the hash is equal by chance, and `find` compares the names.
+        """
+        self._starts = self._stored.line_starts()
         names = (self._line(number).image for number in range(len(self._starts)))
         hashes = np.fromiter(map(_hash, names), np.uint32, len(self._starts))
-        order = np.argsort(hashes, kind="stable").astype(np.uint32 if len(hashes) < 1 << 32 else np.int64)
-        # 12 bytes for a line: of some, the hash is equal by chance, and `find` compares the names.
-        self._order = order[np.count_nonzero(hashes == _NO_IMAGE) :]
-        self._sorted = hashes[self._order]
-        self._again = self._repetitions()
+        order = np.argsort(hashes, kind="stable").astype(self._stored.width)
+        named = order[np.count_nonzero(hashes == _NO_IMAGE) :]
+        return self._starts, named, hashes[named]
 
     def named(self) -> Iterator[Line]:
         """Every line that is not blank; a line that repeats an image is a failure."""
@@ -121,7 +136,8 @@ class ImageLines:
 @lru_cache(maxsize=2)
 def open_lines(root: str, path: str, file: SourceFile, key: str) -> ImageLines:
     """The lines of a manifest, cached because every image is looked up in it."""
-    return ImageLines(_stored(path, file), key, root)
+    identity = [file.size, file.mtime_ns, file.ctime_ns, file.inode, file.etag]
+    return ImageLines(_stored(path, file), key, root, repr([_INDEX_VERSION, root, path, key, identity]))
 
 
 def manifest_file(path: str) -> SourceFile:
@@ -133,7 +149,8 @@ class StoredText:
 
     def __init__(self, path: str, descriptor: int) -> None:
         self._path, self._descriptor = path, descriptor
-        self._size = os.fstat(descriptor).st_size
+        self.size = os.fstat(descriptor).st_size
+        self.width: type[np.unsignedinteger[Any]] = np.uint32 if self.size < 1 << 32 else np.uint64  # of an offset
         weakref.finalize(self, os.close, descriptor)
 
     def read(self, start: int, stop: int) -> bytes:
@@ -143,21 +160,22 @@ class StoredText:
             raise SourceChanged(folder, {name: "was truncated while it was read"})
         return content
 
-    def line_starts(self) -> tuple[Array, int]:
-        """Where each line begins, and where the last one ends."""
-        width = np.uint32 if self._size < 1 << 32 else np.int64
+    def end(self) -> int:
+        """Where the last line ends."""
+        return self.size - (self.size > 0 and self.read(self.size - 1, self.size) == b"\n")
+
+    def line_starts(self) -> Array:
+        """Where each line begins."""
+        width = self.width
         ends = np.concatenate([np.empty(0, width), *(piece.astype(width) for piece in self._line_ends())])
-        end = self._size
-        if len(ends) and ends[-1] == self._size - 1:
-            end, ends = self._size - 1, ends[:-1]
-        starts = np.concatenate([np.zeros(min(self._size, 1), width), ends + width(1)])
-        if self._size >= len(BOM) and self.read(0, len(BOM)) == BOM:
+        starts = np.concatenate([np.zeros(min(self.size, 1), width), ends[ends < self.end()] + width(1)])
+        if self.size >= len(BOM) and self.read(0, len(BOM)) == BOM:
             starts[0] = len(BOM)
-        return starts, end
+        return starts
 
     def _line_ends(self) -> Iterator[Array]:
-        for start in range(0, self._size, _PIECE):
-            piece = np.frombuffer(self.read(start, min(start + _PIECE, self._size)), np.uint8)
+        for start in range(0, self.size, _PIECE):
+            piece = np.frombuffer(self.read(start, min(start + _PIECE, self.size)), np.uint8)
             yield start + np.flatnonzero(piece == ord("\n"))
 
 

@@ -18,7 +18,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import BinaryIO, TypeVar
 
+import numpy as np
 import xxhash
+from numpy.typing import NDArray
 
 from forebay.errors import SourceChanged
 from forebay.source import Failure, Part, PartDigest, SourceFile
@@ -380,6 +382,36 @@ class _Search:
 def _searched(path: str, file: SourceFile, separator: bytes) -> deque[tuple[int, int]]:
     """Stretches of a file in which no separator begins but the one that ends there: of long pieces, the last few."""
     return deque(maxlen=_MOST_SEARCHED)
+
+
+MOST_ENDS = 4_000_000  # of pieces, held for one stream: 32 MB
+
+
+def piece_ends(root: str, separator: bytes, file: SourceFile, max_sample_bytes: int) -> NDArray[np.uint64] | None:
+    """Where every piece of a stream ends; None where it is not a stream, or has too many pieces."""
+    check_readable(root, file)
+    if not file.stream:
+        return None
+    found, count, begin = [np.empty(0, np.uint64)], 0, 0
+    with DecompressedStream(full_path(root, file.path), file, max_sample_bytes) as stream:
+        for block in whole_pieces(stream.read, sys.maxsize, separator, _LONG_PIECE):
+            found.append(np.uint64(begin) + _ends_in(block, separator))
+            begin, count = begin + len(block), count + len(found[-1])
+            if count > MOST_ENDS:
+                return None
+    return np.concatenate(found)
+
+
+def _ends_in(block: Block | LongPiece, separator: bytes) -> NDArray[np.uint64]:
+    """Where the pieces of a block end, separators counted; the last one ends with the block."""
+    if isinstance(block, LongPiece):
+        return np.array([len(block)], np.uint64)
+    if len(separator) == 1:
+        ends = np.flatnonzero(np.frombuffer(block, np.uint8) == separator[0]).astype(np.uint64) + np.uint64(1)
+    else:
+        stops = (end + len(separator) for _, end in piece_bounds(block, separator))
+        ends = np.array([min(stop, len(block)) for stop in stops], np.uint64)
+    return ends if len(ends) and ends[-1] == len(block) else np.append(ends, np.uint64(len(block)))
 
 
 def _stream_cuts(stream: DecompressedStream, separator: bytes, first: int, every: int) -> Iterator[int]:

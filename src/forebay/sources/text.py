@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from io import BufferedReader, BytesIO, RawIOBase
 from typing import ClassVar, cast
 
+import numpy as np
 import xxhash
+from numpy.typing import NDArray
 
 from forebay.errors import SourceChanged, SourceInvalid
 from forebay.source import Failure, Part, PartDigest, Sample, SourceFile, TextBatch
@@ -24,7 +26,7 @@ from forebay.sources.local_files import (
     too_large,
 )
 from forebay.sources.paths import full_path, named_below, with_stream_suffixes, without_stream_suffix
-from forebay.sources.pieces import Block, LongPiece, Reading, cut_between_pieces, handed_out, piece_bounds
+from forebay.sources.pieces import Block, LongPiece, Reading, cut_between_pieces, handed_out, piece_bounds, piece_ends
 
 _PIECE = 1 << 20
 
@@ -116,6 +118,10 @@ class TextSource(LocalFiles):
         if self.separator is None:
             return cut_whole(self.root, file, start, self.max_sample_bytes)
         return cut_between_pieces(self.root, self.separator.encode(), file, start, first, every, self.max_sample_bytes)
+
+    def sample_ends(self, file: SourceFile) -> NDArray[np.uint64] | None:
+        separator = self.separator
+        return None if separator is None else piece_ends(self.root, separator.encode(), file, self.max_sample_bytes)
 
     def read(self, part: Part) -> Iterable[Sample | Failure]:
         return self._read(part, stream_at)

@@ -37,13 +37,21 @@ def draw_build(report: BuildReport) -> RenderableType:
                 ("duplicates", f"{report.statistics['duplicates']:,} left out" if _has(report, "duplicates") else ""),
                 ("failed", _failed(report)),
                 ("written", f"{human_bytes(report.written_bytes)} in {human_time(report.seconds)}{_packed(report)}"),
-                ("time", ", ".join(f"{phase} {human_time(spent)}" for phase, spent in report.phases.items())),
+                ("time", ", ".join(_phases(report))),
             ]
         )
     )
     parts += listing("workers lost", ((death,) for death in report.deaths), "yellow")
     parts += listing("notes", ((note,) for note in report.notes), "yellow")
     return Group(*parts, next_command(command_line("status" if report.failures else "verify", report.root)))
+
+
+def _phases(report: BuildReport) -> Iterator[str]:
+    """The seconds of each phase; writing is a sum over workers, so it is not a part of the time that passed."""
+    for phase in ("listing", "planning", "making", "writing", "publishing"):
+        if phase in report.phases:
+            summed = " (summed over workers, beside making)" if phase == "writing" else ""
+            yield f"{phase} {human_time(report.phases[phase])}{summed}"
 
 
 def _of_cache(made: float, total: float) -> str:

@@ -18,7 +18,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 from rich.tree import Tree
 
-from forebay.cache.records import LayerSummary, Summary
+from forebay.cache.records import LayerSummary, MadeWith, Summary
 from forebay.cli.render.parts import facts, title
 from forebay.kinds import WRONG
 from forebay.preview.words import counted, human_bytes, printable
@@ -167,6 +167,7 @@ FIGURES: dict[str, Callable[[LayerSummary], RenderableType]] = {
     "images": draw_image_figures,
     "tokens": draw_token_figures,
 }
+SHOWN_RANGES = 20  # of chunks; `--json` has all
 SHOWN_CHARS = 200  # of a field: a vocabulary of tags is long
 
 
@@ -181,8 +182,27 @@ def draw_summary(summary: Summary) -> RenderableType:
     tree.add(_named("generation", f"{summary.generation}, {summary.generations:,} kept{tagged}"))
     tree.add(_named("digest", summary.digest))
     for versions in summary.versions:
-        tree.add(_named("built with", _values(versions)))
+        tree.add(_named("built with", _values(versions) + _made_chunks(summary, versions)))
+    if unknown := _made_chunks(summary, {}):
+        tree.add(_named("built with", f"not recorded{unknown}"))
     return tree
+
+
+def _made_chunks(summary: Summary, versions: Mapping[str, str]) -> str:
+    """The chunks that were made with some versions of libraries; nothing if all were made with the same."""
+    made = [(layer.layer, one) for layer in summary.layers for one in layer.made_with]
+    shown = "; ".join(f"{name} {_shown_ranges(one)}" for name, one in made if one.versions == versions)
+    is_same = bool(versions) and all(one.versions == versions for _, one in made)
+    return f": chunks of {shown}" if shown and not is_same else ""
+
+
+def _shown_ranges(made: MadeWith) -> str:
+    """
+    >>> _shown_ranges(MadeWith(versions={}, count=4, chunks=((0, 2), (7, 7))))
+    '0–2, 7'
+    """
+    shown = ", ".join(f"{first}" if first == last else f"{first}–{last}" for first, last in made.chunks[:SHOWN_RANGES])
+    return f"{shown} and more, {made.count:,} in all" if len(made.chunks) > SHOWN_RANGES else shown
 
 
 def _add_layer(tree: Tree, layer: LayerSummary, is_base: bool) -> None:

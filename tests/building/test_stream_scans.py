@@ -1,0 +1,172 @@
+"""Compressed files are scanned several at a time, cut as if one after the other, and not again after a kill."""
+
+import gzip
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import forebay as fb
+from forebay.building.begin import first_segment
+from forebay.building.kept_results import KeptResults, identity_facts, keeping_results
+from forebay.building.stream_scans import StreamScan
+from forebay.errors import BuildStopped, ForebayError, SourceUnreadable
+from forebay.format import layout
+from forebay.source import SourceFile
+from forebay.sources.jsonl import LineSource
+from forebay.sources.pieces import _ends_in
+from forebay.store import LocalStore, MemoryStore
+
+RECIPE = fb.RawRecipe(chunk_bytes=300)
+
+
+class CountedLines(LineSource):
+    """Notes which files are scanned."""
+
+    scanned_paths: list[str] = []  # noqa: RUF012, shared by all copies of the source
+
+    def sample_ends(self, file: SourceFile):
+        self.scanned_paths.append(file.path)
+        return super().sample_ends(file)
+
+
+class LinesWithoutScans(LineSource):
+    def sample_ends(self, file: SourceFile):
+        return None
+
+
+@pytest.fixture
+def lines(tmp_path: Path) -> CountedLines:
+    folder = tmp_path / "source"
+    folder.mkdir()
+    for number in range(12):
+        text = b"".join(b"line %d of %d\n" % (at, number) for at in range(7 * number))
+        (folder / f"{number:02d}.txt.gz").write_bytes(gzip.compress(text + b"end" * (number % 2), mtime=0))
+    CountedLines.scanned_paths.clear()
+    return CountedLines(str(folder), (".",))
+
+
+def planned(source: fb.Source, kept: KeptResults | None = None) -> bytes:
+    return b"".join(map(bytes, first_segment(source, source.files(), RECIPE, lambda *_: None, kept=kept).encode()))
+
+
+@given(
+    st.lists(st.sampled_from([b"", b"a", b"-", b"--", b"---", b"ab-", b"\n"]), max_size=40),
+    st.sampled_from([b"-", b"--", b"---", b"\n"]),
+    st.integers(1, 30),
+    st.integers(1, 30),
+)
+def test_cuts_by_the_ends_of_all_samples_are_those_of_the_source(tmp_path_factory, words, separator, first, every):
+    path = tmp_path_factory.mktemp("one") / "one.txt.gz"
+    path.write_bytes(gzip.compress(b"".join(words)))
+    source = fb.sources.text(path, separator=separator.decode())
+    (file,) = source.files()
+    ends = source.sample_ends(file)
+    assert ends is not None
+    assert list(StreamScan(file, ends).cuts(first, every)) == list(source.cuts(file, 0, first, every))
+
+
+def test_a_source_of_compressed_files_is_planned_as_if_they_were_cut_one_by_one(lines):
+    at_once = planned(lines)
+    assert sorted(CountedLines.scanned_paths) == [file.path for file in lines.files()]
+    assert planned(LinesWithoutScans(lines.root, lines.patterns)) == at_once
+
+
+def test_what_a_planning_that_was_stopped_has_scanned_is_not_scanned_again(tmp_path, lines):
+    root = tmp_path / "cache"
+
+    def stop(progress: fb.Progress) -> None:
+        if progress.phase == "planning" and progress.done >= 6:
+            raise KeyboardInterrupt
+
+    with pytest.raises((BuildStopped, KeyboardInterrupt)):
+        fb.build(root, lines, RECIPE, workers=0, on_progress=stop)
+    before = list(CountedLines.scanned_paths)
+    assert len(list((root / "planning").iterdir())) == len(before) >= 6
+    CountedLines.scanned_paths.clear()
+    fb.build(root, lines, RECIPE, workers=0)
+    assert not set(CountedLines.scanned_paths) & set(before)
+    assert not (root / "planning").exists()
+    fb.build(tmp_path / "at once", lines, RECIPE, workers=0)
+    plans = [(one / layout.plan_segment(0)).read_bytes() for one in (root, tmp_path / "at once")]
+    assert plans[0] == plans[1]
+
+
+def flip(content: bytes) -> bytes:
+    return content[:-20] + bytes([content[-20] ^ 1]) + content[-19:]
+
+
+@pytest.mark.parametrize("damage", [flip, lambda content: content[:10], lambda content: b""])
+def test_damaged_results_are_found_again(lines, damage: Callable[[bytes], bytes]):
+    store = MemoryStore()
+    whole = planned(lines, KeptResults(store))
+    for entry in list(store.entries(layout.PLANNING)):
+        store.replace(entry.key, [damage(store.read(entry.key))])
+    assert planned(lines, KeptResults(store)) == whole
+
+
+def test_results_that_no_scan_gives_are_not_used(lines):
+    store, (file, *_) = MemoryStore(), lines.files()
+    question = ("sample ends", dict(lines.describe()), identity_facts(file))
+    for ends in ([5, 3], [0, 4], [1 << 63]):
+        KeptResults(store).keep(StreamScan(file, np.array(ends, np.uint64)).encode(), *question)
+        assert planned(lines, KeptResults(store)) == planned(lines)
+
+
+def test_with_a_key_nothing_that_is_not_signed_is_used_or_kept(lines, monkeypatch):
+    store = MemoryStore()
+    planned(lines, KeptResults(store))
+    monkeypatch.setenv("FOREBAY_HMAC_KEY", "k" * 40)
+    CountedLines.scanned_paths.clear()
+    planned(lines, KeptResults(store))
+    assert len(CountedLines.scanned_paths) == 12
+    other = MemoryStore()
+    planned(lines, KeptResults(other))
+    assert list(other.entries(layout.PLANNING)) == []
+
+
+def test_a_changed_file_is_scanned_again(lines):
+    store = MemoryStore()
+    planned(lines, KeptResults(store))
+    path = Path(lines.root) / "05.txt.gz"
+    path.write_bytes(gzip.compress(b"another line\n" * 50))
+    CountedLines.scanned_paths.clear()
+    assert planned(lines, KeptResults(store)) == planned(lines)
+    assert CountedLines.scanned_paths[0] == "05.txt.gz"
+
+
+def test_a_planning_that_fails_leaves_nothing_behind(tmp_path, lines):
+    (Path(lines.root) / "07.txt.gz").write_bytes(b"not gzip at all")
+    with pytest.raises(SourceUnreadable, match=r"07\.txt\.gz"):
+        fb.build(tmp_path / "cache", lines, RECIPE, workers=0)
+    assert not (tmp_path / "cache").exists()
+
+
+def test_results_in_a_folder_that_cannot_be_written_are_done_without(tmp_path, lines):
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / "planning").write_text("a file of somebody else")
+    assert planned(lines, KeptResults(LocalStore(tmp_path / "cache"))) == planned(lines)
+
+
+@pytest.mark.parametrize("separator", [b"\n", b"--"])
+def test_the_last_sample_ends_with_its_block(separator):
+    assert _ends_in(b"a" + separator + b"b", separator).tolist() == [1 + len(separator), 2 + len(separator)]
+    assert _ends_in(b"a" + separator, separator).tolist() == [1 + len(separator)]
+
+
+def plan_and_end_with(error: type[BaseException], store: MemoryStore) -> None:
+    with keeping_results(store) as kept:
+        kept.keep(b"answer", "question")
+        raise error("stopped")
+
+
+def test_results_are_removed_with_the_error_of_a_plan_and_kept_with_that_of_a_disk(tmp_path):
+    """The context decides: an interrupted planning continues, a refused one cannot."""
+    store = MemoryStore()
+    for error, left in ((OSError, 1), (KeyboardInterrupt, 1), (ForebayError, 0)):
+        with pytest.raises(error):
+            plan_and_end_with(error, store)
+        assert len(list(store.entries(layout.PLANNING))) == left
